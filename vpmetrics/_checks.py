@@ -1,0 +1,94 @@
+"""Every check of an argument, with its message.
+
+Kinds, dtypes and shapes are free to look at. Values are not: reading one stalls an accelerator,
+so those checks are functions of their own and read everything they need at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics.utilities import rank_zero_warn
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Refuse anything that is not a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"Expected `{name}` to be a tensor, but got {type(value).__name__}.")
+
+
+def check_floating(name: str, value: Any) -> None:
+    """Refuse anything that is not a tensor of a floating type."""
+    check_tensor(name, value)
+    if not value.is_floating_point():
+        raise TypeError(f"Expected `{name}` to have a floating dtype, but got {value.dtype}.")
+
+
+def check_integers(name: str, value: Any) -> None:
+    """Refuse anything that is not a tensor of whole numbers."""
+    check_tensor(name, value)
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"Expected `{name}` to have an integer dtype, but got {value.dtype}.")
+
+
+def check_shape(name: str, value: Tensor, expected: tuple[int, ...], because: str) -> None:
+    """Refuse a tensor of another shape."""
+    if tuple(value.shape) != expected:
+        raise ValueError(f"Expected `{name}` to have shape {expected}, {because}, but got {tuple(value.shape)}.")
+
+
+def check_same_device(first: str, a: Tensor, second: str, b: Tensor) -> None:
+    """Refuse two tensors that lie on different devices."""
+    if a.device != b.device:
+        raise ValueError(
+            f"Expected `{first}` and `{second}` to be on one device, but got {a.device} and {b.device}."
+        )
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Refuse a string outside a fixed set."""
+    if value not in choices:
+        expected = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"Expected `{name}` to be one of {expected}, but got {value!r}.")
+
+
+def check_bandwidth(bandwidth: Any) -> None:
+    """Refuse a kernel width that is neither absent nor a positive number."""
+    if bandwidth is None:
+        return
+    if isinstance(bandwidth, bool) or not isinstance(bandwidth, (int, float)):
+        raise TypeError(f"Expected `bandwidth` to be a float or None, but got {type(bandwidth).__name__}.")
+    if not 0 < bandwidth < float("inf"):
+        raise ValueError(f"Expected `bandwidth` to be positive and finite, but got {bandwidth}.")
+
+
+def check_trials(preds: Any, target: Any) -> None:
+    """Kinds, dtypes, shapes and devices of scores and labels."""
+    check_floating("preds", preds)
+    check_tensor("target", target)
+    if target.is_floating_point() or target.is_complex():
+        raise TypeError(f"Expected `target` to be boolean or integer, but got {target.dtype}.")
+    check_shape("target", target, tuple(preds.shape), "the shape of `preds`")
+    check_same_device("preds", preds, "target", target)
+
+
+def check_trial_values(preds: Tensor, target: Tensor) -> None:
+    """Refuse NaN scores and labels other than 0 and 1; one look at the device for both."""
+    if preds.numel() == 0:
+        return
+    found = [preds.isnan().any()]
+    if target.dtype != torch.bool:
+        found.append(((target != 0) & (target != 1)).any())
+    nan, *labels = torch.stack(found).tolist()
+    if nan:
+        raise ValueError(f"Expected `preds` to hold no NaN, but got {int(preds.isnan().sum())} of {preds.numel()}.")
+    if any(labels):
+        odd = target[(target != 0) & (target != 1)].unique()[:5].tolist()
+        raise ValueError(f"Expected `target` to hold only 0 and 1, but got {odd}.")
+
+
+def warn_undefined(reason: str) -> None:
+    """Say once, on one process, why a value is NaN."""
+    rank_zero_warn(f"{reason} The result is NaN.", UserWarning, stacklevel=4)

@@ -1,0 +1,67 @@
+"""Maps from scores to log-likelihood ratios that are learnt on some trials and applied to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from vpmetrics._checks import warn_undefined
+from vpmetrics._precision import widen
+from vpmetrics.functional._counts import calibrate, count_by_score, look_up
+
+ScoreMap = Callable[[Tensor], Tensor]
+
+_ITERATIONS = 30  # of damped Newton; it converges quadratically once near
+
+
+def linear_map(preds: Tensor, target: Tensor) -> ScoreMap:
+    """The map ``a * s + b`` with the least Cllr at prior 1/2, without regularisation."""
+    scores, is_target = widen(preds.detach().flatten()), target.flatten().bool()
+    slope, offset = fit_logistic(scores, is_target)
+    return lambda values: slope * values + offset
+
+
+def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
+    """Slope and offset of a logistic regression that weighs both classes equally; NaN where there is no optimum."""
+    labels = is_target.to(scores.dtype)
+    weights = 0.5 * (labels / labels.sum() + (1 - labels) / (1 - labels).sum())
+    spread, centre = torch.std_mean(scores, correction=0)
+    inputs = torch.stack([(scores - centre) / spread, torch.ones_like(scores)])
+    theta = torch.zeros(2, dtype=scores.dtype, device=scores.device)
+    for _ in range(_ITERATIONS):
+        posterior = (theta @ inputs).sigmoid()
+        gradient = inputs @ (weights * (posterior - labels))
+        hessian = (inputs * (weights * posterior * (1 - posterior))) @ inputs.T
+        step = torch.linalg.solve_ex(hessian, gradient)[0]
+        # Newton's step overshoots where the curvature changes within it; its decrement says by how much.
+        theta = theta - step / (1 + (gradient @ step).clamp(min=0).sqrt())
+    # No optimum where a class is missing, where scores are constant, or where a threshold separates the classes.
+    targets, nontargets = scores[is_target], scores[~is_target]
+    if not (len(targets) and len(nontargets) and _overlap(targets, nontargets)):
+        warn_undefined("A linear calibration needs both kinds of trials, overlapping in score.")
+        theta = theta * torch.nan
+    slope = theta[0] / spread
+    return slope, theta[1] - slope * centre
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    return bool((a.min() < b.max()) & (b.min() < a.max()))
+
+
+def isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
+    """PAV under Laplace's rule; between training scores the posterior is interpolated, outside it is constant."""
+    steps = count_by_score(preds, target, validate_args=False).ascending
+    knots = widen(preds.detach().flatten()).unique()
+    prior = steps.targets.sum().log() - steps.nontargets.sum().log()
+    posteriors = (look_up(steps, calibrate(steps, laplace=True), knots) + prior).sigmoid()
+
+    def apply(values: Tensor) -> Tensor:
+        above = torch.searchsorted(knots, values).clamp(1, max(len(knots) - 1, 1))
+        left, right = (knots[(above - k).clamp(max=len(knots) - 1)] for k in (1, 0))
+        low, high = (posteriors[(above - k).clamp(max=len(knots) - 1)] for k in (1, 0))
+        share = torch.where(right > left, (values - left) / (right - left), 0).clamp(0, 1)
+        return torch.lerp(low, high, share).logit() - prior
+
+    return apply

@@ -1,0 +1,189 @@
+r"""Trials, condensed to what a calibration can tell apart.
+
+Everything that comes from PAV depends on the order of the scores alone. So trials are condensed to *steps* of the
+ascending score axis, each with its number of targets and non-targets, and all that follows (log-likelihood ratios,
+D_ECE, min Cllr, EER) is a function of these two rows of counts. Three ways lead to them:
+
+- exactly, from scores: a block of PAV can begin only at a target, so ``T`` targets and ``N`` non-targets are
+  ``T + 1`` steps: what lies below the lowest target, then each target with the non-targets from it up to the next;
+- from a histogram, one step per bin;
+- smoothly, one step per cell of a fine grid, with counts that carry a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from vpmetrics._checks import check_trial_values, check_trials, warn_undefined
+from vpmetrics._precision import at_least_float32, wide_dtype, widen
+from vpmetrics.functional._pav import pav_blocks, sum_by_block
+
+_CHUNK = 1 << 20  # scores sorted at a time: about what one core's cache holds
+
+
+class Steps(NamedTuple):
+    """Trials per step of the ascending score axis.
+
+    ``edges`` ``(S - 1,)``: the lowest score of every step but the first.
+    ``targets``, ``nontargets`` ``(S,)``: how many trials of each class, in the type sums are made in.
+    """
+
+    edges: Tensor
+    targets: Tensor
+    nontargets: Tensor
+
+
+class ScoreCounts(NamedTuple):
+    """The steps of the scores, and the steps of the negated scores: an attacker may flip the sign."""
+
+    ascending: Steps
+    descending: Steps
+
+
+def count_by_score(preds: Tensor, target: Tensor, validate_args: bool = True) -> ScoreCounts:
+    """The exact steps of trials in any shape; NaN and one warning where a class is missing or a score is NaN."""
+    check_trials(preds, target)
+    if validate_args:
+        check_trial_values(preds, target)
+    scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
+    targets, nontargets = _split(scores, is_target)
+    targets = targets.sort().values
+    below, up_to, nan_seen = _ranks(targets, nontargets)
+    wide = wide_dtype(scores.device)
+    one_each = torch.ones_like(targets, dtype=wide)
+    total = torch.full_like(below[:1], nontargets.shape[0]) if len(below) else below.new_tensor([len(nontargets)])
+    gaps_above = torch.cat([total - total, below, total]).diff().to(wide)
+    gaps_below = torch.cat([total - total, up_to, total]).diff().to(wide)
+    return defined_or_nan(
+        ScoreCounts(
+            Steps(targets, pad(one_each, (1, 0)), gaps_above),
+            Steps(-targets.flip(0), pad(one_each, (1, 0)), gaps_below.flip(0)),
+        ),
+        nan_seen,
+    )
+
+
+def count_by_bin(edges: Tensor, targets: Tensor, nontargets: Tensor) -> ScoreCounts:
+    """The steps of two histograms with bins ``(-inf, edges[0]), [edges[0], edges[1]), ...``."""
+    targets, nontargets = widen(targets), widen(nontargets)
+    return defined_or_nan(
+        ScoreCounts(Steps(edges, targets, nontargets), Steps(-edges.flip(0), targets.flip(0), nontargets.flip(0)))
+    )
+
+
+def defined_or_nan(counts: ScoreCounts, nan_seen: Tensor | None = None) -> ScoreCounts:
+    """The counts, or NaN counts and one warning where no calibration exists."""
+    steps = counts.ascending
+    missing = [steps.targets.detach().sum() == 0, steps.nontargets.detach().sum() == 0]
+    no_targets, no_nontargets, *nan = torch.stack(missing if nan_seen is None else [*missing, nan_seen]).tolist()
+    if any(nan):
+        warn_undefined("Some scores are NaN.")
+    elif no_targets or no_nontargets:
+        kind = "" if no_targets and no_nontargets else "target " if no_targets else "non-target "
+        warn_undefined(f"There are no {kind}trials, and a calibration needs both kinds.")
+    else:
+        return counts
+    return ScoreCounts(
+        *(Steps(edges, targets * torch.nan, nontargets * torch.nan) for edges, targets, nontargets in counts)
+    )
+
+
+def calibrate(steps: Steps, laplace: bool = False) -> Tensor:
+    """Natural-log likelihood ratio of every step, ``(S,)``: that of its PAV block; -inf and +inf are legal."""
+    targets, nontargets = steps.targets, steps.nontargets
+    if laplace:  # one label of each class below the lowest score and again above the highest
+        targets, nontargets = pad(targets, (1, 1), value=1.0), pad(nontargets, (1, 1), value=1.0)
+    mass = (targets + nontargets).detach()
+    blocks = pav_blocks(torch.where(mass > 0, targets.detach() / mass, 0), mass)
+    ratio = sum_by_block(targets, blocks).log() - sum_by_block(nontargets, blocks).log()
+    llr = ratio - (steps.targets.sum().log() - steps.nontargets.sum().log())
+    return llr[1:-1] if laplace else llr
+
+
+def mean_over_targets(steps: Steps, values: Tensor) -> Tensor:
+    """Average over target trials of something known per step (last dimension)."""
+    return _mean(steps.targets, values)
+
+
+def mean_over_nontargets(steps: Steps, values: Tensor) -> Tensor:
+    """Average over non-target trials of something known per step (last dimension)."""
+    return _mean(steps.nontargets, values)
+
+
+def _mean(counts: Tensor, values: Tensor) -> Tensor:
+    # A step without trials of a class has no say, even where the value is infinite.
+    return torch.where(counts == 0, 0, counts * values).sum(-1) / counts.sum(-1)
+
+
+class Blocks(NamedTuple):
+    """The PAV blocks in ascending order: log-likelihood ratio, targets and non-targets of each, ``(B,)``."""
+
+    llr: Tensor
+    targets: Tensor
+    nontargets: Tensor
+
+
+def gather_blocks(steps: Steps, llr: Tensor) -> Blocks:
+    """The steps of each block put together: far fewer numbers, for what needs a row for each of many priors."""
+    block = pad((llr[1:] != llr[:-1]).cumsum(0), (1, 0))
+    count = int(block[-1]) + 1
+    empty = torch.zeros(count, dtype=llr.dtype, device=llr.device)
+    first = torch.searchsorted(block, torch.arange(count, device=llr.device))
+    return Blocks(
+        llr[first], empty.index_add(0, block, steps.targets), empty.index_add(0, block, steps.nontargets)
+    )
+
+
+def look_up(steps: Steps, llr: Tensor, scores: Tensor) -> Tensor:
+    """The log-likelihood ratio of every score, in the shape of the scores."""
+    # Blocks are far fewer than steps, and a shorter table is a faster one.
+    begins = llr[1:] != llr[:-1]
+    edges, values = steps.edges[begins], torch.cat([llr[:1], llr[1:][begins]])
+    return values[torch.searchsorted(edges, scores.to(edges.dtype), right=True)]
+
+
+def _split(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
+    if _on_host(scores):
+        array, chosen = scores.numpy(), is_target.numpy()
+        return torch.from_numpy(array[chosen]), torch.from_numpy(array[~chosen])
+    return scores[is_target], scores[~is_target]
+
+
+def _ranks(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For every sorted target, the non-targets below it and those up to it; and whether any score is NaN."""
+    # Sorting puts NaN last, so the last score tells.
+    nan_seen = targets[-1:].isnan().any()
+    if not _on_host(nontargets):
+        ordered = nontargets.sort().values
+        below = torch.searchsorted(ordered, targets)
+        return below, torch.searchsorted(ordered, targets, right=True), nan_seen | ordered[-1:].isnan().any()
+    # Counts add up over pieces, so the pieces are sorted side by side and never merged.
+    values, pieces = targets.numpy(), nontargets.split(_CHUNK)
+    results = _side_by_side(lambda piece: _ranks_in_piece(values, piece.numpy()), pieces)
+    below, up_to = (torch.from_numpy(np.sum([result[k] for result in results], axis=0)) for k in (0, 1))
+    return below, up_to, nan_seen | any(result[2] for result in results)
+
+
+def _ranks_in_piece(values: np.ndarray, piece: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+    ordered = np.sort(piece)
+    nan_seen = len(ordered) > 0 and bool(np.isnan(ordered[-1]))
+    return np.searchsorted(ordered, values), np.searchsorted(ordered, values, "right"), nan_seen
+
+
+def _side_by_side(function: Callable[[Tensor], tuple[np.ndarray, np.ndarray, bool]], pieces: tuple[Tensor, ...]) -> list:
+    if len(pieces) == 1:
+        return [function(pieces[0])]
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        return list(pool.map(function, pieces))
+
+
+def _on_host(tensor: Tensor) -> bool:
+    """Whether NumPy can work on the memory as it lies: its sort is several times faster on a CPU."""
+    return tensor.device.type == "cpu" and type(tensor) is Tensor
