@@ -1,0 +1,72 @@
+"""What verification has long reported: Cllr, its minimum, the equal error rate, and linkability."""
+
+from itertools import pairwise
+
+import numpy as np
+
+from .isotonic import has_both, pav_llr
+from .zebra import ece, split
+
+
+def cllr(preds, target):
+    """Cllr in bits of scores taken as natural-log LLRs: equation 4 of the 2022 paper."""
+    return ece(*split(preds, target), prior_log_odds=0.0) if has_both(target) else np.nan
+
+
+def min_cllr(preds, target):
+    """Cllr of the oracle-calibrated scores."""
+    return cllr(pav_llr(preds, target), target)
+
+
+def roc(preds, target):
+    """ROC points (false alarm rate, miss rate), the threshold going from below every score to above."""
+    tar, non = split(preds, target)
+    tar, non, thresholds = np.sort(tar), np.sort(non), np.unique(preds)
+    points = [(1.0, 0.0)]
+    for threshold in thresholds:  # accept what is above it
+        accepted = 1 - np.searchsorted(non, threshold, side="right") / len(non)
+        points.append((accepted, np.searchsorted(tar, threshold, side="right") / len(tar)))
+    return points
+
+
+def equal_error_rate(preds, target):
+    """Where the convex hull of the ROC crosses false alarm = miss (Brümmer & de Villiers, 2011).
+
+    The lower hull of (false alarm, miss) by the monotone chain: geometry, no PAV.
+    """
+    if not has_both(target):
+        return np.nan
+    hull = []
+    for x, y in sorted(roc(preds, target)):
+        # The last corner stays only if the path turns left at it.
+        while len(hull) > 1 and turn(hull[-2], hull[-1], (x, y)) <= 0:
+            hull.pop()
+        hull.append((x, y))
+    for (x0, y0), (x1, y1) in pairwise(hull):
+        if x0 <= y0 and x1 >= y1:  # above the diagonal, then on or below it
+            return x0 + (x1 - x0) * (y0 - x0) / ((y0 - x0) + (x1 - y1))
+    raise AssertionError("a hull from (0, y) to (1, 0) crosses the diagonal")
+
+
+def turn(a, b, c):
+    """Positive where the way from a over b to c turns left."""
+    return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])
+
+
+def linkability(preds, target):
+    """D_sys with omega = 1, in its sum form (Gómez-Barrero et al., 2018): no trapezoid, which halves the edge bins.
+
+    NaN with fewer than ten targets, or where all scores are equal and a histogram has no width.
+    """
+    tar, non = split(preds, target)
+    n_bins = min(len(tar) // 10, 100)
+    if n_bins == 0 or not has_both(target) or np.ptp(preds) == 0:
+        return np.nan
+    edges = np.linspace(np.min(preds), np.max(preds), n_bins + 1)
+    p_tar = np.histogram(tar, edges)[0] / len(tar)
+    p_non = np.histogram(non, edges)[0] / len(non)
+    total = 0.0
+    for p, q in zip(p_tar, p_non, strict=True):
+        if p > q:  # a likelihood ratio of one or less links nothing
+            total += p * (2 * p / (p + q) - 1)  # 2 LR / (1 + LR) - 1 with LR = p / q, q = 0 included
+    return total
