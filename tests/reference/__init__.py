@@ -1,0 +1,5 @@
+"""Every definition once more, in plain NumPy float64: slow, obvious, and written from the papers, not from the code."""
+
+from . import isotonic, local, rank, similarity, verification, zebra
+
+__all__ = ["isotonic", "local", "rank", "similarity", "verification", "zebra"]

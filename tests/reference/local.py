@@ -1,0 +1,45 @@
+"""Local information disclosure (arXiv 2607.06259, 2026): what each single trial gives away."""
+
+import numpy as np
+
+from .zebra import linear_calibration
+
+
+def standardise(row):
+    """z-scores with the population standard deviation; a constant row says nothing and stays at 0."""
+    row = np.asarray(row, dtype=float)
+    deviation = np.std(row)
+    return (row - np.mean(row)) / deviation if deviation > 1e-12 else np.zeros(len(row))
+
+
+def local_disclosure(scores, true_index, slope):
+    """LID in bits of every trial: log2(N p_true) with p the softmax of the standardised row times the slope."""
+    disclosure = []
+    for row, true in zip(scores, true_index, strict=True):
+        logits = slope * standardise(row)
+        p = np.exp(logits - np.max(logits))
+        disclosure.append(np.log2(len(row) * p[true] / np.sum(p)))
+    return np.array(disclosure)
+
+
+def fit_slope(scores, true_index):
+    """Slope of a logistic regression of target on z, with an offset, both classes weighing the same."""
+    z, target = [], []
+    for row, true in zip(scores, true_index, strict=True):
+        z.extend(standardise(row))
+        target.extend(int(column == true) for column in range(len(row)))
+    return linear_calibration(np.array(z), np.array(target))[0]
+
+
+def local_information_disclosure(scores, true_index, slope):
+    """Mean, shares and extremes of the LID. A side without trials has no mean: NaN."""
+    lid = local_disclosure(scores, true_index, slope)
+    positive, negative = lid[lid > 0], lid[lid <= 0]
+    return {
+        "alid": np.mean(lid),
+        "pdr": len(positive) / len(lid),
+        "ndr": 1 - len(positive) / len(lid),
+        "lid_pos": np.mean(positive) if len(positive) else np.nan,
+        "lid_neg": np.mean(negative) if len(negative) else np.nan,
+        "lid_max": np.max(lid),
+    }
