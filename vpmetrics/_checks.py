@@ -42,13 +42,11 @@ def check_shape(name: str, value: Tensor, expected: tuple[int, ...], because: st
 def check_same_device(first: str, a: Tensor, second: str, b: Tensor) -> None:
     """Refuse two tensors that lie on different devices."""
     if a.device != b.device:
-        raise ValueError(
-            f"Expected `{first}` and `{second}` to be on one device, but got {a.device} and {b.device}."
-        )
+        raise ValueError(f"Expected `{first}` and `{second}` to be on one device, but got {a.device} and {b.device}.")
 
 
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """Refuse a string outside a fixed set."""
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Refuse anything outside a fixed set."""
     if value not in choices:
         expected = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"Expected `{name}` to be one of {expected}, but got {value!r}.")
@@ -62,6 +60,27 @@ def check_bandwidth(bandwidth: Any) -> None:
         raise TypeError(f"Expected `bandwidth` to be a float or None, but got {type(bandwidth).__name__}.")
     if not 0 < bandwidth < float("inf"):
         raise ValueError(f"Expected `bandwidth` to be positive and finite, but got {bandwidth}.")
+
+
+def check_thresholds(thresholds: Any, score_range: Any) -> None:
+    """Refuse anything but None, a number of bins or ascending edges; and a range where it says nothing."""
+    if isinstance(thresholds, bool) or not (thresholds is None or isinstance(thresholds, (int, Tensor))):
+        raise TypeError(
+            f"Expected `thresholds` to be None, a number of bins or a tensor of edges, but got {thresholds!r}."
+        )
+    if isinstance(thresholds, int) and thresholds < 2:
+        raise ValueError(f"Expected `thresholds` to be at least 2 bins, but got {thresholds}.")
+    if isinstance(thresholds, Tensor):
+        check_floating("thresholds", thresholds)
+        if thresholds.dim() != 1 or len(thresholds) == 0 or not bool((thresholds.diff() > 0).all()):
+            raise ValueError("Expected `thresholds` to be one-dimensional and strictly ascending.")
+    if score_range is None:
+        return
+    if not isinstance(thresholds, int):
+        raise ValueError("Expected `score_range` only together with `thresholds` as a number of bins.")
+    low, high = score_range
+    if not (abs(low) < float("inf") and abs(high) < float("inf") and low < high):
+        raise ValueError(f"Expected `score_range` to be two finite ascending numbers, but got {score_range}.")
 
 
 def check_trials(preds: Any, target: Any) -> None:

@@ -53,7 +53,7 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 def isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
     """PAV under Laplace's rule; between training scores the posterior is interpolated, outside it is constant."""
     steps = count_by_score(preds, target, validate_args=False).ascending
-    knots = widen(preds.detach().flatten()).unique()
+    knots = torch.unique(widen(preds.detach().flatten()))
     prior = steps.targets.sum().log() - steps.nontargets.sum().log()
     posteriors = (look_up(steps, calibrate(steps, laplace=True), knots) + prior).sigmoid()
 

@@ -12,18 +12,19 @@ D_ECE, min Cllr, EER) is a function of these two rows of counts. Three ways lead
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vpmetrics._checks import check_trial_values, check_trials, warn_undefined
+from vpmetrics._checks import check_bandwidth, check_trial_values, check_trials, warn_undefined
 from vpmetrics._precision import at_least_float32, wide_dtype, widen
 from vpmetrics.functional._pav import pav_blocks, sum_by_block
+
+Array = np.ndarray[Any, Any]
 
 _CHUNK = 1 << 20  # scores sorted at a time: about what one core's cache holds
 
@@ -47,35 +48,34 @@ class ScoreCounts(NamedTuple):
     descending: Steps
 
 
-def count_by_score(preds: Tensor, target: Tensor, validate_args: bool = True) -> ScoreCounts:
-    """The exact steps of trials in any shape; NaN and one warning where a class is missing or a score is NaN."""
+def count_by_score(
+    preds: Tensor, target: Tensor, validate_args: bool = True, bandwidth: float | None = None
+) -> ScoreCounts:
+    """The steps of trials in any shape; NaN and one warning where a class is missing or a score is NaN.
+
+    Exact steps, or those of the smooth surrogate where ``bandwidth`` is given.
+    """
     check_trials(preds, target)
+    check_bandwidth(bandwidth)
     if validate_args:
         check_trial_values(preds, target)
+    if bandwidth is not None:
+        raise NotImplementedError
     scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
     targets, nontargets = _split(scores, is_target)
     targets = targets.sort().values
     below, up_to, nan_seen = _ranks(targets, nontargets)
-    wide = wide_dtype(scores.device)
-    one_each = torch.ones_like(targets, dtype=wide)
-    total = torch.full_like(below[:1], nontargets.shape[0]) if len(below) else below.new_tensor([len(nontargets)])
-    gaps_above = torch.cat([total - total, below, total]).diff().to(wide)
-    gaps_below = torch.cat([total - total, up_to, total]).diff().to(wide)
-    return defined_or_nan(
-        ScoreCounts(
-            Steps(targets, pad(one_each, (1, 0)), gaps_above),
-            Steps(-targets.flip(0), pad(one_each, (1, 0)), gaps_below.flip(0)),
-        ),
-        nan_seen,
-    )
+    one_each = pad(torch.ones_like(targets, dtype=wide_dtype(scores.device)), (1, 0))
+    ascending = Steps(targets, one_each, _gaps(below, len(nontargets)))
+    descending = Steps(-targets.flip(0), one_each, _gaps(up_to, len(nontargets)).flip(0))
+    return defined_or_nan(ScoreCounts(ascending, descending), nan_seen)
 
 
-def count_by_bin(edges: Tensor, targets: Tensor, nontargets: Tensor) -> ScoreCounts:
+def count_by_bin(edges: Tensor, targets: Tensor, nontargets: Tensor, nan_seen: Tensor | None = None) -> ScoreCounts:
     """The steps of two histograms with bins ``(-inf, edges[0]), [edges[0], edges[1]), ...``."""
     targets, nontargets = widen(targets), widen(nontargets)
-    return defined_or_nan(
-        ScoreCounts(Steps(edges, targets, nontargets), Steps(-edges.flip(0), targets.flip(0), nontargets.flip(0)))
-    )
+    ascending = Steps(edges, targets, nontargets)
+    return defined_or_nan(ScoreCounts(ascending, Steps(-edges.flip(0), targets.flip(0), nontargets.flip(0))), nan_seen)
 
 
 def defined_or_nan(counts: ScoreCounts, nan_seen: Tensor | None = None) -> ScoreCounts:
@@ -136,9 +136,7 @@ def gather_blocks(steps: Steps, llr: Tensor) -> Blocks:
     count = int(block[-1]) + 1
     empty = torch.zeros(count, dtype=llr.dtype, device=llr.device)
     first = torch.searchsorted(block, torch.arange(count, device=llr.device))
-    return Blocks(
-        llr[first], empty.index_add(0, block, steps.targets), empty.index_add(0, block, steps.nontargets)
-    )
+    return Blocks(llr[first], empty.index_add(0, block, steps.targets), empty.index_add(0, block, steps.nontargets))
 
 
 def look_up(steps: Steps, llr: Tensor, scores: Tensor) -> Tensor:
@@ -156,6 +154,11 @@ def _split(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
     return scores[is_target], scores[~is_target]
 
 
+def _gaps(ranks: Tensor, total: int) -> Tensor:
+    """How many of ``total`` lie below the first rank, between neighbours, and above the last."""
+    return widen(torch.cat([pad(ranks, (1, 0)), ranks.new_full((1,), total)]).diff())
+
+
 def _ranks(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """For every sorted target, the non-targets below it and those up to it; and whether any score is NaN."""
     # Sorting puts NaN last, so the last score tells.
@@ -166,22 +169,15 @@ def _ranks(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor, Tensor]
         return below, torch.searchsorted(ordered, targets, right=True), nan_seen | ordered[-1:].isnan().any()
     # Counts add up over pieces, so the pieces are sorted side by side and never merged.
     values, pieces = targets.numpy(), nontargets.split(_CHUNK)
-    results = _side_by_side(lambda piece: _ranks_in_piece(values, piece.numpy()), pieces)
-    below, up_to = (torch.from_numpy(np.sum([result[k] for result in results], axis=0)) for k in (0, 1))
-    return below, up_to, nan_seen | any(result[2] for result in results)
+    with ThreadPoolExecutor(min(len(pieces), torch.get_num_threads())) as pool:
+        results = list(pool.map(lambda piece: _ranks_in_piece(values, piece.numpy()), pieces))
+    below, up_to, nan = (torch.as_tensor(np.sum([result[k] for result in results], axis=0)) for k in range(3))
+    return below, up_to, nan_seen | (nan > 0)
 
 
-def _ranks_in_piece(values: np.ndarray, piece: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+def _ranks_in_piece(values: Array, piece: Array) -> tuple[Array, Array, Array]:
     ordered = np.sort(piece)
-    nan_seen = len(ordered) > 0 and bool(np.isnan(ordered[-1]))
-    return np.searchsorted(ordered, values), np.searchsorted(ordered, values, "right"), nan_seen
-
-
-def _side_by_side(function: Callable[[Tensor], tuple[np.ndarray, np.ndarray, bool]], pieces: tuple[Tensor, ...]) -> list:
-    if len(pieces) == 1:
-        return [function(pieces[0])]
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        return list(pool.map(function, pieces))
+    return np.searchsorted(ordered, values), np.searchsorted(ordered, values, "right"), np.isnan(ordered[-1:]).any()
 
 
 def _on_host(tensor: Tensor) -> bool:

@@ -43,7 +43,7 @@ def _fit(values: Tensor, weights: Tensor) -> Tensor:
     weights = pad(weights, (0, gap))
     for level in range(levels):
         halves = (-1, 2, 1 << level)
-        values = _merge(values.unflatten(-1, halves), weights.unflatten(-1, halves)).flatten(-3)
+        values = _merge(values.unflatten(-1, halves), weights.unflatten(-1, halves)).flatten(-2)
     return values[..., :count]
 
 
@@ -83,7 +83,10 @@ def _merge(values: Tensor, weights: Tensor) -> Tensor:
     mean = torch.where(weight > 0, total / weight, torch.finfo(values.dtype).max)
 
     place = torch.arange(half, device=values.device)
-    return torch.stack([torch.where((place >= start) & (end > 0), mean, left), torch.where(place < end, mean, right)], dim=-2)
+    left = torch.where((place >= start) & (end > 0), mean, left)
+    right = torch.where(place < end, mean, right)
+    # What rounding puts out of order by a last digit is equal; the bisections of the next level rely on the order.
+    return torch.stack([left, right], dim=-2).flatten(-2).cummax(-1).values
 
 
 def _halvings(step: int) -> list[int]:

@@ -42,7 +42,8 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
             raise ValueError(f"Expected `weights` to be non-negative, but got {weights.min().item()}.")
     values, masses = widen(y), widen(weights)
     # Infinite weight times zero is NaN; a weightless value must not be looked at at all.
-    sums, blocks = torch.where(masses > 0, values * masses, 0), pav_blocks(values.detach(), masses.detach())
+    sums = torch.where(masses > 0, values * masses, 0)
+    blocks = pav_blocks(values.detach().nan_to_num(), masses.detach())
     fitted = sum_by_block(sums, blocks) / sum_by_block(masses, blocks)
     fitted = fitted.masked_fill(values.isnan().any(-1, keepdim=True), torch.nan)
     return fitted.to(result_dtype(y))

@@ -42,9 +42,26 @@ def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
         >>> cllr(torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1]))
         tensor(1.1476)
     """
-    targets, nontargets = split_trials(preds, target, validate_args)
-    cost = softplus(-targets).mean() + softplus(nontargets).mean()
-    return (cost / (2 * math.log(2))).to(result_dtype(preds))
+    check_trials(preds, target)
+    if validate_args:
+        check_trial_values(preds, target)
+    return cllr_of_sums(*cllr_sums(preds, target)).to(result_dtype(preds))
+
+
+def cllr_sums(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Costs in nats and numbers of trials, ``(2,)`` each: non-targets, targets. They add up over batches."""
+    scores, is_target = widen(preds.flatten()), target.flatten().bool()
+    is_class = is_target == torch.arange(2, device=scores.device).unsqueeze(1)
+    return torch.where(is_class, softplus(torch.where(is_target, -scores, scores)), 0).sum(-1), is_class.sum(-1)
+
+
+def cllr_of_sums(costs: Tensor, trials: Tensor) -> Tensor:
+    """Cllr in bits, from what :func:`cllr_sums` returns."""
+    value = (costs / trials).sum() / (2 * math.log(2))
+    if bool(value.isnan()):
+        missing = bool((trials == 0).any())
+        warn_undefined("There are no trials of one kind." if missing else "Some scores are NaN.")
+    return value
 
 
 def min_cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
@@ -103,44 +120,34 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
 
     Returns:
         Scalar in [0, 1], 1 = every target trial can be linked; NaN with one warning where a class is missing, with
-        fewer than ten targets, or with infinite scores.
+        fewer than ten targets, or with infinite scores or all the same.
 
     Example:
         >>> preds = torch.cat([torch.arange(20.0), torch.arange(10.0, 30.0)])
         >>> linkability(preds, target=torch.arange(40) >= 20)
-        tensor(0.5000)
+        tensor(0.3750)
     """
-    targets, nontargets = (part.detach() for part in split_trials(preds, target, validate_args))
-    if not (len(targets) and len(nontargets)):
-        return torch.full((), torch.nan, dtype=result_dtype(preds), device=preds.device)
-    low = torch.minimum(targets.min(), nontargets.min())
-    high = torch.maximum(targets.max(), nontargets.max())
-    bins = min(len(targets) // _TARGETS_PER_BIN, _MOST_BINS)
-    if bins == 0 or not bool((high - low).isfinite()):
-        warn_undefined(f"Linkability needs {_TARGETS_PER_BIN} target trials, and finite scores.")
-        return torch.full((), torch.nan, dtype=result_dtype(preds), device=preds.device)
-    edges = low + (high - low) / bins * torch.arange(1, bins, device=low.device)
-    p, q = (
-        torch.bincount(torch.bucketize(part, edges, right=True), minlength=bins) / widen(torch.tensor(len(part)))
-        for part in (targets, nontargets)
-    )
-    # 2 r / (1 + r) - 1 without the division of p by a q that may be 0.
-    link = torch.where(p > q, (p - q) / (p + q), 0)
-    return (p * link).sum().to(result_dtype(preds))
-
-
-def split_trials(preds: Tensor, target: Tensor, validate_args: bool) -> tuple[Tensor, Tensor]:
-    """Scores of targets and of non-targets, widened; one warning where a mean over them is not defined."""
     check_trials(preds, target)
     if validate_args:
         check_trial_values(preds, target)
-    scores, is_target = preds.flatten(), target.flatten().bool()
-    targets, nontargets = widen(scores[is_target]), widen(scores[~is_target])
-    if not len(targets) or not len(nontargets):
-        warn_undefined("There are no trials of one kind, target or non-target.")
-    elif not validate_args and bool(preds.isnan().any()):
-        warn_undefined("Some scores are NaN.")
-    return targets, nontargets
+    undefined = torch.full((), torch.nan, dtype=result_dtype(preds), device=preds.device)
+    scores, is_target = widen(preds.detach().flatten()), target.flatten().bool()
+    targets, nontargets = scores[is_target], scores[~is_target]
+    bins = min(len(targets) // _TARGETS_PER_BIN, _MOST_BINS)
+    if bins == 0 or len(nontargets) == 0:
+        warn_undefined(f"Linkability needs {_TARGETS_PER_BIN} target trials and a non-target trial.")
+        return undefined
+    low, high = scores.min(), scores.max()
+    if not bool(((high - low) > 0) & (high - low).isfinite()):
+        warn_undefined("Linkability needs scores that are finite and not all the same.")
+        return undefined
+    edges = low + (high - low) / bins * torch.arange(1, bins, device=low.device)
+    p, q = (
+        widen(torch.bincount(torch.bucketize(part, edges, right=True), minlength=bins)) / len(part)
+        for part in (targets, nontargets)
+    )
+    # 2 r / (1 + r) - 1, without the division of p by a q that may be 0.
+    return (p * torch.where(p > q, (p - q) / (p + q), 0)).sum().to(result_dtype(preds))
 
 
 def min_cllr_of_steps(steps: Steps) -> Tensor:

@@ -1,0 +1,126 @@
+"""Isotonic regression and PAV log-likelihood ratios against other routes, at their edges, and at their cost."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import reference
+import torch
+from golden import SCORE_SETS, score_set
+from scipy.optimize import isotonic_regression as scipy_isotonic_regression
+from torch.testing import assert_close
+
+from vpmetrics.functional import isotonic_regression, pav_llr
+
+
+def draws(count, size, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        scale = 10.0 ** torch.randint(-6, 7, (1,), generator=draw)
+        yield (
+            torch.randint(0, 7, (2, size), generator=draw).double() * scale,
+            torch.randint(1, 5, (2, size), generator=draw).double(),
+            torch.rand(2, size, generator=draw) < 0.3,
+        )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 17, 100, 333])
+def test_two_other_routes(size):
+    for y, weights, _ in draws(40, size):
+        value = isotonic_regression(y, weights).numpy()
+        for row, (values, w) in enumerate(zip(y.numpy(), weights.numpy(), strict=True)):
+            np.testing.assert_allclose(value[row], scipy_isotonic_regression(values, weights=w).x, rtol=1e-13)
+            np.testing.assert_allclose(value[row], reference.isotonic.isotonic_regression(values, w), rtol=1e-13)
+
+
+@pytest.mark.parametrize("size", [2, 5, 33])
+def test_elements_without_weight_follow_the_one_before(size):
+    for y, weights, without in draws(60, size):
+        value = isotonic_regression(y, torch.where(without, 0, weights))
+        for row in range(2):
+            with_weight = ~without[row]
+            if not with_weight.any():
+                assert value[row].isnan().all()
+                continue
+            expected = scipy_isotonic_regression(y[row][with_weight], weights=weights[row][with_weight]).x
+            np.testing.assert_allclose(value[row][with_weight], expected, rtol=1e-13)
+            place = (with_weight.cumsum(0) - 1).clamp(min=0)
+            np.testing.assert_allclose(value[row], expected[place], rtol=1e-13)
+
+
+def test_random_values_of_every_size_increase_and_keep_their_mean():
+    draw = torch.Generator().manual_seed(0)
+    for size in (64, 1000, 4097):
+        y = torch.randn(3, 2, size, generator=draw, dtype=torch.float64)
+        value = isotonic_regression(y)
+        assert bool((value.diff() >= 0).all())
+        assert_close(value.mean(-1), y.mean(-1))
+        assert_close(isotonic_regression(value), value)
+
+
+def test_block_sums_are_never_differences_of_totals():
+    y = torch.tensor([-1e20, 3.0, 2.0, 5.0, 4.0, 1e20], dtype=torch.float64)
+    assert isotonic_regression(y).tolist() == [-1e20, 2.5, 2.5, 4.5, 4.5, 1e20]
+
+
+def test_edges():
+    assert isotonic_regression(torch.zeros(0)).shape == (0,)
+    assert isotonic_regression(torch.zeros(3, 0)).shape == (3, 0)
+    assert isotonic_regression(torch.tensor([7.0])).tolist() == [7.0]
+    assert isotonic_regression(torch.tensor([3, 1, 2])).tolist() == [2.0, 2.0, 2.0]
+    assert isotonic_regression(torch.arange(6.0)).tolist() == list(range(6))
+    assert isotonic_regression(torch.tensor([[math.nan, 1.0], [2.0, 1.0]])).isnan().tolist() == [
+        [True] * 2,
+        [False] * 2,
+    ]
+    assert isotonic_regression(torch.tensor([2.0, 1.0], dtype=torch.bfloat16)).dtype == torch.float32
+
+
+def test_gradient_is_that_of_the_block_means():
+    y = torch.tensor([1.0, 3.0, 2.5, 0.5, 4.0, 3.9], dtype=torch.float64, requires_grad=True)
+    weights = torch.tensor([1.0, 2.0, 1.0, 0.5, 1.0, 3.0], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: isotonic_regression(x, weights), y)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        (([1.0],), TypeError, "`y` to be a tensor"),
+        ((torch.ones(2, dtype=torch.complex64),), TypeError, "`y` to be real"),
+        ((torch.ones(2), torch.ones(3)), ValueError, r"`weights` to have shape \(2,\).*got \(3,\)"),
+        ((torch.ones(2), torch.tensor([1.0, -1.0])), ValueError, "non-negative, but got -1"),
+    ],
+)
+def test_bad_input(arguments, error, match):
+    with pytest.raises(error, match=match):
+        isotonic_regression(*arguments)
+
+
+@pytest.mark.parametrize("name", [name for name in SCORE_SETS if "llr_pav" in score_set(name).expected])
+@pytest.mark.parametrize("laplace", [False, True])
+def test_golden_ratios(name, laplace):
+    preds, target, expected = score_set(name)
+    value = pav_llr(torch.from_numpy(preds), torch.from_numpy(target), laplace)
+    assert_close(value.numpy(), expected["llr_lap" if laplace else "llr_pav"], atol=1e-9, rtol=0)
+
+
+def test_ratios_keep_shape_and_share_ties():
+    draw = torch.Generator().manual_seed(0)
+    preds = torch.randint(0, 9, (12, 30), generator=draw).float()
+    target = torch.rand(12, 30, generator=draw) < preds / 12
+    value = pav_llr(preds, target)
+    assert value.shape == preds.shape
+    for score in range(9):
+        assert value[preds == score].unique().numel() == 1
+    np.testing.assert_allclose(
+        value.flatten(), reference.isotonic.pav_llr(preds.flatten().numpy(), target.flatten().numpy()), atol=1e-6
+    )
+
+
+def test_infinite_scores_are_ordered():
+    preds = torch.tensor([-math.inf, math.inf, 0.0, math.inf])
+    assert pav_llr(preds, torch.tensor([0, 1, 0, 0])).tolist() == pytest.approx(
+        [-math.inf, math.log(3), -math.inf, math.log(3)]
+    )

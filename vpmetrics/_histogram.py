@@ -1,0 +1,71 @@
+r"""Score histograms of constant size, and what they certify.
+
+Bins are given (edges, or a number of them over a range) or learnt. A learnt range is :math:`[-2^k, 2^k)`: when a score
+falls outside, :math:`k` grows and neighbouring bins are added up in place, so nothing is ever estimated from a first
+batch, histograms learnt apart can be merged, and the host never looks at the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vpmetrics._precision import wide_dtype
+from vpmetrics.functional._counts import ScoreCounts, count_by_bin
+
+LOWEST_EXPONENT = -1000  # of a range that has held no score yet
+
+
+def bin_scores(scores: Tensor, is_target: Tensor, edges: Tensor) -> Tensor:
+    """Counts ``(2, E + 2)`` of non-targets and targets in the bins between edges; NaN scores in the last column."""
+    bins = torch.bucketize(scores, edges.to(scores.dtype), right=True)
+    return _count(bins, scores, is_target, len(edges) + 2)
+
+
+def exponent_of(scores: Tensor) -> Tensor:
+    """The least ``k`` with every finite score inside [-2^k, 2^k)."""
+    magnitude = torch.where(scores.isfinite(), scores.abs(), 0).amax()
+    return torch.where(magnitude > 0, torch.frexp(magnitude).exponent, LOWEST_EXPONENT).long()
+
+
+def bin_learnt(scores: Tensor, is_target: Tensor, exponent: Tensor, columns: int) -> Tensor:
+    """Counts as :func:`bin_scores` makes them with the edges :func:`learnt_edges`."""
+    half = (columns - 3) // 2
+    inside = (torch.ldexp(scores, -exponent) * half).floor().clamp(-half, half - 1).nan_to_num() + (half + 1)
+    bins = torch.where(scores.isinf(), torch.where(scores > 0, columns - 2, 0), inside.long())
+    return _count(bins, scores, is_target, columns)
+
+
+def coarsen(counts: Tensor, shift: Tensor) -> Tensor:
+    """Learnt counts for a range ``2**shift`` times as wide."""
+    half = (counts.shape[-1] - 3) // 2
+    columns = torch.arange(counts.shape[-1], device=counts.device)
+    moved = ((columns - half - 1) >> shift.clamp(max=62)) + half + 1
+    within = (columns > 0) & (columns < counts.shape[-1] - 2)
+    return torch.zeros_like(counts).index_add(-1, torch.where(within, moved, columns), counts)
+
+
+def learnt_edges(exponent: Tensor, columns: int) -> Tensor:
+    """Edges ``(columns - 2,)`` of a learnt range."""
+    half = (columns - 3) // 2
+    unit = torch.arange(-half, half + 1, device=exponent.device, dtype=wide_dtype(exponent.device)) / half
+    return torch.ldexp(unit, exponent)
+
+
+def steps_of_bins(edges: Tensor, counts: Tensor, separated: bool = False) -> ScoreCounts:
+    """The steps of a histogram; ``separated`` takes every bin as if its non-targets all lay below its targets.
+
+    The truth lies between the two: pooling a bin forgets an order, and no order discloses more than the separated one.
+    """
+    nontargets, targets = counts[:, :-1]
+    if separated:
+        nothing = torch.zeros_like(targets)
+        targets, nontargets = (torch.stack(pair, -1).flatten() for pair in ((nothing, targets), (nontargets, nothing)))
+        edges = torch.cat([edges.repeat_interleave(2), edges[-1:]])
+    return count_by_bin(edges, targets, nontargets, nan_seen=counts[:, -1].sum() > 0)
+
+
+def _count(bins: Tensor, scores: Tensor, is_target: Tensor, columns: int) -> Tensor:
+    slots = torch.where(scores.isnan(), columns - 1, bins) + is_target * columns
+    flat = torch.zeros(2 * columns, dtype=torch.long, device=scores.device)
+    return flat.index_add(0, slots, torch.ones_like(slots)).view(2, columns)

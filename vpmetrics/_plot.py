@@ -1,0 +1,88 @@
+"""Drawing: the one file that imports matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from vpmetrics.functional.zebra import zebra_tag
+
+# Okabe and Ito's colours, told apart by every kind of colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+PROFILE_LOG_ODDS = np.linspace(-7, 7, 141)  # natural; beyond, nothing is left to be known
+
+PlotResult = tuple[Figure, Axes]
+
+
+def axes_or_new(ax: Axes | None, size: tuple[float, float] = (5.0, 3.6)) -> Axes:
+    """The axes given, or those of a figure that pyplot does not know and nobody has to close."""
+    if ax is not None:
+        return ax
+    return Figure(figsize=size, layout="constrained", dpi=150).subplots()
+
+
+def figure_of(ax: Axes) -> Figure:
+    """The figure axes belong to, also inside a subfigure."""
+    figure = ax.get_figure(root=True)
+    if figure is None:
+        raise ValueError("Expected `ax` to belong to a figure, but it has been removed from its own.")
+    return figure
+
+
+def next_colour(ax: Axes) -> str:
+    """The colour after those of the lines already drawn."""
+    return COLOURS[len([line for line in ax.lines if line.get_gid() == "system"]) % len(COLOURS)]
+
+
+def draw_scalars(val: Any, ax: Axes | None, name: str, bounds: tuple[float | None, float | None]) -> PlotResult:
+    """One value as a point, several as a line over steps; every entry of a dictionary on its own."""
+    ax = axes_or_new(ax)
+    steps = list(val) if isinstance(val, Sequence) and not isinstance(val, Mapping) else [val]
+    rows = [step if isinstance(step, Mapping) else {name: step} for step in steps]
+    for key in rows[0]:
+        line = [float(row[key]) for row in rows]
+        ax.plot(range(len(line)), line, marker="o", color=next_colour(ax), label=key, gid="system")
+    ax.set_xlabel("step")
+    ax.set_ylabel(name if len(rows[0]) == 1 else "value")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    low, high = bounds
+    if len(rows[0]) == 1:
+        margin = 0.03 * ((high if high is not None else 1.0) - (low if low is not None else 0.0))
+        ax.set_ylim(None if low is None else low - margin, None if high is None else high + margin)
+    else:
+        ax.legend(frameon=False)
+    ax.grid(alpha=0.3)
+    return figure_of(ax), ax
+
+
+def draw_ece_profile(
+    prior: Tensor,
+    minimum: Tensor,
+    actual: Tensor | None,
+    triple: Mapping[str, Tensor],
+    ax: Axes | None,
+    label: str,
+) -> PlotResult:
+    """Empirical cross-entropy over the prior; the prior's own curve is drawn once, under all systems."""
+    ax = axes_or_new(ax)
+    odds = PROFILE_LOG_ODDS / math.log(10)
+    if not ax.lines:
+        ax.plot(odds, prior.cpu(), color="black", linewidth=1.2, label="perfect privacy")
+        ax.set(xlim=(odds[0], odds[-1]), ylim=(0, 1.05))
+        ax.set(xlabel="prior log-odds, log$_{10}$", ylabel="empirical cross-entropy, bit")
+        ax.grid(alpha=0.3)
+    d_ece, l_w = float(triple["d_ece"]), float(triple["l_w"])
+    colour = next_colour(ax)
+    legend = f"{label} ({d_ece:.3f}, {l_w:.2f}, {zebra_tag(l_w)})"
+    ax.plot(odds, minimum.cpu(), color=colour, label=legend, gid="system")
+    if actual is not None:
+        ax.plot(odds, actual.cpu(), color=colour, linestyle=":", linewidth=1.2)
+    ax.legend(frameon=False, fontsize="small", loc="lower center", title="system ($D_{ECE}$ bit, $l_w$, tag)")
+    return figure_of(ax), ax

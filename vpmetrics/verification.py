@@ -1,0 +1,180 @@
+"""Costs and error rates of speaker verification: Cllr, minimum Cllr, equal error rate, linkability."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vpmetrics._checks import check_trial_values, check_trials
+from vpmetrics._precision import wide_dtype
+from vpmetrics._state import PrivacyMetric, ScoreMetric
+from vpmetrics.functional._counts import ScoreCounts
+from vpmetrics.functional.verification import (
+    cllr,
+    cllr_of_sums,
+    cllr_sums,
+    eer_of_steps,
+    linkability,
+    min_cllr_of_steps,
+)
+
+
+class MinCllr(ScoreMetric):
+    r"""The least Cllr any increasing map of the scores can reach: that of their PAV log-likelihood ratios.
+
+    ``update(preds, target)`` takes scores in any shape and on any scale, higher = more alike, and labels, 1 = same
+    speaker. ``compute()`` returns a scalar in bits, from 0 (speakers fully told apart) to 1 (perfect privacy).
+
+    Args:
+        thresholds: None keeps every score and is exact. A number of bins or a tensor of edges keeps two histograms
+            instead: constant memory, and :meth:`error_bound` certifies how far the value may lie from the exact one.
+        score_range: Range of the bins where their number is given; learnt when left out.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
+        validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
+        kwargs: Those of :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> metric = MinCllr()
+        >>> metric(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([0, 1, 0, 1]))
+        tensor(0.5000)
+    """
+
+    higher_is_better: bool = True
+    plot_lower_bound: float = 0.0
+    plot_upper_bound: float = 1.0
+
+    def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> Tensor:
+        return min_cllr_of_steps(counts.ascending).to(dtype)
+
+
+class EqualErrorRate(ScoreMetric):
+    r"""Error rate where misses and false alarms are equal, on the convex hull of the ROC.
+
+    ``update(preds, target)`` takes scores in any shape and on any scale, higher = more alike, and labels, 1 = same
+    speaker. ``compute()`` returns a scalar in [0, 0.5], 0.5 = perfect privacy. Scores are used as they are: neither
+    squashed nor clipped, whatever their range.
+
+    Args:
+        thresholds: None keeps every score and is exact. A number of bins or a tensor of edges keeps two histograms
+            instead: constant memory, and :meth:`error_bound` certifies how far the value may lie from the exact one.
+        score_range: Range of the bins where their number is given; learnt when left out.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
+        validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
+        kwargs: Those of :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> metric = EqualErrorRate()
+        >>> metric(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([0, 1, 0, 1]))
+        tensor(0.2500)
+    """
+
+    higher_is_better: bool = True
+    plot_lower_bound: float = 0.0
+    plot_upper_bound: float = 0.5
+
+    def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> Tensor:
+        return eer_of_steps(counts.ascending).to(dtype)
+
+
+class Linkability(ScoreMetric):
+    r"""Global linkability of Gómez-Barrero et al. (2018), prior ratio 1.
+
+    .. math::
+        D_\mathrm{sys} = \sum_b p(b \mid \mathrm{tar}) \max\!\left(0,
+        2 \frac{r_b}{1 + r_b} - 1\right), \quad r_b = \frac{p(b \mid \mathrm{tar})}{p(b \mid \mathrm{non})}
+
+    over :math:`\min(\lfloor T / 10 \rfloor, 100)` equal bins of the joint range of the scores. These bins follow from
+    all scores, so there is no mode of constant memory.
+
+    ``update(preds, target)`` takes scores in any shape and on any scale, higher = more alike, and labels, 1 = same
+    speaker. ``compute()`` returns a scalar in [0, 1], 0 = nothing can be linked; NaN with fewer than ten targets.
+
+    Args:
+        validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
+        kwargs: Those of :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> metric = Linkability()
+        >>> metric(torch.cat([torch.arange(20.0), torch.arange(10.0, 30.0)]), torch.arange(40) >= 20)
+        tensor(0.3750)
+    """
+
+    higher_is_better: bool = False
+    plot_lower_bound: float = 0.0
+    plot_upper_bound: float = 1.0
+
+    def __init__(self, validate_args: bool = True, **kwargs: Any) -> None:
+        super().__init__(validate_args=validate_args, **kwargs)
+
+    def compute(self) -> Tensor:
+        """Linkability of all trials so far."""
+        return linkability(*self._trials(), validate_args=False)
+
+    def error_bound(self) -> Tensor:
+        """Nothing is binned before all trials are there: always 0."""
+        return torch.zeros((), device=self.device)
+
+    def _value_of_batch(self, preds: Tensor, target: Tensor) -> Tensor:
+        return linkability(preds, target, validate_args=False)
+
+
+class Cllr(PrivacyMetric):
+    r"""Cost of taking the scores for natural-log likelihood ratios (Brümmer and du Preez, 2006).
+
+    .. math::
+        C_\mathrm{llr} = \frac{\langle \ln(1 + e^{-s}) \rangle_\mathrm{tar}
+        + \langle \ln(1 + e^{s}) \rangle_\mathrm{non}}{2 \ln 2}
+
+    ``update(preds, target)`` takes log-likelihood ratios in any shape and labels, 1 = same speaker. ``compute()``
+    returns a scalar in bits: 0 at best for the attacker, 1 for knowing nothing, more for being misled. Four sums are
+    all that is kept, so memory is constant and the value exact.
+
+    Args:
+        validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
+        kwargs: Those of :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> metric = Cllr()
+        >>> metric(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([0, 1, 0, 1]))
+        tensor(1.1476)
+    """
+
+    is_differentiable: bool = True
+    higher_is_better: bool = True
+    plot_lower_bound: float = 0.0
+    cllr_costs: Tensor
+    cllr_trials: Tensor
+    saw_float64: Tensor
+
+    def __init__(self, validate_args: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.validate_args = validate_args
+        wide = wide_dtype(self.device)
+        self.add_state("cllr_costs", default=torch.zeros(2, dtype=wide), dist_reduce_fx="sum")
+        self.add_state("cllr_trials", default=torch.zeros(2, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("saw_float64", default=torch.zeros((), dtype=torch.uint8), dist_reduce_fx="max")
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        """Accumulate a batch of trials.
+
+        Args:
+            preds: Natural-log likelihood ratios in any shape.
+            target: 1 (same speaker) or 0 (different), boolean or integer, of the same shape.
+        """
+        check_trials(preds, target)
+        if self.validate_args:
+            check_trial_values(preds, target)
+        costs, trials = cllr_sums(preds.detach(), target.detach())
+        self.cllr_costs, self.cllr_trials = self.cllr_costs + costs, self.cllr_trials + trials
+        if preds.dtype == torch.float64:
+            self.saw_float64 = torch.ones_like(self.saw_float64)
+
+    def compute(self) -> Tensor:
+        """Cllr of all trials so far."""
+        value = cllr_of_sums(self.cllr_costs, self.cllr_trials)
+        return value if self.saw_float64 else value.float()
+
+    def _value_of_batch(self, preds: Tensor, target: Tensor) -> Tensor:
+        return cllr(preds, target, validate_args=False)

@@ -1,0 +1,144 @@
+"""ZEBRA: expected and worst-case disclosure, and how well a calibration carries over to another run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics.utilities import dim_zero_cat
+
+from vpmetrics._checks import check_choice, check_trial_values, check_trials
+from vpmetrics._precision import at_least_float32
+from vpmetrics._state import PrivacyMetric, ScoreMetric
+from vpmetrics.functional._counts import ScoreCounts
+from vpmetrics.functional.zebra import (
+    calibration_distortion,
+    disclosure_of_counts,
+    ece_profile,
+    entropy_of_prior,
+    least_cross_entropy,
+)
+
+
+class ZebraDisclosure(ScoreMetric):
+    r"""Expected and worst-case disclosure of identity by the scores of an attacker (Noé et al., 2022, section 5).
+
+    .. math::
+        D_\mathrm{ECE} = \frac{\langle Z(l) \rangle_\mathrm{tar} + \langle Z(-l) \rangle_\mathrm{non}}{2 \ln 2},
+        \qquad l_w = \max |l'| / \ln 10
+
+    with :math:`Z(l) = \frac12 + \frac{l - (e^l - 1)}{(e^l - 1)^2}`, the log-likelihood ratios :math:`l` of PAV, and
+    :math:`l'` those of PAV under Laplace's rule.
+
+    ``update(preds, target)`` takes scores in any shape and on any scale, higher = more alike, and labels, 1 = same
+    speaker. ``compute()`` returns a dictionary: ``d_ece`` in bits, 0 to 0.7213, 0 = nothing disclosed; ``l_w``, a
+    base-10 logarithm; ``tag``, its category from 0 to 6 (:func:`vpmetrics.functional.zebra_tag` gives the letter; -1
+    if undefined); ``d_ece_reversed``, the ``d_ece`` of the negated scores, since an attacker may flip the sign.
+
+    Args:
+        thresholds: None keeps every score and is exact. A number of bins or a tensor of edges keeps two histograms
+            instead: constant memory, and :meth:`error_bound` certifies how far the value may lie from the exact one.
+        score_range: Range of the bins where their number is given; learnt when left out.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
+        validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
+        kwargs: Those of :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> metric = ZebraDisclosure()
+        >>> metric.update(torch.tensor([0.0, 1.0]), torch.tensor([0, 1]))
+        >>> metric.update(torch.tensor([2.0, 3.0]), torch.tensor([0, 1]))
+        >>> metric.compute()
+        {'d_ece': tensor(0.3607), 'l_w': tensor(0.3010), 'tag': tensor(1), 'd_ece_reversed': tensor(0.)}
+    """
+
+    higher_is_better: bool = False
+    plot_lower_bound: float = 0.0
+
+    def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
+        return disclosure_of_counts(counts, dtype)
+
+    def plot(self, val: Any = None, ax: Any = None, label: str = "minimum") -> tuple[Any, Any]:
+        """Draw the ECE profile: what an attacker does not know before and after the scores, over all priors.
+
+        Several systems share one figure when each draws on the axes the one before returned.
+
+        Args:
+            val: A value of ``compute``, or a sequence of them over epochs, to draw instead of the profile.
+            ax: Matplotlib axes to draw on; new ones when left out.
+            label: Name of the system, which the legend follows with (D_ECE, l_w, tag).
+
+        Returns:
+            Figure and axes; neither shown nor saved.
+        """
+        if val is not None:
+            return super().plot(val, ax)
+        from vpmetrics._plot import PROFILE_LOG_ODDS, draw_ece_profile
+
+        counts = self._counts()
+        odds = torch.as_tensor(PROFILE_LOG_ODDS, device=self.device)
+        minimum = least_cross_entropy(counts.ascending, odds)
+        # Bins have forgotten the scores themselves.
+        actual = ece_profile(*self._trials(), odds, validate_args=False).actual if self.keeps_scores else None
+        triple = self._value_of_counts(counts, torch.float64)
+        return draw_ece_profile(entropy_of_prior(odds), minimum, actual, triple, ax, label)
+
+
+class CalibrationDistortion(PrivacyMetric):
+    r"""C_ECE: the D_ECE of scores calibrated on another run of the same safeguard (Noé et al., 2022, section 5.3).
+
+    .. math:: C_\mathrm{ECE} = D_\mathrm{ECE}\bigl(c(\mathcal{S}_1 \mid \mathcal{S}_0)\bigr)
+
+    ``update(preds, target, run)`` takes the scores of the run the attacker learns the calibration ``c`` from
+    (``run=0``) and of the one attacked (``run=1``). ``compute()`` returns a scalar in bits: 0 is good, below 0 the
+    attacker is better off guessing. ``forward`` returns NaN, since one batch is of one run.
+
+    Args:
+        calibration: ``"linear"``, the map ``a * s + b`` of least Cllr, or ``"isotonic"``, PAV under Laplace's rule.
+        validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
+        kwargs: Those of :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> metric = CalibrationDistortion()
+        >>> metric.update(torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([0, 1, 0, 1]), run=0)
+        >>> metric.update(torch.tensor([1.0, 0.0, 2.0, 3.0]), torch.tensor([0, 1, 0, 1]), run=1)
+        >>> metric.compute()
+        tensor(-0.1206)
+    """
+
+    higher_is_better: bool = False
+
+    def __init__(self, calibration: str = "linear", validate_args: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_choice("calibration", calibration, ("linear", "isotonic"))
+        self.calibration, self.validate_args = calibration, validate_args
+        for name in ("scores_run0", "is_target_run0", "scores_run1", "is_target_run1"):
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def update(self, preds: Tensor, target: Tensor, run: int) -> None:
+        """Accumulate a batch of trials of one run.
+
+        Args:
+            preds: Scores in any shape, higher = more alike.
+            target: 1 (same speaker) or 0 (different), boolean or integer, of the same shape.
+            run: 0 for the run the calibration is learnt from, 1 for the one attacked.
+        """
+        check_trials(preds, target)
+        check_choice("run", run, (0, 1))
+        if self.validate_args:
+            check_trial_values(preds, target)
+        getattr(self, f"scores_run{run}").append(at_least_float32(preds.detach().flatten()).clone())
+        getattr(self, f"is_target_run{run}").append(target.detach().flatten().bool().clone())
+
+    def compute(self) -> Tensor:
+        """C_ECE of run 1 under the calibration learnt from run 0."""
+        return calibration_distortion(*self._trials(1), *self._trials(0), self.calibration, validate_args=False)
+
+    def _trials(self, run: int) -> tuple[Tensor, Tensor]:
+        scores, is_target = getattr(self, f"scores_run{run}"), getattr(self, f"is_target_run{run}")
+        if len(scores) == 0:
+            return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
+        return dim_zero_cat(scores), dim_zero_cat(is_target)
+
+    def _value_of_batch(self, preds: Tensor, *_: Any, **__: Any) -> Tensor:
+        return torch.full((), torch.nan, device=preds.device)
