@@ -6,6 +6,9 @@ so those checks are functions of their own and read everything they need at once
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -108,6 +111,75 @@ def check_trial_values(preds: Tensor, target: Tensor) -> None:
         raise ValueError(f"Expected `target` to hold only 0 and 1, but got {odd}.")
 
 
+def check_embeddings(
+    original: Any,
+    protected: Any,
+    speakers: Any,
+    is_reference: Any = None,
+    utterances: Any = None,
+    width: int | None = None,
+) -> None:
+    """Kinds, dtypes, shapes and devices of a batch of utterances."""
+    sides = {"original": original, "protected": protected}
+    given = {name: side for name, side in sides.items() if side is not None}
+    if not given:
+        raise ValueError("Expected `original` or `protected`, but got neither.")
+    for name, side in given.items():
+        check_floating(name, side)
+        if side.dim() != 2:
+            raise ValueError(f"Expected `{name}` to have shape (B, D), but got {tuple(side.shape)}.")
+        if width is not None and side.shape[1] != width:
+            raise ValueError(f"Expected `{name}` to be {width} wide, as batches before, but got {side.shape[1]}.")
+    (first, rows), *others = given.items()
+    for name, side in others:
+        check_shape(name, side, tuple(rows.shape), f"the shape of `{first}`")
+        check_same_device(first, rows, name, side)
+    check_integers("speakers", speakers)
+    labels = {"speakers": speakers}
+    if is_reference is not None:
+        check_tensor("is_reference", is_reference)
+        if is_reference.dtype != torch.bool:
+            raise TypeError(f"Expected `is_reference` to be boolean, but got {is_reference.dtype}.")
+        labels["is_reference"] = is_reference
+    if utterances is not None:
+        check_integers("utterances", utterances)
+        labels["utterances"] = utterances
+    for name, label in labels.items():
+        check_shape(name, label, (len(rows),), f"one per row of `{first}`")
+        check_same_device(first, rows, name, label)
+
+
+def check_embedding_values(original: Tensor | None, protected: Tensor | None) -> None:
+    """Refuse NaN and infinite embeddings; one look at the device for both sides."""
+    given = {"original": original, "protected": protected}
+    sides = {name: side for name, side in given.items() if side is not None}
+    bad = torch.stack([side.isfinite().logical_not().any() for side in sides.values()]).tolist()
+    for (name, side), found in zip(sides.items(), bad, strict=True):
+        if found:
+            rows = int(side.isfinite().logical_not().any(1).sum())
+            raise ValueError(f"Expected `{name}` to hold finite numbers, but got {rows} of {len(side)} rows without.")
+
+
+_warned: ContextVar[list[bool] | None] = ContextVar("_warned", default=None)
+
+
 def warn_undefined(reason: str) -> None:
-    """Say once, on one process, why a value is NaN."""
-    rank_zero_warn(f"{reason} The result is NaN.", UserWarning, stacklevel=4)
+    """Say on one process why a value is NaN; under :func:`warn_once`, only the first reason."""
+    warned = _warned.get()
+    if warned is None or not warned:
+        rank_zero_warn(f"{reason} The result is NaN.", UserWarning, stacklevel=4)
+    if warned is not None:
+        warned.append(True)
+
+
+@contextmanager
+def warn_once() -> Iterator[None]:
+    """One lack of data leaves many values undefined; within this it is said once."""
+    if _warned.get() is not None:
+        yield
+        return
+    token = _warned.set([])
+    try:
+        yield
+    finally:
+        _warned.reset(token)

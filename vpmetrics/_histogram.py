@@ -53,16 +53,9 @@ def learnt_edges(exponent: Tensor, columns: int) -> Tensor:
 
 
 def steps_of_bins(edges: Tensor, counts: Tensor, separated: bool = False) -> ScoreCounts:
-    """The steps of a histogram; ``separated`` takes every bin as if its non-targets all lay below its targets.
-
-    The truth lies between the two: pooling a bin forgets an order, and no order discloses more than the separated one.
-    """
+    """The steps of a histogram; see :func:`count_by_bin`."""
     nontargets, targets = counts[:, :-1]
-    if separated:
-        nothing = torch.zeros_like(targets)
-        targets, nontargets = (torch.stack(pair, -1).flatten() for pair in ((nothing, targets), (nontargets, nothing)))
-        edges = torch.cat([edges.repeat_interleave(2), edges[-1:]])
-    return count_by_bin(edges, targets, nontargets, nan_seen=counts[:, -1].sum() > 0)
+    return count_by_bin(edges, targets, nontargets, counts[:, -1].sum() > 0, separated)
 
 
 def _count(bins: Tensor, scores: Tensor, is_target: Tensor, columns: int) -> Tensor:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from vpmetrics._checks import check_trial_values, check_trials
 from vpmetrics._precision import wide_dtype
-from vpmetrics._state import PrivacyMetric, ScoreMetric
+from vpmetrics._score_state import ScoreMetric
+from vpmetrics._state import PrivacyMetric
 from vpmetrics.functional._counts import ScoreCounts
 from vpmetrics.functional.verification import (
     cllr,

@@ -10,7 +10,8 @@ from torchmetrics.utilities import dim_zero_cat
 
 from vpmetrics._checks import check_choice, check_trial_values, check_trials
 from vpmetrics._precision import at_least_float32
-from vpmetrics._state import PrivacyMetric, ScoreMetric
+from vpmetrics._score_state import ScoreMetric
+from vpmetrics._state import PrivacyMetric
 from vpmetrics.functional._counts import ScoreCounts
 from vpmetrics.functional.zebra import (
     calibration_distortion,

@@ -71,11 +71,34 @@ def count_by_score(
     return defined_or_nan(ScoreCounts(ascending, descending), nan_seen)
 
 
-def count_by_bin(edges: Tensor, targets: Tensor, nontargets: Tensor, nan_seen: Tensor | None = None) -> ScoreCounts:
-    """The steps of two histograms with bins ``(-inf, edges[0]), [edges[0], edges[1]), ...``."""
+def count_by_bin(
+    edges: Tensor,
+    targets: Tensor,
+    nontargets: Tensor,
+    nan_seen: Tensor | None = None,
+    separated: bool = False,
+) -> ScoreCounts:
+    """The steps of two histograms with bins ``(-inf, edges[0]), [edges[0], edges[1]), ...``.
+
+    With ``separated`` every bin is taken as if all its non-targets lay below its targets (for the negated scores, the
+    other way round). The truth lies between: pooling a bin forgets an order, and no order discloses more than this.
+    """
     targets, nontargets = widen(targets), widen(nontargets)
-    ascending = Steps(edges, targets, nontargets)
-    return defined_or_nan(ScoreCounts(ascending, Steps(-edges.flip(0), targets.flip(0), nontargets.flip(0))), nan_seen)
+    if not separated:
+        upward = Steps(edges, targets, nontargets)
+        downward = Steps(-edges.flip(0), targets.flip(0), nontargets.flip(0))
+    else:
+        nothing = torch.zeros_like(targets)
+        edges = torch.cat([edges.repeat_interleave(2), edges[-1:]])
+        late, early = _interleave(nothing, targets), _interleave(nontargets, nothing)
+        upward = Steps(edges, late, early)
+        late, early = _interleave(targets, nothing), _interleave(nothing, nontargets)
+        downward = Steps(-edges.flip(0), late.flip(0), early.flip(0))
+    return defined_or_nan(ScoreCounts(upward, downward), nan_seen)
+
+
+def _interleave(first: Tensor, second: Tensor) -> Tensor:
+    return torch.stack([first, second], dim=-1).flatten()
 
 
 def defined_or_nan(counts: ScoreCounts, nan_seen: Tensor | None = None) -> ScoreCounts:

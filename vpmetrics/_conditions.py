@@ -1,0 +1,76 @@
+"""The scores of a condition: all of them where they are few, two fine histograms where they are many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._precision import wide_dtype
+from vpmetrics._tiles import TrialGrid
+from vpmetrics.functional._counts import ScoreCounts, count_by_bin, count_by_score
+
+EXACT_PAIRS = 1 << 22  # up to here every score is its own; beyond, those of a bin are one
+_BINS = 1 << 16
+_MARGIN = 0.25  # by which the range of a sample is widened on both sides; scores outside share the outermost bins
+
+
+class ConditionScores(NamedTuple):
+    """What one pass over the tiles of a condition keeps.
+
+    ``values`` and ``counts_of_values`` ``(2, V)``, of non-targets and targets: every score once, or the middle of
+    every bin. ``counts`` for what follows from PAV, ``step_of`` to find the step of any score again.
+    """
+
+    values: Tensor
+    counts_of_values: Tensor
+    counts: ScoreCounts
+    step_of: Callable[[Tensor], Tensor]
+    separated: ScoreCounts | None = None
+
+
+def score_condition(grid: TrialGrid) -> ConditionScores:
+    """One pass over the tiles."""
+    return _keep_scores(grid) if grid.pairs <= EXACT_PAIRS else _bin_scores(grid)
+
+
+def _keep_scores(grid: TrialGrid) -> ConditionScores:
+    parts = [tile.trials() for tile in grid]
+    scores = torch.cat([grid.rows.vectors.new_empty(0), *(scores for scores, _ in parts)])
+    is_target = torch.cat([grid.names.new_empty(0, dtype=torch.bool), *(labels for _, labels in parts)])
+    counts = count_by_score(scores, is_target, validate_args=False)
+    edges = counts.ascending.edges
+    return ConditionScores(
+        scores,
+        torch.stack([~is_target, is_target]),
+        counts,
+        lambda values: torch.searchsorted(edges, values.to(edges.dtype), right=True),
+    )
+
+
+def _bin_scores(grid: TrialGrid) -> ConditionScores:
+    low, high = grid.sample().nan_to_num().aminmax()
+    margin = _MARGIN * (high - low) + torch.finfo(low.dtype).tiny
+    low, scale = low - margin, _BINS / (high - low + 2 * margin)
+
+    def bin_of(scores: Tensor) -> Tensor:
+        return ((scores - low) * scale).nan_to_num_().clamp_(0, _BINS - 1).to(torch.int32)
+
+    flat = torch.zeros(2 * _BINS + 1, dtype=torch.int64, device=low.device)
+    one = flat.new_ones(())
+    for tile in grid:
+        bins = bin_of(tile.scores)
+        if tile.same_speaker is not None:
+            bins += tile.same_speaker * _BINS
+        if tile.excluded is not None:
+            bins.masked_fill_(tile.excluded, 2 * _BINS)
+        flat.index_add_(0, bins.flatten(), one.expand(bins.numel()))
+    by_class = flat[:-1].view(2, _BINS)
+    edges = low + torch.arange(1, _BINS, device=flat.device, dtype=wide_dtype(flat.device)) / scale
+    middles = torch.cat([edges, edges[-1:] + 1 / scale]) - 0.5 / scale
+    histogram = edges, by_class[1], by_class[0], grid.nan_seen
+    return ConditionScores(
+        middles, by_class, count_by_bin(*histogram), bin_of, separated=count_by_bin(*histogram, separated=True)
+    )

@@ -1,0 +1,79 @@
+"""What the metrics of embeddings keep: every one of them the same, so that a collection holds one copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics.utilities import dim_zero_cat
+
+from vpmetrics._checks import check_bandwidth, check_embedding_values, check_embeddings, warn_once
+from vpmetrics._sides import Rows, Sides, pack, sides_of
+from vpmetrics._state import PrivacyMetric
+
+
+class EmbeddingMetric(PrivacyMetric):
+    """A metric of utterances, embedded before and after protection. Trials are formed at ``compute``, never stored."""
+
+    original: list[Tensor]
+    protected: list[Tensor]
+    speakers: list[Tensor]
+    utterances: list[Tensor]
+    row_holds: list[Tensor]
+
+    def __init__(self, bandwidth: float | None = None, validate_args: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_bandwidth(bandwidth)
+        self.bandwidth, self.validate_args = bandwidth, validate_args
+        for name in Rows._fields:
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def update(
+        self,
+        original: Tensor | None = None,
+        protected: Tensor | None = None,
+        speakers: Tensor | None = None,
+        is_reference: Tensor | None = None,
+        utterances: Tensor | None = None,
+    ) -> None:
+        """Accumulate a batch of utterances.
+
+        Args:
+            original: Embeddings ``(B, D)`` of the original speech; None where there is none of these utterances.
+            protected: Embeddings ``(B, D)`` of the protected speech, row i that of row i of ``original``; None where
+                there is none.
+            speakers: Who speaks, ``(B,)``; any integers.
+            is_reference: Which utterances the attacker knows the speakers of, ``(B,)`` booleans; for the metrics of
+                identification. Left out, every speaker's other utterances are the references.
+            utterances: Numbers of the recordings, ``(B,)``; any integers. Copies of one, as a distributed sampler
+                makes to fill up its last batch, then count once.
+        """
+        check_embeddings(original, protected, speakers, is_reference, utterances, width=self._width())
+        if self.validate_args:
+            check_embedding_values(original, protected)
+        rows = pack(original, protected, speakers, is_reference, utterances)
+        for name, values in rows._asdict().items():
+            # A copy, because a view would keep the whole activation it was cut from alive.
+            getattr(self, name).append(values.detach().clone())
+
+    def _value_of_sides(self, sides: Sides) -> Any:
+        raise NotImplementedError
+
+    def compute(self) -> Any:
+        """The value over all utterances so far."""
+        with warn_once():
+            return self._value_of_sides(self._sides())
+
+    def _value_of_batch(self, *args: Any, **kwargs: Any) -> Any:
+        with warn_once():
+            return self._value_of_sides(sides_of(pack(*args, **kwargs)))
+
+    def _sides(self) -> Sides:
+        if len(self.speakers) == 0:
+            empty = torch.empty(0, 1, device=self.device)
+            return sides_of(pack(empty, empty, torch.empty(0, dtype=torch.int64, device=self.device)))
+        return sides_of(Rows(*(dim_zero_cat(getattr(self, name)) for name in Rows._fields)))
+
+    def _width(self) -> int | None:
+        return self.original[0].shape[-1] if len(self.original) else None

@@ -1,0 +1,135 @@
+"""How pairs of embeddings are walked without being stored: tile by tile, each a matrix product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._precision import wide_dtype
+from vpmetrics._sides import Side
+from vpmetrics.scoring import Scorer
+
+TILE = 2048  # rows and columns: large enough for a fast matrix product, small enough to be forgotten
+
+
+class Tile(NamedTuple):
+    """The scores ``(A, B)`` of some rows of one side against some rows of the other, and what they are."""
+
+    scores: Tensor
+    row_speakers: Tensor
+    column_speakers: Tensor
+    same_speaker: Tensor | None  # (A, B), or None where no pair shares a speaker
+    excluded: Tensor | None  # (A, B), or None where every pair is a trial
+
+    def trials(self) -> tuple[Tensor, Tensor]:
+        """Scores and labels of the trials among the pairs, flat."""
+        same = torch.zeros_like(self.scores, dtype=torch.bool) if self.same_speaker is None else self.same_speaker
+        if self.excluded is None:
+            return self.scores.flatten(), same.flatten()
+        kept = ~self.excluded
+        return self.scores[kept], same[kept]
+
+
+class _Rows(NamedTuple):
+    vectors: Tensor
+    speakers: Tensor  # positions in the list of names
+    utterances: Tensor
+    first: list[int]  # speaker at the start and at the end of each tile, known to the host
+    last: list[int]
+
+
+class TrialGrid:
+    """All trials of a condition.
+
+    Between two sides: every pair but an utterance and itself. Within one side: every unordered pair of different
+    utterances once, so that only the tiles on and above the diagonal are walked. Rows are sorted by speaker, so that
+    only tiles near the diagonal hold trials of one speaker and need a mask.
+    """
+
+    def __init__(self, reference: Side, probe: Side, names: Tensor, scorer: Scorer, tile: int = TILE) -> None:
+        self.names, self.tile, self.compare = names, tile, scorer.compare
+        self.within = reference is probe
+        self.rows = self._prepare(reference, scorer)
+        self.columns = self.rows if self.within else self._prepare(probe, scorer)
+        self.nan_seen = self.rows.vectors.isnan().any() | self.columns.vectors.isnan().any()
+
+    def _prepare(self, side: Side, scorer: Scorer) -> _Rows:
+        order = side.speakers.argsort(stable=True)
+        speakers = torch.searchsorted(self.names, side.speakers[order])
+        starts = torch.arange(0, len(order), self.tile, device=order.device)
+        ends = (starts + self.tile).clamp(max=len(order)) - 1
+        first, last = torch.stack([speakers[starts], speakers[ends]]).tolist()
+        with torch.autocast(order.device.type, enabled=False):
+            vectors = scorer.prepare(side.vectors[order])
+        return _Rows(vectors, speakers, side.utterances[order], first, last)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs walked; all but a few are trials."""
+        rows, columns = len(self.rows.speakers), len(self.columns.speakers)
+        return rows * (rows - 1) // 2 if self.within else rows * columns
+
+    def __iter__(self) -> Iterator[Tile]:
+        for row in range(len(self.rows.first)):
+            for column in range(row if self.within else 0, len(self.columns.first)):
+                yield self._tile(row, column)
+
+    def _tile(self, row: int, column: int) -> Tile:
+        rows, columns = self.rows, self.columns
+        a = slice(row * self.tile, (row + 1) * self.tile)
+        b = slice(column * self.tile, (column + 1) * self.tile)
+        scores = self._compare(rows.vectors[a], columns.vectors[b])
+        same = excluded = None
+        if rows.first[row] <= columns.last[column] and columns.first[column] <= rows.last[row]:
+            same = rows.speakers[a, None] == columns.speakers[None, b]
+            if not self.within:
+                excluded = rows.utterances[a, None] == columns.utterances[None, b]
+            elif row == column:
+                excluded = torch.ones_like(same).tril()
+        return Tile(scores, rows.speakers[a], columns.speakers[b], same, excluded)
+
+    def sample(self, size: int = TILE) -> Tensor:
+        """Scores of pairs of neighbours spread over both sides: some of one speaker, most of two."""
+        a, b = (_spread(rows.vectors, size) for rows in (self.rows, self.columns))
+        return self._compare(a, b)
+
+    def sums_by_speakers(self, value_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Sum of ``value_of(scores)`` over the trials of every pair of speakers, and their number, ``(S, S)`` each.
+
+        Within one side a pair of speakers is met in one order only, and both come out symmetric.
+        """
+        count, device = len(self.names), self.names.device
+        totals = torch.zeros(count * count, dtype=wide_dtype(device), device=device)
+        for tile in self:
+            values = value_of(tile.scores).to(totals.dtype)
+            if tile.excluded is not None:
+                values = values.masked_fill(tile.excluded, 0)
+            cells = tile.row_speakers[:, None] * count + tile.column_speakers
+            totals.index_add_(0, cells.flatten(), values.flatten())
+        sums, trials = totals.view(count, count), self._trials_by_speakers()
+        return (sums + sums.triu(1).T, trials) if self.within else (sums, trials)
+
+    def _trials_by_speakers(self) -> Tensor:
+        rows, columns = (
+            torch.bincount(side.speakers, minlength=len(self.names)).to(wide_dtype(self.names.device))
+            for side in (self.rows, self.columns)
+        )
+        if self.within:
+            return rows.outer(rows) - torch.diag(rows * (rows + 1) / 2)
+        # An utterance and itself are no trial.
+        both = self.rows.speakers[torch.isin(self.rows.utterances, self.columns.utterances)]
+        return rows.outer(columns) - torch.diag(torch.bincount(both, minlength=len(self.names)))
+
+    def _compare(self, a: Tensor, b: Tensor) -> Tensor:
+        with torch.autocast(a.device.type, enabled=False):
+            return self.compare(a, b)
+
+
+def _spread(rows: Tensor, size: int) -> Tensor:
+    if len(rows) <= size:
+        return rows
+    starts = torch.arange(size // 2, device=rows.device) * (len(rows) - 1) // (size // 2)
+    return rows[torch.stack([starts, starts + 1], dim=1).flatten()]

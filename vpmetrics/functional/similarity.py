@@ -1,0 +1,195 @@
+r"""Voice similarity matrices, and what they say of a pseudonymiser.
+
+Noé et al., "Speech pseudonymisation assessment using voice similarity matrices", Interspeech 2020; Noé et al.,
+"Towards a unified assessment framework of speech pseudonymisation", Computer Speech and Language 72, 2022.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from vpmetrics._checks import check_choice, check_embedding_values, check_floating, warn_once, warn_undefined
+from vpmetrics._conditions import ConditionScores, score_condition
+from vpmetrics._precision import result_dtype, widen
+from vpmetrics._sides import Sides, pack, sides_of
+from vpmetrics._tiles import TrialGrid
+from vpmetrics.functional._counts import calibrate
+from vpmetrics.scoring import Scorer, Scoring, resolve_scoring
+
+SIMILARITIES = ("geometric", "sigmoid")
+
+
+class SimilarityMatrices(NamedTuple):
+    """Similarities ``(S, S)`` of all pairs of speakers: rows by the first letter, columns by the second."""
+
+    oo: Tensor
+    op: Tensor
+    pp: Tensor
+    speakers: Tensor
+
+
+def voice_similarity_matrix(
+    original: Tensor | None,
+    protected: Tensor | None,
+    speakers: Tensor,
+    similarity: str = "geometric",
+    scoring: Scoring = "cosine",
+    utterances: Tensor | None = None,
+    validate_args: bool = True,
+) -> SimilarityMatrices:
+    r"""How alike the voices of all pairs of speakers are, within and between original and protected speech.
+
+    .. math::
+        \mathrm{Sim}(i, j) = \prod_{l \in \mathcal{L}_{ij}} \sigma(l)^{1 / |\mathcal{L}_{ij}|}
+        \quad\text{(2022)}, \qquad
+        S(i, j) = \sigma\Bigl(\tfrac{1}{|\mathcal{L}_{ij}|} \sum_{l \in \mathcal{L}_{ij}} l\Bigr) \quad\text{(2020)}
+
+    over the log-likelihood ratios :math:`\mathcal{L}_{ij}` of the utterances of speaker i against those of speaker j,
+    PAV under Laplace's rule, each condition calibrated by itself. Within a side every unordered pair of different
+    utterances is a trial; between the sides every pair but an utterance and its own protected version.
+
+    Args:
+        original: Embeddings ``(N, D)`` of the original speech, or None.
+        protected: Embeddings ``(N, D)`` of the protected speech, row i that of row i of ``original``, or None.
+        speakers: Who speaks, ``(N,)``; any integers.
+        similarity: ``"geometric"``, the geometric mean of 2022, or ``"sigmoid"``, that of 2020.
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
+            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        utterances: Numbers of the recordings, ``(N,)``; copies of one count once.
+        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once.
+
+    Returns:
+        Named tuple ``(oo, op, pp, speakers)``: matrices ``(S, S)`` in [0, 1], speakers ascending. NaN where two
+        speakers have no trial, and everywhere, with one warning, where a condition cannot be calibrated.
+
+    Example:
+        >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+        >>> matrices = voice_similarity_matrix(original, original.flip(1), torch.tensor([3, 3, 8, 8]))
+        >>> matrices.oo
+        tensor([[0.6000, 0.2000],
+                [0.2000, 0.6000]])
+        >>> matrices.speakers
+        tensor([3, 8])
+    """
+    check_choice("similarity", similarity, SIMILARITIES)
+    rows = pack(original, protected, speakers, None, utterances)
+    if validate_args:
+        check_embedding_values(original, protected)
+    with warn_once():
+        return matrices_of_sides(sides_of(rows), similarity, resolve_scoring(scoring))
+
+
+def matrices_of_sides(
+    sides: Sides, similarity: str, scorer: Scorer, conditions: tuple[str, ...] = ("OO", "OP", "PP")
+) -> SimilarityMatrices:
+    """The matrices of some conditions; NaN for the others and for those a side of which is absent."""
+    names = names_of(sides)
+    dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
+    matrices: list[Tensor] = []
+    for condition in ("OO", "OP", "PP"):
+        reference, probe = sides.pair(condition)
+        if condition not in conditions or not (len(reference.speakers) and len(probe.speakers)):
+            matrices.append(torch.full((len(names),) * 2, torch.nan, dtype=dtype, device=names.device))
+        else:
+            grid = TrialGrid(reference, probe, names, scorer)
+            matrices.append(similarity_of_condition(grid, score_condition(grid), similarity).to(dtype))
+    oo, op, pp = matrices
+    return SimilarityMatrices(oo, op, pp, names)
+
+
+def names_of(sides: Sides) -> Tensor:
+    """All speakers of either side, ascending."""
+    names: Tensor = torch.unique(torch.cat([sides.original.speakers, sides.protected.speakers]))
+    return names
+
+
+def similarity_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Tensor:
+    """The matrix of one condition, from a second pass over its tiles."""
+    llr = calibrate(scores.counts.ascending, laplace=True)
+    per_step = logsigmoid(llr) if similarity == "geometric" else llr
+    sums, trials = grid.sums_by_speakers(lambda values: per_step[scores.step_of(values)])
+    mean = torch.where(trials > 0, sums / trials, torch.nan)
+    return mean.exp() if similarity == "geometric" else mean.sigmoid()
+
+
+def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:
+    r"""By how much a similarity matrix stands out on its diagonal (eq. 8 of the 2022 paper).
+
+    .. math::
+        D_\mathrm{diag}(M) = \Bigl|\frac{1}{N} \sum_i M_{ii} - \frac{1}{N(N-1)} \sum_{j \ne k} M_{jk}\Bigr|
+
+    Args:
+        matrix: Similarities ``(S, S)``; NaN cells, where two speakers have no trial, are left out of the averages.
+        log_domain: Compare :math:`-\log_2 \mathrm{Sim}` instead, off the diagonal minus on it and with its sign: the
+            measure consistent with log-likelihood ratios that the paper leaves to future work.
+
+    Returns:
+        Scalar, in [0, 1] or, in the log domain, in bits; NaN with fewer than two speakers.
+
+    Example:
+        >>> diagonal_dominance(torch.tensor([[0.9, 0.2], [0.4, 0.7]]))
+        tensor(0.5000)
+    """
+    check_floating("matrix", matrix)
+    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"Expected `matrix` to have shape (S, S), but got {tuple(matrix.shape)}.")
+    values = -widen(matrix).log2() if log_domain else widen(matrix)
+    own = torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)
+    difference = values[own].nanmean() - values[~own].nanmean()
+    return (-difference if log_domain else difference.abs()).to(result_dtype(matrix))
+
+
+def de_identification(oo: Tensor, op: Tensor) -> Tensor:
+    r"""DeID: how much of the diagonal of the original voices is gone between original and protected (eq. 9).
+
+    .. math:: \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
+
+    Args:
+        oo: Similarities ``(S, S)`` within original speech.
+        op: Similarities ``(S, S)`` between original and protected speech.
+
+    Returns:
+        Scalar, 1.0 = 100 %, all of it is gone; 0 = nothing achieved. NaN with one warning where it is not defined:
+        original voices that cannot be told apart, one speaker, no speaker with two utterances.
+
+    Example:
+        >>> de_identification(torch.eye(2), torch.tensor([[0.6, 0.5], [0.4, 0.5]]))
+        tensor(0.9000)
+    """
+    return 1 - _ratio_to_original(op, oo)
+
+
+def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
+    r"""G_VD: gain of voice distinctiveness from original to protected speech (eq. 10).
+
+    .. math:: G_\mathrm{VD} = 10 \log_{10} \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
+
+    Args:
+        oo: Similarities ``(S, S)`` within original speech.
+        pp: Similarities ``(S, S)`` within protected speech.
+
+    Returns:
+        Scalar in dB: 0 = voices as distinct as before, below 0 a loss, -inf all voices alike. NaN with one warning
+        where it is not defined: original voices that cannot be told apart, one speaker, no speaker with two
+        utterances.
+
+    Example:
+        >>> voice_distinctiveness(torch.eye(2), torch.eye(2) / 10)
+        tensor(-10.)
+    """
+    return 10 * _ratio_to_original(pp, oo).log10()
+
+
+def _ratio_to_original(matrix: Tensor, oo: Tensor) -> Tensor:
+    dominance, own = diagonal_dominance(matrix), diagonal_dominance(oo)
+    # Equal similarities average to equal numbers but for the last digits.
+    digits = 16 * torch.finfo(own.dtype).eps
+    own, dominance = torch.where(own > digits, own, torch.nan), torch.where(dominance > digits, dominance, 0)
+    ratio = dominance / own
+    if bool(ratio.isnan()):
+        warn_undefined("The original voices have no diagonal to compare with: too few or too similar speakers.")
+    return ratio

@@ -1,0 +1,131 @@
+"""How two embeddings are compared: a name, a fitted PLDA, or any callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from vpmetrics._checks import check_choice, check_embeddings
+
+ScoreFunction = Callable[[Tensor, Tensor], Tensor]
+Scoring = str | ScoreFunction
+
+NAMES = ("cosine", "dot", "euclidean")
+
+
+class Scorer(NamedTuple):
+    """A comparison in two parts: what is done once per embedding, and what is done per pair."""
+
+    prepare: Callable[[Tensor], Tensor]
+    compare: ScoreFunction
+
+
+def resolve_scoring(scoring: Scoring) -> Scorer:
+    """The scorer a user asked for.
+
+    Args:
+        scoring: ``"cosine"``, ``"dot"`` or ``"euclidean"`` (the negative distance); or a callable, such as a fitted
+            :class:`PLDA`, from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+    """
+    if isinstance(scoring, str):
+        check_choice("scoring", scoring, NAMES)
+        return {
+            "cosine": Scorer(normalize, _dot),
+            "dot": Scorer(_as_it_is, _dot),
+            "euclidean": Scorer(_as_it_is, _negative_distance),
+        }[scoring]
+    if not callable(scoring):
+        raise TypeError(f"Expected `scoring` to be a name or a callable, but got {type(scoring).__name__}.")
+    return Scorer(_as_it_is, scoring)
+
+
+class PLDA(nn.Module):
+    r"""Two-covariance PLDA: the log-likelihood ratio of one speaker against two, under Gaussian speakers and sessions.
+
+    .. math::
+        x = \mu + y + \epsilon, \quad y \sim \mathcal{N}(0, B), \quad \epsilon \sim \mathcal{N}(0, W)
+
+    In the basis where :math:`W` is the identity and :math:`B` is diagonal, the ratio of two embeddings is a sum over
+    dimensions, so that a tile of scores costs one matrix product.
+
+    ``fit`` estimates :math:`\mu`, :math:`B` and :math:`W` from labelled embeddings by the moments within and between
+    speakers. Calling it with embeddings ``(A, D)`` and ``(B, D)`` returns scores ``(A, B)``. It holds buffers only, so
+    it moves and is saved with a model.
+
+    Example:
+        >>> draw = torch.Generator().manual_seed(0)
+        >>> voices = torch.randn(30, 4, generator=draw).repeat_interleave(10, 0)
+        >>> x, speakers = voices + 0.3 * torch.randn(300, 4, generator=draw), torch.arange(30).repeat_interleave(10)
+        >>> scores = PLDA().fit(x, speakers)(x[:2], x[1:11:9])
+        >>> scores.sign()
+        tensor([[ 1., -1.],
+                [ 1., -1.]])
+    """
+
+    mean: Tensor
+    basis: Tensor
+    between: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("mean", "basis", "between"):
+            self.register_buffer(name, torch.empty(0))
+
+    def fit(self, embeddings: Tensor, speakers: Tensor) -> PLDA:
+        """Estimate the model.
+
+        Args:
+            embeddings: ``(N, D)``, of at least two speakers with two utterances each.
+            speakers: Who speaks, ``(N,)`` integers.
+
+        Returns:
+            The model itself.
+        """
+        check_embeddings(embeddings, None, speakers)
+        x = embeddings.detach().double()
+        names, index, counts = torch.unique(speakers, return_inverse=True, return_counts=True)
+        if len(names) < 2 or len(x) <= len(names):
+            raise ValueError(
+                f"Expected `speakers` to name at least two speakers, one of them more than once, but got {len(names)} "
+                f"speakers in {len(x)} rows."
+            )
+        centroids = x.new_zeros(len(names), x.shape[1]).index_add(0, index, x) / counts[:, None]
+        residuals = x - centroids[index]
+        within = residuals.T @ residuals / (len(x) - len(names))
+        # A centroid still holds its share of the spread within; what is left over is between speakers.
+        spread = torch.cov(centroids.T) - within * (1 / counts).mean()
+        ridge = 1e-6 * within.diagonal().mean()
+        chol = torch.linalg.cholesky(within + ridge * torch.eye(len(within), device=x.device, dtype=x.dtype))
+        inverse = torch.linalg.inv(chol)
+        between, rotation = torch.linalg.eigh(inverse @ spread @ inverse.T)
+        self.mean, self.between = centroids.mean(0), between.clamp(min=0)
+        self.basis = inverse.T @ rotation
+        return self
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        """Natural-log likelihood ratios ``(A, B)`` of all pairs."""
+        if self.basis.numel() == 0:
+            raise RuntimeError("Expected PLDA to be fitted before it is called: see `fit`.")
+        left, right = ((side - self.mean.to(side)) @ self.basis.to(side) for side in (a, b))
+        between = self.between.to(left)
+        total = 1 + between
+        joint = total.square() - between.square()  # determinant of the covariance of a pair, per dimension
+        cross, own = between / joint, 0.5 * (1 / total - total / joint)
+        constant = (total.log() - 0.5 * joint.log()).sum()
+        return (left * cross) @ right.T + (left.square() @ own)[:, None] + (right.square() @ own)[None, :] + constant
+
+
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b.mT
+
+
+def _negative_distance(a: Tensor, b: Tensor) -> Tensor:
+    return -torch.cdist(a, b)

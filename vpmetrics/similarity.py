@@ -1,0 +1,162 @@
+"""Voice similarity matrices, de-identification and voice distinctiveness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from vpmetrics._checks import check_choice
+from vpmetrics._embedding_state import EmbeddingMetric
+from vpmetrics._sides import Sides
+from vpmetrics.functional.similarity import (
+    SIMILARITIES,
+    SimilarityMatrices,
+    de_identification,
+    matrices_of_sides,
+    voice_distinctiveness,
+)
+from vpmetrics.scoring import Scoring, resolve_scoring
+
+
+class _SimilarityMetric(EmbeddingMetric):
+    """What the three metrics share: a similarity and a way of scoring."""
+
+    conditions: tuple[str, ...]
+
+    def __init__(
+        self,
+        similarity: str = "geometric",
+        scoring: Scoring = "cosine",
+        bandwidth: float | None = None,
+        validate_args: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
+        check_choice("similarity", similarity, SIMILARITIES)
+        self.similarity, self.scoring = similarity, scoring
+        resolve_scoring(scoring)
+
+    def _matrices(self, sides: Sides) -> SimilarityMatrices:
+        return matrices_of_sides(sides, self.similarity, resolve_scoring(self.scoring), self.conditions)
+
+
+class VoiceSimilarityMatrix(_SimilarityMetric):
+    r"""How alike the voices of all pairs of speakers are, within and between original and protected speech.
+
+    .. math:: \mathrm{Sim}(i, j) = \prod_{l \in \mathcal{L}_{ij}} \sigma(l)^{1 / |\mathcal{L}_{ij}|}
+
+    over the log-likelihood ratios of the utterances of speaker i against those of speaker j, PAV under Laplace's rule
+    (Noé et al., 2022). ``update(original, protected, speakers)`` takes embeddings ``(B, D)`` and integers ``(B,)``.
+    ``compute()`` returns the named tuple ``(oo, op, pp, speakers)``: matrices ``(S, S)`` in [0, 1], speakers
+    ascending, NaN where two speakers have no trial. ``plot()`` draws the quadrants of the papers.
+
+    Args:
+        similarity: ``"geometric"``, the geometric mean of the posteriors (2022), or ``"sigmoid"``, the posterior of
+            the mean log-likelihood ratio (2020).
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
+            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
+        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        kwargs: Those of :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> metric = VoiceSimilarityMatrix()
+        >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+        >>> metric.update(original, original.flip(1), torch.tensor([3, 3, 8, 8]))
+        >>> metric.compute().op
+        tensor([[0.1667, 0.5976],
+                [0.5976, 0.1667]])
+    """
+
+    conditions = ("OO", "OP", "PP")
+    plot_lower_bound: float = 0.0
+    plot_upper_bound: float = 1.0
+
+    def _value_of_sides(self, sides: Sides) -> SimilarityMatrices:
+        return self._matrices(sides)
+
+    def plot(self, val: SimilarityMatrices | None = None, ax: Any = None, names: Any = None) -> tuple[Any, Any]:
+        """Draw the quadrants OO, OP, PO, PP as one heat map, on a fixed scale from 0 to 1.
+
+        Args:
+            val: What ``compute`` or ``forward`` returned; ``compute()`` when left out.
+            ax: Matplotlib axes to draw on; new ones when left out.
+            names: Names of the speakers to write along the axes, in ascending order of their labels.
+
+        Returns:
+            Figure and axes; neither shown nor saved.
+        """
+        from vpmetrics._plot import draw_quadrants
+
+        return draw_quadrants(self.compute() if val is None else val, ax, names)
+
+
+class DeIdentification(_SimilarityMetric):
+    r"""DeID: how much of the diagonal of the original voices is gone between original and protected speech.
+
+    .. math:: \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
+
+    with the diagonal dominance of the voice similarity matrices (Noé et al., 2022, eq. 8 and 9).
+    ``update(original, protected, speakers)`` takes embeddings ``(B, D)`` and integers ``(B,)``. ``compute()`` returns
+    a scalar: 1.0 = 100 %, perfect; 0 = nothing achieved; NaN with one warning where it is not defined.
+
+    Args:
+        similarity: ``"geometric"``, the geometric mean of the posteriors (2022), or ``"sigmoid"``, the posterior of
+            the mean log-likelihood ratio (2020).
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
+            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
+        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        kwargs: Those of :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> metric = DeIdentification()
+        >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+        >>> protected = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
+        >>> metric(original, protected, torch.tensor([3, 3, 8, 8]))
+        tensor(0.8943)
+    """
+
+    conditions = ("OO", "OP")
+    higher_is_better: bool = True
+    plot_upper_bound: float = 1.0
+
+    def _value_of_sides(self, sides: Sides) -> Tensor:
+        matrices = self._matrices(sides)
+        return de_identification(matrices.oo, matrices.op)
+
+
+class VoiceDistinctiveness(_SimilarityMetric):
+    r"""G_VD: gain of voice distinctiveness from original to protected speech.
+
+    .. math:: G_\mathrm{VD} = 10 \log_{10} \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
+
+    with the diagonal dominance of the voice similarity matrices (Noé et al., 2022, eq. 8 and 10).
+    ``update(original, protected, speakers)`` takes embeddings ``(B, D)`` and integers ``(B,)``. ``compute()`` returns
+    a scalar in dB: 0 = voices as distinct as before, below 0 a loss, -inf = all protected voices alike; NaN with one
+    warning where it is not defined.
+
+    Args:
+        similarity: ``"geometric"``, the geometric mean of the posteriors (2022), or ``"sigmoid"``, the posterior of
+            the mean log-likelihood ratio (2020).
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
+            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
+        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        kwargs: Those of :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> metric = VoiceDistinctiveness()
+        >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+        >>> protected = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
+        >>> metric(original, protected, torch.tensor([3, 3, 8, 8]))
+        tensor(-2.)
+    """
+
+    conditions = ("OO", "PP")
+    higher_is_better: bool = True
+
+    def _value_of_sides(self, sides: Sides) -> Tensor:
+        matrices = self._matrices(sides)
+        return voice_distinctiveness(matrices.oo, matrices.pp)
