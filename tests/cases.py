@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,4 +73,90 @@ SCORE_CASES = [
     _score_case("Linkability", vp.Linkability, F.linkability, reference.verification.linkability),
     _score_case("Cllr", vp.Cllr, F.cllr, reference.verification.cllr),
 ]
-CASES = [*SCORE_CASES]
+
+
+def embeddings(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch]:
+    """Utterances of eight speakers with labels of any kind, unevenly spread; protection keeps part of each voice."""
+    draw = torch.Generator().manual_seed(seed)
+    names = torch.tensor([-5, 0, 3, 4, 11, 1000, 2049, 2**40])
+    voices, pseudo = (torch.randn(len(names), 6, generator=draw) for _ in range(2))
+    batches = []
+    for size in (40, 30, 45, 35):
+        index = torch.cat([torch.arange(len(names)), torch.randint(len(names), (size - len(names),), generator=draw)])
+        noise = torch.randn(2, size, 6, generator=draw)
+        original = voices[index] + noise[0]
+        protected = 0.4 * original + pseudo[index] + noise[1]
+        rows = [(side * 8).round().div(8).clamp(-7.5, 7.5).to(dtype) for side in (original, protected)]
+        batches.append({"original": rows[0], "protected": rows[1], "speakers": names[index]})
+    return batches
+
+
+def _arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda original, protected, speakers: function(
+        original.double().numpy(), protected.double().numpy(), speakers.numpy()
+    )
+
+
+def _reference_matrices(original: Any, protected: Any, speakers: Any) -> tuple[Any, ...]:
+    matrices = [
+        reference.similarity.similarity_matrix(original, protected, speakers, condition)
+        for condition in ("OO", "OP", "PP")
+    ]
+    return (*matrices, np.unique(speakers))
+
+
+def _reference_deid(*rows: Any) -> float:
+    oo, op, _, _ = _reference_matrices(*rows)
+    return reference.similarity.de_identification(oo, op)
+
+
+def _reference_gvd(*rows: Any) -> float:
+    oo, _, pp, _ = _reference_matrices(*rows)
+    return reference.similarity.voice_distinctiveness(oo, pp)
+
+
+def _deid(*rows: Any, **named: Any) -> torch.Tensor:
+    matrices = F.voice_similarity_matrix(*rows, **named)
+    return F.de_identification(matrices.oo, matrices.op)
+
+
+def _gvd(*rows: Any, **named: Any) -> torch.Tensor:
+    matrices = F.voice_similarity_matrix(*rows, **named)
+    return F.voice_distinctiveness(matrices.oo, matrices.pp)
+
+
+def _op_trials(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> Any:
+    rows = (side.double().numpy() for side in (original, protected))
+    scores, target, _ = reference.similarity.trials(*rows, speakers.numpy(), "OP")
+    dtype = torch.float64 if original.dtype == torch.float64 else torch.float32
+    return F.equal_error_rate(
+        torch.from_numpy(np.asarray(scores)).to(dtype), torch.from_numpy(np.asarray(target)).long()
+    )
+
+
+def _reference_eer(original: Any, protected: Any, speakers: Any) -> float:
+    scores, target, _ = reference.similarity.trials(original, protected, speakers, "OP")
+    return reference.verification.equal_error_rate(np.asarray(scores), np.asarray(target).astype(int))
+
+
+_LONE = {
+    "original": torch.eye(3, 6),
+    "protected": torch.ones(3, 6) + torch.eye(3, 6),
+    "speakers": torch.tensor([4, 4, 4]),
+}
+_STRANGERS = {**_LONE, "speakers": torch.tensor([1, 2, 3])}
+
+
+def _embedding_case(
+    name: str, metric: Any, function: Any, second: Any, undefined: tuple[Batch, ...] = (_LONE,)
+) -> Case:
+    return Case(name, metric, function, _arrays(second), embeddings, undefined)
+
+
+EMBEDDING_CASES = [
+    _embedding_case("VoiceSimilarityMatrix", vp.VoiceSimilarityMatrix, F.voice_similarity_matrix, _reference_matrices),
+    _embedding_case("DeIdentification", vp.DeIdentification, _deid, _reference_deid, (_LONE, _STRANGERS)),
+    _embedding_case("VoiceDistinctiveness", vp.VoiceDistinctiveness, _gvd, _reference_gvd, (_LONE, _STRANGERS)),
+    _embedding_case("EmbeddingTrials", partial(vp.EmbeddingTrials, vp.EqualErrorRate()), _op_trials, _reference_eer),
+]
+CASES = [*SCORE_CASES, *EMBEDDING_CASES]

@@ -36,6 +36,12 @@ def assert_same(value, expected, atol=1e-12, rtol=1e-12):
         assert_close(value, expected, atol=atol, rtol=rtol, equal_nan=True)
 
 
+def entries(value):
+    """Everything in a value that is not a whole number."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
+    return [part for part in parts if part.is_floating_point()]
+
+
 def updated(case, batches=None, **kwargs):
     metric = case.metric(**kwargs)
     for batch in case.batches() if batches is None else batches:
@@ -142,9 +148,8 @@ def test_every_floating_type(case, dtype):
     value = updated(case, batches).compute()
     tolerance = 1e-12 if dtype == torch.float64 else 1e-5
     assert_same(value, expected, atol=tolerance, rtol=tolerance)
-    for entry in value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]:
-        if entry.is_floating_point():
-            assert entry.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    for entry in entries(value):
+        assert entry.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
 
 
 @each_case
@@ -229,8 +234,7 @@ def test_undefined_data_is_nan_with_one_warning(case):
         with pytest.warns(UserWarning) as caught:  # noqa: PT030 (the reasons differ by metric)
             value = metric.compute()
         assert len(caught) == 1, [str(warning.message) for warning in caught]
-        entries = value.values() if isinstance(value, dict) else [value]
-        assert all(bool(entry.isnan().all()) for entry in entries if entry.is_floating_point())
+        assert all(bool(entry.isnan().all()) for entry in entries(value))
 
 
 def test_siblings_share_one_copy_and_keep_their_values():
@@ -283,8 +287,7 @@ def _process(rank, world, path):
             assert_same(metric.compute(), expected)
             assert {k: len(v) for k, v in metric.metric_state.items() if isinstance(v, list)} == before
         nothing = case.metric().compute()
-        for entry in nothing.values() if isinstance(nothing, dict) else [nothing]:
-            assert not entry.is_floating_point() or bool(entry.isnan().all())
+        assert all(bool(entry.isnan().all()) for entry in entries(nothing))
     torch.distributed.destroy_process_group()
 
 

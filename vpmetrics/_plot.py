@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from vpmetrics.functional.similarity import SimilarityMatrices
 from vpmetrics.functional.zebra import zebra_tag
 
 # Okabe and Ito's colours, told apart by every kind of colour vision.
@@ -85,4 +86,42 @@ def draw_ece_profile(
     if actual is not None:
         ax.plot(odds, actual.cpu(), color=colour, linestyle=":", linewidth=1.2)
     ax.legend(frameon=False, fontsize="small", loc="lower center", title="system ($D_{ECE}$ bit, $l_w$, tag)")
+    return figure_of(ax), ax
+
+
+def draw_quadrants(matrices: SimilarityMatrices, ax: Axes | None, names: Sequence[str] | None = None) -> PlotResult:
+    """OO and OP above PO and PP; as many pixels as speakers, so that a thousand of them stay legible."""
+    oo, op, pp = (matrix.detach().float().cpu() for matrix in matrices[:3])
+    count = len(oo)
+    ax = axes_or_new(ax, size=(4.6, 4.0))
+    whole = np.block([[oo.numpy(), op.numpy()], [op.T.numpy(), pp.numpy()]])
+    image = ax.imshow(whole, vmin=0, vmax=1, cmap="viridis", interpolation="nearest" if count < 100 else "antialiased")
+    for line in (ax.axhline, ax.axvline):
+        line(count - 0.5, color="white", linewidth=1)
+    ax.set_xticks([count / 2 - 0.5, 1.5 * count - 0.5], ["original", "protected"])
+    ax.set_yticks([count / 2 - 0.5, 1.5 * count - 0.5], ["original", "protected"], rotation=90, va="center")
+    if names is not None:
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_ticks(range(2 * count), [*names, *names], minor=True)
+            axis.set_tick_params(which="minor", labelsize=min(8.0, 110 / count), length=0)
+            axis.set_tick_params(which="major", pad=30, length=0)
+        ax.tick_params(axis="x", which="minor", labelrotation=90)
+    else:
+        ax.tick_params(length=0)
+    figure = figure_of(ax)
+    figure.colorbar(image, ax=ax, label="voice similarity", fraction=0.046, pad=0.03)
+    return figure, ax
+
+
+def draw_trade_off(systems: Mapping[str, tuple[float, float]], ax: Axes | None = None) -> PlotResult:
+    """De-identification against gain of voice distinctiveness, one labelled point per system."""
+    ax = axes_or_new(ax, size=(4.6, 3.4))
+    for number, (name, (deid, gvd)) in enumerate(systems.items()):
+        marker = "os^Dv<>PX"[number % 9]
+        ax.plot(100 * deid, gvd, marker, color=COLOURS[number % len(COLOURS)], markersize=8, label=name, gid="system")
+    ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
+    ax.set(xlabel="de-identification DeID, %", ylabel="gain of voice distinctiveness $G_{VD}$, dB")
+    ax.set_xlim(min(0, *(100 * deid for deid, _ in systems.values())) - 3, 103)
+    ax.grid(alpha=0.3)
+    ax.legend(frameon=False, fontsize="small")
     return figure_of(ax), ax

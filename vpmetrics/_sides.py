@@ -101,15 +101,17 @@ def _first_of_each(ids: Tensor, present: Tensor) -> Tensor:
     return positions[order[fresh]].sort().values
 
 
+def row_keys(vectors: Tensor) -> Tensor:
+    """A number per row that equal rows share and different rows hardly ever do."""
+    wide = widen(vectors.detach())
+    return (wide * torch.cos(torch.arange(wide.shape[1], device=wide.device, dtype=wide.dtype))).sum(1)
+
+
 def _warn_of_copies(side: Side) -> None:
     """Two recordings never have the same embedding; a sampler that fills up its last batch makes such rows."""
-    vectors = widen(side.vectors.detach())
-    if len(vectors) < 2:
-        return
-    weights = torch.cos(torch.arange(vectors.shape[1], device=vectors.device, dtype=vectors.dtype))
-    order = (vectors * weights).sum(1).argsort()
-    same = (vectors[order][1:] == vectors[order][:-1]).all(1) & (side.speakers[order][1:] == side.speakers[order][:-1])
-    copies = int(same.sum())
+    order = row_keys(side.vectors).argsort()
+    vectors, speakers = side.vectors.detach()[order], side.speakers[order]
+    copies = int(((vectors[1:] == vectors[:-1]).all(1) & (speakers[1:] == speakers[:-1])).sum())
     if 0 < copies < len(vectors) - 1:
         rank_zero_warn(
             f"{copies} of {len(vectors)} original embeddings equal another one of their speaker. If a sampler repeated "

@@ -61,12 +61,13 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
+        >>> import torch
         >>> metric = VoiceSimilarityMatrix()
         >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
         >>> metric.update(original, original.flip(1), torch.tensor([3, 3, 8, 8]))
         >>> metric.compute().op
-        tensor([[0.1667, 0.5976],
-                [0.5976, 0.1667]])
+        tensor([[0.5263, 0.5263],
+                [0.5263, 0.5263]])
     """
 
     conditions = ("OO", "OP", "PP")
@@ -111,11 +112,12 @@ class DeIdentification(_SimilarityMetric):
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
+        >>> import torch
         >>> metric = DeIdentification()
         >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
         >>> protected = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
         >>> metric(original, protected, torch.tensor([3, 3, 8, 8]))
-        tensor(0.8943)
+        tensor(1.)
     """
 
     conditions = ("OO", "OP")
@@ -147,11 +149,12 @@ class VoiceDistinctiveness(_SimilarityMetric):
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
+        >>> import torch
         >>> metric = VoiceDistinctiveness()
         >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
         >>> protected = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
         >>> metric(original, protected, torch.tensor([3, 3, 8, 8]))
-        tensor(-2.)
+        tensor(-2.2325)
     """
 
     conditions = ("OO", "PP")

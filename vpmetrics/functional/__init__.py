@@ -4,6 +4,7 @@ from vpmetrics.functional.isotonic import isotonic_regression, pav_llr
 from vpmetrics.functional.similarity import (
     de_identification,
     diagonal_dominance,
+    normalised_relatives,
     voice_distinctiveness,
     voice_similarity_matrix,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "isotonic_regression",
     "linkability",
     "min_cllr",
+    "normalised_relatives",
     "pav_llr",
     "voice_distinctiveness",
     "voice_similarity_matrix",

@@ -70,8 +70,8 @@ def voice_similarity_matrix(
         >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
         >>> matrices = voice_similarity_matrix(original, original.flip(1), torch.tensor([3, 3, 8, 8]))
         >>> matrices.oo
-        tensor([[0.6000, 0.2000],
-                [0.2000, 0.6000]])
+        tensor([[0.8571, 0.2857],
+                [0.2857, 0.8571]])
         >>> matrices.speakers
         tensor([3, 8])
     """
@@ -89,6 +89,8 @@ def matrices_of_sides(
     """The matrices of some conditions; NaN for the others and for those a side of which is absent."""
     names = names_of(sides)
     dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
+    if len(names) == 0:
+        warn_undefined("There are no utterances.")
     matrices: list[Tensor] = []
     for condition in ("OO", "OP", "PP"):
         reference, probe = sides.pair(condition)
@@ -182,6 +184,45 @@ def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
         tensor(-10.)
     """
     return 10 * _ratio_to_original(pp, oo).log10()
+
+
+def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
+    r"""D_ECE and minimum Cllr relative to original speech, comparable with DeID and G_VD (eq. 17 to 20).
+
+    .. math::
+        D_\mathrm{ECE}^{(\mathrm{OP/OO})} = 1 - \frac{D_\mathrm{ECE}^{(\mathrm{OP})}}{D_\mathrm{ECE}^{(\mathrm{OO})}},
+        \quad C^{(\mathrm{OP/OO})} = \frac{C^{(\mathrm{OP})} - C^{(\mathrm{OO})}}{1 - C^{(\mathrm{OO})}},
+        \quad G_D = 10 \log_{10} \frac{D_\mathrm{ECE}^{(\mathrm{PP})}}{D_\mathrm{ECE}^{(\mathrm{OO})}},
+        \quad G_C = 10 \log_{10} \frac{1 - C^{(\mathrm{PP})}}{1 - C^{(\mathrm{OO})}}
+
+    with the minimum Cllr for C. The paper prints OO for PP in the numerator of the last one.
+
+    Args:
+        scalars: ``oo_d_ece``, ``op_d_ece``, ``pp_d_ece``, ``oo_min_cllr``, ``op_min_cllr``, ``pp_min_cllr``.
+
+    Returns:
+        ``d_ece_op_oo`` and ``cllr_op_oo``, 1.0 = full de-identification; ``g_d_ece`` and ``g_cllr`` in dB, 0 = voices
+        as distinct as before. NaN where original speech discloses nothing.
+
+    Example:
+        >>> values = {"oo_d_ece": 0.6, "op_d_ece": 0.3, "pp_d_ece": 0.06}
+        >>> values |= {"oo_min_cllr": 0.2, "op_min_cllr": 0.6, "pp_min_cllr": 0.92}
+        >>> normalised_relatives({key: torch.tensor(value) for key, value in values.items()})
+        {'d_ece_op_oo': tensor(0.5000), 'cllr_op_oo': tensor(0.5000),
+         'g_d_ece': tensor(-10.), 'g_cllr': tensor(-10.0000)}
+    """
+    d_ece = [scalars[f"{name}_d_ece"] for name in ("oo", "op", "pp")]
+    known = [1 - scalars[f"{name}_min_cllr"] for name in ("oo", "op", "pp")]
+    return {
+        "d_ece_op_oo": 1 - _relative(d_ece[1], d_ece[0]),
+        "cllr_op_oo": 1 - _relative(known[1], known[0]),
+        "g_d_ece": 10 * _relative(d_ece[2], d_ece[0]).log10(),
+        "g_cllr": 10 * _relative(known[2], known[0]).log10(),
+    }
+
+
+def _relative(value: Tensor, original: Tensor) -> Tensor:
+    return torch.where(original > 1e-12, value.clamp(min=0) / original, torch.nan)
 
 
 def _ratio_to_original(matrix: Tensor, oo: Tensor) -> Tensor:

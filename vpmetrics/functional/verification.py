@@ -52,7 +52,14 @@ def cllr_sums(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Costs in nats and numbers of trials, ``(2,)`` each: non-targets, targets. They add up over batches."""
     scores, is_target = widen(preds.flatten()), target.flatten().bool()
     is_class = is_target == torch.arange(2, device=scores.device).unsqueeze(1)
-    return torch.where(is_class, softplus(torch.where(is_target, -scores, scores)), 0).sum(-1), is_class.sum(-1)
+    return cllr_sums_of_values(scores, is_class)
+
+
+def cllr_sums_of_values(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`cllr_sums` of scores that occur ``counts`` ``(2, V)`` times among non-targets and targets."""
+    # Only the side asked for: the other may be infinite, where the cost itself is 0.
+    cost = softplus(values * torch.tensor([1, -1], device=values.device).unsqueeze(1))
+    return torch.where(counts > 0, counts * cost, 0).sum(-1), counts.sum(-1)
 
 
 def cllr_of_sums(costs: Tensor, trials: Tensor) -> Tensor:
@@ -130,24 +137,29 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
     check_trials(preds, target)
     if validate_args:
         check_trial_values(preds, target)
-    undefined = torch.full((), torch.nan, dtype=result_dtype(preds), device=preds.device)
-    scores, is_target = widen(preds.detach().flatten()), target.flatten().bool()
-    targets, nontargets = scores[is_target], scores[~is_target]
-    bins = min(len(targets) // _TARGETS_PER_BIN, _MOST_BINS)
-    if bins == 0 or len(nontargets) == 0:
+    is_target = target.flatten().bool()
+    counts = torch.stack([~is_target, is_target])
+    return linkability_of_values(widen(preds.detach().flatten()), counts).to(result_dtype(preds))
+
+
+def linkability_of_values(values: Tensor, counts: Tensor) -> Tensor:
+    """:func:`linkability` of scores that occur ``counts`` ``(2, V)`` times among non-targets and targets."""
+    counts = widen(counts)
+    trials, seen = counts.sum(-1), values[(counts > 0).any(0)]
+    bins = min(int(trials[1]) // _TARGETS_PER_BIN, _MOST_BINS)
+    if bins == 0 or not bool(trials[0] > 0):
         warn_undefined(f"Linkability needs {_TARGETS_PER_BIN} target trials and a non-target trial.")
-        return undefined
-    low, high = scores.min(), scores.max()
+        return trials.new_full((), torch.nan)
+    low, high = seen.aminmax()
     if not bool(((high - low) > 0) & (high - low).isfinite()):
         warn_undefined("Linkability needs scores that are finite and not all the same.")
-        return undefined
+        return trials.new_full((), torch.nan)
     edges = low + (high - low) / bins * torch.arange(1, bins, device=low.device)
-    p, q = (
-        widen(torch.bincount(torch.bucketize(part, edges, right=True), minlength=bins)) / len(part)
-        for part in (targets, nontargets)
-    )
+    slots = torch.bucketize(values, edges, right=True)
+    q, p = counts.new_zeros(2, bins).index_add(-1, slots, counts) / trials[:, None]
     # 2 r / (1 + r) - 1, without the division of p by a q that may be 0.
-    return (p * torch.where(p > q, (p - q) / (p + q), 0)).sum().to(result_dtype(preds))
+    link = torch.where(p > q, (p - q) / (p + q), 0)
+    return torch.dot(p, link)
 
 
 def min_cllr_of_steps(steps: Steps) -> Tensor:

@@ -1,0 +1,91 @@
+"""Any score metric, from embeddings."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric, MetricCollection
+
+from vpmetrics._checks import check_choice, warn_undefined
+from vpmetrics._embedding_state import EmbeddingMetric
+from vpmetrics._score_state import ScoreMetric
+from vpmetrics._sides import Sides
+from vpmetrics._state import PrivacyMetric
+from vpmetrics._tiles import TrialGrid
+from vpmetrics.functional.similarity import names_of
+from vpmetrics.scoring import Scoring, resolve_scoring
+
+CONDITIONS = ("OO", "OP", "PP")
+
+
+class EmbeddingTrials(EmbeddingMetric):
+    """Feeds a metric of scores with the trials of one condition, formed from embeddings tile by tile.
+
+    ``update(original, protected, speakers)`` takes embeddings ``(B, D)`` and integers ``(B,)``; ``compute()`` scores
+    all trials and returns what the metric returns for them. torchmetrics' own binary metrics squash scores outside
+    [0, 1] batch by batch, which would bend every tile in its own way; here they get the scores as they are.
+
+    Args:
+        metric: A metric with ``update(preds, target)``, or a collection of such; a copy of it is kept.
+        condition: ``"OO"``, ``"OP"`` or ``"PP"``: the reference side and the probe side.
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
+            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        kwargs: Those of :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> from torchmetrics.classification import BinaryAUROC
+        >>> metric = EmbeddingTrials(BinaryAUROC(), condition="OP")
+        >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+        >>> metric.update(original, 1 - original, torch.tensor([3, 3, 8, 8]))
+        >>> metric.compute()
+        tensor(0.)
+    """
+
+    __jit_unused_properties__: ClassVar[list[str]] = [*EmbeddingMetric.__jit_unused_properties__, "higher_is_better"]
+
+    def __init__(
+        self,
+        metric: Metric | MetricCollection,
+        condition: str = "OP",
+        scoring: Scoring = "cosine",
+        validate_args: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        check_choice("condition", condition, CONDITIONS)
+        if not isinstance(metric, (Metric, MetricCollection)):
+            raise TypeError(f"Expected `metric` to be a Metric or a MetricCollection, but got {type(metric).__name__}.")
+        super().__init__(bandwidth=getattr(metric, "bandwidth", None), validate_args=validate_args, **kwargs)
+        resolve_scoring(scoring)
+        self.condition, self.scoring, self.metric = condition, scoring, metric.clone()
+        members = self.metric.values() if isinstance(self.metric, MetricCollection) else [self.metric]
+        for member in members:
+            member.sync_on_compute = False  # the embeddings are gathered, and with them every trial
+            if hasattr(member, "normalization"):
+                member.normalization = None
+
+    @property
+    def higher_is_better(self) -> bool | None:  # type: ignore[override]
+        """What the metric fed says of itself."""
+        return getattr(self.metric, "higher_is_better", None)
+
+    def _value_of_sides(self, sides: Sides) -> Any:
+        grid = TrialGrid(*sides.pair(self.condition), names_of(sides), resolve_scoring(self.scoring))
+        if self.bandwidth is not None and isinstance(self.metric, ScoreMetric):
+            parts = [tile.trials() for tile in grid]
+            return self.metric._value_of_batch(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        if grid.pairs == 0 and not isinstance(self.metric, PrivacyMetric):
+            warn_undefined("There are no trials.")
+            return torch.full((), torch.nan, device=grid.names.device)
+        self.metric.reset()
+        for scores, is_target in (tile.trials() for tile in grid) if grid.pairs else [_no_trials(grid)]:
+            self.metric.update(scores, is_target)
+        value = self.metric.compute()
+        self.metric.reset()
+        return value
+
+
+def _no_trials(grid: TrialGrid) -> tuple[Tensor, Tensor]:
+    return grid.rows.vectors.new_empty(0), grid.names.new_empty(0, dtype=torch.bool)
