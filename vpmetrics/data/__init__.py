@@ -13,9 +13,9 @@ from torch import Tensor
 class DemoVoices(NamedTuple):
     """Embeddings of 1036 recordings of 37 synthetic speakers; see ``README.md`` in this folder for how they were made.
 
-    ``original`` ``(1036, 256)`` float32; ``protected``, as many rows for each of ``B2`` (McAdams, alpha = 0.8), ``B2r0``
-    and ``B2r1`` (one alpha per speaker, two draws) and ``B2u`` (one alpha per utterance); ``speakers``, ``utterances``
-    and ``sentences`` ``(1036,)`` int64; ``speaker_names``, ``engine:voice`` of each speaker number.
+    ``original`` ``(1036, 256)`` float32; ``protected``, as many rows for each of ``B2`` (McAdams, alpha = 0.8),
+    ``B2r0`` and ``B2r1`` (one alpha per speaker, two draws) and ``B2u`` (one alpha per utterance); ``speakers``,
+    ``utterances`` and ``sentences`` ``(1036,)`` int64; ``speaker_names``, ``engine:voice`` of each speaker number.
     """
 
     original: Tensor
@@ -38,6 +38,8 @@ def demo_voices() -> DemoVoices:
         return DemoVoices(
             torch.from_numpy(arrays["emb_O"]),
             {name: torch.from_numpy(arrays[f"emb_{name}"]) for name in ("B2", "B2r0", "B2r1", "B2u")},
-            *(torch.from_numpy(arrays[name]).to(torch.int64) for name in ("speaker", "utterance", "sentence")),
+            torch.from_numpy(arrays["speaker"]).long(),
+            torch.from_numpy(arrays["utterance"]).long(),
+            torch.from_numpy(arrays["sentence"]).long(),
             tuple(str(name) for name in arrays["speaker_name"]),
         )
