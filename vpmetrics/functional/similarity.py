@@ -229,7 +229,7 @@ def _ratio_to_original(matrix: Tensor, oo: Tensor) -> Tensor:
     dominance, own = diagonal_dominance(matrix), diagonal_dominance(oo)
     # Equal similarities average to equal numbers but for the last digits.
     digits = 16 * torch.finfo(own.dtype).eps
-    own, dominance = torch.where(own > digits, own, torch.nan), torch.where(dominance > digits, dominance, 0)
+    own, dominance = torch.where(own > digits, own, torch.nan), torch.where(dominance <= digits, 0, dominance)
     ratio = dominance / own
     if bool(ratio.isnan()):
         warn_undefined("The original voices have no diagonal to compare with: too few or too similar speakers.")

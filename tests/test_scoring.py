@@ -1,0 +1,106 @@
+"""Scoring back-ends against the definitions, and PLDA against the densities it stands for."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import pytest
+import torch
+from cases import embeddings, join
+from torch.distributions import MultivariateNormal
+from torch.testing import assert_close
+
+from vpmetrics import DeIdentification
+from vpmetrics.functional import voice_similarity_matrix
+from vpmetrics.scoring import PLDA, resolve_scoring
+
+
+def test_named_scores():
+    a, b = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[4.0, 3.0], [3.0, 4.0]])
+    expected = {
+        "cosine": [[0.96, 1.0], [0.0, 0.0]],
+        "dot": [[24.0, 25.0], [0.0, 0.0]],
+        "euclidean": [[-math.sqrt(2), 0.0], [-5.0, -5.0]],
+    }
+    for name, scores in expected.items():
+        scorer = resolve_scoring(name)
+        assert_close(scorer.compare(scorer.prepare(a), scorer.prepare(b)), torch.tensor(scores), atol=1e-6, rtol=0)
+
+
+def draw_model(size=4, speakers=3000, each=5, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    factors = torch.randn(2, size, size, generator=draw, dtype=torch.float64)
+    between, within = factors @ factors.mT + 0.3 * torch.eye(size)
+    mean = torch.randn(size, generator=draw, dtype=torch.float64)
+
+    def gaussian(count, covariance):
+        noise = torch.randn(count, size, generator=draw, dtype=torch.float64)
+        return noise @ torch.linalg.cholesky(covariance).T
+
+    voices = mean + gaussian(speakers, between).repeat_interleave(each, 0)
+    return (
+        mean,
+        between,
+        within,
+        voices + gaussian(speakers * each, within),
+        torch.arange(speakers).repeat_interleave(each),
+    )
+
+
+def test_plda_is_the_ratio_of_gaussian_densities():
+    mean, between, within, x, speakers = draw_model()
+    plda = PLDA().fit(x, speakers)
+    # The densities of the model that was fitted: undo the change of basis.
+    inverse = torch.linalg.inv(plda.basis)
+    within = inverse.T @ inverse
+    between = inverse.T @ torch.diag(plda.between) @ inverse
+    mean = plda.mean
+    total = between + within
+    pair = torch.cat([torch.cat([total, between], 1), torch.cat([between, total], 1)])
+    joint, alone = MultivariateNormal(torch.cat([mean, mean]), pair), MultivariateNormal(mean, total)
+    a, b = x[:6], x[3:8]
+    expected = torch.stack(
+        [torch.stack([joint.log_prob(torch.cat([i, j])) - alone.log_prob(i) - alone.log_prob(j) for j in b]) for i in a]
+    )
+    assert_close(plda(a, b), expected, atol=1e-8, rtol=1e-8)
+
+
+def test_plda_finds_the_model_it_was_drawn_from():
+    mean, between, within, x, speakers = draw_model()
+    plda = PLDA().fit(x, speakers)
+    inverse = torch.linalg.inv(plda.basis)
+    # Three thousand speakers: standard errors of a few per cent.
+    assert_close(plda.mean, mean, atol=0.15, rtol=0)
+    assert_close(inverse.T @ inverse, within, atol=0.15 * within.abs().max().item(), rtol=0)
+    assert_close(inverse.T @ plda.between.diag() @ inverse, between, atol=0.15 * between.abs().max().item(), rtol=0)
+
+
+def test_plda_scores_a_metric_and_is_pickled_with_it():
+    rows = join(embeddings())
+    plda = PLDA().fit(rows["original"], rows["speakers"])
+    metric = DeIdentification(scoring=plda)
+    metric.update(**rows)
+    value = metric.compute()
+    assert_close(pickle.loads(pickle.dumps(metric)).compute(), value)
+    other = voice_similarity_matrix(**rows, scoring=lambda a, b: plda(a, b))
+    assert_close(voice_similarity_matrix(**rows, scoring=plda), other)
+
+
+def test_increasing_maps_of_the_score_change_nothing():
+    rows = join(embeddings())
+    unit = torch.nn.functional.normalize(rows["original"]), torch.nn.functional.normalize(rows["protected"])
+    cosine = voice_similarity_matrix(*unit, rows["speakers"])
+    for scoring in ("dot", lambda a, b: (a @ b.T).exp()):
+        assert_close(voice_similarity_matrix(*unit, rows["speakers"], scoring=scoring), cosine)
+    distance = voice_similarity_matrix(*unit, rows["speakers"], scoring="euclidean")
+    assert_close(distance.oo, cosine.oo, atol=1e-6, rtol=0)
+
+
+def test_bad_use():
+    with pytest.raises(RuntimeError, match="fitted before it is called"):
+        PLDA()(torch.ones(1, 2), torch.ones(1, 2))
+    with pytest.raises(ValueError, match="at least two speakers"):
+        PLDA().fit(torch.randn(3, 2), torch.tensor([1, 1, 1]))
+    with pytest.raises(TypeError, match="a name or a callable, but got int"):
+        resolve_scoring(3)

@@ -1,0 +1,320 @@
+"""Similarity matrices, DeID and G_VD: golden sets, the bundled voices, hand values, tiles, and thin data."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+
+import numpy as np
+import pytest
+import reference
+import torch
+from cases import embeddings, join
+from golden import CONDITIONS, EMBEDDING_SETS, embedding_set
+from torch.testing import assert_close
+
+import vpmetrics._conditions
+from vpmetrics import DeIdentification, VoiceDistinctiveness, VoicePrivacy, VoiceSimilarityMatrix
+from vpmetrics._sides import pack, sides_of
+from vpmetrics._tiles import TrialGrid
+from vpmetrics.data import demo_voices
+from vpmetrics.functional import (
+    de_identification,
+    diagonal_dominance,
+    normalised_relatives,
+    voice_distinctiveness,
+    voice_similarity_matrix,
+)
+from vpmetrics.scoring import resolve_scoring
+
+
+@pytest.fixture
+def few_are_many(monkeypatch):
+    """Let every set take the way of large ones, through histograms."""
+    monkeypatch.setattr(vpmetrics._conditions, "EXACT_PAIRS", 0)
+
+
+@pytest.mark.parametrize("name", EMBEDDING_SETS)
+@pytest.mark.parametrize("similarity", ["geometric", "sigmoid"])
+def test_golden_sets(name, similarity):
+    original, protected, speakers, expected = embedding_set(name)
+    rows = [torch.from_numpy(array) for array in (original, protected, speakers)]
+    expected = expected[similarity]
+    values = {}
+    for metric in (VoiceSimilarityMatrix, DeIdentification, VoiceDistinctiveness):
+        values[metric] = metric(similarity)
+        for part in torch.randperm(len(speakers), generator=torch.Generator().manual_seed(0)).split(7):
+            values[metric].update(*(side[part] for side in rows))
+    for matrices in (voice_similarity_matrix(*rows, similarity), values[VoiceSimilarityMatrix].compute()):
+        for condition, matrix in zip(CONDITIONS, matrices[:3], strict=True):
+            assert_close(matrix.numpy(), expected[condition], atol=1e-9, rtol=0)
+        assert matrices.speakers.tolist() == sorted(set(speakers.tolist()))
+    assert values[DeIdentification].compute().item() == pytest.approx(expected["deid"], abs=1e-7)
+    assert values[VoiceDistinctiveness].compute().item() == pytest.approx(expected["gvd"], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["B2", "B2r0", "B2r1", "B2u"])
+def test_bundled_voices(name):
+    voices = demo_voices()
+    # A third of the recordings: the reference walks pair by pair.
+    rows = voices.original[::3].double(), voices.protected[name][::3].double(), voices.speakers[::3]
+    arrays = [side.numpy() for side in rows]
+    oo, op, pp = (reference.similarity.similarity_matrix(*arrays, condition) for condition in CONDITIONS)
+    matrices = voice_similarity_matrix(*rows)
+    for matrix, expected in zip(matrices[:3], (oo, op, pp), strict=True):
+        assert_close(matrix.numpy(), expected, atol=1e-9, rtol=0)
+    deid, gvd = reference.similarity.de_identification(oo, op), reference.similarity.voice_distinctiveness(oo, pp)
+    assert de_identification(matrices.oo, matrices.op).item() == pytest.approx(deid, abs=1e-9)
+    assert voice_distinctiveness(matrices.oo, matrices.pp).item() == pytest.approx(gvd, abs=1e-9)
+
+
+def test_published_order_of_the_bundled_voices():
+    voices = demo_voices()
+    value = {}
+    for name, protected in voices.protected.items():
+        matrices = voice_similarity_matrix(voices.original, protected, voices.speakers)
+        value[name] = (
+            de_identification(matrices.oo, matrices.op).item(),
+            voice_distinctiveness(matrices.oo, matrices.pp).item(),
+        )
+    assert min(value, key=lambda name: value[name][0]) == "B2"
+    assert value["B2"] == pytest.approx((0.37, 0), abs=0.2)
+    assert value["B2u"][1] == pytest.approx(-7, abs=0.5)
+
+
+def test_diagonal_dominance_by_hand():
+    matrix = torch.tensor([[0.5, 0.25, 0.125], [0.25, 0.5, 0.125], [0.25, 0.25, 0.5]])
+    assert diagonal_dominance(matrix).item() == pytest.approx(0.5 - 1.25 / 6)
+    assert diagonal_dominance(matrix, log_domain=True).item() == pytest.approx((4 * 2 + 2 * 3) / 6 - 1)
+    assert diagonal_dominance(torch.eye(4)) == 1
+    assert diagonal_dominance(1 - torch.eye(4)) == 1
+    assert diagonal_dominance(torch.full((4, 4), 0.3)).item() == pytest.approx(0, abs=1e-7)
+    holed = matrix.clone()
+    holed[0, 0] = holed[0, 1] = math.nan
+    assert diagonal_dominance(holed).item() == pytest.approx(0.5 - 1.0 / 5)
+
+
+def test_undefined_ratios():
+    flat = torch.full((3, 3), 0.4)
+    with pytest.warns(UserWarning, match="no diagonal"):
+        assert de_identification(flat, torch.eye(3)).isnan()
+    assert voice_distinctiveness(torch.eye(3), flat) == -math.inf
+    assert de_identification(torch.eye(3), flat) == 1
+
+
+def test_relatives_follow_the_paper():
+    rows = join(embeddings())
+    arrays = rows["original"].numpy(), rows["protected"].numpy(), rows["speakers"].numpy()
+    metric = VoicePrivacy()
+    metric.update(**rows)
+    value, expected = metric.compute(), reference.similarity.embedding_relatives(*arrays)
+    for key in ("d_ece_op_oo", "cllr_op_oo", "g_d_ece", "g_cllr"):
+        assert value[key].item() == pytest.approx(expected[key], abs=1e-9)
+        assert normalised_relatives(value)[key] == value[key]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("tile", [1, 7, 64, 1000])
+def test_every_trial_is_walked_once_whatever_the_tile(condition, tile):
+    rows = join(embeddings())
+    sides = sides_of(pack(**rows))
+    names = rows["speakers"].unique()
+    grid = TrialGrid(*sides.pair(condition), names, resolve_scoring("cosine"), tile)
+    scores, labels = (torch.cat(parts) for parts in zip(*(tile.trials() for tile in grid), strict=True))
+    arrays = (rows["original"].numpy(), rows["protected"].numpy(), rows["speakers"].numpy())
+    expected, target, _ = reference.similarity.trials(*arrays, condition)
+    for label in (False, True):
+        ours, theirs = scores[labels == label].sort().values, np.sort(np.asarray(expected)[np.asarray(target) == label])
+        assert_close(ours.numpy(), theirs)
+    sums, trials = grid.sums_by_speakers(torch.ones_like)
+    assert_close(sums, trials)
+    distinct = trials.triu() if grid.within else trials
+    assert distinct.sum() == len(expected)
+
+
+@pytest.mark.usefixtures("few_are_many")
+def test_tile_size_changes_nothing_beyond_rounding():
+    rows = join(embeddings(dtype=torch.float32))
+    sides = sides_of(pack(**rows))
+    matrices = []
+    for tile in (16, 50, 2048):
+        grid = TrialGrid(*sides.pair("OP"), rows["speakers"].unique(), resolve_scoring("cosine"), tile)
+        scores = vpmetrics._conditions.score_condition(grid)
+        matrices.append(vpmetrics.functional.similarity.similarity_of_condition(grid, scores, "geometric"))
+    assert_close(matrices[0], matrices[1], atol=1e-4, rtol=0)
+    assert_close(matrices[0], matrices[2], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("similarity", ["geometric", "sigmoid"])
+def test_bins_agree_with_scores(monkeypatch, similarity):
+    monkeypatch.setattr(vpmetrics._conditions, "EXACT_PAIRS", 0)
+    voices = demo_voices()
+    rows = voices.original[::2], voices.protected["B2r0"][::2], voices.speakers[::2]
+    binned, metric = voice_similarity_matrix(*rows, similarity), VoicePrivacy(similarity)
+    metric.update(*rows)
+    value, bound = metric.compute(), metric.error_bound()
+    monkeypatch.undo()
+    exact = VoicePrivacy(similarity)
+    exact.update(*rows)
+    for one, other in zip(binned[:3], voice_similarity_matrix(*rows, similarity)[:3], strict=True):
+        # A cell of a few trials near the step of one block feels its bins most.
+        assert_close(one, other, atol=5e-3, rtol=0)
+    for key, expected in exact.compute().items():
+        if key in bound:
+            assert abs(value[key] - expected) <= bound[key] + 1e-6, key
+        else:
+            assert_close(value[key], expected, atol=2e-3, rtol=2e-3)
+    assert max(bound[key] for key in bound if "d_ece" in key) < 1e-4
+    assert set(exact.error_bound().values()) == {torch.zeros(()).double()} or not any(exact.error_bound().values())
+
+
+def test_speakers_may_have_any_integers_for_names():
+    rows = join(embeddings())
+    first = voice_similarity_matrix(**rows)
+    names, index = rows["speakers"].unique(return_inverse=True)
+    renamed = voice_similarity_matrix(rows["original"], rows["protected"], (5 - 13 * index).int())
+    assert_close(renamed.op, first.op.flip(0, 1))
+    assert renamed.speakers.tolist() == [5 - 13 * k for k in reversed(range(len(names)))]
+
+
+def test_copies_of_an_utterance_count_once():
+    rows = join(embeddings())
+    count = len(rows["speakers"])
+    plain = voice_similarity_matrix(**rows)
+    padded = {key: torch.cat([value, value[:25]]) for key, value in rows.items()}
+    ids = torch.cat([torch.arange(count), torch.arange(25)]) * 17 - 300
+    for metric in (VoiceSimilarityMatrix(),):
+        for part in torch.arange(count + 25).split(40):
+            metric.update(**{key: value[part] for key, value in padded.items()}, utterances=ids[part])
+        assert_close(metric.compute(), plain)
+    with pytest.warns(UserWarning, match="25 of 175 original embeddings equal another one of their speaker"):
+        copies = voice_similarity_matrix(**padded)
+    assert not torch.equal(copies.oo, plain.oo)
+
+
+def test_a_speaker_absent_from_one_side():
+    rows = join(embeddings())
+    here = rows["speakers"] != 3
+    metric = VoiceSimilarityMatrix()
+    metric.update(original=rows["original"], speakers=rows["speakers"], utterances=torch.arange(150))
+    metric.update(
+        protected=rows["protected"][here], speakers=rows["speakers"][here], utterances=torch.arange(150)[here]
+    )
+    value = metric.compute()
+    third = value.speakers.tolist().index(3)
+    assert value.pp[third].isnan().all()
+    assert value.op[:, third].isnan().all()
+    assert not value.op[third, :third].isnan().any()
+    whole = voice_similarity_matrix(**rows)
+    assert_close(value.oo, whole.oo)
+    deid = DeIdentification()
+    deid.update(original=rows["original"], speakers=rows["speakers"])
+    deid.update(protected=rows["protected"][here], speakers=rows["speakers"][here])
+    assert 0 < deid.compute() < 1
+
+
+def test_a_speaker_with_one_utterance_has_no_similarity_to_itself():
+    rows = join(embeddings())
+    keep = torch.cat([(rows["speakers"] != 4).nonzero().flatten(), (rows["speakers"] == 4).nonzero()[0]])
+    value = voice_similarity_matrix(*(rows[key][keep] for key in rows))
+    fourth = value.speakers.tolist().index(4)
+    assert [bool(matrix[fourth, fourth].isnan()) for matrix in value[:3]] == [True, True, True]
+    assert not diagonal_dominance(value.oo).isnan()
+
+
+def test_one_side_alone():
+    rows = join(embeddings())
+    value = voice_similarity_matrix(None, rows["protected"], rows["speakers"])
+    assert_close(value.pp, voice_similarity_matrix(**rows).pp)
+    assert value.oo.isnan().all()
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [torch.zeros(24, 5), torch.ones(24, 5), torch.randn(24, 2), torch.randn(24, 65_536), torch.randn(24, 3).bfloat16()],
+    ids=["zero", "identical", "2 wide", "65536 wide", "bfloat16"],
+)
+def test_unusual_vectors_never_raise(vectors, monkeypatch):
+    speakers = torch.arange(24) % 4
+    for limit in (1 << 22, 0):
+        monkeypatch.setattr(vpmetrics._conditions, "EXACT_PAIRS", limit)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            metric = VoicePrivacy()
+            metric.update(vectors, vectors.flip(0), speakers)
+            value = metric.compute()
+    if vectors.float().std() == 0:
+        assert value["deid"].isnan()
+        assert value["op_d_ece"] == 0
+        assert value["op_eer"] == 0.5
+    else:
+        assert not value["op_d_ece"].isnan()
+
+
+def test_nan_embeddings_never_leave_as_a_number(monkeypatch):
+    rows = join(embeddings())
+    rows["protected"][3, 2] = math.nan
+    for limit in (1 << 22, 0):
+        monkeypatch.setattr(vpmetrics._conditions, "EXACT_PAIRS", limit)
+        metric = VoicePrivacy(validate_args=False)
+        metric.update(**rows)
+        with pytest.warns(UserWarning, match="NaN"):
+            value = metric.compute()
+        assert not value["oo_d_ece"].isnan()
+        for key in ("op_d_ece", "pp_d_ece", "deid", "gvd", "op_eer", "op_min_cllr", "op_cllr"):
+            assert value[key].isnan(), (limit, key)
+
+
+GOOD = {"original": torch.randn(3, 4), "protected": torch.randn(3, 4), "speakers": torch.tensor([1, 1, 2])}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"original": None, "protected": None}, ValueError, "`original` or `protected`, but got neither"),
+        ({"original": [1.0]}, TypeError, "`original` to be a tensor, but got list"),
+        ({"original": torch.ones(3, 4).long()}, TypeError, "`original` to have a floating dtype"),
+        ({"original": torch.ones(4)}, ValueError, r"`original` to have shape \(B, D\), but got \(4,\)"),
+        ({"protected": torch.ones(2, 4)}, ValueError, r"`protected` to have shape \(3, 4\).*got \(2, 4\)"),
+        ({"speakers": None}, TypeError, "`speakers` to be a tensor, but got NoneType"),
+        ({"speakers": torch.ones(3)}, TypeError, "`speakers` to have an integer dtype"),
+        ({"speakers": torch.ones(2).long()}, ValueError, r"`speakers` to have shape \(3,\).*got \(2,\)"),
+        ({"utterances": torch.ones(3)}, TypeError, "`utterances` to have an integer dtype"),
+        ({"is_reference": torch.ones(3)}, TypeError, "`is_reference` to be boolean"),
+        ({"original": torch.full((3, 4), math.nan)}, ValueError, "`original` to hold finite numbers, but got 3 of 3"),
+        ({"protected": torch.full((3, 4), math.inf)}, ValueError, "`protected` to hold finite numbers"),
+        ({"original": torch.ones(3, 5), "protected": torch.ones(3, 5)}, ValueError, "4 wide.*but got 5"),
+    ],
+)
+def test_bad_input_is_refused_and_changes_nothing(change, error, match):
+    metric = DeIdentification()
+    metric.update(**GOOD)
+    before = {key: list(value) for key, value in metric.metric_state.items()}
+    with pytest.raises(error, match=match):
+        metric.update(**{**GOOD, **change})
+    assert all(len(value) == len(before[key]) for key, value in metric.metric_state.items())
+
+
+@pytest.mark.parametrize("option", [{"similarity": "2020"}, {"scoring": "cosin"}])
+def test_bad_options_are_refused(option):
+    with pytest.raises(ValueError, match="to be one of"):
+        VoiceSimilarityMatrix(**option)
+
+
+def test_quadrants_figure():
+    rows = join(embeddings())
+    metric = VoiceSimilarityMatrix()
+    metric.update(**rows)
+    matrices = metric.compute()
+    figure, ax = metric.plot(names=list("abcdefgh"))
+    image = ax.images[0]
+    assert image.get_clim() == (0, 1)
+    whole = image.get_array()
+    for (row, column), quadrant in zip(
+        itertools.product((0, 1), (0, 1)), (matrices.oo, matrices.op, matrices.op.T, matrices.pp), strict=True
+    ):
+        part = whole[8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
+        np.testing.assert_allclose(part, quadrant.numpy(), atol=1e-6)
+    assert figure is ax.figure
+    assert [text.get_text() for text in ax.get_xticklabels(minor=True)] == list("abcdefgh") * 2

@@ -1,0 +1,83 @@
+"""Everything at once: the same numbers as one by one, and original speech scored once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import embeddings, join
+from torch.testing import assert_close
+from torchmetrics import MetricCollection
+
+import vpmetrics as vp
+from vpmetrics.suite import VoicePrivacy
+
+
+def alone(metric, rows):
+    metric.update(**rows)
+    return metric.compute()
+
+
+def test_each_scalar_is_that_of_its_own_class():
+    rows = join(embeddings())
+    value = alone(VoicePrivacy(), rows)
+    assert_close(value["deid"], alone(vp.DeIdentification(), rows))
+    assert_close(value["gvd"], alone(vp.VoiceDistinctiveness(), rows))
+    for condition in ("OO", "OP", "PP"):
+        prefix = condition.lower()
+        for key, metric in {
+            "min_cllr": vp.MinCllr(),
+            "cllr": vp.Cllr(),
+            "eer": vp.EqualErrorRate(),
+            "linkability": vp.Linkability(),
+        }.items():
+            assert_close(value[f"{prefix}_{key}"], alone(vp.EmbeddingTrials(metric, condition), rows))
+        for key, expected in alone(vp.EmbeddingTrials(vp.ZebraDisclosure(), condition), rows).items():
+            assert_close(value[f"{prefix}_{key}"], expected)
+
+
+def test_original_speech_is_scored_once(monkeypatch):
+    walked = []
+    original = VoicePrivacy._report_of
+    monkeypatch.setattr(VoicePrivacy, "_report_of", lambda self, grid: walked.append(grid) or original(self, grid))
+    rows = join(embeddings())
+    order = torch.randperm(150, generator=torch.Generator().manual_seed(0))
+    metric = VoicePrivacy()
+    first = alone(metric, rows)
+    assert len(walked) == 3
+    metric.reset()
+    second = alone(metric, {key: value[order] for key, value in rows.items()})
+    assert len(walked) == 5
+    assert_close(second, first)
+    metric.reset()
+    alone(metric, {**rows, "original": rows["original"] + 0.01})
+    assert len(walked) == 8
+
+
+def test_one_copy_in_a_collection():
+    rows = embeddings()
+    collection = MetricCollection(
+        [vp.DeIdentification(), vp.VoiceDistinctiveness(), vp.VoiceSimilarityMatrix(), VoicePrivacy()]
+    )
+    for batch in rows:
+        collection.update(**batch, is_reference=torch.arange(len(batch["speakers"])) % 2 == 0)
+    assert len(collection.compute_groups) == 1
+    assert collection.DeIdentification.original is collection.VoicePrivacy.original
+    assert_close(collection.compute()["deid"], alone(vp.DeIdentification(), join(rows)))
+
+
+def test_a_lone_speaker_is_nan_and_one_warning():
+    metric = VoicePrivacy()
+    metric.update(torch.randn(6, 3), torch.randn(6, 3), torch.full((6,), 2))
+    with pytest.warns(UserWarning, match="non-target") as caught:
+        value = metric.compute()
+    assert len(caught) == 1
+    assert all(entry.isnan() for key, entry in value.items() if not key.endswith("tag"))
+    assert value["op_tag"] == -1
+
+
+def test_keys_are_flat_scalars_and_always_the_same():
+    value = alone(VoicePrivacy(), join(embeddings()))
+    assert all(entry.dim() == 0 for entry in value.values())
+    with pytest.warns(UserWarning, match="There are no"):
+        nothing = alone(VoicePrivacy(), {"original": torch.randn(2, 3), "speakers": torch.tensor([1, 2])})
+    assert set(nothing) == set(value)

@@ -1,0 +1,86 @@
+"""Any score metric, fed from embeddings: ours and torchmetrics' own."""
+
+from __future__ import annotations
+
+import pytest
+import reference
+import torch
+from cases import embeddings, join
+from torch.testing import assert_close
+from torchmetrics import MetricCollection
+from torchmetrics.classification import BinaryAUROC, BinaryROC
+
+import vpmetrics._tiles
+from vpmetrics import EmbeddingTrials, EqualErrorRate, Linkability, MinCllr, ZebraDisclosure
+from vpmetrics.functional import equal_error_rate, zebra_disclosure
+
+
+def trials_by_pairs(rows, condition):
+    arrays = (rows[key].numpy() for key in ("original", "protected", "speakers"))
+    scores, target, _ = reference.similarity.trials(*arrays, condition)
+    return torch.tensor(scores), torch.tensor(target).long()
+
+
+@pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
+def test_every_condition(condition, monkeypatch):
+    monkeypatch.setattr(vpmetrics._tiles, "TILE", 32)
+    rows = join(embeddings())
+    scores, target = trials_by_pairs(rows, condition)
+    metric = EmbeddingTrials(ZebraDisclosure(), condition)
+    for batch in embeddings():
+        metric.update(**batch)
+    assert_close(metric.compute(), zebra_disclosure(scores, target))
+
+
+def test_torchmetrics_own_metrics_get_scores_as_they_are(monkeypatch):
+    # Half of these cosines are negative: squashed tile by tile, the area would depend on the tiles.
+    rows = join(embeddings())
+    scores, target = trials_by_pairs(rows, "OP")
+    assert (scores < 0).any()
+    positives, negatives = scores[target == 1], scores[target == 0]
+    area = (positives[:, None] > negatives).double().mean() + 0.5 * (positives[:, None] == negatives).double().mean()
+    for size in (16, 2048):
+        monkeypatch.setattr(vpmetrics._tiles, "TILE", size)
+        metric = EmbeddingTrials(BinaryAUROC())
+        metric.update(**rows)
+        assert metric.compute().item() == pytest.approx(area.item(), abs=1e-6)
+
+
+def test_a_collection_scores_its_trials_once():
+    rows = join(embeddings())
+    metric = EmbeddingTrials(MetricCollection([EqualErrorRate(), MinCllr(), Linkability()]), "PP")
+    value = metric(**rows)
+    assert_close(value["EqualErrorRate"], equal_error_rate(*trials_by_pairs(rows, "PP")))
+    assert_close(metric.compute(), value)
+
+
+def test_the_metric_given_is_left_alone():
+    given = EqualErrorRate()
+    metric = EmbeddingTrials(given)
+    metric(**join(embeddings()))
+    assert given.update_count == 0
+    assert given.sync_on_compute
+    assert metric.higher_is_better is given.higher_is_better
+
+
+def test_constant_memory_metrics_are_fed_too():
+    rows = join(embeddings())
+    exact, binned = EmbeddingTrials(EqualErrorRate()), EmbeddingTrials(EqualErrorRate(thresholds=4096))
+    assert binned(**rows).item() == pytest.approx(exact(**rows).item(), abs=0.01)
+
+
+@pytest.mark.parametrize("inner", [EqualErrorRate, BinaryROC, BinaryAUROC])
+def test_no_trials_are_nan_and_one_warning(inner):
+    metric = EmbeddingTrials(inner())
+    metric.update(original=torch.randn(3, 4), speakers=torch.tensor([1, 1, 2]))
+    with pytest.warns(UserWarning, match="no trials") as caught:
+        value = metric.compute()
+    assert value.isnan()
+    assert len(caught) == 1
+
+
+def test_bad_options():
+    with pytest.raises(TypeError, match="`metric` to be a Metric"):
+        EmbeddingTrials("eer")
+    with pytest.raises(ValueError, match="`condition` to be one of 'OO', 'OP', 'PP', but got 'PO'"):
+        EmbeddingTrials(EqualErrorRate(), "PO")
