@@ -70,6 +70,7 @@ def _bin_scores(grid: TrialGrid) -> ConditionScores:
     by_class = flat[:-1].view(2, _BINS)
     edges = low + torch.arange(1, _BINS, device=flat.device, dtype=wide_dtype(flat.device)) / scale
     middles = torch.cat([edges, edges[-1:] + 1 / scale]) - 0.5 / scale
+    middles = torch.where(grid.nan_seen, torch.nan, middles)
     histogram = edges, by_class[1], by_class[0], grid.nan_seen
     return ConditionScores(
         middles, by_class, count_by_bin(*histogram), bin_of, separated=count_by_bin(*histogram, separated=True)

@@ -1,0 +1,74 @@
+"""All of VoicePrivacy against the bare matrix products it cannot do without."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from torch.nn.functional import normalize
+
+from bench.timing import in_turns, peak_megabytes, report
+
+pytestmark = pytest.mark.bench
+
+SETUP = """
+import torch
+import vpmetrics
+def draw(speakers, each, width):
+    g = torch.Generator().manual_seed(0)
+    voices = torch.randn(speakers, width, generator=g).repeat_interleave(each, 0)
+    original = voices + 1.5 * torch.randn(speakers * each, width, generator=g)
+    protected = 0.3 * original + torch.randn(speakers * each, width, generator=g)
+    return original, protected, torch.arange(speakers).repeat_interleave(each)
+rows = draw({speakers}, 20, 192)
+metric = vpmetrics.VoicePrivacy(validate_args=False)
+metric.update(*rows)
+"""
+
+
+def prepared(speakers):
+    space = {}
+    exec(SETUP.format(speakers=speakers), space)
+    return space["metric"], space["rows"]
+
+
+def bare_products(rows, tile=2000):
+    original, protected = (normalize(side) for side in rows[:2])
+    for a, b in ((original, original), (original, protected), (protected, protected)):
+        for left in a.split(tile):
+            for right in b.split(tile):
+                left @ right.T
+
+
+def everything(metric):
+    metric._computed = metric._baseline = None
+    metric.compute()
+
+
+def test_a_thousand_speakers():
+    metric, rows = prepared(1000)
+    seconds = in_turns({"ours": lambda: everything(metric), "products": lambda: bare_products(rows)}, repeat=2)
+    assert report("VoicePrivacy, 6e8 trials", seconds["ours"], "three bare products", seconds["products"]) <= 6
+    bound = metric.error_bound()
+    print("bound on D_ECE, bit:", {key: f"{value:.1e}" for key, value in bound.items() if "d_ece" in key})
+    assert max(value for key, value in bound.items() if key.endswith("d_ece")) < 1e-4
+    grown = peak_megabytes(SETUP.format(speakers=1000), "metric.compute()")
+    print(f"peak memory above the embeddings: {grown:.0f} MB")
+    assert grown <= 700
+
+
+def test_cost_grows_with_pairs_and_memory_with_utterances():
+    print()
+    per_pair, memory = [], []
+    for speakers in (125, 250, 500, 1000):
+        metric, rows = prepared(speakers)
+        start = time.perf_counter()
+        everything(metric)
+        seconds = time.perf_counter() - start
+        pairs = len(rows[0]) ** 2 * 2
+        per_pair.append(seconds / pairs)
+        memory.append(peak_megabytes(SETUP.format(speakers=speakers), "metric.compute()"))
+        print(f"{20 * speakers:6d} utterances: {1e9 * per_pair[-1]:.2f} ns per pair, {memory[-1]:.0f} MB")
+    assert max(per_pair) < 4 * min(per_pair)
+    # Sixty-four times the pairs; tiles and the matrices of speakers are all that may grow.
+    assert memory[-1] < 4 * memory[0] + 100
