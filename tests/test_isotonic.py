@@ -124,3 +124,20 @@ def test_infinite_scores_are_ordered():
     assert pav_llr(preds, torch.tensor([0, 1, 0, 0])).tolist() == pytest.approx(
         [-math.inf, math.log(3), -math.inf, math.log(3)]
     )
+
+
+def test_many_scores_are_looked_up_as_few_are():
+    draw = torch.Generator().manual_seed(0)
+    preds = torch.randn(300_000, generator=draw, dtype=torch.float64)
+    preds[::1000] = preds[1::1000]
+    preds[5], preds[6], preds[7] = math.inf, -math.inf, 1e9
+    target = torch.rand(300_000, generator=draw) < torch.sigmoid(4 * preds - 6)
+    value = pav_llr(preds, target)
+    expected = scipy_isotonic_regression(target.double()[preds.argsort(stable=True)].numpy()).x
+    prior = math.log(target.sum() / (~target).sum())
+    with np.errstate(divide="ignore"):
+        expected = np.log(expected / (1 - expected)) - prior
+    untied = ~torch.isin(preds, preds[::1000])
+    order = preds.argsort(stable=True)
+    assert_close(value[order][untied[order]], torch.from_numpy(expected)[untied[order]], atol=1e-3, rtol=1e-3)
+    assert (value[::1000] == value[1::1000]).all()

@@ -56,7 +56,8 @@ def _bin_scores(grid: TrialGrid) -> ConditionScores:
     low, scale = low - margin, _BINS / (high - low + 2 * margin)
 
     def bin_of(scores: Tensor) -> Tensor:
-        return ((scores - low) * scale).nan_to_num_().clamp_(0, _BINS - 1).to(torch.int32)
+        # In place, for a new tile costs more to allocate than to fill.
+        return scores.sub(low).mul_(scale).nan_to_num_().clamp_(0, _BINS - 1).to(torch.int32)
 
     flat = torch.zeros(2 * _BINS + 1, dtype=torch.int64, device=low.device)
     one = flat.new_ones(())

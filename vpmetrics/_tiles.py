@@ -12,15 +12,15 @@ from vpmetrics._precision import wide_dtype
 from vpmetrics._sides import Side
 from vpmetrics.scoring import Scorer
 
-TILE = 2048  # rows and columns: large enough for a fast matrix product, small enough to be forgotten
+TILE = 1024  # rows and columns: large enough for a fast matrix product, small enough to stay in the cache
 
 
 class Tile(NamedTuple):
     """The scores ``(A, B)`` of some rows of one side against some rows of the other, and what they are."""
 
+    row: int
+    column: int
     scores: Tensor
-    row_speakers: Tensor
-    column_speakers: Tensor
     same_speaker: Tensor | None  # (A, B), or None where no pair shares a speaker
     excluded: Tensor | None  # (A, B), or None where every pair is a trial
 
@@ -39,6 +39,11 @@ class _Rows(NamedTuple):
     utterances: Tensor
     first: list[int]  # speaker at the start and at the end of each tile, known to the host
     last: list[int]
+
+    def runs(self, number: int, tile: int) -> Tensor:
+        """How many rows each speaker has in a tile, from its first speaker to its last."""
+        speakers = self.speakers[number * tile : (number + 1) * tile] - self.first[number]
+        return torch.bincount(speakers, minlength=self.last[number] - self.first[number] + 1)
 
 
 class TrialGrid:
@@ -89,7 +94,7 @@ class TrialGrid:
                 excluded = rows.utterances[a, None] == columns.utterances[None, b]
             elif row == column:
                 excluded = torch.ones_like(same).tril()
-        return Tile(scores, rows.speakers[a], columns.speakers[b], same, excluded)
+        return Tile(row, column, scores, same, excluded)
 
     def sample(self, size: int = TILE) -> Tensor:
         """Scores of pairs of neighbours spread over both sides: some of one speaker, most of two."""
@@ -102,14 +107,19 @@ class TrialGrid:
         Within one side a pair of speakers is met in one order only, and both come out symmetric.
         """
         count, device = len(self.names), self.names.device
-        totals = torch.zeros(count * count, dtype=wide_dtype(device), device=device)
+        sums = torch.zeros(count, count, dtype=wide_dtype(device), device=device)
+        row_runs, column_runs = (
+            [side.runs(number, self.tile) for number in range(len(side.first))] for side in (self.rows, self.columns)
+        )
         for tile in self:
-            values = value_of(tile.scores).to(totals.dtype)
+            values = value_of(tile.scores).to(sums.dtype)
             if tile.excluded is not None:
                 values = values.masked_fill(tile.excluded, 0)
-            cells = tile.row_speakers[:, None] * count + tile.column_speakers
-            totals.index_add_(0, cells.flatten(), values.flatten())
-        sums, trials = totals.view(count, count), self._trials_by_speakers()
+            by_row = torch.segment_reduce(values, "sum", lengths=row_runs[tile.row], axis=0)
+            by_both = torch.segment_reduce(by_row.T.contiguous(), "sum", lengths=column_runs[tile.column], axis=0)
+            a, b = self.rows.first[tile.row], self.columns.first[tile.column]
+            sums[a : a + by_both.shape[1], b : b + by_both.shape[0]] += by_both.T
+        trials = self._trials_by_speakers()
         return (sums + sums.triu(1).T, trials) if self.within else (sums, trials)
 
     def _trials_by_speakers(self) -> Tensor:

@@ -69,6 +69,7 @@ def test_cost_grows_with_pairs_and_memory_with_utterances():
         per_pair.append(seconds / pairs)
         memory.append(peak_megabytes(SETUP.format(speakers=speakers), "metric.compute()"))
         print(f"{20 * speakers:6d} utterances: {1e9 * per_pair[-1]:.2f} ns per pair, {memory[-1]:.0f} MB")
-    assert max(per_pair) < 4 * min(per_pair)
+    # What does not depend on the number of pairs weighs less and less.
+    assert per_pair[-1] < 1.2 * min(per_pair)
     # Sixty-four times the pairs; tiles and the matrices of speakers are all that may grow.
     assert memory[-1] < 4 * memory[0] + 100

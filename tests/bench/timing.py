@@ -31,11 +31,13 @@ def report(what: str, ours: float, peer: str, theirs: float) -> float:
 def peak_megabytes(setup: str, work: str) -> float:
     """By how much the peak memory of a fresh process grows while it does ``work`` after ``setup``."""
     script = f"""
-import resource
+def peak():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
 {setup}
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 {work}
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+print((peak() - before) / 1024)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])

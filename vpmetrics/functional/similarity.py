@@ -113,7 +113,11 @@ def similarity_of_condition(grid: TrialGrid, scores: ConditionScores, similarity
     """The matrix of one condition, from a second pass over its tiles."""
     llr = calibrate(scores.counts.ascending, laplace=True)
     per_step = logsigmoid(llr) if similarity == "geometric" else llr
-    sums, trials = grid.sums_by_speakers(lambda values: per_step[scores.step_of(values)])
+
+    def value_of(tile: Tensor) -> Tensor:
+        return per_step.index_select(0, scores.step_of(tile).flatten()).view(tile.shape)
+
+    sums, trials = grid.sums_by_speakers(value_of)
     mean = torch.where(trials > 0, sums / trials, torch.nan)
     return mean.exp() if similarity == "geometric" else mean.sigmoid()
 
