@@ -21,13 +21,14 @@ class ConditionScores(NamedTuple):
     """What one pass over the tiles of a condition keeps.
 
     ``values`` and ``counts_of_values`` ``(2, V)``, of non-targets and targets: every score once, or the middle of
-    every bin. ``counts`` for what follows from PAV, ``step_of`` to find the step of any score again.
+    every bin. ``counts`` for what follows from PAV; ``look_up(per_step, scores)`` for the value at every score of
+    something known per step.
     """
 
     values: Tensor
     counts_of_values: Tensor
     counts: ScoreCounts
-    step_of: Callable[[Tensor], Tensor]
+    look_up: Callable[[Tensor, Tensor], Tensor]
     separated: ScoreCounts | None = None
 
 
@@ -42,12 +43,11 @@ def _keep_scores(grid: TrialGrid) -> ConditionScores:
     is_target = torch.cat([grid.names.new_empty(0, dtype=torch.bool), *(labels for _, labels in parts)])
     counts = count_by_score(scores, is_target, validate_args=False)
     edges = counts.ascending.edges
-    return ConditionScores(
-        scores,
-        torch.stack([~is_target, is_target]),
-        counts,
-        lambda values: torch.searchsorted(edges, values.to(edges.dtype), right=True),
-    )
+
+    def step_of(values: Tensor) -> Tensor:
+        return torch.searchsorted(edges, values.to(edges.dtype), right=True)
+
+    return ConditionScores(scores, torch.stack([~is_target, is_target]), counts, _table(step_of))
 
 
 def _bin_scores(grid: TrialGrid) -> ConditionScores:
@@ -73,6 +73,9 @@ def _bin_scores(grid: TrialGrid) -> ConditionScores:
     middles = torch.cat([edges, edges[-1:] + 1 / scale]) - 0.5 / scale
     middles = torch.where(grid.nan_seen, torch.nan, middles)
     histogram = edges, by_class[1], by_class[0], grid.nan_seen
-    return ConditionScores(
-        middles, by_class, count_by_bin(*histogram), bin_of, separated=count_by_bin(*histogram, separated=True)
-    )
+    separated = count_by_bin(*histogram, separated=True)
+    return ConditionScores(middles, by_class, count_by_bin(*histogram), _table(bin_of), separated)
+
+
+def _table(step_of: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda per_step, scores: per_step.index_select(0, step_of(scores).flatten()).view(scores.shape)

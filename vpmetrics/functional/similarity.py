@@ -113,11 +113,7 @@ def similarity_of_condition(grid: TrialGrid, scores: ConditionScores, similarity
     """The matrix of one condition, from a second pass over its tiles."""
     llr = calibrate(scores.counts.ascending, laplace=True)
     per_step = logsigmoid(llr) if similarity == "geometric" else llr
-
-    def value_of(tile: Tensor) -> Tensor:
-        return per_step.index_select(0, scores.step_of(tile).flatten()).view(tile.shape)
-
-    sums, trials = grid.sums_by_speakers(value_of)
+    sums, trials = grid.sums_by_speakers(lambda tile: scores.look_up(per_step, tile))
     mean = torch.where(trials > 0, sums / trials, torch.nan)
     return mean.exp() if similarity == "geometric" else mean.sigmoid()
 
