@@ -1,0 +1,90 @@
+"""Features with a distance, as rank disclosure takes them: histograms of pitch and of a codebook's entries."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vpmetrics._checks import check_floating, check_integers
+from vpmetrics._precision import result_dtype, widen
+
+
+def f0_histogram(f0: Tensor, lowest: float = 65.0, highest: float = 450.0, sample_rate: float = 8000.0) -> Tensor:
+    r"""Normalised histogram of the pitch lags of an utterance (section 4.2.3).
+
+    A pitch tracker finds lags, and whole ones: a frame of frequency :math:`f` falls into the bin of
+    :math:`\lfloor f_s / f \rfloor` samples. From 65 to 450 Hz there are 107 of them, the number the paper gives, at a
+    sample rate of 8 kHz: lags 17 to 123. (At 16 kHz they would be 35 to 246, which is 212; 107 is every other one.)
+
+    Args:
+        f0: Floating tensor of shape ``(..., T)``, frequency of each frame in Hz. Frames outside the range are dropped:
+            unvoiced ones and padding, whether they are written as 0 or as NaN.
+        lowest: Lowest frequency in Hz.
+        highest: Highest frequency in Hz.
+        sample_rate: Samples per second that lags are counted in.
+
+    Returns:
+        Shares of shape ``(..., L)``, ``L`` = 107 by default, shortest lag first; float32 or wider. NaN for an
+        utterance without a voiced frame.
+
+    Example:
+        >>> histogram = f0_histogram(torch.tensor([100.0, 100.0, 200.0, 0.0, float("nan")]))
+        >>> histogram.shape, histogram[80 - 17], histogram[40 - 17]
+        (torch.Size([107]), tensor(0.6667), tensor(0.3333))
+    """
+    check_floating("f0", f0)
+    if not 0 < lowest < highest < sample_rate:
+        raise ValueError(
+            f"Expected 0 < `lowest` < `highest` < `sample_rate`, but got {lowest}, {highest} and {sample_rate}."
+        )
+    # A tracker's frequencies are quotients of whole lags: without the nudge, rounding would put some one lag lower.
+    nudge = 1e-3
+    shortest, longest = int(sample_rate / highest + nudge), int(sample_rate / lowest + nudge)
+    frames = widen(f0)
+    voiced = (frames >= lowest) & (frames <= highest)
+    lag = (sample_rate / torch.where(voiced, frames, highest) + nudge).floor().long()
+    return _shares(lag - shortest, voiced, longest - shortest + 1).to(result_dtype(f0))
+
+
+def codebook_histogram(codes: Tensor, size: int, segments: int = 20) -> Tensor:
+    """Normalised histograms of the codebook entries in uniform segments of an utterance (section 4.2.4).
+
+    Each segment is an observation of its own: 40 speakers with one recording each and 20 segments are 800 inputs.
+
+    Args:
+        codes: Integer tensor of shape ``(..., T)``, the entry of each frame; negative ones, for padding and frames that
+            are not speech, are dropped before the rest is cut into segments.
+        size: Number of entries of the codebook.
+        segments: Number of segments.
+
+    Returns:
+        Shares of shape ``(..., segments, size)``, float32. NaN for a segment without frames, so where an utterance has
+        fewer frames than there are segments.
+
+    Example:
+        >>> codebook_histogram(torch.tensor([0, 0, 1, 2, -1, -1]), size=3, segments=2)
+        tensor([[1.0000, 0.0000, 0.0000],
+                [0.0000, 0.5000, 0.5000]])
+    """
+    check_integers("codes", codes)
+    if size < 1 or segments < 1:
+        raise ValueError(f"Expected `size` and `segments` to be positive, but got {size} and {segments}.")
+    if codes.numel() and int(codes.max()) >= size:
+        raise ValueError(f"Expected `codes` to lie below `size` = {size}, but got {int(codes.max())}.")
+    kept = codes >= 0
+    position = kept.cumsum(dim=-1) - 1
+    segment = position * segments // kept.sum(dim=-1, keepdim=True).clamp(min=1)
+    cell = torch.where(kept, segment * size + codes, 0)
+    counts = _counts(cell, kept, segments * size).unflatten(-1, (segments, size))
+    return (counts / counts.sum(dim=-1, keepdim=True)).to(torch.float32)
+
+
+def _shares(index: Tensor, valid: Tensor, length: int) -> Tensor:
+    counts = _counts(index, valid, length)
+    return counts / counts.sum(dim=-1, keepdim=True)
+
+
+def _counts(index: Tensor, valid: Tensor, length: int) -> Tensor:
+    """How often each of ``length`` values occurs along the last dimension, where ``valid``."""
+    counts = widen(valid.new_zeros(*index.shape[:-1], length))
+    return counts.scatter_add(-1, index.clamp(0, length - 1), valid.to(counts.dtype))

@@ -1,0 +1,280 @@
+r"""Local information disclosure: what each single trial gives away, in bits (arXiv 2607.06259, 2026).
+
+A rank says who came first, not by how much. Here the scores of one input against N references become a probability of
+each, and the disclosure of the trial is what that leaves of the :math:`\log_2 N` bits it takes to name the speaker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._checks import (
+    check_choice,
+    check_floating,
+    check_integers,
+    check_same_device,
+    check_shape,
+    warn_undefined,
+)
+from vpmetrics._precision import at_least_float32, result_dtype, widen
+from vpmetrics.functional import _local_slope as regression
+from vpmetrics.functional._references import SCORINGS, Tile, Trials, prepare_trials, walk
+from vpmetrics.functional.rank import RankTally, ranks_of
+
+_AT_HAND = 2**22  # scores that the slope is first fitted on, and the only ones that are ever stored
+
+
+class Identification(NamedTuple):
+    """All that one walk through the scores of inputs against references says."""
+
+    histogram: Tensor  # (N,), inputs per rank
+    bits: Tensor  # (P,), local information of each trial
+    linked: Tensor  # (P,), whether its true speaker strictly beats all others
+    trials: Tensor  # (P,), the row of the input
+
+
+def local_information(scores: Tensor, target_index: Tensor, slope: float | Tensor) -> Tensor:
+    r"""Information on its true speaker that each trial discloses, in bits.
+
+    .. math::
+        \mathrm{LID}_i = \log_2 (N p_{i,t_i}), \qquad p_i = \mathrm{softmax}(w z_i)
+
+    with :math:`z_i` the scores of trial i against N references, less their mean and divided by their population
+    standard deviation; equal scores stay at :math:`z = 0` and disclose 0 bits.
+
+    Args:
+        scores: Floating tensor of shape ``(P, N)``, higher = more alike.
+        target_index: Integer tensor of shape ``(P,)``, the column of the true speaker.
+        slope: The slope :math:`w`: a number, or one per trial of shape ``(P,)``. See ``fit_local_slope``.
+
+    Returns:
+        Bits of shape ``(P,)``, at most :math:`\log_2 N`, below 0 where the trial misleads; float32 or wider.
+        Differentiable in the scores and the slope.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.7, 0.4, 1.1, 1.2, 0.4]])
+        >>> local_information(scores, torch.tensor([3]), slope=1.5)
+        tensor([0.9037])
+    """
+    check_rows(scores, target_index)
+    wide = widen(scores)
+    z = _standardise(wide, _equal_up_to(scores))
+    slopes = torch.as_tensor(slope, dtype=wide.dtype, device=wide.device).reshape(-1, 1)
+    return _bits(z, z.gather(1, target_index.unsqueeze(1)), slopes).to(result_dtype(scores))
+
+
+def local_information_disclosure(
+    scores: Tensor, target_index: Tensor, slope: float | Tensor
+) -> dict[str, Tensor]:
+    r"""Summary of ``local_information`` over all trials.
+
+    Args:
+        scores: Floating tensor of shape ``(P, N)``, higher = more alike.
+        target_index: Integer tensor of shape ``(P,)``, the column of the true speaker.
+        slope: Slope of the softmax; fit it on other speakers than these, with ``fit_local_slope``.
+
+    Returns:
+        Dict of scalars, float32 or wider: ``alid``, the mean; ``pdr`` and ``ndr``, the share of trials above 0 bits and
+        the rest; ``lid_pos`` and ``lid_neg``, the means of these two sides, NaN for one without trials; ``lid_max``; and
+        ``link_rate``, the share of trials whose true speaker strictly beats all others. All NaN for fewer than two
+        references, or no trial.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.8, 0.8, 0.8], [0.7, 0.6, 0.6, 0.6]])
+        >>> values = local_information_disclosure(scores, torch.tensor([0, 0]), slope=1.5)
+        >>> values["alid"], values["link_rate"]
+        (tensor(1.8083), tensor(1.))
+    """
+    bits = local_information(scores, target_index, slope)
+    linked = (scores >= scores.gather(1, target_index.unsqueeze(1))).sum(dim=1) == 1
+    return summarise_information(bits if scores.shape[1] > 1 else bits * torch.nan, linked)
+
+
+def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
+    r"""Slope of a logistic regression of "is the true speaker" on standardised scores, on a development set.
+
+    The regression has an offset, no penalty, and weighs both classes equally. Where a threshold separates them, no slope
+    is steep enough: one target and one non-target at either end of the scores (Laplace's rule) then bound it.
+
+    Args:
+        scores: Floating tensor of shape ``(P, N)``, trials of other speakers than those the slope is applied to.
+        target_index: Integer tensor of shape ``(P,)``, the column of the true speaker.
+
+    Returns:
+        Scalar, float32 or wider; NaN for fewer than two references, or no trial.
+
+    Example:
+        >>> scores = torch.tensor([[0.9, 0.1, 0.4], [0.2, 0.5, 0.4], [0.3, 0.7, 0.4]])
+        >>> fit_local_slope(scores, torch.tensor([0, 2, 1]))
+        tensor(1.5596)
+    """
+    check_rows(scores, target_index)
+    if scores.numel() == 0 or scores.shape[1] < 2:
+        warn_undefined("The slope of local information needs trials with two references at least.")
+        return scores.new_full((), torch.nan, dtype=result_dtype(scores))
+    with torch.no_grad():
+        z, column = _standardise(widen(scores), _equal_up_to(scores)), target_index.unsqueeze(1)
+        rows = regression.Rows(z, z.gather(1, column), column, torch.zeros_like(target_index))
+        theta, _ = regression.fit(rows, folds=1)
+    return theta[0, 0].to(result_dtype(scores))
+
+
+@torch.no_grad()
+def identify(
+    inputs: Tensor,
+    speakers: Tensor,
+    references: Tensor | None = None,
+    reference_speakers: Tensor | None = None,
+    scoring: str = "cosine",
+    slope: float | Tensor | None = None,
+) -> Identification:
+    """Rank histogram and local information of embeddings, each input scored against each reference in tiles.
+
+    References and protocols are those of ``rank_histogram``. Without a ``slope`` it is cross-fitted: the speakers, in
+    ascending order, are dealt to two folds in turn, and the trials of either get the slope fitted on the other's. For
+    more than four million scores it is fitted on evenly spaced inputs first and then polished on all.
+
+    Args:
+        inputs: Floating tensor of shape ``(B, D)``.
+        speakers: Integer tensor of shape ``(B,)``, the speaker of each input.
+        references: Floating tensor of shape ``(M, D)``, or ``(B, D)`` for leave-one-out; None for the inputs.
+        reference_speakers: Integer tensor of shape ``(M,)``, or None for leave-one-out.
+        scoring: ``"cosine"``, for embeddings, or ``"euclidean"``, for histograms.
+        slope: Slope of the softmax, or None to cross-fit it.
+
+    Returns:
+        ``Identification(histogram (N,), bits (P,), linked (P,), trials (P,))``; trials are the inputs whose speaker has
+        a reference left, in their order. Bits are NaN for fewer than two references, or where a slope is to be fitted
+        and no other speaker has trials.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> speakers = torch.arange(40) % 8
+        >>> inputs = torch.randn(8, 16, generator=generator)[speakers] + torch.randn(40, 16, generator=generator)
+        >>> values = identify(inputs, speakers)
+        >>> values.histogram
+        tensor([29., 7., 2., 1., 0., 1., 0., 0.])
+        >>> values.bits.mean()
+        tensor(1.8)
+    """
+    check_choice("scoring", scoring, SCORINGS)
+    trials = prepare_trials(inputs, speakers, references, reference_speakers)
+    if slope is None:
+        slopes = _cross_fit(trials, scoring)
+    else:
+        slopes = torch.as_tensor(slope, device=inputs.device).expand(len(inputs))
+    tally = RankTally(trials.references.counts, len(inputs))
+    bits = inputs.new_full((len(inputs),), torch.nan, dtype=result_dtype(inputs))
+    linked = torch.zeros_like(trials.usable)
+    for tile in walk(trials, scoring):
+        above, tied = ranks_of(tile)
+        tally.add(above, tied, trials.usable[tile.rows])
+        linked[tile.rows] = (above == 0) & (tied == 1)
+        if tile.scores.shape[1] > 1:
+            z, match = _standardise_tile(tile)
+            bits[tile.rows] = _bits(z, match, slopes[tile.rows].to(z.dtype).unsqueeze(1))
+    counts = torch.where(trials.finite, tally.counts().to(bits.dtype), torch.nan)
+    used = trials.usable.nonzero().squeeze(1)
+    return Identification(counts, bits[used], linked[used], used)
+
+
+def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
+    """The dict of ``local_information_disclosure`` from bits and links per trial, each of shape ``(P,)``."""
+    wide, links = widen(bits), widen(linked)
+    if len(bits) == 0 or bool(wide.isnan().any()):
+        warn_undefined("Local information needs two references, trials of two speakers, and numbers.")
+        # One trial of which nothing is known makes every mean, share and extreme NaN.
+        wide = links = wide.new_full((1,), torch.nan)
+    positive = torch.where(wide.isnan(), torch.nan, (wide > 0).to(wide.dtype))
+    negative = 1 - positive
+    values = {
+        "alid": wide.mean(),
+        "pdr": positive.mean(),
+        "ndr": negative.mean(),
+        "lid_pos": (positive * wide).sum() / positive.sum(),
+        "lid_neg": (negative * wide).sum() / negative.sum(),
+        "lid_max": wide.amax(),
+        "link_rate": links.mean(),
+    }
+    return {name: value.to(result_dtype(bits)) for name, value in values.items()}
+
+
+def check_rows(scores: Tensor, target_index: Tensor) -> None:
+    """Kinds and shapes of identification trials."""
+    check_floating("scores", scores)
+    check_integers("target_index", target_index)
+    if scores.ndim != 2:
+        raise ValueError(f"Expected `scores` to have shape (trials, references), but got {tuple(scores.shape)}.")
+    check_shape("target_index", target_index, (len(scores),), "one per row of `scores`")
+    check_same_device("scores", scores, "target_index", target_index)
+
+
+def _bits(z: Tensor, match: Tensor, slope: Tensor) -> Tensor:
+    """LID of each row, ``(P,)``; the mean of exponentials rather than their sum, so that equal scores give 0 exactly."""
+    logits = slope * z
+    top = logits.detach().amax(dim=1, keepdim=True)
+    mean = (logits - top).exp().mean(dim=1, keepdim=True)
+    return ((slope * match - top - mean.log()) / math.log(2)).squeeze(1)
+
+
+def _standardise(scores: Tensor, rounding: Tensor) -> Tensor:
+    centred = scores - scores.mean(dim=1, keepdim=True)
+    return centred / _deviation(centred, rounding)
+
+
+def _standardise_tile(tile: Tile) -> tuple[Tensor, Tensor]:
+    """Standardised scores of a tile, which are overwritten, and of its matching references."""
+    mean = tile.scores.mean(dim=1, keepdim=True)
+    centred = tile.scores.sub_(mean)
+    deviation = _deviation(centred, tile.rounding)
+    return centred.div_(deviation), (tile.match - mean) / deviation
+
+
+def _deviation(centred: Tensor, rounding: Tensor) -> Tensor:
+    """Population standard deviation of each row; infinite where it is but rounding, so that equal scores stay at 0."""
+    deviation = torch.linalg.vector_norm(centred, dim=1, keepdim=True) / math.sqrt(max(1, centred.shape[1]))
+    return torch.where(deviation > rounding, deviation, torch.inf)
+
+
+def _equal_up_to(scores: Tensor) -> Tensor:
+    unit = torch.finfo(at_least_float32(scores).dtype).eps
+    return widen(scores.detach().abs().sum(dim=1, keepdim=True)) / max(1, scores.shape[1]) * unit
+
+
+def _cross_fit(trials: Trials, scoring: str) -> Tensor:
+    """The slope for each input, ``(B,)``, fitted on the speakers of the other fold."""
+    names, columns, inputs = trials.references.speakers, len(trials.references.speakers), len(trials.inputs)
+    if columns < 2 or inputs == 0:
+        return trials.references.anchor.new_full((inputs,), torch.nan)
+    present = torch.zeros_like(names, dtype=torch.int64).index_add(0, trials.column, trials.usable.long()) > 0
+    fold = ((present.cumsum(dim=0) - 1) % 2)[trials.column]
+    fitted_in = torch.where(trials.usable, fold, 2)
+    stride = -(-inputs * columns // _AT_HAND)
+    some = _every(trials, stride)
+    at_hand = [*_rows(some, fitted_in[::stride], scoring)]
+    rows = regression.Rows(*(torch.cat(part) for part in zip(*at_hand, strict=True)))
+    theta, ends = regression.fit(rows, folds=2)
+    if stride > 1:
+        theta = regression.polish(theta, ends, lambda: _rows(trials, fitted_in, scoring), columns)
+    return theta[:, 0][1 - fold]
+
+
+def _every(trials: Trials, stride: int) -> Trials:
+    own = trials.references.own
+    return Trials(
+        trials.inputs[::stride],
+        trials.references._replace(own=None if own is None else own[::stride]),
+        trials.column[::stride],
+        trials.usable[::stride],
+        trials.finite,
+    )
+
+
+def _rows(trials: Trials, fold: Tensor, scoring: str) -> Iterator[regression.Rows]:
+    for tile in walk(trials, scoring):
+        yield regression.Rows(*_standardise_tile(tile), trials.column[tile.rows].unsqueeze(1), fold[tile.rows])

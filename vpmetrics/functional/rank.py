@@ -1,0 +1,180 @@
+r"""Similarity rank disclosure: what the rank of the true speaker among N says about who is speaking, in bits.
+
+Chandra et al., "Evaluating voice anonymisation using similarity rank disclosure", 2026, after Bäckström's measure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from vpmetrics._checks import check_choice, check_tensor, warn_undefined
+from vpmetrics._precision import result_dtype, widen
+from vpmetrics.functional._references import SCORINGS, Tile, prepare_trials, walk
+from vpmetrics.functional.beta_binomial import fit_beta_binomial
+
+MODELS = ("empirical", "beta_binomial")
+
+
+@torch.no_grad()
+def rank_histogram(
+    inputs: Tensor,
+    speakers: Tensor,
+    references: Tensor | None = None,
+    reference_speakers: Tensor | None = None,
+    scoring: str = "cosine",
+) -> Tensor:
+    """How many inputs have the reference of their own speaker at each of the N ranks (section 3.1).
+
+    There is one reference per speaker: the mean of that speaker's reference utterances. Two protocols keep an input
+    and its reference apart:
+
+    * disjoint: ``references`` and ``reference_speakers`` are other utterances than the inputs;
+    * leave-one-out: without ``reference_speakers``, row i of ``references`` is the utterance of input i (by default
+      the input itself) and is left out of the mean that input i is compared with, and only of that one.
+
+    Tied references share the mass of the ranks they cover, which is the expectation of breaking ties at random, so
+    features that say nothing give a uniform histogram. Scores are tied when they differ by no more than rounding: a
+    matrix product may sum two equal references in different orders. Inputs whose speaker has no reference left are no
+    trials. Scores are walked in tiles, and masses are added as integers: the result depends neither on the size of
+    the tiles nor on the order of the rows.
+
+    Args:
+        inputs: Floating tensor of shape ``(B, D)``.
+        speakers: Integer tensor of shape ``(B,)``, the speaker of each input.
+        references: Floating tensor of shape ``(M, D)``, or ``(B, D)`` for leave-one-out; None for the inputs.
+        reference_speakers: Integer tensor of shape ``(M,)``, or None for leave-one-out.
+        scoring: ``"cosine"``, for embeddings, or ``"euclidean"``, for histograms.
+
+    Returns:
+        Counts of shape ``(N,)``, one per distinct speaker among the references; float32 or wider.
+
+    Example:
+        >>> inputs = torch.tensor([[1.0, 0.1], [0.9, 0.0], [0.1, 1.0], [0.7, 0.6]])
+        >>> rank_histogram(inputs, speakers=torch.tensor([4, 4, 9, 9]))
+        tensor([3., 1.])
+    """
+    check_choice("scoring", scoring, SCORINGS)
+    trials = prepare_trials(inputs, speakers, references, reference_speakers)
+    tally = RankTally(trials.references.counts, len(inputs))
+    for tile in walk(trials, scoring):
+        tally.add(*ranks_of(tile), trials.usable[tile.rows])
+    counts = tally.counts().to(result_dtype(inputs))
+    # A comparison with NaN is False, and would be a rank: what is not a number must not become one.
+    return torch.where(trials.finite, counts, torch.nan)
+
+
+class RankTally:
+    """A rank histogram in the making: whole numbers, so that no order of additions shows in the sum."""
+
+    def __init__(self, like: Tensor, inputs: int) -> None:
+        self._unit = 2 ** (62 - inputs.bit_length())  # the mass of one input; that of all stays within 63 bits
+        self._steps = torch.zeros(len(like) + 1, dtype=torch.int64, device=like.device)
+
+    def add(self, above: Tensor, tied: Tensor, usable: Tensor) -> None:
+        """Spread each input's mass over the ranks it is tied for, as a step up before them and one down after."""
+        mass = torch.where(usable, self._unit // tied, 0)
+        self._steps.index_add_(0, above, mass)
+        self._steps.index_add_(0, above + tied, -mass)
+
+    def counts(self) -> Tensor:
+        """Inputs per rank, ``(N,)``."""
+        return widen(self._steps[:-1].cumsum(dim=0)) / self._unit
+
+
+def ranks_of(tile: Tile) -> tuple[Tensor, Tensor]:
+    """For each input of a tile, the references above its own, and those tied with it, itself included; ``(b,)``."""
+    # Masks of the scores' own type: comparing and summing them runs many times as fast as with booleans.
+    mask = torch.empty_like(tile.scores)
+    at_least = torch.ge(tile.scores, tile.match - tile.rounding, out=mask).sum(dim=1)
+    above = torch.gt(tile.scores, tile.match + tile.rounding, out=mask).sum(dim=1)
+    return above.long(), (at_least - above).long().clamp(min=1)
+
+
+def rank_disclosure(histogram: Tensor, model: str = "empirical") -> dict[str, Tensor]:
+    r"""What a rank histogram discloses: at most, on average, and in shares (section 3.3).
+
+    .. math::
+        \varepsilon_j = \log_2 (N \gamma_j), \quad \mathrm{MaxD} = \max_j \varepsilon_j, \quad
+        \mathrm{MeanD} = \sum_j \gamma_j \varepsilon_j, \quad \mathrm{IdR} = \gamma_1, \quad
+        \mathrm{RS} = \frac{\#\{j : \gamma_j > 1/N\}}{N}
+
+    with :math:`\gamma` the histogram divided by its sum, or a beta-binomial fitted to it. The paper prints
+    :math:`\varepsilon` with the opposite sign; its tables have this one.
+
+    Args:
+        histogram: Counts or shares of the ranks 1 ... N, shape ``(..., N)``; leading dimensions are separate systems.
+        model: ``"empirical"``, or ``"beta_binomial"`` to smooth all but the first rank.
+
+    Returns:
+        Dict of ``max_d`` and ``mean_d`` in bits, ``id_rate`` and ``rank_spread`` as fractions, each of shape ``(...)``;
+        NaN for fewer than two references, or no input. Differentiable in the histogram, but for ``rank_spread``.
+
+    Example:
+        >>> rank_disclosure(torch.tensor([4.0, 2.0, 1.0, 1.0]))
+        {'max_d': tensor(1.), 'mean_d': tensor(0.2500), 'id_rate': tensor(0.5000), 'rank_spread': tensor(0.2500)}
+    """
+    check_histogram(histogram)
+    check_choice("model", model, MODELS)
+    ranks = histogram.shape[-1]
+    counts = widen(histogram)
+    if ranks < 2:
+        warn_undefined(f"Ranks need two references at least, but there are {ranks}.")
+        counts = counts.new_full((*counts.shape[:-1], 1), torch.nan)
+    shares = counts / counts.sum(dim=-1, keepdim=True)
+    if ranks > 1 and bool(shares.isnan().any()):
+        warn_undefined("A rank histogram holds no input, or NaN.")
+    gamma = shares if model == "empirical" else fit_beta_binomial(shares).probabilities
+    disclosure = (ranks * gamma).clamp(min=torch.finfo(gamma.dtype).tiny).log2()
+    # A uniform histogram is not above chance: neither its sum of thirds nor the search of a fit is exact.
+    above_chance = torch.where(gamma.isnan(), torch.nan, (ranks * gamma > 1 + 1e-6).to(gamma.dtype))
+    values = {
+        "max_d": disclosure.amax(dim=-1),
+        "mean_d": (gamma * disclosure).sum(dim=-1).clamp(min=0),  # a divergence from the uniform
+        "id_rate": shares[..., 0],
+        "rank_spread": above_chance.mean(dim=-1),
+    }
+    return {name: value.to(result_dtype(histogram)) for name, value in values.items()}
+
+
+def check_histogram(histogram: Tensor) -> None:
+    """Kind and shape of a rank histogram."""
+    check_tensor("histogram", histogram)
+    if histogram.is_complex() or histogram.dtype == torch.bool:
+        raise TypeError(f"Expected `histogram` to hold real counts or shares, but got {histogram.dtype}.")
+    if histogram.ndim == 0:
+        raise ValueError("Expected `histogram` to have shape (..., N), one entry per rank, but got ().")
+
+
+def combine_disclosures(disclosures: Sequence[Mapping[str, Tensor]], speakers: int | None = None) -> dict[str, Tensor]:
+    r"""Disclosure of several independent features of the same trials: bits add up.
+
+    If the ranks :math:`j_f` of the true speaker in each feature are independent, an attacker who sees them all gains
+    :math:`\sum_f \varepsilon_{j_f}`. The expectation of that sum is the sum of the MeanD, and its largest value the sum
+    of the MaxD. Features that are not independent disclose less together, so this is what to fear, not what is known;
+    in any case nothing discloses more than which of the speakers it is.
+
+    Args:
+        disclosures: One dict with ``max_d`` and ``mean_d`` per feature, as ``rank_disclosure`` returns it.
+        speakers: The number of references N; when given, no sum exceeds :math:`\log_2 N` bits.
+
+    Returns:
+        Dict of ``max_d`` and ``mean_d`` in bits.
+
+    Example:
+        >>> pitch = rank_disclosure(torch.tensor([4.0, 2.0, 1.0, 1.0]))
+        >>> combine_disclosures([pitch, pitch])
+        {'max_d': tensor(2.), 'mean_d': tensor(0.5000)}
+    """
+    if len(disclosures) == 0:
+        raise ValueError("Expected `disclosures` to hold at least one feature, but got none.")
+    most = math.inf if speakers is None else math.log2(speakers)
+    totals = {}
+    for name in ("max_d", "mean_d"):
+        if any(name not in disclosure for disclosure in disclosures):
+            raise ValueError(f"Expected each of `disclosures` to have the key {name!r}, but one of them has not.")
+        totals[name] = torch.stack([disclosure[name] for disclosure in disclosures]).sum(dim=0).clamp(max=most)
+    return totals
