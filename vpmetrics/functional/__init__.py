@@ -1,5 +1,7 @@
 """The mathematics as pure functions: what each class computes, under the same words in snake case."""
 
+from vpmetrics.functional.beta_binomial import fit_beta_binomial
+from vpmetrics.functional.features import codebook_histogram, f0_histogram
 from vpmetrics.functional.isotonic import isotonic_regression, pav_llr
 from vpmetrics.functional.similarity import (
     de_identification,
@@ -8,21 +10,40 @@ from vpmetrics.functional.similarity import (
     voice_distinctiveness,
     voice_similarity_matrix,
 )
+from vpmetrics.functional.local import (
+    fit_local_slope,
+    identify,
+    local_information,
+    local_information_disclosure,
+    summarise_information,
+)
+from vpmetrics.functional.rank import combine_disclosures, rank_disclosure, rank_histogram
 from vpmetrics.functional.verification import cllr, equal_error_rate, linkability, min_cllr
 from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
 
 __all__ = [
     "calibration_distortion",
     "cllr",
+    "codebook_histogram",
+    "combine_disclosures",
     "de_identification",
     "diagonal_dominance",
     "ece_profile",
     "equal_error_rate",
+    "f0_histogram",
+    "fit_beta_binomial",
+    "fit_local_slope",
+    "identify",
     "isotonic_regression",
     "linkability",
+    "local_information",
+    "local_information_disclosure",
     "min_cllr",
     "normalised_relatives",
     "pav_llr",
+    "rank_disclosure",
+    "rank_histogram",
+    "summarise_information",
     "voice_distinctiveness",
     "voice_similarity_matrix",
     "zebra_disclosure",

@@ -23,29 +23,30 @@ class Rows(NamedTuple):
     fold: Tensor  # (R,), which regression the trial is part of; F for none
 
 
-class Ends(NamedTuple):
-    """Where the scores of each regression end, and whether a threshold separates its classes."""
+class Border(NamedTuple):
+    """Where the classes of each regression meet, if a threshold separates them: a pair of trials to swap."""
 
-    z: Tensor  # (F, 2)
-    separable: Tensor  # (F,)
+    target: Tensor  # (F, 1), where to put another target
+    nontarget: Tensor  # (F, 1), where to put another non-target
+    separable: Tensor  # (F, 1), whether to
 
 
-def fit(rows: Rows, folds: int) -> tuple[Tensor, Ends]:
-    """Slope and offset of each fold, ``(F, 2)``, by damped Newton on scores that are at hand; and the folds' ends."""
-    ends = _find_ends(rows, folds)
+def fit(rows: Rows, folds: int) -> tuple[Tensor, Border]:
+    """Slope and offset of each fold, ``(F, 2)``, by damped Newton on scores that are at hand; and the folds' border."""
+    border = _find_border(rows, folds)
     theta = widen(rows.z.new_zeros(folds, 2))
     for _ in range(_ITERATIONS):
-        theta = step(theta, sums(rows, theta), ends, rows.z.shape[1])
-    return theta, ends
+        theta = step(theta, sums(rows, theta), border, rows.z.shape[1])
+    return theta, border
 
 
-def polish(theta: Tensor, ends: Ends, walk: Callable[[], Iterable[Rows]], columns: int) -> Tensor:
+def polish(theta: Tensor, border: Border, walk: Callable[[], Iterable[Rows]], columns: int) -> Tensor:
     """Take the optimum of some trials to that of all, which are walked anew for each step."""
     for _ in range(_POLISHING):
         totals = theta.new_zeros(len(theta), 11)
         for rows in walk():
             totals = totals + sums(rows, theta)
-        theta = step(theta, totals, ends, columns)
+        theta = step(theta, totals, border, columns)
     return theta
 
 
@@ -57,16 +58,17 @@ def sums(rows: Rows, theta: Tensor) -> Tensor:
     return terms.new_zeros(len(theta) + 1, terms.shape[1]).index_add(0, rows.fold, terms)[:-1]
 
 
-def step(theta: Tensor, totals: Tensor, ends: Ends, columns: int) -> Tensor:
+def step(theta: Tensor, totals: Tensor, border: Border, columns: int) -> Tensor:
     """One damped Newton step of each fold, classes weighted equally.
 
-    Where a threshold separates the classes no slope is the best one. Laplace's rule of succession then puts one target
-    and one non-target at either end, so that the slope says no more than that many trials can.
+    Where a threshold separates the classes no slope is steep enough. One more target is then put where the nearest
+    non-target is, and one more non-target where the nearest target is: what one trial more might have shown.
     """
-    edges, extra = ends.z.to(totals.dtype), ends.separable.to(totals.dtype).unsqueeze(1)
-    trials = totals[:, 10:]
-    targets = (totals[:, :5] + extra * _terms(edges, theta, label=1)) / (trials + 2 * extra)
-    nontargets = (totals[:, 5:10] + extra * _terms(edges, theta, label=0)) / (trials * (columns - 1) + 2 * extra)
+    extra, trials = border.separable.to(totals.dtype), totals[:, 10:]
+    another_target = extra * _terms(border.target.to(totals.dtype), theta, label=1)
+    another_nontarget = extra * _terms(border.nontarget.to(totals.dtype), theta, label=0)
+    targets = (totals[:, :5] + another_target) / (trials + extra)
+    nontargets = (totals[:, 5:10] + another_nontarget) / (trials * (columns - 1) + extra)
     error, error_z, weight, weight_z, weight_zz = (targets + nontargets).unbind(dim=1)
     weight_zz = weight_zz + torch.finfo(totals.dtype).tiny ** 0.5  # scores that say nothing leave the slope at 0
     determinant = weight_zz * weight - weight_z.square()
@@ -86,16 +88,17 @@ def _terms(z: Tensor, theta: Tensor, label: int) -> Tensor:
     return torch.stack([widen(part.sum(dim=1)) for part in parts], dim=1)
 
 
-def _find_ends(rows: Rows, folds: int) -> Ends:
-    others = rows.z.scatter(1, rows.column, torch.nan)
-    highest, lowest = others.nan_to_num(nan=-torch.inf).amax(dim=1), others.nan_to_num(nan=torch.inf).amin(dim=1)
-    match = rows.match.squeeze(1)
+def _find_border(rows: Rows, folds: int) -> Border:
+    highest = rows.z.scatter(1, rows.column, -torch.inf).amax(dim=1)
+    lowest = rows.z.scatter(1, rows.column, torch.inf).amin(dim=1)
 
     def extreme(values: Tensor, kind: str) -> Tensor:
         start = values.new_full((folds + 1,), -torch.inf if kind == "amax" else torch.inf)
-        return start.scatter_reduce(0, rows.fold, values, kind)[:-1]
+        return start.scatter_reduce(0, rows.fold, values, kind)[:-1].unsqueeze(1)
 
     low, high = extreme(lowest, "amin"), extreme(highest, "amax")
-    first, last = extreme(match, "amin"), extreme(match, "amax")
-    ends = torch.stack([torch.minimum(low, first), torch.maximum(high, last)], dim=1)
-    return Ends(ends, (first >= high) | (last <= low))
+    first, last = extreme(rows.match.squeeze(1), "amin"), extreme(rows.match.squeeze(1), "amax")
+    above, below = first >= high, last <= low
+    target, nontarget = torch.where(above, high, low), torch.where(above, first, last)
+    usable = target.isfinite() & nontarget.isfinite()
+    return Border(torch.where(usable, target, 0), torch.where(usable, nontarget, 0), usable & (above | below))

@@ -68,7 +68,7 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
     Example:
         >>> fit = fit_beta_binomial(torch.tensor([40.0, 20.0, 10.0, 10.0]))
         >>> fit.probabilities
-        tensor([0.5000, 0.2363, 0.1569, 0.1068])
+        tensor([0.5000, 0.2259, 0.1573, 0.1167])
     """
     counts = widen(histogram)
     shares = counts / counts.sum(dim=-1, keepdim=True)

@@ -59,7 +59,7 @@ def local_information(scores: Tensor, target_index: Tensor, slope: float | Tenso
     Example:
         >>> scores = torch.tensor([[0.9, 0.7, 0.4, 1.1, 1.2, 0.4]])
         >>> local_information(scores, torch.tensor([3]), slope=1.5)
-        tensor([0.9037])
+        tensor([0.9000])
     """
     check_rows(scores, target_index)
     wide = widen(scores)
@@ -88,7 +88,7 @@ def local_information_disclosure(
         >>> scores = torch.tensor([[0.9, 0.8, 0.8, 0.8], [0.7, 0.6, 0.6, 0.6]])
         >>> values = local_information_disclosure(scores, torch.tensor([0, 0]), slope=1.5)
         >>> values["alid"], values["link_rate"]
-        (tensor(1.8083), tensor(1.))
+        (tensor(1.8705), tensor(1.))
     """
     bits = local_information(scores, target_index, slope)
     linked = (scores >= scores.gather(1, target_index.unsqueeze(1))).sum(dim=1) == 1
@@ -99,7 +99,8 @@ def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
     r"""Slope of a logistic regression of "is the true speaker" on standardised scores, on a development set.
 
     The regression has an offset, no penalty, and weighs both classes equally. Where a threshold separates them, no slope
-    is steep enough: one target and one non-target at either end of the scores (Laplace's rule) then bound it.
+    is steep enough: one more target beside the nearest non-target, and one more non-target beside the nearest target,
+    then bound it.
 
     Args:
         scores: Floating tensor of shape ``(P, N)``, trials of other speakers than those the slope is applied to.
@@ -111,7 +112,7 @@ def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
     Example:
         >>> scores = torch.tensor([[0.9, 0.1, 0.4], [0.2, 0.5, 0.4], [0.3, 0.7, 0.4]])
         >>> fit_local_slope(scores, torch.tensor([0, 2, 1]))
-        tensor(1.5596)
+        tensor(2.3679)
     """
     check_rows(scores, target_index)
     if scores.numel() == 0 or scores.shape[1] < 2:
@@ -158,9 +159,9 @@ def identify(
         >>> inputs = torch.randn(8, 16, generator=generator)[speakers] + torch.randn(40, 16, generator=generator)
         >>> values = identify(inputs, speakers)
         >>> values.histogram
-        tensor([29., 7., 2., 1., 0., 1., 0., 0.])
-        >>> values.bits.mean()
-        tensor(1.8)
+        tensor([37.,  3.,  0.,  0.,  0.,  0.,  0.,  0.])
+        >>> bool(values.bits.max() < 3), int(values.linked.sum())
+        (True, 37)
     """
     check_choice("scoring", scoring, SCORINGS)
     trials = prepare_trials(inputs, speakers, references, reference_speakers)
@@ -258,9 +259,9 @@ def _cross_fit(trials: Trials, scoring: str) -> Tensor:
     some = _every(trials, stride)
     at_hand = [*_rows(some, fitted_in[::stride], scoring)]
     rows = regression.Rows(*(torch.cat(part) for part in zip(*at_hand, strict=True)))
-    theta, ends = regression.fit(rows, folds=2)
+    theta, border = regression.fit(rows, folds=2)
     if stride > 1:
-        theta = regression.polish(theta, ends, lambda: _rows(trials, fitted_in, scoring), columns)
+        theta = regression.polish(theta, border, lambda: _rows(trials, fitted_in, scoring), columns)
     return theta[:, 0][1 - fold]
 
 

@@ -1,0 +1,102 @@
+"""Identification at scale against the bare matrix product; and how far to trust a rank disclosure of few inputs.
+
+Run with ``pytest -m bench -s tests/bench/test_rank_bench.py``.
+"""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from vpmetrics.functional import identify, rank_disclosure, rank_histogram
+
+pytestmark = pytest.mark.bench
+
+INPUTS, REFERENCES, DIMENSIONS = 100_000, 10_000, 192
+RANKS, DRAWS = 40, 1000
+
+
+class PeakMemory:
+    """Largest resident size while the block runs, above that before it, in MB; Linux only."""
+
+    def __enter__(self):
+        self._before, self.megabytes, self._running = self._resident(), 0.0, True
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._running = False
+        self._thread.join()
+
+    def _watch(self):
+        while self._running:
+            self.megabytes = max(self.megabytes, self._resident() - self._before)
+            time.sleep(0.002)
+
+    @staticmethod
+    def _resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+def bare_product(inputs, references, rows=64):
+    for part in inputs.split(rows):
+        part @ references.T
+
+
+def test_identification_costs_little_more_than_the_products():
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(INPUTS, DIMENSIONS, generator=generator)
+    speakers = torch.randint(0, REFERENCES, (INPUTS,), generator=generator)
+    references, reference_speakers = torch.randn(REFERENCES, DIMENSIONS, generator=generator), torch.arange(REFERENCES)
+    runs = {
+        "bare products": lambda: bare_product(inputs, references),
+        "ranks, disjoint references": lambda: rank_histogram(inputs, speakers, references, reference_speakers),
+        "ranks, leave-one-out": lambda: rank_histogram(inputs, speakers),
+        "ranks and local information": lambda: identify(inputs, speakers, references, reference_speakers, slope=1.5),
+    }
+    seconds, megabytes = dict.fromkeys(runs, float("inf")), dict.fromkeys(runs, 0.0)
+    for _ in range(3):  # in turn, so that whatever else the machine does hits all of them
+        for name, run in runs.items():
+            start = time.perf_counter()
+            with PeakMemory() as peak:
+                run()
+            seconds[name] = min(seconds[name], time.perf_counter() - start)
+            megabytes[name] = max(megabytes[name], peak.megabytes)
+    print(f"\n{INPUTS} inputs x {REFERENCES} references x {DIMENSIONS} dimensions, {torch.get_num_threads()} threads")
+    for name in runs:
+        ratio = seconds[name] / seconds["bare products"]
+        print(f"{name:30} {seconds[name]:6.2f} s  {ratio:5.2f} x  +{megabytes[name]:4.0f} MB")
+        assert ratio <= 2
+        assert megabytes[name] <= 500
+
+
+def test_bias_and_spread_of_few_inputs():
+    """Bias is upwards: chance alone puts more inputs on some ranks, and the most on one of them."""
+    generator = torch.Generator().manual_seed(0)
+    for truth, (alpha, beta) in {"nothing disclosed": (1.0, 1.0), "little": (0.95, 1.3), "much": (0.35, 2.0)}.items():
+        gamma = beta_binomial(alpha, beta)
+        exact = rank_disclosure(gamma)
+        print(f"\n{truth}: MeanD {exact['mean_d']:.3f}, MaxD {exact['max_d']:.3f} bits; N = {RANKS}, {DRAWS} draws")
+        print(f"{'inputs':>6} | {'MeanD empirical':>18} {'beta-binomial':>18} | {'MaxD empirical':>18} {'beta-binomial':>18}")
+        for inputs in (40, 100, 200, 400, 800, 1600, 3200, 6400):
+            ranks = torch.multinomial(gamma.expand(DRAWS, -1), inputs, replacement=True, generator=generator)
+            histograms = torch.zeros(DRAWS, RANKS, dtype=torch.float64).scatter_add(1, ranks, torch.ones_like(ranks).double())
+            errors = {}
+            for model in ("empirical", "beta_binomial"):
+                values = rank_disclosure(histograms, model=model)
+                errors |= {(name, model): values[name] - exact[name] for name in ("mean_d", "max_d")}
+            cells = [f"{e.mean():+9.3f} ± {e.std():6.3f}" for _, e in sorted(errors.items(), key=lambda item: item[0][0] == "max_d")]
+            print(f"{inputs:6} | {cells[0]} {cells[1]} | {cells[2]} {cells[3]}")
+            if truth == "nothing disclosed":  # half a nat per free share, as for every plug-in entropy
+                expected = (RANKS - 1) / (2 * inputs * 0.6931)
+                assert abs(errors["mean_d", "empirical"].mean() - expected) < 0.25 * expected
+            assert errors["mean_d", "beta_binomial"].mean().abs() < errors["mean_d", "empirical"].mean()
+
+
+def beta_binomial(alpha, beta):
+    k = torch.arange(RANKS - 1, dtype=torch.float64)
+    ratios = (RANKS - 1 - k) / (k + 1) * (alpha + k) / (beta + RANKS - 2 - k)
+    return torch.softmax(torch.cat([torch.zeros(1, dtype=torch.float64), ratios.log().cumsum(0)]), dim=0)
