@@ -160,6 +160,35 @@ def check_embedding_values(original: Tensor | None, protected: Tensor | None) ->
             raise ValueError(f"Expected `{name}` to hold finite numbers, but got {rows} of {len(side)} rows without.")
 
 
+def check_utterances(name: str, rows: Any, speakers_name: str, speakers: Any) -> None:
+    """Kinds and shapes of utterances and their speakers."""
+    check_floating(name, rows)
+    check_integers(speakers_name, speakers)
+    if rows.ndim != 2:
+        raise ValueError(f"Expected `{name}` to have shape (rows, dimensions), but got {tuple(rows.shape)}.")
+    check_shape(speakers_name, speakers, (len(rows),), f"one per row of `{name}`")
+    check_same_device(name, rows, speakers_name, speakers)
+
+
+def check_histogram(histogram: Any) -> None:
+    """Kind and shape of a rank histogram."""
+    check_tensor("histogram", histogram)
+    if histogram.is_complex() or histogram.dtype == torch.bool:
+        raise TypeError(f"Expected `histogram` to hold real counts or shares, but got {histogram.dtype}.")
+    if histogram.ndim == 0:
+        raise ValueError("Expected `histogram` to have shape (..., N), one entry per rank, but got ().")
+
+
+def check_identification(scores: Any, target_index: Any) -> None:
+    """Kinds and shapes of identification trials."""
+    check_floating("scores", scores)
+    check_integers("target_index", target_index)
+    if scores.ndim != 2:
+        raise ValueError(f"Expected `scores` to have shape (trials, references), but got {tuple(scores.shape)}.")
+    check_shape("target_index", target_index, (len(scores),), "one per row of `scores`")
+    check_same_device("scores", scores, "target_index", target_index)
+
+
 _warned: ContextVar[list[bool] | None] = ContextVar("_warned", default=None)
 
 

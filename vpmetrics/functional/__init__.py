@@ -3,13 +3,6 @@
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
 from vpmetrics.functional.features import codebook_histogram, f0_histogram
 from vpmetrics.functional.isotonic import isotonic_regression, pav_llr
-from vpmetrics.functional.similarity import (
-    de_identification,
-    diagonal_dominance,
-    normalised_relatives,
-    voice_distinctiveness,
-    voice_similarity_matrix,
-)
 from vpmetrics.functional.local import (
     fit_local_slope,
     identify,
@@ -18,6 +11,13 @@ from vpmetrics.functional.local import (
     summarise_information,
 )
 from vpmetrics.functional.rank import combine_disclosures, rank_disclosure, rank_histogram
+from vpmetrics.functional.similarity import (
+    de_identification,
+    diagonal_dominance,
+    normalised_relatives,
+    voice_distinctiveness,
+    voice_similarity_matrix,
+)
 from vpmetrics.functional.verification import cllr, equal_error_rate, linkability, min_cllr
 from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
 

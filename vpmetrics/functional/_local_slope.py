@@ -55,7 +55,8 @@ def sums(rows: Rows, theta: Tensor) -> Tensor:
     own = torch.cat([theta, theta[:1]])[rows.fold].to(rows.z.dtype)
     targets, as_nontargets = _terms(rows.match, own, label=1), _terms(rows.match, own, label=0)
     terms = torch.cat([targets, _terms(rows.z, own, label=0) - as_nontargets, torch.ones_like(targets[:, :1])], dim=1)
-    return terms.new_zeros(len(theta) + 1, terms.shape[1]).index_add(0, rows.fold, terms)[:-1]
+    totals = terms.new_zeros(len(theta) + 1, terms.shape[1]).index_add(0, rows.fold, terms)
+    return totals[: len(theta)]
 
 
 def step(theta: Tensor, totals: Tensor, border: Border, columns: int) -> Tensor:
@@ -74,9 +75,10 @@ def step(theta: Tensor, totals: Tensor, border: Border, columns: int) -> Tensor:
     determinant = weight_zz * weight - weight_z.square()
     slope = (weight * error_z - weight_z * error) / determinant
     offset = (weight_zz * error - weight_z * error_z) / determinant
-    # Newton's step overshoots where the curvature changes within it; its decrement says by how much.
-    decrement = (slope * error_z + offset * error).clamp(min=0).sqrt()
-    return theta - torch.stack([slope, offset], dim=1) / (1 + decrement).unsqueeze(1)
+    newton = torch.stack([slope, offset], dim=1)
+    # Newton's step overshoots where the curvature changes within it; its decrement says by how much, and whether.
+    decrement = (slope * error_z + offset * error).clamp(min=0).sqrt().unsqueeze(1)
+    return theta - torch.where(decrement < 0.25, newton, newton / (1 + decrement))
 
 
 def _terms(z: Tensor, theta: Tensor, label: int) -> Tensor:

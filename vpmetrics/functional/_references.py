@@ -8,46 +8,24 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
-from vpmetrics._checks import check_floating, check_integers, check_same_device, check_shape
+from vpmetrics._checks import check_same_device, check_utterances
 from vpmetrics._precision import result_dtype, widen
-
-SCORINGS = ("cosine", "euclidean")
+from vpmetrics.scoring import ScoreFunction, Scoring, resolve_scoring
 
 
 class References(NamedTuple):
-    """One reference per speaker, and what it takes to leave an utterance out of its own speaker's.
+    """One reference per speaker: the mean of the speaker's utterances, of which any one can be taken out again.
 
-    The means are kept as sums of deviations from ``anchor``, in double precision: the mean of equal rows is then that
-    row to the last bit, so features that say nothing tie exactly, and one utterance can be taken out again.
+    Means are kept as sums of deviations from ``anchor``, in double precision. The mean of equal rows is then that row
+    to the last bit, with and without one of them, so features that say nothing tie.
     """
 
+    utterances: Tensor  # (M, D)
+    speakers: Tensor  # (N,), ascending
     anchor: Tensor  # (D,)
     sums: Tensor  # (N, D), of the deviations from the anchor
     counts: Tensor  # (N,)
-    speakers: Tensor  # (N,), ascending
-    own: Tensor | None  # (B, D): row i is left out of the mean that input i is compared with
-
-
-class Tile(NamedTuple):
-    """The scores of a few inputs against every reference."""
-
-    rows: slice
-    scores: Tensor  # (b, N), free to be overwritten
-    match: Tensor  # (b, 1), the score of the input's own speaker; equal to its entry in ``scores``
-    rounding: Tensor  # (b, 1) or scalar, differences up to this are no differences
-
-
-def build_references(utterances: Tensor, speakers: Tensor, own: Tensor | None) -> References:
-    """Sum the utterances of each speaker, in chunks so that no second copy of them is made."""
-    names, index = speakers.unique(return_inverse=True)
-    anchor = widen(utterances[:1]).sum(dim=0)  # zeros when there is no row
-    sums = anchor.new_zeros(len(names), utterances.shape[1])
-    for rows in slices(len(utterances), max(1, 2**20 // max(1, utterances.shape[1]))):
-        sums.index_add_(0, index[rows], widen(utterances[rows]) - anchor)
-    counts = torch.zeros_like(names, dtype=torch.int64).index_add_(0, index, torch.ones_like(index))
-    return References(anchor, sums, counts, names, own)
 
 
 class Trials(NamedTuple):
@@ -56,58 +34,92 @@ class Trials(NamedTuple):
     inputs: Tensor  # (B, D)
     references: References
     column: Tensor  # (B,), of the input's speaker among the references
+    own: Tensor | None  # (B,), the utterance to leave out of the speaker's mean, -1 for none; or None for all of them
     usable: Tensor  # (B,), whether a reference of that speaker is left
     finite: Tensor  # (), whether everything is a number
+
+
+class Tile(NamedTuple):
+    """The scores of a few inputs against every reference."""
+
+    rows: slice
+    scores: Tensor  # (b, N), free to be overwritten
+    match: Tensor  # (b, 1), the score of the input's own speaker; equal to its entry in ``scores``
+    rounding: Tensor  # (b, 1), differences up to this are no differences
 
 
 def prepare_trials(
     inputs: Tensor, speakers: Tensor, references: Tensor | None, reference_speakers: Tensor | None
 ) -> Trials:
-    """Check the arguments of an identification, build its references, find each input's own.
+    """Check the arguments of an identification and form its trials.
 
     Without ``reference_speakers``, row i of ``references`` (by default of ``inputs``) is the utterance of input i.
     """
-    utterances = inputs if references is None else references
-    check_utterances("inputs", inputs, "speakers", speakers)
     if references is None and reference_speakers is not None:
         raise ValueError("Expected `references` along with `reference_speakers`, but got None.")
-    own = None if reference_speakers is not None else utterances
-    check_utterances("references", utterances, "reference_speakers", speakers if own is not None else reference_speakers)
+    utterances, names = inputs if references is None else references, reference_speakers
+    check_utterances("inputs", inputs, "speakers", speakers)
+    check_utterances("references", utterances, "reference_speakers", speakers if names is None else names)
+    check_same_device("inputs", inputs, "references", utterances)
     if utterances.shape[1] != inputs.shape[1]:
         raise ValueError(
             f"Expected `references` to have {inputs.shape[1]} columns, as `inputs` has, but got {utterances.shape[1]}."
         )
-    built = build_references(utterances, speakers if reference_speakers is None else reference_speakers, own)
-    column, usable = _find_speakers(built, speakers)
-    return Trials(inputs, built, column, usable, inputs.isfinite().all() & utterances.isfinite().all())
+    own = torch.arange(len(inputs), device=inputs.device) if names is None else None
+    return form_trials(inputs, speakers, utterances, speakers if names is None else names, own)
 
 
-def check_utterances(name: str, rows: Tensor, speakers_name: str, speakers: Tensor | None) -> None:
-    """Kinds and shapes of utterances and their speakers."""
-    check_floating(name, rows)
-    check_integers(speakers_name, speakers)
-    if rows.ndim != 2:
-        raise ValueError(f"Expected `{name}` to have shape (rows, dimensions), but got {tuple(rows.shape)}.")
-    check_shape(speakers_name, speakers, (len(rows),), f"one per row of `{name}`")
-    check_same_device(name, rows, speakers_name, speakers)
+def form_trials(
+    inputs: Tensor, speakers: Tensor, utterances: Tensor, reference_speakers: Tensor, own: Tensor | None
+) -> Trials:
+    """One reference per speaker, and for each input the place of its own."""
+    references = _build(utterances, reference_speakers)
+    finite, count = inputs.isfinite().all() & utterances.isfinite().all(), len(references.speakers)
+    if count == 0:
+        column, usable = torch.zeros_like(speakers), torch.zeros_like(speakers, dtype=torch.bool)
+        return Trials(inputs, references, column, own, usable, finite)
+    column = torch.searchsorted(references.speakers, speakers.contiguous()).clamp(max=count - 1)
+    needed = 1 if own is None else 1 + (own >= 0).long()
+    usable = (references.speakers[column] == speakers) & (references.counts[column] >= needed)
+    return Trials(inputs, references, column, own, usable, finite)
 
 
-def walk(trials: Trials, scoring: str, subset: slice | None = None) -> Iterator[Tile]:
+def _build(utterances: Tensor, speakers: Tensor) -> References:
+    names, index = speakers.unique(return_inverse=True)
+    anchor = widen(utterances[:1]).sum(dim=0)  # zeros when there is no row
+    sums = anchor.new_zeros(len(names), utterances.shape[1])
+    # In pieces, so that there is never a second, wider copy of all utterances.
+    for rows in slices(len(utterances), max(1, 2**20 // max(1, utterances.shape[1]))):
+        sums.index_add_(0, index[rows], widen(utterances[rows]) - anchor)
+    counts = torch.zeros_like(names, dtype=torch.int64).index_add_(0, index, torch.ones_like(index))
+    return References(utterances, names, anchor, sums, counts)
+
+
+def walk(trials: Trials, scoring: Scoring) -> Iterator[Tile]:
     """Score inputs against every reference, a tile at a time; nothing here waits for the device."""
-    references, dtype = trials.references, result_dtype(trials.inputs)
+    if len(trials.references.speakers) == 0:
+        return
+    references, dtype, scorer = trials.references, result_dtype(trials.inputs), resolve_scoring(scoring)
+    # A distance does not change when everything is moved, and loses the fewest digits near the origin.
     centre = references.anchor if scoring == "euclidean" else torch.zeros_like(references.anchor)
-    against = _prepare((_means(references) - centre).to(dtype), scoring)
+
+    def prepare(rows: Tensor) -> Tensor:
+        prepared: Tensor = scorer.prepare((widen(rows) - centre).to(dtype))
+        return prepared
+
+    against = prepare(references.anchor + references.sums / references.counts.unsqueeze(1))
     for rows in slices(len(trials.inputs), tile_rows(trials.inputs, len(against))):
-        inputs, column = trials.inputs[rows], trials.column[rows]
-        probes = _prepare((widen(inputs) - centre).to(dtype), scoring)
-        scores = _scores(probes, against, scoring)
-        if references.own is None:
-            match = scores.gather(1, column.unsqueeze(1))
-        else:
-            left = _leave_one_out(references, references.own[rows], column)
-            match = _paired_scores(probes, _prepare((left - centre).to(dtype), scoring), scoring)
-            scores.scatter_(1, column.unsqueeze(1), match)
-        yield Tile(rows, scores, match, _rounding(probes, against, match, scoring))
+        with torch.autocast(trials.inputs.device.type, enabled=False):
+            probes, column = prepare(trials.inputs[rows]), trials.column[rows].unsqueeze(1)
+            scores = scorer.compare(probes, against)
+            if trials.own is None:
+                match = scores.gather(1, column)
+            else:
+                left = prepare(_leave_out(references, trials.own[rows], trials.column[rows]))
+                match = _compare_rows(probes, left, scoring, scorer.compare)
+                scores.scatter_(1, column, match)
+            rounding = _rounding(probes, against, scores, match, scoring)
+        yield Tile(rows, scores, match, rounding)
 
 
 def tile_rows(inputs: Tensor, columns: int) -> int:
@@ -121,53 +133,37 @@ def slices(length: int, step: int) -> Iterator[slice]:
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
-def _find_speakers(references: References, speakers: Tensor) -> tuple[Tensor, Tensor]:
-    names = references.speakers
-    if len(names) == 0:
-        return torch.zeros_like(speakers, dtype=torch.int64), torch.zeros_like(speakers, dtype=torch.bool)
-    column = torch.searchsorted(names, speakers.contiguous()).clamp(max=len(names) - 1)
-    needed = 1 if references.own is None else 2
-    return column, (names[column] == speakers) & (references.counts[column] >= needed)
+def _leave_out(references: References, own: Tensor, column: Tensor) -> Tensor:
+    """Mean of the speaker's utterances without one of them, for each input."""
+    out = (own >= 0).unsqueeze(1)
+    deviation = widen(references.utterances[own.clamp(min=0)]) - references.anchor
+    others = (references.counts[column].unsqueeze(1) - out.long()).clamp(min=1)
+    mean: Tensor = references.anchor + (references.sums[column] - torch.where(out, deviation, 0)) / others
+    return mean
 
 
-def _means(references: References) -> Tensor:
-    return references.anchor + references.sums / references.counts.unsqueeze(1)
-
-
-def _leave_one_out(references: References, own: Tensor, column: Tensor) -> Tensor:
-    deviation = widen(own) - references.anchor
-    others = (references.counts[column] - 1).clamp(min=1).unsqueeze(1)
-    return references.anchor + (references.sums[column] - deviation) / others
-
-
-def _prepare(rows: Tensor, scoring: str) -> Tensor:
-    return normalize(rows, dim=1) if scoring == "cosine" else rows
-
-
-def _scores(a: Tensor, b: Tensor, scoring: str) -> Tensor:
-    """Similarity of every row of ``a`` with every row of ``b``, ``(len(a), len(b))``; higher is more alike."""
-    if scoring == "cosine":
-        return a @ b.T
-    return torch.cdist(a, b, compute_mode="use_mm_for_euclid_dist").neg_()
-
-
-def _paired_scores(a: Tensor, b: Tensor, scoring: str) -> Tensor:
-    """Similarity of row i of ``a`` with row i of ``b``, ``(len(a), 1)``."""
-    if scoring == "cosine":
+def _compare_rows(a: Tensor, b: Tensor, scoring: Scoring, compare: ScoreFunction) -> Tensor:
+    """Score of row i of ``a`` with row i of ``b``, ``(len(a), 1)``."""
+    if scoring in ("cosine", "dot"):
         return (a * b).sum(dim=1, keepdim=True)
-    return torch.linalg.vector_norm(a - b, dim=1, keepdim=True).neg_()
+    if scoring == "euclidean":
+        return -torch.linalg.vector_norm(a - b, dim=1, keepdim=True)
+    # What is known of any other scoring is tables of all pairs: small ones, of which the diagonal is kept.
+    tables = [compare(a[rows], b[rows]).diagonal() for rows in slices(len(a), 32)]
+    return torch.cat(tables).unsqueeze(1)
 
 
-def _rounding(a: Tensor, b: Tensor, level: Tensor, scoring: str) -> Tensor:
-    """By how much two scores that are equal on paper may come out apart.
+def _rounding(a: Tensor, b: Tensor, scores: Tensor, match: Tensor, scoring: Scoring) -> Tensor:
+    """By how much two scores that are equal on paper may come out apart, ``(len(a), 1)``.
 
-    Matrix products sum the last few columns in another order than the rest, so equal references need not get equal
-    scores: off by an ulp or two on a CPU. A squared distance is off by as much, relative to the norms, and its root
-    by the derivative of the root at ``level``.
+    Matrix products add up some columns in another order than others, so equal references need not get equal scores: on
+    a CPU they are an ulp or two apart. A squared distance is off by as much relative to the norms, and a distance by
+    that over the slope of the square.
     """
     unit = torch.finfo(a.dtype).eps * max(8.0, math.sqrt(a.shape[1]))
     if scoring == "cosine":
-        return a.new_full((), unit)
-    norms = a.square().sum(dim=1, keepdim=True) + b.square().sum(dim=1).amax()
-    squared = unit * norms
-    return squared / torch.maximum(2 * level.abs(), squared.sqrt()).clamp(min=torch.finfo(a.dtype).tiny)
+        return torch.full_like(match, unit)
+    if scoring != "euclidean":
+        return unit * scores.abs().amax(dim=1, keepdim=True)
+    squared = unit * (a.square().sum(dim=1, keepdim=True) + b.square().sum(dim=1).amax())
+    return squared / torch.maximum(2 * match.abs(), squared.sqrt()).clamp(min=torch.finfo(a.dtype).tiny)

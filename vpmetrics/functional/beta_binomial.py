@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vpmetrics._checks import check_histogram
 from vpmetrics._precision import result_dtype, widen
 
 # Natural logarithms of the smallest and largest alpha and beta tried. Beyond, the distribution has reached its limits:
@@ -70,6 +71,7 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
         >>> fit.probabilities
         tensor([0.5000, 0.2259, 0.1573, 0.1167])
     """
+    check_histogram(histogram)
     counts = widen(histogram)
     shares = counts / counts.sum(dim=-1, keepdim=True)
     n = shares.shape[-1] - 1

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._checks import check_floating, check_integers
-from vpmetrics._precision import result_dtype, widen
+from vpmetrics._precision import result_dtype, wide_dtype, widen
 
 
 def f0_histogram(f0: Tensor, lowest: float = 65.0, highest: float = 450.0, sample_rate: float = 8000.0) -> Tensor:
@@ -43,7 +43,7 @@ def f0_histogram(f0: Tensor, lowest: float = 65.0, highest: float = 450.0, sampl
     frames = widen(f0)
     voiced = (frames >= lowest) & (frames <= highest)
     lag = (sample_rate / torch.where(voiced, frames, highest) + nudge).floor().long()
-    return _shares(lag - shortest, voiced, longest - shortest + 1).to(result_dtype(f0))
+    return _shares(_counts(lag - shortest, voiced, longest - shortest + 1)).to(result_dtype(f0))
 
 
 def codebook_histogram(codes: Tensor, size: int, segments: int = 20) -> Tensor:
@@ -76,15 +76,14 @@ def codebook_histogram(codes: Tensor, size: int, segments: int = 20) -> Tensor:
     segment = position * segments // kept.sum(dim=-1, keepdim=True).clamp(min=1)
     cell = torch.where(kept, segment * size + codes, 0)
     counts = _counts(cell, kept, segments * size).unflatten(-1, (segments, size))
-    return (counts / counts.sum(dim=-1, keepdim=True)).to(torch.float32)
+    return _shares(counts).to(torch.float32)
 
 
-def _shares(index: Tensor, valid: Tensor, length: int) -> Tensor:
-    counts = _counts(index, valid, length)
+def _shares(counts: Tensor) -> Tensor:
     return counts / counts.sum(dim=-1, keepdim=True)
 
 
 def _counts(index: Tensor, valid: Tensor, length: int) -> Tensor:
     """How often each of ``length`` values occurs along the last dimension, where ``valid``."""
-    counts = widen(valid.new_zeros(*index.shape[:-1], length))
+    counts = torch.zeros((*index.shape[:-1], length), dtype=wide_dtype(index.device), device=index.device)
     return counts.scatter_add(-1, index.clamp(0, length - 1), valid.to(counts.dtype))

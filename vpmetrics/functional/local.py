@@ -13,18 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import (
-    check_choice,
-    check_floating,
-    check_integers,
-    check_same_device,
-    check_shape,
-    warn_undefined,
-)
+from vpmetrics._checks import check_identification, warn_undefined
 from vpmetrics._precision import at_least_float32, result_dtype, widen
 from vpmetrics.functional import _local_slope as regression
-from vpmetrics.functional._references import SCORINGS, Tile, Trials, prepare_trials, walk
+from vpmetrics.functional._references import Tile, Trials, prepare_trials, walk
 from vpmetrics.functional.rank import RankTally, ranks_of
+from vpmetrics.scoring import Scoring
 
 _AT_HAND = 2**22  # scores that the slope is first fitted on, and the only ones that are ever stored
 
@@ -61,16 +55,14 @@ def local_information(scores: Tensor, target_index: Tensor, slope: float | Tenso
         >>> local_information(scores, torch.tensor([3]), slope=1.5)
         tensor([0.9000])
     """
-    check_rows(scores, target_index)
+    check_identification(scores, target_index)
     wide = widen(scores)
     z = _standardise(wide, _equal_up_to(scores))
     slopes = torch.as_tensor(slope, dtype=wide.dtype, device=wide.device).reshape(-1, 1)
     return _bits(z, z.gather(1, target_index.unsqueeze(1)), slopes).to(result_dtype(scores))
 
 
-def local_information_disclosure(
-    scores: Tensor, target_index: Tensor, slope: float | Tensor
-) -> dict[str, Tensor]:
+def local_information_disclosure(scores: Tensor, target_index: Tensor, slope: float | Tensor) -> dict[str, Tensor]:
     r"""Summary of ``local_information`` over all trials.
 
     Args:
@@ -79,10 +71,10 @@ def local_information_disclosure(
         slope: Slope of the softmax; fit it on other speakers than these, with ``fit_local_slope``.
 
     Returns:
-        Dict of scalars, float32 or wider: ``alid``, the mean; ``pdr`` and ``ndr``, the share of trials above 0 bits and
-        the rest; ``lid_pos`` and ``lid_neg``, the means of these two sides, NaN for one without trials; ``lid_max``; and
-        ``link_rate``, the share of trials whose true speaker strictly beats all others. All NaN for fewer than two
-        references, or no trial.
+        Dict of scalars, float32 or wider: ``alid``, the mean; ``pdr`` and ``ndr``, the share of trials above 0 bits
+        and the rest; ``lid_pos`` and ``lid_neg``, the means of these two sides, NaN for one without trials;
+        ``lid_max``; and ``link_rate``, the share of trials whose true speaker strictly beats all others. All NaN, with
+        a warning, for fewer than two references or no trial.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.8, 0.8, 0.8], [0.7, 0.6, 0.6, 0.6]])
@@ -98,9 +90,9 @@ def local_information_disclosure(
 def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
     r"""Slope of a logistic regression of "is the true speaker" on standardised scores, on a development set.
 
-    The regression has an offset, no penalty, and weighs both classes equally. Where a threshold separates them, no slope
-    is steep enough: one more target beside the nearest non-target, and one more non-target beside the nearest target,
-    then bound it.
+    The regression has an offset, no penalty, and weighs both classes equally. Where a threshold separates them, no
+    slope is steep enough: one more target where the nearest non-target is, and one more non-target where the nearest
+    target is, then bound it.
 
     Args:
         scores: Floating tensor of shape ``(P, N)``, trials of other speakers than those the slope is applied to.
@@ -114,7 +106,7 @@ def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
         >>> fit_local_slope(scores, torch.tensor([0, 2, 1]))
         tensor(2.3679)
     """
-    check_rows(scores, target_index)
+    check_identification(scores, target_index)
     if scores.numel() == 0 or scores.shape[1] < 2:
         warn_undefined("The slope of local information needs trials with two references at least.")
         return scores.new_full((), torch.nan, dtype=result_dtype(scores))
@@ -125,13 +117,12 @@ def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
     return theta[0, 0].to(result_dtype(scores))
 
 
-@torch.no_grad()
 def identify(
     inputs: Tensor,
     speakers: Tensor,
     references: Tensor | None = None,
     reference_speakers: Tensor | None = None,
-    scoring: str = "cosine",
+    scoring: Scoring = "cosine",
     slope: float | Tensor | None = None,
 ) -> Identification:
     """Rank histogram and local information of embeddings, each input scored against each reference in tiles.
@@ -145,7 +136,8 @@ def identify(
         speakers: Integer tensor of shape ``(B,)``, the speaker of each input.
         references: Floating tensor of shape ``(M, D)``, or ``(B, D)`` for leave-one-out; None for the inputs.
         reference_speakers: Integer tensor of shape ``(M,)``, or None for leave-one-out.
-        scoring: ``"cosine"``, for embeddings, or ``"euclidean"``, for histograms.
+        scoring: ``"cosine"``, for embeddings, ``"euclidean"``, for histograms, or any other way to compare two
+            embeddings that :mod:`vpmetrics.scoring` has.
         slope: Slope of the softmax, or None to cross-fit it.
 
     Returns:
@@ -160,28 +152,31 @@ def identify(
         >>> values = identify(inputs, speakers)
         >>> values.histogram
         tensor([37.,  3.,  0.,  0.,  0.,  0.,  0.,  0.])
-        >>> bool(values.bits.max() < 3), int(values.linked.sum())
-        (True, 37)
+        >>> int(values.linked.sum()), len(values.bits), bool((values.bits <= 3).all())
+        (37, 40, True)
     """
-    check_choice("scoring", scoring, SCORINGS)
-    trials = prepare_trials(inputs, speakers, references, reference_speakers)
+    return identify_trials(prepare_trials(inputs, speakers, references, reference_speakers), scoring, slope)
+
+
+@torch.no_grad()
+def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | None) -> Identification:
+    """What ``identify`` returns, of trials that are formed already."""
     if slope is None:
         slopes = _cross_fit(trials, scoring)
     else:
-        slopes = torch.as_tensor(slope, device=inputs.device).expand(len(inputs))
-    tally = RankTally(trials.references.counts, len(inputs))
-    bits = inputs.new_full((len(inputs),), torch.nan, dtype=result_dtype(inputs))
+        slopes = torch.as_tensor(slope, device=trials.column.device).expand(len(trials.inputs))
+    tally = RankTally(trials)
+    bits = slopes.new_full(slopes.shape, torch.nan, dtype=result_dtype(trials.inputs))
     linked = torch.zeros_like(trials.usable)
     for tile in walk(trials, scoring):
         above, tied = ranks_of(tile)
-        tally.add(above, tied, trials.usable[tile.rows])
+        tally.add(tile, above, tied)
         linked[tile.rows] = (above == 0) & (tied == 1)
         if tile.scores.shape[1] > 1:
             z, match = _standardise_tile(tile)
             bits[tile.rows] = _bits(z, match, slopes[tile.rows].to(z.dtype).unsqueeze(1))
-    counts = torch.where(trials.finite, tally.counts().to(bits.dtype), torch.nan)
     used = trials.usable.nonzero().squeeze(1)
-    return Identification(counts, bits[used], linked[used], used)
+    return Identification(tally.histogram(), bits[used], linked[used], used)
 
 
 def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
@@ -205,18 +200,8 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
     return {name: value.to(result_dtype(bits)) for name, value in values.items()}
 
 
-def check_rows(scores: Tensor, target_index: Tensor) -> None:
-    """Kinds and shapes of identification trials."""
-    check_floating("scores", scores)
-    check_integers("target_index", target_index)
-    if scores.ndim != 2:
-        raise ValueError(f"Expected `scores` to have shape (trials, references), but got {tuple(scores.shape)}.")
-    check_shape("target_index", target_index, (len(scores),), "one per row of `scores`")
-    check_same_device("scores", scores, "target_index", target_index)
-
-
 def _bits(z: Tensor, match: Tensor, slope: Tensor) -> Tensor:
-    """LID of each row, ``(P,)``; the mean of exponentials rather than their sum, so that equal scores give 0 exactly."""
+    """LID of each row, ``(P,)``; from the mean of exponentials, not their sum, so that equal scores give 0 exactly."""
     logits = slope * z
     top = logits.detach().amax(dim=1, keepdim=True)
     mean = (logits - top).exp().mean(dim=1, keepdim=True)
@@ -247,7 +232,7 @@ def _equal_up_to(scores: Tensor) -> Tensor:
     return widen(scores.detach().abs().sum(dim=1, keepdim=True)) / max(1, scores.shape[1]) * unit
 
 
-def _cross_fit(trials: Trials, scoring: str) -> Tensor:
+def _cross_fit(trials: Trials, scoring: Scoring) -> Tensor:
     """The slope for each input, ``(B,)``, fitted on the speakers of the other fold."""
     names, columns, inputs = trials.references.speakers, len(trials.references.speakers), len(trials.inputs)
     if columns < 2 or inputs == 0:
@@ -266,16 +251,14 @@ def _cross_fit(trials: Trials, scoring: str) -> Tensor:
 
 
 def _every(trials: Trials, stride: int) -> Trials:
-    own = trials.references.own
-    return Trials(
-        trials.inputs[::stride],
-        trials.references._replace(own=None if own is None else own[::stride]),
-        trials.column[::stride],
-        trials.usable[::stride],
-        trials.finite,
+    return trials._replace(
+        inputs=trials.inputs[::stride],
+        column=trials.column[::stride],
+        own=None if trials.own is None else trials.own[::stride],
+        usable=trials.usable[::stride],
     )
 
 
-def _rows(trials: Trials, fold: Tensor, scoring: str) -> Iterator[regression.Rows]:
+def _rows(trials: Trials, fold: Tensor, scoring: Scoring) -> Iterator[regression.Rows]:
     for tile in walk(trials, scoring):
         yield regression.Rows(*_standardise_tile(tile), trials.column[tile.rows].unsqueeze(1), fold[tile.rows])

@@ -11,21 +11,21 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_choice, check_tensor, warn_undefined
+from vpmetrics._checks import check_choice, check_histogram, warn_undefined
 from vpmetrics._precision import result_dtype, widen
-from vpmetrics.functional._references import SCORINGS, Tile, prepare_trials, walk
+from vpmetrics.functional._references import Tile, Trials, prepare_trials, walk
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
+from vpmetrics.scoring import Scoring
 
 MODELS = ("empirical", "beta_binomial")
 
 
-@torch.no_grad()
 def rank_histogram(
     inputs: Tensor,
     speakers: Tensor,
     references: Tensor | None = None,
     reference_speakers: Tensor | None = None,
-    scoring: str = "cosine",
+    scoring: Scoring = "cosine",
 ) -> Tensor:
     """How many inputs have the reference of their own speaker at each of the N ranks (section 3.1).
 
@@ -47,7 +47,8 @@ def rank_histogram(
         speakers: Integer tensor of shape ``(B,)``, the speaker of each input.
         references: Floating tensor of shape ``(M, D)``, or ``(B, D)`` for leave-one-out; None for the inputs.
         reference_speakers: Integer tensor of shape ``(M,)``, or None for leave-one-out.
-        scoring: ``"cosine"``, for embeddings, or ``"euclidean"``, for histograms.
+        scoring: ``"cosine"``, for embeddings, ``"euclidean"``, for histograms, or any other way to compare two
+            embeddings that :mod:`vpmetrics.scoring` has.
 
     Returns:
         Counts of shape ``(N,)``, one per distinct speaker among the references; float32 or wider.
@@ -57,32 +58,38 @@ def rank_histogram(
         >>> rank_histogram(inputs, speakers=torch.tensor([4, 4, 9, 9]))
         tensor([3., 1.])
     """
-    check_choice("scoring", scoring, SCORINGS)
-    trials = prepare_trials(inputs, speakers, references, reference_speakers)
-    tally = RankTally(trials.references.counts, len(inputs))
+    return histogram_of_trials(prepare_trials(inputs, speakers, references, reference_speakers), scoring)
+
+
+@torch.no_grad()
+def histogram_of_trials(trials: Trials, scoring: Scoring) -> Tensor:
+    """The rank histogram of trials that are formed already."""
+    tally = RankTally(trials)
     for tile in walk(trials, scoring):
-        tally.add(*ranks_of(tile), trials.usable[tile.rows])
-    counts = tally.counts().to(result_dtype(inputs))
-    # A comparison with NaN is False, and would be a rank: what is not a number must not become one.
-    return torch.where(trials.finite, counts, torch.nan)
+        tally.add(tile, *ranks_of(tile))
+    return tally.histogram()
 
 
 class RankTally:
     """A rank histogram in the making: whole numbers, so that no order of additions shows in the sum."""
 
-    def __init__(self, like: Tensor, inputs: int) -> None:
-        self._unit = 2 ** (62 - inputs.bit_length())  # the mass of one input; that of all stays within 63 bits
-        self._steps = torch.zeros(len(like) + 1, dtype=torch.int64, device=like.device)
+    def __init__(self, trials: Trials) -> None:
+        self._trials = trials
+        # The mass of one input; that of all stays within 63 bits.
+        self._unit = 2 ** (62 - len(trials.inputs).bit_length())
+        self._steps = trials.column.new_zeros(len(trials.references.speakers) + 1, dtype=torch.int64)
 
-    def add(self, above: Tensor, tied: Tensor, usable: Tensor) -> None:
+    def add(self, tile: Tile, above: Tensor, tied: Tensor) -> None:
         """Spread each input's mass over the ranks it is tied for, as a step up before them and one down after."""
-        mass = torch.where(usable, self._unit // tied, 0)
+        mass = torch.where(self._trials.usable[tile.rows], self._unit // tied, 0)
         self._steps.index_add_(0, above, mass)
         self._steps.index_add_(0, above + tied, -mass)
 
-    def counts(self) -> Tensor:
+    def histogram(self) -> Tensor:
         """Inputs per rank, ``(N,)``."""
-        return widen(self._steps[:-1].cumsum(dim=0)) / self._unit
+        counts = (widen(self._steps[:-1].cumsum(dim=0)) / self._unit).to(result_dtype(self._trials.inputs))
+        # A comparison with NaN is False, and would be a rank: what is not a number must not become one.
+        return torch.where(self._trials.finite, counts, torch.nan)
 
 
 def ranks_of(tile: Tile) -> tuple[Tensor, Tensor]:
@@ -138,15 +145,6 @@ def rank_disclosure(histogram: Tensor, model: str = "empirical") -> dict[str, Te
         "rank_spread": above_chance.mean(dim=-1),
     }
     return {name: value.to(result_dtype(histogram)) for name, value in values.items()}
-
-
-def check_histogram(histogram: Tensor) -> None:
-    """Kind and shape of a rank histogram."""
-    check_tensor("histogram", histogram)
-    if histogram.is_complex() or histogram.dtype == torch.bool:
-        raise TypeError(f"Expected `histogram` to hold real counts or shares, but got {histogram.dtype}.")
-    if histogram.ndim == 0:
-        raise ValueError("Expected `histogram` to have shape (..., N), one entry per rank, but got ().")
 
 
 def combine_disclosures(disclosures: Sequence[Mapping[str, Tensor]], speakers: int | None = None) -> dict[str, Tensor]:

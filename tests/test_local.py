@@ -1,0 +1,213 @@
+"""Local information disclosure: the worked example, what EER does not see, slopes, and the streamed walk."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from reference import local as reference
+from reference.rank import reference_scores
+from test_rank import utterances
+from torch.testing import assert_close
+
+from vpmetrics.functional import _references as walking
+from vpmetrics.functional import (
+    equal_error_rate,
+    fit_local_slope,
+    identify,
+    local_information,
+    local_information_disclosure,
+    summarise_information,
+)
+from vpmetrics.functional import local as implementation
+
+BLIND_SPOT = torch.tensor([[0.9, 0.8, 0.8, 0.8], [0.7, 0.6, 0.6, 0.6], [0.4, 0.5, 0.4, 0.4], [0.2, 0.2, 0.3, 0.2]])
+OF_BLIND_SPOT = torch.tensor([0, 0, 1, 2])
+
+
+def trials(seed=0, count=60, references=9, shift=1.0):
+    draw = torch.Generator().manual_seed(seed)
+    scores = torch.randn(count, references, generator=draw, dtype=torch.float64)
+    target = torch.randint(0, references, (count,), generator=draw)
+    scores[torch.arange(count), target] += shift
+    return scores, target
+
+
+def test_the_worked_example():
+    bits = local_information(torch.tensor([[0.9, 0.7, 0.4, 1.1, 1.2, 0.4]]), torch.tensor([3]), slope=1.5)
+    assert round(bits.item(), 2) == 0.90
+    assert round(2 ** bits.item() / 6, 2) == 0.31
+
+
+def test_every_row_is_linked_where_the_equal_error_rate_says_half():
+    # Scores of different speakers lie on different levels: pooled, one threshold gets half of either kind wrong.
+    is_target, accepted = torch.nn.functional.one_hot(OF_BLIND_SPOT, 4).bool(), BLIND_SPOT >= 0.6
+    assert accepted[is_target].double().mean() == accepted[~is_target].double().mean() == 0.5
+    assert equal_error_rate(BLIND_SPOT, is_target) == 0.375  # on the convex hull
+    values = local_information_disclosure(BLIND_SPOT, OF_BLIND_SPOT, slope=1.5)
+    assert values["link_rate"] == 1
+    assert values["pdr"] == 1
+    assert values["alid"] > 1.8
+
+
+@pytest.mark.parametrize("shift", [-1.0, 0.0, 1.0, 4.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_agrees_with_the_reference(shift, dtype):
+    scores, target = trials(shift=shift)
+    slope = fit_local_slope(scores.to(dtype), target)
+    assert slope.dtype == dtype
+    atol = 1e-9 if dtype == torch.float64 else 1e-5
+    expected = reference.fit_slope(scores.numpy(), target.numpy())
+    assert_close(slope.item(), expected, atol=atol * 10, rtol=atol * 10)
+    values = local_information_disclosure(scores.to(dtype), target, expected)
+    for name, value in reference.local_information_disclosure(scores.numpy(), target.numpy(), expected).items():
+        assert values[name].dtype == dtype
+        assert_close(values[name].item(), value, atol=atol, rtol=atol, equal_nan=True)
+
+
+def test_link_rate_asks_for_a_strict_winner():
+    scores = torch.tensor([[3.0, 1, 2], [3, 3, 1], [1, 2, 3]])
+    assert_close(local_information_disclosure(scores, torch.tensor([0, 0, 1]), 1.0)["link_rate"], torch.tensor(1 / 3))
+
+
+def test_equal_scores_disclose_nothing():
+    scores = torch.full((5, 7), 0.1234567)
+    values = local_information_disclosure(scores, torch.arange(5), slope=3.0)
+    assert values["alid"] == values["lid_max"] == values["pdr"] == values["link_rate"] == 0
+    assert fit_local_slope(scores, torch.arange(5)) == 0
+
+
+def test_scale_and_level_of_a_row_do_not_matter():
+    scores, target = trials()
+    moved = scores * torch.rand(60, 1, dtype=torch.float64).add(0.1) + torch.randn(60, 1, dtype=torch.float64)
+    assert_close(local_information(moved, target, 1.3), local_information(scores, target, 1.3))
+    assert_close(fit_local_slope(moved, target), fit_local_slope(scores, target))
+
+
+def test_bits_lie_below_those_that_name_the_speaker():
+    scores, target = trials(shift=30.0)
+    slope = fit_local_slope(scores, target)  # a threshold separates the classes, and yet it is finite
+    bits = local_information(scores, target, slope)
+    assert slope.isfinite()
+    assert (bits <= math.log2(9)).all()
+    assert (bits > math.log2(9) - 1e-2).all()
+    assert_close(fit_local_slope(-scores, target), -slope)
+
+
+def test_a_slope_may_differ_between_trials_and_carries_a_gradient():
+    scores, target = trials(count=4)
+    slopes = torch.tensor([0.5, 1.0, 1.5, 2.0], dtype=torch.float64, requires_grad=True)
+    bits = local_information(scores, target, slopes)
+    for k in range(4):
+        assert_close(bits[k], local_information(scores[k : k + 1], target[k : k + 1], slopes[k].item())[0])
+    assert torch.autograd.gradcheck(lambda s, w: local_information(s, target, w), (scores.requires_grad_(), slopes))
+
+
+# --- From embeddings
+
+
+def cross_fitted(scores, true):
+    """LID with the slope of the other speakers, every second of them in either fold."""
+    fold = np.unique(true, return_inverse=True)[1] % 2
+    bits = np.zeros(len(true))
+    for k in (0, 1):
+        slope = reference.fit_slope(scores[fold == 1 - k], true[fold == 1 - k])
+        bits[fold == k] = reference.local_disclosure(scores[fold == k], true[fold == k], slope)
+    return bits
+
+
+@pytest.mark.parametrize("scoring", ["cosine", "euclidean"])
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])
+def test_cross_fitting_agrees_with_the_reference(scoring, dtype, atol):
+    original, protected, speakers = utterances(dtype=dtype)
+    scores, true = reference_scores(
+        original.double().numpy(), protected.double().numpy(), speakers.numpy(), None, scoring
+    )
+    values = identify(protected, speakers, original, scoring=scoring)
+    assert_close(values.bits.double(), torch.from_numpy(cross_fitted(scores, true)), atol=atol, rtol=0)
+    first = scores[np.arange(len(true)), true] >= scores.max(axis=1)
+    assert values.linked.tolist() == first.tolist()
+
+
+def test_slopes_fitted_on_some_and_polished_on_all(monkeypatch):
+    original, protected, speakers = utterances(rows=400, noise=1.5)
+    exact = identify(protected, speakers, original).bits
+    monkeypatch.setattr(implementation, "_AT_HAND", 2400)  # every other input, 100 in either fold
+    assert_close(identify(protected, speakers, original).bits, exact, atol=1e-3, rtol=0)
+
+
+def test_neither_tiles_nor_the_order_of_rows_show(monkeypatch):
+    original, protected, speakers = utterances(rows=200)
+    whole = identify(protected, speakers, original)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(2))
+    shuffled = identify(protected[order], speakers[order], original[order])
+    assert_close(shuffled.bits[shuffled.trials.argsort()].sort().values, whole.bits.sort().values)
+    for rows in (1, 3, 64):
+        monkeypatch.setattr(walking, "tile_rows", lambda *_, rows=rows: rows)
+        assert_close(identify(protected, speakers, original).bits, whole.bits)
+
+
+def test_a_given_slope_is_used():
+    original, protected, speakers = utterances()
+    bits = identify(protected, speakers, original, slope=0.0).bits
+    assert (bits == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_constant_features_disclose_nothing(dtype):
+    voice = torch.randn(1, 193, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    values = identify(voice.repeat(300, 1), torch.arange(300) % 41)
+    assert (values.bits == 0).all()
+    assert not values.linked.any()
+
+
+def test_separated_speakers_disclose_everything():
+    values = identify(torch.eye(16).repeat_interleave(3, 0), torch.arange(48) // 3)
+    summary = summarise_information(values.bits, values.linked)
+    assert summary["alid"] > 3.99
+    assert summary["pdr"] == summary["link_rate"] == 1
+    assert summary["lid_neg"].isnan()  # the mean of no trial
+
+
+@pytest.mark.parametrize(
+    ("inputs", "speakers"),
+    [
+        (torch.randn(0, 4), torch.zeros(0, dtype=torch.int64)),
+        (torch.eye(4), torch.arange(4)),  # one utterance each
+        (torch.eye(4), torch.zeros(4, dtype=torch.int64)),  # a lone speaker
+        (torch.eye(4)[[0, 1, 2]], torch.tensor([0, 0, 1])),  # no other speaker to fit the slope on
+        (torch.eye(4).fill_diagonal_(torch.nan), torch.tensor([0, 0, 1, 1])),
+    ],
+)
+def test_thin_data_are_nan_with_one_warning(inputs, speakers):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        values = identify(inputs, speakers)
+        summary = summarise_information(values.bits, values.linked)
+    assert all(value.isnan() and value.shape == () for value in summary.values())
+    assert len(caught) == 1
+    assert "The result is NaN" in str(caught[0].message)
+
+
+def test_no_slope_without_trials():
+    with pytest.warns(UserWarning, match="The result is NaN"):
+        assert fit_local_slope(torch.ones(3, 1), torch.zeros(3, dtype=torch.int64)).isnan()
+    with pytest.warns(UserWarning, match="The result is NaN"):
+        assert local_information_disclosure(torch.ones(3, 1), torch.zeros(3, dtype=torch.int64), 1.0)["pdr"].isnan()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: local_information(torch.ones(3), torch.arange(3), 1.0), ValueError, r"got \(3,\)"),
+        (lambda: local_information(torch.ones(3, 2), torch.arange(2), 1.0), ValueError, r"`target_index` to have sh"),
+        (lambda: local_information(torch.ones(3, 2), torch.ones(3), 1.0), TypeError, "`target_index` to have an int"),
+        (lambda: fit_local_slope(torch.ones(3, 2).long(), torch.arange(3)), TypeError, "`scores` to have a floating"),
+    ],
+)
+def test_errors_say_what_was_expected(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
