@@ -139,6 +139,39 @@ def _reference_eer(original: Any, protected: Any, speakers: Any) -> float:
     return reference.verification.equal_error_rate(np.asarray(scores), np.asarray(target).astype(int))
 
 
+def _ranks(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> dict[str, torch.Tensor]:
+    return F.rank_disclosure(F.rank_histogram(protected, speakers, original))
+
+
+def _reference_ranks(original: Any, protected: Any, speakers: Any) -> dict[str, float]:
+    scores, true = reference.rank.reference_scores(original, protected, speakers)
+    return reference.rank.rank_disclosure(reference.rank.rank_histogram(scores, true))
+
+
+def _local(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> dict[str, torch.Tensor]:
+    found = F.identify(protected, speakers, original)
+    return F.summarise_information(found.bits, found.linked)
+
+
+def _reference_local(original: Any, protected: Any, speakers: Any) -> dict[str, float]:
+    local, (scores, true) = reference.local, reference.rank.reference_scores(original, protected, speakers)
+    # Every speaker has trials, so the columns are dealt to the two folds in turn.
+    slopes = [local.fit_slope(scores[true % 2 != fold], true[true % 2 != fold]) for fold in (0, 1)]
+    bits = np.zeros(len(true))
+    for fold in (0, 1):
+        bits[true % 2 == fold] = local.local_disclosure(scores[true % 2 == fold], true[true % 2 == fold], slopes[fold])
+    first = scores[np.arange(len(true)), true] >= scores.max(axis=1)
+    return {
+        "alid": bits.mean(),
+        "pdr": (bits > 0).mean(),
+        "ndr": (bits <= 0).mean(),
+        "lid_pos": bits[bits > 0].mean(),
+        "lid_neg": bits[bits <= 0].mean(),
+        "lid_max": bits.max(),
+        "link_rate": first.mean(),
+    }
+
+
 _LONE = {
     "original": torch.eye(3, 6),
     "protected": torch.ones(3, 6) + torch.eye(3, 6),
@@ -157,6 +190,20 @@ EMBEDDING_CASES = [
     _embedding_case("VoiceSimilarityMatrix", vp.VoiceSimilarityMatrix, F.voice_similarity_matrix, _reference_matrices),
     _embedding_case("DeIdentification", vp.DeIdentification, _deid, _reference_deid, (_LONE, _STRANGERS)),
     _embedding_case("VoiceDistinctiveness", vp.VoiceDistinctiveness, _gvd, _reference_gvd, (_LONE, _STRANGERS)),
+    _embedding_case(
+        "SimilarityRankDisclosure",
+        partial(vp.SimilarityRankDisclosure, condition="OP"),
+        _ranks,
+        _reference_ranks,
+        (_LONE, _STRANGERS),
+    ),
+    _embedding_case(
+        "LocalInformationDisclosure",
+        partial(vp.LocalInformationDisclosure, condition="OP"),
+        _local,
+        _reference_local,
+        (_LONE, _STRANGERS),
+    ),
     _embedding_case("EmbeddingTrials", partial(vp.EmbeddingTrials, vp.EqualErrorRate()), _op_trials, _reference_eer),
 ]
 CASES = [*SCORE_CASES, *EMBEDDING_CASES]

@@ -8,11 +8,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from probes import Dispatched
 from reference import local as reference
 from reference.rank import reference_scores
 from test_rank import utterances
 from torch.testing import assert_close
 
+from vpmetrics import LocalInformationDisclosure, SimilarityRankDisclosure
 from vpmetrics.functional import _references as walking
 from vpmetrics.functional import (
     equal_error_rate,
@@ -211,3 +213,62 @@ def test_no_slope_without_trials():
 def test_errors_say_what_was_expected(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+# --- The class
+
+
+@pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
+@pytest.mark.parametrize("slope", [None, 1.5])
+def test_conditions(condition, slope):
+    original, protected, speakers = utterances()
+    metric = LocalInformationDisclosure(condition=condition, slope=slope)
+    for part in torch.arange(len(speakers)).split(31):
+        metric.update(original[part], protected[part], speakers[part])
+    references, inputs = ({"O": original, "P": protected}[letter] for letter in condition)
+    scores, true = reference_scores(references.numpy(), inputs.numpy(), speakers.numpy())
+    bits = cross_fitted(scores, true) if slope is None else reference.local_disclosure(scores, true, slope)
+    values = metric.compute()
+    assert_close(values["alid"].item(), bits.mean())
+    assert_close(values["pdr"].item(), (bits > 0).mean())
+    assert_close(values["lid_max"].item(), bits.max())
+    # The two sides make up the whole.
+    whole = values["pdr"] * values["lid_pos"] + values["ndr"] * values["lid_neg"]
+    assert_close(whole, values["alid"])
+
+
+def test_everything_of_a_condition_at_once():
+    original, protected, speakers = utterances()
+    ranks, local = SimilarityRankDisclosure(condition="OP"), LocalInformationDisclosure(condition="OP")
+    for metric in (ranks, local):
+        metric.update(original, protected, speakers)
+    scalars, found = implementation.disclose_identity(ranks._sides(), "OP", "cosine")
+    assert scalars == ranks.compute() | local.compute()
+    assert len(found.bits) == found.histogram.sum()
+
+
+def test_the_walk_never_waits_for_the_device():
+    original, protected, speakers = utterances(rows=300)
+    trials = walking.prepare_trials(protected, speakers, original, None)
+    with Dispatched() as seen:
+        implementation.identify_trials(trials, "cosine", None)
+    assert seen.synchronisations <= 1, seen.operations  # at the end, to find the trials
+
+
+def test_plot():
+    original, protected, speakers = utterances()
+    metric, other = LocalInformationDisclosure(), LocalInformationDisclosure(condition="OO")
+    for each in (metric, other):
+        each.update(original, protected, speakers)
+    figure, axes = metric.plot(label="B5")
+    (line,) = [line for line in axes.lines if line.get_gid() == "system"]
+    bits = identify(protected, speakers).bits
+    assert_close(torch.tensor(line.get_xdata()[1:-1]), bits.sort().values)
+    assert line.get_ydata()[0] == 1
+    assert line.get_ydata()[-1] == 0
+    assert other.plot(ax=axes, label="original")[1] is axes
+    assert len([line for line in axes.lines if line.get_gid() == "system"]) == 2
+    metric.plot([metric.compute(), other.compute()])
+    figure.canvas.draw()
+    with pytest.warns(UserWarning, match="The result is NaN"):
+        LocalInformationDisclosure().plot()[0].canvas.draw()

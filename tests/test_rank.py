@@ -7,10 +7,12 @@ import warnings
 
 import pytest
 import torch
+from probes import Dispatched
 from reference import rank as reference
 from scipy.stats import betabinom
 from torch.testing import assert_close
 
+from vpmetrics import SimilarityRankDisclosure
 from vpmetrics.functional import _references as walking
 from vpmetrics.functional import (
     codebook_histogram,
@@ -21,6 +23,8 @@ from vpmetrics.functional import (
     rank_disclosure,
     rank_histogram,
 )
+from vpmetrics.functional.rank import histogram_of_trials
+from vpmetrics.scoring import PLDA
 
 KEYS = ("max_d", "mean_d", "id_rate", "rank_spread")
 UNDEFINED = "The result is NaN"
@@ -335,3 +339,117 @@ def test_errors_say_what_was_expected(call, error, message):
 def test_one_walk_gives_ranks_and_local_information():
     original, protected, speakers = utterances()
     assert torch.equal(identify(protected, speakers, original).histogram, rank_histogram(protected, speakers, original))
+
+
+# --- The class
+
+
+@pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
+@pytest.mark.parametrize("model", ["empirical", "beta_binomial"])
+@pytest.mark.parametrize("chosen", [False, True])
+def test_conditions_and_protocols(condition, model, chosen):
+    original, protected, speakers = utterances()
+    is_reference = torch.rand(len(speakers), generator=torch.Generator().manual_seed(1)) < 0.4 if chosen else None
+    metric = SimilarityRankDisclosure(model=model, condition=condition)
+    for part in torch.arange(len(speakers)).split(31):
+        metric.update(original[part], protected[part], speakers[part], None if not chosen else is_reference[part])
+    references, inputs = ({"O": original, "P": protected}[letter].numpy() for letter in condition)
+    mask = None if not chosen else is_reference.numpy()
+    histogram = reference.rank_histogram(*reference.reference_scores(references, inputs, speakers.numpy(), mask))
+    for name, value in reference.rank_disclosure(histogram, model).items():
+        assert_close(metric.compute()[name].item(), value, atol=1e-5, rtol=0)
+
+
+def test_one_side_is_enough_for_its_condition():
+    original, protected, speakers = utterances()
+    metric = SimilarityRankDisclosure(condition="PP")
+    metric.update(protected=protected, speakers=speakers)
+    both = SimilarityRankDisclosure(condition="PP")
+    both.update(original, protected, speakers)
+    assert metric.compute() == both.compute()
+
+
+def test_only_the_same_recording_is_left_out():
+    original, protected, speakers = utterances()
+    metric = SimilarityRankDisclosure(condition="OP")
+    # Originals of the first sixty, protected versions of the last sixty: thirty recordings are on both sides.
+    metric.update(original=original[:60], speakers=speakers[:60], utterances=torch.arange(60))
+    metric.update(protected=protected[30:], speakers=speakers[30:], utterances=torch.arange(30, 90))
+    # The same, with references that are built by hand for every input.
+    names, ranks = speakers[:60].unique(), []
+    for k in range(30, 90):
+        others = torch.arange(60) != k
+        if not (others & (speakers[:60] == speakers[k])).any():
+            continue
+        means = torch.stack(
+            [original[:60][(speakers[:60] == name) & (others | (name != speakers[k]))].mean(0) for name in names]
+        )
+        scores = torch.cosine_similarity(protected[k][None], means, dim=1)
+        ranks.append(int((scores > scores[names == speakers[k]]).sum()))
+    histogram = torch.bincount(torch.tensor(ranks), minlength=len(names)).double()
+    expected = rank_disclosure(histogram)
+    for name, value in metric.compute().items():
+        assert_close(value, expected[name])
+
+
+def test_any_scoring_is_ranked():
+    original, _, speakers = utterances(dtype=torch.float32)
+    plain = rank_histogram(original, speakers)
+    assert torch.equal(rank_histogram(original, speakers, scoring=_cosine_cubed), plain)
+    model = PLDA().fit(original, speakers)
+    assert rank_histogram(original, speakers, scoring=model)[0] > plain[0] / 2
+    metric = SimilarityRankDisclosure(condition="OO", scoring=_cosine_cubed)
+    metric.update(original=original, speakers=speakers)
+    assert metric.compute() == rank_disclosure(plain)
+
+
+def _cosine_cubed(a, b):
+    return torch.cosine_similarity(a[:, None], b[None], dim=2) ** 3
+
+
+def test_arguments_of_the_class():
+    with pytest.raises(ValueError, match="`model` to be one of 'empirical', 'beta_binomial', but got 'beta'"):
+        SimilarityRankDisclosure(model="beta")
+    with pytest.raises(ValueError, match="`condition` to be one of 'OO', 'OP', 'PP', but got 'PO'"):
+        SimilarityRankDisclosure(condition="PO")
+    with pytest.raises(ValueError, match="`scoring` to be one of"):
+        SimilarityRankDisclosure(scoring="cos")
+
+
+def test_the_walk_never_waits_for_the_device():
+    original, protected, speakers = utterances(rows=300)
+    trials = walking.prepare_trials(protected, speakers, original, None)
+    with Dispatched() as seen:
+        histogram = histogram_of_trials(trials, "cosine")
+        fit_beta_binomial(histogram)
+    assert seen.synchronisations == 0, seen.operations
+
+
+def test_scores_are_never_stored():
+    draw = torch.Generator().manual_seed(0)
+    inputs, speakers = torch.randn(20_000, 4, generator=draw), torch.arange(20_000) % 5000
+    trials = walking.prepare_trials(inputs, speakers, None, None)
+    for tile in walking.walk(trials, "cosine"):
+        assert tile.scores.numel() <= 2**20
+
+
+@pytest.mark.parametrize("updated", [True, False])
+def test_plot(updated):
+    metric = SimilarityRankDisclosure()
+    if updated:
+        original, protected, speakers = utterances()
+        metric.update(original, protected, speakers)
+        histogram = rank_histogram(protected, speakers)
+        figure, axes = metric.plot(label="B5")
+        observed, fit, chance = axes.lines
+        assert_close(torch.tensor(observed.get_ydata()), (histogram / histogram.sum())[histogram > 0])
+        assert_close(torch.tensor(fit.get_ydata()), fit_beta_binomial(histogram).probabilities)
+        assert list(chance.get_ydata()) == [1 / len(histogram)] * 2
+        assert axes.get_xscale() == axes.get_yscale() == "log"
+        assert "B5" in axes.get_title()
+        assert metric.plot(ax=axes)[1] is axes
+        metric.plot([metric.compute(), metric.compute()])
+    else:
+        with pytest.warns(UserWarning, match=UNDEFINED):
+            figure, axes = metric.plot()
+    figure.canvas.draw()

@@ -1,5 +1,7 @@
 """How well a voice anonymiser hides who is speaking: metrics for PyTorch, in the manner of TorchMetrics."""
 
+from vpmetrics.local import LocalInformationDisclosure
+from vpmetrics.rank import SimilarityRankDisclosure
 from vpmetrics.similarity import DeIdentification, VoiceDistinctiveness, VoiceSimilarityMatrix
 from vpmetrics.suite import VoicePrivacy
 from vpmetrics.trials import EmbeddingTrials
@@ -13,7 +15,9 @@ __all__ = [
     "EmbeddingTrials",
     "EqualErrorRate",
     "Linkability",
+    "LocalInformationDisclosure",
     "MinCllr",
+    "SimilarityRankDisclosure",
     "VoiceDistinctiveness",
     "VoicePrivacy",
     "VoiceSimilarityMatrix",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from torch import Tensor
 
 from vpmetrics.functional.similarity import SimilarityMatrices
@@ -124,4 +124,54 @@ def draw_trade_off(systems: Mapping[str, tuple[float, float]], ax: Axes | None =
     ax.set_xlim(min(0, *(100 * deid for deid, _ in systems.values())) - 3, 103)
     ax.grid(alpha=0.3)
     ax.legend(frameon=False, fontsize="small")
+    return figure_of(ax), ax
+
+
+def draw_rank_histogram(
+    histogram: Tensor, fit: Tensor, disclosure: Mapping[str, Tensor], ax: Axes | None, label: str
+) -> PlotResult:
+    """Share of inputs at each rank, what chance would give, and the smooth distribution through them."""
+    ax = axes_or_new(ax)
+    counts = histogram.detach().double().cpu().numpy()
+    ranks = np.arange(1, len(counts) + 1)
+    with np.errstate(invalid="ignore"):
+        shares = counts / counts.sum()
+    chance = 1 / max(len(counts), 1)
+    seen = shares > 0  # a logarithmic axis has no place for none
+    ax.plot(ranks[seen], shares[seen], "o", markersize=3.5, color=COLOURS[0], label="observed", gid="system")
+    ax.plot(ranks, fit.detach().cpu(), color=COLOURS[1], label="beta-binomial", gid="fit")
+    ax.axhline(chance, color="black", linewidth=1.2, linestyle="--", label="nothing disclosed")
+    # The same limits whatever was observed, so that panels of several systems can be compared.
+    ax.set(xscale="log", yscale="log", xlim=(0.9, max(len(counts), 1) * 1.1), ylim=(chance / 50, 1.4))
+    ax.set(xlabel="rank of the true speaker", ylabel="share of inputs")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    title = f"MaxD {float(disclosure['max_d']):.2f} bit, MeanD {float(disclosure['mean_d']):.2f} bit"
+    ax.set_title(f"{label}\n{title}" if label else title, fontsize="medium")
+    ax.grid(alpha=0.3)
+    ax.legend(frameon=False, fontsize="small")
+    return figure_of(ax), ax
+
+
+def draw_local_information(
+    bits: Tensor, references: int, summary: Mapping[str, Tensor], ax: Axes | None, label: str
+) -> PlotResult:
+    """Share of trials that disclose more than so many bits."""
+    ax = axes_or_new(ax)
+    if not ax.lines:
+        ax.axvline(0, color="black", linewidth=1.2)
+        ax.set(ylim=(0, 1.02), xlabel="local information disclosure, bit", ylabel="share of trials above")
+        ax.grid(alpha=0.3)
+    ordered = np.sort(bits.detach().double().cpu().numpy())
+    colour, most = next_colour(ax), math.log2(max(references, 1))
+    if most not in [text.get_position()[0] for text in ax.texts]:  # once for systems of as many speakers
+        ax.axvline(most, color="black", linewidth=1.0, linestyle=":")
+        ax.text(most, 0.5, "speaker named", fontsize="small", rotation=90, ha="right", va="center")
+    legend = f"{label} ({float(summary['alid']):.2f} bit, {100 * float(summary['pdr']):.0f} %)"
+    above = 1 - np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
+    # To the bits that name the speaker, which no trial exceeds.
+    x, y = np.concatenate([ordered[:1], ordered, [most]]), np.concatenate([np.ones(len(ordered[:1])), above, [0.0]])
+    ax.step(x, y, where="post", color=colour, label=legend, gid="system")
+    ax.legend(framealpha=0.9, edgecolor="none", fontsize="small", loc="lower left", title="system (ALID, PDR)")
     return figure_of(ax), ax

@@ -11,6 +11,8 @@ from torchmetrics.utilities.prints import rank_zero_warn
 from vpmetrics._checks import check_embeddings
 from vpmetrics._precision import at_least_float32, widen
 
+CONDITIONS = ("OO", "OP", "PP")  # original or protected: the side of the references, and that of the probes
+
 # What a row holds, as bits of one small number.
 _ORIGINAL, _PROTECTED, _UTTERANCE, _CHOOSES, _REFERENCE = 1, 2, 4, 8, 16
 

@@ -11,13 +11,11 @@ from torchmetrics import Metric, MetricCollection
 from vpmetrics._checks import check_choice, warn_undefined
 from vpmetrics._embedding_state import EmbeddingMetric
 from vpmetrics._score_state import ScoreMetric
-from vpmetrics._sides import Sides
+from vpmetrics._sides import CONDITIONS, Sides
 from vpmetrics._state import PrivacyMetric
 from vpmetrics._tiles import TrialGrid
 from vpmetrics.functional.similarity import names_of
 from vpmetrics.scoring import Scoring, resolve_scoring
-
-CONDITIONS = ("OO", "OP", "PP")
 
 
 class EmbeddingTrials(EmbeddingMetric):

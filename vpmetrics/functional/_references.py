@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vpmetrics._checks import check_same_device, check_utterances
 from vpmetrics._precision import result_dtype, widen
+from vpmetrics._sides import Sides
 from vpmetrics.scoring import ScoreFunction, Scoring, resolve_scoring
 
 
@@ -69,6 +70,7 @@ def prepare_trials(
     return form_trials(inputs, speakers, utterances, speakers if names is None else names, own)
 
 
+@torch.no_grad()
 def form_trials(
     inputs: Tensor, speakers: Tensor, utterances: Tensor, reference_speakers: Tensor, own: Tensor | None
 ) -> Trials:
@@ -82,6 +84,25 @@ def form_trials(
     needed = 1 if own is None else 1 + (own >= 0).long()
     usable = (references.speakers[column] == speakers) & (references.counts[column] >= needed)
     return Trials(inputs, references, column, own, usable, finite)
+
+
+def trials_of_sides(sides: Sides, condition: str) -> Trials:
+    """Trials of a condition: references from the side of its first letter, inputs from that of its second.
+
+    Chosen references are no inputs. Where none were chosen, every recording is left out of what it is compared with.
+    """
+    reference, probe = sides.pair(condition)
+    if reference.is_reference is not None and probe.is_reference is not None:
+        known, unknown = reference.is_reference, ~probe.is_reference
+        return form_trials(
+            probe.vectors[unknown], probe.speakers[unknown], reference.vectors[known], reference.speakers[known], None
+        )
+    recordings, order = reference.utterances.sort()
+    own = torch.full_like(probe.utterances, -1)
+    if len(recordings) > 0:
+        place = torch.searchsorted(recordings, probe.utterances).clamp(max=len(recordings) - 1)
+        own = torch.where(recordings[place] == probe.utterances, order[place], -1)
+    return form_trials(probe.vectors, probe.speakers, reference.vectors, reference.speakers, own)
 
 
 def _build(utterances: Tensor, speakers: Tensor) -> References:
@@ -147,7 +168,8 @@ def _compare_rows(a: Tensor, b: Tensor, scoring: Scoring, compare: ScoreFunction
     if scoring in ("cosine", "dot"):
         return (a * b).sum(dim=1, keepdim=True)
     if scoring == "euclidean":
-        return -torch.linalg.vector_norm(a - b, dim=1, keepdim=True)
+        distance: Tensor = torch.linalg.vector_norm(a - b, dim=1, keepdim=True)
+        return -distance
     # What is known of any other scoring is tables of all pairs: small ones, of which the diagonal is kept.
     tables = [compare(a[rows], b[rows]).diagonal() for rows in slices(len(a), 32)]
     return torch.cat(tables).unsqueeze(1)

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from vpmetrics._checks import check_identification, warn_undefined
 from vpmetrics._precision import at_least_float32, result_dtype, widen
+from vpmetrics._sides import Sides
 from vpmetrics.functional import _local_slope as regression
-from vpmetrics.functional._references import Tile, Trials, prepare_trials, walk
-from vpmetrics.functional.rank import RankTally, ranks_of
+from vpmetrics.functional._references import Tile, Trials, prepare_trials, trials_of_sides, walk
+from vpmetrics.functional.rank import RankTally, rank_disclosure, ranks_of
 from vpmetrics.scoring import Scoring
 
 _AT_HAND = 2**22  # scores that the slope is first fitted on, and the only ones that are ever stored
@@ -177,6 +178,14 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
             bits[tile.rows] = _bits(z, match, slopes[tile.rows].to(z.dtype).unsqueeze(1))
     used = trials.usable.nonzero().squeeze(1)
     return Identification(tally.histogram(), bits[used], linked[used], used)
+
+
+def disclose_identity(
+    sides: Sides, condition: str, scoring: Scoring, slope: float | None = None, model: str = "empirical"
+) -> tuple[dict[str, Tensor], Identification]:
+    """Every scalar of identification in one condition, of ranks and of local information, and what it comes from."""
+    found = identify_trials(trials_of_sides(sides, condition), scoring, slope)
+    return rank_disclosure(found.histogram, model) | summarise_information(found.bits, found.linked), found
 
 
 def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:

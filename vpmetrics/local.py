@@ -1,0 +1,93 @@
+"""Local information disclosure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from vpmetrics._checks import check_choice
+from vpmetrics._embedding_state import EmbeddingMetric
+from vpmetrics._sides import CONDITIONS, Sides
+from vpmetrics.functional._references import trials_of_sides
+from vpmetrics.functional.local import Identification, identify_trials, summarise_information
+from vpmetrics.scoring import Scoring, resolve_scoring
+
+
+class LocalInformationDisclosure(EmbeddingMetric):
+    r"""How many bits every single trial discloses, and what that comes to (arXiv 2607.06259, 2026).
+
+    .. math:: \mathrm{LID}_i = \log_2 \bigl(N\, \mathrm{softmax}(w z_i)_{t_i}\bigr)
+
+    with :math:`z_i` the standardised scores of an input against N references and :math:`t_i` its true speaker.
+
+    ``update(original, protected, speakers, is_reference)`` takes embeddings ``(B, D)``, integers and booleans
+    ``(B,)``. With ``is_reference``, the utterances marked are the references and the others the inputs; without, every
+    utterance is an input and is left out of its own speaker's mean. ``compute()`` returns a dictionary: ``alid``, the
+    mean, in bits, 0 = nothing disclosed, :math:`\log_2 N` = everything, below 0 the scores mislead; ``pdr`` and
+    ``ndr``, the shares of trials that disclose and that do not; ``lid_pos`` and ``lid_neg``, the means of these two
+    sides, NaN for one without trials; ``lid_max``; ``link_rate``, the share of trials whose true speaker strictly
+    beats all others. NaN with one warning for fewer than two speakers with trials.
+
+    Args:
+        condition: ``"PP"``, protected references and inputs (an attacker who protects what he knows the same way);
+            ``"OP"``, original references and protected inputs; ``"OO"``, both original.
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
+            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        slope: The slope ``w``, from :func:`vpmetrics.functional.fit_local_slope` on a development set. Left out, it is
+            fitted on one half of the speakers for the other half, which takes three times as long.
+        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        kwargs: Those of :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> import torch
+        >>> metric = LocalInformationDisclosure(slope=1.5)
+        >>> protected = torch.tensor([[1.0, 0.1], [0.9, 0.0], [0.1, 1.0], [0.7, 0.6]])
+        >>> metric.update(protected=protected, speakers=torch.tensor([4, 4, 9, 9]))
+        >>> values = metric.compute()
+        >>> values["alid"], values["pdr"], values["link_rate"]
+        (tensor(-0.1521), tensor(0.7500), tensor(0.7500))
+    """
+
+    higher_is_better: bool = False
+
+    def __init__(
+        self,
+        condition: str = "PP",
+        scoring: Scoring = "cosine",
+        slope: float | None = None,
+        validate_args: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(validate_args=validate_args, **kwargs)
+        check_choice("condition", condition, CONDITIONS)
+        resolve_scoring(scoring)
+        self.condition, self.scoring, self.slope = condition, scoring, slope
+
+    def _identify(self, sides: Sides) -> Identification:
+        return identify_trials(trials_of_sides(sides, self.condition), self.scoring, self.slope)
+
+    def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
+        values = self._identify(sides)
+        return summarise_information(values.bits, values.linked)
+
+    def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
+        """Draw which share of the trials discloses more than so many bits.
+
+        Several systems share one figure when each draws on the axes the one before returned.
+
+        Args:
+            val: A value of ``compute``, or a sequence of them over epochs, to draw instead of the distribution.
+            ax: Matplotlib axes to draw on; new ones when left out.
+            label: Name of the system, which the legend follows with (ALID, PDR).
+
+        Returns:
+            Figure and axes; neither shown nor saved.
+        """
+        if val is not None:
+            return super().plot(val, ax)
+        from vpmetrics._plot import draw_local_information
+
+        values = self._identify(self._sides())
+        summary = summarise_information(values.bits, values.linked)
+        return draw_local_information(values.bits, len(values.histogram), summary, ax, label)

@@ -1,0 +1,99 @@
+"""Similarity rank disclosure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from vpmetrics._checks import check_choice
+from vpmetrics._embedding_state import EmbeddingMetric
+from vpmetrics._sides import CONDITIONS, Sides
+from vpmetrics.functional._references import trials_of_sides
+from vpmetrics.functional.beta_binomial import fit_beta_binomial
+from vpmetrics.functional.rank import MODELS, histogram_of_trials, rank_disclosure
+from vpmetrics.scoring import Scoring, resolve_scoring
+
+
+class SimilarityRankDisclosure(EmbeddingMetric):
+    r"""How many bits the rank of the true speaker among all speakers discloses (Chandra et al., 2026).
+
+    .. math::
+        \mathrm{MaxD} = \max_j \log_2 (N \gamma_j), \qquad \mathrm{MeanD} = \sum_j \gamma_j \log_2 (N \gamma_j)
+
+    with :math:`\gamma_j` the share of inputs whose own speaker comes j-th of the N references. There is one reference
+    per speaker, the mean of the speaker's utterances.
+
+    ``update(original, protected, speakers, is_reference)`` takes embeddings ``(B, D)``, integers and booleans
+    ``(B,)``. With ``is_reference``, the utterances marked are the references and the others the inputs; without, every
+    utterance is an input and is left out of its own speaker's mean. ``compute()`` returns a dictionary: ``max_d`` and
+    ``mean_d`` in bits, 0 = nothing disclosed, :math:`\log_2 N` = everything; ``id_rate``, the share of inputs whose
+    speaker comes first; ``rank_spread``, the share of ranks that are likelier than by chance. NaN with one warning for
+    fewer than two speakers, or where no input has a reference of its speaker.
+
+    Few inputs look worse than they are: chance puts more of them on some ranks than on others. With N = 40 and 800
+    inputs that disclose nothing, the empirical MaxD is 0.60 bit and the MeanD 0.04; the beta-binomial model gives 0.18
+    and 0.00.
+
+    Args:
+        model: ``"empirical"``, the shares as they are, or ``"beta_binomial"``, a distribution fitted to them that
+            keeps the first.
+        condition: ``"PP"``, protected references and inputs (an attacker who protects what he knows the same way);
+            ``"OP"``, original references and protected inputs; ``"OO"``, both original.
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
+            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        kwargs: Those of :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> import torch
+        >>> metric = SimilarityRankDisclosure()
+        >>> protected = torch.tensor([[1.0, 0.1], [0.9, 0.0], [0.1, 1.0], [0.7, 0.6]])
+        >>> metric.update(protected=protected, speakers=torch.tensor([4, 4, 9, 9]))
+        >>> metric.compute()
+        {'max_d': tensor(0.5850), 'mean_d': tensor(0.1887), 'id_rate': tensor(0.7500), 'rank_spread': tensor(0.5000)}
+    """
+
+    higher_is_better: bool = False
+    plot_lower_bound: float = 0.0
+
+    def __init__(
+        self,
+        model: str = "empirical",
+        condition: str = "PP",
+        scoring: Scoring = "cosine",
+        validate_args: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(validate_args=validate_args, **kwargs)
+        check_choice("model", model, MODELS)
+        check_choice("condition", condition, CONDITIONS)
+        resolve_scoring(scoring)
+        self.model, self.condition, self.scoring = model, condition, scoring
+
+    def _histogram(self, sides: Sides) -> Tensor:
+        return histogram_of_trials(trials_of_sides(sides, self.condition), self.scoring)
+
+    def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
+        return rank_disclosure(self._histogram(sides), self.model)
+
+    def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
+        """Draw the rank histogram on logarithmic axes, with the uniform line and the beta-binomial fit.
+
+        Several systems stand side by side when each draws on its own axes of one figure.
+
+        Args:
+            val: A value of ``compute``, or a sequence of them over epochs, to draw instead of the histogram.
+            ax: Matplotlib axes to draw on; new ones when left out.
+            label: Name of the system, for the title.
+
+        Returns:
+            Figure and axes; neither shown nor saved.
+        """
+        if val is not None:
+            return super().plot(val, ax)
+        from vpmetrics._plot import draw_rank_histogram
+
+        histogram = self._histogram(self._sides())
+        values = rank_disclosure(histogram, self.model)
+        return draw_rank_histogram(histogram, fit_beta_binomial(histogram).probabilities, values, ax, label)
