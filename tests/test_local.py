@@ -134,11 +134,16 @@ def test_cross_fitting_agrees_with_the_reference(scoring, dtype, atol):
     assert values.linked.tolist() == first.tolist()
 
 
-def test_slopes_fitted_on_some_and_polished_on_all(monkeypatch):
-    original, protected, speakers = utterances(rows=400, noise=1.5)
-    exact = identify(protected, speakers, original).bits
-    monkeypatch.setattr(implementation, "_AT_HAND", 2400)  # every other input, 100 in either fold
-    assert_close(identify(protected, speakers, original).bits, exact, atol=1e-3, rtol=0)
+def test_slopes_fitted_on_some_of_the_scores(monkeypatch):
+    _, inputs, speakers = utterances(rows=2000, speakers=100, noise=1.5)
+    exact = identify(inputs, speakers)
+    monkeypatch.setattr(implementation, "_AT_HAND", 2**16)  # a third
+    some = identify(inputs, speakers)
+    assert not torch.equal(some.bits, exact.bits)
+    assert_close(some.bits.mean(), exact.bits.mean(), atol=5e-3, rtol=0)
+    assert_close(some.bits, exact.bits, atol=0.2, rtol=0)
+    order = torch.randperm(2000, generator=torch.Generator().manual_seed(1))
+    assert_close(identify(inputs[order], speakers[order]).bits, some.bits[order])
 
 
 def test_neither_tiles_nor_the_order_of_rows_show(monkeypatch):

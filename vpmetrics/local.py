@@ -35,7 +35,7 @@ class LocalInformationDisclosure(EmbeddingMetric):
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         slope: The slope ``w``, from :func:`vpmetrics.functional.fit_local_slope` on a development set. Left out, it is
-            fitted on one half of the speakers for the other half, which takes three times as long.
+            fitted on one half of the speakers for the other half, which takes twice as long.
         validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 

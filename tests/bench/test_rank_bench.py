@@ -56,6 +56,7 @@ def test_identification_costs_little_more_than_the_products():
         "ranks, disjoint references": lambda: rank_histogram(inputs, speakers, references, reference_speakers),
         "ranks, leave-one-out": lambda: rank_histogram(inputs, speakers),
         "ranks and local information": lambda: identify(inputs, speakers, references, reference_speakers, slope=1.5),
+        "the same, slope cross-fitted": lambda: identify(inputs, speakers, references, reference_speakers),
     }
     seconds, megabytes = dict.fromkeys(runs, float("inf")), dict.fromkeys(runs, 0.0)
     for _ in range(3):  # in turn, so that whatever else the machine does hits all of them
@@ -69,7 +70,7 @@ def test_identification_costs_little_more_than_the_products():
     for name in runs:
         ratio = seconds[name] / seconds["bare products"]
         print(f"{name:30} {seconds[name]:6.2f} s  {ratio:5.2f} x  +{megabytes[name]:4.0f} MB")
-        assert ratio <= 2
+        assert ratio <= (4 if "cross-fitted" in name else 2)  # whose slope takes a walk of its own
         assert megabytes[name] <= 500
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -10,16 +9,15 @@ from torch import Tensor
 
 from vpmetrics._precision import widen
 
-_ITERATIONS = 25  # of damped Newton, from nothing
-_POLISHING = 2  # of Newton over all trials, from the optimum of some
+_ITERATIONS = 25  # of damped Newton; hardly separable scores need twenty
 
 
 class Rows(NamedTuple):
-    """Standardised scores of some trials."""
+    """Standardised scores of some trials: all of the true speakers, and all or some of the others."""
 
-    z: Tensor  # (R, N)
-    match: Tensor  # (R, 1), that of the true speaker, which is in the row too
-    column: Tensor  # (R, 1), where
+    z: Tensor  # (R, K)
+    is_match: Tensor  # (R, K), where the true speaker is among them, and so at most once in a row
+    match: Tensor  # (R, 1), that of the true speaker
     fold: Tensor  # (R,), which regression the trial is part of; F for none
 
 
@@ -31,47 +29,26 @@ class Border(NamedTuple):
     separable: Tensor  # (F, 1), whether to
 
 
-def fit(rows: Rows, folds: int) -> tuple[Tensor, Border]:
-    """Slope and offset of each fold, ``(F, 2)``, by damped Newton on scores that are at hand; and the folds' border."""
-    border = _find_border(rows, folds)
-    theta = widen(rows.z.new_zeros(folds, 2))
+def fit_slopes(rows: Rows, folds: int) -> Tensor:
+    """Slope of each fold, ``(F,)``, by damped Newton in double precision; NaN for a fold without trials."""
+    border, theta = _find_border(rows, folds), widen(rows.z.new_zeros(folds, 2))
     for _ in range(_ITERATIONS):
-        theta = step(theta, sums(rows, theta), border, rows.z.shape[1])
-    return theta, border
+        theta = _step(theta, _sums(rows, theta), border)
+    return theta[:, 0]
 
 
-def polish(theta: Tensor, border: Border, walk: Callable[[], Iterable[Rows]], columns: int) -> Tensor:
-    """Take the optimum of some trials to that of all, which are walked anew for each step."""
-    for _ in range(_POLISHING):
-        totals = theta.new_zeros(len(theta), 11)
-        for rows in walk():
-            totals = totals + sums(rows, theta)
-        theta = step(theta, totals, border, columns)
-    return theta
-
-
-def sums(rows: Rows, theta: Tensor) -> Tensor:
-    """What the rows add to the slope and the curvature of the loss of their fold, and their number; ``(F, 11)``."""
-    own = torch.cat([theta, theta[:1]])[rows.fold].to(rows.z.dtype)
-    targets, as_nontargets = _terms(rows.match, own, label=1), _terms(rows.match, own, label=0)
-    terms = torch.cat([targets, _terms(rows.z, own, label=0) - as_nontargets, torch.ones_like(targets[:, :1])], dim=1)
-    totals = terms.new_zeros(len(theta) + 1, terms.shape[1]).index_add(0, rows.fold, terms)
-    return totals[: len(theta)]
-
-
-def step(theta: Tensor, totals: Tensor, border: Border, columns: int) -> Tensor:
+def _step(theta: Tensor, totals: tuple[Tensor, Tensor], border: Border) -> Tensor:
     """One damped Newton step of each fold, classes weighted equally.
 
     Where a threshold separates the classes no slope is steep enough. One more target is then put where the nearest
     non-target is, and one more non-target where the nearest target is: what one trial more might have shown.
     """
-    extra, trials = border.separable.to(totals.dtype), totals[:, 10:]
-    another_target = extra * _terms(border.target.to(totals.dtype), theta, label=1)
-    another_nontarget = extra * _terms(border.nontarget.to(totals.dtype), theta, label=0)
-    targets = (totals[:, :5] + another_target) / (trials + extra)
-    nontargets = (totals[:, 5:10] + another_nontarget) / (trials * (columns - 1) + extra)
-    error, error_z, weight, weight_z, weight_zz = (targets + nontargets).unbind(dim=1)
-    weight_zz = weight_zz + torch.finfo(totals.dtype).tiny ** 0.5  # scores that say nothing leave the slope at 0
+    extra = widen(border.separable)
+    targets = totals[0] + extra * _terms(widen(border.target), theta, label=1)
+    nontargets = totals[1] + extra * _terms(widen(border.nontarget), theta, label=0)
+    means = targets[:, :5] / targets[:, 5:] + nontargets[:, :5] / nontargets[:, 5:]
+    error, error_z, weight, weight_z, weight_zz = means.unbind(dim=1)
+    weight_zz = weight_zz + torch.finfo(theta.dtype).tiny ** 0.5  # scores that say nothing leave the slope at 0
     determinant = weight_zz * weight - weight_z.square()
     slope = (weight * error_z - weight_z * error) / determinant
     offset = (weight_zz * error - weight_z * error_z) / determinant
@@ -81,18 +58,30 @@ def step(theta: Tensor, totals: Tensor, border: Border, columns: int) -> Tensor:
     return theta - torch.where(decrement < 0.25, newton, newton / (1 + decrement))
 
 
+def _sums(rows: Rows, theta: Tensor, piece: int = 2**18) -> tuple[Tensor, Tensor]:
+    """What the targets and the non-targets add to the slope and the curvature of their fold's loss, ``(F, 6)`` each."""
+    totals = theta.new_zeros(2, len(theta) + 1, 6)
+    padded = torch.cat([theta, theta[:1]])
+    for z, is_match, match, fold in zip(*(part.split(max(1, piece // rows.z.shape[1])) for part in rows), strict=True):
+        own = padded[fold].to(z.dtype)
+        present = is_match.any(dim=1, keepdim=True)
+        totals[0].index_add_(0, fold, _terms(match, own, label=1))
+        totals[1].index_add_(0, fold, _terms(z, own, label=0) - present * _terms(match, own, label=0))
+    return totals[0, :-1], totals[1, :-1]
+
+
 def _terms(z: Tensor, theta: Tensor, label: int) -> Tensor:
-    """Sums over each row of the logistic loss's first derivative, and of its second, times powers of z; ``(R, 5)``."""
+    """Sums over each row of the logistic loss's first and second derivative, times powers of z; and its length."""
     posterior = torch.addcmul(theta[:, 1:], theta[:, :1], z).sigmoid()
     error, weight = posterior - label, posterior * (1 - posterior)
     weight_z = weight * z
-    parts = (error, error * z, weight, weight_z, weight_z * z)
+    parts = (error, error * z, weight, weight_z, weight_z * z, torch.ones_like(z))
     return torch.stack([widen(part.sum(dim=1)) for part in parts], dim=1)
 
 
 def _find_border(rows: Rows, folds: int) -> Border:
-    highest = rows.z.scatter(1, rows.column, -torch.inf).amax(dim=1)
-    lowest = rows.z.scatter(1, rows.column, torch.inf).amin(dim=1)
+    highest = rows.z.masked_fill(rows.is_match, -torch.inf).amax(dim=1)
+    lowest = rows.z.masked_fill(rows.is_match, torch.inf).amin(dim=1)
 
     def extreme(values: Tensor, kind: str) -> Tensor:
         start = values.new_full((folds + 1,), -torch.inf if kind == "amax" else torch.inf)

@@ -7,7 +7,6 @@ each, and the disclosure of the trial is what that leaves of the :math:`\log_2 N
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from vpmetrics.functional._references import Tile, Trials, prepare_trials, trial
 from vpmetrics.functional.rank import RankTally, rank_disclosure, ranks_of
 from vpmetrics.scoring import Scoring
 
-_AT_HAND = 2**22  # scores that the slope is first fitted on, and the only ones that are ever stored
+_AT_HAND = 2**22  # scores that a slope is fitted on, and the only ones that are ever stored
 
 
 class Identification(NamedTuple):
@@ -113,9 +112,9 @@ def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
         return scores.new_full((), torch.nan, dtype=result_dtype(scores))
     with torch.no_grad():
         z, column = _standardise(widen(scores), _equal_up_to(scores)), target_index.unsqueeze(1)
-        rows = regression.Rows(z, z.gather(1, column), column, torch.zeros_like(target_index))
-        theta, _ = regression.fit(rows, folds=1)
-    return theta[0, 0].to(result_dtype(scores))
+        is_match = torch.zeros_like(z, dtype=torch.bool).scatter(1, column, True)
+        rows = regression.Rows(z, is_match, z.gather(1, column), torch.zeros_like(target_index))
+        return regression.fit_slopes(rows, folds=1)[0].to(result_dtype(scores))
 
 
 def identify(
@@ -129,8 +128,9 @@ def identify(
     """Rank histogram and local information of embeddings, each input scored against each reference in tiles.
 
     References and protocols are those of ``rank_histogram``. Without a ``slope`` it is cross-fitted: the speakers, in
-    ascending order, are dealt to two folds in turn, and the trials of either get the slope fitted on the other's. For
-    more than four million scores it is fitted on evenly spaced inputs first and then polished on all.
+    ascending order, are dealt to two folds in turn, and the trials of either get the slope fitted on the other's. Of
+    more than four million scores it is fitted on those of all true speakers and evenly spaced ones of the others,
+    which moves the mean by some 0.0002 bits.
 
     Args:
         inputs: Floating tensor of shape ``(B, D)``.
@@ -243,31 +243,25 @@ def _equal_up_to(scores: Tensor) -> Tensor:
 
 def _cross_fit(trials: Trials, scoring: Scoring) -> Tensor:
     """The slope for each input, ``(B,)``, fitted on the speakers of the other fold."""
-    names, columns, inputs = trials.references.speakers, len(trials.references.speakers), len(trials.inputs)
-    if columns < 2 or inputs == 0:
+    names, inputs = trials.references.speakers, len(trials.inputs)
+    if len(names) < 2 or inputs == 0:
         return trials.references.anchor.new_full((inputs,), torch.nan)
     present = torch.zeros_like(names, dtype=torch.int64).index_add(0, trials.column, trials.usable.long()) > 0
     fold = ((present.cumsum(dim=0) - 1) % 2)[trials.column]
     fitted_in = torch.where(trials.usable, fold, 2)
-    stride = -(-inputs * columns // _AT_HAND)
-    some = _every(trials, stride)
-    at_hand = [*_rows(some, fitted_in[::stride], scoring)]
-    rows = regression.Rows(*(torch.cat(part) for part in zip(*at_hand, strict=True)))
-    theta, border = regression.fit(rows, folds=2)
-    if stride > 1:
-        theta = regression.polish(theta, border, lambda: _rows(trials, fitted_in, scoring), columns)
-    return theta[:, 0][1 - fold]
+    tiles = [_rows(tile, trials.column[tile.rows], fitted_in[tile.rows], inputs) for tile in walk(trials, scoring)]
+    rows = regression.Rows(*(torch.cat(part) for part in zip(*tiles, strict=True)))
+    return regression.fit_slopes(rows, folds=2)[1 - fold]
 
 
-def _every(trials: Trials, stride: int) -> Trials:
-    return trials._replace(
-        inputs=trials.inputs[::stride],
-        column=trials.column[::stride],
-        own=None if trials.own is None else trials.own[::stride],
-        usable=trials.usable[::stride],
-    )
+def _rows(tile: Tile, column: Tensor, fold: Tensor, inputs: int) -> regression.Rows:
+    """Standardised scores of a tile to fit the slope on: all, or evenly spaced ones where all would be too many.
 
-
-def _rows(trials: Trials, fold: Tensor, scoring: Scoring) -> Iterator[regression.Rows]:
-    for tile in walk(trials, scoring):
-        yield regression.Rows(*_standardise_tile(tile), trials.column[tile.rows].unsqueeze(1), fold[tile.rows])
+    The spacing starts elsewhere for every speaker, so that all references take part, and does so whatever the order of
+    the inputs.
+    """
+    z, match = _standardise_tile(tile)
+    stride = min(-(-inputs * z.shape[1] // _AT_HAND), z.shape[1])
+    first = (column * 7919 % stride).unsqueeze(1)
+    chosen = first + stride * torch.arange(z.shape[1] // stride, device=z.device)
+    return regression.Rows(z.gather(1, chosen), chosen == column.unsqueeze(1), match, fold)
