@@ -11,8 +11,10 @@ from vpmetrics._checks import check_choice
 from vpmetrics._conditions import ConditionScores, score_condition
 from vpmetrics._embedding_state import EmbeddingMetric
 from vpmetrics._precision import result_dtype
-from vpmetrics._sides import Side, Sides, row_keys
+from vpmetrics._sides import Sides, row_keys
 from vpmetrics._tiles import TrialGrid
+from vpmetrics.functional.local import Identification, disclose_identity
+from vpmetrics.functional.rank import MODELS
 from vpmetrics.functional.similarity import (
     SIMILARITIES,
     SimilarityMatrices,
@@ -31,7 +33,7 @@ from vpmetrics.functional.verification import (
     min_cllr_of_steps,
 )
 from vpmetrics.functional.zebra import disclosure_of_counts
-from vpmetrics.scoring import Scorer, Scoring, resolve_scoring
+from vpmetrics.scoring import Scoring, resolve_scoring
 
 
 class ConditionReport(NamedTuple):
@@ -40,6 +42,7 @@ class ConditionReport(NamedTuple):
     scalars: dict[str, Tensor]
     matrix: Tensor
     scores: ConditionScores
+    identification: Identification
 
 
 class PrivacyReport(NamedTuple):
@@ -56,7 +59,9 @@ class VoicePrivacy(EmbeddingMetric):
     ``update(original, protected, speakers)`` takes embeddings ``(B, D)`` and integers ``(B,)``. ``compute()`` returns
     a flat dictionary of scalars: ``deid`` and ``gvd``; for each condition ``oo``, ``op``, ``pp`` the metrics of its
     scores (``op_d_ece``, ``op_d_ece_reversed``, ``op_l_w``, ``op_tag``, ``op_min_cllr``, ``op_cllr``, ``op_eer``,
-    ``op_linkability``) and of its matrix (``op_d_diag``, ``op_d_diag_log``); the normalised relatives ``d_ece_op_oo``,
+    ``op_linkability``), of its matrix (``op_d_diag``, ``op_d_diag_log``) and of identification among all speakers
+    (``op_max_d``, ``op_mean_d``, ``op_id_rate``, ``op_rank_spread``; ``op_alid``, ``op_pdr``, ``op_ndr``,
+    ``op_lid_pos``, ``op_lid_neg``, ``op_lid_max``, ``op_link_rate``); the normalised relatives ``d_ece_op_oo``,
     ``cllr_op_oo``, ``g_d_ece``, ``g_cllr`` (Noé et al., 2022, eq. 17 to 20). :meth:`report` adds what figures need.
 
     Up to a few million trials every value is exact. Beyond, scores share 65,536 bins and :meth:`error_bound` says by
@@ -67,6 +72,8 @@ class VoicePrivacy(EmbeddingMetric):
         similarity: ``"geometric"`` (2022) or ``"sigmoid"`` (2020), see :class:`VoiceSimilarityMatrix`.
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        rank_model: ``"empirical"`` or ``"beta_binomial"``, see :class:`SimilarityRankDisclosure`.
+        slope: Slope of the local information; cross-fitted when left out, see :class:`LocalInformationDisclosure`.
         validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
@@ -83,14 +90,17 @@ class VoicePrivacy(EmbeddingMetric):
         self,
         similarity: str = "geometric",
         scoring: Scoring = "cosine",
+        rank_model: str = "empirical",
+        slope: float | None = None,
         validate_args: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(validate_args=validate_args, **kwargs)
         check_choice("similarity", similarity, SIMILARITIES)
-        self.similarity, self.scoring = similarity, scoring
+        check_choice("rank_model", rank_model, MODELS)
+        self.similarity, self.scoring, self.rank_model, self.slope = similarity, scoring, rank_model, slope
         resolve_scoring(scoring)
-        self._baseline: tuple[tuple[Tensor, Tensor], ConditionReport] | None = None
+        self._baseline: tuple[tuple[Tensor, ...], ConditionReport] | None = None
 
     def report(self) -> PrivacyReport:
         """All scalars of ``compute``, with the conditions they come from."""
@@ -108,11 +118,11 @@ class VoicePrivacy(EmbeddingMetric):
         return self._report(sides).scalars
 
     def _report(self, sides: Sides) -> PrivacyReport:
-        names, scorer = names_of(sides), resolve_scoring(self.scoring)
+        names = names_of(sides)
         conditions = {
-            "OO": self._report_of_original(sides.original, names, scorer),
-            "OP": self._report_of(TrialGrid(*sides.pair("OP"), names, scorer)),
-            "PP": self._report_of(TrialGrid(*sides.pair("PP"), names, scorer)),
+            "OO": self._report_of_original(sides, names),
+            "OP": self._report_of("OP", sides, names),
+            "PP": self._report_of("PP", sides, names),
         }
         dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
         oo, op, pp = (condition.matrix for condition in conditions.values())
@@ -126,19 +136,23 @@ class VoicePrivacy(EmbeddingMetric):
         scalars = {key: value.to(dtype) if value.is_floating_point() else value for key, value in scalars.items()}
         return PrivacyReport(scalars, conditions, matrices)
 
-    def _report_of_original(self, side: Side, names: Tensor, scorer: Scorer) -> ConditionReport:
+    def _report_of_original(self, sides: Sides, names: Tensor) -> ConditionReport:
         """Original speech is the same in every epoch of a training, so its report is kept."""
+        side = sides.original
         order = row_keys(side.vectors).argsort()
-        rows = side.vectors.detach()[order], side.speakers[order]
-        if self._baseline is not None and all(map(torch.equal, self._baseline[0], rows)):
+        chosen = torch.zeros_like(side.speakers) if side.is_reference is None else side.is_reference + 1
+        seen = torch.stack([side.speakers, chosen])[:, order], side.vectors.detach()[order], names
+        if self._baseline is not None and all(map(torch.equal, self._baseline[0], seen)):
             return self._baseline[1]
-        report = self._report_of(TrialGrid(side, side, names, scorer))
-        self._baseline = rows, report
+        report = self._report_of("OO", sides, names)
+        self._baseline = seen, report
         return report
 
-    def _report_of(self, grid: TrialGrid) -> ConditionReport:
+    def _report_of(self, condition: str, sides: Sides, names: Tensor) -> ConditionReport:
+        grid = TrialGrid(*sides.pair(condition), names, resolve_scoring(self.scoring))
         scores = score_condition(grid)
         matrix = similarity_of_condition(grid, scores, self.similarity)
+        identified, identification = disclose_identity(sides, condition, self.scoring, self.slope, self.rank_model)
         scalars = {
             **disclosure_of_counts(scores.counts, torch.float64),
             "min_cllr": min_cllr_of_steps(scores.counts.ascending),
@@ -147,8 +161,9 @@ class VoicePrivacy(EmbeddingMetric):
             "linkability": linkability_of_values(scores.values, scores.counts_of_values),
             "d_diag": diagonal_dominance(matrix),
             "d_diag_log": diagonal_dominance(matrix, log_domain=True),
+            **identified,
         }
-        return ConditionReport(scalars, matrix, scores)
+        return ConditionReport(scalars, matrix, scores, identification)
 
 
 def _error_bound(scores: ConditionScores) -> dict[str, Tensor]:
