@@ -174,8 +174,9 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
         tally.add(tile, above, tied)
         linked[tile.rows] = (above == 0) & (tied == 1)
         if tile.scores.shape[1] > 1:
-            z, match = _standardise_tile(tile)
-            bits[tile.rows] = _bits(z, match, slopes[tile.rows].to(z.dtype).unsqueeze(1))
+            centred, match, deviation = _centre(tile)
+            # The deviation divides the slope rather than every score.
+            bits[tile.rows] = _bits(centred, match, slopes[tile.rows].to(centred.dtype).unsqueeze(1) / deviation)
     used = trials.usable.nonzero().squeeze(1)
     return Identification(tally.histogram(), bits[used], linked[used], used)
 
@@ -222,12 +223,11 @@ def _standardise(scores: Tensor, rounding: Tensor) -> Tensor:
     return centred / _deviation(centred, rounding)
 
 
-def _standardise_tile(tile: Tile) -> tuple[Tensor, Tensor]:
-    """Standardised scores of a tile, which are overwritten, and of its matching references."""
+def _centre(tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of a tile less the mean of their row, in place; those of the matching references; and the deviations."""
     mean = tile.scores.mean(dim=1, keepdim=True)
     centred = tile.scores.sub_(mean)
-    deviation = _deviation(centred, tile.rounding)
-    return centred.div_(deviation), (tile.match - mean) / deviation
+    return centred, tile.match - mean, _deviation(centred, tile.rounding)
 
 
 def _deviation(centred: Tensor, rounding: Tensor) -> Tensor:
@@ -260,8 +260,10 @@ def _rows(tile: Tile, column: Tensor, fold: Tensor, inputs: int) -> regression.R
     The spacing starts elsewhere for every speaker, so that all references take part, and does so whatever the order of
     the inputs.
     """
-    z, match = _standardise_tile(tile)
-    stride = min(-(-inputs * z.shape[1] // _AT_HAND), z.shape[1])
+    centred, match, deviation = _centre(tile)
+    columns = centred.shape[1]
+    stride = min(-(-inputs * columns // _AT_HAND), columns)
     first = (column * 7919 % stride).unsqueeze(1)
-    chosen = first + stride * torch.arange(z.shape[1] // stride, device=z.device)
-    return regression.Rows(z.gather(1, chosen), chosen == column.unsqueeze(1), match, fold)
+    chosen = first + stride * torch.arange(columns // stride, device=centred.device)
+    z = centred.gather(1, chosen) / deviation
+    return regression.Rows(z, chosen == column.unsqueeze(1), match / deviation, fold)
