@@ -6,7 +6,7 @@ The contract suite runs over every row, so a metric joins it by adding one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ class Case:
     reference: Callable[..., Any]
     batches: Callable[..., list[Batch]]
     undefined: tuple[Batch, ...] = ()
+    smooth: Callable[..., Any] | None = None  # made with a bandwidth, where that is not an argument of its own
 
     def __str__(self) -> str:
         return self.name
@@ -186,6 +187,10 @@ def _embedding_case(
     return Case(name, metric, function, _arrays(second), embeddings, undefined)
 
 
+def _fed(metric: Any) -> Any:
+    return partial(vp.EmbeddingTrials, metric)
+
+
 EMBEDDING_CASES = [
     _embedding_case("VoiceSimilarityMatrix", vp.VoiceSimilarityMatrix, F.voice_similarity_matrix, _reference_matrices),
     _embedding_case("DeIdentification", vp.DeIdentification, _deid, _reference_deid, (_LONE, _STRANGERS)),
@@ -204,6 +209,11 @@ EMBEDDING_CASES = [
         _reference_local,
         (_LONE, _STRANGERS),
     ),
-    _embedding_case("EmbeddingTrials", partial(vp.EmbeddingTrials, vp.EqualErrorRate()), _op_trials, _reference_eer),
+    replace(
+        _embedding_case(
+            "EmbeddingTrials", partial(vp.EmbeddingTrials, vp.EqualErrorRate()), _op_trials, _reference_eer
+        ),
+        smooth=lambda bandwidth: _fed(vp.EqualErrorRate(bandwidth=bandwidth))(),
+    ),
 ]
 CASES = [*SCORE_CASES, *EMBEDDING_CASES]

@@ -237,6 +237,30 @@ def test_undefined_data_is_nan_with_one_warning(case):
         assert all(bool(entry.isnan().all()) for entry in entries(value))
 
 
+SMOOTH = [case for case in CASES if case.name not in ("Cllr", "Linkability")]
+
+
+@pytest.mark.parametrize("case", SMOOTH, ids=str)
+def test_forward_has_a_gradient_where_the_surrogate_is_on_and_only_there(case):
+    batch = case.batches()[0]
+    moving = [key for key, value in batch.items() if value.is_floating_point()]
+    for bandwidth in (0.1, None):
+        inputs = {key: value.clone().requires_grad_(key in moving) for key, value in batch.items()}
+        metric = case.smooth(bandwidth) if case.smooth else case.metric(bandwidth=bandwidth)
+        assert metric.is_differentiable == (bandwidth is not None)
+        values = [entry for entry in entries(metric(**inputs)) if not entry.isnan().all()]
+        assert any(entry.requires_grad for entry in values) == metric.is_differentiable
+        if bandwidth is not None:
+            sum(entry.nansum() for entry in values if entry.requires_grad).backward()
+            gradients = [inputs[key].grad for key in moving if inputs[key].grad is not None]
+            assert all(bool(gradient.isfinite().all()) for gradient in gradients)
+            assert any(bool((gradient != 0).any()) for gradient in gradients)
+        for state in metric.metric_state.values():
+            assert not any(tensor.requires_grad for tensor in (state if isinstance(state, list) else [state]))
+        metric.compute()
+        copy.deepcopy(metric)
+
+
 def test_siblings_share_one_copy_and_keep_their_values():
     metrics = {case.name: case.metric() for case in SCORE_CASES}
     peers = {"auroc": BinaryAUROC(), "roc": BinaryROC()}

@@ -212,3 +212,18 @@ def warn_once() -> Iterator[None]:
         yield
     finally:
         _warned.reset(token)
+
+
+def check_weight(name: str, value: Any) -> None:
+    """Refuse anything that is not a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"Expected `{name}` to be a number, but got {type(value).__name__}.")
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"Expected `{name}` to be at least 0 and finite, but got {value}.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Refuse anything that is not a finite number above 0."""
+    check_weight(name, value)
+    if value == 0:
+        raise ValueError(f"Expected `{name}` to be above 0, but got {value}.")

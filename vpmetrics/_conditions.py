@@ -10,7 +10,8 @@ from torch import Tensor
 
 from vpmetrics._precision import wide_dtype
 from vpmetrics._tiles import TrialGrid
-from vpmetrics.functional._counts import ScoreCounts, count_by_bin, count_by_score
+from vpmetrics.functional._counts import ScoreCounts, count_by_bin, count_by_score, counts_on_grid
+from vpmetrics.functional._surrogate import lay_grid, read_off
 
 EXACT_PAIRS = 1 << 22  # up to here every score is its own; beyond, those of a bin are one
 _BINS = 1 << 16
@@ -32,15 +33,27 @@ class ConditionScores(NamedTuple):
     separated: ScoreCounts | None = None
 
 
-def score_condition(grid: TrialGrid) -> ConditionScores:
-    """One pass over the tiles."""
-    return _keep_scores(grid) if grid.pairs <= EXACT_PAIRS else _bin_scores(grid)
-
-
-def _keep_scores(grid: TrialGrid) -> ConditionScores:
+def score_condition(grid: TrialGrid, bandwidth: float | None = None) -> ConditionScores:
+    """One pass over the tiles. With ``bandwidth``, smoothly and with a graph, so all scores are kept."""
+    if bandwidth is None and grid.pairs > EXACT_PAIRS:
+        return _bin_scores(grid)
     parts = [tile.trials() for tile in grid]
     scores = torch.cat([grid.rows.vectors.new_empty(0), *(scores for scores, _ in parts)])
     is_target = torch.cat([grid.names.new_empty(0, dtype=torch.bool), *(labels for _, labels in parts)])
+    return _keep_scores(scores, is_target) if bandwidth is None else _smooth_scores(scores, is_target, bandwidth)
+
+
+def _smooth_scores(scores: Tensor, is_target: Tensor, bandwidth: float) -> ConditionScores:
+    points = lay_grid(scores, bandwidth)
+    counts = counts_on_grid(points, scores, is_target)
+
+    def look_up(per_step: Tensor, values: Tensor) -> Tensor:
+        return read_off(points, per_step, values.flatten()).view(values.shape)
+
+    return ConditionScores(scores, torch.stack([~is_target, is_target]), counts, look_up)
+
+
+def _keep_scores(scores: Tensor, is_target: Tensor) -> ConditionScores:
     counts = count_by_score(scores, is_target, validate_args=False)
     edges = counts.ascending.edges
 

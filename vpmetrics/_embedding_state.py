@@ -66,7 +66,7 @@ class EmbeddingMetric(PrivacyMetric):
             return self._value_of_sides(self._sides())
 
     def _value_of_batch(self, *args: Any, **kwargs: Any) -> Any:
-        with warn_once():
+        with warn_once(), torch.set_grad_enabled(torch.is_grad_enabled() and self.is_differentiable):
             return self._value_of_sides(sides_of(pack(*args, **kwargs)))
 
     def _sides(self) -> Sides:

@@ -36,6 +36,8 @@ class LocalInformationDisclosure(EmbeddingMetric):
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         slope: The slope ``w``, from :func:`vpmetrics.functional.fit_local_slope` on a development set. Left out, it is
             fitted on one half of the speakers for the other half, which takes twice as long.
+        bandwidth: Any width gives ``forward`` a gradient. The bits are a smooth function of the scores as they are, so
+            the value is the same.
         validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
@@ -56,10 +58,11 @@ class LocalInformationDisclosure(EmbeddingMetric):
         condition: str = "PP",
         scoring: Scoring = "cosine",
         slope: float | None = None,
+        bandwidth: float | None = None,
         validate_args: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(validate_args=validate_args, **kwargs)
+        super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
         check_choice("condition", condition, CONDITIONS)
         resolve_scoring(scoring)
         self.condition, self.scoring, self.slope = condition, scoring, slope

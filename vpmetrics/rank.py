@@ -42,6 +42,8 @@ class SimilarityRankDisclosure(EmbeddingMetric):
             ``"OP"``, original references and protected inputs; ``"OO"``, both original.
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        bandwidth: Width, in standard deviations of an input's scores, over which two scores are compared softly, so
+            that ranks have a gradient; None counts ranks.
         validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
@@ -62,17 +64,18 @@ class SimilarityRankDisclosure(EmbeddingMetric):
         model: str = "empirical",
         condition: str = "PP",
         scoring: Scoring = "cosine",
+        bandwidth: float | None = None,
         validate_args: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(validate_args=validate_args, **kwargs)
+        super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
         check_choice("model", model, MODELS)
         check_choice("condition", condition, CONDITIONS)
         resolve_scoring(scoring)
         self.model, self.condition, self.scoring = model, condition, scoring
 
     def _histogram(self, sides: Sides) -> Tensor:
-        return histogram_of_trials(trials_of_sides(sides, self.condition), self.scoring)
+        return histogram_of_trials(trials_of_sides(sides, self.condition), self.scoring, self.bandwidth)
 
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
         return rank_disclosure(self._histogram(sides), self.model)

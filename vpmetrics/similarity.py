@@ -38,7 +38,8 @@ class _SimilarityMetric(EmbeddingMetric):
         resolve_scoring(scoring)
 
     def _matrices(self, sides: Sides) -> SimilarityMatrices:
-        return matrices_of_sides(sides, self.similarity, resolve_scoring(self.scoring), self.conditions)
+        scorer = resolve_scoring(self.scoring)
+        return matrices_of_sides(sides, self.similarity, scorer, self.bandwidth, self.conditions)
 
 
 class VoiceSimilarityMatrix(_SimilarityMetric):

@@ -74,6 +74,8 @@ class VoicePrivacy(EmbeddingMetric):
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         rank_model: ``"empirical"`` or ``"beta_binomial"``, see :class:`SimilarityRankDisclosure`.
         slope: Slope of the local information; cross-fitted when left out, see :class:`LocalInformationDisclosure`.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. Meant for
+            batches: every score is kept, whatever their number.
         validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
@@ -92,10 +94,11 @@ class VoicePrivacy(EmbeddingMetric):
         scoring: Scoring = "cosine",
         rank_model: str = "empirical",
         slope: float | None = None,
+        bandwidth: float | None = None,
         validate_args: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(validate_args=validate_args, **kwargs)
+        super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
         check_choice("similarity", similarity, SIMILARITIES)
         check_choice("rank_model", rank_model, MODELS)
         self.similarity, self.scoring, self.rank_model, self.slope = similarity, scoring, rank_model, slope
@@ -142,6 +145,8 @@ class VoicePrivacy(EmbeddingMetric):
         order = row_keys(side.vectors).argsort()
         chosen = torch.zeros_like(side.speakers) if side.is_reference is None else side.is_reference + 1
         seen = torch.stack([side.speakers, chosen])[:, order], side.vectors.detach()[order], names
+        if side.vectors.requires_grad:
+            return self._report_of("OO", sides, names)
         if self._baseline is not None and all(map(torch.equal, self._baseline[0], seen)):
             return self._baseline[1]
         report = self._report_of("OO", sides, names)
@@ -150,9 +155,11 @@ class VoicePrivacy(EmbeddingMetric):
 
     def _report_of(self, condition: str, sides: Sides, names: Tensor) -> ConditionReport:
         grid = TrialGrid(*sides.pair(condition), names, resolve_scoring(self.scoring))
-        scores = score_condition(grid)
+        scores = score_condition(grid, self.bandwidth)
         matrix = similarity_of_condition(grid, scores, self.similarity)
-        identified, identification = disclose_identity(sides, condition, self.scoring, self.slope, self.rank_model)
+        identified, identification = disclose_identity(
+            sides, condition, self.scoring, self.slope, self.rank_model, self.bandwidth
+        )
         scalars = {
             **disclosure_of_counts(scores.counts, torch.float64),
             "min_cllr": min_cllr_of_steps(scores.counts.ascending),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from bench.timing import in_turns, report
 from torchmetrics.functional.classification import binary_eer
 
+from bench.timing import in_turns, report
 from vpmetrics.functional import equal_error_rate, min_cllr, pav_llr
 
 pytestmark = pytest.mark.bench

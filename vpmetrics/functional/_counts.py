@@ -23,6 +23,7 @@ from torch.nn.functional import pad
 from vpmetrics._checks import check_bandwidth, check_trial_values, check_trials, warn_undefined
 from vpmetrics._precision import at_least_float32, wide_dtype, widen
 from vpmetrics.functional._pav import pav_blocks, sum_by_block
+from vpmetrics.functional._surrogate import Grid, count_on, lay_grid
 
 Array = np.ndarray[Any, Any]
 
@@ -50,7 +51,7 @@ class ScoreCounts(NamedTuple):
 
 
 def count_by_score(
-    preds: Tensor, target: Tensor, validate_args: bool = True, bandwidth: float | None = None
+    preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
 ) -> ScoreCounts:
     """The steps of trials in any shape; NaN and one warning where a class is missing or a score is NaN.
 
@@ -61,7 +62,7 @@ def count_by_score(
     if validate_args:
         check_trial_values(preds, target)
     if bandwidth is not None:
-        raise NotImplementedError
+        return counts_on_grid(lay_grid(preds.flatten(), bandwidth), preds.flatten(), target.flatten())
     scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
     targets, nontargets = _split(scores, is_target)
     targets = targets.sort().values
@@ -70,6 +71,13 @@ def count_by_score(
     ascending = Steps(targets, one_each, _gaps(below, len(nontargets)))
     descending = Steps(-targets.flip(0), one_each, _gaps(up_to, len(nontargets)).flip(0))
     return defined_or_nan(ScoreCounts(ascending, descending), nan_seen)
+
+
+def counts_on_grid(grid: Grid, preds: Tensor, target: Tensor) -> ScoreCounts:
+    """The steps of the smooth surrogate, one per cell, with counts that carry a gradient to ``preds`` ``(P,)``."""
+    targets, nontargets = count_on(grid, preds, target)
+    points = grid.points
+    return count_by_bin((points[1:] + points[:-1]) / 2, targets, nontargets, nan_seen=targets.isnan().any())
 
 
 def count_by_bin(
@@ -127,8 +135,8 @@ def calibrate(steps: Steps, laplace: bool = False) -> Tensor:
     mass = (targets + nontargets).detach()
     blocks = pav_blocks(torch.where(mass > 0, targets.detach() / mass, 0), mass)
     ratio = sum_by_block(targets, blocks).log() - sum_by_block(nontargets, blocks).log()
-    llr = ratio - (steps.targets.sum().log() - steps.nontargets.sum().log())
-    return llr[1:-1] if laplace else llr
+    llr = ratio - (steps.targets.sum(-1, keepdim=True).log() - steps.nontargets.sum(-1, keepdim=True).log())
+    return llr[..., 1:-1] if laplace else llr
 
 
 def mean_over_targets(steps: Steps, values: Tensor) -> Tensor:

@@ -70,7 +70,6 @@ def prepare_trials(
     return form_trials(inputs, speakers, utterances, speakers if names is None else names, own)
 
 
-@torch.no_grad()
 def form_trials(
     inputs: Tensor, speakers: Tensor, utterances: Tensor, reference_speakers: Tensor, own: Tensor | None
 ) -> Trials:
@@ -139,7 +138,8 @@ def walk(trials: Trials, scoring: Scoring) -> Iterator[Tile]:
                 left = prepare(_leave_out(references, trials.own[rows], trials.column[rows]))
                 match = _compare_rows(probes, left, scoring, scorer.compare)
                 scores.scatter_(1, column, match)
-            rounding = _rounding(probes, against, scores, match, scoring)
+            with torch.no_grad():
+                rounding = _rounding(probes, against, scores, match, scoring)
         yield Tile(rows, scores, match, rounding)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_shape, check_tensor
-from vpmetrics._precision import result_dtype, widen
-from vpmetrics.functional._counts import calibrate, count_by_score, look_up
+from vpmetrics._checks import check_bandwidth, check_shape, check_tensor, check_trial_values, check_trials
+from vpmetrics._precision import at_least_float32, result_dtype, widen
+from vpmetrics.functional._counts import calibrate, count_by_score, counts_on_grid, look_up
 from vpmetrics.functional._pav import pav_blocks, sum_by_block
+from vpmetrics.functional._surrogate import lay_grid, read_off
 
 
 def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -49,7 +50,13 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
     return fitted.to(result_dtype(y))
 
 
-def pav_llr(preds: Tensor, target: Tensor, laplace: bool = False, validate_args: bool = True) -> Tensor:
+def pav_llr(
+    preds: Tensor,
+    target: Tensor,
+    laplace: bool = False,
+    bandwidth: float | None = None,
+    validate_args: bool = True,
+) -> Tensor:
     r"""Log-likelihood ratios an oracle would give the scores: isotonic regression of the labels, prior removed.
 
     .. math:: \mathrm{LLR}_B = \ln\frac{T_B}{N_B} - \ln\frac{T}{N}
@@ -61,6 +68,8 @@ def pav_llr(preds: Tensor, target: Tensor, laplace: bool = False, validate_args:
         preds: Scores in any shape and on any scale, higher = more alike; ``-inf`` and ``+inf`` are ordered too.
         target: 1 (same speaker) or 0 (different), of the same shape.
         laplace: Put one label of each class below the lowest score and again above the highest.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. The
+            surrogate's ratios are finite and have a gradient.
         validate_args: Look at the values, too (NaN, labels); stalls an accelerator once.
 
     Returns:
@@ -70,5 +79,14 @@ def pav_llr(preds: Tensor, target: Tensor, laplace: bool = False, validate_args:
         >>> pav_llr(torch.tensor([0.0, 2.0, 1.0, 3.0]), torch.tensor([0, 0, 1, 1]))
         tensor([-inf, 0., 0., inf])
     """
-    steps = count_by_score(preds, target, validate_args).ascending
+    if bandwidth is not None:
+        check_trials(preds, target)
+        check_bandwidth(bandwidth)
+        if validate_args:
+            check_trial_values(preds, target)
+        scores = at_least_float32(preds.flatten())
+        grid = lay_grid(scores, bandwidth)
+        steps = counts_on_grid(grid, scores, target.flatten()).ascending
+        return read_off(grid, calibrate(steps, laplace), scores).view(preds.shape).to(result_dtype(preds))
+    steps = count_by_score(preds, target, validate_args=validate_args).ascending
     return look_up(steps, calibrate(steps, laplace), preds).to(result_dtype(preds))

@@ -17,7 +17,7 @@ from vpmetrics._precision import at_least_float32, result_dtype, widen
 from vpmetrics._sides import Sides
 from vpmetrics.functional import _local_slope as regression
 from vpmetrics.functional._references import Tile, Trials, prepare_trials, trials_of_sides, walk
-from vpmetrics.functional.rank import RankTally, rank_disclosure, ranks_of
+from vpmetrics.functional.rank import RankTally, histogram_of_trials, rank_disclosure, ranks_of
 from vpmetrics.scoring import Scoring
 
 _AT_HAND = 2**22  # scores that a slope is fitted on, and the only ones that are ever stored
@@ -159,11 +159,11 @@ def identify(
     return identify_trials(prepare_trials(inputs, speakers, references, reference_speakers), scoring, slope)
 
 
-@torch.no_grad()
 def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | None) -> Identification:
-    """What ``identify`` returns, of trials that are formed already."""
+    """What ``identify`` returns, of trials that are formed already. Bits have a gradient, slopes fitted have none."""
     if slope is None:
-        slopes = _cross_fit(trials, scoring)
+        with torch.no_grad():
+            slopes = _cross_fit(trials, scoring)
     else:
         slopes = torch.as_tensor(slope, device=trials.column.device).expand(len(trials.inputs))
     tally = RankTally(trials)
@@ -182,10 +182,18 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
 
 
 def disclose_identity(
-    sides: Sides, condition: str, scoring: Scoring, slope: float | None = None, model: str = "empirical"
+    sides: Sides,
+    condition: str,
+    scoring: Scoring,
+    slope: float | None = None,
+    model: str = "empirical",
+    bandwidth: float | None = None,
 ) -> tuple[dict[str, Tensor], Identification]:
     """Every scalar of identification in one condition, of ranks and of local information, and what it comes from."""
-    found = identify_trials(trials_of_sides(sides, condition), scoring, slope)
+    trials = trials_of_sides(sides, condition)
+    found = identify_trials(trials, scoring, slope)
+    if bandwidth is not None:
+        found = found._replace(histogram=histogram_of_trials(trials, scoring, bandwidth))
     return rank_disclosure(found.histogram, model) | summarise_information(found.bits, found.linked), found
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_choice, check_histogram, warn_undefined
+from vpmetrics._checks import check_bandwidth, check_choice, check_histogram, warn_undefined
 from vpmetrics._precision import result_dtype, widen
 from vpmetrics.functional._references import Tile, Trials, prepare_trials, walk
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
@@ -26,6 +26,7 @@ def rank_histogram(
     references: Tensor | None = None,
     reference_speakers: Tensor | None = None,
     scoring: Scoring = "cosine",
+    bandwidth: float | None = None,
 ) -> Tensor:
     """How many inputs have the reference of their own speaker at each of the N ranks (section 3.1).
 
@@ -49,6 +50,8 @@ def rank_histogram(
         reference_speakers: Integer tensor of shape ``(M,)``, or None for leave-one-out.
         scoring: ``"cosine"``, for embeddings, ``"euclidean"``, for histograms, or any other way to compare two
             embeddings that :mod:`vpmetrics.scoring` has.
+        bandwidth: None counts ranks. A width, in standard deviations of an input's scores, softens the comparison of
+            two scores to a sigmoid, so that ranks have a gradient.
 
     Returns:
         Counts of shape ``(N,)``, one per distinct speaker among the references; float32 or wider.
@@ -58,16 +61,39 @@ def rank_histogram(
         >>> rank_histogram(inputs, speakers=torch.tensor([4, 4, 9, 9]))
         tensor([3., 1.])
     """
-    return histogram_of_trials(prepare_trials(inputs, speakers, references, reference_speakers), scoring)
+    check_bandwidth(bandwidth)
+    return histogram_of_trials(prepare_trials(inputs, speakers, references, reference_speakers), scoring, bandwidth)
 
 
-@torch.no_grad()
-def histogram_of_trials(trials: Trials, scoring: Scoring) -> Tensor:
+def histogram_of_trials(trials: Trials, scoring: Scoring, bandwidth: float | None = None) -> Tensor:
     """The rank histogram of trials that are formed already."""
+    if bandwidth is not None:
+        return _smooth_histogram(trials, scoring, bandwidth)
     tally = RankTally(trials)
     for tile in walk(trials, scoring):
         tally.add(tile, *ranks_of(tile))
     return tally.histogram()
+
+
+def _smooth_histogram(trials: Trials, scoring: Scoring, bandwidth: float) -> Tensor:
+    """Ranks with a gradient: how far each reference is above the own one, on a sigmoid, summed.
+
+    An input between two ranks is shared by them, so the histogram moves with the scores.
+    """
+    references = len(trials.references.speakers)
+    histogram = trials.references.sums.new_zeros(references)
+    for tile in walk(trials, scoring):
+        scores, match = widen(tile.scores), widen(tile.match)
+        width = bandwidth * scores.detach().std(dim=1, correction=0, keepdim=True)
+        # The own reference is half above itself, as any two that are tied.
+        above = ((scores - match) / torch.maximum(width, widen(tile.rounding))).sigmoid().sum(dim=1) - 0.5
+        rank = above.clamp(0, max(references - 1, 0))
+        lower = rank.detach().floor().clamp(max=max(references - 2, 0)).long()
+        mass = widen(trials.usable[tile.rows])
+        share = (rank - lower) * mass
+        histogram = histogram.index_add(0, lower, mass - share)
+        histogram = histogram.index_add(0, (lower + 1).clamp(max=references - 1), share)
+    return torch.where(trials.finite, histogram, torch.nan).to(result_dtype(trials.inputs))
 
 
 class RankTally:

@@ -12,10 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from vpmetrics._checks import check_choice, check_embedding_values, check_floating, warn_once, warn_undefined
+from vpmetrics._checks import (
+    check_bandwidth,
+    check_choice,
+    check_embedding_values,
+    check_floating,
+    warn_once,
+    warn_undefined,
+)
 from vpmetrics._conditions import ConditionScores, score_condition
 from vpmetrics._precision import result_dtype, widen
-from vpmetrics._sides import Sides, pack, sides_of
+from vpmetrics._sides import CONDITIONS, Sides, pack, sides_of
 from vpmetrics._tiles import TrialGrid
 from vpmetrics.functional._counts import calibrate
 from vpmetrics.scoring import Scorer, Scoring, resolve_scoring
@@ -38,6 +45,7 @@ def voice_similarity_matrix(
     speakers: Tensor,
     similarity: str = "geometric",
     scoring: Scoring = "cosine",
+    bandwidth: float | None = None,
     utterances: Tensor | None = None,
     validate_args: bool = True,
 ) -> SimilarityMatrices:
@@ -59,6 +67,7 @@ def voice_similarity_matrix(
         similarity: ``"geometric"``, the geometric mean of 2022, or ``"sigmoid"``, that of 2020.
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
         utterances: Numbers of the recordings, ``(N,)``; copies of one count once.
         validate_args: Look for NaN and infinite embeddings; stalls an accelerator once.
 
@@ -76,15 +85,20 @@ def voice_similarity_matrix(
         tensor([3, 8])
     """
     check_choice("similarity", similarity, SIMILARITIES)
+    check_bandwidth(bandwidth)
     rows = pack(original, protected, speakers, None, utterances)
     if validate_args:
         check_embedding_values(original, protected)
     with warn_once():
-        return matrices_of_sides(sides_of(rows), similarity, resolve_scoring(scoring))
+        return matrices_of_sides(sides_of(rows), similarity, resolve_scoring(scoring), bandwidth)
 
 
 def matrices_of_sides(
-    sides: Sides, similarity: str, scorer: Scorer, conditions: tuple[str, ...] = ("OO", "OP", "PP")
+    sides: Sides,
+    similarity: str,
+    scorer: Scorer,
+    bandwidth: float | None = None,
+    conditions: tuple[str, ...] = CONDITIONS,
 ) -> SimilarityMatrices:
     """The matrices of some conditions; NaN for the others and for those a side of which is absent."""
     names = names_of(sides)
@@ -92,13 +106,13 @@ def matrices_of_sides(
     if len(names) == 0:
         warn_undefined("There are no utterances.")
     matrices: list[Tensor] = []
-    for condition in ("OO", "OP", "PP"):
+    for condition in CONDITIONS:
         reference, probe = sides.pair(condition)
         if condition not in conditions or not (len(reference.speakers) and len(probe.speakers)):
             matrices.append(torch.full((len(names),) * 2, torch.nan, dtype=dtype, device=names.device))
         else:
             grid = TrialGrid(reference, probe, names, scorer)
-            matrices.append(similarity_of_condition(grid, score_condition(grid), similarity).to(dtype))
+            matrices.append(similarity_of_condition(grid, score_condition(grid, bandwidth), similarity).to(dtype))
     oo, op, pp = matrices
     return SimilarityMatrices(oo, op, pp, names)
 

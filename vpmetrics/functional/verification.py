@@ -71,12 +71,13 @@ def cllr_of_sums(costs: Tensor, trials: Tensor) -> Tensor:
     return value
 
 
-def min_cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
+def min_cllr(preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True) -> Tensor:
     r"""The least Cllr any increasing map of the scores can reach: that of their PAV log-likelihood ratios.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
         validate_args: Look at the values, too (NaN, labels); stalls an accelerator once.
 
     Returns:
@@ -87,10 +88,12 @@ def min_cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tenso
         >>> min_cllr(torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1]))
         tensor(0.5000)
     """
-    return min_cllr_of_steps(count_by_score(preds, target, validate_args).ascending).to(result_dtype(preds))
+    return min_cllr_of_steps(count_by_score(preds, target, bandwidth, validate_args).ascending).to(result_dtype(preds))
 
 
-def equal_error_rate(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
+def equal_error_rate(
+    preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
+) -> Tensor:
     r"""Error rate where misses and false alarms are equal, on the convex hull of the ROC.
 
     The hull interpolates between operating points, so the value exists for any scores and depends on their order
@@ -99,6 +102,7 @@ def equal_error_rate(preds: Tensor, target: Tensor, validate_args: bool = True) 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
         validate_args: Look at the values, too (NaN, labels); stalls an accelerator once.
 
     Returns:
@@ -108,7 +112,7 @@ def equal_error_rate(preds: Tensor, target: Tensor, validate_args: bool = True) 
         >>> equal_error_rate(torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1]))
         tensor(0.2500)
     """
-    return eer_of_steps(count_by_score(preds, target, validate_args).ascending).to(result_dtype(preds))
+    return eer_of_steps(count_by_score(preds, target, bandwidth, validate_args).ascending).to(result_dtype(preds))
 
 
 def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:

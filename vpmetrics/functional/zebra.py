@@ -30,7 +30,9 @@ _TAGS = "0ABCDEF"
 _TAG_BOUNDS = (1.0, 2.0, 4.0, 5.0, 6.0)
 
 
-def zebra_disclosure(preds: Tensor, target: Tensor, validate_args: bool = True) -> dict[str, Tensor]:
+def zebra_disclosure(
+    preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
+) -> dict[str, Tensor]:
     r"""Expected and worst-case disclosure of calibrated scores (eq. 13 and section 5.2).
 
     .. math::
@@ -42,6 +44,7 @@ def zebra_disclosure(preds: Tensor, target: Tensor, validate_args: bool = True) 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
+        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
         validate_args: Look at the values, too (NaN, labels); stalls an accelerator once.
 
     Returns:
@@ -55,7 +58,7 @@ def zebra_disclosure(preds: Tensor, target: Tensor, validate_args: bool = True) 
         >>> zebra_disclosure(preds, target=torch.tensor([0, 1, 0, 1]))
         {'d_ece': tensor(0.3607), 'l_w': tensor(0.3010), 'tag': tensor(1), 'd_ece_reversed': tensor(0.)}
     """
-    return disclosure_of_counts(count_by_score(preds, target, validate_args), result_dtype(preds))
+    return disclosure_of_counts(count_by_score(preds, target, bandwidth, validate_args), result_dtype(preds))
 
 
 def zebra_tag(l_w: Tensor | float) -> str:
@@ -133,7 +136,7 @@ def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_
     """
     check_floating("prior_log_odds", prior_log_odds)
     odds = widen(prior_log_odds.flatten())
-    minimum = least_cross_entropy(count_by_score(preds, target, validate_args).ascending, odds)
+    minimum = least_cross_entropy(count_by_score(preds, target, validate_args=validate_args).ascending, odds)
     scores, is_target = preds.flatten(), target.flatten().bool()
     targets, nontargets = widen(scores[is_target]), widen(scores[~is_target])
     # One prior at a time: a row of all trials for each of many priors would not fit.
@@ -214,20 +217,22 @@ def disclosure_of_counts(counts: ScoreCounts, dtype: torch.dtype) -> dict[str, T
     """What :func:`zebra_disclosure` returns, from trials already condensed."""
     l_w = _worst(counts.ascending)
     return {
-        "d_ece": _expected(counts.ascending).to(dtype),
+        "d_ece": expected_disclosure(counts.ascending).to(dtype),
         "l_w": l_w.to(dtype),
         "tag": _tag_number(l_w),
-        "d_ece_reversed": _expected(counts.descending).to(dtype),
+        "d_ece_reversed": expected_disclosure(counts.descending).to(dtype),
     }
 
 
-def _expected(steps: Steps) -> Tensor:
+def expected_disclosure(steps: Steps) -> Tensor:
+    """D_ECE of trials already condensed, in bits."""
     llr = calibrate(steps)
     return (mean_over_targets(steps, evidence(llr)) + mean_over_nontargets(steps, evidence(-llr))) / (2 * math.log(2))
 
 
 def _worst(steps: Steps) -> Tensor:
-    seen = (steps.targets > 0) | (steps.nontargets > 0) | steps.targets.isnan()
+    # Smooth counts are positive everywhere: what holds less than a thousandth of a trial holds none.
+    seen = (steps.targets > 1e-3) | (steps.nontargets > 1e-3) | steps.targets.isnan()
     # A block made of Laplace's labels alone was never the evidence of any trial.
     strongest = torch.where(seen, calibrate(steps, laplace=True).abs(), 0).amax()
     return strongest / math.log(10)
