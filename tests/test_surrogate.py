@@ -1,0 +1,215 @@
+"""The differentiable surrogate of PAV: how near it comes to the exact value and to the truth, and its gradient."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from probes import Dispatched
+from scipy import integrate
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+from vpmetrics.functional._counts import Steps, calibrate, count_by_score, mean_over_nontargets, mean_over_targets
+from vpmetrics.functional._surrogate import count_on, lay_grid, read_off, soft_counts
+from vpmetrics.functional.verification import eer_of_steps, min_cllr_of_steps
+from vpmetrics.functional.zebra import disclosure_of_counts, evidence, expected_disclosure
+
+
+def gaussians(distance, targets, nontargets, seed=0, dtype=torch.float64):
+    draw = torch.Generator().manual_seed(seed)
+    preds = torch.randn(targets + nontargets, generator=draw, dtype=torch.float64)
+    target = (torch.arange(len(preds)) < targets).long()
+    return (preds + distance * target).to(dtype), target
+
+
+def d_ece(preds, target, bandwidth=None):
+    return expected_disclosure(count_by_score(preds, target, bandwidth=bandwidth).ascending)
+
+
+def d_ece_on(grid, preds, target):
+    return expected_disclosure(Steps(grid.points[..., 1:], *count_on(grid, preds, target)))
+
+
+def population_d_ece(distance):
+    """D_ECE of N(distance, 1) against N(0, 1), whose log-likelihood ratio is linear in the score."""
+
+    def density(x, mean):
+        return math.exp(-0.5 * (x - mean) ** 2) / math.sqrt(2 * math.pi)
+
+    def bits(x):
+        llr = torch.tensor(distance * (x - distance / 2), dtype=torch.float64)
+        return density(x, distance) * evidence(llr).item() + density(x, 0) * evidence(-llr).item()
+
+    return integrate.quad(bits, -9, 9 + distance)[0] / (2 * math.log(2))
+
+
+@pytest.mark.parametrize("distance", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_comes_near_the_exact_value_and_nearer_as_the_bandwidth_falls(distance, seed):
+    preds, target = gaussians(distance, 1000, 20000, seed)
+    exact = d_ece(preds, target).item()
+    errors = [abs(d_ece(preds, target, b).item() - exact) for b in (0.5, 0.1, 0.02, 0.004, 0.001)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[1] <= 0.012
+    assert errors[2] <= 0.005
+    assert errors[4] <= 0.001
+
+
+def test_other_measures_come_near_too():
+    preds, target = gaussians(1.0, 1000, 20000)
+    exact, soft = (count_by_score(preds, target, bandwidth=b) for b in (None, 0.02))
+    assert min_cllr_of_steps(soft.ascending).item() == pytest.approx(
+        min_cllr_of_steps(exact.ascending).item(), abs=0.01
+    )
+    assert eer_of_steps(soft.ascending).item() == pytest.approx(eer_of_steps(exact.ascending).item(), abs=0.005)
+    a, b = (disclosure_of_counts(counts, torch.float64) for counts in (exact, soft))
+    assert b["d_ece_reversed"].item() == pytest.approx(a["d_ece_reversed"].item(), abs=0.001)
+    assert b["l_w"].item() == pytest.approx(a["l_w"].item(), rel=0.2)
+
+
+def test_with_few_trials_it_is_nearer_to_the_population_than_exact_pav():
+    truth = population_d_ece(1.0)
+    assert truth == pytest.approx(0.109, abs=0.001)
+    draws = [gaussians(1.0, 200, 2000, seed) for seed in range(40)]
+    exact, soft = (torch.stack([d_ece(*draw, b) for draw in draws]) - truth for b in (None, 0.1))
+    assert soft.square().mean() < exact.square().mean()
+    assert soft.mean().abs() < 0.5 * exact.mean().abs()
+
+
+@pytest.mark.parametrize("bandwidth", [0.1, 0.5])
+def test_gradient_with_the_grid_held_fixed(bandwidth):
+    preds, target = gaussians(1.0, 6, 12, seed=3)
+    grid = lay_grid(preds, bandwidth)
+    # Away from grid points, where linear interpolation has a kink.
+    share = ((preds - grid.low) / grid.step).frac()
+    preds = (preds + grid.step * (share.clamp(0.2, 0.8) - share)).clamp(grid.lowest + 1e-3, grid.highest - 1e-3)
+    preds.requires_grad_()
+    checks = {"check_forward_ad": True, "atol": 1e-6, "rtol": 1e-4}
+    assert gradcheck(lambda x: d_ece_on(grid, x, target), preds, **checks)
+    values = torch.linspace(-1, 1, grid.cells, dtype=torch.float64).sin()
+    assert gradcheck(lambda x: torch.stack(count_on(grid, x, target)) @ values, preds, **checks)
+    assert gradcheck(
+        lambda a, x: read_off(grid, a * values, x),
+        (torch.ones(1, dtype=torch.float64, requires_grad=True), preds),
+        **checks,
+    )
+
+
+@pytest.mark.parametrize("bandwidth", [0.1, 0.3])
+def test_gradient_agrees_with_finite_differences_of_the_whole_function(bandwidth):
+    preds, target = gaussians(1.0, 40, 160)
+    preds.requires_grad_()
+    (gradient,) = torch.autograd.grad(d_ece(preds, target, bandwidth), preds)
+    shift = 0.02 * bandwidth  # longer than rounding, shorter than the kernel; range and width move along
+    with torch.no_grad():
+        moved = preds + shift * torch.cat([torch.eye(len(preds)), -torch.eye(len(preds))])
+        grid, *counts = soft_counts(moved, target.expand_as(moved), bandwidth)
+        upper, lower = expected_disclosure(Steps(grid[:, 1:], *counts)).chunk(2)
+    assert torch.cosine_similarity(gradient, upper - lower, dim=0) >= 0.99
+
+
+def test_nearly_every_score_receives_a_gradient():
+    preds, target = gaussians(1.0, 1000, 20000, dtype=torch.float32)
+    preds.requires_grad_()
+    (gradient,) = torch.autograd.grad(d_ece(preds, target, 0.1), preds)
+    assert (gradient.abs() > 1e-6 * gradient.abs().max()).float().mean() >= 0.9
+
+
+def test_counts_keep_the_number_and_the_place_of_trials():
+    preds, target = gaussians(2.0, 50, 400)
+    grid, targets, nontargets = soft_counts(preds, target, 0.1)
+    assert_close(targets.sum(), torch.tensor(50.0, dtype=torch.float64))
+    assert_close(nontargets.sum(), torch.tensor(400.0, dtype=torch.float64))
+    assert_close((targets * grid).sum() / 50, preds[target == 1].mean())
+    spread = (nontargets * (grid - preds[target == 0].mean()).square()).sum() / 400
+    kernel = 0.1 * preds.std(correction=0)
+    assert_close(spread, preds[target == 0].var(correction=0) + kernel.square(), rtol=1e-4, atol=0)
+
+
+def test_reading_off_is_the_adjoint_of_counting():
+    preds, target = gaussians(1.0, 200, 2000)
+    grid = lay_grid(preds, 0.05)
+    steps = Steps(grid.points[1:], *count_on(grid, preds, target))
+    llr = calibrate(steps, laplace=True)
+    per_score = read_off(grid, llr, preds)
+    assert_close(per_score[target == 1].mean(), mean_over_targets(steps, llr), atol=1e-6, rtol=0)
+    assert_close(per_score[target == 0].mean(), mean_over_nontargets(steps, llr), atol=1e-6, rtol=0)
+    exact = count_by_score(preds, target).ascending
+    exact_llr = calibrate(exact, laplace=True)[torch.searchsorted(exact.edges, preds, right=True)]
+    assert (per_score - exact_llr).abs().mean() < 0.1
+
+
+def test_rows_are_separate_problems():
+    (first, target), (second, _) = gaussians(1.0, 30, 90, 0), gaussians(0.2, 30, 90, 1)
+    both = torch.stack([first, 5 * second + 3])
+    together = soft_counts(both, target.expand_as(both), 0.1)
+    for row, preds in enumerate(both):
+        for one, other in zip(together, soft_counts(preds, target, 0.1), strict=True):
+            assert_close(one[row], other)
+
+
+def test_shift_scale_and_order_do_not_show():
+    preds, target = gaussians(1.0, 100, 1000)
+    value, order = d_ece(preds, target, 0.1), torch.randperm(1100, generator=torch.Generator().manual_seed(0))
+    assert_close(d_ece(1e3 * preds - 40, target, 0.1), value, atol=1e-9, rtol=0)
+    assert_close(d_ece(preds[order], target[order], 0.1), value, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_narrow_types_and_autocast(dtype):
+    preds, target = gaussians(1.0, 200, 2000)
+    narrow = preds.to(dtype).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = d_ece(narrow, target, 0.1)
+    assert value.item() == pytest.approx(d_ece(preds, target, 0.1).item(), abs=1e-5 if dtype == torch.float32 else 1e-3)
+    (gradient,) = torch.autograd.grad(value, narrow)
+    assert gradient.dtype == dtype
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "preds",
+    [torch.zeros(40), torch.full((40,), 0.7), 0.7 + 1e-8 * torch.arange(40.0), torch.arange(40.0) ** 9],
+    ids=["zero", "tied", "rounding", "outliers"],
+)
+def test_degenerate_scores_have_finite_values_and_gradients(preds):
+    preds = preds.clone().requires_grad_()
+    value = d_ece(preds, torch.arange(40) % 2, 0.1)
+    (gradient,) = torch.autograd.grad(value, preds)
+    assert -1e-6 <= value.item() <= 0.7214
+    assert gradient.isfinite().all()
+
+
+def test_separated_scores():
+    preds = torch.cat([torch.zeros(50), torch.ones(5)]).requires_grad_()
+    value = d_ece(preds, torch.arange(55) >= 50, 0.1)
+    assert value.item() == pytest.approx(1 / (2 * math.log(2)), abs=1e-4)
+    assert torch.autograd.grad(value, preds)[0].isfinite().all()
+
+
+def test_nan_stays_nan():
+    preds, target = gaussians(1.0, 10, 20)
+    preds[3] = torch.nan
+    assert all(counts.isnan().all() for counts in soft_counts(preds, target, 0.1)[1:])
+
+
+def test_nothing_is_sorted_or_read_from_the_device():
+    preds, target = gaussians(1.0, 50, 500, dtype=torch.float32)
+    preds.requires_grad_()
+    with Dispatched() as run:
+        grid, targets, nontargets = soft_counts(preds, target, 0.1)
+        expected_disclosure(Steps(grid[1:], targets, nontargets)).backward()
+    assert run.synchronisations == 0
+    assert not any("sort.default" in name or name == "aten.sort" for name in run.operations)
+
+
+def test_cost_is_linear_in_the_number_of_scores():
+    touched = []
+    for size in (20_000, 40_000, 80_000):
+        preds, target = gaussians(1.0, size // 10, size - size // 10, dtype=torch.float32)
+        with Dispatched() as run:
+            soft_counts(preds, target, 0.1)
+        touched.append(run.elements)
+    assert touched[2] - touched[1] == pytest.approx(2 * (touched[1] - touched[0]), rel=0.01)
