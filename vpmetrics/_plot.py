@@ -175,3 +175,90 @@ def draw_local_information(
     ax.step(x, y, where="post", color=colour, label=legend, gid="system")
     ax.legend(framealpha=0.9, edgecolor="none", fontsize="small", loc="lower left", title="system (ALID, PDR)")
     return figure_of(ax), ax
+
+
+def draw_zoo(matrix: Tensor, ax: Axes | None, label: str = "", names: Sequence[str] | None = None) -> PlotResult:
+    """Each speaker by how alike own trials are and how alike those with others; the quartile animals in the corners.
+
+    After Yager and Dunstone, "The biometric menagerie", 2010: an animal is in the outer quarter of both.
+    """
+    ax = axes_or_new(ax, size=(4.6, 3.8))
+    values = matrix.detach().double().cpu().numpy()
+    own = np.diagonal(values)
+    others = values.copy()
+    np.fill_diagonal(others, np.nan)
+    known = np.isfinite(others)
+    impostor = np.where(known, others, 0).sum(1) / np.where(known.any(1), known.sum(1), np.nan)
+    seen = np.isfinite(own) & np.isfinite(impostor)
+    own, impostor = own[seen], impostor[seen]
+    if len(own) > 3:
+        _mark_animals(ax, own, impostor)
+    ax.plot(own, impostor, "o", color=COLOURS[0], markersize=5, markeredgecolor="white", markeredgewidth=0.5)
+    if names is not None:
+        for name, x, y in zip(np.asarray(names)[seen], own, impostor, strict=True):
+            ax.annotate(str(name), (x, y), xytext=(3, 3), textcoords="offset points", fontsize=6)
+    ax.set(xlabel="similarity to own voice, 0 to 1", ylabel="mean similarity to other voices, 0 to 1")
+    ax.margins(0.12)
+    ax.set_title(label, fontsize="medium")
+    ax.grid(alpha=0.3)
+    return figure_of(ax), ax
+
+
+def _mark_animals(ax: Axes, own: Any, impostor: Any) -> None:
+    corners = {"worms": (0, 1), "chameleons": (1, 1), "phantoms": (0, 0), "doves": (1, 0)}
+    outer = []
+    for values, line in ((own, ax.axvline), (impostor, ax.axhline)):
+        low, high = np.quantile(values, (0.25, 0.75))
+        outer.append((values <= low, values >= high))
+        for value in (low, high):
+            line(value, color="black", linewidth=0.7, linestyle=":", alpha=0.6)
+    for name, (x, y) in corners.items():
+        text = f"{name}: {int((outer[0][x] & outer[1][y]).sum())}"
+        drawn = ax.text(0.02 + 0.96 * x, 0.02 + 0.96 * y, text, transform=ax.transAxes, color="0.4", fontsize="small")
+        drawn.set(ha=("left", "right")[x], va=("bottom", "top")[y])
+
+
+def draw_path(deid: Sequence[float], gvd: Sequence[float], epochs: Sequence[int], ax: Axes | None) -> PlotResult:
+    """How a training moves between de-identification and gain of voice distinctiveness, epoch by epoch."""
+    ax = axes_or_new(ax, size=(4.8, 3.4))
+    points = np.array([(100 * x, y, epoch) for x, y, epoch in zip(deid, gvd, epochs, strict=True)]).reshape(-1, 3)
+    points = points[np.isfinite(points).all(1)]
+    ax.plot(points[:, 0], points[:, 1], color="0.6", linewidth=1.0, zorder=1)
+    dots = ax.scatter(points[:, 0], points[:, 1], c=points[:, 2], cmap="viridis", s=28, zorder=2)
+    if len(points):
+        ax.plot(*points[-1, :2], "o", markersize=11, markerfacecolor="none", color=COLOURS[1], label="last")
+        ax.legend(frameon=False, fontsize="small")
+        figure_of(ax).colorbar(dots, ax=ax, label="epoch", ticks=MaxNLocator(integer=True, nbins=6))
+    ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
+    ax.set(xlabel="de-identification DeID, %", ylabel="gain of voice distinctiveness $G_{VD}$, dB")
+    ax.set_xlim(min(0, *points[:, 0], 0) - 3, 103)
+    ax.grid(alpha=0.3)
+    return figure_of(ax), ax
+
+
+def draw_pareto_front(
+    front: Sequence[tuple[float, float]],
+    others: Sequence[tuple[float, float]],
+    chosen: tuple[float, float] | None,
+    budget: float,
+    labels: tuple[str, str],
+    ax: Axes | None,
+) -> PlotResult:
+    """Checkpoints by disclosure and utility: those nothing else beats in both, the budget, and the one chosen."""
+    ax = axes_or_new(ax, size=(4.8, 3.6))
+    if others:
+        ax.plot(*zip(*others, strict=True), "o", color="0.75", markersize=4, label="measured")
+    if front:
+        xs, ys = zip(*sorted(front), strict=True)
+        # A step: what can be had for each disclosure, not a mixture of two.
+        ax.plot(xs, ys, "o-", color=COLOURS[0], markersize=6, linewidth=1, drawstyle="steps-post", label="Pareto front")
+    if chosen is not None:
+        ax.plot(*chosen, "*", color=COLOURS[1], markersize=15, markeredgecolor="white", label="chosen")
+    ax.axvline(budget, color="black", linewidth=1.0, linestyle="--", label=f"budget {budget:g}")
+    left, right = ax.get_xlim()
+    ax.axvspan(left, budget, color=COLOURS[2], alpha=0.08, linewidth=0)
+    ax.set_xlim(left, right)
+    ax.set(xlabel=labels[0], ylabel=labels[1])
+    ax.grid(alpha=0.3)
+    ax.legend(frameon=False, fontsize="small")
+    return figure_of(ax), ax
