@@ -55,6 +55,14 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
         raise ValueError(f"Expected `{name}` to be one of {expected}, but got {value!r}.")
 
 
+def check_epochs(name: str, value: Any) -> None:
+    """Refuse anything but a number of epochs, one at least."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"Expected `{name}` to be a whole number of epochs, but got {value!r}.")
+    if value < 1:
+        raise ValueError(f"Expected `{name}` to be at least 1, but got {value}.")
+
+
 def check_bandwidth(bandwidth: Any) -> None:
     """Refuse a kernel width that is neither absent nor a positive number."""
     if bandwidth is None:

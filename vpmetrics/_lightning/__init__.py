@@ -1,0 +1,1 @@
+"""The Lightning callbacks, one file each, and what they share."""
