@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -238,6 +239,20 @@ def test_epochs_between_measurements_and_figures(pl, tmp_path):
     assert [image.step for image in found.Images("val/privacy/zoo")] == steps[1:]
 
 
+def test_validations_between_epochs_and_within_one(pl, tmp_path):
+    logger = tensorboard(pl, tmp_path / "sparse")
+    fit(pl, [PrivacyMonitor(figures_every_n_epochs=3)], logger=logger, epochs=8, check_val_every_n_epoch=2)
+    found = events(logger)
+    steps = [event.step for event in found.Scalars("val/privacy/deid")]
+    # After 2, 4, 6 and 8 epochs: the third is over at the second, the sixth at the third, and the last is the last.
+    assert [image.step for image in found.Images("val/privacy/zoo")] == steps[1:]
+    checkpoint = PrivacyCheckpoint(budget=1.0, dirpath=tmp_path, filename="{epoch}-{step}")
+    monitor = PrivacyMonitor()
+    fit(pl, [monitor, checkpoint], epochs=2, val_check_interval=0.5)
+    assert [(row["epoch"], row["step"]) for row in monitor.history] == [(0, 2), (0, 4), (1, 7), (1, 9)]
+    assert [point.step for point in checkpoint.pareto_front] == [7]
+
+
 def test_original_speech_is_scored_once(pl, monkeypatch):
     walked = []
     original = VoicePrivacy._report_of
@@ -418,6 +433,15 @@ def test_a_fit_without_validation(pl):
     assert trainer.callbacks[0].history == []
 
 
+def test_without_matplotlib_there_are_scalars(pl, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    logger = tensorboard(pl, tmp_path)
+    with pytest.warns(UserWarning, match="draws no figures: matplotlib is not installed"):
+        fit(pl, [PrivacyMonitor()], logger=logger, epochs=1)
+    assert events(logger).Tags()["images"] == []
+    assert len(events(logger).Scalars("val/privacy/deid")) == 1
+
+
 def test_the_profiler_shows_the_cost(pl):
     trainer = fit(pl, [PrivacyMonitor()], profiler="simple", epochs=2)
     assert len(trainer.profiler.recorded_durations["[Callback]PrivacyMonitor.compute"]) == 2
@@ -499,14 +523,18 @@ def names_in(folder):
     return sorted(path.name for path in folder.glob("*.ckpt"))
 
 
-@both_packages
-@pytest.mark.parametrize("mode", ["min"])
+@pytest.mark.parametrize(
+    ("pl", "mode"),
+    [(importlib.import_module(PACKAGES[0]), "min"), (importlib.import_module(PACKAGES[1]), "max")],
+    ids=["pytorch_lightning-min", "lightning.pytorch-max"],
+)
 def test_best_utility_within_the_budget(pl, tmp_path, mode):
     logger = tensorboard(pl, tmp_path / "log")
     checkpoint = PrivacyCheckpoint(budget=0.4, mode=mode, dirpath=tmp_path / "kept", filename="{epoch}")
     losses = LOSSES if mode == "min" else [-loss for loss in LOSSES]
     module = anonymiser(pl, SHARES, losses)
-    trainer = fit(pl, [checkpoint, PrivacyMonitor()], module, epochs=5, logger=logger)
+    monitor = PrivacyMonitor()
+    trainer = fit(pl, [checkpoint, monitor], module, epochs=5, logger=logger)
     leaks = [by_hand(share)["op_d_ece"] for share in SHARES]
     # The last leaks more than the fourth and is worth less; of the others, each leaks less where it is worth less.
     assert leaks[1] < leaks[3] < 0.4 < leaks[2] < leaks[0]
@@ -523,7 +551,10 @@ def test_best_utility_within_the_budget(pl, tmp_path, mode):
     assert type(module).load_from_checkpoint(checkpoint.best_model_path).trained == 4
     trainer.test(module, loader(), ckpt_path="best", verbose=False)
     assert module.trained == 4
+    # Loading it for a test has not taken the callbacks back to the epoch it was saved in.
+    assert len(monitor.history) == 5
     assert len(checkpoint.pareto_front) == 4
+    assert torch.load(checkpoint.best_model_path, weights_only=True)["epoch"] == 3
     images = events(logger).Images("val/privacy/op_d_ece/pareto_front")
     assert len(images) == 4
     written = json.loads((tmp_path / "kept" / "pareto_front.json").read_text())
@@ -568,6 +599,12 @@ def test_only_measured_weights_are_saved(pl, tmp_path):
     module = anonymiser(pl, (0.9, 0.6, 0.9, 0.3), (0.1, 2.0, 0.1, 3.0))
     fit(pl, [PrivacyMonitor(every_n_epochs=2), checkpoint], module)
     assert names_in(tmp_path) == ["epoch=1.ckpt", "epoch=3.ckpt"]
+
+
+def test_nothing_measured_nothing_saved(pl, tmp_path):
+    with pytest.warns(UserWarning, match="PrivacyCheckpoint has saved nothing"):
+        fit(pl, [PrivacyMonitor(every_n_epochs=3), PrivacyCheckpoint(dirpath=tmp_path)], epochs=2)
+    assert names_in(tmp_path) == []
 
 
 def test_what_is_not_finite_is_not_saved(pl, tmp_path):
@@ -696,6 +733,11 @@ def test_every_trainer_takes_them_for_its_own(pl, tmp_path):
     trainer = pl.Trainer(callbacks=[checkpoint, monitor], logger=False, **QUIET)
     assert trainer.checkpoint_callbacks == [checkpoint]
     assert trainer.callbacks[-1] is checkpoint
+
+
+def test_they_reach_spawned_processes(tmp_path):
+    for callback in (PrivacyMonitor(), PrivacyCheckpoint(dirpath=tmp_path)):
+        assert pickle.loads(pickle.dumps(callback)).state_key == callback.state_key
 
 
 def run_script(folder, text, *arguments):

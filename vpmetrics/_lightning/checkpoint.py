@@ -218,14 +218,16 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 (at for at, point in zip(front, self.pareto_front, strict=True) if point.path == self.best_model_path),
                 None,
             )
-            figure, _ = draw_pareto_front(front, others, chosen, budget, (name, self.utility), None)
+            figure, _ = draw_pareto_front(front, others, chosen, budget, (name + _unit(name), self.utility), None)
             for logger in loggers:
                 logger.experiment.add_figure(f"{name}/pareto_front", figure, logging_step(trainer), close=False)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Say so if no checkpoint is private enough."""
+        """Say so if no checkpoint is private enough, or if there is none."""
         super().on_train_end(trainer, pl_module)
-        if self.pareto_front and not self.within_budget:
+        if not self.pareto_front and not trainer.fast_dev_run:
+            rank_zero_warn("PrivacyCheckpoint has saved nothing: no epoch was measured in all it watches.", UserWarning)
+        elif self.pareto_front and not self.within_budget:
             rank_zero_warn(
                 f"No checkpoint meets the budget {self.budgets}; `best_model_path` is the one that discloses least.",
                 UserWarning,
@@ -258,6 +260,13 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         super().on_train_start(trainer, pl_module)
         self.pareto_front = [point for point in self.pareto_front if self.file_exists(point.path, trainer)]
         self._choose()
+
+
+def _unit(name: str) -> str:
+    """What the axis of a disclosure says behind its name."""
+    if re.search(r"(d_ece|d_ece_reversed|max_d|mean_d)$", _plain(name)):
+        return ", bit"
+    return ", log$_{10}$" if _plain(name).endswith("l_w") else ""
 
 
 def _plain(name: str) -> str:

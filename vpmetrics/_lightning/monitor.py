@@ -245,7 +245,7 @@ class PrivacyMonitor(CallbackBase):
                 row = {"epoch": trainer.current_epoch, "step": trainer.global_step, "dataloader_idx": loader}
                 self.history.append({**row, "seconds": time.perf_counter() - start, **values})
             self._log(trainer, pl_module, report.scalars, suffix)
-            if self._figures_due(trainer):
+            if self._figures_due(trainer, loader):
                 with trainer.profiler.profile("[Callback]PrivacyMonitor.figures"):
                     self._draw(trainer, report, loader, suffix)
 
@@ -273,13 +273,15 @@ class PrivacyMonitor(CallbackBase):
                 tag = f"{self._prefix(trainer)}/{name}{suffix}"
                 logger.experiment.add_figure(tag, figure, logging_step(trainer), close=False)
 
-    def _figures_due(self, trainer: Any) -> bool:
+    def _figures_due(self, trainer: Any, loader: int) -> bool:
         interval = self.figures_every_n_epochs
         if interval is None or not is_fitting(trainer):
             return self._draws
-        epoch, every = trainer.current_epoch + 1, self.every_n_epochs
-        last = trainer.max_epochs is not None and 0 <= trainer.max_epochs < epoch + every
-        return bool(last or epoch // interval > (epoch - every) // interval)
+        # Epochs over at the measurement before and at this one, which need not be neighbours.
+        before, now = [0, *(row["epoch"] + 1 for row in self.history if row["dataloader_idx"] == loader)][-2:]
+        until_next = max(self.every_n_epochs, trainer.check_val_every_n_epoch or 1)
+        last = trainer.max_epochs is not None and 0 <= trainer.max_epochs < now + until_next
+        return last or now // interval > before // interval
 
     @property
     def _draws(self) -> bool:
