@@ -14,17 +14,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
+from vpmetrics._lightning import figures
 from vpmetrics._plot import draw_pareto_front, draw_path, draw_zoo
 from vpmetrics.lightning import ParetoPoint, PrivacyCheckpoint, PrivacyMonitor
 from vpmetrics.suite import VoicePrivacy
 
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 both_packages = pytest.mark.parametrize("pl", [importlib.import_module(name) for name in PACKAGES], ids=PACKAGES)
-FIGURES = {"quadrants", "ece_profile", "zoo", "path"}
+FIGURES = {"quadrants", "ece_profile", "zoo", "ranks", "path"}
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
 
 # Lightning's own remarks: few workers, few batches, a logger or a folder that is or is not there.
@@ -34,6 +36,12 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:.*lightning.*", "ig
 @pytest.fixture
 def pl():
     return importlib.import_module(PACKAGES[0])
+
+
+@pytest.fixture
+def one_small_figure(monkeypatch):
+    """For tests of when figures are drawn, not of what is on them."""
+    monkeypatch.setattr(figures, "figures_of", lambda *_: {"zoo": Figure((0.3, 0.3))})
 
 
 def voices(speakers=6, utterances=4, seed=0):
@@ -121,7 +129,8 @@ def events(logger):
 
 def assert_same(found, expected):
     expected, found = ([value[key] for key in sorted(expected)] for value in (expected, found))
-    assert_close(torch.tensor(found), torch.tensor(expected), atol=1e-6, rtol=1e-6, equal_nan=True)
+    # Processes add float32 in another order.
+    assert_close(torch.tensor(found), torch.tensor(expected), atol=1e-6, rtol=1e-5, equal_nan=True)
 
 
 # PrivacyMonitor: values
@@ -139,8 +148,7 @@ def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path):
     for name in expected[0]:
         scalars = found.Scalars(f"val/privacy/{name}")
         assert [event.step for event in scalars] == steps
-        values = torch.tensor([event.value for event in scalars])
-        assert_close(values, torch.tensor([row[name] for row in expected]), atol=1e-6, rtol=1e-6)
+        assert_same(dict(enumerate(event.value for event in scalars)), dict(enumerate(row[name] for row in expected)))
     assert set(found.Tags()["images"]) == {f"val/privacy/{figure}" for figure in FIGURES}
     for tag in found.Tags()["images"]:
         images = found.Images(tag)
@@ -149,7 +157,7 @@ def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path):
     assert_same({name: trainer.callback_metrics[f"val/privacy/{name}"].item() for name in expected[3]}, expected[3])
     for row, values in zip(monitor.history, expected, strict=True):
         assert_same({name: row[name] for name in values}, values)
-    assert monitor.summary == {f"hp/val/privacy/{name}": monitor.history[-1][name] for name in expected[0]}
+    assert_same(monitor.summary, {f"hp/val/privacy/{name}": value for name, value in expected[3].items()})
     assert "_hparams_/session_start_info" in found.summary_metadata
     assert found.Scalars("hp/val/privacy/deid")[0].value == pytest.approx(expected[3]["deid"])
 
@@ -202,7 +210,6 @@ def test_a_test_has_figures_without_a_path(pl, tmp_path):
     assert set(events(logger).Tags()["images"]) == {f"test/privacy/{figure}" for figure in FIGURES - {"path"}}
 
 
-@both_packages
 def test_several_loaders_are_measured_one_by_one(pl, tmp_path):
     logger = tensorboard(pl, tmp_path)
     monitor = PrivacyMonitor(figures_every_n_epochs=1)
@@ -228,6 +235,7 @@ def test_loaders_combined_into_one_have_no_suffix(pl):
     assert_same({"deid": trainer.callback_metrics["val/privacy/deid"]}, {"deid": by_hand(0.0)["deid"]})
 
 
+@pytest.mark.usefixtures("one_small_figure")
 def test_epochs_between_measurements_and_figures(pl, tmp_path):
     logger = tensorboard(pl, tmp_path)
     monitor = PrivacyMonitor(every_n_epochs=2, figures_every_n_epochs=3)
@@ -239,6 +247,7 @@ def test_epochs_between_measurements_and_figures(pl, tmp_path):
     assert [image.step for image in found.Images("val/privacy/zoo")] == steps[1:]
 
 
+@pytest.mark.usefixtures("one_small_figure")
 def test_validations_between_epochs_and_within_one(pl, tmp_path):
     logger = tensorboard(pl, tmp_path / "sparse")
     fit(pl, [PrivacyMonitor(figures_every_n_epochs=3)], logger=logger, epochs=8, check_val_every_n_epoch=2)
@@ -257,7 +266,7 @@ def test_original_speech_is_scored_once(pl, monkeypatch):
     walked = []
     original = VoicePrivacy._report_of
     monitor = PrivacyMonitor()
-    monkeypatch.setattr(VoicePrivacy, "_report_of", lambda self, grid: walked.append(grid) or original(self, grid))
+    monkeypatch.setattr(VoicePrivacy, "_report_of", lambda self, *which: walked.append(which) or original(self, *which))
     fit(pl, [monitor])
     assert len(walked) == 1 + 4 * 2
 
@@ -392,6 +401,7 @@ def test_half_precision(pl, precision):
 # PrivacyMonitor: when there is little to measure
 
 
+@pytest.mark.usefixtures("one_small_figure")
 def test_a_sanity_check_is_neither_logged_nor_kept(pl, tmp_path):
     logger = tensorboard(pl, tmp_path)
     seen = []
@@ -533,7 +543,7 @@ def test_best_utility_within_the_budget(pl, tmp_path, mode):
     checkpoint = PrivacyCheckpoint(budget=0.4, mode=mode, dirpath=tmp_path / "kept", filename="{epoch}")
     losses = LOSSES if mode == "min" else [-loss for loss in LOSSES]
     module = anonymiser(pl, SHARES, losses)
-    monitor = PrivacyMonitor()
+    monitor = PrivacyMonitor(figures_every_n_epochs=None)
     trainer = fit(pl, [checkpoint, monitor], module, epochs=5, logger=logger)
     leaks = [by_hand(share)["op_d_ece"] for share in SHARES]
     # The last leaks more than the fourth and is worth less; of the others, each leaks less where it is worth less.
@@ -637,8 +647,8 @@ def test_resumed_in_mid_run(pl, tmp_path):
     run(tmp_path / "parts", 2)
     monitor, checkpoint = run(tmp_path / "parts", 5, tmp_path / "parts" / "last.ckpt")
     assert [row["epoch"] for row in monitor.history] == [0, 1, 2, 3, 4]
-    timeless = [[{**row, "seconds": 0} for row in one.history] for one in (monitor, whole)]
-    assert timeless[0] == timeless[1]
+    for row, other in zip(monitor.history, whole.history, strict=True):
+        assert_same({**row, "seconds": 0}, {**other, "seconds": 0})
     assert [point._replace(path="") for point in checkpoint.pareto_front] == [
         point._replace(path="") for point in expected.pareto_front
     ]
@@ -798,7 +808,7 @@ def test_two_processes_log_what_one_does(tmp_path):
             warnings.simplefilter("always")
             folder = Path(sys.argv[1])
             monitor = PrivacyMonitor(
-                keys=("original", "protected", "speakers", "utterances"), figures_every_n_epochs=1
+                keys=("original", "protected", "speakers", "utterances"), figures_every_n_epochs=2
             )
             checkpoint = PrivacyCheckpoint(budget=0.4, dirpath=folder / "kept", filename="{epoch}")
             trainer = pl.Trainer(
@@ -822,9 +832,9 @@ def test_two_processes_log_what_one_does(tmp_path):
             assert_same({name: row[name] for name in expected}, expected)
     scalars = EventAccumulator(str(tmp_path / "lightning_logs" / "version_0")).Reload()
     for name in rows[0]:
-        values = [event.value for event in scalars.Scalars(f"val/privacy/{name}")]
-        assert values == pytest.approx([row[name] for row in rows], abs=1e-6)
-    assert len(scalars.Images("val/privacy/quadrants")) == 3
+        values = (event.value for event in scalars.Scalars(f"val/privacy/{name}"))
+        assert_same(dict(enumerate(values)), dict(enumerate(row[name] for row in rows)))
+    assert len(scalars.Images("val/privacy/quadrants")) == 2
 
 
 # Figures

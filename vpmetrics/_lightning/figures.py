@@ -14,9 +14,11 @@ from vpmetrics._plot import (
     draw_ece_profile,
     draw_path,
     draw_quadrants,
+    draw_rank_histogram,
     draw_zoo,
     figure_of,
 )
+from vpmetrics.functional.beta_binomial import fit_beta_binomial
 from vpmetrics.functional.zebra import entropy_of_prior, least_cross_entropy
 from vpmetrics.suite import PrivacyReport
 
@@ -27,6 +29,7 @@ def figures_of(report: PrivacyReport, history: Sequence[Mapping[str, Any]]) -> d
         "quadrants": draw_quadrants(report.matrices, None)[0],
         "ece_profile": _ece_profiles(report),
         "zoo": _zoos(report),
+        "ranks": _rank_histograms(report),
     }
     if history:
         deid, gvd, epochs = ([row[key] for row in history] for key in ("deid", "gvd", "epoch"))
@@ -44,7 +47,21 @@ def _ece_profiles(report: PrivacyReport) -> Figure:
 
 
 def _zoos(report: PrivacyReport) -> Figure:
-    figure = Figure(figsize=(8.6, 3.8), layout="constrained", dpi=150)
-    for ax, name in zip(figure.subplots(1, 2), ("OP", "PP"), strict=True):
+    figure, axes = _pair()
+    for ax, name in zip(axes, ("OP", "PP"), strict=True):
         draw_zoo(report.conditions[name].matrix, ax, name)
     return figure
+
+
+def _rank_histograms(report: PrivacyReport) -> Figure:
+    figure, axes = _pair()
+    for ax, name in zip(axes, ("OP", "PP"), strict=True):
+        condition = report.conditions[name]
+        histogram = condition.identification.histogram
+        draw_rank_histogram(histogram, fit_beta_binomial(histogram).probabilities, condition.scalars, ax, name)
+    return figure
+
+
+def _pair() -> tuple[Figure, Any]:
+    figure = Figure(figsize=(8.6, 3.8), layout="constrained", dpi=150)
+    return figure, figure.subplots(1, 2)

@@ -40,8 +40,8 @@ class PrivacyMonitor(CallbackBase):
     mistakes in what a step returns, but neither logged nor kept. Original speech that does not change is scored once.
 
     With a logger for TensorBoard there are figures: the similarity matrices (``quadrants``), the ECE profile, the zoo
-    of speakers, and the path of DeID and G_VD over the epochs. After the last epoch :attr:`summary` goes to its
-    HParams tab if the module has saved hyperparameters; give the logger ``default_hp_metric=False`` for that.
+    of speakers, their ranks, and the path of DeID and G_VD over the epochs. After the last epoch :attr:`summary` goes
+    to its HParams tab if the module has saved hyperparameters; give the logger ``default_hp_metric=False`` for that.
 
     The profiler of the Trainer shows the time as ``[Callback]PrivacyMonitor.embed``, ``.compute`` and ``.figures``.
 
