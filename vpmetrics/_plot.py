@@ -116,13 +116,15 @@ def draw_quadrants(matrices: SimilarityMatrices, ax: Axes | None, names: Sequenc
 def draw_trade_off(systems: Mapping[str, tuple[float, float]], ax: Axes | None = None) -> PlotResult:
     """De-identification against gain of voice distinctiveness, one labelled point per system."""
     ax = axes_or_new(ax, size=(4.6, 3.4))
-    for number, (name, (deid, gvd)) in enumerate(systems.items()):
-        marker = "os^Dv<>PX"[number % 9]
-        ax.plot(100 * deid, gvd, marker, color=COLOURS[number % len(COLOURS)], markersize=8, label=name, gid="system")
-    ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
-    ax.set(xlabel="de-identification DeID, %", ylabel="gain of voice distinctiveness $G_{VD}$, dB")
-    ax.set_xlim(min(0, *(100 * deid for deid, _ in systems.values())) - 3, 103)
-    ax.grid(alpha=0.3)
+    if not ax.lines:
+        ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
+        ax.set(xlabel="de-identification DeID, %", ylabel="gain of voice distinctiveness $G_{VD}$, dB", xlim=(-3, 103))
+        ax.grid(alpha=0.3)
+    for name, (deid, gvd) in systems.items():
+        colour = next_colour(ax)
+        marker = "os^Dv<>"[COLOURS.index(colour)]
+        ax.plot(100 * deid, gvd, marker, color=colour, markersize=8, label=name, gid="system")
+        ax.set_xlim(left=min(ax.get_xlim()[0], 100 * deid - 3))
     ax.legend(frameon=False, fontsize="small")
     return figure_of(ax), ax
 
@@ -261,4 +263,26 @@ def draw_pareto_front(
     ax.set(xlabel=labels[0], ylabel=labels[1])
     ax.grid(alpha=0.3)
     ax.legend(frameon=False, fontsize="small")
+    return figure_of(ax), ax
+
+
+def draw_reliability(llr: Tensor, is_target: Tensor, ax: Axes | None, label: str, bins: int = 15) -> PlotResult:
+    """Share of targets against the posterior that log-likelihood ratios promise, at the prior of the trials."""
+    ax = axes_or_new(ax, size=(4.2, 3.8))
+    prior = math.log(max(int(is_target.sum()), 1) / max(int((~is_target).sum()), 1))
+    promised = (llr.detach().double().cpu() + prior).sigmoid().numpy()
+    hit = is_target.cpu().numpy().astype(float)
+    if not ax.lines:
+        ax.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="calibrated")
+        ax.set(xlabel="promised posterior", ylabel="share of targets", xlim=(0, 1), ylim=(0, 1))
+        ax.grid(alpha=0.3)
+    place = np.clip((promised * bins).astype(int), 0, bins - 1)
+    count = np.bincount(place, minlength=bins)
+    seen = count > 0
+    mean, share = (np.bincount(place, values, bins)[seen] / count[seen] for values in (promised, hit))
+    colour = next_colour(ax)
+    ax.plot(mean, share, "-", color=colour, linewidth=1, label=label, gid="system")
+    # Larger dots where more trials are, on a scale that still shows the few.
+    ax.scatter(mean, share, s=6 + 12 * np.log10(count[seen]), color=colour, zorder=3)
+    ax.legend(frameon=False, fontsize="small", loc="upper left")
     return figure_of(ax), ax

@@ -153,10 +153,10 @@ class PseudonymisationLoss(nn.Module):
       speakers trained on only.
     - *Flatness.* Few speakers leave few target cells to learn from; all pairs of speakers are many, and what
       does not depend on any pair does not depend on the own one.
-    - *Centring.* Without it the anonymiser hides in directions common to all voices, and subtracting means uncovers
-      some of what is hidden, even of speakers trained on. With it they stay hidden; unseen ones are uncovered in part
-      even so. No loss on the scores of one attacker makes an anonymiser safe from another who learns: measure with
-      the attacker you fear.
+    - *Centring.* Scores are also hidden by a shift common to all voices, and an attacker who subtracts means takes it
+      back: losses without centring leave that open, even for speakers trained on. With it these stay hidden; unseen
+      ones are uncovered in part even so. No loss on the scores of one attacker makes an anonymiser safe from another:
+      measure with the attacker you fear.
 
     Args:
         disclosure: Weight of :class:`DisclosureLoss`.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from vpmetrics._checks import check_choice
 from vpmetrics._embedding_state import EmbeddingMetric
-from vpmetrics._sides import Sides
+from vpmetrics._sides import CONDITIONS, Sides
 from vpmetrics.functional.similarity import (
     SIMILARITIES,
     SimilarityMatrices,
@@ -78,20 +79,32 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
     def _value_of_sides(self, sides: Sides) -> SimilarityMatrices:
         return self._matrices(sides)
 
-    def plot(self, val: SimilarityMatrices | None = None, ax: Any = None, names: Any = None) -> tuple[Any, Any]:
-        """Draw the quadrants OO, OP, PO, PP as one heat map, on a fixed scale from 0 to 1.
+    def plot(
+        self,
+        val: SimilarityMatrices | None = None,
+        ax: Any = None,
+        names: Sequence[str] | None = None,
+        zoo: str | None = None,
+    ) -> tuple[Any, Any]:
+        """Draw the quadrants OO, OP, PO, PP as one heat map, on a fixed scale from 0 to 1; or the zoo of a condition.
 
         Args:
             val: What ``compute`` or ``forward`` returned; ``compute()`` when left out.
             ax: Matplotlib axes to draw on; new ones when left out.
-            names: Names of the speakers to write along the axes, in ascending order of their labels.
+            names: Names of the speakers to write on, in ascending order of their labels.
+            zoo: ``"OO"``, ``"OP"`` or ``"PP"``: draw each speaker of that condition by how alike own trials are and
+                how alike those with others.
 
         Returns:
             Figure and axes; neither shown nor saved.
         """
-        from vpmetrics._plot import draw_quadrants
+        from vpmetrics._plot import draw_quadrants, draw_zoo
 
-        return draw_quadrants(self.compute() if val is None else val, ax, names)
+        val = self.compute() if val is None else val
+        if zoo is None:
+            return draw_quadrants(val, ax, names)
+        check_choice("zoo", zoo, CONDITIONS)
+        return draw_zoo(val[CONDITIONS.index(zoo)], ax, zoo, names)
 
 
 class DeIdentification(_SimilarityMetric):

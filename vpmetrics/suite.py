@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_choice
+from vpmetrics._checks import check_choice, warn_once
 from vpmetrics._conditions import ConditionScores, score_condition
 from vpmetrics._embedding_state import EmbeddingMetric
 from vpmetrics._precision import result_dtype
@@ -106,8 +106,33 @@ class VoicePrivacy(EmbeddingMetric):
         self._baseline: tuple[tuple[Tensor, ...], ConditionReport] | None = None
 
     def report(self) -> PrivacyReport:
-        """All scalars of ``compute``, with the conditions they come from."""
-        return self._report(self._sides())
+        """All scalars of ``compute``, with the conditions they come from; over all processes, as ``compute``."""
+        with (
+            warn_once(),
+            self.sync_context(
+                dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync, should_unsync=self._should_unsync
+            ),
+        ):
+            return self._report(self._sides())
+
+    def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
+        """Draw de-identification against gain of voice distinctiveness.
+
+        Several systems share one figure when each draws on the axes the one before returned.
+
+        Args:
+            val: A value of ``compute``, or a dictionary of such by the name of the system; ``compute()`` when left out.
+            ax: Matplotlib axes to draw on; new ones when left out.
+            label: Name of the system, where ``val`` is one value.
+
+        Returns:
+            Figure and axes; neither shown nor saved.
+        """
+        from vpmetrics._plot import draw_trade_off
+
+        val = self.compute() if val is None else val
+        systems = {label: val} if "deid" in val else val
+        return draw_trade_off({name: (float(v["deid"]), float(v["gvd"])) for name, v in systems.items()}, ax)
 
     def error_bound(self) -> dict[str, Tensor]:
         """By how much binning may have lowered each value at most; 0 where every score counts for itself."""
@@ -147,7 +172,7 @@ class VoicePrivacy(EmbeddingMetric):
         seen = torch.stack([side.speakers, chosen])[:, order], side.vectors.detach()[order], names
         if side.vectors.requires_grad:
             return self._report_of("OO", sides, names)
-        if self._baseline is not None and all(map(torch.equal, self._baseline[0], seen)):
+        if self._baseline is not None and all(map(_same, self._baseline[0], seen)):
             return self._baseline[1]
         report = self._report_of("OO", sides, names)
         self._baseline = seen, report
@@ -171,6 +196,10 @@ class VoicePrivacy(EmbeddingMetric):
             **identified,
         }
         return ConditionReport(scalars, matrix, scores, identification)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.device == b.device and torch.equal(a, b)
 
 
 def _error_bound(scores: ConditionScores) -> dict[str, Tensor]:

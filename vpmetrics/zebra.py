@@ -19,6 +19,7 @@ from vpmetrics.functional.zebra import (
     ece_profile,
     entropy_of_prior,
     least_cross_entropy,
+    transferred_llr,
 )
 
 
@@ -134,6 +135,26 @@ class CalibrationDistortion(PrivacyMetric):
     def compute(self) -> Tensor:
         """C_ECE of run 1 under the calibration learnt from run 0."""
         return calibration_distortion(*self._trials(1), *self._trials(0), self.calibration, validate_args=False)
+
+    def plot(self, val: Any = None, ax: Any = None, label: str | None = None) -> tuple[Any, Any]:
+        """Draw the reliability of the attacker's calibration: the share of targets against the posterior it promises.
+
+        Several systems share one figure when each draws on the axes the one before returned.
+
+        Args:
+            val: A value of ``compute``, or a sequence of them over epochs, to draw instead.
+            ax: Matplotlib axes to draw on; new ones when left out.
+            label: Name of the system; that of the calibration when left out.
+
+        Returns:
+            Figure and axes; neither shown nor saved.
+        """
+        if val is not None:
+            return super().plot(val, ax)
+        from vpmetrics._plot import draw_reliability
+
+        llr = transferred_llr(*self._trials(1), *self._trials(0), self.calibration, validate_args=False)
+        return draw_reliability(llr, self._trials(1)[1], ax, label or self.calibration)
 
     def _trials(self, run: int) -> tuple[Tensor, Tensor]:
         scores, is_target = getattr(self, f"scores_run{run}"), getattr(self, f"is_target_run{run}")

@@ -188,22 +188,25 @@ def report(values: np.ndarray, random: int) -> None:
 
 
 def draw(results: dict[str, np.ndarray], path: Path) -> None:
-    """OP against PP of speakers never trained on: means over all splits."""
+    """OP, as scored and after subtracting means, against PP: means over all splits, filled for unseen speakers."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    axes = figure.subplots()
-    for (name, values), marker in zip(results.items(), "*os", strict=True):
-        new = values[:, :, 1]
-        op, pp = new[:, :, :2].max(-1).mean(1), new[:, :, 2].mean(1)
-        axes.plot(op, pp, marker=marker, markersize=14 if marker == "*" else 7, linestyle=":", label=name)
-    axes.plot(0.7, 0.7, "kx", label="unprotected")
-    axes.set(xlim=(-0.02, 0.75), ylim=(-0.02, 0.75))
-    axes.set_xlabel("disclosure: D_ECE of OP, worse direction [bit]  (lower is better)")
-    axes.set_ylabel("distinctiveness: D_ECE of PP [bit]  (higher is better)")
-    axes.set_title("Speakers never trained on, 300 steps")
-    axes.legend(loc="lower right")
-    axes.grid(alpha=0.3)
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for (name, values), marker, colour in zip(results.items(), "*os", ("C0", "C1", "C2"), strict=True):
+        size = 15 if marker == "*" else 7
+        for who, (fill, label) in enumerate([("none", f"{name}, trained on"), (colour, f"{name}, unseen")]):
+            means = values[:, :, who].mean(1)
+            look = {"color": colour, "marker": marker, "markersize": size, "markerfacecolor": fill, "linestyle": ":"}
+            panels[0].plot(means[:, :2].max(1), means[:, 2], label=label, **look)
+            panels[1].plot(means[:, 3], means[:, 2], **look)
+    for axes, attacker in zip(panels, ("cosine scores", "cosine scores after subtracting means"), strict=True):
+        axes.plot(0.71, 0.71, "kx", label="unprotected")
+        axes.set(xlim=(-0.02, 0.75), ylim=(-0.02, 0.75), title=f"Attacker: {attacker}")
+        axes.set_xlabel("D_ECE of OP, worse direction [bit], lower is better")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("D_ECE of PP [bit], higher is better")
+    panels[0].legend(loc="lower right", fontsize=8)
     figure.savefig(path, dpi=150)
 
 

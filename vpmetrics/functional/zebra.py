@@ -201,16 +201,23 @@ def calibration_distortion(
         >>> calibration_distortion(scores, target, fit_preds=scores, fit_target=target)
         tensor(0.1069)
     """
+    llr = transferred_llr(preds, target, fit_preds, fit_target, calibration, validate_args)
+    is_target = target.flatten().bool()
+    bits = (evidence(llr[is_target]).mean() + evidence(-llr[~is_target]).mean()) / (2 * math.log(2))
+    return bits.to(result_dtype(preds, fit_preds))
+
+
+def transferred_llr(
+    preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, calibration: str, validate_args: bool
+) -> Tensor:
+    """Log-likelihood ratios ``(P,)`` of the scores of one run, calibrated on another."""
     check_choice("calibration", calibration, ("linear", "isotonic"))
     for trials in ((preds, target), (fit_preds, fit_target)):
         check_trials(*trials)
         if validate_args:
             check_trial_values(*trials)
     fit = linear_map if calibration == "linear" else isotonic_map
-    llr = fit(fit_preds, fit_target)(widen(preds.flatten()))
-    is_target = target.flatten().bool()
-    bits = (evidence(llr[is_target]).mean() + evidence(-llr[~is_target]).mean()) / (2 * math.log(2))
-    return bits.to(result_dtype(preds, fit_preds))
+    return fit(fit_preds, fit_target)(widen(preds.flatten()))
 
 
 def disclosure_of_counts(counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
