@@ -19,6 +19,16 @@ from vpmetrics.functional.zebra import zebra_tag
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 PROFILE_LOG_ODDS = np.linspace(-7, 7, 141)  # natural; beyond, nothing is left to be known
 
+_SMALL_LEGEND = {
+    "framealpha": 0.9,
+    "edgecolor": "none",
+    "fontsize": "x-small",
+    "title_fontsize": "x-small",
+    "alignment": "left",
+    "handlelength": 1.2,
+    "borderaxespad": 0.3,
+}
+
 PlotResult = tuple[Figure, Axes]
 
 
@@ -85,7 +95,8 @@ def draw_ece_profile(
     ax.plot(odds, minimum.cpu(), color=colour, label=legend, gid="system")
     if actual is not None:
         ax.plot(odds, actual.cpu(), color=colour, linestyle=":", linewidth=1.2)
-    ax.legend(frameon=False, fontsize="small", loc="lower center", title="system ($D_{ECE}$ bit, $l_w$, tag)")
+    # The corner no profile reaches: none exceeds what is unknown beforehand.
+    ax.legend(title="$D_{ECE}$ in bit, $l_w$, tag", loc="upper left", **_SMALL_LEGEND)
     return figure_of(ax), ax
 
 
@@ -169,13 +180,13 @@ def draw_local_information(
     colour, most = next_colour(ax), math.log2(max(references, 1))
     if most not in [text.get_position()[0] for text in ax.texts]:  # once for systems of as many speakers
         ax.axvline(most, color="black", linewidth=1.0, linestyle=":")
-        ax.text(most, 0.5, "speaker named", fontsize="small", rotation=90, ha="right", va="center")
+        ax.text(most, 0.97, "speaker named", fontsize="small", rotation=90, ha="right", va="top")
     legend = f"{label} ({float(summary['alid']):.2f} bit, {100 * float(summary['pdr']):.0f} %)"
     above = 1 - np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
     # To the bits that name the speaker, which no trial exceeds.
     x, y = np.concatenate([ordered[:1], ordered, [most]]), np.concatenate([np.ones(len(ordered[:1])), above, [0.0]])
     ax.step(x, y, where="post", color=colour, label=legend, gid="system")
-    ax.legend(framealpha=0.9, edgecolor="none", fontsize="small", loc="lower left", title="system (ALID, PDR)")
+    ax.legend(title="ALID, PDR", loc="lower left", **_SMALL_LEGEND)
     return figure_of(ax), ax
 
 
