@@ -317,4 +317,4 @@ def test_quadrants_figure():
         part = whole[8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
         np.testing.assert_allclose(part, quadrant.numpy(), atol=1e-6)
     assert figure is ax.figure
-    assert [text.get_text() for text in ax.get_xticklabels(minor=True)] == list("abcdefgh") * 2
+    assert [text.get_text() for text in ax.get_xticklabels()] == list("abcdefgh") * 2

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from torch import Tensor
 
@@ -101,24 +102,30 @@ def draw_ece_profile(
 
 
 def draw_quadrants(matrices: SimilarityMatrices, ax: Axes | None, names: Sequence[str] | None = None) -> PlotResult:
-    """OO and OP above PO and PP; as many pixels as speakers, so that a thousand of them stay legible."""
-    oo, op, pp = (matrix.detach().float().cpu() for matrix in matrices[:3])
+    """OO and OP above PO and PP; where speakers are finer than pixels, the diagonals are drawn on top."""
+    oo, op, pp = (matrix.detach().float().cpu().numpy() for matrix in matrices[:3])
     count = len(oo)
-    ax = axes_or_new(ax, size=(4.6, 4.0))
-    whole = np.block([[oo.numpy(), op.numpy()], [op.T.numpy(), pp.numpy()]])
-    image = ax.imshow(whole, vmin=0, vmax=1, cmap="viridis", interpolation="nearest" if count < 100 else "antialiased")
+    ax = axes_or_new(ax, size=(4.8, 4.0) if names is None else (6.0, 5.2))
+    whole = np.block([[oo, op], [op.T, pp]])
+    style: dict[str, Any] = {"vmin": 0, "vmax": 1, "cmap": "viridis"}
+    image = ax.imshow(whole, interpolation="nearest" if count < 100 else "antialiased", **style)
+    place = np.arange(count)
+    for row, column, quadrant in ((0, 0, oo), (0, 1, op), (1, 0, op), (1, 1, pp)):
+        if count >= 100:
+            x, y = place + column * count, place + row * count
+            ax.scatter(x, y, c=np.diagonal(quadrant), s=1.5, marker="s", linewidths=0, **style)
+        corner = (0.485 + column / 2, 0.985 - row / 2)  # away from the diagonal
+        text = ax.text(*corner, "OP"[row] + "OP"[column], transform=ax.transAxes, color="white", ha="right", va="top")
+        text.set(fontsize="small", path_effects=[withStroke(linewidth=1.5, foreground="black")])
     for line in (ax.axhline, ax.axvline):
         line(count - 0.5, color="white", linewidth=1)
-    ax.set_xticks([count / 2 - 0.5, 1.5 * count - 0.5], ["original", "protected"])
-    ax.set_yticks([count / 2 - 0.5, 1.5 * count - 0.5], ["original", "protected"], rotation=90, va="center")
+    ax.set(xlabel="speakers: original, protected", ylabel="speakers: protected, original")
+    ax.set(xticks=[], yticks=[])
     if names is not None:
         for axis in (ax.xaxis, ax.yaxis):
-            axis.set_ticks(range(2 * count), [*names, *names], minor=True)
-            axis.set_tick_params(which="minor", labelsize=min(8.0, 110 / count), length=0)
-            axis.set_tick_params(which="major", pad=30, length=0)
-        ax.tick_params(axis="x", which="minor", labelrotation=90)
-    else:
-        ax.tick_params(length=0)
+            axis.set_ticks(range(2 * count), [*names, *names])
+            axis.set_tick_params(labelsize=min(7.0, 130 / count), length=0)
+        ax.tick_params(axis="x", labelrotation=90)
     figure = figure_of(ax)
     figure.colorbar(image, ax=ax, label="voice similarity", fraction=0.046, pad=0.03)
     return figure, ax
