@@ -304,3 +304,37 @@ def draw_reliability(llr: Tensor, is_target: Tensor, ax: Axes | None, label: str
     ax.scatter(mean, share, s=6 + 12 * np.log10(count[seen]), color=colour, zorder=3)
     ax.legend(frameon=False, fontsize="small", loc="upper left")
     return figure_of(ax), ax
+
+
+def axes_in_grid(count: int, size: tuple[float, float], columns: int = 3) -> list[Axes]:
+    """Axes for panels side by side on one new figure, ``size`` inches each."""
+    columns = min(count, columns)
+    lines = -(-count // columns)
+    figure = Figure(figsize=(size[0] * columns, size[1] * lines), layout="constrained", dpi=150)
+    grid = figure.subplots(lines, columns, squeeze=False).flatten()
+    for ax in grid[count:]:
+        ax.remove()
+    return list(grid[:count])
+
+
+def legend_beside(ax: Axes) -> None:
+    """Move the legend out of the axes, where no curve can run through it."""
+    legend = ax.get_legend()
+    if legend is not None:
+        legend.set_loc("center left")
+        legend.set_bbox_to_anchor((1.02, 0.5))
+        legend.set_alignment("left")
+        for text in (*legend.get_texts(), legend.get_title()):
+            text.set_fontsize("small")  # there is room
+
+
+def draw_calibrated_profile(profile: Tensor, c_ece: float, cllr: float, ax: Axes, label: str) -> PlotResult:
+    """ECE of scores as an attacker calibrated them, on the axes of :func:`draw_ece_profile`.
+
+    It may rise above the prior's own curve: there the attacker had better guess.
+    """
+    colour = next_colour(ax)
+    legend = f"{label} [{c_ece:.3f}; {cllr:.3f}]"
+    ax.plot(PROFILE_LOG_ODDS / math.log(10), profile.cpu(), color=colour, linestyle="--", label=legend, gid="system")
+    ax.legend(title="$D_{ECE}$ in bit, $l_w$, tag;\n[$C_{ECE}$ in bit; $C_{llr}$]", loc="upper left", **_SMALL_LEGEND)
+    return figure_of(ax), ax

@@ -1,0 +1,181 @@
+"""Options of the commands, and their help."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _ArgumentGroup
+from pathlib import Path
+from typing import Any
+
+from vpmetrics import __version__
+
+_EVALUATE = """\
+Say all that is known of one anonymiser: tables in the terminal and, if asked
+for, JSON, figures and one HTML page.
+
+From embeddings (DeID, G_VD, and every metric of original-original,
+original-protected and protected-protected trials):
+
+  vpmetrics evaluate embeddings.npz --out report
+  vpmetrics evaluate v.npz --original emb_O --protected emb_B2 --speakers spk
+  vpmetrics evaluate --original o.npy --protected p.npy --speakers speakers.txt
+  vpmetrics evaluate --original o.ark --protected p.ark --utt2spk data/utt2spk
+
+From Kaldi-style score files, lines `enrol trial score`, and a key, lines
+`enrol trial target|nontarget` in any order (or the label as a fourth column of
+the scores):
+
+  vpmetrics evaluate scores key --out report
+  vpmetrics evaluate --oo oo --op op --pp pp --key trials --utt2spk utt2spk
+  vpmetrics evaluate scores key --fit scores_of_another_run
+"""
+_COMPARE = """\
+Put several anonymisers side by side: the columns of the papers' table 2, and
+all systems in one figure each.
+
+  vpmetrics compare B2=b2.npz B2u=b2u.npz --out report
+  vpmetrics compare --original o.npy --speakers spk.npy B1=b1.npy B2=b2.npy
+  vpmetrics compare --original v.npz:emb_O --speakers v.npz:speaker \\
+                    B2=v.npz:emb_B2 B2u=v.npz:emb_B2u
+  vpmetrics compare --key trials B1=scores_b1 B2=scores_b2
+  vpmetrics compare --key trials --oo oo --utt2spk utt2spk \\
+                    B1=b1_op,b1_pp B2=b2_op,b2_pp
+"""
+_DEMO = """\
+Train a small anonymiser of embeddings on the bundled synthetic voices with the
+library's loss, watched by its metrics on speakers held out of training, and
+compare it with baselines on these speakers. Nothing is downloaded.
+
+  vpmetrics demo --out vpmetrics-demo
+  tensorboard --logdir vpmetrics-demo/tensorboard
+"""
+_EXIT = "Exit status: 0 when done, 2 when options or files cannot be used."
+
+
+def parser() -> ArgumentParser:
+    """The parser of all commands; ``run`` of what it parses is the function to call."""
+    top = ArgumentParser(
+        "vpmetrics", description="How well does a voice anonymiser hide who is speaking?", epilog=_EXIT
+    )
+    top.add_argument("--version", action="version", version=f"vpmetrics {__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_evaluate(_command(commands, "evaluate", "one system, from embeddings or score files", _EVALUATE))
+    _add_compare(_command(commands, "compare", "several systems side by side", _COMPARE))
+    _add_demo(_command(commands, "demo", "train a small anonymiser on the bundled voices", _DEMO))
+    return top
+
+
+def _command(commands: Any, name: str, summary: str, description: str) -> ArgumentParser:
+    # Abbreviations would make every new option a breaking change.
+    added: ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=_EXIT,
+        formatter_class=lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26),
+        allow_abbrev=False,
+    )
+    return added
+
+
+def _add_evaluate(command: ArgumentParser) -> None:
+    command.add_argument(
+        "inputs",
+        nargs="*",
+        metavar="FILE",
+        help="a file of embeddings (.npz, .pt: arrays original, protected, speakers), or SCORES [KEY]",
+    )
+    group = command.add_argument_group("embeddings", "each a FILE, a FILE:ARRAY, or the name of an array in FILE above")
+    group.add_argument("--original", metavar="SOURCE", help="of the original speech: .npy, .npz, .pt, Kaldi text ark")
+    group.add_argument("--protected", metavar="SOURCE", help="of the protected speech, row by row or by utterance")
+    _add_speakers(group)
+    group.add_argument("--utterances", metavar="SOURCE", help="numbers or names of recordings; copies count once")
+    _add_scoring(group)
+    group = command.add_argument_group("score files")
+    for name, says in (
+        ("oo", "original against original"),
+        ("op", "original against protected"),
+        ("pp", "protected against protected"),
+    ):
+        group.add_argument(f"--{name}", metavar="SCORES", help=f"trials of {says} speech")
+    _add_key(group)
+    group.add_argument(
+        "--fit",
+        nargs="+",
+        metavar="FILE",
+        help="SCORES [KEY] of another run of the system, to report C_ECE of SCORES or --op calibrated on it",
+    )
+    _add_output(command)
+    command.set_defaults(run=_run_evaluate)
+
+
+def _add_compare(command: ArgumentParser) -> None:
+    command.add_argument(
+        "systems",
+        nargs="+",
+        metavar="NAME=FILE",
+        help="protected embeddings, a file of all arrays, or scores: OP, or OP,PP; NAME= may be left out",
+    )
+    group = command.add_argument_group("embeddings")
+    group.add_argument("--original", metavar="SOURCE", help="shared original embeddings, FILE or FILE:ARRAY")
+    _add_speakers(group)
+    _add_scoring(group)
+    group = command.add_argument_group("score files")
+    group.add_argument("--oo", metavar="SCORES", help="trials of original against original speech")
+    _add_key(group)
+    _add_output(command, title="Comparison of systems")
+    command.set_defaults(run=_run_compare)
+
+
+def _add_demo(command: ArgumentParser) -> None:
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the split, the model and the batches (0)")
+    command.add_argument("--epochs", type=int, default=30, metavar="N", help="ten steps each (30)")
+    command.add_argument("--out", type=Path, default=Path("vpmetrics-demo"), metavar="DIR", help="(vpmetrics-demo)")
+    command.set_defaults(run=_run_demo)
+
+
+def _add_speakers(group: _ArgumentGroup) -> None:
+    group.add_argument(
+        "--speakers",
+        "--utt2spk",
+        metavar="SOURCE",
+        help="of every row; text files have a speaker a line, or lines `utterance speaker`. Score files get similarity "
+        "matrices by it",
+    )
+
+
+def _add_scoring(group: _ArgumentGroup) -> None:
+    group.add_argument("--scoring", choices=("cosine", "dot", "euclidean"), default="cosine", help="(cosine)")
+    group.add_argument(
+        "--similarity", choices=("geometric", "sigmoid"), default="geometric", help="of 2022 (geometric) or of 2020"
+    )
+
+
+def _add_key(group: _ArgumentGroup) -> None:
+    group.add_argument("--key", metavar="KEY", help="labels of the trials, for all score files")
+    group.add_argument("--strict", action="store_true", help="refuse scores without label and labels without score")
+
+
+def _add_output(command: ArgumentParser, title: str | None = None) -> None:
+    group = command.add_argument_group("output")
+    group.add_argument("--title", default=title, metavar="TEXT", help="heading of the report")
+    group.add_argument("--out", type=Path, metavar="DIR", help="write report.html and the figures as PNG there")
+    group.add_argument("--json", type=Path, metavar="FILE", help="write all scalars there")
+
+
+# What a command needs is imported when it runs, so that --help is quick.
+def _run_evaluate(options: Namespace, console: Any) -> None:
+    from vpmetrics.app.evaluate import evaluate
+
+    evaluate(options, console)
+
+
+def _run_compare(options: Namespace, console: Any) -> None:
+    from vpmetrics.app.evaluate import compare
+
+    compare(options, console)
+
+
+def _run_demo(options: Namespace, console: Any) -> None:
+    from vpmetrics.app.demo import demo
+
+    demo(options, console)
