@@ -187,11 +187,45 @@ def _embedding_case(
     return Case(name, metric, function, _arrays(second), embeddings, undefined)
 
 
+def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, float]:
+    rows, sides = (original, protected, speakers), {"O": original, "P": protected}
+    oo, op, pp, _ = _reference_matrices(*rows)
+    value = {
+        "deid": reference.similarity.de_identification(oo, op),
+        "gvd": reference.similarity.voice_distinctiveness(oo, pp),
+        **reference.similarity.embedding_relatives(*rows),
+    }
+    for condition, matrix in {"OO": oo, "OP": op, "PP": pp}.items():
+        scores, target, _ = reference.similarity.trials(*rows, condition)
+        trials = np.asarray(scores), np.asarray(target).astype(int)
+        near, far = sides[condition[0]], sides[condition[1]]
+        scalars = {
+            **reference.zebra.zebra_disclosure(*trials),
+            "min_cllr": reference.verification.min_cllr(*trials),
+            "cllr": reference.verification.cllr(*trials),
+            "eer": reference.verification.equal_error_rate(*trials),
+            "linkability": reference.verification.linkability(*trials),
+            "d_diag": reference.similarity.diagonal_dominance(matrix),
+            "d_diag_log": reference.similarity.diagonal_dominance(matrix, log_domain=True),
+            **_reference_ranks(near, far, speakers),
+            **_reference_local(near, far, speakers),
+        }
+        value.update({f"{condition.lower()}_{key}": number for key, number in scalars.items()})
+    return value
+
+
+def _suite(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> dict[str, torch.Tensor]:
+    metric = vp.VoicePrivacy()
+    metric.update(original, protected, speakers)
+    return metric.compute()
+
+
 def _fed(metric: Any) -> Any:
     return partial(vp.EmbeddingTrials, metric)
 
 
 EMBEDDING_CASES = [
+    _embedding_case("VoicePrivacy", vp.VoicePrivacy, _suite, _reference_suite),
     _embedding_case("VoiceSimilarityMatrix", vp.VoiceSimilarityMatrix, F.voice_similarity_matrix, _reference_matrices),
     _embedding_case("DeIdentification", vp.DeIdentification, _deid, _reference_deid, (_LONE, _STRANGERS)),
     _embedding_case("VoiceDistinctiveness", vp.VoiceDistinctiveness, _gvd, _reference_gvd, (_LONE, _STRANGERS)),

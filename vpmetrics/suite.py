@@ -105,14 +105,15 @@ class VoicePrivacy(EmbeddingMetric):
         resolve_scoring(scoring)
         self._baseline: tuple[tuple[Tensor, ...], ConditionReport] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but the report of original speech, which is soon made again."""
+        return {**super().__getstate__(), "_baseline": None}
+
     def report(self) -> PrivacyReport:
         """All scalars of ``compute``, with the conditions they come from; over all processes, as ``compute``."""
-        with (
-            warn_once(),
-            self.sync_context(
-                dist_sync_fn=self.dist_sync_fn, should_sync=self._to_sync, should_unsync=self._should_unsync
-            ),
-        ):
+        here = not self._is_synced  # unless a caller has gathered already
+        gather, part = here and self._to_sync, here and self._should_unsync
+        with warn_once(), self.sync_context(self.dist_sync_fn, should_sync=gather, should_unsync=part):
             return self._report(self._sides())
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
