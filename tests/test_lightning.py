@@ -152,7 +152,7 @@ def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path):
     assert set(found.Tags()["images"]) == {f"val/privacy/{figure}" for figure in FIGURES}
     for tag in found.Tags()["images"]:
         images = found.Images(tag)
-        assert [image.step for image in images] == [steps[1], steps[3]]
+        assert [image.step for image in images] == [steps[0], steps[1], steps[3]]
         assert all(image.width > 300 and image.encoded_image_string.startswith(b"\x89PNG") for image in images)
     assert_same({name: trainer.callback_metrics[f"val/privacy/{name}"].item() for name in expected[3]}, expected[3])
     for row, values in zip(monitor.history, expected, strict=True):
@@ -243,8 +243,8 @@ def test_epochs_between_measurements_and_figures(pl, tmp_path):
     assert [row["epoch"] for row in monitor.history] == [1, 3, 5]
     found = events(logger)
     steps = [event.step for event in found.Scalars("val/privacy/deid")]
-    # The third epoch is over at the second measurement, the sixth at the third, which is the last as well.
-    assert [image.step for image in found.Images("val/privacy/zoo")] == steps[1:]
+    # The first; the third epoch is over at the second measurement, the sixth at the third, which is the last as well.
+    assert [image.step for image in found.Images("val/privacy/zoo")] == steps
 
 
 @pytest.mark.usefixtures("one_small_figure")
@@ -253,8 +253,8 @@ def test_validations_between_epochs_and_within_one(pl, tmp_path):
     fit(pl, [PrivacyMonitor(figures_every_n_epochs=3)], logger=logger, epochs=8, check_val_every_n_epoch=2)
     found = events(logger)
     steps = [event.step for event in found.Scalars("val/privacy/deid")]
-    # After 2, 4, 6 and 8 epochs: the third is over at the second, the sixth at the third, and the last is the last.
-    assert [image.step for image in found.Images("val/privacy/zoo")] == steps[1:]
+    # After 2, 4, 6 and 8 epochs: the first; the third is over at the second, the sixth at the third; and the last.
+    assert [image.step for image in found.Images("val/privacy/zoo")] == steps
     checkpoint = PrivacyCheckpoint(budget=1.0, dirpath=tmp_path, filename="{epoch}-{step}")
     monitor = PrivacyMonitor()
     fit(pl, [monitor, checkpoint], epochs=2, val_check_interval=0.5)
@@ -834,7 +834,7 @@ def test_two_processes_log_what_one_does(tmp_path):
     for name in rows[0]:
         values = (event.value for event in scalars.Scalars(f"val/privacy/{name}"))
         assert_same(dict(enumerate(values)), dict(enumerate(row[name] for row in rows)))
-    assert len(scalars.Images("val/privacy/quadrants")) == 2
+    assert len(scalars.Images("val/privacy/quadrants")) == 3
 
 
 # Figures

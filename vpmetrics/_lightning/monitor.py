@@ -48,7 +48,7 @@ class PrivacyMonitor(CallbackBase):
     Args:
         prefix: What the names of the logged scalars begin with.
         every_n_epochs: Epochs from one measurement to the next.
-        figures_every_n_epochs: Epochs from one set of figures to the next, the last epoch included; None for none.
+        figures_every_n_epochs: Epochs from one set of figures to the next, besides first and last; None for none.
         keys: Where a step's dictionary has ``original``, ``protected``, ``speakers`` and, if given, ``utterances``:
             three or four names. Or a function of what the step returned to a tuple of these tensors, to a dictionary
             of the arguments of ``VoicePrivacy.update``, or to None for a batch that is not to be counted.
@@ -277,8 +277,11 @@ class PrivacyMonitor(CallbackBase):
         interval = self.figures_every_n_epochs
         if interval is None or not is_fitting(trainer):
             return self._draws
-        # Epochs over at the measurement before and at this one, which need not be neighbours.
-        before, now = [0, *(row["epoch"] + 1 for row in self.history if row["dataloader_idx"] == loader)][-2:]
+        # Epochs over at the measurement before and at this one, which need not be neighbours; the first is the start.
+        *earlier, now = [row["epoch"] + 1 for row in self.history if row["dataloader_idx"] == loader]
+        if not earlier:
+            return True
+        before = earlier[-1]
         until_next = max(self.every_n_epochs, trainer.check_val_every_n_epoch or 1)
         last = trainer.max_epochs is not None and 0 <= trainer.max_epochs < now + until_next
         return last or now // interval > before // interval

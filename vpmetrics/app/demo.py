@@ -39,6 +39,7 @@ def demo(options: Namespace, console: Console) -> None:
     if options.epochs < 1:
         raise InputError(f"Expected --epochs to be 1 at least, but got {options.epochs}.")
     began = time.monotonic()
+    torch.set_num_threads(1)  # tensors are small, and on a busy machine threads would only wait for one another
     voices, draw = demo_voices(), torch.Generator().manual_seed(options.seed)
     split = split_speakers(voices, HELD_OUT, draw)
     console.print(

@@ -1,0 +1,44 @@
+"""The picture at the top of the README, from the log of a demo: curves over the training, and heat maps along it.
+
+python tests/bench/picture.py vpmetrics-demo/tensorboard notebooks/pictures/training.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+
+import matplotlib.image
+from matplotlib.figure import Figure
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from vpmetrics._plot import COLOURS
+
+CURVES = {"deid": "DeID, share", "op_d_ece": "$D_{ECE}$ of OP, bit", "pp_d_ece": "$D_{ECE}$ of PP, bit"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("logdir", type=Path)
+    parser.add_argument("picture")
+    arguments = parser.parse_args()
+    events = EventAccumulator(str(next(arguments.logdir.rglob("events*")).parent), size_guidance={"images": 0}).Reload()
+    maps = events.Images("val/privacy/quadrants")
+    figure = Figure(figsize=(11, 3.3), layout="constrained", dpi=130)
+    curves, first, last = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
+    for (key, label), colour in zip(CURVES.items(), COLOURS, strict=False):
+        rows = events.Scalars(f"val/privacy/{key}")
+        curves.plot([row.step for row in rows], [row.value for row in rows], color=colour, label=label)
+    curves.set(xlabel="training step", ylim=(0, 1), title="speakers held out of training")
+    curves.legend(frameon=False, loc="center right")
+    curves.grid(alpha=0.3)
+    for ax, event in ((first, maps[0]), (last, maps[-1])):
+        ax.imshow(matplotlib.image.imread(io.BytesIO(event.encoded_image_string)))
+        ax.set_title(f"voice similarity after step {event.step}")
+        ax.axis("off")
+    figure.savefig(arguments.picture)
+
+
+if __name__ == "__main__":
+    main()
