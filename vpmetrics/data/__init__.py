@@ -15,7 +15,9 @@ class DemoVoices(NamedTuple):
 
     ``original`` ``(1036, 256)`` float32; ``protected``, as many rows for each of ``B2`` (McAdams, alpha = 0.8),
     ``B2r0`` and ``B2r1`` (one alpha per speaker, two draws) and ``B2u`` (one alpha per utterance); ``speakers``,
-    ``utterances`` and ``sentences`` ``(1036,)`` int64; ``speaker_names``, ``engine:voice`` of each speaker number.
+    ``utterances`` and ``sentences`` ``(1036,)`` int64; ``speaker_names``, ``engine:voice`` of each speaker number;
+    ``alphas``, the McAdams coefficient of each row ``(1036,)`` float32 where it was drawn: the smaller, the further
+    the formants were moved.
     """
 
     original: Tensor
@@ -24,6 +26,7 @@ class DemoVoices(NamedTuple):
     utterances: Tensor
     sentences: Tensor
     speaker_names: tuple[str, ...]
+    alphas: dict[str, Tensor]
 
 
 def demo_voices() -> DemoVoices:
@@ -42,4 +45,5 @@ def demo_voices() -> DemoVoices:
             torch.from_numpy(arrays["utterance"]).long(),
             torch.from_numpy(arrays["sentence"]).long(),
             tuple(str(name) for name in arrays["speaker_name"]),
+            {name: torch.from_numpy(arrays[f"alpha_{name}"]) for name in ("B2r0", "B2r1", "B2u")},
         )
