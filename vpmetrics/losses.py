@@ -21,6 +21,8 @@ from vpmetrics.functional._counts import Steps, count_by_score
 from vpmetrics.functional._surrogate import soft_counts
 from vpmetrics.functional.zebra import expected_disclosure
 
+__all__ = ["DisclosureLoss", "DistinctivenessLoss", "PseudonymisationLoss"]
+
 FULL_DISCLOSURE = 1 / (2 * math.log(2))
 """D_ECE in bits of scores that tell every target from every non-target."""
 _WIDE = 0.5  # bandwidth with a gradient even where all targets lie far above all non-targets

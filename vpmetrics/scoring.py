@@ -11,6 +11,8 @@ from torch.nn.functional import normalize
 
 from vpmetrics._checks import check_choice, check_embeddings
 
+__all__ = ["PLDA"]
+
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 Scoring = str | ScoreFunction
 

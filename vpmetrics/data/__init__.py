@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+__all__ = ["DemoVoices", "demo_voices"]
+
 
 class DemoVoices(NamedTuple):
     """Embeddings of 1036 recordings of 37 synthetic speakers; see ``README.md`` in this folder for how they were made.

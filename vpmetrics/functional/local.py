@@ -198,7 +198,20 @@ def disclose_identity(
 
 
 def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
-    """The dict of ``local_information_disclosure`` from bits and links per trial, each of shape ``(P,)``."""
+    """Summary of trials whose local information is known already, as ``identify`` returns it.
+
+    Args:
+        bits: Floating tensor of shape ``(P,)``, local information of each trial.
+        linked: Boolean tensor of shape ``(P,)``, whether its true speaker strictly beats all others.
+
+    Returns:
+        The dict of scalars that ``local_information_disclosure`` returns.
+
+    Example:
+        >>> values = summarise_information(torch.tensor([2.0, -1.0]), linked=torch.tensor([True, False]))
+        >>> values["alid"], values["lid_pos"], values["link_rate"]
+        (tensor(0.5000), tensor(2.), tensor(0.5000))
+    """
     wide, links = widen(bits), widen(linked)
     if len(bits) == 0 or bool(wide.isnan().any()):
         warn_undefined("Local information needs two references, trials of two speakers, and numbers.")
