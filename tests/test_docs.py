@@ -14,6 +14,7 @@ from nbclient import NotebookClient
 from torchmetrics import Metric
 
 import vpmetrics
+from vpmetrics.data import demo_voices
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "CHANGELOG.md", "vpmetrics/data/README.md"]
@@ -29,14 +30,15 @@ PUBLIC = {
         calibration_distortion cllr codebook_histogram combine_disclosures de_identification diagonal_dominance
         ece_profile equal_error_rate f0_histogram fit_beta_binomial fit_local_slope identify isotonic_regression
         linkability local_information local_information_disclosure min_cllr normalised_relatives pav_llr
-        rank_disclosure rank_histogram summarise_information voice_distinctiveness voice_similarity_matrix zebra_disclosure
-        zebra_tag""",
+        rank_disclosure rank_histogram summarise_information voice_distinctiveness voice_similarity_matrix
+        zebra_disclosure zebra_tag""",
     "vpmetrics.losses": "DisclosureLoss DistinctivenessLoss PseudonymisationLoss",
     "vpmetrics.lightning": "ParetoPoint PrivacyCheckpoint PrivacyMonitor",
     "vpmetrics.scoring": "PLDA",
     "vpmetrics.data": "DemoVoices demo_voices",
 }
 OBJECTS = [(module, name) for module, names in PUBLIC.items() for name in names.split()]
+OTHERS = {"LightningModule", "MetricCollection", "ModelCheckpoint", "EarlyStopping", "TensorBoardLogger"}
 METRICS = [name for name in PUBLIC["vpmetrics"].split() if issubclass(getattr(vpmetrics, name), Metric)]
 
 
@@ -108,6 +110,17 @@ def test_a_table_of_metrics_in_the_readme_is_complete():
     assert not listed or sorted(listed) == sorted(METRICS)
 
 
+def test_numbers_of_the_bundled_voices_are_those_measured():
+    voices, metric = demo_voices(), vpmetrics.VoicePrivacy()
+    told = re.findall(r"^\| (B2\w*) \| ([-\d.]+) % \| ([-\d.]+) dB \|$", text_of("README.md"), re.MULTILINE)
+    assert {system for system, _, _ in told} == set(voices.protected)
+    for system, deid, gvd in told:
+        metric.reset()
+        metric.update(voices.original, voices.protected[system], voices.speakers)
+        values = metric.compute()
+        assert (f"{100 * values['deid']:.1f}", f"{values['gvd']:.2f}") == (deid, gvd), system
+
+
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
 def test_pages_name_only_what_there_is(page):
     known = {name for _, name in OBJECTS}
@@ -118,9 +131,6 @@ def test_pages_name_only_what_there_is(page):
     prose = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.MULTILINE | re.DOTALL)
     for name in re.findall(r"`((?:[A-Z][a-z]+){2,})`", prose):
         assert name in known | OTHERS, name
-
-
-OTHERS = {"LightningModule", "MetricCollection", "ModelCheckpoint", "EarlyStopping", "TensorBoardLogger"}
 
 
 @pytest.mark.parametrize(("module", "name"), OBJECTS)
@@ -179,9 +189,8 @@ def test_notebook_runs_and_shows_what_is_stored(name, tmp_path):
     stored, notebook = read_notebook(name), read_notebook(name)
     # Of this checkout, and with one thread: the other processes of the test run have the other cores.
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    ).execute(env=env)
+    run = NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}})
+    run.execute(env=env)
     warned = [output.text for cell in code_cells(notebook) for output in cell.outputs if output.get("name") == "stderr"]
     assert warned == []
     for then, now in zip(code_cells(stored), code_cells(notebook), strict=True):
