@@ -64,6 +64,10 @@ class VoicePrivacy(EmbeddingMetric):
     ``op_lid_pos``, ``op_lid_neg``, ``op_lid_max``, ``op_link_rate``); the normalised relatives ``d_ece_op_oo``,
     ``cllr_op_oo``, ``g_d_ece``, ``g_cllr`` (Noé et al., 2022, eq. 17 to 20). :meth:`report` adds what figures need.
 
+    ``original`` is what the attacker has of known speakers, ``protected`` what he wants to attribute: for an attacker
+    who protects his own recordings, pass those as ``original``. A system that does nothing has a DeID of 0 but for a
+    few hundredths of a per cent, since OO counts a pair once and OP in both orders.
+
     Up to a few million trials every value is exact. Beyond, scores share 65,536 bins and :meth:`error_bound` says by
     how much D_ECE, minimum Cllr and the equal error rate may differ at most. The original side is scored anew only
     when it has changed since the last time.

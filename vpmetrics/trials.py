@@ -70,19 +70,48 @@ class EmbeddingTrials(EmbeddingMetric):
         return getattr(self.metric, "higher_is_better", None)
 
     def _value_of_sides(self, sides: Sides) -> Any:
-        grid = TrialGrid(*sides.pair(self.condition), names_of(sides), resolve_scoring(self.scoring))
+        grid = self._grid(sides)
         if self.bandwidth is not None and isinstance(self.metric, ScoreMetric):
-            parts = [tile.trials() for tile in grid]
+            parts = [tile.trials() for tile in grid] or [_no_trials(grid)]
             return self.metric._value_of_batch(*(torch.cat(column) for column in zip(*parts, strict=True)))
         if grid.pairs == 0 and not isinstance(self.metric, PrivacyMetric):
             warn_undefined("There are no trials.")
             return torch.full((), torch.nan, device=grid.names.device)
-        self.metric.reset()
-        for scores, is_target in (tile.trials() for tile in grid) if grid.pairs else [_no_trials(grid)]:
-            self.metric.update(scores, is_target)
+        self._feed(grid)
         value = self.metric.compute()
         self.metric.reset()
         return value
+
+    def plot(self, val: Any = None, ax: Any = None, **kwargs: Any) -> tuple[Any, Any]:
+        """Draw what the metric fed draws of these trials: the ECE profile for :class:`ZebraDisclosure`.
+
+        Args:
+            val: A value of ``compute``, or a sequence of them over epochs, to draw instead.
+            ax: Matplotlib axes to draw on; new ones when left out.
+            kwargs: More of that metric's own ``plot``, such as ``label``.
+
+        Returns:
+            Figure and axes; neither shown nor saved.
+        """
+        if val is not None or not isinstance(self.metric, PrivacyMetric):
+            return super().plot(val, ax)
+        here = not self._is_synced
+        with self.sync_context(
+            self.dist_sync_fn, should_sync=here and self._to_sync, should_unsync=here and self._should_unsync
+        ):
+            self._feed(self._grid(self._sides()))
+        try:
+            return self.metric.plot(None, ax, **kwargs)
+        finally:
+            self.metric.reset()
+
+    def _grid(self, sides: Sides) -> TrialGrid:
+        return TrialGrid(*sides.pair(self.condition), names_of(sides), resolve_scoring(self.scoring))
+
+    def _feed(self, grid: TrialGrid) -> None:
+        self.metric.reset()
+        for scores, is_target in (tile.trials() for tile in grid) if grid.pairs else [_no_trials(grid)]:
+            self.metric.update(scores, is_target)
 
 
 def _no_trials(grid: TrialGrid) -> tuple[Tensor, Tensor]:

@@ -60,7 +60,7 @@ class ZebraDisclosure(ScoreMetric):
     def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
         return disclosure_of_counts(counts, dtype)
 
-    def plot(self, val: Any = None, ax: Any = None, label: str = "minimum") -> tuple[Any, Any]:
+    def plot(self, val: Any = None, ax: Any = None, label: str = "minimum", actual: bool = True) -> tuple[Any, Any]:
         """Draw the ECE profile: what an attacker does not know before and after the scores, over all priors.
 
         Several systems share one figure when each draws on the axes the one before returned.
@@ -69,6 +69,8 @@ class ZebraDisclosure(ScoreMetric):
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead of the profile.
             ax: Matplotlib axes to draw on; new ones when left out.
             label: Name of the system, which the legend follows with (D_ECE, l_w, tag).
+            actual: Also draw, dotted, the profile of the scores as they stand; it means something where they claim to
+                be log-likelihood ratios.
 
         Returns:
             Figure and axes; neither shown nor saved.
@@ -80,10 +82,11 @@ class ZebraDisclosure(ScoreMetric):
         counts = self._counts()
         odds = torch.as_tensor(PROFILE_LOG_ODDS, device=self.device)
         minimum = least_cross_entropy(counts.ascending, odds)
-        # Bins have forgotten the scores themselves.
-        actual = ece_profile(*self._trials(), odds, validate_args=False).actual if self.keeps_scores else None
+        stand = None
+        if actual and self.keeps_scores:  # bins have forgotten the scores themselves
+            stand = ece_profile(*self._trials(), odds, validate_args=False).actual
         triple = self._value_of_counts(counts, torch.float64)
-        return draw_ece_profile(entropy_of_prior(odds), minimum, actual, triple, ax, label)
+        return draw_ece_profile(entropy_of_prior(odds), minimum, stand, triple, ax, label)
 
 
 class CalibrationDistortion(PrivacyMetric):
