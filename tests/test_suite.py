@@ -86,3 +86,16 @@ def test_keys_are_flat_scalars_and_always_the_same():
     with pytest.warns(UserWarning, match="There are no"):
         nothing = alone(VoicePrivacy(), {"original": torch.randn(2, 3), "speakers": torch.tensor([1, 2])})
     assert set(nothing) == set(value)
+
+
+def test_trade_off_figure_takes_several_systems():
+    metric = VoicePrivacy()
+    metric.update(**join(embeddings()))
+    value = metric.compute()
+    _, ax = metric.plot(label="one")
+    figure, ax = metric.plot({"two": {**value, "deid": value["deid"] - 0.1}, "three": value}, ax=ax)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["one", "two", "three"]
+    points = [line.get_xydata()[0].tolist() for line in ax.lines if line.get_gid() == "system"]
+    assert points[0] == pytest.approx([100 * value["deid"].item(), value["gvd"].item()])
+    assert points[1][0] == pytest.approx(points[0][0] - 10)
+    assert figure is ax.figure

@@ -84,3 +84,15 @@ def test_bad_options():
         EmbeddingTrials("eer")
     with pytest.raises(ValueError, match="`condition` to be one of 'OO', 'OP', 'PP', but got 'PO'"):
         EmbeddingTrials(EqualErrorRate(), "PO")
+
+
+def test_plot_is_that_of_the_metric_fed():
+    rows = join(embeddings())
+    metric = EmbeddingTrials(ZebraDisclosure())
+    metric.update(**rows)
+    _, ax = metric.plot(label="ours", actual=False)
+    value = metric.compute()
+    assert f"ours ({value['d_ece']:.3f}" in ax.get_legend().get_texts()[1].get_text()
+    assert len(ax.lines) == 2
+    _, ax = metric.plot(value)
+    assert len(ax.lines) == len(value)

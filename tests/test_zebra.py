@@ -252,3 +252,18 @@ def test_profile_figure_takes_several_systems():
     assert labels[1] == f"B2 ({value['d_ece']:.3f}, {value['l_w']:.2f}, {zebra_tag(value['l_w'])})"
     assert len(labels) == 3
     assert "bit" in ax.get_ylabel()
+
+
+def test_reliability_figure_shows_a_calibration_that_misleads():
+    preds, target = gaussians(2_000, 2_000)
+    metric = CalibrationDistortion()
+    metric.update(preds, target, run=0)
+    metric.update(preds, target, run=1)
+    _, ax = metric.plot(label="same run")
+    other = CalibrationDistortion()
+    other.update(preds, target, run=0)
+    other.update(-preds, target, run=1)
+    _, ax = other.plot(ax=ax, label="turned")
+    calibrated, turned = (line.get_xydata() for line in ax.lines if line.get_gid() == "system")
+    assert abs(calibrated[:, 0] - calibrated[:, 1]).max() < 0.15
+    assert (np.diff(turned[:, 1]) < 0).mean() > 0.7
