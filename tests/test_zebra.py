@@ -216,6 +216,18 @@ def test_histograms_bound_the_exact_value(options):
     assert kept < 2 * 4096 + 4200
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-300, 1e-30, 1e30, 1e300])
+def test_a_range_is_learnt_at_any_scale(scale):
+    preds, target = gaussians(500, 5_000)
+    metric = ZebraDisclosure(thresholds=4096)
+    for part in torch.arange(5_500).split(1_000):
+        metric.update(preds[part] * scale, target[part])
+    value, bound = metric.compute()["d_ece"], metric.error_bound()["d_ece"]
+    exact = zebra_disclosure(preds * scale, target)["d_ece"]
+    assert value - 1e-6 <= exact <= value + bound + 1e-6
+    assert bound < 0.02 or scale == 0  # one bin cannot tell equal scores from ordered ones
+
+
 def test_histograms_learnt_apart_can_be_merged():
     preds, target = gaussians(500, 5_000)
     whole = ZebraDisclosure(thresholds=512)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._precision import wide_dtype
+from vpmetrics._precision import wide_dtype, widen
 from vpmetrics.functional._counts import ScoreCounts, count_by_bin
 
 LOWEST_EXPONENT = -1000  # of a range that has held no score yet
@@ -31,7 +31,7 @@ def exponent_of(scores: Tensor) -> Tensor:
 def bin_learnt(scores: Tensor, is_target: Tensor, exponent: Tensor, columns: int) -> Tensor:
     """Counts as :func:`bin_scores` makes them with the edges :func:`learnt_edges`."""
     half = (columns - 3) // 2
-    inside = (torch.ldexp(scores, -exponent) * half).floor().clamp(-half, half - 1).nan_to_num() + (half + 1)
+    inside = (_times_power(widen(scores), -exponent) * half).floor().clamp(-half, half - 1).nan_to_num() + (half + 1)
     bins = torch.where(scores.isinf(), torch.where(scores > 0, columns - 2, 0), inside.long())
     return _count(bins, scores, is_target, columns)
 
@@ -49,13 +49,18 @@ def learnt_edges(exponent: Tensor, columns: int) -> Tensor:
     """Edges ``(columns - 2,)`` of a learnt range."""
     half = (columns - 3) // 2
     unit = torch.arange(-half, half + 1, device=exponent.device, dtype=wide_dtype(exponent.device)) / half
-    return torch.ldexp(unit, exponent)
+    return _times_power(unit, exponent)
 
 
 def steps_of_bins(edges: Tensor, counts: Tensor, separated: bool = False) -> ScoreCounts:
     """The steps of a histogram; see :func:`count_by_bin`."""
     nontargets, targets = counts[:, :-1]
     return count_by_bin(edges, targets, nontargets, counts[:, -1].sum() > 0, separated)
+
+
+def _times_power(x: Tensor, exponent: Tensor) -> Tensor:
+    """``x * 2**exponent`` in the type of ``x``; torch's own takes the power in float32, whatever ``x`` is."""
+    return x * torch.exp2(exponent.to(x.dtype))
 
 
 def _count(bins: Tensor, scores: Tensor, is_target: Tensor, columns: int) -> Tensor:
