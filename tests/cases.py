@@ -126,13 +126,24 @@ def _gvd(*rows: Any, **named: Any) -> torch.Tensor:
     return F.voice_distinctiveness(matrices.oo, matrices.pp)
 
 
-def _op_trials(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> Any:
+def _op_zebra(**rows: torch.Tensor) -> Any:
+    return F.zebra_disclosure(*_op_scores(**rows))
+
+
+def _reference_op_zebra(original: Any, protected: Any, speakers: Any) -> Any:
+    scores, target, _ = reference.similarity.trials(original, protected, speakers, "OP")
+    return reference.zebra.zebra_disclosure(np.asarray(scores), np.asarray(target).astype(int))
+
+
+def _op_trials(**rows: torch.Tensor) -> Any:
+    return F.equal_error_rate(*_op_scores(**rows))
+
+
+def _op_scores(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> tuple[torch.Tensor, ...]:
     rows = (side.double().numpy() for side in (original, protected))
     scores, target, _ = reference.similarity.trials(*rows, speakers.numpy(), "OP")
     dtype = torch.float64 if original.dtype == torch.float64 else torch.float32
-    return F.equal_error_rate(
-        torch.from_numpy(np.asarray(scores)).to(dtype), torch.from_numpy(np.asarray(target)).long()
-    )
+    return torch.from_numpy(np.asarray(scores)).to(dtype), torch.from_numpy(np.asarray(target)).long()
 
 
 def _reference_eer(original: Any, protected: Any, speakers: Any) -> float:
@@ -242,6 +253,10 @@ EMBEDDING_CASES = [
         _local,
         _reference_local,
         (_LONE, _STRANGERS),
+    ),
+    replace(
+        _embedding_case("EmbeddingTrials of counts", _fed(vp.ZebraDisclosure()), _op_zebra, _reference_op_zebra),
+        smooth=lambda bandwidth: _fed(vp.ZebraDisclosure(bandwidth=bandwidth))(),
     ),
     replace(
         _embedding_case(

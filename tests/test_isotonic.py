@@ -141,3 +141,26 @@ def test_many_scores_are_looked_up_as_few_are():
     order = preds.argsort(stable=True)
     assert_close(value[order][untied[order]], torch.from_numpy(expected)[untied[order]], atol=1e-3, rtol=1e-3)
     assert (value[::1000] == value[1::1000]).all()
+
+
+@pytest.mark.parametrize("case", ["nan", "wide", "narrow"])
+def test_many_scores_at_the_ends_of_their_type(case):
+    draw = torch.Generator().manual_seed(0)
+    preds = torch.randn(70_000, generator=draw)
+    target = torch.rand(70_000, generator=draw) < torch.sigmoid(preds)
+    if case == "nan":
+        preds[7] = math.nan
+        with pytest.warns(UserWarning, match="NaN"):
+            assert pav_llr(preds, target, validate_args=False).isnan().all()
+        return
+    moved = preds / preds.abs().max() * 3.3e38 if case == "wide" else (preds * 1000).round() * 1e-45
+    same = moved if case == "wide" else (preds * 1000).round()
+    order = same.double() / (3.3e38 if case == "wide" else 1)
+    assert_close(pav_llr(moved, target), pav_llr(order, target).float())
+
+
+def test_huge_values_and_weights_do_not_overflow():
+    y = torch.tensor([1e308, 1e308, 1e308, -1e308], dtype=torch.float64)
+    assert isotonic_regression(y).tolist() == pytest.approx([5e307] * 4)
+    y = torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64)
+    assert isotonic_regression(y, torch.full_like(y, 1e300)).tolist() == [2.0] * 3

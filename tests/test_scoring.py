@@ -104,3 +104,18 @@ def test_bad_use():
         PLDA().fit(torch.randn(3, 2), torch.tensor([1, 1, 1]))
     with pytest.raises(TypeError, match="a name or a callable, but got int"):
         resolve_scoring(3)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e10, 1e19, 1e30])
+def test_cosine_does_not_depend_on_length(scale):
+    rows = join(embeddings(dtype=torch.float32))
+    plain = voice_similarity_matrix(**rows)
+    scaled = voice_similarity_matrix(rows["original"] * scale, rows["protected"] * scale, rows["speakers"])
+    assert_close(scaled.op, plain.op, atol=1e-3, rtol=0)
+
+
+def test_sides_of_two_precisions_are_compared_in_the_wider():
+    rows = join(embeddings())
+    mixed = voice_similarity_matrix(rows["original"].float(), rows["protected"], rows["speakers"])
+    assert mixed.op.dtype == torch.float64
+    assert_close(mixed.op, voice_similarity_matrix(**rows).op)

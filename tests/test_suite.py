@@ -88,6 +88,32 @@ def test_keys_are_flat_scalars_and_always_the_same():
     assert set(nothing) == set(value)
 
 
+def test_settings_changed_between_epochs_are_heeded():
+    rows = join(embeddings())
+    metric = VoicePrivacy("geometric")
+    alone(metric, rows)
+    metric.similarity = "sigmoid"
+    metric.reset()
+    assert_close(alone(metric, rows)["deid"], alone(VoicePrivacy("sigmoid"), rows)["deid"])
+
+
+def test_gradient_after_a_validation_in_inference_mode():
+    rows = join(embeddings())
+    metric = VoicePrivacy(bandwidth=0.1)
+    with torch.inference_mode():
+        alone(metric, rows)
+        metric.reset()
+    protected = rows["protected"].clone().requires_grad_()
+    metric(rows["original"], protected, rows["speakers"])["op_d_ece"].backward()
+    assert protected.grad.isfinite().all()
+
+
+def test_path_of_a_training_is_drawn():
+    value = alone(VoicePrivacy(), join(embeddings()))
+    _, ax = VoicePrivacy().plot([value, {**value, "deid": value["deid"] / 2}])
+    assert "DeID" in ax.get_xlabel()
+
+
 def test_trade_off_figure_takes_several_systems():
     metric = VoicePrivacy()
     metric.update(**join(embeddings()))

@@ -8,7 +8,7 @@ import torch
 from cases import embeddings, join
 from torch.testing import assert_close
 from torchmetrics import MetricCollection
-from torchmetrics.classification import BinaryAUROC, BinaryROC
+from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryConfusionMatrix, BinaryEER, BinaryROC
 
 import vpmetrics._tiles
 from vpmetrics import EmbeddingTrials, EqualErrorRate, Linkability, MinCllr, ZebraDisclosure
@@ -96,3 +96,30 @@ def test_plot_is_that_of_the_metric_fed():
     assert len(ax.lines) == 2
     _, ax = metric.plot(value)
     assert len(ax.lines) == len(value)
+
+
+@pytest.mark.parametrize("inner", [ZebraDisclosure, EqualErrorRate, BinaryAUROC, BinaryEER, BinaryAccuracy])
+def test_nan_embeddings_never_leave_as_a_number(inner):
+    rows = join(embeddings())
+    rows["original"][3, 2] = float("nan")
+    metric = EmbeddingTrials(inner(), validate_args=False)
+    metric.update(**rows)
+    with pytest.warns(UserWarning, match="NaN"):
+        value = metric.compute()
+    assert all(
+        entry.isnan() for entry in (value.values() if isinstance(value, dict) else [value]) if entry.is_floating_point()
+    )
+
+
+@pytest.mark.parametrize("condition", ["OP", "PP"])
+def test_decisions_of_torchmetrics_do_not_depend_on_tiles(condition, monkeypatch):
+    rows = join(embeddings())
+    values = []
+    for size in (3, 149, 1024):
+        monkeypatch.setattr(vpmetrics._tiles, "TILE", size)
+        metric = EmbeddingTrials(BinaryConfusionMatrix(), condition)
+        metric.update(**rows)
+        values.append(metric.compute())
+    assert torch.equal(values[0], values[1])
+    assert torch.equal(values[0], values[2])
+    assert values[0].sum() == len(trials_by_pairs(rows, condition)[0])

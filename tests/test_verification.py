@@ -120,3 +120,21 @@ def test_scalars_plot_over_epochs():
     import matplotlib.pyplot as plt
 
     assert not plt.get_fignums()
+
+
+def test_linkability_of_bins_is_near_that_of_scores():
+    draw = torch.Generator().manual_seed(0)
+    preds = torch.randn(20_000, generator=draw)
+    target = torch.rand(20_000, generator=draw) < torch.sigmoid(2 * preds - 2)
+    exact = Linkability()(preds, target)
+    for options in ({"thresholds": 8192}, {"thresholds": 8192, "score_range": (-6, 6)}):
+        metric = Linkability(**options)
+        metric.update(preds, target)
+        assert metric.compute().item() == pytest.approx(exact.item(), abs=0.01)
+        assert metric.error_bound().isnan()
+
+
+def test_every_score_metric_takes_thresholds():
+    for metric in (Cllr, MinCllr, EqualErrorRate, Linkability):
+        metric(thresholds=None)
+        metric(thresholds=64)

@@ -279,3 +279,20 @@ def test_reliability_figure_shows_a_calibration_that_misleads():
     calibrated, turned = (line.get_xydata() for line in ax.lines if line.get_gid() == "system")
     assert abs(calibrated[:, 0] - calibrated[:, 1]).max() < 0.15
     assert (np.diff(turned[:, 1]) < 0).mean() > 0.7
+
+
+@pytest.mark.parametrize("calibration", ["linear", "isotonic"])
+def test_a_class_missing_in_either_run_is_nan_and_one_warning(calibration):
+    preds, target = gaussians(50, 500)
+    for run, fit in ((target & False, target), (target, target & False)):
+        with pytest.warns(UserWarning, match="both kinds") as caught:
+            assert calibration_distortion(preds, run, preds, fit, calibration).isnan()
+        assert len(caught) == 1
+
+
+def test_infinite_scores_in_an_isotonic_calibration():
+    preds, target = gaussians(50, 500)
+    preds[0], preds[60], preds[70] = math.inf, -math.inf, math.inf
+    value = calibration_distortion(preds, target, preds, target, "isotonic")
+    squeezed = torch.atan(preds)
+    assert value.item() == pytest.approx(calibration_distortion(squeezed, target, squeezed, target, "isotonic").item())

@@ -37,9 +37,7 @@ def score_condition(grid: TrialGrid, bandwidth: float | None = None) -> Conditio
     """One pass over the tiles. With ``bandwidth``, smoothly and with a graph, so all scores are kept."""
     if bandwidth is None and grid.pairs > EXACT_PAIRS:
         return _bin_scores(grid)
-    parts = [tile.trials() for tile in grid]
-    scores = torch.cat([grid.rows.vectors.new_empty(0), *(scores for scores, _ in parts)])
-    is_target = torch.cat([grid.names.new_empty(0, dtype=torch.bool), *(labels for _, labels in parts)])
+    scores, is_target = grid.all_trials()
     return _keep_scores(scores, is_target) if bandwidth is None else _smooth_scores(scores, is_target, bandwidth)
 
 

@@ -56,7 +56,8 @@ def next_colour(ax: Axes) -> str:
 def draw_scalars(val: Any, ax: Axes | None, name: str, bounds: tuple[float | None, float | None]) -> PlotResult:
     """One value as a point, several as a line over steps; every entry of a dictionary on its own."""
     ax = axes_or_new(ax)
-    steps = list(val) if isinstance(val, Sequence) and not isinstance(val, Mapping) else [val]
+    many = isinstance(val, Sequence) or (isinstance(val, Tensor) and val.dim() == 1)
+    steps = list(val) if many else [val]
     rows = [step if isinstance(step, Mapping) else {name: step} for step in steps]
     for key in rows[0]:
         line = [float(row[key]) for row in rows]

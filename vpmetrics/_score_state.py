@@ -103,8 +103,9 @@ class ScoreMetric(PrivacyMetric):
 
     def error_bound(self) -> Any:
         """By how much binning may have lowered each value at most; 0 where the scores themselves are kept."""
-        upper = self._value_of_counts(self._counts(separated=True), torch.float64)
-        lower = self._value_of_counts(self._counts(), torch.float64)
+        with self._gathered():
+            upper = self._value_of_counts(self._counts(separated=True), torch.float64)
+            lower = self._value_of_counts(self._counts(), torch.float64)
         if isinstance(upper, dict):
             return {key: (upper[key] - lower[key]).abs() for key in upper if upper[key].is_floating_point()}
         return (upper - lower).abs()
@@ -128,6 +129,16 @@ class ScoreMetric(PrivacyMetric):
             return steps_of_bins(self.bin_edges, self.bin_counts, separated)
         edges = learnt_edges(self.learnt_bin_exponent, self.learnt_bin_counts.shape[1])
         return steps_of_bins(edges, self.learnt_bin_counts, separated)
+
+    def _bin_middles(self) -> tuple[Tensor, Tensor]:
+        """Middle of every bin and counts ``(2, bins)``; a bin without an end is taken to have none beyond its edge."""
+        if self._keeps == "given bins":
+            edges, counts = self.bin_edges.double(), self.bin_counts
+        else:
+            counts = self.learnt_bin_counts
+            edges = learnt_edges(self.learnt_bin_exponent, counts.shape[1])
+        middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
+        return torch.where(counts[:, -1].sum() > 0, torch.nan, middles), counts[:, :-1]
 
     def _dtype_of_result(self) -> torch.dtype:
         return result_dtype(self._trials()[0]) if self.keeps_scores else torch.float32

@@ -62,10 +62,9 @@ def pack(
     """Checked arguments as rows, with their graph; a side that was left out is zeros marked as absent."""
     check_embeddings(original, protected, speakers, is_reference, utterances)
     given = next(side for side in (original, protected) if side is not None)
-    left, right = (
-        at_least_float32(given).detach().new_zeros(given.shape) if side is None else at_least_float32(side)
-        for side in (original, protected)
-    )
+    sides = [at_least_float32(given).detach().new_zeros(given.shape) if s is None else s for s in (original, protected)]
+    wide = torch.promote_types(torch.promote_types(sides[0].dtype, sides[1].dtype), torch.float32)
+    left, right = (side.to(wide) for side in sides)
     names = given.new_empty(0, dtype=torch.int64) if speakers is None else speakers.to(torch.int64)
     holds = (original is not None) * _ORIGINAL | (protected is not None) * _PROTECTED
     holds |= (utterances is not None) * _UTTERANCE | (is_reference is not None) * _CHOOSES
@@ -89,7 +88,8 @@ def sides_of(rows: Rows) -> Sides:
         kept = _first_of_each(ids, (rows.row_holds & bit) != 0)
         chosen = None if is_reference is None else is_reference[kept]
         sides.append(Side(vectors[kept], rows.speakers[kept], ids[kept], chosen))
-    _warn_of_copies(sides[0])
+    # Protected recordings may well come out alike; only where there is nothing else to look at are they looked at.
+    _warn_of_copies(*(("original", sides[0]) if len(sides[0].speakers) else ("protected", sides[1])))
     return Sides(*sides)
 
 
@@ -109,14 +109,14 @@ def row_keys(vectors: Tensor) -> Tensor:
     return (wide * torch.cos(torch.arange(wide.shape[1], device=wide.device, dtype=wide.dtype))).sum(1)
 
 
-def _warn_of_copies(side: Side) -> None:
+def _warn_of_copies(name: str, side: Side) -> None:
     """Two recordings never have the same embedding; a sampler that fills up its last batch makes such rows."""
     order = row_keys(side.vectors).argsort()
     vectors, speakers = side.vectors.detach()[order], side.speakers[order]
     copies = int(((vectors[1:] == vectors[:-1]).all(1) & (speakers[1:] == speakers[:-1])).sum())
     if 0 < copies < len(vectors) - 1:
         rank_zero_warn(
-            f"{copies} of {len(vectors)} original embeddings equal another one of their speaker. If a sampler repeated "
+            f"{copies} of {len(vectors)} {name} embeddings equal another one of their speaker. If a sampler repeated "
             "utterances, pass `utterances=` so that each counts once.",
             UserWarning,
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -41,6 +42,7 @@ class PrivacyMetric(Metric):
         """What ``compute`` would return for this batch alone."""
         raise NotImplementedError
 
+    @torch.jit.unused
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Accumulate a batch and return its own value."""
         if self._is_synced:
@@ -49,6 +51,14 @@ class PrivacyMetric(Metric):
         value = self._value_of_batch(*args, **kwargs)
         self._forward_cache = apply_to_collection(value, Tensor, Tensor.detach)
         return value
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """Within this the states are those of all processes, as in ``compute``, unless a caller has seen to it."""
+        here = not self._is_synced
+        gather, part = here and self._to_sync, here and self._should_unsync
+        with self.sync_context(self.dist_sync_fn, should_sync=gather, should_unsync=part):
+            yield
 
     def plot(self, val: Any = None, ax: Any = None) -> tuple[Any, Any]:
         """Draw a value, or one per step in a sequence of them.

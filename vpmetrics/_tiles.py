@@ -54,8 +54,8 @@ class TrialGrid:
     only tiles near the diagonal hold trials of one speaker and need a mask.
     """
 
-    def __init__(self, reference: Side, probe: Side, names: Tensor, scorer: Scorer, tile: int = TILE) -> None:
-        self.names, self.tile, self.compare = names, tile, scorer.compare
+    def __init__(self, reference: Side, probe: Side, names: Tensor, scorer: Scorer, tile: int | None = None) -> None:
+        self.names, self.tile, self.compare = names, tile or TILE, scorer.compare
         self.within = reference is probe
         self.rows = self._prepare(reference, scorer)
         self.columns = self.rows if self.within else self._prepare(probe, scorer)
@@ -95,6 +95,12 @@ class TrialGrid:
             elif row == column:
                 excluded = torch.ones_like(same).tril()
         return Tile(row, column, scores, same, excluded)
+
+    def all_trials(self) -> tuple[Tensor, Tensor]:
+        """Scores and labels of every trial, flat: for sets small enough to be kept."""
+        parts = [tile.trials() for tile in self]
+        scores = torch.cat([self.rows.vectors.new_empty(0), *(scores for scores, _ in parts)])
+        return scores, torch.cat([self.names.new_empty(0, dtype=torch.bool), *(labels for _, labels in parts)])
 
     def sample(self, size: int = TILE) -> Tensor:
         """Scores of pairs of neighbours spread over both sides: some of one speaker, most of two."""

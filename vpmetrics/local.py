@@ -91,6 +91,7 @@ class LocalInformationDisclosure(EmbeddingMetric):
             return super().plot(val, ax)
         from vpmetrics._plot import draw_local_information
 
-        values = self._identify(self._sides())
+        with self._gathered():
+            values = self._identify(self._sides())
         summary = summarise_information(values.bits, values.linked)
         return draw_local_information(values.bits, len(values.histogram), summary, ax, label)

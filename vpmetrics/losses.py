@@ -257,14 +257,20 @@ def _check(original: Tensor, protected: Tensor, speakers: Tensor) -> None:
 
 
 def _cosines(first: Tensor, second: Tensor) -> Tensor:
-    first, second = (normalize(at_least_float32(side), dim=1, eps=_SHORTEST) for side in (first, second))
+    first, second = (_directions(side) for side in (first, second))
     wide = torch.promote_types(first.dtype, second.dtype)
     return first.to(wide) @ second.to(wide).T
 
 
 def _centre(embeddings: Tensor) -> Tensor:
-    directions = normalize(at_least_float32(embeddings), dim=1, eps=_SHORTEST)
+    directions = _directions(embeddings)
     return directions - directions.mean(dim=0)
+
+
+def _directions(embeddings: Tensor) -> Tensor:
+    """Rows of length 1; a long one is shortened first, so that its square does not overflow."""
+    rows = at_least_float32(embeddings)
+    return normalize(rows / rows.detach().abs().amax(dim=1, keepdim=True).clamp(min=1), dim=1, eps=_SHORTEST)
 
 
 def _off_diagonal(square: Tensor) -> Tensor:

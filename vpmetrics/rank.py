@@ -97,6 +97,7 @@ class SimilarityRankDisclosure(EmbeddingMetric):
             return super().plot(val, ax)
         from vpmetrics._plot import draw_rank_histogram
 
-        histogram = self._histogram(self._sides())
+        with self._gathered():
+            histogram = self._histogram(self._sides())
         values = rank_disclosure(histogram, self.model)
         return draw_rank_histogram(histogram, fit_beta_binomial(histogram).probabilities, values, ax, label)

@@ -36,7 +36,7 @@ def resolve_scoring(scoring: Scoring) -> Scorer:
     if isinstance(scoring, str):
         check_choice("scoring", scoring, NAMES)
         return {
-            "cosine": Scorer(normalize, _dot),
+            "cosine": Scorer(_directions, _dot),
             "dot": Scorer(_as_it_is, _dot),
             "euclidean": Scorer(_as_it_is, _negative_distance),
         }[scoring]
@@ -119,6 +119,12 @@ class PLDA(nn.Module):
         cross, own = between / joint, 0.5 * (1 / total - total / joint)
         constant = (total.log() - 0.5 * joint.log()).sum()
         return (left * cross) @ right.T + (left.square() @ own)[:, None] + (right.square() @ own)[None, :] + constant
+
+
+def _directions(x: Tensor) -> Tensor:
+    """Rows of length 1, whatever their length: a square must neither overflow nor vanish on the way."""
+    largest = x.detach().abs().amax(dim=1, keepdim=True) if x.shape[1] else x.new_ones(len(x), 1)
+    return normalize(x / torch.where(largest > 0, largest, 1))
 
 
 def _as_it_is(x: Tensor) -> Tensor:

@@ -81,7 +81,7 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
 
     def plot(
         self,
-        val: SimilarityMatrices | None = None,
+        val: SimilarityMatrices | Sequence[SimilarityMatrices] | None = None,
         ax: Any = None,
         names: Sequence[str] | None = None,
         zoo: str | None = None,
@@ -89,7 +89,8 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         """Draw the quadrants OO, OP, PO, PP as one heat map, on a fixed scale from 0 to 1; or the zoo of a condition.
 
         Args:
-            val: What ``compute`` or ``forward`` returned; ``compute()`` when left out.
+            val: What ``compute`` or ``forward`` returned, or a sequence of such, the last of which is drawn;
+                ``compute()`` when left out.
             ax: Matplotlib axes to draw on; new ones when left out.
             names: Names of the speakers to write on, in ascending order of their labels.
             zoo: ``"OO"``, ``"OP"`` or ``"PP"``: draw each speaker of that condition by how alike own trials are and
@@ -101,6 +102,8 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         from vpmetrics._plot import draw_quadrants, draw_zoo
 
         val = self.compute() if val is None else val
+        if not isinstance(val, SimilarityMatrices):
+            val = val[-1]
         if zoo is None:
             return draw_quadrants(val, ax, names)
         check_choice("zoo", zoo, CONDITIONS)

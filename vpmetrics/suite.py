@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -107,7 +108,7 @@ class VoicePrivacy(EmbeddingMetric):
         check_choice("rank_model", rank_model, MODELS)
         self.similarity, self.scoring, self.rank_model, self.slope = similarity, scoring, rank_model, slope
         resolve_scoring(scoring)
-        self._baseline: tuple[tuple[Tensor, ...], ConditionReport] | None = None
+        self._baseline: tuple[tuple[Any, ...], tuple[Tensor, ...], ConditionReport] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the report of original speech, which is soon made again."""
@@ -115,9 +116,7 @@ class VoicePrivacy(EmbeddingMetric):
 
     def report(self) -> PrivacyReport:
         """All scalars of ``compute``, with the conditions they come from; over all processes, as ``compute``."""
-        here = not self._is_synced  # unless a caller has gathered already
-        gather, part = here and self._to_sync, here and self._should_unsync
-        with warn_once(), self.sync_context(self.dist_sync_fn, should_sync=gather, should_unsync=part):
+        with warn_once(), self._gathered():
             return self._report(self._sides())
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
@@ -127,15 +126,19 @@ class VoicePrivacy(EmbeddingMetric):
 
         Args:
             val: A value of ``compute``, or a dictionary of such by the name of the system; ``compute()`` when left out.
+                A sequence of values is the path of a training, from epoch to epoch.
             ax: Matplotlib axes to draw on; new ones when left out.
             label: Name of the system, where ``val`` is one value.
 
         Returns:
             Figure and axes; neither shown nor saved.
         """
-        from vpmetrics._plot import draw_trade_off
+        from vpmetrics._plot import draw_path, draw_trade_off
 
         val = self.compute() if val is None else val
+        if not isinstance(val, Mapping):
+            rows = [(float(value["deid"]), float(value["gvd"])) for value in val]
+            return draw_path([deid for deid, _ in rows], [gvd for _, gvd in rows], range(len(rows)), ax)
         systems = {label: val} if "deid" in val else val
         return draw_trade_off({name: (float(v["deid"]), float(v["gvd"])) for name, v in systems.items()}, ax)
 
@@ -170,18 +173,18 @@ class VoicePrivacy(EmbeddingMetric):
         return PrivacyReport(scalars, conditions, matrices)
 
     def _report_of_original(self, sides: Sides, names: Tensor) -> ConditionReport:
-        """Original speech is the same in every epoch of a training, so its report is kept."""
-        side = sides.original
-        order = row_keys(side.vectors).argsort()
-        chosen = torch.zeros_like(side.speakers) if side.is_reference is None else side.is_reference + 1
-        seen = torch.stack([side.speakers, chosen])[:, order], side.vectors.detach()[order], names
-        if side.vectors.requires_grad:
+        """Original speech is the same in every epoch of a training, so its report outlives ``reset``."""
+        if self.bandwidth is not None:  # batches, of which no two are alike
             return self._report_of("OO", sides, names)
-        if self._baseline is not None and all(map(_same, self._baseline[0], seen)):
-            return self._baseline[1]
-        report = self._report_of("OO", sides, names)
-        self._baseline = seen, report
-        return report
+        side = sides.original
+        chosen = torch.zeros_like(side.speakers) if side.is_reference is None else side.is_reference + 1
+        keys = row_keys(side.vectors)
+        order = keys.argsort()
+        seen = keys[order], torch.stack([side.speakers, chosen])[:, order], names
+        settings = self.similarity, self.scoring, self.rank_model, self.slope
+        if self._baseline is None or self._baseline[0] != settings or not all(map(_same, self._baseline[1], seen)):
+            self._baseline = settings, seen, self._report_of("OO", sides, names)
+        return self._baseline[2]
 
     def _report_of(self, condition: str, sides: Sides, names: Tensor) -> ConditionReport:
         grid = TrialGrid(*sides.pair(condition), names, resolve_scoring(self.scoring))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
+from lightning_utilities import apply_to_collection
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
@@ -58,9 +60,11 @@ class EmbeddingTrials(EmbeddingMetric):
         super().__init__(bandwidth=getattr(metric, "bandwidth", None), validate_args=validate_args, **kwargs)
         resolve_scoring(scoring)
         self.condition, self.scoring, self.metric = condition, scoring, metric.clone()
-        members = self.metric.values() if isinstance(self.metric, MetricCollection) else [self.metric]
-        for member in members:
-            member.sync_on_compute = False  # the embeddings are gathered, and with them every trial
+        for member in self._members():
+            # The embeddings are gathered, and with them every trial; and they are checked.
+            member.sync_on_compute = member._to_sync = False
+            if hasattr(member, "validate_args"):
+                member.validate_args = False
             if hasattr(member, "normalization"):
                 member.normalization = None
 
@@ -72,14 +76,16 @@ class EmbeddingTrials(EmbeddingMetric):
     def _value_of_sides(self, sides: Sides) -> Any:
         grid = self._grid(sides)
         if self.bandwidth is not None and isinstance(self.metric, ScoreMetric):
-            parts = [tile.trials() for tile in grid] or [_no_trials(grid)]
-            return self.metric._value_of_batch(*(torch.cat(column) for column in zip(*parts, strict=True)))
-        if grid.pairs == 0 and not isinstance(self.metric, PrivacyMetric):
+            return self.metric._value_of_batch(*grid.all_trials())
+        if grid.pairs == 0 and not all(isinstance(member, PrivacyMetric) for member in self._members()):
             warn_undefined("There are no trials.")
             return torch.full((), torch.nan, device=grid.names.device)
         self._feed(grid)
         value = self.metric.compute()
         self.metric.reset()
+        if bool(grid.nan_seen):
+            warn_undefined("Some embeddings are NaN.")
+            value = apply_to_collection(value, Tensor, _nan_like)
         return value
 
     def plot(self, val: Any = None, ax: Any = None, **kwargs: Any) -> tuple[Any, Any]:
@@ -93,26 +99,36 @@ class EmbeddingTrials(EmbeddingMetric):
         Returns:
             Figure and axes; neither shown nor saved.
         """
-        if val is not None or not isinstance(self.metric, PrivacyMetric):
-            return super().plot(val, ax)
-        here = not self._is_synced
-        with self.sync_context(
-            self.dist_sync_fn, should_sync=here and self._to_sync, should_unsync=here and self._should_unsync
-        ):
+        if val is not None:
+            drawn: Any = self.metric.plot(val, ax, **kwargs)
+            return drawn  # type: ignore[no-any-return]
+        with self._gathered():
             self._feed(self._grid(self._sides()))
         try:
-            return self.metric.plot(None, ax, **kwargs)
+            drawn = self.metric.plot(None, ax, **kwargs)
         finally:
             self.metric.reset()
+        return drawn  # type: ignore[no-any-return]
+
+    def _members(self) -> list[Metric]:
+        return [module for module in self.metric.modules() if isinstance(module, Metric)]
 
     def _grid(self, sides: Sides) -> TrialGrid:
         return TrialGrid(*sides.pair(self.condition), names_of(sides), resolve_scoring(self.scoring))
 
     def _feed(self, grid: TrialGrid) -> None:
         self.metric.reset()
-        for scores, is_target in (tile.trials() for tile in grid) if grid.pairs else [_no_trials(grid)]:
-            self.metric.update(scores, is_target)
+        parts: Iterable[tuple[Tensor, Tensor]] = (tile.trials() for tile in grid)
+        # torchmetrics' metrics of decisions squash a batch that leaves [0, 1]: all trials are one batch for them, and
+        # tiles do not show.
+        if not all(isinstance(member, PrivacyMetric) or hasattr(member, "normalization") for member in self._members()):
+            parts = [grid.all_trials()]
+        for scores, is_target in parts:
+            if len(scores):
+                self.metric.update(scores.nan_to_num(), is_target)
+        if not any(member.update_called for member in self._members()):
+            self.metric.update(*grid.all_trials())
 
 
-def _no_trials(grid: TrialGrid) -> tuple[Tensor, Tensor]:
-    return grid.rows.vectors.new_empty(0), grid.names.new_empty(0, dtype=torch.bool)
+def _nan_like(value: Tensor) -> Tensor:
+    return torch.full_like(value, torch.nan) if value.is_floating_point() else value

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_trial_values, check_trials
+from vpmetrics._checks import check_bandwidth, check_thresholds, check_trial_values, check_trials
 from vpmetrics._precision import wide_dtype
 from vpmetrics._score_state import ScoreMetric
 from vpmetrics._state import PrivacyMetric
@@ -18,6 +18,7 @@ from vpmetrics.functional.verification import (
     cllr_sums,
     eer_of_steps,
     linkability,
+    linkability_of_values,
     min_cllr_of_steps,
 )
 
@@ -86,13 +87,15 @@ class Linkability(ScoreMetric):
         D_\mathrm{sys} = \sum_b p(b \mid \mathrm{tar}) \max\!\left(0,
         2 \frac{r_b}{1 + r_b} - 1\right), \quad r_b = \frac{p(b \mid \mathrm{tar})}{p(b \mid \mathrm{non})}
 
-    over :math:`\min(\lfloor T / 10 \rfloor, 100)` equal bins of the joint range of the scores. These bins follow from
-    all scores, so there is no mode of constant memory.
+    over :math:`\min(\lfloor T / 10 \rfloor, 100)` equal bins of the joint range of the scores.
 
     ``update(preds, target)`` takes scores in any shape and on any scale, higher = more alike, and labels, 1 = same
     speaker. ``compute()`` returns a scalar in [0, 1], 0 = nothing can be linked; NaN with fewer than ten targets.
 
     Args:
+        thresholds: None keeps every score and is exact. A number of bins or a tensor of edges keeps two histograms
+            instead: constant memory, and every score counts as the middle of its bin.
+        score_range: Range of the bins where their number is given; learnt when left out.
         validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
@@ -106,16 +109,25 @@ class Linkability(ScoreMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 1.0
 
-    def __init__(self, validate_args: bool = True, **kwargs: Any) -> None:
-        super().__init__(validate_args=validate_args, **kwargs)
+    def __init__(
+        self,
+        thresholds: int | Tensor | None = None,
+        score_range: tuple[float, float] | None = None,
+        validate_args: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(thresholds, score_range, validate_args=validate_args, **kwargs)
 
     def compute(self) -> Tensor:
         """Linkability of all trials so far."""
-        return linkability(*self._trials(), validate_args=False)
+        if self.keeps_scores:
+            return linkability(*self._trials(), validate_args=False)
+        middles, counts = self._bin_middles()
+        return linkability_of_values(middles, counts).to(torch.float32)
 
     def error_bound(self) -> Tensor:
-        """Nothing is binned before all trials are there: always 0."""
-        return torch.zeros((), device=self.device)
+        """Not known for bins: NaN; 0 where the scores themselves are kept."""
+        return torch.full((), 0.0 if self.keeps_scores else torch.nan, device=self.device)
 
     def _value_of_batch(self, preds: Tensor, target: Tensor) -> Tensor:
         return linkability(preds, target, validate_args=False)
@@ -133,6 +145,8 @@ class Cllr(PrivacyMetric):
     all that is kept, so memory is constant and the value exact.
 
     Args:
+        thresholds: As the other score metrics have; nothing has to be binned here, and it changes nothing.
+        bandwidth: As the other score metrics have; the value is smooth as it is, and it changes nothing.
         validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
@@ -149,8 +163,16 @@ class Cllr(PrivacyMetric):
     cllr_trials: Tensor
     saw_float64: Tensor
 
-    def __init__(self, validate_args: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        thresholds: int | Tensor | None = None,
+        bandwidth: float | None = None,
+        validate_args: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
+        check_thresholds(thresholds, None)
+        check_bandwidth(bandwidth)
         self.validate_args = validate_args
         wide = wide_dtype(self.device)
         self.add_state("cllr_costs", default=torch.zeros(2, dtype=wide), dist_reduce_fx="sum")

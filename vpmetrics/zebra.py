@@ -79,13 +79,14 @@ class ZebraDisclosure(ScoreMetric):
             return super().plot(val, ax)
         from vpmetrics._plot import PROFILE_LOG_ODDS, draw_ece_profile
 
-        counts = self._counts()
-        odds = torch.as_tensor(PROFILE_LOG_ODDS, device=self.device)
-        minimum = least_cross_entropy(counts.ascending, odds)
-        stand = None
-        if actual and self.keeps_scores:  # bins have forgotten the scores themselves
-            stand = ece_profile(*self._trials(), odds, validate_args=False).actual
-        triple = self._value_of_counts(counts, torch.float64)
+        with self._gathered():
+            counts = self._counts()
+            odds = torch.as_tensor(PROFILE_LOG_ODDS, device=self.device)
+            minimum = least_cross_entropy(counts.ascending, odds)
+            stand = None
+            if actual and self.keeps_scores:  # bins have forgotten the scores themselves
+                stand = ece_profile(*self._trials(), odds, validate_args=False).actual
+            triple = self._value_of_counts(counts, torch.float64)
         return draw_ece_profile(entropy_of_prior(odds), minimum, stand, triple, ax, label)
 
 
@@ -156,8 +157,10 @@ class CalibrationDistortion(PrivacyMetric):
             return super().plot(val, ax)
         from vpmetrics._plot import draw_reliability
 
-        llr = transferred_llr(*self._trials(1), *self._trials(0), self.calibration, validate_args=False)
-        return draw_reliability(llr, self._trials(1)[1], ax, label or self.calibration)
+        with self._gathered():
+            llr = transferred_llr(*self._trials(1), *self._trials(0), self.calibration, validate_args=False)
+            is_target = self._trials(1)[1]
+        return draw_reliability(llr, is_target, ax, label or self.calibration)
 
     def _trials(self, run: int) -> tuple[Tensor, Tensor]:
         scores, is_target = getattr(self, f"scores_run{run}"), getattr(self, f"is_target_run{run}")

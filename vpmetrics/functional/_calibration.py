@@ -25,8 +25,13 @@ def linear_map(preds: Tensor, target: Tensor) -> ScoreMap:
 
 def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
     """Slope and offset of a logistic regression that weighs both classes equally; NaN where there is no optimum."""
+    targets, nontargets = scores[is_target], scores[~is_target]
+    # No optimum where a class is missing, where scores are constant, or where a threshold separates the classes.
+    if not (len(targets) and len(nontargets) and _overlap(targets, nontargets) and bool(scores.isfinite().all())):
+        warn_undefined("A linear calibration needs both kinds of trials, finite and overlapping in score.")
+        return scores.new_full((), torch.nan), scores.new_full((), torch.nan)
     labels = is_target.to(scores.dtype)
-    weights = 0.5 * (labels / labels.sum() + (1 - labels) / (1 - labels).sum())
+    weights = 0.5 * (labels / len(targets) + (1 - labels) / len(nontargets))
     spread, centre = torch.std_mean(scores, correction=0)
     inputs = torch.stack([(scores - centre) / spread, torch.ones_like(scores)])
     theta = torch.zeros(2, dtype=scores.dtype, device=scores.device)
@@ -37,11 +42,6 @@ def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
         step = torch.linalg.solve_ex(hessian, gradient)[0]
         # Newton's step overshoots where the curvature changes within it; its decrement says by how much.
         theta = theta - step / (1 + (gradient @ step).clamp(min=0).sqrt())
-    # No optimum where a class is missing, where scores are constant, or where a threshold separates the classes.
-    targets, nontargets = scores[is_target], scores[~is_target]
-    if not (len(targets) and len(nontargets) and _overlap(targets, nontargets)):
-        warn_undefined("A linear calibration needs both kinds of trials, overlapping in score.")
-        theta = theta * torch.nan
     slope = theta[0] / spread
     return slope, theta[1] - slope * centre
 
@@ -61,7 +61,9 @@ def isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
         above = torch.searchsorted(knots, values).clamp(1, max(len(knots) - 1, 1))
         left, right = (knots[(above - k).clamp(max=len(knots) - 1)] for k in (1, 0))
         low, high = (posteriors[(above - k).clamp(max=len(knots) - 1)] for k in (1, 0))
-        share = torch.where(right > left, (values - left) / (right - left), 0).clamp(0, 1)
+        # Nothing finite is any part of the way to an infinite score: it takes the value of its finite neighbour.
+        inner = torch.where(left.isinf(), 1, torch.where(right.isinf(), 0, (values - left) / (right - left)))
+        share = torch.where(values >= right, 1, torch.where(values <= left, 0, inner))
         return torch.lerp(low, high, share).logit() - prior
 
     return apply

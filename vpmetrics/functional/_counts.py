@@ -173,11 +173,13 @@ def gather_blocks(steps: Steps, llr: Tensor) -> Blocks:
 
 def look_up(steps: Steps, llr: Tensor, scores: Tensor) -> Tensor:
     """The log-likelihood ratio of every score, in the shape of the scores."""
+    if bool(llr.isnan().any()):
+        return torch.full_like(scores, torch.nan, dtype=llr.dtype)
     # Blocks are far fewer than steps, and a shorter table is a faster one.
     begins = llr[1:] != llr[:-1]
     edges, values = steps.edges[begins], torch.cat([llr[:1], llr[1:][begins]])
     scores = scores.to(edges.dtype)
-    if _on_host(scores) and scores.numel() > _CELLS and bool(edges.isfinite().all()) and len(edges) > 1:
+    if _on_host(scores) and scores.numel() > _CELLS and len(edges) > 1 and 1e-30 < float(edges[-1] - edges[0]) < 1e30:
         return _look_up_by_cell(edges, values, scores.flatten()).view(scores.shape)
     return values[torch.searchsorted(edges, scores, right=True)]
 

@@ -41,13 +41,24 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
         check_shape("weights", weights, tuple(y.shape), "the shape of `y`")
         if bool((weights < 0).any()):
             raise ValueError(f"Expected `weights` to be non-negative, but got {weights.min().item()}.")
-    values, masses = widen(y), widen(weights)
+    values, masses = _tamed(widen(y)), _tamed(widen(weights))
     # Infinite weight times zero is NaN; a weightless value must not be looked at at all.
     sums = torch.where(masses > 0, values * masses, 0)
     blocks = pav_blocks(values.detach().nan_to_num(), masses.detach())
-    fitted = sum_by_block(sums, blocks) / sum_by_block(masses, blocks)
+    fitted = sum_by_block(sums, blocks) / sum_by_block(masses, blocks) * _excess(widen(y))
     fitted = fitted.masked_fill(values.isnan().any(-1, keepdim=True), torch.nan)
     return fitted.to(result_dtype(y))
+
+
+def _tamed(x: Tensor) -> Tensor:
+    return x / _excess(x)
+
+
+def _excess(x: Tensor) -> Tensor:
+    """A power of two to divide by where sums of products would overflow, 1 elsewhere."""
+    peak = x.detach().abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
+    large, power = (1e140, 2.0**600) if x.dtype == torch.float64 else (1e15, 2.0**90)
+    return torch.where(peak > large, torch.full_like(peak, power), 1)
 
 
 def pav_llr(

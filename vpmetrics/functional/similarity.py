@@ -16,7 +16,7 @@ from vpmetrics._checks import (
     check_bandwidth,
     check_choice,
     check_embedding_values,
-    check_floating,
+    check_tensor,
     warn_once,
     warn_undefined,
 )
@@ -150,7 +150,7 @@ def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:
         >>> diagonal_dominance(torch.tensor([[0.9, 0.2], [0.4, 0.7]]))
         tensor(0.5000)
     """
-    check_floating("matrix", matrix)
+    check_tensor("matrix", matrix)
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"Expected `matrix` to have shape (S, S), but got {tuple(matrix.shape)}.")
     values = -widen(matrix).log2() if log_domain else widen(matrix)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from vpmetrics._checks import check_choice, check_floating, check_trial_values, check_trials
+from vpmetrics._checks import check_choice, check_floating, check_trial_values, check_trials, warn_once, warn_undefined
 from vpmetrics._precision import result_dtype, widen
 from vpmetrics.functional._calibration import isotonic_map, linear_map
 from vpmetrics.functional._counts import (
@@ -201,9 +201,18 @@ def calibration_distortion(
         >>> calibration_distortion(scores, target, fit_preds=scores, fit_target=target)
         tensor(0.1069)
     """
+    with warn_once():
+        return _calibration_distortion(preds, target, fit_preds, fit_target, calibration, validate_args)
+
+
+def _calibration_distortion(
+    preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, calibration: str, validate_args: bool
+) -> Tensor:
     llr = transferred_llr(preds, target, fit_preds, fit_target, calibration, validate_args)
     is_target = target.flatten().bool()
     bits = (evidence(llr[is_target]).mean() + evidence(-llr[~is_target]).mean()) / (2 * math.log(2))
+    if bool(bits.isnan()):
+        warn_undefined("A calibration needs both kinds of trials in both runs, and numbers for scores.")
     return bits.to(result_dtype(preds, fit_preds))
 
 
