@@ -167,11 +167,10 @@ def _local(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tens
 
 def _reference_local(original: Any, protected: Any, speakers: Any) -> dict[str, float]:
     local, (scores, true) = reference.local, reference.rank.reference_scores(original, protected, speakers)
-    # Every speaker has trials, so the columns are dealt to the two folds in turn.
-    slopes = [local.fit_slope(scores[true % 2 != fold], true[true % 2 != fold]) for fold in (0, 1)]
     bits = np.zeros(len(true))
-    for fold in (0, 1):
-        bits[true % 2 == fold] = local.local_disclosure(scores[true % 2 == fold], true[true % 2 == fold], slopes[fold])
+    for speaker in np.unique(true):
+        own = true == speaker
+        bits[own] = local.local_disclosure(scores[own], true[own], local.fit_slope(scores[~own], true[~own]))
     first = scores[np.arange(len(true)), true] >= scores.max(axis=1)
     return {
         "alid": bits.mean(),

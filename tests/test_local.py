@@ -111,12 +111,11 @@ def test_a_slope_may_differ_between_trials_and_carries_a_gradient():
 # --- From embeddings
 
 
-def cross_fitted(scores, true):
-    """LID with the slope of the other speakers, every second of them in either fold."""
-    fold = np.unique(true, return_inverse=True)[1] % 2
-    bits = np.zeros(len(true))
-    for k in (0, 1):
-        slope = reference.fit_slope(scores[fold == 1 - k], true[fold == 1 - k])
+def cross_fitted(scores, true, fold=None):
+    """LID with the slope of all other speakers, or of those in other folds."""
+    fold, bits = true if fold is None else fold, np.zeros(len(true))
+    for k in np.unique(fold):
+        slope = reference.fit_slope(scores[fold != k], true[fold != k])
         bits[fold == k] = reference.local_disclosure(scores[fold == k], true[fold == k], slope)
     return bits
 
@@ -134,8 +133,49 @@ def test_cross_fitting_agrees_with_the_reference(scoring, dtype, atol):
     assert values.linked.tolist() == first.tolist()
 
 
+def test_many_speakers_share_slopes_in_folds(monkeypatch):
+    original, protected, speakers = utterances(rows=300, speakers=30)
+    alone = identify(protected, speakers, original)
+    monkeypatch.setattr(implementation, "_EVALUATIONS", 0)
+    values = identify(protected, speakers, original)
+    scores, true = reference_scores(original.numpy(), protected.numpy(), speakers.numpy())
+    trials = walking.prepare_trials(protected, speakers, original, None)
+    fold = implementation._order_of_speakers(trials).argsort()[trials.column[trials.usable]].numpy() % 10
+    assert_close(values.bits, torch.from_numpy(cross_fitted(scores, true, fold)), atol=1e-9, rtol=0)
+    assert not torch.equal(values.bits, alone.bits)
+    assert_close(values.bits.mean(), alone.bits.mean(), atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize(("at_hand", "evaluations"), [(2**19, 2**24), (2**19, 0), (2**10, 2**24), (2**10, 0)])
+@pytest.mark.parametrize("chosen", [False, True])
+def test_the_numbers_of_speakers_do_not_matter(monkeypatch, at_hand, evaluations, chosen):
+    monkeypatch.setattr(implementation, "_AT_HAND", at_hand)
+    monkeypatch.setattr(implementation, "_EVALUATIONS", evaluations)
+    original, protected, speakers = utterances(rows=200, speakers=40)  # of whom some speak once, or never
+    known, named = (original[:100], speakers[:100]) if chosen else (original, None)
+    bits = identify(protected, speakers, known, named).bits
+    for seed in range(5):
+        numbers = torch.randperm(200, generator=torch.Generator().manual_seed(seed)) - 100
+        renamed = [None if of is None else numbers[of + 5] for of in (speakers, named)]
+        assert_close(identify(protected, renamed[0], known, renamed[1]).bits, bits, atol=1e-9, rtol=0)
+
+
+def test_a_speaker_has_no_part_in_the_own_slope():
+    # All but one speaker, who sounds like others, are told apart: the slope of that one is steep, that of others not.
+    inputs, speakers = torch.eye(6, dtype=torch.float64).repeat_interleave(4, 0), torch.arange(24) // 4
+    inputs[speakers == 2] = torch.eye(6, dtype=torch.float64)[[0, 1, 3, 4]]
+    trials = walking.prepare_trials(inputs, speakers, None, None)
+    slopes = implementation._cross_fit(trials, "cosine").view(6, 4)
+    assert (slopes == slopes[:, :1]).all()
+    assert slopes[2, 0] > 1.3 * slopes[[0, 1, 3, 4, 5], 0].max()
+    rows = torch.cat([tile.scores for tile in walking.walk(trials, "cosine")])
+    expected = fit_local_slope(rows[speakers != 2], speakers[speakers != 2])
+    assert_close(slopes[2, 0], expected, atol=1e-9, rtol=1e-9)
+
+
 def test_slopes_fitted_on_some_of_the_scores(monkeypatch):
     _, inputs, speakers = utterances(rows=2000, speakers=100, noise=1.5)
+    monkeypatch.setattr(implementation, "_EVALUATIONS", 0)
     exact = identify(inputs, speakers)
     monkeypatch.setattr(implementation, "_AT_HAND", 2**16)  # a third
     some = identify(inputs, speakers)

@@ -35,7 +35,8 @@ class LocalInformationDisclosure(EmbeddingMetric):
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         slope: The slope ``w``, from :func:`vpmetrics.functional.fit_local_slope` on a development set. Left out, it is
-            fitted on one half of the speakers for the other half, which takes twice as long.
+            fitted for the trials of each speaker on those of all others, or in ten folds of speakers where there are
+            many; see :func:`vpmetrics.functional.identify`.
         bandwidth: Any width gives ``forward`` a gradient. The bits are a smooth function of the scores as they are, so
             the value is the same.
         validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
