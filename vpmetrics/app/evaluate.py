@@ -15,7 +15,7 @@ from rich.status import Status
 from vpmetrics.app.columns import Array, read_pairs
 from vpmetrics.app.embeddings import Embeddings, Sources, read_embeddings
 from vpmetrics.app.errors import InputError
-from vpmetrics.app.evaluation import Evaluation, evaluate_embeddings, evaluate_trials
+from vpmetrics.app.evaluation import Evaluation, evaluate_embeddings, evaluate_trials, require_something
 from vpmetrics.app.report import publish
 from vpmetrics.app.trials import Names, TrialFile, Trials, label_trials, read_key, read_scores
 from vpmetrics.suite import VoicePrivacy
@@ -27,6 +27,7 @@ def evaluate(options: Namespace, console: Console) -> None:
     """One system."""
     with progress("reading and scoring"):
         system = _evaluate_one(options)
+        require_something([system])
     lead = f"Voice privacy of {_sources(options)}"
     publish(system.name, lead, [system], console, options.out, options.json)
 
@@ -40,6 +41,7 @@ def compare(options: Namespace, console: Console) -> None:
     with progress("reading and scoring"):
         of_arrays = options.original is not None or _holds_arrays(named[0][1].split(",")[0])
         systems = (_compare_embeddings if of_arrays else _compare_scores)(options, named)
+        require_something(systems)
     lead = f"{len(systems)} systems side by side"
     publish(options.title, lead, systems, console, options.out, options.json, side_by_side=True)
 
@@ -174,4 +176,4 @@ def _title(options: Namespace) -> str:
 
 def _sources(options: Namespace) -> str:
     given = (*options.inputs, options.original, options.protected, options.oo, options.op, options.pp, options.key)
-    return ", ".join(str(source) for source in given if source)
+    return ", ".join(dict.fromkeys(str(source) for source in given if source))

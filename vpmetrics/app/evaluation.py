@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -78,6 +79,12 @@ class Evaluation:
         """The condition that says how well speakers are hidden."""
         return "" if "" in self.profiles else "OP"
 
+    @property
+    def says_something(self) -> bool:
+        """Whether any measure of privacy is defined."""
+        keys = [key_of(condition, "d_ece") for condition in self.trials]
+        return not all(math.isnan(self.scalars.get(key, math.nan)) for key in (*keys, "deid", "gvd"))
+
 
 def key_of(condition: str, metric: str) -> str:
     """Name of a scalar of a condition; a nameless condition adds nothing to it."""
@@ -95,7 +102,7 @@ def collected_notes(notes: list[str]) -> Iterator[None]:
 
 def evaluate_embeddings(name: str, embeddings: Embeddings, metric: VoicePrivacy) -> Evaluation:
     """All of a system from its embeddings; one metric for several systems scores shared originals once."""
-    notes = list(embeddings.notes)
+    notes = [*embeddings.notes, *_notes_on_rows(name, embeddings)]
     metric.reset()
     try:
         with collected_notes(notes):
@@ -113,6 +120,8 @@ def evaluate_embeddings(name: str, embeddings: Embeddings, metric: VoicePrivacy)
         identified[condition] = Identified(histogram, fit_beta_binomial(histogram).probabilities, bits)
     names = tuple(embeddings.speaker_names[number] for number in report.matrices.speakers.tolist())
     matrices = report.matrices
+    advice = "an attacker who turns the sign undoes the protection"
+    notes += _notes_on_sign(name, scalars, trials, advice)
     return Evaluation(name, scalars, trials, profiles, {}, identified, matrices, names, notes=tuple(notes))
 
 
@@ -153,7 +162,55 @@ def evaluate_trials(
                 for kind, profile in calibrated.items()
             }
             result = replace(result, calibrated=calibrated)
-    return replace(result, scalars={key: float(value) for key, value in scalars.items()}, notes=tuple(notes))
+    known = {key: float(value) for key, value in scalars.items()}
+    notes += _notes_on_sign(name, known, numbers, "scores seem to fall with likeness: negate them?")
+    return replace(result, scalars=known, notes=tuple(notes))
+
+
+def require_something(systems: Sequence[Evaluation]) -> None:
+    """Refuse files of which no measure of privacy is defined: dashes must not pass for a result."""
+    if any(system.says_something for system in systems):
+        return
+    first = systems[0]
+    targets, nontargets = (max(numbers[kind] for numbers in first.trials.values()) for kind in (0, 1))
+    reasons = []
+    if not targets:
+        reasons.append("there are no target trials, two utterances of one speaker")
+    if not nontargets:
+        reasons.append("there are no non-target trials, utterances of two speakers")
+    raise InputError(
+        f"No measure of privacy is defined: {' and '.join(reasons) or '; '.join(first.notes) or 'all are NaN'}.",
+        first.name or None,
+    )
+
+
+def _notes_on_sign(
+    name: str, scalars: Mapping[str, float], trials: Mapping[str, tuple[int, int]], advice: str
+) -> list[str]:
+    """Perfect privacy may be but a wrong sign of the scores, which an attacker would turn."""
+    notes = []
+    for condition, numbers in trials.items():
+        straight, turned = (scalars[key_of(condition, key)] for key in ("d_ece", "d_ece_reversed"))
+        # Few trials disclose a little in either direction by chance.
+        if turned > 2 * straight + 0.01 + 2 / max(min(numbers), 1):
+            where = f"{name}, {condition}" if condition else name
+            notes.append(f"{where}: D_ECE is {straight:.3f} bit, but {turned:.3f} with the sign turned; {advice}")
+    return notes
+
+
+def _notes_on_rows(name: str, embeddings: Embeddings) -> list[str]:
+    """Embeddings of nothing are perfectly private, too."""
+    notes = []
+    for side, values in (("original", embeddings.original), ("protected", embeddings.protected)):
+        lengths = torch.linalg.vector_norm(values.double(), dim=1)
+        zero, rows = int((lengths == 0).sum()), len(values)
+        if zero:
+            notes.append(f"{name}: {zero:,} of {rows:,} rows of the {side} embeddings are all zero; no voice is in them")
+        if zero < rows and rows > 1:
+            same = int(((values.double() - values[0].double()).abs().amax(1) <= 1e-6 * lengths[0]).sum())
+            if same == rows:
+                notes.append(f"{name}: all {rows:,} rows of the {side} embeddings are the same; no voice is in them")
+    return notes
 
 
 def tensors_of(trials: Trials) -> tuple[Tensor, Tensor]:
