@@ -40,6 +40,9 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
             )
         for row in table.rows:
             grid.add_row(*map(escape, row))
+        wanted = console.measure(grid, options=console.options.update(max_width=10_000)).maximum
+        if wanted > console.width:
+            grid.padding = (0, 0, 0, 0)  # one space between columns instead of two
         console.print(grid)
 
 

@@ -144,6 +144,14 @@ OF_CALIBRATION = (
     ),
     Metric("c_ece_isotonic", "C_ECE, isotonic", "bit", show_bits, "the same with an isotonic calibration"),
 )
+# Beside the columns of original-protected trials.
+WITHIN_PROTECTED = Metric(
+    "pp_d_ece",
+    "PP D_ECE",
+    "bit",
+    show_bits,
+    "expected disclosure to an attacker who enrols with speech protected by the same system",
+)
 RELATIVES = (
     Metric("d_ece_op_oo", "D_ECE (OP/OO)", "%", show_percent, "de-identification by expected disclosure; compare DeID"),
     Metric("cllr_op_oo", "min Cllr (OP/OO)", "%", show_percent, "de-identification by minimum Cllr; compare DeID"),
@@ -152,7 +160,7 @@ RELATIVES = (
     ),
     Metric("g_cllr", "G by min Cllr", "dB", show_decibels, "gain of distinctiveness by minimum Cllr; compare G_VD"),
 )
-ALL = (*OF_SYSTEM, *OF_SCORES, *OF_CALIBRATION, *RELATIVES)
+ALL = (*OF_SYSTEM, *OF_SCORES, WITHIN_PROTECTED, *OF_CALIBRATION, *RELATIVES)
 _BY_KEY = {metric.key: metric for metric in ALL}
 
 # The columns of table 2 of the 2022 paper, and what goes with them.
@@ -193,21 +201,27 @@ def table_of_systems(systems: Sequence[Evaluation], title: str) -> Table:
     """Systems side by side, under unprotected speech where that is known."""
     per_row: list[tuple[str, Mapping[str, float], str]] = []
     if "OO" in systems[0].trials:
-        per_row.append(("original", {**systems[0].scalars, "deid": 0.0, "gvd": 0.0}, "OO"))
+        unprotected = systems[0].scalars
+        changes = {"deid": 0.0, "gvd": 0.0, WITHIN_PROTECTED.key: unprotected[key_of("OO", "d_ece")]}
+        per_row.append(("original", {**unprotected, **changes}, "OO"))
     per_row += [(system.name, system.scalars, system.attacked) for system in systems]
     of_system = [m for m in OF_SYSTEM if any(m.key in system.scalars for system in systems)]
     of_scores = [
         _BY_KEY[key] for key in _COMPARED if any(key_of(system.attacked, key) in system.scalars for system in systems)
     ]
+    within = [WITHIN_PROTECTED] if any(WITHIN_PROTECTED.key in system.scalars for system in systems) else []
     rows = [
         (
             name,
             *(show(metric.key, scalars) for metric in of_system),
             *(show(metric.key, scalars, condition) for metric in of_scores),
+            *(show(metric.key, scalars) for metric in within),
         )
         for name, scalars, condition in per_row
     ]
-    return Table(title, ("system", *(metric.title for metric in (*of_system, *of_scores))), rows)
+    if any(system.attacked for system in systems):
+        title = f"{title} ({of_scores[0].heading} to {of_scores[-1].heading} of OP)"
+    return Table(title, ("system", *(metric.title for metric in (*of_system, *of_scores, *within))), rows)
 
 
 def as_json(system: Evaluation) -> dict[str, object]:
