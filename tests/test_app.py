@@ -142,6 +142,28 @@ def test_utterances_given_twice_count_once(tmp_path, voices):
     assert_scalars(scalars_of(tmp_path / "result.json"), expected_scalars(voices))
 
 
+def test_arrays_found_by_another_name_are_told(tmp_path, voices, capsys):
+    run("evaluate", *write_npz(tmp_path, voices))
+    said = f"{tmp_path / 'all.npz'}: taken emb_O as original, anonymised as protected, spk as speakers"
+    assert f"note: {said}\n" in capsys.readouterr().out
+    for write in (write_pt, write_named_npz):  # nothing was guessed
+        run("evaluate", *write(tmp_path, voices))
+        assert "taken" not in capsys.readouterr().out
+
+
+def test_numpy_objects_in_a_file_of_tensors_are_refused_with_a_way_out(tmp_path, voices, capsys):
+    torch.save({"original": voices.original.numpy(), "protected": voices.original.numpy()}, tmp_path / "all.pt")
+    run("evaluate", tmp_path / "all.pt", expect=2)
+    error = f"vpmetrics evaluate: error: {tmp_path / 'all.pt'}: holds NumPy objects; save tensors, or use .npz\n"
+    assert capsys.readouterr().err == error
+
+
+def test_a_binary_archive_in_place_of_scores(tmp_path, capsys):
+    (tmp_path / "x.ark").write_bytes(b"u1 \0BFV \4\2\0\0\0\n\0\1")
+    run("evaluate", tmp_path / "x.ark", expect=2)
+    assert "x.ark: expected a text archive, but got a binary one" in capsys.readouterr().err
+
+
 # Score files
 
 
@@ -396,7 +418,9 @@ def test_chance_is_no_wrong_sign(tmp_path, voices):
     draw = np.random.default_rng(0)
     for number in range(10):
         trials = [(i, j, float(draw.normal())) for i, j, _ in trials_of(voices, "OO")[:400]]
-        run("evaluate", write_scores(tmp_path / "s", voices, trials, fourth=True), "--json", tmp_path / f"{number}.json")
+        run(
+            "evaluate", write_scores(tmp_path / "s", voices, trials, fourth=True), "--json", tmp_path / f"{number}.json"
+        )
         assert notes_of(tmp_path / f"{number}.json") == []
 
 
@@ -488,7 +512,11 @@ def test_compare_puts_systems_side_by_side(tmp_path, voices, capsys, monkeypatch
     assert max(map(len, table)) <= 80
     rows = {line.split()[0]: line.split()[1:] for line in table if line.strip()}
     assert [name for name in rows if name in ("original", "B2", "random")] == ["original", "B2", "random"]
-    assert rows["B2"][0] == f"{100 * expected_scalars(voices)['deid']:.2f}"
+    expected = expected_scalars(voices)
+    assert rows["B2"][0] == f"{100 * expected['deid']:.2f}"
+    assert rows["B2"][-1] == f"{expected['pp_d_ece']:.3f}"
+    assert rows["original"][-1] == f"{expected['oo_d_ece']:.3f}"
+    assert "Two systems (D_ECE to MeanD of OP)" in shown
     assert len(Page((tmp_path / "report.html").read_text(encoding="utf-8")).images) >= 5
     # The same from bare arrays and a shared original.
     np.save(tmp_path / "spk.npy", voices.speakers)
@@ -517,6 +545,22 @@ def test_compare_takes_score_files_of_two_conditions(tmp_path, voices):
             assert got[name] == pytest.approx(float(expected[name]), abs=2e-5)
 
 
+def test_compare_tells_a_key_from_a_system(tmp_path, voices, capsys):
+    scores = write_scores(tmp_path / "scores", voices, trials_of(voices, "OP"))
+    key = write_key(tmp_path / "key", voices)
+    run("compare", f"B1={scores}", key, expect=2)
+    assert f"give it as `--key {key}`" in capsys.readouterr().err
+    run("compare", f"B1={scores}", "--key", key)
+
+
+def test_the_report_names_every_file_once(tmp_path, voices):
+    scores = write_scores(tmp_path / "scores", voices, trials_of(voices, "OP"))
+    key = write_key(tmp_path / "key", voices)
+    run("evaluate", scores, key, "--out", tmp_path / "out")
+    page = Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    assert f"Voice privacy of {scores}, {key}" in page.texts
+
+
 def test_compare_says_when_originals_differ(tmp_path, voices, capsys):
     for name, sign in (("a", 1), ("b", -1)):
         sides = {"original": voices.original * sign, "protected": voices.protected["B2"], "speakers": voices.speakers}
@@ -534,6 +578,12 @@ def test_demo_trains_measures_and_logs(tmp_path, capsys):
     content = json.loads((tmp_path / "results.json").read_text())
     assert [system["name"] for system in content["systems"]] == ["B2", "B2r", "B2u", "averaging", "trained"]
     assert all(system["name"] in shown for system in content["systems"])
+    trained = content["systems"][-1]["scalars"]
+    limits = "the trained model moves embeddings and makes no speech, unlike B2, B2r, B2u; an attacker who enrols with"
+    within = f"(PP D_ECE {trained['pp_d_ece']:.3f} bit, {trained['oo_d_ece']:.3f} of original speech)"
+    for text in (shown, (tmp_path / "report.html").read_text(encoding="utf-8")):
+        assert limits in text
+        assert within in text
     assert f"tensorboard --logdir {tmp_path / 'tensorboard'}" in shown
     (events,) = (tmp_path / "tensorboard").rglob("events*")
     log = EventAccumulator(str(events))
@@ -561,6 +611,11 @@ def test_the_library_imports_nothing_of_the_application():
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
+
+
+def test_without_a_command_there_is_help(capsys):
+    run(expect=2)
+    assert "evaluate" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [[], ["evaluate"], ["compare"], ["demo"]])

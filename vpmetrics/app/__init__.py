@@ -18,7 +18,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from vpmetrics.app.arguments import parser
     from vpmetrics.app.errors import InputError
 
-    options = parser().parse_args(argv)
+    arguments = parser()
+    options = arguments.parse_args(argv)
+    if options.command is None:
+        arguments.print_help()
+        return 2
     try:
         from rich.console import Console
 

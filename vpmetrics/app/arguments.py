@@ -57,7 +57,7 @@ def parser() -> ArgumentParser:
         "vpmetrics", description="How well does a voice anonymiser hide who is speaking?", epilog=_EXIT
     )
     top.add_argument("--version", action="version", version=f"vpmetrics {__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
     _add_evaluate(_command(commands, "evaluate", "one system, from embeddings or score files", _EVALUATE))
     _add_compare(_command(commands, "compare", "several systems side by side", _COMPARE))
     _add_demo(_command(commands, "demo", "train a small anonymiser on the bundled voices", _DEMO))

@@ -25,6 +25,8 @@ def read_columns(path: Path, widths: tuple[int, ...], expected: str) -> Iterator
     """Piece by piece, the number of records before it and its columns."""
     width, first = 0, 0
     for text in _pieces(path):
+        if first == 0:
+            refuse_binary(text, path)
         fields = text.split()
         if not fields:
             continue
@@ -49,6 +51,14 @@ def read_pairs(path: Path) -> list[list[bytes]]:
     """The columns of a file such as utt2spk: two, or a single one."""
     pieces = list(read_columns(path, (1, 2), "utterance speaker"))
     return [list(chain.from_iterable(column)) for column in zip(*(columns for _, columns in pieces), strict=True)]
+
+
+def refuse_binary(content: bytes, path: Path) -> None:
+    """Kaldi's binary archives are not read; their first vector is marked."""
+    if b"\0B" in content[:400]:
+        raise InputError(
+            "expected a text archive, but got a binary one (`copy-vector ark:IN ark,t:OUT` converts)", path
+        )
 
 
 def line_of(path: Path, record: int) -> int:

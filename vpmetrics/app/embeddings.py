@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vpmetrics.app.columns import Array, read_pairs
+from vpmetrics.app.columns import Array, read_pairs, refuse_binary
 from vpmetrics.app.errors import InputError
 
 _ALIASES = {
@@ -37,6 +38,7 @@ class Column(NamedTuple):
     values: Array
     utterances: list[str] | None
     source: str
+    alias: str | None = None  # the name it was found by, where nobody had given one
 
 
 class Sources(NamedTuple):
@@ -63,11 +65,16 @@ def read_embeddings(sources: Sources) -> Embeddings:
     named = [column for column in columns.values() if column.utterances is not None]
     sides = [columns["original"], columns["protected"]]
     notes: tuple[str, ...] = ()
+    guessed = [f"{column.alias} as {role}" for role, column in columns.items() if column.alias is not None]
+    if any(column.alias not in (None, role) for role, column in columns.items()):
+        taken = f"{sources.container or columns['original'].source}: taken {', '.join(guessed)}"
+    else:
+        taken = None
     if any(side.utterances is not None for side in sides):
         columns, notes = _align(columns)
     elif named:  # utt2spk beside bare arrays: its lines are their rows
         columns["speakers"] = named[0]._replace(utterances=None)
-    return _pack(columns, utterances, notes)
+    return _pack(columns, utterances, notes if taken is None else (taken, *notes))
 
 
 def _column(source: str | None, role: str, container: str | None, arrays: Mapping[str, Column] | None) -> Column:
@@ -88,7 +95,7 @@ def _pick(arrays: Mapping[str, Column], name: str | None, role: str, path: str) 
     by_lower = {key.lower(): key for key in arrays}
     for wanted in _ALIASES.get(role, (role,)) if name is None else (name.lower(),):
         if wanted in by_lower:
-            return arrays[by_lower[wanted]]
+            return arrays[by_lower[wanted]]._replace(alias=by_lower[wanted] if name is None else None)
     found = ", ".join(f"{key} {column.values.shape}" for key, column in arrays.items())
     wanted = f"an array {role!r} (--{role} NAME calls it otherwise)" if name is None else f"an array {name!r}"
     raise InputError(f"expected {wanted}, but got {found or 'none'}", path)
@@ -101,7 +108,7 @@ def _read_file(path: Path, text: bool = False) -> dict[str, Column]:
             loaded = np.load(path, allow_pickle=False)
             return _columns_of({"": loaded} if isinstance(loaded, np.ndarray) else dict(loaded), path)
         if path.suffix in (".pt", ".pth"):
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
+            loaded = _load_tensors(path)
             return _columns_of(loaded if isinstance(loaded, Mapping) else {"": loaded}, path)
         return {"": _read_labels(path) if text else _read_ark(path)}
     except InputError:
@@ -111,6 +118,15 @@ def _read_file(path: Path, text: bool = False) -> dict[str, Column]:
     except Exception as error:  # what NumPy and PyTorch raise for a damaged file is up to them
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"expected a file of arrays as {path.suffix} holds them, but {reason}", path) from None
+
+
+def _load_tensors(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if "numpy" in str(error):
+            raise InputError("holds NumPy objects; save tensors, or use .npz", path) from None
+        raise
 
 
 def _columns_of(arrays: Mapping[str, Any], path: Path) -> dict[str, Column]:
@@ -138,10 +154,7 @@ def _read_labels(path: Path) -> Column:
 def _read_ark(path: Path) -> Column:
     """A Kaldi text archive of vectors: lines ``utterance [ 0.1 ... ]``."""
     content = path.read_bytes()
-    if b"\0B" in content[:400]:
-        raise InputError(
-            "expected a text archive, but got a binary one (`copy-vector ark:IN ark,t:OUT` converts)", path
-        )
+    refuse_binary(content, path)
     names: list[str] = []
     vectors: list[Array] = []
     for number, line in enumerate(content.splitlines(), 1):

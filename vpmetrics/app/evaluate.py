@@ -17,7 +17,7 @@ from vpmetrics.app.embeddings import Embeddings, Sources, read_embeddings
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.evaluation import Evaluation, evaluate_embeddings, evaluate_trials, require_something
 from vpmetrics.app.report import publish
-from vpmetrics.app.trials import Names, TrialFile, Trials, label_trials, read_key, read_scores
+from vpmetrics.app.trials import Names, TrialFile, Trials, label_trials, looks_like_key, read_key, read_scores
 from vpmetrics.suite import VoicePrivacy
 
 ARRAY_FILES = (".npz", ".npy", ".pt", ".pth")
@@ -112,6 +112,9 @@ def _compare_embeddings(options: Namespace, named: Sequence[tuple[str, str]]) ->
 
 
 def _compare_scores(options: Namespace, named: Sequence[tuple[str, str]]) -> list[Evaluation]:
+    for text in options.systems:
+        if "=" not in text and "," not in text and looks_like_key(Path(text)):
+            raise InputError(f"expected scores of a system, but got a key; give it as `--key {text}`", text)
     names = Names()
     key = _key(options.key, names)
     shared = {"OO": read_scores(Path(options.oo), names)} if options.oo else {}

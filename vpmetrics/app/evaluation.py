@@ -205,7 +205,9 @@ def _notes_on_rows(name: str, embeddings: Embeddings) -> list[str]:
         lengths = torch.linalg.vector_norm(values.double(), dim=1)
         zero, rows = int((lengths == 0).sum()), len(values)
         if zero:
-            notes.append(f"{name}: {zero:,} of {rows:,} rows of the {side} embeddings are all zero; no voice is in them")
+            notes.append(
+                f"{name}: {zero:,} of {rows:,} rows of the {side} embeddings are all zero; no voice is in them"
+            )
         if zero < rows and rows > 1:
             same = int(((values.double() - values[0].double()).abs().amax(1) <= 1e-6 * lengths[0]).sum())
             if same == rows:

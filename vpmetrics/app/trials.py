@@ -71,6 +71,13 @@ def read_key(path: Path, names: Names) -> TrialFile:
     return _read(path, names, "enrol trial target|nontarget", score_column=None, label_column=2)
 
 
+def looks_like_key(path: Path) -> bool:
+    """Whether the first line is `enrol trial target|nontarget`, in words: 0 and 1 may as well be scores."""
+    for _, columns in read_columns(path, (3, 4), "enrol trial score [target|nontarget]"):
+        return len(columns) == 3 and columns[2][0].lower() in _LABELS and not columns[2][0].isdigit()
+    return False
+
+
 def label_trials(scores: TrialFile, key: TrialFile | None, names: Names, strict: bool = False) -> Trials:
     """Scores joined with their labels by name, in the order of the scores, whatever the order of the key."""
     _refuse_copies(scores, names)
