@@ -18,8 +18,12 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from vpmetrics import VoicePrivacy
+from vpmetrics import VoicePrivacy, ZebraDisclosure
+from vpmetrics._plot import draw_trade_off
 from vpmetrics.app import columns, main
+from vpmetrics.app.embeddings import Embeddings
+from vpmetrics.app.evaluation import evaluate_embeddings
+from vpmetrics.app.figures import FIGURES
 from vpmetrics.data import demo_voices
 from vpmetrics.functional import (
     calibration_distortion,
@@ -524,6 +528,43 @@ def test_compare_puts_systems_side_by_side(tmp_path, voices, capsys, monkeypatch
     bare = ["--original", tmp_path / "o.npy", "--speakers", tmp_path / "spk.npy"]
     run("compare", *systems, *bare, "--json", tmp_path / "bare.json")
     assert (tmp_path / "bare.json").read_text() == (tmp_path / "result.json").read_text()
+
+
+def test_zoo_plots_of_one_figure_share_axes_and_name_their_matrix(voices):
+    systems = []
+    for name in ("B2", "B2u"):
+        names = tuple(sorted(set(voices.names)))
+        sides = Embeddings(voices.original, voices.protected[name], voices.speakers, names)
+        systems.append(evaluate_embeddings(name, sides, VoicePrivacy()))
+    figure = next(kind for kind in FIGURES if kind.file == "zoo.png").draw(systems)
+    assert [ax.get_title() for ax in figure.axes] == ["original, OO", "B2, OP", "B2u, OP"]
+    assert len({(*ax.get_xlim(), *ax.get_ylim()) for ax in figure.axes}) == 1
+    for ax in figure.axes:
+        (left, right), (x, y) = ax.get_xlim(), ax.lines[-1].get_data()
+        assert all(left < value < right for value in x)
+        assert all(ax.get_ylim()[0] < value < ax.get_ylim()[1] for value in y)
+    figure = next(kind for kind in FIGURES if kind.file == "zoo.png").draw(systems[:1])
+    assert [ax.get_title() for ax in figure.axes] == ["OO", "OP", "PP"]
+
+
+def test_trade_off_spans_a_decibel_and_more_where_needed():
+    _, ax = draw_trade_off({"a": (0.5, 0.001), "b": (0.6, -0.002)})
+    assert ax.get_ylim()[1] - ax.get_ylim()[0] == pytest.approx(1)
+    draw_trade_off({"c": (0.5, -7.0)}, ax)
+    assert ax.get_ylim()[0] < -7
+    assert ax.get_ylim()[1] > 0.001
+
+
+def test_the_curve_of_perfect_privacy_is_on_top(voices):
+    preds, target = tensors_of(voices, trials_of(voices, "OP"))
+    metric = ZebraDisclosure()
+    metric.update(preds, target)
+    _, ax = metric.plot()
+    (prior,) = [line for line in ax.lines if line.get_label() == "perfect privacy"]
+    others = [line for line in ax.lines if line is not prior]
+    assert others
+    assert all(prior.get_zorder() > line.get_zorder() for line in others)
+    assert all(prior.get_linewidth() > line.get_linewidth() for line in others)
 
 
 def test_compare_takes_score_files_of_two_conditions(tmp_path, voices):

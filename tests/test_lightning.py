@@ -857,6 +857,11 @@ def test_zoo_plot_counts_animals():
     assert {text.get_text() for text in ax.texts} == {"worms: 1", "chameleons: 1", "phantoms: 1", "doves: 1"}
 
 
+def test_zoo_plot_of_speakers_all_alike_has_no_animals():
+    _, ax = draw_zoo(torch.full((6, 6), 0.5), None)
+    assert not ax.texts
+
+
 def test_path_leaves_out_what_is_not_finite():
     _, ax = draw_path([0.1, 0.2, float("nan")], [-1.0, float("-inf"), 0.0], [0, 1, 2], None)
     assert ax.lines[0].get_data()[0].tolist() == [10.0]

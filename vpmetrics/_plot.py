@@ -20,6 +20,8 @@ from vpmetrics.functional.zebra import zebra_tag
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 PROFILE_LOG_ODDS = np.linspace(-7, 7, 141)  # natural; beyond, nothing is left to be known
 
+_LEAST_DECIBELS = 1.0  # that an axis of gains spans
+
 _SMALL_LEGEND = {
     "framealpha": 0.9,
     "edgecolor": "none",
@@ -83,11 +85,11 @@ def draw_ece_profile(
     ax: Axes | None,
     label: str,
 ) -> PlotResult:
-    """Empirical cross-entropy over the prior; the prior's own curve is drawn once, under all systems."""
+    """Empirical cross-entropy over the prior; the prior's own curve is drawn once, over all systems."""
     ax = axes_or_new(ax)
     odds = PROFILE_LOG_ODDS / math.log(10)
     if not ax.lines:
-        ax.plot(odds, prior.cpu(), color="black", linewidth=1.2, label="perfect privacy")
+        ax.plot(odds, prior.cpu(), color="black", linewidth=1.7, label="perfect privacy", zorder=3)
         ax.set(xlim=(odds[0], odds[-1]), ylim=(0, 1.05))
         ax.set(xlabel="prior log-odds, log$_{10}$", ylabel="empirical cross-entropy, bit")
         ax.grid(alpha=0.3)
@@ -144,6 +146,11 @@ def draw_trade_off(systems: Mapping[str, tuple[float, float]], ax: Axes | None =
         marker = "os^Dv<>"[COLOURS.index(colour)]
         ax.plot(100 * deid, gvd, marker, color=colour, markersize=8, label=name, gid="system")
         ax.set_xlim(left=min(ax.get_xlim()[0], 100 * deid - 3))
+    low, high = ax.get_ylim()
+    if high - low < _LEAST_DECIBELS:  # rounding errors would look like differences
+        middle = (low + high) / 2
+        # Systems drawn later may still widen it.
+        ax.set_ylim(middle - _LEAST_DECIBELS / 2, middle + _LEAST_DECIBELS / 2, auto=True)
     ax.legend(frameon=False, fontsize="small")
     return figure_of(ax), ax
 
@@ -227,10 +234,12 @@ def draw_zoo(matrix: Tensor, ax: Axes | None, label: str = "", names: Sequence[s
 
 def _mark_animals(ax: Axes, own: Any, impostor: Any) -> None:
     corners = {"worms": (0, 1), "chameleons": (1, 1), "phantoms": (0, 0), "doves": (1, 0)}
+    quartiles = [np.quantile(values, (0.25, 0.75)) for values in (own, impostor)]
+    if any(np.isclose(low, high) for low, high in quartiles):
+        return  # all alike: everybody would be every animal
     outer = []
-    for values, line in ((own, ax.axvline), (impostor, ax.axhline)):
-        low, high = np.quantile(values, (0.25, 0.75))
-        outer.append((values <= low, values >= high))
+    for values, line, (low, high) in zip((own, impostor), (ax.axvline, ax.axhline), quartiles, strict=True):
+        outer.append((values < low, values > high))
         for value in (low, high):
             line(value, color="black", linewidth=0.7, linestyle=":", alpha=0.6)
     for name, (x, y) in corners.items():

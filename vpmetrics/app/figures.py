@@ -154,8 +154,17 @@ def _zoo(systems: Sequence[Evaluation]) -> Figure | None:
         return None
     panels = axes_in_grid(len(curves), size=(4.2, 3.5))
     for (label, (system, condition)), ax in zip(curves.items(), panels, strict=True):
-        draw_zoo(_known_matrices(system.matrices)[condition], ax, label, _names(system))
+        says = label if label == condition else f"{label}, {condition}"
+        draw_zoo(_known_matrices(system.matrices)[condition], ax, says, _names(system))
+    _share_axes(panels)
     return figure_of(panels[0])
+
+
+def _share_axes(panels: Sequence[Axes]) -> None:
+    """The widest limits for all, so that panels can be compared."""
+    horizontal, vertical = ([limits for ax in panels for limits in get(ax)] for get in (Axes.get_xlim, Axes.get_ylim))
+    for ax in panels:
+        ax.set(xlim=(min(horizontal), max(horizontal)), ylim=(min(vertical), max(vertical)))
 
 
 def _known_matrices(matrices: SimilarityMatrices | None) -> dict[str, Tensor]:
@@ -224,7 +233,8 @@ FIGURES = (
         "zoo.png",
         "Zoo plot",
         "Each speaker by how alike own utterances are and how alike those of others. Further right a speaker is "
-        "easier to recognise, further up easier to confuse with others.",
+        "easier to recognise, further up easier to confuse with others. The title says of which similarity matrix: OP is "
+        "of original against protected speech. An animal is a speaker in the outer quarter of both.",
         _zoo,
     ),
     FigureKind(
