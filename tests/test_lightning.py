@@ -675,7 +675,12 @@ def test_resumed_in_another_folder_with_another_budget(pl, tmp_path):
 @both_packages
 @pytest.mark.parametrize(
     ("privacy", "closest"),
-    [("val/privacy/op_dece", "val/privacy/op_d_ece"), ("val/privcy/op_l_w", "val/privacy/op_l_w")],
+    [
+        ("val/privacy/op_dece", "val/privacy/op_d_ece"),
+        ("val/privcy/op_l_w", "val/privacy/op_l_w"),
+        ("op_d_ece", "val/privacy/op_d_ece"),
+        ("privacy/op_l_w", "val/privacy/op_l_w"),
+    ],
 )
 def test_a_name_no_monitor_logs_is_found_at_setup(pl, tmp_path, privacy, closest):
     steps = []
@@ -694,12 +699,38 @@ def test_a_scalar_the_monitor_leaves_out_is_found_at_setup(pl, tmp_path):
 def test_a_name_nobody_logs_is_found_in_the_first_validation(pl, tmp_path):
     checkpoint = PrivacyCheckpoint(utility="val/lost", dirpath=tmp_path)
     said = "PrivacyCheckpoint watches 'val/lost', but {} has.* logged it. Closest: 'val/loss'"
+    with pytest.raises(ValueError, match=said.format("the sanity check")):
+        fit(pl, [PrivacyMonitor(), checkpoint])
+    assert names_in(tmp_path) == []
+
+
+def test_a_name_unlike_any_is_refused_when_it_is_needed(pl, tmp_path):
+    """Before, some callback may still log it; a long list of names would hide the message."""
+    checkpoint = PrivacyCheckpoint(utility="val/quality", dirpath=tmp_path)
+    said = "PrivacyCheckpoint watches 'val/quality', but {} has.* logged it. (Known|Closest): .{{,300}}$"
     with (
         pytest.warns(UserWarning, match=said.format("the sanity check")),
         pytest.raises(ValueError, match=said.format("nothing")),
     ):
         fit(pl, [PrivacyMonitor(), checkpoint])
-    assert names_in(tmp_path) == []
+
+
+def test_a_forgotten_monitor_is_named(pl, tmp_path):
+    said = "watches 'val/privacy/op_d_ece'.* No PrivacyMonitor is among the callbacks"
+    with pytest.warns(UserWarning, match=said), pytest.raises(ValueError, match=said):
+        fit(pl, [PrivacyCheckpoint(dirpath=tmp_path)])
+
+
+def test_a_utility_only_a_training_step_or_a_later_validation_logs_is_waited_for(pl, tmp_path):
+    class Wer(pl.Callback):
+        def on_validation_epoch_end(self, trainer, pl_module):
+            if not trainer.sanity_checking:
+                pl_module.log("val/later", 1.0)
+
+    checkpoint = PrivacyCheckpoint(utility="val/later", budget=1.0, dirpath=tmp_path)
+    with pytest.warns(UserWarning, match="watches 'val/later', but the sanity check has not logged it"):
+        fit(pl, [PrivacyMonitor(), Wer(), checkpoint])
+    assert checkpoint.pareto_front
 
 
 def test_two_checkpoints_in_one_folder(pl, tmp_path):

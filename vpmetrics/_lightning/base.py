@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 _PACKAGES = ("pytorch_lightning", "lightning.pytorch")
+_MOST_NAMES = 8  # in a message
 
 
 def _import(name: str) -> ModuleType | None:
@@ -72,9 +73,30 @@ def is_fitting(trainer: Any) -> bool:
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """The end of a message about a name that does not exist: those that look like it, or else all."""
+    """The end of a message about a name that does not exist: those that look like it, or else some that there are.
+
+    The last component says what is meant, so those that share it come first; a forgotten prefix is a small mistake.
+    """
     known = sorted(names)
-    alike = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    by_end: dict[str, list[str]] = {}
+    for other in known:
+        by_end.setdefault(last_component(other), []).append(other)
+    ends = difflib.get_close_matches(last_component(name), by_end, n=3, cutoff=0.6)
+    # Among several of one end, the one whose beginning is most alike.
+    nearest = [other for end in ends for other in sorted(by_end[end], key=lambda other: -_likeness(name, other))]
+    alike = list(dict.fromkeys([*nearest, *difflib.get_close_matches(name, known, n=3, cutoff=0.6)]))[:3]
     if alike:
         return "Closest: " + ", ".join(map(repr, alike)) + "."
-    return ("Known: " + ", ".join(map(repr, known)) + ".") if known else "There is none."
+    if not known:
+        return "There is none."
+    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+    return "Known: " + ", ".join(map(repr, known[:_MOST_NAMES])) + more + "."
+
+
+def last_component(name: str) -> str:
+    """What is measured, without where."""
+    return name.rpartition("/")[2]
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()

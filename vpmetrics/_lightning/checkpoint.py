@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,15 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._lightning.arguments import budgets_of
-from vpmetrics._lightning.base import ModelCheckpointBase, closest, is_fitting, logging_step, tensorboard_loggers
+from vpmetrics._lightning.arguments import budgets_of, scalar_names
+from vpmetrics._lightning.base import (
+    ModelCheckpointBase,
+    closest,
+    is_fitting,
+    last_component,
+    logging_step,
+    tensorboard_loggers,
+)
 from vpmetrics._lightning.monitor import PrivacyMonitor
 from vpmetrics._lightning.pareto import ParetoPoint, choose, front_with, is_finite, meets
 
@@ -106,14 +113,18 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 )
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save after a validation; after the sanity check, warn of names nobody has logged."""
+        """Save after a validation; after the sanity check, refuse or warn of names nobody has logged."""
         if trainer.sanity_checking:
-            # Not an error yet: a training step may log it, and some steps log nothing during the sanity check.
             logged = {*trainer.callback_metrics, *_names_of_monitors(trainer)}
             for name in (*self.budgets, self.utility):
-                if _plain(name) not in logged and name not in logged and not name.startswith("train"):
-                    text = f"PrivacyCheckpoint watches {name!r}, but the sanity check has not logged it. "
-                    rank_zero_warn(text + closest(name, logged), UserWarning)
+                if _plain(name) in logged or name in logged or name.startswith("train"):
+                    continue
+                text = f"PrivacyCheckpoint watches {name!r}, but the sanity check has not logged it. "
+                text += closest(name, logged) + _forgotten(trainer, name)
+                # A training step may log it, and some steps and callbacks log nothing during the sanity check.
+                if _monitors(trainer) and _is_misspelt(name, trainer.callback_metrics):
+                    raise ValueError(text)
+                rank_zero_warn(text, UserWarning)
         super().on_validation_end(trainer, pl_module)
 
     # Saving
@@ -124,9 +135,8 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         for name in (*self.budgets, self.utility):
             if name not in monitor_candidates:
                 logged = set(monitor_candidates) - {"epoch", "step"}
-                raise ValueError(
-                    f"PrivacyCheckpoint watches {name!r}, but nothing has logged it. {closest(name, logged)}"
-                )
+                text = f"PrivacyCheckpoint watches {name!r}, but nothing has logged it. {closest(name, logged)}"
+                raise ValueError(text + _forgotten(trainer, name))
         point = self._point(trainer, monitor_candidates)
         if not is_finite(point):
             values = ", ".join(f"{name} is {value}" for name, value in self._values(point).items())
@@ -283,6 +293,26 @@ def _names_of_monitors(trainer: Any) -> set[str]:
 
 
 def _meant_for_monitor(trainer: Any, name: str, promised: set[str]) -> bool:
-    """Whether a name is under the prefix of a monitor, or all but equals one that a monitor logs."""
+    """Whether a name is under the prefix of a monitor, ends as one that a monitor logs, or all but equals it."""
     under = any(name.startswith(f"{monitor.prefix}/") for monitor in _monitors(trainer))
-    return under or bool(difflib.get_close_matches(name, promised, n=1, cutoff=0.9))
+    ends = last_component(name) in map(last_component, promised)
+    return under or ends or bool(difflib.get_close_matches(name, promised, n=1, cutoff=0.9))
+
+
+def _is_misspelt(name: str, logged: Iterable[str]) -> bool:
+    """Whether a name begins as one that was logged, ``val/`` or ``val_``, and goes on almost as that one does."""
+    start, rest = _start_and_rest(name)
+    rests = [there for begins, there in map(_start_and_rest, logged) if begins == start]
+    return bool(start) and bool(difflib.get_close_matches(rest, rests, n=1, cutoff=0.75))
+
+
+def _start_and_rest(name: str) -> tuple[str, str]:
+    match = re.match(r"([^/_]*)[/_](.*)", name)
+    return (match[1], match[2]) if match else ("", name)
+
+
+def _forgotten(trainer: Any, name: str) -> str:
+    """The likeliest reason why a scalar of this library is missing."""
+    if _monitors(trainer) or last_component(_plain(name)) not in scalar_names():
+        return ""
+    return " No PrivacyMonitor is among the callbacks of the Trainer."

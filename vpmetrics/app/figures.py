@@ -233,8 +233,8 @@ FIGURES = (
         "zoo.png",
         "Zoo plot",
         "Each speaker by how alike own utterances are and how alike those of others. Further right a speaker is "
-        "easier to recognise, further up easier to confuse with others. The title says of which similarity matrix: OP is "
-        "of original against protected speech. An animal is a speaker in the outer quarter of both.",
+        "easier to recognise, further up easier to confuse with others. The title says of which similarity matrix: OP "
+        "is of original against protected speech. An animal is a speaker in the outer quarter of both.",
         _zoo,
     ),
     FigureKind(
