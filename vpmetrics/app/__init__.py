@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments of the command line; those of the process when left out.
 
     Returns:
-        0 when done, 2 when options or files cannot be used.
+        0 when done, 2 when options or files cannot be used, say nothing, or no command is given, which prints the help.
     """
     from vpmetrics.app.arguments import parser
     from vpmetrics.app.errors import InputError

@@ -48,7 +48,7 @@ compare it with baselines on these speakers. Nothing is downloaded.
   vpmetrics demo --out vpmetrics-demo
   tensorboard --logdir vpmetrics-demo/tensorboard
 """
-_EXIT = "Exit status: 0 when done, 2 when options or files cannot be used."
+_EXIT = "Exit status: 0 when done, 2 when options or files cannot be used or say nothing."
 
 
 def parser() -> ArgumentParser:

@@ -65,16 +65,21 @@ def read_embeddings(sources: Sources) -> Embeddings:
     named = [column for column in columns.values() if column.utterances is not None]
     sides = [columns["original"], columns["protected"]]
     notes: tuple[str, ...] = ()
-    guessed = [f"{column.alias} as {role}" for role, column in columns.items() if column.alias is not None]
-    if any(column.alias not in (None, role) for role, column in columns.items()):
-        taken = f"{sources.container or columns['original'].source}: taken {', '.join(guessed)}"
-    else:
-        taken = None
+    taken = _say_guessed(sources.container, columns)
     if any(side.utterances is not None for side in sides):
         columns, notes = _align(columns)
     elif named:  # utt2spk beside bare arrays: its lines are their rows
         columns["speakers"] = named[0]._replace(utterances=None)
-    return _pack(columns, utterances, notes if taken is None else (taken, *notes))
+    return _pack(columns, utterances, (*taken, *notes))
+
+
+def _say_guessed(container: str | None, columns: Mapping[str, Column]) -> tuple[str, ...]:
+    """Which array became what, where a name had to be guessed."""
+    guessed = {role: column for role, column in columns.items() if column.alias is not None}
+    if all(column.alias == role for role, column in guessed.items()):
+        return ()
+    says = ", ".join(f"{column.alias if container else column.source} as {role}" for role, column in guessed.items())
+    return (f"{container}: taken {says}" if container else f"taken {says}",)
 
 
 def _column(source: str | None, role: str, container: str | None, arrays: Mapping[str, Column] | None) -> Column:
