@@ -327,3 +327,9 @@ def test_merging_two_metrics(case):
     one, other = updated(case, batches[:1]), updated(case, batches[1:])
     one.merge_state(other)
     assert_same(one.compute(), updated(case).compute())
+
+
+@each_case
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_module_that_holds_it_can_be_scripted(case):
+    torch.jit.script(case.metric())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,12 @@ from vpmetrics._state import PrivacyMetric
 class EmbeddingMetric(PrivacyMetric):
     """A metric of utterances, embedded before and after protection. Trials are formed at ``compute``, never stored."""
 
-    original: list[Tensor]
-    protected: list[Tensor]
-    speakers: list[Tensor]
-    utterances: list[Tensor]
-    row_holds: list[Tensor]
+    if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
+        original: list[Tensor]
+        protected: list[Tensor]
+        speakers: list[Tensor]
+        utterances: list[Tensor]
+        row_holds: list[Tensor]
 
     def __init__(self, bandwidth: float | None = None, validate_args: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)

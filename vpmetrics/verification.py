@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -159,9 +159,10 @@ class Cllr(PrivacyMetric):
     is_differentiable: bool = True
     higher_is_better: bool = True
     plot_lower_bound: float = 0.0
-    cllr_costs: Tensor
-    cllr_trials: Tensor
-    saw_float64: Tensor
+    if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
+        cllr_costs: Tensor
+        cllr_trials: Tensor
+        saw_float64: Tensor
 
     def __init__(
         self,
