@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from lightning_utilities import apply_to_collection
@@ -25,7 +25,10 @@ class PrivacyMetric(Metric):
     """
 
     full_state_update: bool = False
-    bandwidth: float | None = None
+    if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
+        bandwidth: float | None
+    else:
+        bandwidth = None
 
     # TorchScript compiles every property it is not told about.
     __jit_unused_properties__: ClassVar[list[str]] = [
