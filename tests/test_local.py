@@ -15,6 +15,7 @@ from test_rank import utterances
 from torch.testing import assert_close
 
 from vpmetrics import LocalInformationDisclosure, SimilarityRankDisclosure
+from vpmetrics.data import demo_voices
 from vpmetrics.functional import _references as walking
 from vpmetrics.functional import (
     equal_error_rate,
@@ -297,7 +298,8 @@ def test_the_walk_never_waits_for_the_device():
     trials = walking.prepare_trials(protected, speakers, original, None)
     with Dispatched() as seen:
         implementation.identify_trials(trials, "cosine", None)
-    assert seen.synchronisations <= 1, seen.operations  # at the end, to find the trials
+    # Once after the fit, to see whether all of it ended well, and once at the end, to find the trials.
+    assert seen.synchronisations <= 2, seen.operations
 
 
 def test_plot():
@@ -317,3 +319,14 @@ def test_plot():
     figure.canvas.draw()
     with pytest.warns(UserWarning, match="The result is NaN"):
         LocalInformationDisclosure().plot()[0].canvas.draw()
+
+
+def test_voices_told_apart_by_the_wrong_sign_are_measured():
+    voices = demo_voices()
+    mirrored = 2 * voices.original.mean(0) - voices.original
+    metric = LocalInformationDisclosure("OP")
+    metric.update(voices.original, mirrored, voices.speakers)
+    value = metric.compute()
+    # The slope learns the sign, and every trial names its speaker.
+    assert value["alid"] > 5
+    assert value["pdr"] == 1

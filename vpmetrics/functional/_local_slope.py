@@ -37,8 +37,15 @@ def fit_slopes(rows: Rows) -> Tensor:
     """
     theta, together = widen(rows.z.new_zeros(1, 2)), rows.takes_part.any(dim=1, keepdim=True)
     theta = _descend(rows._replace(takes_part=together), theta, _ITERATIONS)
-    if rows.takes_part.shape[1] > 1:
-        theta = _descend(rows, theta.expand(rows.takes_part.shape[1], 2), _REFINEMENTS)
+    if rows.takes_part.shape[1] == 1:
+        return theta[:, 0]
+    theta = _descend(rows, theta.expand(rows.takes_part.shape[1], 2), _REFINEMENTS)
+    # Where all trials together are told apart but for one or two, the start is so steep that nothing has any curvature
+    # left to go by once these are the ones that count. Such a regression starts anew from nothing.
+    lost = theta.isnan().any(dim=1)
+    if bool(lost.any()):
+        anew = rows._replace(takes_part=rows.takes_part[:, lost])
+        theta = theta.masked_scatter(lost.unsqueeze(1), _descend(anew, torch.zeros_like(theta[lost]), _ITERATIONS))
     return theta[:, 0]
 
 
