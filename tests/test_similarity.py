@@ -26,6 +26,7 @@ from vpmetrics.functional import (
     voice_distinctiveness,
     voice_similarity_matrix,
 )
+from vpmetrics.functional._counts import calibrate, condense, count_by_bin
 from vpmetrics.scoring import resolve_scoring
 
 
@@ -332,3 +333,14 @@ def test_zoo_figure_has_a_dot_per_speaker():
     assert {text.get_text() for text in ax.texts} >= set("abcdefgh")
     with pytest.raises(ValueError, match="`zoo` to be one of"):
         metric.plot(zoo="PO")
+
+
+def test_bins_without_targets_change_no_ratio_when_put_together():
+    draw = torch.Generator().manual_seed(0)
+    targets = torch.randint(0, 3, (500,), generator=draw) * (torch.rand(500, generator=draw) < 0.2)
+    nontargets = torch.randint(0, 9, (500,), generator=draw)
+    every = count_by_bin(torch.arange(499.0), targets, nontargets).ascending
+    few, place = condense(every)
+    assert len(few.targets) == int((targets > 0).sum()) + 1
+    for laplace in (False, True):
+        assert_close(calibrate(few, laplace)[place], calibrate(every, laplace))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vpmetrics._precision import wide_dtype
 from vpmetrics._tiles import TrialGrid
-from vpmetrics.functional._counts import ScoreCounts, count_by_bin, count_by_score, counts_on_grid
+from vpmetrics.functional._counts import ScoreCounts, condense, count_by_bin, count_by_score, counts_on_grid
 from vpmetrics.functional._surrogate import lay_grid, read_off
 
 EXACT_PAIRS = 1 << 22  # up to here every score is its own; beyond, those of a bin are one
@@ -55,10 +55,11 @@ def _keep_scores(scores: Tensor, is_target: Tensor) -> ConditionScores:
     counts = count_by_score(scores, is_target, validate_args=False)
     edges = counts.ascending.edges
 
-    def step_of(values: Tensor) -> Tensor:
-        return torch.searchsorted(edges, values.to(edges.dtype), right=True)
+    def look_up(per_step: Tensor, values: Tensor) -> Tensor:
+        step = torch.searchsorted(edges, values.to(edges.dtype), right=True)
+        return per_step.index_select(0, step.flatten()).view(values.shape)
 
-    return ConditionScores(scores, torch.stack([~is_target, is_target]), counts, _table(step_of))
+    return ConditionScores(scores, torch.stack([~is_target, is_target]), counts, look_up)
 
 
 def _bin_scores(grid: TrialGrid) -> ConditionScores:
@@ -84,9 +85,11 @@ def _bin_scores(grid: TrialGrid) -> ConditionScores:
     middles = torch.cat([edges, edges[-1:] + 1 / scale]) - 0.5 / scale
     middles = torch.where(grid.nan_seen, torch.nan, middles)
     histogram = edges, by_class[1], by_class[0], grid.nan_seen
-    separated = count_by_bin(*histogram, separated=True)
-    return ConditionScores(middles, by_class, count_by_bin(*histogram), _table(bin_of), separated)
+    every_bin = count_by_bin(*histogram)
+    ascending, step_of_bin = condense(every_bin.ascending)
+    counts = ScoreCounts(ascending, condense(every_bin.descending)[0])
 
+    def look_up(per_step: Tensor, scores: Tensor) -> Tensor:
+        return per_step[step_of_bin].index_select(0, bin_of(scores).flatten()).view(scores.shape)
 
-def _table(step_of: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda per_step, scores: per_step.index_select(0, step_of(scores).flatten()).view(scores.shape)
+    return ConditionScores(middles, by_class, counts, look_up, count_by_bin(*histogram, separated=True))

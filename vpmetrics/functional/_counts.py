@@ -106,6 +106,19 @@ def count_by_bin(
     return defined_or_nan(ScoreCounts(upward, downward), nan_seen)
 
 
+def condense(steps: Steps) -> tuple[Steps, Tensor]:
+    """The same steps with every one that has no target put to the one before; and where each of them went, ``(S,)``.
+
+    No block of PAV begins at a step without targets, so nothing that follows from PAV changes.
+    """
+    begins = steps.targets > 0
+    place = begins.cumsum(0)
+    lowest = torch.cat([steps.edges.new_full((1,), -torch.inf), steps.edges])[begins]
+    empty = steps.targets.new_zeros(int(place[-1]) + 1)
+    targets, nontargets = (empty.index_add(0, place, counts) for counts in (steps.targets, steps.nontargets))
+    return Steps(lowest, targets, nontargets), place
+
+
 def _interleave(first: Tensor, second: Tensor) -> Tensor:
     return torch.stack([first, second], dim=-1).flatten()
 
