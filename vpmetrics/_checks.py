@@ -94,17 +94,19 @@ def check_thresholds(thresholds: Any, score_range: Any) -> None:
         raise ValueError(f"Expected `score_range` to be two finite ascending numbers, but got {score_range}.")
 
 
-def check_trials(preds: Any, target: Any) -> None:
-    """Kinds, dtypes, shapes and devices of scores and labels."""
+def check_trials(preds: Any, target: Any, values: bool) -> None:
+    """Kinds, dtypes, shapes and devices of scores and labels; with ``values``, what is in them, too."""
     check_floating("preds", preds)
     check_tensor("target", target)
     if target.is_floating_point() or target.is_complex():
         raise TypeError(f"Expected `target` to be boolean or integer, but got {target.dtype}.")
     check_shape("target", target, tuple(preds.shape), "the shape of `preds`")
     check_same_device("preds", preds, "target", target)
+    if values:
+        _check_trial_values(preds, target)
 
 
-def check_trial_values(preds: Tensor, target: Tensor) -> None:
+def _check_trial_values(preds: Tensor, target: Tensor) -> None:
     """Refuse NaN scores and labels other than 0 and 1; one look at the device for both."""
     if preds.numel() == 0:
         return

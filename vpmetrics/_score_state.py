@@ -10,7 +10,7 @@ from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 from torchmetrics.utilities.distributed import gather_all_tensors
 
-from vpmetrics._checks import check_bandwidth, check_thresholds, check_trial_values, check_trials
+from vpmetrics._checks import check_bandwidth, check_thresholds, check_trials
 from vpmetrics._histogram import (
     LOWEST_EXPONENT,
     bin_learnt,
@@ -77,9 +77,7 @@ class ScoreMetric(PrivacyMetric):
             preds: Scores in any shape and on any scale, higher = more alike.
             target: 1 (same speaker) or 0 (different), boolean or integer, of the same shape.
         """
-        check_trials(preds, target)
-        if self.validate_args:
-            check_trial_values(preds, target)
+        check_trials(preds, target, self.validate_args)
         scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
         if self.keeps_scores:
             # Copies: a view would keep the activation it was cut from alive, and change with it.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_bandwidth, check_thresholds, check_trial_values, check_trials
+from vpmetrics._checks import check_bandwidth, check_thresholds, check_trials
 from vpmetrics._precision import wide_dtype
 from vpmetrics._score_state import ScoreMetric
 from vpmetrics._state import PrivacyMetric
@@ -187,9 +187,7 @@ class Cllr(PrivacyMetric):
             preds: Natural-log likelihood ratios in any shape.
             target: 1 (same speaker) or 0 (different), boolean or integer, of the same shape.
         """
-        check_trials(preds, target)
-        if self.validate_args:
-            check_trial_values(preds, target)
+        check_trials(preds, target, self.validate_args)
         costs, trials = cllr_sums(preds.detach(), target.detach())
         self.cllr_costs, self.cllr_trials = self.cllr_costs + costs, self.cllr_trials + trials
         if preds.dtype == torch.float64:

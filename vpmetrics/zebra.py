@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
-from vpmetrics._checks import check_choice, check_trial_values, check_trials
+from vpmetrics._checks import check_choice, check_trials
 from vpmetrics._precision import at_least_float32
 from vpmetrics._score_state import ScoreMetric
 from vpmetrics._state import PrivacyMetric
@@ -129,10 +129,8 @@ class CalibrationDistortion(PrivacyMetric):
             target: 1 (same speaker) or 0 (different), boolean or integer, of the same shape.
             run: 0 for the run the calibration is learnt from, 1 for the one attacked.
         """
-        check_trials(preds, target)
+        check_trials(preds, target, self.validate_args)
         check_choice("run", run, (0, 1))
-        if self.validate_args:
-            check_trial_values(preds, target)
         getattr(self, f"scores_run{run}").append(at_least_float32(preds.detach().flatten()).clone())
         getattr(self, f"is_target_run{run}").append(target.detach().flatten().bool().clone())
 

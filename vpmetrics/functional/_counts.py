@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vpmetrics._checks import check_bandwidth, check_trial_values, check_trials, warn_undefined
+from vpmetrics._checks import check_bandwidth, check_trials, warn_undefined
 from vpmetrics._precision import at_least_float32, wide_dtype, widen
 from vpmetrics.functional._pav import pav_blocks, sum_by_block
 from vpmetrics.functional._surrogate import Grid, count_on, lay_grid
@@ -57,10 +57,8 @@ def count_by_score(
 
     Exact steps, or those of the smooth surrogate where ``bandwidth`` is given.
     """
-    check_trials(preds, target)
+    check_trials(preds, target, validate_args)
     check_bandwidth(bandwidth)
-    if validate_args:
-        check_trial_values(preds, target)
     if bandwidth is not None:
         return counts_on_grid(lay_grid(preds.flatten(), bandwidth), preds.flatten(), target.flatten())
     scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()

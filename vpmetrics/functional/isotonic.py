@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_bandwidth, check_shape, check_tensor, check_trial_values, check_trials
+from vpmetrics._checks import check_bandwidth, check_shape, check_tensor, check_trials
 from vpmetrics._precision import at_least_float32, result_dtype, widen
 from vpmetrics.functional._counts import calibrate, count_by_score, counts_on_grid, look_up
 from vpmetrics.functional._pav import pav_blocks, sum_by_block
@@ -91,10 +91,8 @@ def pav_llr(
         tensor([-inf, 0., 0., inf])
     """
     if bandwidth is not None:
-        check_trials(preds, target)
+        check_trials(preds, target, validate_args)
         check_bandwidth(bandwidth)
-        if validate_args:
-            check_trial_values(preds, target)
         scores = at_least_float32(preds.flatten())
         grid = lay_grid(scores, bandwidth)
         steps = counts_on_grid(grid, scores, target.flatten()).ascending

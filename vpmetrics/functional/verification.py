@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from vpmetrics._checks import check_trial_values, check_trials, warn_undefined
+from vpmetrics._checks import check_trials, warn_undefined
 from vpmetrics._precision import result_dtype, widen
 from vpmetrics.functional._counts import (
     Steps,
@@ -42,9 +42,7 @@ def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
         >>> cllr(torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1]))
         tensor(1.1476)
     """
-    check_trials(preds, target)
-    if validate_args:
-        check_trial_values(preds, target)
+    check_trials(preds, target, validate_args)
     return cllr_of_sums(*cllr_sums(preds, target)).to(result_dtype(preds))
 
 
@@ -138,9 +136,7 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
         >>> linkability(preds, target=torch.arange(40) >= 20)
         tensor(0.3750)
     """
-    check_trials(preds, target)
-    if validate_args:
-        check_trial_values(preds, target)
+    check_trials(preds, target, validate_args)
     is_target = target.flatten().bool()
     counts = torch.stack([~is_target, is_target])
     return linkability_of_values(widen(preds.detach().flatten()), counts).to(result_dtype(preds))

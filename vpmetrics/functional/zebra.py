@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from vpmetrics._checks import check_choice, check_floating, check_trial_values, check_trials, warn_once, warn_undefined
+from vpmetrics._checks import check_choice, check_floating, check_trials, warn_once, warn_undefined
 from vpmetrics._precision import result_dtype, widen
 from vpmetrics.functional._calibration import isotonic_map, linear_map
 from vpmetrics.functional._counts import (
@@ -222,9 +222,7 @@ def transferred_llr(
     """Log-likelihood ratios ``(P,)`` of the scores of one run, calibrated on another."""
     check_choice("calibration", calibration, ("linear", "isotonic"))
     for trials in ((preds, target), (fit_preds, fit_target)):
-        check_trials(*trials)
-        if validate_args:
-            check_trial_values(*trials)
+        check_trials(*trials, validate_args)
     fit = linear_map if calibration == "linear" else isotonic_map
     return fit(fit_preds, fit_target)(widen(preds.flatten()))
 
