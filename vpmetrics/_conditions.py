@@ -23,14 +23,14 @@ class ConditionScores(NamedTuple):
 
     ``values`` and ``counts_of_values`` ``(2, V)``, of non-targets and targets: every score once, or the middle of
     every bin. ``counts`` for what follows from PAV; ``look_up(per_step, scores)`` for the value at every score of
-    something known per step.
+    something known per step; ``separated`` makes the counts that bound what binning may have hidden.
     """
 
     values: Tensor
     counts_of_values: Tensor
     counts: ScoreCounts
     look_up: Callable[[Tensor, Tensor], Tensor]
-    separated: ScoreCounts | None = None
+    separated: Callable[[], ScoreCounts] | None = None
 
 
 def score_condition(grid: TrialGrid, bandwidth: float | None = None) -> ConditionScores:
@@ -92,4 +92,4 @@ def _bin_scores(grid: TrialGrid) -> ConditionScores:
     def look_up(per_step: Tensor, scores: Tensor) -> Tensor:
         return per_step[step_of_bin].index_select(0, bin_of(scores).flatten()).view(scores.shape)
 
-    return ConditionScores(middles, by_class, counts, look_up, count_by_bin(*histogram, separated=True))
+    return ConditionScores(middles, by_class, counts, look_up, lambda: count_by_bin(*histogram, separated=True))

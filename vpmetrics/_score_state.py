@@ -20,7 +20,7 @@ from vpmetrics._histogram import (
     learnt_edges,
     steps_of_bins,
 )
-from vpmetrics._precision import at_least_float32, result_dtype
+from vpmetrics._precision import at_least_float32, result_dtype, widen
 from vpmetrics._state import PrivacyMetric
 from vpmetrics.functional._counts import ScoreCounts, count_by_score
 
@@ -102,8 +102,8 @@ class ScoreMetric(PrivacyMetric):
     def error_bound(self) -> Any:
         """By how much binning may have lowered each value at most; 0 where the scores themselves are kept."""
         with self._gathered():
-            upper = self._value_of_counts(self._counts(separated=True), torch.float64)
             lower = self._value_of_counts(self._counts(), torch.float64)
+            upper = lower if self.keeps_scores else self._value_of_counts(self._counts(separated=True), torch.float64)
         if isinstance(upper, dict):
             return {key: (upper[key] - lower[key]).abs() for key in upper if upper[key].is_floating_point()}
         return (upper - lower).abs()
@@ -123,18 +123,18 @@ class ScoreMetric(PrivacyMetric):
     def _counts(self, separated: bool = False) -> ScoreCounts:
         if self.keeps_scores:
             return count_by_score(*self._trials(), validate_args=False, bandwidth=self.bandwidth)
+        return steps_of_bins(*self._bins(), separated)
+
+    def _bins(self) -> tuple[Tensor, Tensor]:
+        """Edges of the histograms, and their counts with NaN in the last column."""
         if self._keeps == "given bins":
-            return steps_of_bins(self.bin_edges, self.bin_counts, separated)
-        edges = learnt_edges(self.learnt_bin_exponent, self.learnt_bin_counts.shape[1])
-        return steps_of_bins(edges, self.learnt_bin_counts, separated)
+            return self.bin_edges, self.bin_counts
+        return learnt_edges(self.learnt_bin_exponent, self.learnt_bin_counts.shape[1]), self.learnt_bin_counts
 
     def _bin_middles(self) -> tuple[Tensor, Tensor]:
         """Middle of every bin and counts ``(2, bins)``; a bin without an end is taken to have none beyond its edge."""
-        if self._keeps == "given bins":
-            edges, counts = self.bin_edges.double(), self.bin_counts
-        else:
-            counts = self.learnt_bin_counts
-            edges = learnt_edges(self.learnt_bin_exponent, counts.shape[1])
+        edges, counts = self._bins()
+        edges = widen(edges)
         middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
         return torch.where(counts[:, -1].sum() > 0, torch.nan, middles), counts[:, :-1]
 

@@ -14,6 +14,7 @@ from vpmetrics._embedding_state import EmbeddingMetric
 from vpmetrics._precision import result_dtype
 from vpmetrics._sides import Sides, row_keys
 from vpmetrics._tiles import TrialGrid
+from vpmetrics.functional._counts import ScoreCounts
 from vpmetrics.functional.local import Identification, disclose_identity
 from vpmetrics.functional.rank import MODELS
 from vpmetrics.functional.similarity import (
@@ -211,15 +212,18 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _error_bound(scores: ConditionScores) -> dict[str, Tensor]:
-    exact = scores.separated is None
-    upper = scores.counts if scores.separated is None else scores.separated
-    values = [
-        {
-            "d_ece": disclosure_of_counts(counts, torch.float64)["d_ece"],
-            "d_ece_reversed": disclosure_of_counts(counts, torch.float64)["d_ece_reversed"],
-            "min_cllr": min_cllr_of_steps(counts.ascending),
-            "eer": eer_of_steps(counts.ascending),
-        }
-        for counts in (upper, scores.counts)
-    ]
-    return {key: torch.zeros_like(v) if exact else (v - values[1][key]).abs() for key, v in values[0].items()}
+    lower = _rank_measures(scores.counts)
+    if scores.separated is None:
+        return {key: torch.zeros_like(value) for key, value in lower.items()}
+    return {key: (value - lower[key]).abs() for key, value in _rank_measures(scores.separated()).items()}
+
+
+def _rank_measures(counts: ScoreCounts) -> dict[str, Tensor]:
+    """The measures that bins bound from one side."""
+    disclosed = disclosure_of_counts(counts, torch.float64)
+    return {
+        "d_ece": disclosed["d_ece"],
+        "d_ece_reversed": disclosed["d_ece_reversed"],
+        "min_cllr": min_cllr_of_steps(counts.ascending),
+        "eer": eer_of_steps(counts.ascending),
+    }

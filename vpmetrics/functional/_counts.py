@@ -13,6 +13,8 @@ D_ECE, min Cllr, EER) is a function of these two rows of counts. Three ways lead
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +33,9 @@ _CHUNK = 1 << 20  # scores sorted at a time: about what one core's cache holds
 _CELLS = 1 << 16  # equal cells of the score axis to look up many scores by
 
 
-class Steps(NamedTuple):
-    """Trials per step of the ascending score axis.
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Trials per step of the ascending score axis, and the calibration they have.
 
     ``edges`` ``(S - 1,)``: the lowest score of every step but the first.
     ``targets``, ``nontargets`` ``(S,)``: how many trials of each class, in the type sums are made in.
@@ -41,6 +44,16 @@ class Steps(NamedTuple):
     edges: Tensor
     targets: Tensor
     nontargets: Tensor
+
+    @cached_property
+    def llr(self) -> Tensor:
+        """See :func:`calibrate`; several measures of the same trials share it."""
+        return _calibrate(self, laplace=False)
+
+    @cached_property
+    def llr_laplace(self) -> Tensor:
+        """The same under Laplace's rule."""
+        return _calibrate(self, laplace=True)
 
 
 class ScoreCounts(NamedTuple):
@@ -133,13 +146,15 @@ def defined_or_nan(counts: ScoreCounts, nan_seen: Tensor | None = None) -> Score
         warn_undefined(f"There are no {kind}trials, and a calibration needs both kinds.")
     else:
         return counts
-    return ScoreCounts(
-        *(Steps(edges, targets * torch.nan, nontargets * torch.nan) for edges, targets, nontargets in counts)
-    )
+    return ScoreCounts(*(Steps(each.edges, each.targets * torch.nan, each.nontargets * torch.nan) for each in counts))
 
 
 def calibrate(steps: Steps, laplace: bool = False) -> Tensor:
     """Natural-log likelihood ratio of every step, ``(S,)``: that of its PAV block; -inf and +inf are legal."""
+    return steps.llr_laplace if laplace else steps.llr
+
+
+def _calibrate(steps: Steps, laplace: bool) -> Tensor:
     targets, nontargets = steps.targets, steps.nontargets
     if laplace:  # one label of each class below the lowest score and again above the highest
         targets, nontargets = pad(targets, (1, 1), value=1.0), pad(nontargets, (1, 1), value=1.0)

@@ -41,17 +41,15 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
         check_shape("weights", weights, tuple(y.shape), "the shape of `y`")
         if bool((weights < 0).any()):
             raise ValueError(f"Expected `weights` to be non-negative, but got {weights.min().item()}.")
-    values, masses = _tamed(widen(y)), _tamed(widen(weights))
+    values, masses = widen(y), widen(weights)
+    scale = _excess(values)
+    values, masses = values / scale, masses / _excess(masses)
     # Infinite weight times zero is NaN; a weightless value must not be looked at at all.
     sums = torch.where(masses > 0, values * masses, 0)
     blocks = pav_blocks(values.detach().nan_to_num(), masses.detach())
-    fitted = sum_by_block(sums, blocks) / sum_by_block(masses, blocks) * _excess(widen(y))
+    fitted = sum_by_block(sums, blocks) / sum_by_block(masses, blocks) * scale
     fitted = fitted.masked_fill(values.isnan().any(-1, keepdim=True), torch.nan)
     return fitted.to(result_dtype(y))
-
-
-def _tamed(x: Tensor) -> Tensor:
-    return x / _excess(x)
 
 
 def _excess(x: Tensor) -> Tensor:
