@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
-from vpmetrics._checks import check_bandwidth, check_embedding_values, check_embeddings, warn_once
+from vpmetrics._checks import check_bandwidth, warn_once
 from vpmetrics._sides import Rows, Sides, pack, sides_of
 from vpmetrics._state import PrivacyMetric
 
@@ -50,10 +50,15 @@ class EmbeddingMetric(PrivacyMetric):
             utterances: Numbers of the recordings, ``(B,)``; any integers. Copies of one, as a distributed sampler
                 makes to fill up its last batch, then count once.
         """
-        check_embeddings(original, protected, speakers, is_reference, utterances, width=self._width())
-        if self.validate_args:
-            check_embedding_values(original, protected)
-        rows = pack(original, protected, speakers, is_reference, utterances)
+        rows = pack(
+            original,
+            protected,
+            speakers,
+            is_reference,
+            utterances,
+            width=self._width(),
+            values=self.validate_args,
+        )
         for name, values in rows._asdict().items():
             # A copy, because a view would keep the whole activation it was cut from alive.
             getattr(self, name).append(values.detach().clone())

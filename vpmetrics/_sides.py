@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities.prints import rank_zero_warn
 
-from vpmetrics._checks import check_embeddings
+from vpmetrics._checks import check_embedding_values, check_embeddings
 from vpmetrics._precision import at_least_float32, widen
 
 CONDITIONS = ("OO", "OP", "PP")  # original or protected: the side of the references, and that of the probes
@@ -58,9 +58,17 @@ def pack(
     speakers: Tensor | None = None,
     is_reference: Tensor | None = None,
     utterances: Tensor | None = None,
+    *,
+    width: int | None = None,
+    values: bool = False,
 ) -> Rows:
-    """Checked arguments as rows, with their graph; a side that was left out is zeros marked as absent."""
-    check_embeddings(original, protected, speakers, is_reference, utterances)
+    """Checked arguments as rows, with their graph; a side that was left out is zeros marked as absent.
+
+    ``width`` is that of rows before; with ``values``, what is in the embeddings is checked, too.
+    """
+    check_embeddings(original, protected, speakers, is_reference, utterances, width)
+    if values:
+        check_embedding_values(original, protected)
     given = next(side for side in (original, protected) if side is not None)
     sides = [at_least_float32(given).detach().new_zeros(given.shape) if s is None else s for s in (original, protected)]
     wide = torch.promote_types(torch.promote_types(sides[0].dtype, sides[1].dtype), torch.float32)

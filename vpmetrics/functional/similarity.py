@@ -15,7 +15,6 @@ from torch.nn.functional import logsigmoid
 from vpmetrics._checks import (
     check_bandwidth,
     check_choice,
-    check_embedding_values,
     check_tensor,
     warn_once,
     warn_undefined,
@@ -86,9 +85,7 @@ def voice_similarity_matrix(
     """
     check_choice("similarity", similarity, SIMILARITIES)
     check_bandwidth(bandwidth)
-    rows = pack(original, protected, speakers, None, utterances)
-    if validate_args:
-        check_embedding_values(original, protected)
+    rows = pack(original, protected, speakers, None, utterances, values=validate_args)
     with warn_once():
         return matrices_of_sides(sides_of(rows), similarity, resolve_scoring(scoring), bandwidth)
 
