@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from cases import CASES, SCORE_CASES, join
-from probes import Dispatched
+from dispatched import Dispatched
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 from torchmetrics import MetricCollection

@@ -19,9 +19,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-from vpmetrics._lightning import figures
+from vpmetrics import _figures as figures
 from vpmetrics._plot import draw_pareto_front, draw_path, draw_zoo
-from vpmetrics.lightning import ParetoPoint, PrivacyCheckpoint, PrivacyMonitor
+from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
+from vpmetrics.lightning.monitor import PrivacyMonitor
+from vpmetrics.lightning.pareto import ParetoPoint
 from vpmetrics.suite import VoicePrivacy
 
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")

@@ -8,15 +8,16 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from probes import Dispatched
+from dispatched import Dispatched
 from reference import local as reference
 from reference.rank import reference_scores
 from test_rank import utterances
 from torch.testing import assert_close
 
-from vpmetrics import LocalInformationDisclosure, SimilarityRankDisclosure
+from vpmetrics import LocalInformationDisclosure, SimilarityRankDisclosure, suite
+from vpmetrics._trials import identification as implementation
+from vpmetrics._trials import references as walking
 from vpmetrics.data import demo_voices
-from vpmetrics.functional import _references as walking
 from vpmetrics.functional import (
     equal_error_rate,
     fit_local_slope,
@@ -25,7 +26,6 @@ from vpmetrics.functional import (
     local_information_disclosure,
     summarise_information,
 )
-from vpmetrics.functional import local as implementation
 
 BLIND_SPOT = torch.tensor([[0.9, 0.8, 0.8, 0.8], [0.7, 0.6, 0.6, 0.6], [0.4, 0.5, 0.4, 0.4], [0.2, 0.2, 0.3, 0.2]])
 OF_BLIND_SPOT = torch.tensor([0, 0, 1, 2])
@@ -288,7 +288,7 @@ def test_everything_of_a_condition_at_once():
     ranks, local = SimilarityRankDisclosure(condition="OP"), LocalInformationDisclosure(condition="OP")
     for metric in (ranks, local):
         metric.update(original, protected, speakers)
-    scalars, found = implementation.disclose_identity(ranks._sides(), "OP", "cosine")
+    scalars, found = suite.disclose_identity(ranks._sides(), "OP", "cosine")
     assert scalars == ranks.compute() | local.compute()
     assert len(found.bits) == found.histogram.sum()
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import reference
 import torch
-from probes import Dispatched
+from dispatched import Dispatched
 from torch import nn
 from torch.testing import assert_close
 
+from vpmetrics._scores.measures import expected_disclosure
+from vpmetrics._scores.smooth import soft_counts
+from vpmetrics._scores.steps import Steps
 from vpmetrics.data import demo_voices
 from vpmetrics.functional import zebra_disclosure
-from vpmetrics.functional._counts import Steps
-from vpmetrics.functional._surrogate import soft_counts
-from vpmetrics.functional.zebra import expected_disclosure
 from vpmetrics.losses import FULL_DISCLOSURE, DisclosureLoss, DistinctivenessLoss, PseudonymisationLoss
 
 LOSSES = [DisclosureLoss(), DisclosureLoss(centred=True, flatness=1.0), DistinctivenessLoss(), PseudonymisationLoss()]

@@ -7,13 +7,14 @@ import warnings
 
 import pytest
 import torch
-from probes import Dispatched
+from dispatched import Dispatched
 from reference import rank as reference
 from scipy.stats import betabinom
 from torch.testing import assert_close
 
 from vpmetrics import SimilarityRankDisclosure
-from vpmetrics.functional import _references as walking
+from vpmetrics._trials import references as walking
+from vpmetrics._trials.ranks import histogram_of_trials
 from vpmetrics.functional import (
     codebook_histogram,
     combine_disclosures,
@@ -23,7 +24,6 @@ from vpmetrics.functional import (
     rank_disclosure,
     rank_histogram,
 )
-from vpmetrics.functional.rank import histogram_of_trials
 from vpmetrics.scoring import PLDA
 
 KEYS = ("max_d", "mean_d", "id_rate", "rank_spread")

@@ -12,8 +12,9 @@ from torch.distributions import MultivariateNormal
 from torch.testing import assert_close
 
 from vpmetrics import DeIdentification
+from vpmetrics._trials.scorers import resolve_scoring
 from vpmetrics.functional import voice_similarity_matrix
-from vpmetrics.scoring import PLDA, resolve_scoring
+from vpmetrics.scoring import PLDA
 
 
 def test_named_scores():

@@ -14,10 +14,14 @@ from cases import embeddings, join
 from golden import CONDITIONS, EMBEDDING_SETS, embedding_set
 from torch.testing import assert_close
 
-import vpmetrics._conditions
+import vpmetrics._trials.matrices
+import vpmetrics._trials.scores
 from vpmetrics import DeIdentification, VoiceDistinctiveness, VoicePrivacy, VoiceSimilarityMatrix
-from vpmetrics._sides import pack, sides_of
-from vpmetrics._tiles import TrialGrid
+from vpmetrics._scores.counting import count_by_bin
+from vpmetrics._scores.steps import calibrate, condense
+from vpmetrics._trials.pairs import TrialGrid
+from vpmetrics._trials.scorers import resolve_scoring
+from vpmetrics._trials.utterances import pack, sides_of
 from vpmetrics.data import demo_voices
 from vpmetrics.functional import (
     de_identification,
@@ -26,14 +30,12 @@ from vpmetrics.functional import (
     voice_distinctiveness,
     voice_similarity_matrix,
 )
-from vpmetrics.functional._counts import calibrate, condense, count_by_bin
-from vpmetrics.scoring import resolve_scoring
 
 
 @pytest.fixture
 def few_are_many(monkeypatch):
     """Let every set take the way of large ones, through histograms."""
-    monkeypatch.setattr(vpmetrics._conditions, "EXACT_PAIRS", 0)
+    monkeypatch.setattr(vpmetrics._trials.scores, "EXACT_PAIRS", 0)
 
 
 @pytest.mark.parametrize("name", EMBEDDING_SETS)
@@ -141,15 +143,15 @@ def test_tile_size_changes_nothing_beyond_rounding():
     matrices = []
     for tile in (16, 50, 2048):
         grid = TrialGrid(*sides.pair("OP"), rows["speakers"].unique(), resolve_scoring("cosine"), tile)
-        scores = vpmetrics._conditions.score_condition(grid)
-        matrices.append(vpmetrics.functional.similarity.similarity_of_condition(grid, scores, "geometric"))
+        scores = vpmetrics._trials.scores.score_condition(grid)
+        matrices.append(vpmetrics._trials.matrices.similarity_of_condition(grid, scores, "geometric"))
     assert_close(matrices[0], matrices[1], atol=1e-4, rtol=0)
     assert_close(matrices[0], matrices[2], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("similarity", ["geometric", "sigmoid"])
 def test_bins_agree_with_scores(monkeypatch, similarity):
-    monkeypatch.setattr(vpmetrics._conditions, "EXACT_PAIRS", 0)
+    monkeypatch.setattr(vpmetrics._trials.scores, "EXACT_PAIRS", 0)
     voices = demo_voices()
     rows = voices.original[::2], voices.protected["B2r0"][::2], voices.speakers[::2]
     binned, metric = voice_similarity_matrix(*rows, similarity), VoicePrivacy(similarity)
@@ -239,7 +241,7 @@ def test_one_side_alone():
 def test_unusual_vectors_never_raise(vectors, monkeypatch):
     speakers = torch.arange(24) % 4
     for limit in (1 << 22, 0):
-        monkeypatch.setattr(vpmetrics._conditions, "EXACT_PAIRS", limit)
+        monkeypatch.setattr(vpmetrics._trials.scores, "EXACT_PAIRS", limit)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             metric = VoicePrivacy()
@@ -257,7 +259,7 @@ def test_nan_embeddings_never_leave_as_a_number(monkeypatch):
     rows = join(embeddings())
     rows["protected"][3, 2] = math.nan
     for limit in (1 << 22, 0):
-        monkeypatch.setattr(vpmetrics._conditions, "EXACT_PAIRS", limit)
+        monkeypatch.setattr(vpmetrics._trials.scores, "EXACT_PAIRS", limit)
         metric = VoicePrivacy(validate_args=False)
         metric.update(**rows)
         with pytest.warns(UserWarning, match="NaN"):

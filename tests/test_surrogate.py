@@ -6,15 +6,21 @@ import math
 
 import pytest
 import torch
-from probes import Dispatched
+from dispatched import Dispatched
 from scipy import integrate
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from vpmetrics.functional._counts import Steps, calibrate, count_by_score, mean_over_nontargets, mean_over_targets
-from vpmetrics.functional._surrogate import count_on, lay_grid, read_off, soft_counts
-from vpmetrics.functional.verification import eer_of_steps, min_cllr_of_steps
-from vpmetrics.functional.zebra import disclosure_of_counts, evidence, expected_disclosure
+from vpmetrics._scores.counting import count_by_score
+from vpmetrics._scores.measures import (
+    disclosure_of_counts,
+    eer_of_steps,
+    evidence,
+    expected_disclosure,
+    min_cllr_of_steps,
+)
+from vpmetrics._scores.smooth import count_on, lay_grid, read_off, soft_counts
+from vpmetrics._scores.steps import Steps, calibrate, mean_over_nontargets, mean_over_targets
 
 
 def gaussians(distance, targets, nontargets, seed=0, dtype=torch.float64):

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryConfusionMatrix, BinaryEER, BinaryROC
 
-import vpmetrics._tiles
+import vpmetrics._trials.pairs
 from vpmetrics import EmbeddingTrials, EqualErrorRate, Linkability, MinCllr, ZebraDisclosure
 from vpmetrics.functional import equal_error_rate, zebra_disclosure
 
@@ -23,7 +23,7 @@ def trials_by_pairs(rows, condition):
 
 @pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
 def test_every_condition(condition, monkeypatch):
-    monkeypatch.setattr(vpmetrics._tiles, "TILE", 32)
+    monkeypatch.setattr(vpmetrics._trials.pairs, "TILE", 32)
     rows = join(embeddings())
     scores, target = trials_by_pairs(rows, condition)
     metric = EmbeddingTrials(ZebraDisclosure(), condition)
@@ -40,7 +40,7 @@ def test_torchmetrics_own_metrics_get_scores_as_they_are(monkeypatch):
     positives, negatives = scores[target == 1], scores[target == 0]
     area = (positives[:, None] > negatives).double().mean() + 0.5 * (positives[:, None] == negatives).double().mean()
     for size in (16, 2048):
-        monkeypatch.setattr(vpmetrics._tiles, "TILE", size)
+        monkeypatch.setattr(vpmetrics._trials.pairs, "TILE", size)
         metric = EmbeddingTrials(BinaryAUROC())
         metric.update(**rows)
         assert metric.compute().item() == pytest.approx(area.item(), abs=1e-6)
@@ -116,7 +116,7 @@ def test_decisions_of_torchmetrics_do_not_depend_on_tiles(condition, monkeypatch
     rows = join(embeddings())
     values = []
     for size in (3, 149, 1024):
-        monkeypatch.setattr(vpmetrics._tiles, "TILE", size)
+        monkeypatch.setattr(vpmetrics._trials.pairs, "TILE", size)
         metric = EmbeddingTrials(BinaryConfusionMatrix(), condition)
         metric.update(**rows)
         values.append(metric.compute())

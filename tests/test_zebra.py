@@ -12,8 +12,8 @@ from golden import PRIOR_ENTROPY, PRIOR_LOG_ODDS, SCORE_SETS, TRANSFER_SETS, ZEB
 from torch.testing import assert_close
 
 from vpmetrics import CalibrationDistortion, ZebraDisclosure
+from vpmetrics._scores.measures import evidence
 from vpmetrics.functional import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
-from vpmetrics.functional.zebra import evidence
 
 
 def tensors(*arrays, dtype=torch.float64):

@@ -13,7 +13,7 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from torch import Tensor
 
-from vpmetrics.functional.similarity import SimilarityMatrices
+from vpmetrics._trials.matrices import SimilarityMatrices
 from vpmetrics.functional.zebra import zebra_tag
 
 # Okabe and Ito's colours, told apart by every kind of colour vision.

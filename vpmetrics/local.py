@@ -7,11 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from vpmetrics._checks import check_choice
-from vpmetrics._embedding_state import EmbeddingMetric
-from vpmetrics._sides import CONDITIONS, Sides
-from vpmetrics.functional._references import trials_of_sides
-from vpmetrics.functional.local import Identification, identify_trials, summarise_information
-from vpmetrics.scoring import Scoring, resolve_scoring
+from vpmetrics._metric.embeddings import EmbeddingMetric
+from vpmetrics._trials.identification import Identification, identify_trials
+from vpmetrics._trials.references import trials_of_sides
+from vpmetrics._trials.scorers import Scoring, resolve_scoring
+from vpmetrics._trials.utterances import CONDITIONS, Sides
+from vpmetrics.functional.local import summarise_information
 
 
 class LocalInformationDisclosure(EmbeddingMetric):

@@ -17,9 +17,10 @@ from torch.nn.functional import normalize
 
 from vpmetrics._checks import check_embeddings, check_floating, check_positive, check_weight
 from vpmetrics._precision import at_least_float32
-from vpmetrics.functional._counts import Steps, count_by_score
-from vpmetrics.functional._surrogate import soft_counts
-from vpmetrics.functional.zebra import expected_disclosure
+from vpmetrics._scores.counting import count_by_score
+from vpmetrics._scores.measures import expected_disclosure
+from vpmetrics._scores.smooth import soft_counts
+from vpmetrics._scores.steps import Steps
 
 __all__ = ["DisclosureLoss", "DistinctivenessLoss", "PseudonymisationLoss"]
 

@@ -7,12 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from vpmetrics._checks import check_choice
-from vpmetrics._embedding_state import EmbeddingMetric
-from vpmetrics._sides import CONDITIONS, Sides
-from vpmetrics.functional._references import trials_of_sides
+from vpmetrics._metric.embeddings import EmbeddingMetric
+from vpmetrics._trials.ranks import histogram_of_trials
+from vpmetrics._trials.references import trials_of_sides
+from vpmetrics._trials.scorers import Scoring, resolve_scoring
+from vpmetrics._trials.utterances import CONDITIONS, Sides
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
-from vpmetrics.functional.rank import MODELS, histogram_of_trials, rank_disclosure
-from vpmetrics.scoring import Scoring, resolve_scoring
+from vpmetrics.functional.rank import MODELS, rank_disclosure
 
 
 class SimilarityRankDisclosure(EmbeddingMetric):

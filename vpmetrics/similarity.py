@@ -8,16 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from vpmetrics._checks import check_choice
-from vpmetrics._embedding_state import EmbeddingMetric
-from vpmetrics._sides import CONDITIONS, Sides
-from vpmetrics.functional.similarity import (
-    SIMILARITIES,
-    SimilarityMatrices,
-    de_identification,
-    matrices_of_sides,
-    voice_distinctiveness,
-)
-from vpmetrics.scoring import Scoring, resolve_scoring
+from vpmetrics._metric.embeddings import EmbeddingMetric
+from vpmetrics._trials.matrices import SIMILARITIES, SimilarityMatrices, matrices_of_sides
+from vpmetrics._trials.scorers import Scoring, resolve_scoring
+from vpmetrics._trials.utterances import CONDITIONS, Sides
+from vpmetrics.functional.similarity import de_identification, voice_distinctiveness
 
 
 class _SimilarityMetric(EmbeddingMetric):

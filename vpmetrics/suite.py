@@ -9,33 +9,33 @@ import torch
 from torch import Tensor
 
 from vpmetrics._checks import check_choice, warn_once
-from vpmetrics._conditions import ConditionScores, score_condition
-from vpmetrics._embedding_state import EmbeddingMetric
+from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._precision import result_dtype
-from vpmetrics._sides import Sides, row_keys
-from vpmetrics._tiles import TrialGrid
-from vpmetrics.functional._counts import ScoreCounts
-from vpmetrics.functional.local import Identification, disclose_identity
-from vpmetrics.functional.rank import MODELS
-from vpmetrics.functional.similarity import (
-    SIMILARITIES,
-    SimilarityMatrices,
-    de_identification,
-    diagonal_dominance,
-    names_of,
-    normalised_relatives,
-    similarity_of_condition,
-    voice_distinctiveness,
-)
-from vpmetrics.functional.verification import (
+from vpmetrics._scores.measures import (
     cllr_of_sums,
     cllr_sums_of_values,
+    disclosure_of_counts,
     eer_of_steps,
     linkability_of_values,
     min_cllr_of_steps,
 )
-from vpmetrics.functional.zebra import disclosure_of_counts
-from vpmetrics.scoring import Scoring, resolve_scoring
+from vpmetrics._scores.steps import ScoreCounts
+from vpmetrics._trials.identification import Identification, identify_trials
+from vpmetrics._trials.matrices import SIMILARITIES, SimilarityMatrices, names_of, similarity_of_condition
+from vpmetrics._trials.pairs import TrialGrid
+from vpmetrics._trials.ranks import histogram_of_trials
+from vpmetrics._trials.references import trials_of_sides
+from vpmetrics._trials.scorers import Scoring, resolve_scoring
+from vpmetrics._trials.scores import ConditionScores, score_condition
+from vpmetrics._trials.utterances import Sides, row_keys
+from vpmetrics.functional.local import summarise_information
+from vpmetrics.functional.rank import MODELS, rank_disclosure
+from vpmetrics.functional.similarity import (
+    de_identification,
+    diagonal_dominance,
+    normalised_relatives,
+    voice_distinctiveness,
+)
 
 
 class ConditionReport(NamedTuple):
@@ -227,3 +227,19 @@ def _rank_measures(counts: ScoreCounts) -> dict[str, Tensor]:
         "min_cllr": min_cllr_of_steps(counts.ascending),
         "eer": eer_of_steps(counts.ascending),
     }
+
+
+def disclose_identity(
+    sides: Sides,
+    condition: str,
+    scoring: Scoring,
+    slope: float | None = None,
+    model: str = "empirical",
+    bandwidth: float | None = None,
+) -> tuple[dict[str, Tensor], Identification]:
+    """Every scalar of identification in one condition, of ranks and of local information, and what it comes from."""
+    trials = trials_of_sides(sides, condition)
+    found = identify_trials(trials, scoring, slope)
+    if bandwidth is not None:
+        found = found._replace(histogram=histogram_of_trials(trials, scoring, bandwidth))
+    return rank_disclosure(found.histogram, model) | summarise_information(found.bits, found.linked), found

@@ -11,13 +11,13 @@ from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
 from vpmetrics._checks import check_choice, warn_undefined
-from vpmetrics._embedding_state import EmbeddingMetric
-from vpmetrics._score_state import ScoreMetric
-from vpmetrics._sides import CONDITIONS, Sides
-from vpmetrics._state import PrivacyMetric
-from vpmetrics._tiles import TrialGrid
-from vpmetrics.functional.similarity import names_of
-from vpmetrics.scoring import Scoring, resolve_scoring
+from vpmetrics._metric.base import PrivacyMetric
+from vpmetrics._metric.embeddings import EmbeddingMetric
+from vpmetrics._metric.scores import ScoreMetric
+from vpmetrics._trials.matrices import names_of
+from vpmetrics._trials.pairs import TrialGrid
+from vpmetrics._trials.scorers import Scoring, resolve_scoring
+from vpmetrics._trials.utterances import CONDITIONS, Sides
 
 
 class EmbeddingTrials(EmbeddingMetric):

@@ -8,19 +8,12 @@ import torch
 from torch import Tensor
 
 from vpmetrics._checks import check_bandwidth, check_thresholds, check_trials
+from vpmetrics._metric.base import PrivacyMetric
+from vpmetrics._metric.scores import ScoreMetric
 from vpmetrics._precision import wide_dtype
-from vpmetrics._score_state import ScoreMetric
-from vpmetrics._state import PrivacyMetric
-from vpmetrics.functional._counts import ScoreCounts
-from vpmetrics.functional.verification import (
-    cllr,
-    cllr_of_sums,
-    cllr_sums,
-    eer_of_steps,
-    linkability,
-    linkability_of_values,
-    min_cllr_of_steps,
-)
+from vpmetrics._scores.measures import cllr_of_sums, cllr_sums, eer_of_steps, linkability_of_values, min_cllr_of_steps
+from vpmetrics._scores.steps import ScoreCounts
+from vpmetrics.functional.verification import cllr, linkability
 
 
 class MinCllr(ScoreMetric):

@@ -9,18 +9,13 @@ from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
 from vpmetrics._checks import check_choice, check_trials
+from vpmetrics._metric.base import PrivacyMetric
+from vpmetrics._metric.scores import ScoreMetric
 from vpmetrics._precision import at_least_float32
-from vpmetrics._score_state import ScoreMetric
-from vpmetrics._state import PrivacyMetric
-from vpmetrics.functional._counts import ScoreCounts
-from vpmetrics.functional.zebra import (
-    calibration_distortion,
-    disclosure_of_counts,
-    ece_profile,
-    entropy_of_prior,
-    least_cross_entropy,
-    transferred_llr,
-)
+from vpmetrics._scores.calibration import transferred_llr
+from vpmetrics._scores.measures import disclosure_of_counts, entropy_of_prior, least_cross_entropy
+from vpmetrics._scores.steps import ScoreCounts
+from vpmetrics.functional.zebra import calibration_distortion, ece_profile
 
 
 class ZebraDisclosure(ScoreMetric):

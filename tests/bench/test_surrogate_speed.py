@@ -7,9 +7,9 @@ import time
 import pytest
 import torch
 
-from vpmetrics.functional._counts import Steps
-from vpmetrics.functional._surrogate import soft_counts
-from vpmetrics.functional.zebra import expected_disclosure
+from vpmetrics._scores.measures import expected_disclosure
+from vpmetrics._scores.smooth import soft_counts
+from vpmetrics._scores.steps import Steps
 
 
 def milliseconds(function, repeats=9):

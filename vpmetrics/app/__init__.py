@@ -15,8 +15,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         0 when done, 2 when options or files cannot be used, say nothing, or no command is given, which prints the help.
     """
-    from vpmetrics.app.arguments import parser
     from vpmetrics.app.errors import InputError
+    from vpmetrics.app.options import parser
 
     arguments = parser()
     options = arguments.parse_args(argv)

@@ -26,7 +26,7 @@ from vpmetrics.app.errors import InputError
 from vpmetrics.app.evaluation import Evaluation, evaluate_embeddings
 from vpmetrics.app.report import publish
 from vpmetrics.data import DemoVoices, demo_voices
-from vpmetrics.lightning import PrivacyMonitor
+from vpmetrics.lightning.monitor import PrivacyMonitor
 from vpmetrics.suite import VoicePrivacy
 
 HELD_OUT = 12  # of 37 speakers

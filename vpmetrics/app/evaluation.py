@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 from vpmetrics._plot import PROFILE_LOG_ODDS
+from vpmetrics._scores.calibration import isotonic_map, linear_map
+from vpmetrics._scores.measures import least_cross_entropy
+from vpmetrics._scores.steps import Steps
+from vpmetrics._trials.matrices import SimilarityMatrices
 from vpmetrics.app.columns import Array
 from vpmetrics.app.embeddings import Embeddings
 from vpmetrics.app.errors import InputError
@@ -32,10 +36,6 @@ from vpmetrics.functional import (
     voice_distinctiveness,
     zebra_disclosure,
 )
-from vpmetrics.functional._calibration import isotonic_map, linear_map
-from vpmetrics.functional._counts import Steps
-from vpmetrics.functional.similarity import SimilarityMatrices
-from vpmetrics.functional.zebra import least_cross_entropy
 from vpmetrics.suite import VoicePrivacy
 
 PRIORS = torch.as_tensor(PROFILE_LOG_ODDS)

@@ -25,9 +25,9 @@ from vpmetrics._plot import (
     figure_of,
     legend_beside,
 )
+from vpmetrics._scores.measures import entropy_of_prior
+from vpmetrics._trials.matrices import SimilarityMatrices
 from vpmetrics.app.evaluation import PRIORS, Evaluation, Profile, key_of
-from vpmetrics.functional.similarity import SimilarityMatrices
-from vpmetrics.functional.zebra import entropy_of_prior
 
 _WIDE = (7.2, 3.9)  # inches, with a legend beside the axes
 _MOST_NAMES, _LONGEST_NAME = 20, 5  # what can still be read along a heat map

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from vpmetrics._checks import check_bandwidth, check_shape, check_tensor, check_trials
 from vpmetrics._precision import at_least_float32, result_dtype, widen
-from vpmetrics.functional._counts import calibrate, count_by_score, counts_on_grid, look_up
-from vpmetrics.functional._pav import pav_blocks, sum_by_block
-from vpmetrics.functional._surrogate import lay_grid, read_off
+from vpmetrics._scores.counting import count_by_score, counts_on_grid
+from vpmetrics._scores.look_up import look_up
+from vpmetrics._scores.pav import pav_blocks, sum_by_block
+from vpmetrics._scores.smooth import lay_grid, read_off
+from vpmetrics._scores.steps import calibrate
 
 
 def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from vpmetrics._checks import check_bandwidth, check_choice, check_histogram, warn_undefined
 from vpmetrics._precision import result_dtype, widen
-from vpmetrics.functional._references import Tile, Trials, prepare_trials, walk
+from vpmetrics._trials.ranks import histogram_of_trials
+from vpmetrics._trials.references import prepare_trials
+from vpmetrics._trials.scorers import Scoring
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
-from vpmetrics.scoring import Scoring
 
 MODELS = ("empirical", "beta_binomial")
 
@@ -63,68 +64,6 @@ def rank_histogram(
     """
     check_bandwidth(bandwidth)
     return histogram_of_trials(prepare_trials(inputs, speakers, references, reference_speakers), scoring, bandwidth)
-
-
-def histogram_of_trials(trials: Trials, scoring: Scoring, bandwidth: float | None = None) -> Tensor:
-    """The rank histogram of trials that are formed already."""
-    if bandwidth is not None:
-        return _smooth_histogram(trials, scoring, bandwidth)
-    tally = RankTally(trials)
-    for tile in walk(trials, scoring):
-        tally.add(tile, *ranks_of(tile))
-    return tally.histogram()
-
-
-def _smooth_histogram(trials: Trials, scoring: Scoring, bandwidth: float) -> Tensor:
-    """Ranks with a gradient: how far each reference is above the own one, on a sigmoid, summed.
-
-    An input between two ranks is shared by them, so the histogram moves with the scores.
-    """
-    references = len(trials.references.speakers)
-    histogram = trials.references.sums.new_zeros(references)
-    for tile in walk(trials, scoring):
-        scores, match = widen(tile.scores), widen(tile.match)
-        width = bandwidth * scores.detach().std(dim=1, correction=0, keepdim=True)
-        # The own reference is half above itself, as any two that are tied.
-        above = ((scores - match) / torch.maximum(width, widen(tile.rounding))).sigmoid().sum(dim=1) - 0.5
-        rank = above.clamp(0, max(references - 1, 0))
-        lower = rank.detach().floor().clamp(max=max(references - 2, 0)).long()
-        mass = widen(trials.usable[tile.rows])
-        share = (rank - lower) * mass
-        histogram = histogram.index_add(0, lower, mass - share)
-        histogram = histogram.index_add(0, (lower + 1).clamp(max=references - 1), share)
-    return torch.where(trials.finite, histogram, torch.nan).to(result_dtype(trials.inputs))
-
-
-class RankTally:
-    """A rank histogram in the making: whole numbers, so that no order of additions shows in the sum."""
-
-    def __init__(self, trials: Trials) -> None:
-        self._trials = trials
-        # The mass of one input; that of all stays within 63 bits.
-        self._unit = 2 ** (62 - len(trials.inputs).bit_length())
-        self._steps = trials.column.new_zeros(len(trials.references.speakers) + 1, dtype=torch.int64)
-
-    def add(self, tile: Tile, above: Tensor, tied: Tensor) -> None:
-        """Spread each input's mass over the ranks it is tied for, as a step up before them and one down after."""
-        mass = torch.where(self._trials.usable[tile.rows], self._unit // tied, 0)
-        self._steps.index_add_(0, above, mass)
-        self._steps.index_add_(0, above + tied, -mass)
-
-    def histogram(self) -> Tensor:
-        """Inputs per rank, ``(N,)``."""
-        counts = (widen(self._steps[:-1].cumsum(dim=0)) / self._unit).to(result_dtype(self._trials.inputs))
-        # A comparison with NaN is False, and would be a rank: what is not a number must not become one.
-        return torch.where(self._trials.finite, counts, torch.nan)
-
-
-def ranks_of(tile: Tile) -> tuple[Tensor, Tensor]:
-    """For each input of a tile, the references above its own, and those tied with it, itself included; ``(b,)``."""
-    # Masks of the scores' own type: comparing and summing them runs many times as fast as with booleans.
-    mask = torch.empty_like(tile.scores)
-    at_least = torch.ge(tile.scores, tile.match - tile.rounding, out=mask).sum(dim=1)
-    above = torch.gt(tile.scores, tile.match + tile.rounding, out=mask).sum(dim=1)
-    return above.long(), (at_least - above).long().clamp(min=1)
 
 
 def rank_disclosure(histogram: Tensor, model: str = "empirical") -> dict[str, Tensor]:

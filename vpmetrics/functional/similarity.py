@@ -6,36 +6,14 @@ Noé et al., "Speech pseudonymisation assessment using voice similarity matrices
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
-from vpmetrics._checks import (
-    check_bandwidth,
-    check_choice,
-    check_tensor,
-    warn_once,
-    warn_undefined,
-)
-from vpmetrics._conditions import ConditionScores, score_condition
+from vpmetrics._checks import check_bandwidth, check_choice, check_tensor, warn_once, warn_undefined
 from vpmetrics._precision import result_dtype, widen
-from vpmetrics._sides import CONDITIONS, Sides, pack, sides_of
-from vpmetrics._tiles import TrialGrid
-from vpmetrics.functional._counts import calibrate
-from vpmetrics.scoring import Scorer, Scoring, resolve_scoring
-
-SIMILARITIES = ("geometric", "sigmoid")
-
-
-class SimilarityMatrices(NamedTuple):
-    """Similarities ``(S, S)`` of all pairs of speakers: rows by the first letter, columns by the second."""
-
-    oo: Tensor
-    op: Tensor
-    pp: Tensor
-    speakers: Tensor
+from vpmetrics._trials.matrices import SIMILARITIES, SimilarityMatrices, matrices_of_sides
+from vpmetrics._trials.scorers import Scoring, resolve_scoring
+from vpmetrics._trials.utterances import pack, sides_of
 
 
 def voice_similarity_matrix(
@@ -88,45 +66,6 @@ def voice_similarity_matrix(
     rows = pack(original, protected, speakers, None, utterances, values=validate_args)
     with warn_once():
         return matrices_of_sides(sides_of(rows), similarity, resolve_scoring(scoring), bandwidth)
-
-
-def matrices_of_sides(
-    sides: Sides,
-    similarity: str,
-    scorer: Scorer,
-    bandwidth: float | None = None,
-    conditions: tuple[str, ...] = CONDITIONS,
-) -> SimilarityMatrices:
-    """The matrices of some conditions; NaN for the others and for those a side of which is absent."""
-    names = names_of(sides)
-    dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
-    if len(names) == 0:
-        warn_undefined("There are no utterances.")
-    matrices: list[Tensor] = []
-    for condition in CONDITIONS:
-        reference, probe = sides.pair(condition)
-        if condition not in conditions or not (len(reference.speakers) and len(probe.speakers)):
-            matrices.append(torch.full((len(names),) * 2, torch.nan, dtype=dtype, device=names.device))
-        else:
-            grid = TrialGrid(reference, probe, names, scorer)
-            matrices.append(similarity_of_condition(grid, score_condition(grid, bandwidth), similarity).to(dtype))
-    oo, op, pp = matrices
-    return SimilarityMatrices(oo, op, pp, names)
-
-
-def names_of(sides: Sides) -> Tensor:
-    """All speakers of either side, ascending."""
-    names: Tensor = torch.unique(torch.cat([sides.original.speakers, sides.protected.speakers]))
-    return names
-
-
-def similarity_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Tensor:
-    """The matrix of one condition, from a second pass over its tiles."""
-    llr = calibrate(scores.counts.ascending, laplace=True)
-    per_step = logsigmoid(llr) if similarity == "geometric" else llr
-    sums, trials = grid.sums_by_speakers(lambda tile: scores.look_up(per_step, tile))
-    mean = torch.where(trials > 0, sums / trials, torch.nan)
-    return mean.exp() if similarity == "geometric" else mean.sigmoid()
 
 
 def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, softplus
 
-from vpmetrics._checks import check_trials, warn_undefined
+from vpmetrics._checks import check_trials
 from vpmetrics._precision import result_dtype, widen
-from vpmetrics.functional._counts import (
-    Steps,
-    calibrate,
-    count_by_score,
-    gather_blocks,
-    mean_over_nontargets,
-    mean_over_targets,
-)
-
-_TARGETS_PER_BIN, _MOST_BINS = 10, 100  # as in the reference implementation of the linkability measure
+from vpmetrics._scores.counting import count_by_score
+from vpmetrics._scores.measures import cllr_of_sums, cllr_sums, eer_of_steps, linkability_of_values, min_cllr_of_steps
 
 
 def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
@@ -44,29 +33,6 @@ def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
     """
     check_trials(preds, target, validate_args)
     return cllr_of_sums(*cllr_sums(preds, target)).to(result_dtype(preds))
-
-
-def cllr_sums(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Costs in nats and numbers of trials, ``(2,)`` each: non-targets, targets. They add up over batches."""
-    scores, is_target = widen(preds.flatten()), target.flatten().bool()
-    is_class = is_target == torch.arange(2, device=scores.device).unsqueeze(1)
-    return cllr_sums_of_values(scores, is_class)
-
-
-def cllr_sums_of_values(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`cllr_sums` of scores that occur ``counts`` ``(2, V)`` times among non-targets and targets."""
-    # Only the side asked for: the other may be infinite, where the cost itself is 0.
-    cost = softplus(values * torch.tensor([1, -1], device=values.device).unsqueeze(1))
-    return torch.where(counts > 0, counts * cost, 0).sum(-1), counts.sum(-1)
-
-
-def cllr_of_sums(costs: Tensor, trials: Tensor) -> Tensor:
-    """Cllr in bits, from what :func:`cllr_sums` returns."""
-    value = (costs / trials).sum() / (2 * math.log(2))
-    if bool(value.isnan()):
-        missing = bool((trials == 0).any())
-        warn_undefined("There are no trials of one kind." if missing else "Some scores are NaN.")
-    return value
 
 
 def min_cllr(preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True) -> Tensor:
@@ -140,42 +106,3 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
     is_target = target.flatten().bool()
     counts = torch.stack([~is_target, is_target])
     return linkability_of_values(widen(preds.detach().flatten()), counts).to(result_dtype(preds))
-
-
-def linkability_of_values(values: Tensor, counts: Tensor) -> Tensor:
-    """:func:`linkability` of scores that occur ``counts`` ``(2, V)`` times among non-targets and targets."""
-    counts = widen(counts)
-    trials, seen = counts.sum(-1), values[(counts > 0).any(0)]
-    bins = min(int(trials[1]) // _TARGETS_PER_BIN, _MOST_BINS)
-    if bins == 0 or not bool(trials[0] > 0):
-        warn_undefined(f"Linkability needs {_TARGETS_PER_BIN} target trials and a non-target trial.")
-        return trials.new_full((), torch.nan)
-    low, high = seen.aminmax()
-    if not bool(((high - low) > 0) & (high - low).isfinite()):
-        warn_undefined("Linkability needs scores that are finite and not all the same.")
-        return trials.new_full((), torch.nan)
-    edges = low + (high - low) / bins * torch.arange(1, bins, device=low.device)
-    slots = torch.bucketize(values, edges, right=True)
-    q, p = counts.new_zeros(2, bins).index_add(-1, slots, counts) / trials[:, None]
-    # 2 r / (1 + r) - 1, without the division of p by a q that may be 0.
-    link = torch.where(p > q, (p - q) / (p + q), 0)
-    return torch.dot(p, link)
-
-
-def min_cllr_of_steps(steps: Steps) -> Tensor:
-    """:func:`min_cllr` of trials already condensed."""
-    llr = calibrate(steps)
-    cost = mean_over_targets(steps, softplus(-llr)) + mean_over_nontargets(steps, softplus(llr))
-    return (cost / (2 * math.log(2))).clamp(max=1)  # knowing nothing, but for rounding
-
-
-def eer_of_steps(steps: Steps) -> Tensor:
-    """:func:`equal_error_rate` of trials already condensed."""
-    blocks = gather_blocks(steps, calibrate(steps))
-    # Raising the threshold past one block after the other, from accepting all to accepting none.
-    miss = pad(blocks.targets.cumsum(0), (1, 0)) / blocks.targets.sum()
-    false_alarm = 1 - pad(blocks.nontargets.cumsum(0), (1, 0)) / blocks.nontargets.sum()
-    excess = miss - false_alarm
-    after = (excess >= 0).to(torch.uint8).argmax().clamp(min=1)
-    share = excess[after - 1] / (excess[after - 1] - excess[after])
-    return torch.lerp(miss[after - 1], miss[after], share)

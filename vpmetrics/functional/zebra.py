@@ -13,21 +13,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from vpmetrics._checks import check_choice, check_floating, check_trials, warn_once, warn_undefined
+from vpmetrics._checks import check_floating, warn_once, warn_undefined
 from vpmetrics._precision import result_dtype, widen
-from vpmetrics.functional._calibration import isotonic_map, linear_map
-from vpmetrics.functional._counts import (
-    ScoreCounts,
-    Steps,
-    calibrate,
-    count_by_score,
-    gather_blocks,
-    mean_over_nontargets,
-    mean_over_targets,
+from vpmetrics._scores.calibration import transferred_llr
+from vpmetrics._scores.counting import count_by_score
+from vpmetrics._scores.measures import (
+    TAG_LETTERS,
+    cross_entropy,
+    disclosure_of_counts,
+    entropy_of_prior,
+    evidence,
+    least_cross_entropy,
+    tag_number,
 )
-
-_TAGS = "0ABCDEF"
-_TAG_BOUNDS = (1.0, 2.0, 4.0, 5.0, 6.0)
 
 
 def zebra_disclosure(
@@ -75,33 +73,8 @@ def zebra_tag(l_w: Tensor | float) -> str:
         >>> zebra_tag(0.3), zebra_tag(torch.tensor(3.979))
         ('A', 'C')
     """
-    number = int(_tag_number(torch.as_tensor(l_w, dtype=torch.float64)))
-    return _TAGS[number] if number >= 0 else "?"
-
-
-def evidence(llr: Tensor) -> Tensor:
-    r"""What one target trial of log-likelihood ratio ``llr`` adds to D_ECE, before averaging (eq. 13).
-
-    .. math:: Z(l) = \tfrac12 + \frac{l - (e^l - 1)}{(e^l - 1)^2}, \quad Z(-\infty) = -\infty,\ Z(0) = 0,\
-        Z(\infty) = \tfrac12
-
-    Args:
-        llr: Natural-log likelihood ratios of any shape; for a non-target trial, with the sign turned.
-
-    Returns:
-        Values of the same shape, at most 1/2.
-
-    Example:
-        >>> evidence(torch.tensor([-1.0, 0.0, 1.0, torch.inf]))
-        tensor([-0.4207,  0.0000,  0.2567,  0.5000])
-    """
-    # The closed form cancels near 0; the branch not taken must stay finite, for the gradient of the one that is.
-    small = llr.abs() < 0.02
-    x = torch.where(small, llr, 0)
-    series = x * (1 / 3 - x * (1 / 12 - x * (1 / 180 + x * (1 / 720 - x * (1 / 5040 + x / 30240)))))
-    capped = torch.where(small, 1, llr.clamp(max=40.0))
-    growth = capped.expm1()
-    return torch.where(small, series, 0.5 + capped / growth.square() - 1 / growth)
+    number = int(tag_number(torch.as_tensor(l_w, dtype=torch.float64)))
+    return TAG_LETTERS[number] if number >= 0 else "?"
 
 
 class ECEProfile(NamedTuple):
@@ -149,27 +122,6 @@ def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_
     return ECEProfile(*(row.to(result_dtype(preds)).reshape(prior_log_odds.shape) for row in rows))
 
 
-def least_cross_entropy(steps: Steps, prior_log_odds: Tensor) -> Tensor:
-    """Empirical cross-entropy in bits at each prior, with the scores calibrated by PAV."""
-    blocks = gather_blocks(steps, calibrate(steps))
-    odds = prior_log_odds[:, None]
-    return cross_entropy(
-        mean_over_targets(Steps(*blocks), softplus(-blocks.llr - odds)),
-        mean_over_nontargets(Steps(*blocks), softplus(blocks.llr + odds)),
-        prior_log_odds,
-    )
-
-
-def entropy_of_prior(prior_log_odds: Tensor) -> Tensor:
-    """Binary entropy in bits at natural-log odds (eq. 12)."""
-    return cross_entropy(softplus(-prior_log_odds), softplus(prior_log_odds), prior_log_odds)
-
-
-def cross_entropy(target_cost: Tensor, nontarget_cost: Tensor, prior_log_odds: Tensor) -> Tensor:
-    """Costs of the two classes in nats, weighted by the prior, in bits."""
-    return (prior_log_odds.sigmoid() * target_cost + (-prior_log_odds).sigmoid() * nontarget_cost) / math.log(2)
-
-
 def calibration_distortion(
     preds: Tensor,
     target: Tensor,
@@ -214,45 +166,3 @@ def _calibration_distortion(
     if bool(bits.isnan()):
         warn_undefined("A calibration needs both kinds of trials in both runs, and numbers for scores.")
     return bits.to(result_dtype(preds, fit_preds))
-
-
-def transferred_llr(
-    preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, calibration: str, validate_args: bool
-) -> Tensor:
-    """Log-likelihood ratios ``(P,)`` of the scores of one run, calibrated on another."""
-    check_choice("calibration", calibration, ("linear", "isotonic"))
-    for trials in ((preds, target), (fit_preds, fit_target)):
-        check_trials(*trials, validate_args)
-    fit = linear_map if calibration == "linear" else isotonic_map
-    return fit(fit_preds, fit_target)(widen(preds.flatten()))
-
-
-def disclosure_of_counts(counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
-    """What :func:`zebra_disclosure` returns, from trials already condensed."""
-    l_w = _worst(counts.ascending)
-    return {
-        "d_ece": expected_disclosure(counts.ascending).to(dtype),
-        "l_w": l_w.to(dtype),
-        "tag": _tag_number(l_w),
-        "d_ece_reversed": expected_disclosure(counts.descending).to(dtype),
-    }
-
-
-def expected_disclosure(steps: Steps) -> Tensor:
-    """D_ECE of trials already condensed, in bits."""
-    llr = calibrate(steps)
-    return (mean_over_targets(steps, evidence(llr)) + mean_over_nontargets(steps, evidence(-llr))) / (2 * math.log(2))
-
-
-def _worst(steps: Steps) -> Tensor:
-    # Smooth counts are positive everywhere: what holds less than a thousandth of a trial holds none.
-    seen = (steps.targets > 1e-3) | (steps.nontargets > 1e-3) | steps.targets.isnan()
-    # A block made of Laplace's labels alone was never the evidence of any trial.
-    strongest = torch.where(seen, calibrate(steps, laplace=True).abs(), 0).amax()
-    return strongest / math.log(10)
-
-
-def _tag_number(l_w: Tensor) -> Tensor:
-    bounds = torch.tensor(_TAG_BOUNDS, dtype=l_w.dtype, device=l_w.device)
-    number = torch.bucketize(l_w.detach(), bounds, right=True) + (l_w > 0)
-    return torch.where(l_w.isnan(), -1, number)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from vpmetrics._checks import check_same_device, check_utterances
 from vpmetrics._precision import result_dtype, widen
-from vpmetrics._sides import Sides
-from vpmetrics.scoring import ScoreFunction, Scoring, resolve_scoring
+from vpmetrics._trials.scorers import ScoreFunction, Scoring, resolve_scoring
+from vpmetrics._trials.utterances import Sides
 
 
 class References(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vpmetrics._lightning.base import closest
+from vpmetrics.lightning.trainers import closest
 from vpmetrics.suite import VoicePrivacy
 
 _LARGE_IS_PRIVATE = re.compile(r"(^|/)(deid|d_ece_op_oo|cllr_op_oo|o[op]_(eer|min_cllr))$")

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._lightning.arguments import budgets_of, scalar_names
-from vpmetrics._lightning.base import (
+from vpmetrics.lightning.arguments import budgets_of, scalar_names
+from vpmetrics.lightning.monitor import PrivacyMonitor
+from vpmetrics.lightning.pareto import ParetoPoint, choose, front_with, is_finite, meets
+from vpmetrics.lightning.trainers import (
     ModelCheckpointBase,
     closest,
     is_fitting,
@@ -22,8 +24,6 @@ from vpmetrics._lightning.base import (
     logging_step,
     tensorboard_loggers,
 )
-from vpmetrics._lightning.monitor import PrivacyMonitor
-from vpmetrics._lightning.pareto import ParetoPoint, choose, front_with, is_finite, meets
 
 _OWN_CHOICE = ("monitor", "save_top_k", "enable_version_counter")
 FRONT_FILE = "pareto_front.json"

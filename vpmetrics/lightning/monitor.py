@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._checks import check_epochs, warn_once
-from vpmetrics._lightning.arguments import check_kind, check_prefix, scalar_names, selection
-from vpmetrics._lightning.base import CallbackBase, is_fitting, logging_step, tensorboard_loggers
-from vpmetrics._lightning.outputs import Keys, check_keys, tensors_of_step
 from vpmetrics._precision import wide_dtype
+from vpmetrics.lightning.arguments import check_kind, check_prefix, scalar_names, selection
+from vpmetrics.lightning.step_outputs import Keys, check_keys, tensors_of_step
+from vpmetrics.lightning.trainers import CallbackBase, is_fitting, logging_step, tensorboard_loggers
 from vpmetrics.suite import PrivacyReport, VoicePrivacy
 
 _VALIDATION = re.compile(r"^(val|valid|validation)(?=[/_]|$)")
@@ -265,7 +265,7 @@ class PrivacyMonitor(CallbackBase):
         loggers = list(tensorboard_loggers(trainer))
         if not loggers:
             return
-        from vpmetrics._lightning.figures import figures_of
+        from vpmetrics._figures import figures_of
 
         history = [row for row in self.history if row["dataloader_idx"] == loader] if is_fitting(trainer) else []
         for name, figure in figures_of(report, history).items():

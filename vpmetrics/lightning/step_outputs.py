@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vpmetrics._lightning.base import closest
+from vpmetrics.lightning.trainers import closest
 
 ARGUMENTS = ("original", "protected", "speakers", "utterances")
 

@@ -18,8 +18,8 @@ from vpmetrics._plot import (
     draw_zoo,
     figure_of,
 )
+from vpmetrics._scores.measures import entropy_of_prior, least_cross_entropy
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
-from vpmetrics.functional.zebra import entropy_of_prior, least_cross_entropy
 from vpmetrics.suite import PrivacyReport
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from vpmetrics._precision import wide_dtype
-from vpmetrics._tiles import TrialGrid
-from vpmetrics.functional._counts import ScoreCounts, condense, count_by_bin, count_by_score, counts_on_grid
-from vpmetrics.functional._surrogate import lay_grid, read_off
+from vpmetrics._scores.counting import count_by_bin, count_by_score, counts_on_grid
+from vpmetrics._scores.smooth import lay_grid, read_off
+from vpmetrics._scores.steps import ScoreCounts, condense
+from vpmetrics._trials.pairs import TrialGrid
 
 EXACT_PAIRS = 1 << 22  # up to here every score is its own; beyond, those of a bin are one
 _BINS = 1 << 16

@@ -7,9 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import warn_undefined
+from vpmetrics._checks import check_choice, check_trials, warn_undefined
 from vpmetrics._precision import widen
-from vpmetrics.functional._counts import calibrate, count_by_score, look_up
+from vpmetrics._scores.counting import count_by_score
+from vpmetrics._scores.look_up import look_up
+from vpmetrics._scores.steps import calibrate
 
 ScoreMap = Callable[[Tensor], Tensor]
 
@@ -67,3 +69,14 @@ def isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
         return torch.lerp(low, high, share).logit() - prior
 
     return apply
+
+
+def transferred_llr(
+    preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, calibration: str, validate_args: bool
+) -> Tensor:
+    """Log-likelihood ratios ``(P,)`` of the scores of one run, calibrated on another."""
+    check_choice("calibration", calibration, ("linear", "isotonic"))
+    for trials in ((preds, target), (fit_preds, fit_target)):
+        check_trials(*trials, validate_args)
+    fit = linear_map if calibration == "linear" else isotonic_map
+    return fit(fit_preds, fit_target)(widen(preds.flatten()))

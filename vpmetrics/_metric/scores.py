@@ -11,7 +11,9 @@ from torchmetrics.utilities import dim_zero_cat
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from vpmetrics._checks import check_bandwidth, check_thresholds, check_trials
-from vpmetrics._histogram import (
+from vpmetrics._metric.base import PrivacyMetric
+from vpmetrics._precision import at_least_float32, result_dtype, widen
+from vpmetrics._scores.bins import (
     LOWEST_EXPONENT,
     bin_learnt,
     bin_scores,
@@ -20,9 +22,8 @@ from vpmetrics._histogram import (
     learnt_edges,
     steps_of_bins,
 )
-from vpmetrics._precision import at_least_float32, result_dtype, widen
-from vpmetrics._state import PrivacyMetric
-from vpmetrics.functional._counts import ScoreCounts, count_by_score
+from vpmetrics._scores.counting import count_by_score
+from vpmetrics._scores.steps import ScoreCounts
 
 
 class ScoreMetric(PrivacyMetric):

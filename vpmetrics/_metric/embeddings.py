@@ -9,8 +9,8 @@ from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
 from vpmetrics._checks import check_bandwidth, warn_once
-from vpmetrics._sides import Rows, Sides, pack, sides_of
-from vpmetrics._state import PrivacyMetric
+from vpmetrics._metric.base import PrivacyMetric
+from vpmetrics._trials.utterances import Rows, Sides, pack, sides_of
 
 
 class EmbeddingMetric(PrivacyMetric):

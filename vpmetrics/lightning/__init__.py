@@ -17,8 +17,8 @@ Example:
     ('val/privacy/deid', 'val/privacy/op_d_ece')
 """
 
-from vpmetrics._lightning.checkpoint import PrivacyCheckpoint
-from vpmetrics._lightning.monitor import PrivacyMonitor
-from vpmetrics._lightning.pareto import ParetoPoint
+from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
+from vpmetrics.lightning.monitor import PrivacyMonitor
+from vpmetrics.lightning.pareto import ParetoPoint
 
 __all__ = ["ParetoPoint", "PrivacyCheckpoint", "PrivacyMonitor"]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from vpmetrics._precision import wide_dtype
-from vpmetrics._sides import Side
-from vpmetrics.scoring import Scorer
+from vpmetrics._trials.scorers import Scorer
+from vpmetrics._trials.utterances import Side
 
 TILE = 1024  # rows and columns: large enough for a fast matrix product, small enough to stay in the cache
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from vpmetrics._precision import wide_dtype, widen
-from vpmetrics.functional._counts import ScoreCounts, count_by_bin
+from vpmetrics._scores.counting import count_by_bin
+from vpmetrics._scores.steps import ScoreCounts
 
 LOWEST_EXPONENT = -1000  # of a range that has held no score yet
 

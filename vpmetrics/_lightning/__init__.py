@@ -1,1 +1,0 @@
-"""The Lightning callbacks, one file each, and what they share."""

@@ -1,0 +1,1 @@
+"""What metrics keep, and how processes merge it."""

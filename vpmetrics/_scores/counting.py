@@ -1,0 +1,108 @@
+"""From trials to steps: exactly from scores, from two histograms, or smoothly."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from vpmetrics._checks import check_bandwidth, check_trials
+from vpmetrics._precision import at_least_float32, wide_dtype, widen
+from vpmetrics._scores.smooth import Grid, count_on, lay_grid
+from vpmetrics._scores.steps import Array, ScoreCounts, Steps, defined_or_nan, on_host
+
+CHUNK = 1 << 20  # scores sorted at a time: about what one core's cache holds
+
+
+def count_by_score(
+    preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
+) -> ScoreCounts:
+    """The steps of trials in any shape; NaN and one warning where a class is missing or a score is NaN.
+
+    Exact steps, or those of the smooth surrogate where ``bandwidth`` is given.
+    """
+    check_trials(preds, target, validate_args)
+    check_bandwidth(bandwidth)
+    if bandwidth is not None:
+        return counts_on_grid(lay_grid(preds.flatten(), bandwidth), preds.flatten(), target.flatten())
+    scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
+    targets, nontargets = _split(scores, is_target)
+    targets = targets.sort().values
+    below, up_to, nan_seen = _ranks(targets, nontargets)
+    one_each = pad(torch.ones_like(targets, dtype=wide_dtype(scores.device)), (1, 0))
+    ascending = Steps(targets, one_each, _gaps(below, len(nontargets)))
+    descending = Steps(-targets.flip(0), one_each, _gaps(up_to, len(nontargets)).flip(0))
+    return defined_or_nan(ScoreCounts(ascending, descending), nan_seen)
+
+
+def counts_on_grid(grid: Grid, preds: Tensor, target: Tensor) -> ScoreCounts:
+    """The steps of the smooth surrogate, one per cell, with counts that carry a gradient to ``preds`` ``(P,)``."""
+    targets, nontargets = count_on(grid, preds, target)
+    points = grid.points
+    return count_by_bin((points[1:] + points[:-1]) / 2, targets, nontargets, nan_seen=targets.isnan().any())
+
+
+def count_by_bin(
+    edges: Tensor,
+    targets: Tensor,
+    nontargets: Tensor,
+    nan_seen: Tensor | None = None,
+    separated: bool = False,
+) -> ScoreCounts:
+    """The steps of two histograms with bins ``(-inf, edges[0]), [edges[0], edges[1]), ...``.
+
+    With ``separated`` every bin is taken as if all its non-targets lay below its targets (for the negated scores, the
+    other way round). The truth lies between: pooling a bin forgets an order, and no order discloses more than this.
+    """
+    targets, nontargets = widen(targets), widen(nontargets)
+    if not separated:
+        upward = Steps(edges, targets, nontargets)
+        downward = Steps(-edges.flip(0), targets.flip(0), nontargets.flip(0))
+    else:
+        nothing = torch.zeros_like(targets)
+        edges = torch.cat([edges.repeat_interleave(2), edges[-1:]])
+        late, early = _interleave(nothing, targets), _interleave(nontargets, nothing)
+        upward = Steps(edges, late, early)
+        late, early = _interleave(targets, nothing), _interleave(nothing, nontargets)
+        downward = Steps(-edges.flip(0), late.flip(0), early.flip(0))
+    return defined_or_nan(ScoreCounts(upward, downward), nan_seen)
+
+
+def _interleave(first: Tensor, second: Tensor) -> Tensor:
+    return torch.stack([first, second], dim=-1).flatten()
+
+
+def _split(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
+    if on_host(scores):
+        array, chosen = scores.numpy(), is_target.numpy()
+        return torch.from_numpy(array[chosen]), torch.from_numpy(array[~chosen])
+    return scores[is_target], scores[~is_target]
+
+
+def _gaps(ranks: Tensor, total: int) -> Tensor:
+    """How many of ``total`` lie below the first rank, between neighbours, and above the last."""
+    return widen(torch.cat([pad(ranks, (1, 0)), ranks.new_full((1,), total)]).diff())
+
+
+def _ranks(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """For every sorted target, the non-targets below it and those up to it; and whether any score is NaN."""
+    # Sorting puts NaN last, so the last score tells.
+    nan_seen = targets[-1:].isnan().any()
+    if not on_host(nontargets):
+        ordered = nontargets.sort().values
+        below = torch.searchsorted(ordered, targets)
+        return below, torch.searchsorted(ordered, targets, right=True), nan_seen | ordered[-1:].isnan().any()
+    # Counts add up over pieces, so the pieces are sorted side by side and never merged.
+    values, pieces = targets.numpy(), nontargets.split(CHUNK)
+    with ThreadPoolExecutor(min(len(pieces), torch.get_num_threads())) as pool:
+        results = list(pool.map(lambda piece: _ranks_in_piece(values, piece.numpy()), pieces))
+    below, up_to, nan = (torch.as_tensor(np.sum([result[k] for result in results], axis=0)) for k in range(3))
+    return below, up_to, nan_seen | (nan > 0)
+
+
+def _ranks_in_piece(values: Array, piece: Array) -> tuple[Array, Array, Array]:
+    ordered = np.sort(piece)
+    return np.searchsorted(ordered, values), np.searchsorted(ordered, values, "right"), np.isnan(ordered[-1:]).any()

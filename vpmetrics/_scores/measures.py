@@ -1,0 +1,166 @@
+"""What is calculated from counts per step: the formulas behind every metric of scores."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, softplus
+
+from vpmetrics._checks import warn_undefined
+from vpmetrics._precision import widen
+from vpmetrics._scores.steps import (
+    ScoreCounts,
+    Steps,
+    calibrate,
+    gather_blocks,
+    mean_over_nontargets,
+    mean_over_targets,
+)
+
+TAG_LETTERS = "0ABCDEF"
+
+_TAG_BOUNDS = (1.0, 2.0, 4.0, 5.0, 6.0)
+
+
+def evidence(llr: Tensor) -> Tensor:
+    r"""What one target trial of log-likelihood ratio ``llr`` adds to D_ECE, before averaging (eq. 13).
+
+    .. math:: Z(l) = \tfrac12 + \frac{l - (e^l - 1)}{(e^l - 1)^2}, \quad Z(-\infty) = -\infty,\ Z(0) = 0,\
+        Z(\infty) = \tfrac12
+
+    Args:
+        llr: Natural-log likelihood ratios of any shape; for a non-target trial, with the sign turned.
+
+    Returns:
+        Values of the same shape, at most 1/2.
+
+    Example:
+        >>> evidence(torch.tensor([-1.0, 0.0, 1.0, torch.inf]))
+        tensor([-0.4207,  0.0000,  0.2567,  0.5000])
+    """
+    # The closed form cancels near 0; the branch not taken must stay finite, for the gradient of the one that is.
+    small = llr.abs() < 0.02
+    x = torch.where(small, llr, 0)
+    series = x * (1 / 3 - x * (1 / 12 - x * (1 / 180 + x * (1 / 720 - x * (1 / 5040 + x / 30240)))))
+    capped = torch.where(small, 1, llr.clamp(max=40.0))
+    growth = capped.expm1()
+    return torch.where(small, series, 0.5 + capped / growth.square() - 1 / growth)
+
+
+def least_cross_entropy(steps: Steps, prior_log_odds: Tensor) -> Tensor:
+    """Empirical cross-entropy in bits at each prior, with the scores calibrated by PAV."""
+    blocks = gather_blocks(steps, calibrate(steps))
+    odds = prior_log_odds[:, None]
+    return cross_entropy(
+        mean_over_targets(Steps(*blocks), softplus(-blocks.llr - odds)),
+        mean_over_nontargets(Steps(*blocks), softplus(blocks.llr + odds)),
+        prior_log_odds,
+    )
+
+
+def entropy_of_prior(prior_log_odds: Tensor) -> Tensor:
+    """Binary entropy in bits at natural-log odds (eq. 12)."""
+    return cross_entropy(softplus(-prior_log_odds), softplus(prior_log_odds), prior_log_odds)
+
+
+def cross_entropy(target_cost: Tensor, nontarget_cost: Tensor, prior_log_odds: Tensor) -> Tensor:
+    """Costs of the two classes in nats, weighted by the prior, in bits."""
+    return (prior_log_odds.sigmoid() * target_cost + (-prior_log_odds).sigmoid() * nontarget_cost) / math.log(2)
+
+
+def disclosure_of_counts(counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
+    """What :func:`zebra_disclosure` returns, from trials already condensed."""
+    l_w = _worst(counts.ascending)
+    return {
+        "d_ece": expected_disclosure(counts.ascending).to(dtype),
+        "l_w": l_w.to(dtype),
+        "tag": tag_number(l_w),
+        "d_ece_reversed": expected_disclosure(counts.descending).to(dtype),
+    }
+
+
+def expected_disclosure(steps: Steps) -> Tensor:
+    """D_ECE of trials already condensed, in bits."""
+    llr = calibrate(steps)
+    return (mean_over_targets(steps, evidence(llr)) + mean_over_nontargets(steps, evidence(-llr))) / (2 * math.log(2))
+
+
+def _worst(steps: Steps) -> Tensor:
+    # Smooth counts are positive everywhere: what holds less than a thousandth of a trial holds none.
+    seen = (steps.targets > 1e-3) | (steps.nontargets > 1e-3) | steps.targets.isnan()
+    # A block made of Laplace's labels alone was never the evidence of any trial.
+    strongest = torch.where(seen, calibrate(steps, laplace=True).abs(), 0).amax()
+    return strongest / math.log(10)
+
+
+def tag_number(l_w: Tensor) -> Tensor:
+    bounds = torch.tensor(_TAG_BOUNDS, dtype=l_w.dtype, device=l_w.device)
+    number = torch.bucketize(l_w.detach(), bounds, right=True) + (l_w > 0)
+    return torch.where(l_w.isnan(), -1, number)
+
+
+_TARGETS_PER_BIN, _MOST_BINS = 10, 100  # as in the reference implementation of the linkability measure
+
+
+def cllr_sums(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Costs in nats and numbers of trials, ``(2,)`` each: non-targets, targets. They add up over batches."""
+    scores, is_target = widen(preds.flatten()), target.flatten().bool()
+    is_class = is_target == torch.arange(2, device=scores.device).unsqueeze(1)
+    return cllr_sums_of_values(scores, is_class)
+
+
+def cllr_sums_of_values(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`cllr_sums` of scores that occur ``counts`` ``(2, V)`` times among non-targets and targets."""
+    # Only the side asked for: the other may be infinite, where the cost itself is 0.
+    cost = softplus(values * torch.tensor([1, -1], device=values.device).unsqueeze(1))
+    return torch.where(counts > 0, counts * cost, 0).sum(-1), counts.sum(-1)
+
+
+def cllr_of_sums(costs: Tensor, trials: Tensor) -> Tensor:
+    """Cllr in bits, from what :func:`cllr_sums` returns."""
+    value = (costs / trials).sum() / (2 * math.log(2))
+    if bool(value.isnan()):
+        missing = bool((trials == 0).any())
+        warn_undefined("There are no trials of one kind." if missing else "Some scores are NaN.")
+    return value
+
+
+def linkability_of_values(values: Tensor, counts: Tensor) -> Tensor:
+    """:func:`linkability` of scores that occur ``counts`` ``(2, V)`` times among non-targets and targets."""
+    counts = widen(counts)
+    trials, seen = counts.sum(-1), values[(counts > 0).any(0)]
+    bins = min(int(trials[1]) // _TARGETS_PER_BIN, _MOST_BINS)
+    if bins == 0 or not bool(trials[0] > 0):
+        warn_undefined(f"Linkability needs {_TARGETS_PER_BIN} target trials and a non-target trial.")
+        return trials.new_full((), torch.nan)
+    low, high = seen.aminmax()
+    if not bool(((high - low) > 0) & (high - low).isfinite()):
+        warn_undefined("Linkability needs scores that are finite and not all the same.")
+        return trials.new_full((), torch.nan)
+    edges = low + (high - low) / bins * torch.arange(1, bins, device=low.device)
+    slots = torch.bucketize(values, edges, right=True)
+    q, p = counts.new_zeros(2, bins).index_add(-1, slots, counts) / trials[:, None]
+    # 2 r / (1 + r) - 1, without the division of p by a q that may be 0.
+    link = torch.where(p > q, (p - q) / (p + q), 0)
+    return torch.dot(p, link)
+
+
+def min_cllr_of_steps(steps: Steps) -> Tensor:
+    """:func:`min_cllr` of trials already condensed."""
+    llr = calibrate(steps)
+    cost = mean_over_targets(steps, softplus(-llr)) + mean_over_nontargets(steps, softplus(llr))
+    return (cost / (2 * math.log(2))).clamp(max=1)  # knowing nothing, but for rounding
+
+
+def eer_of_steps(steps: Steps) -> Tensor:
+    """:func:`equal_error_rate` of trials already condensed."""
+    blocks = gather_blocks(steps, calibrate(steps))
+    # Raising the threshold past one block after the other, from accepting all to accepting none.
+    miss = pad(blocks.targets.cumsum(0), (1, 0)) / blocks.targets.sum()
+    false_alarm = 1 - pad(blocks.nontargets.cumsum(0), (1, 0)) / blocks.nontargets.sum()
+    excess = miss - false_alarm
+    after = (excess >= 0).to(torch.uint8).argmax().clamp(min=1)
+    share = excess[after - 1] / (excess[after - 1] - excess[after])
+    return torch.lerp(miss[after - 1], miss[after], share)

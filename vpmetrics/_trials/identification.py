@@ -1,0 +1,126 @@
+"""Ranks and local information of every input, from one walk through its scores."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._precision import at_least_float32, result_dtype, widen
+from vpmetrics._trials import slopes as regression
+from vpmetrics._trials.ranks import RankTally, ranks_of
+from vpmetrics._trials.references import Tile, Trials, walk
+from vpmetrics._trials.scorers import Scoring
+from vpmetrics._trials.utterances import row_keys
+
+_AT_HAND = 2**19  # scores that slopes are fitted on, and the only ones that are ever stored
+
+_EVALUATIONS = 2**24  # of a score in a regression, up to which every speaker gets a slope of its own
+
+_FOLDS = 10  # otherwise
+
+
+class Identification(NamedTuple):
+    """All that one walk through the scores of inputs against references says."""
+
+    histogram: Tensor  # (N,), inputs per rank
+    bits: Tensor  # (P,), local information of each trial
+    linked: Tensor  # (P,), whether its true speaker strictly beats all others
+    trials: Tensor  # (P,), the row of the input
+
+
+def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | None) -> Identification:
+    """What ``identify`` returns, of trials that are formed already. Bits have a gradient, slopes fitted have none."""
+    if slope is None:
+        with torch.no_grad():
+            slopes = _cross_fit(trials, scoring)
+    else:
+        slopes = torch.as_tensor(slope, device=trials.column.device).expand(len(trials.inputs))
+    tally = RankTally(trials)
+    bits = slopes.new_full(slopes.shape, torch.nan, dtype=result_dtype(trials.inputs))
+    linked = torch.zeros_like(trials.usable)
+    for tile in walk(trials, scoring):
+        above, tied = ranks_of(tile)
+        tally.add(tile, above, tied)
+        linked[tile.rows] = (above == 0) & (tied == 1)
+        if tile.scores.shape[1] > 1:
+            centred, match, deviation = _centre(tile)
+            # The deviation divides the slope rather than every score.
+            bits[tile.rows] = local_bits(centred, match, slopes[tile.rows].to(centred.dtype).unsqueeze(1) / deviation)
+    used = trials.usable.nonzero().squeeze(1)
+    return Identification(tally.histogram(), bits[used], linked[used], used)
+
+
+def local_bits(z: Tensor, match: Tensor, slope: Tensor) -> Tensor:
+    """LID of each row, ``(P,)``; from the mean of exponentials, not their sum, so that equal scores give 0 exactly."""
+    logits = slope * z
+    top = logits.detach().amax(dim=1, keepdim=True)
+    mean = (logits - top).exp().mean(dim=1, keepdim=True)
+    return ((slope * match - top - mean.log()) / math.log(2)).squeeze(1)
+
+
+def standardise(scores: Tensor, rounding: Tensor) -> Tensor:
+    centred = scores - scores.mean(dim=1, keepdim=True)
+    return centred / _deviation(centred, rounding)
+
+
+def _centre(tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores of a tile less the mean of their row, in place; those of the matching references; and the deviations."""
+    mean = tile.scores.mean(dim=1, keepdim=True)
+    centred = tile.scores.sub_(mean)
+    return centred, tile.match - mean, _deviation(centred, tile.rounding)
+
+
+def _deviation(centred: Tensor, rounding: Tensor) -> Tensor:
+    """Population standard deviation of each row; infinite where it is but rounding, so that equal scores stay at 0."""
+    deviation = torch.linalg.vector_norm(centred, dim=1, keepdim=True) / math.sqrt(max(1, centred.shape[1]))
+    return torch.where(deviation > rounding, deviation, torch.inf)
+
+
+def equal_up_to(scores: Tensor) -> Tensor:
+    unit = torch.finfo(at_least_float32(scores).dtype).eps
+    return widen(scores.detach().abs().sum(dim=1, keepdim=True)) / max(1, scores.shape[1]) * unit
+
+
+def _cross_fit(trials: Trials, scoring: Scoring) -> Tensor:
+    """The slope for each input, ``(B,)``, fitted on other speakers: all of them, or those of the other folds."""
+    references, inputs = trials.references, len(trials.inputs)
+    count = len(references.speakers)
+    if count < 2 or inputs == 0:
+        return references.anchor.new_full((inputs,), torch.nan)
+    order = _order_of_speakers(trials)
+    place = order.argsort()[trials.column]
+    tiles = [_rows(tile, trials.column[tile.rows], place[tile.rows], order, inputs) for tile in walk(trials, scoring)]
+    z, is_match, match = (torch.cat(part) for part in zip(*tiles, strict=True))
+    folds = count if z.numel() * count <= _EVALUATIONS else min(count, _FOLDS)
+    fold = place % folds
+    takes_part = (fold.unsqueeze(1) != torch.arange(folds, device=fold.device)) & trials.usable.unsqueeze(1)
+    return regression.fit_slopes(regression.Rows(z, is_match, match, takes_part))[fold]
+
+
+def _order_of_speakers(trials: Trials) -> Tensor:
+    """Columns of the references in an order that does not depend on the numbers of their speakers, ``(N,)``.
+
+    Those with trials come first, so that as many of them are dealt to every fold.
+    """
+    references = trials.references
+    present = torch.zeros_like(references.counts).index_add(0, trials.column, trials.usable.long()) > 0
+    by_key = row_keys(references.anchor + references.sums / references.counts.unsqueeze(1)).argsort(stable=True)
+    return by_key[(~present)[by_key].to(torch.uint8).argsort(stable=True)]
+
+
+def _rows(tile: Tile, column: Tensor, place: Tensor, order: Tensor, inputs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Standardised scores of a tile to fit the slope on: all, or evenly spaced ones where all would be too many.
+
+    The spacing starts elsewhere for every speaker, so that all references take part, and does so whatever the order of
+    the inputs and the numbers of the speakers.
+    """
+    centred, match, deviation = _centre(tile)
+    columns = centred.shape[1]
+    stride = min(-(-inputs * columns // _AT_HAND), columns)
+    first = (place * 7919 % stride).unsqueeze(1)
+    chosen = order[first + stride * torch.arange(columns // stride, device=centred.device)]
+    z = centred.gather(1, chosen) / deviation
+    return z, chosen == column.unsqueeze(1), match / deviation
