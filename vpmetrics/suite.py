@@ -11,6 +11,7 @@ from torch import Tensor
 from vpmetrics._checks import check_choice, warn_once
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._precision import result_dtype
+from vpmetrics._scalars import scalars_of
 from vpmetrics._scores.measures import (
     cllr_of_sums,
     cllr_sums_of_values,
@@ -170,7 +171,8 @@ class VoicePrivacy(EmbeddingMetric):
             **{f"{name.lower()}_{key}": v for name, report in conditions.items() for key, v in report.scalars.items()},
         }
         scalars.update(normalised_relatives(scalars))
-        scalars = {key: value.to(dtype) if value.is_floating_point() else value for key, value in scalars.items()}
+        ordered = {key: scalars[key] for key in scalars_of(tuple(conditions))}
+        scalars = {key: value.to(dtype) if value.is_floating_point() else value for key, value in ordered.items()}
         return PrivacyReport(scalars, conditions, matrices)
 
     def _report_of_original(self, sides: Sides, names: Tensor) -> ConditionReport:

@@ -19,9 +19,8 @@ from vpmetrics._scores.steps import (
     mean_over_targets,
 )
 
-TAG_LETTERS = "0ABCDEF"
-
-_TAG_BOUNDS = (1.0, 2.0, 4.0, 5.0, 6.0)
+TAG_LETTERS = "0ABCDEF"  # 0 for exactly 0, A below the first bound, and so on
+TAG_BOUNDS = (1.0, 2.0, 4.0, 5.0, 6.0)
 
 
 def evidence(llr: Tensor) -> Tensor:
@@ -96,7 +95,7 @@ def _worst(steps: Steps) -> Tensor:
 
 
 def tag_number(l_w: Tensor) -> Tensor:
-    bounds = torch.tensor(_TAG_BOUNDS, dtype=l_w.dtype, device=l_w.device)
+    bounds = torch.tensor(TAG_BOUNDS, dtype=l_w.dtype, device=l_w.device)
     number = torch.bucketize(l_w.detach(), bounds, right=True) + (l_w > 0)
     return torch.where(l_w.isnan(), -1, number)
 

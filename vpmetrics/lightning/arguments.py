@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
-import torch
-
-from vpmetrics.lightning.trainers import closest
-from vpmetrics.suite import VoicePrivacy
-
-_LARGE_IS_PRIVATE = re.compile(r"(^|/)(deid|d_ece_op_oo|cllr_op_oo|o[op]_(eer|min_cllr))$")
+from vpmetrics._scalars import scalar, scalars_of
+from vpmetrics.lightning.trainers import closest, last_component
 
 
-@cache
 def scalar_names() -> tuple[str, ...]:
-    """The names of all scalars a :class:`VoicePrivacy` returns."""
-    metric = VoicePrivacy(validate_args=False)
-    metric.update(torch.eye(4), torch.eye(4), torch.tensor([0, 0, 1, 1]))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return tuple(metric.compute())
+    """The names of all scalars a :class:`vpmetrics.VoicePrivacy` returns."""
+    return scalars_of()
 
 
 def check_prefix(prefix: Any) -> None:
@@ -72,9 +61,19 @@ def budgets_of(privacy: Any, budget: Any) -> dict[str, float]:
             raise TypeError(f"Expected `budget` to be a number, but got {value!r} for {name!r}.")
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"Expected `budget` to be finite and not negative, but got {value} for {name!r}.")
-        if _LARGE_IS_PRIVATE.search(name):
-            raise ValueError(
-                f"Expected `privacy` to name what is disclosed, less being better, but {name!r} is large where little "
-                "is; a budget limits 'op_d_ece', 'op_l_w' or the like."
-            )
+        _check_disclosure(name)
     return {name: float(value) for name, value in zip(names, values, strict=True)}
+
+
+def _check_disclosure(name: str) -> None:
+    """Refuse the names of scalars that say nothing by being small; what others log is theirs to know."""
+    try:
+        known = scalar(last_component(re.sub(r"/dataloader_idx_\d+$", "", name)))
+    except KeyError:
+        return
+    if known.private != "low":
+        what = "is large where little is" if known.private == "high" else "is no measure of it"
+        raise ValueError(
+            f"Expected `privacy` to name what is disclosed, less being better, but {name!r} {what}; a budget limits "
+            "'op_d_ece', 'op_l_w' or the like."
+        )

@@ -1,0 +1,120 @@
+"""One table of numbers: what the suite returns, what a budget may limit, and how people read them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cases import embeddings, join
+
+from vpmetrics import VoicePrivacy
+from vpmetrics._scalars import FAMILIES, HEADINGS, scalar, scalars_of
+from vpmetrics.functional import zebra_tag
+from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor
+
+
+def test_the_suite_returns_exactly_the_scalars_of_the_table_in_its_order():
+    metric = VoicePrivacy()
+    metric.update(**join(embeddings()))
+    assert tuple(metric.compute()) == scalars_of() == PrivacyMonitor().metrics
+
+
+def test_every_name_is_there_once_and_resolves():
+    names = scalars_of(tuple(HEADINGS), attacks=True, sessions=True)
+    assert len(set(names)) == len(names)
+    for name in names:
+        known = scalar(name)
+        assert known.key in (name, name.partition("_")[2])
+        assert known.heading
+        assert known.tells
+    assert {"op_d_ece_strongest", "across_strongest", "within_eer", "op_c_ece", "g_d_ece"} <= set(names)
+    assert "oo_d_ece_strongest" not in names
+    assert "within_c_ece" not in names
+
+
+def test_a_name_says_its_condition_and_its_end_of_an_interval():
+    assert scalar("deid").condition == ""
+    assert scalar("d_ece_op_oo").condition == ""
+    assert scalar("across_d_ece_reversed").condition == "across"
+    low = scalar("op_d_ece_low")
+    assert (low.condition, low.private, low.title) == ("OP", "low", "D_ECE from [bit]")
+    for unknown in ("opd_ece", "op_deid", "xx_eer", "op_", "low"):
+        with pytest.raises(KeyError):
+            scalar(unknown)
+
+
+def test_privacy_lies_where_the_classes_say():
+    """``higher_is_better`` of the classes was written before the table was."""
+    import vpmetrics as vp
+
+    classes = {
+        "deid": vp.DeIdentification,
+        "d_ece": vp.ZebraDisclosure,
+        "min_cllr": vp.MinCllr,
+        "cllr": vp.Cllr,
+        "eer": vp.EqualErrorRate,
+        "linkability": vp.Linkability,
+        "max_d": vp.SimilarityRankDisclosure,
+        "alid": vp.LocalInformationDisclosure,
+        "c_ece_linear": vp.CalibrationDistortion,
+    }
+    for key, metric in classes.items():
+        assert scalar(key).private == ("high" if metric.higher_is_better else "low"), key
+
+
+@pytest.mark.parametrize("name", ["op_ndr", "pp_eer", "op_min_cllr", "d_ece_op_oo", "deid", "across_eer_strongest"])
+def test_a_budget_limits_nothing_that_is_large_where_little_is_disclosed(name):
+    for logged in (name, f"val/privacy/{name}", f"val/privacy/{name}/dataloader_idx_1", f"val/privacy/{name}_high"):
+        with pytest.raises(ValueError, match="is large where little is"):
+            PrivacyCheckpoint(logged)
+
+
+@pytest.mark.parametrize("name", ["gvd", "g_cllr", "op_strongest", "op_rank_spread", "pp_lid_neg"])
+def test_a_budget_limits_nothing_that_does_not_measure_disclosure(name):
+    with pytest.raises(ValueError, match="is no measure of it"):
+        PrivacyCheckpoint(f"val/privacy/{name}")
+
+
+def test_a_budget_may_limit_whatever_discloses_and_names_of_others():
+    for name in ("op_d_ece", "pp_alid", "across_d_ece_strongest", "op_d_ece_high", "my_leak"):
+        assert PrivacyCheckpoint(f"val/privacy/{name}").budgets == {f"val/privacy/{name}": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("d_ece", 0.12345, "0.123"),
+        ("d_ece", 0.0004, "4e−04"),
+        ("d_ece", -1e-12, "0.000"),
+        ("d_ece", math.nan, "–"),
+        ("deid", 0.98765, "98.77"),
+        ("deid", -0.17, "−17.00"),
+        ("gvd", 0.5, "+0.50"),
+        ("gvd", -math.inf, "−inf"),
+        ("gvd", -0.001, "0.00"),
+        ("tag", 3, "C"),
+        ("tag", 0, "0"),
+        ("tag", -1, "?"),
+        ("strongest", 4.0, "4"),
+    ],
+)
+def test_numbers_as_people_read_them(key, value, text):
+    assert scalar(key).show(value) == text
+
+
+def test_units_are_named():
+    assert all(scalar(key).unit.name == "bit" for key in ("alid", "cllr", "min_cllr", "lid_max", "mean_d_chance"))
+    assert scalar("l_w").title == "l_w [log10]"
+    assert scalar("linkability").title == "linkability"
+
+
+def test_the_letters_of_tags_are_those_of_the_function():
+    for number, l_w in enumerate((0.0, 0.5, 1.5, 3.0, 4.5, 5.5, 7.0)):
+        assert scalar("tag").show(number) == zebra_tag(torch.tensor(l_w))
+    assert "A below 1, B from 1, C from 2, D from 4, E from 5, F from 6" in scalar("tag").tells
+
+
+def test_families_share_no_key():
+    keys = [entry.key for entries in FAMILIES.values() for entry in entries]
+    assert len(set(keys)) == len(keys)

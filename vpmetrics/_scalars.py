@@ -1,0 +1,210 @@
+"""Every number of a report, once: key, heading, unit, where privacy lies, and what it tells.
+
+The keys of the suite, what a budget may limit, headings of tables, the text of the report, the schema of its JSON and
+the axes of figures all come from here. A new number is one line of ``FAMILIES``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from vpmetrics._scores.measures import TAG_BOUNDS, TAG_LETTERS
+from vpmetrics._trials.utterances import CONDITIONS
+
+DASH = "–"  # of a value that is not defined or not known
+
+
+class Unit(NamedTuple):
+    """What a number is measured in, and how people read it."""
+
+    name: str
+    spec: str
+    scale: float = 1.0
+
+    def show(self, value: float) -> str:
+        """A value as text, with a true minus, and zero without a sign."""
+        if math.isnan(value):
+            return DASH
+        text = format(self.scale * value, self.spec)
+        # What three decimals would hide is shown as a power of ten, unless it is but rounding.
+        if self.spec == ".3f" and 1e-9 < abs(value) < 0.0005:
+            text = f"{value:.0e}"
+        if not text.strip("-+0."):
+            return text.lstrip("-+")
+        return text.replace("-", "−")
+
+
+class _Tag(Unit):
+    """A category, kept as a number and read as a letter."""
+
+    def show(self, value: float) -> str:
+        return TAG_LETTERS[int(value)] if value >= 0 else "?"
+
+
+BITS, PERCENT, DECIBELS = Unit("bit", ".3f"), Unit("%", ".2f", 100.0), Unit("dB", "+.2f")
+TENS, PLAIN, COUNT, TAG = Unit("log10", ".3f"), Unit("", ".3f"), Unit("", ".0f"), _Tag("", "")
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number as people read it. ``private`` says where privacy lies: ``"low"``, ``"high"``, or None for neither."""
+
+    key: str
+    heading: str
+    unit: Unit
+    private: str | None
+    tells: str
+    family: str = ""
+    condition: str = ""
+
+    @property
+    def title(self) -> str:
+        """Heading and unit."""
+        return f"{self.heading} [{self.unit.name}]" if self.unit.name else self.heading
+
+    def show(self, value: float) -> str:
+        """A value of it as text."""
+        return self.unit.show(value)
+
+
+_LETTERS = ", ".join(f"{letter} from {bound:g}" for letter, bound in zip(TAG_LETTERS[2:], TAG_BOUNDS, strict=True))
+
+_TABLE = {
+    "system": (
+        Scalar("deid", "DeID", PERCENT, "high", "de-identification: how much of what tells the original voices apart "
+               "is gone between original and protected speech; 0 is nothing, 100 hides everybody"),
+        Scalar("gvd", "G_VD", DECIBELS, None, "gain of voice distinctiveness: how distinct protected voices are from "
+               "each other, relative to the original ones; 0 is as distinct as before"),
+    ),
+    "score": (
+        Scalar("d_ece", "D_ECE", BITS, "low", "expected disclosure: what the scores tell an attacker on average over "
+               "all priors; 0 is perfect privacy, 0.721 full disclosure"),
+        Scalar("d_ece_reversed", "D_ECE reversed", BITS, "low", "the same for an attacker who turns the sign of the "
+               "scores; clearly above 0, the protection can be undone that way"),
+        Scalar("l_w", "l_w", TENS, "low", "worst case: the strongest evidence a single trial gives, as a power of ten "
+               "of the odds; grows with the number of trials"),
+        Scalar("tag", "tag", TAG, "low", f"category of the worst case: 0 is perfect privacy, A below 1, {_LETTERS}"),
+        Scalar("min_cllr", "min Cllr", BITS, "high", "cost of the best-calibrated scores; 1 is perfect privacy"),
+        Scalar("cllr", "Cllr", BITS, "high", "cost of taking the scores for log-likelihood ratios as they stand"),
+        Scalar("eer", "EER", PERCENT, "high", "error rate where misses and false alarms are equal, on the convex hull "
+               "of the ROC; 50 is perfect privacy"),
+        Scalar("raw_eer", "raw EER", PERCENT, "high", "the same where the two rates of the scores as they are cross, "
+               "as the challenges rank; never below the EER of the hull"),
+        Scalar("min_dcf", "min DCF", PLAIN, "high", "least cost of detection at a prior of 0.01; 1 is perfect privacy"),
+        Scalar("linkability", "linkability", PLAIN, "low", "share of what can be linked, by score (Gómez-Barrero); 0 "
+               "is perfect privacy"),
+    ),
+    "matrix": (
+        Scalar("d_diag", "D_diag", PLAIN, "low", "by how much the diagonal of the similarity matrix stands out"),
+        Scalar("d_diag_log", "D_diag, log", BITS, "low", "the same for the logarithm of the similarities"),
+    ),
+    "rank": (
+        Scalar("max_d", "MaxD", BITS, "low", "similarity rank disclosure at the rank that discloses most"),
+        Scalar("mean_d", "MeanD", BITS, "low", "similarity rank disclosure on average; perfect privacy is the level "
+               "of chance, not 0"),
+        Scalar("mean_d_chance", "MeanD by chance", BITS, None, "the MeanD that as many inputs would show if they "
+               "disclosed nothing"),
+        Scalar("id_rate", "identified", PERCENT, "low", "share of utterances whose own speaker is the most similar "
+               "one"),
+        Scalar("rank_spread", "rank spread", PERCENT, None, "share of the ranks that are likelier than by chance"),
+    ),
+    "local": (
+        Scalar("alid", "ALID", BITS, "low", "local information disclosure on average over trials; below 0 scores "
+               "mislead"),
+        Scalar("pdr", "PDR", PERCENT, "low", "share of trials that disclose anything about their speaker"),
+        Scalar("ndr", "NDR", PERCENT, "high", "share of trials that disclose nothing about their speaker"),
+        Scalar("lid_pos", "LID+", BITS, "low", "mean of the trials that disclose"),
+        Scalar("lid_neg", "LID−", BITS, None, "mean of the trials that do not"),
+        Scalar("lid_max", "largest LID", BITS, "low", "local information disclosure of the trial that discloses most"),
+        Scalar("link_rate", "linked", PERCENT, "low", "share of trials whose own speaker strictly beats all others"),
+    ),
+    "attack": (
+        Scalar("d_ece_strongest", "strongest D_ECE", BITS, "low", "expected disclosure, in either direction, to the "
+               "strongest of the attacks tried, on speakers it was not chosen on"),
+        Scalar("eer_strongest", "strongest EER", PERCENT, "high", "equal error rate of that attack"),
+        Scalar("strongest", "strongest attack", COUNT, None, "the number of that attack among those tried"),
+        Scalar("d_ece_chance", "D_ECE by chance", BITS, None, "what the same choice finds where speakers are permuted "
+               "and nothing is disclosed"),
+    ),
+    "relative": (
+        Scalar("d_ece_op_oo", "D_ECE (OP/OO)", PERCENT, "high", "de-identification by expected disclosure; compare "
+               "DeID"),
+        Scalar("cllr_op_oo", "min Cllr (OP/OO)", PERCENT, "high", "de-identification by minimum Cllr; compare DeID"),
+        Scalar("g_d_ece", "G by D_ECE", DECIBELS, None, "gain of distinctiveness by expected disclosure; compare "
+               "G_VD"),
+        Scalar("g_cllr", "G by min Cllr", DECIBELS, None, "gain of distinctiveness by minimum Cllr; compare G_VD"),
+    ),
+    "calibration": (
+        Scalar("c_ece", "C_ECE", BITS, "low", "disclosure to an attacker who learnt a linear calibration on other "
+               "sessions; 0 is good, below 0 guessing would do better"),
+        Scalar("c_ece_linear", "C_ECE, linear", BITS, "low", "disclosure to an attacker who learnt a linear "
+               "calibration on another run; 0 is good, below 0 guessing would do better"),
+        Scalar("c_ece_isotonic", "C_ECE, isotonic", BITS, "low", "the same with an isotonic calibration"),
+    ),
+}  # fmt: skip
+FAMILIES = {family: tuple(replace(entry, family=family) for entry in entries) for family, entries in _TABLE.items()}
+OF_CONDITIONS = ("score", "matrix", "rank", "local")
+_BY_KEY = {entry.key: entry for entries in FAMILIES.values() for entry in entries}
+_NOT_YET = {"raw_eer", "min_dcf", "mean_d_chance"}  # named here, and not calculated by the suite so far
+
+HEADINGS = {
+    "OO": "original against original: how well speakers can be told apart before protection",
+    "OP": "original against protected: an attacker who has recordings of known speakers and looks for them",
+    "PP": "protected against protected: an attacker who protects what they know of speakers in the same way first",
+    "within": "protected against protected of the same session: voices of one draw, which may stay distinct",
+    "across": "protected against protected of another session: whether two draws can be linked",
+}
+
+
+def key_of(condition: str, key: str) -> str:
+    """Name of a scalar of a condition; a nameless condition adds nothing to it."""
+    return f"{condition.lower()}_{key}" if condition else key
+
+
+def scalar(key: str) -> Scalar:
+    """What is known of a number by its name: ``deid``, ``d_ece``, ``op_d_ece``, ``op_d_ece_low``.
+
+    Example:
+        >>> scalar("op_eer").title, scalar("op_eer").private, scalar("op_eer").show(0.125)
+        ('EER [%]', 'high', '12.50')
+    """
+    if key in _BY_KEY:
+        return _BY_KEY[key]
+    for end, name in (("_low", "from"), ("_high", "to")):
+        if key.endswith(end):
+            inner = scalar(key.removesuffix(end))
+            return replace(inner, key=key, heading=f"{inner.heading} {name}")
+    prefix, _, rest = key.partition("_")
+    for condition in HEADINGS:
+        if prefix == condition.lower() and rest in _BY_KEY and _BY_KEY[rest].family not in ("system", "relative"):
+            return replace(_BY_KEY[rest], key=key, condition=condition)
+    raise KeyError(key)
+
+
+def scalars_of(
+    conditions: Sequence[str] = CONDITIONS, attacks: bool = False, sessions: bool = False
+) -> tuple[str, ...]:
+    """Names of all scalars of some conditions in the order of a report, as the suite returns them.
+
+    Example:
+        >>> scalars_of(("OP",))[2:5]
+        ('op_d_ece', 'op_d_ece_reversed', 'op_l_w')
+    """
+    return tuple(_names(conditions, attacks, sessions))
+
+
+def _names(conditions: Sequence[str], attacks: bool, sessions: bool) -> Iterator[str]:
+    yield from (entry.key for entry in FAMILIES["system"])
+    for condition in conditions:
+        # Original speech has nobody to undo its protection.
+        families = (*OF_CONDITIONS, "attack") if attacks and condition != "OO" else OF_CONDITIONS
+        for entry in (entry for family in families for entry in FAMILIES[family]):
+            if entry.key not in _NOT_YET:
+                yield key_of(condition, entry.key)
+        if sessions and condition == "OP":
+            yield key_of(condition, "c_ece")
+    if set(CONDITIONS) <= set(conditions):
+        yield from (entry.key for entry in FAMILIES["relative"])
