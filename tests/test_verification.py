@@ -6,12 +6,16 @@ import math
 
 import numpy as np
 import pytest
+import reference
 import torch
 from golden import SCORE_SETS, score_set
 from torch.testing import assert_close
 
 from vpmetrics import Cllr, EqualErrorRate, Linkability, MinCllr
-from vpmetrics.functional import cllr, equal_error_rate, linkability, min_cllr
+from vpmetrics._scores.counting import count_by_bin, count_by_score
+from vpmetrics._scores.measures import min_dcf_of_steps, raw_eer_of_steps
+from vpmetrics._scores.steps import condense
+from vpmetrics.functional import cllr, equal_error_rate, linkability, min_cllr, min_dcf, raw_equal_error_rate
 
 GOLDEN = [
     (min_cllr, MinCllr, "min_cllr"),
@@ -80,6 +84,87 @@ def test_only_the_order_counts(function):
         assert_close(function(change(preds), target), function(preds, target))
 
 
+# The ROC itself
+
+
+def trials(size, levels, seed):
+    """Scores of few levels tie often; None for scores that never do."""
+    draw = torch.Generator().manual_seed(seed)
+    target = torch.arange(size) < torch.randint(1, size, (1,), generator=draw)
+    preds = torch.randn(size, generator=draw, dtype=torch.float64) + target * torch.rand(1, generator=draw) * 3
+    return (preds if levels is None else (preds * levels).round()), target
+
+
+@pytest.mark.parametrize("levels", [None, 0.5, 2, 10])
+@pytest.mark.parametrize("size", [2, 3, 7, 40, 300])
+def test_rates_and_costs_without_the_hull_agree_with_a_sweep_of_thresholds(levels, size):
+    for seed in range(20):
+        preds, target = trials(size, levels, seed)
+        pair = preds.numpy(), target.numpy()
+        expected = reference.verification.raw_equal_error_rate(*pair)
+        assert raw_equal_error_rate(preds, target).item() == pytest.approx(expected, abs=1e-14)
+        for costs in ((0.01, 1.0, 1.0), (0.5, 1.0, 1.0), (0.05, 10.0, 1.0), (0.9, 1.0, 3.0)):
+            expected = reference.verification.min_dcf(*pair, *costs)
+            assert min_dcf(preds, target, *costs).item() == pytest.approx(expected, abs=1e-14)
+
+
+def test_kaldi_rounds_the_raw_rate_up_to_whole_targets():
+    for seed in range(200):
+        preds, target = trials(60, None, seed)
+        printed = reference.verification.kaldi_equal_error_rate(preds.numpy(), target.numpy())
+        targets = target.sum().item()
+        assert math.ceil(raw_equal_error_rate(preds, target).item() * targets - 1e-9) / targets == printed
+
+
+def test_the_hull_is_never_above_the_curve():
+    rates = [
+        [f(*trials(50, levels, seed)) for f in (equal_error_rate, raw_equal_error_rate)]
+        for seed in range(100)
+        for levels in (None, 2)
+    ]
+    hull, raw = torch.tensor(rates).T
+    assert (hull <= raw + 1e-12).all()
+    assert (hull < raw - 1e-3).float().mean() > 0.5
+
+
+def test_raw_rates_by_hand():
+    target = torch.tensor([1, 1, 0, 0, 0])
+    assert raw_equal_error_rate(torch.arange(5.0), target) == 1
+    assert raw_equal_error_rate(-torch.arange(5.0), target) == 0
+    assert raw_equal_error_rate(torch.zeros(5), target) == 0.5
+    # One of four non-targets above the only target: a threshold at that target accepts a quarter and misses none.
+    assert raw_equal_error_rate(torch.tensor([1.0, 0, 0, 0, 2]), torch.tensor([1, 0, 0, 0, 0])) == 0.25
+    assert min_dcf(torch.zeros(5), target) == min_dcf(torch.arange(5.0), target) == 1
+    assert min_dcf(-torch.arange(5.0), target) == 0
+
+
+def test_raw_rates_of_bins_are_those_of_scores_rounded_to_bins():
+    for seed in range(20):
+        preds, target = trials(200, 4, seed)
+        exact, edges = count_by_score(preds, target), preds.unique()
+        bins = torch.bucketize(preds, edges[1:], right=True)
+        counts = [torch.bincount(bins[target == k], minlength=len(edges)) for k in (1, 0)]
+        for one, other in zip(exact, count_by_bin(edges[1:], *counts), strict=True):
+            for steps in (other, condense(other)[0]):
+                assert_close(raw_eer_of_steps(steps), raw_eer_of_steps(one))
+                assert_close(min_dcf_of_steps(steps, 0.1, 1, 2), min_dcf_of_steps(one, 0.1, 1, 2))
+
+
+def test_raw_rates_are_nan_where_a_class_is_missing():
+    for function in (raw_equal_error_rate, min_dcf):
+        with pytest.warns(UserWarning, match="no target trials"):
+            assert function(torch.rand(4), torch.zeros(4).long()).isnan()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [({"p_target": 1.0}, "`p_target` to lie between 0 and 1"), ({"c_miss": 0.0}, "`c_miss` to be above 0")],
+)
+def test_costs_that_decide_nothing_are_refused(options, match):
+    with pytest.raises(ValueError, match=match):
+        min_dcf(torch.rand(4), torch.tensor([0, 1, 0, 1]), **options)
+
+
 def test_linkability_does_not_see_a_shift_or_a_scale():
     draw = torch.Generator().manual_seed(0)
     preds = torch.randint(-40, 40, (600,), generator=draw).double() / 8
@@ -87,6 +172,17 @@ def test_linkability_does_not_see_a_shift_or_a_scale():
     assert_close(linkability(preds * 4 + 32, target), linkability(preds, target))
     separated = torch.arange(600.0)
     assert linkability(separated, separated > 300) == pytest.approx(1, abs=0.04)
+
+
+def test_the_trapezoid_of_the_challenges_prints_less_linkability():
+    preds, target = torch.cat([torch.arange(300.0), torch.arange(100.0, 400.0)]), torch.arange(600) >= 300
+    edges = np.linspace(0, 399, 300 // 10 + 1)
+    p, q = (np.histogram(preds[target == k], edges)[0] / 300 for k in (1, 0))
+    link = p * np.where(p > q, (p - q) / np.maximum(p + q, 1e-300), 0)
+    assert linkability(preds, target).item() == pytest.approx(link.sum(), abs=1e-6)
+    trapezoid = (link[1:] + link[:-1]).sum() / 2
+    assert linkability(preds, target).item() == pytest.approx(trapezoid + link[-1] / 2, abs=1e-6)
+    assert trapezoid < link.sum() - 0.01
 
 
 @pytest.mark.parametrize("preds", [torch.ones(40), torch.tensor([math.inf] * 20 + [0.0] * 20)], ids=["constant", "inf"])

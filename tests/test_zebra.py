@@ -290,6 +290,23 @@ def test_a_class_missing_in_either_run_is_nan_and_one_warning(calibration):
         assert len(caught) == 1
 
 
+@pytest.mark.parametrize("calibration", ["linear", "isotonic"])
+@pytest.mark.parametrize("run", [0, 1])
+def test_one_run_alone_is_nan_and_one_warning(calibration, run):
+    metric = CalibrationDistortion(calibration)
+    metric.update(*gaussians(50, 500), run=run)
+    with pytest.warns(UserWarning, match="both runs|both kinds") as caught:
+        assert metric.compute().isnan()
+    assert len(caught) == 1
+
+
+def test_the_worst_case_grows_with_the_number_of_trials_and_is_not_0_for_constant_scores():
+    small, large = (zebra_disclosure(*gaussians(n, 10 * n, distance=2.0))["l_w"] for n in (100, 10_000))
+    assert large > small + 0.5
+    assert zebra_tag(zebra_disclosure(torch.zeros(1000), torch.arange(1000) < 20)["l_w"]) == "A"
+    assert zebra_tag(zebra_disclosure(torch.zeros(40), torch.arange(40) < 20)["l_w"]) == "0"
+
+
 def test_infinite_scores_in_an_isotonic_calibration():
     preds, target = gaussians(50, 500)
     preds[0], preds[60], preds[70] = math.inf, -math.inf, math.inf

@@ -49,7 +49,8 @@ class EqualErrorRate(ScoreMetric):
 
     ``update(preds, target)`` takes scores in any shape and on any scale, higher = more alike, and labels, 1 = same
     speaker. ``compute()`` returns a scalar in [0, 0.5], 0.5 = perfect privacy. Scores are used as they are: neither
-    squashed nor clipped, whatever their range.
+    squashed nor clipped, whatever their range. The rate without the hull, which challenges rank by and which is never
+    lower, is :func:`vpmetrics.functional.raw_equal_error_rate`.
 
     Args:
         thresholds: None keeps every score and is exact. A number of bins or a tensor of edges keeps two histograms
@@ -80,7 +81,8 @@ class Linkability(ScoreMetric):
         D_\mathrm{sys} = \sum_b p(b \mid \mathrm{tar}) \max\!\left(0,
         2 \frac{r_b}{1 + r_b} - 1\right), \quad r_b = \frac{p(b \mid \mathrm{tar})}{p(b \mid \mathrm{non})}
 
-    over :math:`\min(\lfloor T / 10 \rfloor, 100)` equal bins of the joint range of the scores.
+    over :math:`\min(\lfloor T / 10 \rfloor, 100)` equal bins of the joint range of the scores. The code of the Voice
+    Privacy Challenges prints less: see :func:`vpmetrics.functional.linkability`.
 
     ``update(preds, target)`` takes scores in any shape and on any scale, higher = more alike, and labels, 1 = same
     speaker. ``compute()`` returns a scalar in [0, 1], 0 = nothing can be linked; NaN with fewer than ten targets.

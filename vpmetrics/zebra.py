@@ -33,6 +33,11 @@ class ZebraDisclosure(ScoreMetric):
     base-10 logarithm; ``tag``, its category from 0 to 6 (:func:`vpmetrics.functional.zebra_tag` gives the letter; -1
     if undefined); ``d_ece_reversed``, the ``d_ece`` of the negated scores, since an attacker may flip the sign.
 
+    The worst case is an extreme, and so it grows with the number of trials: the same system can get tag D from 296
+    utterances and E from 1,036. Compare it between sets of one size only. Nor is it 0 where nothing is disclosed:
+    Laplace's rule adds as many labels of either class, so constant scores get tag A wherever the numbers of targets and
+    non-targets differ.
+
     Args:
         thresholds: None keeps every score and is exact. A number of bins or a tensor of edges keeps two histograms
             instead: constant memory, and :meth:`error_bound` certifies how far the value may lie from the exact one.

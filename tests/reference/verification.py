@@ -48,6 +48,33 @@ def equal_error_rate(preds, target):
     raise AssertionError("a hull from (0, y) to (1, 0) crosses the diagonal")
 
 
+def raw_equal_error_rate(preds, target):
+    """Where the ROC itself crosses false alarm = miss; in proportion where a tie moves both rates at once."""
+    if not has_both(target):
+        return np.nan
+    for (x0, y0), (x1, y1) in pairwise(roc(preds, target)):
+        if x0 > y0 and x1 <= y1:
+            return x0 + (x1 - x0) * (y0 - x0) / ((y0 - x0) + (x1 - y1))
+    raise AssertionError("a path from (1, 0) to (0, 1) crosses the diagonal")
+
+
+def kaldi_equal_error_rate(preds, target):
+    """The share of targets below the first target whose score, as a threshold, errs no more often on non-targets."""
+    tar, non = split(preds, target)
+    for position, threshold in enumerate(sorted(tar)):
+        if np.sum(non >= threshold) / len(non) <= position / len(tar):
+            return position / len(tar)
+    return 1.0
+
+
+def min_dcf(preds, target, p_target, c_miss, c_fa):
+    """Least detection cost over all thresholds, relative to deciding by the prior alone (NIST SRE)."""
+    if not has_both(target):
+        return np.nan
+    costs = [c_miss * p_target * miss + c_fa * (1 - p_target) * accepted for accepted, miss in roc(preds, target)]
+    return min(costs) / min(c_miss * p_target, c_fa * (1 - p_target))
+
+
 def turn(a, b, c):
     """Positive where the way from a over b to c turns left."""
     return (b[0] - a[0]) * (c[1] - a[1]) - (b[1] - a[1]) * (c[0] - a[0])

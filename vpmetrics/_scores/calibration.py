@@ -60,6 +60,8 @@ def isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
     posteriors = (look_up(steps, calibrate(steps, laplace=True), knots) + prior).sigmoid()
 
     def apply(values: Tensor) -> Tensor:
+        if len(knots) == 0:
+            return torch.full_like(values, torch.nan)
         above = torch.searchsorted(knots, values).clamp(1, max(len(knots) - 1, 1))
         left, right = (knots[(above - k).clamp(max=len(knots) - 1)] for k in (1, 0))
         low, high = (posteriors[(above - k).clamp(max=len(knots) - 1)] for k in (1, 0))

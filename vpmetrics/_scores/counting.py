@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vpmetrics._checks import check_bandwidth, check_trials
-from vpmetrics._precision import at_least_float32, wide_dtype, widen
+from vpmetrics._precision import at_least_float32, widen
 from vpmetrics._scores.smooth import Grid, count_on, lay_grid
 from vpmetrics._scores.steps import Array, ScoreCounts, Steps, defined_or_nan, on_host
 
@@ -30,11 +30,12 @@ def count_by_score(
         return counts_on_grid(lay_grid(preds.flatten(), bandwidth), preds.flatten(), target.flatten())
     scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
     targets, nontargets = _split(scores, is_target)
-    targets = targets.sort().values
+    targets, times = targets.sort().values.unique_consecutive(return_counts=True)
     below, up_to, nan_seen = _ranks(targets, nontargets)
-    one_each = pad(torch.ones_like(targets, dtype=wide_dtype(scores.device)), (1, 0))
-    ascending = Steps(targets, one_each, _gaps(below, len(nontargets)))
-    descending = Steps(-targets.flip(0), one_each, _gaps(up_to, len(nontargets)).flip(0))
+    times, tied = widen(times), widen(up_to - below)
+    low, high = _gaps(below, len(nontargets)), _gaps(up_to, len(nontargets))
+    ascending = Steps(targets, pad(times, (1, 0)), low, pad(tied, (1, 0)))
+    descending = Steps(-targets.flip(0), pad(times.flip(0), (1, 0)), high.flip(0), pad(tied.flip(0), (1, 0)))
     return defined_or_nan(ScoreCounts(ascending, descending), nan_seen)
 
 

@@ -15,6 +15,7 @@ from vpmetrics._scores.steps import (
     Steps,
     calibrate,
     gather_blocks,
+    mean_over,
     mean_over_nontargets,
     mean_over_targets,
 )
@@ -52,11 +53,9 @@ def least_cross_entropy(steps: Steps, prior_log_odds: Tensor) -> Tensor:
     """Empirical cross-entropy in bits at each prior, with the scores calibrated by PAV."""
     blocks = gather_blocks(steps, calibrate(steps))
     odds = prior_log_odds[:, None]
-    return cross_entropy(
-        mean_over_targets(Steps(*blocks), softplus(-blocks.llr - odds)),
-        mean_over_nontargets(Steps(*blocks), softplus(blocks.llr + odds)),
-        prior_log_odds,
-    )
+    miss = mean_over(blocks.targets, softplus(-blocks.llr - odds))
+    false_alarm = mean_over(blocks.nontargets, softplus(blocks.llr + odds))
+    return cross_entropy(miss, false_alarm, prior_log_odds)
 
 
 def entropy_of_prior(prior_log_odds: Tensor) -> Tensor:
@@ -163,3 +162,27 @@ def eer_of_steps(steps: Steps) -> Tensor:
     after = (excess >= 0).to(torch.uint8).argmax().clamp(min=1)
     share = excess[after - 1] / (excess[after - 1] - excess[after])
     return torch.lerp(miss[after - 1], miss[after], share)
+
+
+def raw_eer_of_steps(steps: Steps) -> Tensor:
+    """:func:`raw_equal_error_rate` of trials already condensed, ``(...)`` for steps ``(..., S)``."""
+    tied = steps.nontargets if steps.tied is None else steps.tied
+    # Two parts of every step, and a threshold after each: what ties with the targets, and what lies above them.
+    missed = torch.stack([steps.targets, torch.zeros_like(tied)], dim=-1)
+    rejected = torch.stack([tied, steps.nontargets - tied], dim=-1)
+    missed, rejected = (pad(part.flatten(-2).cumsum(-1), (1, 0)) for part in (missed, rejected))
+    # Miss rate less false-alarm rate, times both numbers of trials: whole numbers, so that equal rates are equal.
+    excess = missed * rejected[..., -1:] - (rejected[..., -1:] - rejected) * missed[..., -1:]
+    after = (excess >= 0).to(torch.uint8).argmax(-1, keepdim=True).clamp(min=1)
+    start, end = excess.gather(-1, after - 1), excess.gather(-1, after)
+    crossing = torch.lerp(missed.gather(-1, after - 1), missed.gather(-1, after), start / (start - end))
+    return (crossing / missed[..., -1:]).squeeze(-1)
+
+
+def min_dcf_of_steps(steps: Steps, p_target: float, c_miss: float, c_fa: float) -> Tensor:
+    """:func:`min_dcf` of trials already condensed, ``(...)`` for steps ``(..., S)``."""
+    # Between two steps, or beyond them, lies the best threshold: anywhere else some non-target is accepted for nothing.
+    missed, rejected = (pad(counts.cumsum(-1), (1, 0)) for counts in (steps.targets, steps.nontargets))
+    false_alarm = (rejected[..., -1:] - rejected) / rejected[..., -1:]
+    weights = c_miss * p_target, c_fa * (1 - p_target)
+    return ((weights[0] * missed / missed[..., -1:] + weights[1] * false_alarm) / min(weights)).amin(-1)

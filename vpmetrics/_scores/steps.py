@@ -5,14 +5,15 @@ ascending score axis, each with its number of targets and non-targets, and all t
 D_ECE, min Cllr, EER) is a function of these two rows of counts. Three ways lead to them:
 
 - exactly, from scores: a block of PAV can begin only at a target, so ``T`` targets and ``N`` non-targets are
-  ``T + 1`` steps: what lies below the lowest target, then each target with the non-targets from it up to the next;
+  ``T + 1`` steps: what lies below the lowest target, then each target with the non-targets from it up to the next
+  (targets of equal scores share a step);
 - from a histogram, one step per bin;
 - smoothly, one step per cell of a fine grid, with counts that carry a gradient.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -33,11 +34,14 @@ class Steps:
 
     ``edges`` ``(S - 1,)``: the lowest score of every step but the first.
     ``targets``, ``nontargets`` ``(S,)``: how many trials of each class, in the type sums are made in.
+    ``tied`` ``(S,)``: how many of the non-targets have the very score of the targets, where the others are higher;
+    None where the order within a step is unknown, as in a histogram, and all count as tied.
     """
 
     edges: Tensor
     targets: Tensor
     nontargets: Tensor
+    tied: Tensor | None = None
 
     @cached_property
     def llr(self) -> Tensor:
@@ -66,8 +70,9 @@ def condense(steps: Steps) -> tuple[Steps, Tensor]:
     place = begins.cumsum(0)
     lowest = torch.cat([steps.edges.new_full((1,), -torch.inf), steps.edges])[begins]
     empty = steps.targets.new_zeros(int(place[-1]) + 1)
-    targets, nontargets = (empty.index_add(0, place, counts) for counts in (steps.targets, steps.nontargets))
-    return Steps(lowest, targets, nontargets), place
+    tied = torch.where(begins, steps.nontargets if steps.tied is None else steps.tied, 0)
+    sums = (empty.index_add(0, place, counts) for counts in (steps.targets, steps.nontargets, tied))
+    return Steps(lowest, *sums), place
 
 
 def defined_or_nan(counts: ScoreCounts, nan_seen: Tensor | None = None) -> ScoreCounts:
@@ -82,7 +87,10 @@ def defined_or_nan(counts: ScoreCounts, nan_seen: Tensor | None = None) -> Score
         warn_undefined(f"There are no {kind}trials, and a calibration needs both kinds.")
     else:
         return counts
-    return ScoreCounts(*(Steps(each.edges, each.targets * torch.nan, each.nontargets * torch.nan) for each in counts))
+    nothing = (
+        replace(each, targets=each.targets * torch.nan, nontargets=each.nontargets * torch.nan) for each in counts
+    )
+    return ScoreCounts(*nothing)
 
 
 def calibrate(steps: Steps, laplace: bool = False) -> Tensor:
@@ -103,15 +111,16 @@ def _calibrate(steps: Steps, laplace: bool) -> Tensor:
 
 def mean_over_targets(steps: Steps, values: Tensor) -> Tensor:
     """Average over target trials of something known per step (last dimension)."""
-    return _mean(steps.targets, values)
+    return mean_over(steps.targets, values)
 
 
 def mean_over_nontargets(steps: Steps, values: Tensor) -> Tensor:
     """Average over non-target trials of something known per step (last dimension)."""
-    return _mean(steps.nontargets, values)
+    return mean_over(steps.nontargets, values)
 
 
-def _mean(counts: Tensor, values: Tensor) -> Tensor:
+def mean_over(counts: Tensor, values: Tensor) -> Tensor:
+    """Average of values that occur ``counts`` times (last dimension)."""
     # A step without trials of a class has no say, even where the value is infinite.
     return torch.where(counts == 0, 0, counts * values).sum(-1) / counts.sum(-1)
 

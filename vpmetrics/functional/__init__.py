@@ -18,7 +18,14 @@ from vpmetrics.functional.similarity import (
     voice_distinctiveness,
     voice_similarity_matrix,
 )
-from vpmetrics.functional.verification import cllr, equal_error_rate, linkability, min_cllr
+from vpmetrics.functional.verification import (
+    cllr,
+    equal_error_rate,
+    linkability,
+    min_cllr,
+    min_dcf,
+    raw_equal_error_rate,
+)
 from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
 
 __all__ = [
@@ -39,10 +46,12 @@ __all__ = [
     "local_information",
     "local_information_disclosure",
     "min_cllr",
+    "min_dcf",
     "normalised_relatives",
     "pav_llr",
     "rank_disclosure",
     "rank_histogram",
+    "raw_equal_error_rate",
     "summarise_information",
     "voice_distinctiveness",
     "voice_similarity_matrix",

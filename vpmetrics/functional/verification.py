@@ -5,10 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_trials
+from vpmetrics._checks import check_positive, check_trials
 from vpmetrics._precision import result_dtype, widen
 from vpmetrics._scores.counting import count_by_score
-from vpmetrics._scores.measures import cllr_of_sums, cllr_sums, eer_of_steps, linkability_of_values, min_cllr_of_steps
+from vpmetrics._scores.measures import (
+    cllr_of_sums,
+    cllr_sums,
+    eer_of_steps,
+    linkability_of_values,
+    min_cllr_of_steps,
+    min_dcf_of_steps,
+    raw_eer_of_steps,
+)
 
 
 def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
@@ -61,7 +69,8 @@ def equal_error_rate(
     r"""Error rate where misses and false alarms are equal, on the convex hull of the ROC.
 
     The hull interpolates between operating points, so the value exists for any scores and depends on their order
-    alone. It never exceeds 1/2: scores that rank targets below non-targets are as good as none.
+    alone. It never exceeds 1/2: scores that rank targets below non-targets are as good as none. Nor does it exceed the
+    rate that challenges print, which is that of the curve itself: see :func:`raw_equal_error_rate`.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
@@ -79,6 +88,73 @@ def equal_error_rate(
     return eer_of_steps(count_by_score(preds, target, bandwidth, validate_args).ascending).to(result_dtype(preds))
 
 
+def raw_equal_error_rate(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
+    r"""Error rate where misses and false alarms are equal, on the ROC itself: without the convex hull.
+
+    .. math:: \mathrm{EER} = P(s_\mathrm{tar} < \theta) = P(s_\mathrm{non} > \theta)
+
+    Raising the threshold past one score moves one of the rates; the value is where they cross. Past a score that both
+    classes have, both rates move, in proportion: the mean of all orders such ties might be put in.
+
+    The Voice Privacy Challenges of 2020 and 2022 rank by this rate, as Kaldi's ``compute-eer`` prints it. That program
+    stops at a target score only, so it prints this value rounded up to the next whole number of targets, by less than
+    one over the number of targets.
+
+    Args:
+        preds: Scores in any shape and on any scale, higher = more alike.
+        target: 1 (same speaker) or 0 (different), of the same shape.
+        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
+
+    Returns:
+        Scalar in [0, 1]: above 1/2, scores rank targets below non-targets. Never below :func:`equal_error_rate`. NaN
+        with one warning where a class is missing.
+
+    Example:
+        >>> raw_equal_error_rate(torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1]))
+        tensor(0.5000)
+    """
+    steps = count_by_score(preds, target, validate_args=validate_args).ascending
+    return raw_eer_of_steps(steps).to(result_dtype(preds))
+
+
+def min_dcf(
+    preds: Tensor,
+    target: Tensor,
+    p_target: float = 0.01,
+    c_miss: float = 1.0,
+    c_fa: float = 1.0,
+    validate_args: bool = True,
+) -> Tensor:
+    r"""Normalised minimum detection cost, as in the speaker recognition evaluations of NIST.
+
+    .. math::
+        \min_\theta \frac{c_\mathrm{miss}\, p\, P(s_\mathrm{tar} < \theta)
+        + c_\mathrm{fa}\, (1 - p)\, P(s_\mathrm{non} \ge \theta)}
+        {\min(c_\mathrm{miss}\, p,\ c_\mathrm{fa}\, (1 - p))}
+
+    Args:
+        preds: Scores in any shape and on any scale, higher = more alike.
+        target: 1 (same speaker) or 0 (different), of the same shape.
+        p_target: Prior probability :math:`p` of a target trial.
+        c_miss: Cost of a miss.
+        c_fa: Cost of a false alarm.
+        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
+
+    Returns:
+        Scalar in [0, 1]: 1 is the cost of deciding by the prior alone. NaN with one warning where a class is missing.
+
+    Example:
+        >>> min_dcf(torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1]))
+        tensor(0.5000)
+    """
+    check_positive("c_miss", c_miss)
+    check_positive("c_fa", c_fa)
+    if not 0 < p_target < 1:
+        raise ValueError(f"Expected `p_target` to lie between 0 and 1, but got {p_target}.")
+    steps = count_by_score(preds, target, validate_args=validate_args).ascending
+    return min_dcf_of_steps(steps, p_target, c_miss, c_fa).to(result_dtype(preds))
+
+
 def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
     r"""Global linkability of Gómez-Barrero et al. (2018), prior ratio 1.
 
@@ -87,6 +163,10 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
         2 \frac{r_b}{1 + r_b} - 1\right), \quad r_b = \frac{p(b \mid \mathrm{tar})}{p(b \mid \mathrm{non})}
 
     over :math:`\min(\lfloor T / 10 \rfloor, 100)` equal bins of the joint range of the scores.
+
+    The sum counts every bin in full. The code of the Voice Privacy Challenges integrates over the middles of the bins
+    by the trapezoid rule, which drops half of the first and the last bin, and so prints less: up to 0.04 less on score
+    files of the challenge, 0.5 instead of 1 for scores that separate the classes.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.

@@ -39,6 +39,11 @@ def zebra_disclosure(
 
     with the log-likelihood ratios :math:`l` of PAV, and :math:`l'` those of PAV under Laplace's rule.
 
+    The worst case is an extreme, and so it grows with the number of trials: the same system can get tag D from 296
+    utterances and E from 1,036. Compare it between sets of one size only. Nor is it 0 where nothing is disclosed:
+    Laplace's rule adds as many labels of either class, so constant scores get tag A wherever the numbers of targets and
+    non-targets differ.
+
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
