@@ -237,12 +237,13 @@ def test_fit_of_every_histogram_in_a_batch_is_its_own():
     assert fit.probabilities[1].isnan().all()
     assert_close(fit.probabilities[2], torch.tensor([0, 0, 1.0], dtype=torch.float64))
     assert_close(fit.probabilities[4], torch.full((3,), 1 / 3, dtype=torch.float64))
+    assert fit_beta_binomial(torch.tensor([3.0, -1, 1])).probabilities.isnan().all()
     with pytest.warns(UserWarning, match=UNDEFINED):
         max_d = rank_disclosure(histograms, model="beta_binomial")["max_d"]
     assert max_d.isnan().tolist() == [False, True, False, False, False, False]
 
 
-@pytest.mark.parametrize("histogram", [[40.0, 20, 10, 10, 3, 1], [3.0, 9, 20, 14, 6, 2, 1], [0.2, 0.5, 0.3]])
+@pytest.mark.parametrize("histogram", [[40.0, 20, 10, 10, 3, 1], [3.0, 9, 20, 14, 6, 2, 1], [0.2, 0.5, 0.3], [3.0, 1]])
 def test_gradient_of_the_fit(histogram):
     counts = torch.tensor(histogram, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda h: fit_beta_binomial(h)[0], counts)
@@ -250,6 +251,18 @@ def test_gradient_of_the_fit(histogram):
     assert torch.autograd.gradcheck(lambda h: rank_disclosure(h)["mean_d"], counts)
     some = torch.tensor(histogram[1:], dtype=torch.float64, requires_grad=True)  # nobody at rank 1
     assert torch.autograd.gradcheck(lambda h: fit_beta_binomial(torch.cat([h.new_zeros(1), h]))[0], some)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 40])
+def test_gradients_of_every_histogram_are_finite(ranks):
+    draw = torch.Generator().manual_seed(ranks)
+    counts = torch.poisson(torch.rand(60, ranks, generator=draw, dtype=torch.float64) ** 4 * 9, generator=draw)
+    counts = torch.cat([counts[counts.sum(1) > 0], torch.ones(1, ranks).double(), torch.eye(ranks).double()])
+    counts.requires_grad_()
+    values = rank_disclosure(counts, model="beta_binomial")
+    for name in ("max_d", "mean_d", "id_rate"):
+        (gradient,) = torch.autograd.grad(values[name].sum(), counts, retain_graph=True)
+        assert gradient.isfinite().all()
 
 
 def test_fit_of_many_ranks_is_fast_enough_to_be_exact():
@@ -324,6 +337,7 @@ def test_disclosures_of_independent_features_add_up():
         (lambda: rank_histogram(torch.eye(3), torch.arange(3), scoring="cos"), ValueError, "`scoring` to be one of"),
         (lambda: rank_disclosure(torch.eye(3)[0], model="beta"), ValueError, "`model` to be one of"),
         (lambda: rank_disclosure([1, 2]), TypeError, "`histogram` to be a tensor"),
+        (lambda: rank_disclosure(torch.tensor([3.0, -1])), ValueError, "`histogram` to hold no negative .* got -1"),
         (lambda: fit_beta_binomial(torch.tensor(1.0)), ValueError, r"`histogram` to have shape \(\.\.\., N\)"),
         (lambda: f0_histogram(torch.tensor([1])), TypeError, "`f0` to have a floating dtype"),
         (lambda: f0_histogram(torch.ones(1), lowest=500.0), ValueError, "`lowest` < `highest`"),

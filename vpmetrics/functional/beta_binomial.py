@@ -64,7 +64,7 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
 
     Returns:
         ``BetaBinomialFit(probabilities (..., N), alpha (...), beta (...))``; NaN where the histogram is empty, has
-        fewer than two ranks or holds NaN. Differentiable in the histogram.
+        fewer than two ranks, or holds NaN or a negative count. Differentiable in the histogram.
 
     Example:
         >>> fit = fit_beta_binomial(torch.tensor([40.0, 20.0, 10.0, 10.0]))
@@ -73,6 +73,7 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
     """
     check_histogram(histogram)
     counts = widen(histogram)
+    counts = torch.where((counts < 0).any(dim=-1, keepdim=True), torch.nan, counts)
     shares = counts / counts.sum(dim=-1, keepdim=True)
     n = shares.shape[-1] - 1
     if n < 1:
@@ -194,6 +195,8 @@ def _newton(shares: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         # How beta follows alpha along the curve, and how the likelihood bends along it.
         follow = torch.where(keep, -rank1.a / rank1.b, -ab / bb)
         bend = aa + 2 * follow * ab + follow.square() * bb
+        # Of two ranks the constraint says everything, and nothing is left to be more or less likely.
+        bend = torch.where(bend < 0, bend, -torch.inf) if shares.shape[-1] > 2 else torch.full_like(bend, -torch.inf)
     onto_curve = torch.where(keep, -gap / rank1.b, -data.b / bb)
     along = -(data.a + follow * data.b + (ab + follow * bb) * onto_curve) / bend
     # Alpha stays where it is if it ran into the end of the grid, or if the step is not the small one it should be.

@@ -97,7 +97,10 @@ def rank_disclosure(histogram: Tensor, model: str = "empirical") -> dict[str, Te
         warn_undefined(f"Ranks need two references at least, but there are {ranks}.")
         counts = counts.new_full((*counts.shape[:-1], 1), torch.nan)
     shares = counts / counts.sum(dim=-1, keepdim=True)
-    if ranks > 1 and bool(shares.isnan().any()):
+    undefined, negative = torch.stack([shares.isnan().any(), (counts < 0).any()]).tolist()
+    if negative:
+        raise ValueError(f"Expected `histogram` to hold no negative count, but got {histogram.min().item()}.")
+    if ranks > 1 and undefined:
         warn_undefined("A rank histogram holds no input, or NaN.")
     gamma = shares if model == "empirical" else fit_beta_binomial(shares).probabilities
     disclosure = (ranks * gamma).clamp(min=torch.finfo(gamma.dtype).tiny).log2()
