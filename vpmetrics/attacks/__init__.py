@@ -1,0 +1,41 @@
+"""Attackers, fitted on other speakers than they attack: what protected speech discloses to more than a cosine."""
+
+from vpmetrics.attacks.base import Attack, LinearAttack
+from vpmetrics.attacks.linear import (
+    CanonicalCorrelation,
+    Centred,
+    Plain,
+    Procrustes,
+    ReducedProcrustes,
+    RidgeToOriginal,
+    RidgeToProtected,
+    Whitened,
+    ridge_map,
+)
+
+__all__ = [
+    "STANDARD",
+    "Attack",
+    "CanonicalCorrelation",
+    "Centred",
+    "LinearAttack",
+    "Plain",
+    "Procrustes",
+    "ReducedProcrustes",
+    "RidgeToOriginal",
+    "RidgeToProtected",
+    "Whitened",
+    "ridge_map",
+]
+
+STANDARD: tuple[Attack, ...] = (
+    Plain(),
+    Centred(),
+    Whitened(),
+    RidgeToOriginal(),
+    RidgeToProtected(),
+    Procrustes(),
+    ReducedProcrustes(),
+    CanonicalCorrelation(),
+)
+"""The battery: every attack once, not fitted."""

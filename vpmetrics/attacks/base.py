@@ -1,0 +1,177 @@
+"""What attackers have in common, and those that are linear: functions of the moments of what they have seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+from typing_extensions import Self
+
+from vpmetrics._checks import check_embeddings, check_integers, check_shape, check_tensor
+from vpmetrics._precision import at_least_float32
+from vpmetrics._trials.moments import Covariances, Moments, deal, moments_of
+from vpmetrics._trials.separation import Maps, separation
+from vpmetrics.attacks.watching import Resizable, Watched
+
+NOTHING, PROTECTED = "nothing", "protected speech"
+LABELLED, PAIRS = "protected speech with speakers", "pairs of original and protected speech"
+
+_GROUPS = 5  # of speakers, each left out once to choose a setting
+
+
+class Attack(nn.Module):
+    """An attacker, who learns from some speakers and changes embeddings of others before they are compared by cosine.
+
+    Anything with these two methods is one. ``name`` tells it from others, ``needs`` says what it takes: ``"nothing"``,
+    ``"protected speech"``, ``"protected speech with speakers"`` or ``"pairs of original and protected speech"``, which
+    whoever can run the anonymiser has.
+    """
+
+    name: str
+    needs: str
+
+    def fit(self, original: Tensor, protected: Tensor, speakers: Tensor) -> Any:
+        """Learn from embeddings ``(N, D)`` of both sides and the speakers ``(N,)`` of their rows; returns itself."""
+        raise NotImplementedError(f"Expected {type(self).__name__} to define `fit`.")
+
+    def attack(self, original: Tensor | None, protected: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Both sides as the attacker compares them, by cosine; None for a side that was left out.
+
+        To compare protected speech with protected speech, only ``protected`` is given.
+        """
+        raise NotImplementedError(f"Expected {type(self).__name__} to define `attack`.")
+
+
+class LinearAttack(Attack, Resizable):
+    """An attacker who moves and maps each side linearly, by what the moments of pairs of other speakers tell.
+
+    It is fitted with :meth:`fit` on embeddings, or by watching: :meth:`observe` any number of times, at constant
+    memory, then ``fit()``. A subclass says in ``maps`` what follows from moments, and which ``settings`` there are to
+    choose from: the one that best separates speakers left out is taken.
+    """
+
+    settings: tuple[Any, ...] = (None,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched = Watched(_GROUPS)
+        self.is_fitted = False
+        for name in Maps._fields:
+            self.register_buffer(name, None)
+
+    def maps(self, moments: Covariances, setting: Any) -> Maps:
+        """The maps that follow from each of ``F`` sets of pairs, with a leading dimension of ``F``."""
+        raise NotImplementedError(f"Expected {type(self).__name__} to define `maps`.")
+
+    def fit(
+        self, original: Tensor | None = None, protected: Tensor | None = None, speakers: Tensor | None = None
+    ) -> Self:
+        """Learn from embeddings or, without arguments, from what was observed.
+
+        Args:
+            original: Floating embeddings ``(N, D)``; may be left out where the attacker needs no pairs.
+            protected: Those of the protected versions, row by row.
+            speakers: Integer speaker of each row, ``(N,)``.
+
+        Returns:
+            The attack itself.
+        """
+        if original is None and protected is None and speakers is None:
+            if self.watched.moments is None:
+                raise RuntimeError("Expected `observe` before `fit` without arguments.")
+            return self.fit_moments(self.watched.moments)
+        left, right, names = self._check(original, protected, speakers)
+        groups, count = deal(right, names, _GROUPS)
+        return self.fit_moments(moments_of(left.detach(), right.detach(), names, groups, count))
+
+    @torch.no_grad()
+    def fit_moments(self, moments: Moments) -> Self:
+        """Learn from moments: the setting by leaving out one group of speakers after the other, the maps from all."""
+        best = self._best(self._separations(moments).sum(1, keepdim=True))[0]
+        for name, part in zip(Maps._fields, self.maps(moments.together, self.settings[best]).of(0), strict=True):
+            setattr(self, name, part)
+        self.is_fitted = True
+        return self
+
+    @torch.no_grad()
+    def fit_groups(self, moments: Moments) -> Maps:
+        """Maps for every group, fitted on all others, ``(G, ...)``; no group has a say in the setting of its own."""
+        found = self._separations(moments)
+        best = self._best(found @ (1 - torch.eye(found.shape[1])).to(found))
+        by_setting = {index: self.maps(moments.others, self.settings[index]) for index in set(best)}
+        return _stack([by_setting[index].of(group) for group, index in enumerate(best)])
+
+    def observe(
+        self, original: Tensor | None, protected: Tensor | None, speakers: Tensor, sessions: Tensor | None = None
+    ) -> None:
+        """Watch some more pairs, given as to :meth:`fit`, which then learns from all of them.
+
+        A speaker has the same number in every batch. ``sessions`` ``(N,)`` may be given as to a metric and change
+        nothing: the attacker wants the speaker behind all of them.
+        """
+        left, right, names = self._check(original, protected, speakers)
+        if sessions is not None:
+            check_integers("sessions", sessions)
+            check_shape("sessions", sessions, (len(right),), "one per row of `protected`")
+        self.watched.add(left, right, names)
+
+    def attack(self, original: Tensor | None, protected: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Both sides as the attacker compares them, by cosine; None for a side that was left out."""
+        if not self.is_fitted:
+            raise RuntimeError(f"Expected {type(self).__name__} to be fitted before it attacks: see `fit`.")
+        maps = Maps(*(getattr(self, name) for name in Maps._fields))
+        return (
+            None if original is None else map_rows(original, maps.mean_o, maps.map_o),
+            None if protected is None else map_rows(protected, maps.mean_p, maps.map_p),
+        )
+
+    def get_extra_state(self) -> bool:
+        """Whether it was fitted: an attack without means and maps may be."""
+        return self.is_fitted
+
+    def set_extra_state(self, state: bool) -> None:
+        """Take over whether it was fitted."""
+        self.is_fitted = state
+
+    def _separations(self, moments: Moments) -> Tensor:
+        """How well each setting separates each group, fitted on the others, ``(settings, G)``; 0 where unknown."""
+        if len(self.settings) == 1:
+            return moments.counts.new_zeros(1, len(moments.within_oo))
+        found = [separation(moments, self.maps(moments.others, setting)) for setting in self.settings]
+        return torch.stack(found).nan_to_num(0, 0, 0)
+
+    def _best(self, separations: Tensor) -> list[int]:
+        """The best setting of each column; where nothing speaks for any, the last."""
+        order = separations.flip(0).argmax(0)
+        return (len(separations) - 1 - order).tolist()
+
+    def _check(self, original: Any, protected: Any, speakers: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Both sides, checked; who has no original speech takes the protected to be like it."""
+        check_tensor("protected", protected)
+        if self.needs == PAIRS:
+            check_tensor("original", original)
+        check_embeddings(original, protected, speakers)
+        if len(protected) == 0:
+            raise ValueError("Expected `protected` to have at least one row, but got none.")
+        return (protected if original is None else original), protected, speakers
+
+
+def map_rows(rows: Tensor, mean: Tensor | None, matrix: Tensor | None) -> Tensor:
+    """``(rows - mean) @ matrix``, with a graph, in the type of the rows, float32 at least."""
+    rows = at_least_float32(rows)
+    rows = rows if mean is None else rows - mean.to(rows)
+    with torch.autocast(rows.device.type, enabled=False):
+        return rows if matrix is None else rows @ matrix.to(rows)
+
+
+def _stack(maps: list[Maps]) -> Maps:
+    """Maps of all groups; those to fewer dimensions are filled up with zeros, which no cosine sees."""
+
+    def stack(parts: tuple[Tensor | None, ...]) -> Tensor | None:
+        given = [part for part in parts if part is not None]
+        widest = max((part.shape[-1] for part in given), default=0)
+        return torch.stack([pad(part, (0, widest - part.shape[-1])) for part in given]) if given else None
+
+    return Maps(*(stack(parts) for parts in zip(*maps, strict=True)))
