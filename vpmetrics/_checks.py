@@ -237,3 +237,11 @@ def check_positive(name: str, value: Any) -> None:
     check_weight(name, value)
     if value == 0:
         raise ValueError(f"Expected `{name}` to be above 0, but got {value}.")
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Refuse anything that is not a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"Expected `{name}` to be a whole number, but got {value!r}.")
+    if value < least:
+        raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")

@@ -1,4 +1,4 @@
-"""The bundled voices: embeddings of 37 synthetic speakers, original and anonymised four ways."""
+"""The bundled voices, embeddings of 37 synthetic speakers, original and anonymised four ways; batches by speaker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["DemoVoices", "demo_voices"]
+from vpmetrics.data.batches import SpeakerBatchSampler
+
+__all__ = ["DemoVoices", "SpeakerBatchSampler", "demo_voices"]
 
 
 class DemoVoices(NamedTuple):
