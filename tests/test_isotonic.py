@@ -35,6 +35,37 @@ def test_two_other_routes(size):
             np.testing.assert_allclose(value[row], reference.isotonic.isotonic_regression(values, w), rtol=1e-13)
 
 
+def assert_exact(y, weights):
+    """Off by a rounding of the largest value at most, and in order to the last digit."""
+    value = isotonic_regression(torch.from_numpy(y), torch.from_numpy(weights)).numpy()
+    expected = reference.isotonic.isotonic_regression(y, weights)
+    assert np.abs(value - expected).max() <= 4e-16 * np.abs(y).max()
+    assert (np.diff(value) >= 0).all()
+
+
+@pytest.mark.parametrize("decades", [20, 300])
+def test_weights_may_lie_many_decades_apart(decades):
+    draw = np.random.default_rng(0)
+    for _ in range(400):
+        size = draw.integers(2, 40)
+        assert_exact(draw.normal(size=size), 10.0 ** draw.uniform(-decades / 2, decades / 2, size=size))
+
+
+@pytest.mark.parametrize("level", [1e3, 1e9, 1e12, 1e15])
+def test_values_that_differ_in_their_last_digits_stay_in_order(level):
+    draw = np.random.default_rng(0)
+    for _ in range(100):
+        size = draw.integers(2, 200)
+        y = level + draw.normal(size=size) * 10.0 ** draw.uniform(-3, 3)
+        assert_exact(y, 10.0 ** draw.uniform(-2, 2, size=size))
+
+
+def test_infinite_values_take_their_blocks_along():
+    inf = math.inf
+    for y, expected in (([inf, 1, 2], [inf] * 3), ([1, inf, 2], [1, inf, inf]), ([1, -inf, 2], [-inf, -inf, 2])):
+        assert isotonic_regression(torch.tensor(y)).tolist() == expected
+
+
 @pytest.mark.parametrize("size", [2, 5, 33])
 def test_elements_without_weight_follow_the_one_before(size):
     for y, weights, without in draws(60, size):

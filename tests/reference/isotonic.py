@@ -1,5 +1,7 @@
 """Pool-adjacent-violators, one pooling at a time, and the oracle LLRs it gives (Brümmer & du Preez, 2013)."""
 
+from fractions import Fraction
+
 import numpy as np
 
 
@@ -16,11 +18,11 @@ def pool_adjacent_violators(totals, weights):
 
 
 def isotonic_regression(y, weights=None):
-    """The non-decreasing sequence nearest to ``y`` in weighted least squares."""
-    y = np.asarray(y, dtype=float)
-    weights = np.ones(len(y)) if weights is None else np.asarray(weights, dtype=float)
-    blocks = pool_adjacent_violators((y * weights).tolist(), weights.tolist())
-    return np.array([total / weight for total, weight, length in blocks for _ in range(length)])
+    """The non-decreasing sequence nearest to ``y`` in weighted least squares: in fractions, and rounded at the end."""
+    y, weights = np.asarray(y, dtype=float), np.ones(len(y)) if weights is None else np.asarray(weights, dtype=float)
+    y, weights = ([Fraction(x) for x in values.tolist()] for values in (y, weights))
+    blocks = pool_adjacent_violators([a * b for a, b in zip(y, weights, strict=True)], weights)
+    return np.array([float(total / weight) for total, weight, length in blocks for _ in range(length)])
 
 
 def has_both(target):

@@ -26,12 +26,14 @@ def pav_blocks(values: Tensor, weights: Tensor) -> Tensor:
     place = ((weights > 0).cumsum(-1) - 1).clamp(min=0)
     slot = torch.where(weights > 0, place, values.shape[-1])
     room = pad(torch.zeros_like(values), (0, 1))
-    top = torch.finfo(values.dtype).max
-    fitted = _fit(
-        torch.full_like(room, top).scatter(-1, slot, values)[..., :-1], room.scatter(-1, slot, weights)[..., :-1]
-    )
+    fitted = _fit((room + _top(values)).scatter(-1, slot, values)[..., :-1], room.scatter(-1, slot, weights)[..., :-1])
     steps = fitted[..., 1:] > fitted[..., :-1]
     return pad(steps.cumsum(-1), (1, 0)).gather(-1, place)
+
+
+def _top(values: Tensor) -> float:
+    """A number above every value, of which any value can be taken."""
+    return torch.finfo(values.dtype).max / 4
 
 
 def _fit(values: Tensor, weights: Tensor) -> Tensor:
@@ -39,7 +41,7 @@ def _fit(values: Tensor, weights: Tensor) -> Tensor:
     count = values.shape[-1]
     levels = (count - 1).bit_length()
     gap = (1 << levels) - count
-    values = pad(values, (0, gap), value=torch.finfo(values.dtype).max)
+    values = pad(values, (0, gap), value=_top(values))
     weights = pad(weights, (0, gap))
     for level in range(levels):
         halves = (-1, 2, 1 << level)
@@ -48,45 +50,61 @@ def _fit(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def _merge(values: Tensor, weights: Tensor) -> Tensor:
-    """Join pairs of increasing sequences ``(..., 2, half)`` into one where the left does not exceed the right."""
+    r"""Join pairs of increasing sequences ``(..., 2, half)`` into one where the left exceeds the right.
+
+    The block in the middle has the level :math:`m` at which what lies above it on the left outweighs as much as what
+    lies below it on the right: :math:`\sum_{l > m} w_l (l - m) = \sum_{r < m} w_r (m - r)`. Both sides are sums of
+    positive terms that only grow or only shrink with the level, rounded or not, so bisection cannot be led astray,
+    however far apart the weights are.
+    """
     left, right = values[..., 0, :].contiguous(), values[..., 1, :].contiguous()
     half = left.shape[-1]
-    # Sums outward from the border, of the fitted values: what is pooled is added up, never a difference of totals.
-    moments = values * weights
-    tail, tail_weight = _suffix_sums(moments[..., 0, :]), _suffix_sums(weights[..., 0, :])
-    head, head_weight = _prefix_sums(moments[..., 1, :]), _prefix_sums(weights[..., 1, :])
+    # Weights from each place outward to the border, and the two sums at the levels the elements themselves have.
+    tail, head = _suffix_sums(weights[..., 0, :]), pad(weights[..., 1, :].cumsum(-1), (1, 0))
+    above = pad(_suffix_sums(left.diff() * tail[..., 1:]), (0, 1))
+    below = pad((right.diff() * head[..., 1:-1]).cumsum(-1), (2, 0))
 
-    # The block starts at the first left value that is at least the mean of all it would be pooled with.
+    start = _first_that_reaches(left, above, right, below, head)
+    high, above, tail = (side.gather(-1, start) for side in (left, above, tail))
+    end = _end_of_those_below(right, below, high, above, tail)
+    low = right.gather(-1, (end - 1).clamp(min=0))
+    excess = above + (high - low) * tail - below.gather(-1, end)
+    mean = low + excess / (tail + head.gather(-1, end))
+    mean = torch.minimum(torch.maximum(mean, low), high)
+
+    place, crosses = torch.arange(half, device=values.device), left[..., -1:] > right[..., :1]
+    left = torch.where(crosses & (place >= start), mean, left)
+    right = torch.where(crosses & (place < end), mean, right)
+    # What rounding puts out of order by a last digit is equal; the bisections of the next level rely on the order.
+    return torch.stack([left, right], dim=-2).flatten(-2).cummax(-1).values
+
+
+def _first_that_reaches(left: Tensor, above: Tensor, right: Tensor, below: Tensor, head: Tensor) -> Tensor:
+    """The first place on the left that is not below the level of the block, ``(..., 1)``."""
     start = torch.zeros_like(left[..., :1], dtype=torch.long)
-    for step in _halvings(half // 2):
+    for step in _halvings(left.shape[-1] // 2):
         probe = start + (step - 1)
         level = left.gather(-1, probe)
         reach = torch.searchsorted(right, level)
-        total = tail.gather(-1, probe) + head.gather(-1, reach)
-        weight = tail_weight.gather(-1, probe) + head_weight.gather(-1, reach)
-        start = torch.where(total > level * weight, start + step, start)
-    # Equal values are one block, and rounding must not cut it in two.
-    start = torch.searchsorted(left, left.gather(-1, start))
-    total, weight = tail.gather(-1, start), tail_weight.gather(-1, start)
+        last = right.gather(-1, (reach - 1).clamp(min=0))
+        outweighed = below.gather(-1, reach) + (level - last) * head.gather(-1, reach)
+        start = torch.where(above.gather(-1, probe) > outweighed, start + step, start)
+    return start
 
-    # It ends before the first right value that is at least the mean of all before it.
-    end = torch.zeros_like(start)
+
+def _end_of_those_below(right: Tensor, below: Tensor, high: Tensor, above: Tensor, tail: Tensor) -> Tensor:
+    """The place behind the last on the right that is not above the level of the block, ``(..., 1)``.
+
+    The block begins on the left at ``high``; ``above`` and ``tail`` are what the left has from there on.
+    """
+    end, half = torch.zeros_like(high, dtype=torch.long), right.shape[-1]
     for step in _halvings(half):
         probe = end + (step - 1)
         inside = probe.clamp(max=half - 1)
-        mean_exceeds = total + head.gather(-1, inside) > right.gather(-1, inside) * (
-            weight + head_weight.gather(-1, inside)
-        )
-        end = torch.where((probe < half) & mean_exceeds, end + step, end)
-    end = torch.where(end > 0, torch.searchsorted(right, right.gather(-1, (end - 1).clamp(min=0)), right=True), 0)
-    total, weight = total + head.gather(-1, end), weight + head_weight.gather(-1, end)
-    mean = torch.where(weight > 0, total / weight, torch.finfo(values.dtype).max)
-
-    place = torch.arange(half, device=values.device)
-    left = torch.where((place >= start) & (end > 0), mean, left)
-    right = torch.where(place < end, mean, right)
-    # What rounding puts out of order by a last digit is equal; the bisections of the next level rely on the order.
-    return torch.stack([left, right], dim=-2).flatten(-2).cummax(-1).values
+        level = right.gather(-1, inside)
+        within = (level <= high) & (below.gather(-1, inside + 1) <= above + (high - level) * tail)
+        end = torch.where((probe < half) & within, end + step, end)
+    return end
 
 
 def _halvings(step: int) -> list[int]:
@@ -96,7 +114,3 @@ def _halvings(step: int) -> list[int]:
 
 def _suffix_sums(x: Tensor) -> Tensor:
     return x.flip(-1).cumsum(-1).flip(-1)
-
-
-def _prefix_sums(x: Tensor) -> Tensor:
-    return pad(x.cumsum(-1), (1, 0))

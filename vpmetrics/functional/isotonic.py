@@ -43,22 +43,39 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
         check_shape("weights", weights, tuple(y.shape), "the shape of `y`")
         if bool((weights < 0).any()):
             raise ValueError(f"Expected `weights` to be non-negative, but got {weights.min().item()}.")
-    values, masses = widen(y), widen(weights)
-    scale = _excess(values)
-    values, masses = values / scale, masses / _excess(masses)
-    # Infinite weight times zero is NaN; a weightless value must not be looked at at all.
-    sums = torch.where(masses > 0, values * masses, 0)
-    blocks = pav_blocks(values.detach().nan_to_num(), masses.detach())
-    fitted = sum_by_block(sums, blocks) / sum_by_block(masses, blocks) * scale
-    fitted = fitted.masked_fill(values.isnan().any(-1, keepdim=True), torch.nan)
-    return fitted.to(result_dtype(y))
+    # Divided by a power of two, no sum overflows; weights only where they must, so that the least stay above 0.
+    unit, share = _power_of_two(y), _power_of_two(weights)
+    values, masses = widen(y) / unit, widen(weights) / (share / torch.finfo(share.dtype).max ** 0.75).clamp(min=1)
+    blocks = pav_blocks(values.detach().nan_to_num(0, _LARGEST, -_LARGEST), masses.detach())
+    fitted = _block_means(values, masses, blocks) * unit
+    return fitted.masked_fill(values.isnan().any(-1, keepdim=True), torch.nan).to(result_dtype(y))
 
 
-def _excess(x: Tensor) -> Tensor:
-    """A power of two to divide by where sums of products would overflow, 1 elsewhere."""
-    peak = x.detach().abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
-    large, power = (1e140, 2.0**600) if x.dtype == torch.float64 else (1e15, 2.0**90)
-    return torch.where(peak > large, torch.full_like(peak, power), 1)
+_LARGEST = 1e30  # in place of infinite values, next to which all others are about 1
+
+
+def _block_means(values: Tensor, masses: Tensor, blocks: Tensor) -> Tensor:
+    """Weighted mean of every element's block, in ascending order to the last digit."""
+    weight = sum_by_block(masses, blocks)
+
+    def mean(x: Tensor) -> Tensor:
+        # Infinite weight times zero is NaN; a weightless value must not be looked at at all.
+        return sum_by_block(torch.where(masses > 0, x * masses, 0), blocks) / weight
+
+    rough = mean(values.detach())
+    # What is left of the values less a first mean is small, and so is its rounding.
+    exact = torch.where(rough.isfinite(), rough + mean(values - rough), rough)
+    # Only digits that rounding made up change here, so gradients pass by.
+    lift = exact.detach().cummax(-1).values - exact.detach()
+    return exact + lift.nan_to_num(0)
+
+
+def _power_of_two(x: Tensor) -> Tensor:
+    """A power of two near the largest magnitude of each row."""
+    finite = torch.where(x.isfinite(), widen(x.detach()).abs(), 0)
+    peak = torch.nn.functional.pad(finite, (0, 1)).amax(-1, keepdim=True)
+    power = torch.exp2((peak.frexp().exponent - 1).to(peak.dtype))
+    return power.clamp(min=torch.finfo(power.dtype).tiny)
 
 
 def pav_llr(
