@@ -19,11 +19,11 @@ import torch
 from torch.nn.functional import normalize
 
 from vpmetrics import VoicePrivacy, ZebraDisclosure
+from vpmetrics._figures import PAGE, figures_of
 from vpmetrics._plot import draw_trade_off
 from vpmetrics.app import columns, main
 from vpmetrics.app.embeddings import Embeddings
 from vpmetrics.app.evaluation import evaluate_embeddings
-from vpmetrics.app.figures import FIGURES
 from vpmetrics.data import demo_voices
 from vpmetrics.functional import (
     calibration_distortion,
@@ -536,21 +536,21 @@ def test_zoo_plots_of_one_figure_share_axes_and_name_their_matrix(voices):
         names = tuple(sorted(set(voices.names)))
         sides = Embeddings(voices.original, voices.protected[name], voices.speakers, names)
         systems.append(evaluate_embeddings(name, sides, VoicePrivacy()))
-    figure = next(kind for kind in FIGURES if kind.file == "zoo.png").draw(systems)
+    figure = figures_of(systems, PAGE)["zoo"]
     assert [ax.get_title() for ax in figure.axes] == ["original, OO", "B2, OP", "B2u, OP"]
     assert len({(*ax.get_xlim(), *ax.get_ylim()) for ax in figure.axes}) == 1
     for ax in figure.axes:
         (left, right), (x, y) = ax.get_xlim(), ax.lines[-1].get_data()
         assert all(left < value < right for value in x)
         assert all(ax.get_ylim()[0] < value < ax.get_ylim()[1] for value in y)
-    figure = next(kind for kind in FIGURES if kind.file == "zoo.png").draw(systems[:1])
+    figure = figures_of(systems[:1], PAGE)["zoo"]
     assert [ax.get_title() for ax in figure.axes] == ["OO", "OP", "PP"]
 
 
 def test_trade_off_spans_a_decibel_and_more_where_needed():
-    _, ax = draw_trade_off({"a": (0.5, 0.001), "b": (0.6, -0.002)})
+    _, ax = draw_trade_off([("a", (0.5, 0.001)), ("b", (0.6, -0.002))])
     assert ax.get_ylim()[1] - ax.get_ylim()[0] == pytest.approx(1)
-    draw_trade_off({"c": (0.5, -7.0)}, ax)
+    draw_trade_off([("c", (0.5, -7.0))], ax)
     assert ax.get_ylim()[0] < -7
     assert ax.get_ylim()[1] > 0.001
 

@@ -14,7 +14,8 @@ from reference.rank import reference_scores
 from test_rank import utterances
 from torch.testing import assert_close
 
-from vpmetrics import LocalInformationDisclosure, SimilarityRankDisclosure, suite
+from vpmetrics import LocalInformationDisclosure, SimilarityRankDisclosure
+from vpmetrics._report import Settings, disclose_identity
 from vpmetrics._trials import identification as implementation
 from vpmetrics._trials import references as walking
 from vpmetrics.data import demo_voices
@@ -288,7 +289,7 @@ def test_everything_of_a_condition_at_once():
     ranks, local = SimilarityRankDisclosure(condition="OP"), LocalInformationDisclosure(condition="OP")
     for metric in (ranks, local):
         metric.update(original, protected, speakers)
-    scalars, found = suite.disclose_identity(ranks._sides(), "OP", "cosine")
+    scalars, found = disclose_identity(ranks._sides(), "OP", Settings())
     assert scalars == ranks.compute() | local.compute()
     assert len(found.bits) == found.histogram.sum()
 

@@ -1,67 +1,322 @@
-"""The figures a monitor draws of one validation."""
+"""Which figures a report has: what draws one of a system or several, for a card of a logger or for a page.
+
+A line in ``FIGURES`` adds one everywhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import Tensor
 
 from vpmetrics._plot import (
     PROFILE_LOG_ODDS,
-    axes_or_new,
+    axes_in_grid,
+    draw_calibrated_profile,
     draw_ece_profile,
+    draw_local_information,
     draw_path,
     draw_quadrants,
     draw_rank_histogram,
+    draw_reliability,
+    draw_trade_off,
     draw_zoo,
     figure_of,
+    legend_beside,
 )
-from vpmetrics._scores.measures import entropy_of_prior, least_cross_entropy
+from vpmetrics._report import ConditionReport, System
+from vpmetrics._scores.measures import actual_cross_entropy, entropy_of_prior
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
-from vpmetrics.suite import PrivacyReport
+
+_MOST_NAMES, _LONGEST_NAME = 20, 5  # what can still be read along a heat map
 
 
-def figures_of(report: PrivacyReport, history: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
-    """All figures by name; the path over epochs where there is a history."""
-    figures = {
-        "quadrants": draw_quadrants(report.matrices, None)[0],
-        "ece_profile": _ece_profiles(report),
-        "zoo": _zoos(report),
-        "ranks": _rank_histograms(report),
-    }
-    if history:
-        deid, gvd, epochs = ([row[key] for row in history] for key in ("deid", "gvd", "epoch"))
-        figures["path"] = draw_path(deid, gvd, epochs, ax=None)[0]
-    return figures
+class Layout(NamedTuple):
+    """Where figures are shown: how many panels go side by side, and whether legends do as well."""
+
+    columns: int
+    legends_beside: bool
+
+    def one(self) -> Axes:
+        """The axes of a figure that has only these."""
+        width = 7.2 if self.legends_beside else 5.0  # inches
+        return axes_in_grid(1, (width, 3.8), 1)[0]
+
+    def panels(self, count: int, size: tuple[float, float]) -> list[Axes]:
+        """Axes of a figure of several."""
+        return axes_in_grid(count, size, self.columns)
+
+    def place_legend(self, ax: Axes) -> None:
+        """Out of the axes, where there is room."""
+        if self.legends_beside:
+            legend_beside(ax)
 
 
-def _ece_profiles(report: PrivacyReport) -> Figure:
-    ax = axes_or_new(None)
-    for name, condition in report.conditions.items():
-        odds = torch.as_tensor(PROFILE_LOG_ODDS, device=condition.matrix.device)
-        minimum = least_cross_entropy(condition.scores.counts.ascending, odds)
-        draw_ece_profile(entropy_of_prior(odds), minimum, None, condition.scalars, ax, name)
+CARD = Layout(columns=1, legends_beside=False)  # a few hundred pixels wide
+PAGE = Layout(columns=3, legends_beside=True)
+
+
+class FigureKind(NamedTuple):
+    """A figure that can be drawn of some systems, or None where they lack what it shows."""
+
+    key: str
+    title: str
+    says: str
+    draw: Callable[[Sequence[System], Layout], Figure | None]
+
+
+class Shown(NamedTuple):
+    """A condition of a system, under the name it has in a figure."""
+
+    label: str
+    system: System
+    condition: str
+    known: ConditionReport
+
+    def numbers(self, *keys: str) -> dict[str, float]:
+        """Scalars of the condition."""
+        return {key: self.system.scalar(key, self.condition) for key in keys}
+
+
+def figures_of(systems: Sequence[System], layout: Layout) -> dict[str, Figure]:
+    """All figures there is something to show in, by their keys."""
+    drawn = {kind.key: kind.draw(systems, layout) for kind in FIGURES}
+    return {key: figure for key, figure in drawn.items() if figure is not None}
+
+
+def _shown(systems: Sequence[System], has: Callable[[ConditionReport], object]) -> list[Shown]:
+    """The conditions of one system, or the attacked condition of several beside unprotected speech."""
+    first = systems[0]
+    of_first = [Shown(name or "scores", first, name, known) for name, known in first.report.conditions.items()]
+    if len(systems) == 1:
+        shown = of_first
+    else:
+        shown = [one._replace(label="original") for one in of_first if one.condition == "OO"]
+        for system in systems:
+            attacked = system.report.attacked
+            shown.append(Shown(system.name, system, attacked, system.report.conditions[attacked]))
+    return [one for one in shown if has(one.known) is not None]
+
+
+def _draw_profile(one: Shown, ax: Axes, actual: bool) -> None:
+    odds = torch.as_tensor(PROFILE_LOG_ODDS, device=one.known.scores.values.device)
+    stand = one.known.actual_cross_entropy(odds) if actual and one.known.claims_llr else None
+    values = {key: float(one.known.scalars[key]) for key in ("d_ece", "l_w", "tag")}
+    draw_ece_profile(entropy_of_prior(odds), one.known.cross_entropy(odds), stand, values, ax, one.label)
+
+
+def _profiles(systems: Sequence[System], layout: Layout) -> Figure | None:
+    ax = layout.one()
+    for one in _shown(systems, lambda known: known):
+        _draw_profile(one, ax, actual=True)
+    layout.place_legend(ax)
     return figure_of(ax)
 
 
-def _zoos(report: PrivacyReport) -> Figure:
-    figure, axes = _pair()
-    for ax, name in zip(axes, ("OP", "PP"), strict=True):
-        draw_zoo(report.conditions[name].matrix, ax, name)
-    return figure
+def _calibrated(systems: Sequence[System], layout: Layout) -> Figure | None:
+    systems = [system for system in systems if system.report.transfer is not None]
+    if not systems:
+        return None
+    panels = [layout.one()] if len(systems) == 1 else axes_in_grid(len(systems), (7.2, 3.8), 1)
+    for system, ax in zip(systems, panels, strict=True):
+        transfer, attacked = system.report.transfer, system.report.attacked
+        assert transfer is not None
+        _draw_profile(Shown("learnt on", system, "", transfer.other), ax, actual=False)
+        _draw_profile(Shown("attacked", system, attacked, system.report.conditions[attacked]), ax, actual=False)
+        odds = torch.as_tensor(PROFILE_LOG_ODDS, device=transfer.counts.device)
+        for kind, llr in transfer.llr.items():
+            profile = actual_cross_entropy(llr, transfer.counts, odds)
+            c_ece, cllr = (float(transfer.scalars[f"{name}_{kind}"]) for name in ("c_ece", "cllr"))
+            draw_calibrated_profile(profile, c_ece, cllr, ax, kind)
+        ax.set_title(system.name if len(systems) > 1 else "")
+        layout.place_legend(ax)
+    return figure_of(panels[0])
 
 
-def _rank_histograms(report: PrivacyReport) -> Figure:
-    figure, axes = _pair()
-    for ax, name in zip(axes, ("OP", "PP"), strict=True):
-        condition = report.conditions[name]
-        histogram = condition.identification.histogram
-        draw_rank_histogram(histogram, fit_beta_binomial(histogram).probabilities, condition.scalars, ax, name)
-    return figure
+def _reliability(systems: Sequence[System], layout: Layout) -> Figure | None:
+    shown = _shown(systems, lambda known: known if known.claims_llr else None)
+    if not shown:
+        return None
+    ax = layout.one()
+    for one in shown:
+        draw_reliability(one.known.scores.values, one.known.scores.counts_of_values, ax, one.label)
+        transfer = one.system.report.transfer
+        if transfer is not None and one.condition == one.system.report.attacked:
+            for kind, llr in transfer.llr.items():
+                draw_reliability(llr, transfer.counts, ax, f"{one.label}, {kind}")
+    layout.place_legend(ax)
+    return figure_of(ax)
 
 
-def _pair() -> tuple[Figure, Any]:
-    figure = Figure(figsize=(8.6, 3.8), layout="constrained", dpi=150)
-    return figure, figure.subplots(1, 2)
+def _trade_off(systems: Sequence[System], layout: Layout) -> Figure | None:
+    points = [(system.name, (system.scalar("deid"), system.scalar("gvd"))) for system in systems]
+    known = [(name, point) for name, point in points if all(map(math.isfinite, point))]
+    if not known or (len(systems) == 1 and systems[0].history):
+        return None  # where there is a path, it ends in the point
+    ax = layout.one()
+    # Unprotected speech is where the metrics begin, and gives a single point its scale.
+    draw_trade_off([("original", (0.0, 0.0)), *known], ax)
+    layout.place_legend(ax)
+    return figure_of(ax)
+
+
+def _path(systems: Sequence[System], layout: Layout) -> Figure | None:
+    systems = [system for system in systems if system.history]
+    if not systems:
+        return None
+    panels = layout.panels(len(systems), (4.8, 3.4))
+    for system, ax in zip(systems, panels, strict=True):
+        deid, gvd, epochs = ([row[key] for row in system.history] for key in ("deid", "gvd", "epoch"))
+        draw_path(deid, gvd, epochs, ax)
+    return figure_of(panels[0])
+
+
+def _quadrants(systems: Sequence[System], layout: Layout) -> Figure | None:
+    shown = [(system, system.report.matrices) for system in systems if system.report.matrices is not None]
+    if not shown:
+        return None
+    panels = layout.panels(len(shown), (4.8, 4.2))
+    for (system, matrices), ax in zip(shown, panels, strict=True):
+        draw_quadrants(matrices, ax, _names(system), system.name)
+    return figure_of(panels[0])
+
+
+def _zoo(systems: Sequence[System], layout: Layout) -> Figure | None:
+    return _zoos(systems, layout, lambda known: known.matrix, "similarity, 0 to 1")
+
+
+def _zoo_of_scores(systems: Sequence[System], layout: Layout) -> Figure | None:
+    return _zoos(systems, layout, lambda known: known.average_scores and known.average_scores(), "score")
+
+
+def _zoos(
+    systems: Sequence[System], layout: Layout, matrix_of: Callable[[ConditionReport], Tensor | None], what: str
+) -> Figure | None:
+    shown = _shown(systems, lambda known: known.matrix)
+    if not shown:
+        return None
+    panels = layout.panels(len(shown), (4.2, 3.6))
+    for one, ax in zip(shown, panels, strict=True):
+        label = one.label if one.label == one.condition else f"{one.label}, {one.condition}"
+        matrix = matrix_of(one.known)
+        assert matrix is not None
+        draw_zoo(matrix, ax, label, _names(one.system), what)
+    _share_axes(panels)
+    return figure_of(panels[0])
+
+
+def _ranks(systems: Sequence[System], layout: Layout) -> Figure | None:
+    shown = _shown(systems, lambda known: known.identification)
+    if not shown:
+        return None
+    panels = layout.panels(len(shown), (4.2, 3.6))
+    for one, ax in zip(shown, panels, strict=True):
+        assert one.known.identification is not None
+        histogram = one.known.identification.histogram
+        fit = fit_beta_binomial(histogram).probabilities
+        draw_rank_histogram(histogram, fit, one.numbers("max_d", "mean_d"), ax, one.label)
+    return figure_of(panels[0])
+
+
+def _local(systems: Sequence[System], layout: Layout) -> Figure | None:
+    shown = _shown(systems, lambda known: known.identification)
+    if not shown:
+        return None
+    ax = layout.one()
+    for one in shown:
+        assert one.known.identification is not None
+        bits, references = one.known.identification.bits, len(one.known.identification.histogram)
+        draw_local_information(bits, references, one.numbers("alid", "pdr"), ax, one.label)
+    layout.place_legend(ax)
+    return figure_of(ax)
+
+
+def _names(system: System) -> tuple[str, ...] | None:
+    names = system.speakers
+    short = 0 < len(names) <= _MOST_NAMES and max(map(len, names)) <= _LONGEST_NAME
+    return names if short else None
+
+
+def _share_axes(panels: Sequence[Axes]) -> None:
+    """The widest limits for all, so that panels can be compared."""
+    horizontal, vertical = ([limits for ax in panels for limits in get(ax)] for get in (Axes.get_xlim, Axes.get_ylim))
+    for ax in panels:
+        ax.set(xlim=(min(horizontal), max(horizontal)), ylim=(min(vertical), max(vertical)))
+
+
+FIGURES = (
+    FigureKind(
+        "deid_gvd",
+        "De-identification and voice distinctiveness",
+        "Each system as a point: to the right speakers are hidden better, further up protected voices are told apart "
+        "better.",
+        _trade_off,
+    ),
+    FigureKind(
+        "path",
+        "Path of the training",
+        "De-identification and voice distinctiveness from epoch to epoch; the circle is the last one.",
+        _path,
+    ),
+    FigureKind(
+        "ece_profile",
+        "ECE profiles",
+        "What an attacker does not know after the scores, over all priors. The closer to the black curve, the more "
+        "private: D_ECE is the gap, averaged over all priors. Dotted, where drawn: scores taken as log-likelihood "
+        "ratios as they stand.",
+        _profiles,
+    ),
+    FigureKind(
+        "calibration",
+        "Calibration learnt on another run",
+        "The oracle's profiles of the run that was learnt on and of the one attacked, and what remains unknown to an "
+        "attacker who calibrated the second on the first. Above the black curve guessing would do better.",
+        _calibrated,
+    ),
+    FigureKind(
+        "reliability",
+        "Calibration plot",
+        "Share of target trials where scores, taken as log-likelihood ratios, promise a posterior; larger marks are of "
+        "more trials. On the dotted line scores mean what they say.",
+        _reliability,
+    ),
+    FigureKind(
+        "quadrants",
+        "Voice similarity matrices",
+        "Speakers by speakers; a bright diagonal between original and protected speech is a speaker recognised, one "
+        "within protected speech is a voice of one's own.",
+        _quadrants,
+    ),
+    FigureKind(
+        "zoo",
+        "Zoo plot",
+        "Each speaker by how alike own utterances are and how alike those of others. Further right a speaker is "
+        "easier to recognise, further up easier to confuse with others. The title says of which similarity matrix: OP "
+        "is of original against protected speech. An animal is a speaker in the outer quarter of both.",
+        _zoo,
+    ),
+    FigureKind(
+        "zoo_scores",
+        "Zoo plot of scores",
+        "The same from average scores, before any calibration.",
+        _zoo_of_scores,
+    ),
+    FigureKind(
+        "ranks",
+        "Similarity rank disclosure",
+        "How often the true speaker is the most similar one, the second, and so on; flat along the dashed line nothing "
+        "is disclosed.",
+        _ranks,
+    ),
+    FigureKind(
+        "local_information",
+        "Local information disclosure",
+        "Share of trials that disclose more than so many bits about their speaker.",
+        _local,
+    ),
+)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,14 +14,17 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 from torch import Tensor
 
+from vpmetrics._scalars import scalar
 from vpmetrics._trials.matrices import SimilarityMatrices
-from vpmetrics.functional.zebra import zebra_tag
 
-# Okabe and Ito's colours, told apart by every kind of colour vision.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's colours, told apart by every kind of colour vision; black is kept for perfect privacy.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_MARKERS = "os^DvPX*"  # filled, then hollow
+_LINES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))  # dots are of scores as they stand
 PROFILE_LOG_ODDS = np.linspace(-7, 7, 141)  # natural; beyond, nothing is left to be known
 
 _LEAST_DECIBELS = 1.0  # that an axis of gains spans
+_LONGEST_LABEL = 30
 
 _SMALL_LEGEND = {
     "framealpha": 0.9,
@@ -28,11 +32,81 @@ _SMALL_LEGEND = {
     "fontsize": "x-small",
     "title_fontsize": "x-small",
     "alignment": "left",
-    "handlelength": 1.2,
+    "handlelength": 2.4,
     "borderaxespad": 0.3,
 }
 
 PlotResult = tuple[Figure, Axes]
+
+
+class Style(NamedTuple):
+    """How the system of a number is told from the others, with and without colour: 16 of them, then again."""
+
+    colour: str
+    marker: str
+    fill: str
+    line: Any
+    number: int
+
+    @property
+    def of_markers(self) -> dict[str, Any]:
+        """Arguments of a line for its markers; colour and shape of one are those of no other."""
+        return {
+            "color": self.colour,
+            "marker": self.marker,
+            "fillstyle": "full" if self.fill == "full" else "none",
+            "markerfacecolor": self.colour if self.fill == "full" else "white",
+        }
+
+    def of_curve(self, points: int) -> dict[str, Any]:
+        """Arguments of a line; markers stand elsewhere on each, so that curves that coincide are seen."""
+        step = max(points // 6, 1)
+        start = step * (self.number % len(_MARKERS)) // len(_MARKERS)
+        marks = {"markersize": 4.5, "markevery": (start, step)}
+        return {**self.of_markers, **marks, "linestyle": self.line, "linewidth": 1.3}
+
+
+def style_of(number: int) -> Style:
+    """The style of the system of a number, from 0."""
+    fill = "full" if number // len(_MARKERS) % 2 == 0 else "none"
+    colour, marker = COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)]
+    return Style(colour, marker, fill, _LINES[number % len(_LINES)], number)
+
+
+def next_style(ax: Axes) -> Style:
+    """The style after those of the systems already drawn."""
+    return style_of(len([line for line in ax.lines if line.get_gid() == "system"]))
+
+
+def as_label(name: str) -> str:
+    """A name as matplotlib can show it: no mathematics, nothing hidden, and no longer than a legend can hold."""
+    name = "".join(letter if letter.isprintable() else "?" for letter in name)
+    if len(name) > _LONGEST_LABEL:
+        half = _LONGEST_LABEL // 2
+        name = f"{name[:half]}…{name[-half + 1 :]}"
+    # A leading underscore keeps lines out of legends.
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
+def axis_of(key: str) -> str:
+    """Name and unit of a scalar, for an axis."""
+    known = scalar(key)
+    what, _, rest = known.tells.partition(": ")
+    name = f"{what} {as_mathematics(known.heading)}" if rest else as_mathematics(known.heading)
+    return f"{name}, {known.unit.name}" if known.unit.name else name
+
+
+def as_mathematics(heading: str) -> str:
+    """A heading with its index set low: ``D_ECE``."""
+    return re.sub(r"\b([A-Za-z])_(\w+)", r"$\1_{\2}$", heading)
+
+
+def _values_of(keys: Sequence[str], scalars: Mapping[str, Any]) -> str:
+    return ", ".join(scalar(key).show(float(scalars[key])) for key in keys)
+
+
+def _titles_of(keys: Sequence[str]) -> str:
+    return ", ".join(as_mathematics(scalar(key).title) for key in keys)
 
 
 def axes_or_new(ax: Axes | None, size: tuple[float, float] = (5.0, 3.6)) -> Axes:
@@ -50,11 +124,6 @@ def figure_of(ax: Axes) -> Figure:
     return figure
 
 
-def next_colour(ax: Axes) -> str:
-    """The colour after those of the lines already drawn."""
-    return COLOURS[len([line for line in ax.lines if line.get_gid() == "system"]) % len(COLOURS)]
-
-
 def draw_scalars(val: Any, ax: Axes | None, name: str, bounds: tuple[float | None, float | None]) -> PlotResult:
     """One value as a point, several as a line over steps; every entry of a dictionary on its own."""
     ax = axes_or_new(ax)
@@ -63,7 +132,7 @@ def draw_scalars(val: Any, ax: Axes | None, name: str, bounds: tuple[float | Non
     rows = [step if isinstance(step, Mapping) else {name: step} for step in steps]
     for key in rows[0]:
         line = [float(row[key]) for row in rows]
-        ax.plot(range(len(line)), line, marker="o", color=next_colour(ax), label=key, gid="system")
+        ax.plot(range(len(line)), line, **next_style(ax).of_markers, label=key, gid="system")
     ax.set_xlabel("step")
     ax.set_ylabel(name if len(rows[0]) == 1 else "value")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -81,30 +150,31 @@ def draw_ece_profile(
     prior: Tensor,
     minimum: Tensor,
     actual: Tensor | None,
-    triple: Mapping[str, Tensor],
+    triple: Mapping[str, Any],
     ax: Axes | None,
     label: str,
 ) -> PlotResult:
     """Empirical cross-entropy over the prior; the prior's own curve is drawn once, over all systems."""
-    ax = axes_or_new(ax)
+    ax, keys = axes_or_new(ax), ("d_ece", "l_w", "tag")
     odds = PROFILE_LOG_ODDS / math.log(10)
     if not ax.lines:
         ax.plot(odds, prior.cpu(), color="black", linewidth=1.7, label="perfect privacy", zorder=3)
         ax.set(xlim=(odds[0], odds[-1]), ylim=(0, 1.05))
         ax.set(xlabel="prior log-odds, log$_{10}$", ylabel="empirical cross-entropy, bit")
         ax.grid(alpha=0.3)
-    d_ece, l_w = float(triple["d_ece"]), float(triple["l_w"])
-    colour = next_colour(ax)
-    legend = f"{label} ({d_ece:.3f}, {l_w:.2f}, {zebra_tag(l_w)})"
-    ax.plot(odds, minimum.cpu(), color=colour, label=legend, gid="system")
+    style = next_style(ax)
+    legend = f"{as_label(label)} ({_values_of(keys, triple)})"
+    ax.plot(odds, minimum.cpu(), **style.of_curve(len(odds)), label=legend, gid="system")
     if actual is not None:
-        ax.plot(odds, actual.cpu(), color=colour, linestyle=":", linewidth=1.2)
+        ax.plot(odds, actual.cpu(), color=style.colour, linestyle=":", linewidth=1.2)
     # The corner no profile reaches: none exceeds what is unknown beforehand.
-    ax.legend(title="$D_{ECE}$ in bit, $l_w$, tag", loc="upper left", **_SMALL_LEGEND)
+    ax.legend(title=_titles_of(keys), loc="upper left", **_SMALL_LEGEND)
     return figure_of(ax), ax
 
 
-def draw_quadrants(matrices: SimilarityMatrices, ax: Axes | None, names: Sequence[str] | None = None) -> PlotResult:
+def draw_quadrants(
+    matrices: SimilarityMatrices, ax: Axes | None, names: Sequence[str] | None = None, label: str = ""
+) -> PlotResult:
     """OO and OP above PO and PP; where speakers are finer than pixels, the diagonals are drawn on top."""
     oo, op, pp = (matrix.detach().float().cpu().numpy() for matrix in matrices[:3])
     count = len(oo)
@@ -131,20 +201,20 @@ def draw_quadrants(matrices: SimilarityMatrices, ax: Axes | None, names: Sequenc
         ax.tick_params(axis="x", labelrotation=90)
     figure = figure_of(ax)
     figure.colorbar(image, ax=ax, label="voice similarity", fraction=0.046, pad=0.03)
+    ax.set_title(as_label(label), fontsize="medium")
     return figure, ax
 
 
-def draw_trade_off(systems: Mapping[str, tuple[float, float]], ax: Axes | None = None) -> PlotResult:
+def draw_trade_off(systems: Sequence[tuple[str, tuple[float, float]]], ax: Axes | None = None) -> PlotResult:
     """De-identification against gain of voice distinctiveness, one labelled point per system."""
     ax = axes_or_new(ax, size=(4.6, 3.4))
     if not ax.lines:
         ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
-        ax.set(xlabel="de-identification DeID, %", ylabel="gain of voice distinctiveness $G_{VD}$, dB", xlim=(-3, 103))
+        ax.set(xlabel=axis_of("deid"), ylabel=axis_of("gvd"), xlim=(-3, 103))
         ax.grid(alpha=0.3)
-    for name, (deid, gvd) in systems.items():
-        colour = next_colour(ax)
-        marker = "os^Dv<>"[COLOURS.index(colour)]
-        ax.plot(100 * deid, gvd, marker, color=colour, markersize=8, label=name, gid="system")
+    for name, (deid, gvd) in systems:
+        style = next_style(ax).of_markers
+        ax.plot(100 * deid, gvd, **style, linestyle="none", markersize=8, label=as_label(name), gid="system")
         ax.set_xlim(left=min(ax.get_xlim()[0], 100 * deid - 3))
     low, high = ax.get_ylim()
     if high - low < _LEAST_DECIBELS:  # rounding errors would look like differences
@@ -156,7 +226,7 @@ def draw_trade_off(systems: Mapping[str, tuple[float, float]], ax: Axes | None =
 
 
 def draw_rank_histogram(
-    histogram: Tensor, fit: Tensor, disclosure: Mapping[str, Tensor], ax: Axes | None, label: str
+    histogram: Tensor, fit: Tensor, disclosure: Mapping[str, Any], ax: Axes | None, label: str
 ) -> PlotResult:
     """Share of inputs at each rank, what chance would give, and the smooth distribution through them."""
     ax = axes_or_new(ax)
@@ -175,15 +245,16 @@ def draw_rank_histogram(
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:.0f}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
-    title = f"MaxD {float(disclosure['max_d']):.2f} bit, MeanD {float(disclosure['mean_d']):.2f} bit"
-    ax.set_title(f"{label}\n{title}" if label else title, fontsize="medium")
+    keys = ("max_d", "mean_d")
+    title = ", ".join(f"{scalar(key).heading} {_values_of((key,), disclosure)} bit" for key in keys)
+    ax.set_title(f"{as_label(label)}\n{title}" if label else title, fontsize="medium")
     ax.grid(alpha=0.3)
     ax.legend(frameon=False, fontsize="small")
     return figure_of(ax), ax
 
 
 def draw_local_information(
-    bits: Tensor, references: int, summary: Mapping[str, Tensor], ax: Axes | None, label: str
+    bits: Tensor, references: int, summary: Mapping[str, Any], ax: Axes | None, label: str
 ) -> PlotResult:
     """Share of trials that disclose more than so many bits."""
     ax = axes_or_new(ax)
@@ -192,20 +263,26 @@ def draw_local_information(
         ax.set(ylim=(0, 1.02), xlabel="local information disclosure, bit", ylabel="share of trials above")
         ax.grid(alpha=0.3)
     ordered = np.sort(bits.detach().double().cpu().numpy())
-    colour, most = next_colour(ax), math.log2(max(references, 1))
+    keys, most = ("alid", "pdr"), math.log2(max(references, 1))
     if most not in [text.get_position()[0] for text in ax.texts]:  # once for systems of as many speakers
         ax.axvline(most, color="black", linewidth=1.0, linestyle=":")
         ax.text(most, 0.97, "speaker named", fontsize="small", rotation=90, ha="right", va="top")
-    legend = f"{label} ({float(summary['alid']):.2f} bit, {100 * float(summary['pdr']):.0f} %)"
+    legend = f"{as_label(label)} ({_values_of(keys, summary)})"
     above = 1 - np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
     # To the bits that name the speaker, which no trial exceeds.
     x, y = np.concatenate([ordered[:1], ordered, [most]]), np.concatenate([np.ones(len(ordered[:1])), above, [0.0]])
-    ax.step(x, y, where="post", color=colour, label=legend, gid="system")
-    ax.legend(title="ALID, PDR", loc="lower left", **_SMALL_LEGEND)
+    ax.plot(x, y, **next_style(ax).of_curve(len(x)), drawstyle="steps-post", label=legend, gid="system")
+    ax.legend(title=_titles_of(keys), loc="lower left", **_SMALL_LEGEND)
     return figure_of(ax), ax
 
 
-def draw_zoo(matrix: Tensor, ax: Axes | None, label: str = "", names: Sequence[str] | None = None) -> PlotResult:
+def draw_zoo(
+    matrix: Tensor,
+    ax: Axes | None,
+    label: str = "",
+    names: Sequence[str] | None = None,
+    what: str = "similarity, 0 to 1",
+) -> PlotResult:
     """Each speaker by how alike own trials are and how alike those with others; the quartile animals in the corners.
 
     After Yager and Dunstone, "The biometric menagerie", 2010: an animal is in the outer quarter of both.
@@ -225,9 +302,9 @@ def draw_zoo(matrix: Tensor, ax: Axes | None, label: str = "", names: Sequence[s
     if names is not None:
         for name, x, y in zip(np.asarray(names)[seen], own, impostor, strict=True):
             ax.annotate(str(name), (x, y), xytext=(3, 3), textcoords="offset points", fontsize=6)
-    ax.set(xlabel="similarity to own voice, 0 to 1", ylabel="mean similarity to other voices, 0 to 1")
+    ax.set(xlabel=f"own voice: {what}", ylabel=f"other voices: mean {what}")
     ax.margins(0.12)
-    ax.set_title(label, fontsize="medium")
+    ax.set_title(as_label(label), fontsize="medium")
     ax.grid(alpha=0.3)
     return figure_of(ax), ax
 
@@ -248,7 +325,7 @@ def _mark_animals(ax: Axes, own: Any, impostor: Any) -> None:
         drawn.set(ha=("left", "right")[x], va=("bottom", "top")[y])
 
 
-def draw_path(deid: Sequence[float], gvd: Sequence[float], epochs: Sequence[int], ax: Axes | None) -> PlotResult:
+def draw_path(deid: Sequence[float], gvd: Sequence[float], epochs: Sequence[float], ax: Axes | None) -> PlotResult:
     """How a training moves between de-identification and gain of voice distinctiveness, epoch by epoch."""
     ax = axes_or_new(ax, size=(4.8, 3.4))
     points = np.array([(100 * x, y, epoch) for x, y, epoch in zip(deid, gvd, epochs, strict=True)]).reshape(-1, 3)
@@ -260,7 +337,7 @@ def draw_path(deid: Sequence[float], gvd: Sequence[float], epochs: Sequence[int]
         ax.legend(frameon=False, fontsize="small")
         figure_of(ax).colorbar(dots, ax=ax, label="epoch", ticks=MaxNLocator(integer=True, nbins=6))
     ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
-    ax.set(xlabel="de-identification DeID, %", ylabel="gain of voice distinctiveness $G_{VD}$, dB")
+    ax.set(xlabel=axis_of("deid"), ylabel=axis_of("gvd"))
     ax.set_xlim(min(0, *points[:, 0], 0) - 3, 103)
     ax.grid(alpha=0.3)
     return figure_of(ax), ax
@@ -294,24 +371,30 @@ def draw_pareto_front(
     return figure_of(ax), ax
 
 
-def draw_reliability(llr: Tensor, is_target: Tensor, ax: Axes | None, label: str, bins: int = 15) -> PlotResult:
-    """Share of targets against the posterior that log-likelihood ratios promise, at the prior of the trials."""
+def draw_reliability(llr: Tensor, counts: Tensor, ax: Axes | None, label: str, bins: int = 15) -> PlotResult:
+    """Share of targets against the posterior that log-likelihood ratios promise, at the prior of the trials.
+
+    ``llr`` ``(V,)`` occur ``counts`` ``(2, V)`` times among non-targets and targets.
+    """
     ax = axes_or_new(ax, size=(4.2, 3.8))
-    prior = math.log(max(int(is_target.sum()), 1) / max(int((~is_target).sum()), 1))
+    number = counts.detach().double().cpu()
+    prior = math.log(max(float(number[1].sum()), 1) / max(float(number[0].sum()), 1))
     promised = (llr.detach().double().cpu() + prior).sigmoid().numpy()
-    hit = is_target.cpu().numpy().astype(float)
     if not ax.lines:
         ax.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="calibrated")
         ax.set(xlabel="promised posterior", ylabel="share of targets", xlim=(0, 1), ylim=(0, 1))
         ax.grid(alpha=0.3)
     place = np.clip((promised * bins).astype(int), 0, bins - 1)
-    count = np.bincount(place, minlength=bins)
+    everything = number.sum(0).numpy()
+    count = np.bincount(place, everything, bins)
     seen = count > 0
-    mean, share = (np.bincount(place, values, bins)[seen] / count[seen] for values in (promised, hit))
-    colour = next_colour(ax)
-    ax.plot(mean, share, "-", color=colour, linewidth=1, label=label, gid="system")
-    # Larger dots where more trials are, on a scale that still shows the few.
-    ax.scatter(mean, share, s=6 + 12 * np.log10(count[seen]), color=colour, zorder=3)
+    mean, share = (
+        np.bincount(place, values, bins)[seen] / count[seen] for values in (promised * everything, number[1].numpy())
+    )
+    style = next_style(ax)
+    ax.plot(mean, share, linestyle=style.line, color=style.colour, linewidth=1, label=as_label(label), gid="system")
+    # Larger marks where more trials are, on a scale that still shows the few.
+    ax.scatter(mean, share, s=6 + 12 * np.log10(count[seen]), color=style.colour, marker=style.marker, zorder=3)
     ax.legend(frameon=False, fontsize="small", loc="upper left")
     return figure_of(ax), ax
 
@@ -341,10 +424,11 @@ def legend_beside(ax: Axes) -> None:
 def draw_calibrated_profile(profile: Tensor, c_ece: float, cllr: float, ax: Axes, label: str) -> PlotResult:
     """ECE of scores as an attacker calibrated them, on the axes of :func:`draw_ece_profile`.
 
-    It may rise above the prior's own curve: there the attacker had better guess.
+    It may rise above the prior's own curve: there guessing would do better.
     """
-    colour = next_colour(ax)
-    legend = f"{label} [{c_ece:.3f}; {cllr:.3f}]"
-    ax.plot(PROFILE_LOG_ODDS / math.log(10), profile.cpu(), color=colour, linestyle="--", label=legend, gid="system")
-    ax.legend(title="$D_{ECE}$ in bit, $l_w$, tag;\n[$C_{ECE}$ in bit; $C_{llr}$]", loc="upper left", **_SMALL_LEGEND)
+    legend = f"{as_label(label)} [{c_ece:.3f}; {cllr:.3f}]"
+    odds = PROFILE_LOG_ODDS / math.log(10)
+    ax.plot(odds, profile.cpu(), **next_style(ax).of_curve(len(odds)), label=legend, gid="system")
+    before = _titles_of(("d_ece", "l_w", "tag"))
+    ax.legend(title=f"{before};\n[$C_{{ECE}}$ in bit; $C_{{llr}}$]", loc="upper left", **_SMALL_LEGEND)
     return figure_of(ax), ax

@@ -45,7 +45,7 @@ class _Tag(Unit):
 
 
 BITS, PERCENT, DECIBELS = Unit("bit", ".3f"), Unit("%", ".2f", 100.0), Unit("dB", "+.2f")
-TENS, PLAIN, COUNT, TAG = Unit("log10", ".3f"), Unit("", ".3f"), Unit("", ".0f"), _Tag("", "")
+TENS, PLAIN, COUNT, TAG = Unit("log10", ".2f"), Unit("", ".3f"), Unit("", ".0f"), _Tag("", "")
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,8 @@ _TABLE = {
         Scalar("c_ece_linear", "C_ECE, linear", BITS, "low", "disclosure to an attacker who learnt a linear "
                "calibration on another run; 0 is good, below 0 guessing would do better"),
         Scalar("c_ece_isotonic", "C_ECE, isotonic", BITS, "low", "the same with an isotonic calibration"),
+        Scalar("cllr_linear", "Cllr, linear", BITS, "high", "cost of the scores under that linear calibration"),
+        Scalar("cllr_isotonic", "Cllr, isotonic", BITS, "high", "cost of the scores under that isotonic calibration"),
     ),
 }  # fmt: skip
 FAMILIES = {family: tuple(replace(entry, family=family) for entry in entries) for family, entries in _TABLE.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,49 +11,14 @@ from torch import Tensor
 from vpmetrics._checks import check_choice, warn_once
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._precision import result_dtype
-from vpmetrics._scalars import scalars_of
-from vpmetrics._scores.measures import (
-    cllr_of_sums,
-    cllr_sums_of_values,
-    disclosure_of_counts,
-    eer_of_steps,
-    linkability_of_values,
-    min_cllr_of_steps,
-)
+from vpmetrics._report import ConditionReport, PrivacyReport, Settings, join_conditions, report_condition
+from vpmetrics._scores.measures import disclosure_of_counts, eer_of_steps, min_cllr_of_steps
 from vpmetrics._scores.steps import ScoreCounts
-from vpmetrics._trials.identification import Identification, identify_trials
-from vpmetrics._trials.matrices import SIMILARITIES, SimilarityMatrices, names_of, similarity_of_condition
-from vpmetrics._trials.pairs import TrialGrid
-from vpmetrics._trials.ranks import histogram_of_trials
-from vpmetrics._trials.references import trials_of_sides
+from vpmetrics._trials.matrices import SIMILARITIES, names_of
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.scores import ConditionScores, score_condition
+from vpmetrics._trials.scores import ConditionScores
 from vpmetrics._trials.utterances import Sides, row_keys
-from vpmetrics.functional.local import summarise_information
-from vpmetrics.functional.rank import MODELS, rank_disclosure
-from vpmetrics.functional.similarity import (
-    de_identification,
-    diagonal_dominance,
-    normalised_relatives,
-    voice_distinctiveness,
-)
-
-
-class ConditionReport(NamedTuple):
-    """What is known of one condition: its scalars, and what its figures are drawn from."""
-
-    scalars: dict[str, Tensor]
-    matrix: Tensor
-    scores: ConditionScores
-    identification: Identification
-
-
-class PrivacyReport(NamedTuple):
-    """All scalars by name, and the conditions they come from."""
-
-    scalars: dict[str, Tensor]
-    conditions: dict[str, ConditionReport]
-    matrices: SimilarityMatrices
+from vpmetrics.functional.rank import MODELS
 
 
 class VoicePrivacy(EmbeddingMetric):
@@ -110,7 +75,7 @@ class VoicePrivacy(EmbeddingMetric):
         check_choice("rank_model", rank_model, MODELS)
         self.similarity, self.scoring, self.rank_model, self.slope = similarity, scoring, rank_model, slope
         resolve_scoring(scoring)
-        self._baseline: tuple[tuple[Any, ...], tuple[Tensor, ...], ConditionReport] | None = None
+        self._baseline: tuple[Settings, tuple[Tensor, ...], ConditionReport] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the report of original speech, which is soon made again."""
@@ -142,7 +107,7 @@ class VoicePrivacy(EmbeddingMetric):
             rows = [(float(value["deid"]), float(value["gvd"])) for value in val]
             return draw_path([deid for deid, _ in rows], [gvd for _, gvd in rows], range(len(rows)), ax)
         systems = {label: val} if "deid" in val else val
-        return draw_trade_off({name: (float(v["deid"]), float(v["gvd"])) for name, v in systems.items()}, ax)
+        return draw_trade_off([(name, (float(v["deid"]), float(v["gvd"]))) for name, v in systems.items()], ax)
 
     def error_bound(self) -> dict[str, Tensor]:
         """By how much binning may have lowered each value at most; 0 where every score counts for itself."""
@@ -155,6 +120,10 @@ class VoicePrivacy(EmbeddingMetric):
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
         return self._report(sides).scalars
 
+    @property
+    def _settings(self) -> Settings:
+        return Settings(self.similarity, self.scoring, self.slope, self.rank_model, self.bandwidth)
+
     def _report(self, sides: Sides) -> PrivacyReport:
         names = names_of(sides)
         conditions = {
@@ -162,18 +131,7 @@ class VoicePrivacy(EmbeddingMetric):
             "OP": self._report_of("OP", sides, names),
             "PP": self._report_of("PP", sides, names),
         }
-        dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
-        oo, op, pp = (condition.matrix for condition in conditions.values())
-        matrices = SimilarityMatrices(oo, op, pp, names)
-        scalars = {
-            "deid": de_identification(oo, op),
-            "gvd": voice_distinctiveness(oo, pp),
-            **{f"{name.lower()}_{key}": v for name, report in conditions.items() for key, v in report.scalars.items()},
-        }
-        scalars.update(normalised_relatives(scalars))
-        ordered = {key: scalars[key] for key in scalars_of(tuple(conditions))}
-        scalars = {key: value.to(dtype) if value.is_floating_point() else value for key, value in ordered.items()}
-        return PrivacyReport(scalars, conditions, matrices)
+        return join_conditions(conditions, names, result_dtype(sides.original.vectors, sides.protected.vectors))
 
     def _report_of_original(self, sides: Sides, names: Tensor) -> ConditionReport:
         """Original speech is the same in every epoch of a training, so its report outlives ``reset``."""
@@ -184,29 +142,13 @@ class VoicePrivacy(EmbeddingMetric):
         keys = row_keys(side.vectors)
         order = keys.argsort()
         seen = keys[order], torch.stack([side.speakers, chosen])[:, order], names
-        settings = self.similarity, self.scoring, self.rank_model, self.slope
+        settings = self._settings
         if self._baseline is None or self._baseline[0] != settings or not all(map(_same, self._baseline[1], seen)):
             self._baseline = settings, seen, self._report_of("OO", sides, names)
         return self._baseline[2]
 
     def _report_of(self, condition: str, sides: Sides, names: Tensor) -> ConditionReport:
-        grid = TrialGrid(*sides.pair(condition), names, resolve_scoring(self.scoring))
-        scores = score_condition(grid, self.bandwidth)
-        matrix = similarity_of_condition(grid, scores, self.similarity)
-        identified, identification = disclose_identity(
-            sides, condition, self.scoring, self.slope, self.rank_model, self.bandwidth
-        )
-        scalars = {
-            **disclosure_of_counts(scores.counts, torch.float64),
-            "min_cllr": min_cllr_of_steps(scores.counts.ascending),
-            "cllr": cllr_of_sums(*cllr_sums_of_values(scores.values, scores.counts_of_values)),
-            "eer": eer_of_steps(scores.counts.ascending),
-            "linkability": linkability_of_values(scores.values, scores.counts_of_values),
-            "d_diag": diagonal_dominance(matrix),
-            "d_diag_log": diagonal_dominance(matrix, log_domain=True),
-            **identified,
-        }
-        return ConditionReport(scalars, matrix, scores, identification)
+        return report_condition(sides, condition, names, self._settings)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -229,19 +171,3 @@ def _rank_measures(counts: ScoreCounts) -> dict[str, Tensor]:
         "min_cllr": min_cllr_of_steps(counts.ascending),
         "eer": eer_of_steps(counts.ascending),
     }
-
-
-def disclose_identity(
-    sides: Sides,
-    condition: str,
-    scoring: Scoring,
-    slope: float | None = None,
-    model: str = "empirical",
-    bandwidth: float | None = None,
-) -> tuple[dict[str, Tensor], Identification]:
-    """Every scalar of identification in one condition, of ranks and of local information, and what it comes from."""
-    trials = trials_of_sides(sides, condition)
-    found = identify_trials(trials, scoring, slope)
-    if bandwidth is not None:
-        found = found._replace(histogram=histogram_of_trials(trials, scoring, bandwidth))
-    return rank_disclosure(found.histogram, model) | summarise_information(found.bits, found.linked), found

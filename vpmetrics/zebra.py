@@ -158,7 +158,7 @@ class CalibrationDistortion(PrivacyMetric):
         with self._gathered():
             llr = transferred_llr(*self._trials(1), *self._trials(0), self.calibration, validate_args=False)
             is_target = self._trials(1)[1]
-        return draw_reliability(llr, is_target, ax, label or self.calibration)
+        return draw_reliability(llr, torch.stack([~is_target, is_target]), ax, label or self.calibration)
 
     def _trials(self, run: int) -> tuple[Tensor, Tensor]:
         scores, is_target = getattr(self, f"scores_run{run}"), getattr(self, f"is_target_run{run}")

@@ -58,6 +58,36 @@ def least_cross_entropy(steps: Steps, prior_log_odds: Tensor) -> Tensor:
     return cross_entropy(miss, false_alarm, prior_log_odds)
 
 
+def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor) -> Tensor:
+    """Empirical cross-entropy in bits at each prior of log-likelihood ratios that occur ``counts`` ``(2, V)`` times.
+
+    Many values are put together into cells of the axis first: a row of all for each of many priors would not fit.
+    """
+    values, counts = _few(widen(values), widen(counts))
+    nontargets, targets = counts
+    odds = prior_log_odds[:, None]
+    return cross_entropy(
+        mean_over(targets, softplus(-values - odds)),
+        mean_over(nontargets, softplus(values + odds)),
+        prior_log_odds,
+    )
+
+
+def _few(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of the values in each of many equal cells, and their counts; infinite values in cells of their own."""
+    finite = values[values.isfinite()]
+    if len(values) <= _CELLS or len(finite) == 0:
+        return values, counts
+    low, high = finite.aminmax()
+    cell = (values - low) * ((_CELLS - 1) / (high - low).clamp(min=torch.finfo(low.dtype).tiny))
+    cell = torch.where(values == -torch.inf, 0, cell.clamp(0, _CELLS - 1).floor() + 1).nan_to_num(posinf=_CELLS + 1)
+    cell = torch.where(values == torch.inf, _CELLS + 1, cell).long()
+    empty = values.new_zeros(2, _CELLS + 2)
+    number = empty[0].index_add(0, cell, torch.ones_like(values))
+    mean = empty[0].index_add(0, cell, values) / number
+    return mean, empty.index_add(1, cell, counts)
+
+
 def entropy_of_prior(prior_log_odds: Tensor) -> Tensor:
     """Binary entropy in bits at natural-log odds (eq. 12)."""
     return cross_entropy(softplus(-prior_log_odds), softplus(prior_log_odds), prior_log_odds)
@@ -85,6 +115,11 @@ def expected_disclosure(steps: Steps) -> Tensor:
     return (mean_over_targets(steps, evidence(llr)) + mean_over_nontargets(steps, evidence(-llr))) / (2 * math.log(2))
 
 
+def disclosure_of_llr(llr: Tensor, is_target: Tensor) -> Tensor:
+    """D_ECE in bits of trials by log-likelihood ratios, wherever these come from; NaN where a class is missing."""
+    return (evidence(llr[is_target]).mean() + evidence(-llr[~is_target]).mean()) / (2 * math.log(2))
+
+
 def _worst(steps: Steps) -> Tensor:
     # Smooth counts are positive everywhere: what holds less than a thousandth of a trial holds none.
     seen = (steps.targets > 1e-3) | (steps.nontargets > 1e-3) | steps.targets.isnan()
@@ -99,6 +134,7 @@ def tag_number(l_w: Tensor) -> Tensor:
     return torch.where(l_w.isnan(), -1, number)
 
 
+_CELLS = 1 << 14  # of the axis, for curves over the prior
 _TARGETS_PER_BIN, _MOST_BINS = 10, 100  # as in the reference implementation of the linkability measure
 
 

@@ -39,7 +39,7 @@ def score_condition(grid: TrialGrid, bandwidth: float | None = None) -> Conditio
     if bandwidth is None and grid.pairs > EXACT_PAIRS:
         return _bin_scores(grid)
     scores, is_target = grid.all_trials()
-    return _keep_scores(scores, is_target) if bandwidth is None else _smooth_scores(scores, is_target, bandwidth)
+    return keep_scores(scores, is_target) if bandwidth is None else _smooth_scores(scores, is_target, bandwidth)
 
 
 def _smooth_scores(scores: Tensor, is_target: Tensor, bandwidth: float) -> ConditionScores:
@@ -52,7 +52,8 @@ def _smooth_scores(scores: Tensor, is_target: Tensor, bandwidth: float) -> Condi
     return ConditionScores(scores, torch.stack([~is_target, is_target]), counts, look_up)
 
 
-def _keep_scores(scores: Tensor, is_target: Tensor) -> ConditionScores:
+def keep_scores(scores: Tensor, is_target: Tensor) -> ConditionScores:
+    """Trials ``(P,)`` as they are, every score for itself."""
     counts = count_by_score(scores, is_target, validate_args=False)
     edges = counts.ascending.edges
 

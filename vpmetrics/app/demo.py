@@ -20,10 +20,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
+from vpmetrics._report import System
 from vpmetrics.app.anonymiser import Anonymiser, SpeakerBatches, Split, average_speakers, split_speakers
 from vpmetrics.app.embeddings import Embeddings
 from vpmetrics.app.errors import InputError
-from vpmetrics.app.evaluation import Evaluation, evaluate_embeddings
+from vpmetrics.app.evaluation import evaluate_embeddings
 from vpmetrics.app.report import publish
 from vpmetrics.data import DemoVoices, demo_voices
 from vpmetrics.lightning.monitor import PrivacyMonitor
@@ -82,7 +83,7 @@ def train(voices: DemoVoices, split: Split, draw: torch.Generator, options: Name
     return model.eval()
 
 
-def measure(voices: DemoVoices, split: Split, model: Anonymiser, draw: torch.Generator) -> list[Evaluation]:
+def measure(voices: DemoVoices, split: Split, model: Anonymiser, draw: torch.Generator) -> list[System]:
     """All systems on the same speakers, none of which the model has seen."""
     rows = split.held_out
     original = voices.original[rows]
@@ -102,7 +103,7 @@ def measure(voices: DemoVoices, split: Split, model: Anonymiser, draw: torch.Gen
     return [*systems[:-1], replace(systems[-1], notes=(*systems[-1].notes, limits(systems[-1])))]
 
 
-def limits(ours: Evaluation) -> str:
+def limits(ours: System) -> str:
     """What the trained system is not, in one sentence."""
     within, before = ours.scalars["pp_d_ece"], ours.scalars["oo_d_ece"]
     return (
@@ -112,7 +113,7 @@ def limits(ours: Evaluation) -> str:
     )
 
 
-def verdict(systems: Sequence[Evaluation]) -> str:
+def verdict(systems: Sequence[System]) -> str:
     """How the trained system compares with each baseline in both measures, whatever the outcome."""
     *baselines, ours = systems
     lines = []

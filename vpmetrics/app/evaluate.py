@@ -12,10 +12,11 @@ import torch
 from rich.console import Console
 from rich.status import Status
 
+from vpmetrics._report import System
 from vpmetrics.app.columns import Array, read_pairs
 from vpmetrics.app.embeddings import Embeddings, Sources, read_embeddings
 from vpmetrics.app.errors import InputError
-from vpmetrics.app.evaluation import Evaluation, evaluate_embeddings, evaluate_trials, require_something
+from vpmetrics.app.evaluation import evaluate_embeddings, evaluate_trials, require_something
 from vpmetrics.app.report import publish
 from vpmetrics.app.trials import Names, TrialFile, Trials, label_trials, looks_like_key, read_key, read_scores
 from vpmetrics.suite import VoicePrivacy
@@ -51,7 +52,7 @@ def progress(text: str) -> Status:
     return Console(stderr=True).status(text)
 
 
-def _evaluate_one(options: Namespace) -> Evaluation:
+def _evaluate_one(options: Namespace) -> System:
     scored = {name: getattr(options, name.lower()) for name in ("OO", "OP", "PP")}
     scored = {name: path for name, path in scored.items() if path is not None}
     sides = options.original or options.protected
@@ -72,7 +73,7 @@ def _evaluate_one(options: Namespace) -> Evaluation:
     return _evaluate_scores(options, scored)
 
 
-def _evaluate_scores(options: Namespace, scored: Mapping[str, str]) -> Evaluation:
+def _evaluate_scores(options: Namespace, scored: Mapping[str, str]) -> System:
     names = Names()
     key = _key(options.key, names)
     files = {condition: read_scores(Path(path), names) for condition, path in scored.items()}
@@ -91,9 +92,9 @@ def _evaluate_scores(options: Namespace, scored: Mapping[str, str]) -> Evaluatio
     return evaluate_trials(_title(options), trials, fit, *_speakers(options.speakers, trials.values(), names))
 
 
-def _compare_embeddings(options: Namespace, named: Sequence[tuple[str, str]]) -> list[Evaluation]:
+def _compare_embeddings(options: Namespace, named: Sequence[tuple[str, str]]) -> list[System]:
     metric = VoicePrivacy(similarity=options.similarity, scoring=options.scoring)
-    systems: list[Evaluation] = []
+    systems: list[System] = []
     first: Embeddings | None = None
     for name, source in named:
         # Without a file for what is shared, every file brings its own.
@@ -111,7 +112,7 @@ def _compare_embeddings(options: Namespace, named: Sequence[tuple[str, str]]) ->
     return systems
 
 
-def _compare_scores(options: Namespace, named: Sequence[tuple[str, str]]) -> list[Evaluation]:
+def _compare_scores(options: Namespace, named: Sequence[tuple[str, str]]) -> list[System]:
     for text in options.systems:
         if "=" not in text and "," not in text and looks_like_key(Path(text)):
             raise InputError(f"expected scores of a system, but got a key; give it as `--key {text}`", text)

@@ -8,8 +8,9 @@ from html import escape
 from string import Template
 
 from vpmetrics import __version__
+from vpmetrics._scalars import scalar
 from vpmetrics.app.figures import Picture
-from vpmetrics.app.tables import ALL, Table
+from vpmetrics.app.tables import Table
 
 _PAGE = Template("""<!DOCTYPE html>
 <html lang="en">
@@ -76,12 +77,8 @@ def render_page(
 ) -> str:
     """The page as text; ``wide`` puts tables below each other."""
     body = "".join(_table(table) for table in tables)
-    shown = "\n".join(heading for table in tables for heading in (*table.headings, *(row[0] for row in table.rows)))
-    terms = "".join(
-        f"<dt>{escape(metric.heading)}</dt><dd>{escape(metric.tells)}.</dd>"
-        for metric in ALL
-        if metric.title in shown.split("\n")
-    )
+    shown = dict.fromkeys(key for table in tables for key in table.keys)
+    terms = "".join(f"<dt>{escape(scalar(key).heading)}</dt><dd>{escape(scalar(key).tells)}.</dd>" for key in shown)
     return _PAGE.substitute(
         version=__version__,
         title=escape(title),
@@ -110,7 +107,7 @@ def _notes(notes: Sequence[str]) -> str:
     if not notes:
         return ""
     items = "".join(f"<li>{escape(note)}</li>" for note in notes)
-    return f'<section aria-labelledby="notes"><h2 id="notes">To be noted</h2><ul>{items}</ul></section>'
+    return f'<section aria-labelledby="notes"><h2 id="notes">Notes</h2><ul>{items}</ul></section>'
 
 
 def _section(picture: Picture, title: str, number: int) -> str:

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from vpmetrics import __version__
+from vpmetrics._report import System
 from vpmetrics.app.errors import InputError
-from vpmetrics.app.evaluation import Evaluation
 from vpmetrics.app.tables import Table, as_json, table_of_systems, tables_of_system
 
 PAGE = "report.html"
@@ -55,7 +55,7 @@ def print_notes(notes: Sequence[str], console: Console) -> None:
 def publish(
     title: str,
     lead: str,
-    systems: Sequence[Evaluation],
+    systems: Sequence[System],
     console: Console,
     out: Path | None = None,
     json_file: Path | None = None,
@@ -77,7 +77,7 @@ def publish(
         raise InputError(f"cannot be written ({error.strerror or error})", error.filename) from None
 
 
-def write_json(systems: Sequence[Evaluation], path: Path) -> None:
+def write_json(systems: Sequence[System], path: Path) -> None:
     """All scalars of all systems."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"vpmetrics": __version__, "systems": [as_json(system) for system in systems]}
@@ -88,7 +88,7 @@ def _write_folder(
     title: str,
     lead: str,
     tables: Sequence[Table],
-    systems: Sequence[Evaluation],
+    systems: Sequence[System],
     notes: Sequence[str],
     out: Path,
     wide: bool,

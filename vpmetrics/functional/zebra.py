@@ -6,7 +6,6 @@ pseudonymisation", Computer Speech and Language 72, 2022. Equation numbers are t
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -21,8 +20,8 @@ from vpmetrics._scores.measures import (
     TAG_LETTERS,
     cross_entropy,
     disclosure_of_counts,
+    disclosure_of_llr,
     entropy_of_prior,
-    evidence,
     least_cross_entropy,
     tag_number,
 )
@@ -166,8 +165,7 @@ def _calibration_distortion(
     preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, calibration: str, validate_args: bool
 ) -> Tensor:
     llr = transferred_llr(preds, target, fit_preds, fit_target, calibration, validate_args)
-    is_target = target.flatten().bool()
-    bits = (evidence(llr[is_target]).mean() + evidence(-llr[~is_target]).mean()) / (2 * math.log(2))
+    bits = disclosure_of_llr(llr, target.flatten().bool())
     if bool(bits.isnan()):
         warn_undefined("A calibration needs both kinds of trials in both runs, and numbers for scores.")
     return bits.to(result_dtype(preds, fit_preds))

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._checks import check_epochs, warn_once
-from vpmetrics._precision import wide_dtype
+from vpmetrics._report import PrivacyReport, System, numbers_of
 from vpmetrics.lightning.arguments import check_kind, check_prefix, scalar_names, selection
 from vpmetrics.lightning.step_outputs import Keys, check_keys, tensors_of_step
 from vpmetrics.lightning.trainers import CallbackBase, is_fitting, logging_step, tensorboard_loggers
-from vpmetrics.suite import PrivacyReport, VoicePrivacy
+from vpmetrics.suite import VoicePrivacy
 
 _VALIDATION = re.compile(r"^(val|valid|validation)(?=[/_]|$)")
 
@@ -238,7 +238,7 @@ class PrivacyMonitor(CallbackBase):
             start = time.perf_counter()
             with trainer.profiler.profile("[Callback]PrivacyMonitor.compute"):
                 report = _report_of_all_processes(self._suite(trainer, loader, pl_module.device))
-                values = {} if report is None else _numbers(report.scalars)
+                values = {} if report is None else numbers_of(report.scalars)
             if report is None:
                 continue
             if is_fitting(trainer):
@@ -265,10 +265,11 @@ class PrivacyMonitor(CallbackBase):
         loggers = list(tensorboard_loggers(trainer))
         if not loggers:
             return
-        from vpmetrics._figures import figures_of
+        from vpmetrics._figures import CARD, figures_of
 
         history = [row for row in self.history if row["dataloader_idx"] == loader] if is_fitting(trainer) else []
-        for name, figure in figures_of(report, history).items():
+        system = System(self._prefix(trainer), report, history=history)
+        for name, figure in figures_of([system], CARD).items():
             for logger in loggers:
                 tag = f"{self._prefix(trainer)}/{name}{suffix}"
                 logger.experiment.add_figure(tag, figure, logging_step(trainer), close=False)
@@ -333,13 +334,6 @@ def _report_of_all_processes(metric: VoicePrivacy) -> PrivacyReport | None:
         finally:
             if metric._is_synced:
                 metric.unsync()
-
-
-def _numbers(scalars: Mapping[str, Tensor]) -> dict[str, float]:
-    """All values in one transfer."""
-    values = list(scalars.values())
-    row = torch.stack([value.to(wide_dtype(value.device)) for value in values]).tolist()
-    return dict(zip(scalars, row, strict=True))
 
 
 def _loaders(trainer: Any) -> range:

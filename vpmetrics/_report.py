@@ -1,0 +1,264 @@
+"""Everything known of one system, from its embeddings or from its trials, each condition calibrated once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from vpmetrics._checks import warn_once
+from vpmetrics._precision import wide_dtype
+from vpmetrics._scalars import HEADINGS, key_of, scalars_of
+from vpmetrics._scores.calibration import isotonic_map, linear_map
+from vpmetrics._scores.measures import (
+    actual_cross_entropy,
+    cllr_of_sums,
+    cllr_sums,
+    cllr_sums_of_values,
+    disclosure_of_counts,
+    disclosure_of_llr,
+    eer_of_steps,
+    least_cross_entropy,
+    linkability_of_values,
+    min_cllr_of_steps,
+)
+from vpmetrics._scores.steps import calibrate
+from vpmetrics._trials.identification import Identification, identify_trials
+from vpmetrics._trials.matrices import SimilarityMatrices, similarity_of_condition
+from vpmetrics._trials.pairs import TrialGrid
+from vpmetrics._trials.ranks import histogram_of_trials
+from vpmetrics._trials.references import trials_of_sides
+from vpmetrics._trials.scorers import Scoring, resolve_scoring
+from vpmetrics._trials.scores import ConditionScores, keep_scores, score_condition
+from vpmetrics._trials.utterances import Sides
+from vpmetrics.functional.local import summarise_information
+from vpmetrics.functional.rank import rank_disclosure
+from vpmetrics.functional.similarity import (
+    de_identification,
+    diagonal_dominance,
+    normalised_relatives,
+    voice_distinctiveness,
+)
+
+CALIBRATIONS = {"linear": linear_map, "isotonic": isotonic_map}
+
+
+class Settings(NamedTuple):
+    """How embeddings are compared and what is made of their scores, see :class:`vpmetrics.VoicePrivacy`."""
+
+    similarity: str = "geometric"
+    scoring: Scoring = "cosine"
+    slope: float | None = None
+    rank_model: str = "empirical"
+    bandwidth: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ConditionReport:
+    """What is known of one condition: its scalars, and what its figures are drawn from.
+
+    ``average_scores()`` are the mean scores of all pairs of speakers, ``(S, S)``; they cost another pass over the
+    trials. ``claims_llr``: scores that somebody gave may be log-likelihood ratios as they stand, cosines are not.
+    """
+
+    scalars: dict[str, Tensor]
+    scores: ConditionScores
+    matrix: Tensor | None = None
+    identification: Identification | None = None
+    average_scores: Callable[[], Tensor] | None = None
+    claims_llr: bool = False
+
+    @property
+    def trials(self) -> tuple[int, int]:
+        """Target and non-target trials, also where one kind is missing."""
+        nontargets, targets = self.scores.counts_of_values.sum(1).tolist()
+        return int(targets), int(nontargets)
+
+    def cross_entropy(self, prior_log_odds: Tensor) -> Tensor:
+        """The least empirical cross-entropy at each prior: that of the oracle calibration."""
+        return least_cross_entropy(self.scores.counts.ascending, prior_log_odds)
+
+    def actual_cross_entropy(self, prior_log_odds: Tensor) -> Tensor:
+        """That of the scores taken as log-likelihood ratios, for a figure: where they are many, as a histogram."""
+        return actual_cross_entropy(self.scores.values, self.scores.counts_of_values, prior_log_odds)
+
+
+class Transfer(NamedTuple):
+    """Scores calibrated on those of another run: what is known of that run, and the ratios by kind of calibration."""
+
+    other: ConditionReport
+    llr: dict[str, Tensor]
+    counts: Tensor  # (2, P), which of the ratios are of non-targets and of targets
+    scalars: dict[str, Tensor]
+
+
+class PrivacyReport(NamedTuple):
+    """All scalars by name, and the conditions they come from; one without a name where trials are of no condition."""
+
+    scalars: dict[str, Tensor]
+    conditions: dict[str, ConditionReport]
+    matrices: SimilarityMatrices | None
+    transfer: Transfer | None = None
+
+    @property
+    def attacked(self) -> str:
+        """The condition that says how well speakers are hidden."""
+        return "OP" if "OP" in self.conditions else next(iter(self.conditions))
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """A report under the name it is shown by, with the names of its speakers, what to note, and what led to it.
+
+    ``history``: one row of scalars per measurement of a training.
+    """
+
+    name: str
+    report: PrivacyReport
+    speakers: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    history: Sequence[Mapping[str, float]] = ()
+
+    @cached_property
+    def scalars(self) -> dict[str, float]:
+        """All scalars of the report, in one transfer."""
+        return numbers_of(self.report.scalars)
+
+    def scalar(self, key: str, condition: str = "") -> float:
+        """A scalar of the system or of a condition; NaN where it is not known."""
+        return self.scalars.get(key_of(condition, key), math.nan)
+
+
+def numbers_of(scalars: Mapping[str, Tensor]) -> dict[str, float]:
+    """All values in one transfer."""
+    values = list(scalars.values())
+    row = torch.stack([value.to(wide_dtype(value.device)) for value in values]).tolist() if values else []
+    return dict(zip(scalars, row, strict=True))
+
+
+class ScoredTrials(NamedTuple):
+    """Trials of one condition: scores and labels ``(P,)``, and the speakers ``(2, P)`` of both sides if known."""
+
+    scores: Tensor
+    is_target: Tensor
+    speakers: Tensor | None = None
+
+
+def report_condition(sides: Sides, condition: str, names: Tensor, settings: Settings) -> ConditionReport:
+    """One condition of embeddings, from two passes over its pairs."""
+    grid = TrialGrid(*sides.pair(condition), names, resolve_scoring(settings.scoring))
+    scores = score_condition(grid, settings.bandwidth)
+    matrix = similarity_of_condition(grid, scores, settings.similarity)
+    identified, identification = disclose_identity(sides, condition, settings)
+    scalars = {**_scalars_of_scores(scores), **_scalars_of_matrix(matrix), **identified}
+    return ConditionReport(scalars, scores, matrix, identification, lambda: _mean(*grid.sums_by_speakers(_as_it_is)))
+
+
+def disclose_identity(sides: Sides, condition: str, settings: Settings) -> tuple[dict[str, Tensor], Identification]:
+    """Every scalar of identification in one condition, of ranks and of local information, and what it comes from."""
+    trials = trials_of_sides(sides, condition)
+    found = identify_trials(trials, settings.scoring, settings.slope)
+    if settings.bandwidth is not None:
+        found = found._replace(histogram=histogram_of_trials(trials, settings.scoring, settings.bandwidth))
+    of_ranks = rank_disclosure(found.histogram, settings.rank_model)
+    return of_ranks | summarise_information(found.bits, found.linked), found
+
+
+def report_of_trials(
+    trials: Mapping[str, ScoredTrials], fit: ScoredTrials | None = None, speakers: int = 0
+) -> PrivacyReport:
+    """All that scores say, by condition, of speakers ``0 ... speakers - 1``; ``fit`` are those of another run."""
+    with warn_once():
+        conditions = {condition: _report_scored(given, condition, speakers) for condition, given in trials.items()}
+        report = join_conditions(conditions, torch.arange(speakers))
+        if fit is None:
+            return report
+        transfer = _transfer(trials[report.attacked], fit)
+    return report._replace(scalars={**report.scalars, **transfer.scalars}, transfer=transfer)
+
+
+def join_conditions(
+    conditions: dict[str, ConditionReport], names: Tensor, dtype: torch.dtype | None = None
+) -> PrivacyReport:
+    """One report of all conditions: their scalars by name, and those that compare them, in the order of the table."""
+    matrices = {name: each.matrix for name, each in conditions.items() if each.matrix is not None}
+    scalars = {key_of(name, key): value for name, each in conditions.items() for key, value in each.scalars.items()}
+    if {"OO", "OP"} <= set(matrices):
+        scalars["deid"] = de_identification(matrices["OO"], matrices["OP"])
+    if {"OO", "PP"} <= set(matrices):
+        scalars["gvd"] = voice_distinctiveness(matrices["OO"], matrices["PP"])
+    if {"OO", "OP", "PP"} <= set(conditions):
+        scalars |= normalised_relatives(scalars)
+    if dtype is not None:
+        scalars = {key: value.to(dtype) if value.is_floating_point() else value for key, value in scalars.items()}
+    order = scalars_of(("", *HEADINGS), attacks=True, sessions=True)
+    scalars = {key: scalars[key] for key in order if key in scalars}
+    return PrivacyReport(scalars, conditions, _all_matrices(matrices, names) if matrices else None)
+
+
+def _all_matrices(matrices: Mapping[str, Tensor], names: Tensor) -> SimilarityMatrices:
+    unknown = torch.full_like(next(iter(matrices.values())), torch.nan)
+    oo, op, pp = (matrices.get(condition, unknown) for condition in ("OO", "OP", "PP"))
+    return SimilarityMatrices(oo=oo, op=op, pp=pp, speakers=names)
+
+
+def _report_scored(given: ScoredTrials, condition: str, speakers: int) -> ConditionReport:
+    scores = keep_scores(given.scores, given.is_target)
+    scalars = _scalars_of_scores(scores)
+    if given.speakers is None or not condition:
+        return ConditionReport(scalars, scores, claims_llr=True)
+    rows, columns = given.speakers
+    cells = rows * speakers + columns
+
+    def average(values: Tensor) -> Tensor:
+        sums = values.new_zeros(2, speakers * speakers, dtype=wide_dtype(values.device))
+        both = torch.stack([values, torch.ones_like(values)]).to(sums.dtype)
+        sums = sums.index_add(1, cells, both).view(2, speakers, speakers)
+        # Within a side a trial has no direction, and a file holds it in either or both.
+        return _mean(*(sums if condition == "OP" else sums + sums.mT))
+
+    llr = scores.look_up(calibrate(scores.counts.ascending, laplace=True), given.scores)
+    matrix = average(logsigmoid(llr)).exp()
+    scalars |= _scalars_of_matrix(matrix)
+    return ConditionReport(scalars, scores, matrix, None, lambda: average(given.scores), claims_llr=True)
+
+
+def _transfer(attacked: ScoredTrials, fit: ScoredTrials) -> Transfer:
+    """What an attacker makes of scores who learnt to calibrate on another run (figure 8 of the 2022 paper)."""
+    scores = keep_scores(fit.scores, fit.is_target)
+    other = ConditionReport(_scalars_of_scores(scores), scores, claims_llr=True)
+    llr = {kind: learn(fit.scores, fit.is_target)(attacked.scores) for kind, learn in CALIBRATIONS.items()}
+    scalars = {}
+    for kind, values in llr.items():
+        scalars[f"c_ece_{kind}"] = disclosure_of_llr(values, attacked.is_target)
+        scalars[f"cllr_{kind}"] = cllr_of_sums(*cllr_sums(values, attacked.is_target))
+    return Transfer(other, llr, torch.stack([~attacked.is_target, attacked.is_target]), scalars)
+
+
+def _scalars_of_scores(scores: ConditionScores) -> dict[str, Tensor]:
+    steps, counts = scores.counts.ascending, scores.counts_of_values
+    return {
+        **disclosure_of_counts(scores.counts, wide_dtype(steps.targets.device)),
+        "min_cllr": min_cllr_of_steps(steps),
+        "cllr": cllr_of_sums(*cllr_sums_of_values(scores.values, counts)),
+        "eer": eer_of_steps(steps),
+        "linkability": linkability_of_values(scores.values, counts),
+    }
+
+
+def _scalars_of_matrix(matrix: Tensor) -> dict[str, Tensor]:
+    return {"d_diag": diagonal_dominance(matrix), "d_diag_log": diagonal_dominance(matrix, log_domain=True)}
+
+
+def _mean(sums: Tensor, trials: Tensor) -> Tensor:
+    return torch.where(trials > 0, sums / trials, torch.nan)
+
+
+def _as_it_is(scores: Tensor) -> Tensor:
+    return scores
