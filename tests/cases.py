@@ -37,8 +37,30 @@ class Case:
 
 
 def join(batches: list[Batch]) -> Batch:
-    """All rows of all batches as one batch."""
-    return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+    """All rows of all batches as one batch; the run of a batch becomes that of each of its rows."""
+    whole = [
+        {**batch, "run": torch.full_like(batch["target"], batch["run"])} if "run" in batch else batch
+        for batch in batches
+    ]
+    return {key: torch.cat([batch[key] for batch in whole]) for key in batches[0]}
+
+
+def cut(rows: Batch, size: int) -> list[Batch]:
+    """Batches of at most so many of these rows, in their order and each of one run."""
+    count = len(next(iter(rows.values())))
+    pieces = [{key: value[start : start + size] for key, value in rows.items()} for start in range(0, count, size)]
+    if "run" not in rows:
+        return pieces
+    return [
+        {**{key: value[piece["run"] == run] for key, value in piece.items()}, "run": run}
+        for piece in pieces
+        for run in piece["run"].unique().tolist()
+    ]
+
+
+def mapped(batch: Batch, change: Callable[[torch.Tensor], Any]) -> Batch:
+    """The batch with every tensor changed."""
+    return {key: change(value) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
 
 
 def scores(seed: int = 0, dtype: torch.dtype = torch.float64, sizes: tuple[int, ...] = (60, 50, 90, 71)) -> list[Batch]:
@@ -74,6 +96,42 @@ SCORE_CASES = [
     _score_case("Linkability", vp.Linkability, F.linkability, reference.verification.linkability),
     _score_case("Cllr", vp.Cllr, F.cllr, reference.verification.cllr),
 ]
+
+
+def runs(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch]:
+    """Trials of two runs in turn."""
+    return [{**batch, "run": index % 2} for index, batch in enumerate(scores(seed, dtype))]
+
+
+def _of_two_runs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of the scores of run 1 and those of run 0, from rows of both; NaN for one of them alone."""
+
+    def value(preds: torch.Tensor, target: torch.Tensor, run: torch.Tensor | int) -> Any:
+        run = torch.as_tensor(run).expand(target.shape)
+        if run.unique().tolist() != [0, 1]:
+            return torch.nan
+        return function(preds[run == 1], target[run == 1], preds[run == 0], target[run == 0])
+
+    return value
+
+
+def _run_case(calibration: str) -> Case:
+    def second(*trials: torch.Tensor) -> float:
+        value: float = reference.zebra.calibration_distortion(*(part.numpy() for part in trials), calibration)
+        return value
+
+    function = partial(F.calibration_distortion, calibration=calibration)
+    return Case(
+        f"CalibrationDistortion, {calibration}",
+        partial(vp.CalibrationDistortion, calibration),
+        _of_two_runs(function),
+        _of_two_runs(second),
+        runs,
+        tuple({**batch, "run": run} for batch in (*_TWO_OF_ONE_KIND, scores()[0]) for run in (0, 1)),
+    )
+
+
+RUN_CASES = [_run_case("linear"), _run_case("isotonic")]
 
 
 def embeddings(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch]:
@@ -264,4 +322,4 @@ EMBEDDING_CASES = [
         smooth=lambda bandwidth: _fed(vp.EqualErrorRate(bandwidth=bandwidth))(),
     ),
 ]
-CASES = [*SCORE_CASES, *EMBEDDING_CASES]
+CASES = [*SCORE_CASES, *RUN_CASES, *EMBEDDING_CASES]

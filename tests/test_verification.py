@@ -230,7 +230,8 @@ def test_linkability_of_bins_is_near_that_of_scores():
         assert metric.error_bound().isnan()
 
 
-def test_every_score_metric_takes_thresholds():
+def test_every_score_metric_that_bins_takes_thresholds():
     for metric in (Cllr, MinCllr, EqualErrorRate, Linkability):
         metric(thresholds=None)
+    for metric in (MinCllr, EqualErrorRate, Linkability):
         metric(thresholds=64)

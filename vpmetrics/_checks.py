@@ -6,9 +6,11 @@ so those checks are functions of their own and read everything they need at once
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Real
 from typing import Any
 
 import torch
@@ -49,10 +51,23 @@ def check_same_device(first: str, a: Tensor, second: str, b: Tensor) -> None:
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Refuse anything outside a fixed set."""
-    if value not in choices:
+    """Refuse anything outside a fixed set; True is no 1, and a tensor no number."""
+    if isinstance(value, bool) or not any(isinstance(value, type(one)) and value == one for one in choices):
         expected = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"Expected `{name}` to be one of {expected}, but got {value!r}.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Refuse anything but True and False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"Expected `{name}` to be True or False, but got {value!r}.")
+
+
+def refuse_options(metric: Any, options: dict[str, Any], reasons: dict[str, str]) -> None:
+    """Refuse what related metrics take and this one has no use for, saying why; None asks for nothing."""
+    for name, reason in reasons.items():
+        if options.pop(name, None) is not None:
+            raise TypeError(f"{type(metric).__name__} takes no `{name}`: {reason}.")
 
 
 def check_epochs(name: str, value: Any) -> None:
@@ -67,7 +82,7 @@ def check_bandwidth(bandwidth: Any) -> None:
     """Refuse a kernel width that is neither absent nor a positive number."""
     if bandwidth is None:
         return
-    if isinstance(bandwidth, bool) or not isinstance(bandwidth, (int, float)):
+    if not _is_number(bandwidth):
         raise TypeError(f"Expected `bandwidth` to be a float or None, but got {type(bandwidth).__name__}.")
     if not 0 < bandwidth < float("inf"):
         raise ValueError(f"Expected `bandwidth` to be positive and finite, but got {bandwidth}.")
@@ -83,15 +98,39 @@ def check_thresholds(thresholds: Any, score_range: Any) -> None:
         raise ValueError(f"Expected `thresholds` to be at least 2 bins, but got {thresholds}.")
     if isinstance(thresholds, Tensor):
         check_floating("thresholds", thresholds)
-        if thresholds.dim() != 1 or len(thresholds) == 0 or not bool((thresholds.diff() > 0).all()):
-            raise ValueError("Expected `thresholds` to be one-dimensional and strictly ascending.")
-    if score_range is None:
-        return
-    if not isinstance(thresholds, int):
-        raise ValueError("Expected `score_range` only together with `thresholds` as a number of bins.")
+        if thresholds.dim() != 1 or len(thresholds) == 0:
+            raise ValueError(f"Expected `thresholds` to have shape (edges,), but got {tuple(thresholds.shape)}.")
+        if not bool(thresholds.isfinite().all() & (thresholds.diff() > 0).all()):
+            raise ValueError("Expected `thresholds` to be finite and strictly ascending; scores beyond have bins, too.")
+    if score_range is not None:
+        if not isinstance(thresholds, int):
+            raise ValueError("Expected `score_range` only together with `thresholds` as a number of bins.")
+        _check_range(score_range)
+
+
+def _check_range(score_range: Any) -> None:
+    """Refuse anything but two finite numbers, the lower one first."""
+    if not (isinstance(score_range, (tuple, list)) and len(score_range) == 2 and all(map(_is_number, score_range))):
+        raise TypeError(f"Expected `score_range` to be two numbers, but got {score_range!r}.")
     low, high = score_range
-    if not (abs(low) < float("inf") and abs(high) < float("inf") and low < high):
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"Expected `score_range` to be two finite ascending numbers, but got {score_range}.")
+
+
+def check_slope(slope: Any) -> None:
+    """Refuse a slope that is neither absent nor one finite number, as a float or a tensor."""
+    if slope is None:
+        return
+    if isinstance(slope, Tensor) and slope.numel() == 1 and slope.is_floating_point():
+        slope = slope.item()
+    if not _is_number(slope):
+        raise TypeError(f"Expected `slope` to be a number or None, but got {slope!r}.")
+    if not math.isfinite(slope):
+        raise ValueError(f"Expected `slope` to be finite, but got {slope}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_trials(preds: Any, target: Any, values: bool) -> None:
@@ -226,7 +265,7 @@ def warn_once() -> Iterator[None]:
 
 def check_weight(name: str, value: Any) -> None:
     """Refuse anything that is not a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not _is_number(value):
         raise TypeError(f"Expected `{name}` to be a number, but got {type(value).__name__}.")
     if not 0 <= value < float("inf"):
         raise ValueError(f"Expected `{name}` to be at least 0 and finite, but got {value}.")

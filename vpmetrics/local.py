@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._checks import check_choice
+from vpmetrics._checks import check_choice, check_slope
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._trials.identification import Identification, identify_trials
 from vpmetrics._trials.references import trials_of_sides
@@ -67,6 +67,7 @@ class LocalInformationDisclosure(EmbeddingMetric):
         super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
         check_choice("condition", condition, CONDITIONS)
         resolve_scoring(scoring)
+        check_slope(slope)
         self.condition, self.scoring, self.slope = condition, scoring, slope
 
     def _identify(self, sides: Sides) -> Identification:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_choice, warn_once
+from vpmetrics._checks import check_choice, check_slope, warn_once
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._precision import result_dtype
 from vpmetrics._report import ConditionReport, PrivacyReport, Settings, join_conditions, report_condition
@@ -73,6 +73,7 @@ class VoicePrivacy(EmbeddingMetric):
         super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
         check_choice("similarity", similarity, SIMILARITIES)
         check_choice("rank_model", rank_model, MODELS)
+        check_slope(slope)
         self.similarity, self.scoring, self.rank_model, self.slope = similarity, scoring, rank_model, slope
         resolve_scoring(scoring)
         self._baseline: tuple[Settings, tuple[Tensor, ...], ConditionReport] | None = None

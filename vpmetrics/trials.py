@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from lightning_utilities import apply_to_collection
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric, MetricCollection
 
-from vpmetrics._checks import check_choice, warn_undefined
-from vpmetrics._metric.base import PrivacyMetric
+from vpmetrics._checks import check_choice, refuse_options, warn_undefined
+from vpmetrics._metric.base import OfEachMetric, PrivacyMetric
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._metric.scores import ScoreMetric
 from vpmetrics._trials.matrices import names_of
@@ -44,7 +44,8 @@ class EmbeddingTrials(EmbeddingMetric):
         tensor(0.)
     """
 
-    __jit_unused_properties__: ClassVar[list[str]] = [*EmbeddingMetric.__jit_unused_properties__, "higher_is_better"]
+    # What the metric fed says of itself.
+    higher_is_better = OfEachMetric(None, lambda own: getattr(own.metric, "higher_is_better", None))
 
     def __init__(
         self,
@@ -57,7 +58,8 @@ class EmbeddingTrials(EmbeddingMetric):
         check_choice("condition", condition, CONDITIONS)
         if not isinstance(metric, (Metric, MetricCollection)):
             raise TypeError(f"Expected `metric` to be a Metric or a MetricCollection, but got {type(metric).__name__}.")
-        super().__init__(bandwidth=getattr(metric, "bandwidth", None), validate_args=validate_args, **kwargs)
+        refuse_options(self, kwargs, {"bandwidth": "give it to the metric that is fed"})
+        super().__init__(getattr(metric, "bandwidth", None), validate_args, **kwargs)
         resolve_scoring(scoring)
         self.condition, self.scoring, self.metric = condition, scoring, metric.clone()
         for member in self._members():
@@ -68,11 +70,6 @@ class EmbeddingTrials(EmbeddingMetric):
             if hasattr(member, "normalization"):
                 member.normalization = None
 
-    @property
-    def higher_is_better(self) -> bool | None:  # type: ignore[override]
-        """What the metric fed says of itself."""
-        return getattr(self.metric, "higher_is_better", None)
-
     def _value_of_sides(self, sides: Sides) -> Any:
         grid = self._grid(sides)
         if self.bandwidth is not None and isinstance(self.metric, ScoreMetric):
@@ -80,12 +77,14 @@ class EmbeddingTrials(EmbeddingMetric):
         if grid.pairs == 0 and not all(isinstance(member, PrivacyMetric) for member in self._members()):
             warn_undefined("There are no trials.")
             return torch.full((), torch.nan, device=grid.names.device)
-        self._feed(grid)
-        value = self.metric.compute()
-        self.metric.reset()
+        try:
+            self._feed(grid)
+            value = self.metric.compute()
+        finally:
+            self.metric.reset()
         if bool(grid.nan_seen):
             warn_undefined("Some embeddings are NaN.")
-            value = apply_to_collection(value, Tensor, _nan_like)
+            value = tree_map_only(Tensor, _nan_like, value)
         return value
 
     def plot(self, val: Any = None, ax: Any = None, **kwargs: Any) -> tuple[Any, Any]:
@@ -102,9 +101,9 @@ class EmbeddingTrials(EmbeddingMetric):
         if val is not None:
             drawn: Any = self.metric.plot(val, ax, **kwargs)
             return drawn  # type: ignore[no-any-return]
-        with self._gathered():
-            self._feed(self._grid(self._sides()))
         try:
+            with self._gathered():
+                self._feed(self._grid(self._sides()))
             drawn = self.metric.plot(None, ax, **kwargs)
         finally:
             self.metric.reset()

@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_bandwidth, check_thresholds, check_trials
-from vpmetrics._metric.base import PrivacyMetric
+from vpmetrics._checks import check_trials, refuse_options
+from vpmetrics._metric.base import OfEachMetric, PrivacyMetric
 from vpmetrics._metric.scores import ScoreMetric
 from vpmetrics._precision import wide_dtype
 from vpmetrics._scores.measures import cllr_of_sums, cllr_sums, eer_of_steps, linkability_of_values, min_cllr_of_steps
 from vpmetrics._scores.steps import ScoreCounts
 from vpmetrics.functional.verification import cllr, linkability
+
+_NOTHING_TO_CALIBRATE = {
+    "thresholds": "four sums are all that is kept, so there is nothing to bin",
+    "score_range": "four sums are all that is kept, so there is nothing to bin",
+    "bandwidth": "the value is smooth as it is",
+}
 
 
 class MinCllr(ScoreMetric):
@@ -111,6 +117,7 @@ class Linkability(ScoreMetric):
         validate_args: bool = True,
         **kwargs: Any,
     ) -> None:
+        refuse_options(self, kwargs, {"bandwidth": "the bins of a histogram have no gradient"})
         super().__init__(thresholds, score_range, validate_args=validate_args, **kwargs)
 
     def compute(self) -> Tensor:
@@ -140,8 +147,6 @@ class Cllr(PrivacyMetric):
     all that is kept, so memory is constant and the value exact.
 
     Args:
-        thresholds: As the other score metrics have; nothing has to be binned here, and it changes nothing.
-        bandwidth: As the other score metrics have; the value is smooth as it is, and it changes nothing.
         validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
@@ -151,7 +156,8 @@ class Cllr(PrivacyMetric):
         tensor(1.1476)
     """
 
-    is_differentiable: bool = True
+    # What processes gather has no gradient.
+    is_differentiable = OfEachMetric(True, lambda metric: not metric.dist_sync_on_step)
     higher_is_better: bool = True
     plot_lower_bound: float = 0.0
     if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
@@ -159,17 +165,9 @@ class Cllr(PrivacyMetric):
         cllr_trials: Tensor
         saw_float64: Tensor
 
-    def __init__(
-        self,
-        thresholds: int | Tensor | None = None,
-        bandwidth: float | None = None,
-        validate_args: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        check_thresholds(thresholds, None)
-        check_bandwidth(bandwidth)
-        self.validate_args = validate_args
+    def __init__(self, validate_args: bool = True, **kwargs: Any) -> None:
+        refuse_options(self, kwargs, _NOTHING_TO_CALIBRATE)
+        super().__init__(validate_args=validate_args, **kwargs)
         wide = wide_dtype(self.device)
         self.add_state("cllr_costs", default=torch.zeros(2, dtype=wide), dist_reduce_fx="sum")
         self.add_state("cllr_trials", default=torch.zeros(2, dtype=torch.long), dist_reduce_fx="sum")

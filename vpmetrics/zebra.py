@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
-from vpmetrics._checks import check_choice, check_trials
+from vpmetrics._checks import check_choice, check_trials, refuse_options
 from vpmetrics._metric.base import PrivacyMetric
 from vpmetrics._metric.scores import ScoreMetric
 from vpmetrics._precision import at_least_float32
@@ -115,9 +115,10 @@ class CalibrationDistortion(PrivacyMetric):
     higher_is_better: bool = False
 
     def __init__(self, calibration: str = "linear", validate_args: bool = True, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        refuse_options(self, kwargs, {"bandwidth": "one batch is of one run, and so has no value to descend"})
+        super().__init__(validate_args=validate_args, **kwargs)
         check_choice("calibration", calibration, ("linear", "isotonic"))
-        self.calibration, self.validate_args = calibration, validate_args
+        self.calibration = calibration
         for name in ("scores_run0", "is_target_run0", "scores_run1", "is_target_run1"):
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
@@ -131,8 +132,9 @@ class CalibrationDistortion(PrivacyMetric):
         """
         check_trials(preds, target, self.validate_args)
         check_choice("run", run, (0, 1))
-        getattr(self, f"scores_run{run}").append(at_least_float32(preds.detach().flatten()).clone())
-        getattr(self, f"is_target_run{run}").append(target.detach().flatten().bool().clone())
+        scores, is_target = at_least_float32(preds.detach().flatten()).clone(), target.detach().flatten().bool().clone()
+        getattr(self, f"scores_run{run}").append(scores)
+        getattr(self, f"is_target_run{run}").append(is_target)
 
     def compute(self) -> Tensor:
         """C_ECE of run 1 under the calibration learnt from run 0."""

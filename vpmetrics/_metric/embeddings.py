@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
-from vpmetrics._checks import check_bandwidth, warn_once
+from vpmetrics._checks import warn_once
 from vpmetrics._metric.base import PrivacyMetric
 from vpmetrics._trials.utterances import Rows, Sides, pack, sides_of
 
@@ -24,9 +24,7 @@ class EmbeddingMetric(PrivacyMetric):
         row_holds: list[Tensor]
 
     def __init__(self, bandwidth: float | None = None, validate_args: bool = True, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        check_bandwidth(bandwidth)
-        self.bandwidth, self.validate_args = bandwidth, validate_args
+        super().__init__(bandwidth, validate_args, **kwargs)
         for name in Rows._fields:
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
@@ -59,9 +57,9 @@ class EmbeddingMetric(PrivacyMetric):
             width=self._width(),
             values=self.validate_args,
         )
-        for name, values in rows._asdict().items():
-            # A copy, because a view would keep the whole activation it was cut from alive.
-            getattr(self, name).append(values.detach().clone())
+        # Copies, because a view would keep the whole activation it was cut from alive; all of them before any is kept.
+        for name, values in zip(Rows._fields, [values.detach().clone() for values in rows], strict=True):
+            getattr(self, name).append(values)
 
     def _value_of_sides(self, sides: Sides) -> Any:
         raise NotImplementedError
@@ -72,7 +70,7 @@ class EmbeddingMetric(PrivacyMetric):
             return self._value_of_sides(self._sides())
 
     def _value_of_batch(self, *args: Any, **kwargs: Any) -> Any:
-        with warn_once(), torch.set_grad_enabled(torch.is_grad_enabled() and self.is_differentiable):
+        with warn_once(), torch.set_grad_enabled(torch.is_grad_enabled() and self.bandwidth is not None):
             return self._value_of_sides(sides_of(pack(*args, **kwargs)))
 
     def _sides(self) -> Sides:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
-from torchmetrics.utilities.distributed import gather_all_tensors
 
-from vpmetrics._checks import check_bandwidth, check_thresholds, check_trials
+from vpmetrics._checks import check_thresholds, check_trials
 from vpmetrics._metric.base import PrivacyMetric
+from vpmetrics._metric.forms import Gather
 from vpmetrics._precision import at_least_float32, result_dtype, widen
 from vpmetrics._scores.bins import (
     LOWEST_EXPONENT,
     bin_learnt,
     bin_scores,
     coarsen,
+    edges_of,
     exponent_of,
     learnt_edges,
     steps_of_bins,
@@ -46,12 +47,10 @@ class ScoreMetric(PrivacyMetric):
         validate_args: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(bandwidth, validate_args, **kwargs)
         check_thresholds(thresholds, score_range)
-        check_bandwidth(bandwidth)
         if thresholds is not None and bandwidth is not None:
             raise ValueError("Expected `bandwidth` only without `thresholds`: a histogram holds no gradient.")
-        self.bandwidth, self.validate_args = bandwidth, validate_args
         # The names of the states say what is in them: a collection shares what has one name and one value.
         if thresholds is None:
             self._keeps = "scores"
@@ -64,10 +63,7 @@ class ScoreMetric(PrivacyMetric):
             self.add_state("learnt_bin_counts", default=torch.zeros(2, columns).long(), dist_reduce_fx="sum")
         else:
             self._keeps = "given bins"
-            if isinstance(thresholds, int):
-                low, high = score_range or (-1.0, 1.0)
-                thresholds = torch.linspace(low, high, thresholds + 1, dtype=torch.float64)
-            edges = thresholds.detach().clone()
+            edges = edges_of(thresholds, score_range)
             self.add_state("bin_edges", default=edges, dist_reduce_fx="max")
             self.add_state("bin_counts", default=torch.zeros(2, len(edges) + 2).long(), dist_reduce_fx="sum")
 
@@ -82,8 +78,10 @@ class ScoreMetric(PrivacyMetric):
         scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
         if self.keeps_scores:
             # Copies: a view would keep the activation it was cut from alive, and change with it.
-            self.scores.append(scores.clone() if scores.dtype == preds.dtype else scores)
-            self.is_target.append(is_target.clone() if target.dtype == torch.bool else is_target)
+            scores = scores.clone() if scores.dtype == preds.dtype else scores
+            is_target = is_target.clone() if target.dtype == torch.bool else is_target
+            self.scores.append(scores)
+            self.is_target.append(is_target)
         elif self._keeps == "given bins":
             self.bin_counts = self.bin_counts + bin_scores(scores, is_target, self.bin_edges)
         elif len(scores):
@@ -147,16 +145,28 @@ class ScoreMetric(PrivacyMetric):
         self.learnt_bin_counts = coarsen(self.learnt_bin_counts, exponent - self.learnt_bin_exponent)
         self.learnt_bin_exponent = exponent
 
-    def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
-        if self._keeps == "learnt bins":
-            exponents = dist_sync_fn(self.learnt_bin_exponent, group=process_group or self.process_group)
-            self._align(torch.stack(exponents).amax())
-        super()._sync_dist(dist_sync_fn, process_group)
+    def _agree(self, gather: Gather) -> None:
+        super()._agree(gather)
+        if self._keeps == "given bins":
+            _check_same_bins(gather(self.bin_edges), "on all processes")
+        elif self._keeps == "learnt bins":
+            self._align(torch.stack(list(gather(self.learnt_bin_exponent))).amax())
 
-    def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
-        if self._keeps == "learnt bins":
-            theirs = incoming_state["learnt_bin_exponent"]
-            self._align(torch.maximum(self.learnt_bin_exponent, theirs))
-            counts = coarsen(incoming_state["learnt_bin_counts"], self.learnt_bin_exponent - theirs)
-            incoming_state = {"learnt_bin_exponent": self.learnt_bin_exponent, "learnt_bin_counts": counts}
-        super()._reduce_states(incoming_state)
+    def _aligned(self, incoming_state: dict[str, Any]) -> dict[str, Any]:
+        if self._keeps == "given bins":
+            _check_same_bins([self.bin_edges, incoming_state["bin_edges"]], "in both metrics")
+        if self._keeps != "learnt bins":
+            return incoming_state
+        theirs = incoming_state["learnt_bin_exponent"]
+        self._align(torch.maximum(self.learnt_bin_exponent, theirs))
+        counts = coarsen(incoming_state["learnt_bin_counts"], self.learnt_bin_exponent - theirs)
+        return {"learnt_bin_exponent": self.learnt_bin_exponent, "learnt_bin_counts": counts}
+
+
+def _check_same_bins(edges: Sequence[Tensor], where: str) -> None:
+    """Counts of unlike bins have no sum."""
+    first, *others = edges
+    for other in others:
+        if not torch.equal(first, other):
+            got = " and ".join(f"{float(e[0]):g} to {float(e[-1]):g}" for e in (first, other))
+            raise ValueError(f"Expected the same edges of bins {where}, but got {len(first)} edges from {got}.")

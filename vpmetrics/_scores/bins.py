@@ -17,6 +17,17 @@ from vpmetrics._scores.steps import ScoreCounts
 LOWEST_EXPONENT = -1000  # of a range that has held no score yet
 
 
+def edges_of(thresholds: int | Tensor, score_range: tuple[float, float] | None) -> Tensor:
+    """Edges of bins that are given: as they are, or a number of bins over a range."""
+    if isinstance(thresholds, Tensor):
+        return widen(thresholds.detach()).clone()
+    low, high = score_range or (-1.0, 1.0)
+    edges = torch.linspace(low, high, thresholds + 1, dtype=torch.float64)
+    if not bool((edges.diff() > 0).all()):
+        raise ValueError(f"Expected `score_range` to be wide enough for {thresholds} bins, but got {score_range}.")
+    return edges
+
+
 def bin_scores(scores: Tensor, is_target: Tensor, edges: Tensor) -> Tensor:
     """Counts ``(2, E + 2)`` of non-targets and targets in the bins between edges; NaN scores in the last column."""
     bins = torch.bucketize(scores, edges.to(scores.dtype), right=True)

@@ -1,0 +1,107 @@
+"""What processes and metrics share: gathered without a hang, merged without a mix-up, left as they were if it fails."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
+from torchmetrics.utilities.exceptions import TorchMetricsUserError
+
+from vpmetrics._metric.forms import Gather, agree_on_forms, check_mergeable, rows_of_form
+
+
+class SharedMetric(Metric):
+    """A metric whose states come through synchronising, merging and refused batches whole."""
+
+    def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
+        counted = super()._wrap_update(update)
+
+        @functools.wraps(update)
+        def refusing(*args: Any, **kwargs: Any) -> None:
+            self._refuse_if_synced()
+            before = self._update_count, self._computed
+            try:
+                counted(*args, **kwargs)
+            except BaseException:  # a batch that was refused has never been there
+                self._update_count, self._computed = before
+                raise
+
+        return refusing
+
+    def _refuse_if_synced(self) -> None:
+        if self._is_synced:
+            raise TorchMetricsUserError("The metric holds the states of all processes: call `unsync` first.")
+
+    def reset(self) -> None:
+        """Forget everything; a metric that is synced with other processes is on its own again."""
+        if self._is_synced:
+            self.unsync()
+        super().reset()
+
+    def sync(self, *args: Any, **kwargs: Any) -> None:
+        """Gather the states of all processes; where that fails, they are as they were."""
+        try:
+            super().sync(*args, **kwargs)
+        except BaseException:
+            if not self._is_synced and self._cache is not None:
+                self._is_synced = True  # or part of the way there
+                self.unsync()
+            raise
+
+    @contextmanager
+    def sync_context(
+        self,
+        dist_sync_fn: Callable[..., Any] | None = None,
+        process_group: Any = None,
+        should_sync: bool = True,
+        should_unsync: bool = True,
+        distributed_available: Callable[[], bool] | None = None,
+    ) -> Iterator[None]:
+        """Within this the states are those of all processes; afterwards, whatever happened, those of this one."""
+        self.sync(dist_sync_fn, process_group, should_sync, distributed_available)
+        try:
+            yield
+        finally:
+            self.unsync(should_unsync=self._is_synced and should_unsync)
+
+    @contextmanager
+    def _gathered(self) -> Iterator[None]:
+        """Within this the states are those of all processes, as in ``compute``, unless a caller has seen to it."""
+        here = not self._is_synced
+        gather, part = here and self._to_sync, here and self._should_unsync
+        with self.sync_context(self.dist_sync_fn, should_sync=gather, should_unsync=part):
+            yield
+
+    def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
+        self._agree(functools.partial(dist_sync_fn, group=process_group or self.process_group))
+        super()._sync_dist(dist_sync_fn, process_group)
+
+    def _agree(self, gather: Gather) -> None:
+        """Bring the states into a form that all processes have; where there is none, every process raises."""
+        # A process without a batch knows neither dtype nor width, and gathering needs both to agree.
+        forms = agree_on_forms(self.metric_state, gather, self.device)
+        for name, rows in self._lists():
+            setattr(self, name, rows_of_form(rows, forms[name], self.device))
+
+    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        """Add what another metric of this kind, or its ``metric_state``, has accumulated."""
+        super().merge_state(incoming_state)
+        self._update_count += incoming_state._update_count if isinstance(incoming_state, Metric) else 1
+        self._computed = None
+
+    def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
+        check_mergeable(self.metric_state, incoming_state)
+        super()._reduce_states(self._aligned(incoming_state))
+
+    def _aligned(self, incoming_state: dict[str, Any]) -> dict[str, Any]:
+        """The states of another metric, made fit to be added to those of this one."""
+        return incoming_state
+
+    def _lists(self) -> list[tuple[str, list[Tensor]]]:
+        """Names and rows of the states that are lists."""
+        return [(name, getattr(self, name)) for name, default in self._defaults.items() if isinstance(default, list)]
