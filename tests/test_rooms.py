@@ -23,6 +23,7 @@ LAYERS = (
     ("_plot", "_figures"),
     ("data", "losses", "lightning"),
     ("app",),
+    ("__main__",),
 )
 HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")

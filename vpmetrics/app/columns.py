@@ -1,96 +1,192 @@
-"""Text files of columns, such as Kaldi's.
+"""Text files of columns: separated by blanks as Kaldi's, by tabs, commas or semicolons, with a header or without.
 
-A file may have ten million lines, so it is read in pieces, each split at once; a line is looked at by itself only to
-say what is wrong with it.
+A file may have ten million lines, so it is parsed in pieces, by Polars; a line is looked at by itself only to find out
+how the columns are laid out, and to say what is wrong with it.
 """
 
 from __future__ import annotations
 
-import gzip
-from collections.abc import Iterator
-from itertools import chain
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import polars as pl
 
-from vpmetrics.app.errors import InputError
+from vpmetrics.app.errors import InputError, reason_of
+from vpmetrics.app.files import STANDARD_INPUT, read_pieces
 
 Array = np.ndarray[Any, Any]
+Rows = Sequence[Sequence[str]]
 
-_PIECE = 1 << 24  # bytes of text split at a time: about a gigabyte of Python strings fewer than all at once
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?|inf(inity)?)", re.IGNORECASE)
 
-
-def read_columns(path: Path, widths: tuple[int, ...], expected: str) -> Iterator[tuple[int, list[list[bytes]]]]:
-    """Piece by piece, the number of records before it and its columns."""
-    width, first = 0, 0
-    for text in _pieces(path):
-        if first == 0:
-            refuse_binary(text, path)
-        fields = text.split()
-        if not fields:
-            continue
-        width = width or len(text.lstrip().split(b"\n", 1)[0].split())
-        if width not in widths:
-            raise InputError(f"expected `{expected}`, but got {width} columns", path, line_of(path, 0))
-        counts = _fields_per_line(text)
-        if (counts != width).any():
-            at = int((counts != width).argmax())
-            raise InputError(
-                f"expected {width} columns as in the lines before, but got {counts[at]}",
-                path,
-                line_of(path, first + at),
-            )
-        yield first, [fields[k::width] for k in range(width)]
-        first += len(counts)
-    if first == 0:
-        raise InputError(f"expected lines `{expected}`, but got an empty file", path)
+_SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons", " ": "blanks"}  # a blank may be in a name, so it is last
+_SAMPLE, _SAMPLE_BYTES = 50, 1 << 20  # of the first piece: lines by which the layout is decided
+_KALDI_BINARY = b"\0B"
 
 
-def read_pairs(path: Path) -> list[list[bytes]]:
-    """The columns of a file such as utt2spk: two, or a single one."""
-    pieces = list(read_columns(path, (1, 2), "utterance speaker"))
-    return [list(chain.from_iterable(column)) for column in zip(*(columns for _, columns in pieces), strict=True)]
+class Role(NamedTuple):
+    """What a column is: its type, and which texts it may hold."""
+
+    dtype: Any
+    pattern: re.Pattern[str] | None = None
+    expected: str = "a name"
+
+    def allows(self, text: str) -> bool:
+        """Whether a field may stand in this column."""
+        return bool(text) and (self.pattern is None or self.pattern.fullmatch(text) is not None)
 
 
-def refuse_binary(content: bytes, path: Path) -> None:
-    """Kaldi's binary archives are not read; their first vector is marked."""
-    if b"\0B" in content[:400]:
-        raise InputError(
-            "expected a text archive, but got a binary one (`copy-vector ark:IN ark,t:OUT` converts)", path
-        )
+class Layout(NamedTuple):
+    """How a line is cut, and the role of each field; those without one are passed over."""
+
+    separator: str
+    roles: tuple[str, ...]
+    header: bool = False
+
+    def __str__(self) -> str:
+        return f"columns {' '.join(role or '*' for role in self.roles)}, separated by {_SEPARATORS[self.separator]}"
 
 
-def line_of(path: Path, record: int) -> int:
-    """The line a record stands on: blank lines count as lines, but hold none."""
-    number = 0
-    for piece in _pieces(path):
+class Part(NamedTuple):
+    """Some records of a file, in its order, by role."""
+
+    layout: Layout
+    columns: pl.DataFrame
+
+
+# From the fields of the first lines, and whether a first line alone may decide, to the roles of the columns and whether
+# the first line names them; None where the fields make no sense.
+Choose = Callable[[Rows, bool], "tuple[tuple[str, ...], bool] | None"]
+
+
+def read_columns(
+    path: str | Path, roles: Mapping[str, Role], choose: Choose, expected: str, file: BinaryIO | None = None
+) -> Iterator[Part]:
+    """Piece by piece, the columns that have a role, of a file that may be open already."""
+    layout, line, empty = None, 1, True
+    for text in read_pieces(path, file):
+        if layout is None and text.strip():
+            _refuse_binary(text[:400], path)
+            layout = _lay_out(text, choose, expected, path, line)
+            if layout.header:
+                start = text.find(b"\n", len(text) - len(text.lstrip())) + 1 or len(text)
+                line, text = line + text[:start].count(b"\n"), text[start:]
+        if layout is not None and text.strip():
+            empty = False
+            yield Part(layout, _parse(text, layout, roles, path, line))
+        line += text.count(b"\n")
+    if empty:
+        raise InputError(f"expected lines `{expected}`, but got {'an empty file' if line == 1 else 'none'}", path)
+
+
+def line_of(path: str | Path, record: int, layout: Layout) -> int | None:
+    """The line a record stands on: blank lines and a header count as lines, but hold none. A pipe is gone by then."""
+    if str(path) == STANDARD_INPUT:
+        return None
+    record, number = record + layout.header, 0
+    for piece in read_pieces(path):
         for line in piece.splitlines():
             number += 1
-            if line.strip():
-                record -= 1
+            record -= bool(line.strip())
             if record < 0:
                 return number
     return number
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
-    """The text in pieces that end where a line ends."""
+def first_fields(path: str | Path) -> list[str]:
+    """What stands between the blanks of the first line that is not empty."""
+    for text in read_pieces(path):
+        if text.strip():
+            return text.lstrip().split(b"\n", 1)[0].decode(errors="replace").split()
+    return []
+
+
+def split(line: str, separator: str) -> list[str]:
+    """The fields of a line."""
+    if separator == " ":
+        return line.split()
+    if separator == "\t":
+        return [field.strip() for field in line.split("\t")]
+    return [field.strip() for field in next(csv.reader([line], delimiter=separator), [])]
+
+
+def _refuse_binary(content: bytes, path: str | Path) -> None:
+    if b"\0" in content:
+        kind = "a binary archive of Kaldi" if _KALDI_BINARY in content else "a binary file"
+        raise InputError(f"expected text, but got {kind}", path)
+
+
+def _lay_out(text: bytes, choose: Choose, expected: str, path: str | Path, line: int) -> Layout:
+    """The first way to cut the first lines that gives columns of sense."""
+    start = text.lstrip()[:_SAMPLE_BYTES]
+    lines = [one for one in start.decode(errors="replace").splitlines()[:_SAMPLE] if one.strip()]
+    for lenient in (False, True):  # a file of sense but for one line is to be told which
+        for separator in _SEPARATORS:
+            rows = [split(one, separator) for one in lines]
+            if len(rows[0]) > 1 or separator == " ":
+                chosen = choose([row for row in rows if len(row) == len(rows[0])], lenient)
+                if chosen is not None:
+                    return Layout(separator, *chosen)
+    number = line + text[: len(text) - len(text.lstrip())].count(b"\n")
+    raise InputError(f"expected `{expected}`, but got {len(lines[0].split())} columns", path, number)
+
+
+def _parse(text: bytes, layout: Layout, roles: Mapping[str, Role], path: str | Path, line: int) -> pl.DataFrame:
+    names = [role or f"_{number}" for number, role in enumerate(layout.roles)]
+    used = [name for name in names if name in roles]
     try:
-        with cast(BinaryIO, gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
-            rest = b""
-            while block := file.read(_PIECE):
-                cut = block.rfind(b"\n") + 1
-                if cut:
-                    yield rest + block[:cut]
-                    rest = b""
-                rest += block[cut:]
-            yield rest
-    except (OSError, EOFError) as error:  # the latter from a gzip file cut short
-        raise InputError(f"cannot be read ({getattr(error, 'strerror', None) or error})", path) from None
+        frame = pl.read_csv(
+            _tidy(text, layout.separator),
+            has_header=False,
+            separator=layout.separator,
+            quote_char=None if layout.separator in " \t" else '"',
+            schema={name: roles[name].dtype if name in roles else pl.String for name in names},
+        ).select(used)
+    except pl.exceptions.PolarsError as error:
+        _find_fault(text, layout, roles, path, line)
+        raise InputError(f"cannot be read ({reason_of(error)})", path) from None
+    if frame.null_count().sum_horizontal().item() or not all(_is_allowed(frame[name], roles[name]) for name in used):
+        _find_fault(text, layout, roles, path, line)
+    return frame
 
 
-def _fields_per_line(text: bytes) -> Array:
-    """How many fields each line has that has any."""
-    counts = np.fromiter(map(len, map(bytes.split, text.split(b"\n"))), np.int64)
-    return counts[counts > 0]
+def _is_allowed(column: pl.Series, role: Role) -> bool:
+    if role.pattern is None:
+        return True
+    if column.dtype.is_float():
+        return not column.is_nan().any()
+    return all(map(role.allows, column.unique().cast(pl.String).to_list()))
+
+
+def _tidy(text: bytes, separator: str) -> bytes:
+    """Polars wants one separator between two fields, none around them, and no blank lines."""
+    if b"\r" in text:
+        text = text.replace(b"\r\n", b"\n")
+    if separator == " " and any(mark in text for mark in (b"  ", b"\t", b" \n", b"\n ", b"\v", b"\f")):
+        text = re.sub(rb" ?\n[ \n]*", b"\n", re.sub(rb"[ \t\v\f]+", b" ", text))
+    elif separator != " " and (separator.encode() + b" " in text or b" " + separator.encode() in text):
+        text = re.sub(rb" *%b *" % separator.encode(), separator.encode(), text)
+    if b"\n\n" in text or text[:1].isspace():
+        text = re.sub(rb"\n\s*\n", b"\n", text).lstrip()
+    return text
+
+
+def _find_fault(text: bytes, layout: Layout, roles: Mapping[str, Role], path: str | Path, line: int) -> None:
+    """Raise for the first line that is not as the layout has it."""
+    for number, raw in enumerate(text.split(b"\n"), line):
+        if not raw.strip():
+            continue
+        try:
+            fields = split(raw.decode(), layout.separator)
+        except UnicodeDecodeError:
+            raise InputError(f"expected text in UTF-8, but got {raw[:40]!r}", path, number) from None
+        if len(fields) != len(layout.roles):
+            expected = f"{len(layout.roles)} columns as in the lines before"
+            raise InputError(f"expected {expected}, but got {len(fields)}", path, number)
+        for name, field in zip(layout.roles, fields, strict=True):
+            if name in roles and not roles[name].allows(field):
+                raise InputError(f"expected {roles[name].expected}, but got {field[:40]!r}", path, number)

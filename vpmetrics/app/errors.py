@@ -10,4 +10,17 @@ class InputError(Exception):
 
     def __init__(self, message: str, path: Path | str | None = None, line: int | None = None) -> None:
         where = "" if path is None else f"{path}:{line}: " if line else f"{path}: "
-        super().__init__(where + message)
+        super().__init__(printable(where + message))
+
+
+def printable(text: str) -> str:
+    """Text with control characters spelt out: a name in a file must not move the cursor of a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error of the system or of another library says, in one line."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text).splitlines()[0]

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.status import Status
 
 from vpmetrics._report import System
-from vpmetrics.app.columns import Array, read_pairs
 from vpmetrics.app.embeddings import Embeddings, Sources, read_embeddings
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.evaluation import evaluate_embeddings, evaluate_trials, require_something
+from vpmetrics.app.lists import Names, TrialFile, looks_like_key, read_key, read_scores
 from vpmetrics.app.report import publish
-from vpmetrics.app.trials import Names, TrialFile, Trials, label_trials, looks_like_key, read_key, read_scores
+from vpmetrics.app.sides import holds_arrays
+from vpmetrics.app.trials import label_trials, speakers_of
 from vpmetrics.suite import VoicePrivacy
-
-ARRAY_FILES = (".npz", ".npy", ".pt", ".pth")
 
 
 def evaluate(options: Namespace, console: Console) -> None:
@@ -40,7 +37,7 @@ def compare(options: Namespace, console: Console) -> None:
     if len(set(names)) < len(names):
         raise InputError(f"Expected every system to have a name of its own (NAME=FILE), but got {', '.join(names)}.")
     with progress("reading and scoring"):
-        of_arrays = options.original is not None or _holds_arrays(named[0][1].split(",")[0])
+        of_arrays = options.original is not None or holds_arrays(named[0][1].split(",")[0])
         systems = (_compare_embeddings if of_arrays else _compare_scores)(options, named)
         require_something(systems)
     lead = f"{len(systems)} systems side by side"
@@ -56,13 +53,14 @@ def _evaluate_one(options: Namespace) -> System:
     scored = {name: getattr(options, name.lower()) for name in ("OO", "OP", "PP")}
     scored = {name: path for name, path in scored.items() if path is not None}
     sides = options.original or options.protected
-    if sides or (options.inputs and _holds_arrays(options.inputs[0])):
+    if sides or (options.inputs and holds_arrays(options.inputs[0])):
         if scored or options.key or options.fit or len(options.inputs) > 1:
             raise InputError("Expected embeddings or score files, but got both.")
         container = options.inputs[0] if options.inputs else None
-        sources = Sources(container, options.original, options.protected, options.speakers, options.utterances)
+        sides = tuple(options.original or ()), tuple(options.protected or ())
+        sources = Sources(container, *sides, options.speakers, options.utterances)
         metric = VoicePrivacy(similarity=options.similarity, scoring=options.scoring)
-        return evaluate_embeddings(_title(options), read_embeddings(sources), metric)
+        return evaluate_embeddings(_title(options), read_embeddings(sources, options.partial), metric)
     if options.inputs:
         if scored or (len(options.inputs) > 1 and options.key) or len(options.inputs) > 2:
             raise InputError("Expected SCORES and KEY, or --oo, --op, --pp with --key, but got a mixture.")
@@ -76,20 +74,20 @@ def _evaluate_one(options: Namespace) -> System:
 def _evaluate_scores(options: Namespace, scored: Mapping[str, str]) -> System:
     names = Names()
     key = _key(options.key, names)
-    files = {condition: read_scores(Path(path), names) for condition, path in scored.items()}
+    files = {condition: read_scores(path, names) for condition, path in scored.items()}
     fit = None
     if options.fit:
         if "" not in scored and "OP" not in scored:
             raise InputError("Expected the scores that --fit is to calibrate: SCORES or --op.")
         if len(options.fit) > 2:
             raise InputError(f"Expected --fit SCORES [KEY], but got {len(options.fit)} files.")
-        fit_file = read_scores(Path(options.fit[0]), names)
-        fit_key = read_key(Path(options.fit[1]), names) if len(options.fit) > 1 else None
+        fit_file = read_scores(options.fit[0], names)
+        fit_key = read_key(options.fit[1], names) if len(options.fit) > 1 else None
         if fit_key is None and fit_file.is_target is None:
             fit_key = key
         fit = label_trials(fit_file, fit_key, names, options.strict)
     trials = {condition: label_trials(file, key, names, options.strict) for condition, file in files.items()}
-    return evaluate_trials(_title(options), trials, fit, *_speakers(options.speakers, trials.values(), names))
+    return evaluate_trials(_title(options), trials, fit, *speakers_of(options.speakers, trials.values(), names))
 
 
 def _compare_embeddings(options: Namespace, named: Sequence[tuple[str, str]]) -> list[System]:
@@ -99,7 +97,7 @@ def _compare_embeddings(options: Namespace, named: Sequence[tuple[str, str]]) ->
     for name, source in named:
         # Without a file for what is shared, every file brings its own.
         sources = (
-            Sources(None, options.original, source, options.speakers)
+            Sources(None, (options.original,), (source,), options.speakers)
             if options.original
             else Sources(source, speakers=options.speakers)
         )
@@ -114,55 +112,25 @@ def _compare_embeddings(options: Namespace, named: Sequence[tuple[str, str]]) ->
 
 def _compare_scores(options: Namespace, named: Sequence[tuple[str, str]]) -> list[System]:
     for text in options.systems:
-        if "=" not in text and "," not in text and looks_like_key(Path(text)):
+        if "=" not in text and "," not in text and looks_like_key(text):
             raise InputError(f"expected scores of a system, but got a key; give it as `--key {text}`", text)
     names = Names()
     key = _key(options.key, names)
-    shared = {"OO": read_scores(Path(options.oo), names)} if options.oo else {}
+    shared = {"OO": read_scores(options.oo, names)} if options.oo else {}
     systems = []
     for name, source in named:
         conditions = ("OP", "PP") if "," in source else ("OP",) if shared else ("",)
         paths = source.split(",")
         if len(paths) > 2:
             raise InputError(f"Expected NAME=OP or NAME=OP,PP, but got {len(paths)} score files for {name}.")
-        files = {**shared, **{c: read_scores(Path(path), names) for c, path in zip(conditions, paths, strict=True)}}
+        files = {**shared, **{c: read_scores(path, names) for c, path in zip(conditions, paths, strict=True)}}
         trials = {condition: label_trials(file, key, names, options.strict) for condition, file in files.items()}
-        systems.append(evaluate_trials(name, trials, None, *_speakers(options.speakers, trials.values(), names)))
+        systems.append(evaluate_trials(name, trials, None, *speakers_of(options.speakers, trials.values(), names)))
     return systems
 
 
 def _key(path: str | None, names: Names) -> TrialFile | None:
-    return None if path is None else read_key(Path(path), names)
-
-
-class _Speakers(NamedTuple):
-    speaker_of: Array | None
-    speaker_names: tuple[str, ...]
-
-
-def _speakers(path: str | None, sets: Iterable[Trials], names: Names) -> _Speakers:
-    """The speaker of every name in the trials; an enrolment may be called by its speaker instead of an utterance."""
-    if path is None:
-        return _Speakers(None, ())
-    columns = read_pairs(Path(path))
-    if len(columns) != 2:
-        raise InputError("expected lines `utterance speaker`", path, 1)
-    by_name = dict(zip(columns[1], columns[1], strict=True)) | dict(zip(columns[0], columns[1], strict=True))
-    used = np.unique(np.concatenate([side for trials in sets for side in (trials.enrol, trials.trial)]))
-    texts = names.all()
-    missing = [texts[number] for number in used if texts[number] not in by_name]
-    if missing:
-        first = missing[0].decode(errors="replace")
-        raise InputError(f"expected the speaker of every utterance, but {len(missing):,} are missing: {first!r}", path)
-    labels = np.array([by_name[texts[number]].decode(errors="replace") for number in used])
-    speakers, numbers = np.unique(labels, return_inverse=True)
-    speaker_of = np.full(len(texts), -1, dtype=np.int64)
-    speaker_of[used] = numbers
-    return _Speakers(speaker_of, tuple(speakers.tolist()))
-
-
-def _holds_arrays(path: str) -> bool:
-    return Path(path).suffix in ARRAY_FILES or Path(path.rpartition(":")[0]).suffix in ARRAY_FILES
+    return None if path is None else read_key(path, names)
 
 
 def _named(text: str) -> tuple[str, str]:
@@ -173,11 +141,13 @@ def _named(text: str) -> tuple[str, str]:
 def _title(options: Namespace) -> str:
     if options.title:
         return str(options.title)
-    given = (*options.inputs, options.protected, options.op, options.pp, options.oo, options.original)
+    sides = options.original or (), options.protected or ()
+    given = (*options.inputs, *sides[1], options.op, options.pp, options.oo, *sides[0])
     first = next(source for source in given if source)
     return Path(first).name
 
 
 def _sources(options: Namespace) -> str:
-    given = (*options.inputs, options.original, options.protected, options.oo, options.op, options.pp, options.key)
+    sides = *(options.original or ()), *(options.protected or ())
+    given = (*options.inputs, *sides, options.oo, options.op, options.pp, options.key)
     return ", ".join(dict.fromkeys(str(source) for source in given if source))

@@ -85,10 +85,12 @@ def _add_evaluate(command: ArgumentParser) -> None:
         help="a file of embeddings (.npz, .pt: arrays original, protected, speakers), or SCORES [KEY]",
     )
     group = command.add_argument_group("embeddings", "each a FILE, a FILE:ARRAY, or the name of an array in FILE above")
-    group.add_argument("--original", metavar="SOURCE", help="of the original speech: .npy, .npz, .pt, Kaldi text ark")
-    group.add_argument("--protected", metavar="SOURCE", help="of the protected speech, row by row or by utterance")
+    says = "of the original speech; several files make one side where they name their utterances"
+    group.add_argument("--original", nargs="+", metavar="SOURCE", help=says)
+    group.add_argument("--protected", nargs="+", metavar="SOURCE", help="of the protected speech")
     _add_speakers(group)
     group.add_argument("--utterances", metavar="SOURCE", help="numbers or names of recordings; copies count once")
+    group.add_argument("--partial", action="store_true", help="leave out utterances that are not on both sides")
     _add_scoring(group)
     group = command.add_argument_group("score files")
     for name, says in (

@@ -1,7 +1,0 @@
-"""``python -m vpmetrics.app``, where the command itself is not on the path."""
-
-import sys
-
-from vpmetrics.app import main
-
-sys.exit(main())
