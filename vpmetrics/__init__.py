@@ -1,12 +1,17 @@
 """How well a voice anonymiser hides who is speaking: metrics for PyTorch, in the manner of TorchMetrics."""
 
-from vpmetrics.local import LocalInformationDisclosure
-from vpmetrics.rank import SimilarityRankDisclosure
-from vpmetrics.similarity import DeIdentification, VoiceDistinctiveness, VoiceSimilarityMatrix
-from vpmetrics.suite import VoicePrivacy
-from vpmetrics.trials import EmbeddingTrials
-from vpmetrics.verification import Cllr, EqualErrorRate, Linkability, MinCllr
-from vpmetrics.zebra import CalibrationDistortion, ZebraDisclosure
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vpmetrics.local import LocalInformationDisclosure
+    from vpmetrics.rank import SimilarityRankDisclosure
+    from vpmetrics.similarity import DeIdentification, VoiceDistinctiveness, VoiceSimilarityMatrix
+    from vpmetrics.suite import VoicePrivacy
+    from vpmetrics.trials import EmbeddingTrials
+    from vpmetrics.verification import Cllr, EqualErrorRate, Linkability, MinCllr
+    from vpmetrics.zebra import CalibrationDistortion, ZebraDisclosure
 
 __all__ = [
     "CalibrationDistortion",
@@ -24,3 +29,22 @@ __all__ = [
     "ZebraDisclosure",
 ]
 __version__ = "0.1.0"
+
+# Torch and torchmetrics take seconds to import: they wait until a metric is asked for, as `--help` never does.
+_HOMES = ("local", "rank", "similarity", "suite", "trials", "verification", "zebra")
+
+
+def __getattr__(name: str) -> Any:
+    """A metric or a module of the package, imported when it is first asked for."""
+    if name in __all__:
+        for home in _HOMES:
+            found = vars(import_module(f"vpmetrics.{home}"))
+            globals().update({metric: found[metric] for metric in __all__ if metric in found})
+        return globals()[name]
+    if not name.startswith("_") and find_spec(f"vpmetrics.{name}"):
+        return import_module(f"vpmetrics.{name}")
+    raise AttributeError(f"module 'vpmetrics' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

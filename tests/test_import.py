@@ -1,0 +1,62 @@
+"""What is imported when, and what `import vpmetrics` offers whatever was imported before."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vpmetrics
+
+PUBLIC_MODULES = ("attacks", "data", "functional", "lightning", "losses", "scoring")
+
+
+def run(code: str) -> str:
+    """What a new interpreter prints."""
+    root = Path(vpmetrics.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root)
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import vpmetrics",
+        "from vpmetrics import __version__",
+        "from vpmetrics.app import main\ntry: main(['--help'])\nexcept SystemExit: pass",
+        "from vpmetrics.app import main\ntry: main(['evaluate', '--help'])\nexcept SystemExit: pass",
+    ],
+)
+def test_neither_the_package_nor_the_help_of_its_command_waits_for_torch(code):
+    heavy = "{'torch', 'torchmetrics', 'numpy', 'matplotlib', 'rich', 'pytorch_lightning'}"
+    assert run(f"{code}\nimport sys\nprint('loaded', *{heavy} & set(sys.modules))").endswith("loaded")
+
+
+def test_metrics_need_neither_lightning_nor_rich():
+    heavy = "{'pytorch_lightning', 'lightning', 'rich', 'tensorboard', 'vpmetrics._plot'}"
+    assert (
+        run(f"import vpmetrics, sys\nvpmetrics.VoicePrivacy\nprint('loaded', *{heavy} & set(sys.modules))") == "loaded"
+    )
+
+
+@pytest.mark.parametrize("before", ["", "import vpmetrics.lightning"])
+def test_the_package_offers_the_same_whatever_was_imported_before(before):
+    offered = (
+        f"import vpmetrics\nprint(*(getattr(vpmetrics, name) for name in {(*vpmetrics.__all__, *PUBLIC_MODULES)}))"
+    )
+    value = run(f"{before}\n{offered}")
+    assert value.count("<class") == len(vpmetrics.__all__)
+    assert value.count("<module") == len(PUBLIC_MODULES)
+
+
+def test_every_public_name_is_found_and_no_other():
+    assert set(vpmetrics.__all__) <= set(dir(vpmetrics))
+    for name in vpmetrics.__all__:
+        assert getattr(vpmetrics, name).__name__ == name
+    for name in ("nothing", "_nothing", "__nothing__"):
+        assert not hasattr(vpmetrics, name)
+    scope: dict[str, object] = {}
+    exec("from vpmetrics import *", scope)
+    assert set(vpmetrics.__all__) <= set(scope)
