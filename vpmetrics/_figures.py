@@ -29,7 +29,7 @@ from vpmetrics._plot import (
     figure_of,
     legend_beside,
 )
-from vpmetrics._report import ConditionReport, System
+from vpmetrics._report import ConditionReport, System, unprotected
 from vpmetrics._scores.measures import actual_cross_entropy, entropy_of_prior
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
 
@@ -44,8 +44,8 @@ class Layout(NamedTuple):
 
     def one(self) -> Axes:
         """The axes of a figure that has only these."""
-        width = 7.2 if self.legends_beside else 5.0  # inches
-        return axes_in_grid(1, (width, 3.8), 1)[0]
+        # Inches: on a small card letters are the larger for it.
+        return axes_in_grid(1, (7.2, 3.8) if self.legends_beside else (4.4, 3.6), 1)[0]
 
     def panels(self, count: int, size: tuple[float, float]) -> list[Axes]:
         """Axes of a figure of several."""
@@ -96,7 +96,7 @@ def _shown(systems: Sequence[System], has: Callable[[ConditionReport], object]) 
     if len(systems) == 1:
         shown = of_first
     else:
-        shown = [one._replace(label="original") for one in of_first if one.condition == "OO"]
+        shown = [one._replace(label=unprotected(systems)) for one in of_first if one.condition == "OO"]
         for system in systems:
             attacked = system.report.attacked
             shown.append(Shown(system.name, system, attacked, system.report.conditions[attacked]))
@@ -160,7 +160,7 @@ def _trade_off(systems: Sequence[System], layout: Layout) -> Figure | None:
         return None  # where there is a path, it ends in the point
     ax = layout.one()
     # Unprotected speech is where the metrics begin, and gives a single point its scale.
-    draw_trade_off([("original", (0.0, 0.0)), *known], ax)
+    draw_trade_off([(unprotected(systems), (0.0, 0.0)), *known], ax)
     layout.place_legend(ax)
     return figure_of(ax)
 

@@ -27,6 +27,8 @@ from vpmetrics._scores.measures import (
     least_cross_entropy,
     linkability_of_values,
     min_cllr_of_steps,
+    min_dcf_of_steps,
+    raw_eer_of_steps,
 )
 from vpmetrics._scores.steps import calibrate
 from vpmetrics._trials.identification import Identification, identify_trials
@@ -135,6 +137,11 @@ class System:
         return self.scalars.get(key_of(condition, key), math.nan)
 
 
+def unprotected(systems: Sequence[System]) -> str:
+    """What to call original speech beside systems, one of which may be called so itself."""
+    return "original" if all(system.name != "original" for system in systems) else "original speech"
+
+
 def numbers_of(scalars: Mapping[str, Tensor]) -> dict[str, float]:
     """All values in one transfer."""
     values = list(scalars.values())
@@ -167,7 +174,15 @@ def disclose_identity(sides: Sides, condition: str, settings: Settings) -> tuple
     if settings.bandwidth is not None:
         found = found._replace(histogram=histogram_of_trials(trials, settings.scoring, settings.bandwidth))
     of_ranks = rank_disclosure(found.histogram, settings.rank_model)
+    of_ranks["mean_d_chance"] = _mean_by_chance(found.histogram, settings.rank_model)
     return of_ranks | summarise_information(found.bits, found.linked), found
+
+
+def _mean_by_chance(histogram: Tensor, model: str) -> Tensor:
+    """The MeanD to expect, in bits, of as many inputs whose ranks are uniform: half a nat per free number and input."""
+    wide = histogram.detach().to(wide_dtype(histogram.device))
+    free = len(wide) - 1 if model == "empirical" else min(len(wide) - 1, 2)
+    return (free if free > 0 else math.nan) / (2 * math.log(2) * wide.sum())
 
 
 def report_of_trials(
@@ -248,6 +263,8 @@ def _scalars_of_scores(scores: ConditionScores) -> dict[str, Tensor]:
         "min_cllr": min_cllr_of_steps(steps),
         "cllr": cllr_of_sums(*cllr_sums_of_values(scores.values, counts)),
         "eer": eer_of_steps(steps),
+        "raw_eer": raw_eer_of_steps(steps),
+        "min_dcf": min_dcf_of_steps(steps, p_target=0.01, c_miss=1.0, c_fa=1.0),
         "linkability": linkability_of_values(scores.values, counts),
     }
 

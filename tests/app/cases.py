@@ -19,6 +19,8 @@ from vpmetrics.functional import (
     equal_error_rate,
     linkability,
     min_cllr,
+    min_dcf,
+    raw_equal_error_rate,
     zebra_disclosure,
 )
 
@@ -136,6 +138,8 @@ def expected_of_scores(preds, target):
         "min_cllr": min_cllr(preds, target),
         "cllr": cllr(preds, target),
         "eer": equal_error_rate(preds, target),
+        "raw_eer": raw_equal_error_rate(preds, target),
+        "min_dcf": min_dcf(preds, target),
         "linkability": linkability(preds, target),
     }
 

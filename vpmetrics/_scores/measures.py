@@ -63,29 +63,24 @@ def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor)
 
     Many values are put together into cells of the axis first: a row of all for each of many priors would not fit.
     """
-    values, counts = _few(widen(values), widen(counts))
-    nontargets, targets = counts
+    (nontargets, targets), counts = _few(widen(values), widen(counts))
     odds = prior_log_odds[:, None]
     return cross_entropy(
-        mean_over(targets, softplus(-values - odds)),
-        mean_over(nontargets, softplus(values + odds)),
-        prior_log_odds,
+        mean_over(counts[1], softplus(-targets - odds)), mean_over(counts[0], softplus(nontargets + odds)), odds[:, 0]
     )
 
 
 def _few(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean of the values in each of many equal cells, and their counts; infinite values in cells of their own."""
+    """The mean of the values of each class in many equal cells, and their counts; infinite values in their own."""
     finite = values[values.isfinite()]
     if len(values) <= _CELLS or len(finite) == 0:
-        return values, counts
+        return values.expand(2, -1), counts
     low, high = finite.aminmax()
-    cell = (values - low) * ((_CELLS - 1) / (high - low).clamp(min=torch.finfo(low.dtype).tiny))
-    cell = torch.where(values == -torch.inf, 0, cell.clamp(0, _CELLS - 1).floor() + 1).nan_to_num(posinf=_CELLS + 1)
-    cell = torch.where(values == torch.inf, _CELLS + 1, cell).long()
+    place = (values - low) * ((_CELLS - 1) / (high - low).clamp(min=torch.finfo(low.dtype).tiny))
+    cell = place.nan_to_num().clamp(-1, _CELLS).floor().long() + 1
     empty = values.new_zeros(2, _CELLS + 2)
-    number = empty[0].index_add(0, cell, torch.ones_like(values))
-    mean = empty[0].index_add(0, cell, values) / number
-    return mean, empty.index_add(1, cell, counts)
+    number = empty.index_add(1, cell, counts)
+    return empty.index_add(1, cell, torch.where(counts > 0, counts * values, 0)) / number, number
 
 
 def entropy_of_prior(prior_log_odds: Tensor) -> Tensor:

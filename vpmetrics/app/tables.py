@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from vpmetrics._report import System
+from vpmetrics._report import System, unprotected
 from vpmetrics._scalars import DASH, FAMILIES, OF_CONDITIONS, key_of, scalar
 
 # The columns of table 2 of the 2022 paper, and what goes with them.
@@ -39,7 +39,11 @@ def table_of_systems(systems: Sequence[System], title: str) -> Table:
     of_system = [key for key in _OF_SYSTEM if any(key in system.scalars for system in systems)]
     of_scores = [key for key in _COMPARED if any(key_of(attacked, key) in system.scalars for system in systems)]
     within = ["pp_d_ece"] if any("pp_d_ece" in system.scalars for system in systems) else []
-    rows = [_unprotected(systems[0], of_system, of_scores, within)] if "OO" in systems[0].report.conditions else []
+    rows = (
+        [(unprotected(systems), *_unprotected(systems[0], of_system, of_scores, within))]
+        if "OO" in systems[0].report.conditions
+        else []
+    )
     for system in systems:
         names = [*of_system, *(key_of(system.report.attacked, key) for key in of_scores), *within]
         rows.append((system.name, *(show(name, system) for name in names)))
@@ -100,4 +104,4 @@ def _unprotected(
     """What original speech discloses, of which nothing is hidden and nothing lost."""
     nothing = [scalar(key).show(0.0) for key in of_system]
     own = [show(key_of("OO", key), system) for key in of_scores]
-    return ("original", *nothing, *own, *(show(key_of("OO", "d_ece"), system) for _ in within))
+    return (*nothing, *own, *(show(key_of("OO", "d_ece"), system) for _ in within))
