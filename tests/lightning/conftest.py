@@ -10,7 +10,10 @@ from training import PACKAGES
 from vpmetrics import _figures as figures
 
 # Lightning's own remarks: few workers, few batches, a logger or a folder that is or is not there.
-_REMARKS = pytest.mark.filterwarnings("ignore::UserWarning:.*lightning.*", "ignore::FutureWarning")
+# And ours on weak attackers, whom most tests are not about.
+_REMARKS = pytest.mark.filterwarnings(
+    "ignore::UserWarning:.*lightning.*", "ignore::FutureWarning", "ignore:PrivacyCheckpoint watches .* measure of an"
+)
 
 
 def pytest_collection_modifyitems(items):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
-from training import anonymiser, both_packages, fit, names_in
+from training import anonymiser, both_packages, fit, keeper, names_in
 
 from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
 from vpmetrics.lightning.monitor import PrivacyMonitor
+from vpmetrics.suite import VoicePrivacy
 
 
 @both_packages
@@ -30,11 +33,11 @@ def test_a_name_no_monitor_logs_is_found_at_setup(pl, tmp_path, privacy, closest
 def test_a_scalar_the_monitor_leaves_out_is_found_at_setup(pl, tmp_path):
     monitor = PrivacyMonitor(metrics=["deid", "op_eer"])
     with pytest.raises(ValueError, match="watches 'val/privacy/op_d_ece', but no PrivacyMonitor logs it"):
-        fit(pl, [monitor, PrivacyCheckpoint(dirpath=tmp_path)])
+        fit(pl, [monitor, keeper(dirpath=tmp_path)])
 
 
 def test_a_name_nobody_logs_is_found_in_the_first_validation(pl, tmp_path):
-    checkpoint = PrivacyCheckpoint(utility="val/lost", dirpath=tmp_path)
+    checkpoint = keeper(utility="val/lost", dirpath=tmp_path)
     said = "PrivacyCheckpoint watches 'val/lost', but {} has.* logged it. Closest: 'val/loss'"
     with pytest.raises(ValueError, match=said.format("the sanity check")):
         fit(pl, [PrivacyMonitor(), checkpoint])
@@ -43,7 +46,7 @@ def test_a_name_nobody_logs_is_found_in_the_first_validation(pl, tmp_path):
 
 def test_a_name_unlike_any_is_refused_when_it_is_needed(pl, tmp_path):
     """Before, some callback may still log it; a long list of names would hide the message."""
-    checkpoint = PrivacyCheckpoint(utility="val/quality", dirpath=tmp_path)
+    checkpoint = keeper(utility="val/quality", dirpath=tmp_path)
     said = "PrivacyCheckpoint watches 'val/quality', but {} has.* logged it. (Known|Closest): .{{,300}}$"
     with (
         pytest.warns(UserWarning, match=said.format("the sanity check")),
@@ -52,10 +55,27 @@ def test_a_name_unlike_any_is_refused_when_it_is_needed(pl, tmp_path):
         fit(pl, [PrivacyMonitor(), checkpoint])
 
 
-def test_a_forgotten_monitor_is_named(pl, tmp_path):
+def test_a_forgotten_monitor_is_found_before_the_first_step(pl, tmp_path):
+    steps = []
+    module = anonymiser(pl, on_train_start=lambda self: steps.append("too late"))
     said = "watches 'val/privacy/op_d_ece'.* No PrivacyMonitor is among the callbacks"
-    with pytest.warns(UserWarning, match=said), pytest.raises(ValueError, match=said):
-        fit(pl, [PrivacyCheckpoint(dirpath=tmp_path)])
+    with pytest.raises(ValueError, match=said):
+        fit(pl, [keeper(dirpath=tmp_path)], module)
+    assert steps == []
+
+
+def test_a_module_that_measures_itself_needs_no_monitor(pl, tmp_path):
+    module = anonymiser(pl, on_validation_epoch_end=_log_itself)
+    module.suite = VoicePrivacy()
+    checkpoint = keeper(budget=1.0, dirpath=tmp_path)
+    with pytest.warns(UserWarning, match="the sanity check has not logged it.* No PrivacyMonitor"):
+        fit(pl, [checkpoint], module, epochs=1)
+    assert len(checkpoint.pareto_front) == 1
+
+
+def _log_itself(self):
+    if not self.trainer.sanity_checking:
+        self.log("val/privacy/op_d_ece", 0.2)
 
 
 def test_a_utility_only_a_training_step_or_a_later_validation_logs_is_waited_for(pl, tmp_path):
@@ -64,16 +84,10 @@ def test_a_utility_only_a_training_step_or_a_later_validation_logs_is_waited_for
             if not trainer.sanity_checking:
                 pl_module.log("val/later", 1.0)
 
-    checkpoint = PrivacyCheckpoint(utility="val/later", budget=1.0, dirpath=tmp_path)
+    checkpoint = keeper(utility="val/later", budget=1.0, dirpath=tmp_path)
     with pytest.warns(UserWarning, match="watches 'val/later', but the sanity check has not logged it"):
         fit(pl, [PrivacyMonitor(), Wer(), checkpoint])
     assert checkpoint.pareto_front
-
-
-def test_two_checkpoints_in_one_folder(pl, tmp_path):
-    pair = [PrivacyCheckpoint(utility=name, dirpath=tmp_path) for name in ("val/loss", "val/wer")]
-    with pytest.raises(ValueError, match="Expected a `dirpath` for each PrivacyCheckpoint"):
-        fit(pl, [PrivacyMonitor(), *pair])
 
 
 @pytest.mark.parametrize(
@@ -89,6 +103,10 @@ def test_two_checkpoints_in_one_folder(pl, tmp_path):
         ({"privacy": "val/privacy/op_eer"}, ValueError, "is large where little is"),
         ({"utility": None}, TypeError, "Expected `utility` to be a name"),
         ({"monitor": "val/loss"}, TypeError, "Expected no `monitor`"),
+        ({"every_n_train_steps": 2}, TypeError, "Expected no `every_n_train_steps`.*val_check_interval"),
+        ({"train_time_interval": timedelta(1)}, TypeError, "Expected no `train_time_interval`.*val_check_interval"),
+        ({"save_top_k": 0}, ValueError, "Expected `save_top_k` to be at least 1, or -1"),
+        ({"save_top_k": 2.0}, TypeError, "Expected `save_top_k` to be a whole number"),
         ({"mode": "up"}, Exception, "mode"),
     ],
 )

@@ -16,13 +16,13 @@ from training import (
     by_hand,
     events,
     fit,
+    keeper,
     loader,
     protect,
     tensorboard,
     voices,
 )
 
-from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
 from vpmetrics.lightning.monitor import PrivacyMonitor
 from vpmetrics.suite import VoicePrivacy
 
@@ -148,7 +148,7 @@ def test_validations_between_epochs_and_within_one(pl, tmp_path):
     steps = [event.step for event in found.Scalars("val/privacy/deid")]
     # After 2, 4, 6 and 8 epochs: the first; the third is over at the second, the sixth at the third; and the last.
     assert [image.step for image in found.Images("val/privacy/zoo")] == steps
-    checkpoint = PrivacyCheckpoint(budget=1.0, dirpath=tmp_path, filename="{epoch}-{step}")
+    checkpoint = keeper(budget=1.0, dirpath=tmp_path, filename="{epoch}-{step}")
     monitor = PrivacyMonitor()
     fit(pl, [monitor, checkpoint], epochs=2, val_check_interval=0.5)
     assert [(row["epoch"], row["step"]) for row in monitor.history] == [(0, 2), (0, 4), (1, 7), (1, 9)]

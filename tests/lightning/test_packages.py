@@ -15,6 +15,7 @@ from training import (
     assert_same,
     both_packages,
     by_hand,
+    keeper,
     run_script,
 )
 
@@ -25,7 +26,7 @@ from vpmetrics.lightning.monitor import PrivacyMonitor
 @both_packages
 def test_every_trainer_takes_them_for_its_own(pl, tmp_path):
     callbacks = importlib.import_module(f"{pl.__name__}.callbacks")
-    monitor, checkpoint = PrivacyMonitor(), PrivacyCheckpoint(dirpath=tmp_path)
+    monitor, checkpoint = PrivacyMonitor(), keeper(dirpath=tmp_path)
     assert isinstance(monitor, callbacks.Callback)
     assert isinstance(checkpoint, callbacks.ModelCheckpoint)
     trainer = pl.Trainer(callbacks=monitor, logger=False, enable_checkpointing=False, **QUIET)
@@ -78,8 +79,8 @@ def test_two_processes_log_what_one_does(tmp_path):
         import json, sys, warnings
         from pathlib import Path
         import pytorch_lightning as pl
-        from training import LOSSES, QUIET, SHARES, anonymiser, loader, numbered, tensorboard
-        from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor
+        from training import LOSSES, QUIET, SHARES, anonymiser, keeper, loader, numbered, tensorboard
+        from vpmetrics.lightning import PrivacyMonitor
 
         if __name__ == "__main__":
             said = []
@@ -89,7 +90,7 @@ def test_two_processes_log_what_one_does(tmp_path):
             monitor = PrivacyMonitor(
                 keys=("original", "protected", "speakers", "utterances"), figures_every_n_epochs=2
             )
-            checkpoint = PrivacyCheckpoint(budget=0.4, dirpath=folder / "kept", filename="{epoch}")
+            checkpoint = keeper(budget=0.4, dirpath=folder / "kept", filename="{epoch}")
             trainer = pl.Trainer(
                 strategy="ddp", devices=2, max_epochs=3, callbacks=[monitor, checkpoint],
                 logger=tensorboard(pl, folder, version=0), **QUIET,

@@ -16,12 +16,12 @@ from training import (
     by_hand,
     events,
     fit,
+    keeper,
     loader,
     tensorboard,
     voices,
 )
 
-from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
 from vpmetrics.lightning.monitor import PrivacyMonitor
 
 
@@ -46,7 +46,7 @@ def test_a_sanity_check_is_neither_logged_nor_kept(pl, tmp_path):
 @both_packages
 def test_fast_dev_run_with_a_lone_speaker(pl, tmp_path):
     data = DataLoader(TensorDataset(*(part[:3] for part in voices(speakers=1))), 3)
-    checkpoint = PrivacyCheckpoint(dirpath=tmp_path)
+    checkpoint = keeper(dirpath=tmp_path)
     with pytest.warns(UserWarning, match="The result is NaN"):
         trainer = fit(pl, [PrivacyMonitor(), checkpoint], val=data, fast_dev_run=True)
     assert trainer.callback_metrics["val/privacy/deid"].isnan()

@@ -5,7 +5,7 @@ r"""Privacy in the training loop: measured in every validation, and weighed when
     trainer = Trainer(
         callbacks=[
             PrivacyMonitor(prefix="val/privacy"),
-            PrivacyCheckpoint(privacy="val/privacy/op_d_ece", budget=0.05, utility="val/loss"),
+            PrivacyCheckpoint(privacy="val/privacy/op_d_ece_strongest", budget=0.05, utility="val/loss"),
         ],
     )
 

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vpmetrics._scalars import scalar, scalars_of
-from vpmetrics.lightning.trainers import closest, last_component
+from vpmetrics._scalars import Scalar, scalar, scalars_of
+from vpmetrics._trials.utterances import CONDITIONS
+from vpmetrics.lightning.names import closest, last_component, without_loader
+from vpmetrics.suite import VoicePrivacy
 
 
-def scalar_names() -> tuple[str, ...]:
-    """The names of all scalars a :class:`vpmetrics.VoicePrivacy` returns."""
-    return scalars_of()
+def scalar_names(suite: VoicePrivacy | None = None, sessions: bool = False) -> tuple[str, ...]:
+    """The names of all scalars a suite returns, of several sessions or of one."""
+    suite = VoicePrivacy() if suite is None else suite
+    conditions = (*CONDITIONS, "within", "across") if sessions else CONDITIONS
+    names = scalars_of(conditions, attacks=getattr(suite, "attacks", None) is not None, sessions=sessions)
+    ends = ("", "_low", "_high") if getattr(suite, "intervals", None) else ("",)
+    return tuple(name + end for name in names for end in ends)
+
+
+def known_scalar(name: str) -> Scalar | None:
+    """What is known of a logged name by its last component; None of names of others."""
+    try:
+        return scalar(last_component(without_loader(name)))
+    except KeyError:
+        return None
 
 
 def check_prefix(prefix: Any) -> None:
@@ -30,11 +43,18 @@ def check_kind(name: str, value: Any, kind: type) -> None:
         raise TypeError(f"Expected `{name}` to be a {kind.__name__} or None, but got {type(value).__name__}.")
 
 
-def selection(argument: str, names: Any) -> tuple[str, ...]:
+def check_number_kept(save_top_k: Any) -> None:
+    """Refuse anything but a number of checkpoints, one at least, or -1 for all."""
+    if isinstance(save_top_k, bool) or not isinstance(save_top_k, int):
+        raise TypeError(f"Expected `save_top_k` to be a whole number of checkpoints, but got {save_top_k!r}.")
+    if save_top_k != -1 and save_top_k < 1:
+        raise ValueError(f"Expected `save_top_k` to be at least 1, or -1 for the whole front, but got {save_top_k}.")
+
+
+def selection(argument: str, names: Any, known: Sequence[str]) -> tuple[str, ...]:
     """Names of scalars, all of which there are."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise TypeError(f"Expected `{argument}` to be a sequence of names, but got {names!r}.")
-    known = scalar_names()
     for name in names:
         if name not in known:
             hint = closest(str(name), known)
@@ -67,13 +87,10 @@ def budgets_of(privacy: Any, budget: Any) -> dict[str, float]:
 
 def _check_disclosure(name: str) -> None:
     """Refuse the names of scalars that say nothing by being small; what others log is theirs to know."""
-    try:
-        known = scalar(last_component(re.sub(r"/dataloader_idx_\d+$", "", name)))
-    except KeyError:
-        return
-    if known.private != "low":
+    known = known_scalar(name)
+    if known is not None and known.private != "low":
         what = "is large where little is" if known.private == "high" else "is no measure of it"
         raise ValueError(
             f"Expected `privacy` to name what is disclosed, less being better, but {name!r} {what}; a budget limits "
-            "'op_d_ece', 'op_l_w' or the like."
+            "'op_d_ece_strongest', 'op_l_w' or the like."
         )

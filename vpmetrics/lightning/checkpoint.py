@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +10,46 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics.lightning.arguments import budgets_of, scalar_names
-from vpmetrics.lightning.monitor import PrivacyMonitor
-from vpmetrics.lightning.pareto import ParetoPoint, choose, front_with, is_finite, meets
-from vpmetrics.lightning.trainers import (
-    ModelCheckpointBase,
-    closest,
-    is_fitting,
-    last_component,
-    logging_step,
-    tensorboard_loggers,
+from vpmetrics.lightning.arguments import budgets_of, check_number_kept
+from vpmetrics.lightning.front_file import draw_front, write_front
+from vpmetrics.lightning.handover import register, send_home
+from vpmetrics.lightning.names import closest, reversed_twin
+from vpmetrics.lightning.pareto import ParetoPoint, choose, front_with, is_finite, meets, spread
+from vpmetrics.lightning.trainers import ModelCheckpointBase, is_fitting, logging_step
+from vpmetrics.lightning.watched import (
+    monitors_of,
+    refuse_unlogged,
+    refuse_unpromised,
+    refuse_wrong_loaders,
+    warn_of_weak_attackers,
+    why_unlogged,
 )
 
-_OWN_CHOICE = ("monitor", "save_top_k", "enable_version_counter")
-FRONT_FILE = "pareto_front.json"
+_NOT_TAKEN = {
+    "monitor": "it watches `privacy` and `utility`",
+    "enable_version_counter": "no file of the front may be overwritten",
+    "every_n_train_steps": "it saves what was measured; `Trainer(val_check_interval=...)` measures by steps",
+    "train_time_interval": "it saves what was measured; `Trainer(val_check_interval=...)` measures by time",
+}
 
 
 class PrivacyCheckpoint(ModelCheckpointBase):
     r"""Saves the checkpoints of best utility for what they disclose, and chooses one under a budget of disclosure.
 
-    A checkpoint is kept while no other is at least as good in utility and in every disclosure: the Pareto front. The
-    files of all others are removed. :attr:`best_model_path` is the kept checkpoint of best utility among those within
-    all budgets, or the one of least disclosure while there is none; ``trainer.test(ckpt_path="best")`` takes it. The
-    front is written to ``pareto_front.json`` beside the files, and drawn into TensorBoard as
-    ``<privacy>/pareto_front`` whenever it changes.
+    A checkpoint is on the Pareto front while no other that is kept is at least as good in utility and in every
+    disclosure. At most ``save_top_k`` of the front stay on disk: always the chosen one, then those that lie farthest
+    apart. The chosen one is that of best utility within all budgets, or the one of least disclosure while there is
+    none; ``trainer.test(ckpt_path="best")`` takes it. ``pareto_front.json`` beside the files lists every measurement,
+    kept or not, and figures show them as ``<privacy>/pareto_front`` whenever the front changes.
 
-    What is saved is what was measured: an epoch that :class:`PrivacyMonitor` leaves out is not saved. Values that are
-    not finite are not compared, and so not saved.
+    A disclosure that is logged in both directions, such as ``op_d_ece`` with ``op_d_ece_reversed``, counts by the
+    larger of the two: ``protected = -original`` deceives an attacker only until they flip the sign. Budgets should
+    include one of the strongest attack, as the default does; there is a warning where none does.
+
+    What is saved is what was measured: weights that have been trained since the last validation, or that
+    :class:`PrivacyMonitor` left out, are not saved. Values that are not finite are not compared, and so not saved.
+    The folder may be moved between runs; what a resumed run finds of the front in ``dirpath``, beside the checkpoint
+    it resumes from, or where it was, stays in the front.
 
     Works with the Trainer of ``pytorch_lightning`` and with that of ``lightning.pytorch``; to both it is a
     ``ModelCheckpoint``.
@@ -52,47 +62,70 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         mode: ``"min"`` or ``"max"``, which utility is better.
         dirpath: Folder of the checkpoints, as in ``ModelCheckpoint``.
         filename: Their names, as in ``ModelCheckpoint``.
-        kwargs: Those of ``ModelCheckpoint``, but for ``monitor``, ``save_top_k`` and ``enable_version_counter``.
+        save_top_k: How many checkpoints stay on disk at most; -1 for the whole front.
+        kwargs: Those of ``ModelCheckpoint``, but for ``monitor``, ``every_n_train_steps``, ``train_time_interval`` and
+            ``enable_version_counter``.
 
     Attributes:
-        pareto_front: The kept checkpoints, least disclosure first: ``epoch``, ``step``, ``disclosure`` (a dictionary),
-            ``utility`` and ``path`` of each.
-        best_model_path: The chosen one.
+        chosen: The chosen one, or None: ``epoch``, ``step``, ``disclosure`` (a dictionary), ``utility``, ``path``.
+        pareto_front: All that are kept, least disclosure first.
+        best_model_path: Path of the chosen one.
         within_budget: Whether that one meets all budgets.
 
     Example:
-        >>> checkpoint = PrivacyCheckpoint({"val/privacy/op_d_ece": 0.05, "val/privacy/op_l_w": 1.0}, utility="val/wer")
+        >>> checkpoint = PrivacyCheckpoint(
+        ...     {"val/privacy/op_d_ece_strongest": 0.05, "val/privacy/op_l_w": 1.0}, utility="val/wer"
+        ... )
         >>> checkpoint.budgets
-        {'val/privacy/op_d_ece': 0.05, 'val/privacy/op_l_w': 1.0}
+        {'val/privacy/op_d_ece_strongest': 0.05, 'val/privacy/op_l_w': 1.0}
     """
 
     def __init__(
         self,
-        privacy: str | Sequence[str] | Mapping[str, float] = "val/privacy/op_d_ece",
+        privacy: str | Sequence[str] | Mapping[str, float] = "val/privacy/op_d_ece_strongest",
         budget: float | Sequence[float] | None = None,
         utility: str = "val/loss",
         mode: str = "min",
         dirpath: str | Path | None = None,
         filename: str | None = None,
+        save_top_k: int = 5,
         **kwargs: Any,
     ) -> None:
-        for name in _OWN_CHOICE:
-            if name in kwargs:
-                raise TypeError(f"Expected no `{name}`: PrivacyCheckpoint keeps the Pareto front, whatever its size.")
+        for name, reason in _NOT_TAKEN.items():
+            if kwargs.get(name) is not None:
+                raise TypeError(f"Expected no `{name}`: PrivacyCheckpoint takes none, because {reason}.")
         if not isinstance(utility, str):
             raise TypeError(f"Expected `utility` to be a name, but got {type(utility).__name__}.")
+        check_number_kept(save_top_k)
         self.budgets = budgets_of(privacy, budget)
         self.utility = utility
-        super().__init__(dirpath=dirpath, filename=filename, monitor=utility, mode=mode, **kwargs)
+        super().__init__(
+            dirpath=dirpath, filename=filename, monitor=utility, mode=mode, save_top_k=save_top_k, **kwargs
+        )
         self.pareto_front: list[ParetoPoint] = []
-        self.within_budget = False
+        self.chosen: ParetoPoint | None = None
         self._measured: list[ParetoPoint] = []
-        self._resuming = True
+        self._given_dirpath = None if dirpath is None else str(dirpath)
+        self._number_in_folder = 0
+        self._validated_at = self._logged_at = -1
+        self._resuming, self._folder_of_resumed = True, ""
+        self.address = register(self)
+
+    @property
+    def within_budget(self) -> bool:
+        """Whether the chosen checkpoint meets all budgets."""
+        return self.chosen is not None and meets(self.chosen, self.budgets)
 
     @property
     def state_key(self) -> str:
-        """Name of this callback's state in a checkpoint; a run may be resumed with another budget."""
-        return self._generate_state_key(privacy=sorted(self.budgets), utility=self.utility, mode=self.mode)
+        """Name of this callback's state in a checkpoint; two in one Trainer differ in something of it."""
+        return self._generate_state_key(
+            privacy=sorted(self.budgets.items()), utility=self.utility, mode=self.mode, dirpath=self._given_dirpath
+        )
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (*self.budgets, self.utility)
 
     # Names
 
@@ -101,30 +134,38 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
-        for other in trainer.checkpoint_callbacks:
-            if other is not self and isinstance(other, PrivacyCheckpoint) and other.dirpath == self.dirpath:
-                raise ValueError(f"Expected a `dirpath` for each PrivacyCheckpoint, but got {self.dirpath} twice.")
-        promised = _names_of_monitors(trainer)
-        for name in (*self.budgets, self.utility):
-            plain = _plain(name)
-            if plain not in promised and _meant_for_monitor(trainer, plain, promised):
-                raise ValueError(
-                    f"PrivacyCheckpoint watches {name!r}, but no PrivacyMonitor logs it. {closest(plain, promised)}"
-                )
+        before = trainer.checkpoint_callbacks[: trainer.checkpoint_callbacks.index(self)]
+        self._number_in_folder = sum(
+            isinstance(other, PrivacyCheckpoint) and other.dirpath == self.dirpath for other in before
+        )
+        refuse_unpromised(trainer, self._names)
+        warn_of_weak_attackers(trainer, self.budgets)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """As soon as it is known how many loaders there are, refuse names that this number makes wrong."""
+        if is_fitting(trainer):
+            refuse_wrong_loaders(trainer, self._names)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Refuse wrong names where there was no sanity check, and forget checkpoints that are nowhere to be found."""
+        super().on_train_start(trainer, pl_module)
+        if trainer.val_dataloaders is not None:
+            refuse_wrong_loaders(trainer, self._names)
+        there = [point for point in self.pareto_front if self.file_exists(point.path, trainer)]
+        if len(there) < len(self.pareto_front):
+            rank_zero_warn(
+                f"PrivacyCheckpoint finds {len(there)} of the {len(self.pareto_front)} checkpoints it had kept, "
+                f"in {self.dirpath} and elsewhere; the others leave the front.",
+                UserWarning,
+            )
+        self._take(there)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Save after a validation; after the sanity check, refuse or warn of names nobody has logged."""
         if trainer.sanity_checking:
-            logged = {*trainer.callback_metrics, *_names_of_monitors(trainer)}
-            for name in (*self.budgets, self.utility):
-                if _plain(name) in logged or name in logged or name.startswith("train"):
-                    continue
-                text = f"PrivacyCheckpoint watches {name!r}, but the sanity check has not logged it. "
-                text += closest(name, logged) + _forgotten(trainer, name)
-                # A training step may log it, and some steps and callbacks log nothing during the sanity check.
-                if _monitors(trainer) and _is_misspelt(name, trainer.callback_metrics):
-                    raise ValueError(text)
-                rank_zero_warn(text, UserWarning)
+            refuse_unlogged(trainer, pl_module, self._names)
+        else:
+            self._validated_at, self._logged_at = trainer.global_step, logging_step(trainer)
         super().on_validation_end(trainer, pl_module)
 
     # Saving
@@ -132,105 +173,74 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     def _save_topk_checkpoint(self, trainer: Any, monitor_candidates: dict[str, Tensor]) -> None:
         if not self._weights_are_measured(trainer):
             return
-        for name in (*self.budgets, self.utility):
+        for name in self._names:
             if name not in monitor_candidates:
                 logged = set(monitor_candidates) - {"epoch", "step"}
                 text = f"PrivacyCheckpoint watches {name!r}, but nothing has logged it. {closest(name, logged)}"
-                raise ValueError(text + _forgotten(trainer, name))
+                raise ValueError(text + why_unlogged(trainer, name))
         point = self._point(trainer, monitor_candidates)
         if not is_finite(point):
-            values = ", ".join(f"{name} is {value}" for name, value in self._values(point).items())
-            rank_zero_warn(f"PrivacyCheckpoint saves nothing of epoch {point.epoch}: {values}.", UserWarning)
+            values = {**point.disclosure, self.utility: point.utility}
+            said = ", ".join(f"{name} is {value}" for name, value in values.items())
+            rank_zero_warn(f"PrivacyCheckpoint saves nothing of epoch {point.epoch}: {said}.", UserWarning)
             return
         self._measured.append(point)
-        if point in front_with(self.pareto_front, point, self.mode):
-            self._keep(trainer, monitor_candidates, point)
+        front = front_with(self.pareto_front, point, self.mode)
+        if self.save_top_k > 0:
+            front = spread(front, self.save_top_k, choose(front, self.budgets, self.mode), self.mode)
+        if point in front:
+            self._keep(trainer, monitor_candidates, point, front)
+        if trainer.is_global_zero:
+            write_front(self, self._measured, self._number_in_folder)
 
     def _weights_are_measured(self, trainer: Any) -> bool:
-        """Whether what monitors have logged is of the weights as they are now, not of an earlier epoch."""
-        watched = (*self.budgets, self.utility)
-        for monitor in _monitors(trainer):
-            if any(name.startswith(f"{monitor.prefix}/") for name in watched):
+        """Whether what has been logged is of the weights as they are now, not of earlier ones."""
+        if trainer.enable_validation and self._validated_at != trainer.global_step:
+            return False
+        for monitor in monitors_of(trainer):
+            if any(name.startswith(f"{monitor.prefix}/") for name in self._names):
                 last = monitor.history[-1] if monitor.history else None
                 if last is None or last["step"] != trainer.global_step:
                     return False
         return True
 
     def _point(self, trainer: Any, candidates: Mapping[str, Tensor]) -> ParetoPoint:
+        # In both directions where both are logged. Not `max`, which may hide NaN.
+        sides = [[candidates[n] for n in (name, reversed_twin(name)) if n in candidates] for name in self.budgets]
+        values = [
+            float(candidates[self.utility]),
+            *(torch.stack([*map(torch.as_tensor, s)]).max().item() for s in sides),
+        ]
         # The processes must agree on what to save, also where one of them has logged a value of its own.
-        utility, *disclosures = trainer.strategy.broadcast(
-            [float(candidates[name]) for name in (self.utility, *self.budgets)]
-        )
+        utility, *disclosures = trainer.strategy.broadcast(values)
         disclosure = dict(zip(self.budgets, disclosures, strict=True))
         return ParetoPoint(int(candidates["epoch"]), int(candidates["step"]), disclosure, utility, path="")
 
-    def _values(self, point: ParetoPoint) -> dict[str, float]:
-        return {**point.disclosure, self.utility: point.utility}
-
-    def _keep(self, trainer: Any, candidates: dict[str, Tensor], point: ParetoPoint) -> None:
+    def _keep(
+        self, trainer: Any, candidates: dict[str, Tensor], point: ParetoPoint, front: Sequence[ParetoPoint]
+    ) -> None:
         path = self._get_metric_interpolated_filepath_name(candidates, trainer)
-        point = point._replace(path=path)
-        before, self.pareto_front = self.pareto_front, front_with(self.pareto_front, point, self.mode)
+        before = self.pareto_front
         # Before saving, because the file holds this state too.
-        self._choose()
+        self._take([other._replace(path=path) if other == point else other for other in front])
         self.current_score = torch.tensor(point.utility)
         self._save_checkpoint(trainer, path)
         for other in before:
             if other not in self.pareto_front and self._should_remove_checkpoint(trainer, other.path, path):
                 self._remove_checkpoint(trainer, other.path)
-        self._write(trainer)
-        self._draw(trainer)
+        draw_front(self, self._measured, trainer, self._step_of_figure(trainer))
 
-    def _choose(self) -> None:
-        chosen = choose(self.pareto_front, self.budgets, self.mode)
+    def _step_of_figure(self, trainer: Any) -> int:
+        """Where the scalars of the last validation stand, which the Trainer has counted past at the end of an epoch."""
+        return self._logged_at if self._validated_at == trainer.global_step else logging_step(trainer)
+
+    def _take(self, front: Sequence[ParetoPoint]) -> None:
+        """Make this the front, in the words of ``ModelCheckpoint``, too."""
+        self.pareto_front = list(front)
+        self.chosen = choose(self.pareto_front, self.budgets, self.mode)
         self.best_k_models = {point.path: torch.tensor(point.utility) for point in self.pareto_front}
-        self.best_model_path = "" if chosen is None else chosen.path
-        self.best_model_score = None if chosen is None else torch.tensor(chosen.utility)
-        self.within_budget = chosen is not None and meets(chosen, self.budgets)
-
-    # Telling
-
-    def _write(self, trainer: Any) -> None:
-        if not trainer.is_global_zero:
-            return
-        front = {
-            "privacy": self.budgets,
-            "utility": self.utility,
-            "mode": self.mode,
-            "chosen": self._beside_front(self.best_model_path),
-            "within_budget": self.within_budget,
-            "points": [
-                {**point._asdict(), "path": self._beside_front(point.path), "within_budget": meets(point, self.budgets)}
-                for point in self.pareto_front
-            ],
-        }
-        with self._fs.open(f"{self.dirpath}/{FRONT_FILE}", "w") as file:
-            json.dump(front, file, indent=2)
-
-    def _beside_front(self, path: str) -> str:
-        """Path of a checkpoint as seen from the file of the front, so that the folder may be moved."""
-        return path.removeprefix(f"{self.dirpath}/")
-
-    def _draw(self, trainer: Any) -> None:
-        loggers = list(tensorboard_loggers(trainer))
-        if not loggers:
-            return
-        try:
-            from vpmetrics._plot import draw_pareto_front
-        except ModuleNotFoundError:  # of matplotlib; a monitor has said so
-            return
-        for name, budget in self.budgets.items():
-            front, others = (
-                [(point.disclosure[name], point.utility) for point in points]
-                for points in (self.pareto_front, self._measured)
-            )
-            chosen = next(
-                (at for at, point in zip(front, self.pareto_front, strict=True) if point.path == self.best_model_path),
-                None,
-            )
-            figure, _ = draw_pareto_front(front, others, chosen, budget, (name + _unit(name), self.utility), None)
-            for logger in loggers:
-                logger.experiment.add_figure(f"{name}/pareto_front", figure, logging_step(trainer), close=False)
+        self.best_model_path = "" if self.chosen is None else self.chosen.path
+        self.best_model_score = None if self.chosen is None else torch.tensor(self.chosen.utility)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Say so if no checkpoint is private enough, or if there is none."""
@@ -246,73 +256,78 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     # From one run to the next
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from."""
-        front, measured = ([point._asdict() for point in points] for points in (self.pareto_front, self._measured))
-        return {**super().state_dict(), "pareto_front": front, "measured": measured}
+        """What a resumed run goes on from, wherever the folder is then."""
+        return {**super().state_dict(), "budgets": self.budgets, "mode": self.mode, **self._gathered()}
+
+    def _gathered(self) -> dict[str, Any]:
+        front = [point._replace(path=self.beside_front(point.path))._asdict() for point in self.pareto_front]
+        return {
+            "pareto_front": front,
+            "measured": [point._asdict() for point in self._measured],
+            "dirpath": self.dirpath,
+            "last_model_path": self.beside_front(self.last_model_path),
+        }
+
+    def beside_front(self, path: str) -> str:
+        """Path of a checkpoint as seen from the folder, so that the folder may be moved."""
+        return path.removeprefix(f"{self.dirpath}/")
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Weights loaded for a test do not undo what has been kept since they were saved."""
+        """Find the state that is meant, also where the folder or the budgets have changed.
+
+        Weights loaded for a test do not undo what has been kept since they were saved.
+        """
         self._resuming = is_fitting(trainer) or not self.pareto_front
+        self._folder_of_resumed = str(Path(trainer.ckpt_path).parent) if trainer.ckpt_path else ""
+        states = checkpoint.get("callbacks", {})
+        if self.state_key in states:
+            return
+        others = {callback.state_key for callback in trainer.checkpoint_callbacks}
+        kin = [state for key, state in states.items() if key not in others and self._is_alike(state)]
+        if len(kin) == 1:
+            self.load_state_dict(kin[0])
+        elif kin:
+            rank_zero_warn(
+                f"{len(kin)} PrivacyCheckpoints have left their state in the checkpoint, none with these budgets and "
+                "this folder; the front begins anew.",
+                UserWarning,
+            )
+
+    def _is_alike(self, state: Any) -> bool:
+        """Whether a state is that of a PrivacyCheckpoint that watched the same."""
+        ours = set(self.budgets), self.utility, self.mode
+        return (
+            isinstance(state, dict) and (set(state.get("budgets", ())), state.get("monitor"), state.get("mode")) == ours
+        )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from where a run stopped; checkpoints it left in another folder stay in the front."""
         if self._resuming:
-            self.pareto_front, self._measured = (
-                [ParetoPoint(**point) for point in state_dict[name]] for name in ("pareto_front", "measured")
-            )
-            if state_dict["dirpath"] == self.dirpath:
-                self.last_model_path = state_dict["last_model_path"]
-            self._choose()
+            self._measured = [ParetoPoint(**point) for point in state_dict["measured"]]
+            front = [ParetoPoint(**point) for point in state_dict["pareto_front"]]
+            self._take([point._replace(path=self._found(point.path, state_dict["dirpath"])) for point in front])
+            last = self._found(state_dict["last_model_path"], state_dict["dirpath"])
+            if str(Path(last).parent) == self.dirpath:  # anywhere else it is not ours to overwrite
+                self.last_model_path = last
         self._resuming = True
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Forget checkpoints of a resumed run that have been removed since its state was saved."""
-        super().on_train_start(trainer, pl_module)
-        self.pareto_front = [point for point in self.pareto_front if self.file_exists(point.path, trainer)]
-        self._choose()
+    def _found(self, path: str, former: str) -> str:
+        folders = [folder for folder in (self.dirpath, self._folder_of_resumed, former) if folder]
+        places = [str(Path(folder, path)) for folder in folders]
+        return next((place for place in places if self._fs.exists(place)), places[-1])
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave the front where the process that started this one finds it."""
+        if stage == "fit":
+            send_home(trainer, self, self._gathered())
+
+    def receive(self, state: dict[str, Any]) -> None:
+        """Take the front a spawned process has sent home."""
+        self.dirpath, self._resuming = state["dirpath"], True
+        self.load_state_dict(state)
 
 
-def _unit(name: str) -> str:
-    """What the axis of a disclosure says behind its name."""
-    if re.search(r"(d_ece|d_ece_reversed|max_d|mean_d)$", _plain(name)):
-        return ", bit"
-    return ", log$_{10}$" if _plain(name).endswith("l_w") else ""
-
-
-def _plain(name: str) -> str:
-    """A name without the number of a loader."""
-    return re.sub(r"/dataloader_idx_\d+$", "", name)
-
-
-def _monitors(trainer: Any) -> list[PrivacyMonitor]:
-    return [callback for callback in trainer.callbacks if isinstance(callback, PrivacyMonitor)]
-
-
-def _names_of_monitors(trainer: Any) -> set[str]:
-    return {name for monitor in _monitors(trainer) for name in monitor.logged_names}
-
-
-def _meant_for_monitor(trainer: Any, name: str, promised: set[str]) -> bool:
-    """Whether a name is under the prefix of a monitor, ends as one that a monitor logs, or all but equals it."""
-    under = any(name.startswith(f"{monitor.prefix}/") for monitor in _monitors(trainer))
-    ends = last_component(name) in map(last_component, promised)
-    return under or ends or bool(difflib.get_close_matches(name, promised, n=1, cutoff=0.9))
-
-
-def _is_misspelt(name: str, logged: Iterable[str]) -> bool:
-    """Whether a name begins as one that was logged, ``val/`` or ``val_``, and goes on almost as that one does."""
-    start, rest = _start_and_rest(name)
-    rests = [there for begins, there in map(_start_and_rest, logged) if begins == start]
-    return bool(start) and bool(difflib.get_close_matches(rest, rests, n=1, cutoff=0.75))
-
-
-def _start_and_rest(name: str) -> tuple[str, str]:
-    match = re.match(r"([^/_]*)[/_](.*)", name)
-    return (match[1], match[2]) if match else ("", name)
-
-
-def _forgotten(trainer: Any, name: str) -> str:
-    """The likeliest reason why a scalar of this library is missing."""
-    if _monitors(trainer) or last_component(_plain(name)) not in scalar_names():
-        return ""
-    return " No PrivacyMonitor is among the callbacks of the Trainer."
+def _larger_direction(name: str, candidates: Mapping[str, Tensor]) -> float:
+    """A disclosure in the direction that gives more away, where both are logged."""
+    both = [float(candidates[one]) for one in (name, reversed_twin(name)) if one in candidates]
+    return torch.tensor(both, dtype=torch.float64).max().item()  # Python's own would hide NaN

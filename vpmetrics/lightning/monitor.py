@@ -8,7 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,17 @@ from torchmetrics.utilities import rank_zero_warn
 from vpmetrics._checks import check_epochs, warn_once
 from vpmetrics._report import PrivacyReport, System, numbers_of
 from vpmetrics.lightning.arguments import check_kind, check_prefix, scalar_names, selection
+from vpmetrics.lightning.handover import register, send_home
+from vpmetrics.lightning.names import without_loader
+from vpmetrics.lightning.pareto import ParetoPoint
 from vpmetrics.lightning.step_outputs import Keys, check_keys, tensors_of_step
-from vpmetrics.lightning.trainers import CallbackBase, is_fitting, logging_step, tensorboard_loggers
+from vpmetrics.lightning.trainers import (
+    CallbackBase,
+    is_fitting,
+    loaders_in_turn,
+    logging_step,
+    tensorboard_loggers,
+)
 from vpmetrics.suite import VoicePrivacy
 
 _VALIDATION = re.compile(r"^(val|valid|validation)(?=[/_]|$)")
@@ -101,13 +110,16 @@ class PrivacyMonitor(CallbackBase):
         check_kind("encoder", encoder, nn.Module)
         self.prefix, self.keys = prefix, keys
         self.every_n_epochs, self.figures_every_n_epochs = every_n_epochs, figures_every_n_epochs
-        self.metrics = selection("metrics", scalar_names() if metrics is None else metrics)
-        self.prog_bar = selection("prog_bar", prog_bar)
+        known = scalar_names(suite)
+        self.metrics = selection("metrics", known if metrics is None else metrics, known)
+        self.prog_bar = selection("prog_bar", prog_bar, known)
         self.suite, self.encoder, self.encoder_dtype = suite, encoder, encoder_dtype
         self.history: list[dict[str, float]] = []
         """One row per measurement in ``trainer.fit``: ``epoch``, ``step``, ``dataloader_idx``, ``seconds``, scalars."""
         self._suites: dict[tuple[str, int], VoicePrivacy] = {}
         self._active = self._resuming = True
+        self._undrawn: dict[int, _Measurement] = {}
+        self.address = register(self)
 
     @property
     def state_key(self) -> str:
@@ -122,10 +134,10 @@ class PrivacyMonitor(CallbackBase):
     @property
     def summary(self) -> dict[str, float]:
         """The last measurement as a flat dictionary, as ``SummaryWriter.add_hparams`` takes it."""
-        if not self.history:
-            return {}
-        last = self.history[-1]
-        rows = [row for row in self.history if row["step"] == last["step"] and row["epoch"] == last["epoch"]]
+        return self._summary_of(self.history[-1]["step"]) if self.history else {}
+
+    def _summary_of(self, step: float) -> dict[str, float]:
+        rows = [row for row in self.history if row["step"] == step]
         suffixes = [f"/dataloader_idx_{int(row['dataloader_idx'])}" if len(rows) > 1 else "" for row in rows]
         pairs = list(zip(rows, suffixes, strict=True))
         return {f"hp/{self.prefix}/{name}{suffix}": row[name] for row, suffix in pairs for name in self.metrics}
@@ -145,13 +157,23 @@ class PrivacyMonitor(CallbackBase):
         if self._draws and stage != "predict" and importlib.util.find_spec("matplotlib") is None:
             rank_zero_warn("PrivacyMonitor draws no figures: matplotlib is not installed.", UserWarning)
             self.figures_every_n_epochs = None
+        self._let_others_wait(trainer)
         # What every process logs is the value of all, which Lightning cannot know.
         own_names = "|".join(map(re.escape, (self.prefix, self._test_prefix)))
         warnings.filterwarnings("ignore", message=rf"It is recommended to use `self.log\('(?:{own_names})/")
 
+    def _let_others_wait(self, trainer: Any) -> None:
+        """Let early stopping pass over the epochs that are not measured, instead of refusing them."""
+        for stopping in trainer.early_stopping_callbacks:
+            if self.every_n_epochs > 1 and without_loader(stopping.monitor) in self.logged_names:
+                stopping.strict = False
+
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin anew."""
         due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        # What an earlier epoch has logged is not true of this one, and nobody should count it again.
+        for name in [name for name in trainer.callback_metrics if without_loader(name) in self.logged_names]:
+            del trainer.callback_metrics[name]
         self._begin(pl_module, active=due or trainer.sanity_checking or not is_fitting(trainer))
 
     def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -164,6 +186,8 @@ class PrivacyMonitor(CallbackBase):
         self._suites = {place: suite for place, suite in self._suites.items() if suite.device == pl_module.device}
         for suite in self._suites.values():
             suite.reset()
+        if active:
+            self._undrawn.clear()
         if self.encoder is not None and active:
             self.encoder.to(pl_module.device).eval()
 
@@ -232,9 +256,7 @@ class PrivacyMonitor(CallbackBase):
         self._begin(pl_module, active=False)
 
     def _measure_all(self, trainer: Any, pl_module: Any) -> None:
-        loaders = _loaders(trainer)
-        for loader in loaders:
-            suffix = f"/dataloader_idx_{loader}" if len(loaders) > 1 else ""
+        for loader, suffix in loaders_in_turn(trainer).items():
             start = time.perf_counter()
             with trainer.profiler.profile("[Callback]PrivacyMonitor.compute"):
                 report = _report_of_all_processes(self._suite(trainer, loader, pl_module.device))
@@ -245,9 +267,11 @@ class PrivacyMonitor(CallbackBase):
                 row = {"epoch": trainer.current_epoch, "step": trainer.global_step, "dataloader_idx": loader}
                 self.history.append({**row, "seconds": time.perf_counter() - start, **values})
             self._log(trainer, pl_module, report.scalars, suffix)
+            measurement = _Measurement(report, f"{self._prefix(trainer)}/{{}}{suffix}", logging_step(trainer))
             if self._figures_due(trainer, loader):
-                with trainer.profiler.profile("[Callback]PrivacyMonitor.figures"):
-                    self._draw(trainer, report, loader, suffix)
+                self._draw(trainer, measurement, loader)
+            elif self._draws:
+                self._undrawn[loader] = measurement
 
     def _log(self, trainer: Any, pl_module: Any, scalars: Mapping[str, Tensor], suffix: str) -> None:
         prefix = self._prefix(trainer)
@@ -261,18 +285,18 @@ class PrivacyMonitor(CallbackBase):
                 sync_dist=False,
             )
 
-    def _draw(self, trainer: Any, report: PrivacyReport, loader: int, suffix: str) -> None:
+    def _draw(self, trainer: Any, measurement: _Measurement, loader: int) -> None:
         loggers = list(tensorboard_loggers(trainer))
         if not loggers:
             return
         from vpmetrics._figures import CARD, figures_of
 
         history = [row for row in self.history if row["dataloader_idx"] == loader] if is_fitting(trainer) else []
-        system = System(self._prefix(trainer), report, history=history)
-        for name, figure in figures_of([system], CARD).items():
-            for logger in loggers:
-                tag = f"{self._prefix(trainer)}/{name}{suffix}"
-                logger.experiment.add_figure(tag, figure, logging_step(trainer), close=False)
+        system = System(measurement.tag.partition("/{}")[0], measurement.report, history=history)
+        with trainer.profiler.profile("[Callback]PrivacyMonitor.figures"):
+            for name, figure in figures_of([system], CARD).items():
+                for logger in loggers:
+                    logger.experiment.add_figure(measurement.tag.format(name), figure, measurement.step, close=False)
 
     def _figures_due(self, trainer: Any, loader: int) -> bool:
         interval = self.figures_every_n_epochs
@@ -280,12 +304,7 @@ class PrivacyMonitor(CallbackBase):
             return self._draws
         # Epochs over at the measurement before and at this one, which need not be neighbours; the first is the start.
         *earlier, now = [row["epoch"] + 1 for row in self.history if row["dataloader_idx"] == loader]
-        if not earlier:
-            return True
-        before = earlier[-1]
-        until_next = max(self.every_n_epochs, trainer.check_val_every_n_epoch or 1)
-        last = trainer.max_epochs is not None and 0 <= trainer.max_epochs < now + until_next
-        return last or now // interval > before // interval
+        return not earlier or now // interval > earlier[-1] // interval
 
     @property
     def _draws(self) -> bool:
@@ -301,12 +320,20 @@ class PrivacyMonitor(CallbackBase):
 
     # At the end, and from one run to the next
 
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Draw the last measurement, which nobody could know to be the last."""
+        while self._undrawn:
+            loader, measurement = self._undrawn.popitem()
+            self._draw(trainer, measurement, loader)
+
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Put the last measurement beside the hyperparameters."""
-        if not self.summary or not pl_module.hparams:
+        """Put the measurement of the chosen checkpoint beside the hyperparameters, or else the last."""
+        chosen = next((point for callback in trainer.checkpoint_callbacks if (point := _chosen_by(callback))), None)
+        summary = (self._summary_of(chosen.step) if chosen else {}) or self.summary
+        if not summary or not pl_module.hparams:
             return
         for logger in tensorboard_loggers(trainer):
-            logger.log_hyperparams(dict(pl_module.hparams), metrics=self.summary, step=logging_step(trainer))
+            logger.log_hyperparams(dict(pl_module.hparams), metrics=summary, step=logging_step(trainer))
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from."""
@@ -322,6 +349,27 @@ class PrivacyMonitor(CallbackBase):
             self.history = [dict(row) for row in state_dict["history"]]
         self._resuming = True
 
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Leave the history where the process that started this one finds it."""
+        if stage == "fit":
+            send_home(trainer, self, self.state_dict())
+
+    def receive(self, state: dict[str, Any]) -> None:
+        """Take the history a spawned process has sent home."""
+        self.load_state_dict(state)
+
+
+class _Measurement(NamedTuple):
+    """What figures are drawn of, and where they belong."""
+
+    report: PrivacyReport
+    tag: str
+    step: int
+
+
+def _chosen_by(callback: Any) -> ParetoPoint | None:
+    return getattr(callback, "chosen", None)
+
 
 def _report_of_all_processes(metric: VoicePrivacy) -> PrivacyReport | None:
     """What all processes gathered together, on each; None where none of them gathered anything."""
@@ -334,11 +382,3 @@ def _report_of_all_processes(metric: VoicePrivacy) -> PrivacyReport | None:
         finally:
             if metric._is_synced:
                 metric.unsync()
-
-
-def _loaders(trainer: Any) -> range:
-    """Numbers of the loaders that are run one after the other; the same on every process."""
-    sizes = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
-    # A combined loader gives one batch of all its loaders at a time.
-    in_turn = getattr(getattr(trainer, "_evaluation_loop", None), "_is_sequential", True)
-    return range(len(sizes) if in_turn and isinstance(sizes, list) else 1)

@@ -51,6 +51,40 @@ def front_with(front: Sequence[ParetoPoint], point: ParetoPoint, mode: str) -> l
     return sorted(kept, key=lambda one: (*one.disclosure.values(), _cost(one, mode)))
 
 
+def spread(front: Sequence[ParetoPoint], most: int, chosen: ParetoPoint | None, mode: str) -> list[ParetoPoint]:
+    """At most so many points of a front: the chosen one, both ends while there is room, and the rest far apart.
+
+    Points leave one by one, each time the one whose neighbours are nearest to each other, summed over all axes in
+    shares of the front's width. Of two alike, the one that discloses more goes.
+
+    Example:
+        >>> values = (0.0, 0.1, 0.2, 0.6, 1.0)
+        >>> front = [ParetoPoint(0, n, {"d_ece": d}, utility=1 - d, path="") for n, d in enumerate(values)]
+        >>> [point.disclosure["d_ece"] for point in spread(front, 4, front[1], "min")]
+        [0.0, 0.1, 0.6, 1.0]
+        >>> [point.disclosure["d_ece"] for point in spread(front, 2, front[1], "min")]
+        [0.0, 0.1]
+    """
+    kept = list(front)
+    while len(kept) > most:
+        room = _room(kept, mode)
+        leaves = min((room[at], -at) for at, point in enumerate(kept) if point != chosen)
+        del kept[-leaves[1]]
+    return kept
+
+
+def _room(points: Sequence[ParetoPoint], mode: str) -> list[float]:
+    """How far apart the neighbours of each point are, in shares of the whole width; infinite at both ends."""
+    room = [0.0] * len(points)
+    for values in zip(*((*point.disclosure.values(), _cost(point, mode)) for point in points), strict=True):
+        order = sorted(range(len(points)), key=values.__getitem__)
+        width = values[order[-1]] - values[order[0]] or 1.0
+        for before, at, after in zip(order, order[1:], order[2:], strict=False):
+            room[at] += (values[after] - values[before]) / width
+        room[order[0]] = room[order[-1]] = math.inf
+    return room
+
+
 def meets(point: ParetoPoint, budgets: Mapping[str, float]) -> bool:
     """Whether no disclosure of the point is above its budget."""
     return all(point.disclosure[name] <= budget for name, budget in budgets.items())

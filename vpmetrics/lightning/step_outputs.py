@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vpmetrics.lightning.trainers import closest
+from vpmetrics.lightning.names import closest
 
 ARGUMENTS = ("original", "protected", "speakers", "utterances")
 

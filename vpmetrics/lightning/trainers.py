@@ -6,14 +6,12 @@ the one sorts callbacks and looks for checkpoints by its own classes, so what is
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 _PACKAGES = ("pytorch_lightning", "lightning.pytorch")
-_MOST_NAMES = 8  # in a message
 
 
 def _import(name: str) -> ModuleType | None:
@@ -72,31 +70,10 @@ def is_fitting(trainer: Any) -> bool:
     return bool(trainer.state.fn == "fit")
 
 
-def closest(name: str, names: Iterable[str]) -> str:
-    """The end of a message about a name that does not exist: those that look like it, or else some that there are.
-
-    The last component says what is meant, so those that share it come first; a forgotten prefix is a small mistake.
-    """
-    known = sorted(names)
-    by_end: dict[str, list[str]] = {}
-    for other in known:
-        by_end.setdefault(last_component(other), []).append(other)
-    ends = difflib.get_close_matches(last_component(name), by_end, n=3, cutoff=0.6)
-    # Among several of one end, the one whose beginning is most alike.
-    nearest = [other for end in ends for other in sorted(by_end[end], key=lambda other: -_likeness(name, other))]
-    alike = list(dict.fromkeys([*nearest, *difflib.get_close_matches(name, known, n=3, cutoff=0.6)]))[:3]
-    if alike:
-        return "Closest: " + ", ".join(map(repr, alike)) + "."
-    if not known:
-        return "There is none."
-    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
-    return "Known: " + ", ".join(map(repr, known[:_MOST_NAMES])) + more + "."
-
-
-def last_component(name: str) -> str:
-    """What is measured, without where."""
-    return name.rpartition("/")[2]
-
-
-def _likeness(one: str, other: str) -> float:
-    return difflib.SequenceMatcher(None, one, other).ratio()
+def loaders_in_turn(trainer: Any) -> dict[int, str]:
+    """Numbers of the loaders that are run one after the other, and what the names of each end in; alike everywhere."""
+    sizes = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
+    # A combined loader gives one batch of all its loaders at a time.
+    in_turn = getattr(getattr(trainer, "_evaluation_loop", None), "_is_sequential", True)
+    count = len(sizes) if in_turn and isinstance(sizes, list) else 1
+    return {number: f"/dataloader_idx_{number}" if count > 1 else "" for number in range(count)}
