@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric, MetricCollection
 
 from vpmetrics._checks import check_choice, refuse_options, warn_undefined
-from vpmetrics._metric.base import OfEachMetric, PrivacyMetric
+from vpmetrics._metric.base import PrivacyMetric
+from vpmetrics._metric.constants import OfEachMetric
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._metric.scores import ScoreMetric
 from vpmetrics._trials.matrices import names_of

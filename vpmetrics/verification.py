@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from vpmetrics._checks import check_trials, refuse_options
-from vpmetrics._metric.base import OfEachMetric, PrivacyMetric
+from vpmetrics._metric.base import PrivacyMetric
+from vpmetrics._metric.constants import OfEachMetric
 from vpmetrics._metric.scores import ScoreMetric
 from vpmetrics._precision import wide_dtype
 from vpmetrics._scores.measures import cllr_of_sums, cllr_sums, eer_of_steps, linkability_of_values, min_cllr_of_steps

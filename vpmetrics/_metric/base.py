@@ -8,24 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from torchmetrics import Metric
 
 from vpmetrics._checks import check_bandwidth, check_flag
+from vpmetrics._metric.constants import OfEachMetric
 from vpmetrics._metric.processes import SharedMetric
-
-
-class OfEachMetric:
-    """A constant of TorchMetrics that the class has one value of, and each metric its own.
-
-    Read on a class, a property would be itself: an object, and so true.
-    """
-
-    def __init__(self, on_class: bool | None, on_metric: Callable[[Any], bool | None]) -> None:
-        self.on_class, self.on_metric = on_class, on_metric
-
-    def __get__(self, metric: Metric | None, owner: type[Metric]) -> bool | None:
-        """The value of a metric, or of the class where there is none."""
-        return self.on_class if metric is None else self.on_metric(metric)
+from vpmetrics._metric.views import ScalarView
 
 
 class PrivacyMetric(SharedMetric):
@@ -83,6 +70,10 @@ class PrivacyMetric(SharedMetric):
             for name, state in accumulated.items():
                 setattr(self, name, state)
             self._update_count = count
+
+    def __getitem__(self, key: Any) -> Any:
+        """A metric of one entry, by its name: ``metric["d_ece"]`` where ``compute`` returns a dictionary."""
+        return ScalarView(self, key) if isinstance(key, str) else super().__getitem__(key)
 
     def plot(self, val: Any = None, ax: Any = None) -> tuple[Any, Any]:
         """Draw a value, or one per step in a sequence of them.

@@ -1,0 +1,155 @@
+"""One number of a metric that returns several, where TorchMetrics and Lightning take scalars only."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from cases import embeddings, join, scores
+from torch.testing import assert_close
+from torch.utils.data import DataLoader
+from torchmetrics import MetricCollection
+from torchmetrics.wrappers import MetricTracker, MinMaxMetric
+
+import vpmetrics as vp
+from vpmetrics import functional as F
+
+BATCHES = scores()
+WHOLE = F.zebra_disclosure(**join(BATCHES))
+
+
+def fed(metric, batches=BATCHES):
+    for batch in batches:
+        metric.update(**batch)
+    return metric
+
+
+def test_a_view_is_a_metric_of_one_entry():
+    view = vp.ZebraDisclosure()["d_ece"]
+    for batch in BATCHES:
+        assert_close(view(**batch), F.zebra_disclosure(**batch)["d_ece"])
+    assert view.update_called
+    assert view.update_count == len(BATCHES)
+    for other in (view, view.clone(), copy.deepcopy(view), pickle.loads(pickle.dumps(view))):
+        assert_close(other.compute(), WHOLE["d_ece"])
+        other.reset()
+        assert not other.update_called
+
+
+def test_views_of_one_metric_see_what_it_sees():
+    metric = vp.ZebraDisclosure()
+    views = [metric[key] for key in WHOLE]
+    fed(metric)
+    for view in views:
+        assert_close(view.compute(), WHOLE[view.key])
+
+
+def test_a_view_knows_where_privacy_lies_and_whether_it_has_a_gradient():
+    assert vp.VoicePrivacy()["op_d_ece"].higher_is_better is False
+    assert vp.VoicePrivacy()["deid"].higher_is_better is True
+    assert vp.VoicePrivacy()["gvd"].higher_is_better is None
+    smooth = vp.ZebraDisclosure(bandwidth=0.1)["d_ece"]
+    assert smooth.is_differentiable is True
+    batch = {**BATCHES[0], "preds": BATCHES[0]["preds"].clone().requires_grad_()}
+    assert smooth(**batch).requires_grad
+    assert not vp.ZebraDisclosure()["d_ece"](**batch).requires_grad
+
+
+def test_a_view_of_nothing_says_what_there_is():
+    with pytest.raises(ValueError, match="'d_eec' to be one of d_ece, l_w, tag, d_ece_reversed, which ZebraDisclosure"):
+        fed(vp.ZebraDisclosure())["d_eec"].compute()
+    with pytest.raises(TypeError, match="MinCllr to return a dictionary with 'd_ece', but got Tensor"):
+        fed(vp.MinCllr())["d_ece"].compute()
+
+
+def test_views_live_in_collections():
+    collection = MetricCollection({"d_ece": vp.ZebraDisclosure()["d_ece"], "c_ece": vp.CalibrationDistortion()})
+    for index, batch in enumerate(BATCHES):
+        collection.update(**batch, run=index % 2)
+    assert_close(collection.compute()["d_ece"], WHOLE["d_ece"])
+
+
+def test_a_tracker_finds_the_best_epoch():
+    epochs = [[batch] for batch in BATCHES]
+    values = [F.zebra_disclosure(**batch)["d_ece"].item() for batch in BATCHES]
+    tracker = MetricTracker(vp.ZebraDisclosure()["d_ece"])
+    for batches in epochs:
+        tracker.increment()
+        fed(tracker, batches)
+    best, step = tracker.best_metric(return_step=True)
+    assert best == pytest.approx(min(values))
+    assert step == values.index(min(values))
+
+
+def test_the_least_and_the_largest_value_are_kept():
+    metric = MinMaxMetric(vp.ZebraDisclosure()["d_ece"])
+    seen = []
+    for count in range(1, 1 + len(BATCHES)):
+        metric.update(**BATCHES[count - 1])
+        seen.append(F.zebra_disclosure(**join(BATCHES[:count]))["d_ece"].item())
+        value = metric.compute()
+        assert {key: entry.item() for key, entry in value.items()} == pytest.approx(
+            {"raw": seen[-1], "max": max(seen), "min": min(seen)}
+        )
+
+
+class Logging(pl.LightningModule):
+    """Logs two numbers of one metric, and all numbers of another."""
+
+    def __init__(self):
+        super().__init__()
+        self.zebra = vp.ZebraDisclosure()
+        self.d_ece, self.l_w = self.zebra["d_ece"], self.zebra["l_w"]
+        self.suite = vp.VoicePrivacy()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch, _):
+        return self.weight * batch["preds"].mean()
+
+    def validation_step(self, batch, _):
+        self.zebra.update(batch["preds"], batch["target"])
+        self.log("val/d_ece", self.d_ece)
+        self.log("val/l_w", self.l_w)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_lightning_logs_views_epoch_by_epoch(tmp_path):
+    logged = []
+
+    class Record(pl.Callback):
+        def on_validation_epoch_end(self, _, module):
+            logged.append(module.zebra.update_count)
+
+    module = Logging()
+    loader = DataLoader(BATCHES, batch_size=None)
+    trainer = pl.Trainer(
+        max_epochs=2,
+        logger=False,
+        accelerator="cpu",
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        callbacks=[Record()],
+        num_sanity_val_steps=0,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", ".*does not have many workers.*|.*fewer than the logging interval.*")
+        trainer.fit(module, loader, loader)
+    assert logged == [len(BATCHES)] * 2  # every epoch starts anew
+    assert_close(trainer.callback_metrics["val/d_ece"], WHOLE["d_ece"], check_dtype=False)
+    assert_close(trainer.callback_metrics["val/l_w"], WHOLE["l_w"], check_dtype=False)
+    assert not module.zebra.update_called
+
+
+def test_a_view_of_embeddings_trials():
+    view = vp.EmbeddingTrials(vp.ZebraDisclosure())["d_ece"]
+    whole = vp.EmbeddingTrials(vp.ZebraDisclosure())
+    assert_close(fed(view, embeddings()).compute(), fed(whole, embeddings()).compute()["d_ece"])
