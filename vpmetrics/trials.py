@@ -57,8 +57,7 @@ class EmbeddingTrials(EmbeddingMetric):
         **kwargs: Any,
     ) -> None:
         check_choice("condition", condition, CONDITIONS)
-        if not isinstance(metric, (Metric, MetricCollection)):
-            raise TypeError(f"Expected `metric` to be a Metric or a MetricCollection, but got {type(metric).__name__}.")
+        _check_metric(metric)
         refuse_options(self, kwargs, {"bandwidth": "give it to the metric that is fed"})
         super().__init__(getattr(metric, "bandwidth", None), validate_args, **kwargs)
         resolve_scoring(scoring)
@@ -128,6 +127,21 @@ class EmbeddingTrials(EmbeddingMetric):
                 self.metric.update(scores.nan_to_num(), is_target)
         if not any(member.update_called for member in self._members()):
             self.metric.update(*grid.all_trials())
+
+
+def _check_metric(metric: Any) -> None:
+    """Refuse what cannot be fed with scores and labels."""
+    if not isinstance(metric, (Metric, MetricCollection)):
+        raise TypeError(f"Expected `metric` to be a Metric or a MetricCollection, but got {type(metric).__name__}.")
+    for member in metric.values() if isinstance(metric, MetricCollection) else [metric]:
+        takes = list(member._update_signature.parameters.values())
+        needed = [one for one in takes if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+        if isinstance(member, EmbeddingMetric) or len(needed) > 2:
+            names = ", ".join(one.name for one in takes)
+            raise TypeError(
+                f"Expected `metric` to take scores and labels by `update(preds, target)`, "
+                f"but got {type(member).__name__} with `update({names})`."
+            )
 
 
 def _nan_like(value: Tensor) -> Tensor:

@@ -1,0 +1,132 @@
+"""Arguments that mean nothing are refused at once, in words, and what a metric holds stays as it was."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import pytest
+import torch
+from cases import embeddings, scores
+from torchmetrics import MetricCollection
+from torchmetrics.classification import BinaryAUROC
+
+import vpmetrics as vp
+
+BINNING = (vp.ZebraDisclosure, vp.MinCllr, vp.EqualErrorRate, vp.Linkability)
+SMOOTH = (vp.ZebraDisclosure, vp.MinCllr, vp.EqualErrorRate, vp.DeIdentification, vp.VoicePrivacy)
+SLOPED = (vp.LocalInformationDisclosure, vp.VoicePrivacy)
+NAN, INFINITY = float("nan"), float("inf")
+
+
+def of_each(metrics, *rows):
+    return [(metric, *row) for metric in metrics for row in rows]
+
+
+REFUSED = [
+    (vp.Cllr, {"thresholds": 64}, TypeError, "Cllr takes no `thresholds`: four sums"),
+    (vp.Cllr, {"score_range": (0, 1)}, TypeError, "Cllr takes no `score_range`: four sums"),
+    (vp.Cllr, {"bandwidth": 0.1}, TypeError, "Cllr takes no `bandwidth`: the value is smooth"),
+    (vp.Linkability, {"bandwidth": 0.1}, TypeError, "Linkability takes no `bandwidth`: the bins"),
+    (vp.CalibrationDistortion, {"bandwidth": 0.1}, TypeError, "CalibrationDistortion takes no `bandwidth`: one batch"),
+    (vp.CalibrationDistortion, {"calibration": True}, ValueError, "`calibration` to be one of 'linear', 'isotonic'"),
+    (vp.CalibrationDistortion, {"thresholds": 64}, ValueError, "Unexpected keyword arguments: `thresholds`"),
+    *of_each(
+        BINNING,
+        ({"thresholds": True}, TypeError, "`thresholds` to be None, a number of bins or a tensor"),
+        ({"thresholds": 2.5}, TypeError, "`thresholds` to be None, a number of bins or a tensor"),
+        ({"thresholds": 1}, ValueError, "`thresholds` to be at least 2 bins, but got 1"),
+        ({"thresholds": torch.tensor([1, 2])}, TypeError, "`thresholds` to have a floating dtype"),
+        ({"thresholds": torch.tensor(1.0)}, ValueError, r"`thresholds` to have shape \(edges,\), but got \(\)"),
+        ({"thresholds": torch.tensor([1.0, 0.0])}, ValueError, "finite and strictly ascending"),
+        ({"thresholds": torch.tensor([0.0, NAN])}, ValueError, "finite and strictly ascending"),
+        ({"thresholds": torch.tensor([-INFINITY, 0.0])}, ValueError, "finite and strictly ascending"),
+        ({"score_range": (0, 1)}, ValueError, "`score_range` only together with `thresholds` as a number"),
+        ({"thresholds": 8, "score_range": 5}, TypeError, "`score_range` to be two numbers, but got 5"),
+        ({"thresholds": 8, "score_range": (0, 1, 2)}, TypeError, "`score_range` to be two numbers"),
+        ({"thresholds": 8, "score_range": "01"}, TypeError, "`score_range` to be two numbers"),
+        ({"thresholds": 8, "score_range": (False, True)}, TypeError, "`score_range` to be two numbers"),
+        ({"thresholds": 8, "score_range": (1, 0)}, ValueError, "`score_range` to be two finite ascending numbers"),
+        ({"thresholds": 8, "score_range": (0, NAN)}, ValueError, "`score_range` to be two finite ascending numbers"),
+        ({"thresholds": 8, "score_range": (1, 1 + 1e-15)}, ValueError, "`score_range` to be wide enough for 8 bins"),
+    ),
+    *of_each(
+        SMOOTH,
+        ({"bandwidth": "x"}, TypeError, "`bandwidth` to be a float or None, but got str"),
+        ({"bandwidth": True}, TypeError, "`bandwidth` to be a float or None, but got bool"),
+        ({"bandwidth": 0}, ValueError, "`bandwidth` to be positive and finite, but got 0"),
+        ({"bandwidth": NAN}, ValueError, "`bandwidth` to be positive and finite, but got nan"),
+        ({"bandwidth": 0.1, "dist_sync_on_step": True}, ValueError, "`dist_sync_on_step` only without `bandwidth`"),
+    ),
+    (vp.MinCllr, {"bandwidth": 0.1, "thresholds": 8}, ValueError, "`bandwidth` only without `thresholds`"),
+    *of_each(
+        SLOPED,
+        ({"slope": "x"}, TypeError, "`slope` to be a number or None, but got 'x'"),
+        ({"slope": True}, TypeError, "`slope` to be a number or None, but got True"),
+        ({"slope": NAN}, ValueError, "`slope` to be finite, but got nan"),
+        ({"slope": torch.tensor(INFINITY)}, ValueError, "`slope` to be finite, but got inf"),
+        ({"slope": torch.ones(2)}, TypeError, "`slope` to be a number or None"),
+    ),
+    (vp.EmbeddingTrials, {"metric": 3}, TypeError, "`metric` to be a Metric or a MetricCollection, but got int"),
+    (vp.EmbeddingTrials, {"metric": vp.MinCllr}, TypeError, "`metric` to be a Metric or a MetricCollection"),
+    (vp.EmbeddingTrials, {"metric": vp.DeIdentification()}, TypeError, r"`update\(preds, target\)`, but got DeId"),
+    (vp.EmbeddingTrials, {"metric": MetricCollection([BinaryAUROC(), vp.VoicePrivacy()])}, TypeError, "got VoicePriv"),
+    (vp.EmbeddingTrials, {"metric": vp.MinCllr(), "bandwidth": 0.1}, TypeError, "no `bandwidth`: give it to"),
+    (vp.EmbeddingTrials, {"metric": vp.MinCllr(), "condition": "PO"}, ValueError, "`condition` to be one of 'OO'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("metric", "arguments", "error", "message"), REFUSED)
+def test_an_argument_without_a_meaning_is_refused_where_it_is_given(metric, arguments, error, message):
+    with pytest.raises(error, match=message):
+        metric(**arguments)
+
+
+@pytest.mark.parametrize("name", vp.__all__)
+def test_every_constructor_checks_its_switches_and_choices(name):
+    metric = getattr(vp, name)
+    given = {"metric": vp.MinCllr()} if metric is vp.EmbeddingTrials else {}
+    parameters = inspect.signature(metric.__init__).parameters
+    assert "validate_args" in parameters
+    for argument in {"validate_args", "similarity", "condition", "scoring", "model", "rank_model"} & set(parameters):
+        for value in ("no", 1, None, torch.tensor(1)):
+            with pytest.raises((TypeError, ValueError), match=f"Expected `{argument}` to be"):
+                metric(**given, **{argument: value})
+    with pytest.raises(ValueError, match="Unexpected keyword arguments: `band`"):
+        metric(**given, band=1)
+
+
+@pytest.mark.parametrize("run", [True, 1.0, "1", 2, None, torch.tensor(1)], ids=repr)
+def test_a_run_is_the_number_0_or_1(run):
+    metric = vp.CalibrationDistortion()
+    batch = scores()[0]
+    metric.update(**batch, run=0)
+    before = copy.deepcopy(metric.metric_state)
+    with pytest.raises(ValueError, match="Expected `run` to be one of 0, 1, but got"):
+        metric.update(**batch, run=run)
+    assert str(metric.metric_state) == str(before)
+    assert metric.update_count == 1
+
+
+def test_a_slope_may_be_what_was_fitted():
+    slope = torch.tensor(1.5, dtype=torch.float64)
+    values = []
+    for given in (slope, 1.5):
+        metric = vp.LocalInformationDisclosure(slope=given)
+        metric.update(**embeddings()[0])
+        values.append(metric.compute()["alid"])
+    assert values[0] == values[1]
+
+
+def test_edges_count_the_same_whatever_type_they_are_given_in():
+    edges = torch.linspace(-4, 4, 9)
+    first, *others = (
+        vp.MinCllr(thresholds=edges.to(dtype)) for dtype in (torch.float32, torch.float64, torch.bfloat16)
+    )
+    first.update(**scores()[0])
+    value = first.compute()
+    for other in others:
+        other.update(**scores()[0])
+        assert other.compute() == value
+        first.merge_state(other)
+    assert first.compute() == value  # three times the same trials
