@@ -137,11 +137,11 @@ def test_ties_share_the_ranks_they_cover():
     assert rank_histogram(inputs, torch.tensor([3]), references, names).tolist() == [0, 0, 0.5, 0.5]
 
 
-def test_leaving_out_takes_the_utterance_from_its_own_mean_only():
+def test_leaving_out_takes_as_many_utterances_from_every_mean():
     # Speaker 0 says two things that have nothing in common: left out of the mean, each is nearer to speaker 1.
     inputs, speakers = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.6], [0.6, 0.6]]), torch.tensor([0, 0, 1, 1])
-    # To the utterances of speaker 1 all are alike: their own, and the whole mean of speaker 0.
-    assert rank_histogram(inputs, speakers).tolist() == [1, 3]
+    # To the utterances of speaker 1 the one thing speaker 0 has left is no match either.
+    assert rank_histogram(inputs, speakers).tolist() == [2, 2]
     # Not left out, the mean of speaker 0 points where speaker 1 does.
     assert rank_histogram(inputs, speakers, inputs, speakers).tolist() == [2, 2]
 
@@ -391,13 +391,16 @@ def test_only_the_same_recording_is_left_out():
     metric.update(protected=protected[30:], speakers=speakers[30:], utterances=torch.arange(30, 90))
     # The same, with references that are built by hand for every input.
     names, ranks = speakers[:60].unique(), []
+    place = torch.cos(torch.arange(original.shape[1], dtype=original.dtype))
+    order = (original[:60] @ place).argsort()
+    rows = {int(name): [int(k) for k in order if speakers[k] == name] for name in names}
     for k in range(30, 90):
-        others = torch.arange(60) != k
-        if not (others & (speakers[:60] == speakers[k])).any():
+        own = rows.get(int(speakers[k]), [])
+        if len(own) < 1 + (k in own):
             continue
-        means = torch.stack(
-            [original[:60][(speakers[:60] == name) & (others | (name != speakers[k]))].mean(0) for name in names]
-        )
+        left = {n: [r for j, r in enumerate(of) if k not in own or len(of) == 1 or j != own.index(k) % len(of)]
+                for n, of in rows.items()}  # fmt: skip
+        means = torch.stack([original[of].mean(0) for of in left.values()])
         scores = torch.cosine_similarity(protected[k][None], means, dim=1)
         ranks.append(int((scores > scores[names == speakers[k]]).sum()))
     histogram = torch.bincount(torch.tensor(ranks), minlength=len(names)).double()

@@ -15,10 +15,12 @@ from golden import CONDITIONS, EMBEDDING_SETS, embedding_set
 from torch.testing import assert_close
 
 import vpmetrics._trials.matrices
+import vpmetrics._trials.pairs
 import vpmetrics._trials.scores
 from vpmetrics import DeIdentification, VoiceDistinctiveness, VoicePrivacy, VoiceSimilarityMatrix
 from vpmetrics._scores.counting import count_by_bin
 from vpmetrics._scores.steps import calibrate, condense
+from vpmetrics._trials import conditions
 from vpmetrics._trials.pairs import TrialGrid
 from vpmetrics._trials.scorers import resolve_scoring
 from vpmetrics._trials.utterances import pack, sides_of
@@ -35,7 +37,7 @@ from vpmetrics.functional import (
 @pytest.fixture
 def few_are_many(monkeypatch):
     """Let every set take the way of large ones, through histograms."""
-    monkeypatch.setattr(vpmetrics._trials.scores, "EXACT_PAIRS", 0)
+    monkeypatch.setattr(vpmetrics._trials.pairs, "FEW_PAIRS", 0)
 
 
 @pytest.mark.parametrize("name", EMBEDDING_SETS)
@@ -122,18 +124,18 @@ def test_relatives_follow_the_paper():
 def test_every_trial_is_walked_once_whatever_the_tile(condition, tile):
     rows = join(embeddings())
     sides = sides_of(pack(**rows))
-    names = rows["speakers"].unique()
-    grid = TrialGrid(*sides.pair(condition), names, resolve_scoring("cosine"), tile)
+    how = conditions.CONDITIONS[condition]
+    grid = TrialGrid(*sides.pair(how), sides.voices, resolve_scoring("cosine"), how, tile)
     scores, labels = (torch.cat(parts) for parts in zip(*(tile.trials() for tile in grid), strict=True))
     arrays = (rows["original"].numpy(), rows["protected"].numpy(), rows["speakers"].numpy())
     expected, target, _ = reference.similarity.trials(*arrays, condition)
     for label in (False, True):
         ours, theirs = scores[labels == label].sort().values, np.sort(np.asarray(expected)[np.asarray(target) == label])
         assert_close(ours.numpy(), theirs)
-    sums, trials = grid.sums_by_speakers(torch.ones_like)
-    assert_close(sums, trials)
-    distinct = trials.triu() if grid.within else trials
-    assert distinct.sum() == len(expected)
+    strips = list(grid.strips(torch.ones_like))
+    assert all(torch.equal(strip.sums, strip.trials) for strip in strips)
+    assert sum(len(strip.sums) for strip in strips) == len(sides.voices)
+    assert sum(strip.trials.sum() for strip in strips) == len(expected)
 
 
 @pytest.mark.usefixtures("few_are_many")
@@ -142,16 +144,22 @@ def test_tile_size_changes_nothing_beyond_rounding():
     sides = sides_of(pack(**rows))
     matrices = []
     for tile in (16, 50, 2048):
-        grid = TrialGrid(*sides.pair("OP"), rows["speakers"].unique(), resolve_scoring("cosine"), tile)
+        grid = TrialGrid(
+            *sides.pair(conditions.CONDITIONS["OP"]),
+            sides.voices,
+            resolve_scoring("cosine"),
+            conditions.CONDITIONS["OP"],
+            tile,
+        )
         scores = vpmetrics._trials.scores.score_condition(grid)
-        matrices.append(vpmetrics._trials.matrices.similarity_of_condition(grid, scores, "geometric"))
+        matrices.append(vpmetrics._trials.matrices.matrix_of_condition(grid, scores, "geometric"))
     assert_close(matrices[0], matrices[1], atol=1e-4, rtol=0)
     assert_close(matrices[0], matrices[2], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("similarity", ["geometric", "sigmoid"])
 def test_bins_agree_with_scores(monkeypatch, similarity):
-    monkeypatch.setattr(vpmetrics._trials.scores, "EXACT_PAIRS", 0)
+    monkeypatch.setattr(vpmetrics._trials.pairs, "FEW_PAIRS", 0)
     voices = demo_voices()
     rows = voices.original[::2], voices.protected["B2r0"][::2], voices.speakers[::2]
     binned, metric = voice_similarity_matrix(*rows, similarity), VoicePrivacy(similarity)
@@ -241,7 +249,7 @@ def test_one_side_alone():
 def test_unusual_vectors_never_raise(vectors, monkeypatch):
     speakers = torch.arange(24) % 4
     for limit in (1 << 22, 0):
-        monkeypatch.setattr(vpmetrics._trials.scores, "EXACT_PAIRS", limit)
+        monkeypatch.setattr(vpmetrics._trials.pairs, "FEW_PAIRS", limit)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             metric = VoicePrivacy()
@@ -259,7 +267,7 @@ def test_nan_embeddings_never_leave_as_a_number(monkeypatch):
     rows = join(embeddings())
     rows["protected"][3, 2] = math.nan
     for limit in (1 << 22, 0):
-        monkeypatch.setattr(vpmetrics._trials.scores, "EXACT_PAIRS", limit)
+        monkeypatch.setattr(vpmetrics._trials.pairs, "FEW_PAIRS", limit)
         metric = VoicePrivacy(validate_args=False)
         metric.update(**rows)
         with pytest.warns(UserWarning, match="NaN"):

@@ -7,7 +7,7 @@ so those checks are functions of their own and read everything they need at once
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Real
@@ -165,10 +165,10 @@ def check_embeddings(
     protected: Any,
     speakers: Any,
     is_reference: Any = None,
-    utterances: Any = None,
+    numbers: Mapping[str, Any] | None = None,
     width: int | None = None,
 ) -> None:
-    """Kinds, dtypes, shapes and devices of a batch of utterances."""
+    """Kinds, dtypes, shapes and devices of a batch of utterances; ``numbers`` are further columns of integers."""
     sides = {"original": original, "protected": protected}
     given = {name: side for name, side in sides.items() if side is not None}
     if not given:
@@ -183,19 +183,21 @@ def check_embeddings(
     for name, side in others:
         check_shape(name, side, tuple(rows.shape), f"the shape of `{first}`")
         check_same_device(first, rows, name, side)
-    check_integers("speakers", speakers)
-    labels = {"speakers": speakers}
+    columns = {"speakers": speakers} | {name: column for name, column in (numbers or {}).items() if column is not None}
+    for name, column in columns.items():
+        check_integers(name, column)
     if is_reference is not None:
-        check_tensor("is_reference", is_reference)
-        if is_reference.dtype != torch.bool:
-            raise TypeError(f"Expected `is_reference` to be boolean, but got {is_reference.dtype}.")
-        labels["is_reference"] = is_reference
-    if utterances is not None:
-        check_integers("utterances", utterances)
-        labels["utterances"] = utterances
-    for name, label in labels.items():
-        check_shape(name, label, (len(rows),), f"one per row of `{first}`")
-        check_same_device(first, rows, name, label)
+        _check_booleans("is_reference", is_reference)
+        columns["is_reference"] = is_reference
+    for name, column in columns.items():
+        check_shape(name, column, (len(rows),), f"one per row of `{first}`")
+        check_same_device(first, rows, name, column)
+
+
+def _check_booleans(name: str, value: Any) -> None:
+    check_tensor(name, value)
+    if value.dtype != torch.bool:
+        raise TypeError(f"Expected `{name}` to be boolean, but got {value.dtype}.")
 
 
 def check_embedding_values(original: Tensor | None, protected: Tensor | None) -> None:

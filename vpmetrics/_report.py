@@ -31,8 +31,9 @@ from vpmetrics._scores.measures import (
     raw_eer_of_steps,
 )
 from vpmetrics._scores.steps import calibrate
+from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.identification import Identification, identify_trials
-from vpmetrics._trials.matrices import SimilarityMatrices, similarity_of_condition
+from vpmetrics._trials.matrices import SimilarityMatrices, averages_of_grid, matrix_of_condition
 from vpmetrics._trials.pairs import TrialGrid
 from vpmetrics._trials.ranks import histogram_of_trials
 from vpmetrics._trials.references import trials_of_sides
@@ -157,17 +158,21 @@ class ScoredTrials(NamedTuple):
     speakers: Tensor | None = None
 
 
-def report_condition(sides: Sides, condition: str, names: Tensor, settings: Settings) -> ConditionReport:
+def report_condition(sides: Sides, condition: Condition, settings: Settings) -> ConditionReport:
     """One condition of embeddings, from two passes over its pairs."""
-    grid = TrialGrid(*sides.pair(condition), names, resolve_scoring(settings.scoring))
+    smooth = settings.bandwidth is not None
+    scorer = resolve_scoring(settings.scoring)
+    grid = TrialGrid(*sides.pair(condition), sides.voices, scorer, condition, digits=not smooth)
     scores = score_condition(grid, settings.bandwidth)
-    matrix = similarity_of_condition(grid, scores, settings.similarity)
+    matrix = matrix_of_condition(grid, scores, settings.similarity)
     identified, identification = disclose_identity(sides, condition, settings)
     scalars = {**_scalars_of_scores(scores), **_scalars_of_matrix(matrix), **identified}
-    return ConditionReport(scalars, scores, matrix, identification, lambda: _mean(*grid.sums_by_speakers(_as_it_is)))
+    return ConditionReport(scalars, scores, matrix, identification, lambda: averages_of_grid(grid))
 
 
-def disclose_identity(sides: Sides, condition: str, settings: Settings) -> tuple[dict[str, Tensor], Identification]:
+def disclose_identity(
+    sides: Sides, condition: Condition, settings: Settings
+) -> tuple[dict[str, Tensor], Identification]:
     """Every scalar of identification in one condition, of ranks and of local information, and what it comes from."""
     trials = trials_of_sides(sides, condition)
     found = identify_trials(trials, settings.scoring, settings.slope)
@@ -275,7 +280,3 @@ def _scalars_of_matrix(matrix: Tensor) -> dict[str, Tensor]:
 
 def _mean(sums: Tensor, trials: Tensor) -> Tensor:
     return torch.where(trials > 0, sums / trials, torch.nan)
-
-
-def _as_it_is(scores: Tensor) -> Tensor:
-    return scores

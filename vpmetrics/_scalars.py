@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from vpmetrics._scores.measures import TAG_BOUNDS, TAG_LETTERS
-from vpmetrics._trials.utterances import CONDITIONS
+from vpmetrics._trials.conditions import ALWAYS
 
 DASH = "–"  # of a value that is not defined or not known
 
@@ -185,9 +185,7 @@ def scalar(key: str) -> Scalar:
     raise KeyError(key)
 
 
-def scalars_of(
-    conditions: Sequence[str] = CONDITIONS, attacks: bool = False, sessions: bool = False
-) -> tuple[str, ...]:
+def scalars_of(conditions: Sequence[str] = ALWAYS, attacks: bool = False, sessions: bool = False) -> tuple[str, ...]:
     """Names of all scalars of some conditions in the order of a report, as the suite returns them.
 
     Example:
@@ -205,5 +203,5 @@ def _names(conditions: Sequence[str], attacks: bool, sessions: bool) -> Iterator
         yield from (key_of(condition, entry.key) for family in families for entry in FAMILIES[family])
         if sessions and condition == "OP":
             yield key_of(condition, "c_ece")
-    if set(CONDITIONS) <= set(conditions):
+    if set(ALWAYS) <= set(conditions):
         yield from (entry.key for entry in FAMILIES["relative"])

@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._checks import check_choice, check_slope
+from vpmetrics._checks import check_slope
 from vpmetrics._metric.embeddings import EmbeddingMetric
+from vpmetrics._trials.conditions import condition_of
 from vpmetrics._trials.identification import Identification, identify_trials
 from vpmetrics._trials.references import trials_of_sides
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.utterances import CONDITIONS, Sides
+from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.local import summarise_information
 
 
@@ -65,13 +66,13 @@ class LocalInformationDisclosure(EmbeddingMetric):
         **kwargs: Any,
     ) -> None:
         super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
-        check_choice("condition", condition, CONDITIONS)
+        condition_of(condition)
         resolve_scoring(scoring)
         check_slope(slope)
         self.condition, self.scoring, self.slope = condition, scoring, slope
 
     def _identify(self, sides: Sides) -> Identification:
-        return identify_trials(trials_of_sides(sides, self.condition), self.scoring, self.slope)
+        return identify_trials(trials_of_sides(sides, condition_of(self.condition)), self.scoring, self.slope)
 
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
         values = self._identify(sides)

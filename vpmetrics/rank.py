@@ -8,10 +8,11 @@ from torch import Tensor
 
 from vpmetrics._checks import check_choice
 from vpmetrics._metric.embeddings import EmbeddingMetric
+from vpmetrics._trials.conditions import condition_of
 from vpmetrics._trials.ranks import histogram_of_trials
 from vpmetrics._trials.references import trials_of_sides
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.utterances import CONDITIONS, Sides
+from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
 from vpmetrics.functional.rank import MODELS, rank_disclosure
 
@@ -71,12 +72,12 @@ class SimilarityRankDisclosure(EmbeddingMetric):
     ) -> None:
         super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
         check_choice("model", model, MODELS)
-        check_choice("condition", condition, CONDITIONS)
+        condition_of(condition)
         resolve_scoring(scoring)
         self.model, self.condition, self.scoring = model, condition, scoring
 
     def _histogram(self, sides: Sides) -> Tensor:
-        return histogram_of_trials(trials_of_sides(sides, self.condition), self.scoring, self.bandwidth)
+        return histogram_of_trials(trials_of_sides(sides, condition_of(self.condition)), self.scoring, self.bandwidth)
 
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
         return rank_disclosure(self._histogram(sides), self.model)

@@ -14,7 +14,8 @@ from vpmetrics._precision import result_dtype
 from vpmetrics._report import ConditionReport, PrivacyReport, Settings, join_conditions, report_condition
 from vpmetrics._scores.measures import disclosure_of_counts, eer_of_steps, min_cllr_of_steps
 from vpmetrics._scores.steps import ScoreCounts
-from vpmetrics._trials.matrices import SIMILARITIES, names_of
+from vpmetrics._trials.conditions import CONDITIONS, Condition
+from vpmetrics._trials.matrices import SIMILARITIES
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.scores import ConditionScores
 from vpmetrics._trials.utterances import Sides, row_keys
@@ -126,30 +127,29 @@ class VoicePrivacy(EmbeddingMetric):
         return Settings(self.similarity, self.scoring, self.slope, self.rank_model, self.bandwidth)
 
     def _report(self, sides: Sides) -> PrivacyReport:
-        names = names_of(sides)
         conditions = {
-            "OO": self._report_of_original(sides, names),
-            "OP": self._report_of("OP", sides, names),
-            "PP": self._report_of("PP", sides, names),
+            "OO": self._report_of_original(sides),
+            "OP": self._report_of(CONDITIONS["OP"], sides),
+            "PP": self._report_of(CONDITIONS["PP"], sides),
         }
-        return join_conditions(conditions, names, result_dtype(sides.original.vectors, sides.protected.vectors))
+        return join_conditions(conditions, sides.voices, result_dtype(sides.original.vectors, sides.protected.vectors))
 
-    def _report_of_original(self, sides: Sides, names: Tensor) -> ConditionReport:
+    def _report_of_original(self, sides: Sides) -> ConditionReport:
         """Original speech is the same in every epoch of a training, so its report outlives ``reset``."""
         if self.bandwidth is not None:  # batches, of which no two are alike
-            return self._report_of("OO", sides, names)
+            return self._report_of(CONDITIONS["OO"], sides)
         side = sides.original
         chosen = torch.zeros_like(side.speakers) if side.is_reference is None else side.is_reference + 1
         keys = row_keys(side.vectors)
         order = keys.argsort()
-        seen = keys[order], torch.stack([side.speakers, chosen])[:, order], names
+        seen = keys[order], torch.stack([side.speakers, chosen])[:, order], sides.voices
         settings = self._settings
         if self._baseline is None or self._baseline[0] != settings or not all(map(_same, self._baseline[1], seen)):
-            self._baseline = settings, seen, self._report_of("OO", sides, names)
+            self._baseline = settings, seen, self._report_of(CONDITIONS["OO"], sides)
         return self._baseline[2]
 
-    def _report_of(self, condition: str, sides: Sides, names: Tensor) -> ConditionReport:
-        return report_condition(sides, condition, names, self._settings)
+    def _report_of(self, condition: Condition, sides: Sides) -> ConditionReport:
+        return report_condition(sides, condition, self._settings)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric, MetricCollection
 
-from vpmetrics._checks import check_choice, refuse_options, warn_undefined
+from vpmetrics._checks import refuse_options, warn_undefined
 from vpmetrics._metric.base import PrivacyMetric
 from vpmetrics._metric.constants import OfEachMetric
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._metric.scores import ScoreMetric
-from vpmetrics._trials.matrices import names_of
+from vpmetrics._trials.conditions import condition_of
 from vpmetrics._trials.pairs import TrialGrid
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.utterances import CONDITIONS, Sides
+from vpmetrics._trials.utterances import Sides
 
 
 class EmbeddingTrials(EmbeddingMetric):
@@ -56,7 +56,7 @@ class EmbeddingTrials(EmbeddingMetric):
         validate_args: bool = True,
         **kwargs: Any,
     ) -> None:
-        check_choice("condition", condition, CONDITIONS)
+        condition_of(condition)
         _check_metric(metric)
         refuse_options(self, kwargs, {"bandwidth": "give it to the metric that is fed"})
         super().__init__(getattr(metric, "bandwidth", None), validate_args, **kwargs)
@@ -76,7 +76,7 @@ class EmbeddingTrials(EmbeddingMetric):
             return self.metric._value_of_batch(*grid.all_trials())
         if grid.pairs == 0 and not all(isinstance(member, PrivacyMetric) for member in self._members()):
             warn_undefined("There are no trials.")
-            return torch.full((), torch.nan, device=grid.names.device)
+            return torch.full((), torch.nan, device=grid.voices.device)
         try:
             self._feed(grid)
             value = self.metric.compute()
@@ -113,7 +113,8 @@ class EmbeddingTrials(EmbeddingMetric):
         return [module for module in self.metric.modules() if isinstance(module, Metric)]
 
     def _grid(self, sides: Sides) -> TrialGrid:
-        return TrialGrid(*sides.pair(self.condition), names_of(sides), resolve_scoring(self.scoring))
+        condition = condition_of(self.condition)
+        return TrialGrid(*sides.pair(condition), sides.voices, resolve_scoring(self.scoring), condition)
 
     def _feed(self, grid: TrialGrid) -> None:
         self.metric.reset()

@@ -17,19 +17,31 @@ def reference_scores(references, inputs, speakers, is_reference=None, scoring="c
     """Scores of every input against N references, one per speaker ascending, and the column of the matching one.
 
     A reference is the mean embedding of its speaker. With ``is_reference`` it is the mean of the rows marked there and
-    the other rows are inputs; without, every row is an input and is left out of its own speaker's mean. An input
-    whose speaker has no reference left is no trial.
+    the other rows are inputs; without, every row is an input and is left out of its own speaker's mean, *in step*: if
+    it is the j-th of its speaker's rows, every other speaker's mean lacks its j-th row as well, counted round and round
+    (none, if there is but one). Rows of a speaker are ordered by their values. An input whose speaker has no reference
+    left is no trial.
     """
     speakers = np.asarray(speakers)
     marked = np.ones(len(speakers), dtype=bool) if is_reference is None else np.asarray(is_reference, dtype=bool)
     names = np.unique(speakers[marked]).tolist()
+    place = np.cos(np.arange(references.shape[1]))
+    rows = {
+        name: sorted(np.flatnonzero(marked & (speakers == name)), key=lambda i: references[i] @ place) for name in names
+    }
     scores, true_index = [], []
     for i in range(len(speakers)):
-        usable = marked.copy()
-        usable[i] = False
-        if (is_reference is not None and marked[i]) or not np.any(usable & (speakers == speakers[i])):
+        if is_reference is not None and (marked[i] or speakers[i] not in rows):
             continue
-        means = [np.mean(references[usable & (speakers == name)], axis=0) for name in names]
+        kept = dict(rows)
+        if is_reference is None:
+            if len(rows[speakers[i]]) < 2:
+                continue
+            j = rows[speakers[i]].index(i)
+            kept = {
+                name: [r for k, r in enumerate(own) if len(own) == 1 or k != j % len(own)] for name, own in rows.items()
+            }
+        means = [np.mean(references[kept[name]], axis=0) for name in names]
         scores.append([likeness(mean, inputs[i], scoring) for mean in means])
         true_index.append(names.index(speakers[i]))
     return np.array(scores).reshape(-1, len(names)), np.array(true_index, dtype=int)

@@ -35,13 +35,13 @@ def similarity_matrix(original, protected, speakers, condition, similarity="geom
     ``geometric`` is the mean of 2022, ``sigmoid`` the sigmoid of the mean LLR of 2020. A cell without trials is NaN.
     """
     scores, target, pairs = trials(original, protected, speakers, condition)
+    if condition != "OP":  # for matrices both orders of a pair count
+        scores, target = np.tile(scores, 2), np.tile(target, 2)
+        pairs = [*pairs, *((j, i) for i, j in pairs)]
     names = np.unique(speakers).tolist()
     cells = [[[] for _ in names] for _ in names]
     for llr, (i, j) in zip(pav_llr(scores, target, laplace=True), pairs, strict=True):
-        row, column = names.index(speakers[i]), names.index(speakers[j])
-        cells[row][column].append(llr)
-        if condition != "OP" and row != column:  # an unordered pair belongs to both halves
-            cells[column][row].append(llr)
+        cells[names.index(speakers[i])][names.index(speakers[j])].append(llr)
     matrix = np.full((len(names), len(names)), np.nan)
     for row, column in np.ndindex(matrix.shape):
         llr = np.array(cells[row][column])

@@ -21,6 +21,8 @@ class EmbeddingMetric(PrivacyMetric):
         protected: list[Tensor]
         speakers: list[Tensor]
         utterances: list[Tensor]
+        sessions: list[Tensor]
+        groups: list[Tensor]
         row_holds: list[Tensor]
 
     def __init__(self, bandwidth: float | None = None, validate_args: bool = True, **kwargs: Any) -> None:
@@ -35,6 +37,8 @@ class EmbeddingMetric(PrivacyMetric):
         speakers: Tensor | None = None,
         is_reference: Tensor | None = None,
         utterances: Tensor | None = None,
+        sessions: Tensor | None = None,
+        groups: Tensor | None = None,
     ) -> None:
         """Accumulate a batch of utterances.
 
@@ -45,8 +49,11 @@ class EmbeddingMetric(PrivacyMetric):
             speakers: Who speaks, ``(B,)``; any integers.
             is_reference: Which utterances the attacker knows the speakers of, ``(B,)`` booleans; for the metrics of
                 identification. Left out, every speaker's other utterances are the references.
-            utterances: Numbers of the recordings, ``(B,)``; any integers. Copies of one, as a distributed sampler
-                makes to fill up its last batch, then count once.
+            utterances: Recording IDs, ``(B,)``; any integers. Rows that share one, as a distributed sampler makes to
+                fill up its last batch, count once; protected in another session, a recording is another one.
+            sessions: Which draw of the anonymiser's secret (key, pseudo-speaker) a row was protected with, ``(B,)``;
+                any integers. A protected voice should be recognised within a session and not across sessions.
+            groups: Only pairs of one group are trials, ``(B,)``; any integers, such as one per sex or data set.
         """
         rows = pack(
             original,
@@ -54,6 +61,8 @@ class EmbeddingMetric(PrivacyMetric):
             speakers,
             is_reference,
             utterances,
+            sessions,
+            groups,
             width=self._width(),
             values=self.validate_args,
         )

@@ -97,6 +97,7 @@ def _cross_fit(trials: Trials, scoring: Scoring) -> Tensor:
     folds = count if z.numel() * count <= _EVALUATIONS else min(count, _FOLDS)
     fold = place % folds
     takes_part = (fold.unsqueeze(1) != torch.arange(folds, device=fold.device)) & trials.usable.unsqueeze(1)
+    takes_part = takes_part[trials.order]  # as tiles come
     return regression.fit_slopes(regression.Rows(z, is_match, match, takes_part))[fold]
 
 
@@ -106,8 +107,8 @@ def _order_of_speakers(trials: Trials) -> Tensor:
     Those with trials come first, so that as many of them are dealt to every fold.
     """
     references = trials.references
-    present = torch.zeros_like(references.counts).index_add(0, trials.column, trials.usable.long()) > 0
-    by_key = row_keys(references.anchor + references.sums / references.counts.unsqueeze(1)).argsort(stable=True)
+    present = torch.zeros_like(references.units).index_add(0, trials.column, trials.usable.long()) > 0
+    by_key = row_keys(references.gallery(turn=0, step=-1)).argsort(stable=True)
     return by_key[(~present)[by_key].to(torch.uint8).argsort(stable=True)]
 
 

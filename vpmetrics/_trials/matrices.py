@@ -1,7 +1,8 @@
-"""Similarity of all pairs of speakers, from the scores of their trials."""
+"""Similarity of all pairs of voices, and what it comes to, from the scores of their trials."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -9,12 +10,12 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from vpmetrics._checks import warn_undefined
-from vpmetrics._precision import result_dtype
-from vpmetrics._scores.steps import calibrate
+from vpmetrics._precision import result_dtype, wide_dtype
+from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
 from vpmetrics._trials.pairs import TrialGrid
 from vpmetrics._trials.scorers import Scorer
 from vpmetrics._trials.scores import ConditionScores, score_condition
-from vpmetrics._trials.utterances import CONDITIONS, Sides
+from vpmetrics._trials.utterances import Sides
 
 SIMILARITIES = ("geometric", "sigmoid")
 
@@ -28,40 +29,113 @@ class SimilarityMatrices(NamedTuple):
     speakers: Tensor
 
 
+class Likeness(NamedTuple):
+    """What a similarity matrix comes to, without the matrix.
+
+    ``own`` and ``others`` ``(V,)``: how alike each voice is to itself, and on average to the others it is compared
+    with. ``dominance`` and ``dominance_log``: :func:`vpmetrics.functional.diagonal_dominance` of similarities, and of
+    their logarithms.
+    """
+
+    own: Tensor
+    others: Tensor
+    dominance: Tensor
+    dominance_log: Tensor
+
+
 def matrices_of_sides(
     sides: Sides,
     similarity: str,
     scorer: Scorer,
     bandwidth: float | None = None,
-    conditions: tuple[str, ...] = CONDITIONS,
+    conditions: tuple[str, ...] = ALWAYS,
 ) -> SimilarityMatrices:
     """The matrices of some conditions; NaN for the others and for those a side of which is absent."""
-    names = names_of(sides)
     dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
-    if len(names) == 0:
+    count = len(sides.voices)
+    if count == 0:
         warn_undefined("There are no utterances.")
     matrices: list[Tensor] = []
-    for condition in CONDITIONS:
-        reference, probe = sides.pair(condition)
-        if condition not in conditions or not (len(reference.speakers) and len(probe.speakers)):
-            matrices.append(torch.full((len(names),) * 2, torch.nan, dtype=dtype, device=names.device))
+    for name in ALWAYS:
+        reference, probe = sides.pair(CONDITIONS[name])
+        if name not in conditions or not (len(reference.speakers) and len(probe.speakers)):
+            matrices.append(torch.full((count, count), torch.nan, dtype=dtype, device=sides.voices.device))
         else:
-            grid = TrialGrid(reference, probe, names, scorer)
-            matrices.append(similarity_of_condition(grid, score_condition(grid, bandwidth), similarity).to(dtype))
+            grid = TrialGrid(reference, probe, sides.voices, scorer, CONDITIONS[name], digits=bandwidth is None)
+            matrix = matrix_of_condition(grid, score_condition(grid, bandwidth), similarity)
+            matrices.append(matrix.to(dtype))
     oo, op, pp = matrices
-    return SimilarityMatrices(oo, op, pp, names)
+    # Voices are ordered by group first; speakers are shown in ascending order.
+    order = sides.voices.argsort(stable=True)
+    oo, op, pp = (matrix[order][:, order] for matrix in (oo, op, pp))
+    return SimilarityMatrices(oo, op, pp, sides.voices[order])
 
 
-def names_of(sides: Sides) -> Tensor:
-    """All speakers of either side, ascending."""
-    names: Tensor = torch.unique(torch.cat([sides.original.speakers, sides.protected.speakers]))
-    return names
+def matrix_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Tensor:
+    """The matrix of one condition ``(V, V)``, from a second pass over its tiles."""
+    return _matrix_of_strips(grid, _similarities(grid, scores, similarity))
 
 
-def similarity_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Tensor:
-    """The matrix of one condition, from a second pass over its tiles."""
-    llr = calibrate(scores.counts.ascending, laplace=True)
+def averages_of_grid(grid: TrialGrid) -> Tensor:
+    """Mean score of every pair of voices, ``(V, V)``."""
+    return _matrix_of_strips(grid, _means(grid, lambda scores: scores))
+
+
+def _matrix_of_strips(grid: TrialGrid, strips: Iterator[tuple[int, Tensor]]) -> Tensor:
+    count, device = len(grid.voices), grid.voices.device
+    matrix = torch.full((count, count), torch.nan, dtype=wide_dtype(device), device=device)
+    for start, cells in strips:
+        matrix = _with_rows(matrix, start, cells)
+    return torch.where(matrix.isnan(), matrix.T, matrix) if grid.within else matrix
+
+
+def likeness_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Likeness:
+    """What the matrix of one condition comes to, some voices at a time: all pairs of them may be too many to keep."""
+    count, device = len(grid.voices), grid.voices.device
+    own = torch.full((count,), torch.nan, dtype=wide_dtype(device), device=device)
+    # Sums over other voices of 1, of similarities and of their logarithms.
+    others = own.new_zeros(3, count)
+    for start, cells in _similarities(grid, scores, similarity):
+        place = torch.arange(start, start + len(cells), device=device)
+        own = own.index_copy(0, place, cells.diagonal(start))
+        known = ~cells.isnan()
+        known.diagonal(start).fill_(False)
+        each = torch.stack([torch.where(known, x, 0) for x in (torch.ones_like(cells), cells, cells.log2())])
+        others = others.index_add(1, place, each.sum(2))
+        if grid.within:  # the pair is met in one order, and counts for both
+            others = others + each.sum(1)
+    number, alike, log_alike = others.sum(1)
+    log_own = own.log2()
+    dominance = (own.nanmean() - alike / number).abs(), log_own.nanmean() - log_alike / number
+    return Likeness(own, others[1] / others[0], *dominance)
+
+
+def _similarities(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Iterator[tuple[int, Tensor]]:
+    llr = scores.llr_of_both_orders()
     per_step = logsigmoid(llr) if similarity == "geometric" else llr
-    sums, trials = grid.sums_by_speakers(lambda tile: scores.look_up(per_step, tile))
-    mean = torch.where(trials > 0, sums / trials, torch.nan)
-    return mean.exp() if similarity == "geometric" else mean.sigmoid()
+    for start, mean in _means(grid, lambda tile: scores.look_up(per_step, tile)):
+        yield start, mean.exp() if similarity == "geometric" else mean.sigmoid()
+
+
+def _means(grid: TrialGrid, value_of: Callable[[Tensor], Tensor]) -> Iterator[tuple[int, Tensor]]:
+    """Rows of a matrix of means, some at a time, with the number of the first; NaN where two voices have no trial."""
+    for start, sums, trials in grid.strips(value_of):
+        yield start, torch.where(trials > 0, sums / trials, torch.nan)
+
+
+def _with_rows(matrix: Tensor, start: int, rows: Tensor) -> Tensor:
+    if rows.requires_grad or matrix.requires_grad:
+        return torch.cat([matrix[:start], rows, matrix[start + len(rows) :]])
+    matrix[start : start + len(rows)] = rows
+    return matrix
+
+
+def ratio_to_original(dominance: Tensor, original: Tensor) -> Tensor:
+    """Diagonal dominance relative to that of original speech; NaN and one warning where there is none."""
+    # Equal similarities average to equal numbers but for the last digits.
+    digits = 16 * torch.finfo(original.dtype).eps
+    original = torch.where(original > digits, original, torch.nan)
+    ratio = torch.where(dominance <= digits, 0, dominance) / original
+    if bool(ratio.isnan()):
+        warn_undefined("The original voices have no diagonal to compare with: too few or too similar speakers.")
+    return ratio

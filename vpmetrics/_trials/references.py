@@ -1,8 +1,13 @@
-"""Identification trials: every input against one reference per speaker, walked in tiles and never stored."""
+"""Identification: every input against one reference per speaker, walked in tiles and never stored.
+
+A reference is the mean of utterances of one speaker, or of one session of a speaker. Where an input is among the
+utterances it is left out *in step*: the j-th of its speaker is compared with means that all lack their j-th utterance.
+Were it taken out of its own mean alone, that one would average fewer utterances than all others, and its length and
+direction alone would say which it is.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -11,22 +16,50 @@ from torch import Tensor
 
 from vpmetrics._checks import check_same_device, check_utterances
 from vpmetrics._precision import result_dtype, widen
-from vpmetrics._trials.scorers import ScoreFunction, Scoring, resolve_scoring
-from vpmetrics._trials.utterances import Sides
+from vpmetrics._trials.conditions import Condition
+from vpmetrics._trials.scorers import Scoring, prepared, resolve_scoring
+from vpmetrics._trials.utterances import Side, Sides, row_keys
 
 
 class References(NamedTuple):
-    """One reference per speaker: the mean of the speaker's utterances, of which any one can be taken out again.
+    """What references are made of: units of utterances, each of one speaker, or of one session of a speaker.
 
-    Means are kept as sums of deviations from ``anchor``, in double precision. The mean of equal rows is then that row
-    to the last bit, with and without one of them, so features that say nothing tie.
+    Units of a speaker lie side by side, and so do the rows of a unit. Sums are of deviations from ``anchor``, in double
+    precision: the mean of equal rows is then that row to the last bit, with and without one of them, so features that
+    say nothing tie.
     """
 
-    utterances: Tensor  # (M, D)
+    vectors: Tensor  # (M, D)
     speakers: Tensor  # (N,), ascending
     anchor: Tensor  # (D,)
-    sums: Tensor  # (N, D), of the deviations from the anchor
-    counts: Tensor  # (N,)
+    sums: Tensor  # (U, D)
+    counts: Tensor  # (U,)
+    units: Tensor  # (N,), how many each speaker has
+    first_unit: Tensor  # (N,)
+    rows: Tensor  # (M,), in the order of their units, within a unit in one that their values determine
+    first_row: Tensor  # (U,)
+
+    def gallery(self, turn: int, step: int) -> Tensor:
+        """A reference for every speaker, ``(N, D)``: of its unit number ``turn``, without its utterance ``step``.
+
+        Both count round and round; a step below 0 leaves nothing out, and of a single utterance nothing is left out.
+        """
+        unit = self.first_unit + turn % self.units
+        sums, counts = self.sums[unit], self.counts[unit]
+        if step >= 0:
+            out = widen(self.vectors[self.rows[self.first_row[unit] + step % counts]]) - self.anchor
+            several = (counts > 1).unsqueeze(1)
+            sums, counts = sums - torch.where(several, out, 0), (counts - 1).clamp(min=1)
+        return self.anchor + sums / counts.unsqueeze(1)
+
+
+class Part(NamedTuple):
+    """Inputs ``start`` to ``end`` in order, which share their gallery."""
+
+    turn: int
+    step: int
+    start: int
+    end: int
 
 
 class Trials(NamedTuple):
@@ -35,15 +68,16 @@ class Trials(NamedTuple):
     inputs: Tensor  # (B, D)
     references: References
     column: Tensor  # (B,), of the input's speaker among the references
-    own: Tensor | None  # (B,), the utterance to leave out of the speaker's mean, -1 for none; or None for all of them
     usable: Tensor  # (B,), whether a reference of that speaker is left
     finite: Tensor  # (), whether everything is a number
+    order: Tensor  # (B,), inputs that share a gallery side by side
+    parts: list[Part]
 
 
 class Tile(NamedTuple):
     """The scores of a few inputs against every reference."""
 
-    rows: slice
+    rows: Tensor  # (b,), which inputs
     scores: Tensor  # (b, N), free to be overwritten
     match: Tensor  # (b, 1), the score of the input's own speaker; equal to its entry in ``scores``
     rounding: Tensor  # (b, 1), differences up to this are no differences
@@ -66,81 +100,120 @@ def prepare_trials(
         raise ValueError(
             f"Expected `references` to have {inputs.shape[1]} columns, as `inputs` has, but got {utterances.shape[1]}."
         )
-    own = torch.arange(len(inputs), device=inputs.device) if names is None else None
-    return form_trials(inputs, speakers, utterances, speakers if names is None else names, own)
+    own = torch.arange(len(inputs), device=inputs.device)
+    of_reference = speakers if names is None else names
+    known, unknown = Side(utterances, of_reference, own, of_reference), Side(inputs, speakers, own, speakers)
+    return form_trials(known, unknown, own if names is None else torch.full_like(own, -1))
 
 
-def form_trials(
-    inputs: Tensor, speakers: Tensor, utterances: Tensor, reference_speakers: Tensor, own: Tensor | None
-) -> Trials:
-    """One reference per speaker, and for each input the place of its own."""
-    references = _build(utterances, reference_speakers)
-    finite, count = inputs.isfinite().all() & utterances.isfinite().all(), len(references.speakers)
-    if count == 0:
-        column, usable = torch.zeros_like(speakers), torch.zeros_like(speakers, dtype=torch.bool)
-        return Trials(inputs, references, column, own, usable, finite)
-    column = torch.searchsorted(references.speakers, speakers.contiguous()).clamp(max=count - 1)
-    needed = 1 if own is None else 1 + (own >= 0).long()
-    usable = (references.speakers[column] == speakers) & (references.counts[column] >= needed)
-    return Trials(inputs, references, column, own, usable, finite)
+def trials_of_sides(sides: Sides, condition: Condition) -> Trials:
+    """Trials of a condition: one reference per speaker, and every probe an input."""
+    reference, probe = sides.pair(condition, enrolment="utterance")
+    if reference is probe:
+        own = torch.arange(len(probe.speakers), device=probe.speakers.device)
+    else:
+        own = _places_in(reference.utterances, probe.utterances)
+    return form_trials(reference, probe, own, condition.own_session)
 
 
-def trials_of_sides(sides: Sides, condition: str) -> Trials:
-    """Trials of a condition: references from the side of its first letter, inputs from that of its second.
+def form_trials(reference: Side, probe: Side, own: Tensor, own_session: str = "any") -> Trials:
+    """Galleries for every probe: ``own`` ``(B,)`` is the row of its own recording among the references, or -1."""
+    references, unit_of_row, session_of_unit = _build(reference, by_session=own_session != "any")
+    finite = probe.vectors.isfinite().all() & reference.vectors.isfinite().all()
+    column = _places_in(references.speakers, probe.speakers)
+    known, column = column >= 0, column.clamp(min=0)
+    turn, step = torch.zeros_like(own), torch.full_like(own, -1)
+    if len(references.speakers) == 0:
+        return Trials(probe.vectors, references, column, known, finite, own, [])
+    unit = references.first_unit[column]
+    if session_of_unit is not None and probe.sessions is not None:
+        turn = _turn_of(probe.sessions, column, references, session_of_unit)
+        known = known & (turn >= 0)
+        if own_session == "other":
+            turn, known = turn + 1, known & (references.units[column] > 1)
+        unit = unit + turn.clamp(min=0) % references.units[column]
+    if own_session != "other":
+        step = torch.where(own >= 0, _steps(references, unit_of_row)[own.clamp(min=0)], -1)
+    usable = known & (references.counts[unit] > (step >= 0).long())
+    return Trials(probe.vectors, references, column, usable, finite, *_parts(turn.clamp(min=0), step))
 
-    Chosen references are no inputs. Where none were chosen, every recording is left out of what it is compared with.
-    """
-    reference, probe = sides.pair(condition)
-    if reference.is_reference is not None and probe.is_reference is not None:
-        known, unknown = reference.is_reference, ~probe.is_reference
-        return form_trials(
-            probe.vectors[unknown], probe.speakers[unknown], reference.vectors[known], reference.speakers[known], None
-        )
-    recordings, order = reference.utterances.sort()
-    own = torch.full_like(probe.utterances, -1)
-    if len(recordings) > 0:
-        place = torch.searchsorted(recordings, probe.utterances).clamp(max=len(recordings) - 1)
-        own = torch.where(recordings[place] == probe.utterances, order[place], -1)
-    return form_trials(probe.vectors, probe.speakers, reference.vectors, reference.speakers, own)
+
+def _places_in(values: Tensor, wanted: Tensor) -> Tensor:
+    """Where each wanted value stands among others, all different; -1 for one that does not."""
+    if len(values) == 0:
+        return torch.full_like(wanted, -1)
+    ordered, order = values.sort()
+    place = torch.searchsorted(ordered, wanted.contiguous()).clamp(max=len(values) - 1)
+    return torch.where(ordered[place] == wanted, order[place], -1)
 
 
-def _build(utterances: Tensor, speakers: Tensor) -> References:
-    names, index = speakers.unique(return_inverse=True)
-    anchor = widen(utterances[:1]).sum(dim=0)  # zeros when there is no row
-    sums = anchor.new_zeros(len(names), utterances.shape[1])
+def _build(side: Side, by_session: bool) -> tuple[References, Tensor, Tensor | None]:
+    """References, the unit of each row, and the session of each unit."""
+    vectors = side.vectors
+    names, column = side.speakers.unique(return_inverse=True)
+    sessions = side.sessions if by_session else None
+    codes = column if sessions is None else torch.stack([column, sessions])
+    units, unit = torch.unique(codes, dim=-1, return_inverse=True)
+    speaker_of_unit, session_of_unit = (units, None) if sessions is None else (units[0], units[1])
+    anchor = widen(vectors[:1]).sum(dim=0)  # zeros when there is no row
+    sums = anchor.new_zeros(len(speaker_of_unit), vectors.shape[1])
     # In pieces, so that there is never a second, wider copy of all utterances.
-    for rows in slices(len(utterances), max(1, 2**20 // max(1, utterances.shape[1]))):
-        sums.index_add_(0, index[rows], widen(utterances[rows]) - anchor)
-    counts = torch.zeros_like(names, dtype=torch.int64).index_add_(0, index, torch.ones_like(index))
-    return References(utterances, names, anchor, sums, counts)
+    for rows in slices(len(vectors), max(1, 2**20 // max(1, vectors.shape[1]))):
+        sums.index_add_(0, unit[rows], widen(vectors[rows]) - anchor)
+    counts = torch.zeros_like(speaker_of_unit).index_add_(0, unit, torch.ones_like(unit))
+    per_speaker = torch.zeros_like(names, dtype=torch.int64).index_add_(
+        0, speaker_of_unit, torch.ones_like(speaker_of_unit)
+    )
+    by_value = row_keys(vectors).argsort(stable=True)
+    order = by_value[unit[by_value].argsort(stable=True)]
+    first_unit, first_row = (totals.cumsum(0) - totals for totals in (per_speaker, counts))
+    built = References(vectors, names, anchor, sums, counts, per_speaker, first_unit, order, first_row)
+    return built, unit, session_of_unit
+
+
+def _steps(references: References, unit_of_row: Tensor) -> Tensor:
+    """Which utterance of its unit each row is, ``(M,)``; equal ones are the same, so that no order of rows shows."""
+    rows, keys = references.rows, row_keys(references.vectors)
+    unit, key = unit_of_row[rows], keys[rows]
+    fresh = torch.ones_like(rows, dtype=torch.bool)
+    fresh[1:] = (unit[1:] != unit[:-1]) | (key[1:] != key[:-1])
+    place = torch.where(fresh, torch.arange(len(rows), device=rows.device), 0).cummax(0).values
+    return torch.empty_like(rows).scatter(0, rows, place - references.first_row[unit])
+
+
+def _turn_of(sessions: Tensor, column: Tensor, references: References, session_of_unit: Tensor) -> Tensor:
+    """Which of its speaker's units is of the session of each probe; -1 where none is."""
+    speaker = torch.arange(len(references.units), device=sessions.device).repeat_interleave(references.units)
+    codes = torch.unique(
+        torch.stack([torch.cat([speaker, column]), torch.cat([session_of_unit, sessions])]), dim=1, return_inverse=True
+    )[1]
+    unit = _places_in(codes[: len(speaker)], codes[len(speaker) :])
+    return torch.where(unit >= 0, unit - references.first_unit[column], -1)
+
+
+def _parts(turn: Tensor, step: Tensor) -> tuple[Tensor, list[Part]]:
+    """Inputs put in the order of their galleries, and where each gallery's begin and end."""
+    galleries, gallery, counts = torch.unique(torch.stack([turn, step]), dim=1, return_inverse=True, return_counts=True)
+    ends = counts.cumsum(0)
+    rows = torch.stack([*galleries, ends - counts, ends]).T.tolist()
+    return gallery.argsort(stable=True), [Part(*row) for row in rows]
 
 
 def walk(trials: Trials, scoring: Scoring) -> Iterator[Tile]:
     """Score inputs against every reference, a tile at a time; nothing here waits for the device."""
-    if len(trials.references.speakers) == 0:
-        return
     references, dtype, scorer = trials.references, result_dtype(trials.inputs), resolve_scoring(scoring)
-    # A distance does not change when everything is moved, and loses the fewest digits near the origin.
-    centre = references.anchor if scoring == "euclidean" else torch.zeros_like(references.anchor)
-
-    def prepare(rows: Tensor) -> Tensor:
-        prepared: Tensor = scorer.prepare((widen(rows) - centre).to(dtype))
-        return prepared
-
-    against = prepare(references.anchor + references.sums / references.counts.unsqueeze(1))
-    for rows in slices(len(trials.inputs), tile_rows(trials.inputs, len(against))):
-        with torch.autocast(trials.inputs.device.type, enabled=False):
-            probes, column = prepare(trials.inputs[rows]), trials.column[rows].unsqueeze(1)
-            scores = scorer.compare(probes, against)
-            if trials.own is None:
-                match = scores.gather(1, column)
-            else:
-                left = prepare(_leave_out(references, trials.own[rows], trials.column[rows]))
-                match = _compare_rows(probes, left, scoring, scorer.compare)
-                scores.scatter_(1, column, match)
-            with torch.no_grad():
-                rounding = _rounding(probes, against, scores, match, scoring)
-        yield Tile(rows, scores, match, rounding)
+    for part in trials.parts:
+        gallery = references.gallery(part.turn, part.step)
+        against = prepared(gallery, scorer, references.anchor, dtype)
+        for piece in slices(part.end - part.start, tile_rows(trials.inputs, len(against))):
+            rows = trials.order[part.start + piece.start : part.start + piece.stop]
+            probes = prepared(trials.inputs[rows], scorer, references.anchor, dtype)
+            with torch.autocast(probes.device.type, enabled=False):
+                scores = scorer.compare(probes, against)
+                match = scores.gather(1, trials.column[rows].unsqueeze(1))
+                with torch.no_grad():
+                    rounding = scorer.rounding(probes, against, scores, match)
+            yield Tile(rows, scores, match, rounding)
 
 
 def tile_rows(inputs: Tensor, columns: int) -> int:
@@ -152,40 +225,3 @@ def tile_rows(inputs: Tensor, columns: int) -> int:
 def slices(length: int, step: int) -> Iterator[slice]:
     """Cut ``range(length)`` into pieces of at most ``step``."""
     return (slice(start, min(start + step, length)) for start in range(0, length, step))
-
-
-def _leave_out(references: References, own: Tensor, column: Tensor) -> Tensor:
-    """Mean of the speaker's utterances without one of them, for each input."""
-    out = (own >= 0).unsqueeze(1)
-    deviation = widen(references.utterances[own.clamp(min=0)]) - references.anchor
-    others = (references.counts[column].unsqueeze(1) - out.long()).clamp(min=1)
-    mean: Tensor = references.anchor + (references.sums[column] - torch.where(out, deviation, 0)) / others
-    return mean
-
-
-def _compare_rows(a: Tensor, b: Tensor, scoring: Scoring, compare: ScoreFunction) -> Tensor:
-    """Score of row i of ``a`` with row i of ``b``, ``(len(a), 1)``."""
-    if scoring in ("cosine", "dot"):
-        return (a * b).sum(dim=1, keepdim=True)
-    if scoring == "euclidean":
-        distance: Tensor = torch.linalg.vector_norm(a - b, dim=1, keepdim=True)
-        return -distance
-    # What is known of any other scoring is tables of all pairs: small ones, of which the diagonal is kept.
-    tables = [compare(a[rows], b[rows]).diagonal() for rows in slices(len(a), 32)]
-    return torch.cat(tables).unsqueeze(1)
-
-
-def _rounding(a: Tensor, b: Tensor, scores: Tensor, match: Tensor, scoring: Scoring) -> Tensor:
-    """By how much two scores that are equal on paper may come out apart, ``(len(a), 1)``.
-
-    Matrix products add up some columns in another order than others, so equal references need not get equal scores: on
-    a CPU they are an ulp or two apart. A squared distance is off by as much relative to the norms, and a distance by
-    that over the slope of the square.
-    """
-    unit = torch.finfo(a.dtype).eps * max(8.0, math.sqrt(a.shape[1]))
-    if scoring == "cosine":
-        return torch.full_like(match, unit)
-    if scoring != "euclidean":
-        return unit * scores.abs().amax(dim=1, keepdim=True)
-    squared = unit * (a.square().sum(dim=1, keepdim=True) + b.square().sum(dim=1).amax())
-    return squared / torch.maximum(2 * match.abs(), squared.sqrt()).clamp(min=torch.finfo(a.dtype).tiny)

@@ -10,20 +10,21 @@ from torchmetrics.utilities.prints import rank_zero_warn
 
 from vpmetrics._checks import check_embedding_values, check_embeddings
 from vpmetrics._precision import at_least_float32, widen
-
-CONDITIONS = ("OO", "OP", "PP")  # original or protected: the side of the references, and that of the probes
+from vpmetrics._trials.conditions import Condition
 
 # What a row holds, as bits of one small number.
-_ORIGINAL, _PROTECTED, _UTTERANCE, _CHOOSES, _REFERENCE = 1, 2, 4, 8, 16
+_ORIGINAL, _PROTECTED, _UTTERANCE, _CHOOSES, _REFERENCE, _SESSION, _GROUP = (1 << bit for bit in range(7))
 
 
 class Rows(NamedTuple):
-    """Utterances as they are kept: five tensors of as many rows, whatever was left out."""
+    """Utterances as they are kept: as many rows of each, whatever was left out."""
 
     original: Tensor
     protected: Tensor
     speakers: Tensor
     utterances: Tensor
+    sessions: Tensor
+    groups: Tensor
     row_holds: Tensor
 
 
@@ -31,25 +32,50 @@ class Side(NamedTuple):
     """Embeddings of one side, original or protected, with what is known of each row.
 
     ``vectors`` ``(N, D)``; ``speakers`` ``(N,)``; ``utterances`` ``(N,)``, the same number for the same recording on
-    both sides; ``is_reference`` ``(N,)`` or None where nobody chose references.
+    both sides; ``voices`` ``(N,)``, the place in :attr:`Sides.voices`; ``is_reference``, ``sessions`` and ``groups``
+    ``(N,)``, or None where nobody said.
     """
 
     vectors: Tensor
     speakers: Tensor
     utterances: Tensor
-    is_reference: Tensor | None
+    voices: Tensor
+    is_reference: Tensor | None = None
+    sessions: Tensor | None = None
+    groups: Tensor | None = None
+
+    def take(self, rows: Tensor) -> Side:
+        """Some of the rows, by number or by a mask."""
+        return Side(*(None if column is None else column[rows] for column in self))  # type: ignore[arg-type]
 
 
 class Sides(NamedTuple):
-    """The two sides trials are formed from."""
+    """The two sides trials are formed from, and the voices on them.
+
+    A voice is a speaker within a group; where nobody named groups, a speaker. ``voices`` ``(V,)`` are their speakers,
+    those of a group side by side and ascending.
+    """
 
     original: Side
     protected: Side
+    voices: Tensor
 
-    def pair(self, condition: str) -> tuple[Side, Side]:
-        """Reference and probe side of a condition, by its two letters."""
-        by_letter = {"O": self.original, "P": self.protected}
-        return by_letter[condition[0]], by_letter[condition[1]]
+    def pair(self, condition: Condition, enrolment: str | None = None) -> tuple[Side, Side]:
+        """References and probes of a condition; one and the same side where every utterance is both.
+
+        With ``enrolment`` only chosen references are references, and no probes: one by one (``"utterance"``), or as the
+        mean of those of a speaker (``"speaker"``).
+        """
+        reference, probe = getattr(self, condition.reference), getattr(self, condition.probe)
+        if enrolment is None or reference.is_reference is None or probe.is_reference is None:
+            return reference, probe
+        known, unknown = reference.take(reference.is_reference), probe.take(~probe.is_reference)
+        return (_averaged(known, condition.own_session != "any") if enrolment == "speaker" else known), unknown
+
+    def of_group(self, group: int) -> Sides:
+        """The utterances of one group."""
+        both = (self.original, self.protected)
+        return _with_voices(*(side if side.groups is None else side.take(side.groups == group) for side in both))
 
 
 def pack(
@@ -58,6 +84,8 @@ def pack(
     speakers: Tensor | None = None,
     is_reference: Tensor | None = None,
     utterances: Tensor | None = None,
+    sessions: Tensor | None = None,
+    groups: Tensor | None = None,
     *,
     width: int | None = None,
     values: bool = False,
@@ -66,21 +94,25 @@ def pack(
 
     ``width`` is that of rows before; with ``values``, what is in the embeddings is checked, too.
     """
-    check_embeddings(original, protected, speakers, is_reference, utterances, width)
+    numbers = {"utterances": utterances, "sessions": sessions, "groups": groups}
+    check_embeddings(original, protected, speakers, is_reference, numbers, width)
     if values:
         check_embedding_values(original, protected)
     given = next(side for side in (original, protected) if side is not None)
     sides = [at_least_float32(given).detach().new_zeros(given.shape) if s is None else s for s in (original, protected)]
     wide = torch.promote_types(torch.promote_types(sides[0].dtype, sides[1].dtype), torch.float32)
-    left, right = (side.to(wide) for side in sides)
     names = given.new_empty(0, dtype=torch.int64) if speakers is None else speakers.to(torch.int64)
-    holds = (original is not None) * _ORIGINAL | (protected is not None) * _PROTECTED
-    holds |= (utterances is not None) * _UTTERANCE | (is_reference is not None) * _CHOOSES
+    bits = {_ORIGINAL: original, _PROTECTED: protected, _CHOOSES: is_reference}
+    bits |= {_UTTERANCE: utterances, _SESSION: sessions, _GROUP: groups}
+    holds = sum(bit for bit, column in bits.items() if column is not None)
     row_holds = torch.full_like(names, holds, dtype=torch.uint8)
     if is_reference is not None:
         row_holds = row_holds + is_reference.to(torch.uint8) * _REFERENCE
-    ids = torch.zeros_like(names) if utterances is None else utterances.to(torch.int64)
-    return Rows(left, right, names, ids, row_holds)
+    utterance, session, group = (
+        torch.zeros_like(names) if column is None else column.to(torch.int64) for column in numbers.values()
+    )
+    left, right = (side.to(wide) for side in sides)
+    return Rows(left, right, names, utterance, session, group, row_holds)
 
 
 def sides_of(rows: Rows) -> Sides:
@@ -90,15 +122,48 @@ def sides_of(rows: Rows) -> Sides:
     # An utterance without a number is one of its own.
     own = torch.arange(count, 2 * count, device=rows.speakers.device)
     ids = torch.where(numbered, torch.unique(rows.utterances, return_inverse=True)[1], own)
-    is_reference = (rows.row_holds & _REFERENCE) != 0 if bool((rows.row_holds & _CHOOSES).any()) else None
+    given = torch.stack([(rows.row_holds & bit).any() for bit in (_CHOOSES, _SESSION, _GROUP)]).tolist()
+    columns = (rows.row_holds & _REFERENCE) != 0, rows.sessions, rows.groups
+    known = [column if said else None for column, said in zip(columns, given, strict=True)]
+    # Protected anew in another session, a recording is another one; its original is still the same.
+    drawn = ids if known[1] is None else torch.unique(torch.stack([ids, rows.sessions]), dim=1, return_inverse=True)[1]
     sides = []
-    for vectors, bit in ((rows.original, _ORIGINAL), (rows.protected, _PROTECTED)):
-        kept = _first_of_each(ids, (rows.row_holds & bit) != 0)
-        chosen = None if is_reference is None else is_reference[kept]
-        sides.append(Side(vectors[kept], rows.speakers[kept], ids[kept], chosen))
+    for vectors, numbers, bit in ((rows.original, ids, _ORIGINAL), (rows.protected, drawn, _PROTECTED)):
+        kept = _first_of_each(numbers, (rows.row_holds & bit) != 0)
+        sides.append(Side(vectors, rows.speakers, ids, rows.speakers, *known).take(kept))
     # Protected recordings may well come out alike; only where there is nothing else to look at are they looked at.
     _warn_of_copies(*(("original", sides[0]) if len(sides[0].speakers) else ("protected", sides[1])))
-    return Sides(*sides)
+    return _with_voices(*sides)
+
+
+def _with_voices(original: Side, protected: Side) -> Sides:
+    speakers = torch.cat([original.speakers, protected.speakers])
+    names, place = torch.unique(speakers, return_inverse=True)
+    if original.groups is not None and protected.groups is not None:
+        groups = torch.unique(torch.cat([original.groups, protected.groups]), return_inverse=True)[1]
+        codes, place = torch.unique(groups * len(names) + place, return_inverse=True)
+        names = names[codes % max(1, len(names))]
+    first, second = place.split([len(original.speakers), len(protected.speakers)])
+    return Sides(original._replace(voices=first), protected._replace(voices=second), names)
+
+
+def places_of(side: Side, *columns: str) -> tuple[Tensor, Tensor]:
+    """For every row the number of its combination of speaker and ``columns``, and one row of each combination."""
+    known = [side.speakers, *(column for name in columns if (column := getattr(side, name)) is not None)]
+    combinations, place = torch.unique(torch.stack(known), dim=1, return_inverse=True)
+    first = torch.full((combinations.shape[1],), len(place), device=place.device)
+    return place, first.scatter_reduce(0, place, torch.arange(len(place), device=place.device), "amin")
+
+
+def _averaged(side: Side, by_session: bool) -> Side:
+    """The mean of every speaker's rows, within a group and, where sessions matter, within a session."""
+    place, first = places_of(side, "groups", *(["sessions"] if by_session else []))
+    sums = widen(side.vectors).new_zeros(len(first), side.vectors.shape[1])
+    sums = sums.index_add(0, place, widen(side.vectors))
+    means = sums / torch.bincount(place, minlength=len(first)).unsqueeze(1)
+    # A mean is no recording: a number of its own, below those of all that are.
+    numbers = -1 - torch.arange(len(first), device=place.device)
+    return side.take(first)._replace(vectors=means.to(side.vectors.dtype), utterances=numbers)
 
 
 def _first_of_each(ids: Tensor, present: Tensor) -> Tensor:

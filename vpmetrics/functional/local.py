@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._checks import check_identification, warn_undefined
-from vpmetrics._precision import result_dtype, widen
+from vpmetrics._precision import at_least_float32, result_dtype, widen
 from vpmetrics._trials import slopes as regression
 from vpmetrics._trials.identification import Identification, equal_up_to, identify_trials, local_bits, standardise
 from vpmetrics._trials.references import prepare_trials
@@ -166,7 +166,9 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
         warn_undefined("Local information needs two references, trials of two speakers, and numbers.")
         # One trial of which nothing is known makes every mean, share and extreme NaN.
         wide = links = wide.new_full((1,), torch.nan)
-    positive = torch.where(wide.isnan(), torch.nan, (wide > 0).to(wide.dtype))
+    # What rounding leaves of a slope of nothing is no disclosure.
+    nothing = 16 * torch.finfo(at_least_float32(bits).dtype).eps
+    positive = torch.where(wide.isnan(), torch.nan, (wide > nothing).to(wide.dtype))
     negative = 1 - positive
     values = {
         "alid": wide.mean(),

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_bandwidth, check_choice, check_tensor, warn_once, warn_undefined
+from vpmetrics._checks import check_bandwidth, check_choice, check_tensor, warn_once
 from vpmetrics._precision import result_dtype, widen
-from vpmetrics._trials.matrices import SIMILARITIES, SimilarityMatrices, matrices_of_sides
+from vpmetrics._trials.matrices import SIMILARITIES, SimilarityMatrices, matrices_of_sides, ratio_to_original
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.utterances import pack, sides_of
 
@@ -63,7 +63,7 @@ def voice_similarity_matrix(
     """
     check_choice("similarity", similarity, SIMILARITIES)
     check_bandwidth(bandwidth)
-    rows = pack(original, protected, speakers, None, utterances, values=validate_args)
+    rows = pack(original, protected, speakers, utterances=utterances, values=validate_args)
     with warn_once():
         return matrices_of_sides(sides_of(rows), similarity, resolve_scoring(scoring), bandwidth)
 
@@ -112,7 +112,7 @@ def de_identification(oo: Tensor, op: Tensor) -> Tensor:
         >>> de_identification(torch.eye(2), torch.tensor([[0.6, 0.5], [0.4, 0.5]]))
         tensor(0.9000)
     """
-    return 1 - _ratio_to_original(op, oo)
+    return 1 - ratio_to_original(diagonal_dominance(op), diagonal_dominance(oo))
 
 
 def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
         >>> voice_distinctiveness(torch.eye(2), torch.eye(2) / 10)
         tensor(-10.)
     """
-    return 10 * _ratio_to_original(pp, oo).log10()
+    return 10 * ratio_to_original(diagonal_dominance(pp), diagonal_dominance(oo)).log10()
 
 
 def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -173,14 +173,3 @@ def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _relative(value: Tensor, original: Tensor) -> Tensor:
     return torch.where(original > 1e-12, value.clamp(min=0) / original, torch.nan)
-
-
-def _ratio_to_original(matrix: Tensor, oo: Tensor) -> Tensor:
-    dominance, own = diagonal_dominance(matrix), diagonal_dominance(oo)
-    # Equal similarities average to equal numbers but for the last digits.
-    digits = 16 * torch.finfo(own.dtype).eps
-    own, dominance = torch.where(own > digits, own, torch.nan), torch.where(dominance <= digits, 0, dominance)
-    ratio = dominance / own
-    if bool(ratio.isnan()):
-        warn_undefined("The original voices have no diagonal to compare with: too few or too similar speakers.")
-    return ratio

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vpmetrics._scalars import Scalar, scalar, scalars_of
-from vpmetrics._trials.utterances import CONDITIONS
+from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
 from vpmetrics.lightning.names import closest, last_component, without_loader
 from vpmetrics.suite import VoicePrivacy
 
@@ -15,7 +15,7 @@ from vpmetrics.suite import VoicePrivacy
 def scalar_names(suite: VoicePrivacy | None = None, sessions: bool = False) -> tuple[str, ...]:
     """The names of all scalars a suite returns, of several sessions or of one."""
     suite = VoicePrivacy() if suite is None else suite
-    conditions = (*CONDITIONS, "within", "across") if sessions else CONDITIONS
+    conditions = tuple(CONDITIONS) if sessions else ALWAYS
     names = scalars_of(conditions, attacks=getattr(suite, "attacks", None) is not None, sessions=sessions)
     ends = ("", "_low", "_high") if getattr(suite, "intervals", None) else ("",)
     return tuple(name + end for name in names for end in ends)
