@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from typing_extensions import Self
 
 from vpmetrics._checks import check_embeddings, check_integers, check_shape, check_tensor
 from vpmetrics._precision import at_least_float32
 from vpmetrics._trials.moments import Covariances, Moments, deal, moments_of
 from vpmetrics._trials.separation import Maps, separation
 from vpmetrics.attacks.watching import Resizable, Watched
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 NOTHING, PROTECTED = "nothing", "protected speech"
 LABELLED, PAIRS = "protected speech with speakers", "pairs of original and protected speech"
