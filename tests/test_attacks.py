@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
+import numpy as np
 import pytest
 import torch
 from reference import attacks as reference
@@ -11,15 +13,19 @@ from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 from vpmetrics._trials.moments import Moments, deal, moments_of
-from vpmetrics._trials.separation import Maps, separation
+from vpmetrics._trials.separation import Maps, disclosed_share, separation
 from vpmetrics.attacks import (
     STANDARD,
+    Attack,
+    LinearAttack,
     Procrustes,
     ReducedProcrustes,
     RidgeToOriginal,
     RidgeToProtected,
     Whitened,
+    ridge_map,
 )
+from vpmetrics.attacks.base import NOTHING, PAIRS, PROTECTED, map_rows
 
 
 def voices(speakers=20, each=6, size=8, seed=0, dtype=torch.float64, numbers=None):
@@ -150,3 +156,158 @@ class TestEveryAttack:
         assert_close(cosines(loaded, o, p), cosines(fitted, o, p), atol=0, rtol=0)
         with pytest.raises(RuntimeError, match="fitted before it attacks"):
             copy.deepcopy(attack).attack(o, p)
+
+    def test_gradients_reach_the_embeddings_that_are_attacked(self, attack):
+        o, p, speakers = voices(speakers=6, each=2, size=3)
+        fitted = copy.deepcopy(attack).fit(o, p, speakers)
+        assert torch.autograd.gradcheck(
+            lambda left, right: fitted.attack(left, right), (o[:3].requires_grad_(), p[:3].requires_grad_())
+        )
+
+    def test_what_is_missing_is_named(self, attack):
+        o, p, speakers = voices(speakers=4, each=2, size=3)
+        with pytest.raises(TypeError, match="`protected` to be a tensor, but got NoneType"):
+            copy.deepcopy(attack).fit(o, None, speakers)
+        with pytest.raises(ValueError, match=r"`speakers` to have shape \(8,\)"):
+            copy.deepcopy(attack).fit(o, p, speakers[:3])
+        with pytest.raises(ValueError, match="at least one row"):
+            copy.deepcopy(attack).fit(o[:0], p[:0], speakers[:0])
+        if attack.needs == PAIRS:
+            with pytest.raises(TypeError, match="`original` to be a tensor, but got NoneType"):
+                copy.deepcopy(attack).fit(None, p, speakers)
+        else:
+            assert cosines(copy.deepcopy(attack).fit(None, p, speakers), o, p).isfinite().all()
+
+    def test_nan_that_comes_in_does_not_leave_as_a_number(self, attack):
+        o, p, speakers = voices(speakers=6, each=3, size=4)
+        p[2, 1] = torch.nan
+        if attack.needs != NOTHING:
+            assert cosines(copy.deepcopy(attack).fit(o, p, speakers), o[:2], p[:2]).isnan().all()
+
+
+LINEAR = [attack for attack in STANDARD if isinstance(attack, LinearAttack)]
+
+
+@pytest.mark.parametrize("attack", LINEAR, ids=lambda attack: attack.name)
+class TestEveryLinearAttack:
+    def test_observed_in_pieces_is_observed_at_once_and_is_fitted_to_all(self, attack):
+        o, p, speakers = voices(speakers=30)
+        at_once, pieces = copy.deepcopy(attack), copy.deepcopy(attack)
+        at_once.observe(o, p, speakers)
+        for rows in torch.randperm(len(o), generator=torch.Generator().manual_seed(1)).split(17):
+            pieces.observe(o[rows], p[rows], speakers[rows], sessions=speakers[rows])
+        expected = cosines(at_once.fit(), o, p)
+        assert_close(cosines(pieces.fit(), o, p), expected, atol=1e-9, rtol=0)
+        resumed = copy.deepcopy(attack)
+        resumed.load_state_dict(pieces.state_dict())
+        resumed = pickle.loads(pickle.dumps(resumed))
+        assert_close(cosines(resumed.fit(), o, p), expected, atol=1e-9, rtol=0)
+        # Fitted to the rows themselves, only the groups that choose the setting differ.
+        setting = attack.settings[len(attack.settings) // 2]
+        assert_close(
+            cosines(only(pieces, setting).fit(), o, p),
+            cosines(only(copy.deepcopy(attack), setting).fit(o, p, speakers), o, p),
+            atol=1e-9,
+            rtol=0,
+        )
+
+    def test_groups_are_attacked_by_what_was_fitted_without_them(self, attack):
+        o, p, speakers = voices()
+        groups, count = deal(p, speakers)
+        setting = attack.settings[-1]
+        together = only(copy.deepcopy(attack), setting).fit_groups(moments_of(o, p, speakers, groups, count))
+        for group in range(count):
+            chosen = groups != group
+            alone = only(copy.deepcopy(attack), setting).fit(o[chosen], p[chosen], speakers[chosen])
+            maps = together.of(group)
+            left, right = map_rows(o, maps.mean_o, maps.map_o), map_rows(p, maps.mean_p, maps.map_p)
+            assert_close(normalize(left) @ normalize(right).T, cosines(alone, o, p), atol=1e-9, rtol=0)
+
+
+def test_a_group_has_no_say_in_its_own_setting(monkeypatch):
+    o, p, speakers = voices()
+    groups, count = deal(p, speakers)
+    moments = moments_of(o, p, speakers, groups, count)
+    attack = RidgeToOriginal()
+    found = torch.rand(len(attack.settings), count, generator=torch.Generator().manual_seed(0))
+    chosen = []
+    for best in (0, 6):
+        found[:, 2], found[best, 2] = 0, 10
+        monkeypatch.setattr(attack, "_separations", lambda *_: found)
+        chosen.append(attack.fit_groups(moments).map_p)
+    same = [torch.equal(first, second) for first, second in zip(*chosen, strict=True)]
+    assert same == [False, False, True, False, False]
+
+
+@pytest.mark.parametrize("condition", ["OP", "PP"])
+def test_settings_are_judged_by_the_pairs_of_the_condition(condition):
+    o, p, speakers = voices()
+    groups, count = deal(p, speakers)
+    moments = moments_of(o, p, speakers, groups, count)
+    attack = only(Whitened(), 1e-2)
+    attack.settings *= 2  # one alone would not be judged
+    maps = attack.fit_groups(moments, condition)
+    for group in range(count):
+        chosen, of = groups == group, maps.of(group)
+        right = map_rows(p[chosen], of.mean_p, of.map_p)
+        left = map_rows(o[chosen], of.mean_o, of.map_o) if condition == "OP" else right
+        expected = reference.separation(left.numpy(), right.numpy(), speakers[chosen].numpy())
+        expected = np.sign(expected) * (1 - np.exp(-(expected**2) / 6.5))
+        assert attack._separations(moments, condition)[1, group].item() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("apart", [0.25, 0.5, 1.0, 2.0, 3.0, 5.0])
+def test_the_share_disclosed_is_about_that_of_gaussian_scores(apart):
+    scores = torch.linspace(-12, 17, 100_001, dtype=torch.float64)
+    density = [torch.exp(-0.5 * (scores - mean) ** 2) * 29e-5 / (2 * torch.pi) ** 0.5 for mean in (apart, 0)]
+    llr = apart * scores - apart**2 / 2
+    disclosed = (density[0] * zebra(llr)).sum() + (density[1] * zebra(-llr)).sum()
+    assert disclosed_share(torch.tensor(apart)).item() == pytest.approx(disclosed.item(), abs=0.012)
+
+
+def zebra(llr):
+    """Z of ZEBRA, away from 0, where it cancels."""
+    return torch.where(llr.abs() < 1e-3, llr / 3, 0.5 + (llr - llr.expm1()) / llr.expm1() ** 2)
+
+
+def test_an_attacker_of_anybodys_own_takes_two_methods():
+    class Scaled(Attack):
+        name, needs = "scaled", PROTECTED
+
+        def fit(self, original, protected, speakers):  # noqa: ARG002
+            self.spread = protected.std(0)
+            return self
+
+        def attack(self, original, protected):
+            return original, None if protected is None else protected / self.spread
+
+    class Turned(LinearAttack):
+        name, needs, settings = "turned", PAIRS, (1.0, -1.0)
+
+        def maps(self, moments, setting):
+            return Maps(map_p=setting * torch.eye(moments.po.shape[1]).to(moments.po).expand_as(moments.po))
+
+    o, p, speakers = voices()
+    assert cosines(Scaled().fit(o, p, speakers), o, p).isfinite().all()
+    assert_close(Turned().fit(o, -o, speakers).map_p, -torch.eye(8, dtype=torch.float64))
+
+
+def test_a_ridge_map_carries_a_gradient():
+    o, p, speakers = voices(speakers=5, each=3, size=3)
+
+    def predicted(original, protected):
+        moments = moments_of(original, protected, speakers).together
+        return (protected - moments.mean_p) @ ridge_map(moments.pp, moments.po, 1e-2)[0]
+
+    attack = only(RidgeToOriginal(), 1e-2).fit(o, p, speakers)
+    assert_close(predicted(o, p), attack.attack(o, p)[1], atol=1e-10, rtol=0)
+    assert torch.autograd.gradcheck(predicted, (o.requires_grad_(), p.requires_grad_()))
+
+
+def test_running_moments_forget():
+    o, p, speakers = voices()
+    first, second = moments_of(o[:60], p[:60], speakers[:60]), moments_of(o[60:], p[60:], speakers[60:])
+    twice = moments_of(*(torch.cat([x[:60], x[60:], x[60:]]) for x in (o, p, speakers)))
+    found = (first.scaled(0.5) + second).together
+    assert_close(found.po, twice.together.po)
+    assert_close(found.mean_o, twice.together.mean_o)

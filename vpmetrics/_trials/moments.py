@@ -47,6 +47,12 @@ class Moments:
         return Moments(names, groups, factor * counts, original, protected, *(factor * part for part in within))
 
     @cached_property
+    def of_protected(self) -> Moments:
+        """With protected speech on both sides."""
+        p, scatter = self.protected, self.within_pp
+        return Moments(self.names, self.groups, self.counts, p, p, scatter, scatter, scatter)
+
+    @cached_property
     def each(self) -> Covariances:
         """Of every group by itself."""
         return self._choose(torch.eye(len(self.within_oo)))
@@ -119,17 +125,17 @@ class Covariances:
     @cached_property
     def eigen_oo(self) -> tuple[Tensor, Tensor]:
         """Eigenvalues ``(F, D)``, ascending, and eigenvectors ``(F, D, D)`` of the original side."""
-        return _eigen(self.oo, self.mean_o)
+        return _spectrum(self.oo, self.mean_o)
 
     @cached_property
     def eigen_pp(self) -> tuple[Tensor, Tensor]:
         """The same of the protected side."""
-        return _eigen(self.pp, self.mean_p)
+        return _spectrum(self.pp, self.mean_p)
 
     @cached_property
     def eigen_within(self) -> tuple[Tensor, Tensor]:
         """The same of the protected side within speakers."""
-        return _eigen(self.within_pp, self.mean_p)
+        return _spectrum(self.within_pp, self.mean_p)
 
 
 @dataclass(frozen=True)
@@ -213,10 +219,15 @@ def _describe(counts: Tensor, original: Tensor, protected: Tensor) -> tuple[Tens
     return count, speakers, pairs.sum(), mean_o, mean_p, *covariances, *same
 
 
-def _eigen(matrices: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and vectors; NaN for a matrix that holds one, which LAPACK refuses."""
+def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors of symmetric ``(F, D, D)``; NaN for a matrix that holds one, which LAPACK refuses."""
     bad = ~matrices.isfinite().flatten(1).all(1)[:, None]
     values, vectors = torch.linalg.eigh(matrices.masked_fill(bad[..., None], 0))
+    return values.masked_fill(bad, torch.nan), vectors
+
+
+def _spectrum(covariances: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = eigen(covariances)
     # Equal embeddings and their mean differ by a rounding, which is no variance.
     rounding = (16 * torch.finfo(mean.dtype).eps * mean.abs().amax(1, keepdim=True)).square()
-    return values.masked_fill(values <= rounding, 0).masked_fill(bad, torch.nan), vectors
+    return values.masked_fill(values <= rounding, 0), vectors

@@ -48,6 +48,14 @@ def separation(moments: Moments, maps: Maps) -> Tensor:
     return gap / within.clamp(min=torch.finfo(gap.dtype).tiny).sqrt()
 
 
+def disclosed_share(separations: Tensor) -> Tensor:
+    """Roughly the share of their identity that Gaussian scores so far apart disclose, in [-1, 1]; 0 for NaN.
+
+    Within 0.012 of their D_ECE over its maximum. Means of it over groups are not ruled by those that are easy.
+    """
+    return (-torch.expm1(-separations.square() / 6.5) * separations.sign()).nan_to_num(0)
+
+
 def _map_rows(rows: Tensor, mean: Tensor | None, matrix: Tensor | None) -> Tensor:
     rows = rows if mean is None else rows - mean
     return rows if matrix is None else (rows[:, None] @ matrix)[:, 0]

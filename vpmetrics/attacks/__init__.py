@@ -1,6 +1,8 @@
 """Attackers, fitted on other speakers than they attack: what protected speech discloses to more than a cosine."""
 
 from vpmetrics.attacks.base import Attack, LinearAttack
+from vpmetrics.attacks.kernel import KernelRidge
+from vpmetrics.attacks.labelled import Discriminant, PLDAPosterior, WithinClassWhitening
 from vpmetrics.attacks.linear import (
     CanonicalCorrelation,
     Centred,
@@ -18,13 +20,17 @@ __all__ = [
     "Attack",
     "CanonicalCorrelation",
     "Centred",
+    "Discriminant",
+    "KernelRidge",
     "LinearAttack",
+    "PLDAPosterior",
     "Plain",
     "Procrustes",
     "ReducedProcrustes",
     "RidgeToOriginal",
     "RidgeToProtected",
     "Whitened",
+    "WithinClassWhitening",
     "ridge_map",
 ]
 
@@ -37,5 +43,9 @@ STANDARD: tuple[Attack, ...] = (
     Procrustes(),
     ReducedProcrustes(),
     CanonicalCorrelation(),
+    Discriminant(),
+    WithinClassWhitening(),
+    PLDAPosterior(),
+    KernelRidge(),
 )
 """The battery: every attack once, not fitted."""

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from vpmetrics._checks import check_embeddings, check_integers, check_shape, check_tensor
+from vpmetrics._checks import check_choice, check_embeddings, check_integers, check_shape, check_tensor
 from vpmetrics._precision import at_least_float32
 from vpmetrics._trials.moments import Covariances, Moments, deal, moments_of
-from vpmetrics._trials.separation import Maps, separation
+from vpmetrics._trials.separation import Maps, disclosed_share, separation
 from vpmetrics.attacks.watching import Resizable, Watched
 
 if TYPE_CHECKING:
@@ -89,18 +89,21 @@ class LinearAttack(Attack, Resizable):
         return self.fit_moments(moments_of(left.detach(), right.detach(), names, groups, count))
 
     @torch.no_grad()
-    def fit_moments(self, moments: Moments) -> Self:
-        """Learn from moments: the setting by leaving out one group of speakers after the other, the maps from all."""
-        best = self._best(self._separations(moments).sum(1, keepdim=True))[0]
+    def fit_moments(self, moments: Moments, condition: str = "OP") -> Self:
+        """Learn from moments: the setting by leaving out one group of speakers after the other, the maps from all.
+
+        With the condition ``"PP"`` the setting is the one that best separates protected from protected speech.
+        """
+        best = self._best(self._separations(moments, condition).sum(1, keepdim=True))[0]
         for name, part in zip(Maps._fields, self.maps(moments.together, self.settings[best]).of(0), strict=True):
             setattr(self, name, part)
         self.is_fitted = True
         return self
 
     @torch.no_grad()
-    def fit_groups(self, moments: Moments) -> Maps:
+    def fit_groups(self, moments: Moments, condition: str = "OP") -> Maps:
         """Maps for every group, fitted on all others, ``(G, ...)``; no group has a say in the setting of its own."""
-        found = self._separations(moments)
+        found = self._separations(moments, condition)
         best = self._best(found @ (1 - torch.eye(found.shape[1])).to(found))
         by_setting = {index: self.maps(moments.others, self.settings[index]) for index in set(best)}
         return _stack([by_setting[index].of(group) for group, index in enumerate(best)])
@@ -137,12 +140,16 @@ class LinearAttack(Attack, Resizable):
         """Take over whether it was fitted."""
         self.is_fitted = state
 
-    def _separations(self, moments: Moments) -> Tensor:
+    def _separations(self, moments: Moments, condition: str) -> Tensor:
         """How well each setting separates each group, fitted on the others, ``(settings, G)``; 0 where unknown."""
+        check_choice("condition", condition, ("OP", "PP"))
         if len(self.settings) == 1:
             return moments.counts.new_zeros(1, len(moments.within_oo))
-        found = [separation(moments, self.maps(moments.others, setting)) for setting in self.settings]
-        return torch.stack(found).nan_to_num(0, 0, 0)
+        found = [self.maps(moments.others, setting) for setting in self.settings]
+        if condition == "PP":
+            found = [Maps(each.mean_p, each.map_p, each.mean_p, each.map_p) for each in found]
+            moments = moments.of_protected
+        return disclosed_share(torch.stack([separation(moments, each) for each in found]))
 
     def _best(self, separations: Tensor) -> list[int]:
         """The best setting of each column; where nothing speaks for any, the last."""
@@ -170,10 +177,14 @@ def map_rows(rows: Tensor, mean: Tensor | None, matrix: Tensor | None) -> Tensor
 
 def _stack(maps: list[Maps]) -> Maps:
     """Maps of all groups; those to fewer dimensions are filled up with zeros, which no cosine sees."""
+    return Maps(*(_stack_parts(parts) for parts in zip(*maps, strict=True)))
 
-    def stack(parts: tuple[Tensor | None, ...]) -> Tensor | None:
-        given = [part for part in parts if part is not None]
-        widest = max((part.shape[-1] for part in given), default=0)
-        return torch.stack([pad(part, (0, widest - part.shape[-1])) for part in given]) if given else None
 
-    return Maps(*(stack(parts) for parts in zip(*maps, strict=True)))
+def _stack_parts(parts: tuple[Tensor | None, ...]) -> Tensor | None:
+    given = [part for part in parts if part is not None]
+    if not given:
+        return None
+    nothing = torch.zeros_like(given[0]) if given[0].ndim == 1 else torch.eye(len(given[0])).to(given[0])
+    filled = [nothing if part is None else part for part in parts]
+    widest = max(part.shape[-1] for part in filled)
+    return torch.stack([pad(part, (0, widest - part.shape[-1])) for part in filled])

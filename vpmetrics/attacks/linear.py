@@ -74,7 +74,7 @@ class Procrustes(LinearAttack):
 
     def maps(self, moments: Covariances, setting: int | None) -> Maps:
         """The orthogonal map that brings the sides closest, from the singular vectors of their products."""
-        if setting is None or setting >= moments.po.shape[1]:
+        if setting is None:
             return Maps(moments.mean_o, None, moments.mean_p, turn(moments.po))
         o, p = moments.eigen_oo[1][..., -setting:], moments.eigen_pp[1][..., -setting:]
         return Maps(moments.mean_o, o, moments.mean_p, p @ turn(p.mT @ moments.po @ o))

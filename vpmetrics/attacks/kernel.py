@@ -1,0 +1,108 @@
+"""Kernel ridge regression: the attack that is not linear, for sets small enough."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from vpmetrics._checks import check_embeddings, check_tensor
+from vpmetrics._precision import at_least_float32, widen
+from vpmetrics._trials.moments import deal, moments_of
+from vpmetrics._trials.separation import Maps, separation
+from vpmetrics._trials.utterances import row_keys
+from vpmetrics.attacks.base import PAIRS, Attack
+from vpmetrics.attacks.watching import Resizable
+
+_WIDTH = 4.0  # of the kernel, in total variances; between 2 and 8 it hardly matters
+
+
+class KernelRidge(Attack, Resizable):
+    r"""Original speech predicted from protected speech by kernel ridge regression. The attacker must have pairs.
+
+    .. math:: p' = k(p, P)\,(k(P, P) + \lambda I)^{-1}\,(O - \bar{o}), \qquad k(p, q) = e^{-|p - q|^2 / (8 v)}
+
+    with :math:`v` the total variance of protected speech; the ridge :math:`\lambda` that best separates speakers left
+    out is taken. Time grows with the cube of the rows, so of more than ``most_rows`` only as many are learnt from, the
+    same ones in whatever order they come.
+    """
+
+    name, needs = "kernel ridge", PAIRS
+    most_rows: ClassVar[int] = 1024
+    settings: ClassVar[tuple[float, ...]] = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
+    mean_o: Tensor | None
+    mean_p: Tensor
+    rows: Tensor
+    scale: Tensor
+    weights: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("mean_o", "mean_p", "rows", "scale", "weights"):
+            self.register_buffer(name, None)
+
+    @torch.no_grad()
+    def fit(self, original: Tensor, protected: Tensor, speakers: Tensor) -> Self:
+        """Learn from embeddings ``(N, D)`` of both sides and the speakers ``(N,)`` of their rows; returns itself."""
+        check_tensor("original", original)
+        check_tensor("protected", protected)
+        check_embeddings(original, protected, speakers)
+        if len(protected) == 0:
+            raise ValueError("Expected `protected` to have at least one row, but got none.")
+        chosen = _thin(protected, self.most_rows)
+        o, p, names = widen(original[chosen]), widen(protected[chosen]), speakers[chosen]
+        self.mean_o, self.mean_p = o.mean(0), p.mean(0)
+        o, self.rows = o - self.mean_o, p - self.mean_p
+        groups = _Groups(names, *deal(p, names))
+        self.scale = 2 * _WIDTH * self.rows.square().sum(1).mean()
+        kernel = _kernel(self.rows, self.rows, self.scale)
+        fits = [_fit(kernel, ridge, o, groups) for ridge in self.settings]
+        self.weights = fits[int(torch.stack([separated for _, separated in fits]).argmax())][0]
+        return self
+
+    def attack(self, original: Tensor | None, protected: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Both sides as the attacker compares them, by cosine; None for a side that was left out."""
+        if self.mean_o is None:
+            raise RuntimeError("Expected KernelRidge to be fitted before it attacks: see `fit`.")
+        if protected is not None:
+            # Weights are large and cancel, so they need the digits of the type they were found in.
+            predicted = _kernel(widen(protected) - self.mean_p, self.rows, self.scale) @ self.weights
+            protected = predicted.to(at_least_float32(protected).dtype)
+        if original is not None:
+            original = at_least_float32(original) - self.mean_o.to(at_least_float32(original))
+        return original, protected
+
+
+class _Groups(NamedTuple):
+    """Rows by the speakers to be left out together."""
+
+    speakers: Tensor
+    group: Tensor
+    number: int
+
+
+def _fit(kernel: Tensor, ridge: float, target: Tensor, groups: _Groups) -> tuple[Tensor, Tensor]:
+    """Weights of a kernel regression, and how well it separates speakers it was not fitted on."""
+    ridged = kernel + ridge * torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(ridged).L)
+    weights = inverse @ target
+    # Without a group, its predictions are off the targets by what its own block of the inverse says of the weights.
+    predicted = target.clone()
+    for chosen in (groups.group == torch.arange(groups.number, device=target.device)[:, None]).unbind():
+        block = inverse[chosen][:, chosen]
+        predicted[chosen] -= torch.linalg.solve_ex(block, weights[chosen]).result
+    found = separation(moments_of(target, predicted, *groups), Maps())
+    return weights, found.nan_to_num(0, 0, 0).sum()
+
+
+def _kernel(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
+    squared = torch.cdist(a, b).square()
+    return torch.exp(-squared / scale.clamp(min=torch.finfo(a.dtype).tiny))
+
+
+def _thin(rows: Tensor, most: int) -> Tensor:
+    """Positions of at most so many rows, the same ones in whatever order they come."""
+    order = row_keys(rows).argsort(stable=True)
+    return order[torch.linspace(0, len(order) - 1, min(most, len(order)), device=rows.device).long()]
