@@ -16,6 +16,8 @@ import torch
 
 import vpmetrics as vp
 from vpmetrics import functional as F
+from vpmetrics._trials.conversations import dealt_places
+from vpmetrics._trials.utterances import row_keys
 
 Batch = dict[str, Any]
 
@@ -134,14 +136,18 @@ def _run_case(calibration: str) -> Case:
 RUN_CASES = [_run_case("linear"), _run_case("isotonic")]
 
 
-def embeddings(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch]:
+def embeddings(seed: int = 0, dtype: torch.dtype = torch.float64, least: int = 1) -> list[Batch]:
     """Utterances of eight speakers with labels of any kind, unevenly spread; protection keeps part of each voice."""
     draw = torch.Generator().manual_seed(seed)
     names = torch.tensor([-5, 0, 3, 4, 11, 1000, 2049, 2**40])
     voices, pseudo = (torch.randn(len(names), 6, generator=draw) for _ in range(2))
     batches = []
-    for size in (40, 30, 45, 35):
-        index = torch.cat([torch.arange(len(names)), torch.randint(len(names), (size - len(names),), generator=draw)])
+    for rows in (40, 30, 45, 35):
+        others = max(0, rows - least * len(names))
+        index = torch.cat(
+            [torch.arange(len(names)).repeat(least), torch.randint(len(names), (others,), generator=draw)]
+        )
+        size = len(index)
         noise = torch.randn(2, size, 6, generator=draw)
         original = voices[index] + noise[0]
         protected = 0.4 * original + pseudo[index] + noise[1]
@@ -241,6 +247,48 @@ def _reference_local(original: Any, protected: Any, speakers: Any) -> dict[str, 
     }
 
 
+def _attackers(protected: torch.Tensor, speakers: torch.Tensor) -> torch.Tensor:
+    """The half of the utterances that is the attacker's, as dealt, where protected speech is compared with itself."""
+    return dealt_places(speakers.unique(return_inverse=True)[1], row_keys(protected)) % 2 == 0
+
+
+def _found(protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor) -> dict[str, torch.Tensor]:
+    known = _attackers(protected, speakers)
+    histogram = F.rank_histogram(protected[~known], speakers[~known], protected[known], speakers[known])
+    return F.reidentification_rate(histogram, (2, 5, 8))
+
+
+def _reference_found(_: Any, protected: Any, speakers: Any) -> dict[str, float]:
+    known = _attackers(torch.from_numpy(protected), torch.from_numpy(speakers)).numpy()
+    return reference.crowd.rates(*reference.rank.reference_scores(protected, protected, speakers, known), (2, 5, 8))
+
+
+def _singled_out(protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor) -> dict[str, torch.Tensor]:
+    known = _attackers(protected, speakers)
+    names, index = speakers[known].unique(return_inverse=True)
+    means = protected.new_zeros(len(names), 6, dtype=torch.float64).index_add(0, index, protected[known].double())
+    means = (means / torch.bincount(index)[:, None]).to(torch.promote_types(protected.dtype, torch.float32))
+    return F.singling_out(means, names, protected[~known].to(means.dtype), speakers[~known], sizes=(8,))
+
+
+def _reference_singled_out(_: Any, protected: Any, speakers: Any) -> dict[str, float]:
+    known = _attackers(torch.from_numpy(protected), torch.from_numpy(speakers)).numpy()
+    voices = []
+    for name in np.unique(speakers):
+        rows = protected[(speakers == name) & ~known]
+        places = dealt_places(torch.from_numpy(speakers[~known]), row_keys(torch.from_numpy(protected[~known])))
+        voices.append(rows[places.numpy()[speakers[~known] == name].argsort()])
+    cosine, isolated = reference.similarity.cosine, []
+    for fold in range(min(10, max(map(len, voices)))):
+        turned = [np.roll(rows, -(fold % len(rows)), axis=0)[:10] for rows in voices]
+        for own, name in enumerate(np.unique(speakers)):
+            model = protected[(speakers == name) & known].mean(0)
+            scores = [np.array([cosine(model, row) for row in rows]) for rows in turned]
+            tested = np.array([row[0] for row in scores])
+            isolated.append(reference.crowd.singling_out(tested, [row[1:] for row in scores], own, 8))
+    return {"singling_out_8": np.mean(isolated), "singling_out_8_error": 0.0}
+
+
 _LONE = {
     "original": torch.eye(3, 6),
     "protected": torch.ones(3, 6) + torch.eye(3, 6),
@@ -310,6 +358,23 @@ EMBEDDING_CASES = [
         _local,
         _reference_local,
         (_LONE, _STRANGERS),
+    ),
+    _embedding_case(
+        "ReidentificationRate",
+        partial(vp.ReidentificationRate, sizes=(2, 5, 8)),
+        _found,
+        _reference_found,
+        (_LONE, _STRANGERS),
+    ),
+    replace(
+        _embedding_case(
+            "SinglingOut",
+            partial(vp.SinglingOut, sizes=(8,)),
+            _singled_out,
+            _reference_singled_out,
+            (_LONE, _STRANGERS),
+        ),
+        batches=partial(embeddings, least=5),
     ),
     replace(
         _embedding_case("EmbeddingTrials of counts", _fed(vp.ZebraDisclosure()), _op_zebra, _reference_op_zebra),

@@ -247,7 +247,8 @@ def test_undefined_data_is_nan_with_one_warning(case):
         assert all(bool(entry.isnan().all()) for entry in entries(value))
 
 
-SMOOTH = [case for case in CASES if not case.name.startswith(("Cllr", "Linkability", "CalibrationDistortion"))]
+STEPS = ("Cllr", "Linkability", "CalibrationDistortion", "SinglingOut")
+SMOOTH = [case for case in CASES if not case.name.startswith(STEPS)]
 
 
 @pytest.mark.parametrize("case", SMOOTH, ids=str)

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from vpmetrics.crowd import ReidentificationRate, SinglingOut
     from vpmetrics.local import LocalInformationDisclosure
     from vpmetrics.rank import SimilarityRankDisclosure
     from vpmetrics.similarity import DeIdentification, VoiceDistinctiveness, VoiceSimilarityMatrix
@@ -22,7 +23,9 @@ __all__ = [
     "Linkability",
     "LocalInformationDisclosure",
     "MinCllr",
+    "ReidentificationRate",
     "SimilarityRankDisclosure",
+    "SinglingOut",
     "VoiceDistinctiveness",
     "VoicePrivacy",
     "VoiceSimilarityMatrix",
@@ -31,7 +34,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 # Torch and torchmetrics take seconds to import: they wait until a metric is asked for, as `--help` never does.
-_HOMES = ("local", "rank", "similarity", "suite", "trials", "verification", "zebra")
+_HOMES = ("crowd", "local", "rank", "similarity", "suite", "trials", "verification", "zebra")
 
 
 def __getattr__(name: str) -> Any:

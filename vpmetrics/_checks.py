@@ -7,7 +7,7 @@ so those checks are functions of their own and read everything they need at once
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Real
@@ -286,3 +286,11 @@ def check_whole(name: str, value: Any, least: int) -> None:
         raise TypeError(f"Expected `{name}` to be a whole number, but got {value!r}.")
     if value < least:
         raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
+
+
+def check_sizes(sizes: Any, smallest: int, name: str = "sizes") -> None:
+    """Refuse anything but some whole numbers, all different."""
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str) or not all(type(size) is int for size in sizes):
+        raise TypeError(f"Expected `{name}` to be a sequence of whole numbers, but got {sizes!r}.")
+    if len(sizes) == 0 or min(sizes) < smallest or len(set(sizes)) < len(sizes):
+        raise ValueError(f"Expected `{name}` to be different numbers of at least {smallest}, but got {sizes!r}.")

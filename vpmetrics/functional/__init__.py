@@ -1,6 +1,8 @@
 """The mathematics as pure functions: what each class computes, under the same words in snake case."""
 
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
+from vpmetrics.functional.conversations import conversations
+from vpmetrics.functional.crowd import reidentification_rate, singling_out
 from vpmetrics.functional.features import codebook_histogram, f0_histogram
 from vpmetrics.functional.isotonic import isotonic_regression, pav_llr
 from vpmetrics.functional.local import (
@@ -33,6 +35,7 @@ __all__ = [
     "cllr",
     "codebook_histogram",
     "combine_disclosures",
+    "conversations",
     "de_identification",
     "diagonal_dominance",
     "ece_profile",
@@ -52,6 +55,8 @@ __all__ = [
     "rank_disclosure",
     "rank_histogram",
     "raw_equal_error_rate",
+    "reidentification_rate",
+    "singling_out",
     "summarise_information",
     "voice_distinctiveness",
     "voice_similarity_matrix",

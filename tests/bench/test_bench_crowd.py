@@ -1,0 +1,120 @@
+"""A crowd beside the bare matrix product, and beside the NumPy package that defines the measures.
+
+Run with ``pytest -m bench -s tests/bench/test_bench_crowd.py``.
+"""
+
+from __future__ import annotations
+
+import time
+
+import legal_eval
+import numpy as np
+import pytest
+import torch
+from legal_eval import metrics
+
+from bench.timing import in_turns, peak_megabytes, report
+from vpmetrics import ReidentificationRate, SinglingOut
+
+pytestmark = pytest.mark.bench
+
+WIDTH, EACH, SIZES = 192, 5, (20, 100, 1000)
+
+
+def people(number, each, width=WIDTH):
+    """Embeddings of so many utterances of everybody, side by side, and whose they are."""
+    draw = torch.Generator().manual_seed(0)
+    voices = torch.randn(number, 1, width, generator=draw)
+    rows = voices + 1.5 * torch.randn(number, each, width, generator=draw)
+    return rows.flatten(0, 1), torch.arange(number).repeat_interleave(each)
+
+
+def test_twenty_thousand_people_cost_at_most_two_products():
+    number = 20_000
+    rows, speakers = people(number, 1 + EACH)
+    is_reference = torch.arange(len(rows)) % (1 + EACH) == 0
+    references, probes = rows[is_reference], rows[~is_reference]
+    metric = ReidentificationRate(validate_args=False)
+    metric.update(protected=rows, speakers=speakers, is_reference=is_reference)
+
+    def bare():
+        for part in probes.split(64):
+            part @ references.T
+
+    def ours():
+        metric._computed = None
+        return metric.compute()
+
+    seconds = in_turns({"bare": bare, "ours": ours}, repeat=2)
+    ratio = report(f"{number} people x {EACH} against {number}", seconds["ours"], "the products", seconds["bare"])
+    assert ratio <= 2
+
+
+def test_five_thousand_people_cost_no_more_than_the_peer_needs():
+    number = 5000
+    rows, speakers = people(number, EACH)
+    is_reference = torch.arange(len(rows)) % EACH < 3
+    found = {"rate": ReidentificationRate((*SIZES, number)), "singling out": SinglingOut((*SIZES, number))}
+
+    def ours(name):
+        metric = found[name]
+        metric.reset()
+        metric.update(protected=rows, speakers=speakers, is_reference=is_reference)
+        return metric.compute()
+
+    embeddings = dict(enumerate(rows.double().numpy()))
+    known = {n: [n * EACH + i for i in range(3)] for n in range(number)}
+    others = {n: [n * EACH + 3, n * EACH + 4] for n in range(number)}
+
+    def peer_rate():
+        models = legal_eval.build_speaker_embeddings(known, embeddings)
+        probes = {utterance: embeddings[utterance] for mine in others.values() for utterance in mine}
+        matrix = legal_eval.cosine_score_matrix(models, probes)
+        whose = [n for n, mine in others.items() for _ in mine]
+        beaters = legal_eval.count_beaters(matrix, whose)
+        return {
+            size: legal_eval.linkability(matrix, size, test_speakers=whose, estimator="exact", beaters=beaters)[0]
+            for size in (*SIZES, number)
+        }
+
+    def peer_singling_out():
+        models = legal_eval.build_speaker_embeddings(known, embeddings)
+        scores = metrics.score_conversations(models, legal_eval.build_conversations(others, embeddings, 1))
+        return {size: metrics.singling_out(scores, size) for size in (*SIZES, number)}
+
+    for name, peer in (("rate", peer_rate), ("singling out", peer_singling_out)):
+        start = time.perf_counter()
+        theirs = peer()
+        between = time.perf_counter()
+        values = ours(name)
+        seconds = time.perf_counter() - between, between - start
+        report(f"{name}, {number} people x {EACH}", seconds[0], "the peer's", seconds[1])
+        assert seconds[0] <= seconds[1]
+        for size in (*SIZES, number):
+            if name == "rate":
+                assert values[f"rate_{size}"].item() == pytest.approx(theirs[size], abs=1e-5)  # ours in float32
+            else:
+                outcomes = np.array(list(theirs[size].values()))
+                assert values[f"singling_out_{size}"].item() == pytest.approx(outcomes.mean(), abs=0.03)
+
+
+@pytest.mark.parametrize("metric", ["ReidentificationRate", "SinglingOut"])
+def test_memory_grows_with_the_utterances_not_with_their_pairs(metric):
+    """Beside the scores: 25,000 utterances of 192 numbers are 19 MB, all pairs of them 2,500 MB."""
+    setup = """
+import torch
+from bench.test_bench_crowd import people
+from vpmetrics import ReidentificationRate, SinglingOut
+rows, speakers = people({number}, 5)
+warm = {metric}((20,))
+warm.update(protected=rows[:200], speakers=speakers[:200])
+warm.compute()
+"""
+    work = "one = {metric}((20, 1000)); one.update(protected=rows, speakers=speakers); one.compute()"
+    used = {
+        number: peak_megabytes(setup.format(number=number, metric=metric), work.format(metric=metric))
+        for number in (2500, 5000)
+    }
+    print(f"\n{metric}: " + ", ".join(f"{number} people x 5: +{size:.0f} MB" for number, size in used.items()))
+    assert used[5000] < 250
+    assert used[5000] < 2.3 * used[2500] + 20

@@ -1,0 +1,100 @@
+"""Who is looked for with what: an attacker's utterances, averaged per speaker, and conversations of the others."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._trials.conditions import Condition
+from vpmetrics._trials.conversations import averaged, dealt_places, whole
+from vpmetrics._trials.isolation import Crowd, gather_crowd
+from vpmetrics._trials.references import Trials, form_trials
+from vpmetrics._trials.utterances import Side, Sides, places_of, row_keys
+
+ACCUMULATED = ("probes", "references", "both")
+
+
+class Listening(NamedTuple):
+    """How much speech an attacker hears, and what they do with it.
+
+    ``utterances`` of a speaker and session are averaged to a probe, to a reference, or to either of them, as
+    ``accumulated`` says; otherwise a probe is one utterance, and a reference the mean of all the attacker has of
+    somebody. ``attack`` changes utterances before they are averaged; ``condition`` says what is compared with what.
+    """
+
+    condition: Condition
+    utterances: int = 1
+    accumulated: str = "probes"
+    attack: Any = None
+
+
+def hear(sides: Sides, listening: Listening) -> tuple[Side, Side]:
+    """The utterances an attacker knows the speakers of, and conversations of which they do not."""
+    condition, length = listening.condition, listening.utterances
+    reference, probe = _dealt(*sides.pair(condition, enrolment="utterance"))
+    if listening.accumulated != "probes":
+        by_session = ("sessions",) if condition.own_session != "any" else ()
+        reference = _first_conversation(reference, length, *by_session)
+    members = _conversations(probe, 1 if listening.accumulated == "references" else length, "sessions")
+    known = _attacked(reference, condition.reference, listening.attack)
+    vectors = averaged(_attacked(probe, condition.probe, listening.attack).vectors, members)
+    return known, probe.take(members[:, 0])._replace(vectors=vectors)
+
+
+def trials_of_conversations(sides: Sides, listening: Listening) -> Trials:
+    """Conversations, each to be identified among one reference per known speaker."""
+    known, heard = hear(sides, listening)
+    return form_trials(known, heard, torch.full_like(heard.utterances, -1), listening.condition.own_session)
+
+
+def crowd_of_conversations(sides: Sides, listening: Listening, most: int) -> Crowd:
+    """One reference per known speaker, and the conversations out of which one may be singled out."""
+    known, heard = hear(sides, listening)
+    references = form_trials(known, known, torch.full_like(known.utterances, -1)).references
+    places = dealt_places(heard.speakers, row_keys(heard.vectors))
+    means = references.gallery(turn=0, step=-1).to(known.vectors.dtype)
+    return gather_crowd(means, references.speakers, heard.vectors, heard.speakers, places, most)
+
+
+def _dealt(reference: Side, probe: Side) -> tuple[Side, Side]:
+    """The attacker's utterances and the others: as chosen, or half of every speaker's recordings to each."""
+    if reference.is_reference is not None:
+        return reference, probe
+    ids = torch.cat([reference.utterances, probe.utterances])
+    recordings, recording = ids.unique(return_inverse=True)
+    # A recording is dealt once, whatever versions of it there are, and by what all of them have in common.
+    keys = _smallest(torch.cat([row_keys(reference.vectors), row_keys(probe.vectors)]), recording, len(recordings))
+    columns = [name for name in ("speakers", "sessions") if getattr(probe, name) is not None]
+    known_of = [torch.cat([getattr(reference, name), getattr(probe, name)]) for name in columns]
+    codes = torch.stack([_smallest(column, recording, len(recordings)) for column in known_of])
+    group = codes.unique(dim=1, return_inverse=True)[1]
+    known = (dealt_places(group, keys) % 2 == 0)[recording]
+    return reference.take(known[: len(reference.utterances)]), probe.take(~known[len(reference.utterances) :])
+
+
+def _smallest(values: Tensor, place: Tensor, count: int) -> Tensor:
+    return values.new_empty(count).scatter_reduce(0, place, values, "amin", include_self=False)
+
+
+def _conversations(side: Side, length: int, *columns: str) -> Tensor:
+    """Rows of the conversations of every speaker and combination of ``columns``, in their order, ``(C, L)``."""
+    group, _ = places_of(side, "groups", *columns)
+    return whole(group, dealt_places(group, row_keys(side.vectors)), length)
+
+
+def _first_conversation(side: Side, length: int, *columns: str) -> Side:
+    """As many utterances of everybody as a conversation has; nothing of those of whom there is less."""
+    group, _ = places_of(side, "groups", *columns)
+    places = dealt_places(group, row_keys(side.vectors))
+    members = whole(group, places, length)
+    return side.take(members[places[members[:, 0]] == 0].flatten())
+
+
+def _attacked(side: Side, name: str, attack: Any) -> Side:
+    """A side as the attacker compares it."""
+    if attack is None:
+        return side
+    original, protected = attack.attack(*((side.vectors, None) if name == "original" else (None, side.vectors)))
+    return side._replace(vectors=original if name == "original" else protected)
