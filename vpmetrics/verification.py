@@ -91,6 +91,8 @@ class Linkability(ScoreMetric):
     over :math:`\min(\lfloor T / 10 \rfloor, 100)` equal bins of the joint range of the scores. The code of the Voice
     Privacy Challenges prints less: see :func:`vpmetrics.functional.linkability`.
 
+    What Vauquier et al. (2025) call linkability is another measure: :class:`vpmetrics.ReidentificationRate`.
+
     ``update(preds, target)`` takes scores in any shape and on any scale, higher = more alike, and labels, 1 = same
     speaker. ``compute()`` returns a scalar in [0, 1], 0 = nothing can be linked; NaN with fewer than ten targets.
 

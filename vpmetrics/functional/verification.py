@@ -168,6 +168,8 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
     by the trapezoid rule, which drops half of the first and the last bin, and so prints less: up to 0.04 less on score
     files of the challenge, 0.5 instead of 1 for scores that separate the classes.
 
+    What Vauquier et al. (2025) call linkability is another measure: :func:`reidentification_rate`.
+
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
