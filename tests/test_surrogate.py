@@ -21,6 +21,7 @@ from vpmetrics._scores.measures import (
 )
 from vpmetrics._scores.smooth import count_on, lay_grid, read_off, soft_counts
 from vpmetrics._scores.steps import Steps, calibrate, mean_over_nontargets, mean_over_targets
+from vpmetrics.functional import equal_error_rate, min_cllr, pav_llr, zebra_disclosure
 
 
 def gaussians(distance, targets, nontargets, seed=0, dtype=torch.float64):
@@ -103,17 +104,32 @@ def test_gradient_with_the_grid_held_fixed(bandwidth):
     )
 
 
+MEASURES = {
+    "d_ece": lambda *trials: zebra_disclosure(*trials)["d_ece"],
+    "d_ece_reversed": lambda *trials: zebra_disclosure(*trials)["d_ece_reversed"],
+    "l_w": lambda *trials: zebra_disclosure(*trials)["l_w"],
+    "min_cllr": min_cllr,
+    "eer": equal_error_rate,
+    "pav_llr": lambda *trials: pav_llr(trials[0], trials[1], False, trials[2]),
+    "pav_llr_laplace": lambda *trials: pav_llr(trials[0], trials[1], True, trials[2]),
+}
+
+
 @pytest.mark.parametrize("bandwidth", [0.1, 0.3])
-def test_gradient_agrees_with_finite_differences_of_the_whole_function(bandwidth):
-    preds, target = gaussians(1.0, 40, 160)
-    preds.requires_grad_()
-    (gradient,) = torch.autograd.grad(d_ece(preds, target, bandwidth), preds)
-    shift = 0.02 * bandwidth  # longer than rounding, shorter than the kernel; range and width move along
-    with torch.no_grad():
-        moved = preds + shift * torch.cat([torch.eye(len(preds)), -torch.eye(len(preds))])
-        grid, *counts = soft_counts(moved, target.expand_as(moved), bandwidth)
-        upper, lower = expected_disclosure(Steps(grid[:, 1:], *counts)).chunk(2)
-    assert torch.cosine_similarity(gradient, upper - lower, dim=0) >= 0.99
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+def test_gradient_of_the_whole_function_the_grid_included(measure, bandwidth, seed):
+    preds, target = gaussians(0.2, 8, 25, seed)
+    assert gradcheck(lambda x: measure(x, target, bandwidth), preds.requires_grad_(), atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+def test_no_gradient_pushes_along_a_shift_or_a_stretch(measure):
+    preds, target = gaussians(1.0, 100, 1000)
+    (gradient,) = torch.autograd.grad(measure(preds.requires_grad_(), target, 0.1).sum(), preds)
+    size = gradient.norm().item()
+    assert gradient.sum().item() == pytest.approx(0, abs=1e-9 * max(1, size))
+    assert (gradient * preds).sum().item() == pytest.approx(0, abs=1e-9 * max(1, size))
 
 
 def test_nearly_every_score_receives_a_gradient():
@@ -126,9 +142,10 @@ def test_nearly_every_score_receives_a_gradient():
 def test_counts_keep_the_number_and_the_place_of_trials():
     preds, target = gaussians(2.0, 50, 400)
     grid, targets, nontargets = soft_counts(preds, target, 0.1)
-    assert_close(targets.sum(), torch.tensor(50.0, dtype=torch.float64))
-    assert_close(nontargets.sum(), torch.tensor(400.0, dtype=torch.float64))
-    assert_close((targets * grid).sum() / 50, preds[target == 1].mean())
+    empty = {"rtol": 2e-6, "atol": 0}  # what empty cells are taken to hold
+    assert_close(targets.sum(), torch.tensor(50.0, dtype=torch.float64), **empty)
+    assert_close(nontargets.sum(), torch.tensor(400.0, dtype=torch.float64), **empty)
+    assert_close((targets * grid).sum() / 50, preds[target == 1].mean(), **empty)
     spread = (nontargets * (grid - preds[target == 0].mean()).square()).sum() / 400
     kernel = 0.1 * preds.std(correction=0)
     assert_close(spread, preds[target == 0].var(correction=0) + kernel.square(), rtol=1e-4, atol=0)
@@ -186,6 +203,27 @@ def test_degenerate_scores_have_finite_values_and_gradients(preds):
     (gradient,) = torch.autograd.grad(value, preds)
     assert -1e-6 <= value.item() <= 0.7214
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["spread", "tied", "two values"])
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [
+        *((torch.float32, scale) for scale in (1e-44, 1e-38, 1e-30, 1e-17, 1e20, 3e37)),
+        *((torch.float64, scale) for scale in (1e-310, 1e-300, 1e-150, 1e160, 1e300, 1.5e307)),
+    ],
+)
+def test_scores_of_any_size_have_finite_values_and_gradients(dtype, scale, kind):
+    preds, target = gaussians(1.0, 30, 100)
+    preds = {"spread": preds, "tied": torch.ones_like(preds), "two values": (preds > 0).double()}[kind]
+    moved = (preds * scale).to(dtype).requires_grad_()
+    for name, measure in MEASURES.items():
+        value = measure(moved, target, 0.1)
+        (gradient,) = torch.autograd.grad(value.sum(), moved)
+        assert value.isfinite().all(), name
+        assert gradient.isfinite().all(), name
+        if scale > torch.finfo(dtype).tiny ** 0.5:
+            assert_close(value, measure(preds, target, 0.1).to(dtype), atol=1e-3, rtol=1e-3)
 
 
 def test_separated_scores():

@@ -24,3 +24,12 @@ def result_dtype(*tensors: Tensor) -> torch.dtype:
 def at_least_float32(tensor: Tensor) -> Tensor:
     """Half precision to float32, everything else as it is."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def power_of_two_near(peak: Tensor, least: float) -> Tensor:
+    """A power of two within a factor of two of each magnitude, but no less than ``least``; 1 for 0.
+
+    Dividing by it rounds nothing, and keeps sums and squares from overflowing.
+    """
+    power = torch.exp2((peak.frexp().exponent - 1).to(peak.dtype))
+    return torch.where(peak == 0, 1, power.clamp(min=least))

@@ -6,7 +6,8 @@ calculated from them has a gradient. Reading values back off the grid is the exa
 scores of what :func:`read_off` returns is the sum over cells of counts times values.
 
 The partition into blocks needs no derivative. Where two blocks touch, moving the border changes a proper score only to
-second order, because PAV minimises all of them at once; so gradients flow through the sums of the blocks alone.
+second order, because PAV minimises all of them at once; so gradients flow through the sums of the blocks alone. The
+grid does: it follows the range and the spread of the scores, and its own part makes the gradient that of the whole.
 """
 
 from __future__ import annotations
@@ -17,21 +18,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._precision import at_least_float32, widen
+from vpmetrics._precision import at_least_float32, power_of_two_near, widen
 
 _REACH = 8.0  # scores further from the mean than this, in standard deviations, count as lying there
 _MARGIN = 6.0  # room outside the outermost score, in bandwidths: the Gaussian is down to 1e-8 of its height
 _CELLS_PER_BANDWIDTH = 2.5  # the spectrum of the Gaussian is down to 1e-13 at the highest frequency of such a grid
 _SPLIT_VARIANCE = 1 / 6  # in cells: how much splitting scores between neighbours widens the Gaussian, on average
 _MOST_CELLS = 1 << 16
-_FLOOR = 1e-12  # share of a class that an empty grid is taken to hold: no block is pure, no logarithm infinite
+_FLOOR = 1e-6  # share of a class that empty cells are taken to hold: no logarithm is infinite, or one of rounding
 
 
 class Grid(NamedTuple):
     """Where scores are counted: ``cells`` points ``low + k * step``, within ``[lowest, highest]`` for scores.
 
-    ``low``, ``step``, ``lowest``, ``highest`` and ``width`` (of the Gaussian, in steps) are ``(..., 1)``, detached.
+    ``low``, ``step``, ``lowest``, ``highest`` (all in units of ``unit``) and ``width`` (of the Gaussian, in steps) are
+    ``(..., 1)``; they carry the gradient of the scores' range and spread.
     """
+
+    unit: Tensor
 
     low: Tensor
     step: Tensor
@@ -43,13 +47,16 @@ class Grid(NamedTuple):
     @property
     def points(self) -> Tensor:
         """The scores of the grid points, ``(..., cells)``, ascending."""
-        return self.low + self.step * torch.arange(self.cells, dtype=self.low.dtype, device=self.low.device)
+        place = torch.arange(self.cells, dtype=self.low.dtype, device=self.low.device)
+        return (self.low + self.step * place) * self.unit
 
 
 def lay_grid(preds: Tensor, bandwidth: float) -> Grid:
-    r"""The grid for scores: it follows their range and spread, and carries no gradient.
+    r"""The grid for scores: it follows their range and spread.
 
-    Shifting or stretching all scores leaves PAV as it is, so that part of the gradient is nearly zero anyway.
+    Shifting or stretching all scores moves the grid along, so that neither changes a value, and no gradient pushes
+    that way. Scores whose deviation is a matter of rounding are tied; they are told apart down to 1e-23 in float32 and
+    1e-162 in float64.
 
     Args:
         preds: Scores of shape ``(..., P)``; every row gets a grid of its own.
@@ -63,21 +70,23 @@ def lay_grid(preds: Tensor, bandwidth: float) -> Grid:
         >>> grid.cells, grid.lowest, grid.highest
         (512, tensor([-1.]), tensor([1.]))
     """
-    scores = at_least_float32(preds.detach())
+    scores = at_least_float32(preds)
     if scores.shape[-1] == 0:
         scores = scores.new_zeros(*scores.shape[:-1], 1)
+    numbers, largest = torch.finfo(scores.dtype), scores.detach().abs().amax(-1, keepdim=True)
+    # Not for the smallest scores there are: divided by such a unit, the gradient would overflow.
+    unit = power_of_two_near(largest, least=math.sqrt(numbers.tiny))
+    scores, largest = scores / unit, largest / unit
     variance, mean = torch.var_mean(scores, dim=-1, correction=0, keepdim=True)
     # Scores that agree in half their digits are tied: what is left of their spread is mostly rounding.
-    largest = scores.abs().amax(-1, keepdim=True)
-    least = math.sqrt(torch.finfo(scores.dtype).eps) * torch.where(largest == 0, 1, largest)
-    deviation = torch.maximum(variance.sqrt(), least)
+    deviation = torch.maximum(variance, numbers.eps * largest.clamp(min=1).square()).sqrt()
     lowest = torch.maximum(scores.amin(-1, keepdim=True), mean - _REACH * deviation)
     highest = torch.minimum(scores.amax(-1, keepdim=True), mean + _REACH * deviation)
     width = bandwidth * deviation
     low, high = lowest - _MARGIN * width, highest + _MARGIN * width
     cells = _number_of_cells(bandwidth)
     step = (high - low) / (cells - 1)
-    return Grid(low, step, lowest, highest, width / step, cells)
+    return Grid(unit, low, step, lowest, highest, width / step, cells)
 
 
 def count_on(grid: Grid, preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,7 +170,7 @@ def _number_of_cells(bandwidth: float) -> int:
 
 def _locate(grid: Grid, preds: Tensor) -> tuple[Tensor, Tensor]:
     """The grid point below every score, and the share of the score that belongs to the next one."""
-    inside = torch.clamp(at_least_float32(preds), grid.lowest, grid.highest)
+    inside = torch.clamp(at_least_float32(preds) / grid.unit, grid.lowest, grid.highest)
     position = (inside - grid.low) / grid.step
     # A NaN must not become an index; it stays in the share.
     below = position.detach().nan_to_num(0.0, 0.0, 0.0).clamp_(0, grid.cells - 2).floor_()

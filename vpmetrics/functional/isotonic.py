@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._checks import check_bandwidth, check_shape, check_tensor, check_trials
-from vpmetrics._precision import at_least_float32, result_dtype, widen
+from vpmetrics._precision import at_least_float32, power_of_two_near, result_dtype, widen
 from vpmetrics._scores.counting import count_by_score, counts_on_grid
 from vpmetrics._scores.look_up import look_up
 from vpmetrics._scores.pav import pav_blocks, sum_by_block
@@ -71,11 +71,10 @@ def _block_means(values: Tensor, masses: Tensor, blocks: Tensor) -> Tensor:
 
 
 def _power_of_two(x: Tensor) -> Tensor:
-    """A power of two near the largest magnitude of each row."""
+    """A power of two near the largest finite magnitude of each row."""
     finite = torch.where(x.isfinite(), widen(x.detach()).abs(), 0)
     peak = torch.nn.functional.pad(finite, (0, 1)).amax(-1, keepdim=True)
-    power = torch.exp2((peak.frexp().exponent - 1).to(peak.dtype))
-    return power.clamp(min=torch.finfo(power.dtype).tiny)
+    return power_of_two_near(peak, least=torch.finfo(peak.dtype).tiny)
 
 
 def pav_llr(
