@@ -19,14 +19,15 @@ def draw_rate_over_people(curve: Mapping[int, float], gallery: int, ax: Axes | N
     style = next_style(ax)
     if not ax.lines:
         ax.set(xscale="log", yscale="log", xlabel="people to tell apart", ylabel="share found at first guess")
-        ax.set_ylim(top=1.3)
-        _count_by_decades(ax)
+        _show_counts(ax)
     rates = [curve[size] for size in sizes]
     counted = [size <= gallery for size in sizes]
     within, last = sum(counted), max(0, sum(counted) - 1)
     legend = f"{as_label(label)} ({gallery} references)" if label else f"{gallery} references"
     ax.plot(sizes[:within], rates[:within], color=style.colour, linestyle=style.line, label=legend, gid="system")
-    ax.plot(sizes[last:], rates[last:], color=style.colour, linestyle=":", gid="extrapolated")
+    if within < len(sizes):
+        said = "_" if any(line.get_gid() == "extrapolated" for line in ax.lines) else "extrapolated"
+        ax.plot(sizes[last:], rates[last:], color=style.colour, linestyle=":", label=said, gid="extrapolated")
     _draw_chance(ax, sizes, [1 / size for size in sizes])
     return _finished(ax)
 
@@ -37,8 +38,9 @@ def draw_over_utterances(
     """A rate over the number of utterances averaged, beside chance."""
     ax, lengths = axes_or_new(ax), sorted(curve)
     if not ax.lines:
-        ax.set(xscale="log", xlabel="utterances averaged", ylabel=name, ylim=(-0.02, 1.02))
-        _count_by_decades(ax)
+        ax.set(xlabel="utterances averaged", ylabel=name, ylim=(-0.02, 1.02))
+        ax.set_xscale("log", base=2)
+        _show_counts(ax, base=2)
     marks = {**next_style(ax).of_markers, "label": as_label(label) if label else name}
     ax.plot(lengths, [curve[length] for length in lengths], gid="system", **marks)
     _draw_chance(ax, lengths, [chance] * len(lengths))
@@ -53,7 +55,7 @@ def draw_singling_out(
     sizes = [size for size in sorted(curve) if not math.isnan(curve[size][0])]
     if not ax.lines:
         ax.set(xscale="log", xlabel="people", ylabel="share of predicates that single one out", ylim=(-0.02, 1.02))
-        _count_by_decades(ax)
+        _show_counts(ax)
     rates, errors = ([curve[size][part] for size in sizes] for part in (0, 1))
     style = next_style(ax)
     ax.plot(sizes, rates, gid="system", label=as_label(label) if label else "singled out", **style.of_markers)
@@ -67,11 +69,10 @@ def _bars(rates: Sequence[float], errors: Sequence[float]) -> tuple[list[float],
     return [rate - 2 * error for rate, error in pairs], [rate + 2 * error for rate, error in pairs]
 
 
-def _count_by_decades(ax: Axes) -> None:
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+def _show_counts(ax: Axes, base: int = 10) -> None:
+    ax.xaxis.set_major_locator(LogLocator(base=base))
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.tick_params(axis="x", labelsize="small")
 
 
 def _draw_chance(ax: Axes, x: Sequence[Any], y: Sequence[float]) -> None:
