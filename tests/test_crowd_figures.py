@@ -1,0 +1,66 @@
+"""Curves over people and over utterances, as numbers and as figures."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from crowds import UNDEFINED, people
+
+from vpmetrics import ReidentificationRate, SinglingOut
+from vpmetrics._plot_crowd import draw_over_utterances
+
+
+@pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
+def test_a_curve_over_utterances_is_that_of_metrics_made_for_each(metric):
+    _, protected, speakers = people(number=12, each=12, noise=2.0)
+    one = metric(sizes=(12,))
+    one.update(protected=protected, speakers=speakers)
+    curve = one.over_utterances((1, 2, 3))
+    for length, values in curve.items():
+        other = metric(sizes=(12,), utterances=length)
+        other.update(protected=protected, speakers=speakers)
+        assert other.compute() == values
+    with pytest.raises(ValueError, match="Expected `lengths`"):
+        one.over_utterances((0,))
+
+
+def drawn(ax, gid):
+    return [line for line in ax.lines if line.get_gid() == gid]
+
+
+def test_the_rate_is_drawn_as_counted_and_as_extrapolated_from_there():
+    metric = ReidentificationRate(sizes=(10, 500))
+    _, protected, speakers = people(number=30, each=4)
+    metric.update(protected=protected, speakers=speakers)
+    figure, ax = metric.plot(label="one")
+    metric.plot(ax=ax, label="another")
+    counted, extrapolated, chance = (drawn(ax, gid) for gid in ("system", "extrapolated", "chance"))
+    assert (len(counted), len(extrapolated), len(chance)) == (2, 2, 1)
+    assert counted[0].get_xdata()[-1] == extrapolated[0].get_xdata()[0] == 30
+    assert extrapolated[0].get_xdata()[-1] == 500
+    assert extrapolated[0].get_ydata()[-1] == pytest.approx(metric.compute()["rate_500"].item())
+    x, y = (np.asarray(part) for part in chance[0].get_data())
+    assert np.allclose(x * y, 1)
+    assert [text.get_text() for text in ax.get_legend().get_texts()].count("extrapolated") == 1
+    assert ax.get_figure() is figure
+
+
+def test_singling_out_is_drawn_with_its_error_beside_chance():
+    metric = SinglingOut(sizes=(5, 10, 300))
+    _, protected, speakers = people(number=10, each=6)
+    metric.update(protected=protected, speakers=speakers)
+    with pytest.warns(UserWarning, match=UNDEFINED):
+        _, ax = metric.plot()
+    value = metric.compute()
+    assert drawn(ax, "system")[0].get_ydata() == pytest.approx([value[f"singling_out_{n}"].item() for n in (5, 10)])
+    assert drawn(ax, "chance")[0].get_ydata() == pytest.approx([math.exp(-1)] * 2)
+    low, high = ax.collections[0].get_segments()[0][:, 1]
+    assert high - low == pytest.approx(4 * value["singling_out_5_error"].item())
+
+
+def test_a_rate_over_utterances_is_drawn_beside_chance():
+    _, ax = draw_over_utterances({1: 0.2, 4: 0.5, 2: 0.3}, 0.01, None, "system")
+    assert list(drawn(ax, "system")[0].get_xdata()) == [1, 2, 4]
+    assert drawn(ax, "chance")[0].get_ydata() == pytest.approx([0.01] * 3)

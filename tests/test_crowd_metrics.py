@@ -1,0 +1,165 @@
+"""The metrics of a crowd: what the attacker has, what is averaged, and what no equal error rate tells."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from crowds import fed, made_systems, people, rates
+from torch.testing import assert_close
+
+from vpmetrics import ReidentificationRate, SinglingOut
+from vpmetrics._trials.conversations import dealt_places
+from vpmetrics._trials.utterances import row_keys
+from vpmetrics.functional import conversations, equal_error_rate, rank_histogram, reidentification_rate
+
+
+@pytest.mark.parametrize("accumulated", ["probes", "references", "both"])
+def test_the_metric_averages_what_it_says(accumulated):
+    _, protected, speakers = people(number=8, each=9, noise=1.5)
+    is_reference = torch.arange(72) % 9 < 5
+    sizes = (2, 5, 8)
+    found = fed(
+        ReidentificationRate(sizes, utterances=2, accumulated=accumulated),
+        protected,
+        speakers,
+        is_reference=is_reference,
+    )
+    known, unknown = protected[is_reference], protected[~is_reference]
+    names, others = speakers[is_reference], speakers[~is_reference]
+    if accumulated != "probes":
+        # The first two that the attacker has of everybody.
+        first = dealt_places(names, row_keys(known)) < 2
+        known, names = known[first], names[first]
+    if accumulated != "references":
+        unknown, _, others, _ = conversations(unknown, None, others, 2)
+    assert len(others) == (32 if accumulated == "references" else 16)
+    expected = reidentification_rate(rank_histogram(unknown, others, known, names), sizes)
+    for name, value in expected.items():
+        assert_close(found[name], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
+@pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
+def test_what_the_attacker_has_is_in_no_probe_whatever_the_order_the_names_and_the_batches(metric, condition):
+    original, protected, speakers = people(number=20, each=9)
+    rows = torch.randperm(180, generator=torch.Generator().manual_seed(2))
+    names = torch.randperm(200, generator=torch.Generator().manual_seed(3)) * 11 - 700
+    one, other = (metric(sizes=(5, 20), utterances=2, condition=condition) for _ in range(2))
+    one.update(original, protected, speakers)
+    for part in rows.split(50):
+        other.update(original[part], protected[part], names[speakers[part]])
+    for name, value in one.compute().items():
+        assert_close(other.compute()[name], value, rtol=0, atol=1e-12)
+    # Utterances that say nothing but which they are: only one and the same would be found.
+    alone = metric(sizes=(20,), condition=condition)
+    noise = torch.randn(400, 64, generator=torch.Generator().manual_seed(4))
+    alone.update(noise, noise, torch.arange(400) // 20)
+    (value,) = rates(alone.compute(), "rate_" if metric is ReidentificationRate else "singling_out_").values()
+    assert value < (0.12 if metric is ReidentificationRate else 0.45)
+
+
+def test_originals_of_the_attacker_are_not_probed_protected():
+    original, _, speakers = people(number=20, each=8)
+    metric = ReidentificationRate(sizes=(20,), condition="OP", scoring="euclidean")
+    # Every protected utterance is its original, and far from all others: only those would be found whose original the
+    # attacker has, were they probes.
+    own = original + 1000 * torch.randn(original.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    metric.update(own, own, speakers)
+    assert metric.compute()["rate_20"] < 0.15
+
+
+def test_sessions_are_averaged_by_themselves_and_told_apart():
+    # Within a session everybody has a voice of their own, across sessions nobody has.
+    draw = torch.Generator().manual_seed(0)
+    keyed = torch.randn(20, 2, 1, 16, generator=draw) + 0.1 * torch.randn(20, 2, 6, 16, generator=draw)
+    speakers = torch.arange(20).repeat_interleave(12)
+    sessions = torch.arange(240) // 6 % 2
+    found = {
+        condition: fed(
+            ReidentificationRate(sizes=(20,), utterances=3, condition=condition),
+            keyed.flatten(0, 2),
+            speakers,
+            sessions=sessions,
+        )["rate_20"]
+        for condition in ("within", "across")
+    }
+    assert found["within"] == 1
+    assert found["across"] < 0.25
+
+
+def test_an_attack_changes_both_sides_before_they_are_averaged():
+    original, _, speakers = people(number=12, each=6, noise=0.3)
+    turn = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
+
+    class Turned:
+        def attack(self, original, protected):
+            return original, None if protected is None else (protected - 5) @ turn.T
+
+    plain, attacked = (ReidentificationRate((12,), 2, condition="OP", attack=attack) for attack in (None, Turned()))
+    for metric in (plain, attacked):
+        metric.update(original, original @ turn + 5, speakers)
+    clear = ReidentificationRate((12,), 2, condition="OP")
+    clear.update(original, original, speakers)
+    assert plain.compute()["rate_12"] < 0.4
+    assert attacked.compute()["rate_12"] >= clear.compute()["rate_12"] - 0.05 > 0.9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "name"),
+    [
+        ({"sizes": (0,)}, ValueError, "sizes"),
+        ({"utterances": 0}, ValueError, "utterances"),
+        ({"condition": "XY"}, ValueError, "condition"),
+        ({"scoring": "plda"}, ValueError, "scoring"),
+        ({"attack": 3}, TypeError, "attack"),
+    ],
+)
+@pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
+def test_odd_arguments_are_refused(metric, arguments, error, name):
+    with pytest.raises(error, match=f"Expected `{name}`"):
+        metric(**arguments)
+
+
+def test_further_odd_arguments_are_refused():
+    with pytest.raises(ValueError, match="Expected `accumulated`"):
+        ReidentificationRate(accumulated="probe")
+    with pytest.raises(ValueError, match="Expected `condition`"):
+        SinglingOut(condition="within")
+    with pytest.raises(ValueError, match="Expected `draws` to be at least 2"):
+        SinglingOut(draws=1)
+
+
+def test_the_metric_has_a_gradient_where_ranks_are_soft():
+    _, protected, speakers = people(number=6, each=6)
+    protected.requires_grad_()
+    metric = ReidentificationRate(sizes=(3, 20), bandwidth=0.3)
+    value = metric(protected=protected, speakers=speakers)
+    (value["rate_3"] + value["rate_20"]).backward()
+    assert protected.grad.isfinite().all()
+    assert protected.grad.abs().sum() > 0
+
+
+def test_three_systems_that_the_equal_error_rate_does_not_tell_apart():
+    found = {}
+    for name, spoken in made_systems().items():
+        _, number, each, _ = spoken.shape
+        first, second = torch.nn.functional.normalize(spoken[:, :, :2].flatten(1, 2), dim=-1)
+        of_pair = torch.arange(number).repeat_interleave(2)
+        values = [equal_error_rate(first @ second.T, of_pair[:, None] == of_pair).item()]
+        rows = {
+            "protected": spoken.flatten(0, 2),
+            "speakers": torch.arange(number).repeat_interleave(each).repeat(2),
+            "is_reference": torch.arange(2 * number * each) < number * each,
+        }
+        for length in (1, 8):
+            rate, singled = ReidentificationRate((100,), length), SinglingOut((100,), length)
+            values += [rate(**rows)["rate_100"].item(), singled(**rows)["singling_out_100"].item()]
+        found[name] = values
+    shared, keyed, noisy = found.values()
+    for eer, *_ in found.values():
+        assert eer == pytest.approx(0.325, abs=0.012)
+    # One sentence: half of all people are out; whoever shares a voice or has another key is harder to find, yet a key
+    # leaves everybody somebody to stand out as. Eight of them: noise is gone, a key is as good as before.
+    assert shared[1] < 0.03 < 0.05 < keyed[1] < 0.15 < 0.35 < noisy[1]
+    assert shared[3] < 0.03 < 0.05 < keyed[3] < 0.15 < 0.95 < noisy[3]
+    assert shared[4] < 0.4 < 0.7 < keyed[4] < noisy[4]
