@@ -111,7 +111,7 @@ def count_on(grid: Grid, preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
     Example:
         >>> preds, target = torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 0])
         >>> targets, nontargets = count_on(lay_grid(preds, bandwidth=0.1), preds, target)
-        >>> round(targets.sum().item(), 6), round(nontargets.sum().item(), 6)
+        >>> round(targets.sum().item(), 4), round(nontargets.sum().item(), 4)
         (1.0, 2.0)
     """
     cell, share = _locate(grid, preds)
