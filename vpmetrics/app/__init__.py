@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 
 
@@ -14,25 +16,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 when done, 2 when options or files cannot be used, say nothing, or no command is given, which prints the help.
+        As a shell has it, 130 when interrupted, and 141 when whoever read the output stopped.
     """
-    from vpmetrics.app.errors import InputError
     from vpmetrics.app.options import parser
 
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that knows no Unicode still shows the numbers
     arguments = parser()
     options = arguments.parse_args(argv)
     if options.command is None:
         arguments.print_help()
         return 2
     try:
+        status = _run(options)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # What is still to be flushed at exit goes nowhere, too.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return status
+
+
+def _run(options: Namespace) -> int:
+    from vpmetrics.app.errors import InputError, printable
+
+    try:
         from rich.console import Console
 
+        from vpmetrics.app.files import forget_seen
+
+        forget_seen()
         options.run(options, Console(soft_wrap=False))
     except InputError as error:
         print(f"vpmetrics {options.command}: error: {error}", file=sys.stderr)
-        return 2
     except ModuleNotFoundError as error:
-        print(f"vpmetrics needs {error.name}: pip install 'vpmetrics[app]'", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    return 0
+        print(f"vpmetrics needs {printable(str(error.name))}: pip install 'vpmetrics[app]'", file=sys.stderr)
+    else:
+        return 0
+    return 2

@@ -25,6 +25,7 @@ from vpmetrics.app.anonymiser import Anonymiser, SpeakerBatches, Split, average_
 from vpmetrics.app.embeddings import Embeddings
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.evaluation import evaluate_embeddings
+from vpmetrics.app.output import check_folder
 from vpmetrics.app.report import publish
 from vpmetrics.data import DemoVoices, demo_voices
 from vpmetrics.lightning.monitor import PrivacyMonitor
@@ -40,6 +41,9 @@ def demo(options: Namespace, console: Console) -> None:
     """Train, measure on the speakers held out, and report."""
     if options.epochs < 1:
         raise InputError(f"Expected --epochs to be 1 at least, but got {options.epochs}.")
+    if not 0 <= options.seed < 1 << 63:
+        raise InputError(f"Expected --seed to be from 0 to 2^63 - 1, but got {options.seed}.")
+    check_folder(options.out)
     began = time.monotonic()
     torch.set_num_threads(1)  # tensors are small, and on a busy machine threads would only wait for one another
     voices, draw = demo_voices(), torch.Generator().manual_seed(options.seed)
@@ -79,7 +83,10 @@ def train(voices: DemoVoices, split: Split, draw: torch.Generator, options: Name
             num_sanity_val_steps=0,
             log_every_n_steps=STEPS,
         )
-        trainer.fit(model, DataLoader(batches, batch_size=None), DataLoader(held_out, batch_size=len(held_out)))
+        try:
+            trainer.fit(model, DataLoader(batches, batch_size=None), DataLoader(held_out, batch_size=len(held_out)))
+        except SystemExit:  # how Lightning ends when it is interrupted
+            raise KeyboardInterrupt from None
     return model.eval()
 
 

@@ -15,6 +15,7 @@ from vpmetrics.app.embeddings import Embeddings, Sources, read_embeddings
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.evaluation import evaluate_embeddings, evaluate_trials, require_something
 from vpmetrics.app.lists import Names, TrialFile, looks_like_key, read_key, read_scores
+from vpmetrics.app.output import check_file, check_folder
 from vpmetrics.app.report import publish
 from vpmetrics.app.sides import holds_arrays
 from vpmetrics.app.trials import label_trials, speakers_of
@@ -23,6 +24,7 @@ from vpmetrics.suite import VoicePrivacy
 
 def evaluate(options: Namespace, console: Console) -> None:
     """One system."""
+    _check_output(options)
     with progress("reading and scoring"):
         system = _evaluate_one(options)
         require_something([system])
@@ -32,6 +34,7 @@ def evaluate(options: Namespace, console: Console) -> None:
 
 def compare(options: Namespace, console: Console) -> None:
     """Several systems side by side."""
+    _check_output(options)
     named = [_named(text) for text in options.systems]
     names = [name for name, _ in named]
     if len(set(names)) < len(names):
@@ -42,6 +45,13 @@ def compare(options: Namespace, console: Console) -> None:
         require_something(systems)
     lead = f"{len(systems)} systems side by side"
     publish(options.title, lead, systems, console, options.out, options.json, side_by_side=True)
+
+
+def _check_output(options: Namespace) -> None:
+    if options.out is not None:
+        check_folder(options.out)
+    if options.json is not None:
+        check_file(options.json)
 
 
 def progress(text: str) -> Status:

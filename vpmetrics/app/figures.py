@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
@@ -31,12 +30,6 @@ def draw_figures(systems: Sequence[System]) -> list[Picture]:
         for kind in FIGURES
         if kind.key in drawn
     ]
-
-
-def save(pictures: Sequence[Picture], folder: Path) -> None:
-    """Write them as files."""
-    for picture in pictures:
-        (folder / picture.file).write_bytes(picture.png)
 
 
 def _width(figure: Figure) -> int:

@@ -31,6 +31,8 @@ _ROLE_OF = {heading: role for role, headings in _HEADINGS.items() for heading in
 _PAIR_HEADINGS = {
     "utterance": {"utterance", "utt", "utterance_id", "utt_id", "id", "name", "segment", "file"},
     "speaker": {"speaker", "spk", "speaker_id", "spk_id", "spkid"},
+    "row": {"row", "index", "idx"},
+    "weight": {"weight", "share"},
     "group": {"group", "gender", "sex", "set", "dataset", "condition"},
 }
 _SCORES = "enrol trial score [target|nontarget]"
@@ -65,6 +67,10 @@ class Names:
 
     def __getitem__(self, number: int) -> str:
         return self._texts[number]
+
+    def all(self) -> list[str]:
+        """All names, by number."""
+        return list(self._texts)
 
     def learn(self, columns: pl.DataFrame) -> list[Array]:
         """The numbers of the names in columns of :attr:`role`; those first met here get the next."""

@@ -13,7 +13,8 @@ from rich.table import Table as RichTable
 
 from vpmetrics import __version__
 from vpmetrics._report import System
-from vpmetrics.app.errors import InputError
+from vpmetrics.app.errors import printable
+from vpmetrics.app.output import write_all
 from vpmetrics.app.tables import Table, as_json, table_of_systems, tables_of_system
 
 PAGE = "report.html"
@@ -64,27 +65,35 @@ def publish(
     """Say it in the terminal and, where asked for, in files."""
     tables = [table_of_systems(systems, title)] if side_by_side else tables_of_system(systems[0])
     notes = list(dict.fromkeys(note for system in systems for note in system.notes))
+    contents: dict[Path, bytes] = {}
+    if json_file is not None:
+        contents[json_file] = as_json_file(systems)
+    if out is not None:
+        contents |= _folder(title, lead, tables, systems, notes, out, side_by_side)
+    # Before anything is printed: whoever reads it may stop.
+    write_all(contents, [] if out is None else earlier_figures(out))
     print_tables(tables, console)
     print_notes(notes, console)
-    try:
-        if json_file is not None:
-            write_json(systems, json_file)
-            console.print(f"Wrote {escape(str(json_file))}", soft_wrap=True)
-        if out is not None:
-            _write_folder(title, lead, tables, systems, notes, out, side_by_side)
-            console.print(f"Wrote {escape(str(out / PAGE))} and its figures", soft_wrap=True)
-    except OSError as error:
-        raise InputError(f"cannot be written ({error.strerror or error})", error.filename) from None
+    if json_file is not None:
+        console.print(f"Wrote {escape(printable(str(json_file)))}", soft_wrap=True)
+    if out is not None:
+        console.print(f"Wrote {escape(printable(str(out / PAGE)))} and its figures", soft_wrap=True)
 
 
-def write_json(systems: Sequence[System], path: Path) -> None:
+def earlier_figures(out: Path) -> list[Path]:
+    """What another run may have left in the folder."""
+    from vpmetrics._figures import FIGURES
+
+    return [out / f"{kind.key}.png" for kind in FIGURES]
+
+
+def as_json_file(systems: Sequence[System]) -> bytes:
     """All scalars of all systems."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = {"vpmetrics": __version__, "systems": [as_json(system) for system in systems]}
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+    return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _write_folder(
+def _folder(
     title: str,
     lead: str,
     tables: Sequence[Table],
@@ -92,12 +101,11 @@ def _write_folder(
     notes: Sequence[str],
     out: Path,
     wide: bool,
-) -> None:
+) -> dict[Path, bytes]:
     # Matplotlib is slow to import, and a table needs none of it.
-    from vpmetrics.app.figures import draw_figures, save
+    from vpmetrics.app.figures import draw_figures
     from vpmetrics.app.page import render_page
 
     pictures = draw_figures(systems)
-    out.mkdir(parents=True, exist_ok=True)
-    save(pictures, out)
-    (out / PAGE).write_text(render_page(title, lead, tables, pictures, notes, wide), encoding="utf-8")
+    page = render_page(title, lead, tables, pictures, notes, wide)
+    return {**{out / picture.file: picture.png for picture in pictures}, out / PAGE: page.encode()}
