@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -119,7 +119,8 @@ class PrivacyReport(NamedTuple):
 class System:
     """A report under the name it is shown by, with the names of its speakers, what to note, and what led to it.
 
-    ``history``: one row of scalars per measurement of a training.
+    ``history``: one row of scalars per measurement of a training. ``groups``: the same of parts of the trials, by name,
+    and what these weigh in an average.
     """
 
     name: str
@@ -127,6 +128,8 @@ class System:
     speakers: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     history: Sequence[Mapping[str, float]] = ()
+    groups: Mapping[str, System] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def scalars(self) -> dict[str, float]:
@@ -191,11 +194,16 @@ def _mean_by_chance(histogram: Tensor, model: str) -> Tensor:
 
 
 def report_of_trials(
-    trials: Mapping[str, ScoredTrials], fit: ScoredTrials | None = None, speakers: int = 0
+    trials: Mapping[str, ScoredTrials],
+    fit: ScoredTrials | None = None,
+    speakers: int = 0,
+    similarity: str = "geometric",
 ) -> PrivacyReport:
     """All that scores say, by condition, of speakers ``0 ... speakers - 1``; ``fit`` are those of another run."""
     with warn_once():
-        conditions = {condition: _report_scored(given, condition, speakers) for condition, given in trials.items()}
+        conditions = {
+            condition: _report_scored(given, condition, speakers, similarity) for condition, given in trials.items()
+        }
         report = join_conditions(conditions, torch.arange(speakers))
         if fit is None:
             return report
@@ -228,7 +236,7 @@ def _all_matrices(matrices: Mapping[str, Tensor], names: Tensor) -> SimilarityMa
     return SimilarityMatrices(oo=oo, op=op, pp=pp, speakers=names)
 
 
-def _report_scored(given: ScoredTrials, condition: str, speakers: int) -> ConditionReport:
+def _report_scored(given: ScoredTrials, condition: str, speakers: int, similarity: str) -> ConditionReport:
     scores = keep_scores(given.scores, given.is_target)
     scalars = _scalars_of_scores(scores)
     if given.speakers is None or not condition:
@@ -244,7 +252,7 @@ def _report_scored(given: ScoredTrials, condition: str, speakers: int) -> Condit
         return _mean(*(sums if condition == "OP" else sums + sums.mT))
 
     llr = scores.look_up(calibrate(scores.counts.ascending, laplace=True), given.scores)
-    matrix = average(logsigmoid(llr)).exp()
+    matrix = average(llr).sigmoid() if similarity == "sigmoid" else average(logsigmoid(llr)).exp()
     scalars |= _scalars_of_matrix(matrix)
     return ConditionReport(scalars, scores, matrix, None, lambda: average(given.scores), claims_llr=True)
 

@@ -44,12 +44,11 @@ def _run(options: Namespace) -> int:
     from vpmetrics.app.errors import InputError, printable
 
     try:
-        from rich.console import Console
-
+        from vpmetrics.app.console import ResultConsole
         from vpmetrics.app.files import forget_seen
 
         forget_seen()
-        options.run(options, Console(soft_wrap=False))
+        options.run(options, ResultConsole(soft_wrap=False))
     except InputError as error:
         print(f"vpmetrics {options.command}: error: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:

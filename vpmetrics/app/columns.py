@@ -48,7 +48,8 @@ class Layout(NamedTuple):
     header: bool = False
 
     def __str__(self) -> str:
-        return f"columns {' '.join(role or '*' for role in self.roles)}, separated by {_SEPARATORS[self.separator]}"
+        columns = " ".join(role or "*" for role in self.roles)
+        return f"columns {columns}, separated by {_SEPARATORS[self.separator]}" if len(self.roles) > 1 else columns
 
 
 class Part(NamedTuple):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vpmetrics.app.errors import InputError, printable
 from vpmetrics.app.sides import Column, Files, rows_by_name
+from vpmetrics.scoring import PLDA
 
 
 class Embeddings(NamedTuple):
@@ -55,6 +56,29 @@ def read_embeddings(sources: Sources, partial: bool = False) -> Embeddings:
     elif original.path != protected.path:
         notes += (f"rows of {original.source} and {protected.source} were paired by position: they have no names",)
     return _pack(columns, utterances, notes)
+
+
+def read_plda(path: str, utt2spk: str | None = None) -> PLDA:
+    """A PLDA fitted on labelled embeddings: the speakers are in their file, or found by the names of its rows."""
+    files = Files(None)
+    vectors = files.column(path, "plda-fit")
+    speakers = files.speakers(None, vectors) if files.knows_speakers(vectors) else _speakers_by_name(vectors, utt2spk)
+    try:
+        return PLDA().fit(tensor_of(vectors, "training").double(), number_labels(speakers, len(vectors.values))[0])
+    except (ValueError, RuntimeError) as error:
+        raise InputError(f"cannot be fitted ({error})", path) from None
+
+
+def _speakers_by_name(vectors: Column, utt2spk: str | None) -> Column:
+    if vectors.utterances is None or utt2spk is None:
+        raise InputError("expected speakers in it, or utterances that --utt2spk has the speakers of", vectors.source)
+    speakers = Files(None).labels(utt2spk, "speakers")
+    row_of = rows_by_name(speakers)
+    missing = [name for name in vectors.utterances if name not in row_of]
+    if missing:
+        message = f"expected the speaker of every utterance of {vectors.source}, but {len(missing):,} are missing"
+        raise InputError(f"{message}, first {missing[0]!r}", utt2spk)
+    return Column(speakers.values[[row_of[name] for name in vectors.utterances]], None, utt2spk, utt2spk)
 
 
 def _say_guessed(container: str | None, columns: Mapping[str, Column]) -> tuple[str, ...]:

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.status import Status
 
 from vpmetrics._report import System
-from vpmetrics.app.embeddings import Embeddings, Sources, read_embeddings
-from vpmetrics.app.errors import InputError
-from vpmetrics.app.evaluation import evaluate_embeddings, evaluate_trials, require_something
+from vpmetrics._trials.scorers import Scoring
+from vpmetrics.app.embeddings import Embeddings, Sources, read_embeddings, read_plda
+from vpmetrics.app.errors import InputError, printable
+from vpmetrics.app.evaluation import evaluate_embeddings, evaluate_listed, evaluate_trials, require_something
+from vpmetrics.app.files import STANDARD_INPUT, files_seen
+from vpmetrics.app.listed import score_listed
 from vpmetrics.app.lists import Names, TrialFile, looks_like_key, read_key, read_scores
 from vpmetrics.app.output import check_file, check_folder
+from vpmetrics.app.progress import phase
+from vpmetrics.app.protocol import read_protocol
 from vpmetrics.app.report import publish
-from vpmetrics.app.sides import holds_arrays
+from vpmetrics.app.sides import Files, holds_arrays
 from vpmetrics.app.trials import label_trials, speakers_of
 from vpmetrics.suite import VoicePrivacy
+
+# What each kind of input makes use of, beside what concerns the output.
+_ALWAYS = {"command", "run", "inputs", "systems", "title", "out", "json"}
+_COMPARED = {"scoring", "plda_fit", "speakers"}
+_USED = {
+    "embeddings": _COMPARED | {"original", "protected", "similarity", "utterances", "partial"},
+    "a list of trials": _COMPARED | {"original", "protected", "trials", "enrolls", "groups", "weights"},
+    "score files": {"oo", "op", "pp", "key", "strict", "fit", "speakers", "similarity"},
+}
+_NAMES = {"speakers": "utt2spk"}
+_ORIGINAL = "original"  # what tables call unprotected speech
 
 
 def evaluate(options: Namespace, console: Console) -> None:
     """One system."""
     _check_output(options)
-    with progress("reading and scoring"):
-        system = _evaluate_one(options)
-        require_something([system])
-    lead = f"Voice privacy of {_sources(options)}"
-    publish(system.name, lead, [system], console, options.out, options.json)
+    system = _route_of(options)(options)
+    require_something([system])
+    print_files(console)
+    publish(system.name, f"Voice privacy of {_sources(options)}", [system], console, options.out, options.json)
 
 
 def compare(options: Namespace, console: Console) -> None:
@@ -37,14 +51,24 @@ def compare(options: Namespace, console: Console) -> None:
     _check_output(options)
     named = [_named(text) for text in options.systems]
     names = [name for name, _ in named]
-    if len(set(names)) < len(names):
-        raise InputError(f"Expected every system to have a name of its own (NAME=FILE), but got {', '.join(names)}.")
-    with progress("reading and scoring"):
-        of_arrays = options.original is not None or holds_arrays(named[0][1].split(",")[0])
-        systems = (_compare_embeddings if of_arrays else _compare_scores)(options, named)
-        require_something(systems)
+    if len(set(names)) < len(names) or _ORIGINAL in names:
+        got = f"{', '.join(names)}; {_ORIGINAL} is what tables call unprotected speech" * (_ORIGINAL in names)
+        got = got or ", ".join(names)
+        raise InputError(f"Expected every system to have a name of its own (NAME=FILE), but got {got}.")
+    of_arrays = options.original is not None or holds_arrays(named[0][1].split(",")[0])
+    _refuse_idle(options, "embeddings" if of_arrays else "score files")
+    systems = (_compare_embeddings if of_arrays else _compare_scores)(options, named)
+    require_something(systems)
+    print_files(console)
     lead = f"{len(systems)} systems side by side"
     publish(options.title, lead, systems, console, options.out, options.json, side_by_side=True)
+
+
+def print_files(console: Console) -> None:
+    """What each file turned out to be, so that a wrong guess is seen; of a long path, its end."""
+    for path, what in files_seen().items():
+        end = str(Path(*Path(path).parts[-2:])) if len(path) > console.width // 2 else path
+        console.print(printable(f"{end}: {what}"), style="dim", markup=False, highlight=False)
 
 
 def _check_output(options: Namespace) -> None:
@@ -52,38 +76,77 @@ def _check_output(options: Namespace) -> None:
         check_folder(options.out)
     if options.json is not None:
         check_file(options.json)
+    given = [value for option in vars(options).values() for value in (option if isinstance(option, list) else [option])]
+    if given.count(STANDARD_INPUT) > 1:
+        raise InputError(f"Expected one file from standard input, but got {STANDARD_INPUT} more than once.")
 
 
-def progress(text: str) -> Status:
-    """A sign of life on a terminal, on the stream that is not the result."""
-    return Console(stderr=True).status(text)
+def _refuse_idle(options: Namespace, what: str) -> None:
+    """An option that would do nothing is a misunderstanding."""
+    for name, value in vars(options).items():
+        if name not in _ALWAYS | _USED[what] and value not in (None, False, []):
+            option = _NAMES.get(name, name).replace("_", "-")
+            raise InputError(f"Expected no --{option} with {what}: it would do nothing.")
 
 
-def _evaluate_one(options: Namespace) -> System:
+def _route_of(options: Namespace) -> Callable[[Namespace], System]:
+    """What to do with the files given."""
+    scored = options.oo or options.op or options.pp
+    of_embeddings = options.original or options.protected or (options.inputs and holds_arrays(options.inputs[0]))
+    if of_embeddings and (scored or options.key or options.fit or len(options.inputs) > 1):
+        raise InputError("Expected embeddings or score files, but got both.")
+    if not (of_embeddings or scored or options.inputs):
+        raise InputError("Expected embeddings or score files, but got neither; see `vpmetrics evaluate --help`.")
+    if not of_embeddings:
+        _refuse_idle(options, "score files")
+        return _evaluate_scores
+    listed = options.trials is not None
+    _refuse_idle(options, "a list of trials" if listed else "embeddings")
+    return _evaluate_listed if listed else _evaluate_embeddings
+
+
+def _evaluate_embeddings(options: Namespace) -> System:
+    embeddings = read_embeddings(_sides(options), options.partial)
+    with phase(f"scoring {_title(options)}"):
+        return evaluate_embeddings(_title(options), embeddings, _metric(options))
+
+
+def _evaluate_listed(options: Namespace) -> System:
+    sources = _sides(options)
+    files = Files(sources.container)
+    sides = files.side(sources.original, "original"), files.side(sources.protected, "protected")
+    protocol = read_protocol(options.trials, options.enrolls, options.speakers, options.groups, options.weights)
+    listed = score_listed(*sides, protocol, _scoring(options))
+    return evaluate_listed(_title(options), listed, protocol.weights)
+
+
+def _sides(options: Namespace) -> Sources:
+    container = options.inputs[0] if options.inputs else None
+    sides = tuple(options.original or ()), tuple(options.protected or ())
+    return Sources(container, *sides, options.speakers, options.utterances)
+
+
+def _metric(options: Namespace) -> VoicePrivacy:
+    return VoicePrivacy(similarity=options.similarity or "geometric", scoring=_scoring(options))
+
+
+def _scoring(options: Namespace) -> Scoring:
+    if (options.scoring == "plda") != (options.plda_fit is not None):
+        raise InputError("Expected --scoring plda and --plda-fit FILE together, but got one without the other.")
+    return read_plda(options.plda_fit, options.speakers) if options.plda_fit else options.scoring or "cosine"
+
+
+def _evaluate_scores(options: Namespace) -> System:
     scored = {name: getattr(options, name.lower()) for name in ("OO", "OP", "PP")}
     scored = {name: path for name, path in scored.items() if path is not None}
-    sides = options.original or options.protected
-    if sides or (options.inputs and holds_arrays(options.inputs[0])):
-        if scored or options.key or options.fit or len(options.inputs) > 1:
-            raise InputError("Expected embeddings or score files, but got both.")
-        container = options.inputs[0] if options.inputs else None
-        sides = tuple(options.original or ()), tuple(options.protected or ())
-        sources = Sources(container, *sides, options.speakers, options.utterances)
-        metric = VoicePrivacy(similarity=options.similarity, scoring=options.scoring)
-        return evaluate_embeddings(_title(options), read_embeddings(sources, options.partial), metric)
+    key_file = options.key
     if options.inputs:
-        if scored or (len(options.inputs) > 1 and options.key) or len(options.inputs) > 2:
+        if scored or (len(options.inputs) > 1 and key_file) or len(options.inputs) > 2:
             raise InputError("Expected SCORES and KEY, or --oo, --op, --pp with --key, but got a mixture.")
-        scored = {"": options.inputs[0]}
-        options.key = options.inputs[1] if len(options.inputs) > 1 else options.key
-    if not scored:
-        raise InputError("Expected embeddings or score files, but got neither; see `vpmetrics evaluate --help`.")
-    return _evaluate_scores(options, scored)
-
-
-def _evaluate_scores(options: Namespace, scored: Mapping[str, str]) -> System:
+        scored, key_file = {"": options.inputs[0]}, [*options.inputs, key_file][1]
+    _check_speakers(options, scored)
     names = Names()
-    key = _key(options.key, names)
+    key = _key(key_file, names)
     files = {condition: read_scores(path, names) for condition, path in scored.items()}
     fit = None
     if options.fit:
@@ -97,11 +160,21 @@ def _evaluate_scores(options: Namespace, scored: Mapping[str, str]) -> System:
             fit_key = key
         fit = label_trials(fit_file, fit_key, names, options.strict)
     trials = {condition: label_trials(file, key, names, options.strict) for condition, file in files.items()}
-    return evaluate_trials(_title(options), trials, fit, *speakers_of(options.speakers, trials.values(), names))
+    speakers = speakers_of(options.speakers, trials.values(), names)
+    with phase(f"calibrating {_title(options)}"):
+        return evaluate_trials(_title(options), trials, fit, speakers, options.similarity)
+
+
+def _check_speakers(options: Namespace, conditions: Mapping[str, object]) -> None:
+    """Matrices are of a condition, and need speakers."""
+    if options.speakers and set(conditions) == {""}:
+        raise InputError("Expected --oo, --op or --pp with --utt2spk: without a condition it would do nothing.")
+    if options.similarity and not options.speakers:
+        raise InputError("Expected --utt2spk with --similarity: without matrices it would do nothing.")
 
 
 def _compare_embeddings(options: Namespace, named: Sequence[tuple[str, str]]) -> list[System]:
-    metric = VoicePrivacy(similarity=options.similarity, scoring=options.scoring)
+    metric = _metric(options)
     systems: list[System] = []
     first: Embeddings | None = None
     for name, source in named:
@@ -116,7 +189,8 @@ def _compare_embeddings(options: Namespace, named: Sequence[tuple[str, str]]) ->
         if not torch.equal(embeddings.original, first.original):
             note = f"{name}: its original embeddings are not those of {systems[0].name}, to which `original` refers"
             embeddings = embeddings._replace(notes=(*embeddings.notes, note))
-        systems.append(evaluate_embeddings(name, embeddings, metric))
+        with phase(f"scoring {name}"):
+            systems.append(evaluate_embeddings(name, embeddings, metric))
     return systems
 
 
@@ -124,6 +198,7 @@ def _compare_scores(options: Namespace, named: Sequence[tuple[str, str]]) -> lis
     for text in options.systems:
         if "=" not in text and "," not in text and looks_like_key(text):
             raise InputError(f"expected scores of a system, but got a key; give it as `--key {text}`", text)
+    _check_speakers(options, {"OP": None} if options.oo or "," in named[0][1] else {"": None})
     names = Names()
     key = _key(options.key, names)
     shared = {"OO": read_scores(options.oo, names)} if options.oo else {}
@@ -135,7 +210,9 @@ def _compare_scores(options: Namespace, named: Sequence[tuple[str, str]]) -> lis
             raise InputError(f"Expected NAME=OP or NAME=OP,PP, but got {len(paths)} score files for {name}.")
         files = {**shared, **{c: read_scores(path, names) for c, path in zip(conditions, paths, strict=True)}}
         trials = {condition: label_trials(file, key, names, options.strict) for condition, file in files.items()}
-        systems.append(evaluate_trials(name, trials, None, *speakers_of(options.speakers, trials.values(), names)))
+        speakers = speakers_of(options.speakers, trials.values(), names)
+        with phase(f"calibrating {name}"):
+            systems.append(evaluate_trials(name, trials, None, speakers, options.similarity))
     return systems
 
 

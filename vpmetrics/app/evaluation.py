@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -14,7 +15,8 @@ from vpmetrics._scalars import key_of
 from vpmetrics.app.columns import Array
 from vpmetrics.app.embeddings import Embeddings
 from vpmetrics.app.errors import InputError
-from vpmetrics.app.trials import Trials
+from vpmetrics.app.listed import Listed
+from vpmetrics.app.trials import Speakers, Trials
 from vpmetrics.suite import VoicePrivacy
 
 
@@ -47,17 +49,33 @@ def evaluate_trials(
     name: str,
     conditions: Mapping[str, Trials],
     fit: Trials | None = None,
-    speaker_of: Array | None = None,
-    speaker_names: tuple[str, ...] = (),
+    speakers: Speakers | None = None,
+    similarity: str | None = None,
 ) -> System:
-    """All of a system from its scores: ``fit`` those of another run, ``speaker_of`` the speaker of every name."""
+    """All of a system from its scores: ``fit`` those of another run, matrices where speakers are known."""
+    speakers = speakers or Speakers()
     notes = [note for trials in conditions.values() for note in trials.notes]
     with collected_notes(notes):
-        scored = {condition: scored_trials(trials, speaker_of) for condition, trials in conditions.items()}
+        scored = {condition: scored_trials(trials, speakers.speaker_of) for condition, trials in conditions.items()}
         other = None if fit is None else scored_trials(fit)
-        report = report_of_trials(scored, other, len(speaker_names))
+        report = report_of_trials(scored, other, len(speakers.names), similarity or "geometric")
     notes += _notes_on_sign(name, report.conditions, "scores seem to fall with likeness: negate them?")
-    return System(name, report, speaker_names, tuple(notes))
+    return System(name, report, speakers.names, tuple(notes))
+
+
+def evaluate_listed(name: str, listed: Listed, weights: Mapping[str, float]) -> System:
+    """All of a system from listed trials: of all together, of each group, and averaged over the groups."""
+    system = evaluate_trials(name, listed.trials)
+    groups = {}
+    for number, group in enumerate(listed.groups):
+        own = listed.group == number
+        trials = {
+            condition: Trials(*(column[own] for column in (t.enrol, t.trial, t.scores, t.is_target)))
+            for condition, t in listed.trials.items()
+        }
+        groups[group] = evaluate_trials(f"{name}, {group}", trials)
+    notes = [*listed.notes, *system.notes, *(note for group in groups.values() for note in group.notes)]
+    return replace(system, notes=tuple(dict.fromkeys(notes)), groups=groups, weights=weights)
 
 
 def scored_trials(trials: Trials, speaker_of: Array | None = None) -> ScoredTrials:

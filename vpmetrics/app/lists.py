@@ -183,16 +183,21 @@ def _is_target(labels: pl.Series) -> Array:
     return cast(Array, meaning[labels.to_physical().to_numpy()])
 
 
-def read_pairs(path: str | Path, headings: tuple[str, str] = ("utterance", "speaker")) -> list[list[str]]:
-    """The columns of a list such as utt2spk: two of the headings given, or the first alone."""
+def read_pairs(path: str | Path, headings: tuple[str, ...] = ("utterance", "speaker")) -> list[list[str]]:
+    """The columns of a list such as utt2spk: two of the headings given, or the last alone.
+
+    With one heading, it is the first column, whatever stands behind it.
+    """
     roles = {heading: Role(pl.String) for heading in headings}
     known = [_PAIR_HEADINGS.get(heading, {heading}) for heading in headings]
 
     def choose(rows: Rows, lenient: bool) -> tuple[tuple[str, ...], bool] | None:
-        if len(rows[0]) > 2 or (not lenient and any(len(row) != len(rows[0]) for row in rows)):
+        width = len(rows[0])
+        if len(headings) > 1 and (width > 2 or (not lenient and any(len(row) != width for row in rows))):
             return None
         header = all(field.lower() in names for field, names in zip(rows[0], known, strict=False))
-        return headings[: len(rows[0])] if len(rows[0]) > 1 else headings[-1:], header
+        named = headings[-1:] if width == 1 else headings
+        return (*named, *[""] * (width - len(named))), header
 
     parts = list(read_columns(path, roles, choose, " ".join(headings)))
     columns = pl.concat([part.columns for part in parts])

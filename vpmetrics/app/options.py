@@ -82,7 +82,8 @@ def _add_evaluate(command: ArgumentParser) -> None:
         "inputs",
         nargs="*",
         metavar="FILE",
-        help="a file of embeddings (.npz, .pt: arrays original, protected, speakers), or SCORES [KEY]",
+        help="a file of embeddings (arrays original, protected, speakers), SCORES [KEY], or a folder of results of a "
+        "VoicePrivacy challenge",
     )
     group = command.add_argument_group("embeddings", "each a FILE, a FILE:ARRAY, or the name of an array in FILE above")
     says = "of the original speech; several files make one side where they name their utterances"
@@ -92,6 +93,11 @@ def _add_evaluate(command: ArgumentParser) -> None:
     group.add_argument("--utterances", metavar="SOURCE", help="numbers or names of recordings; copies count once")
     group.add_argument("--partial", action="store_true", help="leave out utterances that are not on both sides")
     _add_scoring(group)
+    group = command.add_argument_group("protocol", "exactly the trials of a list, of embeddings whose rows have names")
+    group.add_argument("--trials", nargs="+", metavar="FILE", help="lines `enrol trial target|nontarget`")
+    group.add_argument("--enrolls", metavar="FILE", help="utterances that speakers are enrolled with, as their mean")
+    group.add_argument("--groups", metavar="FILE", help="lines `utterance group` or `speaker group`: results for each")
+    group.add_argument("--weights", metavar="FILE", help="lines `group weight`: averages over the groups")
     group = command.add_argument_group("score files")
     for name, says in (
         ("oo", "original against original"),
@@ -146,10 +152,11 @@ def _add_speakers(group: _ArgumentGroup) -> None:
 
 
 def _add_scoring(group: _ArgumentGroup) -> None:
-    group.add_argument("--scoring", choices=("cosine", "dot", "euclidean"), default="cosine", help="(cosine)")
-    group.add_argument(
-        "--similarity", choices=("geometric", "sigmoid"), default="geometric", help="of 2022 (geometric) or of 2020"
-    )
+    # Without defaults, so that one that would do nothing is seen.
+    group.add_argument("--scoring", choices=("cosine", "dot", "euclidean", "plda"), help="of two embeddings (cosine)")
+    says = "labelled embeddings of other speakers to fit the PLDA on: arrays and speakers, or named as in --utt2spk"
+    group.add_argument("--plda-fit", metavar="FILE", help=says)
+    group.add_argument("--similarity", choices=("geometric", "sigmoid"), help="of 2022 (geometric) or of 2020")
 
 
 def _add_key(group: _ArgumentGroup) -> None:

@@ -50,7 +50,7 @@ def read_protocol(
     speaker_of = {} if utt2spk is None else _pairs(utt2spk, ("utterance", "speaker"))
     members: dict[str, list[str]] = {}
     if enrolls is not None:
-        for utterance in read_pairs(enrolls)[0]:
+        for utterance in read_pairs(enrolls, ("utterance",))[0]:
             if utterance not in speaker_of:
                 what = "no --utt2spk" if utt2spk is None else f"none of {utterance!r} in {utt2spk}"
                 raise InputError(f"expected the speaker of every enrolment utterance, but got {what}", enrolls)

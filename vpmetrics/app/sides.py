@@ -17,6 +17,7 @@ from vpmetrics.app.lists import read_pairs
 _ALIASES = {
     "original": ("original", "emb_original", "emb_o", "orig", "o", "unprotected", "clean", "x"),
     "protected": ("protected", "emb_protected", "emb_p", "anonymised", "anonymized", "anon", "pseudonymised", "p", "y"),
+    "plda-fit": ("embeddings", "vectors", "xvectors", "emb", "original", "x"),
     "speakers": ("speakers", "speaker", "speaker_ids", "speaker_id", "spk", "spkid", "spk_id", "labels", "label"),
 }
 _VECTORS = "speaker_vectors.pt"  # what a folder of the challenge's toolkit holds
@@ -42,8 +43,7 @@ class Files:
             raise InputError("expected several arrays, but got one; give it by --original or --protected", container)
 
     def arrays(self, path: str) -> Arrays:
-        """What a file holds; of a folder, the challenge's vectors in it."""
-        path = str(Path(path) / _VECTORS) if Path(path).is_dir() else path
+        """What a file holds."""
         if path not in self._arrays:
             self._arrays[path] = read_arrays(path)
         return self._arrays[path]
@@ -60,6 +60,7 @@ class Files:
         if source is not None:
             path, name = locate(source)
             if path is not None:
+                path = str(Path(path) / _VECTORS) if Path(path).is_dir() else path
                 return _pick(self.arrays(path), name, role, path)
             if self.container is None:
                 raise InputError(f"no such file for --{role}", source)
@@ -77,11 +78,14 @@ class Files:
 
     def speakers(self, source: str | None, original: Column) -> Column:
         """Whoever speaks in every row; where nothing was said, what the file of the originals says."""
-        if source is None and self.container is None and original.path in self._arrays:
-            beside = self._arrays[original.path]
-            if any(name.lower() in _ALIASES["speakers"] for name in beside.by_name):
-                return _pick(beside, None, "speakers", original.path)
+        if source is None and self.container is None and self.knows_speakers(original):
+            return _pick(self._arrays[original.path], None, "speakers", original.path)
         return self.labels(source, "speakers")
+
+    def knows_speakers(self, column: Column) -> bool:
+        """Whether the file of some embeddings also says whose they are."""
+        beside = self._arrays.get(column.path)
+        return beside is not None and any(name.lower() in _ALIASES["speakers"] for name in beside.by_name)
 
 
 def locate(source: str) -> tuple[str | None, str | None]:

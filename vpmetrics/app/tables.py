@@ -11,6 +11,7 @@ from vpmetrics._scalars import DASH, FAMILIES, OF_CONDITIONS, key_of, scalar
 
 # The columns of table 2 of the 2022 paper, and what goes with them.
 _OF_SYSTEM = ("deid", "gvd")
+_OF_GROUPS = "eer", "raw_eer", "min_cllr", "cllr", "d_ece"
 _COMPARED = ("d_ece", "d_ece_reversed", "l_w", "tag", "eer", "max_d", "mean_d")
 
 
@@ -30,6 +31,7 @@ def tables_of_system(system: System) -> list[Table]:
         *_list("Relative to original speech", "relative", system),
         *_list("Calibrated on another run", "calibration", system),
         _by_condition(system),
+        *_by_group(system),
     ]
 
 
@@ -70,7 +72,21 @@ def as_json(system: System) -> dict[str, object]:
             for condition, known in system.report.conditions.items()
         },
         "notes": list(system.notes),
+        **_groups_as_json(system),
     }
+
+
+def _groups_as_json(system: System) -> dict[str, object]:
+    if not system.groups:
+        return {}
+    groups: dict[str, object] = {
+        name: {key: value for key, value in as_json(group).items() if key in ("scalars", "trials")}
+        for name, group in system.groups.items()
+    }
+    if not system.weights:
+        return {"groups": groups}
+    average = {key: _as_json(key, value) for key, value in average_of_groups(system).items()}
+    return {"groups": groups, "average": {"weights": dict(system.weights), "scalars": average}}
 
 
 def _as_json(name: str, value: float) -> object:
@@ -96,6 +112,32 @@ def _by_condition(system: System) -> Table:
         rows.append((f"{kind} trials", *(f"{report.trials[number]:,}" for report in conditions.values())))
     heads = tuple(condition or "scores" for condition in conditions)
     return Table("What scores disclose", ("", *heads), rows, tuple(entry.key for entry in known))
+
+
+def _by_group(system: System) -> list[Table]:
+    """What ranks systems in challenges, of each part of the trials, of all of them, and averaged over the parts."""
+    return [_groups_of_condition(system, condition) for condition in system.report.conditions] if system.groups else []
+
+
+def _groups_of_condition(system: System, condition: str) -> Table:
+    keys = [key for key in _OF_GROUPS if key_of(condition, key) in system.scalars]
+    names = [key_of(condition, key) for key in keys]
+    rows = [(group, *(show(name, of_group) for name in names)) for group, of_group in system.groups.items()]
+    rows.append(("all together", *(show(name, system) for name in names)))
+    if system.weights:
+        average = average_of_groups(system)
+        rows.append(("average by weight", *(scalar(name).show(average[name]) for name in names)))
+    return Table(f"By group, {condition}", ("", *(scalar(key).title for key in keys)), rows, tuple(keys))
+
+
+def average_of_groups(system: System) -> dict[str, float]:
+    """Scalars averaged over groups by their weights; none without weights, and no average of tags."""
+    total = sum(system.weights.values())
+    return {
+        key: sum(weight * system.groups[group].scalar(key) for group, weight in system.weights.items()) / total
+        for key in (system.scalars if system.weights else ())
+        if scalar(key).unit.spec
+    }
 
 
 def _unprotected(

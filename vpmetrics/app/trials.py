@@ -48,14 +48,14 @@ def label_trials(scores: TrialFile, key: TrialFile | None, names: Names, strict:
 class Speakers(NamedTuple):
     """The speaker of every name by number, −1 where it is in no trial, and the names of the speakers."""
 
-    speaker_of: Array | None
-    names: tuple[str, ...]
+    speaker_of: Array | None = None
+    names: tuple[str, ...] = ()
 
 
 def speakers_of(path: str | None, sets: Iterable[Trials], names: Names) -> Speakers:
     """The speaker of every name in the trials; an enrolment may be called by its speaker instead of an utterance."""
     if path is None:
-        return Speakers(None, ())
+        return Speakers()
     columns = read_pairs(path)
     if len(columns) != 2:
         raise InputError("expected lines `utterance speaker`", path, 1)
