@@ -21,13 +21,12 @@ def read_table(file: BinaryIO, path: str) -> dict[str, Array]:
     roles: dict[str, Role] = {}
 
     def choose(rows: Rows, lenient: bool) -> tuple[tuple[str, ...], bool] | None:  # noqa: ARG001
-        second = rows[min(1, len(rows) - 1)]
-        numeric = [NUMBER.fullmatch(field) is not None for field in second]
+        # By most lines, so that a single wrong field does not make a column of names.
+        fields = zip(*([NUMBER.fullmatch(field) is not None for field in row] for row in rows), strict=True)
+        numeric = [2 * sum(column) >= len(rows) for column in fields]
         if not any(numeric):
             return None
-        header = any(
-            is_number and not NUMBER.fullmatch(field) for is_number, field in zip(numeric, rows[0], strict=True)
-        )
+        header = not any(NUMBER.fullmatch(field) for field, number in zip(rows[0], numeric, strict=True) if number)
         names = _unique(rows[0]) if header else _invented(numeric)
         for name, is_number in zip(names, numeric, strict=True):
             text = not is_number or _TEXT.fullmatch(name)

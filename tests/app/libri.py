@@ -1,0 +1,79 @@
+"""The layout of libri_test in the challenge of 2020, with voices that are drawn."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import kaldiio
+import numpy as np
+
+SETS = ("enrolls", "trials_f", "trials_m")
+CONDITIONS = {"oo": ("", ""), "op": ("", "_anon"), "pp": ("_anon", "_anon")}
+
+
+class Libri(NamedTuple):
+    """Vectors of utterances by side, and trials by sex."""
+
+    enrolled: list[str]
+    vectors: dict[str, dict[str, np.ndarray]]
+    trials: dict[str, list[tuple[str, str, bool]]]
+
+
+def write_libri_test(folder, width=32):
+    """438 enrolment utterances of 29 speakers, 734 and 762 trial utterances of 20 women and 20 men; binary archives."""
+    draw = np.random.default_rng(0)
+    speakers = {"f": [f"{1000 + k}" for k in range(20)], "m": [f"{2000 + k}" for k in range(20)]}
+    enrolled_speakers = {"f": speakers["f"][:16], "m": speakers["m"][:13]}
+    utterances = {
+        "enrolls": _utterances(enrolled_speakers["f"] + enrolled_speakers["m"], 438, "134686"),
+        "trials_f": _utterances(speakers["f"], 734, "134691"),
+        "trials_m": _utterances(speakers["m"], 762, "134691"),
+    }
+    voices = {speaker: draw.normal(size=width) for each in speakers.values() for speaker in each}
+    everyone = [name for names in utterances.values() for name in names]
+    original = {u: (voices[u.split("-")[0]] + 1.5 * draw.normal(size=width)).astype("f") for u in everyone}
+    protected = {u: (0.6 * original[u] + 1.2 * draw.normal(size=width)).astype("f") for u in everyone}
+    for side, vectors in (("", original), ("_anon", protected)):
+        for name in SETS:
+            data = folder / f"libri_test_{name}{side}"
+            data.mkdir(parents=True)
+            order = draw.permutation(utterances[name]).tolist()  # no two files in the same order
+            kaldiio.save_ark(str(data / "xvector.ark"), {u: vectors[u] for u in order}, scp=str(data / "xvector.scp"))
+    trials = {
+        sex: [(s, u, u.startswith(f"{s}-")) for s in enrolled_speakers[sex] for u in utterances[f"trials_{sex}"]]
+        for sex in "fm"
+    }
+    _write_lists(folder, utterances["enrolls"], everyone, speakers, trials)
+    return Libri(utterances["enrolls"], {"": original, "_anon": protected}, trials)
+
+
+def _utterances(speakers, count, chapter):
+    return [f"{speakers[k % len(speakers)]}-{chapter}-{k // len(speakers):04d}" for k in range(count)]
+
+
+def _write_lists(folder, enrolled, everyone, speakers, trials):
+    lines = {
+        "enrolls": enrolled,
+        "utt2spk": [f"{u} {u.split('-')[0]}" for u in sorted(everyone)],
+        "spk2gender": [f"{speaker} {sex}" for sex, names in speakers.items() for speaker in names],
+        "weights": ["f 0.6", "m 0.4"],
+    }
+    for sex, rows in trials.items():
+        lines[f"trials_{sex}"] = [f"{s} {u} {'target' if same else 'nontarget'}" for s, u, same in rows]
+    for name, rows in lines.items():
+        (folder / name).write_text("".join(f"{row}\n" for row in rows))
+
+
+def expected_scores(libri, sex, condition):
+    """Cosines of the mean of a speaker's enrolment utterances with each trial utterance, in plain NumPy."""
+    enrol, probe = (libri.vectors[side] for side in CONDITIONS[condition])
+    means = {}
+    for speaker in sorted({s for s, _, _ in libri.trials[sex]}):
+        own = [enrol[u] for u in libri.enrolled if u.startswith(f"{speaker}-")]
+        means[speaker] = np.mean(np.array(own, dtype=np.float64), axis=0)
+    scores, labels = [], []
+    for speaker, utterance, same in libri.trials[sex]:
+        a, b = means[speaker], probe[utterance].astype(np.float64)
+        scores.append(a @ b / np.sqrt((a @ a) * (b @ b)))
+        labels.append(same)
+    return np.array(scores), np.array(labels)
