@@ -9,6 +9,7 @@ import pytest
 from torch.testing import assert_close
 from training import (
     FIGURES,
+    HEADLINE,
     QUIET,
     anonymiser,
     assert_same,
@@ -37,7 +38,8 @@ def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path):
     assert len(steps) == 4
     expected = [by_hand(share) for share in (0.9, 0.6, 0.3, 0.1)]
     for name in expected[0]:
-        scalars = found.Scalars(f"val/privacy/{name}")
+        group = "val" if name in HEADLINE else "val_details"
+        scalars = found.Scalars(f"{group}/privacy/{name}")
         assert [event.step for event in scalars] == steps
         assert_same(dict(enumerate(event.value for event in scalars)), dict(enumerate(row[name] for row in expected)))
     assert set(found.Tags()["images"]) == {f"val/privacy/{figure}" for figure in FIGURES}
@@ -48,7 +50,10 @@ def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path):
     assert_same({name: trainer.callback_metrics[f"val/privacy/{name}"].item() for name in expected[3]}, expected[3])
     for row, values in zip(monitor.history, expected, strict=True):
         assert_same({name: row[name] for name in values}, values)
-    assert_same(monitor.summary, {f"hp/val/privacy/{name}": value for name, value in expected[3].items()})
+    assert {tag.partition("/")[2] for tag in found.Tags()["scalars"] if tag.startswith("val/")} == {
+        "loss", *(f"privacy/{name}" for name in HEADLINE)
+    }  # fmt: skip
+    assert_same(monitor.summary, {f"hp/val/privacy/{name}": expected[3][name] for name in HEADLINE})
     assert "_hparams_/session_start_info" in found.summary_metadata
     assert found.Scalars("hp/val/privacy/deid")[0].value == pytest.approx(expected[3]["deid"])
 
@@ -56,7 +61,9 @@ def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path):
 @both_packages
 def test_csv_has_the_scalars_and_no_figures(pl, tmp_path):
     logger = importlib.import_module(f"{pl.__name__}.loggers").CSVLogger(tmp_path)
-    fit(pl, [PrivacyMonitor()], logger=logger, epochs=2)
+    with pytest.warns(UserWarning, match="draws no figures: of CSVLogger, no logger takes them") as said:
+        fit(pl, [PrivacyMonitor()], logger=logger, epochs=2)
+    assert sum("draws no figures" in str(one.message) for one in said) == 1
     header, *rows = Path(logger.log_dir, "metrics.csv").read_text().splitlines()
     column = header.split(",").index("val/privacy/op_d_ece")
     values = [float(row.split(",")[column]) for row in rows if row.split(",")[column]]
@@ -114,7 +121,7 @@ def test_several_loaders_are_measured_one_by_one(pl, tmp_path):
         assert len(events(logger).Images(f"val/privacy/path{suffix}")) == 1
     assert "val/privacy/deid" not in trainer.callback_metrics
     assert set(monitor.summary) == {
-        f"hp/{name}/dataloader_idx_{number}" for name in monitor.logged_names for number in (0, 1)
+        f"hp/val/privacy/{name}/dataloader_idx_{number}" for name in HEADLINE for number in (0, 1)
     }
 
 

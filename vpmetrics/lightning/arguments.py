@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from vpmetrics._scalars import Scalar, scalar, scalars_of
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
 from vpmetrics.lightning.names import closest, last_component, without_loader
 from vpmetrics.suite import VoicePrivacy
+
+_HEADLINE = re.compile(r"deid|gvd|(op|pp|within|across)_(d_ece|d_ece_strongest|eer_strongest)")
 
 
 def scalar_names(suite: VoicePrivacy | None = None, sessions: bool = False) -> tuple[str, ...]:
@@ -19,6 +22,16 @@ def scalar_names(suite: VoicePrivacy | None = None, sessions: bool = False) -> t
     names = scalars_of(conditions, attacks=getattr(suite, "attacks", None) is not None, sessions=sessions)
     ends = ("", "_low", "_high") if getattr(suite, "intervals", None) else ("",)
     return tuple(name + end for name in names for end in ends)
+
+
+def headline_of(names: Sequence[str]) -> tuple[str, ...]:
+    """The few of these names that are looked at first.
+
+    Example:
+        >>> headline_of(["deid", "oo_d_ece", "op_d_ece", "op_d_ece_reversed", "op_d_ece_strongest"])
+        ('deid', 'op_d_ece', 'op_d_ece_strongest')
+    """
+    return tuple(name for name in names if _HEADLINE.fullmatch(name))
 
 
 def known_scalar(name: str) -> Scalar | None:

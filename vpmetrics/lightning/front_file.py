@@ -7,9 +7,9 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from vpmetrics.lightning.loggers import ways_to_draw
 from vpmetrics.lightning.names import without_loader
 from vpmetrics.lightning.pareto import ParetoPoint, meets
-from vpmetrics.lightning.trainers import tensorboard_loggers
 
 if TYPE_CHECKING:
     from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
@@ -42,8 +42,8 @@ def write_front(checkpoint: PrivacyCheckpoint, measured: Sequence[ParetoPoint], 
 
 def draw_front(checkpoint: PrivacyCheckpoint, measured: Sequence[ParetoPoint], trainer: Any, step: int) -> None:
     """A figure for each budget: what was measured, the front, and the choice."""
-    loggers = list(tensorboard_loggers(trainer))
-    if not loggers:
+    ways = ways_to_draw(trainer)
+    if not ways:
         return
     try:
         from vpmetrics._plot import draw_pareto_front
@@ -57,8 +57,8 @@ def draw_front(checkpoint: PrivacyCheckpoint, measured: Sequence[ParetoPoint], t
         chosen = checkpoint.chosen and (checkpoint.chosen.disclosure[name], checkpoint.chosen.utility)
         labels = name + _unit(name), checkpoint.utility
         figure, _ = draw_pareto_front(front, others, chosen, budget, labels, None)
-        for logger in loggers:
-            logger.experiment.add_figure(f"{name}/pareto_front", figure, step, close=False)
+        for draw in ways:
+            draw(f"{name}/pareto_front", figure, step)
 
 
 def _unit(name: str) -> str:

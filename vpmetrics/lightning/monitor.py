@@ -2,55 +2,60 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._checks import check_epochs, warn_once
-from vpmetrics._report import PrivacyReport, System, numbers_of
-from vpmetrics.lightning.arguments import check_kind, check_prefix, scalar_names, selection
+from vpmetrics._report import PrivacyReport, numbers_of
+from vpmetrics.lightning.arguments import check_kind, check_prefix, headline_of, scalar_names, selection
+from vpmetrics.lightning.audio import FrozenEncoder
+from vpmetrics.lightning.gallery import Gallery, Measurement
 from vpmetrics.lightning.handover import register, send_home
+from vpmetrics.lightning.loggers import log_apart, log_hyperparameters
 from vpmetrics.lightning.names import without_loader
-from vpmetrics.lightning.pareto import ParetoPoint
-from vpmetrics.lightning.step_outputs import Keys, check_keys, tensors_of_step
-from vpmetrics.lightning.trainers import (
-    CallbackBase,
-    is_fitting,
-    loaders_in_turn,
-    logging_step,
-    tensorboard_loggers,
-)
+from vpmetrics.lightning.step_outputs import Keys, arguments_of_step, has_keys, may_have, resolve_keys
+from vpmetrics.lightning.trainers import CallbackBase, is_fitting, loaders_in_turn, logging_step
 from vpmetrics.suite import VoicePrivacy
 
 _VALIDATION = re.compile(r"^(val|valid|validation)(?=[/_]|$)")
+_SEEN_BY_ATTACKERS = ("original", "protected", "speakers", "sessions")
 
 
 class PrivacyMonitor(CallbackBase):
-    r"""Measures privacy in every validation of a ``Trainer``, logs it, and draws it into TensorBoard.
+    r"""Measures privacy in every validation of a ``Trainer``, logs it, and draws it.
 
     ``validation_step`` (and ``test_step``) returns a dictionary that holds, besides whatever else it does, the
     embeddings of a batch before and after protection, and who speaks. The monitor gathers them in a
     :class:`vpmetrics.VoicePrivacy` and logs each of its scalars as ``<prefix>/<name>``, so that the progress bar,
-    loggers, ``EarlyStopping`` and ``ModelCheckpoint(monitor="val/privacy/op_d_ece")`` see them. In ``trainer.test`` a
-    prefix that begins with ``val`` begins with ``test`` instead; any other gets ``test/`` before it. Several loaders
+    ``EarlyStopping`` and ``ModelCheckpoint(monitor="val/privacy/op_d_ece_strongest")`` see them. In ``trainer.test``
+    a prefix that begins with ``val`` begins with ``test`` instead; any other gets ``test/`` before it. Several loaders
     are measured one by one; each name then ends in ``/dataloader_idx_<k>``, as Lightning's own do.
+
+    Loggers show the few numbers that are looked at first under these names, DeID, G_VD and D_ECE, the strongest
+    attack's beside it. All others stand in a group of their own, ``val_details/privacy/<name>`` for
+    ``val/privacy/<name>``; a choice of ``metrics`` is shown as chosen.
 
     Works with the Trainer of ``pytorch_lightning`` and with that of ``lightning.pytorch``. Under a distributed
     strategy every process logs the value of all processes together. A sampler that repeats utterances to fill up its
-    last batch should be given away by a fourth key, the numbers of the utterances. The sanity check is looked at for
-    mistakes in what a step returns, but neither logged nor kept. Original speech that does not change is scored once.
+    last batch should be given away by the numbers of the utterances. The sanity check is looked at for mistakes in
+    what a step returns, but neither logged nor kept. Original speech that does not change is scored once.
 
-    With a logger for TensorBoard there are figures: the similarity matrices (``quadrants``), the ECE profile, the zoo
-    of speakers, their ranks, and the path of DeID and G_VD over the epochs. After the last epoch :attr:`summary` goes
-    to its HParams tab if the module has saved hyperparameters; give the logger ``default_hp_metric=False`` for that.
+    In epochs that ``every_n_epochs`` leaves out nothing is logged, and what was logged before is withdrawn from
+    ``trainer.callback_metrics``; ``EarlyStopping`` passes over them. A scheduler that watches one of these names
+    needs the same ``frequency``.
+
+    TensorBoard, Weights & Biases, MLflow and Comet get figures: the similarity matrices (``quadrants``), the ECE
+    profile, the zoo of speakers, their ranks, and the path of DeID and G_VD over the epochs. After training the
+    numbers of the checkpoint that a :class:`PrivacyCheckpoint` has chosen, or else the last, go to TensorBoard's
+    table of hyperparameters if the module has saved any; give the logger ``default_hp_metric=False`` for that.
 
     The profiler of the Trainer shows the time as ``[Callback]PrivacyMonitor.embed``, ``.compute`` and ``.figures``.
 
@@ -58,15 +63,23 @@ class PrivacyMonitor(CallbackBase):
         prefix: What the names of the logged scalars begin with.
         every_n_epochs: Epochs from one measurement to the next.
         figures_every_n_epochs: Epochs from one set of figures to the next, besides first and last; None for none.
-        keys: Where a step's dictionary has ``original``, ``protected``, ``speakers`` and, if given, ``utterances``:
-            three or four names. Or a function of what the step returned to a tuple of these tensors, to a dictionary
-            of the arguments of ``VoicePrivacy.update``, or to None for a batch that is not to be counted.
+        keys: Where a step's dictionary has ``original``, ``protected``, ``speakers`` and, if given, ``utterances``,
+            ``sessions`` and ``groups``: three to six names in this order. Or a dictionary from these, from
+            ``is_reference`` and from ``lengths`` to their keys. Or a function of what the step returned to a tuple of
+            these tensors, to a dictionary of the arguments of ``VoicePrivacy.update``, or to None for a batch that is
+            not to be counted.
         metrics: Names of the scalars to log; all by default.
         suite: The :class:`vpmetrics.VoicePrivacy` to measure with, when it is not the default one.
         encoder: The attacker's speaker encoder, from audio to embeddings ``(B, D)``. With it, ``original`` and
-            ``protected`` are audio. It is frozen, kept in evaluation mode, and moved to the device of the module.
+            ``protected`` are audio: tensors ``(B, ..., T)``, lists of tensors ``(..., T)`` that are each as long as
+            their utterance, or anything else the encoder takes. Tensors of a list are never padded: those of one
+            length share a batch. Padded tensors need ``lengths`` in ``keys``, integers ``(B,)`` of both sides; rows
+            that end in zeros are refused without. The encoder is frozen, kept in evaluation mode, and moved to the
+            device of the module. Original speech that is the same as in the validation before is not embedded again.
         encoder_dtype: Type the encoder runs in under autocast; None runs it in the type of its weights, whatever the
             precision of the Trainer.
+        watch_training: Show attackers what ``training_step`` returns under the same keys, too; what they have seen is
+            forgotten at the start of every epoch, for the anonymiser is another one then.
         prog_bar: Names of the scalars in the progress bar.
 
     Example:
@@ -98,6 +111,7 @@ class PrivacyMonitor(CallbackBase):
         suite: VoicePrivacy | None = None,
         encoder: nn.Module | None = None,
         encoder_dtype: torch.dtype | None = None,
+        watch_training: bool = False,
         prog_bar: Sequence[str] = ("deid", "gvd"),
     ) -> None:
         super().__init__()
@@ -105,20 +119,22 @@ class PrivacyMonitor(CallbackBase):
         check_epochs("every_n_epochs", every_n_epochs)
         if figures_every_n_epochs is not None:
             check_epochs("figures_every_n_epochs", figures_every_n_epochs)
-        check_keys(keys)
         check_kind("suite", suite, VoicePrivacy)
         check_kind("encoder", encoder, nn.Module)
-        self.prefix, self.keys = prefix, keys
-        self.every_n_epochs, self.figures_every_n_epochs = every_n_epochs, figures_every_n_epochs
-        known = scalar_names(suite)
+        self.prefix, self.keys, self.every_n_epochs = prefix, keys, every_n_epochs
+        self.suite, self.encoder, self.watch_training = suite, encoder, watch_training
+        self._keys = resolve_keys(keys, encoder is not None)
+        known = scalar_names(suite, sessions=may_have(self._keys, "sessions"))
         self.metrics = selection("metrics", known if metrics is None else metrics, known)
         self.prog_bar = selection("prog_bar", prog_bar, known)
-        self.suite, self.encoder, self.encoder_dtype = suite, encoder, encoder_dtype
+        self.headline = headline_of(self.metrics) if metrics is None else self.metrics
         self.history: list[dict[str, float]] = []
         """One row per measurement in ``trainer.fit``: ``epoch``, ``step``, ``dataloader_idx``, ``seconds``, scalars."""
-        self._suites: dict[tuple[str, int], VoicePrivacy] = {}
+        self._encoder = None if encoder is None else FrozenEncoder(encoder, encoder_dtype)
+        self._gallery = Gallery(figures_every_n_epochs)
+        self._suites: dict[tuple[str, int], Any] = {}
         self._active = self._resuming = True
-        self._undrawn: dict[int, _Measurement] = {}
+        self._watched = False
         self.address = register(self)
 
     @property
@@ -133,40 +149,40 @@ class PrivacyMonitor(CallbackBase):
 
     @property
     def summary(self) -> dict[str, float]:
-        """The last measurement as a flat dictionary, as ``SummaryWriter.add_hparams`` takes it."""
+        """The headline of the last measurement as a flat dictionary, as ``SummaryWriter.add_hparams`` takes it."""
         return self._summary_of(self.history[-1]["step"]) if self.history else {}
 
     def _summary_of(self, step: float) -> dict[str, float]:
         rows = [row for row in self.history if row["step"] == step]
         suffixes = [f"/dataloader_idx_{int(row['dataloader_idx'])}" if len(rows) > 1 else "" for row in rows]
-        pairs = list(zip(rows, suffixes, strict=True))
-        return {f"hp/{self.prefix}/{name}{suffix}": row[name] for row, suffix in pairs for name in self.metrics}
+        return {
+            f"hp/{self.prefix}/{name}{suffix}": row[name]
+            for row, suffix in zip(rows, suffixes, strict=True)
+            for name in self.headline
+            if name in row
+        }
 
     # Before the first batch
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Look for what can be known to be wrong before anything runs."""
-        if self.encoder is not None:
-            own = {id(weight) for weight in pl_module.parameters() if weight.requires_grad}
-            if any(id(weight) in own for weight in self.encoder.parameters()):
-                raise ValueError(
-                    "Expected `encoder` to be an attacker of its own, but the module trains its weights. "
-                    "Freeze them in the module, or pass a copy."
-                )
-            self.encoder.requires_grad_(False)
-        if self._draws and stage != "predict" and importlib.util.find_spec("matplotlib") is None:
-            rank_zero_warn("PrivacyMonitor draws no figures: matplotlib is not installed.", UserWarning)
-            self.figures_every_n_epochs = None
-        self._let_others_wait(trainer)
+        if self._encoder is not None:
+            self._encoder.freeze(pl_module.parameters())
+        if stage != "predict":
+            self._gallery.setup(trainer)
+        # Early stopping is to pass over the epochs that are not measured, instead of refusing them.
+        for stopping in trainer.early_stopping_callbacks:
+            if self.every_n_epochs > 1 and without_loader(stopping.monitor) in self.logged_names:
+                stopping.strict = False
         # What every process logs is the value of all, which Lightning cannot know.
         own_names = "|".join(map(re.escape, (self.prefix, self._test_prefix)))
         warnings.filterwarnings("ignore", message=rf"It is recommended to use `self.log\('(?:{own_names})/")
 
-    def _let_others_wait(self, trainer: Any) -> None:
-        """Let early stopping pass over the epochs that are not measured, instead of refusing them."""
-        for stopping in trainer.early_stopping_callbacks:
-            if self.every_n_epochs > 1 and without_loader(stopping.monitor) in self.logged_names:
-                stopping.strict = False
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Let attackers forget what an earlier anonymiser has made."""
+        if self.watch_training:
+            for suite in self._suites.values():
+                suite.reset(observed=True)
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin anew."""
@@ -187,11 +203,22 @@ class PrivacyMonitor(CallbackBase):
         for suite in self._suites.values():
             suite.reset()
         if active:
-            self._undrawn.clear()
-        if self.encoder is not None and active:
-            self.encoder.to(pl_module.device).eval()
+            self._gallery.forget()
+            if self._encoder is not None:
+                self._encoder.begin(pl_module.device)
 
     # Every batch
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Show attackers what a training step returned, if it did."""
+        if not self.watch_training or not has_keys(outputs, self._keys):
+            return
+        arguments = self._arguments(trainer, pl_module, outputs, "training_step", remember=False)
+        if arguments is not None:
+            self._watched = True
+            seen = {name: arguments[name] for name in _SEEN_BY_ATTACKERS if name in arguments}
+            for loader in loaders_in_turn(trainer) or (0,):
+                self._suite(trainer, loader, pl_module.device).observe(**seen)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -209,36 +236,35 @@ class PrivacyMonitor(CallbackBase):
         if not self._active:
             return
         step = "test_step" if trainer.testing else "validation_step"
-        embed: Callable[[Any], Any] | None = None
-        if self.encoder is not None:
-            embed = lambda audio: self._embed(trainer, audio, pl_module.device)  # noqa: E731
-        arguments = tensors_of_step(outputs, self.keys, step, pl_module.device, embed)
+        arguments = self._arguments(trainer, pl_module, outputs, step)
         if arguments is None:
             return
         try:
             self._suite(trainer, dataloader_idx, pl_module.device).update(**arguments)
         except (TypeError, ValueError) as error:
-            source = "" if callable(self.keys) else f" `keys` reads them from {tuple(self.keys)} of the dictionary."
+            keys = self._keys
+            source = "" if callable(keys) else f" `keys` reads them from {tuple(keys.values())} of the dictionary."
             raise type(error)(f"PrivacyMonitor cannot use what `{step}` returned. {error}{source}") from error
 
-    def _embed(self, trainer: Any, audio: Any, device: torch.device) -> Any:
-        assert self.encoder is not None
-        weight = next(self.encoder.parameters(), None)
-        if isinstance(audio, Tensor):
-            audio = audio.to(device)
-            if weight is not None and audio.is_floating_point():
-                audio = audio.to(weight.dtype)
-        autocast = torch.autocast(device.type, dtype=self.encoder_dtype, enabled=self.encoder_dtype is not None)
-        with trainer.profiler.profile("[Callback]PrivacyMonitor.embed"), torch.no_grad(), autocast:
-            return self.encoder(audio)
+    def _arguments(
+        self, trainer: Any, pl_module: Any, outputs: Any, step: str, remember: bool = True
+    ) -> dict[str, Any] | None:
+        arguments = arguments_of_step(outputs, self._keys, step, pl_module.device)
+        if arguments is None or self._encoder is None:
+            return arguments
+        with trainer.profiler.profile("[Callback]PrivacyMonitor.embed"):
+            return self._encoder.embed(arguments, pl_module.device, remember)
 
-    def _suite(self, trainer: Any, loader: int, device: torch.device) -> VoicePrivacy:
+    def _suite(self, trainer: Any, loader: int, device: torch.device) -> Any:
         """The metric of one loader; the same one every epoch, because it remembers its original speech."""
         place = "test" if trainer.testing else "val", loader
         if place not in self._suites:
-            suite = VoicePrivacy() if self.suite is None else deepcopy(self.suite)
+            # Attackers that have watched the training know in a test what they knew in the last validation.
+            seen = self._suites.get(("val", 0)) if self.watch_training else None
+            suite = VoicePrivacy() if self.suite is None else self.suite
+            suite = deepcopy(suite if seen is None else seen)
             suite.reset()
-            suite.validate_args = False  # which would stall an accelerator at every batch
+            suite.validate_args = False  # which would force a GPU sync at every batch
             self._suites[place] = suite.to(device)
         return self._suites[place]
 
@@ -266,49 +292,30 @@ class PrivacyMonitor(CallbackBase):
             if is_fitting(trainer):
                 row = {"epoch": trainer.current_epoch, "step": trainer.global_step, "dataloader_idx": loader}
                 self.history.append({**row, "seconds": time.perf_counter() - start, **values})
-            self._log(trainer, pl_module, report.scalars, suffix)
-            measurement = _Measurement(report, f"{self._prefix(trainer)}/{{}}{suffix}", logging_step(trainer))
-            if self._figures_due(trainer, loader):
-                self._draw(trainer, measurement, loader)
-            elif self._draws:
-                self._undrawn[loader] = measurement
+            self._log(trainer, pl_module, report.scalars, values, suffix)
+            measurement = Measurement(report, self._prefix(trainer), suffix, logging_step(trainer))
+            self._gallery.show(trainer, measurement, loader, self._history_of(loader))
 
-    def _log(self, trainer: Any, pl_module: Any, scalars: Mapping[str, Tensor], suffix: str) -> None:
-        prefix = self._prefix(trainer)
-        for name in self.metrics:
-            value = scalars[name]
+    def _log(
+        self, trainer: Any, pl_module: Any, scalars: dict[str, Tensor], values: dict[str, float], suffix: str
+    ) -> None:
+        # A test has few numbers, and returns those it logs itself.
+        shown = self.headline if is_fitting(trainer) else self.metrics
+        names = {name: f"{self._prefix(trainer)}/{name}{suffix}" for name in self.metrics if name in scalars}
+        for name, logged in names.items():
             pl_module.log(
-                f"{prefix}/{name}{suffix}",
-                value if value.is_floating_point() else value.float(),
+                logged,
+                scalars[name] if scalars[name].is_floating_point() else scalars[name].float(),
                 prog_bar=name in self.prog_bar,
+                logger=None if name in shown else False,
                 add_dataloader_idx=False,
                 sync_dist=False,
             )
+        minor = {logged: values[name] for name, logged in names.items() if name not in shown}
+        log_apart(trainer, minor, logging_step(trainer))
 
-    def _draw(self, trainer: Any, measurement: _Measurement, loader: int) -> None:
-        loggers = list(tensorboard_loggers(trainer))
-        if not loggers:
-            return
-        from vpmetrics._figures import CARD, figures_of
-
-        history = [row for row in self.history if row["dataloader_idx"] == loader] if is_fitting(trainer) else []
-        system = System(measurement.tag.partition("/{}")[0], measurement.report, history=history)
-        with trainer.profiler.profile("[Callback]PrivacyMonitor.figures"):
-            for name, figure in figures_of([system], CARD).items():
-                for logger in loggers:
-                    logger.experiment.add_figure(measurement.tag.format(name), figure, measurement.step, close=False)
-
-    def _figures_due(self, trainer: Any, loader: int) -> bool:
-        interval = self.figures_every_n_epochs
-        if interval is None or not is_fitting(trainer):
-            return self._draws
-        # Epochs over at the measurement before and at this one, which need not be neighbours; the first is the start.
-        *earlier, now = [row["epoch"] + 1 for row in self.history if row["dataloader_idx"] == loader]
-        return not earlier or now // interval > earlier[-1] // interval
-
-    @property
-    def _draws(self) -> bool:
-        return self.figures_every_n_epochs is not None
+    def _history_of(self, loader: int) -> list[dict[str, float]]:
+        return [row for row in self.history if row["dataloader_idx"] == loader]
 
     def _prefix(self, trainer: Any) -> str:
         return self._test_prefix if trainer.testing else self.prefix
@@ -321,19 +328,18 @@ class PrivacyMonitor(CallbackBase):
     # At the end, and from one run to the next
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Draw the last measurement, which nobody could know to be the last."""
-        while self._undrawn:
-            loader, measurement = self._undrawn.popitem()
-            self._draw(trainer, measurement, loader)
+        """Draw the last measurement; say so if there was nothing to watch."""
+        self._gallery.show_last(trainer, self._history_of)
+        if self.watch_training and not self._watched:
+            wanted = "" if callable(self._keys) else f", no dictionary with {', '.join(map(repr, self._keys.values()))}"
+            text = f"PrivacyMonitor found nothing to watch in what `training_step` returned{wanted}."
+            rank_zero_warn(text, UserWarning)
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Put the measurement of the chosen checkpoint beside the hyperparameters, or else the last."""
-        chosen = next((point for callback in trainer.checkpoint_callbacks if (point := _chosen_by(callback))), None)
-        summary = (self._summary_of(chosen.step) if chosen else {}) or self.summary
-        if not summary or not pl_module.hparams:
-            return
-        for logger in tensorboard_loggers(trainer):
-            logger.log_hyperparams(dict(pl_module.hparams), metrics=summary, step=logging_step(trainer))
+        chosen = [point for callback in trainer.checkpoint_callbacks if (point := getattr(callback, "chosen", None))]
+        summary = (self._summary_of(chosen[0].step) if chosen else {}) or self.summary
+        log_hyperparameters(trainer, pl_module.hparams, summary)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from."""
@@ -357,18 +363,6 @@ class PrivacyMonitor(CallbackBase):
     def receive(self, state: dict[str, Any]) -> None:
         """Take the history a spawned process has sent home."""
         self.load_state_dict(state)
-
-
-class _Measurement(NamedTuple):
-    """What figures are drawn of, and where they belong."""
-
-    report: PrivacyReport
-    tag: str
-    step: int
-
-
-def _chosen_by(callback: Any) -> ParetoPoint | None:
-    return getattr(callback, "chosen", None)
 
 
 def _report_of_all_processes(metric: VoicePrivacy) -> PrivacyReport | None:

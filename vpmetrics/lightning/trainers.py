@@ -6,7 +6,6 @@ the one sorts callbacks and looks for checkpoints by its own classes, so what is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -56,15 +55,6 @@ def logging_step(trainer: Any) -> int:
     return int(getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step))
 
 
-def tensorboard_loggers(trainer: Any) -> Iterator[Any]:
-    """Loggers that take figures; none on any process but the first, nor in a ``fast_dev_run``."""
-    if not trainer.is_global_zero or trainer.fast_dev_run:
-        return
-    for logger in trainer.loggers:
-        if hasattr(getattr(logger, "experiment", None), "add_figure"):
-            yield logger
-
-
 def is_fitting(trainer: Any) -> bool:
     """Whether this is ``trainer.fit``, with its validations, rather than ``validate`` or ``test``."""
     return bool(trainer.state.fn == "fit")
@@ -73,6 +63,8 @@ def is_fitting(trainer: Any) -> bool:
 def loaders_in_turn(trainer: Any) -> dict[int, str]:
     """Numbers of the loaders that are run one after the other, and what the names of each end in; alike everywhere."""
     sizes = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
+    if not sizes:
+        return {}
     # A combined loader gives one batch of all its loaders at a time.
     in_turn = getattr(getattr(trainer, "_evaluation_loop", None), "_is_sequential", True)
     count = len(sizes) if in_turn and isinstance(sizes, list) else 1
