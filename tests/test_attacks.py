@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from dispatched import Dispatched
 from reference import attacks as reference
 from torch.nn.functional import normalize
 from torch.testing import assert_close
@@ -17,15 +18,27 @@ from vpmetrics._trials.separation import Maps, disclosed_share, separation
 from vpmetrics.attacks import (
     STANDARD,
     Attack,
+    CanonicalCorrelation,
+    Discriminant,
+    KernelRidge,
     LinearAttack,
+    Plain,
+    PLDAPosterior,
     Procrustes,
     ReducedProcrustes,
     RidgeToOriginal,
     RidgeToProtected,
     Whitened,
+    WithinClassWhitening,
     ridge_map,
 )
 from vpmetrics.attacks.base import NOTHING, PAIRS, PROTECTED, map_rows
+from vpmetrics.attacks.kernel import LeftOut, fit_kernel
+from vpmetrics.attacks.labelled import between_speakers
+from vpmetrics.attacks.watching import Watched
+from vpmetrics.data import demo_voices
+from vpmetrics.functional import zebra_disclosure
+from vpmetrics.scoring import PLDA
 
 
 def voices(speakers=20, each=6, size=8, seed=0, dtype=torch.float64, numbers=None):
@@ -77,6 +90,64 @@ def test_whitening_is_the_inverse_root_of_the_covariance():
     attack = only(Whitened(), 1e-3).fit(o, p, speakers)
     assert_close(attack.map_o.numpy(), reference.whiten(o.numpy(), 1e-3), atol=1e-9, rtol=0)
     assert_close(attack.map_p.numpy(), reference.whiten(p.numpy(), 1e-3), atol=1e-9, rtol=0)
+
+
+def test_canonical_correlation_is_the_generalised_eigenproblem():
+    o, p, speakers = voices()
+    attack = only(CanonicalCorrelation(), 1e-2).fit(o, p, speakers)
+    left, right = reference.canonical(o.numpy(), p.numpy(), 1e-2)
+    found = attack.map_p @ attack.map_o.mT, attack.map_o @ attack.map_o.mT, attack.map_p @ attack.map_p.mT
+    for product, expected in zip(found, (right @ left.T, left @ left.T, right @ right.T), strict=True):
+        assert_close(product.numpy(), expected, atol=1e-9, rtol=1e-9)  # signs of directions are arbitrary
+
+
+def test_labelled_attacks_follow_from_scatter_within_and_between_speakers():
+    o, p, speakers = voices()
+    within, _ = reference.within_and_between(p.numpy(), speakers.numpy())
+    white = only(WithinClassWhitening(), 1e-2).fit(o, p, speakers)
+    ridged = within + 1e-2 * np.trace(within) / 8 * np.eye(8)
+    assert_close((white.map_p @ white.map_p).numpy(), np.linalg.inv(ridged), atol=1e-9, rtol=1e-9)
+    few = only(Discriminant(), (1e-2, 3)).fit(o, p, speakers)
+    expected = reference.discriminant(p.numpy(), speakers.numpy(), 1e-2, 3)
+    assert_close((few.map_p @ few.map_p.mT).numpy(), expected @ expected.T, atol=1e-9, rtol=1e-9)
+    assert few.map_o is few.map_p or torch.equal(few.map_o, few.map_p)
+
+
+def test_plda_weighs_as_its_likelihood_ratio_does():
+    o, p, speakers = voices(speakers=40)
+    model, attack = PLDA().fit(p, speakers), only(PLDAPosterior(), 1e-6).fit(o, p, speakers)
+    said = model.basis @ torch.diag(model.between / (1 + 2 * model.between)) @ model.basis.mT
+    assert_close(attack.map_p @ attack.map_p.mT, said, atol=1e-9, rtol=1e-9)
+    # Uneven speakers: the expected scatter between their means is that of the model, whatever their numbers.
+    draw = torch.Generator().manual_seed(0)
+    counts = torch.randint(1, 9, (4000,), generator=draw)
+    names = torch.arange(4000).repeat_interleave(counts)
+    rows = torch.randn(4000, 2, generator=draw, dtype=torch.float64)[names] * torch.tensor([2.0, 0.5])
+    rows = rows + torch.randn(len(names), 2, generator=draw, dtype=torch.float64)
+    found = between_speakers(moments_of(rows, rows, names).together)[0]
+    assert_close(found, torch.tensor([[4.0, 0.0], [0.0, 0.25]], dtype=torch.float64), atol=0.25, rtol=0)
+
+
+def test_kernel_ridge_is_solved_as_written():
+    o, p, speakers = voices(speakers=12)
+    attack = only(KernelRidge(), 1e-3).fit(o[:60], p[:60], speakers[:60])
+    expected = reference.kernel_ridge(p[:60].numpy(), o[:60].numpy(), p[60:].numpy(), 1e-3, width=4.0)
+    assert_close(attack.attack(None, p[60:])[1].numpy(), expected, atol=1e-9, rtol=0)
+
+
+def test_kernel_ridge_leaves_out_speakers_as_if_it_had_never_seen_them():
+    o, p, speakers = (side[:60] for side in voices())
+    o, p = o - o.mean(0), p - p.mean(0)
+    groups, count = deal(p, speakers)
+    kernel = torch.exp(-(p[:, None] - p).square().sum(2) / 50)
+    _, found = fit_kernel(kernel, 1e-2, o, LeftOut(speakers, groups, count))
+    expected = 0
+    for group in range(count):
+        own, ridged = (groups == group).numpy(), (kernel + 1e-2 * torch.eye(60).double()).numpy()
+        predicted = ridged[own][:, ~own] @ np.linalg.solve(ridged[~own][:, ~own], o.numpy()[~own])
+        apart = reference.separation(o.numpy()[own], predicted, speakers.numpy()[own])
+        expected += np.sign(apart) * (1 - np.exp(-(apart**2) / 6.5))
+    assert found.item() == pytest.approx(expected, abs=1e-9)
 
 
 def test_separation_is_counted_pair_by_pair():
@@ -268,6 +339,123 @@ def test_the_share_disclosed_is_about_that_of_gaussian_scores(apart):
 def zebra(llr):
     """Z of ZEBRA, away from 0, where it cancels."""
     return torch.where(llr.abs() < 1e-3, llr / 3, 0.5 + (llr - llr.expm1()) / llr.expm1() ** 2)
+
+
+def attacked_in_folds(attack, original, protected, speakers):
+    """What every fold of speakers looks like to who was fitted on the others: both sides and speakers."""
+    groups, count = deal(protected, speakers)
+    maps = None
+    if isinstance(attack, LinearAttack):
+        maps = attack.fit_groups(moments_of(original, protected, speakers, groups, count))
+    for group in range(count):
+        own = groups == group
+        if maps is not None:
+            of = maps.of(group)
+            sides = map_rows(original[own], of.mean_o, of.map_o), map_rows(protected[own], of.mean_p, of.map_p)
+        else:
+            fitted = copy.deepcopy(attack).fit(original[~own], protected[~own], speakers[~own])
+            sides = fitted.attack(original[own], protected[own])
+        yield *sides, speakers[own]
+
+
+def two_sided_disclosure(attack, *sides):
+    """D_ECE of OP in bits, in the direction that shows more, of speakers never fitted on."""
+    scores, target = [], []
+    for original, protected, speakers in attacked_in_folds(attack, *sides):
+        found = normalize(original) @ normalize(protected).T
+        trials = ~torch.eye(len(found), dtype=torch.bool)
+        scores.append((found / found.square().mean().sqrt())[trials])  # so that folds have one scale
+        target.append((speakers[:, None] == speakers)[trials])
+    disclosed = zebra_disclosure(torch.cat(scores), torch.cat(target).long())
+    return max(disclosed["d_ece"].item(), disclosed["d_ece_reversed"].item())
+
+
+@pytest.mark.parametrize(
+    ("system", "cosine", "ridge", "canonical"),
+    [("B2", 0.404, 0.595, 0.615), ("B2r0", 0.119, 0.236, 0.255), ("B2u", 0.169, 0.383, 0.397)],
+)
+def test_bundled_voices_disclose_more_to_who_learns(system, cosine, ridge, canonical):
+    demo = demo_voices()
+    sides = demo.original, demo.protected[system], demo.speakers
+    found = [two_sided_disclosure(attack, *sides) for attack in (Plain(), RidgeToOriginal(), CanonicalCorrelation())]
+    assert found == pytest.approx([cosine, ridge, canonical], abs=0.01)
+
+
+@pytest.mark.parametrize("speakers", [12, 40])
+def test_a_turned_and_shifted_copy_hides_nothing(speakers):
+    o, _, names = voices(speakers, each=20, size=32)
+    draw = torch.Generator().manual_seed(5)
+    p = o @ torch.linalg.qr(torch.randn(32, 32, generator=draw, dtype=torch.float64))[0] + 3
+    known = two_sided_disclosure(Plain(), o, o, names)
+    assert two_sided_disclosure(Plain(), o, p, names) < 0.1 * known
+    for attack in (RidgeToOriginal(), RidgeToProtected(), Procrustes(), ReducedProcrustes(), CanonicalCorrelation()):
+        assert two_sided_disclosure(attack, o, p, names) > 0.9 * known, attack.name
+
+
+@pytest.mark.parametrize("speakers", [12, 40])
+def test_noise_discloses_nothing_to_anybody(speakers):
+    for seed in range(2):
+        o, _, names = voices(speakers, each=20, size=32, seed=seed)
+        p = torch.randn(o.shape, generator=torch.Generator().manual_seed(100 + seed), dtype=torch.float64)
+        for attack in STANDARD:
+            assert two_sided_disclosure(attack, o, p, names) < 0.02, attack.name
+
+
+@pytest.mark.parametrize("system", ["B2", "B2r0", "B2u"])
+def test_the_setting_chosen_is_about_the_best_in_hindsight(system):
+    demo = demo_voices()
+    sides = demo.original, demo.protected[system], demo.speakers
+    for attack in (RidgeToOriginal(), Whitened()):
+        every = [two_sided_disclosure(only(copy.deepcopy(attack), s), *sides) for s in attack.settings]
+        assert two_sided_disclosure(attack, *sides) > max(every) - 0.02, attack.name
+        assert max(every) - min(every) > 0.02  # or any choice would do
+
+
+def test_watching_waits_for_no_device():
+    o, p, speakers = voices()
+    attack = RidgeToOriginal()
+    with Dispatched() as seen:
+        attack.observe(o, p, speakers)
+        attack.observe(o, p, speakers)
+    assert seen.synchronisations == 0
+    with Dispatched() as seen:
+        attack.fit()
+    assert seen.synchronisations > 0
+
+
+def test_watching_takes_the_memory_of_the_speakers():
+    o, p, speakers = voices()
+    attack = RidgeToOriginal()
+    sizes = []
+    for _ in range(2):
+        for _ in range(40):
+            attack.observe(o, p, speakers)
+        sizes.append(sum(value.numel() for value in attack.state_dict().values() if isinstance(value, torch.Tensor)))
+    assert sizes[0] == sizes[1] == 20 * (3 + 2 * 8) + 5 * 3 * 8 * 8
+    assert len(attack.watched.moments.names) == 20
+    assert attack.watched.moments.counts.sum() == 80 * len(o)
+    attack.watched.clear()
+    with pytest.raises(RuntimeError, match="`observe` before `fit`"):
+        attack.fit()
+
+
+def test_what_other_processes_watched_is_added():
+    o, p, speakers = voices()
+    parts = Watched(), Watched()
+    for part, rows in zip(parts, (slice(0, 50), slice(50, None)), strict=True):
+        part.add(o[rows], p[rows], speakers[rows])
+    sent = [[tensor.clone() for tensor in part.moments.tensors()] for part in parts]
+    whole = Watched()
+    whole.add(o, p, speakers)
+    found = Moments(*sent[0]) + Moments(*sent[1])
+    assert_close(found.tensors(), whole.moments.tensors(), atol=1e-10, rtol=0)
+
+
+def test_speakers_with_round_numbers_are_dealt_evenly():
+    for step in (1, 5, 10, 64, 1000):
+        watched = Watched()
+        watched.add(torch.ones(400, 2), torch.ones(400, 2), step * torch.arange(400))
+        assert torch.bincount(watched.moments.groups, minlength=5).min() > 40
 
 
 def test_an_attacker_of_anybodys_own_takes_two_methods():

@@ -50,3 +50,47 @@ def separation(o, p, speakers):
     gap = np.mean(same) - np.mean(other)
     share = len(same) / (len(same) + len(other))
     return gap / np.sqrt(np.var(every) - share * (1 - share) * gap**2)
+
+
+def canonical(o, p, strength):
+    """Directions of original and protected speech, from the generalised eigenproblem of the two-block covariance.
+
+    Scaled to unit variance, ridge included, and by the root of what a product of two variates says.
+    """
+    c_oo, c_pp, c_po = covariance(o, o), covariance(p, p), covariance(p, o)
+    d = len(c_oo)
+    c_oo, c_pp = (c + strength * np.trace(c) / d * np.eye(d) for c in (c_oo, c_pp))
+    zero = np.zeros((d, d))
+    rho, v = scipy.linalg.eigh(np.block([[zero, c_po.T], [c_po, zero]]), np.block([[c_oo, zero], [zero, c_pp]]))
+    rho, v = rho[-d:], v[:, -d:] * np.sqrt(2)  # a pair of blocks has variance 1, so each half of it
+    v = v * np.sqrt(rho / (1 - rho**2 + 1e-3))
+    return v[:d], v[d:]
+
+
+def within_and_between(p, speakers):
+    """Mean products of deviations from the speaker's mean, and of those of the speaker's mean itself."""
+    centre, within, between = p.mean(0), 0, 0
+    for row, speaker in zip(p, speakers, strict=True):
+        own = p[speakers == speaker].mean(0)
+        within = within + np.outer(row - own, row - own) / len(p)
+        between = between + np.outer(own - centre, own - centre) / len(p)
+    return within, between
+
+
+def discriminant(p, speakers, strength, directions):
+    """Fisher's directions, of unit variance within speakers."""
+    within, between = within_and_between(p, speakers)
+    within = within + strength * np.trace(within) / len(within) * np.eye(len(within))
+    return scipy.linalg.eigh(between, within)[1][:, -directions:]
+
+
+def kernel_ridge(source, target, queries, strength, width):
+    """Predicted deviations of the target, row by row."""
+    centre, mean = source.mean(0), target.mean(0)
+    scale = 2 * width * ((source - centre) ** 2).sum(1).mean()
+
+    def kernel(a, b):
+        return np.array([[np.exp(-((x - y) ** 2).sum() / scale) for y in b] for x in a])
+
+    alpha = scipy.linalg.solve(kernel(source, source) + strength * np.eye(len(source)), target - mean)
+    return kernel(queries, source) @ alpha

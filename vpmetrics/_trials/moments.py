@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from vpmetrics._precision import widen
+from vpmetrics._trials.covariances import Covariances, SameSpeaker, describe_speakers
 from vpmetrics._trials.utterances import row_keys
 
-_ROWS = 1 << 15  # of embeddings made double at once
+_Parts = TypeVar("_Parts", Covariances, SameSpeaker)
+
+_ROWS = 1 << 13  # of embeddings made double at once
 
 
 @dataclass(frozen=True)
@@ -55,96 +59,37 @@ class Moments:
     @cached_property
     def each(self) -> Covariances:
         """Of every group by itself."""
-        return self._choose(torch.eye(len(self.within_oo)))
+        return self._parts[0]
 
     @cached_property
     def others(self) -> Covariances:
         """Of all groups but one, for each of them."""
-        return self._choose(1 - torch.eye(len(self.within_oo)))
+        return self._parts[0].pool(1 - self._groups)
 
     @cached_property
     def together(self) -> Covariances:
         """Of all groups, as a batch of one."""
-        return self._choose(torch.ones(1, len(self.within_oo)))
+        return self._parts[0].pool(torch.ones_like(self._groups[:1]))
 
     @cached_property
     def same_speaker(self) -> SameSpeaker:
         """Of pairs of one speaker, in every group."""
         return self._parts[1]
 
-    def _choose(self, chosen: Tensor) -> Covariances:
-        """Of some groups, ``(F, G)`` of 0 and 1, by adding what is in them and between them."""
-        parts, chosen = self._parts[0], chosen.to(self.within_oo)
-        counts = chosen * parts.count
-        count = counts.sum(1)
-        shares = counts / count.clamp(min=torch.finfo(counts.dtype).tiny)[:, None]
-        mean_o, mean_p = shares @ parts.mean_o, shares @ parts.mean_p
-        apart_o, apart_p = parts.mean_o - mean_o[:, None], parts.mean_p - mean_p[:, None]  # (F, G, D)
-
-        def pool(inside: Tensor, a: Tensor, b: Tensor) -> Tensor:
-            return torch.einsum("fg,gde->fde", shares, inside) + torch.einsum("fg,fgd,fge->fde", shares, a, b)
-
-        return Covariances(
-            count,
-            chosen @ parts.speakers,
-            chosen @ parts.squares,
-            mean_o,
-            mean_p,
-            pool(parts.oo, apart_o, apart_o),
-            pool(parts.pp, apart_p, apart_p),
-            pool(parts.po, apart_p, apart_o),
-            torch.einsum("fg,gde->fde", shares, parts.within_pp),
-        )
+    @property
+    def _groups(self) -> Tensor:
+        """Every group by itself, ``(G, G)``."""
+        return torch.eye(len(self.within_oo), device=self.counts.device, dtype=self.counts.dtype)
 
     @cached_property
     def _parts(self) -> tuple[Covariances, SameSpeaker]:
-        sizes = torch.bincount(self.groups, minlength=len(self.within_oo)).tolist()
-        by_group = self.groups.argsort(stable=True).split(sizes)
-        rows = [_describe(*(table[chosen] for table in self.tensors()[2:5])) for chosen in by_group]
-        count, speakers, squares, mean_o, mean_p, oo, pp, po, *same = map(torch.stack, zip(*rows, strict=True))
-        total = count.clamp(min=torch.finfo(count.dtype).tiny)[:, None, None]
-        within_pp = self.within_pp / total
-        oo, pp, po = oo + self.within_oo / total, pp + within_pp, po + self.within_po / total
-        return Covariances(count, speakers, squares, mean_o, mean_p, oo, pp, po, within_pp), SameSpeaker(*same)
-
-
-@dataclass(frozen=True)
-class Covariances:
-    """Means and covariances of ``F`` sets of pairs, and what it takes to tell speakers from sessions in them."""
-
-    count: Tensor  # (F,), utterances
-    speakers: Tensor  # (F,)
-    squares: Tensor  # (F,), of the utterances of each speaker
-    mean_o: Tensor  # (F, D)
-    mean_p: Tensor  # (F, D)
-    oo: Tensor  # (F, D, D)
-    pp: Tensor  # (F, D, D)
-    po: Tensor  # (F, D, D), protected by original
-    within_pp: Tensor  # (F, D, D), about the speakers' means
-
-    @cached_property
-    def eigen_oo(self) -> tuple[Tensor, Tensor]:
-        """Eigenvalues ``(F, D)``, ascending, and eigenvectors ``(F, D, D)`` of the original side."""
-        return _spectrum(self.oo, self.mean_o)
-
-    @cached_property
-    def eigen_pp(self) -> tuple[Tensor, Tensor]:
-        """The same of the protected side."""
-        return _spectrum(self.pp, self.mean_p)
-
-    @cached_property
-    def eigen_within(self) -> tuple[Tensor, Tensor]:
-        """The same of the protected side within speakers."""
-        return _spectrum(self.within_pp, self.mean_p)
-
-
-@dataclass(frozen=True)
-class SameSpeaker:
-    """Sums over all pairs of one speaker, an utterance and itself included, about the means of each of ``G`` groups."""
-
-    po: Tensor  # (G, D, D), products
-    original: Tensor  # (G, D)
-    protected: Tensor  # (G, D)
+        within = zip(self.within_oo, self.within_pp, self.within_po, strict=True)
+        found = [
+            describe_speakers(self.counts[rows], self.original[rows], self.protected[rows], products)
+            for rows, products in zip(_rows_of_groups(self.groups, len(self.within_oo)), within, strict=True)
+        ]
+        every, same = zip(*found, strict=True)
+        return _stack(every), _stack(same)
 
 
 def moments_of(
@@ -153,47 +98,46 @@ def moments_of(
     """Moments of pairs of utterances, in one pass.
 
     Args:
-        original: Floating embeddings ``(N, D)``.
+        original: Floating embeddings ``(N, D)``, with their graph.
         protected: Those of the protected versions, row by row.
         speakers: Integer speaker of each row, ``(N,)``.
         groups: The group of each row, ``(N,)`` from 0 to ``count - 1``, the same for all rows of a speaker.
         count: The number of groups.
     """
     groups = torch.zeros_like(speakers) if groups is None else groups
-    blocks = zip(*(rows.split(_ROWS) for rows in (original, protected, speakers, groups)), strict=True)
     found: list[Moments] = []
-    for o, p, names, group in blocks:
-        found = [merge([*found, rows_as_moments(o, p, names, group, count)])]
+    for rows in speakers.argsort(stable=True).split(_ROWS):  # in order, so that most speakers are in one block
+        block = rows_as_moments(original[rows], protected[rows], speakers[rows], groups[rows], count)
+        found = [merge([*found, block])]
     return found[0]
 
 
 def rows_as_moments(original: Tensor, protected: Tensor, speakers: Tensor, groups: Tensor, count: int) -> Moments:
-    """Rows as they are, a table in which every utterance is a speaker without scatter, for :func:`merge`."""
+    """Rows as they are, every utterance a speaker without scatter, to be given to :func:`merge`."""
     o, p = widen(original), widen(protected)
     none = o.new_zeros(()).expand(count, *o.shape[1:] * 2)
     return Moments(speakers.to(torch.int64), groups, o.new_ones(len(o)), o, p, none, none, none)
 
 
 def merge(parts: Sequence[Moments]) -> Moments:
-    """Moments of several sets together. A row of a table without scatter may be a single utterance."""
-    columns = zip(*(part.tensors() for part in parts), strict=True)
-    names, groups, counts, original, protected = (torch.cat(column) for column in list(columns)[:5])
-    scatter = [torch.stack(list(column)).sum(0) for column in zip(*(part.tensors()[5:] for part in parts), strict=True)]
-    names, index = names.unique(return_inverse=True)
-    group_of = groups.new_zeros(len(names)).index_copy(0, index, groups)
+    """Moments of several sets together."""
+    columns = [list(column) for column in zip(*(part.tensors() for part in parts), strict=True)]
+    names, groups, counts, original, protected = (torch.cat(column) for column in columns[:5])
+    names, index, rows = names.unique(return_inverse=True, return_counts=True)
     total = counts.new_zeros(len(names)).index_add(0, index, counts)
-    means, apart = [], []
-    for side in (original, protected):
-        sums = side.new_zeros(len(names), side.shape[1]).index_add(0, index, counts[:, None] * side)
-        means.append(sums / total[:, None])
-        apart.append(counts.sqrt()[:, None] * (side - means[-1][index]))
-    # What rows of one speaker are apart is scatter from now on.
-    group = group_of[index]
-    sizes = torch.bincount(group, minlength=len(scatter[0])).tolist()
-    for number, rows in enumerate(group.argsort(stable=True).split(sizes)):
-        o, p = (side[rows] for side in apart)
-        for matrices, a, b in zip(scatter, (o, p, p), (o, p, o), strict=True):
-            matrices[number] += a.T @ b
+    group_of = groups.new_zeros(len(names)).index_copy(0, index, groups)
+    means = [
+        side.new_zeros(len(names), side.shape[1]).index_add(0, index, counts[:, None] * side) / total[:, None]
+        for side in (original, protected)
+    ]
+    # By what rows of one speaker are apart, utterances scatter about the new mean.
+    several = (rows[index] > 1).nonzero().flatten()
+    index, weights = index[several], counts[several].sqrt()[:, None]
+    o, p = (weights * (side[several] - mean[index]) for side, mean in zip((original, protected), means, strict=True))
+    scatter = [torch.stack(column).sum(0) for column in columns[5:]]
+    for group, chosen in enumerate(_rows_of_groups(group_of[index], len(scatter[0]))):
+        for products, a, b in zip(scatter, (o, p, p), (o, p, o), strict=True):
+            products[group] += a[chosen].T @ b[chosen]
     return Moments(names, group_of, total, *means, *scatter)
 
 
@@ -207,27 +151,13 @@ def deal(vectors: Tensor, speakers: Tensor, most: int = 5) -> tuple[Tensor, int]
     return (place % count)[index], count
 
 
-def _describe(counts: Tensor, original: Tensor, protected: Tensor) -> tuple[Tensor, ...]:
-    """The speakers of one group, as if each always said the same: the fields of Covariances and of SameSpeaker."""
-    count = counts.sum()
-    share = (counts / count.clamp(min=torch.finfo(counts.dtype).tiny))[:, None]
-    mean_o, mean_p = (share * original).sum(0), (share * protected).sum(0)
-    o, p, pairs = original - mean_o, protected - mean_p, counts.square()[:, None]
-    speakers = (counts > 0).sum().to(counts)
-    covariances = (o.T @ (share * o), p.T @ (share * p), p.T @ (share * o))
-    same = (p.T @ (pairs * o), (pairs * o).sum(0), (pairs * p).sum(0))
-    return count, speakers, pairs.sum(), mean_o, mean_p, *covariances, *same
+def _rows_of_groups(groups: Tensor, count: int) -> tuple[Tensor, ...]:
+    """Positions of the rows of every group."""
+    sizes: list[int] = torch.bincount(groups, minlength=count).tolist()
+    return torch.split(groups.argsort(stable=True), sizes)
 
 
-def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and vectors of symmetric ``(F, D, D)``; NaN for a matrix that holds one, which LAPACK refuses."""
-    bad = ~matrices.isfinite().flatten(1).all(1)[:, None]
-    values, vectors = torch.linalg.eigh(matrices.masked_fill(bad[..., None], 0))
-    return values.masked_fill(bad, torch.nan), vectors
-
-
-def _spectrum(covariances: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    values, vectors = eigen(covariances)
-    # Equal embeddings and their mean differ by a rounding, which is no variance.
-    rounding = (16 * torch.finfo(mean.dtype).eps * mean.abs().amax(1, keepdim=True)).square()
-    return values.masked_fill(values <= rounding, 0), vectors
+def _stack(parts: Sequence[_Parts]) -> _Parts:
+    """One dataclass of tensors from several, with a leading dimension."""
+    first = parts[0]
+    return type(first)(*(torch.stack([getattr(part, field.name) for part in parts]) for field in fields(first)))

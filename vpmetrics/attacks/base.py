@@ -10,7 +10,8 @@ from torch.nn.functional import pad
 
 from vpmetrics._checks import check_choice, check_embeddings, check_integers, check_shape, check_tensor
 from vpmetrics._precision import at_least_float32
-from vpmetrics._trials.moments import Covariances, Moments, deal, moments_of
+from vpmetrics._trials.covariances import Covariances
+from vpmetrics._trials.moments import Moments, deal, moments_of
 from vpmetrics._trials.separation import Maps, disclosed_share, separation
 from vpmetrics.attacks.watching import Resizable, Watched
 
@@ -104,7 +105,7 @@ class LinearAttack(Attack, Resizable):
     def fit_groups(self, moments: Moments, condition: str = "OP") -> Maps:
         """Maps for every group, fitted on all others, ``(G, ...)``; no group has a say in the setting of its own."""
         found = self._separations(moments, condition)
-        best = self._best(found @ (1 - torch.eye(found.shape[1])).to(found))
+        best = self._best(found @ (1 - torch.eye(found.shape[1], device=found.device, dtype=found.dtype)))
         by_setting = {index: self.maps(moments.others, self.settings[index]) for index in set(best)}
         return _stack([by_setting[index].of(group) for group, index in enumerate(best)])
 
@@ -184,7 +185,11 @@ def _stack_parts(parts: tuple[Tensor | None, ...]) -> Tensor | None:
     given = [part for part in parts if part is not None]
     if not given:
         return None
-    nothing = torch.zeros_like(given[0]) if given[0].ndim == 1 else torch.eye(len(given[0])).to(given[0])
+    nothing = (
+        torch.zeros_like(given[0])
+        if given[0].ndim == 1
+        else torch.eye(len(given[0]), device=given[0].device, dtype=given[0].dtype)
+    )
     filled = [nothing if part is None else part for part in parts]
     widest = max(part.shape[-1] for part in filled)
     return torch.stack([pad(part, (0, widest - part.shape[-1])) for part in filled])

@@ -11,7 +11,7 @@ from typing_extensions import Self
 from vpmetrics._checks import check_embeddings, check_tensor
 from vpmetrics._precision import at_least_float32, widen
 from vpmetrics._trials.moments import deal, moments_of
-from vpmetrics._trials.separation import Maps, separation
+from vpmetrics._trials.separation import Maps, disclosed_share, separation
 from vpmetrics._trials.utterances import row_keys
 from vpmetrics.attacks.base import PAIRS, Attack
 from vpmetrics.attacks.watching import Resizable
@@ -55,10 +55,10 @@ class KernelRidge(Attack, Resizable):
         o, p, names = widen(original[chosen]), widen(protected[chosen]), speakers[chosen]
         self.mean_o, self.mean_p = o.mean(0), p.mean(0)
         o, self.rows = o - self.mean_o, p - self.mean_p
-        groups = _Groups(names, *deal(p, names))
+        groups = LeftOut(names, *deal(p, names))
         self.scale = 2 * _WIDTH * self.rows.square().sum(1).mean()
         kernel = _kernel(self.rows, self.rows, self.scale)
-        fits = [_fit(kernel, ridge, o, groups) for ridge in self.settings]
+        fits = [fit_kernel(kernel, ridge, o, groups) for ridge in self.settings]
         self.weights = fits[int(torch.stack([separated for _, separated in fits]).argmax())][0]
         return self
 
@@ -75,7 +75,7 @@ class KernelRidge(Attack, Resizable):
         return original, protected
 
 
-class _Groups(NamedTuple):
+class LeftOut(NamedTuple):
     """Rows by the speakers to be left out together."""
 
     speakers: Tensor
@@ -83,7 +83,7 @@ class _Groups(NamedTuple):
     number: int
 
 
-def _fit(kernel: Tensor, ridge: float, target: Tensor, groups: _Groups) -> tuple[Tensor, Tensor]:
+def fit_kernel(kernel: Tensor, ridge: float, target: Tensor, groups: LeftOut) -> tuple[Tensor, Tensor]:
     """Weights of a kernel regression, and how well it separates speakers it was not fitted on."""
     ridged = kernel + ridge * torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(ridged).L)
@@ -94,7 +94,7 @@ def _fit(kernel: Tensor, ridge: float, target: Tensor, groups: _Groups) -> tuple
         block = inverse[chosen][:, chosen]
         predicted[chosen] -= torch.linalg.solve_ex(block, weights[chosen]).result
     found = separation(moments_of(target, predicted, *groups), Maps())
-    return weights, found.nan_to_num(0, 0, 0).sum()
+    return weights, disclosed_share(found).sum()
 
 
 def _kernel(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:

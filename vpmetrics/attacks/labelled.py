@@ -7,7 +7,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from vpmetrics._trials.moments import Covariances, eigen
+from vpmetrics._trials.covariances import Covariances, eigen
 from vpmetrics._trials.separation import Maps
 from vpmetrics.attacks.base import LABELLED, LinearAttack
 from vpmetrics.attacks.linear import RIDGES, power

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._trials.moments import Covariances
+from vpmetrics._trials.covariances import Covariances
 from vpmetrics._trials.separation import Maps
 from vpmetrics.attacks.base import NOTHING, PAIRS, PROTECTED, LinearAttack
 

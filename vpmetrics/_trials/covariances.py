@@ -1,0 +1,116 @@
+"""What linear attackers are functions of: means and covariances of sets of pairs, and what speakers add to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Covariances:
+    """Means and covariances of ``F`` sets of pairs, and what it takes to tell speakers from sessions in them."""
+
+    count: Tensor  # (F,), utterances
+    speakers: Tensor  # (F,)
+    squares: Tensor  # (F,), of the utterances of each speaker
+    mean_o: Tensor  # (F, D)
+    mean_p: Tensor  # (F, D)
+    oo: Tensor  # (F, D, D)
+    pp: Tensor  # (F, D, D)
+    po: Tensor  # (F, D, D), protected by original
+    within_pp: Tensor  # (F, D, D), about the speakers' means
+
+    @cached_property
+    def eigen_oo(self) -> tuple[Tensor, Tensor]:
+        """Eigenvalues ``(F, D)``, ascending, and eigenvectors ``(F, D, D)`` of the original side."""
+        return _spectrum(self.oo, self.mean_o)
+
+    @cached_property
+    def eigen_pp(self) -> tuple[Tensor, Tensor]:
+        """The same of the protected side."""
+        return _spectrum(self.pp, self.mean_p)
+
+    @cached_property
+    def eigen_within(self) -> tuple[Tensor, Tensor]:
+        """The same of the protected side within speakers."""
+        return _spectrum(self.within_pp, self.mean_p)
+
+    def pool(self, chosen: Tensor) -> Covariances:
+        """Of some of the sets together, ``(E, F)`` of 0 and 1, by adding what is in them and between them."""
+        counts = chosen * self.count
+        count = counts.sum(1)
+        shares = counts / at_least_tiny(count)[:, None]
+        mean_o, mean_p = shares @ self.mean_o, shares @ self.mean_p
+        apart_o, apart_p = self.mean_o - mean_o[:, None], self.mean_p - mean_p[:, None]  # (E, F, D)
+
+        def add(inside: Tensor) -> Tensor:
+            return torch.einsum("ef,fij->eij", shares, inside)
+
+        def between(a: Tensor, b: Tensor) -> Tensor:
+            return torch.einsum("ef,efi,efj->eij", shares, a, b)
+
+        return Covariances(
+            count=count,
+            speakers=chosen @ self.speakers,
+            squares=chosen @ self.squares,
+            mean_o=mean_o,
+            mean_p=mean_p,
+            oo=add(self.oo) + between(apart_o, apart_o),
+            pp=add(self.pp) + between(apart_p, apart_p),
+            po=add(self.po) + between(apart_p, apart_o),
+            within_pp=add(self.within_pp),
+        )
+
+
+@dataclass(frozen=True)
+class SameSpeaker:
+    """Sums over all pairs of one speaker, an utterance and itself included, about the means of ``F`` sets."""
+
+    po: Tensor  # (F, D, D), products
+    original: Tensor  # (F, D)
+    protected: Tensor  # (F, D)
+
+
+def describe_speakers(
+    counts: Tensor, original: Tensor, protected: Tensor, within: tuple[Tensor, Tensor, Tensor]
+) -> tuple[Covariances, SameSpeaker]:
+    """One set, from the means ``(S, D)`` of its speakers and the sums of products ``(D, D)`` within them."""
+    count = counts.sum()
+    shares = (counts / at_least_tiny(count))[:, None]
+    mean_o, mean_p = (shares * original).sum(0), (shares * protected).sum(0)
+    o, p, pairs = original - mean_o, protected - mean_p, counts.square()[:, None]
+    within_oo, within_pp, within_po = (part / at_least_tiny(count) for part in within)
+    found = Covariances(
+        count=count,
+        speakers=(counts > 0).sum().to(counts),
+        squares=pairs.sum(),
+        mean_o=mean_o,
+        mean_p=mean_p,
+        oo=within_oo + o.T @ (shares * o),
+        pp=within_pp + p.T @ (shares * p),
+        po=within_po + p.T @ (shares * o),
+        within_pp=within_pp,
+    )
+    return found, SameSpeaker(p.T @ (pairs * o), (pairs * o).sum(0), (pairs * p).sum(0))
+
+
+def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors of symmetric ``(F, D, D)``; NaN for a matrix that holds one, which LAPACK refuses."""
+    bad = ~matrices.isfinite().flatten(1).all(1)[:, None]
+    values, vectors = torch.linalg.eigh(matrices.masked_fill(bad[..., None], 0))
+    return values.masked_fill(bad, torch.nan), vectors
+
+
+def at_least_tiny(value: Tensor) -> Tensor:
+    """A divisor that is not 0."""
+    return value.clamp(min=torch.finfo(value.dtype).tiny)
+
+
+def _spectrum(covariances: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = eigen(covariances)
+    # Equal embeddings and their mean differ by a rounding, which is no variance.
+    rounding = (16 * torch.finfo(mean.dtype).eps * mean.abs().amax(1, keepdim=True)).square()
+    return values.masked_fill(values <= rounding, 0), vectors
