@@ -31,7 +31,7 @@ def drawn(ax, gid):
 
 
 def test_the_rate_is_drawn_as_counted_and_as_extrapolated_from_there():
-    metric = ReidentificationRate(sizes=(10, 500))
+    metric = ReidentificationRate(sizes=(10, 30, 500))
     _, protected, speakers = people(number=30, each=4)
     metric.update(protected=protected, speakers=speakers)
     figure, ax = metric.plot(label="one")

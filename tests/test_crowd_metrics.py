@@ -87,6 +87,21 @@ def test_sessions_are_averaged_by_themselves_and_told_apart():
     assert found["across"] < 0.25
 
 
+@pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
+def test_people_are_looked_for_within_their_group(metric):
+    _, protected, speakers = people(number=30, each=8, noise=2.0)
+    groups = (torch.arange(240) >= 80).long() * 4
+    together = fed(metric(sizes=(5, 10)), protected, speakers, groups=groups)
+    apart = [fed(metric(sizes=(5, 10)), protected[groups == g], speakers[groups == g]) for g in (0, 4)]
+    for name, value in together.items():
+        if name == "gallery":
+            assert value == 10
+        elif name.endswith("_error"):
+            assert_close(value, torch.hypot(apart[0][name] / 3, apart[1][name] * 2 / 3))
+        else:
+            assert_close(value, (apart[0][name] + 2 * apart[1][name]) / 3)
+
+
 def test_an_attack_changes_both_sides_before_they_are_averaged():
     original, _, speakers = people(number=12, each=6, noise=0.3)
     turn = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 from vpmetrics._plot import PlotResult, as_label, axes_or_new, figure_of, next_style
 
 
-def draw_rate_over_people(curve: Mapping[int, float], gallery: int, ax: Axes | None, label: str = "") -> PlotResult:
+def draw_rate_over_people(curve: Mapping[int, float], gallery: float, ax: Axes | None, label: str = "") -> PlotResult:
     """The rate among so many people beside chance: a line as far as it is counted, dots where it is extrapolated."""
     ax, sizes = axes_or_new(ax), sorted(curve)
     style = next_style(ax)
@@ -23,7 +23,7 @@ def draw_rate_over_people(curve: Mapping[int, float], gallery: int, ax: Axes | N
     rates = [curve[size] for size in sizes]
     counted = [size <= gallery for size in sizes]
     within, last = sum(counted), max(0, sum(counted) - 1)
-    legend = f"{as_label(label)} ({gallery} references)" if label else f"{gallery} references"
+    legend = f"{as_label(label)} ({gallery:.0f} references)" if label else f"{gallery:.0f} references"
     ax.plot(sizes[:within], rates[:within], color=style.colour, linestyle=style.line, label=legend, gid="system")
     if within < len(sizes):
         said = "_" if any(line.get_gid() == "extrapolated" for line in ax.lines) else "extrapolated"

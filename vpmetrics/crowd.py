@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from vpmetrics._checks import check_choice, check_sizes, check_whole, refuse_options, warn_once
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._trials.conditions import ALWAYS, condition_of
-from vpmetrics._trials.galleries import ACCUMULATED, Listening, crowd_of_conversations, trials_of_conversations
+from vpmetrics._trials.galleries import (
+    ACCUMULATED,
+    Listening,
+    crowd_of_conversations,
+    groups_of,
+    trials_of_conversations,
+)
 from vpmetrics._trials.isolation import isolation_rates
 from vpmetrics._trials.ranks import histogram_of_trials
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.crowd import reidentification_rate
+
+
+class _Weighted(NamedTuple):
+    """Values of one group, and how many probes or predicates they rest on."""
+
+    values: dict[str, Tensor]
+    weight: Tensor
 
 
 class _CrowdMetric(EmbeddingMetric):
@@ -58,16 +72,40 @@ class _CrowdMetric(EmbeddingMetric):
         check_sizes(lengths, smallest=1, name="lengths")
         with warn_once(), self._gathered():
             sides = self._sides()
-            return {length: self._value(sides, length) for length in lengths}
+            return {length: self._value(sides, length, self.sizes) for length in lengths}
 
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
-        return self._value(sides, self.length)
+        return self._value(sides, self.length, self.sizes)
 
-    def _value(self, sides: Sides, length: int) -> dict[str, Tensor]:
+    def _value(self, sides: Sides, length: int, sizes: Sequence[int]) -> dict[str, Tensor]:
+        """The value where nobody named groups; otherwise the mean of those of all groups, by what they rest on."""
+        condition = condition_of(self.condition)
+        listening = Listening(condition, length, self.accumulated, self.attack)
+        return _together([self._value_of_group(part, listening, sizes) for part in groups_of(sides)])
+
+    def _value_of_group(self, sides: Sides, listening: Listening, sizes: Sequence[int]) -> _Weighted:
         raise NotImplementedError
 
-    def _listening(self, length: int) -> Listening:
-        return Listening(condition_of(self.condition), length, self.accumulated, self.attack)
+
+def _together(parts: Sequence[_Weighted]) -> dict[str, Tensor]:
+    """Mean of the values of all groups that have one, weighted; that of one group as it is."""
+    if len(parts) == 1:
+        return parts[0].values
+    found = {}
+    for key in parts[0].values:
+        values = torch.stack([part.values[key] for part in parts])
+        if key == "gallery":  # from here on at least one of the groups is extrapolated
+            smallest = torch.where(values.isnan(), torch.inf, values).amin()
+            found[key] = torch.where(smallest.isinf(), torch.nan, smallest)
+            continue
+        weights = torch.stack([part.weight for part in parts]).to(values)
+        weights = torch.where(values.isnan(), 0, weights)
+        shares, known = weights / weights.sum(), values.nan_to_num(0)
+        if key.endswith("_error"):
+            found[key] = (shares * known).square().sum().sqrt()
+        else:
+            found[key] = (shares * known).sum()
+    return found
 
 
 class ReidentificationRate(_CrowdMetric):
@@ -86,8 +124,9 @@ class ReidentificationRate(_CrowdMetric):
     attacker's; without, half of everybody's are, dealt at random but always alike. A reference is the mean of what the
     attacker has of a speaker, a probe the mean of ``utterances`` others of one speaker and session; those left over
     are not used. ``compute()`` returns a dictionary: ``rate_<N>`` and ``chance_<N>`` = 1/N for every size, and
-    ``gallery``, the number M of references: where N is larger, the rate is extrapolated. NaN with one warning for fewer
-    than two references, or where no probe has one.
+    ``gallery``, the number M of references: where N is larger, the rate is extrapolated. With ``groups`` people are
+    looked for within their group; rates are means over all probes, and M is that of the smallest group. NaN with one
+    warning for fewer than two references, or where no probe has one.
 
     Args:
         sizes: Numbers of people N, the speaker included.
@@ -129,13 +168,9 @@ class ReidentificationRate(_CrowdMetric):
         given = {"bandwidth": bandwidth, "validate_args": validate_args, **kwargs}
         super().__init__(sizes, 1, utterances, accumulated, condition, attack, scoring, **given)
 
-    def _histogram(self, sides: Sides, length: int) -> Tensor:
-        return histogram_of_trials(
-            trials_of_conversations(sides, self._listening(length)), self.scoring, self.bandwidth
-        )
-
-    def _value(self, sides: Sides, length: int) -> dict[str, Tensor]:
-        return reidentification_rate(self._histogram(sides, length), self.sizes)
+    def _value_of_group(self, sides: Sides, listening: Listening, sizes: Sequence[int]) -> _Weighted:
+        histogram = histogram_of_trials(trials_of_conversations(sides, listening), self.scoring, self.bandwidth)
+        return _Weighted(reidentification_rate(histogram, sizes), histogram.detach().sum())
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the rate over the number of people beside chance: a line, and dots where it is extrapolated.
@@ -154,12 +189,12 @@ class ReidentificationRate(_CrowdMetric):
             return super().plot(val, ax)
         from vpmetrics._plot_crowd import draw_rate_over_people
 
-        with self._gathered():
-            histogram = self._histogram(self._sides(), self.length)
-        largest = max(2, len(histogram), *self.sizes)
-        sizes = sorted({2, len(histogram), *(round(2 * (largest / 2) ** (step / 40)) for step in range(41))} - {0, 1})
-        values = reidentification_rate(histogram, sizes)
-        return draw_rate_over_people({n: float(values[f"rate_{n}"]) for n in sizes}, len(histogram), ax, label)
+        largest = max(100, *self.sizes)
+        sizes = sorted({2, *self.sizes, *(round(2 * (largest / 2) ** (step / 40)) for step in range(41))} - {1})
+        with warn_once(), self._gathered():
+            values = self._value(self._sides(), self.length, sizes)
+        curve = {n: float(values[f"rate_{n}"]) for n in sizes}
+        return draw_rate_over_people(curve, float(values["gallery"]), ax, label)
 
 
 class SinglingOut(_CrowdMetric):
@@ -220,9 +255,10 @@ class SinglingOut(_CrowdMetric):
         super().__init__(sizes, 2, utterances, "probes", condition, attack, scoring, **given)
         self.calibration, self.draws = calibration, draws
 
-    def _value(self, sides: Sides, length: int) -> dict[str, Tensor]:
-        crowd = crowd_of_conversations(sides, self._listening(length), self.calibration)
-        return isolation_rates(crowd, self.sizes, self.scoring, self.draws)
+    def _value_of_group(self, sides: Sides, listening: Listening, sizes: Sequence[int]) -> _Weighted:
+        crowd = crowd_of_conversations(sides, listening, self.calibration)
+        values = isolation_rates(crowd, sizes, self.scoring, self.draws)
+        return _Weighted(values, crowd.counts.new_tensor(len(crowd.predicates)))
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the share singled out over the number of people, with twice its error, beside chance.

@@ -30,6 +30,12 @@ class Listening(NamedTuple):
     attack: Any = None
 
 
+def groups_of(sides: Sides) -> list[Sides]:
+    """The utterances of every group by themselves; all of them where nobody named groups."""
+    groups = [side.groups for side in (sides.original, sides.protected) if side.groups is not None]
+    return [sides.of_group(group) for group in torch.cat(groups).unique().tolist()] if groups else [sides]
+
+
 def hear(sides: Sides, listening: Listening) -> tuple[Side, Side]:
     """The utterances an attacker knows the speakers of, and conversations of which they do not."""
     condition, length = listening.condition, listening.utterances
@@ -80,13 +86,13 @@ def _smallest(values: Tensor, place: Tensor, count: int) -> Tensor:
 
 def _conversations(side: Side, length: int, *columns: str) -> Tensor:
     """Rows of the conversations of every speaker and combination of ``columns``, in their order, ``(C, L)``."""
-    group, _ = places_of(side, "groups", *columns)
+    group, _ = places_of(side, *columns)
     return whole(group, dealt_places(group, row_keys(side.vectors)), length)
 
 
 def _first_conversation(side: Side, length: int, *columns: str) -> Side:
     """As many utterances of everybody as a conversation has; nothing of those of whom there is less."""
-    group, _ = places_of(side, "groups", *columns)
+    group, _ = places_of(side, *columns)
     places = dealt_places(group, row_keys(side.vectors))
     members = whole(group, places, length)
     return side.take(members[places[members[:, 0]] == 0].flatten())
