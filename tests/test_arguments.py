@@ -12,6 +12,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAUROC
 
 import vpmetrics as vp
+from vpmetrics.scoring import PLDA
 
 BINNING = (vp.ZebraDisclosure, vp.MinCllr, vp.EqualErrorRate, vp.Linkability)
 SMOOTH = (vp.ZebraDisclosure, vp.MinCllr, vp.EqualErrorRate, vp.DeIdentification, vp.VoicePrivacy)
@@ -130,3 +131,58 @@ def test_edges_count_the_same_whatever_type_they_are_given_in():
         assert other.compute() == value
         first.merge_state(other)
     assert first.compute() == value  # three times the same trials
+
+
+def test_a_recording_has_one_speaker_and_one_group():
+    rows = embeddings()[0]
+    count = len(rows["speakers"])
+    ids = torch.arange(count).flip(0)
+    shared = ids.clone()
+    shared[3] = ids[5]
+    other = torch.where(torch.arange(count) == 3, rows["speakers"][5], rows["speakers"])
+    message = "share one of `utterances` to share `{}`, but got .* and .* for recording 34"
+    for column, arguments in {
+        "speakers": {**rows, "utterances": shared},
+        "groups": {**rows, "speakers": other, "utterances": shared, "groups": torch.arange(count)},
+    }.items():
+        metric = vp.DeIdentification()
+        metric.update(**{**rows, "speakers": other}, utterances=ids)
+        before = str(metric.metric_state)
+        with pytest.raises(ValueError, match=message.format(column)):
+            metric.update(**arguments)
+        assert str(metric.metric_state) == before
+        assert metric.compute().isfinite()
+
+
+def test_a_recording_has_one_speaker_in_all_batches_and_on_all_processes():
+    rows = embeddings()[0]
+    rows["utterances"] = torch.arange(len(rows["speakers"]))
+    metric, lenient = vp.DeIdentification(), vp.DeIdentification(validate_args=False)
+    for each in (metric, lenient):
+        each.update(**rows)
+        each.update(**rows)  # a copy is no contradiction
+        assert each.compute().isfinite()
+        each.update(**{**rows, "speakers": rows["speakers"].roll(1)})
+    with pytest.raises(ValueError, match="Expected rows that share one of `utterances` to share `speakers`"):
+        metric.compute()
+    assert lenient.compute().isfinite()  # in a training that does not look at values
+
+
+@pytest.mark.parametrize(
+    ("scoring", "error", "message"),
+    [
+        (lambda a, b: a @ b.mT > 0, TypeError, r"`scoring\(a, b\)` to have a floating dtype, but got torch.bool"),
+        (lambda a, b: a[:1] @ b.mT, ValueError, r"`scoring\(a, b\)` to have shape .*, one score per pair, but got"),
+        (lambda a, b: 1.0, TypeError, r"`scoring\(a, b\)` to be a tensor, but got float"),  # noqa: ARG005
+    ],
+)
+def test_what_a_callable_returns_is_looked_at(scoring, error, message):
+    metric = vp.DeIdentification(scoring=scoring)
+    metric.update(**embeddings()[0])
+    with pytest.raises(error, match=message):
+        metric.compute()
+
+
+def test_a_class_is_no_scoring():
+    with pytest.raises(TypeError, match="Expected `scoring` to be a name or a callable, but got the class PLDA"):
+        vp.DeIdentification(scoring=PLDA)

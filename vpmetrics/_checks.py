@@ -211,6 +211,23 @@ def check_embedding_values(original: Tensor | None, protected: Tensor | None) ->
             raise ValueError(f"Expected `{name}` to hold finite numbers, but got {rows} of {len(side)} rows without.")
 
 
+def check_recordings(utterances: Tensor, **columns: Tensor | None) -> None:
+    """Refuse a recording that is of two speakers, or of two values of another column; one look at the device."""
+    given = {name: column for name, column in columns.items() if column is not None}
+    order = utterances.argsort()
+    again = utterances[order][1:] == utterances[order][:-1]
+    unlike = [again & (column[order][1:] != column[order][:-1]) for column in given.values()]
+    found = torch.stack([differ.any() for differ in unlike]).tolist()
+    for (name, column), differ, is_wrong in zip(given.items(), unlike, found, strict=True):
+        if is_wrong:
+            pair = order[int(differ.nonzero()[0]) :][:2]
+            recording, (one, other) = int(utterances[pair[0]]), column[pair].tolist()
+            raise ValueError(
+                f"Expected rows that share one of `utterances` to share `{name}`, but got {one} and {other} for "
+                f"recording {recording}."
+            )
+
+
 def check_utterances(name: str, rows: Any, speakers_name: str, speakers: Any) -> None:
     """Kinds and shapes of utterances and their speakers."""
     check_floating(name, rows)

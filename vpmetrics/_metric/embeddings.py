@@ -10,7 +10,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from vpmetrics._checks import warn_once
 from vpmetrics._metric.base import PrivacyMetric
-from vpmetrics._trials.utterances import Rows, Sides, pack, sides_of
+from vpmetrics._trials.utterances import Rows, Sides, check_rows, pack, sides_of
 
 
 class EmbeddingMetric(PrivacyMetric):
@@ -86,7 +86,10 @@ class EmbeddingMetric(PrivacyMetric):
         if len(self.speakers) == 0:
             empty = torch.empty(0, 1, device=self.device)
             return sides_of(pack(empty, empty, torch.empty(0, dtype=torch.int64, device=self.device)))
-        return sides_of(Rows(*(dim_zero_cat(getattr(self, name)) for name in Rows._fields)))
+        rows = Rows(*(dim_zero_cat(getattr(self, name)) for name in Rows._fields))
+        if self.validate_args:
+            check_rows(rows)
+        return sides_of(rows)
 
     def _width(self) -> int | None:
         return self.original[0].shape[-1] if len(self.original) else None

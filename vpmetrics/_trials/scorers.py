@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from vpmetrics._checks import check_choice
+from vpmetrics._checks import check_choice, check_floating, check_shape
 from vpmetrics._precision import widen
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
@@ -44,9 +44,17 @@ def resolve_scoring(scoring: Scoring) -> Scorer:
     if isinstance(scoring, str):
         check_choice("scoring", scoring, tuple(SCORERS))
         return SCORERS[scoring]
-    if not callable(scoring):
-        raise TypeError(f"Expected `scoring` to be a name or a callable, but got {type(scoring).__name__}.")
-    return Scorer(_as_it_is, scoring, _relative_rounding, any_precision=False)
+    if isinstance(scoring, type) or not callable(scoring):
+        got = f"the class {scoring.__name__}" if isinstance(scoring, type) else type(scoring).__name__
+        raise TypeError(f"Expected `scoring` to be a name or a callable, but got {got}.")
+
+    def compare(a: Tensor, b: Tensor) -> Tensor:
+        scores = scoring(a, b)
+        check_floating("scoring(a, b)", scores)
+        check_shape("scoring(a, b)", scores, (len(a), len(b)), "one score per pair")
+        return scores
+
+    return Scorer(_as_it_is, compare, _relative_rounding, any_precision=False)
 
 
 def _directions(x: Tensor) -> Tensor:

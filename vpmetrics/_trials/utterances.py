@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities.prints import rank_zero_warn
 
-from vpmetrics._checks import check_embedding_values, check_embeddings
+from vpmetrics._checks import check_embedding_values, check_embeddings, check_recordings
 from vpmetrics._precision import at_least_float32, widen
 from vpmetrics._trials.conditions import Condition
 
@@ -98,6 +98,8 @@ def pack(
     check_embeddings(original, protected, speakers, is_reference, numbers, width)
     if values:
         check_embedding_values(original, protected)
+        if utterances is not None:
+            check_recordings(utterances, speakers=speakers, groups=groups)
     given = next(side for side in (original, protected) if side is not None)
     sides = [at_least_float32(given).detach().new_zeros(given.shape) if s is None else s for s in (original, protected)]
     wide = torch.promote_types(torch.promote_types(sides[0].dtype, sides[1].dtype), torch.float32)
@@ -113,6 +115,12 @@ def pack(
     )
     left, right = (side.to(wide) for side in sides)
     return Rows(left, right, names, utterance, session, group, row_holds)
+
+
+def check_rows(rows: Rows) -> None:
+    """Refuse a recording of two speakers, which no batch may show on its own."""
+    numbered = (rows.row_holds & _UTTERANCE) != 0
+    check_recordings(rows.utterances[numbered], speakers=rows.speakers[numbered], groups=rows.groups[numbered])
 
 
 def sides_of(rows: Rows) -> Sides:
