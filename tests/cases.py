@@ -320,10 +320,14 @@ def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, 
             "min_cllr": reference.verification.min_cllr(*trials),
             "cllr": reference.verification.cllr(*trials),
             "eer": reference.verification.equal_error_rate(*trials),
+            "raw_eer": reference.verification.raw_equal_error_rate(*trials),
+            "min_dcf": reference.verification.min_dcf(*trials, p_target=0.01, c_miss=1, c_fa=1),
             "linkability": reference.verification.linkability(*trials),
             "d_diag": reference.similarity.diagonal_dominance(matrix),
             "d_diag_log": reference.similarity.diagonal_dominance(matrix, log_domain=True),
             **_reference_ranks(near, far, speakers),
+            # Half a nat for every free share and input, as a chi-square has it.
+            "mean_d_chance": (len(np.unique(speakers)) - 1) / (2 * np.log(2) * len(speakers)),
             **_reference_local(near, far, speakers),
         }
         value.update({f"{condition.lower()}_{key}": number for key, number in scalars.items()})

@@ -122,7 +122,6 @@ class VoicePrivacy(EmbeddingMetric):
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
         return self._report(sides).scalars
 
-    @property
     def _settings(self) -> Settings:
         return Settings(self.similarity, self.scoring, self.slope, self.rank_model, self.bandwidth)
 
@@ -143,13 +142,13 @@ class VoicePrivacy(EmbeddingMetric):
         keys = row_keys(side.vectors)
         order = keys.argsort()
         seen = keys[order], torch.stack([side.speakers, chosen])[:, order], sides.voices
-        settings = self._settings
+        settings = self._settings()
         if self._baseline is None or self._baseline[0] != settings or not all(map(_same, self._baseline[1], seen)):
             self._baseline = settings, seen, self._report_of(CONDITIONS["OO"], sides)
         return self._baseline[2]
 
     def _report_of(self, condition: Condition, sides: Sides) -> ConditionReport:
-        return report_condition(sides, condition, self._settings)
+        return report_condition(sides, condition, self._settings())
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -15,6 +15,7 @@ from vpmetrics._metric.base import PrivacyMetric
 from vpmetrics._metric.constants import OfEachMetric
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._metric.scores import ScoreMetric
+from vpmetrics._precision import result_dtype
 from vpmetrics._trials.conditions import condition_of
 from vpmetrics._trials.pairs import TrialGrid
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
@@ -71,9 +72,15 @@ class EmbeddingTrials(EmbeddingMetric):
                 member.normalization = None
 
     def _value_of_sides(self, sides: Sides) -> Any:
-        grid = self._grid(sides)
+        grid, dtype = self._grid(sides), result_dtype(sides.original.vectors, sides.protected.vectors)
         if self.bandwidth is not None and isinstance(self.metric, ScoreMetric):
-            return self.metric._value_of_batch(*grid.all_trials())
+            value = self.metric._value_of_batch(*grid.all_trials())
+        else:
+            value = self._value_of_grid(grid)
+        # Few trials have all digits there are, so that equal scores tie; what they come to is as wide as what came in.
+        return tree_map_only(Tensor, lambda part: part.to(dtype) if part.dtype == torch.float64 else part, value)
+
+    def _value_of_grid(self, grid: TrialGrid) -> Any:
         if grid.pairs == 0 and not all(isinstance(member, PrivacyMetric) for member in self._members()):
             warn_undefined("There are no trials.")
             return torch.full((), torch.nan, device=grid.voices.device)

@@ -67,9 +67,11 @@ def standardise(scores: Tensor, rounding: Tensor) -> Tensor:
 
 
 def _centre(tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores of a tile less the mean of their row, in place; those of the matching references; and the deviations."""
+    """Scores of a tile less the mean of their row, in place unless a gradient needs them; those of the matching
+    references; and the deviations.
+    """
     mean = tile.scores.mean(dim=1, keepdim=True)
-    centred = tile.scores.sub_(mean)
+    centred = tile.scores - mean if tile.scores.requires_grad else tile.scores.sub_(mean)
     return centred, tile.match - mean, _deviation(centred, tile.rounding)
 
 
