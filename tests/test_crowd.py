@@ -63,7 +63,9 @@ def test_the_curve_has_no_step_where_it_is_extrapolated_and_falls_no_faster_than
     assert (values.diff() < 0).all()
     counted, extrapolated = values.diff()[19:21]
     assert 0.5 < extrapolated / counted < 2
-    few = reidentification_rate(torch.tensor([6.0, 2.0, 0.0, 0.0]), sizes=(4, 4000))
+    # The likeliest alpha of so few is beyond all bounds; at most 1, the rate is beta / (beta + N - 1), beta 9 here.
+    few = reidentification_rate(torch.tensor([6.0, 2.0, 0.0, 0.0]), sizes=(4, 100, 4000))
+    assert few["rate_100"].item() == pytest.approx(9 / 108, rel=1e-5)
     assert few["rate_4000"] >= few["rate_4"] / 1000
 
 
