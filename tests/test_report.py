@@ -108,7 +108,8 @@ def test_average_scores_of_embeddings_are_those_of_a_loop():
 @pytest.mark.parametrize("condition", ["OP", "PP"])
 def test_average_scores_of_trials_are_those_of_a_loop(condition):
     scores, is_target, pairs = trials_of(3, count=200)
-    known = report_of_trials({condition: ScoredTrials(scores, is_target, pairs)}, speakers=6).conditions[condition]
+    given = ScoredTrials(scores, is_target, pairs, within=condition == "PP")
+    known = report_of_trials({condition: given}, speakers=6).conditions[condition]
     for i in range(6):
         for j in range(6):
             chosen = (pairs[0] == i) & (pairs[1] == j)

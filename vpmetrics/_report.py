@@ -30,7 +30,6 @@ from vpmetrics._scores.measures import (
     min_dcf_of_steps,
     raw_eer_of_steps,
 )
-from vpmetrics._scores.steps import calibrate
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.identification import Identification, identify_trials
 from vpmetrics._trials.matrices import SimilarityMatrices, averages_of_grid, matrix_of_condition
@@ -120,7 +119,8 @@ class System:
     """A report under the name it is shown by, with the names of its speakers, what to note, and what led to it.
 
     ``history``: one row of scalars per measurement of a training. ``groups``: the same of parts of the trials, by name,
-    and what these weigh in an average.
+    and what these weigh in an average. ``attacks``: name of each attack that was tried, and what its attacker must
+    have. ``utterances``: how many there are, both sides of one counted once.
     """
 
     name: str
@@ -130,6 +130,8 @@ class System:
     history: Sequence[Mapping[str, float]] = ()
     groups: Mapping[str, System] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)
+    attacks: tuple[tuple[str, str], ...] = ()
+    utterances: int = 0
 
     @cached_property
     def scalars(self) -> dict[str, float]:
@@ -154,11 +156,15 @@ def numbers_of(scalars: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 class ScoredTrials(NamedTuple):
-    """Trials of one condition: scores and labels ``(P,)``, and the speakers ``(2, P)`` of both sides if known."""
+    """Trials of one condition: scores and labels ``(P,)``, and the speakers ``(2, P)`` of both sides if known.
+
+    ``within``: both sides are the same utterances, and each pair is there once, whichever way round.
+    """
 
     scores: Tensor
     is_target: Tensor
     speakers: Tensor | None = None
+    within: bool = False
 
 
 def report_condition(sides: Sides, condition: Condition, settings: Settings) -> ConditionReport:
@@ -237,7 +243,7 @@ def _all_matrices(matrices: Mapping[str, Tensor], names: Tensor) -> SimilarityMa
 
 
 def _report_scored(given: ScoredTrials, condition: str, speakers: int, similarity: str) -> ConditionReport:
-    scores = keep_scores(given.scores, given.is_target)
+    scores = keep_scores(given.scores, given.is_target, given.within)
     scalars = _scalars_of_scores(scores)
     if given.speakers is None or not condition:
         return ConditionReport(scalars, scores, claims_llr=True)
@@ -248,10 +254,9 @@ def _report_scored(given: ScoredTrials, condition: str, speakers: int, similarit
         sums = values.new_zeros(2, speakers * speakers, dtype=wide_dtype(values.device))
         both = torch.stack([values, torch.ones_like(values)]).to(sums.dtype)
         sums = sums.index_add(1, cells, both).view(2, speakers, speakers)
-        # Within a side a trial has no direction, and a file holds it in either or both.
-        return _mean(*(sums if condition == "OP" else sums + sums.mT))
+        return _mean(*(sums + sums.mT if given.within else sums))
 
-    llr = scores.look_up(calibrate(scores.counts.ascending, laplace=True), given.scores)
+    llr = scores.look_up(scores.llr_of_both_orders(), given.scores)
     matrix = average(llr).sigmoid() if similarity == "sigmoid" else average(logsigmoid(llr)).exp()
     scalars |= _scalars_of_matrix(matrix)
     return ConditionReport(scalars, scores, matrix, None, lambda: average(given.scores), claims_llr=True)

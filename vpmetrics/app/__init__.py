@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that knows no Unicode still shows the numbers
     arguments = parser()
     options = arguments.parse_args(argv)
+    options.argv = tuple(sys.argv[1:] if argv is None else argv)
     if options.command is None:
         arguments.print_help()
         return 2

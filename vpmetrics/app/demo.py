@@ -26,7 +26,8 @@ from vpmetrics.app.embeddings import Embeddings
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.evaluation import evaluate_embeddings
 from vpmetrics.app.output import check_folder
-from vpmetrics.app.report import publish
+from vpmetrics.app.report import Wanted, publish
+from vpmetrics.app.results import Run
 from vpmetrics.data import DemoVoices, demo_voices
 from vpmetrics.lightning.monitor import PrivacyMonitor
 from vpmetrics.suite import VoicePrivacy
@@ -58,7 +59,8 @@ def demo(options: Namespace, console: Console) -> None:
         f"{len(voices.speaker_names) - HELD_OUT} synthetic speakers to train on, {HELD_OUT} others to measure all "
         f"systems on; {options.epochs * STEPS} steps, seed {options.seed}; last weights, none chosen by results"
     )
-    publish("Speakers held out of training", lead, systems, console, options.out, options.out / "results.json", True)
+    run = Run(("vpmetrics", *options.argv), {"seed": options.seed, "epochs": options.epochs})
+    publish("Speakers held out of training", lead, systems, console, run, Wanted(options.out), side_by_side=True)
     console.print(f"\n{verdict(systems)}")
     console.print(f"\n{time.monotonic() - began:.0f} s. All curves and figures of the training:")
     console.print(f"  tensorboard --logdir {escape(str(options.out / 'tensorboard'))}", soft_wrap=True)

@@ -12,7 +12,7 @@ from rich.console import Console
 from vpmetrics._report import System
 from vpmetrics._trials.scorers import Scoring
 from vpmetrics.app.embeddings import Embeddings, Sources, read_embeddings, read_plda
-from vpmetrics.app.errors import InputError, printable
+from vpmetrics.app.errors import InputError
 from vpmetrics.app.evaluation import evaluate_embeddings, evaluate_listed, evaluate_trials, require_something
 from vpmetrics.app.files import STANDARD_INPUT, files_seen
 from vpmetrics.app.listed import score_listed
@@ -20,13 +20,14 @@ from vpmetrics.app.lists import Names, TrialFile, looks_like_key, read_key, read
 from vpmetrics.app.output import check_file, check_folder
 from vpmetrics.app.progress import phase
 from vpmetrics.app.protocol import read_protocol
-from vpmetrics.app.report import publish
+from vpmetrics.app.report import Wanted, publish
+from vpmetrics.app.results import Run
 from vpmetrics.app.sides import Files, holds_arrays
 from vpmetrics.app.trials import label_trials, speakers_of
 from vpmetrics.suite import VoicePrivacy
 
 # What each kind of input makes use of, beside what concerns the output.
-_ALWAYS = {"command", "run", "inputs", "systems", "title", "out", "json"}
+_ALWAYS = {"command", "run", "argv", "inputs", "systems", "title", "out", "json", "figures"}
 _COMPARED = {"scoring", "plda_fit", "speakers"}
 _USED = {
     "embeddings": _COMPARED | {"original", "protected", "similarity", "utterances", "partial"},
@@ -42,8 +43,7 @@ def evaluate(options: Namespace, console: Console) -> None:
     _check_output(options)
     system = _route_of(options)(options)
     require_something([system])
-    print_files(console)
-    publish(system.name, f"Voice privacy of {_sources(options)}", [system], console, options.out, options.json)
+    publish(system.name, f"Voice privacy of {_sources(options)}", [system], console, *_run_and_wanted(options))
 
 
 def compare(options: Namespace, console: Console) -> None:
@@ -59,16 +59,15 @@ def compare(options: Namespace, console: Console) -> None:
     _refuse_idle(options, "embeddings" if of_arrays else "score files")
     systems = (_compare_embeddings if of_arrays else _compare_scores)(options, named)
     require_something(systems)
-    print_files(console)
     lead = f"{len(systems)} systems side by side"
-    publish(options.title, lead, systems, console, options.out, options.json, side_by_side=True)
+    publish(options.title, lead, systems, console, *_run_and_wanted(options), side_by_side=True)
 
 
-def print_files(console: Console) -> None:
-    """What each file turned out to be, so that a wrong guess is seen; of a long path, its end."""
-    for path, what in files_seen().items():
-        end = str(Path(*Path(path).parts[-2:])) if len(path) > console.width // 2 else path
-        console.print(printable(f"{end}: {what}"), style="dim", markup=False, highlight=False)
+def _run_and_wanted(options: Namespace) -> tuple[Run, Wanted]:
+    hidden = ("run", "argv", "out", "json", "figures", "command")
+    settings = {name: value for name, value in vars(options).items() if name not in hidden}
+    run = Run(("vpmetrics", *options.argv), settings, files_seen())
+    return run, Wanted(options.out, options.json, options.figures)
 
 
 def _check_output(options: Namespace) -> None:

@@ -8,16 +8,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from vpmetrics._report import ConditionReport, ScoredTrials, System, report_of_trials
 from vpmetrics._scalars import key_of
+from vpmetrics._trials.conditions import CONDITIONS
 from vpmetrics.app.columns import Array
 from vpmetrics.app.embeddings import Embeddings
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.listed import Listed
 from vpmetrics.app.trials import Speakers, Trials
 from vpmetrics.suite import VoicePrivacy
+
+_SAMPLE = 10_000  # trials looked for the other way round
 
 
 @contextmanager
@@ -39,10 +43,11 @@ def evaluate_embeddings(name: str, embeddings: Embeddings, metric: VoicePrivacy)
             report = metric.report()
     except (TypeError, ValueError) as error:
         raise InputError(str(error), name or None) from None
+    attacks = tuple((attack.name, attack.needs) for attack in getattr(metric, "attacks", None) or ())
     assert report.matrices is not None
     speakers = tuple(embeddings.speaker_names[number] for number in report.matrices.speakers.tolist())
     notes += _notes_on_sign(name, report.conditions, "an attacker who turns the sign undoes the protection")
-    return System(name, report, speakers, tuple(notes))
+    return System(name, report, speakers, tuple(notes), attacks=attacks, utterances=len(embeddings.speakers))
 
 
 def evaluate_trials(
@@ -56,11 +61,14 @@ def evaluate_trials(
     speakers = speakers or Speakers()
     notes = [note for trials in conditions.values() for note in trials.notes]
     with collected_notes(notes):
-        scored = {condition: scored_trials(trials, speakers.speaker_of) for condition, trials in conditions.items()}
+        scored = {
+            name: scored_trials(trials, speakers.speaker_of, one_sided=bool(name) and CONDITIONS[name].one_sided)
+            for name, trials in conditions.items()
+        }
         other = None if fit is None else scored_trials(fit)
         report = report_of_trials(scored, other, len(speakers.names), similarity or "geometric")
     notes += _notes_on_sign(name, report.conditions, "scores seem to fall with likeness: negate them?")
-    return System(name, report, speakers.names, tuple(notes))
+    return System(name, report, speakers.names, tuple(notes), utterances=_count_names(conditions))
 
 
 def evaluate_listed(name: str, listed: Listed, weights: Mapping[str, float]) -> System:
@@ -78,13 +86,36 @@ def evaluate_listed(name: str, listed: Listed, weights: Mapping[str, float]) -> 
     return replace(system, notes=tuple(dict.fromkeys(notes)), groups=groups, weights=weights)
 
 
-def scored_trials(trials: Trials, speaker_of: Array | None = None) -> ScoredTrials:
+def _count_names(conditions: Mapping[str, Trials]) -> int:
+    """How many names there are on either side of any trial."""
+    seen = [np.bincount(side) > 0 for trials in conditions.values() for side in (trials.enrol, trials.trial)]
+    longest = max(map(len, seen))
+    return int(np.any([np.pad(one, (0, longest - len(one))) for one in seen], axis=0).sum())
+
+
+def scored_trials(trials: Trials, speaker_of: Array | None = None, one_sided: bool = False) -> ScoredTrials:
     """Trials as tensors."""
     scores, is_target = torch.from_numpy(trials.scores), torch.from_numpy(trials.is_target)
     if speaker_of is None:
         return ScoredTrials(scores, is_target)
     sides = [torch.from_numpy(speaker_of[side]) for side in (trials.enrol, trials.trial)]
-    return ScoredTrials(scores, is_target, torch.stack(sides))
+    return ScoredTrials(scores, is_target, torch.stack(sides), one_sided and _in_one_order(trials))
+
+
+def _in_one_order(trials: Trials) -> bool:
+    """Whether names are compared with one another, each pair whichever way round, as far as a sample of them tells.
+
+    Where models are compared with utterances, a trial has a direction.
+    """
+    most = 1 + max(trials.enrol.max(initial=0), trials.trial.max(initial=0))
+    enrolled = np.zeros(most, dtype=bool)
+    enrolled[trials.enrol] = True
+    if not enrolled[trials.trial].any():
+        return False
+    some = slice(None, None, 1 + len(trials.enrol) // _SAMPLE)
+    turned = trials.trial[some] * most + trials.enrol[some]
+    other = turned[trials.enrol[some] != trials.trial[some]]
+    return not np.isin(trials.enrol * most + trials.trial, other).any()
 
 
 def require_something(systems: Sequence[System]) -> None:

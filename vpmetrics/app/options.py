@@ -167,8 +167,12 @@ def _add_key(group: _ArgumentGroup) -> None:
 def _add_output(command: ArgumentParser, title: str | None = None) -> None:
     group = command.add_argument_group("output")
     group.add_argument("--title", default=title, metavar="TEXT", help="heading of the report")
-    group.add_argument("--out", type=Path, metavar="DIR", help="write report.html and the figures as PNG there")
-    group.add_argument("--json", type=Path, metavar="FILE", help="write all scalars there")
+    group.add_argument(
+        "--out", type=Path, metavar="DIR", help="write report.html, results.json, tables and figures there"
+    )
+    group.add_argument("--json", type=Path, metavar="FILE", help="write the results there; `-` prints nothing else")
+    kinds = ("png", "pdf", "svg")
+    group.add_argument("--figures", nargs="+", choices=kinds, default=["png"], help="kinds of files of figures (png)")
 
 
 # What a command needs is imported when it runs, so that --help is quick.

@@ -1,56 +1,33 @@
-"""What a command leaves behind: tables in the terminal, JSON, figures and a page."""
+"""What a command leaves behind: tables in the terminal, and files with results, tables, figures and a page."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from vpmetrics import __version__
 from vpmetrics._report import System
 from vpmetrics.app.errors import printable
 from vpmetrics.app.output import write_all
-from vpmetrics.app.tables import Table, as_json, table_of_systems, tables_of_system
+from vpmetrics.app.results import Run, as_json, results_of
+from vpmetrics.app.table_files import as_csv, as_latex, as_markdown
+from vpmetrics.app.tables import Table, table_of_systems, tables_of_system
 
-PAGE = "report.html"
-
-
-def print_tables(tables: Sequence[Table], console: Console) -> None:
-    """Tables for the terminal, as narrow as they can be; nothing breaks a number."""
-    for table in tables:
-        grid = RichTable(
-            title=escape(table.title),
-            title_justify="left",
-            title_style="bold",
-            box=box.SIMPLE_HEAD,
-            padding=(0, 1, 0, 0),
-            show_edge=False,
-            pad_edge=False,
-        )
-        for number, heading in enumerate(table.headings):
-            # A heading word by word, so that a dozen columns fit into 80 characters.
-            grid.add_column(
-                escape(heading.replace(" ", "\n") if number else heading),
-                justify="right" if number else "left",
-                no_wrap=True,
-            )
-        for row in table.rows:
-            grid.add_row(*map(escape, row))
-        wanted = console.measure(grid, options=console.options.update(max_width=10_000)).maximum
-        if wanted > console.width:
-            grid.padding = (0, 0, 0, 0)  # one space between columns instead of two
-        console.print(grid)
+PAGE, RESULTS, TABLES = "report.html", "results.json", "tables"
 
 
-def print_notes(notes: Sequence[str], console: Console) -> None:
-    """What the user should know about the numbers."""
-    for note in notes:
-        console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
+class Wanted(NamedTuple):
+    """Where results go besides the terminal: a folder, a file of JSON (``-`` for standard output), kinds of figures."""
+
+    folder: Path | None = None
+    json: Path | None = None
+    figures: Sequence[str] = ("png",)
 
 
 def publish(
@@ -58,39 +35,34 @@ def publish(
     lead: str,
     systems: Sequence[System],
     console: Console,
-    out: Path | None = None,
-    json_file: Path | None = None,
+    run: Run,
+    wanted: Wanted,
     side_by_side: bool = False,
 ) -> None:
     """Say it in the terminal and, where asked for, in files."""
     tables = [table_of_systems(systems, title)] if side_by_side else tables_of_system(systems[0])
     notes = list(dict.fromkeys(note for system in systems for note in system.notes))
+    only_json = wanted.json is not None and str(wanted.json) == "-"
     contents: dict[Path, bytes] = {}
-    if json_file is not None:
-        contents[json_file] = as_json_file(systems)
-    if out is not None:
-        contents |= _folder(title, lead, tables, systems, notes, out, side_by_side)
+    if wanted.json is not None and not only_json:
+        contents[wanted.json] = as_json(systems, run)
+    outdated: Sequence[Path] = ()
+    if wanted.folder is not None:
+        added, outdated = _folder(title, lead, tables, systems, notes, run, wanted.folder, wanted.figures)
+        contents |= added
     # Before anything is printed: whoever reads it may stop.
-    write_all(contents, [] if out is None else earlier_figures(out))
+    write_all(contents, outdated)
+    if only_json:
+        console.file.write(as_json(systems, run).decode())
+        return
+    print_files(run, console)
     print_tables(tables, console)
     print_notes(notes, console)
-    if json_file is not None:
-        console.print(f"Wrote {escape(printable(str(json_file)))}", soft_wrap=True)
-    if out is not None:
-        console.print(f"Wrote {escape(printable(str(out / PAGE)))} and its figures", soft_wrap=True)
-
-
-def earlier_figures(out: Path) -> list[Path]:
-    """What another run may have left in the folder."""
-    from vpmetrics._figures import FIGURES
-
-    return [out / f"{kind.key}.png" for kind in FIGURES]
-
-
-def as_json_file(systems: Sequence[System]) -> bytes:
-    """All scalars of all systems."""
-    content = {"vpmetrics": __version__, "systems": [as_json(system) for system in systems]}
-    return (json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    if wanted.json is not None:
+        console.print(f"Wrote {escape(printable(str(wanted.json)))}", soft_wrap=True)
+    if wanted.folder is not None:
+        page = printable(str(wanted.folder / PAGE))
+        console.print(f"Wrote {escape(page)}, its figures, {RESULTS} and {TABLES}.csv, .md, .tex", soft_wrap=True)
 
 
 def _folder(
@@ -99,13 +71,92 @@ def _folder(
     tables: Sequence[Table],
     systems: Sequence[System],
     notes: Sequence[str],
-    out: Path,
-    wide: bool,
-) -> dict[Path, bytes]:
+    run: Run,
+    folder: Path,
+    formats: Sequence[str],
+) -> tuple[dict[Path, bytes], list[Path]]:
+    """Contents of the files of a folder, and what another run may have left there."""
     # Matplotlib is slow to import, and a table needs none of it.
-    from vpmetrics.app.figures import draw_figures
-    from vpmetrics.app.page import render_page
+    from vpmetrics.app.figures import draw_figures, possible_files
+    from vpmetrics.app.page import Content, render_page
 
-    pictures = draw_figures(systems)
-    page = render_page(title, lead, tables, pictures, notes, wide)
-    return {**{out / picture.file: picture.png for picture in pictures}, out / PAGE: page.encode()}
+    pictures = draw_figures(systems, formats)
+    page = render_page(Content(title, lead, systems, tables, pictures, notes, results_of(systems, run)))
+    contents = {folder / f"{p.key}.{kind}": data for p in pictures for kind, data in p.files.items() if kind in formats}
+    for kind, write in (("csv", as_csv), ("md", as_markdown), ("tex", as_latex)):
+        contents[folder / f"{TABLES}.{kind}"] = write(tables).encode()
+    contents[folder / RESULTS] = as_json(systems, run)
+    contents[folder / PAGE] = page.encode()
+    return contents, possible_files(folder)
+
+
+def print_files(run: Run, console: Console) -> None:
+    """What each file turned out to be, so that a wrong guess is seen; of a long path, its end."""
+    for path, what in run.inputs.items():
+        end = str(Path(*Path(path).parts[-2:])) if len(path) > console.width // 2 else path
+        console.print(printable(f"{end}: {what}"), style="dim", markup=False, highlight=False)
+
+
+def print_tables(tables: Sequence[Table], console: Console) -> None:
+    """Tables for the terminal; one too wide for it goes on below, so that no digit is ever cut."""
+    for table in tables:
+        widths = _widths(table)
+        gap = 2 if sum(widths) + 2 * len(widths) <= console.width else 1
+        for part in _fitting(table, widths, gap, console.width):
+            _print_table(part, gap, console)
+
+
+def _print_table(table: Table, gap: int, console: Console) -> None:
+    grid = RichTable(
+        title=escape(printable(table.title)),
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,  # which puts one space between columns
+        padding=(0, gap - 1, 0, 0),
+        show_edge=False,
+        pad_edge=False,
+    )
+    for number, heading in enumerate(table.headings):
+        # Word by word, so that a dozen columns fit into 80 characters.
+        text = escape("\n".join(map(printable, _words(heading, number))))
+        grid.add_column(text, justify="right" if number else "left", no_wrap=bool(number), overflow="fold")
+    for row in table.rows:
+        grid.add_row(*(escape(printable(cell)) for cell in row))
+    console.print(grid)
+
+
+def _widths(table: Table) -> list[int]:
+    return [
+        max(
+            cell_len(printable(word))
+            for text in (heading, *(row[at] for row in table.rows))
+            for word in _words(text, at)
+        )
+        for at, heading in enumerate(table.headings)
+    ]
+
+
+def _fitting(table: Table, widths: Sequence[int], gap: int, width: int) -> Iterator[Table]:
+    """Pieces of a table that fit a width: the first column with as many of the others as there is room for."""
+    room = width - min(widths[0], width // 2)
+    start = 1
+    while start < len(widths):
+        stop, left = start, room
+        while stop < len(widths) and (stop == start or widths[stop] + gap <= left):
+            left -= widths[stop] + gap
+            stop += 1
+        columns = [0, *range(start, stop)]
+        rows = [tuple(row[at] for at in columns) for row in table.rows]
+        title = table.title if start == 1 else "(continued)"
+        yield Table(title, tuple(table.headings[at] for at in columns), rows, table.keys)
+        start = stop
+
+
+def _words(text: str, column: int) -> list[str]:
+    return (text.split(" ") if column else [text]) or [""]
+
+
+def print_notes(notes: Sequence[str], console: Console) -> None:
+    """What the user should know about the numbers."""
+    for note in notes:
+        console.print(f"[yellow]note:[/] {escape(printable(note))}", soft_wrap=True)

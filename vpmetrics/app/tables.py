@@ -62,41 +62,6 @@ def show(name: str, system: System) -> str:
     return DASH if math.isnan(value) else scalar(name).show(value)
 
 
-def as_json(system: System) -> dict[str, object]:
-    """A system as JSON has it: the tag as its letter, null for NaN, and the words Python reads for infinities."""
-    return {
-        "name": system.name,
-        "scalars": {name: _as_json(name, value) for name, value in system.scalars.items()},
-        "trials": {
-            condition or "scores": dict(zip(("target", "nontarget"), known.trials, strict=True))
-            for condition, known in system.report.conditions.items()
-        },
-        "notes": list(system.notes),
-        **_groups_as_json(system),
-    }
-
-
-def _groups_as_json(system: System) -> dict[str, object]:
-    if not system.groups:
-        return {}
-    groups: dict[str, object] = {
-        name: {key: value for key, value in as_json(group).items() if key in ("scalars", "trials")}
-        for name, group in system.groups.items()
-    }
-    if not system.weights:
-        return {"groups": groups}
-    average = {key: _as_json(key, value) for key, value in average_of_groups(system).items()}
-    return {"groups": groups, "average": {"weights": dict(system.weights), "scalars": average}}
-
-
-def _as_json(name: str, value: float) -> object:
-    if scalar(name).unit.spec == "":
-        return scalar(name).show(value)
-    if math.isnan(value):
-        return None
-    return value if math.isfinite(value) else str(value)
-
-
 def _list(title: str, family: str, system: System) -> list[Table]:
     known = [entry for entry in FAMILIES[family] if entry.key in system.scalars]
     rows: list[tuple[str, ...]] = [(entry.title, show(entry.key, system)) for entry in known]

@@ -1,0 +1,107 @@
+"""The results as JSON, for programs. The layout is that of ``results.schema.json`` beside this file.
+
+A value that is not finite is null among the scalars, and ``not_finite`` says which it is: ``nan``, ``inf``, ``-inf``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vpmetrics import __version__
+from vpmetrics._report import System
+from vpmetrics._scalars import TAG, scalar
+from vpmetrics.app.tables import average_of_groups
+
+SCHEMA = 2  # 1 had neither settings nor inputs
+
+
+@dataclass(frozen=True)
+class Run:
+    """What led to results: the command, its settings, and the files that were read, with what they turned out to be."""
+
+    command: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+
+def results_of(systems: Sequence[System], run: Run) -> dict[str, Any]:
+    """All that is known, as JSON has it."""
+    keys = dict.fromkeys(key for system in systems for key in system.scalars)
+    return {
+        "schema": SCHEMA,
+        "vpmetrics": __version__,
+        "command": list(run.command),
+        "settings": dict(run.settings),
+        "inputs": [{"path": path, "format": what, **_checksum(path)} for path, what in run.inputs.items()],
+        "scalars": {key: _described(key) for key in keys},
+        "systems": [_system(system) for system in systems],
+    }
+
+
+def as_json(systems: Sequence[System], run: Run) -> bytes:
+    """The same as a file."""
+    text = json.dumps(results_of(systems, run), indent=2, ensure_ascii=False, allow_nan=False)
+    return f"{text}\n".encode()
+
+
+def _described(key: str) -> dict[str, str | None]:
+    known = scalar(key)
+    return {
+        "heading": known.heading,
+        "unit": known.unit.name,
+        "condition": known.condition or None,
+        "private": known.private,
+        "tells": known.tells,
+    }
+
+
+def _system(system: System) -> dict[str, Any]:
+    return {
+        "name": system.name,
+        "scalars": {key: _value(key, value) for key, value in system.scalars.items()},
+        "not_finite": {key: str(value) for key, value in system.scalars.items() if not math.isfinite(value)},
+        "attacks": [{"name": name, "needs": needs} for name, needs in system.attacks],
+        "utterances": system.utterances,
+        "speakers": len(system.speakers),
+        "trials": {
+            condition or "scores": dict(zip(("target", "nontarget"), known.trials, strict=True))
+            for condition, known in system.report.conditions.items()
+        },
+        **_groups(system),
+        "notes": list(system.notes),
+    }
+
+
+def _groups(system: System) -> dict[str, Any]:
+    if not system.groups:
+        return {}
+    kept = ("scalars", "not_finite", "utterances", "trials")
+    groups = {name: {key: _system(group)[key] for key in kept} for name, group in system.groups.items()}
+    if not system.weights:
+        return {"groups": groups}
+    average = {key: _value(key, value) for key, value in average_of_groups(system).items()}
+    return {"groups": groups, "average": {"weights": dict(system.weights), "scalars": average}}
+
+
+def _value(key: str, value: float) -> float | str | None:
+    if scalar(key).unit is TAG:
+        return scalar(key).show(value)
+    return value if math.isfinite(value) else None
+
+
+def _checksum(path: str) -> dict[str, Any]:
+    """Size and SHA-256 of a file; nothing of what came through a pipe."""
+    file = Path(path)
+    if not file.is_file():
+        return {"bytes": None, "sha256": None}
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            digest.update(block)
+    return {"bytes": file.stat().st_size, "sha256": digest.hexdigest()}

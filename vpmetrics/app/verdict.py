@@ -1,0 +1,170 @@
+"""What the numbers come to, in words, for someone who must decide whether to release an anonymiser."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from vpmetrics._report import System
+from vpmetrics._scalars import key_of, scalar
+
+# Bits of expected disclosure, of 0.721 at most, from which on speakers count as recognised, and as partly hidden.
+RECOGNISED, PARTLY = 0.25, 0.05
+
+_HEADLINES = {
+    "bad": "Speakers can be recognised.",
+    "mixed": "Speakers are partly hidden.",
+    "good": "Little that tells speakers was found.",
+    "unknown": "Nothing can be said of how well speakers are hidden.",
+}
+# What is compared between systems at a glance, and in what order.
+GLANCE = ("d_ece_strongest", "d_ece", "d_ece_reversed", "eer", "l_w", "linkability", "max_d", "alid")
+
+
+class Verdict(NamedTuple):
+    """How bad it is (``"good"``, ``"mixed"``, ``"bad"``, ``"unknown"``), in a line, and in sentences."""
+
+    level: str
+    headline: str
+    sentences: tuple[str, ...]
+
+
+class Change(NamedTuple):
+    """A scalar of two systems: as texts, what to call the change, and whether it is for the better, if either."""
+
+    heading: str
+    before: str
+    after: str
+    change: str
+    better: bool | None
+
+
+def verdict_of(system: System) -> Verdict:
+    """The first screen of one system."""
+    bits, attacked = disclosed(system), system.report.attacked
+    level = "unknown" if math.isnan(bits) else "bad" if bits >= RECOGNISED else "mixed" if bits >= PARTLY else "good"
+    sentences = [*_of_attackers(system, attacked, bits), *_of_turning(system, attacked), *_of_same_protection(system)]
+    return Verdict(level, _HEADLINES[level], tuple(sentences))
+
+
+def disclosed(system: System, condition: str | None = None) -> float:
+    """The most that is known to be disclosed in a condition, in bits: to the strongest attack, in either direction."""
+    where = system.report.attacked if condition is None else condition
+    values = [system.scalar(key, where) for key in ("d_ece", "d_ece_reversed", "d_ece_strongest")]
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+def strongest(system: System, condition: str) -> tuple[str, str] | None:
+    """Name of the strongest attack in a condition, and what its attacker must have; None where none was tried."""
+    number = system.scalar("strongest", condition)
+    if math.isnan(number) or not 0 <= int(number) < len(system.attacks):
+        return None
+    return system.attacks[int(number)]
+
+
+def _of_attackers(system: System, attacked: str, bits: float) -> list[str]:
+    if math.isnan(bits):
+        return ["D_ECE is not defined for these trials; the notes below say why."]
+    shown, most = scalar("d_ece").show, scalar("d_ece").show(0.5 / math.log(2))
+    before = system.scalar("d_ece", "OO")
+    of_before = "" if math.isnan(before) or not attacked else f"; original speech discloses {shown(before)}"
+    found = strongest(system, attacked)
+    if found is None:
+        weak = f"An attacker who only compares voices learns {shown(bits)} of {most} bit{of_before}."
+        return [weak, "No stronger attack was tried: take this as the least that is disclosed."]
+    name, needs = found
+    plain = shown(system.scalar("d_ece", attacked))
+    chance = system.scalar("d_ece_chance", attacked)
+    by_chance = "" if math.isnan(chance) else f", where chance finds {shown(chance)}"
+    says = (
+        f"The strongest of {len(system.attacks)} attacks tried, {name}, learns {shown(bits)} of {most} bit{by_chance}"
+    )
+    return [f"{says}{of_before}.", f"It needs {needs}. An attacker who only compares voices learns {plain} bit."]
+
+
+def _of_turning(system: System, attacked: str) -> list[str]:
+    straight, turned = (system.scalar(key, attacked) for key in ("d_ece", "d_ece_reversed"))
+    if not turned > 2 * straight + 0.01:
+        return []
+    show = scalar("d_ece").show
+    return [f"Turning the sign of the scores is enough: {show(turned)} bit for {show(straight)}."]
+
+
+def _of_same_protection(system: System) -> list[str]:
+    within = disclosed(system, "PP")
+    if math.isnan(within):
+        return []
+    shown = scalar("d_ece").show(within)
+    if within < PARTLY:
+        return [f"Protecting known recordings in the same way helps an attacker little: {shown} bit (PP)."]
+    return [f"An attacker who protects known recordings in the same way learns {shown} bit (PP)."]
+
+
+def verdict_of_systems(systems: Sequence[System]) -> Verdict:
+    """The first screen of several systems: who hides best, and whose voices stay most distinct."""
+    known = sorted((system for system in systems if not math.isnan(disclosed(system))), key=disclosed)
+    if not known:
+        return Verdict("unknown", _HEADLINES["unknown"], ())
+    best, worst = known[0], known[-1]
+    show = scalar("d_ece").show
+    headline = f"{best.name} hides speakers best."
+    sentences = [f"It discloses {show(disclosed(best))} bit, {worst.name} {show(disclosed(worst))}, of 0.721 at most."]
+    if show(disclosed(best)) == show(disclosed(worst)):
+        headline, sentences = f"All disclose {show(disclosed(best))} bit.", []
+    distinct = [system for system in systems if math.isfinite(system.scalar("gvd"))]
+    if len(distinct) > 1:
+        most = max(distinct, key=lambda system: system.scalar("gvd"))
+        sentences.append(
+            f"Voices stay most distinct with {most.name} (G_VD {scalar('gvd').show(most.scalar('gvd'))} dB)."
+        )
+    if any(strongest(system, system.report.attacked) is None for system in known):
+        sentences.append("No stronger attack than comparing voices was tried: this is the least that is disclosed.")
+    level = verdict_of(best).level
+    return Verdict(level, headline, tuple(sentences))
+
+
+def changes_between(before: System, after: System) -> list[Change]:
+    """What got better or worse from one system to another, as far as both know it."""
+    names = [(key, key) for key in ("deid", "gvd")]
+    names += [(key_of(before.report.attacked, key), key_of(after.report.attacked, key)) for key in GLANCE]
+    names.append(("pp_d_ece", "pp_d_ece"))
+    return [_change(before, after, *pair) for pair in names if pair[0] in before.scalars and pair[1] in after.scalars]
+
+
+def _change(before: System, after: System, first: str, second: str) -> Change:
+    known, (old, new) = scalar(first), (before.scalar(first), after.scalar(second))
+    heading = f"{known.condition} {known.title}" if known.condition else known.title
+    texts = known.show(old), known.show(new)
+    if math.isnan(old) or math.isnan(new):
+        return Change(heading, *texts, "", None)
+    if texts[0] == texts[1]:
+        return Change(heading, *texts, "same", None)
+    if _overlap(before, first, after, second):
+        return Change(heading, *texts, "within error", None)
+    arrow = "▲" if new > old else "▼"
+    if known.private is None:
+        return Change(heading, *texts, f"{arrow} {'more' if new > old else 'less'} distinct", None)
+    better = (new > old) == (known.private == "high")
+    return Change(heading, *texts, f"{arrow} {'better' if better else 'worse'}", better)
+
+
+def _overlap(before: System, first: str, after: System, second: str) -> bool:
+    """Whether the intervals of two values share anything; not where there are none."""
+    lows, highs = ([before.scalar(first + end), after.scalar(second + end)] for end in ("_low", "_high"))
+    return max(lows) <= min(highs)  # no comparison with NaN holds
+
+
+def easiest_speakers(system: System, count: int = 3) -> tuple[str, ...]:
+    """Names of the speakers who stand out most between original and protected speech: the worst protected ones."""
+    known = system.report.conditions.get("OP")
+    if known is None or known.matrix is None or len(system.speakers) <= count:
+        return ()
+    matrix = known.matrix.detach().double().cpu()
+    others = matrix.masked_fill(torch.eye(len(matrix), dtype=torch.bool), torch.nan).nanmean(1)
+    stands_out = (matrix.diagonal() - others).nan_to_num(nan=-torch.inf)
+    # Who does not stand out at all is not named.
+    order = [number for number in stands_out.argsort(descending=True)[:count].tolist() if stands_out[number] > 0.05]
+    return tuple(system.speakers[number] for number in order)
