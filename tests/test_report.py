@@ -45,7 +45,7 @@ def systems(count):
 def test_scores_give_what_the_functions_give():
     trials = {name: trials_of(seed) for seed, name in enumerate(("OO", "OP", "PP"))}
     report = report_of_trials(trials, speakers=6)
-    for name, (scores, is_target, _) in trials.items():
+    for name, (scores, is_target, *_) in trials.items():
         expected = {
             **F.zebra_disclosure(scores, is_target),
             "min_cllr": F.min_cllr(scores, is_target),
@@ -70,7 +70,7 @@ def test_every_set_of_trials_is_sorted_once(monkeypatch, names):
 
 
 def test_trials_are_counted_even_where_a_class_is_missing():
-    scores, is_target, _ = trials_of(0)
+    scores, is_target, *_ = trials_of(0)
     with pytest.warns(UserWarning, match="There are no non-target trials") as caught:
         report = report_of_trials({"": ScoredTrials(scores[is_target], is_target[is_target])})
     assert len(caught) == 1
@@ -107,7 +107,7 @@ def test_average_scores_of_embeddings_are_those_of_a_loop():
 
 @pytest.mark.parametrize("condition", ["OP", "PP"])
 def test_average_scores_of_trials_are_those_of_a_loop(condition):
-    scores, is_target, pairs = trials_of(3, count=200)
+    scores, is_target, pairs, _ = trials_of(3, count=200)
     given = ScoredTrials(scores, is_target, pairs, within=condition == "PP")
     known = report_of_trials({condition: given}, speakers=6).conditions[condition]
     for i in range(6):

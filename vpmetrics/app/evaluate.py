@@ -43,7 +43,9 @@ def evaluate(options: Namespace, console: Console) -> None:
     _check_output(options)
     system = _route_of(options)(options)
     require_something([system])
-    publish(system.name, f"Voice privacy of {_sources(options)}", [system], console, *_run_and_wanted(options))
+    publish(
+        system.name, f"Voice privacy of {_sources(options)}", [system], console, *_run_and_wanted(options, [system])
+    )
 
 
 def compare(options: Namespace, console: Console) -> None:
@@ -60,13 +62,15 @@ def compare(options: Namespace, console: Console) -> None:
     systems = (_compare_embeddings if of_arrays else _compare_scores)(options, named)
     require_something(systems)
     lead = f"{len(systems)} systems side by side"
-    publish(options.title, lead, systems, console, *_run_and_wanted(options), side_by_side=True)
+    publish(options.title, lead, systems, console, *_run_and_wanted(options, systems), side_by_side=True)
 
 
-def _run_and_wanted(options: Namespace) -> tuple[Run, Wanted]:
-    hidden = ("run", "argv", "out", "json", "figures", "command")
-    settings = {name: value for name, value in vars(options).items() if name not in hidden}
-    run = Run(("vpmetrics", *options.argv), settings, files_seen())
+def _run_and_wanted(options: Namespace, systems: Sequence[System]) -> tuple[Run, Wanted]:
+    hidden = {"run", "argv", "out", "json", "figures", "command", "title"}
+    given = {key: value for key, value in vars(options).items() if key not in hidden and value not in (None, False, [])}
+    of_embeddings = any(known.identification for known in systems[0].report.conditions.values())
+    defaults = {"scoring": "cosine", "similarity": "geometric"} if of_embeddings else {}
+    run = Run(("vpmetrics", *options.argv), {**defaults, **given}, files_seen())
     return run, Wanted(options.out, options.json, options.figures)
 
 
