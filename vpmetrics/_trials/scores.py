@@ -82,7 +82,7 @@ def keep_scores(scores: Tensor, is_target: Tensor, within: bool = False) -> Cond
     edges = counts.ascending.edges
 
     def look_up(per_step: Tensor, values: Tensor) -> Tensor:
-        step = torch.searchsorted(edges, values.to(edges.dtype), right=True)
+        step = torch.searchsorted(edges, values.to(edges.dtype).contiguous(), right=True)
         return per_step.index_select(0, step.flatten()).view(values.shape)
 
     return ConditionScores(scores, torch.stack([~is_target, is_target]), counts, look_up, within)

@@ -147,7 +147,8 @@ class _Remembered:
         if embeddings is None:
             embeddings = run(audio)
         if isinstance(embeddings, Tensor) and len(embeddings) == len(numbers):
-            self._heard.append((numbers, embeddings.detach()))
+            # A copy, because a view would keep the whole activation it was cut from alive.
+            self._heard.append((numbers, embeddings.detach().clone()))
         return embeddings
 
     def _look_up(self, numbers: Tensor) -> Tensor | None:

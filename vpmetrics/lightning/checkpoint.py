@@ -278,7 +278,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         Weights loaded for a test do not undo what has been kept since they were saved.
         """
         self._resuming = is_fitting(trainer) or not self.pareto_front
-        self._folder_of_resumed = str(Path(trainer.ckpt_path).parent) if trainer.ckpt_path else ""
+        self._folder_of_resumed = _folder_of(trainer.ckpt_path or "")
         states = checkpoint.get("callbacks", {})
         if self.state_key in states:
             return
@@ -307,14 +307,15 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             front = [ParetoPoint(**point) for point in state_dict["pareto_front"]]
             self._take([point._replace(path=self._found(point.path, state_dict["dirpath"])) for point in front])
             last = self._found(state_dict["last_model_path"], state_dict["dirpath"])
-            if str(Path(last).parent) == self.dirpath:  # anywhere else it is not ours to overwrite
+            if _folder_of(last) == self.dirpath:  # anywhere else it is not ours to overwrite
                 self.last_model_path = last
         self._resuming = True
 
     def _found(self, path: str, former: str) -> str:
         folders = [folder for folder in (self.dirpath, self._folder_of_resumed, former) if folder]
-        places = [str(Path(folder, path)) for folder in folders]
-        return next((place for place in places if self._fs.exists(place)), places[-1])
+        # One that lay elsewhere already has its whole path.
+        places = [*(f"{folder}/{path}" for folder in folders), path]
+        return next((place for place in places if self._fs.exists(place)), path)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Leave the front where the process that started this one finds it."""
@@ -325,6 +326,11 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         """Take the front a spawned process has sent home."""
         self.dirpath, self._resuming = state["dirpath"], True
         self.load_state_dict(state)
+
+
+def _folder_of(path: str | Path) -> str:
+    """Not by ``Path``, which would take a bucket's address for a folder."""
+    return str(path).rpartition("/")[0]
 
 
 def _larger_direction(name: str, candidates: Mapping[str, Tensor]) -> float:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from vpmetrics.lightning.arguments import known_scalar
 from vpmetrics.lightning.loggers import ways_to_draw
-from vpmetrics.lightning.names import without_loader
 from vpmetrics.lightning.pareto import ParetoPoint, meets
 
 if TYPE_CHECKING:
@@ -55,14 +54,13 @@ def draw_front(checkpoint: PrivacyCheckpoint, measured: Sequence[ParetoPoint], t
             for points in (checkpoint.pareto_front, measured)
         )
         chosen = checkpoint.chosen and (checkpoint.chosen.disclosure[name], checkpoint.chosen.utility)
-        labels = name + _unit(name), checkpoint.utility
+        labels = _label(name), checkpoint.utility
         figure, _ = draw_pareto_front(front, others, chosen, budget, labels, None)
         for draw in ways:
             draw(f"{name}/pareto_front", figure, step)
 
 
-def _unit(name: str) -> str:
-    """What the axis of a disclosure says behind its name."""
-    if re.search(r"(d_ece|d_ece_reversed|d_ece_strongest|max_d|mean_d)$", without_loader(name)):
-        return ", bit"
-    return ", log$_{10}$" if without_loader(name).endswith("l_w") else ""
+def _label(name: str) -> str:
+    """What the axis of a disclosure says."""
+    known = known_scalar(name)
+    return f"{name}, {known.unit.name}" if known is not None and known.unit.name else name

@@ -27,6 +27,7 @@ class Gallery:
 
     def __init__(self, every_n_epochs: int | None) -> None:
         self.every_n_epochs = every_n_epochs
+        self._is_open = True
         self._undrawn: dict[int, Measurement] = {}
 
     def setup(self, trainer: Any) -> None:
@@ -41,7 +42,7 @@ class Gallery:
             missing = f"of {names}, no logger takes them in a way it knows"
         if missing:
             rank_zero_warn(f"PrivacyMonitor draws no figures: {missing}.", UserWarning)
-            self.every_n_epochs = None
+        self._is_open = not missing
 
     def forget(self) -> None:
         """Let go of what was not drawn, now that it is not the last."""
@@ -49,7 +50,7 @@ class Gallery:
 
     def show(self, trainer: Any, measurement: Measurement, loader: int, history: Sequence[dict[str, float]]) -> None:
         """Draw a measurement if it is due, or keep it, for it may turn out to be the last."""
-        if self.every_n_epochs is None or not ways_to_draw(trainer):
+        if self.every_n_epochs is None or not self._is_open or not ways_to_draw(trainer):
             return
         if not is_fitting(trainer) or self._is_due(history):
             self._draw(trainer, measurement, history)

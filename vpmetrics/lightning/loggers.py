@@ -36,7 +36,7 @@ def log_apart(trainer: Any, values: Mapping[str, float], step: int) -> None:
 
     Where a module's own ``self.log`` would file them among what people look at first.
     """
-    if not values or trainer.fast_dev_run:
+    if not values or not trainer.is_global_zero or trainer.fast_dev_run:
         return
     for logger in trainer.loggers:
         logger.log_metrics({apart(name): value for name, value in values.items()}, step)

@@ -181,6 +181,8 @@ class PrivacyMonitor(CallbackBase):
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Let attackers forget what an earlier anonymiser has made."""
         if self.watch_training:
+            if self._encoder is not None:
+                self._encoder.begin(pl_module.device)
             for suite in self._suites.values():
                 suite.reset(observed=True)
 

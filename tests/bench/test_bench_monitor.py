@@ -1,0 +1,54 @@
+"""A validation with a monitor, against the bare products its scores cannot do without."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from bench.timing import report
+from vpmetrics.lightning import PrivacyMonitor
+
+pytestmark = pytest.mark.bench
+
+
+class Protect(pl.LightningModule):
+    def validation_step(self, batch, _):
+        return dict(zip(("original", "protected", "speakers"), batch, strict=True))
+
+
+def products(original: torch.Tensor, protected: torch.Tensor) -> None:
+    original, protected = (torch.nn.functional.normalize(side) for side in (original, protected))
+    for one, other in ((original, original), (original, protected), (protected, protected)):
+        for rows in one.split(1024):
+            rows @ other.T
+
+
+def seconds(work) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize(("speakers", "each"), [(40, 50), (400, 50)])
+def test_overhead_of_a_validation_with_monitor(speakers, each):
+    draw = torch.Generator().manual_seed(0)
+    names = torch.arange(speakers).repeat(each)
+    original = torch.randn(speakers, 192, generator=draw)[names] + torch.randn(len(names), 192, generator=draw)
+    protected = 0.5 * original + torch.randn(len(names), 192, generator=draw)
+    data = DataLoader(TensorDataset(original, protected, names), 512)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    monitored = pl.Trainer(callbacks=[PrivacyMonitor(figures_every_n_epochs=None)], **quiet)
+    bare = pl.Trainer(**quiet)
+    module = Protect()
+    monitored.validate(module, data, verbose=False)  # original speech is scored once
+    with_it, without = (seconds(lambda t=t: t.validate(module, data, verbose=False)) for t in (monitored, bare))
+    report(
+        f"{len(names)} x {speakers}",
+        with_it - without,
+        "the three products",
+        seconds(lambda: products(original, protected)),
+    )
