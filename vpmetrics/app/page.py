@@ -112,6 +112,10 @@ def _cards(system: System) -> list[Card]:
         known = scalar(key)
         if key_of(condition, key) in system.scalars:
             cards.append(Card(known.heading, known.show(system.scalar(key, condition)), known.unit.name, known.tells))
+    if system.groups:
+        worst = max(system.groups, key=lambda name: disclosed(system.groups[name]))
+        bits = scalar("d_ece").show(disclosed(system.groups[worst]))
+        cards.append(Card("Worst group", worst, "", f"{bits} bit learnt by an attacker"))
     speakers = easiest_speakers(system)
     if speakers:
         cards.append(Card("Easiest to recognise", ", ".join(speakers), "", "of original against protected speech"))

@@ -57,9 +57,14 @@ def table_of_systems(systems: Sequence[System], title: str) -> Table:
 
 
 def show(name: str, system: System) -> str:
-    """A scalar as text; a dash where it is unknown or undefined."""
-    value = system.scalar(name)
-    return DASH if math.isnan(value) else scalar(name).show(value)
+    """A scalar as text, with its interval if there is one; a dash where it is unknown or undefined."""
+    value, known = system.scalar(name), scalar(name)
+    if math.isnan(value):
+        return DASH
+    ends = [system.scalar(f"{name}_{end}") for end in ("low", "high")]
+    return known.show(value) + (
+        f" ({known.show(ends[0])} to {known.show(ends[1])})" if not math.isnan(sum(ends)) else ""
+    )
 
 
 def _list(title: str, family: str, system: System) -> list[Table]:
