@@ -44,6 +44,24 @@ def test_a_name_says_its_condition_and_its_end_of_an_interval():
             scalar(unknown)
 
 
+def test_numbers_of_people_are_part_of_a_name():
+    names = scalars_of(("OP", "across"), sizes=(20, 1000))
+    assert {"op_rate_20", "op_singling_out_1000_error", "op_gallery", "across_rate_1000"} <= set(names)
+    assert "across_singling_out_20" not in names
+    rate = scalar("op_rate_20000")
+    assert (rate.title, rate.private, rate.condition, rate.show(0.125)) == (
+        "found among 20,000 [%]",
+        "low",
+        "OP",
+        "12.50",
+    )
+    assert scalar("rate_20_low").heading == "found among 20 from"
+    assert scalar("pp_singling_out_20_error").private is None
+    for unknown in ("rate", "op_rate", "op_rate_0", "op_rate_x", "singling_out_5_errors", "op_gallery_3"):
+        with pytest.raises(KeyError):
+            scalar(unknown)
+
+
 def test_privacy_lies_where_the_classes_say():
     """``higher_is_better`` of the classes was written before the table was."""
     import vpmetrics as vp

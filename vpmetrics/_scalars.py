@@ -7,6 +7,7 @@ the axes of figures all come from here. A new number is one line of ``FAMILIES``
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -129,6 +130,14 @@ _TABLE = {
         Scalar("d_ece_chance", "D_ECE by chance", BITS, None, "what the same choice finds where speakers are permuted "
                "and nothing is disclosed"),
     ),
+    "crowd": (
+        Scalar("rate", "found among {}", PERCENT, "low", "share of conversations whose speaker is the most similar of "
+               "so many people; beyond the references, extrapolated"),
+        Scalar("chance", "found among {} by chance", PERCENT, None, "one in so many"),
+        Scalar("singling_out", "singled out of {}", PERCENT, "low", "share of the attacker's predicates that fire on "
+               "exactly one of so many people; by chance 36.8 at most"),
+        Scalar("gallery", "references", COUNT, None, "how many people somebody is looked for among"),
+    ),
     "relative": (
         Scalar("d_ece_op_oo", "D_ECE (OP/OO)", PERCENT, "high", "de-identification by expected disclosure; compare "
                "DeID"),
@@ -150,6 +159,7 @@ _TABLE = {
 FAMILIES = {family: tuple(replace(entry, family=family) for entry in entries) for family, entries in _TABLE.items()}
 OF_CONDITIONS = ("score", "matrix", "rank", "local")
 _BY_KEY = {entry.key: entry for entries in FAMILIES.values() for entry in entries}
+_OF_PEOPLE = re.compile(r"(rate|chance|singling_out)_([1-9]\d*)(_error)?")
 
 HEADINGS = {
     "OO": "original against original: how well speakers can be told apart before protection",
@@ -172,30 +182,48 @@ def scalar(key: str) -> Scalar:
         >>> scalar("op_eer").title, scalar("op_eer").private, scalar("op_eer").show(0.125)
         ('EER [%]', 'high', '12.50')
     """
-    if key in _BY_KEY:
-        return _BY_KEY[key]
+    if (known := _entry(key)) is not None:
+        return known
     for end, name in (("_low", "from"), ("_high", "to")):
         if key.endswith(end):
             inner = scalar(key.removesuffix(end))
             return replace(inner, key=key, heading=f"{inner.heading} {name}")
     prefix, _, rest = key.partition("_")
     for condition in HEADINGS:
-        if prefix == condition.lower() and rest in _BY_KEY and _BY_KEY[rest].family not in ("system", "relative"):
-            return replace(_BY_KEY[rest], key=key, condition=condition)
+        known = _entry(rest) if prefix == condition.lower() else None
+        if known is not None and known.family not in ("system", "relative"):
+            return replace(known, key=key, condition=condition)
     raise KeyError(key)
 
 
-def scalars_of(conditions: Sequence[str] = ALWAYS, attacks: bool = False, sessions: bool = False) -> tuple[str, ...]:
+def _entry(key: str) -> Scalar | None:
+    """The line of the table for a name without a condition; of so many people, with their number in its heading."""
+    found = _OF_PEOPLE.fullmatch(key)
+    if found is None:
+        entry = _BY_KEY.get(key)
+        return None if entry is None or "{}" in entry.heading else entry
+    kind, people, error = found.groups()
+    entry = replace(_BY_KEY[kind], key=key, heading=_BY_KEY[kind].heading.format(f"{int(people):,}"))
+    if error is None:
+        return entry
+    return replace(entry, heading=f"{entry.heading}, error", private=None, tells="standard error of drawing so many")
+
+
+def scalars_of(
+    conditions: Sequence[str] = ALWAYS, attacks: bool = False, sessions: bool = False, sizes: Sequence[int] = ()
+) -> tuple[str, ...]:
     """Names of all scalars of some conditions in the order of a report, as the suite returns them.
+
+    ``sizes`` are the numbers of people somebody is looked for among.
 
     Example:
         >>> scalars_of(("OP",))[2:5]
         ('op_d_ece', 'op_d_ece_reversed', 'op_l_w')
     """
-    return tuple(_names(conditions, attacks, sessions))
+    return tuple(_names(conditions, attacks, sessions, sizes))
 
 
-def _names(conditions: Sequence[str], attacks: bool, sessions: bool) -> Iterator[str]:
+def _names(conditions: Sequence[str], attacks: bool, sessions: bool, sizes: Sequence[int]) -> Iterator[str]:
     yield from (entry.key for entry in FAMILIES["system"])
     for condition in conditions:
         # Original speech has nobody to undo its protection.
@@ -203,5 +231,13 @@ def _names(conditions: Sequence[str], attacks: bool, sessions: bool) -> Iterator
         yield from (key_of(condition, entry.key) for family in families for entry in FAMILIES[family])
         if sessions and condition == "OP":
             yield key_of(condition, "c_ece")
+        yield from (key_of(condition, name) for name in _names_of_crowd(condition, sizes))
     if set(ALWAYS) <= set(conditions):
         yield from (entry.key for entry in FAMILIES["relative"])
+
+
+def _names_of_crowd(condition: str, sizes: Sequence[int]) -> Iterator[str]:
+    yield from (f"rate_{size}" for size in sizes)
+    if condition in ALWAYS:  # conversations of several sessions cannot calibrate each other
+        yield from (f"singling_out_{size}{end}" for size in sizes for end in ("", "_error"))
+    yield from ("gallery",) if sizes else ()
