@@ -11,10 +11,10 @@ from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics.lightning.arguments import budgets_of, check_number_kept
-from vpmetrics.lightning.front_file import draw_front, write_front
+from vpmetrics.lightning.front import Front, beside
 from vpmetrics.lightning.handover import register, send_home
 from vpmetrics.lightning.names import closest, reversed_twin
-from vpmetrics.lightning.pareto import ParetoPoint, choose, front_with, is_finite, meets, spread
+from vpmetrics.lightning.pareto import ParetoPoint, is_finite
 from vpmetrics.lightning.trainers import ModelCheckpointBase, is_fitting, logging_step
 from vpmetrics.lightning.watched import (
     monitors_of,
@@ -25,6 +25,7 @@ from vpmetrics.lightning.watched import (
     why_unlogged,
 )
 
+FRONT_FILE = "pareto_front"
 _NOT_TAKEN = {
     "monitor": "it watches `privacy` and `utility`",
     "enable_version_counter": "no file of the front may be overwritten",
@@ -102,9 +103,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         super().__init__(
             dirpath=dirpath, filename=filename, monitor=utility, mode=mode, save_top_k=save_top_k, **kwargs
         )
-        self.pareto_front: list[ParetoPoint] = []
-        self.chosen: ParetoPoint | None = None
-        self._measured: list[ParetoPoint] = []
+        self._front = Front(self.budgets, mode, save_top_k)
         self._given_dirpath = None if dirpath is None else str(dirpath)
         self._number_in_folder = 0
         self._validated_at = self._logged_at = -1
@@ -112,9 +111,19 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         self.address = register(self)
 
     @property
+    def pareto_front(self) -> list[ParetoPoint]:
+        """All checkpoints that are kept, least disclosure first."""
+        return list(self._front.kept)
+
+    @property
+    def chosen(self) -> ParetoPoint | None:
+        """The checkpoint of best utility within all budgets, or that of least disclosure while there is none."""
+        return self._front.chosen
+
+    @property
     def within_budget(self) -> bool:
         """Whether the chosen checkpoint meets all budgets."""
-        return self.chosen is not None and meets(self.chosen, self.budgets)
+        return self._front.within_budget
 
     @property
     def state_key(self) -> str:
@@ -184,14 +193,10 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             said = ", ".join(f"{name} is {value}" for name, value in values.items())
             rank_zero_warn(f"PrivacyCheckpoint saves nothing of epoch {point.epoch}: {said}.", UserWarning)
             return
-        self._measured.append(point)
-        front = front_with(self.pareto_front, point, self.mode)
-        if self.save_top_k > 0:
-            front = spread(front, self.save_top_k, choose(front, self.budgets, self.mode), self.mode)
+        front = self._front.extended(point)
         if point in front:
             self._keep(trainer, monitor_candidates, point, front)
-        if trainer.is_global_zero:
-            write_front(self, self._measured, self._number_in_folder)
+        self._write(trainer)
 
     def _weights_are_measured(self, trainer: Any) -> bool:
         """Whether what has been logged is of the weights as they are now, not of earlier ones."""
@@ -205,12 +210,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         return True
 
     def _point(self, trainer: Any, candidates: Mapping[str, Tensor]) -> ParetoPoint:
-        # In both directions where both are logged. Not `max`, which may hide NaN.
-        sides = [[candidates[n] for n in (name, reversed_twin(name)) if n in candidates] for name in self.budgets]
-        values = [
-            float(candidates[self.utility]),
-            *(torch.stack([*map(torch.as_tensor, s)]).max().item() for s in sides),
-        ]
+        values = [float(candidates[self.utility]), *(_larger_direction(name, candidates) for name in self.budgets)]
         # The processes must agree on what to save, also where one of them has logged a value of its own.
         utility, *disclosures = trainer.strategy.broadcast(values)
         disclosure = dict(zip(self.budgets, disclosures, strict=True))
@@ -228,19 +228,28 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         for other in before:
             if other not in self.pareto_front and self._should_remove_checkpoint(trainer, other.path, path):
                 self._remove_checkpoint(trainer, other.path)
-        draw_front(self, self._measured, trainer, self._step_of_figure(trainer))
+        # Where the scalars of the last validation stand, which the Trainer has counted past at the end of an epoch.
+        step = self._logged_at if self._validated_at == trainer.global_step else logging_step(trainer)
+        self._front.draw(trainer, self.utility, step)
 
-    def _step_of_figure(self, trainer: Any) -> int:
-        """Where the scalars of the last validation stand, which the Trainer has counted past at the end of an epoch."""
-        return self._logged_at if self._validated_at == trainer.global_step else logging_step(trainer)
+    def _write(self, trainer: Any) -> None:
+        if not trainer.is_global_zero:
+            return
+        name = f"{FRONT_FILE}-v{self._number_in_folder}" if self._number_in_folder else FRONT_FILE
+        self._fs.makedirs(self.dirpath, exist_ok=True)  # nothing need be saved there so far
+        with self._fs.open(f"{self.dirpath}/{name}.json", "w") as file:
+            file.write(self._front.as_json(self._folder, self.utility))
 
     def _take(self, front: Sequence[ParetoPoint]) -> None:
-        """Make this the front, in the words of ``ModelCheckpoint``, too."""
-        self.pareto_front = list(front)
-        self.chosen = choose(self.pareto_front, self.budgets, self.mode)
+        """Keep these, and say so in the words of ``ModelCheckpoint``, too."""
+        self._front.take(front)
+        self._announce()
+
+    def _announce(self) -> None:
+        chosen = self.chosen
         self.best_k_models = {point.path: torch.tensor(point.utility) for point in self.pareto_front}
-        self.best_model_path = "" if self.chosen is None else self.chosen.path
-        self.best_model_score = None if self.chosen is None else torch.tensor(self.chosen.utility)
+        self.best_model_path = "" if chosen is None else chosen.path
+        self.best_model_score = None if chosen is None else torch.tensor(chosen.utility)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Say so if no checkpoint is private enough, or if there is none."""
@@ -260,17 +269,11 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         return {**super().state_dict(), "budgets": self.budgets, "mode": self.mode, **self._gathered()}
 
     def _gathered(self) -> dict[str, Any]:
-        front = [point._replace(path=self.beside_front(point.path))._asdict() for point in self.pareto_front]
-        return {
-            "pareto_front": front,
-            "measured": [point._asdict() for point in self._measured],
-            "dirpath": self.dirpath,
-            "last_model_path": self.beside_front(self.last_model_path),
-        }
+        return {**self._front.state(self._folder), "last_model_path": beside(self._folder, self.last_model_path)}
 
-    def beside_front(self, path: str) -> str:
-        """Path of a checkpoint as seen from the folder, so that the folder may be moved."""
-        return path.removeprefix(f"{self.dirpath}/")
+    @property
+    def _folder(self) -> str:
+        return str(self.dirpath)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Find the state that is meant, also where the folder or the budgets have changed.
@@ -295,24 +298,23 @@ class PrivacyCheckpoint(ModelCheckpointBase):
 
     def _is_alike(self, state: Any) -> bool:
         """Whether a state is that of a PrivacyCheckpoint that watched the same."""
-        ours = set(self.budgets), self.utility, self.mode
-        return (
-            isinstance(state, dict) and (set(state.get("budgets", ())), state.get("monitor"), state.get("mode")) == ours
-        )
+        if not isinstance(state, dict) or "budgets" not in state:
+            return False
+        theirs = set(state["budgets"]), state["monitor"], state["mode"]
+        return theirs == (set(self.budgets), self.utility, self.mode)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from where a run stopped; checkpoints it left in another folder stay in the front."""
         if self._resuming:
-            self._measured = [ParetoPoint(**point) for point in state_dict["measured"]]
-            front = [ParetoPoint(**point) for point in state_dict["pareto_front"]]
-            self._take([point._replace(path=self._found(point.path, state_dict["dirpath"])) for point in front])
-            last = self._found(state_dict["last_model_path"], state_dict["dirpath"])
+            folders = [folder for folder in (self.dirpath, self._folder_of_resumed, state_dict["dirpath"]) if folder]
+            self._front.resume(state_dict, lambda path: self._found(path, folders))
+            self._announce()
+            last = self._found(state_dict["last_model_path"], folders)
             if _folder_of(last) == self.dirpath:  # anywhere else it is not ours to overwrite
                 self.last_model_path = last
         self._resuming = True
 
-    def _found(self, path: str, former: str) -> str:
-        folders = [folder for folder in (self.dirpath, self._folder_of_resumed, former) if folder]
+    def _found(self, path: str, folders: Sequence[Any]) -> str:
         # One that lay elsewhere already has its whole path.
         places = [*(f"{folder}/{path}" for folder in folders), path]
         return next((place for place in places if self._fs.exists(place)), path)
