@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 from crowds import fed, made_systems, people, rates
@@ -10,6 +13,7 @@ from torch.testing import assert_close
 from vpmetrics import ReidentificationRate, SinglingOut
 from vpmetrics._trials.conversations import dealt_places
 from vpmetrics._trials.utterances import row_keys
+from vpmetrics.attacks import STANDARD
 from vpmetrics.functional import conversations, equal_error_rate, rank_histogram, reidentification_rate
 
 
@@ -117,6 +121,20 @@ def test_an_attack_changes_both_sides_before_they_are_averaged():
     clear.update(original, original, speakers)
     assert plain.compute()["rate_12"] < 0.4
     assert attacked.compute()["rate_12"] >= clear.compute()["rate_12"] - 0.05 > 0.9
+
+
+def test_a_fitted_attack_of_the_library_is_one():
+    original, _, speakers = people(number=30, each=6, noise=0.3)
+    turn = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
+    protected, victims = original @ turn + 3, speakers > 60
+    (procrustes,) = [attack for attack in STANDARD if attack.name == "Procrustes"]
+    attack = copy.deepcopy(procrustes).fit(original[~victims], protected[~victims], speakers[~victims])
+    found = {}
+    for name, given in (("plain", None), ("attacked", attack)):
+        metric = pickle.loads(pickle.dumps(ReidentificationRate((15,), 2, condition="OP", attack=given)))
+        metric.update(original[victims], protected[victims], speakers[victims])
+        found[name] = metric.clone().compute()["rate_15"].item()
+    assert found["plain"] < 0.4 < 0.95 < found["attacked"]
 
 
 @pytest.mark.parametrize(

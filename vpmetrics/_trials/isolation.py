@@ -83,8 +83,9 @@ def isolation_rates(crowd: Crowd, sizes: Sequence[int], scoring: Scoring, draws:
     unknown = widen(crowd.predicates.new_full((), torch.nan))
     values: dict[int, Sequence[Tensor]] = dict.fromkeys(sizes, (unknown, unknown))
     if len(possible) < len(values):
+        known = f"{people}, and references of {len(crowd.predicates)} of them"
         warn_undefined(
-            f"Singling one out of {max(sizes)} people needs as many with two conversations, but there are {people}."
+            f"Singling one out of {max(sizes)} people needs as many with two conversations; there are {known}."
         )
     elif not bool(crowd.predicates.isfinite().all() & crowd.conversations.isfinite().all()):
         warn_undefined("Some embeddings are NaN.")
