@@ -35,7 +35,7 @@ PUBLIC = {
     "vpmetrics.losses": "DisclosureLoss DistinctivenessLoss PseudonymisationLoss",
     "vpmetrics.lightning": "ParetoPoint PrivacyCheckpoint PrivacyMonitor",
     "vpmetrics.scoring": "PLDA",
-    "vpmetrics.data": "DemoVoices demo_voices",
+    "vpmetrics.data": "DemoVoices SpeakerBatchSampler demo_voices",
 }
 OBJECTS = [(module, name) for module, names in PUBLIC.items() for name in names.split()]
 OTHERS = {"LightningModule", "MetricCollection", "ModelCheckpoint", "EarlyStopping", "TensorBoardLogger"}

@@ -19,7 +19,7 @@ from vpmetrics._scores.measures import (
     expected_disclosure,
     min_cllr_of_steps,
 )
-from vpmetrics._scores.smooth import count_on, lay_grid, read_off, soft_counts
+from vpmetrics._scores.smooth import Grid, count_on, lay_grid, read_off, soft_counts
 from vpmetrics._scores.steps import Steps, calibrate, mean_over_nontargets, mean_over_targets
 from vpmetrics.functional import equal_error_rate, min_cllr, pav_llr, zebra_disclosure
 
@@ -257,3 +257,16 @@ def test_cost_is_linear_in_the_number_of_scores():
             soft_counts(preds, target, 0.1)
         touched.append(run.elements)
     assert touched[2] - touched[1] == pytest.approx(2 * (touched[1] - touched[0]), rel=0.01)
+
+
+def test_a_score_without_weight_is_not_counted():
+    draw = torch.Generator().manual_seed(0)
+    preds, target = torch.randn(2, 60, generator=draw, dtype=torch.float64), torch.arange(60) % 3 == 0
+    kept = torch.rand(2, 60, generator=draw) < 0.5
+    grid = lay_grid(preds, bandwidth=0.1)
+    weighted = count_on(grid, preds, target.expand(2, 60), kept)
+    for row in range(2):
+        own = Grid(*(part[row] for part in grid[:-1]), grid.cells)
+        chosen = count_on(own, preds[row, kept[row]], target[kept[row]])
+        for counts, expected in zip(weighted, chosen, strict=True):
+            assert_close(counts[row], expected, atol=1e-9, rtol=0)

@@ -89,7 +89,7 @@ def lay_grid(preds: Tensor, bandwidth: float) -> Grid:
     return Grid(unit, low, step, lowest, highest, width / step, cells)
 
 
-def count_on(grid: Grid, preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def count_on(grid: Grid, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
     r"""Soft counts of targets and non-targets on a grid.
 
     .. math::
@@ -103,6 +103,7 @@ def count_on(grid: Grid, preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
         grid: From :func:`lay_grid`, of these scores or others.
         preds: Scores of shape ``(..., P)``.
         target: 1 (same speaker) or 0 (different), of the same shape.
+        weights: How much each score counts, of the same shape; 0 leaves one out where a mask would change shapes.
 
     Returns:
         Two tensors ``(..., cells)`` of sums in the wide type, whose totals are the numbers of targets and non-targets.
@@ -119,9 +120,10 @@ def count_on(grid: Grid, preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]
     rows = torch.arange(0, 2 * math.prod(cell.shape[:-1]), 2, device=cell.device).view(*cell.shape[:-1], 1)
     place = (cell + torch.where(target == 1, grid.cells, 0) + rows * grid.cells).flatten()
     above = widen(share).flatten()
+    whole = above.new_ones(()).expand(len(place)) if weights is None else weights.to(above.dtype).flatten()
     empty = torch.zeros(2 * rows.numel() * grid.cells, dtype=above.dtype, device=above.device)
-    trials = empty.scatter_add(0, place, above.new_ones(()).expand(len(place)))
-    moved_up = empty.scatter_add(0, place, above).view(*cell.shape[:-1], 2, grid.cells)
+    trials = empty.scatter_add(0, place, whole)
+    moved_up = empty.scatter_add(0, place, above * whole).view(*cell.shape[:-1], 2, grid.cells)
     # The last cell is empty: scores keep away from the ends of the grid.
     sums = trials.view_as(moved_up) - moved_up + moved_up.roll(1, -1)
     counts = _smooth(sums, grid.width.unsqueeze(-1))
@@ -157,10 +159,12 @@ def read_off(grid: Grid, values: Tensor, preds: Tensor) -> Tensor:
     return below + share.to(values.dtype) * (above - below)
 
 
-def soft_counts(preds: Tensor, target: Tensor, bandwidth: float) -> tuple[Tensor, Tensor, Tensor]:
+def soft_counts(
+    preds: Tensor, target: Tensor, bandwidth: float, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Grid points and soft counts of both classes, each ``(..., cells)``: :func:`lay_grid` and :func:`count_on`."""
     grid = lay_grid(preds, bandwidth)
-    return grid.points, *count_on(grid, preds, target)
+    return grid.points, *count_on(grid, preds, target, weights)
 
 
 def _number_of_cells(bandwidth: float) -> int:
