@@ -9,6 +9,7 @@ import torch
 from crowds import people
 from torch.testing import assert_close
 
+from vpmetrics import EmbeddingTrials, SimilarityRankDisclosure, ZebraDisclosure
 from vpmetrics.functional import conversations
 
 
@@ -69,3 +70,17 @@ def test_an_odd_number_of_utterances_is_refused(utterances, error):
     original, protected, speakers = people()
     with pytest.raises(error, match="Expected `utterances`"):
         conversations(original, protected, speakers, utterances)
+
+
+def test_longer_conversations_disclose_more_by_every_measure():
+    original, _, speakers = people(number=40, each=16, width=32)
+    protected = original + 3 * torch.randn(original.shape, generator=torch.Generator().manual_seed(1)).double()
+    disclosed = []
+    for length in (1, 2, 4):
+        metric = EmbeddingTrials(ZebraDisclosure(), condition="OP")
+        ranks = SimilarityRankDisclosure(condition="OP")
+        made = conversations(original, protected, speakers, length)
+        for each in (metric, ranks):
+            each.update(made.original, made.protected, made.speakers)
+        disclosed.append((metric.compute()["d_ece"], ranks.compute()["mean_d"]))
+    assert torch.tensor(disclosed).diff(dim=0).min() > 0.05
