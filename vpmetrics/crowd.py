@@ -123,10 +123,12 @@ class ReidentificationRate(_CrowdMetric):
     and integers ``(B,)``, all but the first three optional. With ``is_reference``, the utterances marked are the
     attacker's; without, half of everybody's are, dealt at random but always alike. A reference is the mean of what the
     attacker has of a speaker, a probe the mean of ``utterances`` others of one speaker and session; those left over
-    are not used. (The authors scale every embedding to length 1 before they average: pass such to compare.) ``compute()`` returns a dictionary: ``rate_<N>`` and ``chance_<N>`` = 1/N for every size, and
-    ``gallery``, the number M of references: where N is larger, the rate is extrapolated. With ``groups`` people are
-    looked for within their group; rates are means over all probes, and M is that of the smallest group. NaN with one
-    warning for fewer than two references, or where no probe has one.
+    are not used. (The authors scale every embedding to length 1 before they average: pass such to compare.)
+
+    ``compute()`` returns a dictionary: ``rate_<N>`` and ``chance_<N>`` = 1/N for every size, and ``gallery``, the
+    number M of references: where N is larger, the rate is extrapolated. With ``groups`` people are looked for within
+    their group; rates are means over all probes, and M is that of the smallest group. NaN with one warning for fewer
+    than two references, or where no probe has one.
 
     Args:
         sizes: Numbers of people N, the speaker included.
