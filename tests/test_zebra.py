@@ -281,6 +281,29 @@ def test_reliability_figure_shows_a_calibration_that_misleads():
     assert (np.diff(turned[:, 1]) < 0).mean() > 0.7
 
 
+def test_scores_as_they_stand_are_drawn_beside_their_calibration():
+    preds, target = gaussians(2_000, 2_000)
+    metric = CalibrationDistortion()
+    for run in (0, 1):
+        metric.update(10 * preds, target, run=run)
+    _, ax = metric.plot(kind="raw")
+    _, ax = metric.plot(ax=ax)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["calibrated", "scores", "linear"]
+    raw, linear = (line.get_xydata() for line in ax.lines if line.get_gid() == "system")
+    assert abs(raw[:, 0] - raw[:, 1]).max() > 2 * abs(linear[:, 0] - linear[:, 1]).max()
+    with pytest.raises(ValueError, match="Expected `kind` to be one of"):
+        metric.plot(kind="oracle")
+
+
+def test_profiles_of_both_runs_are_drawn_with_both_calibrations():
+    metric = CalibrationDistortion()
+    for run, distance in ((0, 1.0), (1, 2.0)):
+        metric.update(*gaussians(200, 2_000, distance=distance), run=run)
+    _, ax = metric.plot(kind="profile")
+    labels = [text.get_text().partition(" ")[0] for text in ax.get_legend().get_texts()]
+    assert labels == ["perfect", "learnt", "attacked", "linear", "isotonic"]
+
+
 @pytest.mark.parametrize("calibration", ["linear", "isotonic"])
 def test_a_class_missing_in_either_run_is_nan_and_one_warning(calibration):
     preds, target = gaussians(50, 500)

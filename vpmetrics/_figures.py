@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from matplotlib.axes import Axes
@@ -16,7 +16,9 @@ from torch import Tensor
 
 from vpmetrics._plot import (
     PROFILE_LOG_ODDS,
+    as_label,
     axes_in_grid,
+    axes_or_new,
     draw_calibrated_profile,
     draw_ece_profile,
     draw_local_information,
@@ -29,9 +31,11 @@ from vpmetrics._plot import (
     figure_of,
     legend_beside,
 )
-from vpmetrics._report import ConditionReport, System, unprotected
+from vpmetrics._report import ConditionReport, ScoredTrials, System, Transfer, report_of_trials, unprotected
 from vpmetrics._scores.measures import actual_cross_entropy, entropy_of_prior
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
+
+Part = TypeVar("Part")
 
 _MOST_NAMES, _LONGEST_NAME = 20, 5  # what can still be read along a heat map
 
@@ -89,18 +93,19 @@ def figures_of(systems: Sequence[System], layout: Layout) -> dict[str, Figure]:
     return {key: figure for key, figure in drawn.items() if figure is not None}
 
 
-def _shown(systems: Sequence[System], has: Callable[[ConditionReport], object]) -> list[Shown]:
-    """The conditions of one system, or the attacked condition of several beside unprotected speech."""
+def _shown(systems: Sequence[System], part: Callable[[ConditionReport], Part | None]) -> list[tuple[Shown, Part]]:
+    """The conditions of one system, or the attacked condition of several beside unprotected speech.
+
+    Each with the part of it that is drawn; those that lack it are left out.
+    """
     first = systems[0]
-    of_first = [Shown(name or "scores", first, name, known) for name, known in first.report.conditions.items()]
-    if len(systems) == 1:
-        shown = of_first
-    else:
-        shown = [one._replace(label=unprotected(systems)) for one in of_first if one.condition == "OO"]
+    shown = [Shown(name or "scores", first, name, known) for name, known in first.report.conditions.items()]
+    if len(systems) > 1:
+        shown = [one._replace(label=unprotected(systems)) for one in shown if one.condition == "OO"]
         for system in systems:
             attacked = system.report.attacked
             shown.append(Shown(system.name, system, attacked, system.report.conditions[attacked]))
-    return [one for one in shown if has(one.known) is not None]
+    return [(one, found) for one in shown if (found := part(one.known)) is not None]
 
 
 def _draw_profile(one: Shown, ax: Axes, actual: bool) -> None:
@@ -112,39 +117,54 @@ def _draw_profile(one: Shown, ax: Axes, actual: bool) -> None:
 
 def _profiles(systems: Sequence[System], layout: Layout) -> Figure | None:
     ax = layout.one()
-    for one in _shown(systems, lambda known: known):
+    for one, _ in _shown(systems, lambda known: known):
         _draw_profile(one, ax, actual=True)
     layout.place_legend(ax)
     return figure_of(ax)
 
 
 def _calibrated(systems: Sequence[System], layout: Layout) -> Figure | None:
-    systems = [system for system in systems if system.report.transfer is not None]
-    if not systems:
+    shown = [(system, transfer) for system in systems if (transfer := system.report.transfer) is not None]
+    if not shown:
         return None
-    panels = [layout.one()] if len(systems) == 1 else axes_in_grid(len(systems), (7.2, 3.8), 1)
-    for system, ax in zip(systems, panels, strict=True):
-        transfer, attacked = system.report.transfer, system.report.attacked
-        assert transfer is not None
-        _draw_profile(Shown("learnt on", system, "", transfer.other), ax, actual=False)
-        _draw_profile(Shown("attacked", system, attacked, system.report.conditions[attacked]), ax, actual=False)
-        odds = torch.as_tensor(PROFILE_LOG_ODDS, device=transfer.counts.device)
-        for kind, llr in transfer.llr.items():
-            profile = actual_cross_entropy(llr, transfer.counts, odds)
-            c_ece, cllr = (float(transfer.scalars[f"{name}_{kind}"]) for name in ("c_ece", "cllr"))
-            draw_calibrated_profile(profile, c_ece, cllr, ax, kind)
-        ax.set_title(system.name if len(systems) > 1 else "")
+    panels = [layout.one()] if len(shown) == 1 else axes_in_grid(len(shown), (7.2, 3.8), 1)
+    for (system, transfer), ax in zip(shown, panels, strict=True):
+        _draw_transfer(system, transfer, ax)
+        ax.set_title(as_label(system.name) if len(shown) > 1 else "")
         layout.place_legend(ax)
     return figure_of(panels[0])
 
 
+def _draw_transfer(system: System, transfer: Transfer, ax: Axes) -> None:
+    attacked = system.report.attacked
+    _draw_profile(Shown("learnt on", system, "", transfer.other), ax, actual=False)
+    _draw_profile(Shown("attacked", system, attacked, system.report.conditions[attacked]), ax, actual=False)
+    odds = torch.as_tensor(PROFILE_LOG_ODDS, device=transfer.counts.device)
+    for kind, llr in transfer.llr.items():
+        profile = actual_cross_entropy(llr, transfer.counts, odds)
+        c_ece, cllr = (float(transfer.scalars[f"{name}_{kind}"]) for name in ("c_ece", "cllr"))
+        draw_calibrated_profile(profile, c_ece, cllr, ax, kind)
+
+
+def draw_transfer_of_trials(
+    preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, ax: Axes | None
+) -> tuple[Figure, Axes]:
+    """Figure 8 of the 2022 paper: both runs as an oracle knows them, and one calibrated on the other."""
+    attacked, fit = ScoredTrials(preds, target), ScoredTrials(fit_preds, fit_target)
+    system = System("", report_of_trials({"": attacked}, fit))
+    ax = axes_or_new(ax)
+    if system.report.transfer is not None:
+        _draw_transfer(system, system.report.transfer, ax)
+    return figure_of(ax), ax
+
+
 def _reliability(systems: Sequence[System], layout: Layout) -> Figure | None:
-    shown = _shown(systems, lambda known: known if known.claims_llr else None)
+    shown = _shown(systems, lambda known: known.scores if known.claims_llr else None)
     if not shown:
         return None
     ax = layout.one()
-    for one in shown:
-        draw_reliability(one.known.scores.values, one.known.scores.counts_of_values, ax, one.label)
+    for one, scores in shown:
+        draw_reliability(scores.values, scores.counts_of_values, ax, one.label)
         transfer = one.system.report.transfer
         if transfer is not None and one.condition == one.system.report.attacked:
             for kind, llr in transfer.llr.items():
@@ -187,24 +207,20 @@ def _quadrants(systems: Sequence[System], layout: Layout) -> Figure | None:
 
 
 def _zoo(systems: Sequence[System], layout: Layout) -> Figure | None:
-    return _zoos(systems, layout, lambda known: known.matrix, "similarity, 0 to 1")
+    return _zoos(_shown(systems, lambda known: known.matrix), layout, "similarity, 0 to 1")
 
 
 def _zoo_of_scores(systems: Sequence[System], layout: Layout) -> Figure | None:
-    return _zoos(systems, layout, lambda known: known.average_scores and known.average_scores(), "score")
+    averages = _shown(systems, lambda known: known.average_scores)
+    return _zoos([(one, average()) for one, average in averages], layout, "score")
 
 
-def _zoos(
-    systems: Sequence[System], layout: Layout, matrix_of: Callable[[ConditionReport], Tensor | None], what: str
-) -> Figure | None:
-    shown = _shown(systems, lambda known: known.matrix)
+def _zoos(shown: Sequence[tuple[Shown, Tensor]], layout: Layout, what: str) -> Figure | None:
     if not shown:
         return None
     panels = layout.panels(len(shown), (4.2, 3.6))
-    for one, ax in zip(shown, panels, strict=True):
+    for (one, matrix), ax in zip(shown, panels, strict=True):
         label = one.label if one.label == one.condition else f"{one.label}, {one.condition}"
-        matrix = matrix_of(one.known)
-        assert matrix is not None
         draw_zoo(matrix, ax, label, _names(one.system), what)
     _share_axes(panels)
     return figure_of(panels[0])
@@ -215,11 +231,9 @@ def _ranks(systems: Sequence[System], layout: Layout) -> Figure | None:
     if not shown:
         return None
     panels = layout.panels(len(shown), (4.2, 3.6))
-    for one, ax in zip(shown, panels, strict=True):
-        assert one.known.identification is not None
-        histogram = one.known.identification.histogram
-        fit = fit_beta_binomial(histogram).probabilities
-        draw_rank_histogram(histogram, fit, one.numbers("max_d", "mean_d"), ax, one.label)
+    for (one, found), ax in zip(shown, panels, strict=True):
+        fit = fit_beta_binomial(found.histogram).probabilities
+        draw_rank_histogram(found.histogram, fit, one.numbers("max_d", "mean_d"), ax, one.label)
     return figure_of(panels[0])
 
 
@@ -228,10 +242,8 @@ def _local(systems: Sequence[System], layout: Layout) -> Figure | None:
     if not shown:
         return None
     ax = layout.one()
-    for one in shown:
-        assert one.known.identification is not None
-        bits, references = one.known.identification.bits, len(one.known.identification.histogram)
-        draw_local_information(bits, references, one.numbers("alid", "pdr"), ax, one.label)
+    for one, found in shown:
+        draw_local_information(found.bits, len(found.histogram), one.numbers("alid", "pdr"), ax, one.label)
     layout.place_legend(ax)
     return figure_of(ax)
 

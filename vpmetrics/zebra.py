@@ -140,7 +140,9 @@ class CalibrationDistortion(PrivacyMetric):
         """C_ECE of run 1 under the calibration learnt from run 0."""
         return calibration_distortion(*self._trials(1), *self._trials(0), self.calibration, validate_args=False)
 
-    def plot(self, val: Any = None, ax: Any = None, label: str | None = None) -> tuple[Any, Any]:
+    def plot(
+        self, val: Any = None, ax: Any = None, label: str | None = None, kind: str = "calibrated"
+    ) -> tuple[Any, Any]:
         """Draw the reliability of the attacker's calibration: the share of targets against the posterior it promises.
 
         Several systems share one figure when each draws on the axes the one before returned.
@@ -149,18 +151,27 @@ class CalibrationDistortion(PrivacyMetric):
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead.
             ax: Matplotlib axes to draw on; new ones when left out.
             label: Name of the system; that of the calibration when left out.
+            kind: ``"calibrated"``; ``"raw"``, the scores of run 1 as they stand, taken as log-likelihood ratios (figure
+                4); or ``"profile"``, the ECE profiles of both runs as an oracle calibrates them, and of run 1 under
+                both calibrations learnt from run 0 (figure 8).
 
         Returns:
             Figure and axes; neither shown nor saved.
         """
         if val is not None:
             return super().plot(val, ax)
+        check_choice("kind", kind, ("calibrated", "raw", "profile"))
+        from vpmetrics._figures import draw_transfer_of_trials
         from vpmetrics._plot import draw_reliability
 
         with self._gathered():
-            llr = transferred_llr(*self._trials(1), *self._trials(0), self.calibration, validate_args=False)
-            is_target = self._trials(1)[1]
-        return draw_reliability(llr, torch.stack([~is_target, is_target]), ax, label or self.calibration)
+            (preds, target), learnt = self._trials(1), self._trials(0)
+        if kind == "profile":
+            return draw_transfer_of_trials(preds, target, *learnt, ax=ax)
+        is_raw = kind == "raw"
+        llr = preds if is_raw else transferred_llr(preds, target, *learnt, self.calibration, validate_args=False)
+        name = label or ("scores" if is_raw else self.calibration)
+        return draw_reliability(llr, torch.stack([~target, target]), ax, name)
 
     def _trials(self, run: int) -> tuple[Tensor, Tensor]:
         scores, is_target = getattr(self, f"scores_run{run}"), getattr(self, f"is_target_run{run}")

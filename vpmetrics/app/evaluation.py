@@ -44,8 +44,7 @@ def evaluate_embeddings(name: str, embeddings: Embeddings, metric: VoicePrivacy)
     except (TypeError, ValueError) as error:
         raise InputError(str(error), name or None) from None
     attacks = tuple((attack.name, attack.needs) for attack in getattr(metric, "attacks", None) or ())
-    assert report.matrices is not None
-    speakers = tuple(embeddings.speaker_names[number] for number in report.matrices.speakers.tolist())
+    speakers = tuple(embeddings.speaker_names[number] for number in embeddings.speakers.unique().tolist())
     notes += _notes_on_sign(name, report.conditions, "an attacker who turns the sign undoes the protection")
     return System(name, report, speakers, tuple(notes), attacks=attacks, utterances=len(embeddings.speakers))
 
