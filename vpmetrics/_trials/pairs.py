@@ -36,6 +36,25 @@ class Tile(NamedTuple):
         return self.scores[kept], same[kept]
 
 
+def excluded_pairs(
+    reference: Side, probe: Side, condition: Condition, a: slice, b: slice, same: Tensor | None
+) -> Tensor | None:
+    """Which pairs of some rows are no trials, ``(A, B)``, given which are of one voice; None where all are trials."""
+    masks = []
+    if reference.groups is not None and probe.groups is not None:
+        masks.append(reference.groups[a, None] != probe.groups[None, b])
+    if same is not None:
+        within = reference is probe
+        if within and a == b:
+            masks.append(torch.ones_like(same).tril())
+        if not within or reference.sessions is not None:
+            masks.append(reference.utterances[a, None] == probe.utterances[None, b])
+        if condition.own_session != "any" and reference.sessions is not None and probe.sessions is not None:
+            one = reference.sessions[a, None] == probe.sessions[None, b]
+            masks.append(same & (one if condition.own_session == "other" else ~one))
+    return None if not masks else masks[0] if len(masks) == 1 else torch.stack(masks).any(dim=0)
+
+
 class _Rows(NamedTuple):
     """One side, sorted by voice: a speaker within a group."""
 
@@ -140,23 +159,7 @@ class TrialGrid:
         rows, columns = self.rows, self.columns
         near = rows.first[row] <= columns.last[column] and columns.first[column] <= rows.last[row]
         same = rows.side.voices[a, None] == columns.side.voices[None, b] if near else None
-        return Tile(row, column, scores, same, self._excluded(row == column, a, b, same))
-
-    def _excluded(self, diagonal: bool, a: slice, b: slice, same: Tensor | None) -> Tensor | None:
-        """Which pairs are no trials; None where all are."""
-        rows, columns = self.rows.side, self.columns.side
-        masks = []
-        if rows.groups is not None and columns.groups is not None:
-            masks.append(rows.groups[a, None] != columns.groups[None, b])
-        if same is not None:
-            if self.within and diagonal:
-                masks.append(torch.ones_like(same).tril())
-            if not self.within or rows.sessions is not None:
-                masks.append(rows.utterances[a, None] == columns.utterances[None, b])
-            if self.condition.own_session != "any" and rows.sessions is not None and columns.sessions is not None:
-                one = rows.sessions[a, None] == columns.sessions[None, b]
-                masks.append(same & (one if self.condition.own_session == "other" else ~one))
-        return None if not masks else masks[0] if len(masks) == 1 else torch.stack(masks).any(dim=0)
+        return Tile(row, column, scores, same, excluded_pairs(rows.side, columns.side, self.condition, a, b, same))
 
     def all_trials(self) -> tuple[Tensor, Tensor]:
         """Scores and labels of every trial, flat: for sets small enough to be kept."""

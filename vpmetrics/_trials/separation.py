@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vpmetrics._precision import at_least_float32
 from vpmetrics._trials.moments import Moments
 
 
@@ -72,3 +73,11 @@ def _trace(matrices: Tensor) -> Tensor:
 
 def _quadratic(matrices: Tensor, vectors: Tensor) -> Tensor:
     return ((vectors[:, None] @ matrices)[:, 0] * vectors).sum(1)
+
+
+def map_rows(rows: Tensor, mean: Tensor | None, matrix: Tensor | None) -> Tensor:
+    """``(rows - mean) @ matrix``, with a graph, in the type of the rows, float32 at least."""
+    rows = at_least_float32(rows)
+    rows = rows if mean is None else rows - mean.to(rows)
+    with torch.autocast(rows.device.type, enabled=False):
+        return rows if matrix is None else rows @ matrix.to(rows)

@@ -44,8 +44,8 @@ class Side(NamedTuple):
     sessions: Tensor | None = None
     groups: Tensor | None = None
 
-    def take(self, rows: Tensor) -> Side:
-        """Some of the rows, by number or by a mask."""
+    def take(self, rows: Tensor | slice) -> Side:
+        """Some of the rows, by number, by a mask, or side by side."""
         return Side(*(None if column is None else column[rows] for column in self))  # type: ignore[arg-type]
 
 

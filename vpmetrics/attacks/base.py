@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from vpmetrics._checks import check_choice, check_embeddings, check_integers, check_shape, check_tensor
-from vpmetrics._precision import at_least_float32
 from vpmetrics._trials.covariances import Covariances
 from vpmetrics._trials.moments import Moments, deal, moments_of
-from vpmetrics._trials.separation import Maps, disclosed_share, separation
+from vpmetrics._trials.separation import Maps, disclosed_share, map_rows, separation
 from vpmetrics.attacks.watching import Resizable, Watched
 
 if TYPE_CHECKING:
@@ -166,14 +165,6 @@ class LinearAttack(Attack, Resizable):
         if len(protected) == 0:
             raise ValueError("Expected `protected` to have at least one row, but got none.")
         return (protected if original is None else original), protected, speakers
-
-
-def map_rows(rows: Tensor, mean: Tensor | None, matrix: Tensor | None) -> Tensor:
-    """``(rows - mean) @ matrix``, with a graph, in the type of the rows, float32 at least."""
-    rows = at_least_float32(rows)
-    rows = rows if mean is None else rows - mean.to(rows)
-    with torch.autocast(rows.device.type, enabled=False):
-        return rows if matrix is None else rows @ matrix.to(rows)
 
 
 def _stack(maps: list[Maps]) -> Maps:
