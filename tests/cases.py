@@ -18,6 +18,7 @@ import vpmetrics as vp
 from vpmetrics import functional as F
 from vpmetrics._trials.conversations import dealt_places
 from vpmetrics._trials.utterances import row_keys
+from vpmetrics.attacks import Plain
 
 Batch = dict[str, Any]
 
@@ -335,7 +336,25 @@ def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, 
 
 
 def _suite(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> dict[str, torch.Tensor]:
-    metric = vp.VoicePrivacy()
+    metric = vp.VoicePrivacy(attacks=None)
+    metric.update(original, protected, speakers)
+    return metric.compute()
+
+
+def few_of_each(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch]:
+    """Five utterances of each of eight speakers, in four batches."""
+    draw = torch.Generator().manual_seed(seed)
+    names = torch.tensor([-5, 0, 3, 4, 11, 1000, 2049, 2**40]).repeat(5)
+    voices = torch.randn(8, 6, generator=draw).repeat(5, 1)
+    original = voices + torch.randn(40, 6, generator=draw)
+    protected = 0.6 * original + torch.randn(40, 6, generator=draw)
+    sides = {"original": original, "protected": protected}
+    rows = {key: (side * 8).round().div(8).to(dtype) for key, side in sides.items()}
+    return [{key: value[k::4] for key, value in (rows | {"speakers": names}).items()} for k in range(4)]
+
+
+def _attacked(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> dict[str, torch.Tensor]:
+    metric = vp.StrongestAttack(attacks=[Plain()])
     metric.update(original, protected, speakers)
     return metric.compute()
 
@@ -345,7 +364,17 @@ def _fed(metric: Any) -> Any:
 
 
 EMBEDDING_CASES = [
-    _embedding_case("VoicePrivacy", vp.VoicePrivacy, _suite, _reference_suite),
+    _embedding_case("VoicePrivacy", partial(vp.VoicePrivacy, attacks=None), _suite, _reference_suite),
+    replace(
+        _embedding_case(
+            "StrongestAttack",
+            partial(vp.StrongestAttack, attacks=[Plain()]),
+            _attacked,
+            reference.strongest.strongest,
+            (_LONE, _STRANGERS),
+        ),
+        batches=few_of_each,
+    ),
     _embedding_case("VoiceSimilarityMatrix", vp.VoiceSimilarityMatrix, F.voice_similarity_matrix, _reference_matrices),
     _embedding_case("DeIdentification", vp.DeIdentification, _deid, _reference_deid, (_LONE, _STRANGERS)),
     _embedding_case("VoiceDistinctiveness", vp.VoiceDistinctiveness, _gvd, _reference_gvd, (_LONE, _STRANGERS)),

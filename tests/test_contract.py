@@ -247,7 +247,7 @@ def test_undefined_data_is_nan_with_one_warning(case):
         assert all(bool(entry.isnan().all()) for entry in entries(value))
 
 
-STEPS = ("Cllr", "Linkability", "CalibrationDistortion", "SinglingOut")
+STEPS = ("Cllr", "Linkability", "CalibrationDistortion", "SinglingOut", "StrongestAttack")
 SMOOTH = [case for case in CASES if not case.name.startswith(STEPS)]
 
 

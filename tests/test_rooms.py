@@ -19,7 +19,7 @@ LAYERS = (
     ("_scalars",),
     ("functional",),
     ("_metric",),
-    ("scoring", "similarity", "zebra", "verification", "rank", "local", "trials", "attacks", "crowd"),
+    ("scoring", "similarity", "zebra", "verification", "rank", "local", "trials", "attacks", "strongest", "crowd"),
     ("_report", "suite"),
     ("_plot", "_plot_crowd", "_figures"),
     ("data", "losses", "lightning"),

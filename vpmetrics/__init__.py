@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from vpmetrics.local import LocalInformationDisclosure
     from vpmetrics.rank import SimilarityRankDisclosure
     from vpmetrics.similarity import DeIdentification, VoiceDistinctiveness, VoiceSimilarityMatrix
+    from vpmetrics.strongest import StrongestAttack
     from vpmetrics.suite import VoicePrivacy
     from vpmetrics.trials import EmbeddingTrials
     from vpmetrics.verification import Cllr, EqualErrorRate, Linkability, MinCllr
@@ -26,6 +27,7 @@ __all__ = [
     "ReidentificationRate",
     "SimilarityRankDisclosure",
     "SinglingOut",
+    "StrongestAttack",
     "VoiceDistinctiveness",
     "VoicePrivacy",
     "VoiceSimilarityMatrix",
@@ -34,7 +36,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 # Torch and torchmetrics take seconds to import: they wait until a metric is asked for, as `--help` never does.
-_HOMES = ("crowd", "local", "rank", "similarity", "suite", "trials", "verification", "zebra")
+_HOMES = ("crowd", "local", "rank", "similarity", "strongest", "suite", "trials", "verification", "zebra")
 
 
 def __getattr__(name: str) -> Any:

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, pad
 
 from vpmetrics._checks import warn_once
 from vpmetrics._precision import wide_dtype
@@ -30,22 +31,27 @@ from vpmetrics._scores.measures import (
     min_dcf_of_steps,
     raw_eer_of_steps,
 )
-from vpmetrics._trials.conditions import Condition
+from vpmetrics._trials.conditions import CONDITIONS, Condition
 from vpmetrics._trials.identification import Identification, identify_trials
-from vpmetrics._trials.matrices import SimilarityMatrices, averages_of_grid, matrix_of_condition
+from vpmetrics._trials.matrices import (
+    Likeness,
+    SimilarityMatrices,
+    averages_of_grid,
+    likeness_of_condition,
+    ratio_to_original,
+)
 from vpmetrics._trials.pairs import TrialGrid
 from vpmetrics._trials.ranks import histogram_of_trials
 from vpmetrics._trials.references import trials_of_sides
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.scores import ConditionScores, keep_scores, score_condition
-from vpmetrics._trials.utterances import Sides
+from vpmetrics._trials.strongest import Attackers, Strongest
+from vpmetrics._trials.utterances import Sides, runs_of_sessions
 from vpmetrics.functional.local import summarise_information
 from vpmetrics.functional.rank import rank_disclosure
 from vpmetrics.functional.similarity import (
-    de_identification,
     diagonal_dominance,
     normalised_relatives,
-    voice_distinctiveness,
 )
 
 CALIBRATIONS = {"linear": linear_map, "isotonic": isotonic_map}
@@ -59,6 +65,7 @@ class Settings(NamedTuple):
     slope: float | None = None
     rank_model: str = "empirical"
     bandwidth: float | None = None
+    enrolment: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +82,8 @@ class ConditionReport:
     identification: Identification | None = None
     average_scores: Callable[[], Tensor] | None = None
     claims_llr: bool = False
+    likeness: Likeness | None = None
+    strongest: Strongest | None = None
 
     @property
     def trials(self) -> tuple[int, int]:
@@ -107,6 +116,8 @@ class PrivacyReport(NamedTuple):
     conditions: dict[str, ConditionReport]
     matrices: SimilarityMatrices | None
     transfer: Transfer | None = None
+    attack_names: tuple[str, ...] = ()
+    groups: Mapping[int, PrivacyReport] = MappingProxyType({})
 
     @property
     def attacked(self) -> str:
@@ -167,36 +178,99 @@ class ScoredTrials(NamedTuple):
     within: bool = False
 
 
-def report_condition(sides: Sides, condition: Condition, settings: Settings) -> ConditionReport:
+def report_condition(
+    sides: Sides, condition: Condition, settings: Settings, attackers: Attackers | None = None
+) -> ConditionReport:
     """One condition of embeddings, from two passes over its pairs."""
-    smooth = settings.bandwidth is not None
-    scorer = resolve_scoring(settings.scoring)
-    grid = TrialGrid(*sides.pair(condition), sides.voices, scorer, condition, digits=not smooth)
+    grid = _pairs(sides, condition, settings)
     scores = score_condition(grid, settings.bandwidth)
-    matrix = matrix_of_condition(grid, scores, settings.similarity)
+    likeness, matrix = likeness_of_condition(grid, scores, settings.similarity)
     identified, identification = disclose_identity(sides, condition, settings)
-    scalars = {**_scalars_of_scores(scores), **_scalars_of_matrix(matrix), **identified}
-    return ConditionReport(scalars, scores, matrix, identification, lambda: averages_of_grid(grid))
+    scalars = {**_scalars_of_scores(scores), "d_diag": likeness.dominance, "d_diag_log": likeness.dominance_log}
+    scalars |= identified
+    strongest = None if attackers is None else attackers.strongest(condition)
+    if strongest is not None:
+        scalars |= strongest.scalars()
+    return ConditionReport(
+        scalars,
+        scores,
+        matrix,
+        identification,
+        lambda: average_scores(sides, condition, settings),
+        likeness=likeness,
+        strongest=strongest,
+    )
+
+
+def average_scores(sides: Sides, condition: Condition, settings: Settings) -> Tensor:
+    """Mean score of every pair of voices, from another pass over their pairs."""
+    return averages_of_grid(_pairs(sides, condition, settings))
+
+
+def transferred_disclosure(sides: Sides, settings: Settings) -> Tensor:
+    """C_ECE between sessions: a linear calibration learnt on half of every speaker's sessions, used on the other half.
+
+    Both ways, averaged; NaN where nobody has two sessions.
+    """
+    runs = runs_of_sessions(sides)
+    trials = [_pairs(run, CONDITIONS["OP"], settings).all_trials() for run in runs]
+    values = [
+        disclosure_of_llr(linear_map(*trials[1 - run])(trials[run][0]), trials[run][1]) for run in range(len(trials))
+    ]
+    return torch.stack(values).mean()
+
+
+def _pairs(sides: Sides, condition: Condition, settings: Settings) -> TrialGrid:
+    both, scorer = sides.pair(condition, settings.enrolment), resolve_scoring(settings.scoring)
+    return TrialGrid(*both, sides.voices, scorer, condition, digits=settings.bandwidth is None)
 
 
 def disclose_identity(
     sides: Sides, condition: Condition, settings: Settings
 ) -> tuple[dict[str, Tensor], Identification]:
     """Every scalar of identification in one condition, of ranks and of local information, and what it comes from."""
+    groups = sides.groups()
+    parts = [
+        _identify(part, condition, settings) for part in ([sides] if len(groups) < 2 else map(sides.of_group, groups))
+    ]
+    of_ranks = [
+        rank_disclosure(part.histogram, settings.rank_model)
+        | {"mean_d_chance": _mean_by_chance(part.histogram, settings.rank_model)}
+        for part in parts
+    ]
+    found = parts[0] if len(parts) == 1 else _pooled(parts)
+    return _over_groups(of_ranks, parts) | summarise_information(found.bits, found.linked), found
+
+
+def _identify(sides: Sides, condition: Condition, settings: Settings) -> Identification:
     trials = trials_of_sides(sides, condition)
     found = identify_trials(trials, settings.scoring, settings.slope)
-    if settings.bandwidth is not None:
-        found = found._replace(histogram=histogram_of_trials(trials, settings.scoring, settings.bandwidth))
-    of_ranks = rank_disclosure(found.histogram, settings.rank_model)
-    of_ranks["mean_d_chance"] = _mean_by_chance(found.histogram, settings.rank_model)
-    return of_ranks | summarise_information(found.bits, found.linked), found
+    if settings.bandwidth is None:
+        return found
+    return found._replace(histogram=histogram_of_trials(trials, settings.scoring, settings.bandwidth))
+
+
+def _over_groups(values: Sequence[dict[str, Tensor]], parts: Sequence[Identification]) -> dict[str, Tensor]:
+    """What ranks say in all groups: each has references of its own, so the largest, or the mean over all inputs."""
+    if len(values) == 1:
+        return values[0]
+    inputs = torch.stack([part.histogram.sum() for part in parts])
+    stacked = {key: torch.stack([each[key] for each in values]) for key in values[0]}
+    mean = {key: torch.where(inputs > 0, column * inputs, 0).sum() / inputs.sum() for key, column in stacked.items()}
+    return mean | {"max_d": stacked["max_d"].amax()}
+
+
+def _pooled(parts: Sequence[Identification]) -> Identification:
+    most = max(len(part.histogram) for part in parts)
+    histogram = torch.stack([pad(part.histogram, (0, most - len(part.histogram))) for part in parts]).sum(0)
+    return Identification(histogram, *(torch.cat(column) for column in list(zip(*parts, strict=True))[1:]))
 
 
 def _mean_by_chance(histogram: Tensor, model: str) -> Tensor:
     """The MeanD to expect, in bits, of as many inputs whose ranks are uniform: half a nat per free number and input."""
     wide = histogram.detach().to(wide_dtype(histogram.device))
     free = len(wide) - 1 if model == "empirical" else min(len(wide) - 1, 2)
-    return (free if free > 0 else math.nan) / (2 * math.log(2) * wide.sum())
+    return (free if free > 0 else math.nan) / (2 * math.log(2) * torch.where(wide.sum() > 0, wide.sum(), math.nan))
 
 
 def report_of_trials(
@@ -223,10 +297,11 @@ def join_conditions(
     """One report of all conditions: their scalars by name, and those that compare them, in the order of the table."""
     matrices = {name: each.matrix for name, each in conditions.items() if each.matrix is not None}
     scalars = {key_of(name, key): value for name, each in conditions.items() for key, value in each.scalars.items()}
-    if {"OO", "OP"} <= set(matrices):
-        scalars["deid"] = de_identification(matrices["OO"], matrices["OP"])
-    if {"OO", "PP"} <= set(matrices):
-        scalars["gvd"] = voice_distinctiveness(matrices["OO"], matrices["PP"])
+    dominance = {name: each.scalars["d_diag"] for name, each in conditions.items() if "d_diag" in each.scalars}
+    if {"OO", "OP"} <= set(dominance):
+        scalars["deid"] = 1 - ratio_to_original(dominance["OP"], dominance["OO"])
+    if {"OO", "PP"} <= set(dominance):
+        scalars["gvd"] = 10 * ratio_to_original(dominance["PP"], dominance["OO"]).log10()
     if {"OO", "OP", "PP"} <= set(conditions):
         scalars |= normalised_relatives(scalars)
     if dtype is not None:

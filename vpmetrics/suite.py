@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from vpmetrics._checks import check_choice, check_slope, warn_once
-from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._precision import result_dtype
-from vpmetrics._report import ConditionReport, PrivacyReport, Settings, join_conditions, report_condition
+from vpmetrics._report import (
+    ConditionReport,
+    PrivacyReport,
+    Settings,
+    average_scores,
+    join_conditions,
+    report_condition,
+    transferred_disclosure,
+)
 from vpmetrics._scores.measures import disclosure_of_counts, eer_of_steps, min_cllr_of_steps
 from vpmetrics._scores.steps import ScoreCounts
-from vpmetrics._trials.conditions import CONDITIONS, Condition
+from vpmetrics._trials.conditions import ALWAYS, CONDITIONS, Condition
 from vpmetrics._trials.matrices import SIMILARITIES
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.scores import ConditionScores
+from vpmetrics._trials.strongest import Attackers
 from vpmetrics._trials.utterances import Sides, row_keys
 from vpmetrics.functional.rank import MODELS
+from vpmetrics.strongest import AttackedMetric, Attacks
 
 
-class VoicePrivacy(EmbeddingMetric):
+class VoicePrivacy(AttackedMetric):
     r"""All that the other metrics say, from one copy of the embeddings, each condition scored once.
 
     ``update(original, protected, speakers)`` takes embeddings ``(B, D)`` and integers ``(B,)``. ``compute()`` returns
@@ -69,9 +79,15 @@ class VoicePrivacy(EmbeddingMetric):
         slope: float | None = None,
         bandwidth: float | None = None,
         validate_args: bool = True,
+        attacks: Attacks = "standard",
+        enrolment: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
+        # The surrogate is for batches, and attackers need more than a batch.
+        tried = attacks if bandwidth is None else None
+        super().__init__(tried, bandwidth=bandwidth, validate_args=validate_args, **kwargs)
+        check_choice("enrolment", enrolment, (None, "utterance", "speaker"))
+        self.enrolment = enrolment
         check_choice("similarity", similarity, SIMILARITIES)
         check_choice("rank_model", rank_model, MODELS)
         check_slope(slope)
@@ -83,10 +99,30 @@ class VoicePrivacy(EmbeddingMetric):
         """Everything but the report of original speech, which is soon made again."""
         return {**super().__getstate__(), "_baseline": None}
 
+    def update(
+        self,
+        original: Tensor | None = None,
+        protected: Tensor | None = None,
+        speakers: Tensor | None = None,
+        is_reference: Tensor | None = None,
+        utterances: Tensor | None = None,
+        sessions: Tensor | None = None,
+        groups: Tensor | None = None,
+    ) -> None:
+        """Accumulate a batch of utterances; see :class:`EmbeddingMetric` for the arguments."""
+        if self.enrolment is not None and is_reference is None:
+            raise ValueError(f"Expected `is_reference` with enrolment={self.enrolment!r}, but got None.")
+        super().update(original, protected, speakers, is_reference, utterances, sessions, groups)
+
     def report(self) -> PrivacyReport:
-        """All scalars of ``compute``, with the conditions they come from; over all processes, as ``compute``."""
+        """All scalars of ``compute``, with the conditions they come from, for all groups together and for each.
+
+        Over all processes, as ``compute``.
+        """
         with warn_once(), self._gathered():
-            return self._report(self._sides())
+            sides = self._sides()
+            groups = {group: self._report(sides.of_group(group), cached=False) for group in sides.groups()}
+            return self._report(sides)._replace(groups=groups)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
         """Draw de-identification against gain of voice distinctiveness.
@@ -123,32 +159,45 @@ class VoicePrivacy(EmbeddingMetric):
         return self._report(sides).scalars
 
     def _settings(self) -> Settings:
-        return Settings(self.similarity, self.scoring, self.slope, self.rank_model, self.bandwidth)
+        return Settings(self.similarity, self.scoring, self.slope, self.rank_model, self.bandwidth, self.enrolment)
 
-    def _report(self, sides: Sides) -> PrivacyReport:
-        conditions = {
-            "OO": self._report_of_original(sides),
-            "OP": self._report_of(CONDITIONS["OP"], sides),
-            "PP": self._report_of(CONDITIONS["PP"], sides),
-        }
-        return join_conditions(conditions, sides.voices, result_dtype(sides.original.vectors, sides.protected.vectors))
+    def _report(self, sides: Sides, cached: bool = True) -> PrivacyReport:
+        attackers = None if self.attacks is None else self._attackers(sides)
+        # Original speech has nobody to undo its protection.
+        conditions = {"OO": self._report_of_original(sides) if cached else self._report_of(CONDITIONS["OO"], sides)}
+        for name in tuple(CONDITIONS) if sides.protected.sessions is not None else ALWAYS:
+            if name != "OO":
+                conditions[name] = self._report_of(CONDITIONS[name], sides, attackers)
+        if sides.protected.sessions is not None:
+            conditions["OP"].scalars["c_ece"] = transferred_disclosure(sides, self._settings())
+        dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
+        return join_conditions(conditions, sides.voices, dtype)._replace(attack_names=self.attack_names)
 
     def _report_of_original(self, sides: Sides) -> ConditionReport:
-        """Original speech is the same in every epoch of a training, so its report outlives ``reset``."""
-        if self.bandwidth is not None:  # batches, of which no two are alike
-            return self._report_of(CONDITIONS["OO"], sides)
-        side = sides.original
-        chosen = torch.zeros_like(side.speakers) if side.is_reference is None else side.is_reference + 1
-        keys = row_keys(side.vectors)
-        order = keys.argsort()
-        seen = keys[order], torch.stack([side.speakers, chosen])[:, order], sides.voices
-        settings = self._settings()
-        if self._baseline is None or self._baseline[0] != settings or not all(map(_same, self._baseline[1], seen)):
-            self._baseline = settings, seen, self._report_of(CONDITIONS["OO"], sides)
-        return self._baseline[2]
+        """Original speech is the same in every epoch of a training, so its report outlives ``reset``.
 
-    def _report_of(self, condition: Condition, sides: Sides) -> ConditionReport:
-        return report_condition(sides, condition, self._settings())
+        Not where scores are smooth, for of batches no two are alike, and not of a scorer that may have been trained on.
+        """
+        if self.bandwidth is not None or not isinstance(self.scoring, str):
+            return self._report_of(CONDITIONS["OO"], sides)
+        seen, settings = _fingerprint(sides), self._settings()
+        if self._baseline is None or self._baseline[0] != settings or not all(map(_same, self._baseline[1], seen)):
+            report = self._report_of(CONDITIONS["OO"], sides)
+            self._baseline = settings, seen, replace(report, average_scores=None)
+            return report
+        return replace(self._baseline[2], average_scores=lambda: average_scores(sides, CONDITIONS["OO"], settings))
+
+    def _report_of(self, condition: Condition, sides: Sides, attackers: Attackers | None = None) -> ConditionReport:
+        return report_condition(sides, condition, self._settings(), attackers)
+
+
+def _fingerprint(sides: Sides) -> tuple[Tensor, ...]:
+    """What tells one set of original utterances from another, in whatever order."""
+    side = sides.original
+    keys = row_keys(side.vectors)
+    order = keys.argsort()
+    columns = [side.speakers, *(column for column in side[4:] if column is not None)]
+    return keys[order], torch.stack([column.to(torch.int64) for column in columns])[:, order], sides.voices
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -16,7 +16,6 @@ class Condition(NamedTuple):
     name: str
     reference: str
     probe: str
-    heading: str
     own_session: str = "any"
 
     @property
@@ -33,11 +32,11 @@ class Condition(NamedTuple):
 CONDITIONS = {
     condition.name: condition
     for condition in (
-        Condition("OO", "original", "original", "original against original"),
-        Condition("OP", "original", "protected", "original against protected"),
-        Condition("PP", "protected", "protected", "protected against protected"),
-        Condition("within", "protected", "protected", "protected, within a session", own_session="same"),
-        Condition("across", "protected", "protected", "protected, across sessions", own_session="other"),
+        Condition("OO", "original", "original"),
+        Condition("OP", "original", "protected"),
+        Condition("PP", "protected", "protected"),
+        Condition("within", "protected", "protected", own_session="same"),
+        Condition("across", "protected", "protected", own_session="other"),
     )
 }
 ALWAYS = ("OO", "OP", "PP")  # the conditions that need no sessions

@@ -18,6 +18,7 @@ from vpmetrics._trials.scores import ConditionScores, score_condition
 from vpmetrics._trials.utterances import Sides
 
 SIMILARITIES = ("geometric", "sigmoid")
+_MOST_KEPT = 2048  # voices whose matrix a report keeps for its figures
 
 
 class SimilarityMatrices(NamedTuple):
@@ -89,13 +90,15 @@ def _matrix_of_strips(grid: TrialGrid, strips: Iterator[tuple[int, Tensor]]) -> 
     return torch.where(matrix.isnan(), matrix.T, matrix) if grid.within else matrix
 
 
-def likeness_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Likeness:
-    """What the matrix of one condition comes to, some voices at a time: all pairs of them may be too many to keep."""
+def likeness_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> tuple[Likeness, Tensor | None]:
+    """What the matrix of one condition comes to, some voices at a time; and the matrix, where they are few enough."""
     count, device = len(grid.voices), grid.voices.device
     own = torch.full((count,), torch.nan, dtype=wide_dtype(device), device=device)
     # Sums over other voices of 1, of similarities and of their logarithms.
     others = own.new_zeros(3, count)
+    matrix = own.new_full((count, count), torch.nan) if count <= _MOST_KEPT else None
     for start, cells in _similarities(grid, scores, similarity):
+        matrix = None if matrix is None else _with_rows(matrix, start, cells)
         place = torch.arange(start, start + len(cells), device=device)
         own = own.index_copy(0, place, cells.diagonal(start))
         known = ~cells.isnan()
@@ -107,7 +110,9 @@ def likeness_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: 
     number, alike, log_alike = others.sum(1)
     log_own = own.log2()
     dominance = (own.nanmean() - alike / number).abs(), log_own.nanmean() - log_alike / number
-    return Likeness(own, others[1] / others[0], *dominance)
+    if matrix is not None and grid.within:
+        matrix = torch.where(matrix.isnan(), matrix.T, matrix)
+    return Likeness(own, others[1] / others[0], *dominance), matrix
 
 
 def _similarities(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Iterator[tuple[int, Tensor]]:

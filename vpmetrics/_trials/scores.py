@@ -71,7 +71,7 @@ def _smooth_scores(grid: TrialGrid, scores: Tensor, is_target: Tensor, bandwidth
 def _keep_scores(grid: TrialGrid) -> ConditionScores:
     tiles = list(grid)
     unit = _unit_of(grid)
-    tiles = [tile._replace(scores=tile.scores.div(unit).round_().mul_(unit)) for tile in tiles]
+    tiles = [tile._replace(scores=tile.scores.contiguous().div(unit).round_().mul_(unit)) for tile in tiles]
     grid.keep(tiles)
     return keep_scores(*grid.all_trials(), grid.within)
 

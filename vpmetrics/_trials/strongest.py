@@ -1,8 +1,9 @@
 """The strongest of several attacks: each fitted on other speakers than it attacks, chosen on others than it counts for.
 
-Pairs within a fold of speakers are scored after attacks that were fitted on all other folds. For each fold the attack
-and the direction are taken that disclose most in the *other* folds: the largest of several noisy numbers, chosen where
-it is counted, is too large. Trials of a fold then count as the calibration of its attack, pooled over folds, has them.
+Pairs within a fold of speakers are scored after attacks that were fitted on all other folds. For each fold the first
+attack and direction are taken that disclose as much as any in the *other* folds: the largest of several noisy numbers,
+chosen where it is counted, is too large. Trials of a fold then count as the calibration of its attack, pooled over
+folds, has them.
 
 Chance is the same procedure for pairs that disclose nothing: instead of two utterances of one speaker, those of one
 speaker and the next. As many pairs of as many speakers overfit as much.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +32,9 @@ from vpmetrics._trials.separation import map_rows
 from vpmetrics._trials.utterances import Side, Sides
 
 _BINS = 1 << 14  # of cosines
+_FEW_ROWS = 512  # of a fold, compared in double precision
 _STEPS = 1 << 10  # of the score axis that choices are made with
+_AS_STRONG, _NOISE = 0.97, 0.001  # share of the strongest, and bits below that
 _OTHERS, _NEXT, _OWN, _NONE = range(4)  # pairs of two speakers, of one and the next, of one speaker; no trials
 
 
@@ -47,6 +51,16 @@ class Strongest(NamedTuple):
     chance: Tensor
     each: Tensor
 
+    def scalars(self) -> dict[str, Tensor]:
+        """By the names of the table; a number of -1, where no attack was possible, is NaN."""
+        number = torch.where(self.attack < 0, torch.nan, self.attack.to(self.d_ece.dtype))
+        return {
+            "d_ece_strongest": self.d_ece,
+            "eer_strongest": self.eer,
+            "strongest": number,
+            "d_ece_chance": self.chance,
+        }
+
 
 class Attackers:
     """Attacks on some embeddings, fitted in folds of their speakers and, where they watched others, on those.
@@ -54,28 +68,39 @@ class Attackers:
     One object serves several conditions.
     """
 
-    def __init__(self, sides: Sides, attacks: Sequence[Any], watched: Moments | None = None) -> None:
-        self.sides, self.attacks, self._watched = sides, attacks, watched
+    def __init__(
+        self,
+        sides: Sides,
+        attacks: Sequence[Any],
+        watched: Moments | None = None,
+        enrolment: str | None = None,
+    ) -> None:
+        self.sides, self.attacks, self.enrolment = sides, attacks, enrolment
         self.folds = deal_speakers(sides)
+        with _exactly(sides):
+            self._fits = None if self.folds is None else _Fits(self.folds, attacks, watched)
         self._fitted: dict[bool, dict[int, list[Any]]] = {}
 
     def strongest(self, condition: Condition) -> Strongest:
         """The strongest attack on one condition; NaN and one warning where there are too few speakers."""
-        folds, sides = self.folds, self.sides
-        if folds is None:
+        folds, fits, sides = self.folds, self._fits, self.sides
+        if folds is None or fits is None:
             warn_undefined(f"Attacks are fitted on other speakers, and that needs {FEWEST_SPEAKERS} of them.")
             return self._nothing()
         if not bool(sides.original.vectors.isfinite().all() & sides.protected.vectors.isfinite().all()):
             warn_undefined("Some embeddings are not finite.")
             return self._nothing()
-        with torch.no_grad():
+        with _exactly(sides):
             one_sided = condition.one_sided
             if one_sided not in self._fitted:
-                self._fitted[one_sided] = _fit(folds, self.attacks, self._watched, "PP" if one_sided else "OP")
+                self._fitted[one_sided] = fits.of("PP" if one_sided else "OP")
             fitted = self._fitted[one_sided]
-            counts = _count(folds, condition, list(fitted.values()))
+            counts = _count(folds, condition, self.enrolment, list(fitted.values()))
             found = _choose(counts[:, :, _OWN], counts[:, :, _OTHERS] + counts[:, :, _NEXT])
             chance = _choose(counts[:, :, _NEXT], counts[:, :, _OTHERS])
+        if bool(found.d_ece.isnan()):
+            warn_undefined(f"There are no trials of one kind to attack in {condition.name}.")
+            return self._nothing()
         numbers = torch.tensor(list(fitted), device=counts.device)
         each = found.each.new_full((3 * len(self.attacks),), torch.nan).scatter(0, numbers, found.each)
         return found._replace(attack=numbers[found.attack], chance=chance.d_ece, each=each)
@@ -87,23 +112,31 @@ class Attackers:
         return Strongest(value, value, attack, value, value.expand(3 * len(self.attacks)))
 
 
-def _count(folds: Folds, condition: Condition, fitted: Sequence[list[Any]]) -> Tensor:
+def _count(folds: Folds, condition: Condition, enrolment: str | None, fitted: Sequence[list[Any]]) -> Tensor:
     """Pairs by attack, fold, kind and bin of their score, ``(A, K, 4, B)``."""
     counts = torch.zeros(len(fitted), folds.number, 4 * _BINS, dtype=torch.int32, device=folds.fold_of_voice.device)
     one = counts.new_ones(())
     for fold in range(folds.number):
         first, second = folds.rows(fold)
         original, protected = folds.sides.original.take(first), folds.sides.protected.take(second)
-        reference = original if condition.reference == "original" else protected
-        probe = protected if condition.probe == "protected" else original
-        rows = [_compared(attack[fold], original, protected, condition) for attack in fitted]
+        reference, probe = Sides(original, protected, folds.sides.voices).pair(condition, enrolment)
+        rows = [_compared(attack[fold], reference, probe, condition) for attack in fitted]
         for a, b, kinds in _tiles(reference, probe, condition):
             for number, (left, right) in enumerate(rows):
-                slots = (left[a] @ right[b].mT).add_(1).mul_(_BINS / 2).clamp_(0, _BINS - 1).to(torch.int32)
+                slots = (
+                    (left[a] @ right[b].mT.to(left.dtype)).add_(1).mul_(_BINS / 2).clamp_(0, _BINS - 1).to(torch.int32)
+                )
                 slots += kinds
                 counts[number, fold].index_add_(0, slots.flatten(), one.expand(slots.numel()))
     by_kind: Tensor = counts.unflatten(-1, (4, _BINS))
     return by_kind
+
+
+@contextmanager
+def _exactly(sides: Sides) -> Iterator[None]:
+    """Without a graph, and in the precision that tensors have."""
+    with torch.no_grad(), torch.autocast(sides.voices.device.type, enabled=False):
+        yield
 
 
 def names_of_attacks(attacks: Sequence[Any]) -> tuple[str, ...]:
@@ -112,44 +145,57 @@ def names_of_attacks(attacks: Sequence[Any]) -> tuple[str, ...]:
     return (*names, *(f"{name}, per group" for name in names), *(f"{name}, observed" for name in names))
 
 
-def _fit(folds: Folds, attacks: Sequence[Any], watched: Moments | None, condition: str) -> dict[int, list[Any]]:
-    """For every attack, by its number, what maps the rows of each fold: maps, or a fitted attack."""
-    sides, (left, right) = folds.sides, pairs_of(folds.sides)
-    paired = len(left) > 0
-    if not paired:  # then there is protected speech alone, for those who need no more
-        left = right = torch.arange(len(sides.protected.voices), device=sides.voices.device)
-    originals = (sides.original if paired else sides.protected).vectors[left]
-    pairs = originals, sides.protected.vectors[right], sides.protected.voices[right]
-    fold = folds.fold_of_voice[pairs[2]]
-    moments = _of_folds(pairs, fold, range(folds.number))
-    fitted: dict[int, list[Any]] = {}
-    for number, attack in enumerate(attacks):
-        if not paired and getattr(attack, "needs", "").startswith("pairs"):
-            continue
-        if not is_linear(attack):
-            fitted[number] = [_fit_on(attack, *(part[fold != k] for part in pairs)) for k in range(folds.number)]
-            continue
-        fitted[number] = _maps_of_folds(attack, moments, condition)
+class _Fits:
+    """All attacks, fitted to what folds of speakers say, for one kind of condition after another."""
+
+    def __init__(self, folds: Folds, attacks: Sequence[Any], watched: Moments | None) -> None:
+        self.folds, self.attacks, self.watched = folds, attacks, watched
+        sides, (left, right) = folds.sides, pairs_of(folds.sides)
+        self.paired = len(left) > 0
+        if not self.paired:  # then there is protected speech alone, for those who need no more
+            left = right = torch.arange(len(sides.protected.voices), device=sides.voices.device)
+        originals = (sides.original if self.paired else sides.protected).vectors[left]
+        self.pairs = originals, sides.protected.vectors[right], sides.protected.voices[right]
+        self.fold = folds.fold_of_voice[self.pairs[2]]
+        # What does not depend on the condition is found once.
+        self.moments = [self._moments(range(folds.number))]
         if len(folds.groups) > 1:
-            fitted[len(attacks) + number] = [
-                maps
-                for group in folds.groups
-                for maps in _maps_of_folds(attack, _of_folds(pairs, fold, group), condition)
-            ]
-        if watched is not None:
-            fitted[2 * len(attacks) + number] = [copy.deepcopy(attack).fit_moments(watched, condition)] * folds.number
-    return dict(sorted(fitted.items()))
+            self.moments += [self._moments(group) for group in folds.groups]
+        self.learnt: dict[int, list[Any]] = {}
+
+    def of(self, condition: str) -> dict[int, list[Any]]:
+        """For every attack, by its number, what maps the rows of each fold: maps, or a fitted attack."""
+        fitted: dict[int, list[Any]] = {}
+        for number, attack in enumerate(self.attacks):
+            if not self.paired and getattr(attack, "needs", "").startswith("pairs"):
+                continue
+            if not is_linear(attack):
+                fitted[number] = self._learn(number, attack)
+                continue
+            together, *by_group = ([*_maps_of_folds(attack, part, condition)] for part in self.moments)
+            fitted[number] = together
+            if by_group:
+                fitted[len(self.attacks) + number] = [maps for group in by_group for maps in group]
+            if self.watched is not None:
+                watcher = copy.deepcopy(attack).fit_moments(self.watched, condition)
+                fitted[2 * len(self.attacks) + number] = [watcher] * self.folds.number
+        return dict(sorted(fitted.items()))
+
+    def _moments(self, chosen: range) -> Moments:
+        rows = (self.fold >= chosen.start) & (self.fold < chosen.stop)
+        original, protected, speakers = (part[rows] for part in self.pairs)
+        return moments_of(original, protected, speakers, self.fold[rows] - chosen.start, len(chosen))
+
+    def _learn(self, number: int, attack: Any) -> list[Any]:
+        if number not in self.learnt:
+            folds = range(self.folds.number)
+            self.learnt[number] = [_fit_on(attack, *self.pairs, rows=self.fold != fold) for fold in folds]
+        return self.learnt[number]
 
 
-def _maps_of_folds(attack: Any, moments: Moments, condition: str) -> list[Any]:
+def _maps_of_folds(attack: Any, moments: Moments, condition: str) -> Iterator[Any]:
     maps = attack.fit_groups(moments, condition)
-    return [maps.of(fold) for fold in range(len(moments.within_oo))]
-
-
-def _of_folds(pairs: tuple[Tensor, Tensor, Tensor], fold: Tensor, chosen: range) -> Moments:
-    rows = (fold >= chosen.start) & (fold < chosen.stop)
-    original, protected, speakers = (part[rows] for part in pairs)
-    return moments_of(original, protected, speakers, fold[rows] - chosen.start, len(chosen))
+    return (maps.of(fold) for fold in range(len(moments.within_oo)))
 
 
 def _fit_on(attack: Any, original: Tensor, protected: Tensor, speakers: Tensor, rows: Tensor) -> Any:
@@ -159,22 +205,34 @@ def _fit_on(attack: Any, original: Tensor, protected: Tensor, speakers: Tensor, 
     return fitted
 
 
-def _compared(fitted: Any, original: Side, protected: Side, condition: Condition) -> tuple[Tensor, Tensor]:
+def _compared(fitted: Any, reference: Side, probe: Side, condition: Condition) -> tuple[Tensor, Tensor]:
     """References and probes as the attacker compares them, at length 1."""
-    one_sided = condition.one_sided
+    right = _mapped(fitted, None, probe.vectors)
+    if reference is probe:
+        return right, right
+    if condition.one_sided:
+        return _mapped(fitted, None, reference.vectors), right
+    return _mapped(fitted, reference.vectors, None), right
+
+
+def _mapped(fitted: Any, original: Tensor | None, protected: Tensor | None) -> Tensor:
+    """Rows of one side, mapped and at length 1."""
     if hasattr(fitted, "attack"):
-        left, right = fitted.attack(None if one_sided else original.vectors, protected.vectors)
+        rows = next(side for side in fitted.attack(original, protected) if side is not None)
+    elif original is not None:
+        rows = map_rows(original, fitted.mean_o, fitted.map_o)
     else:
-        left = None if one_sided else map_rows(original.vectors, fitted.mean_o, fitted.map_o)
-        right = map_rows(protected.vectors, fitted.mean_p, fitted.map_p)
-    prepare = SCORERS["cosine"].prepare
-    probes = prepare(right.detach().to(torch.float32)).nan_to_num()
-    return probes if one_sided else prepare(left.detach().to(torch.float32)).nan_to_num(), probes
+        assert protected is not None
+        rows = map_rows(protected, fitted.mean_p, fitted.map_p)
+    # What is known to few digits is compared in few; a few pairs cost nothing in all digits.
+    dtype = wide_dtype(rows.device) if len(rows) <= _FEW_ROWS else torch.float32
+    directions: Tensor = SCORERS["cosine"].prepare(rows.detach().to(dtype)).nan_to_num()
+    return directions
 
 
 def _tiles(reference: Side, probe: Side, condition: Condition) -> Iterator[tuple[slice, slice, Tensor]]:
     """Blocks of rows and columns, and the kind of every pair in them as an offset; what is no trial lies beyond all."""
-    within = condition.one_sided
+    within = reference is probe
     for start in range(0, len(reference.voices), TILE):
         a = slice(start, start + TILE)
         for other in range(start if within else 0, len(probe.voices), TILE):
@@ -196,7 +254,9 @@ def _choose(targets: Tensor, nontargets: Tensor) -> Strongest:
     pooled = Steps(targets.new_empty(0), targets.sum(1), nontargets.sum(1))
     each = expected_disclosure(pooled)
     others = Steps(targets.new_empty(0), pooled.targets[:, None] - targets, pooled.nontargets[:, None] - nontargets)
-    best = expected_disclosure(others).nan_to_num(-torch.inf).argmax(0)
+    found = expected_disclosure(others).nan_to_num(-torch.inf)
+    # The first that is as strong but for noise: of attacks that find the same, the one best elsewhere is worst here.
+    best = (found >= _AS_STRONG * found.amax(0) - _NOISE).to(torch.uint8).argmax(0)
     llr, fold = calibrate(pooled)[best], torch.arange(folds, device=best.device)
     together = _steps_of_llr(llr.flatten(), targets[best, fold].flatten(), nontargets[best, fold].flatten())
     attack = (best % attacks).mode().values
@@ -205,13 +265,23 @@ def _choose(targets: Tensor, nontargets: Tensor) -> Strongest:
 
 
 def _condense(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts in steps that hold as many targets each, ``(A, K, S)``; what lies beyond all targets stays by itself."""
+    """Counts in steps that hold as many targets each, ``(A, K, S)``.
+
+    Bins without targets are a step of their own where they lie between two such, or beyond all targets, so that with
+    few targets nothing is lost in either direction.
+    """
     targets, nontargets = widen(targets), widen(nontargets)
     mass = targets.sum(1)
     up_to, total = mass.cumsum(-1), mass.sum(-1, keepdim=True)
-    inner = 1 + ((up_to - mass) / total * _STEPS).nan_to_num().long().clamp(max=_STEPS - 1)
-    step = torch.where(up_to == 0, 0, torch.where(up_to - mass >= total, _STEPS + 1, inner))[:, None]
-    empty = targets.new_zeros(*targets.shape[:2], _STEPS + 2)
+
+    def step_of(number: Tensor) -> Tensor:
+        return (number * _STEPS / total).nan_to_num().floor().clamp(-1, _STEPS - 1).long()
+
+    after, before = step_of(up_to), step_of(up_to - 1)
+    between = 2 * before + torch.where((after == before) & (up_to < total), 0, 1)
+    step = 1 + torch.where(mass > 0, 2 * step_of(up_to - mass), between)
+    step = torch.where(up_to == 0, 0, step)[:, None]
+    empty = targets.new_zeros(*targets.shape[:2], 2 * _STEPS + 1)
     condensed = [empty.scatter_add(-1, step.expand_as(counts), counts) for counts in (targets, nontargets)]
     return condensed[0], condensed[1]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities.prints import rank_zero_warn
 
-from vpmetrics._checks import check_embedding_values, check_embeddings, check_recordings
+from vpmetrics._checks import check_embedding_values, check_embeddings, check_recordings, warn_undefined
 from vpmetrics._precision import at_least_float32, widen
 from vpmetrics._trials.conditions import Condition
 
@@ -67,15 +67,24 @@ class Sides(NamedTuple):
         mean of those of a speaker (``"speaker"``).
         """
         reference, probe = getattr(self, condition.reference), getattr(self, condition.probe)
+        if condition.own_session != "any" and probe.sessions is None:
+            warn_undefined(f"Nobody said which sessions there are, which {condition.name!r} tells apart.")
+            return reference.take(slice(0, 0)), probe.take(slice(0, 0))
         if enrolment is None or reference.is_reference is None or probe.is_reference is None:
             return reference, probe
         known, unknown = reference.take(reference.is_reference), probe.take(~probe.is_reference)
         return (_averaged(known, condition.own_session != "any") if enrolment == "speaker" else known), unknown
 
+    def groups(self) -> list[int]:
+        """All groups, ascending; none where nobody named any."""
+        named = [side.groups for side in (self.original, self.protected) if side.groups is not None]
+        return torch.unique(torch.cat(named)).tolist() if named else []
+
     def of_group(self, group: int) -> Sides:
         """The utterances of one group."""
         both = (self.original, self.protected)
-        return _with_voices(*(side if side.groups is None else side.take(side.groups == group) for side in both))
+        chosen = (side if side.groups is None else side.take(side.groups == group) for side in both)
+        return _with_voices(*(side._replace(groups=None) for side in chosen))
 
 
 def pack(
@@ -153,6 +162,33 @@ def _with_voices(original: Side, protected: Side) -> Sides:
         names = names[codes % max(1, len(names))]
     first, second = place.split([len(original.speakers), len(protected.speakers)])
     return Sides(original._replace(voices=first), protected._replace(voices=second), names)
+
+
+def runs_of_sessions(sides: Sides, most: int = 2048) -> tuple[Sides, Sides]:
+    """The protected utterances of half of every speaker's sessions, and of the other half; originals in both.
+
+    Speakers with a single session are left out. Of many utterances ``most`` are taken, evenly spaced, from each side.
+    """
+    side = sides.protected
+    if side.sessions is None:
+        raise ValueError("Expected `sessions` to tell runs apart, but got none.")
+    pairs, place = torch.unique(torch.stack([side.voices, side.sessions]), dim=1, return_inverse=True)
+    count = torch.bincount(pairs[0], minlength=len(sides.voices))
+    turn = torch.arange(pairs.shape[1], device=place.device) - (count.cumsum(0) - count)[pairs[0]]
+    later, several = (2 * turn >= count[pairs[0]])[place], (count[pairs[0]] > 1)[place]
+    first, second = (
+        sides._replace(original=_thinned(sides.original, most), protected=_thinned(side.take(several & half), most))
+        for half in (~later, later)
+    )
+    return first, second
+
+
+def _thinned(side: Side, most: int) -> Side:
+    """Some of the rows, the same ones in whatever order they come."""
+    if len(side.speakers) <= most:
+        return side
+    order = row_keys(side.vectors).argsort(stable=True)
+    return side.take(order[torch.arange(most, device=order.device) * len(order) // most])
 
 
 def places_of(side: Side, *columns: str) -> tuple[Tensor, Tensor]:
