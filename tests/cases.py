@@ -350,7 +350,7 @@ def few_of_each(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch
     protected = 0.6 * original + torch.randn(40, 6, generator=draw)
     sides = {"original": original, "protected": protected}
     rows = {key: (side * 8).round().div(8).to(dtype) for key, side in sides.items()}
-    return [{key: value[k::4] for key, value in (rows | {"speakers": names}).items()} for k in range(4)]
+    return [{key: value[10 * k : 10 * k + 10] for key, value in (rows | {"speakers": names}).items()} for k in range(4)]
 
 
 def _attacked(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> dict[str, torch.Tensor]:
