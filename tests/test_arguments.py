@@ -12,6 +12,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAUROC
 
 import vpmetrics as vp
+from vpmetrics import functional as F
 from vpmetrics.scoring import PLDA
 
 BINNING = (vp.ZebraDisclosure, vp.MinCllr, vp.EqualErrorRate, vp.Linkability)
@@ -186,3 +187,43 @@ def test_what_a_callable_returns_is_looked_at(scoring, error, message):
 def test_a_class_is_no_scoring():
     with pytest.raises(TypeError, match="Expected `scoring` to be a name or a callable, but got the class PLDA"):
         vp.DeIdentification(scoring=PLDA)
+
+
+@pytest.mark.parametrize(
+    ("slope", "error"),
+    [
+        ("x", TypeError),
+        ({}, TypeError),
+        (int, TypeError),
+        (True, TypeError),
+        (NAN, ValueError),
+        (torch.ones(2), ValueError),
+        (torch.ones(3, 1), ValueError),
+        (torch.tensor([1, 2, 3]), TypeError),
+    ],
+    ids=repr,
+)
+def test_functions_take_a_slope_or_one_per_trial(slope, error):
+    scores, true = torch.eye(3), torch.arange(3)
+    with pytest.raises(error, match="Expected `slope` to"):
+        F.local_information(scores, true, slope)
+    with pytest.raises(error, match="Expected `slope` to"):
+        F.identify(scores, true, scores, true, slope=slope)
+    with pytest.raises(TypeError, match="Expected `slope` to be a number or a tensor, but got None"):
+        F.local_information(scores, true, None)
+    assert torch.equal(F.local_information(scores, true, 1.5), F.local_information(scores, true, torch.full((3,), 1.5)))
+
+
+@pytest.mark.parametrize("name", vp.__all__)
+def test_what_a_class_says_of_itself_is_a_value_and_no_property(name):
+    metric = getattr(vp, name)
+    for constant in ("is_differentiable", "higher_is_better", "full_state_update", "plot_lower_bound"):
+        assert isinstance(getattr(metric, constant), (bool, float, type(None)))
+    assert metric.is_differentiable is (name == "Cllr")
+
+
+@pytest.mark.parametrize("metric", SMOOTH)
+def test_a_metric_says_whether_it_has_a_gradient(metric):
+    assert metric().is_differentiable is False
+    assert metric(bandwidth=0.1).is_differentiable is True
+    assert metric.is_differentiable is False

@@ -129,6 +129,16 @@ def check_slope(slope: Any) -> None:
         raise ValueError(f"Expected `slope` to be finite, but got {slope}.")
 
 
+def check_slopes(slope: Any, trials: int) -> None:
+    """Refuse anything but a number or a floating tensor of one slope, or of one per trial; values are not read."""
+    if not isinstance(slope, Tensor):
+        check_slope(slope)
+        return
+    check_floating("slope", slope)
+    if slope.numel() not in (1, trials) or slope.dim() > 1:
+        raise ValueError(f"Expected `slope` to have shape () or ({trials},), but got {tuple(slope.shape)}.")
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_identification, warn_undefined
+from vpmetrics._checks import check_identification, check_slopes, warn_undefined
 from vpmetrics._precision import at_least_float32, result_dtype, widen
 from vpmetrics._trials import slopes as regression
 from vpmetrics._trials.identification import Identification, equal_up_to, identify_trials, local_bits, standardise
@@ -41,6 +41,9 @@ def local_information(scores: Tensor, target_index: Tensor, slope: float | Tenso
         tensor([0.9000])
     """
     check_identification(scores, target_index)
+    if slope is None:
+        raise TypeError("Expected `slope` to be a number or a tensor, but got None: see `fit_local_slope`.")
+    check_slopes(slope, len(scores))
     wide = widen(scores)
     z = standardise(wide, equal_up_to(scores))
     slopes = torch.as_tensor(slope, dtype=wide.dtype, device=wide.device).reshape(-1, 1)
@@ -143,6 +146,7 @@ def identify(
         >>> int(values.linked.sum()), len(values.bits), bool((values.bits <= 3).all())
         (37, 40, True)
     """
+    check_slopes(slope, len(inputs))
     return identify_trials(prepare_trials(inputs, speakers, references, reference_speakers), scoring, slope)
 
 
