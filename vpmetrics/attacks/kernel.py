@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from vpmetrics._checks import check_embeddings, check_tensor
 from vpmetrics._precision import at_least_float32, widen
@@ -15,6 +14,9 @@ from vpmetrics._trials.separation import Maps, disclosed_share, separation
 from vpmetrics._trials.utterances import row_keys
 from vpmetrics.attacks.base import PAIRS, Attack
 from vpmetrics.attacks.watching import Resizable
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _WIDTH = 4.0  # of the kernel, in total variances; between 2 and 8 it hardly matters
 
