@@ -11,15 +11,17 @@ from rich.console import Console
 
 from vpmetrics._report import System
 from vpmetrics._trials.scorers import Scoring
+from vpmetrics.app.challenge import find_results
 from vpmetrics.app.embeddings import Embeddings, Sources, read_embeddings, read_plda
-from vpmetrics.app.errors import InputError
+from vpmetrics.app.errors import InputError, printable
 from vpmetrics.app.evaluation import evaluate_embeddings, evaluate_listed, evaluate_trials, require_something
 from vpmetrics.app.files import STANDARD_INPUT, files_seen
 from vpmetrics.app.listed import score_listed
 from vpmetrics.app.lists import Names, TrialFile, looks_like_key, read_key, read_scores
 from vpmetrics.app.output import check_file, check_folder
 from vpmetrics.app.progress import phase
-from vpmetrics.app.protocol import read_protocol
+from vpmetrics.app.protocol import read_protocol, read_weights
+from vpmetrics.app.recipes import read_results
 from vpmetrics.app.report import Wanted, publish
 from vpmetrics.app.results import Run
 from vpmetrics.app.sides import Files, holds_arrays
@@ -32,6 +34,7 @@ _COMPARED = {"scoring", "plda_fit", "speakers"}
 _USED = {
     "embeddings": _COMPARED | {"original", "protected", "similarity", "utterances", "partial"},
     "a list of trials": _COMPARED | {"original", "protected", "trials", "enrolls", "groups", "weights"},
+    "a folder of results": _COMPARED | {"weights"},
     "score files": {"oo", "op", "pp", "key", "strict", "fit", "speakers", "similarity"},
 }
 _NAMES = {"speakers": "utt2spk"}
@@ -41,11 +44,11 @@ _ORIGINAL = "original"  # what tables call unprotected speech
 def evaluate(options: Namespace, console: Console) -> None:
     """One system."""
     _check_output(options)
-    system = _route_of(options)(options)
-    require_something([system])
-    publish(
-        system.name, f"Voice privacy of {_sources(options)}", [system], console, *_run_and_wanted(options, [system])
-    )
+    systems = _route_of(options)(options)
+    require_something(systems)
+    title, lead = _title(options), f"Voice privacy of {_sources(options)}"
+    several = len(systems) > 1
+    publish(title, lead, systems, console, *_run_and_wanted(options, systems), side_by_side=several)
 
 
 def compare(options: Namespace, console: Console) -> None:
@@ -92,8 +95,11 @@ def _refuse_idle(options: Namespace, what: str) -> None:
             raise InputError(f"Expected no --{option} with {what}: it would do nothing.")
 
 
-def _route_of(options: Namespace) -> Callable[[Namespace], System]:
+def _route_of(options: Namespace) -> Callable[[Namespace], list[System]]:
     """What to do with the files given."""
+    if options.inputs and Path(options.inputs[0]).is_dir():
+        _refuse_idle(options, "a folder of results")
+        return _evaluate_results
     scored = options.oo or options.op or options.pp
     of_embeddings = options.original or options.protected or (options.inputs and holds_arrays(options.inputs[0]))
     if of_embeddings and (scored or options.key or options.fit or len(options.inputs) > 1):
@@ -108,19 +114,31 @@ def _route_of(options: Namespace) -> Callable[[Namespace], System]:
     return _evaluate_listed if listed else _evaluate_embeddings
 
 
-def _evaluate_embeddings(options: Namespace) -> System:
+def _evaluate_embeddings(options: Namespace) -> list[System]:
     embeddings = read_embeddings(_sides(options), options.partial)
     with phase(f"scoring {_title(options)}"):
-        return evaluate_embeddings(_title(options), embeddings, _metric(options))
+        return [evaluate_embeddings(_title(options), embeddings, _metric(options))]
 
 
-def _evaluate_listed(options: Namespace) -> System:
+def _evaluate_listed(options: Namespace) -> list[System]:
     sources = _sides(options)
     files = Files(sources.container)
     sides = files.side(sources.original, "original"), files.side(sources.protected, "protected")
     protocol = read_protocol(options.trials, options.enrolls, options.speakers, options.groups, options.weights)
     listed = score_listed(*sides, protocol, _scoring(options))
-    return evaluate_listed(_title(options), listed, protocol.weights)
+    return [evaluate_listed(_title(options), listed, protocol.weights)]
+
+
+def _evaluate_results(options: Namespace) -> list[System]:
+    if len(options.inputs) > 1:
+        raise InputError(f"Expected one folder of results, but got {len(options.inputs)} inputs.")
+    found, systems = find_results(Path(options.inputs[0])), []
+    for results in found:
+        listed = read_results(results, _scoring(options), options.speakers)
+        weights = read_weights(options.weights, set(listed.groups)) or results.weights()
+        name = results.name if len(found) > 1 else _title(options)
+        systems.append(evaluate_listed(printable(name), listed, weights))
+    return systems
 
 
 def _sides(options: Namespace) -> Sources:
@@ -139,7 +157,7 @@ def _scoring(options: Namespace) -> Scoring:
     return read_plda(options.plda_fit, options.speakers) if options.plda_fit else options.scoring or "cosine"
 
 
-def _evaluate_scores(options: Namespace) -> System:
+def _evaluate_scores(options: Namespace) -> list[System]:
     scored = {name: getattr(options, name.lower()) for name in ("OO", "OP", "PP")}
     scored = {name: path for name, path in scored.items() if path is not None}
     key_file = options.key
@@ -165,7 +183,7 @@ def _evaluate_scores(options: Namespace) -> System:
     trials = {condition: label_trials(file, key, names, options.strict) for condition, file in files.items()}
     speakers = speakers_of(options.speakers, trials.values(), names)
     with phase(f"calibrating {_title(options)}"):
-        return evaluate_trials(_title(options), trials, fit, speakers, options.similarity)
+        return [evaluate_trials(_title(options), trials, fit, speakers, options.similarity)]
 
 
 def _check_speakers(options: Namespace, conditions: Mapping[str, object]) -> None:

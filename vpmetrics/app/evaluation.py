@@ -75,10 +75,11 @@ def evaluate_listed(name: str, listed: Listed, weights: Mapping[str, float]) -> 
     system = evaluate_trials(name, listed.trials)
     groups = {}
     for number, group in enumerate(listed.groups):
-        own = listed.group == number
+        own = {condition: group_of == number for condition, group_of in listed.group.items()}
         trials = {
-            condition: Trials(*(column[own] for column in (t.enrol, t.trial, t.scores, t.is_target)))
-            for condition, t in listed.trials.items()
+            condition: Trials(*(column[own[condition]] for column in columns[:4]))
+            for condition, columns in listed.trials.items()
+            if own[condition].any()
         }
         groups[group] = evaluate_trials(f"{name}, {group}", trials)
     notes = [*listed.notes, *system.notes, *(note for group in groups.values() for note in group.notes)]

@@ -27,8 +27,8 @@ _TILE = 1 << 10
 class Listed(NamedTuple):
     """The trials of each condition, and the number of each trial's group; −1 where it is in none."""
 
-    trials: dict[str, Trials]
-    group: Array
+    trials: Mapping[str, Trials]
+    group: Mapping[str, Array]
     groups: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
@@ -58,7 +58,7 @@ def score_listed(original: Column, protected: Column, protocol: Protocol, scorin
         trials[condition] = Trials(listed.enrol, listed.trial, scores.numpy(), protocol.is_target)
     if not trials:
         raise InputError(f"Nothing to score: {'; '.join(notes)}.")
-    return Listed(trials, group, groups, notes)
+    return Listed(trials, dict.fromkeys(trials, group), groups, notes)
 
 
 def score_pairs(

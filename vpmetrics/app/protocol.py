@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -45,20 +46,27 @@ def read_protocol(
         groups: Lines ``utterance group`` or ``speaker group``.
         weights: Lines ``group weight``.
     """
+    speaker_of = {} if utt2spk is None else read_map(utt2spk, ("utterance", "speaker"))
+    enrolled = [] if enrolls is None else read_pairs(enrolls, ("utterance",))[0]
+    missing = next((utterance for utterance in enrolled if utterance not in speaker_of), None)
+    if missing is not None:
+        what = "no --utt2spk" if utt2spk is None else f"none of {missing!r} in {utt2spk}"
+        raise InputError(f"expected the speaker of every enrolment utterance, but got {what}", enrolls)
+    group_of = {} if groups is None else read_map(groups, ("utterance", "group"))
+    protocol = make_protocol(trials, enrolled, speaker_of)
+    return replace(protocol, group_of=group_of, weights=read_weights(weights, set(group_of.values())))
+
+
+def make_protocol(trials: Sequence[str | Path], enrolled: Sequence[str], speaker_of: Mapping[str, str]) -> Protocol:
+    """A protocol of lists of trials, and of the utterances enrolled."""
     names = Names()
     listed = _join([read_key(path, names) for path in trials], names)
-    speaker_of = {} if utt2spk is None else _pairs(utt2spk, ("utterance", "speaker"))
-    members: dict[str, list[str]] = {}
-    if enrolls is not None:
-        for utterance in read_pairs(enrolls, ("utterance",))[0]:
-            if utterance not in speaker_of:
-                what = "no --utt2spk" if utt2spk is None else f"none of {utterance!r} in {utt2spk}"
-                raise InputError(f"expected the speaker of every enrolment utterance, but got {what}", enrolls)
-            members.setdefault(speaker_of[utterance], []).append(utterance)
     is_target = cast(Array, listed.is_target)  # a key has labels
     _check_labels(listed, is_target, names, speaker_of)
-    group_of = {} if groups is None else _pairs(groups, ("utterance", "group"))
-    return Protocol(names, listed, is_target, members, speaker_of, group_of, _weights(weights, set(group_of.values())))
+    members: dict[str, list[str]] = {}
+    for utterance in enrolled:
+        members.setdefault(speaker_of[utterance], []).append(utterance)
+    return Protocol(names, listed, is_target, members, speaker_of)
 
 
 def _join(files: Sequence[TrialFile], names: Names) -> TrialFile:
@@ -76,17 +84,19 @@ def _join(files: Sequence[TrialFile], names: Names) -> TrialFile:
     return joined
 
 
-def _pairs(path: str, headings: tuple[str, str]) -> dict[str, str]:
+def read_map(path: str | Path, headings: tuple[str, str]) -> dict[str, str]:
+    """A list of two columns, the first as keys."""
     columns = read_pairs(path, headings)
     if len(columns) != 2:
         raise InputError(f"expected lines `{' '.join(headings)}`, but got one column", path, 1)
     return dict(zip(*columns, strict=True))
 
 
-def _weights(path: str | None, groups: set[str]) -> dict[str, float]:
+def read_weights(path: str | None, groups: set[str]) -> dict[str, float]:
+    """What each group weighs in an average."""
     if path is None:
         return {}
-    weights = _pairs(path, ("group", "weight"))
+    weights = read_map(path, ("group", "weight"))
     if set(weights) != groups:
         got = ", ".join(sorted(set(weights) ^ groups))
         raise InputError(f"expected a weight for each of {', '.join(sorted(groups))}, but {got} is in one only", path)
