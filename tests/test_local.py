@@ -16,8 +16,10 @@ from torch.testing import assert_close
 
 from vpmetrics import LocalInformationDisclosure, SimilarityRankDisclosure
 from vpmetrics._report import Settings, disclose_identity
+from vpmetrics._scores import logistic
 from vpmetrics._trials import identification as implementation
 from vpmetrics._trials import references as walking
+from vpmetrics._trials import slopes as regression
 from vpmetrics._trials.conditions import CONDITIONS
 from vpmetrics.data import demo_voices
 from vpmetrics.functional import (
@@ -111,6 +113,48 @@ def test_a_slope_may_differ_between_trials_and_carries_a_gradient():
     assert torch.autograd.gradcheck(lambda s, w: local_information(s, target, w), (scores.requires_grad_(), slopes))
 
 
+SMALL_SETS = {
+    "overlapping": lambda t, n: (t + 1, n),
+    "apart": lambda t, n: (t + 8, n),
+    "reversed": lambda t, n: (t - 3, n),
+    "an outlier": lambda t, n: (torch.cat([t[1:] + 4, t[:1] - 1e3]), n),
+    "ties": lambda t, n: ((2 * t).round(), (2 * n).round()),
+    "ties at the border": lambda t, n: (t.round() + 2, n.round() - 1),
+    **{
+        f"{'one trial overlaps' if by > 0 else 'apart'} by {abs(by)}": lambda t, n, by=by: (
+            torch.cat([t[1:] + 6, t.new_full((1,), 0.3)]),
+            torch.cat([n[1:] - 6, n.new_full((1,), 0.3 + by)]),
+        )
+        for by in (1e-2, 1e-4, 1e-5, 1e-8, 0, -1e-8, -1e-4, -1e-2)
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SMALL_SETS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_slopes_converge_however_small_the_overlap(kind, dtype):
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        targets, others = (torch.randn(n, generator=draw, dtype=torch.float64) for n in (10, 40))
+        targets, others = (side.to(dtype) for side in SMALL_SETS[kind](targets, others))
+        z = torch.cat([targets[:, None], others.view(10, 4)], dim=1)
+        is_match = torch.arange(5).expand(10, 5) == 0
+        (slope,) = regression.fit_slopes(regression.Rows(z, is_match, z[:, :1], torch.ones(10, 1).bool()))
+        sides, sign = (
+            (targets.double().numpy(), others.double().numpy()),
+            1.0 if targets.mean() > others.mean() else -1.0,
+        )
+        expected = sign * reference.slope_of(*(sign * side for side in sides))
+        assert slope.item() == pytest.approx(expected, rel=1e-7)
+
+
+def test_a_slope_that_did_not_converge_is_said_once(monkeypatch):
+    monkeypatch.setattr(logistic, "_ITERATIONS", 2)
+    with pytest.warns(UserWarning, match="did not converge") as caught:
+        identify(*utterances()[1:])
+    assert len(caught) == 1
+
+
 # --- From embeddings
 
 
@@ -134,6 +178,18 @@ def test_cross_fitting_agrees_with_the_reference(scoring, dtype, atol):
     assert_close(values.bits.double(), torch.from_numpy(cross_fitted(scores, true)), atol=atol, rtol=0)
     first = scores[np.arange(len(true)), true] >= scores.max(axis=1)
     assert values.linked.tolist() == first.tolist()
+
+
+def test_the_cross_fit_converges_on_every_small_set():
+    for seed in range(40):
+        draw, speakers = torch.Generator().manual_seed(seed), torch.arange(20) % 5
+        voices = torch.randn(5, 16, generator=draw, dtype=torch.float64)
+        inputs = voices[speakers] + torch.randn(20, 16, generator=draw, dtype=torch.float64)
+        bits = identify(inputs, speakers).bits
+        scores, true = reference_scores(inputs.numpy(), inputs.numpy(), speakers.numpy())
+        assert_close(bits, torch.from_numpy(cross_fitted(scores, true)), atol=1e-8, rtol=0)
+        order = torch.randperm(20, generator=draw)
+        assert_close(identify(inputs[order], speakers[order]).bits, bits[order], atol=1e-8, rtol=0)
 
 
 def test_many_speakers_share_slopes_in_folds(monkeypatch):
@@ -300,8 +356,11 @@ def test_the_walk_never_waits_for_the_device():
     trials = walking.prepare_trials(protected, speakers, original, None)
     with Dispatched() as seen:
         implementation.identify_trials(trials, "cosine", None)
-    # Once after the fit, to see whether all of it ended well, and once at the end, to find the trials.
-    assert seen.synchronisations <= 2, seen.operations
+    # Once per step of two fits, to see whether it was the last, and once at the end, to find the trials.
+    assert seen.synchronisations <= 20, seen.operations
+    with Dispatched() as seen:
+        implementation.identify_trials(trials, "cosine", slope=1.0)
+    assert seen.synchronisations == 1, seen.operations
 
 
 def test_plot():

@@ -12,6 +12,7 @@ from golden import PRIOR_ENTROPY, PRIOR_LOG_ODDS, SCORE_SETS, TRANSFER_SETS, ZEB
 from torch.testing import assert_close
 
 from vpmetrics import CalibrationDistortion, ZebraDisclosure
+from vpmetrics._scores.calibration import fit_logistic
 from vpmetrics._scores.measures import evidence
 from vpmetrics.functional import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
 
@@ -311,6 +312,19 @@ def test_a_class_missing_in_either_run_is_nan_and_one_warning(calibration):
         with pytest.warns(UserWarning, match="both kinds") as caught:
             assert calibration_distortion(preds, run, preds, fit, calibration).isnan()
         assert len(caught) == 1
+
+
+@pytest.mark.parametrize("overlap", [1.0, 1e-2, 1e-4, 1e-6])
+def test_a_linear_calibration_converges_however_small_the_overlap(overlap):
+    for seed in range(10):
+        draw = torch.Generator().manual_seed(seed)
+        preds, target = torch.randn(60, generator=draw, dtype=torch.float64), torch.arange(60) < 15
+        preds = preds.abs() * torch.where(target, 3, -3)
+        preds[0], preds[20] = -overlap / 2, overlap / 2
+        fitted = fit_logistic(7 + preds / 100, target)
+        expected = reference.zebra.linear_calibration((7 + preds / 100).numpy(), target.numpy())
+        # An overlap of 1e-8 around 7 is itself known to seven digits.
+        assert [value.item() for value in fitted] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("calibration", ["linear", "isotonic"])

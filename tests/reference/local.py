@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from .zebra import linear_calibration
+from .zebra import logistic_regression, split
 
 
 def standardise(row):
@@ -23,12 +23,28 @@ def local_disclosure(scores, true_index, slope):
 
 
 def fit_slope(scores, true_index):
-    """Slope of a logistic regression of target on z, with an offset, both classes weighing the same."""
+    """Slope of a logistic regression of target on z, with an offset, both classes weighing the same.
+
+    Where a threshold separates the classes, up to rounding, a target joins at the nearest non-target and a non-target
+    at the nearest target, moved apart to a hundredth of a standard deviation if they are nearer.
+    """
     z, target = [], []
     for row, true in zip(scores, true_index, strict=True):
         z.extend(standardise(row))
         target.extend(int(column == true) for column in range(len(row)))
-    return linear_calibration(np.array(z), np.array(target))[0]
+    tar, non = split(np.array(z), np.array(target))
+    return slope_of(tar, non) if np.mean(tar) >= np.mean(non) else -slope_of(-tar, -non)
+
+
+def slope_of(tar, non):
+    """Of targets that lie above non-targets, on average."""
+    first, last = np.min(tar), np.max(non)
+    if np.ptp(np.r_[tar, non]) == 0:
+        return 0.0
+    if first > last - 1e-6:
+        middle, reach = (first + last) / 2, max(abs(first - last), 1e-2) / 2
+        tar, non = np.r_[tar, middle - reach], np.r_[non, middle + reach]
+    return logistic_regression(tar, non)[0]
 
 
 def local_information_disclosure(scores, true_index, slope):

@@ -1,7 +1,7 @@
 """ZEBRA for log-likelihood ratios (Noé et al., Computer Speech & Language 2022, section 5)."""
 
 import numpy as np
-from scipy.optimize import minimize, root
+from scipy.optimize import brentq
 from scipy.special import expit, logit
 
 from .isotonic import has_both, pav_llr
@@ -79,6 +79,9 @@ def d_ece_by_integration(llr_tar, llr_non, step=0.1, limit=60.0):
     return area
 
 
+TO_END = {"xtol": 1e-14, "rtol": 1e-14}
+
+
 def linear_calibration(preds, target):
     """Scale and offset that minimise Cllr at prior 0.5: logistic regression, classes weighted equally, no penalty.
 
@@ -89,18 +92,29 @@ def linear_calibration(preds, target):
     if np.ptp(preds) > 0 and (tar.min() >= non.max() or non.min() >= tar.max()):
         return np.nan, np.nan
 
-    def cost(x):
-        return np.mean(np.logaddexp(0, -(x[0] * tar + x[1]))) + np.mean(np.logaddexp(0, x[0] * non + x[1]))
-
-    def gradient(x):
-        surprise_tar = -expit(-(x[0] * tar + x[1]))
-        surprise_non = expit(x[0] * non + x[1])
-        by_scale = np.mean(surprise_tar * tar) + np.mean(surprise_non * non)
-        return np.array([by_scale, np.mean(surprise_tar) + np.mean(surprise_non)])
-
-    # A minimum is flat: where the gradient vanishes is known to twice as many digits.
-    scale, offset = root(gradient, minimize(cost, [0.0, 0.0], jac=gradient, method="BFGS").x, tol=1e-14).x
+    scale, offset = logistic_regression(tar, non)
     return scale / width, offset - scale * mean / width
+
+
+def logistic_regression(tar, non):
+    """Scale and offset of least Cllr, by bisection: the offset's condition is monotone, and the scale's given it."""
+    largest = max(np.max(np.abs(tar)), np.max(np.abs(non)))
+
+    def offset(scale):
+        reach = abs(scale) * largest + 50
+        return brentq(
+            lambda b: np.mean(expit(scale * non + b)) - np.mean(expit(-scale * tar - b)), -reach, reach, **TO_END
+        )
+
+    def rise(scale):
+        b = offset(scale)
+        return np.mean(expit(scale * non + b) * non) - np.mean(expit(-scale * tar - b) * tar)
+
+    far = 1.0
+    while rise(far) < 0 or rise(-far) > 0:
+        far *= 2
+    scale = brentq(rise, -far, far, **TO_END)
+    return scale, offset(scale)
 
 
 def isotonic_calibration(preds, target, at):

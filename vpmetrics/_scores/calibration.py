@@ -10,12 +10,11 @@ from torch import Tensor
 from vpmetrics._checks import check_choice, check_trials, warn_undefined
 from vpmetrics._precision import widen
 from vpmetrics._scores.counting import count_by_score
+from vpmetrics._scores.logistic import Cost, mean_cost, minimise, sum_costs
 from vpmetrics._scores.look_up import look_up
 from vpmetrics._scores.steps import calibrate
 
 ScoreMap = Callable[[Tensor], Tensor]
-
-_ITERATIONS = 30  # of damped Newton; it converges quadratically once near
 
 
 def linear_map(preds: Tensor, target: Tensor) -> ScoreMap:
@@ -32,20 +31,15 @@ def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
     if not (len(targets) and len(nontargets) and _overlap(targets, nontargets) and bool(scores.isfinite().all())):
         warn_undefined("A linear calibration needs both kinds of trials, finite and overlapping in score.")
         return scores.new_full((), torch.nan), scores.new_full((), torch.nan)
-    labels = is_target.to(scores.dtype)
-    weights = 0.5 * (labels / len(targets) + (1 - labels) / len(nontargets))
     spread, centre = torch.std_mean(scores, correction=0)
-    inputs = torch.stack([(scores - centre) / spread, torch.ones_like(scores)])
-    theta = torch.zeros(2, dtype=scores.dtype, device=scores.device)
-    for _ in range(_ITERATIONS):
-        posterior = (theta @ inputs).sigmoid()
-        gradient = inputs @ (weights * (posterior - labels))
-        hessian = (inputs * (weights * posterior * (1 - posterior))) @ inputs.T
-        step = torch.linalg.solve_ex(hessian, gradient)[0]
-        # Newton's step overshoots where the curvature changes within it; its decrement says by how much.
-        theta = theta - step / (1 + (gradient @ step).clamp(min=0).sqrt())
-    slope = theta[0] / spread
-    return slope, theta[1] - slope * centre
+    targets, nontargets = (((side - centre) / spread).unsqueeze(0) for side in (targets, nontargets))
+
+    def cost(theta: Tensor) -> Cost:
+        return mean_cost(sum_costs(targets, theta, label=1), sum_costs(nontargets, theta, label=0))
+
+    theta, converged = minimise(cost, scores.new_zeros(1, 2))
+    slope, offset = torch.where(converged, theta[0], torch.nan)
+    return slope / spread, offset - slope / spread * centre
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

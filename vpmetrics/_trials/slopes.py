@@ -6,11 +6,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._precision import widen
+from vpmetrics._scores.logistic import Cost, mean_cost, minimise, sum_costs
 
-_ITERATIONS = 25  # of damped Newton; hardly separable scores need twenty
-_REFINEMENTS = 8  # from the optimum of slightly different trials; mostly five are enough
+_TIED = 1e-6  # standard deviations, below which the order of two scores may be a matter of rounding
+_APART = 1e-2  # standard deviations between two trials that contradict each other, at least
 
 
 class Rows(NamedTuple):
@@ -31,82 +33,53 @@ class Border(NamedTuple):
 
 
 def fit_slopes(rows: Rows) -> Tensor:
-    """Slope of each regression, ``(F,)``, by damped Newton in double precision; NaN for one without trials.
+    """Slope of each regression, ``(F,)``, in double precision; NaN for one without trials.
 
     Regressions that share most of their trials start from the one on all of these, which is close to each of them.
     """
-    theta, together = widen(rows.z.new_zeros(1, 2)), rows.takes_part.any(dim=1, keepdim=True)
-    theta = _descend(rows._replace(takes_part=together), theta, _ITERATIONS)
-    if rows.takes_part.shape[1] == 1:
-        return theta[:, 0]
-    theta = _descend(rows, theta.expand(rows.takes_part.shape[1], 2), _REFINEMENTS)
-    # Where all trials together are told apart but for one or two, the start is so steep that nothing has any curvature
-    # left to go by once these are the ones that count. Such a regression starts anew from nothing.
-    lost = theta.isnan().any(dim=1)
-    if bool(lost.any()):
-        anew = rows._replace(takes_part=rows.takes_part[:, lost])
-        theta = theta.masked_scatter(lost.unsqueeze(1), _descend(anew, torch.zeros_like(theta[lost]), _ITERATIONS))
+    together = rows._replace(takes_part=rows.takes_part.any(dim=1, keepdim=True))
+    theta, converged = _fit(together, widen(rows.z.new_zeros(1, 2)))
+    if rows.takes_part.shape[1] > 1:
+        theta, converged = _fit(rows, theta.expand(rows.takes_part.shape[1], 2))
+    if not bool(converged.all()):
+        rank_zero_warn("A slope of local information did not converge; it may be too small.", UserWarning)
     return theta[:, 0]
 
 
-def _descend(rows: Rows, theta: Tensor, iterations: int) -> Tensor:
+def _fit(rows: Rows, theta: Tensor) -> tuple[Tensor, Tensor]:
     border = _find_border(rows)
-    for _ in range(iterations):
-        theta = _step(theta, _sums(rows, theta), border)
-    return theta
+    return minimise(lambda at: _cost(rows, border, at), theta)
 
 
-def _step(theta: Tensor, totals: tuple[Tensor, Tensor], border: Border) -> Tensor:
-    """One damped Newton step of each regression, classes weighted equally.
+def _cost(rows: Rows, border: Border, theta: Tensor) -> Cost:
+    """What each regression costs.
 
     Where a threshold separates the classes no slope is steep enough. One more target is then put where the nearest
-    non-target is, and one more non-target where the nearest target is: what one trial more might have shown.
+    non-target is, and one more non-target where the nearest target is: what one trial more might have shown. Where
+    these two are all but tied they are put a little apart, for a slope that contradicts neither is steep without bound.
     """
+    targets, nontargets = _sums(rows, theta)
     extra = widen(border.separable)
-    targets = totals[0] + extra * _terms(widen(border.target), theta, label=1)
-    nontargets = totals[1] + extra * _terms(widen(border.nontarget), theta, label=0)
-    means = targets[:, :5] / targets[:, 5:] + nontargets[:, :5] / nontargets[:, 5:]
-    error, error_z, weight, weight_z, weight_zz = means.unbind(dim=1)
-    weight_zz = weight_zz + torch.finfo(theta.dtype).tiny ** 0.5  # scores that say nothing leave the slope at 0
-    determinant = weight_zz * weight - weight_z.square()
-    slope = (weight * error_z - weight_z * error) / determinant
-    offset = (weight_zz * error - weight_z * error_z) / determinant
-    newton = torch.stack([slope, offset], dim=1)
-    # Newton's step overshoots where the curvature changes within it; its decrement says by how much, and whether.
-    decrement = (slope * error_z + offset * error).clamp(min=0).sqrt().unsqueeze(1)
-    return theta - torch.where(decrement < 0.25, newton, newton / (1 + decrement))
+    targets = targets + extra * sum_costs(widen(border.target), theta, label=1)
+    nontargets = nontargets + extra * sum_costs(widen(border.nontarget), theta, label=0)
+    return mean_cost(targets, nontargets)
 
 
 def _sums(rows: Rows, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """What the targets and the non-targets add to the slope and the curvature of each loss, ``(F, 6)`` each.
+    """What the targets and the non-targets add to each cost, as :func:`sum_costs` gives it, ``(F, 7)`` each.
 
     Every score is evaluated in all regressions, and its row counted where it takes part: the sum over all trials less
     that over a few would lose digits where these few are the only ones that contradict.
     """
-    theta = theta.to(rows.z.dtype)
     evaluations = 2**18 if rows.z.device.type == "cpu" else 2**22  # at a time: what a CPU's cache holds, or fills a GPU
-    targets, nontargets = widen(theta.new_zeros(2, len(theta), 6))
+    targets, nontargets = widen(theta.new_zeros(2, len(theta), 7))
     pieces = (part.split(max(1, evaluations // (rows.z.shape[1] * len(theta)))) for part in rows)
     for z, is_match, match, takes_part in zip(*pieces, strict=True):
-        present, counted = is_match.any(dim=1).reshape(-1, 1, 1), takes_part.unsqueeze(2)
-        own, others = match.unsqueeze(1), z.unsqueeze(1)
-        target = _terms(own, theta, label=1)
-        nontarget = _terms(others, theta, label=0) - present * _terms(own, theta, label=0)
-        targets = targets + (counted * target).sum(dim=0)
-        nontargets = nontargets + (counted * nontarget).sum(dim=0)
+        z, match = widen(z), widen(match)  # a steep slope is decided in the last digits
+        counted, own, others = takes_part.unsqueeze(2), match.unsqueeze(1), z.unsqueeze(1)
+        targets = targets + (counted * sum_costs(own, theta, label=1)).sum(dim=0)
+        nontargets = nontargets + (counted * sum_costs(others, theta, 0, is_match.unsqueeze(1))).sum(dim=0)
     return targets, nontargets
-
-
-def _terms(z: Tensor, theta: Tensor, label: int) -> Tensor:
-    """Sums over the last dimension of the logistic loss's two derivatives, times powers of z; and its length.
-
-    Of shape ``(..., F, 6)`` for z of ``(..., F or 1, K)``.
-    """
-    posterior = torch.addcmul(theta[:, 1:], theta[:, :1], z).sigmoid_()
-    weight = posterior * (1 - posterior)
-    error, weight_z = posterior.sub_(label) if label else posterior, weight * z
-    sums = [widen(part.sum(dim=-1)) for part in (error, error * z, weight, weight_z, weight_z * z)]
-    return torch.stack([*sums, torch.full_like(sums[0], z.shape[-1])], dim=-1)
 
 
 def _find_border(rows: Rows) -> Border:
@@ -114,10 +87,14 @@ def _find_border(rows: Rows) -> Border:
     lowest = rows.z.masked_fill(rows.is_match, torch.inf).amin(dim=1, keepdim=True)
 
     def top(values: Tensor) -> Tensor:
-        return torch.where(rows.takes_part, values, -torch.inf).amax(dim=0).unsqueeze(1)
+        return widen(torch.where(rows.takes_part, values, -torch.inf).amax(dim=0).unsqueeze(1))
 
     low, high, first, last = -top(-lowest), top(highest), -top(-rows.match), top(rows.match)
-    above, below = first >= high, last <= low
-    target, nontarget = torch.where(above, high, low), torch.where(above, first, last)
-    usable = target.isfinite() & nontarget.isfinite()
-    return Border(torch.where(usable, target, 0), torch.where(usable, nontarget, 0), usable & (above | below))
+    above, below = first > high - _TIED, last < low + _TIED
+    # Which sides of the border meet: the lowest target and the highest non-target, or the other way round.
+    target, nontarget = torch.where(above, first, last), torch.where(above, high, low)
+    middle, side = (target + nontarget) / 2, torch.where(above, 0.5, -0.5)
+    separable = (above ^ below) & middle.isfinite()
+    reach = torch.where(separable, side * (target - nontarget).abs().clamp(min=_APART), 0)
+    middle = torch.where(separable, middle, 0)
+    return Border(middle - reach, middle + reach, separable)
