@@ -18,7 +18,7 @@ LAYERS = (
     ("_trials",),
     ("_scalars",),
     ("functional",),
-    ("_metric",),
+    ("_metric", "_crowds"),
     ("scoring", "similarity", "zebra", "verification", "rank", "local", "trials", "attacks", "strongest", "crowd"),
     ("_report", "suite"),
     ("_plot", "_plot_crowd", "_figures"),

@@ -66,6 +66,7 @@ class Settings(NamedTuple):
     rank_model: str = "empirical"
     bandwidth: float | None = None
     enrolment: str | None = None
+    sizes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

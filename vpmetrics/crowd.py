@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from vpmetrics._checks import check_choice, check_sizes, check_whole, refuse_options, warn_once
+from vpmetrics._crowds import isolation_of_sides, rates_of_sides
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._trials.conditions import ALWAYS, condition_of
-from vpmetrics._trials.galleries import (
-    ACCUMULATED,
-    Listening,
-    crowd_of_conversations,
-    groups_of,
-    trials_of_conversations,
-)
-from vpmetrics._trials.isolation import isolation_rates
-from vpmetrics._trials.ranks import histogram_of_trials
+from vpmetrics._trials.galleries import ACCUMULATED, Listening
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.utterances import Sides
-from vpmetrics.functional.crowd import reidentification_rate
-
-
-class _Weighted(NamedTuple):
-    """Values of one group, and how many probes or predicates they rest on."""
-
-    values: dict[str, Tensor]
-    weight: Tensor
 
 
 class _CrowdMetric(EmbeddingMetric):
@@ -78,34 +62,10 @@ class _CrowdMetric(EmbeddingMetric):
         return self._value(sides, self.length, self.sizes)
 
     def _value(self, sides: Sides, length: int, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """The value where nobody named groups; otherwise the mean of those of all groups, by what they rest on."""
-        condition = condition_of(self.condition)
-        listening = Listening(condition, length, self.accumulated, self.attack)
-        return _together([self._value_of_group(part, listening, sizes) for part in groups_of(sides)])
-
-    def _value_of_group(self, sides: Sides, listening: Listening, sizes: Sequence[int]) -> _Weighted:
         raise NotImplementedError
 
-
-def _together(parts: Sequence[_Weighted]) -> dict[str, Tensor]:
-    """Mean of the values of all groups that have one, weighted; that of one group as it is."""
-    if len(parts) == 1:
-        return parts[0].values
-    found = {}
-    for key in parts[0].values:
-        values = torch.stack([part.values[key] for part in parts])
-        if key == "gallery":  # from here on at least one of the groups is extrapolated
-            smallest = torch.where(values.isnan(), torch.inf, values).amin()
-            found[key] = torch.where(smallest.isinf(), torch.nan, smallest)
-            continue
-        weights = torch.stack([part.weight for part in parts]).to(values)
-        weights = torch.where(values.isnan(), 0, weights)
-        shares, known = weights / weights.sum(), values.nan_to_num(0)
-        if key.endswith("_error"):
-            found[key] = (shares * known).square().sum().sqrt()
-        else:
-            found[key] = (shares * known).sum()
-    return found
+    def _listening(self, length: int) -> Listening:
+        return Listening(condition_of(self.condition), length, self.accumulated, self.attack)
 
 
 class ReidentificationRate(_CrowdMetric):
@@ -170,9 +130,8 @@ class ReidentificationRate(_CrowdMetric):
         given = {"bandwidth": bandwidth, "validate_args": validate_args, **kwargs}
         super().__init__(sizes, 1, utterances, accumulated, condition, attack, scoring, **given)
 
-    def _value_of_group(self, sides: Sides, listening: Listening, sizes: Sequence[int]) -> _Weighted:
-        histogram = histogram_of_trials(trials_of_conversations(sides, listening), self.scoring, self.bandwidth)
-        return _Weighted(reidentification_rate(histogram, sizes), histogram.detach().sum())
+    def _value(self, sides: Sides, length: int, sizes: Sequence[int]) -> dict[str, Tensor]:
+        return rates_of_sides(sides, self._listening(length), sizes, self.scoring, self.bandwidth)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the rate over the number of people beside chance: a line, and dots where it is extrapolated.
@@ -257,10 +216,8 @@ class SinglingOut(_CrowdMetric):
         super().__init__(sizes, 2, utterances, "probes", condition, attack, scoring, **given)
         self.calibration, self.draws = calibration, draws
 
-    def _value_of_group(self, sides: Sides, listening: Listening, sizes: Sequence[int]) -> _Weighted:
-        crowd = crowd_of_conversations(sides, listening, self.calibration)
-        values = isolation_rates(crowd, sizes, self.scoring, self.draws)
-        return _Weighted(values, crowd.counts.new_tensor(len(crowd.predicates)))
+    def _value(self, sides: Sides, length: int, sizes: Sequence[int]) -> dict[str, Tensor]:
+        return isolation_of_sides(sides, self._listening(length), sizes, self.scoring, self.calibration, self.draws)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the share singled out over the number of people, with twice its error, beside chance.

@@ -30,12 +30,6 @@ class Listening(NamedTuple):
     attack: Any = None
 
 
-def groups_of(sides: Sides) -> list[Sides]:
-    """The utterances of every group by themselves; all of them where nobody named groups."""
-    groups = [side.groups for side in (sides.original, sides.protected) if side.groups is not None]
-    return [sides.of_group(group) for group in torch.cat(groups).unique().tolist()] if groups else [sides]
-
-
 def hear(sides: Sides, listening: Listening) -> tuple[Side, Side]:
     """The utterances an attacker knows the speakers of, and conversations of which they do not."""
     condition, length = listening.condition, listening.utterances

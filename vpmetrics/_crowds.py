@@ -1,0 +1,69 @@
+"""What becomes of people in a crowd: how often they are found, and how often one is singled out, over all groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._trials.galleries import Listening, crowd_of_conversations, trials_of_conversations
+from vpmetrics._trials.isolation import isolation_rates
+from vpmetrics._trials.ranks import histogram_of_trials
+from vpmetrics._trials.scorers import Scoring
+from vpmetrics._trials.utterances import Sides
+from vpmetrics.functional.crowd import reidentification_rate
+
+
+class _Weighted(NamedTuple):
+    """Values of one group, and how many probes or predicates they rest on."""
+
+    values: dict[str, Tensor]
+    weight: Tensor
+
+
+def rates_of_sides(
+    sides: Sides, listening: Listening, sizes: Sequence[int], scoring: Scoring, bandwidth: float | None = None
+) -> dict[str, Tensor]:
+    """How often the speaker of a conversation comes first among so many people of their group."""
+
+    def rates(part: Sides) -> _Weighted:
+        histogram = histogram_of_trials(trials_of_conversations(part, listening), scoring, bandwidth)
+        return _Weighted(reidentification_rate(histogram, sizes), histogram.detach().sum())
+
+    return _over_groups(sides, rates)
+
+
+def isolation_of_sides(
+    sides: Sides, listening: Listening, sizes: Sequence[int], scoring: Scoring, calibration: int = 9, draws: int = 20
+) -> dict[str, Tensor]:
+    """How often a predicate fires on exactly one of so many people of a group."""
+
+    def isolated(part: Sides) -> _Weighted:
+        crowd = crowd_of_conversations(part, listening, calibration)
+        values = isolation_rates(crowd, sizes, scoring, draws)
+        return _Weighted(values, crowd.counts.new_tensor(len(crowd.predicates)))
+
+    return _over_groups(sides, isolated)
+
+
+def _over_groups(sides: Sides, value_of: Callable[[Sides], _Weighted]) -> dict[str, Tensor]:
+    """The values where nobody named groups; otherwise their means over the groups that have them, by weight."""
+    groups = sides.groups()
+    if len(groups) < 2:
+        return value_of(sides).values
+    parts = [value_of(sides.of_group(group)) for group in groups]
+    weights = torch.stack([part.weight for part in parts])
+    return {key: _mean(key, torch.stack([part.values[key] for part in parts]), weights) for key in parts[0].values}
+
+
+def _mean(key: str, values: Tensor, weights: Tensor) -> Tensor:
+    known = ~values.isnan()
+    if key == "gallery":  # from here on at least one of the groups is extrapolated
+        smallest = torch.where(known, values, torch.inf).amin()
+        return torch.where(smallest.isinf(), torch.nan, smallest)
+    shares = torch.where(known, weights.to(values), 0)
+    shares = shares / shares.sum()
+    weighted = shares * values.nan_to_num(0)
+    return weighted.square().sum().sqrt() if key.endswith("_error") else weighted.sum()
