@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
 from vpmetrics._checks import warn_once
+from vpmetrics._crowds import isolation_of_sides, rates_of_sides
 from vpmetrics._precision import wide_dtype
 from vpmetrics._scalars import HEADINGS, key_of, scalars_of
 from vpmetrics._scores.calibration import isotonic_map, linear_map
@@ -31,7 +32,8 @@ from vpmetrics._scores.measures import (
     min_dcf_of_steps,
     raw_eer_of_steps,
 )
-from vpmetrics._trials.conditions import CONDITIONS, Condition
+from vpmetrics._trials.conditions import ALWAYS, CONDITIONS, Condition
+from vpmetrics._trials.galleries import Listening
 from vpmetrics._trials.identification import Identification, identify_trials
 from vpmetrics._trials.matrices import (
     Likeness,
@@ -69,12 +71,17 @@ class Settings(NamedTuple):
     sizes: tuple[int, ...] = ()
 
 
+Rates = Callable[[Sequence[int], int], dict[str, Tensor]]
+
+
 @dataclass(frozen=True, eq=False)
 class ConditionReport:
     """What is known of one condition: its scalars, and what its figures are drawn from.
 
     ``average_scores()`` are the mean scores of all pairs of speakers, ``(S, S)``; they cost another pass over the
     trials. ``claims_llr``: scores that somebody gave may be log-likelihood ratios as they stand, cosines are not.
+    ``rates(sizes, utterances)`` is how often somebody is found among so many people by so many utterances, where that
+    was asked for; every call costs a pass over half of the utterances.
     """
 
     scalars: dict[str, Tensor]
@@ -85,6 +92,7 @@ class ConditionReport:
     claims_llr: bool = False
     likeness: Likeness | None = None
     strongest: Strongest | None = None
+    rates: Rates | None = None
 
     @property
     def trials(self) -> tuple[int, int]:
@@ -192,6 +200,8 @@ def report_condition(
     strongest = None if attackers is None else attackers.strongest(condition)
     if strongest is not None:
         scalars |= strongest.scalars()
+    rates = rates_of(sides, condition, settings)
+    scalars |= _scalars_of_crowd(sides, condition, settings, rates)
     return ConditionReport(
         scalars,
         scores,
@@ -200,7 +210,26 @@ def report_condition(
         lambda: average_scores(sides, condition, settings),
         likeness=likeness,
         strongest=strongest,
+        rates=rates,
     )
+
+
+def rates_of(sides: Sides, condition: Condition, settings: Settings) -> Rates | None:
+    """How often somebody is found in this condition, where sizes of crowds were named."""
+    if not settings.sizes:
+        return None
+    return lambda sizes, utterances: rates_of_sides(
+        sides, Listening(condition, utterances), sizes, settings.scoring, settings.bandwidth
+    )
+
+
+def _scalars_of_crowd(sides: Sides, condition: Condition, settings: Settings, rates: Rates | None) -> dict[str, Tensor]:
+    if rates is None:
+        return {}
+    scalars = {key: value for key, value in rates(settings.sizes, 1).items() if not key.startswith("chance")}
+    if condition.name in ALWAYS:  # conversations of several sessions cannot calibrate each other
+        scalars |= isolation_of_sides(sides, Listening(condition), settings.sizes, settings.scoring)
+    return scalars
 
 
 def average_scores(sides: Sides, condition: Condition, settings: Settings) -> Tensor:
@@ -293,7 +322,10 @@ def report_of_trials(
 
 
 def join_conditions(
-    conditions: dict[str, ConditionReport], names: Tensor, dtype: torch.dtype | None = None
+    conditions: dict[str, ConditionReport],
+    names: Tensor,
+    dtype: torch.dtype | None = None,
+    sizes: Sequence[int] = (),
 ) -> PrivacyReport:
     """One report of all conditions: their scalars by name, and those that compare them, in the order of the table."""
     matrices = {name: each.matrix for name, each in conditions.items() if each.matrix is not None}
@@ -307,7 +339,7 @@ def join_conditions(
         scalars |= normalised_relatives(scalars)
     if dtype is not None:
         scalars = {key: value.to(dtype) if value.is_floating_point() else value for key, value in scalars.items()}
-    order = scalars_of(("", *HEADINGS), attacks=True, sessions=True)
+    order = scalars_of(("", *HEADINGS), attacks=True, sessions=True, sizes=sizes)
     scalars = {key: scalars[key] for key in order if key in scalars}
     return PrivacyReport(scalars, conditions, _all_matrices(matrices, names) if matrices else None)
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_choice, check_slope, warn_once
+from vpmetrics._checks import check_choice, check_sizes, check_slope, warn_once
 from vpmetrics._precision import result_dtype
 from vpmetrics._report import (
     ConditionReport,
@@ -17,6 +17,7 @@ from vpmetrics._report import (
     Settings,
     average_scores,
     join_conditions,
+    rates_of,
     report_condition,
     transferred_disclosure,
 )
@@ -57,6 +58,9 @@ class VoicePrivacy(AttackedMetric):
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         rank_model: ``"empirical"`` or ``"beta_binomial"``, see :class:`SimilarityRankDisclosure`.
         slope: Slope of the local information; cross-fitted when left out, see :class:`LocalInformationDisclosure`.
+        sizes: Numbers of people to look for somebody among; adds ``op_rate_<N>``, ``op_singling_out_<N>`` with its
+            error and ``op_gallery``, and the same of the other conditions, of single utterances and cosines: see
+            :class:`ReidentificationRate` and :class:`SinglingOut`, also for attacks and for longer conversations.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. Meant for
             batches: every score is kept, whatever their number.
         validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
@@ -81,13 +85,16 @@ class VoicePrivacy(AttackedMetric):
         validate_args: bool = True,
         attacks: Attacks = "standard",
         enrolment: str | None = None,
+        sizes: Sequence[int] | None = None,
         **kwargs: Any,
     ) -> None:
         # The surrogate is for batches, and attackers need more than a batch.
         tried = attacks if bandwidth is None else None
         super().__init__(tried, bandwidth=bandwidth, validate_args=validate_args, **kwargs)
         check_choice("enrolment", enrolment, (None, "utterance", "speaker"))
-        self.enrolment = enrolment
+        if sizes is not None:
+            check_sizes(sizes, smallest=2)
+        self.enrolment, self.sizes = enrolment, tuple(sizes or ())
         check_choice("similarity", similarity, SIMILARITIES)
         check_choice("rank_model", rank_model, MODELS)
         check_slope(slope)
@@ -159,7 +166,9 @@ class VoicePrivacy(AttackedMetric):
         return self._report(sides).scalars
 
     def _settings(self) -> Settings:
-        return Settings(self.similarity, self.scoring, self.slope, self.rank_model, self.bandwidth, self.enrolment)
+        return Settings(
+            self.similarity, self.scoring, self.slope, self.rank_model, self.bandwidth, self.enrolment, self.sizes
+        )
 
     def _report(self, sides: Sides, cached: bool = True) -> PrivacyReport:
         attackers = None if self.attacks is None else self._attackers(sides)
@@ -171,7 +180,8 @@ class VoicePrivacy(AttackedMetric):
         if sides.protected.sessions is not None:
             conditions["OP"].scalars["c_ece"] = transferred_disclosure(sides, self._settings())
         dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
-        return join_conditions(conditions, sides.voices, dtype)._replace(attack_names=self.attack_names)
+        report = join_conditions(conditions, sides.voices, dtype, self.sizes)
+        return report._replace(attack_names=self.attack_names)
 
     def _report_of_original(self, sides: Sides) -> ConditionReport:
         """Original speech is the same in every epoch of a training, so its report outlives ``reset``.
@@ -183,9 +193,13 @@ class VoicePrivacy(AttackedMetric):
         seen, settings = _fingerprint(sides), self._settings()
         if self._baseline is None or self._baseline[0] != settings or not all(map(_same, self._baseline[1], seen)):
             report = self._report_of(CONDITIONS["OO"], sides)
-            self._baseline = settings, seen, replace(report, average_scores=None)
+            self._baseline = settings, seen, replace(report, average_scores=None, rates=None)
             return report
-        return replace(self._baseline[2], average_scores=lambda: average_scores(sides, CONDITIONS["OO"], settings))
+        return replace(
+            self._baseline[2],
+            average_scores=lambda: average_scores(sides, CONDITIONS["OO"], settings),
+            rates=rates_of(sides, CONDITIONS["OO"], settings),
+        )
 
     def _report_of(self, condition: Condition, sides: Sides, attackers: Attackers | None = None) -> ConditionReport:
         return report_condition(sides, condition, self._settings(), attackers)

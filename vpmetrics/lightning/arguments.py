@@ -19,7 +19,8 @@ def scalar_names(suite: VoicePrivacy | None = None, sessions: bool = False) -> t
     """The names of all scalars a suite returns, of several sessions or of one."""
     suite = VoicePrivacy() if suite is None else suite
     conditions = tuple(CONDITIONS) if sessions else ALWAYS
-    names = scalars_of(conditions, attacks=getattr(suite, "attacks", None) is not None, sessions=sessions)
+    attacks = getattr(suite, "attacks", None) is not None
+    names = scalars_of(conditions, attacks, sessions, sizes=getattr(suite, "sizes", ()))
     ends = ("", "_low", "_high") if getattr(suite, "intervals", None) else ("",)
     return tuple(name + end for name in names for end in ends)
 
