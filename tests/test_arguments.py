@@ -13,6 +13,7 @@ from torchmetrics.classification import BinaryAUROC
 
 import vpmetrics as vp
 from vpmetrics import functional as F
+from vpmetrics.attacks import Plain
 from vpmetrics.scoring import PLDA
 
 BINNING = (vp.ZebraDisclosure, vp.MinCllr, vp.EqualErrorRate, vp.Linkability)
@@ -69,6 +70,8 @@ REFUSED = [
         ({"slope": torch.tensor(INFINITY)}, ValueError, "`slope` to be finite, but got inf"),
         ({"slope": torch.ones(2)}, TypeError, "`slope` to be a number or None"),
     ),
+    (vp.VoicePrivacy, {"bandwidth": 0.1, "attacks": [Plain()]}, ValueError, "`attacks` only without `bandwidth`"),
+    (vp.StrongestAttack, {"condition": ["OP"]}, ValueError, r"`condition` to be one of .*, but got \['OP'\]"),
     (vp.EmbeddingTrials, {"metric": 3}, TypeError, "`metric` to be a Metric or a MetricCollection, but got int"),
     (vp.EmbeddingTrials, {"metric": vp.MinCllr}, TypeError, "`metric` to be a Metric or a MetricCollection"),
     (vp.EmbeddingTrials, {"metric": vp.DeIdentification()}, TypeError, r"`update\(preds, target\)`, but got DeId"),

@@ -89,6 +89,8 @@ class VoicePrivacy(AttackedMetric):
         **kwargs: Any,
     ) -> None:
         # The surrogate is for batches, and attackers need more than a batch.
+        if bandwidth is not None and attacks not in (None, "standard"):
+            raise ValueError("Expected `attacks` only without `bandwidth`: attackers need more than a batch.")
         tried = attacks if bandwidth is None else None
         super().__init__(tried, bandwidth=bandwidth, validate_args=validate_args, **kwargs)
         check_choice("enrolment", enrolment, (None, "utterance", "speaker"))

@@ -44,7 +44,7 @@ ALWAYS = ("OO", "OP", "PP")  # the conditions that need no sessions
 
 def condition_of(name: Any) -> Condition:
     """The condition a user named."""
-    if name in CONDITIONS:
+    if isinstance(name, str) and name in CONDITIONS:
         return CONDITIONS[name]
     always, others = (", ".join(map(repr, names)) for names in (ALWAYS, [n for n in CONDITIONS if n not in ALWAYS]))
     raise ValueError(f"Expected `condition` to be one of {always}, but got {name!r}. With sessions also: {others}.")
