@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from crowds import UNDEFINED, people
 
-from vpmetrics import ReidentificationRate, SinglingOut
+from vpmetrics import ReidentificationRate, SinglingOut, VoicePrivacy
+from vpmetrics._figures import CARD, PAGE, figures_of
 from vpmetrics._plot_crowd import draw_over_utterances
+from vpmetrics._report import System
 
 
 @pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
@@ -64,3 +66,25 @@ def test_a_rate_over_utterances_is_drawn_beside_chance():
     _, ax = draw_over_utterances({1: 0.2, 4: 0.5, 2: 0.3}, 0.01, None, "system")
     assert list(drawn(ax, "system")[0].get_xdata()) == [1, 2, 4]
     assert drawn(ax, "chance")[0].get_ydata() == pytest.approx([0.01] * 3)
+
+
+def test_a_report_shows_a_crowd_where_sizes_are_named():
+    original, protected, speakers = people(number=20, each=8, noise=1.5)
+    suites = [VoicePrivacy(sizes=sizes, attacks=None) for sizes in ((10, 20, 300), None)]
+    for suite in suites:
+        suite.update(original, protected, speakers)
+    with pytest.warns(UserWarning, match=UNDEFINED):  # nobody is singled out of 300
+        crowded, plain = (System("system", suite.report()) for suite in suites)
+    assert not {"people", "utterances"} & set(figures_of([plain], PAGE))
+    for layout in (PAGE, CARD):
+        figures = figures_of([crowded], layout)
+        (ax,), (longer,) = figures["people"].axes, figures["utterances"].axes
+        labels = [text.get_text() for text in ax.get_legend().get_texts()]
+        assert [label.partition(" (")[0] for label in labels if " (" in label] == ["OO", "OP", "PP"]
+        assert ax.lines[0].get_xdata()[-1] <= 20
+        assert drawn(ax, "extrapolated")[0].get_xdata()[-1] == 300
+        # Four of everybody's eight utterances are to be found.
+        assert [list(line.get_xdata()) for line in drawn(longer, "system")] == [[1, 2, 4]] * 3
+        by_hand = ReidentificationRate((10,), 4, condition="OP")
+        by_hand.update(original, protected, speakers)
+        assert drawn(longer, "system")[1].get_ydata()[-1] == pytest.approx(by_hand.compute()["rate_10"].item())

@@ -32,8 +32,8 @@ def trials_of(seed, count=600, speakers=6, distance=2.0):
     return ScoredTrials(scores, is_target, pairs)
 
 
-def report_of_embeddings(rows=None):
-    metric = VoicePrivacy()
+def report_of_embeddings(rows=None, **kwargs):
+    metric = VoicePrivacy(**kwargs)
     metric.update(**(join(embeddings()) if rows is None else rows))
     return metric.report()
 
@@ -164,7 +164,7 @@ def test_undefined_conditions_are_drawn_all_the_same():
 def test_a_monitor_lacks_no_figure_of_the_page_and_the_page_none_of_a_monitor():
     history = [{"deid": 0.1, "gvd": -1.0, "epoch": 0}, {"deid": 0.2, "gvd": -0.5, "epoch": 1}]
     (one,) = systems(1)
-    one = System(one.name, one.report, history=history)
+    one = System(one.name, report_of_embeddings(sizes=(5, 8)), history=history)
     assert list(figures_of([one], CARD)) == list(figures_of([one], PAGE))
     known = {kind.key for kind in FIGURES}
     scored = System("scores", report_of_trials({"OP": trials_of(0)}, trials_of(1), speakers=6))

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vpmetrics._trials.galleries import Listening, crowd_of_conversations, trials_of_conversations
+from vpmetrics._trials.conditions import Condition
+from vpmetrics._trials.galleries import Listening, crowd_of_conversations, hear, trials_of_conversations
 from vpmetrics._trials.isolation import isolation_rates
 from vpmetrics._trials.ranks import histogram_of_trials
 from vpmetrics._trials.scorers import Scoring
-from vpmetrics._trials.utterances import Sides
+from vpmetrics._trials.utterances import Sides, places_of
 from vpmetrics.functional.crowd import reidentification_rate
+
+
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """How often somebody is found in a condition, for any sizes and by any number of utterances: a pass each."""
+
+    sides: Sides
+    condition: Condition
+    scoring: Scoring
+    bandwidth: float | None = None
+
+    def __call__(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
+        """What :class:`vpmetrics.ReidentificationRate` returns."""
+        listening = Listening(self.condition, utterances)
+        return rates_of_sides(self.sides, listening, sizes, self.scoring, self.bandwidth)
+
+    def longest(self) -> int:
+        """How many utterances half of all people, at least, have for a conversation."""
+        heard = hear(self.sides, Listening(self.condition))[1]
+        counts = torch.bincount(places_of(heard, "sessions")[0])
+        return int(counts.median()) if len(counts) else 0
 
 
 class _Weighted(NamedTuple):

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vpmetrics._crowds import Rates
 from vpmetrics._plot import (
     PROFILE_LOG_ODDS,
     as_label,
@@ -31,6 +32,7 @@ from vpmetrics._plot import (
     figure_of,
     legend_beside,
 )
+from vpmetrics._plot_crowd import draw_over_utterances, draw_rate_over_people, sizes_for_curve, sizes_of
 from vpmetrics._report import ConditionReport, ScoredTrials, System, Transfer, report_of_trials, unprotected
 from vpmetrics._scores.measures import actual_cross_entropy, entropy_of_prior
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
@@ -248,6 +250,37 @@ def _local(systems: Sequence[System], layout: Layout) -> Figure | None:
     return figure_of(ax)
 
 
+def _rates(known: ConditionReport) -> Rates | None:
+    """What is known of a crowd, where there are people to be found."""
+    return known.rates if known.rates is not None and bool(known.scalars["gallery"].isfinite()) else None
+
+
+def _people(systems: Sequence[System], layout: Layout) -> Figure | None:
+    shown = _shown(systems, _rates)
+    if not shown:
+        return None
+    ax = layout.one()
+    for one, rates in shown:
+        values = rates(sizes_for_curve(max(100, *sizes_of(one.known.scalars))))
+        curve = {n: float(values[f"rate_{n}"]) for n in sizes_of(values)}
+        draw_rate_over_people(curve, float(values["gallery"]), ax, one.label)
+    layout.place_legend(ax)
+    return figure_of(ax)
+
+
+def _utterances(systems: Sequence[System], layout: Layout) -> Figure | None:
+    shown = _shown(systems, _rates)
+    if not shown or max(rates.longest() for _, rates in shown) < 2:
+        return None
+    ax, people = layout.one(), min(sizes_of(shown[0][0].known.scalars))
+    for one, rates in shown:
+        lengths = [2**power for power in range(6) if 2**power <= rates.longest()]
+        curve = {length: float(rates((people,), length)[f"rate_{people}"]) for length in lengths}
+        draw_over_utterances(curve, 1 / people, ax, one.label, f"share found among {people}")
+    layout.place_legend(ax)
+    return figure_of(ax)
+
+
 def _names(system: System) -> tuple[str, ...] | None:
     names = system.speakers
     short = 0 < len(names) <= _MOST_NAMES and max(map(len, names)) <= _LONGEST_NAME
@@ -330,5 +363,19 @@ FIGURES = (
         "Local information disclosure",
         "Share of trials that disclose more than so many bits about their speaker.",
         _local,
+    ),
+    FigureKind(
+        "people",
+        "In a crowd",
+        "How often the speaker of an utterance is the most similar of so many people, by cosine. Dotted, it is "
+        "extrapolated beyond the people there are.",
+        _people,
+    ),
+    FigureKind(
+        "utterances",
+        "Longer conversations",
+        "How often the speaker is found by the mean of several utterances: what grows is hidden by noise that "
+        "listening for longer takes away.",
+        _utterances,
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,16 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from vpmetrics._plot import PlotResult, as_label, axes_or_new, figure_of, next_style
+
+
+def sizes_for_curve(largest: int, steps: int = 40) -> list[int]:
+    """Numbers of people from 2 to the largest, as far apart as a logarithmic axis shows."""
+    return sorted({round(2 * (largest / 2) ** (step / steps)) for step in range(steps + 1)} | {2, largest})
+
+
+def sizes_of(values: Iterable[str]) -> list[int]:
+    """The numbers of people among names of rates."""
+    return sorted(int(name.removeprefix("rate_")) for name in values if name.startswith("rate_"))
 
 
 def draw_rate_over_people(curve: Mapping[int, float], gallery: float, ax: Axes | None, label: str = "") -> PlotResult:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
 from vpmetrics._checks import warn_once
-from vpmetrics._crowds import isolation_of_sides, rates_of_sides
+from vpmetrics._crowds import Rates, isolation_of_sides
 from vpmetrics._precision import wide_dtype
 from vpmetrics._scalars import HEADINGS, key_of, scalars_of
 from vpmetrics._scores.calibration import isotonic_map, linear_map
@@ -71,17 +71,13 @@ class Settings(NamedTuple):
     sizes: tuple[int, ...] = ()
 
 
-Rates = Callable[[Sequence[int], int], dict[str, Tensor]]
-
-
 @dataclass(frozen=True, eq=False)
 class ConditionReport:
     """What is known of one condition: its scalars, and what its figures are drawn from.
 
     ``average_scores()`` are the mean scores of all pairs of speakers, ``(S, S)``; they cost another pass over the
     trials. ``claims_llr``: scores that somebody gave may be log-likelihood ratios as they stand, cosines are not.
-    ``rates(sizes, utterances)`` is how often somebody is found among so many people by so many utterances, where that
-    was asked for; every call costs a pass over half of the utterances.
+    ``rates`` say how often somebody is found in a crowd, where that was asked for.
     """
 
     scalars: dict[str, Tensor]
@@ -216,17 +212,13 @@ def report_condition(
 
 def rates_of(sides: Sides, condition: Condition, settings: Settings) -> Rates | None:
     """How often somebody is found in this condition, where sizes of crowds were named."""
-    if not settings.sizes:
-        return None
-    return lambda sizes, utterances: rates_of_sides(
-        sides, Listening(condition, utterances), sizes, settings.scoring, settings.bandwidth
-    )
+    return Rates(sides, condition, settings.scoring, settings.bandwidth) if settings.sizes else None
 
 
 def _scalars_of_crowd(sides: Sides, condition: Condition, settings: Settings, rates: Rates | None) -> dict[str, Tensor]:
     if rates is None:
         return {}
-    scalars = {key: value for key, value in rates(settings.sizes, 1).items() if not key.startswith("chance")}
+    scalars = {key: value for key, value in rates(settings.sizes).items() if not key.startswith("chance")}
     if condition.name in ALWAYS:  # conversations of several sessions cannot calibrate each other
         scalars |= isolation_of_sides(sides, Listening(condition), settings.sizes, settings.scoring)
     return scalars

@@ -148,10 +148,9 @@ class ReidentificationRate(_CrowdMetric):
         """
         if val is not None:
             return super().plot(val, ax)
-        from vpmetrics._plot_crowd import draw_rate_over_people
+        from vpmetrics._plot_crowd import draw_rate_over_people, sizes_for_curve
 
-        largest = max(100, *self.sizes)
-        sizes = sorted({2, *self.sizes, *(round(2 * (largest / 2) ** (step / 40)) for step in range(41))} - {1})
+        sizes = sorted({*sizes_for_curve(max(100, *self.sizes)), *self.sizes} - {1})
         with warn_once(), self._gathered():
             values = self._value(self._sides(), self.length, sizes)
         curve = {n: float(values[f"rate_{n}"]) for n in sizes}
