@@ -321,6 +321,39 @@ def test_disclosures_of_independent_features_add_up():
     assert combine_disclosures([certain, certain], speakers=4) == {"max_d": 2, "mean_d": 2}
 
 
+def joint_bits(joint):
+    """Bits of a pair of ranks, for others whose pairs are uniform: the definition of MeanD, with pairs for ranks."""
+    shares = joint / joint.sum()
+    return torch.special.xlogy(shares, shares * joint.numel()).sum() / math.log(2)
+
+
+def test_the_sum_over_features_is_no_bound_from_below_where_they_complete_one_another():
+    joint = torch.eye(8)  # either rank is anything; the other is then the same
+    total = combine_disclosures([rank_disclosure(joint.sum(dim)) for dim in (0, 1)])
+    assert total["mean_d"] == 0
+    assert_close(joint_bits(joint), torch.tensor(3.0))  # the pair names the speaker
+
+
+def test_the_sum_over_features_is_no_bound_from_above_where_they_repeat_one_another():
+    _, inputs, speakers = utterances(rows=200, noise=1.5)
+    once, twice = (rank_disclosure(rank_histogram(rows, speakers)) for rows in (inputs, torch.cat([inputs] * 2, 1)))
+    # An attacker who has both knows no more; which utterance of another speaker is left out may change.
+    assert_close(twice["mean_d"], once["mean_d"], atol=0.03, rtol=0)
+    assert combine_disclosures([once, once])["mean_d"] == 2 * once["mean_d"] > 0.5
+
+
+def test_features_ranked_together_show_what_their_sum_only_guesses():
+    _, both, speakers = utterances(rows=400, width=16, noise=2.5)
+
+    def fused(a, b):
+        halves = (torch.nn.functional.normalize(side.unflatten(1, (2, 8)), dim=2) for side in (a, b))
+        return torch.einsum("aij,bij->ab", *halves)
+
+    alone = [rank_disclosure(rank_histogram(half, speakers))["mean_d"] for half in both.split(8, 1)]
+    together = rank_disclosure(rank_histogram(both, speakers, scoring=fused))["mean_d"]
+    assert together > max(alone)
+
+
 # --- Arguments
 
 

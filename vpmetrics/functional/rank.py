@@ -116,12 +116,17 @@ def rank_disclosure(histogram: Tensor, model: str = "empirical") -> dict[str, Te
 
 
 def combine_disclosures(disclosures: Sequence[Mapping[str, Tensor]], speakers: int | None = None) -> dict[str, Tensor]:
-    r"""Disclosure of several independent features of the same trials: bits add up.
+    r"""Sum of the bits of several features: what they disclose together if they are independent, and a guess if not.
 
-    If the ranks :math:`j_f` of the true speaker in each feature are independent, an attacker who sees them all gains
-    :math:`\sum_f \varepsilon_{j_f}`. The expectation of that sum is the sum of the MeanD, and its largest value the sum
-    of the MaxD. Features that are not independent disclose less together, so this is what to fear, not what is known;
-    in any case nothing discloses more than which of the speakers it is.
+    Where the ranks :math:`j_f` of the true speaker in each feature are independent of one another, and those of all
+    others are, too, an attacker who sees them all gains :math:`\sum_f \varepsilon_{j_f}`. The expectation of that sum
+    is the sum of the MeanD, and its largest value the sum of the MaxD.
+
+    Of features that depend on one another it is neither an upper nor a lower bound. Two copies of one feature disclose
+    what one does, and the sum says twice that. Two features may each have uniform ranks and the pair of ranks still
+    name the speaker, and the sum says 0. To measure and not to guess, rank by both at once: with the features side by
+    side in each row, and a ``scoring`` that adds up what each of them says, :func:`rank_histogram` gives the ranks of
+    an attacker who fuses them. What these disclose is disclosed.
 
     Args:
         disclosures: One dict with ``max_d`` and ``mean_d`` per feature, as ``rank_disclosure`` returns it.
