@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from vpmetrics._checks import check_choice, check_embeddings, check_integers, check_shape, check_tensor
+from vpmetrics._checks import check_choice, check_embeddings, check_floating, check_integers, check_shape, check_tensor
 from vpmetrics._trials.covariances import Covariances
 from vpmetrics._trials.moments import Moments, deal, moments_of
 from vpmetrics._trials.separation import Maps, disclosed_share, map_rows, separation
@@ -21,6 +21,7 @@ NOTHING, PROTECTED = "nothing", "protected speech"
 LABELLED, PAIRS = "protected speech with speakers", "pairs of original and protected speech"
 
 _GROUPS = 5  # of speakers, each left out once to choose a setting
+_AS_GOOD = 0.01  # of the share disclosed, by which two settings hardly differ
 
 
 class Attack(nn.Module):
@@ -127,6 +128,7 @@ class LinearAttack(Attack, Resizable):
         if not self.is_fitted:
             raise RuntimeError(f"Expected {type(self).__name__} to be fitted before it attacks: see `fit`.")
         maps = Maps(*(getattr(self, name) for name in Maps._fields))
+        check_width(original, protected, None if maps.mean_p is None else len(maps.mean_p))
         return (
             None if original is None else map_rows(original, maps.mean_o, maps.map_o),
             None if protected is None else map_rows(protected, maps.mean_p, maps.map_p),
@@ -152,9 +154,14 @@ class LinearAttack(Attack, Resizable):
         return disclosed_share(torch.stack([separation(moments, each) for each in found]))
 
     def _best(self, separations: Tensor) -> list[int]:
-        """The best setting of each column; where nothing speaks for any, the last."""
-        order = separations.flip(0).argmax(0)
-        return (len(separations) - 1 - order).tolist()
+        """The best setting of each column, or the last that is as good, so that groups agree where it hardly matters.
+
+        Settings go from the finest to the most regular.
+        """
+        top = separations.amax(0)
+        as_good = separations >= top - _AS_GOOD * top.abs()
+        best: list[int] = (len(separations) - 1 - as_good.to(torch.uint8).flip(0).argmax(0)).tolist()
+        return best
 
     def _check(self, original: Any, protected: Any, speakers: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Both sides, checked; who has no original speech takes the protected to be like it."""
@@ -165,6 +172,16 @@ class LinearAttack(Attack, Resizable):
         if len(protected) == 0:
             raise ValueError("Expected `protected` to have at least one row, but got none.")
         return (protected if original is None else original), protected, speakers
+
+
+def check_width(original: Any, protected: Any, width: int | None) -> None:
+    """Refuse sides that are not rows of numbers, or of another width than what was fitted on."""
+    for name, side in (("original", original), ("protected", protected)):
+        if side is None:
+            continue
+        check_floating(name, side)
+        if width is not None and side.shape[-1] != width:
+            raise ValueError(f"Expected `{name}` to be {width} wide, as what was fitted on, but got {side.shape[-1]}.")
 
 
 def _stack(maps: list[Maps]) -> Maps:

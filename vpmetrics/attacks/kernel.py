@@ -12,7 +12,7 @@ from vpmetrics._precision import at_least_float32, widen
 from vpmetrics._trials.moments import deal, moments_of
 from vpmetrics._trials.separation import Maps, disclosed_share, separation
 from vpmetrics._trials.utterances import row_keys
-from vpmetrics.attacks.base import PAIRS, Attack
+from vpmetrics.attacks.base import PAIRS, Attack, check_width
 from vpmetrics.attacks.watching import Resizable
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class KernelRidge(Attack, Resizable):
         """Both sides as the attacker compares them, by cosine; None for a side that was left out."""
         if self.mean_o is None:
             raise RuntimeError("Expected KernelRidge to be fitted before it attacks: see `fit`.")
+        check_width(original, protected, len(self.mean_o))
         if protected is not None:
             # Weights are large and cancel, so they need the digits of the type they were found in.
             predicted = _kernel(widen(protected) - self.mean_p, self.rows, self.scale) @ self.weights
