@@ -8,7 +8,9 @@ from crowds import people
 from torch.testing import assert_close
 
 from vpmetrics import ReidentificationRate, SinglingOut, VoicePrivacy
+from vpmetrics._report import System
 from vpmetrics._scalars import scalars_of
+from vpmetrics.app.tables import tables_of_system
 from vpmetrics.lightning import PrivacyMonitor
 
 SIZES = (5, 20)
@@ -60,3 +62,14 @@ def test_the_monitor_logs_a_crowd_where_the_suite_has_one():
 def test_odd_sizes_are_refused():
     with pytest.raises(ValueError, match="Expected `sizes`"):
         VoicePrivacy(sizes=(1, 20))
+
+
+def test_tables_show_a_crowd_beside_the_other_numbers_of_a_condition():
+    metric = VoicePrivacy(sizes=SIZES, attacks=None)
+    metric.update(**rows())
+    system = System("system", metric.report())
+    (table,) = [table for table in tables_of_system(system) if table.title == "What scores disclose"]
+    shown = {row[0]: row[1:] for row in table.rows}
+    assert shown["found among 20 [%]"][1] == f"{100 * system.scalar('op_rate_20'):.2f}"
+    assert shown["references"] == ("20", "20", "20")
+    assert "singled out of 5 [%]" in shown

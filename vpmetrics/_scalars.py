@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -207,6 +207,18 @@ def _entry(key: str) -> Scalar | None:
     if error is None:
         return entry
     return replace(entry, heading=f"{entry.heading}, error", private=None, tells="standard error of drawing so many")
+
+
+def entries_of_crowd(names: Iterable[str]) -> tuple[Scalar, ...]:
+    """The numbers of a crowd among names, without their conditions, each once.
+
+    Example:
+        >>> [entry.key for entry in entries_of_crowd(["op_rate_20", "op_eer", "pp_rate_20", "op_gallery"])]
+        ['rate_20', 'gallery']
+    """
+    known = [scalar(name) for name in names]
+    keys = [entry.key.removeprefix(f"{entry.condition.lower()}_") for entry in known if entry.family == "crowd"]
+    return tuple(scalar(key) for key in dict.fromkeys(keys))
 
 
 def scalars_of(

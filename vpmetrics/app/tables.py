@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vpmetrics._report import System, unprotected
-from vpmetrics._scalars import DASH, FAMILIES, OF_CONDITIONS, key_of, scalar
+from vpmetrics._scalars import DASH, FAMILIES, OF_CONDITIONS, entries_of_crowd, key_of, scalar
 
 # The columns of table 2 of the 2022 paper, and what goes with them.
 _OF_SYSTEM = ("deid", "gvd")
@@ -76,6 +76,7 @@ def _list(title: str, family: str, system: System) -> list[Table]:
 def _by_condition(system: System) -> Table:
     conditions = system.report.conditions
     entries = [entry for family in (*OF_CONDITIONS, "attack") for entry in FAMILIES[family]]
+    entries += entries_of_crowd(system.scalars)
     known = [e for e in entries if any(key_of(condition, e.key) in system.scalars for condition in conditions)]
     rows = [(e.title, *(show(key_of(condition, e.key), system) for condition in conditions)) for e in known]
     for number, kind in enumerate(("target", "non-target")):
