@@ -25,8 +25,8 @@ from vpmetrics.functional import (
 )
 
 
-def expected_scalars(voices, system="B2"):
-    metric = VoicePrivacy()
+def expected_scalars(voices, system="B2", attacks="standard"):
+    metric = VoicePrivacy(attacks=attacks)
     metric.update(voices.original, voices.protected[system], voices.speakers)
     return metric.compute()
 

@@ -216,8 +216,8 @@ def test_the_challenges_vectors_are_paired_by_their_index(tmp_path, voices):
         (folder / "idx2spk").write_text("".join(f"{row} {voices.names[k]}\n" for row, k in enumerate(order)))
     for end in ("", "/speaker_vectors.pt"):
         sides = ["--original", f"{tmp_path}/o{end}", "--protected", f"{tmp_path}/p{end}"]
-        run("evaluate", *sides, "--json", tmp_path / "r.json")
-        assert_scalars(scalars_of(tmp_path / "r.json"), expected_scalars(voices))
+        run("evaluate", *sides, "--json", tmp_path / "r.json", "--no-attacks")
+        assert_scalars(scalars_of(tmp_path / "r.json"), expected_scalars(voices, attacks=None))
 
 
 @pytest.mark.parametrize("lines", ["a 0\nb 0\n", "a 0\n", "a 0\nb 2\n", "a 0\nb x\n", "a 0 1\nb 1 1\n"])

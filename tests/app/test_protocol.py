@@ -43,7 +43,7 @@ def options_of(folder, sides=("", "_anon"), sets=SETS, kind="ark"):
     files = {side: [folder / f"libri_test_{name}{side}" / f"xvector.{kind}" for name in sets] for side in sides}
     lists = ["--utt2spk", folder / "utt2spk", "--enrolls", folder / "enrolls", "--groups", folder / "spk2gender"]
     lists += ["--trials", folder / "trials_f", folder / "trials_m"]
-    return ["--original", *files[sides[0]], "--protected", *files[sides[1]], *lists]
+    return ["--original", *files[sides[0]], "--protected", *files[sides[1]], *lists, "--no-attacks"]
 
 
 def results(path):
@@ -67,6 +67,18 @@ def test_one_command_gives_what_numpy_gives_per_sex_and_condition(tmp_path, libr
         assert groups[sex]["trials"][condition.upper()] == counts
 
 
+@pytest.mark.usefixtures("libri")
+def test_the_strongest_attack_stands_beside_and_is_noted_where_it_counts_more_than_the_list(tmp_path, folder):
+    lines = (folder / "trials_f").read_text().splitlines()
+    (tmp_path / "some").write_text("".join(f"{line}\n" for line in lines[::7]))
+    options = options_of(folder)
+    at = options.index("--trials")
+    run("evaluate", *options[: at + 1], tmp_path / "some", "--json", tmp_path / "r.json")
+    assert results(tmp_path / "r.json")["groups"]["f"]["scalars"]["op_d_ece_strongest"] > 0
+    (note,) = results(tmp_path / "r.json")["notes"]
+    assert note.endswith(f"the list has {len(lines[::7]):,}")
+
+
 def test_all_trials_together_and_averages_by_weight_stand_beside_the_groups(tmp_path, libri, folder, expected):
     run("evaluate", *options_of(folder), "--weights", folder / "weights", "--json", tmp_path / "r.json")
     got = results(tmp_path / "r.json")
@@ -78,6 +90,22 @@ def test_all_trials_together_and_averages_by_weight_stand_beside_the_groups(tmp_
         assert got["average"]["scalars"][f"{condition}_eer"] == pytest.approx(average, abs=1e-12)
     assert got["average"]["weights"] == {"f": 0.6, "m": 0.4}
     assert "op_tag" not in got["average"]["scalars"]
+
+
+def test_without_a_list_all_pairs_of_a_group_are_trials(tmp_path, libri, folder, expected):
+    """Which is what the challenge lists, so that the engine's averaged enrolment and groups have to agree with it."""
+    options = options_of(folder)
+    options = options[: options.index("--trials")]
+    options += ["--no-attacks", "--weights", folder / "weights"]
+    run("evaluate", *options, "--json", tmp_path / "r.json")
+    got = results(tmp_path / "r.json")
+    for (sex, condition), values in expected.items():
+        assert got["groups"][sex]["trials"][condition.upper()]["target"] == sum(same for *_, same in libri.trials[sex])
+        for name, value in values.items():
+            assert got["groups"][sex]["scalars"][f"{condition}_{name}"] == pytest.approx(value, abs=1e-5), name
+    average = 0.6 * expected["f", "op"]["eer"] + 0.4 * expected["m", "op"]["eer"]
+    assert got["average"]["scalars"]["op_eer"] == pytest.approx(average, abs=1e-5)
+    assert got["utterances"] == 438 + 734 + 762
 
 
 @pytest.mark.usefixtures("libri")

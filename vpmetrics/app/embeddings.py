@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics.app.errors import InputError, printable
+from vpmetrics.app.lists import read_map, read_pairs
 from vpmetrics.app.sides import Column, Files, rows_by_name
 from vpmetrics.scoring import PLDA
 
@@ -23,6 +24,9 @@ class Embeddings(NamedTuple):
     speaker_names: tuple[str, ...]
     utterances: Tensor | None = None
     notes: tuple[str, ...] = ()
+    is_reference: Tensor | None = None
+    groups: Tensor | None = None
+    group_names: tuple[str, ...] = ()
 
 
 class Sources(NamedTuple):
@@ -33,6 +37,8 @@ class Sources(NamedTuple):
     protected: tuple[str, ...] = ()
     speakers: str | None = None
     utterances: str | None = None
+    enrolls: str | None = None
+    groups: str | None = None
 
 
 def read_embeddings(sources: Sources, partial: bool = False) -> Embeddings:
@@ -55,7 +61,40 @@ def read_embeddings(sources: Sources, partial: bool = False) -> Embeddings:
         notes += left_out
     elif original.path != protected.path:
         notes += (f"rows of {original.source} and {protected.source} were paired by position: they have no names",)
-    return _pack(columns, utterances, notes)
+    packed = _pack(columns, utterances, notes)
+    names = columns["original"].utterances
+    return _with_groups(_with_references(packed, names, sources.enrolls), names, sources.groups)
+
+
+def _with_references(embeddings: Embeddings, names: list[str] | None, enrolls: str | None) -> Embeddings:
+    """Which rows the attacker enrols speakers with."""
+    if enrolls is None:
+        return embeddings
+    if names is None:
+        raise InputError("expected files that name their utterances beside it, but got rows without names", enrolls)
+    enrolled = set(read_pairs(enrolls, ("utterance",))[0])
+    missing = enrolled.difference(names)
+    if missing:
+        message = f"expected embeddings of all {len(enrolled):,} utterances, but {len(missing):,} are missing"
+        raise InputError(f"{message}, first {min(missing)!r}", enrolls)
+    return embeddings._replace(is_reference=torch.tensor([name in enrolled for name in names]))
+
+
+def _with_groups(embeddings: Embeddings, names: list[str] | None, path: str | None) -> Embeddings:
+    """The group of each row, by its utterance or its speaker."""
+    if path is None:
+        return embeddings
+    group_of = read_map(path, ("utterance", "group"))
+    speakers = [embeddings.speaker_names[number] for number in embeddings.speakers.tolist()]
+    of_row = [
+        group_of.get(name, group_of.get(speaker)) for name, speaker in zip(names or speakers, speakers, strict=True)
+    ]
+    if None in of_row:
+        at = of_row.index(None)
+        raise InputError(f"expected the group of every row, but got none for {(names or speakers)[at]!r}", path)
+    kinds, numbers = np.unique(np.array(of_row), return_inverse=True)
+    groups = torch.from_numpy(numbers.astype(np.int64))
+    return embeddings._replace(groups=groups, group_names=tuple(map(printable, kinds.tolist())))
 
 
 def read_plda(path: str, utt2spk: str | None = None) -> PLDA:
@@ -107,7 +146,7 @@ def _align(columns: Mapping[str, Column], partial: bool) -> tuple[dict[str, Colu
                 message = f"{left_out} are not in the other files, first {missing[0]!r}; --partial leaves them out"
                 raise InputError(message, columns[role].source)
     aligned = {
-        role: column._replace(values=column.values[[rows[role][name] for name in kept]])
+        role: column._replace(values=column.values[[rows[role][name] for name in kept]], utterances=kept)
         for role, column in columns.items()
     }
     return aligned, tuple(notes)

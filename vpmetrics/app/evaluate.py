@@ -11,6 +11,7 @@ from rich.console import Console
 
 from vpmetrics._report import System
 from vpmetrics._trials.scorers import Scoring
+from vpmetrics.app.attacked import with_attacks
 from vpmetrics.app.challenge import find_results
 from vpmetrics.app.embeddings import Embeddings, Sources, read_embeddings, read_plda
 from vpmetrics.app.errors import InputError, printable
@@ -30,11 +31,13 @@ from vpmetrics.suite import VoicePrivacy
 
 # What each kind of input makes use of, beside what concerns the output.
 _ALWAYS = {"command", "run", "argv", "inputs", "systems", "title", "out", "json", "figures"}
-_COMPARED = {"scoring", "plda_fit", "speakers"}
+_COMPARED = {"scoring", "plda_fit", "speakers", "no_attacks"}
+_SIDES = {"original", "protected", "enrolls", "groups", "weights"}
 _USED = {
-    "embeddings": _COMPARED | {"original", "protected", "similarity", "utterances", "partial"},
+    "embeddings": _COMPARED
+    | {"original", "protected", "similarity", "utterances", "partial", "enrolls", "groups", "weights"},
     "a list of trials": _COMPARED | {"original", "protected", "trials", "enrolls", "groups", "weights"},
-    "a folder of results": _COMPARED | {"weights"},
+    "a folder of results": {"scoring", "plda_fit", "speakers", "weights"},
     "score files": {"oo", "op", "pp", "key", "strict", "fit", "speakers", "similarity"},
 }
 _NAMES = {"speakers": "utt2spk"}
@@ -117,7 +120,8 @@ def _route_of(options: Namespace) -> Callable[[Namespace], list[System]]:
 def _evaluate_embeddings(options: Namespace) -> list[System]:
     embeddings = read_embeddings(_sides(options), options.partial)
     with phase(f"scoring {_title(options)}"):
-        return [evaluate_embeddings(_title(options), embeddings, _metric(options))]
+        weights = read_weights(options.weights, set(embeddings.group_names))
+        return [evaluate_embeddings(_title(options), embeddings, _metric(options), weights)]
 
 
 def _evaluate_listed(options: Namespace) -> list[System]:
@@ -125,8 +129,12 @@ def _evaluate_listed(options: Namespace) -> list[System]:
     files = Files(sources.container)
     sides = files.side(sources.original, "original"), files.side(sources.protected, "protected")
     protocol = read_protocol(options.trials, options.enrolls, options.speakers, options.groups, options.weights)
-    listed = score_listed(*sides, protocol, _scoring(options))
-    return [evaluate_listed(_title(options), listed, protocol.weights)]
+    scoring = _scoring(options)
+    system = evaluate_listed(_title(options), score_listed(*sides, protocol, scoring), protocol.weights)
+    if options.no_attacks:
+        return [system]
+    with phase(f"attacking {_title(options)}"):
+        return [with_attacks(system, *sides, protocol, scoring)]
 
 
 def _evaluate_results(options: Namespace) -> list[System]:
@@ -144,11 +152,13 @@ def _evaluate_results(options: Namespace) -> list[System]:
 def _sides(options: Namespace) -> Sources:
     container = options.inputs[0] if options.inputs else None
     sides = tuple(options.original or ()), tuple(options.protected or ())
-    return Sources(container, *sides, options.speakers, options.utterances)
+    return Sources(container, *sides, options.speakers, options.utterances, options.enrolls, options.groups)
 
 
 def _metric(options: Namespace) -> VoicePrivacy:
-    return VoicePrivacy(similarity=options.similarity or "geometric", scoring=_scoring(options))
+    enrolment = "speaker" if getattr(options, "enrolls", None) else None
+    attacks = None if options.no_attacks else "standard"
+    return VoicePrivacy(options.similarity or "geometric", _scoring(options), attacks=attacks, enrolment=enrolment)
 
 
 def _scoring(options: Namespace) -> Scoring:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vpmetrics._report import ConditionReport, ScoredTrials, System, report_of_trials
 from vpmetrics._scalars import key_of
@@ -33,20 +34,38 @@ def collected_notes(notes: list[str]) -> Iterator[None]:
     notes += dict.fromkeys(str(warning.message) for warning in caught if warning.category is UserWarning)
 
 
-def evaluate_embeddings(name: str, embeddings: Embeddings, metric: VoicePrivacy) -> System:
+def evaluate_embeddings(
+    name: str, embeddings: Embeddings, metric: VoicePrivacy, weights: Mapping[str, float] | None = None
+) -> System:
     """All of a system from its embeddings; one metric for several systems scores shared originals once."""
     notes = [*embeddings.notes, *_notes_on_rows(name, embeddings)]
     metric.reset()
     try:
         with collected_notes(notes):
-            metric.update(embeddings.original, embeddings.protected, embeddings.speakers, None, embeddings.utterances)
+            metric.update(
+                embeddings.original,
+                embeddings.protected,
+                embeddings.speakers,
+                embeddings.is_reference,
+                embeddings.utterances,
+                groups=embeddings.groups,
+            )
             report = metric.report()
     except (TypeError, ValueError) as error:
         raise InputError(str(error), name or None) from None
     attacks = tuple((attack.name, attack.needs) for attack in getattr(metric, "attacks", None) or ())
-    speakers = tuple(embeddings.speaker_names[number] for number in embeddings.speakers.unique().tolist())
     notes += _notes_on_sign(name, report.conditions, "an attacker who turns the sign undoes the protection")
-    return System(name, report, speakers, tuple(notes), attacks=attacks, utterances=len(embeddings.speakers))
+    groups = {}
+    for number, of_group in report.groups.items():
+        own = embeddings.speakers if embeddings.groups is None else embeddings.speakers[embeddings.groups == number]
+        group = embeddings.group_names[number]
+        groups[group] = System(group, of_group, _named(own, embeddings), attacks=attacks, utterances=len(own))
+    speakers, count = _named(embeddings.speakers, embeddings), len(embeddings.speakers)
+    return System(name, report, speakers, tuple(notes), (), groups, weights or {}, attacks, count)
+
+
+def _named(speakers: Tensor, embeddings: Embeddings) -> tuple[str, ...]:
+    return tuple(embeddings.speaker_names[number] for number in speakers.unique().tolist())
 
 
 def evaluate_trials(

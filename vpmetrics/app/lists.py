@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from vpmetrics.app.columns import NUMBER, Array, Layout, Role, Rows, first_fields, line_of, read_columns
+from vpmetrics.app.errors import InputError
 from vpmetrics.app.files import STANDARD_INPUT, saw
 
 _TARGET = "target", "tgt", "tar", "1", "1.0", "true", "same"
@@ -203,3 +204,11 @@ def read_pairs(path: str | Path, headings: tuple[str, ...] = ("utterance", "spea
     columns = pl.concat([part.columns for part in parts])
     saw(path, f"{len(columns):,} lines, {parts[0].layout}")
     return [column.to_list() for column in columns]
+
+
+def read_map(path: str | Path, headings: tuple[str, str]) -> dict[str, str]:
+    """A list of two columns, the first as keys."""
+    columns = read_pairs(path, headings)
+    if len(columns) != 2:
+        raise InputError(f"expected lines `{' '.join(headings)}`, but got one column", path, 1)
+    return dict(zip(*columns, strict=True))

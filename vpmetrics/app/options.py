@@ -157,6 +157,7 @@ def _add_scoring(group: _ArgumentGroup) -> None:
     says = "labelled embeddings of other speakers to fit the PLDA on: arrays and speakers, or named as in --utt2spk"
     group.add_argument("--plda-fit", metavar="FILE", help=says)
     group.add_argument("--similarity", choices=("geometric", "sigmoid"), help="of 2022 (geometric) or of 2020")
+    group.add_argument("--no-attacks", action="store_true", help="compare embeddings only, which is quicker")
 
 
 def _add_key(group: _ArgumentGroup) -> None:

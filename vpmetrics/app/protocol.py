@@ -11,7 +11,7 @@ import numpy as np
 
 from vpmetrics.app.columns import Array
 from vpmetrics.app.errors import InputError
-from vpmetrics.app.lists import Names, TrialFile, read_key, read_pairs
+from vpmetrics.app.lists import Names, TrialFile, read_key, read_map, read_pairs
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,14 @@ def read_protocol(
         what = "no --utt2spk" if utt2spk is None else f"none of {missing!r} in {utt2spk}"
         raise InputError(f"expected the speaker of every enrolment utterance, but got {what}", enrolls)
     group_of = {} if groups is None else read_map(groups, ("utterance", "group"))
-    protocol = make_protocol(trials, enrolled, speaker_of)
+    protocol = make_protocol(trials, enrolled, speaker_of, Names())
     return replace(protocol, group_of=group_of, weights=read_weights(weights, set(group_of.values())))
 
 
-def make_protocol(trials: Sequence[str | Path], enrolled: Sequence[str], speaker_of: Mapping[str, str]) -> Protocol:
+def make_protocol(
+    trials: Sequence[str | Path], enrolled: Sequence[str], speaker_of: Mapping[str, str], names: Names
+) -> Protocol:
     """A protocol of lists of trials, and of the utterances enrolled."""
-    names = Names()
     listed = _join([read_key(path, names) for path in trials], names)
     is_target = cast(Array, listed.is_target)  # a key has labels
     _check_labels(listed, is_target, names, speaker_of)
@@ -82,14 +83,6 @@ def _join(files: Sequence[TrialFile], names: Names) -> TrialFile:
         again = f"{copies:,} of {len(codes):,} occur again"
         raise InputError(f"expected every trial once, but {again}", joined.path)
     return joined
-
-
-def read_map(path: str | Path, headings: tuple[str, str]) -> dict[str, str]:
-    """A list of two columns, the first as keys."""
-    columns = read_pairs(path, headings)
-    if len(columns) != 2:
-        raise InputError(f"expected lines `{' '.join(headings)}`, but got one column", path, 1)
-    return dict(zip(*columns, strict=True))
 
 
 def read_weights(path: str | None, groups: set[str]) -> dict[str, float]:

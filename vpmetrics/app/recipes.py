@@ -10,8 +10,8 @@ from vpmetrics._trials.scorers import Scoring
 from vpmetrics.app.challenge import Part, Results
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.listed import CONDITIONS, Listed, score_listed
-from vpmetrics.app.lists import Names, read_key, read_pairs, read_scores
-from vpmetrics.app.protocol import Protocol, make_protocol, read_map
+from vpmetrics.app.lists import Names, read_key, read_map, read_pairs, read_scores
+from vpmetrics.app.protocol import Protocol, make_protocol
 from vpmetrics.app.sides import Column, Files, merge
 from vpmetrics.app.trials import Trials, label_trials
 
@@ -23,7 +23,7 @@ def read_results(results: Results, scoring: Scoring, utt2spk: str | None = None)
         read: list[Mapping[str, Trials]] = [_read_scores(part, names) for part in results.parts]
         notes: list[str] = []
     else:
-        listed = [_score_vectors(part, results.side, scoring, utt2spk) for part in results.parts]
+        listed = [_score_vectors(part, results.side, scoring, utt2spk, names) for part in results.parts]
         read, notes = [one.trials for one in listed], [note for one in listed for note in one.notes]
     trials, group = {}, {}
     for condition in CONDITIONS:
@@ -42,7 +42,7 @@ def _read_scores(part: Part, names: Names) -> dict[str, Trials]:
     return {condition: label_trials(file, key, names) for condition, file in files.items()}
 
 
-def _score_vectors(part: Part, side: str, scoring: Scoring, utt2spk: str | None) -> Listed:
+def _score_vectors(part: Part, side: str, scoring: Scoring, utt2spk: str | None, names: Names) -> Listed:
     files = Files(None)
 
     def of(suffix: str) -> Column:
@@ -52,10 +52,10 @@ def _score_vectors(part: Part, side: str, scoring: Scoring, utt2spk: str | None)
             raise InputError(f"expected embeddings of both sides, but found no {what}", part.lists.folder)
         return merge([files.column(str(path), "original") for path in there])
 
-    return score_listed(of(""), of(side), _protocol(part, utt2spk, files), scoring)
+    return score_listed(of(""), of(side), _protocol(part, utt2spk, files, names), scoring)
 
 
-def _protocol(part: Part, utt2spk: str | None, files: Files) -> Protocol:
+def _protocol(part: Part, utt2spk: str | None, files: Files, names: Names) -> Protocol:
     """As the recipes have it: a speaker is enrolled with the mean of their utterances in the set for that."""
     enrolment = files.arrays(str(part.vectors[part.enrol]))
     listed = part.lists.find(part.enrol, "enrolls")
@@ -68,7 +68,7 @@ def _protocol(part: Part, utt2spk: str | None, files: Files) -> Protocol:
         speaker_of = dict(zip(enrolment.utterances or [], speakers, strict=True))
     else:
         raise InputError(f"expected the speakers of {part.enrol}, but found no {part.enrol}/utt2spk", part.lists.folder)
-    return make_protocol([part.trials()], enrolled, speaker_of)
+    return make_protocol([part.trials()], enrolled, speaker_of, names)
 
 
 def _join(trials: Sequence[Trials]) -> Trials:
