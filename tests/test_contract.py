@@ -129,6 +129,7 @@ def test_forward_is_update_and_the_value_of_the_batch(case):
 def test_forward_costs_the_same_however_long_the_history(case):
     batch = case.batches()[0]
     metric, touched = case.metric(), []
+    metric(**batch)  # VoicePrivacy keeps its report of original speech
     for updates in (1, 60):
         for _ in range(updates):
             metric.update(**batch)
