@@ -106,7 +106,7 @@ def test_labelled_attacks_follow_from_scatter_within_and_between_speakers():
     within, _ = reference.within_and_between(p.numpy(), speakers.numpy())
     white = only(WithinClassWhitening(), 1e-2).fit(o, p, speakers)
     ridged = within + 1e-2 * np.trace(within) / 8 * np.eye(8)
-    assert_close((white.map_p @ white.map_p).numpy(), np.linalg.inv(ridged), atol=1e-9, rtol=1e-9)
+    assert_close((white.map_p @ white.map_p.mT).numpy(), np.linalg.inv(ridged), atol=1e-9, rtol=1e-9)
     few = only(Discriminant(), (1e-2, 3)).fit(o, p, speakers)
     expected = reference.discriminant(p.numpy(), speakers.numpy(), 1e-2, 3)
     assert_close((few.map_p @ few.map_p.mT).numpy(), expected @ expected.T, atol=1e-9, rtol=1e-9)

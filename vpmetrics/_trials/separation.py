@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._precision import at_least_float32
+from vpmetrics._trials.covariances import at_least_tiny
 from vpmetrics._trials.moments import Moments
 
 
@@ -27,26 +28,24 @@ class Maps(NamedTuple):
 def separation(moments: Moments, maps: Maps) -> Tensor:
     r"""Mean score of two utterances of one speaker, above that of two speakers, in standard deviations, ``(G,)``.
 
-    Scores are dot products of original and protected utterances of one group, after the maps for this group, ``(G, D,
-    d)``. Means and variances of dot products of all pairs follow from products of moments; an utterance and itself is
-    left out of the means, and of the variances not, where it counts for little. NaN for a group of fewer than two
-    speakers or without a second utterance of anybody.
+    Scores are dot products of original and protected utterances of one group after the maps for this group, so
+    :math:`s = (p - \mu_p)^\top M (o - \mu_o)` with :math:`M` the one map times the other, and their means and variances
+    over all pairs follow from moments. An utterance and itself is left out of the means, and of the variances not,
+    where it counts for little. NaN for a group of fewer than two speakers or without a second utterance of anybody.
     """
-    each, same = moments.each, moments.same_speaker
+    each, same, matrix = moments.each, moments.same_speaker, _product(maps)
     pairs, of_one = each.count.square(), each.squares - each.count
-    # Means of the mapped groups, their second moments about zero, and sums over pairs of one speaker.
-    o, p = _map_rows(each.mean_o, maps.mean_o, maps.map_o), _map_rows(each.mean_p, maps.mean_p, maps.map_p)
-    oo, pp = _both(each.oo, maps.map_o, maps.map_o), _both(each.pp, maps.map_p, maps.map_p)
-    po, same_po = _both(each.po, maps.map_p, maps.map_o), _both(same.po, maps.map_p, maps.map_o)
-    same_o, same_p = _map_rows(same.original, None, maps.map_o), _map_rows(same.protected, None, maps.map_p)
-    mean = (o * p).sum(1)
-    own = each.count * (_trace(po) + mean)
-    total_same = _trace(same_po) + (same_o * p + same_p * o).sum(1) + each.squares * mean
+    o, p = _shift(each.mean_o, maps.mean_o), _shift(each.mean_p, maps.mean_p)
+    seen_o, seen_p = _times(matrix, o), _times(None if matrix is None else matrix.mT, p)  # by the other side
+    mean = (p * seen_o).sum(1)
+    own = each.count * (_sum(each.po, matrix) + mean)
+    total_same = _sum(same.po, matrix) + (same.protected * seen_o + same.original * seen_p).sum(1) + each.squares * mean
     gap = (total_same - own) / of_one - (pairs * mean - total_same) / (pairs - each.squares)
-    variance = (oo * pp).sum((1, 2)) + _quadratic(oo, p) + _quadratic(pp, o)
+    pp, oo = (each.pp, each.oo) if matrix is None else (each.pp @ matrix, matrix @ each.oo)
+    variance = (pp * oo).sum((1, 2)) + (_times(each.oo, seen_p) * seen_p + _times(each.pp, seen_o) * seen_o).sum(1)
     share = of_one / (pairs - each.count)
     within = variance - share * (1 - share) * gap.square()
-    return gap / within.clamp(min=torch.finfo(gap.dtype).tiny).sqrt()
+    return gap / at_least_tiny(within).sqrt()
 
 
 def disclosed_share(separations: Tensor) -> Tensor:
@@ -57,22 +56,23 @@ def disclosed_share(separations: Tensor) -> Tensor:
     return (-torch.expm1(-separations.square() / 6.5) * separations.sign()).nan_to_num(0)
 
 
-def _map_rows(rows: Tensor, mean: Tensor | None, matrix: Tensor | None) -> Tensor:
-    rows = rows if mean is None else rows - mean
-    return rows if matrix is None else (rows[:, None] @ matrix)[:, 0]
+def _product(maps: Maps) -> Tensor | None:
+    if maps.map_o is None or maps.map_p is None:
+        return maps.map_p if maps.map_o is None else maps.map_o.mT
+    return maps.map_p @ maps.map_o.mT
 
 
-def _both(product: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    product = product if left is None else left.mT @ product
-    return product if right is None else product @ right
+def _shift(rows: Tensor, mean: Tensor | None) -> Tensor:
+    return rows if mean is None else rows - mean
 
 
-def _trace(matrices: Tensor) -> Tensor:
-    return matrices.diagonal(dim1=1, dim2=2).sum(1)
+def _times(matrices: Tensor | None, vectors: Tensor) -> Tensor:
+    return vectors if matrices is None else (matrices @ vectors[..., None])[..., 0]
 
 
-def _quadratic(matrices: Tensor, vectors: Tensor) -> Tensor:
-    return ((vectors[:, None] @ matrices)[:, 0] * vectors).sum(1)
+def _sum(products: Tensor, matrix: Tensor | None) -> Tensor:
+    """Sum of the scores of pairs whose products are summed."""
+    return products.diagonal(dim1=1, dim2=2).sum(1) if matrix is None else (products * matrix).sum((1, 2))
 
 
 def map_rows(rows: Tensor, mean: Tensor | None, matrix: Tensor | None) -> Tensor:

@@ -33,7 +33,7 @@ class KernelRidge(Attack, Resizable):
 
     name, needs = "kernel ridge", PAIRS
     most_rows: ClassVar[int] = 1024
-    settings: ClassVar[tuple[float, ...]] = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1)
+    settings: ClassVar[tuple[float, ...]] = (1e-6, 1e-4, 1e-2, 1e-1)
     mean_o: Tensor | None
     mean_p: Tensor
     rows: Tensor

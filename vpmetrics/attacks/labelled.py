@@ -10,7 +10,7 @@ from torch import Tensor
 from vpmetrics._trials.covariances import Covariances, eigen
 from vpmetrics._trials.separation import Maps
 from vpmetrics.attacks.base import LABELLED, LinearAttack
-from vpmetrics.attacks.linear import RIDGES, power
+from vpmetrics.attacks.linear import RIDGES, scaled
 
 
 class WithinClassWhitening(LinearAttack):
@@ -22,8 +22,8 @@ class WithinClassWhitening(LinearAttack):
     name, needs, settings = "within-class whitening", LABELLED, RIDGES
 
     def maps(self, moments: Covariances, setting: float) -> Maps:
-        """The inverse square root of the covariance within speakers."""
-        return _alike(moments, power(moments.eigen_within, setting, -0.5))
+        """An inverse root of the covariance within speakers: the same for both sides, so any rotation of it will do."""
+        return _alike(moments, scaled(moments.eigen_within, setting, -0.5))
 
 
 class Discriminant(LinearAttack):
@@ -38,8 +38,8 @@ class Discriminant(LinearAttack):
     def maps(self, moments: Covariances, setting: tuple[float, int]) -> Maps:
         """Leading eigenvectors of the covariance between speakers, where that within is the identity."""
         ridge, directions = setting
-        white = power(moments.eigen_within, ridge, -0.5)
-        between = white @ (moments.pp - moments.within_pp) @ white
+        white = scaled(moments.eigen_within, ridge, -0.5)
+        between = white.mT @ (moments.pp - moments.within_pp) @ white
         return _alike(moments, white @ eigen(between)[1][..., -directions:])
 
 
@@ -56,8 +56,8 @@ class PLDAPosterior(LinearAttack):
 
     def maps(self, moments: Covariances, setting: float) -> Maps:
         """The basis of PLDA, weighted by the root of what a product says."""
-        white = power(moments.eigen_within, setting, -0.5) * _degrees(moments).sqrt()
-        values, vectors = eigen(white @ between_speakers(moments) @ white)
+        white = scaled(moments.eigen_within, setting, -0.5) * _degrees(moments).sqrt()
+        values, vectors = eigen(white.mT @ between_speakers(moments) @ white)
         said = values.clamp(min=0)
         return _alike(moments, white @ vectors * (said / (1 + 2 * said)).sqrt()[:, None])
 

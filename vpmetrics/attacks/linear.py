@@ -40,8 +40,8 @@ class Whitened(LinearAttack):
 
     def maps(self, moments: Covariances, setting: float) -> Maps:
         """Inverse square roots of the covariances."""
-        white = (power(moments.eigen_oo, setting, -0.5), power(moments.eigen_pp, setting, -0.5))
-        return Maps(moments.mean_o, white[0], moments.mean_p, white[1])
+        white_o, white_p = power(moments.eigen_oo, setting, -0.5), power(moments.eigen_pp, setting, -0.5)
+        return Maps(moments.mean_o, white_o, moments.mean_p, white_p)
 
 
 class RidgeToOriginal(LinearAttack):
@@ -97,8 +97,8 @@ class CanonicalCorrelation(LinearAttack):
 
     def maps(self, moments: Covariances, setting: float) -> Maps:
         """Singular vectors of the products of whitened sides."""
-        white_o, white_p = power(moments.eigen_oo, setting, -0.5), power(moments.eigen_pp, setting, -0.5)
-        u, rho, vt = singular(white_p @ moments.po @ white_o)
+        white_o, white_p = scaled(moments.eigen_oo, setting, -0.5), scaled(moments.eigen_pp, setting, -0.5)
+        u, rho, vt = singular(white_p.mT @ moments.po @ white_o)
         weights = (rho / (1 - rho.clamp(max=1).square() + 1e-3)).sqrt()[:, None]
         return Maps(moments.mean_o, white_o @ (vt.mT * weights), moments.mean_p, white_p @ (u * weights))
 
@@ -125,10 +125,15 @@ def power(eigen: tuple[Tensor, Tensor], ridge: float, exponent: float) -> Tensor
         ridge: Added to the diagonal, relative to its mean.
         exponent: The power.
     """
+    return scaled(eigen, ridge, exponent) @ eigen[1].mT
+
+
+def scaled(eigen: tuple[Tensor, Tensor], ridge: float, exponent: float) -> Tensor:
+    """The same but for a last rotation: eigenvectors times powers of their eigenvalues."""
     values, vectors = eigen
     mean = values.mean(-1, keepdim=True)
     raised = (values + ridge * mean).pow(exponent).masked_fill(mean == 0, 0)
-    return (vectors * raised[:, None]) @ vectors.mT
+    return vectors * raised[:, None]
 
 
 def turn(products: Tensor) -> Tensor:
