@@ -106,4 +106,8 @@ def _ranks(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 def _ranks_in_piece(values: Array, piece: Array) -> tuple[Array, Array, Array]:
     ordered = np.sort(piece)
-    return np.searchsorted(ordered, values), np.searchsorted(ordered, values, "right"), np.isnan(ordered[-1:]).any()
+    below = np.searchsorted(ordered, values)
+    up_to, ties = below.copy(), np.flatnonzero(below < len(ordered))
+    ties = ties[ordered[below[ties]] == values[ties]]  # few, and a second search for them alone
+    up_to[ties] = np.searchsorted(ordered, values[ties], "right")
+    return below, up_to, np.isnan(ordered[-1:]).any()
