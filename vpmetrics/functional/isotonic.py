@@ -97,7 +97,7 @@ def pav_llr(
         laplace: Put one label of each class below the lowest score and again above the highest.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. The
             surrogate's ratios are finite and have a gradient.
-        validate_args: Look at the values, too (NaN, labels); stalls an accelerator once.
+        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
 
     Returns:
         Natural logarithms, in the shape of ``preds``; NaN with one warning where a class is missing.

@@ -29,7 +29,7 @@ def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
     Args:
         preds: Natural-log likelihood ratios in any shape.
         target: 1 (same speaker) or 0 (different), of the same shape.
-        validate_args: Look at the values, too (NaN, labels); stalls an accelerator once.
+        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
 
     Returns:
         Scalar in bits, from 0: 1 is no better than knowing nothing, more is misleading. NaN with one warning
@@ -50,7 +50,7 @@ def min_cllr(preds: Tensor, target: Tensor, bandwidth: float | None = None, vali
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look at the values, too (NaN, labels); stalls an accelerator once.
+        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
 
     Returns:
         Scalar in bits, from 0 (fully separated) to 1 (nothing to be told); NaN with one warning where a class is
@@ -76,7 +76,7 @@ def equal_error_rate(
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look at the values, too (NaN, labels); stalls an accelerator once.
+        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
 
     Returns:
         Scalar in [0, 0.5]; NaN with one warning where a class is missing.
@@ -173,7 +173,7 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
-        validate_args: Look at the values, too (NaN, labels); stalls an accelerator once.
+        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
 
     Returns:
         Scalar in [0, 1], 1 = every target trial can be linked; NaN with one warning where a class is missing, with

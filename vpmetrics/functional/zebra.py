@@ -47,7 +47,7 @@ def zebra_disclosure(
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look at the values, too (NaN, labels); stalls an accelerator once.
+        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
 
     Returns:
         ``d_ece`` in bits, from 0 (nothing disclosed) to 1 / (2 ln 2) = 0.7213; ``l_w`` as a base-10 logarithm;
@@ -100,7 +100,7 @@ def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_
         preds: Scores in any shape, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
         prior_log_odds: Natural-log odds of the prior, any shape, finite.
-        validate_args: Look at the values, too (NaN, labels); stalls an accelerator once.
+        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
 
     Returns:
         Three tensors of the shape of ``prior_log_odds``: ``prior``, knowing the prior alone; ``minimum``, with the
@@ -146,7 +146,7 @@ def calibration_distortion(
         fit_target: Their labels.
         calibration: ``"linear"``, the map ``a * s + b`` of least Cllr; or ``"isotonic"``, PAV under Laplace's
             rule with the posterior interpolated linearly between training scores and constant outside.
-        validate_args: Look at the values, too (NaN, labels); stalls an accelerator once.
+        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
 
     Returns:
         Scalar in bits: 0 is good, below 0 the attacker is better off guessing; 0.7213 at most. NaN with one
