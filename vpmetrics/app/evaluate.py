@@ -35,7 +35,7 @@ _COMPARED = {"scoring", "plda_fit", "speakers", "no_attacks"}
 _SIDES = {"original", "protected", "enrolls", "groups", "weights"}
 _USED = {
     "embeddings": _COMPARED
-    | {"original", "protected", "similarity", "utterances", "partial", "enrolls", "groups", "weights"},
+    | {"original", "protected", "similarity", "utterances", "partial", "enrolls", "groups", "weights", "people"},
     "a list of trials": _COMPARED | {"original", "protected", "trials", "enrolls", "groups", "weights"},
     "a folder of results": {"scoring", "plda_fit", "speakers", "weights"},
     "score files": {"oo", "op", "pp", "key", "strict", "fit", "speakers", "similarity"},
@@ -158,7 +158,8 @@ def _sides(options: Namespace) -> Sources:
 def _metric(options: Namespace) -> VoicePrivacy:
     enrolment = "speaker" if getattr(options, "enrolls", None) else None
     attacks = None if options.no_attacks else "standard"
-    return VoicePrivacy(options.similarity or "geometric", _scoring(options), attacks=attacks, enrolment=enrolment)
+    made = {"attacks": attacks, "enrolment": enrolment, "sizes": options.people}
+    return VoicePrivacy(options.similarity or "geometric", _scoring(options), **made)
 
 
 def _scoring(options: Namespace) -> Scoring:

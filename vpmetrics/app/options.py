@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter, _ArgumentGroup
+from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter, _ArgumentGroup
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +157,16 @@ def _add_scoring(group: _ArgumentGroup) -> None:
     says = "labelled embeddings of other speakers to fit the PLDA on: arrays and speakers, or named as in --utt2spk"
     group.add_argument("--plda-fit", metavar="FILE", help=says)
     group.add_argument("--similarity", choices=("geometric", "sigmoid"), help="of 2022 (geometric) or of 2020")
+    says = "also how often somebody is found, and singled out, among so many: numbers, as 20,1000"
+    group.add_argument("--people", type=_people, metavar="N,...", help=says)
     group.add_argument("--no-attacks", action="store_true", help="compare embeddings only, which is quicker")
+
+
+def _people(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(part) for part in text.split(",") if part.isdecimal())
+    if len(set(sizes)) < len(text.split(",")) or min(sizes) < 2:
+        raise ArgumentTypeError(f"expected different numbers of at least 2, as 20,1000, but got {text}")
+    return sizes
 
 
 def _add_key(group: _ArgumentGroup) -> None:

@@ -1,0 +1,40 @@
+"""A crowd on the page: its numbers, its two figures, and what is no number of people."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from app.cases import run, scalars_of, write_npz
+
+from vpmetrics import ReidentificationRate
+
+
+def test_people_are_looked_for_where_asked_for(tmp_path, voices, capsys):
+    options = ["--people", "3,5", "--no-attacks", "--json", tmp_path / "result.json", "--out", tmp_path / "report"]
+    run("evaluate", *write_npz(tmp_path, voices), *options)
+    metric = ReidentificationRate((3, 5), condition="OP")
+    metric.update(voices.original, voices.protected["B2"], voices.speakers)
+    assert scalars_of(tmp_path / "result.json")["op_rate_3"] == pytest.approx(
+        metric.compute()["rate_3"].item(), abs=1e-6
+    )
+    assert json.loads((tmp_path / "result.json").read_text())["settings"]["people"] == [3, 5]
+    assert "found among 3 [%]" in capsys.readouterr().out
+    (page,) = (tmp_path / "report").glob("*.html")
+    assert "In a crowd" in page.read_text()
+    assert "singled out of 5" in page.read_text()
+
+
+@pytest.mark.parametrize("people", ["1", "20,20", "many", "20,", "2.5"])
+def test_other_than_numbers_of_people_are_refused(tmp_path, voices, capsys, people):
+    with pytest.raises(SystemExit) as ended:
+        run("evaluate", *write_npz(tmp_path, voices), "--people", people)
+    assert ended.value.code == 2
+    assert "--people: expected different numbers of at least 2" in capsys.readouterr().err
+
+
+def test_scores_have_no_people_to_be_found(tmp_path, capsys):
+    for name in ("scores", "key"):
+        (tmp_path / name).write_text("a b target\n")
+    run("evaluate", tmp_path / "scores", tmp_path / "key", "--people", "20", expect=2)
+    assert "Expected no --people with score files" in capsys.readouterr().err
