@@ -408,11 +408,10 @@ def test_a_turned_and_shifted_copy_hides_nothing(speakers):
 
 @pytest.mark.parametrize("speakers", [12, 40])
 def test_noise_discloses_nothing_to_anybody(speakers):
-    for seed in range(2):
-        o, _, names = voices(speakers, each=20, size=32, seed=seed)
-        p = torch.randn(o.shape, generator=torch.Generator().manual_seed(100 + seed), dtype=torch.float64)
-        for attack in STANDARD:
-            assert two_sided_disclosure(attack, o, p, names) < 0.02, attack.name
+    o, _, names = voices(speakers, each=20, size=32)
+    p = torch.randn(o.shape, generator=torch.Generator().manual_seed(100), dtype=torch.float64)
+    for attack in STANDARD:
+        assert two_sided_disclosure(attack, o, p, names) < 0.02, attack.name
 
 
 @pytest.mark.parametrize("system", ["B2", "B2r0", "B2u"])
@@ -420,6 +419,7 @@ def test_the_setting_chosen_is_about_the_best_in_hindsight(system):
     demo = demo_voices()
     sides = demo.original, demo.protected[system], demo.speakers
     for attack in (RidgeToOriginal(), CanonicalCorrelation()):
+        attack.settings = attack.settings[::2]
         every = [two_sided_disclosure(only(copy.deepcopy(attack), s), *sides) for s in attack.settings]
         assert two_sided_disclosure(attack, *sides) > max(every) - 0.02, attack.name
         assert max(every) - min(every) > 0.02  # or any choice would do
