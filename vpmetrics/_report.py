@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
+from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._checks import warn_once
 from vpmetrics._crowds import Rates, isolation_of_sides
@@ -32,6 +33,7 @@ from vpmetrics._scores.measures import (
     min_dcf_of_steps,
     raw_eer_of_steps,
 )
+from vpmetrics._trials.bounds import error_bounds
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS, Condition
 from vpmetrics._trials.galleries import Listening
 from vpmetrics._trials.identification import Identification, identify_trials
@@ -55,6 +57,8 @@ from vpmetrics.functional.similarity import (
     diagonal_dominance,
     normalised_relatives,
 )
+
+_WIDE_BOUND = 0.01  # bits, from which on binning is said to show
 
 CALIBRATIONS = {"linear": linear_map, "isotonic": isotonic_map}
 
@@ -190,6 +194,7 @@ def report_condition(
     grid = _pairs(sides, condition, settings)
     scores = score_condition(grid, settings.bandwidth)
     likeness, matrix = likeness_of_condition(grid, scores, settings.similarity)
+    _warn_of_wide_bins(condition, scores)
     identified, identification = disclose_identity(sides, condition, settings)
     scalars = {**_scalars_of_scores(scores), "d_diag": likeness.dominance, "d_diag_log": likeness.dominance_log}
     scalars |= identified
@@ -208,6 +213,15 @@ def report_condition(
         strongest=strongest,
         rates=rates,
     )
+
+
+def _warn_of_wide_bins(condition: Condition, scores: ConditionScores) -> None:
+    if scores.separated is not None and float(bound := error_bounds(scores)["d_ece"]) > _WIDE_BOUND:
+        rank_zero_warn(
+            f"Scores of {condition.name} share bins too wide for them: its D_ECE may be off by {float(bound):.3f} bit. "
+            "Measure fewer utterances, or scale what is compared.",
+            UserWarning,
+        )
 
 
 def rates_of(sides: Sides, condition: Condition, settings: Settings) -> Rates | None:

@@ -21,12 +21,11 @@ from vpmetrics._report import (
     report_condition,
     transferred_disclosure,
 )
-from vpmetrics._scores.measures import disclosure_of_counts, eer_of_steps, min_cllr_of_steps
-from vpmetrics._scores.steps import ScoreCounts
+from vpmetrics._scalars import key_of, scalar
+from vpmetrics._trials.bounds import error_bounds
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS, Condition
 from vpmetrics._trials.matrices import SIMILARITIES
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.scores import ConditionScores
 from vpmetrics._trials.strongest import Attackers
 from vpmetrics._trials.utterances import Sides, row_keys
 from vpmetrics.functional.rank import MODELS
@@ -38,19 +37,26 @@ class VoicePrivacy(AttackedMetric):
 
     ``update(original, protected, speakers)`` takes embeddings ``(B, D)`` and integers ``(B,)``. ``compute()`` returns
     a flat dictionary of scalars: ``deid`` and ``gvd``; for each condition ``oo``, ``op``, ``pp`` the metrics of its
-    scores (``op_d_ece``, ``op_d_ece_reversed``, ``op_l_w``, ``op_tag``, ``op_min_cllr``, ``op_cllr``, ``op_eer``,
-    ``op_linkability``), of its matrix (``op_d_diag``, ``op_d_diag_log``) and of identification among all speakers
-    (``op_max_d``, ``op_mean_d``, ``op_id_rate``, ``op_rank_spread``; ``op_alid``, ``op_pdr``, ``op_ndr``,
-    ``op_lid_pos``, ``op_lid_neg``, ``op_lid_max``, ``op_link_rate``); the normalised relatives ``d_ece_op_oo``,
-    ``cllr_op_oo``, ``g_d_ece``, ``g_cllr`` (Noé et al., 2022, eq. 17 to 20). :meth:`report` adds what figures need.
+    scores (``op_d_ece``, ``op_d_ece_reversed``, ``op_l_w``, ``op_tag``, ``op_min_cllr``, ``op_cllr``, ``op_eer`` on the
+    ROC's hull, ``op_raw_eer``, ``op_min_dcf``, ``op_linkability``), of its matrix (``op_d_diag``, ``op_d_diag_log``)
+    and of identification among all speakers (``op_max_d``, ``op_mean_d`` and its level of chance ``op_mean_d_chance``,
+    ``op_id_rate``, ``op_rank_spread``; ``op_alid``, ``op_pdr``, ``op_ndr``, ``op_lid_pos``, ``op_lid_neg``,
+    ``op_lid_max``, ``op_link_rate``); the normalised relatives ``d_ece_op_oo``, ``cllr_op_oo``, ``g_d_ece``,
+    ``g_cllr`` (Noé et al., 2022, eq. 17 to 20). :meth:`report` adds what figures need.
 
-    ``original`` is what the attacker has of known speakers, ``protected`` what he wants to attribute: for an attacker
-    who protects his own recordings, pass those as ``original``. A system that does nothing has a DeID of 0 but for a
-    few hundredths of a per cent, since OO counts a pair once and OP in both orders.
+    All of these are a cosine's, a weak attacker's. Beside them stand those of the strongest of several attackers, who
+    learn from other speakers (:class:`StrongestAttack`): ``op_d_ece_strongest``, ``op_eer_strongest``,
+    ``op_strongest`` (its number in :attr:`attack_names`), ``op_d_ece_chance``; the same of ``pp``.
+
+    With ``sessions`` the conditions ``within`` and ``across`` join, with all keys: protected speech of one draw of the
+    anonymiser's secret, which should link, and of different draws, which should not; and ``op_c_ece``, what a
+    calibration learnt on half of the sessions discloses in the other half. With ``groups`` only pairs of one group are
+    trials, attacks are also fitted group by group, and :meth:`report` has all scalars of each. ``original`` is what
+    attackers have of known speakers, ``protected`` what they want to attribute: for an attacker who protects their
+    own recordings, pass those as ``original``.
 
     Up to a few million trials every value is exact. Beyond, scores share 65,536 bins and :meth:`error_bound` says by
-    how much D_ECE, minimum Cllr and the equal error rate may differ at most. The original side is scored anew only
-    when it has changed since the last time.
+    how much. The original side is scored anew only when it has changed since the last time.
 
     Args:
         similarity: ``"geometric"`` (2022) or ``"sigmoid"`` (2020), see :class:`VoiceSimilarityMatrix`.
@@ -63,16 +69,22 @@ class VoicePrivacy(AttackedMetric):
             :class:`ReidentificationRate` and :class:`SinglingOut`, also for attacks and for longer conversations.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. Meant for
             batches: every score is kept, whatever their number.
-        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        validate_args: Look for NaN and infinite embeddings; forces a GPU sync per update.
+        attacks: ``"standard"``, the battery of :mod:`vpmetrics.attacks`; a sequence of attacks; None tries none, and is
+            several times as fast on small sets. With ``bandwidth`` none is tried.
+        enrolment: None takes every utterance for a reference and a probe. With ``is_reference``, ``"utterance"``
+            compares probes with each of the chosen references, ``"speaker"`` with their mean per speaker.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
+        >>> from vpmetrics.attacks import Plain, RidgeToOriginal
         >>> from vpmetrics.data import demo_voices
         >>> voices = demo_voices()
-        >>> metric = VoicePrivacy()
+        >>> metric = VoicePrivacy(attacks=[Plain(), RidgeToOriginal()])
         >>> metric.update(voices.original, voices.protected["B2"], voices.speakers)
-        >>> metric.compute()["deid"]
-        tensor(0.3748)
+        >>> values = metric.compute()
+        >>> [round(values[key].item(), 2) for key in ("deid", "op_d_ece", "op_d_ece_strongest")]
+        [0.37, 0.41, 0.61]
     """
 
     def __init__(
@@ -157,11 +169,22 @@ class VoicePrivacy(AttackedMetric):
         return draw_trade_off([(name, (float(v["deid"]), float(v["gvd"]))) for name, v in systems.items()], ax)
 
     def error_bound(self) -> dict[str, Tensor]:
-        """By how much binning may have lowered each value at most; 0 where every score counts for itself."""
+        """By how much binning may have changed each value at most.
+
+        0 where every score counts for itself, as in ranks and local information always; NaN where no bound is known:
+        of what follows from matrices of binned scores, linkability, and attacks.
+        """
+        report = self.report()
+        known = {
+            key_of(name, key): bound
+            for name, condition in report.conditions.items()
+            for key, bound in error_bounds(condition.scores).items()
+        }
+        exact = all(condition.scores.separated is None for condition in report.conditions.values())
         return {
-            f"{name.lower()}_{key}": bound
-            for name, condition in self.report().conditions.items()
-            for key, bound in _error_bound(condition.scores).items()
+            key: known.get(key, torch.full_like(value, 0.0 if exact or _never_binned(key) else torch.nan))
+            for key, value in report.scalars.items()
+            if value.is_floating_point()
         }
 
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
@@ -182,7 +205,7 @@ class VoicePrivacy(AttackedMetric):
         if sides.protected.sessions is not None:
             conditions["OP"].scalars["c_ece"] = transferred_disclosure(sides, self._settings())
         dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
-        report = join_conditions(conditions, sides.voices, dtype, self.sizes)
+        report = join_conditions(conditions, sides.voices.sort().values, dtype, self.sizes)
         return report._replace(attack_names=self.attack_names)
 
     def _report_of_original(self, sides: Sides) -> ConditionReport:
@@ -216,23 +239,9 @@ def _fingerprint(sides: Sides) -> tuple[Tensor, ...]:
     return keys[order], torch.stack([column.to(torch.int64) for column in columns])[:, order], sides.voices
 
 
+def _never_binned(key: str) -> bool:
+    return scalar(key).family in ("rank", "local")
+
+
 def _same(a: Tensor, b: Tensor) -> bool:
     return a.device == b.device and torch.equal(a, b)
-
-
-def _error_bound(scores: ConditionScores) -> dict[str, Tensor]:
-    lower = _rank_measures(scores.counts)
-    if scores.separated is None:
-        return {key: torch.zeros_like(value) for key, value in lower.items()}
-    return {key: (value - lower[key]).abs() for key, value in _rank_measures(scores.separated()).items()}
-
-
-def _rank_measures(counts: ScoreCounts) -> dict[str, Tensor]:
-    """The measures that bins bound from one side."""
-    disclosed = disclosure_of_counts(counts, torch.float64)
-    return {
-        "d_ece": disclosed["d_ece"],
-        "d_ece_reversed": disclosed["d_ece_reversed"],
-        "min_cllr": min_cllr_of_steps(counts.ascending),
-        "eer": eer_of_steps(counts.ascending),
-    }

@@ -33,8 +33,8 @@ class SimilarityMatrices(NamedTuple):
 class Likeness(NamedTuple):
     """What a similarity matrix comes to, without the matrix.
 
-    ``own`` and ``others`` ``(V,)``: how alike each voice is to itself, and on average to the others it is compared
-    with. ``dominance`` and ``dominance_log``: :func:`vpmetrics.functional.diagonal_dominance` of similarities, and of
+    ``own`` and ``others`` ``(V,)``, by ascending speaker: how alike each voice is to itself, and on average to the others
+    it is compared with. ``dominance`` and ``dominance_log``: :func:`vpmetrics.functional.diagonal_dominance` of similarities, and of
     their logarithms.
     """
 
@@ -65,11 +65,7 @@ def matrices_of_sides(
             grid = TrialGrid(reference, probe, sides.voices, scorer, CONDITIONS[name], digits=bandwidth is None)
             matrix = matrix_of_condition(grid, score_condition(grid, bandwidth), similarity)
             matrices.append(matrix.to(dtype))
-    oo, op, pp = matrices
-    # Voices are ordered by group first; speakers are shown in ascending order.
-    order = sides.voices.argsort(stable=True)
-    oo, op, pp = (matrix[order][:, order] for matrix in (oo, op, pp))
-    return SimilarityMatrices(oo, op, pp, sides.voices[order])
+    return SimilarityMatrices(*matrices, sides.voices.sort().values)
 
 
 def matrix_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Tensor:
@@ -87,7 +83,14 @@ def _matrix_of_strips(grid: TrialGrid, strips: Iterator[tuple[int, Tensor]]) -> 
     matrix = torch.full((count, count), torch.nan, dtype=wide_dtype(device), device=device)
     for start, cells in strips:
         matrix = _with_rows(matrix, start, cells)
-    return torch.where(matrix.isnan(), matrix.T, matrix) if grid.within else matrix
+    return _in_order(grid, matrix)
+
+
+def _in_order(grid: TrialGrid, matrix: Tensor) -> Tensor:
+    """Both halves of a matrix, by ascending speaker: voices are ordered by group first."""
+    matrix = torch.where(matrix.isnan(), matrix.T, matrix) if grid.within else matrix
+    order = grid.voices.argsort(stable=True)
+    return matrix[order][:, order]
 
 
 def likeness_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> tuple[Likeness, Tensor | None]:
@@ -110,9 +113,9 @@ def likeness_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: 
     number, alike, log_alike = others.sum(1)
     log_own = own.log2()
     dominance = (own.nanmean() - alike / number).abs(), log_own.nanmean() - log_alike / number
-    if matrix is not None and grid.within:
-        matrix = torch.where(matrix.isnan(), matrix.T, matrix)
-    return Likeness(own, others[1] / others[0], *dominance), matrix
+    order = grid.voices.argsort(stable=True)
+    matrix = None if matrix is None else _in_order(grid, matrix)
+    return Likeness(own[order], (others[1] / others[0])[order], *dominance), matrix
 
 
 def _similarities(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Iterator[tuple[int, Tensor]]:

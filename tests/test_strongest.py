@@ -1,0 +1,269 @@
+"""What the strongest attack must find, and must not; sessions, groups, and what attackers have observed."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from vpmetrics import StrongestAttack, VoicePrivacy
+from vpmetrics._trials.strongest import names_of_attacks
+from vpmetrics.attacks import STANDARD, Centred, Plain, Procrustes, RidgeToOriginal
+
+FEW = (Plain(), Centred(), RidgeToOriginal(), Procrustes())
+
+
+def voices(speakers, utterances=20, width=24, seed=0, dtype=torch.float64):
+    draw = torch.Generator().manual_seed(seed)
+    names = torch.arange(speakers * utterances) % speakers
+    own = torch.randn(speakers, width, generator=draw, dtype=dtype)
+    return own[names] + torch.randn(len(names), width, generator=draw, dtype=dtype), names, draw
+
+
+def turned(original, draw):
+    """A rotated and shifted copy: to a cosine it has nothing in common with the original."""
+    rotation = torch.linalg.qr(torch.randn(original.shape[1:] * 2, generator=draw, dtype=original.dtype))[0]
+    return original @ rotation + torch.randn(original.shape[1], generator=draw, dtype=original.dtype)
+
+
+def found(original, protected, speakers, attacks=FEW, condition="OP", **columns):
+    metric = StrongestAttack(condition, attacks)
+    metric.update(original, protected, speakers, **columns)
+    return metric.compute()
+
+
+@pytest.mark.parametrize("speakers", [12, 40])
+def test_a_rotated_and_shifted_copy_is_found_out_though_a_cosine_sees_nothing(speakers):
+    original, names, draw = voices(speakers)
+    protected = turned(original, draw)
+    metric = VoicePrivacy(attacks=FEW)
+    metric.update(original, protected, names)
+    values = metric.compute()
+    assert max(values["op_d_ece"], values["op_d_ece_reversed"]) < 0.1 * values["oo_d_ece"]
+    assert values["op_d_ece_strongest"] >= 0.9 * values["oo_d_ece"]
+
+
+@pytest.mark.parametrize("speakers", [12, 40])
+def test_noise_discloses_no_more_than_chance(speakers):
+    strongest = []
+    for seed in range(5):
+        original, names, _ = voices(speakers, seed=seed)
+        noise = torch.randn(original.shape, generator=torch.Generator().manual_seed(100 + seed), dtype=torch.float64)
+        value = found(original, noise, names)
+        assert abs(value["d_ece_strongest"] - value["d_ece_chance"]) <= 0.01
+        strongest.append(value["d_ece_strongest"])
+    assert max(strongest) <= 0.02
+
+
+def test_what_is_told_apart_only_by_the_group_is_told_apart_with_groups():
+    original, names, draw = voices(40)
+    sex = names % 2
+    protected = torch.where((sex == 0)[:, None], turned(original, draw), turned(original, draw))
+    metric = VoicePrivacy(attacks=FEW)
+    metric.update(original, protected, names, groups=sex)
+    values = metric.compute()
+    assert values["op_d_ece_strongest"] >= 0.9 * values["oo_d_ece"]
+    assert metric.attack_names[int(values["op_strongest"])].endswith(", per group")
+
+
+def test_neither_numbers_of_speakers_nor_the_order_of_rows_show():
+    original, names, draw = voices(15)
+    protected = 0.4 * original + torch.randn(original.shape, generator=draw, dtype=torch.float64)
+    value = found(original, protected, names)
+    order, renamed = torch.randperm(len(names), generator=draw), torch.randperm(15, generator=draw)
+    other = found(original[order], protected[order], renamed[names[order]] * 7 - 40)
+    for key in value:
+        assert_close(other[key], value[key], atol=1e-9, rtol=0)
+
+
+def test_single_precision_finds_the_same():
+    original, names, draw = voices(15)
+    protected = 0.4 * original + torch.randn(original.shape, generator=draw, dtype=torch.float64)
+    value, single = found(original, protected, names), found(original.float(), protected.float(), names)
+    for key in ("d_ece_strongest", "eer_strongest", "d_ece_chance"):
+        assert_close(single[key].double(), value[key], atol=1e-3, rtol=0)
+
+
+def test_fewer_than_six_speakers_are_nan_with_one_warning():
+    original, names, _ = voices(5)
+    metric = StrongestAttack(attacks=FEW)
+    metric.update(original, original, names)
+    with pytest.warns(UserWarning, match="needs 6 of them") as caught:
+        value = metric.compute()
+    assert len(caught) == 1
+    assert all(entry.isnan() for entry in value.values())
+
+
+def test_a_system_that_does_nothing_discloses_what_the_original_does():
+    original, names, _ = voices(20)
+    metric = VoicePrivacy(attacks=FEW)
+    metric.update(original, original, names)
+    values = metric.compute()
+    assert_close(values["op_d_ece_strongest"], values["oo_d_ece"], atol=0.03, rtol=0)
+    assert metric.attack_names[int(values["op_strongest"])] == "plain"
+
+
+def test_an_attacker_who_turns_the_sign_is_tried():
+    original, names, _ = voices(20)
+    assert found(original, -original, names, [Plain()])["d_ece_strongest"] > 0.3
+
+
+class Unrotate(torch.nn.Module):
+    """An attacker of one's own: knows the rotation, and learns nothing."""
+
+    name = "unrotate"
+
+    def __init__(self, rotation):
+        super().__init__()
+        self.rotation, self.rows = rotation, 0
+
+    def fit(self, original, protected, speakers):
+        self.rows = len(protected)
+        return self
+
+    def attack(self, original, protected):
+        assert self.rows > 0
+        return original, None if protected is None else protected @ self.rotation.T.to(protected)
+
+
+def test_attackers_of_ones_own_need_two_methods():
+    original, names, draw = voices(12)
+    rotation = torch.linalg.qr(torch.randn(24, 24, generator=draw, dtype=torch.float64))[0]
+    metric = StrongestAttack(attacks=[Plain(), Unrotate(rotation)])
+    metric.update(original, original @ rotation, names)
+    value = metric.compute()
+    assert metric.attack_names[int(value["strongest"])] == "unrotate"
+    assert value["d_ece_strongest"] > 0.3
+    assert metric.attacks[1].rows == 0, "the attack given is a template, and stays as it is"
+    for wrong in (3, [torch.nn.Linear(2, 2)], "all", []):
+        with pytest.raises((TypeError, ValueError), match="`attacks`"):
+            StrongestAttack(attacks=wrong)
+
+
+def test_attackers_who_observe_other_speakers_need_fewer_of_these():
+    # Twelve measured speakers of three utterances in 60 dimensions: too few to learn a rotation from.
+    original, names, draw = voices(12, utterances=3, width=60)
+    others, their_names, _ = voices(60, width=60, seed=1)
+    protect = torch.linalg.qr(torch.randn(60, 60, generator=draw, dtype=torch.float64))[0]
+    alone, watching = (StrongestAttack(attacks=FEW) for _ in range(2))
+    for part in range(0, len(others), 100):
+        rows = slice(part, part + 100)
+        watching.observe(others[rows], others[rows] @ protect, their_names[rows] + 1000)
+    values = []
+    for metric in (alone, watching):
+        metric.update(original, original @ protect, names)
+        values.append(metric.compute())
+    assert values[1]["d_ece_strongest"] > values[0]["d_ece_strongest"] + 0.1
+    assert watching.attack_names[int(values[1]["strongest"])].endswith(", observed")
+    # Watching outlives an epoch, until it is to be forgotten too.
+    again = copy.deepcopy(watching)
+    again.reset()
+    again.update(original, original @ protect, names)
+    assert_close(again.compute(), values[1])
+    again.reset(observed=True)
+    again.update(original, original @ protect, names)
+    assert_close(again.compute(), values[0])
+
+
+def test_names_say_what_was_learnt_where():
+    assert names_of_attacks([Plain()]) == ("plain", "plain, per group", "plain, observed")
+    assert len(set(names_of_attacks(STANDARD))) == 3 * len(STANDARD)
+
+
+def keyed(original, names, sessions, draw):
+    """A pseudo-voice per speaker and session, and a trace of the own one."""
+    pseudo = torch.randn(int(sessions.max() + 1), int(names.max() + 1), original.shape[1], generator=draw).double()
+    noise = torch.randn(original.shape, generator=draw, dtype=torch.float64)
+    return 2 * pseudo[sessions, names] + noise
+
+
+def test_a_key_per_session_links_within_and_not_across():
+    original, names, draw = voices(20, utterances=12)
+    sessions = torch.arange(len(names)) // 20 % 2
+    metric = VoicePrivacy(attacks=FEW)
+    metric.update(original, keyed(original, names, sessions, draw), names, sessions=sessions)
+    values = metric.compute()
+    assert values["within_d_ece"] > 0.6
+    assert values["across_d_ece"] < 0.02
+    assert values["across_d_ece_strongest"] < 0.05
+    assert values["within_mean_d"] > 10 * values["within_mean_d_chance"]
+    assert values["across_mean_d"] < 4 * values["across_mean_d_chance"]
+    assert values["op_c_ece"].abs() < 0.05
+
+
+def test_one_secret_for_all_sessions_links_across_them():
+    original, names, draw = voices(20, utterances=12)
+    sessions = torch.arange(len(names)) // 20 % 2
+    metric = VoicePrivacy(attacks=None)
+    metric.update(original, keyed(original, names, torch.zeros_like(sessions), draw), names, sessions=sessions)
+    values = metric.compute()
+    assert_close(values["within_d_ece"], values["across_d_ece"], atol=0.02, rtol=0)
+
+
+def test_trials_of_sessions_are_those_of_the_definition():
+    original, names, draw = voices(7, utterances=6, width=5)
+    sessions = torch.randint(3, (len(names),), generator=draw)
+    protected = keyed(original, names, sessions, draw)
+    metric = VoicePrivacy(attacks=None)
+    metric.update(original, protected, names, sessions=sessions, utterances=torch.arange(len(names)))
+    scores = torch.nn.functional.normalize(protected) @ torch.nn.functional.normalize(protected).T
+    conditions = metric.report().conditions
+    for name, own in (("within", True), ("across", False)):
+        expected = {True: [], False: []}
+        for i in range(len(names)):
+            for j in range(i + 1, len(names)):
+                same = bool(names[i] == names[j])
+                if not same or bool(sessions[i] == sessions[j]) == own:
+                    expected[same].append(float(scores[i, j]))
+        values, counts = conditions[name].scores.values, conditions[name].scores.counts_of_values
+        for same in (False, True):
+            assert_close(values[counts[int(same)] > 0].sort().values, torch.tensor(sorted(expected[same])).double())
+
+
+def test_only_pairs_of_one_group_are_trials_and_every_group_has_its_report():
+    original, names, draw = voices(16, utterances=6)
+    protected = 0.5 * original + torch.randn(original.shape, generator=draw, dtype=torch.float64)
+    groups = names % 2
+    metric = VoicePrivacy(attacks=None)
+    metric.update(original, protected, names, groups=groups)
+    report = metric.report()
+    assert list(report.groups) == [0, 1]
+    for group, known in report.groups.items():
+        rows, alone = groups == group, VoicePrivacy(attacks=None)
+        alone.update(original[rows], protected[rows], names[rows])
+        for key, value in alone.compute().items():
+            assert_close(known.scalars[key], value, equal_nan=True)
+    trials = [sum(known.conditions["OP"].trials) for known in report.groups.values()]
+    assert sum(report.conditions["OP"].trials) == sum(trials)
+    assert report.matrices.speakers.tolist() == list(range(16))
+    assert bool(report.matrices.op[0, 1].isnan())
+
+
+def test_enrolment_by_means_is_that_of_means():
+    original, names, draw = voices(10, utterances=8)
+    protected = 0.5 * original + torch.randn(original.shape, generator=draw, dtype=torch.float64)
+    chosen = torch.arange(len(names)) < 40
+    metric = VoicePrivacy(attacks=None, enrolment="speaker")
+    metric.update(original, protected, names, is_reference=chosen)
+    means = torch.stack([original[chosen & (names == name)].mean(0) for name in range(10)])
+    normal = torch.nn.functional.normalize
+    scores = (normal(means) @ normal(protected[~chosen]).T).flatten()
+    target = (torch.arange(10)[:, None] == names[~chosen]).flatten()
+    from vpmetrics.functional import equal_error_rate
+
+    assert_close(metric.compute()["op_eer"], equal_error_rate(scores, target), atol=1e-9, rtol=0)
+    with pytest.raises(ValueError, match="Expected `is_reference` with enrolment='speaker'"):
+        metric.update(original, protected, names)
+
+
+def test_conditions_of_sessions_without_sessions_are_nan():
+    original, names, _ = voices(8)
+    metric = StrongestAttack("across", attacks=FEW)
+    metric.update(original, original, names)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert metric.compute()["d_ece_strongest"].isnan()
+    assert any("sessions" in str(warning.message) for warning in caught)
