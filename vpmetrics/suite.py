@@ -171,21 +171,20 @@ class VoicePrivacy(AttackedMetric):
     def error_bound(self) -> dict[str, Tensor]:
         """By how much binning may have changed each value at most.
 
-        0 where every score counts for itself, as in ranks and local information always; NaN where no bound is known:
-        of what follows from matrices of binned scores, linkability, and attacks.
+        0 where every score counts for itself, as in ranks and local information always. What follows from matrices of
+        binned scores, linkability and attacks are missing then: no bound on these is known.
         """
         report = self.report()
-        known = {
+        bounds = {
             key_of(name, key): bound
             for name, condition in report.conditions.items()
             for key, bound in error_bounds(condition.scores).items()
         }
         exact = all(condition.scores.separated is None for condition in report.conditions.values())
-        return {
-            key: known.get(key, torch.full_like(value, 0.0 if exact or _never_binned(key) else torch.nan))
-            for key, value in report.scalars.items()
-            if value.is_floating_point()
-        }
+        for key, value in report.scalars.items():
+            if value.is_floating_point() and (exact or scalar(key).family in ("rank", "local")):
+                bounds.setdefault(key, torch.zeros_like(value))
+        return bounds
 
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
         return self._report(sides).scalars
@@ -237,10 +236,6 @@ def _fingerprint(sides: Sides) -> tuple[Tensor, ...]:
     order = keys.argsort()
     columns = [side.speakers, *(column for column in side[4:] if column is not None)]
     return keys[order], torch.stack([column.to(torch.int64) for column in columns])[:, order], sides.voices
-
-
-def _never_binned(key: str) -> bool:
-    return scalar(key).family in ("rank", "local")
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

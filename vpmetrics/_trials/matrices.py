@@ -33,9 +33,9 @@ class SimilarityMatrices(NamedTuple):
 class Likeness(NamedTuple):
     """What a similarity matrix comes to, without the matrix.
 
-    ``own`` and ``others`` ``(V,)``, by ascending speaker: how alike each voice is to itself, and on average to the others
-    it is compared with. ``dominance`` and ``dominance_log``: :func:`vpmetrics.functional.diagonal_dominance` of similarities, and of
-    their logarithms.
+    ``own`` and ``others`` ``(V,)``, by ascending speaker: how alike each voice is to itself, and on average to the
+    others it is compared with. ``dominance`` and ``dominance_log``: see
+    :func:`vpmetrics.functional.diagonal_dominance`, of similarities and of their logarithms.
     """
 
     own: Tensor
@@ -65,7 +65,8 @@ def matrices_of_sides(
             grid = TrialGrid(reference, probe, sides.voices, scorer, CONDITIONS[name], digits=bandwidth is None)
             matrix = matrix_of_condition(grid, score_condition(grid, bandwidth), similarity)
             matrices.append(matrix.to(dtype))
-    return SimilarityMatrices(*matrices, sides.voices.sort().values)
+    oo, op, pp = matrices
+    return SimilarityMatrices(oo, op, pp, sides.voices.sort().values)
 
 
 def matrix_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Tensor:
