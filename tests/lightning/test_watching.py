@@ -37,7 +37,7 @@ def training_step(self, batch, batch_idx):
 
 
 def calls_of(monitor, loader_number=0):
-    return monitor._suites["val", loader_number].calls
+    return monitor._suites.at("val", loader_number, torch.device("cpu")).calls
 
 
 def test_attackers_see_the_batches_of_an_epoch_and_forget_them_with_it(pl):
@@ -53,7 +53,7 @@ def test_every_loader_has_attackers_that_watched(pl):
     for number in (0, 1):
         assert sum(call[0] == "observe" for call in calls_of(monitor, number)) == 5
     trainer.test(anonymiser(pl), loader(), verbose=False)
-    assert ("observe", 5, False) in monitor._suites["test", 0].calls
+    assert ("observe", 5, False) in monitor._suites.at("test", 0, torch.device("cpu")).calls
 
 
 @pytest.mark.parametrize("keys", [("original", "protected", "speakers"), ("original", "protected", "missing")])

@@ -6,15 +6,14 @@ import re
 import time
 import warnings
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._checks import check_epochs, warn_once
-from vpmetrics._report import PrivacyReport, numbers_of
+from vpmetrics._checks import check_epochs
+from vpmetrics._report import numbers_of
 from vpmetrics.lightning.arguments import check_kind, check_prefix, headline_of, scalar_names, selection
 from vpmetrics.lightning.audio import FrozenEncoder
 from vpmetrics.lightning.gallery import Gallery, Measurement
@@ -22,11 +21,11 @@ from vpmetrics.lightning.handover import register, send_home
 from vpmetrics.lightning.loggers import log_apart, log_hyperparameters
 from vpmetrics.lightning.names import without_loader
 from vpmetrics.lightning.step_outputs import Keys, arguments_of_step, has_keys, may_have, resolve_keys
+from vpmetrics.lightning.suites import Suites, report_of_all_processes
 from vpmetrics.lightning.trainers import CallbackBase, is_fitting, loaders_in_turn, logging_step
 from vpmetrics.suite import VoicePrivacy
 
 _VALIDATION = re.compile(r"^(val|valid|validation)(?=[/_]|$)")
-_SEEN_BY_ATTACKERS = ("original", "protected", "speakers", "sessions")
 
 
 class PrivacyMonitor(CallbackBase):
@@ -132,9 +131,8 @@ class PrivacyMonitor(CallbackBase):
         """One row per measurement in ``trainer.fit``: ``epoch``, ``step``, ``dataloader_idx``, ``seconds``, scalars."""
         self._encoder = None if encoder is None else FrozenEncoder(encoder, encoder_dtype)
         self._gallery = Gallery(figures_every_n_epochs)
-        self._suites: dict[tuple[str, int], Any] = {}
+        self._suites = Suites(suite, watch_training)
         self._active = self._resuming = True
-        self._watched = False
         self.address = register(self)
 
     @property
@@ -183,8 +181,7 @@ class PrivacyMonitor(CallbackBase):
         if self.watch_training:
             if self._encoder is not None:
                 self._encoder.begin(pl_module.device)
-            for suite in self._suites.values():
-                suite.reset(observed=True)
+            self._suites.forget_training()
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin anew."""
@@ -200,10 +197,7 @@ class PrivacyMonitor(CallbackBase):
 
     def _begin(self, pl_module: Any, active: bool) -> None:
         self._active = active
-        # What a suite remembers of original speech lies where the module was then.
-        self._suites = {place: suite for place, suite in self._suites.items() if suite.device == pl_module.device}
-        for suite in self._suites.values():
-            suite.reset()
+        self._suites.begin(pl_module.device)
         if active:
             self._gallery.forget()
             if self._encoder is not None:
@@ -217,10 +211,7 @@ class PrivacyMonitor(CallbackBase):
             return
         arguments = self._arguments(trainer, pl_module, outputs, "training_step", remember=False)
         if arguments is not None:
-            self._watched = True
-            seen = {name: arguments[name] for name in _SEEN_BY_ATTACKERS if name in arguments}
-            for loader in loaders_in_turn(trainer) or (0,):
-                self._suite(trainer, loader, pl_module.device).observe(**seen)
+            self._suites.observe(arguments, loaders_in_turn(trainer) or (0,), pl_module.device)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -242,7 +233,7 @@ class PrivacyMonitor(CallbackBase):
         if arguments is None:
             return
         try:
-            self._suite(trainer, dataloader_idx, pl_module.device).update(**arguments)
+            self._suite(trainer, dataloader_idx, pl_module).update(**arguments)
         except (TypeError, ValueError) as error:
             keys = self._keys
             source = "" if callable(keys) else f" `keys` reads them from {tuple(keys.values())} of the dictionary."
@@ -257,18 +248,8 @@ class PrivacyMonitor(CallbackBase):
         with trainer.profiler.profile("[Callback]PrivacyMonitor.embed"):
             return self._encoder.embed(arguments, pl_module.device, remember)
 
-    def _suite(self, trainer: Any, loader: int, device: torch.device) -> Any:
-        """The metric of one loader; the same one every epoch, because it remembers its original speech."""
-        place = "test" if trainer.testing else "val", loader
-        if place not in self._suites:
-            # Attackers that have watched the training know in a test what they knew in the last validation.
-            seen = self._suites.get(("val", 0)) if self.watch_training else None
-            suite = VoicePrivacy() if self.suite is None else self.suite
-            suite = deepcopy(suite if seen is None else seen)
-            suite.reset()
-            suite.validate_args = False  # which would force a GPU sync at every batch
-            self._suites[place] = suite.to(device)
-        return self._suites[place]
+    def _suite(self, trainer: Any, loader: int, pl_module: Any) -> Any:
+        return self._suites.at("test" if trainer.testing else "val", loader, pl_module.device)
 
     # After the last batch
 
@@ -287,7 +268,7 @@ class PrivacyMonitor(CallbackBase):
         for loader, suffix in loaders_in_turn(trainer).items():
             start = time.perf_counter()
             with trainer.profiler.profile("[Callback]PrivacyMonitor.compute"):
-                report = _report_of_all_processes(self._suite(trainer, loader, pl_module.device))
+                report = report_of_all_processes(self._suite(trainer, loader, pl_module))
                 values = {} if report is None else numbers_of(report.scalars)
             if report is None:
                 continue
@@ -332,7 +313,7 @@ class PrivacyMonitor(CallbackBase):
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Draw the last measurement; say so if there was nothing to watch."""
         self._gallery.show_last(trainer, self._history_of)
-        if self.watch_training and not self._watched:
+        if self.watch_training and not self._suites.has_seen_training:
             wanted = "" if callable(self._keys) else f", no dictionary with {', '.join(map(repr, self._keys.values()))}"
             text = f"PrivacyMonitor found nothing to watch in what `training_step` returned{wanted}."
             rank_zero_warn(text, UserWarning)
@@ -365,16 +346,3 @@ class PrivacyMonitor(CallbackBase):
     def receive(self, state: dict[str, Any]) -> None:
         """Take the history a spawned process has sent home."""
         self.load_state_dict(state)
-
-
-def _report_of_all_processes(metric: VoicePrivacy) -> PrivacyReport | None:
-    """What all processes gathered together, on each; None where none of them gathered anything."""
-    with warn_once():
-        metric.sync()
-        try:
-            rows = metric.metric_state["speakers"]
-            count = sum(len(part) for part in ([rows] if isinstance(rows, Tensor) else rows))
-            return metric.report() if count else None
-        finally:
-            if metric._is_synced:
-                metric.unsync()
