@@ -43,28 +43,30 @@ _MOST_NAMES, _LONGEST_NAME = 20, 5  # what can still be read along a heat map
 
 
 class Layout(NamedTuple):
-    """Where figures are shown: how many panels go side by side, and whether legends do as well."""
+    """Where figures are shown: how large, how many panels side by side, and with what never changes in a training."""
 
+    size: tuple[float, float]  # inches, of axes by themselves and the legend beside them
+    scale: float  # of panels
     columns: int
-    legends_beside: bool
+    shows_original: bool
 
     def one(self) -> Axes:
         """The axes of a figure that has only these."""
-        # Inches: on a small card letters are the larger for it.
-        return axes_in_grid(1, (7.2, 3.8) if self.legends_beside else (4.4, 3.6), 1)[0]
+        return axes_in_grid(1, self.size, 1)[0]
 
     def panels(self, count: int, size: tuple[float, float]) -> list[Axes]:
         """Axes of a figure of several."""
-        return axes_in_grid(count, size, self.columns)
+        return axes_in_grid(count, (self.scale * size[0], self.scale * size[1]), self.columns)
 
-    def place_legend(self, ax: Axes) -> None:
-        """Out of the axes, where there is room."""
-        if self.legends_beside:
-            legend_beside(ax)
+    def of_interest(self, shown: list[tuple[Shown, Part]]) -> list[tuple[Shown, Part]]:
+        """What a panel is spent on."""
+        protected = [pair for pair in shown if pair[0].condition != "OO"]
+        return shown if self.shows_original or not protected else protected
 
 
-CARD = Layout(columns=1, legends_beside=False)  # a few hundred pixels wide
-PAGE = Layout(columns=3, legends_beside=True)
+# A card of TensorBoard gives a picture some 440 by 210 pixels: small inches, so that letters stay large.
+CARD = Layout(size=(5.4, 2.6), scale=0.7, columns=2, shows_original=False)
+PAGE = Layout(size=(7.2, 3.8), scale=1.0, columns=3, shows_original=True)
 
 
 class FigureKind(NamedTuple):
@@ -121,7 +123,7 @@ def _profiles(systems: Sequence[System], layout: Layout) -> Figure | None:
     ax = layout.one()
     for one, _ in _shown(systems, lambda known: known):
         _draw_profile(one, ax, actual=True)
-    layout.place_legend(ax)
+    legend_beside(ax)
     return figure_of(ax)
 
 
@@ -133,7 +135,7 @@ def _calibrated(systems: Sequence[System], layout: Layout) -> Figure | None:
     for (system, transfer), ax in zip(shown, panels, strict=True):
         _draw_transfer(system, transfer, ax)
         ax.set_title(as_label(system.name) if len(shown) > 1 else "")
-        layout.place_legend(ax)
+        legend_beside(ax)
     return figure_of(panels[0])
 
 
@@ -171,7 +173,7 @@ def _reliability(systems: Sequence[System], layout: Layout) -> Figure | None:
         if transfer is not None and one.condition == one.system.report.attacked:
             for kind, llr in transfer.llr.items():
                 draw_reliability(llr, transfer.counts, ax, f"{one.label}, {kind}")
-    layout.place_legend(ax)
+    legend_beside(ax)
     return figure_of(ax)
 
 
@@ -183,7 +185,7 @@ def _trade_off(systems: Sequence[System], layout: Layout) -> Figure | None:
     ax = layout.one()
     # Unprotected speech is where the metrics begin, and gives a single point its scale.
     draw_trade_off([(unprotected(systems), (0.0, 0.0)), *known], ax)
-    layout.place_legend(ax)
+    legend_beside(ax)
     return figure_of(ax)
 
 
@@ -209,11 +211,11 @@ def _quadrants(systems: Sequence[System], layout: Layout) -> Figure | None:
 
 
 def _zoo(systems: Sequence[System], layout: Layout) -> Figure | None:
-    return _zoos(_shown(systems, lambda known: known.matrix), layout, "similarity, 0 to 1")
+    return _zoos(layout.of_interest(_shown(systems, lambda known: known.matrix)), layout, "similarity, 0 to 1")
 
 
 def _zoo_of_scores(systems: Sequence[System], layout: Layout) -> Figure | None:
-    averages = _shown(systems, lambda known: known.average_scores)
+    averages = layout.of_interest(_shown(systems, lambda known: known.average_scores))
     return _zoos([(one, average()) for one, average in averages], layout, "score")
 
 
@@ -229,7 +231,7 @@ def _zoos(shown: Sequence[tuple[Shown, Tensor]], layout: Layout, what: str) -> F
 
 
 def _ranks(systems: Sequence[System], layout: Layout) -> Figure | None:
-    shown = _shown(systems, lambda known: known.identification)
+    shown = layout.of_interest(_shown(systems, lambda known: known.identification))
     if not shown:
         return None
     panels = layout.panels(len(shown), (4.2, 3.6))
@@ -246,7 +248,7 @@ def _local(systems: Sequence[System], layout: Layout) -> Figure | None:
     ax = layout.one()
     for one, found in shown:
         draw_local_information(found.bits, len(found.histogram), one.numbers("alid", "pdr"), ax, one.label)
-    layout.place_legend(ax)
+    legend_beside(ax)
     return figure_of(ax)
 
 

@@ -82,6 +82,7 @@ class Front:
         if not ways:
             return
         try:
+            from vpmetrics._figures import CARD
             from vpmetrics._plot import draw_pareto_front
         except ModuleNotFoundError:  # of matplotlib; a monitor has said so
             return
@@ -92,7 +93,7 @@ class Front:
                 for points in (self.kept, self.measured, chosen)
             )
             labels = _label(name), utility
-            figure, _ = draw_pareto_front(kept, measured, choice[0] if choice else None, budget, labels, None)
+            figure, _ = draw_pareto_front(kept, measured, choice[0] if choice else None, budget, labels, CARD.one())
             for draw in ways:
                 draw(f"{name}/pareto_front", figure, step)
 
