@@ -15,8 +15,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
-from vpmetrics.functional import zebra_disclosure
 from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
+from vpmetrics.lightning.monitor import PrivacyMonitor
 from vpmetrics.suite import VoicePrivacy
 
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")
@@ -86,28 +86,9 @@ def anonymiser(pl, shares=(0.9, 0.6, 0.3, 0.1), losses=(4.0, 3.0, 2.0, 1.0), **c
     return Anonymiser()
 
 
-class StrongestKnown(VoicePrivacy):
-    """A suite whose attacker of protected speech undoes any linear map of the embeddings."""
-
-    attacks = "standard"
-
-    def _report(self, sides):
-        report = super()._report(sides)
-        original, protected = sides.original.vectors, sides.protected.vectors
-        undone = protected @ torch.linalg.lstsq(protected, original).solution
-        strongest = zebra_disclosure(*_trials(original, undone, sides.original.speakers))["d_ece"]
-        of_attacks = {
-            f"{condition}_{key}": strongest if key.startswith("d_ece_str") else torch.zeros(())
-            for condition in ("op", "pp")
-            for key in ("d_ece_strongest", "eer_strongest", "strongest", "d_ece_chance")
-        }
-        return report._replace(scalars=report.scalars | of_attacks)
-
-
-def _trials(original, protected, speakers):
-    pairs = ~torch.eye(len(speakers), dtype=torch.bool)
-    scores = torch.nn.functional.normalize(original) @ torch.nn.functional.normalize(protected).T
-    return scores[pairs], (speakers[:, None] == speakers)[pairs].long()
+def watch(**kwargs):
+    """A monitor without attackers, who take most of its time, for tests of anything else."""
+    return PrivacyMonitor(suite=VoicePrivacy(attacks=None), **kwargs)
 
 
 def keeper(privacy="val/privacy/op_d_ece", budget=None, **kwargs):
@@ -117,7 +98,7 @@ def keeper(privacy="val/privacy/op_d_ece", budget=None, **kwargs):
 
 def by_hand(share, **kwargs):
     original, noise, speakers = voices(**kwargs)
-    metric = VoicePrivacy()
+    metric = VoicePrivacy(attacks=None)
     metric.update(original, protect(original, noise, share), speakers)
     return {name: float(value) for name, value in metric.compute().items()}
 

@@ -22,10 +22,10 @@ from training import (
     loader,
     names_in,
     tensorboard,
+    watch,
 )
 
 from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
-from vpmetrics.lightning.monitor import PrivacyMonitor
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_best_utility_within_the_budget(pl, tmp_path, mode):
     checkpoint = keeper(budget=0.4, mode=mode, dirpath=tmp_path / "kept", filename="{epoch}")
     losses = LOSSES if mode == "min" else [-loss for loss in LOSSES]
     module = anonymiser(pl, SHARES, losses)
-    monitor = PrivacyMonitor(figures_every_n_epochs=None)
+    monitor = watch(figures_every_n_epochs=None)
     trainer = fit(pl, [checkpoint, monitor], module, epochs=5, logger=logger)
     leaks = [by_hand(share)["op_d_ece"] for share in SHARES]
     # The last leaks more than the fourth and is worth less; of the others, each leaks less where it is worth less.
@@ -72,7 +72,7 @@ def test_best_utility_within_the_budget(pl, tmp_path, mode):
 
 def test_dominated_files_are_removed(pl, tmp_path):
     checkpoint = keeper(budget=0.4, dirpath=tmp_path, filename="{epoch}")
-    fit(pl, [PrivacyMonitor(), checkpoint], anonymiser(pl, (0.9, 0.6, 0.3), (3.0, 2.0, 1.0)), epochs=3)
+    fit(pl, [watch(), checkpoint], anonymiser(pl, (0.9, 0.6, 0.3), (3.0, 2.0, 1.0)), epochs=3)
     assert names_in(tmp_path) == ["epoch=2.ckpt"]
     assert [point.epoch for point in checkpoint.pareto_front] == [2]
 
@@ -80,7 +80,7 @@ def test_dominated_files_are_removed(pl, tmp_path):
 def test_least_disclosure_where_none_meets_the_budget(pl, tmp_path):
     checkpoint = keeper(budget=0.0, dirpath=tmp_path, filename="{epoch}")
     with pytest.warns(UserWarning, match="No checkpoint meets the budget"):
-        fit(pl, [PrivacyMonitor(), checkpoint], anonymiser(pl, SHARES[::2], LOSSES[::2]), epochs=3)
+        fit(pl, [watch(), checkpoint], anonymiser(pl, SHARES[::2], LOSSES[::2]), epochs=3)
     leaks = [by_hand(share)["op_d_ece"] for share in SHARES[::2]]
     assert Path(checkpoint.best_model_path).stem == f"epoch={leaks.index(min(leaks))}"
     assert not checkpoint.within_budget
@@ -91,7 +91,7 @@ def test_several_budgets(pl, tmp_path):
     rows = [by_hand(share) for share in SHARES]
     budgets = {"val/privacy/op_d_ece": 0.5, "val/privacy/op_l_w": 1.6}
     checkpoint = keeper(list(budgets), list(budgets.values()), dirpath=tmp_path, filename="{epoch}")
-    fit(pl, [PrivacyMonitor(), checkpoint], anonymiser(pl, SHARES, LOSSES), epochs=5)
+    fit(pl, [watch(), checkpoint], anonymiser(pl, SHARES, LOSSES), epochs=5)
     within = [e for e, row in enumerate(rows) if all(row[name[12:]] <= limit for name, limit in budgets.items())]
     assert within == [1, 3]
     assert rows[2]["op_d_ece"] < 0.5
@@ -102,13 +102,13 @@ def test_only_measured_weights_are_saved(pl, tmp_path):
     checkpoint = keeper(budget=1.0, dirpath=tmp_path, filename="{epoch}")
     # A better loss in the epochs between must not be paired with the disclosure of the epoch before.
     module = anonymiser(pl, (0.9, 0.6, 0.9, 0.3), (0.1, 2.0, 0.1, 3.0))
-    fit(pl, [PrivacyMonitor(every_n_epochs=2), checkpoint], module)
+    fit(pl, [watch(every_n_epochs=2), checkpoint], module)
     assert names_in(tmp_path) == ["epoch=1.ckpt", "epoch=3.ckpt"]
 
 
 def test_nothing_measured_nothing_saved(pl, tmp_path):
     with pytest.warns(UserWarning, match="PrivacyCheckpoint has saved nothing"):
-        fit(pl, [PrivacyMonitor(every_n_epochs=3), keeper(dirpath=tmp_path)], epochs=2)
+        fit(pl, [watch(every_n_epochs=3), keeper(dirpath=tmp_path)], epochs=2)
     assert names_in(tmp_path) == []
 
 
@@ -116,7 +116,7 @@ def test_what_is_not_finite_is_not_saved(pl, tmp_path):
     checkpoint = keeper(budget=1.0, dirpath=tmp_path, filename="{epoch}")
     module = anonymiser(pl, (0.6, 0.3), (float("nan"), 1.0))
     with pytest.warns(UserWarning, match="saves nothing of epoch 0: .*val/loss is nan"):
-        fit(pl, [PrivacyMonitor(), checkpoint], module, epochs=2)
+        fit(pl, [watch(), checkpoint], module, epochs=2)
     assert names_in(tmp_path) == ["epoch=1.ckpt"]
 
 
@@ -134,7 +134,7 @@ def test_scalars_of_another_source_and_of_a_training_step(pl, tmp_path):
 def test_resumed_in_mid_run(pl, tmp_path):
     def run(folder, epochs, ckpt_path=None):
         checkpoint = keeper(budget=0.4, dirpath=folder, filename="{epoch}", save_last=True)
-        monitor = PrivacyMonitor()
+        monitor = watch()
         fit(pl, [monitor, checkpoint], anonymiser(pl, SHARES, LOSSES), epochs=epochs, ckpt_path=ckpt_path)
         return monitor, checkpoint
 
@@ -153,11 +153,11 @@ def test_resumed_in_mid_run(pl, tmp_path):
 
 def test_resumed_in_another_folder_with_another_budget(pl, tmp_path):
     first = keeper(budget=0.4, dirpath=tmp_path / "a", filename="{epoch}", save_last=True)
-    fit(pl, [PrivacyMonitor(), first], anonymiser(pl, SHARES, LOSSES))
+    fit(pl, [watch(), first], anonymiser(pl, SHARES, LOSSES))
     (tmp_path / "a" / "epoch=2.ckpt").unlink()
     second = keeper(budget=0.7, dirpath=tmp_path / "b", filename="{epoch}")
     module = anonymiser(pl, SHARES, LOSSES)
-    fit(pl, [PrivacyMonitor(), second], module, epochs=5, ckpt_path=tmp_path / "a" / "last.ckpt")
+    fit(pl, [watch(), second], module, epochs=5, ckpt_path=tmp_path / "a" / "last.ckpt")
     # The fifth epoch is on the front now that the third, which dominated it, has been removed by hand.
     front = {point.epoch: Path(point.path) for point in second.pareto_front}
     assert sorted(front) == [0, 1, 3]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from training import anonymiser, both_packages, fit, keeper, names_in
+from training import anonymiser, both_packages, fit, keeper, names_in, watch
 
 from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
-from vpmetrics.lightning.monitor import PrivacyMonitor
 from vpmetrics.suite import VoicePrivacy
 
 
@@ -26,12 +25,12 @@ def test_a_name_no_monitor_logs_is_found_at_setup(pl, tmp_path, privacy, closest
     steps = []
     module = anonymiser(pl, validation_step=lambda *_: steps.append("too late"))
     with pytest.raises(ValueError, match=f"PrivacyCheckpoint watches '{privacy}'.* Closest: '{closest}'"):
-        fit(pl, [PrivacyMonitor(), PrivacyCheckpoint(privacy, dirpath=tmp_path)], module)
+        fit(pl, [watch(), PrivacyCheckpoint(privacy, dirpath=tmp_path)], module)
     assert steps == []
 
 
 def test_a_scalar_the_monitor_leaves_out_is_found_at_setup(pl, tmp_path):
-    monitor = PrivacyMonitor(metrics=["deid", "op_eer"])
+    monitor = watch(metrics=["deid", "op_eer"])
     with pytest.raises(ValueError, match="watches 'val/privacy/op_d_ece', but no PrivacyMonitor logs it"):
         fit(pl, [monitor, keeper(dirpath=tmp_path)])
 
@@ -40,7 +39,7 @@ def test_a_name_nobody_logs_is_found_in_the_first_validation(pl, tmp_path):
     checkpoint = keeper(utility="val/lost", dirpath=tmp_path)
     said = "PrivacyCheckpoint watches 'val/lost', but {} has.* logged it. Closest: 'val/loss'"
     with pytest.raises(ValueError, match=said.format("the sanity check")):
-        fit(pl, [PrivacyMonitor(), checkpoint])
+        fit(pl, [watch(), checkpoint])
     assert names_in(tmp_path) == []
 
 
@@ -52,7 +51,7 @@ def test_a_name_unlike_any_is_refused_when_it_is_needed(pl, tmp_path):
         pytest.warns(UserWarning, match=said.format("the sanity check")),
         pytest.raises(ValueError, match=said.format("nothing")),
     ):
-        fit(pl, [PrivacyMonitor(), checkpoint])
+        fit(pl, [watch(), checkpoint])
 
 
 def test_a_forgotten_monitor_is_found_before_the_first_step(pl, tmp_path):
@@ -86,7 +85,7 @@ def test_a_utility_only_a_training_step_or_a_later_validation_logs_is_waited_for
 
     checkpoint = keeper(utility="val/later", budget=1.0, dirpath=tmp_path)
     with pytest.warns(UserWarning, match="watches 'val/later', but the sanity check has not logged it"):
-        fit(pl, [PrivacyMonitor(), Wer(), checkpoint])
+        fit(pl, [watch(), Wer(), checkpoint])
     assert checkpoint.pareto_front
 
 

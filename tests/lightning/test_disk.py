@@ -7,9 +7,8 @@ import shutil
 from itertools import pairwise
 
 import pytest
-from training import anonymiser, fit, keeper, names_in
+from training import anonymiser, fit, keeper, names_in, watch
 
-from vpmetrics.lightning.monitor import PrivacyMonitor
 from vpmetrics.lightning.pareto import ParetoPoint, choose, front_with, spread
 
 ONE_SMALL_MEASURE = {"metrics": ["deid", "op_d_ece", "op_d_ece_reversed"], "figures_every_n_epochs": None}
@@ -23,7 +22,7 @@ def trade_off(pl, epochs):
 
 def test_a_trade_off_leaves_five_files_of_sixty_epochs_and_all_measurements(pl, tmp_path):
     checkpoint = keeper(budget=0.2, dirpath=tmp_path, filename="{epoch}")
-    monitor = PrivacyMonitor(**ONE_SMALL_MEASURE)
+    monitor = watch(**ONE_SMALL_MEASURE)
     fit(pl, [monitor, checkpoint], trade_off(pl, 60), epochs=60)
     assert len(names_in(tmp_path)) == 5
     assert {f"epoch={point.epoch}.ckpt" for point in checkpoint.pareto_front} == set(names_in(tmp_path))
@@ -44,7 +43,7 @@ def test_a_trade_off_leaves_five_files_of_sixty_epochs_and_all_measurements(pl, 
 @pytest.mark.parametrize(("most", "files"), [(1, 1), (2, 2), (-1, 8)])
 def test_as_many_files_as_are_asked_for(pl, tmp_path, most, files):
     checkpoint = keeper(budget=0.3, dirpath=tmp_path, save_top_k=most, save_last=True)
-    fit(pl, [PrivacyMonitor(**ONE_SMALL_MEASURE), checkpoint], trade_off(pl, 8), epochs=8)
+    fit(pl, [watch(**ONE_SMALL_MEASURE), checkpoint], trade_off(pl, 8), epochs=8)
     assert len(names_in(tmp_path)) == files + 1  # and the last
     assert checkpoint.within_budget
 
@@ -70,11 +69,11 @@ def test_the_chosen_one_is_never_dropped(seed):
 
 def test_a_folder_that_was_moved_is_resumed_with_its_whole_front(pl, tmp_path):
     first = keeper(budget=0.2, dirpath=tmp_path / "before", filename="{epoch}", save_last=True)
-    fit(pl, [PrivacyMonitor(**ONE_SMALL_MEASURE), first], trade_off(pl, 8), epochs=6)
+    fit(pl, [watch(**ONE_SMALL_MEASURE), first], trade_off(pl, 8), epochs=6)
     shutil.move(tmp_path / "before", tmp_path / "after")
     second = keeper(budget=0.2, dirpath=tmp_path / "after", filename="{epoch}", save_last=True)
     last = tmp_path / "after" / "last.ckpt"
-    fit(pl, [PrivacyMonitor(**ONE_SMALL_MEASURE), second], trade_off(pl, 8), epochs=7, ckpt_path=last)
+    fit(pl, [watch(**ONE_SMALL_MEASURE), second], trade_off(pl, 8), epochs=7, ckpt_path=last)
     assert set(first.pareto_front[0].disclosure) == {"val/privacy/op_d_ece"}
     assert {point.epoch for point in second.pareto_front} >= {point.epoch for point in first.pareto_front[:-1]} - {4}
     assert len(second.pareto_front) == 5
@@ -84,19 +83,19 @@ def test_a_folder_that_was_moved_is_resumed_with_its_whole_front(pl, tmp_path):
     assert [row["epoch"] for row in written["measured"]] == list(range(7))
     # What was moved may be taken up in a third folder, too.
     third = keeper(budget=0.2, dirpath=tmp_path / "third", filename="{epoch}")
-    fit(pl, [PrivacyMonitor(**ONE_SMALL_MEASURE), third], trade_off(pl, 8), epochs=8, ckpt_path=last)
+    fit(pl, [watch(**ONE_SMALL_MEASURE), third], trade_off(pl, 8), epochs=8, ckpt_path=last)
     assert sum("/after/" in point.path for point in third.pareto_front) >= 3
 
 
 def test_what_is_lost_of_the_front_is_said(pl, tmp_path):
     first = keeper(budget=0.2, dirpath=tmp_path / "a", filename="{epoch}", save_last=True)
-    fit(pl, [PrivacyMonitor(**ONE_SMALL_MEASURE), first], trade_off(pl, 4), epochs=2)
+    fit(pl, [watch(**ONE_SMALL_MEASURE), first], trade_off(pl, 4), epochs=2)
     (tmp_path / "a" / "epoch=0.ckpt").unlink()
     second = keeper(budget=0.2, dirpath=tmp_path / "a", filename="{epoch}")
     with pytest.warns(UserWarning, match="finds 1 of the 2 checkpoints it had kept"):
         fit(
             pl,
-            [PrivacyMonitor(**ONE_SMALL_MEASURE), second],
+            [watch(**ONE_SMALL_MEASURE), second],
             trade_off(pl, 4),
             epochs=3,
             ckpt_path=tmp_path / "a" / "last.ckpt",
@@ -105,12 +104,12 @@ def test_what_is_lost_of_the_front_is_said(pl, tmp_path):
 
 def test_of_two_states_that_may_be_meant_none_is_guessed(pl, tmp_path):
     pair = [keeper(budget=budget, dirpath=tmp_path / str(budget), save_last=True) for budget in (0.1, 0.2)]
-    fit(pl, [PrivacyMonitor(**ONE_SMALL_MEASURE), *pair], trade_off(pl, 4), epochs=2)
+    fit(pl, [watch(**ONE_SMALL_MEASURE), *pair], trade_off(pl, 4), epochs=2)
     other = keeper(budget=0.3, dirpath=tmp_path / "c")
     with pytest.warns(UserWarning, match="2 PrivacyCheckpoints have left their state"):
         fit(
             pl,
-            [PrivacyMonitor(**ONE_SMALL_MEASURE), other],
+            [watch(**ONE_SMALL_MEASURE), other],
             trade_off(pl, 4),
             epochs=3,
             ckpt_path=tmp_path / "0.2" / "last.ckpt",

@@ -22,6 +22,7 @@ from training import (
     protect,
     tensorboard,
     voices,
+    watch,
 )
 
 from vpmetrics.lightning.monitor import PrivacyMonitor
@@ -31,7 +32,7 @@ from vpmetrics.suite import VoicePrivacy
 @both_packages
 def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path):
     logger = tensorboard(pl, tmp_path, default_hp_metric=False)
-    monitor = PrivacyMonitor(figures_every_n_epochs=2)
+    monitor = watch(figures_every_n_epochs=2)
     trainer = fit(pl, [monitor], logger=logger)
     found = events(logger)
     steps = [event.step for event in found.Scalars("val/loss")]
@@ -62,7 +63,7 @@ def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path):
 def test_csv_has_the_scalars_and_no_figures(pl, tmp_path):
     logger = importlib.import_module(f"{pl.__name__}.loggers").CSVLogger(tmp_path)
     with pytest.warns(UserWarning, match="draws no figures: of CSVLogger, no logger takes them") as said:
-        fit(pl, [PrivacyMonitor()], logger=logger, epochs=2)
+        fit(pl, [watch()], logger=logger, epochs=2)
     assert sum("draws no figures" in str(one.message) for one in said) == 1
     header, *rows = Path(logger.log_dir, "metrics.csv").read_text().splitlines()
     column = header.split(",").index("val/privacy/op_d_ece")
@@ -72,7 +73,7 @@ def test_csv_has_the_scalars_and_no_figures(pl, tmp_path):
 
 @both_packages
 def test_validate_and_test_without_a_fit(pl):
-    monitor = PrivacyMonitor()
+    monitor = watch()
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, callbacks=[monitor], **QUIET)
     expected = by_hand(0.9)
     for run, prefix in ((trainer.validate, "val/privacy/"), (trainer.test, "test/privacy/")):
@@ -96,14 +97,14 @@ def test_validate_and_test_without_a_fit(pl):
     ],
 )
 def test_prefix_in_a_test(pl, prefix, expected):
-    trainer = pl.Trainer(logger=False, callbacks=[PrivacyMonitor(prefix)], enable_checkpointing=False, **QUIET)
+    trainer = pl.Trainer(logger=False, callbacks=[watch(prefix=prefix)], enable_checkpointing=False, **QUIET)
     (found,) = trainer.test(anonymiser(pl), loader(), verbose=False)
     assert f"{expected}/deid" in found
 
 
 def test_a_test_has_figures_without_a_path(pl, tmp_path):
     logger = tensorboard(pl, tmp_path)
-    trainer = pl.Trainer(logger=logger, callbacks=[PrivacyMonitor()], enable_checkpointing=False, **QUIET)
+    trainer = pl.Trainer(logger=logger, callbacks=[watch()], enable_checkpointing=False, **QUIET)
     trainer.test(anonymiser(pl), loader(), verbose=False)
     assert set(events(logger).Tags()["images"]) == {
         f"test/privacy/{figure}" for figure in FIGURES - {"path"} | {"deid_gvd"}
@@ -112,7 +113,7 @@ def test_a_test_has_figures_without_a_path(pl, tmp_path):
 
 def test_several_loaders_are_measured_one_by_one(pl, tmp_path):
     logger = tensorboard(pl, tmp_path)
-    monitor = PrivacyMonitor(figures_every_n_epochs=1)
+    monitor = watch(figures_every_n_epochs=1)
     trainer = fit(pl, [monitor], val=[loader(), loader(seed=1, speakers=5)], epochs=1, logger=logger)
     for number, data in enumerate(({}, {"seed": 1, "speakers": 5})):
         expected = by_hand(0.9, **data)
@@ -131,14 +132,14 @@ def test_loaders_combined_into_one_have_no_suffix(pl):
     def step(self, batch, batch_idx):
         return dict(zip(("original", "protected", "speakers"), batch[0], strict=True))
 
-    trainer = fit(pl, [PrivacyMonitor()], anonymiser(pl, validation_step=step), val=combined, epochs=1)
+    trainer = fit(pl, [watch()], anonymiser(pl, validation_step=step), val=combined, epochs=1)
     assert_same({"deid": trainer.callback_metrics["val/privacy/deid"]}, {"deid": by_hand(0.0)["deid"]})
 
 
 @pytest.mark.usefixtures("one_small_figure")
 def test_epochs_between_measurements_and_figures(pl, tmp_path):
     logger = tensorboard(pl, tmp_path)
-    monitor = PrivacyMonitor(every_n_epochs=2, figures_every_n_epochs=3)
+    monitor = watch(every_n_epochs=2, figures_every_n_epochs=3)
     fit(pl, [monitor], logger=logger, epochs=7)
     assert [row["epoch"] for row in monitor.history] == [1, 3, 5]
     found = events(logger)
@@ -150,13 +151,13 @@ def test_epochs_between_measurements_and_figures(pl, tmp_path):
 @pytest.mark.usefixtures("one_small_figure")
 def test_validations_between_epochs_and_within_one(pl, tmp_path):
     logger = tensorboard(pl, tmp_path / "sparse")
-    fit(pl, [PrivacyMonitor(figures_every_n_epochs=3)], logger=logger, epochs=8, check_val_every_n_epoch=2)
+    fit(pl, [watch(figures_every_n_epochs=3)], logger=logger, epochs=8, check_val_every_n_epoch=2)
     found = events(logger)
     steps = [event.step for event in found.Scalars("val/privacy/deid")]
     # After 2, 4, 6 and 8 epochs: the first; the third is over at the second, the sixth at the third; and the last.
     assert [image.step for image in found.Images("val/privacy/zoo")] == steps
     checkpoint = keeper(budget=1.0, dirpath=tmp_path, filename="{epoch}-{step}")
-    monitor = PrivacyMonitor()
+    monitor = watch()
     fit(pl, [monitor, checkpoint], epochs=2, val_check_interval=0.5)
     assert [(row["epoch"], row["step"]) for row in monitor.history] == [(0, 2), (0, 4), (1, 7), (1, 9)]
     assert [point.step for point in checkpoint.pareto_front] == [7]
@@ -165,14 +166,14 @@ def test_validations_between_epochs_and_within_one(pl, tmp_path):
 def test_original_speech_is_scored_once(pl, monkeypatch):
     walked = []
     original = VoicePrivacy._report_of
-    monitor = PrivacyMonitor()
+    monitor = watch()
     monkeypatch.setattr(VoicePrivacy, "_report_of", lambda self, *which: walked.append(which) or original(self, *which))
     fit(pl, [monitor])
     assert len(walked) == 1 + 4 * 2
 
 
 def test_a_metric_of_ones_own_and_a_choice_of_scalars(pl):
-    suite = VoicePrivacy(scoring="dot", similarity="sigmoid")
+    suite = VoicePrivacy(scoring="dot", similarity="sigmoid", attacks=None)
     trainer = fit(pl, [PrivacyMonitor(suite=suite, metrics=["gvd"], prog_bar=["gvd"])], epochs=1)
     assert [name for name in trainer.callback_metrics if "privacy" in name] == ["val/privacy/gvd"]
     original, noise, speakers = voices()
@@ -185,7 +186,7 @@ def test_early_stopping_and_model_checkpoint_see_the_scalars(pl, tmp_path):
     callbacks = importlib.import_module(f"{pl.__name__}.callbacks")
     stop = callbacks.EarlyStopping("val/privacy/op_d_ece", stopping_threshold=0.3, patience=9)
     best = callbacks.ModelCheckpoint(tmp_path, monitor="val/privacy/op_d_ece")
-    trainer = fit(pl, [PrivacyMonitor(), stop, best], enable_checkpointing=True)
+    trainer = fit(pl, [watch(), stop, best], enable_checkpointing=True)
     values = [by_hand(share)["op_d_ece"] for share in (0.9, 0.6, 0.3, 0.1)]
     assert trainer.current_epoch == 1 + next(epoch for epoch, value in enumerate(values) if value < 0.3)
     assert best.best_model_score == pytest.approx(min(values[: trainer.current_epoch]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from training import anonymiser, fit
+from training import anonymiser, fit, watch
 
 from vpmetrics.lightning.monitor import PrivacyMonitor
 from vpmetrics.suite import VoicePrivacy
@@ -42,13 +42,13 @@ def test_what_a_step_must_return(pl, returned, error, message):
     steps = []
     module.on_train_start = lambda: steps.append("too late")
     with pytest.raises(error, match=message):
-        fit(pl, [PrivacyMonitor()], module)
+        fit(pl, [watch()], module)
     assert steps == []
 
 
 def test_what_a_function_must_return(pl):
     with pytest.raises(TypeError, match=r"Expected the function `keys` to return \(original, .* but got 2 values"):
-        fit(pl, [PrivacyMonitor(keys=lambda outputs: (1, 2))])
+        fit(pl, [watch(keys=lambda outputs: (1, 2))])
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,16 @@ from training import (
     by_hand,
     keeper,
     run_script,
+    watch,
 )
 
 from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
-from vpmetrics.lightning.monitor import PrivacyMonitor
 
 
 @both_packages
 def test_every_trainer_takes_them_for_its_own(pl, tmp_path):
     callbacks = importlib.import_module(f"{pl.__name__}.callbacks")
-    monitor, checkpoint = PrivacyMonitor(), keeper(dirpath=tmp_path)
+    monitor, checkpoint = watch(), keeper(dirpath=tmp_path)
     assert isinstance(monitor, callbacks.Callback)
     assert isinstance(checkpoint, callbacks.ModelCheckpoint)
     trainer = pl.Trainer(callbacks=monitor, logger=False, enable_checkpointing=False, **QUIET)
@@ -38,7 +38,7 @@ def test_every_trainer_takes_them_for_its_own(pl, tmp_path):
 
 
 def test_they_reach_spawned_processes(tmp_path):
-    for callback in (PrivacyMonitor(), PrivacyCheckpoint(dirpath=tmp_path)):
+    for callback in (watch(), PrivacyCheckpoint(dirpath=tmp_path)):
         assert pickle.loads(pickle.dumps(callback)).state_key == callback.state_key
 
 
@@ -80,15 +80,14 @@ def test_two_processes_log_what_one_does(tmp_path):
         import json, sys, warnings
         from pathlib import Path
         import pytorch_lightning as pl
-        from training import HEADLINE, LOSSES, QUIET, SHARES, anonymiser, keeper, loader, numbered, tensorboard
-        from vpmetrics.lightning import PrivacyMonitor
+        from training import LOSSES, QUIET, SHARES, anonymiser, keeper, loader, numbered, tensorboard, watch
 
         if __name__ == "__main__":
             said = []
             warnings.showwarning = lambda message, *_: said.append(str(message))
             warnings.simplefilter("always")
             folder = Path(sys.argv[1])
-            monitor = PrivacyMonitor(
+            monitor = watch(
                 keys=("original", "protected", "speakers", "utterances"), figures_every_n_epochs=2
             )
             checkpoint = keeper(budget=0.4, dirpath=folder / "kept", filename="{epoch}")

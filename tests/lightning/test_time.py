@@ -16,9 +16,8 @@ from training import (
     names_in,
     run_script,
     tensorboard,
+    watch,
 )
-
-from vpmetrics.lightning.monitor import PrivacyMonitor
 
 callbacks = importlib.import_module(f"{PACKAGES[0]}.callbacks")
 
@@ -47,7 +46,7 @@ def test_early_stopping_waits_for_measurements_and_counts_none_twice(pl, strict)
             return super()._evaluate_stopping_criteria(current)
 
     stopping = Stopping("val/privacy/op_d_ece", patience=2, strict=strict)
-    monitor = PrivacyMonitor(every_n_epochs=2)
+    monitor = watch(every_n_epochs=2)
     trainer = fit(pl, [monitor, stopping], anonymiser(pl, (0.9, 0.1, 0.9, 0.9)), epochs=12)
     assert counted == pytest.approx([row["op_d_ece"] for row in monitor.history])
     assert [row["epoch"] for row in monitor.history] == [1, 3, 5]
@@ -61,7 +60,7 @@ def test_an_epoch_that_is_not_measured_logs_nothing_old(pl):
         def on_train_epoch_end(self, trainer, pl_module):
             seen.append("val/privacy/deid" in trainer.callback_metrics)
 
-    fit(pl, [PrivacyMonitor(every_n_epochs=2), Look()], epochs=4)
+    fit(pl, [watch(every_n_epochs=2), Look()], epochs=4)
     assert seen == [False, True, False, True]
 
 
@@ -78,7 +77,7 @@ def test_an_epoch_that_is_not_measured_logs_nothing_old(pl):
 def test_first_and_last_measurement_are_drawn_however_a_training_ends(pl, tmp_path, ends, expected):
     logger = tensorboard(pl, tmp_path)
     stop = callbacks.EarlyStopping("val/privacy/deid", mode="max", stopping_threshold=0.1, patience=9)
-    monitor = PrivacyMonitor(figures_every_n_epochs=100)
+    monitor = watch(figures_every_n_epochs=100)
     more = [stop] if ends.pop("stop", False) else []
     fit(pl, [monitor, *more], anonymiser(pl, (1.0, 0.3)), **{"epochs": -1, **ends}, logger=logger)
     found = events(logger)
@@ -91,7 +90,7 @@ def test_first_and_last_measurement_are_drawn_however_a_training_ends(pl, tmp_pa
 def test_the_front_is_drawn_at_the_step_of_its_scalars(pl, tmp_path, interval):
     logger = tensorboard(pl, tmp_path / "log")
     checkpoint = keeper(budget=1.0, dirpath=tmp_path / "kept")
-    monitor = PrivacyMonitor(figures_every_n_epochs=None)
+    monitor = watch(figures_every_n_epochs=None)
     fit(pl, [monitor, checkpoint], epochs=3, val_check_interval=interval, logger=logger)
     found = events(logger)
     scalars = {event.step for event in found.Scalars("val/privacy/deid")}
@@ -103,7 +102,7 @@ def test_the_front_is_drawn_at_the_step_of_its_scalars(pl, tmp_path, interval):
 def test_beside_the_hyperparameters_stands_the_chosen_checkpoint(pl, tmp_path):
     logger = tensorboard(pl, tmp_path / "log", default_hp_metric=False)
     checkpoint = keeper(budget=0.5, dirpath=tmp_path / "kept")
-    monitor = PrivacyMonitor(figures_every_n_epochs=None)
+    monitor = watch(figures_every_n_epochs=None)
     fit(pl, [monitor, checkpoint], anonymiser(pl, (0.3, 0.2, 1.0), (1.0, 2.0, 3.0)), epochs=3, logger=logger)
     assert checkpoint.chosen.epoch == 0
     (value,) = events(logger).Scalars("hp/val/privacy/deid")
@@ -117,8 +116,7 @@ def test_spawned_processes_bring_history_and_front_home(tmp_path):
         from pathlib import Path
         import pytorch_lightning as pl
         import torch
-        from training import QUIET, keeper, loader, protect
-        from vpmetrics.lightning import PrivacyMonitor
+        from training import QUIET, keeper, loader, protect, watch
 
         class Module(pl.LightningModule):
             def __init__(self):
@@ -138,7 +136,7 @@ def test_spawned_processes_bring_history_and_front_home(tmp_path):
                 return torch.optim.SGD(self.parameters(), 0.01)
 
         if __name__ == "__main__":
-            monitor, checkpoint = PrivacyMonitor(), keeper(budget=0.4, dirpath=sys.argv[1], save_top_k=-1)
+            monitor, checkpoint = watch(), keeper(budget=0.4, dirpath=sys.argv[1], save_top_k=-1)
             trainer = pl.Trainer(
                 strategy="ddp_spawn", devices=2, max_epochs=3, callbacks=[monitor, checkpoint], logger=False, **QUIET
             )

@@ -19,8 +19,7 @@ def scalar_names(suite: VoicePrivacy | None = None, sessions: bool = False) -> t
     """The names of all scalars a suite returns, of several sessions or of one."""
     suite = VoicePrivacy() if suite is None else suite
     conditions = tuple(CONDITIONS) if sessions else ALWAYS
-    attacks = getattr(suite, "attacks", None) is not None
-    names = scalars_of(conditions, attacks, sessions, sizes=getattr(suite, "sizes", ()))
+    names = scalars_of(conditions, suite.attacks is not None, sessions, suite.sizes)
     ends = ("", "_low", "_high") if getattr(suite, "intervals", None) else ("",)
     return tuple(name + end for name in names for end in ends)
 

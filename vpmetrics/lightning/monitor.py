@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -77,8 +78,9 @@ class PrivacyMonitor(CallbackBase):
             device of the module. Original speech that is the same as in the validation before is not embedded again.
         encoder_dtype: Type the encoder runs in under autocast; None runs it in the type of its weights, whatever the
             precision of the Trainer.
-        watch_training: Show attackers what ``training_step`` returns under the same keys, too; what they have seen is
-            forgotten at the start of every epoch, for the anonymiser is another one then.
+        watch_training: Show attackers what ``training_step`` returns under the same keys, too, of other speakers than
+            are validated on; see :meth:`vpmetrics.VoicePrivacy.observe`. What they have seen is forgotten at the start
+            of every epoch, for the anonymiser is another one then.
         prog_bar: Names of the scalars in the progress bar.
 
     Example:
@@ -91,7 +93,7 @@ class PrivacyMonitor(CallbackBase):
         ...         return {"original": original, "protected": protected, "speakers": speakers}
         >>> voices = demo_voices()
         >>> loader = DataLoader(TensorDataset(voices.original, voices.protected["B2"], voices.speakers), 518)
-        >>> monitor = PrivacyMonitor()
+        >>> monitor = PrivacyMonitor(suite=VoicePrivacy(attacks=None))  # a quick look, in which no attacker tries hard
         >>> quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
         >>> trainer = pl.Trainer(accelerator="cpu", callbacks=[monitor], **quiet)
         >>> results = trainer.validate(Anonymiser(), loader, verbose=False)
@@ -211,7 +213,8 @@ class PrivacyMonitor(CallbackBase):
             return
         arguments = self._arguments(trainer, pl_module, outputs, "training_step", remember=False)
         if arguments is not None:
-            self._suites.observe(arguments, loaders_in_turn(trainer) or (0,), pl_module.device)
+            with self._explaining("training_step"):
+                self._suites.observe(arguments, loaders_in_turn(trainer) or (0,), pl_module.device)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -230,10 +233,15 @@ class PrivacyMonitor(CallbackBase):
             return
         step = "test_step" if trainer.testing else "validation_step"
         arguments = self._arguments(trainer, pl_module, outputs, step)
-        if arguments is None:
-            return
+        if arguments is not None:
+            with self._explaining(step):
+                self._suite(trainer, dataloader_idx, pl_module).update(**arguments)
+
+    @contextmanager
+    def _explaining(self, step: str) -> Iterator[None]:
+        """Say where the metric's arguments came from, if it refuses them."""
         try:
-            self._suite(trainer, dataloader_idx, pl_module).update(**arguments)
+            yield
         except (TypeError, ValueError) as error:
             keys = self._keys
             source = "" if callable(keys) else f" `keys` reads them from {tuple(keys.values())} of the dictionary."
@@ -248,7 +256,7 @@ class PrivacyMonitor(CallbackBase):
         with trainer.profiler.profile("[Callback]PrivacyMonitor.embed"):
             return self._encoder.embed(arguments, pl_module.device, remember)
 
-    def _suite(self, trainer: Any, loader: int, pl_module: Any) -> Any:
+    def _suite(self, trainer: Any, loader: int, pl_module: Any) -> VoicePrivacy:
         return self._suites.at("test" if trainer.testing else "val", loader, pl_module.device)
 
     # After the last batch

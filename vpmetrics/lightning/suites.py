@@ -27,9 +27,9 @@ class Suites:
     def __init__(self, pattern: VoicePrivacy | None, watching: bool) -> None:
         self.pattern, self.watching = pattern, watching
         self.has_seen_training = False
-        self._made: dict[tuple[str, int], Any] = {}
+        self._made: dict[tuple[str, int], VoicePrivacy] = {}
 
-    def at(self, stage: str, loader: int, device: torch.device) -> Any:
+    def at(self, stage: str, loader: int, device: torch.device) -> VoicePrivacy:
         """The metric of a loader."""
         if (stage, loader) not in self._made:
             seen = self._made.get(("val", 0)) if self.watching else None
