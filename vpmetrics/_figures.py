@@ -266,7 +266,7 @@ def _people(systems: Sequence[System], layout: Layout) -> Figure | None:
         values = rates(sizes_for_curve(max(100, *sizes_of(one.known.scalars))))
         curve = {n: float(values[f"rate_{n}"]) for n in sizes_of(values)}
         draw_rate_over_people(curve, float(values["gallery"]), ax, one.label)
-    layout.place_legend(ax)
+    legend_beside(ax)
     return figure_of(ax)
 
 
@@ -279,7 +279,7 @@ def _utterances(systems: Sequence[System], layout: Layout) -> Figure | None:
         lengths = [2**power for power in range(6) if 2**power <= rates.longest()]
         curve = {length: float(rates((people,), length)[f"rate_{people}"]) for length in lengths}
         draw_over_utterances(curve, 1 / people, ax, one.label, f"share found among {people}")
-    layout.place_legend(ax)
+    legend_beside(ax)
     return figure_of(ax)
 
 
