@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bench.timing import report
 from vpmetrics.lightning import PrivacyMonitor
+from vpmetrics.suite import VoicePrivacy
 
 pytestmark = pytest.mark.bench
 
@@ -33,15 +34,17 @@ def seconds(work) -> float:
     return time.perf_counter() - start
 
 
+@pytest.mark.parametrize("attacks", [None, "standard"])
 @pytest.mark.parametrize(("speakers", "each"), [(40, 50), (400, 50)])
-def test_overhead_of_a_validation_with_monitor(speakers, each):
+def test_overhead_of_a_validation_with_monitor(speakers, each, attacks):
     draw = torch.Generator().manual_seed(0)
     names = torch.arange(speakers).repeat(each)
     original = torch.randn(speakers, 192, generator=draw)[names] + torch.randn(len(names), 192, generator=draw)
     protected = 0.5 * original + torch.randn(len(names), 192, generator=draw)
     data = DataLoader(TensorDataset(original, protected, names), 512)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    monitored = pl.Trainer(callbacks=[PrivacyMonitor(figures_every_n_epochs=None)], **quiet)
+    monitor = PrivacyMonitor(suite=VoicePrivacy(attacks=attacks), figures_every_n_epochs=None)
+    monitored = pl.Trainer(callbacks=[monitor], **quiet)
     bare = pl.Trainer(**quiet)
     module = Protect()
     monitored.validate(module, data, verbose=False)  # original speech is scored once

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
-from training import anonymiser, fit, loader, voices
+from training import QUIET, anonymiser, fit, loader, voices, watch
 
+from vpmetrics.attacks import Plain, RidgeToOriginal
 from vpmetrics.lightning import PrivacyMonitor
 from vpmetrics.suite import VoicePrivacy
 
@@ -119,3 +120,44 @@ def test_names_of_sessions_are_known_where_there_are_some(pl):
 def test_keys_that_lead_nowhere(keys, message):
     with pytest.raises(ValueError, match=message):
         PrivacyMonitor(keys=keys)
+
+
+def test_sessions_of_a_step_are_measured_within_and_across(pl):
+    """Against the same suite, filled by hand."""
+    original, noise, speakers = voices(speakers=8, utterances=6)
+    draws = torch.arange(len(speakers)) // 8 % 2
+
+    def step(self, batch, batch_idx):
+        x, y, who, draw = batch
+        return {"x": x, "y": y, "who": who, "draw": draw}
+
+    keys = {"original": "x", "protected": "y", "speakers": "who", "sessions": "draw"}
+    monitor = watch(keys=keys, figures_every_n_epochs=None)
+    data = DataLoader(TensorDataset(original, original + noise, speakers, draws), 7)
+    trainer = fit(pl, [monitor], anonymiser(pl, validation_step=step), val=data, epochs=1, num_sanity_val_steps=0)
+    metric = VoicePrivacy(attacks=None)
+    metric.update(original, original + noise, speakers, sessions=draws)
+    for name, value in metric.compute().items():
+        logged = trainer.callback_metrics[f"val/privacy/{name}"]
+        assert float(logged) == pytest.approx(float(value), abs=1e-5, nan_ok=True), name
+    assert {"within_d_ece", "across_d_ece", "op_c_ece"} <= set(metric.compute())
+
+
+def test_who_has_watched_the_training_undoes_a_rotation(pl):
+    """Eight speakers are too few to learn the rotation from in folds, the others of the training are not."""
+    rotation = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(4)))[0]
+
+    def protect_batch(self, batch, batch_idx):
+        original, _, speakers = batch
+        shared = {"original": original, "protected": original @ rotation, "speakers": speakers}
+        return {**shared, "loss": self.layer(original).square().mean()} if self.training else shared
+
+    found = {}
+    for watching in (False, True):
+        suite = VoicePrivacy(attacks=[Plain(), RidgeToOriginal()])
+        monitor = PrivacyMonitor(suite=suite, watch_training=watching, figures_every_n_epochs=None)
+        module = anonymiser(pl, training_step=protect_batch, validation_step=protect_batch)
+        trainer = pl.Trainer(max_epochs=1, callbacks=[monitor], logger=False, num_sanity_val_steps=0, **QUIET)
+        trainer.fit(module, loader(speakers=40, utterances=6, seed=5), loader(speakers=8, utterances=3, batch_size=24))
+        found[watching] = monitor.history[-1]["op_d_ece_strongest"]
+    assert found[True] > found[False] + 0.02
