@@ -182,7 +182,8 @@ class VoicePrivacy(AttackedMetric):
         }
         exact = all(condition.scores.separated is None for condition in report.conditions.values())
         for key, value in report.scalars.items():
-            if value.is_floating_point() and (exact or scalar(key).family in ("rank", "local")):
+            counted = exact or scalar(key).family in ("rank", "local")
+            if counted and value.is_floating_point() and not bool(value.isnan()):
                 bounds.setdefault(key, torch.zeros_like(value))
         return bounds
 
