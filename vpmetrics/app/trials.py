@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple, cast
 
 import numpy as np
+import polars as pl
 
 from vpmetrics.app.columns import Array
 from vpmetrics.app.errors import InputError, printable
@@ -86,8 +87,10 @@ def _unique_labels(key: TrialFile, names: Names) -> tuple[Array, Array]:
     """Ascending codes of the trials of a key, and their labels; a trial may be repeated, but not contradicted."""
     if key.is_target is None:
         raise InputError("expected `enrol trial target|nontarget`", key.path, 1)
-    # The label in the lowest bit, so that one sort does for both: sorting numbers is far faster than ordering rows.
-    labelled = np.unique(2 * key.codes(names) + key.is_target)
+    # The label in the lowest bit, so that one sort does for both: sorting numbers is far faster than ordering rows, and
+    # than `np.unique`, which hashes.
+    labelled = np.sort(2 * key.codes(names) + key.is_target)
+    labelled = labelled[np.concatenate([[True], ~_repeats(labelled)])]
     codes, labels = labelled // 2, labelled % 2 == 1
     if _repeats(codes).any():
         wrong = np.isin(key.codes(names), codes[1:][_repeats(codes)])
@@ -108,9 +111,11 @@ def _lines_of_repeat(file: TrialFile, codes: Array) -> tuple[int | None, int | N
     return file.line(int(order[at])), file.line(int(order[at + 1]))
 
 
-def _find(wanted: Array, ascending: Array) -> tuple[Array, Array]:
-    places = np.searchsorted(ascending, wanted).clip(max=len(ascending) - 1)
-    return places, ascending[places] == wanted
+def _find(wanted: Array, codes: Array) -> tuple[Array, Array]:
+    """Where each of the wanted codes is, and which are there at all: joined, for a search jumps about in memory."""
+    places = pl.DataFrame({"code": codes, "place": np.arange(len(codes), dtype=np.uint32)})
+    joined = pl.DataFrame({"code": wanted}).join(places, on="code", how="left", maintain_order="left")["place"]
+    return joined.fill_null(0).to_numpy(), joined.is_not_null().to_numpy()
 
 
 def _hint(scores: TrialFile, codes: Array, names: Names) -> str:
