@@ -173,8 +173,8 @@ def test_demo_trains_measures_and_logs(tmp_path, capsys):
     assert [system["name"] for system in content["systems"]] == ["B2", "B2r", "B2u", "averaging", "trained"]
     assert all(system["name"] in shown for system in content["systems"])
     trained = content["systems"][-1]["scalars"]
-    limits = "the trained model moves embeddings and makes no speech, unlike B2, B2r, B2u; an attacker who enrols with"
-    within = f"(PP D_ECE {trained['pp_d_ece']:.3f} bit, {trained['oo_d_ece']:.3f} of original speech)"
+    limits = "the trained model moves embeddings and makes no speech, unlike B2, B2r, B2u; whoever knows the key of a"
+    within = f"(within a session {trained['within_d_ece']:.3f} bit)"
     for text in (shown, (tmp_path / "report.html").read_text(encoding="utf-8")):
         assert limits in text
         assert within in text

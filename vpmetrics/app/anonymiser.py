@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -46,6 +46,8 @@ class Anonymiser(pl.LightningModule):
     output. Keys of training are drawn anew for every batch, those of validation stay.
     """
 
+    keys: Tensor
+
     def __init__(self, speakers: int, width: int = 256, key: int = 32, learning_rate: float = 1e-3) -> None:
         super().__init__()
         self.save_hyperparameters()
@@ -59,13 +61,13 @@ class Anonymiser(pl.LightningModule):
         """Protected embeddings ``(B, D)`` of original ones, by the key of each."""
         return torch.lerp(self.net(torch.cat([original, key], dim=1)), original, self.own)
 
-    def training_step(self, batch: Batch) -> dict[str, Tensor]:
-        """The library's loss of one batch, and what attackers may watch."""
+    def training_step(self, batch: Batch) -> Tensor:
+        """The library's loss of one batch."""
         original, speakers, sessions = batch
         protected = self(original, torch.randn_like(self.keys)[sessions])
         loss: Tensor = self.loss(original, protected, speakers, sessions)
         self.log("train/loss", loss)
-        return {"loss": loss, "original": original, "protected": protected.detach(), "speakers": speakers}
+        return loss
 
     def validation_step(self, batch: Batch) -> dict[str, Tensor]:
         """What PrivacyMonitor looks for."""
@@ -75,7 +77,8 @@ class Anonymiser(pl.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Adam; the one number that says how much of the input stays may move faster than the many of the network."""
-        groups = [{"params": self.net.parameters()}, {"params": [self.own], "lr": 10 * self.learning_rate}]
+        own = {"params": [self.own], "lr": 10 * self.learning_rate}
+        groups: list[dict[str, Any]] = [{"params": self.net.parameters()}, own]
         return torch.optim.Adam(groups, lr=self.learning_rate)
 
 

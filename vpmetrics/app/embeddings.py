@@ -24,6 +24,7 @@ class Embeddings(NamedTuple):
     speaker_names: tuple[str, ...]
     utterances: Tensor | None = None
     notes: tuple[str, ...] = ()
+    sessions: Tensor | None = None
     is_reference: Tensor | None = None
     groups: Tensor | None = None
     group_names: tuple[str, ...] = ()

@@ -48,7 +48,8 @@ def evaluate_embeddings(
                 embeddings.speakers,
                 embeddings.is_reference,
                 embeddings.utterances,
-                groups=embeddings.groups,
+                embeddings.sessions,
+                embeddings.groups,
             )
             report = metric.report()
     except (TypeError, ValueError) as error:

@@ -136,7 +136,7 @@ def _add_compare(command: ArgumentParser) -> None:
 
 def _add_demo(command: ArgumentParser) -> None:
     command.add_argument("--seed", type=int, default=0, metavar="N", help="of the split, the model and the batches (0)")
-    command.add_argument("--epochs", type=int, default=30, metavar="N", help="ten steps each (30)")
+    command.add_argument("--epochs", type=int, default=72, metavar="N", help="four steps each (72)")
     command.add_argument("--out", type=Path, default=Path("vpmetrics-demo"), metavar="DIR", help="(vpmetrics-demo)")
     command.set_defaults(run=_run_demo)
 

@@ -60,9 +60,11 @@ def disclosed(system: System, condition: str | None = None) -> float:
 def strongest(system: System, condition: str) -> tuple[str, str] | None:
     """Name of the strongest attack in a condition, and what its attacker must have; None where none was tried."""
     number = system.scalar("strongest", condition)
-    if math.isnan(number) or not 0 <= int(number) < len(system.attacks):
+    names = system.report.attack_names or tuple(name for name, _ in system.attacks)
+    if math.isnan(number) or not system.attacks or not 0 <= int(number) < len(names):
         return None
-    return system.attacks[int(number)]
+    # The same attacks, fitted in folds, in folds of a group, and on what was observed.
+    return names[int(number)], system.attacks[int(number) % len(system.attacks)][1]
 
 
 def _of_attackers(system: System, attacked: str, bits: float) -> list[str]:
