@@ -20,6 +20,19 @@ original-protected and protected-protected trials):
   vpmetrics evaluate --original o.npy --protected p.npy --speakers speakers.txt
   vpmetrics evaluate --original o.ark --protected p.ark --utt2spk data/utt2spk
 
+Files are NumPy's, PyTorch's, Safetensors, Parquet, Kaldi's ark and scp, or
+tables of text, packed by gzip or not, or - for standard input; what each is
+follows from its content. Rows are paired by utterance where files name these.
+
+By a protocol, exactly the trials of a list, with results for each group; or
+from a folder of results of a VoicePrivacy challenge:
+
+  vpmetrics evaluate --original enrolls.scp trials.scp \\
+                     --protected enrolls_anon.scp trials_anon.scp \\
+                     --utt2spk utt2spk --enrolls enrolls --trials trials \\
+                     --groups spk2gender --out report
+  vpmetrics evaluate exp/asv_anon --out report
+
 From Kaldi-style score files, lines `enrol trial score`, and a key, lines
 `enrol trial target|nontarget` in any order (or the label as a fourth column of
 the scores):
