@@ -50,7 +50,7 @@ def test_overhead_of_a_validation_with_monitor(speakers, each, attacks):
     monitored.validate(module, data, verbose=False)  # original speech is scored once
     with_it, without = (seconds(lambda t=t: t.validate(module, data, verbose=False)) for t in (monitored, bare))
     report(
-        f"{len(names)} x {speakers}",
+        f"{len(names)} x {speakers}, attacks {attacks}",
         with_it - without,
         "the three products",
         seconds(lambda: products(original, protected)),
