@@ -27,7 +27,7 @@ class PseudonymisationLoss(EmbeddingLoss):
 
     - *Steadiness.* The one that matters most for a keyed anonymiser. Trained against cosines and centring alone, unseen
       voices give 0.01 bit to these and 0.5 bit to a ridge regression that was fitted on other speakers; with it 0.03,
-      no more than a network that never sees the original. Training against such attackers in place of it leaves 0.3,
+      no more than a network that never sees the original. Training against such attackers in place of it leaves 0.4,
       and beside it changes nothing that can be measured, so ``attacks`` are off.
     - *Narrow smoothing.* With 0.1 instead of 0.02, unseen speakers disclose several times as much: the gradient fades
       while the anonymiser still adds to the original voice, and the rest that shines through is compensated for the
