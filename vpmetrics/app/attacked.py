@@ -64,7 +64,8 @@ def _embeddings_of(original: Column, protected: Column, protocol: Protocol) -> E
     ]
     speakers, speaker_names = _numbered([protocol.speaker_of[name] for name in utterances])
     is_reference = torch.tensor([name in references for name in utterances])
-    embeddings = Embeddings(vectors[0], vectors[1], speakers, speaker_names, None, (), is_reference)
+    before, after = vectors
+    embeddings = Embeddings(before, after, speakers, speaker_names, is_reference=is_reference)
     if not protocol.group_of:
         return embeddings
     groups, group_names = _numbered([_group_of(name, protocol.group_of, protocol.speaker_of) for name in utterances])

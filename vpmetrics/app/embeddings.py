@@ -160,7 +160,7 @@ def _pack(columns: Mapping[str, Column], utterances: Column | None, notes: tuple
         raise InputError(f"expected {expected}, but got {tuple(protected.shape)}", columns["protected"].source)
     speakers, names = number_labels(columns["speakers"], len(original))
     numbers = None if utterances is None else number_labels(utterances, len(original))[0]
-    return Embeddings(original, protected, speakers, names, numbers, notes)
+    return Embeddings(original, protected, speakers, names, utterances=numbers, notes=notes)
 
 
 def tensor_of(column: Column, role: str) -> Tensor:
