@@ -1,6 +1,6 @@
 """Every check of an argument, with its message.
 
-Kinds, dtypes and shapes are free to look at. Values are not: reading one stalls an accelerator,
+Kinds, dtypes and shapes are free to look at. Values are not: reading one forces a GPU sync,
 so those checks are functions of their own and read everything they need at once.
 """
 

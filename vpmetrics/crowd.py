@@ -103,7 +103,7 @@ class ReidentificationRate(_CrowdMetric):
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         bandwidth: Width, in standard deviations of a probe's scores, over which two scores are compared softly, so that
             ranks have a gradient; None counts ranks.
-        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -183,7 +183,7 @@ class SinglingOut(_CrowdMetric):
         calibration: Conversations of a speaker that calibrate, at most.
         draws: How many sets to draw for each reference and size, at least.
         scoring: As in :class:`ReidentificationRate`.
-        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:

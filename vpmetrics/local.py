@@ -32,7 +32,7 @@ class LocalInformationDisclosure(EmbeddingMetric):
     beats all others. NaN with one warning for fewer than two speakers with trials.
 
     Args:
-        condition: ``"PP"``, protected references and inputs (an attacker who protects what he knows the same way);
+        condition: ``"PP"``, protected references and inputs (an attacker who protects what they know in the same way);
             ``"OP"``, original references and protected inputs; ``"OO"``, both original.
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
@@ -41,7 +41,7 @@ class LocalInformationDisclosure(EmbeddingMetric):
             many; see :func:`vpmetrics.functional.identify`.
         bandwidth: Any width gives ``forward`` a gradient. The bits are a smooth function of the scores as they are, so
             the value is the same.
-        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:

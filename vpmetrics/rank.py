@@ -40,13 +40,13 @@ class SimilarityRankDisclosure(EmbeddingMetric):
     Args:
         model: ``"empirical"``, the shares as they are, or ``"beta_binomial"``, a distribution fitted to them that
             keeps the first.
-        condition: ``"PP"``, protected references and inputs (an attacker who protects what he knows the same way);
+        condition: ``"PP"``, protected references and inputs (an attacker who protects what they know in the same way);
             ``"OP"``, original references and protected inputs; ``"OO"``, both original.
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         bandwidth: Width, in standard deviations of an input's scores, over which two scores are compared softly, so
             that ranks have a gradient; None counts ranks.
-        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:

@@ -55,7 +55,7 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -121,7 +121,7 @@ class DeIdentification(_SimilarityMetric):
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -158,7 +158,7 @@ class VoiceDistinctiveness(_SimilarityMetric):
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -167,7 +167,7 @@ class VoiceDistinctiveness(_SimilarityMetric):
         >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
         >>> protected = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.6, 0.8]])
         >>> metric(original, protected, torch.tensor([3, 3, 8, 8]))
-        tensor(-2.2325)
+        tensor(-1.9320)
     """
 
     conditions = ("OO", "PP")

@@ -34,7 +34,7 @@ class EmbeddingTrials(EmbeddingMetric):
         condition: ``"OO"``, ``"OP"`` or ``"PP"``: the reference side and the probe side.
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
-        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once per update.
+        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:

@@ -34,7 +34,7 @@ class MinCllr(ScoreMetric):
             instead: constant memory, and :meth:`error_bound` certifies how far the value may lie from the exact one.
         score_range: Range of the bins where their number is given; learnt when left out.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
+        validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -64,7 +64,7 @@ class EqualErrorRate(ScoreMetric):
             instead: constant memory, and :meth:`error_bound` certifies how far the value may lie from the exact one.
         score_range: Range of the bins where their number is given; learnt when left out.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
+        validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -100,7 +100,7 @@ class Linkability(ScoreMetric):
         thresholds: None keeps every score and is exact. A number of bins or a tensor of edges keeps two histograms
             instead: constant memory, and every score counts as the middle of its bin.
         score_range: Range of the bins where their number is given; learnt when left out.
-        validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
+        validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -150,7 +150,7 @@ class Cllr(PrivacyMetric):
     all that is kept, so memory is constant and the value exact.
 
     Args:
-        validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
+        validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:

@@ -43,7 +43,7 @@ class ZebraDisclosure(ScoreMetric):
             instead: constant memory, and :meth:`error_bound` certifies how far the value may lie from the exact one.
         score_range: Range of the bins where their number is given; learnt when left out.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
+        validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -101,7 +101,7 @@ class CalibrationDistortion(PrivacyMetric):
 
     Args:
         calibration: ``"linear"``, the map ``a * s + b`` of least Cllr, or ``"isotonic"``, PAV under Laplace's rule.
-        validate_args: Look for NaN and for labels other than 0 and 1; stalls an accelerator once per update.
+        validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:

@@ -46,7 +46,7 @@ def voice_similarity_matrix(
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
         utterances: Numbers of the recordings, ``(N,)``; copies of one count once.
-        validate_args: Look for NaN and infinite embeddings; stalls an accelerator once.
+        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once.
 
     Returns:
         Named tuple ``(oo, op, pp, speakers)``: matrices ``(S, S)`` in [0, 1], speakers ascending. NaN where two
@@ -56,8 +56,8 @@ def voice_similarity_matrix(
         >>> original = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
         >>> matrices = voice_similarity_matrix(original, original.flip(1), torch.tensor([3, 3, 8, 8]))
         >>> matrices.oo
-        tensor([[0.8571, 0.2857],
-                [0.2857, 0.8571]])
+        tensor([[0.9091, 0.1818],
+                [0.1818, 0.9091]])
         >>> matrices.speakers
         tensor([3, 8])
     """
