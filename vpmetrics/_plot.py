@@ -325,6 +325,27 @@ def _mark_animals(ax: Axes, own: Any, impostor: Any) -> None:
         drawn.set(ha=("left", "right")[x], va=("bottom", "top")[y])
 
 
+def draw_attacks(
+    names: Sequence[str], each: Sequence[float], chance: float, ax: Axes | None, label: str = ""
+) -> PlotResult:
+    """Expected disclosure to each attack, the strongest on top, and what chance would seem to disclose."""
+    ax = axes_or_new(ax, size=(4.8, 3.6))
+    known = sorted((value, name) for name, value in zip(names, each, strict=True) if math.isfinite(value))
+    places = range(len(known))
+    colours = [COLOURS[0]] * (len(known) - 1) + [COLOURS[1]]
+    ax.barh(places, [value for value, _ in known], color=colours[-len(known) :], height=0.7)
+    for place, (value, _) in zip(places, known, strict=True):
+        ax.annotate(f"{value:.3f}", (value, place), (3, 0), textcoords="offset points", va="center", fontsize="x-small")
+    if math.isfinite(chance):
+        ax.axvline(chance, color="black", linewidth=1.0, linestyle="--", label="chance")
+        ax.legend(loc="lower right", **_SMALL_LEGEND)
+    ax.set_yticks(places, [as_label(name) for _, name in known], fontsize="small")
+    ax.set(xlim=(0, max(0.1, 1.15 * max((value for value, _ in known), default=0.0))), xlabel=axis_of("d_ece"))
+    ax.set_title(as_label(label), fontsize="medium")
+    ax.grid(axis="x", alpha=0.3)
+    return figure_of(ax), ax
+
+
 def draw_path(deid: Sequence[float], gvd: Sequence[float], epochs: Sequence[float], ax: Axes | None) -> PlotResult:
     """How a training moves between de-identification and gain of voice distinctiveness, epoch by epoch."""
     ax = axes_or_new(ax, size=(4.8, 3.4))
