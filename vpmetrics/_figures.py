@@ -20,6 +20,7 @@ from vpmetrics._plot import (
     as_label,
     axes_in_grid,
     axes_or_new,
+    draw_attacks,
     draw_calibrated_profile,
     draw_ece_profile,
     draw_local_information,
@@ -35,6 +36,7 @@ from vpmetrics._plot import (
 from vpmetrics._plot_crowd import draw_over_utterances, draw_rate_over_people, sizes_for_curve, sizes_of
 from vpmetrics._report import ConditionReport, ScoredTrials, System, Transfer, report_of_trials, unprotected
 from vpmetrics._scores.measures import actual_cross_entropy, entropy_of_prior
+from vpmetrics._trials.matrices import own_and_others
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
 
 Part = TypeVar("Part")
@@ -85,6 +87,11 @@ class Shown(NamedTuple):
     system: System
     condition: str
     known: ConditionReport
+
+    @property
+    def title(self) -> str:
+        """Label and condition, where the one does not say the other."""
+        return self.label if self.label == self.condition else f"{self.label}, {self.condition}"
 
     def numbers(self, *keys: str) -> dict[str, float]:
         """Scalars of the condition."""
@@ -211,22 +218,32 @@ def _quadrants(systems: Sequence[System], layout: Layout) -> Figure | None:
 
 
 def _zoo(systems: Sequence[System], layout: Layout) -> Figure | None:
-    return _zoos(layout.of_interest(_shown(systems, lambda known: known.matrix)), layout, "similarity, 0 to 1")
+    return _zoos(layout.of_interest(_shown(systems, lambda known: known.alike)), layout, "similarity, 0 to 1")
 
 
 def _zoo_of_scores(systems: Sequence[System], layout: Layout) -> Figure | None:
-    averages = layout.of_interest(_shown(systems, lambda known: known.average_scores))
-    return _zoos([(one, average()) for one, average in averages], layout, "score")
+    # Of very many voices no matrix is made, of scores neither.
+    averages = _shown(systems, lambda known: known.average_scores if known.matrix is not None else None)
+    return _zoos([(one, own_and_others(average())) for one, average in layout.of_interest(averages)], layout, "score")
 
 
-def _zoos(shown: Sequence[tuple[Shown, Tensor]], layout: Layout, what: str) -> Figure | None:
+def _zoos(shown: Sequence[tuple[Shown, tuple[Tensor, Tensor]]], layout: Layout, what: str) -> Figure | None:
     if not shown:
         return None
     panels = layout.panels(len(shown), (4.2, 3.6))
-    for (one, matrix), ax in zip(shown, panels, strict=True):
-        label = one.label if one.label == one.condition else f"{one.label}, {one.condition}"
-        draw_zoo(matrix, ax, label, _names(one.system), what)
+    for (one, (own, others)), ax in zip(shown, panels, strict=True):
+        draw_zoo(own, others, ax, one.title, _names(one.system), what)
     _share_axes(panels)
+    return figure_of(panels[0])
+
+
+def _attacks(systems: Sequence[System], layout: Layout) -> Figure | None:
+    shown = _shown(systems, lambda known: known.strongest)
+    if not shown:
+        return None
+    panels = axes_in_grid(len(shown), (5.2, 3.8), min(layout.columns, 2))
+    for (one, found), ax in zip(shown, panels, strict=True):
+        draw_attacks(one.system.report.attack_names, found.each.tolist(), float(found.chance), ax, one.title)
     return figure_of(panels[0])
 
 
@@ -300,8 +317,8 @@ FIGURES = (
     FigureKind(
         "deid_gvd",
         "De-identification and voice distinctiveness",
-        "Each system as a point: to the right speakers are hidden better, further up protected voices are told apart "
-        "better.",
+        "Each system as a point: to the right speakers are hidden better from who only compares voices, further up "
+        "protected voices are told apart better.",
         _trade_off,
     ),
     FigureKind(
@@ -311,11 +328,19 @@ FIGURES = (
         _path,
     ),
     FigureKind(
+        "attacks",
+        "What each attack finds",
+        "Expected disclosure to each attacker, fitted on other speakers than it is counted for, in its better "
+        "direction. The longest bar is the largest of many noisy numbers; the strongest attack in the tables is chosen "
+        "on other speakers.",
+        _attacks,
+    ),
+    FigureKind(
         "ece_profile",
         "ECE profiles",
         "What an attacker does not know after the scores, over all priors. The closer to the black curve, the more "
-        "private: D_ECE is the gap, averaged over all priors. Dotted, where drawn: scores taken as log-likelihood "
-        "ratios as they stand.",
+        "private: D_ECE is the gap, averaged over all priors, to an attacker who only compares voices. Dotted, where "
+        "drawn: scores taken as log-likelihood ratios as they stand.",
         _profiles,
     ),
     FigureKind(

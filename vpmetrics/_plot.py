@@ -277,7 +277,8 @@ def draw_local_information(
 
 
 def draw_zoo(
-    matrix: Tensor,
+    own: Tensor,
+    others: Tensor,
     ax: Axes | None,
     label: str = "",
     names: Sequence[str] | None = None,
@@ -288,19 +289,14 @@ def draw_zoo(
     After Yager and Dunstone, "The biometric menagerie", 2010: an animal is in the outer quarter of both.
     """
     ax = axes_or_new(ax, size=(4.6, 3.8))
-    values = matrix.detach().double().cpu().numpy()
-    own = np.diagonal(values)
-    others = values.copy()
-    np.fill_diagonal(others, np.nan)
-    known = np.isfinite(others)
-    impostor = np.where(known, others, 0).sum(1) / np.where(known.any(1), known.sum(1), np.nan)
-    seen = np.isfinite(own) & np.isfinite(impostor)
-    own, impostor = own[seen], impostor[seen]
-    if len(own) > 3:
-        _mark_animals(ax, own, impostor)
-    ax.plot(own, impostor, "o", color=COLOURS[0], markersize=5, markeredgecolor="white", markeredgewidth=0.5)
+    target, impostor = (values.detach().double().cpu().numpy() for values in (own, others))
+    seen = np.isfinite(target) & np.isfinite(impostor)
+    target, impostor = target[seen], impostor[seen]
+    if len(target) > 3:
+        _mark_animals(ax, target, impostor)
+    ax.plot(target, impostor, "o", color=COLOURS[0], markersize=5, markeredgecolor="white", markeredgewidth=0.5)
     if names is not None:
-        for name, x, y in zip(np.asarray(names)[seen], own, impostor, strict=True):
+        for name, x, y in zip(np.asarray(names)[seen], target, impostor, strict=True):
             ax.annotate(str(name), (x, y), xytext=(3, 3), textcoords="offset points", fontsize=6)
     ax.set(xlabel=f"own voice: {what}", ylabel=f"other voices: mean {what}")
     ax.margins(0.12)

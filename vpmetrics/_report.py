@@ -42,6 +42,7 @@ from vpmetrics._trials.matrices import (
     SimilarityMatrices,
     averages_of_grid,
     likeness_of_condition,
+    own_and_others,
     ratio_to_original,
 )
 from vpmetrics._trials.pairs import TrialGrid
@@ -100,6 +101,13 @@ class ConditionReport:
         nontargets, targets = self.scores.counts_of_values.sum(1).tolist()
         return int(targets), int(nontargets)
 
+    @property
+    def alike(self) -> tuple[Tensor, Tensor] | None:
+        """How alike each voice is to itself and, on average, to the others, ``(S,)``; None where voices are unknown."""
+        if self.likeness is not None:
+            return self.likeness.own, self.likeness.others
+        return None if self.matrix is None else own_and_others(self.matrix)
+
     def cross_entropy(self, prior_log_odds: Tensor) -> Tensor:
         """The least empirical cross-entropy at each prior: that of the oracle calibration."""
         return least_cross_entropy(self.scores.counts.ascending, prior_log_odds)
@@ -139,7 +147,7 @@ class System:
     """A report under the name it is shown by, with the names of its speakers, what to note, and what led to it.
 
     ``history``: one row of scalars per measurement of a training. ``groups``: the same of parts of the trials, by name,
-    and what these weigh in an average. ``attacks``: name of each attack that was tried, and what its attacker must
+    and what these weigh in an average. ``attacks``: name of each attack by its number, and what its attacker must
     have. ``utterances``: how many there are, both sides of one counted once.
     """
 

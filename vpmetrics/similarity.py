@@ -10,7 +10,7 @@ from torch import Tensor
 from vpmetrics._checks import check_choice
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._trials.conditions import ALWAYS
-from vpmetrics._trials.matrices import SIMILARITIES, SimilarityMatrices, matrices_of_sides
+from vpmetrics._trials.matrices import SIMILARITIES, SimilarityMatrices, matrices_of_sides, own_and_others
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.similarity import de_identification, voice_distinctiveness
@@ -103,7 +103,7 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         if zoo is None:
             return draw_quadrants(val, ax, names)
         check_choice("zoo", zoo, ALWAYS)
-        return draw_zoo(val[ALWAYS.index(zoo)], ax, zoo, names)
+        return draw_zoo(*own_and_others(val[ALWAYS.index(zoo)]), ax, zoo, names)
 
 
 class DeIdentification(_SimilarityMetric):

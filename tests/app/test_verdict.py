@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from vpmetrics._report import ScoredTrials, System, report_of_trials
+from vpmetrics._trials.strongest import Strongest
+from vpmetrics.app.tables import show
 from vpmetrics.app.verdict import changes_between, easiest_speakers, verdict_of, verdict_of_systems
 
 
@@ -34,10 +38,15 @@ def test_a_weak_attackers_number_never_stands_alone():
 
 
 def test_the_strongest_attack_decides_and_is_named_with_what_it_needs():
-    tried = system("x", 0.0, op_d_ece_strongest=0.37, op_strongest=1, op_d_ece_chance=0.012)
-    tried = System("x", tried.report, attacks=(("plain", "nothing"), ("ridge", "pairs of both sides")))
+    weak = system("x", 0.0, op_d_ece_strongest=0.37, op_strongest=1, op_d_ece_chance=0.012)
+    each = torch.tensor([0.0, 0.37, torch.nan])  # the last was not tried
+    found = Strongest(*(torch.tensor(value) for value in (0.37, 0.3, 1, 0.012)), each)
+    conditions = {"OP": replace(weak.report.conditions["OP"], strongest=found)}
+    attacks = (("plain", "nothing"), ("ridge", "pairs of both sides"), ("ridge, observed", "pairs of both sides"))
+    tried = System("x", weak.report._replace(conditions=conditions), attacks=attacks)
     verdict = verdict_of(tried)
     text = " ".join(verdict.sentences)
+    assert show("op_strongest", tried) == "ridge"
     assert verdict.level == "bad"
     assert "The strongest of 2 attacks tried, ridge, learns 0.370 of 0.721 bit, where chance finds 0.012" in text
     assert "It needs pairs of both sides." in text

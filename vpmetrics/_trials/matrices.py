@@ -148,3 +148,9 @@ def ratio_to_original(dominance: Tensor, original: Tensor) -> Tensor:
     if bool(ratio.isnan()):
         warn_undefined("The original voices have no diagonal to compare with: too few or too similar speakers.")
     return ratio
+
+
+def own_and_others(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The diagonal ``(S,)`` of a matrix, and the mean of each row without it, as far as it is known."""
+    others = matrix.detach().clone().fill_diagonal_(torch.nan)
+    return matrix.detach().diagonal(), others.nanmean(1)

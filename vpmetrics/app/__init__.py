@@ -18,6 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 when done, 2 when options or files cannot be used, say nothing, or no command is given, which prints the help.
         As a shell has it, 130 when interrupted, and 141 when whoever read the output stopped.
     """
+    # Threads that spin while they wait for a core that is busy cost many times the work; read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from vpmetrics.app.options import parser
 
     for stream in (sys.stdout, sys.stderr):

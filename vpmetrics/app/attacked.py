@@ -40,8 +40,16 @@ def with_attacks(
 
 def _merged(system: System, attacked: System) -> System:
     found = {key: value for key, value in attacked.report.scalars.items() if scalar(key).family == "attack"}
+    conditions = {
+        name: replace(known, strongest=attacked.report.conditions[name].strongest)
+        if name in attacked.report.conditions
+        else known
+        for name, known in system.report.conditions.items()
+    }
     report = system.report._replace(
-        scalars={**system.report.scalars, **found}, attack_names=attacked.report.attack_names
+        scalars={**system.report.scalars, **found},
+        conditions=conditions,
+        attack_names=attacked.report.attack_names,
     )
     return replace(system, report=report, attacks=attacked.attacks)
 

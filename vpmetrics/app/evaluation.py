@@ -54,7 +54,7 @@ def evaluate_embeddings(
             report = metric.report()
     except (TypeError, ValueError) as error:
         raise InputError(str(error), name or None) from None
-    attacks = tuple((attack.name, attack.needs) for attack in getattr(metric, "attacks", None) or ())
+    attacks = attacks_of(metric)
     notes += _notes_on_sign(name, report.conditions, "an attacker who turns the sign undoes the protection")
     groups = {}
     for number, of_group in report.groups.items():
@@ -67,6 +67,14 @@ def evaluate_embeddings(
 
 def _named(speakers: Tensor, embeddings: Embeddings) -> tuple[str, ...]:
     return tuple(embeddings.speaker_names[number] for number in speakers.unique().tolist())
+
+
+def attacks_of(metric: VoicePrivacy) -> tuple[tuple[str, str], ...]:
+    """Name of every attack by its number, and what its attacker must have."""
+    tried = metric.attacks or ()
+    # Every attack has a number for each way it was fitted.
+    needs = [getattr(tried[number % len(tried)], "needs", "") for number in range(len(metric.attack_names))]
+    return tuple(zip(metric.attack_names, needs, strict=True))
 
 
 def evaluate_trials(

@@ -104,7 +104,7 @@ def _cards(system: System) -> list[Card]:
     of_original = _share(system.scalar("d_ece", "OO"))
     mark = None if math.isnan(of_original) else of_original
     found = strongest(system, attacked)
-    by = f"by {found[0]}, with {found[1]}" if found else "by comparing voices; no stronger attack was tried"
+    by = f"by {found.name}, which needs {found.needs}" if found else "by comparing voices; no stronger attack was tried"
     cards = [_bits(f"Learnt by an attacker{f' ({attacked})' if attacked else ''}", system, attacked, by, mark)]
     if "PP" in system.report.conditions and attacked != "PP":
         cards.append(_bits("By one who protects the same way (PP)", system, "PP", "the mark is original speech", mark))

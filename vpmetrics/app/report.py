@@ -18,6 +18,7 @@ from vpmetrics.app.output import write_all
 from vpmetrics.app.results import Run, as_json, results_of
 from vpmetrics.app.table_files import as_csv, as_latex, as_markdown
 from vpmetrics.app.tables import Table, table_of_systems, tables_of_system
+from vpmetrics.app.verdict import verdict_of, verdict_of_systems
 
 PAGE, RESULTS, TABLES = "report.html", "results.json", "tables"
 
@@ -57,6 +58,7 @@ def publish(
         return
     print_files(run, console)
     print_tables(tables, console)
+    print_verdict(systems, console)
     print_notes(notes, console)
     if wanted.json is not None:
         console.print(f"Wrote {escape(printable(str(wanted.json)))}", soft_wrap=True)
@@ -95,6 +97,14 @@ def print_files(run: Run, console: Console) -> None:
     for path, what in run.inputs.items():
         end = str(Path(*Path(path).parts[-2:])) if len(path) > console.width // 2 else path
         console.print(printable(f"{end}: {what}"), style="dim", markup=False, highlight=False)
+
+
+def print_verdict(systems: Sequence[System], console: Console) -> None:
+    """What the tables come to, as the page has it."""
+    verdict = verdict_of(systems[0]) if len(systems) == 1 else verdict_of_systems(systems)
+    console.print(printable(verdict.headline), style="bold", markup=False, highlight=False)
+    for sentence in verdict.sentences:
+        console.print(printable(sentence), markup=False, highlight=False)
 
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:

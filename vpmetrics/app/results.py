@@ -15,7 +15,7 @@ from typing import Any
 
 from vpmetrics import __version__
 from vpmetrics._report import System
-from vpmetrics._scalars import TAG, scalar
+from vpmetrics._scalars import TAG, key_of, scalar
 from vpmetrics.app.tables import average_of_groups
 
 SCHEMA = 2  # 1 had neither settings nor inputs
@@ -66,7 +66,7 @@ def _system(system: System) -> dict[str, Any]:
         "name": system.name,
         "scalars": {key: _value(key, value) for key, value in system.scalars.items()},
         "not_finite": {key: str(value) for key, value in system.scalars.items() if not math.isfinite(value)},
-        "attacks": [{"name": name, "needs": needs} for name, needs in system.attacks],
+        "attacks": [_attack(system, number) for number in range(len(system.attacks))],
         "utterances": system.utterances,
         "speakers": len(system.speakers),
         "trials": {
@@ -76,6 +76,16 @@ def _system(system: System) -> dict[str, Any]:
         **_groups(system),
         "notes": list(system.notes),
     }
+
+
+def _attack(system: System, number: int) -> dict[str, Any]:
+    """An attack by its number, and what it finds where it was tried."""
+    name, needs = system.attacks[number]
+    d_ece = {}
+    for condition, known in system.report.conditions.items():
+        if known.strongest is not None and bool(known.strongest.each[number].isfinite()):
+            d_ece[key_of(condition, "d_ece")] = float(known.strongest.each[number])
+    return {"name": name, "needs": needs, "scalars": d_ece}
 
 
 def _groups(system: System) -> dict[str, Any]:

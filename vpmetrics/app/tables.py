@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from vpmetrics._report import System, unprotected
-from vpmetrics._scalars import DASH, FAMILIES, OF_CONDITIONS, entries_of_crowd, key_of, scalar
+from vpmetrics._scalars import COUNT, DASH, FAMILIES, OF_CONDITIONS, entries_of_crowd, key_of, scalar
 
 # The columns of table 2 of the 2022 paper, and what goes with them.
 _OF_SYSTEM = ("deid", "gvd")
 _OF_GROUPS = "eer", "raw_eer", "min_cllr", "cllr", "d_ece"
-_COMPARED = ("d_ece", "d_ece_reversed", "l_w", "tag", "eer", "max_d", "mean_d")
+_COMPARED = ("d_ece", "d_ece_strongest", "d_ece_reversed", "l_w", "tag", "eer", "eer_strongest", "max_d", "mean_d")
+_WITHIN = ("pp_d_ece", "pp_d_ece_strongest")
+_NONE_TRIED = "no stronger attack than comparing voices was tried"
 
 
 class Table(NamedTuple):
@@ -40,7 +42,7 @@ def table_of_systems(systems: Sequence[System], title: str) -> Table:
     attacked = systems[0].report.attacked
     of_system = [key for key in _OF_SYSTEM if any(key in system.scalars for system in systems)]
     of_scores = [key for key in _COMPARED if any(key_of(attacked, key) in system.scalars for system in systems)]
-    within = ["pp_d_ece"] if any("pp_d_ece" in system.scalars for system in systems) else []
+    within = [key for key in _WITHIN if any(key in system.scalars for system in systems)]
     rows = (
         [(unprotected(systems), *_unprotected(systems[0], of_system, of_scores, within))]
         if "OO" in systems[0].report.conditions
@@ -51,6 +53,8 @@ def table_of_systems(systems: Sequence[System], title: str) -> Table:
         rows.append((system.name, *(show(name, system) for name in names)))
     if attacked:
         title = f"{title} ({scalar(of_scores[0]).heading} to {scalar(of_scores[-1]).heading} of {attacked})"
+    if "d_ece_strongest" not in of_scores:
+        title = f"{title}; {_NONE_TRIED}"
     heads = [scalar(key).title for key in (*of_system, *of_scores)]
     heads += [f"PP {scalar(key).title}" for key in within]
     return Table(title, ("system", *heads), rows, (*of_system, *of_scores))
@@ -61,6 +65,8 @@ def show(name: str, system: System) -> str:
     value, known = system.scalar(name), scalar(name)
     if math.isnan(value):
         return DASH
+    if known.unit is COUNT and 0 <= int(value) < len(system.attacks):
+        return system.attacks[int(value)][0]
     ends = [system.scalar(f"{name}_{end}") for end in ("low", "high")]
     return known.show(value) + (
         f" ({known.show(ends[0])} to {known.show(ends[1])})" if not math.isnan(sum(ends)) else ""
@@ -82,7 +88,9 @@ def _by_condition(system: System) -> Table:
     for number, kind in enumerate(("target", "non-target")):
         rows.append((f"{kind} trials", *(f"{report.trials[number]:,}" for report in conditions.values())))
     heads = tuple(condition or "scores" for condition in conditions)
-    return Table("What scores disclose", ("", *heads), rows, tuple(entry.key for entry in known))
+    tried = any(entry.family == "attack" for entry in known)
+    title = "What scores disclose" if tried else f"What scores disclose; {_NONE_TRIED}"
+    return Table(title, ("", *heads), rows, tuple(entry.key for entry in known))
 
 
 def _by_group(system: System) -> list[Table]:
@@ -117,4 +125,4 @@ def _unprotected(
     """What original speech discloses, of which nothing is hidden and nothing lost."""
     nothing = [scalar(key).show(0.0) for key in of_system]
     own = [show(key_of("OO", key), system) for key in of_scores]
-    return (*nothing, *own, *(show(key_of("OO", "d_ece"), system) for _ in within))
+    return (*nothing, *own, *(show(key.replace("pp_", "oo_"), system) for key in within))

@@ -32,6 +32,14 @@ class Verdict(NamedTuple):
     sentences: tuple[str, ...]
 
 
+class Attack(NamedTuple):
+    """An attack, what its attacker must have, and how many were tried."""
+
+    name: str
+    needs: str
+    tried: int
+
+
 class Change(NamedTuple):
     """A scalar of two systems: as texts, what to call the change, and whether it is for the better, if either."""
 
@@ -57,14 +65,12 @@ def disclosed(system: System, condition: str | None = None) -> float:
     return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
-def strongest(system: System, condition: str) -> tuple[str, str] | None:
-    """Name of the strongest attack in a condition, and what its attacker must have; None where none was tried."""
-    number = system.scalar("strongest", condition)
-    names = system.report.attack_names or tuple(name for name, _ in system.attacks)
-    if math.isnan(number) or not system.attacks or not 0 <= int(number) < len(names):
+def strongest(system: System, condition: str) -> Attack | None:
+    """The strongest attack in a condition; None where none was tried."""
+    number, known = system.scalar("strongest", condition), system.report.conditions.get(condition)
+    if math.isnan(number) or known is None or known.strongest is None or not 0 <= int(number) < len(system.attacks):
         return None
-    # The same attacks, fitted in folds, in folds of a group, and on what was observed.
-    return names[int(number)], system.attacks[int(number) % len(system.attacks)][1]
+    return Attack(*system.attacks[int(number)], int(known.strongest.each.isfinite().sum()))
 
 
 def _of_attackers(system: System, attacked: str, bits: float) -> list[str]:
@@ -77,14 +83,11 @@ def _of_attackers(system: System, attacked: str, bits: float) -> list[str]:
     if found is None:
         weak = f"An attacker who only compares voices learns {shown(bits)} of {most} bit{of_before}."
         return [weak, "No stronger attack was tried: take this as the least that is disclosed."]
-    name, needs = found
     plain = shown(system.scalar("d_ece", attacked))
     chance = system.scalar("d_ece_chance", attacked)
     by_chance = "" if math.isnan(chance) else f", where chance finds {shown(chance)}"
-    says = (
-        f"The strongest of {len(system.attacks)} attacks tried, {name}, learns {shown(bits)} of {most} bit{by_chance}"
-    )
-    return [f"{says}{of_before}.", f"It needs {needs}. An attacker who only compares voices learns {plain} bit."]
+    says = f"The strongest of {found.tried} attacks tried, {found.name}, learns {shown(bits)} of {most} bit{by_chance}"
+    return [f"{says}{of_before}.", f"It needs {found.needs}. An attacker who only compares voices learns {plain} bit."]
 
 
 def _of_turning(system: System, attacked: str) -> list[str]:
@@ -132,7 +135,7 @@ def changes_between(before: System, after: System) -> list[Change]:
     """What got better or worse from one system to another, as far as both know it."""
     names = [(key, key) for key in ("deid", "gvd")]
     names += [(key_of(before.report.attacked, key), key_of(after.report.attacked, key)) for key in GLANCE]
-    names.append(("pp_d_ece", "pp_d_ece"))
+    names += [(key, key) for key in ("pp_d_ece", "pp_d_ece_strongest")]
     return [_change(before, after, *pair) for pair in names if pair[0] in before.scalars and pair[1] in after.scalars]
 
 
@@ -162,11 +165,10 @@ def _overlap(before: System, first: str, after: System, second: str) -> bool:
 def easiest_speakers(system: System, count: int = 3) -> tuple[str, ...]:
     """Names of the speakers who stand out most between original and protected speech: the worst protected ones."""
     known = system.report.conditions.get("OP")
-    if known is None or known.matrix is None or len(system.speakers) <= count:
+    if known is None or known.alike is None or len(system.speakers) <= count:
         return ()
-    matrix = known.matrix.detach().double().cpu()
-    others = matrix.masked_fill(torch.eye(len(matrix), dtype=torch.bool), torch.nan).nanmean(1)
-    stands_out = (matrix.diagonal() - others).nan_to_num(nan=-torch.inf)
+    own, others = known.alike
+    stands_out = (own - others).nan_to_num(nan=-torch.inf)
     # Who does not stand out at all is not named.
     order = [number for number in stands_out.argsort(descending=True)[:count].tolist() if stands_out[number] > 0.05]
     return tuple(system.speakers[number] for number in order)
