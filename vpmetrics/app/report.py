@@ -17,7 +17,7 @@ from vpmetrics.app.errors import printable
 from vpmetrics.app.output import write_all
 from vpmetrics.app.results import Run, as_json, results_of
 from vpmetrics.app.table_files import as_csv, as_latex, as_markdown
-from vpmetrics.app.tables import Table, table_of_systems, tables_of_system
+from vpmetrics.app.tables import Table, table_of_systems, tables_of_attacks, tables_of_system
 from vpmetrics.app.verdict import verdict_of, verdict_of_systems
 
 PAGE, RESULTS, TABLES = "report.html", "results.json", "tables"
@@ -41,7 +41,9 @@ def publish(
     side_by_side: bool = False,
 ) -> None:
     """Say it in the terminal and, where asked for, in files."""
-    tables = [table_of_systems(systems, title)] if side_by_side else tables_of_system(systems[0])
+    tables = tables_of_system(systems[0])
+    if side_by_side:
+        tables = [*tables_of_attacks(systems), table_of_systems(systems, title)]
     notes = list(dict.fromkeys(note for system in systems for note in system.notes))
     only_json = wanted.json is not None and str(wanted.json) == "-"
     contents: dict[Path, bytes] = {}
@@ -136,14 +138,11 @@ def _print_table(table: Table, gap: int, console: Console) -> None:
 
 
 def _widths(table: Table) -> list[int]:
-    return [
-        max(
-            cell_len(printable(word))
-            for text in (heading, *(row[at] for row in table.rows))
-            for word in _words(text, at)
-        )
-        for at, heading in enumerate(table.headings)
-    ]
+    widths = []
+    for at, heading in enumerate(table.headings):
+        texts = [*_words(heading, at), *(row[at] for row in table.rows)]
+        widths.append(max(cell_len(printable(text)) for text in texts))
+    return widths
 
 
 def _fitting(table: Table, widths: Sequence[int], gap: int, width: int) -> Iterator[Table]:

@@ -12,8 +12,9 @@ from vpmetrics._scalars import COUNT, DASH, FAMILIES, OF_CONDITIONS, entries_of_
 # The columns of table 2 of the 2022 paper, and what goes with them.
 _OF_SYSTEM = ("deid", "gvd")
 _OF_GROUPS = "eer", "raw_eer", "min_cllr", "cllr", "d_ece"
-_COMPARED = ("d_ece", "d_ece_strongest", "d_ece_reversed", "l_w", "tag", "eer", "eer_strongest", "max_d", "mean_d")
-_WITHIN = ("pp_d_ece", "pp_d_ece_strongest")
+_COMPARED = ("d_ece", "d_ece_reversed", "l_w", "tag", "eer", "max_d", "mean_d")
+_ATTACKED = ("strongest", "d_ece_strongest", "d_ece_chance", "eer_strongest")
+_ATTACKED_WITHIN = ("strongest", "d_ece_strongest")
 _NONE_TRIED = "no stronger attack than comparing voices was tried"
 
 
@@ -42,7 +43,7 @@ def table_of_systems(systems: Sequence[System], title: str) -> Table:
     attacked = systems[0].report.attacked
     of_system = [key for key in _OF_SYSTEM if any(key in system.scalars for system in systems)]
     of_scores = [key for key in _COMPARED if any(key_of(attacked, key) in system.scalars for system in systems)]
-    within = [key for key in _WITHIN if any(key in system.scalars for system in systems)]
+    within = ["pp_d_ece"] if any("pp_d_ece" in system.scalars for system in systems) else []
     rows = (
         [(unprotected(systems), *_unprotected(systems[0], of_system, of_scores, within))]
         if "OO" in systems[0].report.conditions
@@ -53,11 +54,24 @@ def table_of_systems(systems: Sequence[System], title: str) -> Table:
         rows.append((system.name, *(show(name, system) for name in names)))
     if attacked:
         title = f"{title} ({scalar(of_scores[0]).heading} to {scalar(of_scores[-1]).heading} of {attacked})"
-    if "d_ece_strongest" not in of_scores:
+    if not any(key_of(attacked, "strongest") in system.scalars for system in systems):
         title = f"{title}; {_NONE_TRIED}"
     heads = [scalar(key).title for key in (*of_system, *of_scores)]
     heads += [f"PP {scalar(key).title}" for key in within]
     return Table(title, ("system", *heads), rows, (*of_system, *of_scores))
+
+
+def tables_of_attacks(systems: Sequence[System]) -> list[Table]:
+    """What the strongest attack finds, where any was tried: the number of a weak attacker never stands alone."""
+    names = [(system.report.attacked, key) for system in systems[:1] for key in _ATTACKED]
+    names += [("PP", key) for key in _ATTACKED_WITHIN]
+    names = [pair for pair in names if any(key_of(*pair) in system.scalars for system in systems)]
+    if not names:
+        return []
+    rows = [(unprotected(systems), *(DASH for _ in names))] if "OO" in systems[0].report.conditions else []
+    rows += [(system.name, *(show(key_of(*pair), system) for pair in names)) for system in systems]
+    heads = [f"{condition} {scalar(key).title}" for condition, key in names]
+    return [Table("Strongest attack", ("system", *heads), rows, tuple(dict.fromkeys(key for _, key in names)))]
 
 
 def show(name: str, system: System) -> str:
@@ -125,4 +139,4 @@ def _unprotected(
     """What original speech discloses, of which nothing is hidden and nothing lost."""
     nothing = [scalar(key).show(0.0) for key in of_system]
     own = [show(key_of("OO", key), system) for key in of_scores]
-    return (*nothing, *own, *(show(key.replace("pp_", "oo_"), system) for key in within))
+    return (*nothing, *own, *(show(key_of("OO", "d_ece"), system) for _ in within))
