@@ -218,7 +218,7 @@ def _quadrants(systems: Sequence[System], layout: Layout) -> Figure | None:
 
 
 def _zoo(systems: Sequence[System], layout: Layout) -> Figure | None:
-    return _zoos(layout.of_interest(_shown(systems, lambda known: known.alike)), layout, "similarity, 0 to 1")
+    return _zoos(layout.of_interest(_shown(systems, lambda known: known.alike)), layout, "similarity")
 
 
 def _zoo_of_scores(systems: Sequence[System], layout: Layout) -> Figure | None:
@@ -241,7 +241,7 @@ def _attacks(systems: Sequence[System], layout: Layout) -> Figure | None:
     shown = _shown(systems, lambda known: known.strongest)
     if not shown:
         return None
-    panels = axes_in_grid(len(shown), (5.2, 3.8), min(layout.columns, 2))
+    panels = axes_in_grid(len(shown), (5.2 * layout.scale, 3.8 * layout.scale), min(layout.columns, 2))
     for (one, found), ax in zip(shown, panels, strict=True):
         draw_attacks(one.system.report.attack_names, found.each.tolist(), float(found.chance), ax, one.title)
     return figure_of(panels[0])

@@ -282,7 +282,7 @@ def draw_zoo(
     ax: Axes | None,
     label: str = "",
     names: Sequence[str] | None = None,
-    what: str = "similarity, 0 to 1",
+    what: str = "similarity",
 ) -> PlotResult:
     """Each speaker by how alike own trials are and how alike those with others; the quartile animals in the corners.
 
@@ -298,7 +298,7 @@ def draw_zoo(
     if names is not None:
         for name, x, y in zip(np.asarray(names)[seen], target, impostor, strict=True):
             ax.annotate(str(name), (x, y), xytext=(3, 3), textcoords="offset points", fontsize=6)
-    ax.set(xlabel=f"own voice: {what}", ylabel=f"other voices: mean {what}")
+    ax.set(xlabel=f"own voice: {what}", ylabel=f"others: mean {what}")
     ax.margins(0.12)
     ax.set_title(as_label(label), fontsize="medium")
     ax.grid(alpha=0.3)
