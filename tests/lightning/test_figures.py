@@ -8,12 +8,13 @@ import torch
 from torch.testing import assert_close
 
 from vpmetrics._plot import draw_pareto_front, draw_path, draw_zoo
+from vpmetrics._trials.matrices import own_and_others
 from vpmetrics.lightning.pareto import ParetoPoint
 
 
 def test_zoo_plot_places_speakers():
     matrix = torch.tensor([[0.9, 0.2, 0.4], [0.2, 0.8, 0.1], [0.4, 0.1, torch.nan]])
-    _, ax = draw_zoo(matrix, None, "OP")
+    _, ax = draw_zoo(*own_and_others(matrix), None, "OP")
     x, y = ax.lines[-1].get_data()
     assert_close(torch.tensor(x), torch.tensor([0.9, 0.8], dtype=torch.float64), check_dtype=False)
     assert_close(torch.tensor(y), torch.tensor([0.3, 0.15], dtype=torch.float64), check_dtype=False)
@@ -21,15 +22,12 @@ def test_zoo_plot_places_speakers():
 
 def test_zoo_plot_counts_animals():
     own, others = torch.tensor([0.1, 0.9, 0.2, 0.8, 0.5, 0.5, 0.5]), torch.tensor([0.1, 0.9, 0.8, 0.2, 0.5, 0.5, 0.5])
-    matrix = others[:, None].expand(7, 7).clone()
-    matrix.fill_diagonal_(0)
-    matrix += torch.diag(own)
-    _, ax = draw_zoo(matrix, None)
+    _, ax = draw_zoo(own, others, None)
     assert {text.get_text() for text in ax.texts} == {"worms: 1", "chameleons: 1", "phantoms: 1", "doves: 1"}
 
 
 def test_zoo_plot_of_speakers_all_alike_has_no_animals():
-    _, ax = draw_zoo(torch.full((6, 6), 0.5), None)
+    _, ax = draw_zoo(torch.full((6,), 0.5), torch.full((6,), 0.5), None)
     assert not ax.texts
 
 
