@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from vpmetrics import StrongestAttack, VoicePrivacy
+from vpmetrics import CalibrationDistortion, EmbeddingTrials, StrongestAttack, VoicePrivacy
 from vpmetrics._trials.strongest import names_of_attacks
 from vpmetrics.attacks import STANDARD, Centred, Plain, Procrustes, RidgeToOriginal
+from vpmetrics.functional import calibration_distortion, equal_error_rate
 
 FEW = (Plain(), Centred(), RidgeToOriginal(), Procrustes())
 
@@ -194,6 +195,28 @@ def test_a_key_per_session_links_within_and_not_across():
     assert values["op_c_ece"].abs() < 0.05
 
 
+def test_a_calibration_is_tried_on_sessions_it_was_not_learnt_on():
+    original, names, draw = voices(20, utterances=12)
+    sessions = torch.arange(len(names)) // 20 % 3
+    protected = 0.6 * original + torch.randn(original.shape, generator=draw, dtype=torch.float64)
+    metric = EmbeddingTrials(CalibrationDistortion(), condition="OP")
+    metric.update(original, protected, names, sessions=sessions)
+    suite = VoicePrivacy(attacks=None)
+    suite.update(original, protected, names, sessions=sessions)
+    assert_close(metric.compute(), suite.compute()["op_c_ece"])
+    # By hand: sessions 0 and 1 against session 2, both ways.
+    normal = torch.nn.functional.normalize
+    scores, same = normal(original) @ normal(protected).T, names[:, None] == names
+    other = ~torch.eye(len(names), dtype=torch.bool)
+    runs = [(scores[:, rows][other[:, rows]], same[:, rows][other[:, rows]]) for rows in (sessions < 2, sessions == 2)]
+    values = [calibration_distortion(*runs[k], *runs[1 - k]) for k in (0, 1)]
+    assert_close(metric.compute(), sum(values) / 2, atol=1e-9, rtol=0)
+    lone = EmbeddingTrials(CalibrationDistortion())
+    lone.update(original, protected, names)
+    with pytest.warns(UserWarning, match="which sessions there are"):
+        assert lone.compute().isnan()
+
+
 def test_one_secret_for_all_sessions_links_across_them():
     original, names, draw = voices(20, utterances=12)
     sessions = torch.arange(len(names)) // 20 % 2
@@ -252,8 +275,6 @@ def test_enrolment_by_means_is_that_of_means():
     normal = torch.nn.functional.normalize
     scores = (normal(means) @ normal(protected[~chosen]).T).flatten()
     target = (torch.arange(10)[:, None] == names[~chosen]).flatten()
-    from vpmetrics.functional import equal_error_rate
-
     assert_close(metric.compute()["op_eer"], equal_error_rate(scores, target), atol=1e-9, rtol=0)
     with pytest.raises(ValueError, match="Expected `is_reference` with enrolment='speaker'"):
         metric.update(original, protected, names)

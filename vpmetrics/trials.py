@@ -19,7 +19,8 @@ from vpmetrics._precision import result_dtype
 from vpmetrics._trials.conditions import condition_of
 from vpmetrics._trials.pairs import TrialGrid
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.utterances import Sides
+from vpmetrics._trials.utterances import Sides, runs_of_sessions
+from vpmetrics.zebra import CalibrationDistortion
 
 
 class EmbeddingTrials(EmbeddingMetric):
@@ -30,7 +31,8 @@ class EmbeddingTrials(EmbeddingMetric):
     [0, 1] batch by batch, which would bend every tile in its own way; here they get the scores as they are.
 
     Args:
-        metric: A metric with ``update(preds, target)``, or a collection of such; a copy of it is kept.
+        metric: A metric with ``update(preds, target)``, or a collection of such; a copy of it is kept. For
+            :class:`CalibrationDistortion` runs are sessions: half of every speaker's, and the other half, both ways.
         condition: ``"OO"``, ``"OP"`` or ``"PP"``: the reference side and the probe side.
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
@@ -72,13 +74,31 @@ class EmbeddingTrials(EmbeddingMetric):
                 member.normalization = None
 
     def _value_of_sides(self, sides: Sides) -> Any:
-        grid, dtype = self._grid(sides), result_dtype(sides.original.vectors, sides.protected.vectors)
+        dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
+        if isinstance(self.metric, CalibrationDistortion):
+            return self._value_of_runs(sides).to(dtype)
+        grid = self._grid(sides)
         if self.bandwidth is not None and isinstance(self.metric, ScoreMetric):
             value = self.metric._value_of_batch(*grid.all_trials())
         else:
             value = self._value_of_grid(grid)
         # Few trials have all digits there are, so that equal scores tie; what they come to is as wide as what came in.
         return tree_map_only(Tensor, lambda part: part.to(dtype) if part.dtype == torch.float64 else part, value)
+
+    def _value_of_runs(self, sides: Sides) -> Tensor:
+        """Half of every speaker's sessions is one run, the other half the other: both ways, averaged."""
+        if sides.protected.sessions is None:
+            warn_undefined("Nobody said which sessions there are, and a calibration carries over from some to others.")
+            return torch.full((), torch.nan, device=sides.voices.device)
+        runs = [self._grid(part).all_trials() for part in runs_of_sessions(sides)]
+        values: list[Any] = []
+        for attacked in (0, 1):
+            self.metric.reset()
+            for run in (0, 1):
+                self.metric.update(*runs[run], run=int(run == attacked))
+            values.append(self.metric.compute())
+        self.metric.reset()
+        return torch.stack(values).mean()
 
     def _value_of_grid(self, grid: TrialGrid) -> Any:
         if grid.pairs == 0 and not all(isinstance(member, PrivacyMetric) for member in self._members()):
@@ -108,6 +128,8 @@ class EmbeddingTrials(EmbeddingMetric):
         if val is not None:
             drawn: Any = self.metric.plot(val, ax, **kwargs)
             return drawn  # type: ignore[no-any-return]
+        if isinstance(self.metric, CalibrationDistortion):
+            return super().plot(None, ax)
         try:
             with self._gathered():
                 self._feed(self._grid(self._sides()))
@@ -141,6 +163,8 @@ def _check_metric(metric: Any) -> None:
     """Refuse what cannot be fed with scores and labels."""
     if not isinstance(metric, (Metric, MetricCollection)):
         raise TypeError(f"Expected `metric` to be a Metric or a MetricCollection, but got {type(metric).__name__}.")
+    if isinstance(metric, CalibrationDistortion):  # its runs are sessions
+        return
     for member in metric.values() if isinstance(metric, MetricCollection) else [metric]:
         takes = list(member._update_signature.parameters.values())
         needed = [one for one in takes if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]

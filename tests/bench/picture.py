@@ -15,7 +15,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from vpmetrics._plot import COLOURS
 
-CURVES = {"deid": "DeID, share", "op_d_ece": "$D_{ECE}$ of OP, bit", "pp_d_ece": "$D_{ECE}$ of PP, bit"}
+CURVES = {
+    "op_d_ece_strongest": "OP, strongest attack",
+    "op_d_ece": "OP, cosine",
+    "within_d_ece": "within a session, cosine",
+    "across_d_ece": "across sessions, cosine",
+}
 
 
 def main() -> None:
@@ -30,11 +35,12 @@ def main() -> None:
     for (key, label), colour in zip(CURVES.items(), COLOURS, strict=False):
         rows = events.Scalars(f"val/privacy/{key}")
         curves.plot([row.step for row in rows], [row.value for row in rows], color=colour, label=label)
-    curves.set(xlabel="training step", ylim=(0, 1), title="speakers held out of training")
+    curves.set(xlabel="training step", ylim=(0, 0.75), ylabel="$D_{ECE}$, bit", title="speakers held out of training")
     curves.legend(frameon=False, loc="center right")
     curves.grid(alpha=0.3)
     for ax, event in ((first, maps[0]), (last, maps[-1])):
-        ax.imshow(matplotlib.image.imread(io.BytesIO(event.encoded_image_string)))
+        card = matplotlib.image.imread(io.BytesIO(event.encoded_image_string))
+        ax.imshow(card[len(card) // 12 :, card.shape[1] // 24 :])  # without the heading and the label of a card
         ax.set_title(f"voice similarity after step {event.step}")
         ax.axis("off")
     figure.savefig(arguments.picture)

@@ -21,7 +21,7 @@ from pathlib import Path
 import aiohttp
 
 PORT = 16_006
-SCALARS = ("op_d_ece", "pp_d_ece", "deid", "gvd")
+SCALARS = ("op_d_ece", "op_d_ece_strongest", "within_d_ece", "across_d_ece")
 
 
 def main() -> None:
