@@ -180,6 +180,20 @@ def test_cross_fitting_agrees_with_the_reference(scoring, dtype, atol):
     assert values.linked.tolist() == first.tolist()
 
 
+def test_a_scorer_may_be_wider_than_the_embeddings():
+    original, protected, speakers = utterances(dtype=torch.float32)
+
+    def wide(a, b):
+        return -torch.cdist(a.double(), b.double())
+
+    scores, true = reference_scores(
+        original.double().numpy(), protected.double().numpy(), speakers.numpy(), None, "euclidean"
+    )
+    bits = identify(protected, speakers, original, scoring=wide).bits
+    assert bits.dtype == torch.float32
+    assert_close(bits.double(), torch.from_numpy(cross_fitted(scores, true)), atol=1e-4, rtol=0)
+
+
 def test_the_cross_fit_converges_on_every_small_set():
     for seed in range(40):
         draw, speakers = torch.Generator().manual_seed(seed), torch.arange(20) % 5

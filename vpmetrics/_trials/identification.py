@@ -48,7 +48,8 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
         if tile.scores.shape[1] > 1:
             centred, match, deviation = _centre(tile)
             # The deviation divides the slope rather than every score.
-            bits[tile.rows] = local_bits(centred, match, slopes[tile.rows].to(centred.dtype).unsqueeze(1) / deviation)
+            found = local_bits(centred, match, slopes[tile.rows].to(centred.dtype).unsqueeze(1) / deviation)
+            bits[tile.rows] = found.to(bits.dtype)  # a scorer may be wider than the embeddings
     used = trials.usable.nonzero().squeeze(1)
     return Identification(tally.histogram(), bits[used], linked[used], used)
 
