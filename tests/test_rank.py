@@ -190,6 +190,35 @@ def test_nan_never_becomes_a_rank():
         assert all(value.isnan() for value in rank_disclosure(histogram).values())
 
 
+@pytest.mark.parametrize("bandwidth", [None, 0.1])
+def test_scores_that_are_not_numbers_never_become_a_rank(bandwidth):
+    draw = torch.Generator().manual_seed(0)
+    speakers = torch.arange(24) % 6
+    rows = torch.randn(24, 8, generator=draw)
+
+    def cosine_without_eps(a, b):
+        return (a / a.norm(dim=1, keepdim=True)) @ (b / b.norm(dim=1, keepdim=True)).T
+
+    missing = rows.index_fill(0, torch.tensor([5]), torch.nan)
+    assert rank_histogram(missing, speakers, bandwidth=bandwidth).isnan().all()
+    zero = rows.index_fill(0, torch.tensor([5]), 0)
+    assert rank_histogram(zero, speakers, scoring=cosine_without_eps, bandwidth=bandwidth).isnan().all()
+    # Products of both signs overflow, and their sum is no number.
+    assert rank_histogram(1e20 * rows, speakers, scoring="dot", bandwidth=bandwidth).isnan().all()
+
+
+def test_a_zero_row_ties_with_every_reference_in_the_surrogate():
+    rows = torch.randn(24, 8, generator=torch.Generator().manual_seed(1)).index_fill(0, torch.tensor([0]), 0)
+    rows.requires_grad_()
+    histogram = rank_histogram(rows, torch.arange(24) % 6, scoring="dot", bandwidth=0.1)
+    assert_close(histogram.sum().item(), 24.0)
+    rank_disclosure(histogram)["mean_d"].backward()
+    assert rows.grad.isfinite().all()
+    # Of six tied references the own one stands in the middle, between ranks 3 and 4.
+    middle = rank_histogram(rows[:1], torch.tensor([0]), rows, torch.arange(24) % 6, scoring="dot", bandwidth=0.1)
+    assert_close(middle, torch.tensor([0.0, 0.0, 0.5, 0.5, 0.0, 0.0]))
+
+
 @pytest.mark.parametrize(
     ("inputs", "speakers"),
     [

@@ -30,15 +30,18 @@ def _smooth_histogram(trials: Trials, scoring: Scoring, bandwidth: float) -> Ten
     for tile in walk(trials, scoring):
         scores, match = widen(tile.scores), widen(tile.match)
         width = bandwidth * scores.detach().std(dim=1, correction=0, keepdim=True)
+        width = torch.maximum(width, widen(tile.rounding))
+        width = torch.where(width == 0, 1, width)  # nothing to tell apart, as where the input is zero
         # The own reference is half above itself, as any two that are tied.
-        above = ((scores - match) / torch.maximum(width, widen(tile.rounding))).sigmoid().sum(dim=1) - 0.5
+        above = ((scores - match) / width).sigmoid().sum(dim=1) - 0.5
         rank = above.clamp(0, max(references - 1, 0))
-        lower = rank.detach().floor().clamp(max=max(references - 2, 0)).long()
+        # A rank that is NaN leaves NaN in the histogram, but has to stand somewhere.
+        lower = rank.detach().nan_to_num().floor().clamp(max=max(references - 2, 0)).long()
         mass = widen(trials.usable[tile.rows])
         share = (rank - lower) * mass
         histogram = histogram.index_add(0, lower, mass - share)
         histogram = histogram.index_add(0, (lower + 1).clamp(max=references - 1), share)
-    return torch.where(trials.finite, histogram, torch.nan).to(result_dtype(trials.inputs))
+    return torch.where(trials.finite & ~histogram.isnan().any(), histogram, torch.nan).to(result_dtype(trials.inputs))
 
 
 class RankTally:
@@ -49,9 +52,11 @@ class RankTally:
         # The mass of one input; that of all stays within 63 bits.
         self._unit = 2 ** (62 - len(trials.inputs).bit_length())
         self._steps = trials.column.new_zeros(len(trials.references.speakers) + 1, dtype=torch.int64)
+        self._defined = trials.finite
 
     def add(self, tile: Tile, above: Tensor, tied: Tensor) -> None:
         """Spread each input's mass over the ranks it is tied for, as a step up before them and one down after."""
+        self._defined = self._defined & ~tile.scores.isnan().any()
         mass = torch.where(self._trials.usable[tile.rows], self._unit // tied, 0)
         self._steps.index_add_(0, above, mass)
         self._steps.index_add_(0, above + tied, -mass)
@@ -60,7 +65,7 @@ class RankTally:
         """Inputs per rank, ``(N,)``."""
         counts = (widen(self._steps[:-1].cumsum(dim=0)) / self._unit).to(result_dtype(self._trials.inputs))
         # A comparison with NaN is False, and would be a rank: what is not a number must not become one.
-        return torch.where(self._trials.finite, counts, torch.nan)
+        return torch.where(self._defined, counts, torch.nan)
 
 
 def ranks_of(tile: Tile) -> tuple[Tensor, Tensor]:
