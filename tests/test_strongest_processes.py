@@ -1,0 +1,71 @@
+"""The strongest attack and the suite over processes: as one would say, whoever saw and observed what."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch.testing import assert_close
+
+from vpmetrics import StrongestAttack, VoicePrivacy
+from vpmetrics.attacks import Plain, RidgeToOriginal
+
+FEW = (Plain(), RidgeToOriginal())
+# By process: the batches it sees, and those its attackers observe.
+SHARES = {
+    2: [([[0], [1, 2, 3]], [[], [0, 1, 2]]), ([[], [2, 0, 3, 1]], [[0, 2], [1]])],
+    3: [([[0, 3], [], [1, 2]], [[2], [0], [1]])],
+}
+
+
+def batches(seed, speakers, first=0):
+    """Uneven ones, of speakers in two sessions, protected by a map that a ridge undoes."""
+    draw = torch.Generator().manual_seed(seed)
+    names = torch.arange(6 * speakers) % speakers
+    own = torch.randn(speakers, 10, generator=draw, dtype=torch.float64)
+    original = own[names] + 0.5 * torch.randn(len(names), 10, generator=draw, dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(10, 10, generator=torch.Generator().manual_seed(7), dtype=torch.float64))[0]
+    protected = original @ turn
+    columns = (original, protected, names + first, torch.arange(len(names)) // speakers % 2)
+    return list(zip(*(column.split([len(names) // 2, 1, 7, len(names) // 2 - 8]) for column in columns), strict=True))
+
+
+def metrics():
+    yield VoicePrivacy(attacks=FEW)
+    yield StrongestAttack("OP", attacks=FEW)
+
+
+def give(metric, seen, observed):
+    for original, protected, speakers, sessions in seen:
+        metric.update(original, protected, speakers, sessions=sessions)
+    for original, protected, speakers, *_ in observed:
+        metric.observe(original, protected, speakers)
+    return metric
+
+
+def _process(rank, world, path):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    measured, watched = batches(0, speakers=8), batches(1, speakers=30, first=100)
+    # Before there is a group, a process is on its own.
+    expected = [give(metric, measured, watched[:3]).compute() for metric in metrics()]
+    torch.distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    for seen, observed in SHARES[world]:
+        for metric, alone in zip(metrics(), expected, strict=True):
+            give(metric, [measured[i] for i in seen[rank]], [watched[i] for i in observed[rank]])
+            assert_close(metric.compute(), alone, atol=1e-9, rtol=0, equal_nan=True)
+    assert all(bool(value.isnan()) for value in StrongestAttack(attacks=FEW).compute().values())
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_processes_find_what_one_finds_whoever_saw_and_observed_what(world, tmp_path):
+    mp.spawn(_process, args=(world, tmp_path / "meeting"), nprocs=world)
+
+
+def test_what_these_attackers_observe_changes_what_they_find():
+    measured, watched = batches(0, speakers=8), batches(1, speakers=30, first=100)
+    found = [give(StrongestAttack("OP", attacks=FEW), measured, seen).compute() for seen in (watched[:3], [])]
+    assert found[0]["d_ece_strongest"] != found[1]["d_ece_strongest"]
