@@ -288,3 +288,71 @@ def test_conditions_of_sessions_without_sessions_are_nan():
         warnings.simplefilter("always")
         assert metric.compute()["d_ece_strongest"].isnan()
     assert any("sessions" in str(warning.message) for warning in caught)
+
+
+def watching(dtype=torch.float64):
+    """A metric whose attackers learn most from what they observe, with its batch and what to observe."""
+    original, names, draw = voices(8, utterances=4, width=16, dtype=dtype)
+    other, others, _ = voices(30, utterances=6, width=16, seed=1, dtype=dtype)
+    matrix = torch.linalg.qr(torch.randn(16, 16, generator=draw, dtype=dtype))[0]
+    return StrongestAttack(attacks=FEW), (original, original @ matrix, names), (other, other @ matrix, others)
+
+
+def test_what_is_observed_counts_from_then_on():
+    metric, batch, observed = watching()
+    metric.update(*batch)
+    before = metric.compute()["d_ece_strongest"]
+    metric.observe(*observed)
+    after = metric.compute()["d_ece_strongest"]
+    assert after > before + 0.05
+    merged = StrongestAttack(attacks=FEW)
+    merged.merge_state(metric)
+    assert_close(merged.compute()["d_ece_strongest"], after)
+
+
+def test_what_was_observed_may_be_written_over():
+    metric, batch, observed = watching()
+    metric.update(*batch)
+    rows = [column.clone() for column in observed]
+    metric.observe(*rows)
+    for column in rows:
+        column.zero_()
+    again = StrongestAttack(attacks=FEW)
+    again.update(*batch)
+    again.observe(*observed)
+    assert_close(metric.compute(), again.compute())
+
+
+def test_a_mistake_is_refused_before_anything_is_observed():
+    metric, batch, observed = watching()
+    metric.observe(*observed)
+    metric.update(*batch)
+    expected = metric.compute()
+    narrow = observed[0][:, :4]
+    missing = observed[0].clone().index_fill(0, torch.tensor([3]), torch.nan)
+    for wrong, message in [
+        ((narrow, narrow, observed[2]), "`original` to be 16 wide"),
+        ((missing, *observed[1:]), "`original` to hold finite numbers"),
+        ((*observed[:2], observed[2][1:]), "`speakers` to have shape"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            metric.observe(*wrong)
+    with pytest.raises(TypeError, match="`original` to be"):
+        metric.observe(None, *observed[1:])
+    assert_close(metric.compute(), expected)
+    # An attacker cannot use what it learnt on embeddings of another width.
+    metric.reset()
+    with pytest.raises(ValueError, match="`original` to be 16 wide"):
+        metric.update(*(column[:, :4] for column in batch[:2]), batch[2])
+
+
+def test_nan_that_is_observed_never_weakens_attackers_without_a_word():
+    metric, batch, observed = watching()
+    metric.validate_args = False
+    metric.update(*batch)
+    metric.observe(observed[0].index_fill(0, torch.tensor([3]), torch.nan), *observed[1:])
+    with pytest.warns(UserWarning, match="observed, are not finite"):
+        assert all(value.isnan() for value in metric.compute().values())
+    metric.reset(observed=True)
+    metric.update(*batch)
+    assert metric.compute()["d_ece_strongest"].isfinite()

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, distributed
+from torchmetrics import Metric
 
-from vpmetrics._checks import check_choice, check_embeddings, refuse_options
+from vpmetrics._checks import check_choice, check_embedding_values, check_embeddings, check_floating, refuse_options
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._precision import result_dtype
 from vpmetrics._trials.conditions import condition_of
@@ -50,8 +51,20 @@ class AttackedMetric(EmbeddingMetric):
             speakers: Who speaks, ``(B,)``; a speaker has the same number in every batch.
             sessions: As in ``update``; the attacker wants the speaker behind all sessions.
         """
-        check_embeddings(original, protected, speakers)
-        self._watched[0].add(original.detach(), protected.detach(), speakers)
+        for name, side in (("original", original), ("protected", protected)):
+            check_floating(name, side)
+        check_embeddings(original, protected, speakers, width=self._width())
+        if self.validate_args:
+            check_embedding_values(original, protected)
+        self._refuse_if_synced()
+        self._watched[0].add(original, protected, speakers)
+        self._computed = None
+
+    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        """Add what another metric of this kind has accumulated, and what its attackers have observed."""
+        super().merge_state(incoming_state)
+        if isinstance(incoming_state, AttackedMetric):
+            self._watched[0].join(incoming_state._watched[0])
 
     def reset(self, observed: bool = False) -> None:
         """Forget all utterances; with ``observed``, also what attackers have watched."""
@@ -60,7 +73,13 @@ class AttackedMetric(EmbeddingMetric):
             self._watched[0].clear()
 
     def _attackers(self, sides: Sides) -> Attackers:
-        return Attackers(sides, self.attacks or (), self._observed(), getattr(self, "enrolment", None))
+        watched, device = self._observed(), sides.voices.device
+        if watched is not None:
+            watched = Moments(*(part.to(device) for part in watched.tensors()))
+        return Attackers(sides, self.attacks or (), watched, getattr(self, "enrolment", None))
+
+    def _width(self) -> int | None:
+        return super()._width() or self._watched[0].width
 
     def _observed(self) -> Moments | None:
         """What the attackers of all processes have watched, where their embeddings are together."""

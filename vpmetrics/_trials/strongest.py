@@ -76,6 +76,7 @@ class Attackers:
         enrolment: str | None = None,
     ) -> None:
         self.sides, self.attacks, self.enrolment = sides, attacks, enrolment
+        self._given = sides.original.vectors, sides.protected.vectors, *(() if watched is None else watched.tensors())
         self.folds = deal_speakers(sides)
         with _exactly(sides):
             self._fits = None if self.folds is None else _Fits(self.folds, attacks, watched)
@@ -83,14 +84,14 @@ class Attackers:
 
     def strongest(self, condition: Condition) -> Strongest:
         """The strongest attack on one condition; NaN and one warning where there are too few speakers."""
-        folds, fits, sides = self.folds, self._fits, self.sides
+        folds, fits = self.folds, self._fits
         if folds is None or fits is None:
             warn_undefined(f"Attacks are fitted on other speakers, and that needs {FEWEST_SPEAKERS} of them.")
             return self._nothing()
-        if not bool(sides.original.vectors.isfinite().all() & sides.protected.vectors.isfinite().all()):
-            warn_undefined("Some embeddings are not finite.")
+        if not bool(torch.stack([values.isfinite().all() for values in self._given]).all()):
+            warn_undefined("Some embeddings, measured or observed, are not finite.")
             return self._nothing()
-        with _exactly(sides):
+        with _exactly(self.sides):
             one_sided = condition.one_sided
             if one_sided not in self._fitted:
                 self._fitted[one_sided] = fits.of("PP" if one_sided else "OP")

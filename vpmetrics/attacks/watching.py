@@ -45,9 +45,22 @@ class Watched(Resizable):
         """Add some pairs; nothing waits for the device but once in a few thousand rows."""
         count = self.number_of_groups
         groups = _scatter_numbers(speakers) % count
-        self._pending.append(rows_as_moments(original.detach(), protected.detach(), speakers, groups, count))
+        # Copies, because who gave the rows may write over them before they are added up.
+        original, protected, speakers = original.detach().clone(), protected.detach().clone(), speakers.clone()
+        self._pending.append(rows_as_moments(original, protected, speakers, groups, count))
         if sum(len(part.names) for part in self._pending) >= _PENDING:
             self._add_up()
+
+    def join(self, other: Watched) -> None:
+        """Add what another has watched."""
+        if (moments := other.moments) is not None:
+            self._pending.append(moments)
+
+    @property
+    def width(self) -> int | None:
+        """How wide the embeddings are; None before there are any."""
+        known = self._pending[-1] if self._pending else self._kept()
+        return None if known is None else known.original.shape[1]
 
     @property
     def moments(self) -> Moments | None:
