@@ -39,7 +39,7 @@ PUBLIC = {
     "vpmetrics.data": "DemoVoices SpeakerBatchSampler demo_voices",
 }
 OBJECTS = [(module, name) for module, names in PUBLIC.items() for name in names.split()]
-OTHERS = {"LightningModule", "MetricCollection", "ModelCheckpoint", "EarlyStopping", "TensorBoardLogger"}
+OTHERS = {"LightningModule", "MetricTracker", "MinMaxMetric", "MetricCollection", "ModelCheckpoint", "EarlyStopping", "TensorBoardLogger"}
 METRICS = [name for name in PUBLIC["vpmetrics"].split() if issubclass(getattr(vpmetrics, name), Metric)]
 
 
