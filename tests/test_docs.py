@@ -39,7 +39,10 @@ PUBLIC = {
     "vpmetrics.data": "DemoVoices SpeakerBatchSampler demo_voices",
 }
 OBJECTS = [(module, name) for module, names in PUBLIC.items() for name in names.split()]
-OTHERS = {"LightningModule", "MetricTracker", "MinMaxMetric", "MetricCollection", "ModelCheckpoint", "EarlyStopping", "TensorBoardLogger"}
+OTHERS = {
+    "LightningModule", "MetricCollection", "MetricTracker", "MinMaxMetric", "ModelCheckpoint", "EarlyStopping",
+    "TensorBoardLogger",
+}  # fmt: skip
 METRICS = [name for name in PUBLIC["vpmetrics"].split() if issubclass(getattr(vpmetrics, name), Metric)]
 
 
