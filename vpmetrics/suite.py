@@ -120,20 +120,9 @@ class VoicePrivacy(AttackedMetric):
         """Everything but the report of original speech, which is soon made again."""
         return {**super().__getstate__(), "_baseline": None}
 
-    def update(
-        self,
-        original: Tensor | None = None,
-        protected: Tensor | None = None,
-        speakers: Tensor | None = None,
-        is_reference: Tensor | None = None,
-        utterances: Tensor | None = None,
-        sessions: Tensor | None = None,
-        groups: Tensor | None = None,
-    ) -> None:
-        """Accumulate a batch of utterances; see :class:`EmbeddingMetric` for the arguments."""
+    def _refuse_batch(self, is_reference: Tensor | None) -> None:
         if self.enrolment is not None and is_reference is None:
             raise ValueError(f"Expected `is_reference` with enrolment={self.enrolment!r}, but got None.")
-        super().update(original, protected, speakers, is_reference, utterances, sessions, groups)
 
     def report(self) -> PrivacyReport:
         """All scalars of ``compute``, with the conditions they come from, for all groups together and for each.

@@ -55,6 +55,7 @@ class EmbeddingMetric(PrivacyMetric):
                 any integers. A protected voice should be recognised within a session and not across sessions.
             groups: Only pairs of one group are trials, ``(B,)``; any integers, such as one per sex or data set.
         """
+        self._refuse_batch(is_reference)
         rows = pack(
             original,
             protected,
@@ -69,6 +70,9 @@ class EmbeddingMetric(PrivacyMetric):
         # Copies, because a view would keep the whole activation it was cut from alive; all of them before any is kept.
         for name, values in zip(Rows._fields, [values.detach().clone() for values in rows], strict=True):
             getattr(self, name).append(values)
+
+    def _refuse_batch(self, is_reference: Tensor | None) -> None:
+        """Raise where a batch lacks what this metric needs of it."""
 
     def _value_of_sides(self, sides: Sides) -> Any:
         raise NotImplementedError

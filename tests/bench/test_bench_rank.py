@@ -1,6 +1,6 @@
 """Identification at scale against the bare matrix product; and how far to trust a rank disclosure of few inputs.
 
-Run with ``pytest -m bench -s tests/bench/test_rank_bench.py``.
+Run with ``pytest -m bench -s tests/bench/test_bench_rank.py``.
 """
 
 import threading
