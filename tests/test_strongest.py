@@ -356,3 +356,22 @@ def test_nan_that_is_observed_never_weakens_attackers_without_a_word():
     metric.reset(observed=True)
     metric.update(*batch)
     assert metric.compute()["d_ece_strongest"].isfinite()
+
+
+def test_names_of_sessions_and_groups_do_not_matter():
+    original, names, draw = voices(10, utterances=6, width=8)
+    protected = 0.5 * original + torch.randn(original.shape, generator=draw, dtype=original.dtype)
+    sessions, groups, order = torch.arange(60) // 10 % 3, names % 2, torch.randperm(60, generator=draw)
+
+    def value(rows, speakers, sessions, groups):
+        metric = VoicePrivacy(attacks=None)
+        for part in rows.tensor_split(2):
+            metric.update(original[part], protected[part], speakers[part], sessions=sessions[part], groups=groups[part])
+        return metric.compute()
+
+    # Three sessions cannot be halved: which are the first two must not follow from what they are called.
+    expected = value(torch.arange(60), names, sessions, groups)
+    assert expected["op_c_ece"].isfinite()
+    assert expected["across_alid"].isfinite()
+    renamed = value(order, 90 - 7 * names, torch.tensor([4, -1, 2])[sessions], 5 - groups)
+    assert_close(renamed, expected, atol=1e-9, rtol=0, equal_nan=True)

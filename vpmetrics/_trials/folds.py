@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._precision import widen
-from vpmetrics._trials.utterances import Side, Sides, row_keys
+from vpmetrics._trials.utterances import Side, Sides, keys_of_means, row_keys
 
 FEWEST_SPEAKERS = 6  # two folds of three: with fewer, a fold has no pairs that could stand for chance
 _OF_FOLD = 3
@@ -46,7 +45,7 @@ def deal_speakers(sides: Sides) -> Folds | None:
     count = len(sides.voices)
     if count == 0 or len(side.voices) == 0:
         return None
-    keys = _keys_of_voices(side, count)
+    keys = keys_of_means(side.vectors, side.voices, count)
     group = _groups_of_voices(sides, count)
     order = keys.argsort(stable=True)
     order = order[group[order].argsort(stable=True)]
@@ -82,15 +81,6 @@ def _arranged(side: Side, number: Tensor, kept: int) -> Side:
     order = order[voices[order].argsort(stable=True)]
     order = order[voices[order] < kept]
     return side.take(order)._replace(voices=voices[order])
-
-
-def _keys_of_voices(side: Side, count: int) -> Tensor:
-    sums = widen(side.vectors).new_zeros(count, side.vectors.shape[1])
-    # Rows in an order of their own: a sum depends on the order of what it adds.
-    order = row_keys(side.vectors).argsort(stable=True)
-    sums.index_add_(0, side.voices[order], widen(side.vectors.detach())[order])
-    counts = torch.bincount(side.voices, minlength=count).clamp(min=1)
-    return row_keys(sums / counts[:, None])
 
 
 def _groups_of_voices(sides: Sides, count: int) -> Tensor:

@@ -18,7 +18,7 @@ from vpmetrics._checks import check_same_device, check_utterances
 from vpmetrics._precision import result_dtype, widen
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.scorers import Scoring, prepared, resolve_scoring
-from vpmetrics._trials.utterances import Side, Sides, row_keys
+from vpmetrics._trials.utterances import Side, Sides, row_keys, with_sessions_in_order
 
 
 class References(NamedTuple):
@@ -108,6 +108,8 @@ def prepare_trials(
 
 def trials_of_sides(sides: Sides, condition: Condition) -> Trials:
     """Trials of a condition: one reference per speaker, and every probe an input."""
+    if condition.own_session != "any":
+        sides = sides._replace(protected=with_sessions_in_order(sides.protected))
     reference, probe = sides.pair(condition, enrolment="utterance")
     if reference is probe:
         own = torch.arange(len(probe.speakers), device=probe.speakers.device)

@@ -169,7 +169,7 @@ def runs_of_sessions(sides: Sides, most: int = 2048) -> tuple[Sides, Sides]:
 
     Speakers with a single session are left out. Of many utterances ``most`` are taken, evenly spaced, from each side.
     """
-    side = sides.protected
+    side = with_sessions_in_order(sides.protected)
     if side.sessions is None:
         raise ValueError("Expected `sessions` to tell runs apart, but got none.")
     pairs, place = torch.unique(torch.stack([side.voices, side.sessions]), dim=1, return_inverse=True)
@@ -224,6 +224,27 @@ def row_keys(vectors: Tensor) -> Tensor:
     """A number per row that equal rows share and different rows hardly ever do."""
     wide = widen(vectors.detach())
     return (wide * torch.cos(torch.arange(wide.shape[1], device=wide.device, dtype=wide.dtype))).sum(1)
+
+
+def keys_of_means(vectors: Tensor, place: Tensor, count: int) -> Tensor:
+    """A number for the mean of the rows at each place, which no order of rows changes."""
+    sums = widen(vectors).new_zeros(count, vectors.shape[1])
+    # Rows in an order of their own: a sum depends on the order of what it adds.
+    order = row_keys(vectors).argsort(stable=True)
+    sums.index_add_(0, place[order], widen(vectors.detach())[order])
+    return row_keys(sums / torch.bincount(place, minlength=count).clamp(min=1)[:, None])
+
+
+def with_sessions_in_order(side: Side) -> Side:
+    """The side with sessions numbered by what was said in them, so that it does not matter what they were called.
+
+    One order for all speakers: those who share a secret keep sharing it.
+    """
+    if side.sessions is None:
+        return side
+    names, place = side.sessions.unique(return_inverse=True)
+    number = keys_of_means(side.vectors, place, len(names)).argsort(stable=True).argsort()
+    return side._replace(sessions=number[place])
 
 
 def _warn_of_copies(name: str, side: Side) -> None:
