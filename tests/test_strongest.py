@@ -375,3 +375,13 @@ def test_names_of_sessions_and_groups_do_not_matter():
     assert expected["across_alid"].isfinite()
     renamed = value(order, 90 - 7 * names, torch.tensor([4, -1, 2])[sessions], 5 - groups)
     assert_close(renamed, expected, atol=1e-9, rtol=0, equal_nan=True)
+
+
+def test_a_lone_speaker_in_a_group_takes_nothing_from_the_others():
+    original, names, _ = voices(9, utterances=4, width=8)
+    both, rest = (VoicePrivacy(attacks=None) for _ in range(2))
+    both.update(original, original + 1, names, groups=(names == 8).long())
+    rest.update(*(column[names < 8] for column in (original, original + 1, names)))
+    expected = rest.compute()
+    for key in ("max_d", "mean_d", "id_rate", "alid", "pdr", "link_rate"):
+        assert_close(both.compute()[f"op_{key}"], expected[f"op_{key}"])

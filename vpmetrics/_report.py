@@ -277,6 +277,8 @@ def disclose_identity(
     parts = [
         _identify(part, condition, settings) for part in ([sides] if len(groups) < 2 else map(sides.of_group, groups))
     ]
+    # A lone speaker of a group cannot be confused with anybody, and must not make NaN of all other groups.
+    parts = [part for part in parts if len(part.histogram) > 1] or parts[:1]
     of_ranks = [
         rank_disclosure(part.histogram, settings.rank_model)
         | {"mean_d_chance": _mean_by_chance(part.histogram, settings.rank_model)}
