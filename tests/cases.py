@@ -328,7 +328,7 @@ def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, 
             "d_diag_log": reference.similarity.diagonal_dominance(matrix, log_domain=True),
             **_reference_ranks(near, far, speakers),
             # Half a nat for every free share and input, as a chi-square has it.
-            "mean_d_chance": (len(np.unique(speakers)) - 1) / (2 * np.log(2) * len(speakers)),
+            "mean_d_chance": reference.rank.mean_by_chance(len(speakers), len(np.unique(speakers))),
             **_reference_local(near, far, speakers),
         }
         value.update({f"{condition.lower()}_{key}": number for key, number in scalars.items()})

@@ -16,7 +16,7 @@ from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._checks import warn_once
 from vpmetrics._crowds import Rates, isolation_of_sides
-from vpmetrics._precision import wide_dtype
+from vpmetrics._precision import wide_dtype, widen
 from vpmetrics._scalars import HEADINGS, key_of, scalars_of
 from vpmetrics._scores.calibration import isotonic_map, linear_map
 from vpmetrics._scores.measures import (
@@ -46,7 +46,7 @@ from vpmetrics._trials.matrices import (
     ratio_to_original,
 )
 from vpmetrics._trials.pairs import TrialGrid
-from vpmetrics._trials.ranks import histogram_of_trials
+from vpmetrics._trials.ranks import histogram_of_trials, mean_by_chance
 from vpmetrics._trials.references import trials_of_sides
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.scores import ConditionScores, keep_scores, score_condition
@@ -313,10 +313,12 @@ def _pooled(parts: Sequence[Identification]) -> Identification:
 
 
 def _mean_by_chance(histogram: Tensor, model: str) -> Tensor:
-    """The MeanD to expect, in bits, of as many inputs whose ranks are uniform: half a nat per free number and input."""
-    wide = histogram.detach().to(wide_dtype(histogram.device))
-    free = len(wide) - 1 if model == "empirical" else min(len(wide) - 1, 2)
-    return (free if free > 0 else math.nan) / (2 * math.log(2) * torch.where(wide.sum() > 0, wide.sum(), math.nan))
+    """The MeanD to expect, in bits, of as many inputs whose ranks are uniform."""
+    if model == "empirical":
+        return mean_by_chance(histogram)
+    # Half a nat per free number of the fit and input.
+    inputs, free = widen(histogram.detach()).sum(), min(len(histogram) - 1, 2)
+    return (free if free > 0 else math.nan) / (2 * math.log(2) * torch.where(inputs > 0, inputs, math.nan))
 
 
 def report_of_trials(

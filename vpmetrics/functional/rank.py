@@ -36,7 +36,9 @@ def rank_histogram(
 
     * disjoint: ``references`` and ``reference_speakers`` are other utterances than the inputs;
     * leave-one-out: without ``reference_speakers``, row i of ``references`` is the utterance of input i (by default
-      the input itself) and is left out of the mean that input i is compared with, and only of that one.
+      the input itself) and is left out of the mean that input i is compared with, *in step*: the j-th utterance of a
+      speaker is compared with means that all lack their j-th one, counted round and round. Were it left out of the own
+      mean alone, that would average fewer utterances than all others, and look less similar for it.
 
     Tied references share the mass of the ranks they cover, which is the expectation of breaking ties at random, so
     features that say nothing give a uniform histogram. Scores are tied when they differ by no more than rounding: a
