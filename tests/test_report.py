@@ -152,7 +152,7 @@ def test_few_inputs_for_each_rank_show_more_by_chance_than_many():
     drawn = [torch.bincount(torch.randint(40, (80,), generator=draw), minlength=40).double() for _ in range(300)]
     shown = np.mean([float(F.rank_disclosure(histogram)["mean_d"]) for histogram in drawn])
     assert float(reports._mean_by_chance(drawn[0], "empirical")) == pytest.approx(shown, abs=0.015)
-    assert shown > 0.4
+    assert shown > 0.37
 
 
 def test_undefined_conditions_are_drawn_all_the_same():
