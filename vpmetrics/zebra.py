@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -178,6 +179,12 @@ class CalibrationDistortion(PrivacyMetric):
         if len(scores) == 0:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
         return dim_zero_cat(scores), dim_zero_cat(is_target)
+
+    def _value_of_step(self, *args: Any, **kwargs: Any) -> Any:
+        # The batches of one step are often of one run: NaN, and nothing to warn of.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return super()._value_of_step(*args, **kwargs)
 
     def _value_of_batch(self, preds: Tensor, *_: Any, **__: Any) -> Tensor:
         return torch.full((), torch.nan, device=preds.device)
