@@ -125,3 +125,16 @@ def test_trade_off_figure_takes_several_systems():
     assert points[0] == pytest.approx([100 * value["deid"].item(), value["gvd"].item()])
     assert points[1][0] == pytest.approx(points[0][0] - 10)
     assert figure is ax.figure
+
+
+@pytest.mark.parametrize("rows", [60, 2500])
+@pytest.mark.parametrize("scoring", ["cosine", "dot", "euclidean"])
+def test_a_system_that_does_nothing_changes_nothing_however_many_utterances(rows, scoring):
+    draw = torch.Generator().manual_seed(0)
+    speakers = torch.arange(rows) % 12
+    original = torch.randn(12, 8, generator=draw)[speakers] + torch.randn(rows, 8, generator=draw)
+    metric = VoicePrivacy(attacks=None, scoring=scoring)
+    metric.update(original, original, speakers)
+    values = metric.compute()
+    assert abs(values["deid"]) <= 1e-9
+    assert abs(values["gvd"]) <= 1e-9

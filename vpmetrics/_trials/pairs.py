@@ -15,7 +15,8 @@ from vpmetrics._trials.scorers import Scorer, prepared
 from vpmetrics._trials.utterances import Side
 
 TILE = 1024  # rows and columns: large enough for a fast matrix product, small enough to stay in the cache
-FEW_PAIRS = 1 << 22  # up to here every score is its own, with all digits there are; beyond, those of a bin are one
+# In both orders: up to here every score is its own, with all digits there are; beyond, those of a bin are one.
+FEW_PAIRS = 1 << 22
 
 
 class Tile(NamedTuple):
@@ -100,8 +101,9 @@ class TrialGrid:
         self.within = reference is probe
         self.rows = self._sorted(reference)
         self.columns = self.rows if self.within else self._sorted(probe)
-        # With all digits, scores that are equal on paper can be told from those that are not.
-        self.few = self.pairs <= FEW_PAIRS and digits
+        # With all digits, scores that are equal on paper can be told from those that are not. In both orders, so that
+        # a system that does nothing goes the same way within a side as between sides.
+        self.few = len(self.rows.side.voices) * len(self.columns.side.voices) <= FEW_PAIRS and digits
         self._prepare()
         self.nan_seen = self.vectors[0].isnan().any() | self.vectors[1].isnan().any()
         self._kept: list[Tile] | None = None
