@@ -27,13 +27,13 @@ from vpmetrics._scores.measures import (
     disclosure_of_counts,
     disclosure_of_llr,
     eer_of_steps,
+    expected_disclosure,
     least_cross_entropy,
     linkability_of_values,
     min_cllr_of_steps,
     min_dcf_of_steps,
     raw_eer_of_steps,
 )
-from vpmetrics._trials.bounds import error_bounds
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS, Condition
 from vpmetrics._trials.galleries import Listening
 from vpmetrics._trials.identification import Identification, identify_trials
@@ -51,7 +51,8 @@ from vpmetrics._trials.references import trials_of_sides
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.scores import ConditionScores, keep_scores, score_condition
 from vpmetrics._trials.strongest import Attackers, Strongest
-from vpmetrics._trials.utterances import Sides, runs_of_sessions
+from vpmetrics._trials.transfer import distortion_of_sessions
+from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.local import summarise_information
 from vpmetrics.functional.rank import rank_disclosure
 from vpmetrics.functional.similarity import (
@@ -202,9 +203,10 @@ def report_condition(
     grid = _pairs(sides, condition, settings)
     scores = score_condition(grid, settings.bandwidth)
     likeness, matrix = likeness_of_condition(grid, scores, settings.similarity)
-    _warn_of_wide_bins(condition, scores)
     identified, identification = disclose_identity(sides, condition, settings)
-    scalars = {**_scalars_of_scores(scores), "d_diag": likeness.dominance, "d_diag_log": likeness.dominance_log}
+    of_scores = _scalars_of_scores(scores)
+    _warn_of_wide_bins(condition, scores, of_scores["d_ece"])
+    scalars = {**of_scores, "d_diag": likeness.dominance, "d_diag_log": likeness.dominance_log}
     scalars |= identified
     strongest = None if attackers is None else attackers.strongest(condition)
     if strongest is not None:
@@ -223,10 +225,14 @@ def report_condition(
     )
 
 
-def _warn_of_wide_bins(condition: Condition, scores: ConditionScores) -> None:
-    if scores.separated is not None and float(bound := error_bounds(scores)["d_ece"]) > _WIDE_BOUND:
+def _warn_of_wide_bins(condition: Condition, scores: ConditionScores, d_ece: Tensor) -> None:
+    if scores.separated is None:
+        return
+    # Pooling a bin forgets an order, so its D_ECE is the least there can be; with all bins apart it is the most.
+    bound = float(expected_disclosure(scores.separated().ascending) - d_ece)
+    if bound > _WIDE_BOUND:
         rank_zero_warn(
-            f"Scores of {condition.name} share bins too wide for them: its D_ECE may be off by {float(bound):.3f} bit. "
+            f"Scores of {condition.name} share bins too wide for them: its D_ECE may be off by {bound:.3f} bit. "
             "Measure fewer utterances, or scale what is compared.",
             UserWarning,
         )
@@ -252,16 +258,8 @@ def average_scores(sides: Sides, condition: Condition, settings: Settings) -> Te
 
 
 def transferred_disclosure(sides: Sides, settings: Settings) -> Tensor:
-    """C_ECE between sessions: a linear calibration learnt on half of every speaker's sessions, used on the other half.
-
-    Both ways, averaged; NaN where nobody has two sessions.
-    """
-    runs = runs_of_sessions(sides)
-    trials = [_pairs(run, CONDITIONS["OP"], settings).all_trials() for run in runs]
-    values = [
-        disclosure_of_llr(linear_map(*trials[1 - run])(trials[run][0]), trials[run][1]) for run in range(len(trials))
-    ]
-    return torch.stack(values).mean()
+    """C_ECE of OP between sessions, by a linear calibration."""
+    return distortion_of_sessions(sides, lambda run: _pairs(run, CONDITIONS["OP"], settings).all_trials())
 
 
 def _pairs(sides: Sides, condition: Condition, settings: Settings) -> TrialGrid:

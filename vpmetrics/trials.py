@@ -19,7 +19,8 @@ from vpmetrics._precision import result_dtype
 from vpmetrics._trials.conditions import condition_of
 from vpmetrics._trials.pairs import TrialGrid
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.utterances import Sides, runs_of_sessions
+from vpmetrics._trials.transfer import distortion_of_sessions
+from vpmetrics._trials.utterances import Sides
 from vpmetrics.zebra import CalibrationDistortion
 
 
@@ -76,7 +77,7 @@ class EmbeddingTrials(EmbeddingMetric):
     def _value_of_sides(self, sides: Sides) -> Any:
         dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
         if isinstance(self.metric, CalibrationDistortion):
-            return self._value_of_runs(sides).to(dtype)
+            return self._value_of_runs(sides, self.metric.calibration).to(dtype)
         grid = self._grid(sides)
         if self.bandwidth is not None and isinstance(self.metric, ScoreMetric):
             value = self.metric._value_of_batch(*grid.all_trials())
@@ -85,20 +86,12 @@ class EmbeddingTrials(EmbeddingMetric):
         # Few trials have all digits there are, so that equal scores tie; what they come to is as wide as what came in.
         return tree_map_only(Tensor, lambda part: part.to(dtype) if part.dtype == torch.float64 else part, value)
 
-    def _value_of_runs(self, sides: Sides) -> Tensor:
+    def _value_of_runs(self, sides: Sides, calibration: str) -> Tensor:
         """Half of every speaker's sessions is one run, the other half the other: both ways, averaged."""
         if sides.protected.sessions is None:
             warn_undefined("Nobody said which sessions there are, and a calibration carries over from some to others.")
             return torch.full((), torch.nan, device=sides.voices.device)
-        runs = [self._grid(part).all_trials() for part in runs_of_sessions(sides)]
-        values: list[Any] = []
-        for attacked in (0, 1):
-            self.metric.reset()
-            for run in (0, 1):
-                self.metric.update(*runs[run], run=int(run == attacked))
-            values.append(self.metric.compute())
-        self.metric.reset()
-        return torch.stack(values).mean()
+        return distortion_of_sessions(sides, lambda run: self._grid(run).all_trials(), calibration)
 
     def _value_of_grid(self, grid: TrialGrid) -> Any:
         if grid.pairs == 0 and not all(isinstance(member, PrivacyMetric) for member in self._members()):

@@ -19,11 +19,6 @@ class Condition(NamedTuple):
     own_session: str = "any"
 
     @property
-    def key(self) -> str:
-        """What the names of its scalars begin with."""
-        return self.name.lower()
-
-    @property
     def one_sided(self) -> bool:
         """Whether references and probes are of one side, so that a pair has no direction."""
         return self.reference == self.probe

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._trials.utterances import Side, Sides, keys_of_means, row_keys
+from vpmetrics._trials.utterances import Side, Sides, keys_of_means, places_in, row_keys
 
 FEWEST_SPEAKERS = 6  # two folds of three: with fewer, a fold has no pairs that could stand for chance
 _OF_FOLD = 3
@@ -99,14 +99,9 @@ def _runs(ordered: Tensor) -> list[tuple[int, int]]:
 
 def pairs_of(sides: Sides) -> tuple[Tensor, Tensor]:
     """Rows of both sides that are one recording: of the original side, and of the protected one."""
-    recordings, wanted = sides.original.utterances, sides.protected.utterances
-    if len(recordings) == 0:
-        nothing = wanted[:0]
-        return nothing, nothing
-    ordered, order = recordings.sort()
-    place = torch.searchsorted(ordered, wanted.contiguous()).clamp(max=len(ordered) - 1)
-    found = (ordered[place] == wanted).nonzero().flatten()
-    return order[place[found]], found
+    place = places_in(sides.original.utterances, sides.protected.utterances)
+    found = (place >= 0).nonzero().flatten()
+    return place[found], found
 
 
 def is_linear(attack: Any) -> bool:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vpmetrics._precision import widen
 from vpmetrics._trials.covariances import Covariances, SameSpeaker, describe_speakers
-from vpmetrics._trials.utterances import row_keys
+from vpmetrics._trials.utterances import keys_of_means
 
 _Parts = TypeVar("_Parts", Covariances, SameSpeaker)
 
@@ -143,10 +143,8 @@ def merge(parts: Sequence[Moments]) -> Moments:
 
 def deal(vectors: Tensor, speakers: Tensor, most: int = 5) -> tuple[Tensor, int]:
     """Groups of speakers that depend neither on their numbers nor on the order of rows: of each row, and how many."""
-    names, index, counts = speakers.unique(return_inverse=True, return_counts=True)
-    wide = widen(vectors.detach())
-    means = wide.new_zeros(len(names), wide.shape[1]).index_add(0, index, wide) / counts[:, None]
-    place = row_keys(means).argsort(stable=True).argsort()
+    names, index = speakers.unique(return_inverse=True)
+    place = keys_of_means(vectors, index, len(names)).argsort(stable=True).argsort()
     count = max(1, min(most, len(names) // 2))
     return (place % count)[index], count
 

@@ -18,7 +18,7 @@ from vpmetrics._checks import check_same_device, check_utterances
 from vpmetrics._precision import result_dtype, widen
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.scorers import Scoring, prepared, resolve_scoring
-from vpmetrics._trials.utterances import Side, Sides, row_keys, with_sessions_in_order
+from vpmetrics._trials.utterances import Side, Sides, places_in, row_keys, with_sessions_in_order
 
 
 class References(NamedTuple):
@@ -114,7 +114,7 @@ def trials_of_sides(sides: Sides, condition: Condition) -> Trials:
     if reference is probe:
         own = torch.arange(len(probe.speakers), device=probe.speakers.device)
     else:
-        own = _places_in(reference.utterances, probe.utterances)
+        own = places_in(reference.utterances, probe.utterances)
     return form_trials(reference, probe, own, condition.own_session)
 
 
@@ -122,7 +122,7 @@ def form_trials(reference: Side, probe: Side, own: Tensor, own_session: str = "a
     """Galleries for every probe: ``own`` ``(B,)`` is the row of its own recording among the references, or -1."""
     references, unit_of_row, session_of_unit = _build(reference, by_session=own_session != "any")
     finite = probe.vectors.isfinite().all() & reference.vectors.isfinite().all()
-    column = _places_in(references.speakers, probe.speakers)
+    column = places_in(references.speakers, probe.speakers)
     known, column = column >= 0, column.clamp(min=0)
     turn, step = torch.zeros_like(own), torch.full_like(own, -1)
     if len(references.speakers) == 0:
@@ -138,15 +138,6 @@ def form_trials(reference: Side, probe: Side, own: Tensor, own_session: str = "a
         step = torch.where(own >= 0, _steps(references, unit_of_row)[own.clamp(min=0)], -1)
     usable = known & (references.counts[unit] > (step >= 0).long())
     return Trials(probe.vectors, references, column, usable, finite, *_parts(turn.clamp(min=0), step))
-
-
-def _places_in(values: Tensor, wanted: Tensor) -> Tensor:
-    """Where each wanted value stands among others, all different; -1 for one that does not."""
-    if len(values) == 0:
-        return torch.full_like(wanted, -1)
-    ordered, order = values.sort()
-    place = torch.searchsorted(ordered, wanted.contiguous()).clamp(max=len(values) - 1)
-    return torch.where(ordered[place] == wanted, order[place], -1)
 
 
 def _build(side: Side, by_session: bool) -> tuple[References, Tensor, Tensor | None]:
@@ -189,7 +180,7 @@ def _turn_of(sessions: Tensor, column: Tensor, references: References, session_o
     codes = torch.unique(
         torch.stack([torch.cat([speaker, column]), torch.cat([session_of_unit, sessions])]), dim=1, return_inverse=True
     )[1]
-    unit = _places_in(codes[: len(speaker)], codes[len(speaker) :])
+    unit = places_in(codes[: len(speaker)], codes[len(speaker) :])
     return torch.where(unit >= 0, unit - references.first_unit[column], -1)
 
 

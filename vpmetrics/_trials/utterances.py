@@ -199,6 +199,15 @@ def places_of(side: Side, *columns: str) -> tuple[Tensor, Tensor]:
     return place, first.scatter_reduce(0, place, torch.arange(len(place), device=place.device), "amin")
 
 
+def places_in(values: Tensor, wanted: Tensor) -> Tensor:
+    """Where each wanted value stands among others, all different; -1 for one that does not."""
+    if len(values) == 0:
+        return torch.full_like(wanted, -1)
+    ordered, order = values.sort()
+    place = torch.searchsorted(ordered, wanted.contiguous()).clamp(max=len(values) - 1)
+    return torch.where(ordered[place] == wanted, order[place], -1)
+
+
 def _averaged(side: Side, by_session: bool) -> Side:
     """The mean of every speaker's rows, within a group and, where sessions matter, within a session."""
     place, first = places_of(side, "groups", *(["sessions"] if by_session else []))
