@@ -13,7 +13,7 @@ import vpmetrics
 PACKAGE = Path(vpmetrics.__file__).parent
 # From the ground up: a module imports from its own layer and from those before it.
 LAYERS = (
-    ("_checks", "_precision"),
+    ("_checks", "_names", "_precision"),
     ("_scores",),
     ("_trials",),
     ("_scalars",),

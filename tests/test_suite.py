@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from torchmetrics import MetricCollection
 
 import vpmetrics as vp
+from vpmetrics.attacks import Plain, RidgeToOriginal
 from vpmetrics.suite import VoicePrivacy
 
 
@@ -86,6 +87,50 @@ def test_keys_are_flat_scalars_and_always_the_same():
     with pytest.warns(UserWarning, match="There are no"):
         nothing = alone(VoicePrivacy(), {"original": torch.randn(2, 3), "speakers": torch.tensor([1, 2])})
     assert set(nothing) == set(value)
+
+
+@pytest.mark.parametrize(
+    ("names", "parts"),
+    [
+        (("deid",), {"OO matrix", "OP matrix"}),
+        (("pp_eer",), {"PP"}),
+        (("op_link_rate", "op_d_diag"), {"OP matrix identification"}),
+        (("g_cllr", "d_ece_op_oo"), {"OO", "OP", "PP"}),
+        (("op_eer_strongest",), {"OP strongest"}),
+        (("across_max_d", "op_c_ece"), {"across identification", "OP"}),
+        (("oo_rate_3", "pp_singling_out_3_error"), {"OO rates", "PP rates"}),
+    ],
+)
+def test_a_choice_of_scalars_costs_what_it_needs_and_changes_none(names, parts):
+    rows = join(embeddings())
+    rows["sessions"] = torch.arange(len(rows["speakers"])) % 2
+    attacks = [Plain(), RidgeToOriginal()]
+    everything = alone(VoicePrivacy(sizes=(3,), attacks=attacks), rows)
+    metric = VoicePrivacy(sizes=(3,), attacks=attacks, metrics=names)
+    chosen = alone(metric, rows)
+    assert tuple(chosen) == names
+    for name in names:
+        assert_close(chosen[name], everything[name], rtol=0, atol=0)
+    kinds = ("matrix", "identification", "strongest", "rates")
+    made = {
+        " ".join([name, *(kind for kind in kinds if getattr(known, kind) is not None)])
+        for name, known in metric.report().conditions.items()
+    }
+    assert made == parts
+
+
+def test_no_attack_is_fitted_for_a_choice_without_attacks(monkeypatch):
+    monkeypatch.setattr(VoicePrivacy, "_attackers", lambda *_: pytest.fail("attackers were made"))
+    alone(VoicePrivacy(metrics=["op_d_ece", "gvd"]), join(embeddings()))
+
+
+def test_a_choice_of_what_there_is_not_is_refused():
+    with pytest.raises(ValueError, match=r"`metrics` to name scalars of .*, but got 'op_dece'\. Closest: 'op_d_ece'"):
+        VoicePrivacy(metrics=["op_dece"])
+    with pytest.raises(ValueError, match=r"but got 'op_d_ece_strongest'\. Closest"):
+        VoicePrivacy(metrics=["op_d_ece_strongest"], attacks=None)
+    with pytest.raises(TypeError, match="`metrics` to be a sequence of names, but got 'deid'"):
+        VoicePrivacy(metrics="deid")
 
 
 def test_settings_changed_between_epochs_are_heeded():

@@ -197,7 +197,7 @@ def _trade_off(systems: Sequence[System], layout: Layout) -> Figure | None:
 
 
 def _path(systems: Sequence[System], layout: Layout) -> Figure | None:
-    systems = [system for system in systems if system.history]
+    systems = [system for system in systems if system.history and {"deid", "gvd"} <= set(system.scalars)]
     if not systems:
         return None
     panels = layout.panels(len(systems), (4.8, 3.4))

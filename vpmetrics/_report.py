@@ -75,6 +75,13 @@ class Settings(NamedTuple):
     bandwidth: float | None = None
     enrolment: str | None = None
     sizes: tuple[int, ...] = ()
+    origins: frozenset[tuple[str, str]] | None = None
+
+    def asks_for(self, condition: str, *families: str) -> bool:
+        """Whether anything of a condition is asked for, or anything of some families of it; None asks for all."""
+        return self.origins is None or any(
+            name == condition and (not families or family in families) for name, family in self.origins
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,17 +206,21 @@ class ScoredTrials(NamedTuple):
 def report_condition(
     sides: Sides, condition: Condition, settings: Settings, attackers: Attackers | None = None
 ) -> ConditionReport:
-    """One condition of embeddings, from two passes over its pairs."""
+    """One condition of embeddings, from two passes over its pairs; of what is not asked for, only the scores."""
     grid = _pairs(sides, condition, settings)
     scores = score_condition(grid, settings.bandwidth)
-    likeness, matrix = likeness_of_condition(grid, scores, settings.similarity)
-    identified, identification = disclose_identity(sides, condition, settings)
-    of_scores = _scalars_of_scores(scores)
-    _warn_of_wide_bins(condition, scores, of_scores["d_ece"])
-    scalars = {**of_scores, "d_diag": likeness.dominance, "d_diag_log": likeness.dominance_log}
-    scalars |= identified
-    strongest = None if attackers is None else attackers.strongest(condition)
-    if strongest is not None:
+    scalars = _scalars_of_scores(scores)
+    _warn_of_wide_bins(condition, scores, scalars["d_ece"])
+    likeness = matrix = identification = strongest = None
+    if settings.asks_for(condition.name, "matrix"):
+        likeness, matrix = likeness_of_condition(grid, scores, settings.similarity)
+        scalars |= {"d_diag": likeness.dominance, "d_diag_log": likeness.dominance_log}
+    if settings.asks_for(condition.name, "rank", "local"):
+        identified, identification = disclose_identity(sides, condition, settings)
+        scalars |= identified
+    # Original speech has nobody to undo its protection.
+    if attackers is not None and condition.name != "OO" and settings.asks_for(condition.name, "attack"):
+        strongest = attackers.strongest(condition)
         scalars |= strongest.scalars()
     rates = rates_of(sides, condition, settings)
     scalars |= _scalars_of_crowd(sides, condition, settings, rates)
@@ -240,7 +251,8 @@ def _warn_of_wide_bins(condition: Condition, scores: ConditionScores, d_ece: Ten
 
 def rates_of(sides: Sides, condition: Condition, settings: Settings) -> Rates | None:
     """How often somebody is found in this condition, where sizes of crowds were named."""
-    return Rates(sides, condition, settings.scoring, settings.bandwidth) if settings.sizes else None
+    wanted = settings.sizes and settings.asks_for(condition.name, "crowd")
+    return Rates(sides, condition, settings.scoring, settings.bandwidth) if wanted else None
 
 
 def _scalars_of_crowd(sides: Sides, condition: Condition, settings: Settings, rates: Rates | None) -> dict[str, Tensor]:

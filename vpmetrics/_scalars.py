@@ -158,6 +158,11 @@ _TABLE = {
 }  # fmt: skip
 FAMILIES = {family: tuple(replace(entry, family=family) for entry in entries) for family, entries in _TABLE.items()}
 OF_CONDITIONS = ("score", "matrix", "rank", "local")
+_COMPARED = {  # what compares conditions is calculated from these of a family
+    "deid": ("matrix", ("OO", "OP")),
+    "gvd": ("matrix", ("OO", "PP")),
+    **{entry.key: ("score", ALWAYS) for entry in FAMILIES["relative"]},
+}
 _BY_KEY = {entry.key: entry for entries in FAMILIES.values() for entry in entries}
 _OF_PEOPLE = re.compile(r"(rate|chance|singling_out)_([1-9]\d*)(_error)?")
 
@@ -207,6 +212,20 @@ def _entry(key: str) -> Scalar | None:
     if error is None:
         return entry
     return replace(entry, heading=f"{entry.heading}, error", private=None, tells="standard error of drawing so many")
+
+
+def origins_of(names: Iterable[str]) -> frozenset[tuple[str, str]]:
+    """Pairs of a condition and a family that these scalars are calculated from.
+
+    Example:
+        >>> sorted(origins_of(["deid", "pp_eer"]))
+        [('OO', 'matrix'), ('OP', 'matrix'), ('PP', 'score')]
+    """
+    found: set[tuple[str, str]] = set()
+    for entry in map(scalar, names):
+        family, conditions = _COMPARED.get(entry.key, (entry.family, (entry.condition,)))
+        found.update((condition, family) for condition in conditions)
+    return frozenset(found)
 
 
 def entries_of_crowd(names: Iterable[str]) -> tuple[Scalar, ...]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._checks import check_choice, check_sizes, check_slope, warn_once
+from vpmetrics._names import selection
 from vpmetrics._precision import result_dtype
 from vpmetrics._report import (
     ConditionReport,
@@ -21,7 +22,7 @@ from vpmetrics._report import (
     report_condition,
     transferred_disclosure,
 )
-from vpmetrics._scalars import key_of, scalar
+from vpmetrics._scalars import key_of, origins_of, scalar, scalars_of
 from vpmetrics._trials.bounds import error_bounds
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS, Condition
 from vpmetrics._trials.matrices import SIMILARITIES
@@ -67,6 +68,7 @@ class VoicePrivacy(AttackedMetric):
         sizes: Numbers of people to look for somebody among; adds ``op_rate_<N>``, ``op_singling_out_<N>`` with its
             error and ``op_gallery``, and the same of the other conditions, of single utterances and cosines: see
             :class:`ReidentificationRate` and :class:`SinglingOut`, also for attacks and for longer conversations.
+        metrics: Names of the scalars ``compute`` returns, if not all: what these do not need is not calculated.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. Meant for
             batches: every score is kept, whatever their number.
         validate_args: Look for NaN and infinite embeddings; forces a GPU sync per update.
@@ -98,6 +100,7 @@ class VoicePrivacy(AttackedMetric):
         attacks: Attacks = "standard",
         enrolment: str | None = None,
         sizes: Sequence[int] | None = None,
+        metrics: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         # The surrogate is for batches, and attackers need more than a batch.
@@ -109,6 +112,8 @@ class VoicePrivacy(AttackedMetric):
         if sizes is not None:
             check_sizes(sizes, smallest=2)
         self.enrolment, self.sizes = enrolment, tuple(sizes or ())
+        known = scalars_of(tuple(CONDITIONS), self.attacks is not None, sessions=True, sizes=self.sizes)
+        self.metrics = None if metrics is None else selection("metrics", metrics, known)
         check_choice("similarity", similarity, SIMILARITIES)
         check_choice("rank_model", rank_model, MODELS)
         check_slope(slope)
@@ -177,22 +182,35 @@ class VoicePrivacy(AttackedMetric):
         return bounds
 
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
-        return self._report(sides).scalars
+        scalars = self._report(sides).scalars
+        # Conditions of sessions are missing where there are none.
+        return {name: scalars[name] for name in (self.metrics or scalars) if name in scalars}
 
     def _settings(self) -> Settings:
         return Settings(
-            self.similarity, self.scoring, self.slope, self.rank_model, self.bandwidth, self.enrolment, self.sizes
+            self.similarity,
+            self.scoring,
+            self.slope,
+            self.rank_model,
+            self.bandwidth,
+            self.enrolment,
+            self.sizes,
+            None if self.metrics is None else origins_of(self.metrics),
         )
 
     def _report(self, sides: Sides, cached: bool = True) -> PrivacyReport:
-        attackers = None if self.attacks is None else self._attackers(sides)
-        # Original speech has nobody to undo its protection.
-        conditions = {"OO": self._report_of_original(sides) if cached else self._report_of(CONDITIONS["OO"], sides)}
-        for name in tuple(CONDITIONS) if sides.protected.sessions is not None else ALWAYS:
-            if name != "OO":
+        settings, of_sessions = self._settings(), sides.protected.sessions is not None
+        names = [name for name in (tuple(CONDITIONS) if of_sessions else ALWAYS) if settings.asks_for(name)]
+        attacked = self.attacks is not None and any(settings.asks_for(name, "attack") for name in names)
+        attackers = self._attackers(sides) if attacked else None
+        conditions = {}
+        for name in names:
+            if name == "OO" and cached:
+                conditions[name] = self._report_of_original(sides)
+            else:
                 conditions[name] = self._report_of(CONDITIONS[name], sides, attackers)
-        if sides.protected.sessions is not None:
-            conditions["OP"].scalars["c_ece"] = transferred_disclosure(sides, self._settings())
+        if of_sessions and settings.asks_for("OP", "calibration"):
+            conditions["OP"].scalars["c_ece"] = transferred_disclosure(sides, settings)
         dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
         report = join_conditions(conditions, sides.voices.sort().values, dtype, self.sizes)
         return report._replace(attack_names=self.attack_names)

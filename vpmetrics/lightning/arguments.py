@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vpmetrics._names import last_component, without_loader
 from vpmetrics._scalars import Scalar, scalar, scalars_of
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
-from vpmetrics.lightning.names import closest, last_component, without_loader
 from vpmetrics.suite import VoicePrivacy
 
 _HEADLINE = re.compile(r"deid|gvd|(op|pp|within|across)_(d_ece|d_ece_strongest|eer_strongest)")
@@ -62,17 +62,6 @@ def check_number_kept(save_top_k: Any) -> None:
         raise TypeError(f"Expected `save_top_k` to be a whole number of checkpoints, but got {save_top_k!r}.")
     if save_top_k != -1 and save_top_k < 1:
         raise ValueError(f"Expected `save_top_k` to be at least 1, or -1 for the whole front, but got {save_top_k}.")
-
-
-def selection(argument: str, names: Any, known: Sequence[str]) -> tuple[str, ...]:
-    """Names of scalars, all of which there are."""
-    if isinstance(names, str) or not isinstance(names, Sequence):
-        raise TypeError(f"Expected `{argument}` to be a sequence of names, but got {names!r}.")
-    for name in names:
-        if name not in known:
-            hint = closest(str(name), known)
-            raise ValueError(f"Expected `{argument}` to name scalars of VoicePrivacy, but got {name!r}. {hint}")
-    return tuple(names)
 
 
 def budgets_of(privacy: Any, budget: Any) -> dict[str, float]:

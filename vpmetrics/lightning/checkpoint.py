@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
+from vpmetrics._names import closest
 from vpmetrics.lightning.arguments import budgets_of, check_number_kept
 from vpmetrics.lightning.front import Front, beside
 from vpmetrics.lightning.handover import register, send_home
-from vpmetrics.lightning.names import closest, reversed_twin
+from vpmetrics.lightning.names import reversed_twin
 from vpmetrics.lightning.pareto import ParetoPoint, is_finite
 from vpmetrics.lightning.trainers import ModelCheckpointBase, is_fitting, logging_step
 from vpmetrics.lightning.watched import (

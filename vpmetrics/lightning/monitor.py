@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._checks import check_epochs
+from vpmetrics._names import selection, without_loader
 from vpmetrics._report import numbers_of
-from vpmetrics.lightning.arguments import check_kind, check_prefix, headline_of, scalar_names, selection
+from vpmetrics.lightning.arguments import check_kind, check_prefix, headline_of, scalar_names
 from vpmetrics.lightning.audio import FrozenEncoder
 from vpmetrics.lightning.gallery import Gallery, Measurement
 from vpmetrics.lightning.handover import register, send_home
 from vpmetrics.lightning.loggers import log_apart, log_hyperparameters
-from vpmetrics.lightning.names import without_loader
 from vpmetrics.lightning.step_outputs import Keys, arguments_of_step, has_keys, may_have, resolve_keys
 from vpmetrics.lightning.suites import Suites, report_of_all_processes
 from vpmetrics.lightning.trainers import CallbackBase, is_fitting, loaders_in_turn, logging_step
@@ -68,7 +68,8 @@ class PrivacyMonitor(CallbackBase):
             ``is_reference`` and from ``lengths`` to their keys. Or a function of what the step returned to a tuple of
             these tensors, to a dictionary of the arguments of ``VoicePrivacy.update``, or to None for a batch that is
             not to be counted.
-        metrics: Names of the scalars to log; all by default.
+        metrics: Names of the scalars to log; all those of the suite by default. What these do not need is neither
+            calculated nor drawn.
         suite: The :class:`vpmetrics.VoicePrivacy` to measure with, when it is not the default one.
         encoder: The attacker's speaker encoder, from audio to embeddings ``(B, D)``. With it, ``original`` and
             ``protected`` are audio: tensors ``(B, ..., T)``, lists of tensors ``(..., T)`` that are each as long as
@@ -126,14 +127,15 @@ class PrivacyMonitor(CallbackBase):
         self.suite, self.encoder, self.watch_training = suite, encoder, watch_training
         self._keys = resolve_keys(keys, encoder is not None)
         known = scalar_names(suite, sessions=may_have(self._keys, "sessions"))
-        self.metrics = selection("metrics", known if metrics is None else metrics, known)
+        chosen = metrics if metrics is not None or suite is None else suite.metrics
+        self.metrics = selection("metrics", known if chosen is None else chosen, known)
         self.prog_bar = selection("prog_bar", prog_bar, known)
-        self.headline = headline_of(self.metrics) if metrics is None else self.metrics
+        self.headline = headline_of(self.metrics) if chosen is None else self.metrics
         self.history: list[dict[str, float]] = []
         """One row per measurement in ``trainer.fit``: ``epoch``, ``step``, ``dataloader_idx``, ``seconds``, scalars."""
         self._encoder = None if encoder is None else FrozenEncoder(encoder, encoder_dtype)
         self._gallery = Gallery(figures_every_n_epochs)
-        self._suites = Suites(suite, watch_training)
+        self._suites = Suites(suite, watch_training, None if chosen is None else self.metrics)
         self._active = self._resuming = True
         self.address = register(self)
 

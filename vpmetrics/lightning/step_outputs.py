@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vpmetrics.lightning.names import closest
+from vpmetrics._names import closest
 
 ARGUMENTS = ("original", "protected", "speakers", "utterances", "sessions", "groups")  # in the order of names
 _MORE = ("is_reference", "lengths")  # only by name

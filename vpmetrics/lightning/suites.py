@@ -22,10 +22,11 @@ class Suites:
     Args:
         pattern: What each is a copy of; None is the default one.
         watching: Whether attackers see what is trained on, and know it in a test, too.
+        metrics: Names of the scalars to calculate; None is all.
     """
 
-    def __init__(self, pattern: VoicePrivacy | None, watching: bool) -> None:
-        self.pattern, self.watching = pattern, watching
+    def __init__(self, pattern: VoicePrivacy | None, watching: bool, metrics: tuple[str, ...] | None) -> None:
+        self.pattern, self.watching, self.metrics = pattern, watching, metrics
         self.has_seen_training = False
         self._made: dict[tuple[str, int], VoicePrivacy] = {}
 
@@ -36,6 +37,7 @@ class Suites:
             pattern = VoicePrivacy() if self.pattern is None else self.pattern
             suite = deepcopy(pattern if seen is None else seen)
             suite.reset()
+            suite.metrics = self.metrics
             suite.validate_args = False  # which would force a GPU sync at every batch
             self._made[stage, loader] = suite.to(device)
         return self._made[stage, loader]

@@ -10,10 +10,11 @@ from typing import Any
 from torchmetrics import Metric
 from torchmetrics.utilities import rank_zero_warn
 
+from vpmetrics._names import closest, last_component, without_loader
 from vpmetrics._scalars import key_of
 from vpmetrics.lightning.arguments import known_scalar
 from vpmetrics.lightning.monitor import PrivacyMonitor
-from vpmetrics.lightning.names import closest, last_component, logged_names, reversed_twin, without_loader
+from vpmetrics.lightning.names import logged_names, reversed_twin
 from vpmetrics.lightning.trainers import loaders_in_turn
 
 # Small, too, where targets score below all others: an attacker has but to flip the sign.

@@ -1,0 +1,62 @@
+"""Names of what is measured and logged: parts of them, and which one was meant."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_MOST_NAMES = 8  # in a message
+_LOADER = re.compile(r"/dataloader_idx_\d+$")
+
+
+def without_loader(name: str) -> str:
+    """A name without the number of a loader.
+
+    Example:
+        >>> without_loader("val/privacy/deid/dataloader_idx_1")
+        'val/privacy/deid'
+    """
+    return _LOADER.sub("", name)
+
+
+def last_component(name: str) -> str:
+    """What is measured, without where."""
+    return name.rpartition("/")[2]
+
+
+def selection(argument: str, names: Any, known: Sequence[str]) -> tuple[str, ...]:
+    """Names of scalars, all of which there are."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise TypeError(f"Expected `{argument}` to be a sequence of names, but got {names!r}.")
+    for name in names:
+        if name not in known:
+            hint = closest(str(name), known)
+            raise ValueError(f"Expected `{argument}` to name scalars of VoicePrivacy, but got {name!r}. {hint}")
+    return tuple(names)
+
+
+def closest(name: str, names: Iterable[str]) -> str:
+    """The end of a message about a name that does not exist: those that look like it, or else some that there are.
+
+    The last component says what is meant, so those that share it come first; a forgotten prefix is a small mistake.
+    """
+    known = sorted(names)
+    by_end: dict[str, list[str]] = {}
+    for other in known:
+        by_end.setdefault(last_component(without_loader(other)), []).append(other)
+    ends = difflib.get_close_matches(last_component(without_loader(name)), by_end, n=3, cutoff=0.6)
+    # Among several of one end, the one whose beginning is most alike.
+    nearest = [other for end in ends for other in sorted(by_end[end], key=lambda other: -_likeness(name, other))]
+    alike = list(dict.fromkeys([*nearest, *difflib.get_close_matches(name, known, n=3, cutoff=0.6)]))[:3]
+    if alike:
+        return "Closest: " + ", ".join(map(repr, alike)) + "."
+    if not known:
+        return "There is none."
+    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
+    return "Known: " + ", ".join(map(repr, known[:_MOST_NAMES])) + more + "."
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one, other).ratio()
