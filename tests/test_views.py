@@ -9,7 +9,7 @@ import warnings
 import pytest
 import pytorch_lightning as pl
 import torch
-from cases import embeddings, join, scores
+from cases import CASES, embeddings, join, scores
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
@@ -153,3 +153,32 @@ def test_a_view_of_embeddings_trials():
     view = vp.EmbeddingTrials(vp.ZebraDisclosure())["d_ece"]
     whole = vp.EmbeddingTrials(vp.ZebraDisclosure())
     assert_close(fed(view, embeddings()).compute(), fed(whole, embeddings()).compute()["d_ece"])
+
+
+def test_every_dictionary_is_logged_as_it_is_returned(tmp_path):
+    """Lightning warns of what is not floating, and refuses what is no scalar."""
+    dictionaries = {}
+    for case in CASES:
+        value = fed(case.metric(), case.batches()).compute()
+        if isinstance(value, dict):
+            dictionaries[case.name] = value
+    assert {type(case.metric()).__name__ for case in CASES if case.name in dictionaries} >= {
+        "LocalInformationDisclosure", "ReidentificationRate", "SimilarityRankDisclosure", "SinglingOut",
+        "StrongestAttack", "VoicePrivacy", "ZebraDisclosure",
+    }  # fmt: skip
+
+    class LoggingAll(Logging):
+        def validation_step(self, *_):
+            for name, value in dictionaries.items():
+                self.log_dict({f"{name}/{key}": entry for key, entry in value.items()})
+
+    loader = DataLoader(BATCHES[:1], batch_size=None)
+    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = pl.Trainer(logger=False, default_root_dir=tmp_path, **quiet)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        warnings.filterwarnings("ignore", ".*does not have many workers.*")
+        (logged,) = trainer.validate(LoggingAll(), loader, verbose=False)
+    assert len(logged) == sum(map(len, dictionaries.values()))
+    (zebra,) = {name for name in dictionaries if name == "ZebraDisclosure"}
+    assert logged[f"{zebra}/tag"] == dictionaries[zebra]["tag"]

@@ -366,7 +366,7 @@ def join_conditions(
     if {"OO", "OP", "PP"} <= set(conditions):
         scalars |= normalised_relatives(scalars)
     if dtype is not None:
-        scalars = {key: value.to(dtype) if value.is_floating_point() else value for key, value in scalars.items()}
+        scalars = {key: value.to(dtype) for key, value in scalars.items()}
     order = scalars_of(("", *HEADINGS), attacks=True, sessions=True, sizes=sizes)
     scalars = {key: scalars[key] for key in order if key in scalars}
     return PrivacyReport(scalars, conditions, _all_matrices(matrices, names) if matrices else None)

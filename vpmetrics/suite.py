@@ -22,7 +22,7 @@ from vpmetrics._report import (
     report_condition,
     transferred_disclosure,
 )
-from vpmetrics._scalars import key_of, origins_of, scalar, scalars_of
+from vpmetrics._scalars import TAG, key_of, origins_of, scalar, scalars_of
 from vpmetrics._trials.bounds import error_bounds
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS, Condition
 from vpmetrics._trials.matrices import SIMILARITIES
@@ -176,8 +176,9 @@ class VoicePrivacy(AttackedMetric):
         }
         exact = all(condition.scores.separated is None for condition in report.conditions.values())
         for key, value in report.scalars.items():
-            counted = exact or scalar(key).family in ("rank", "local")
-            if counted and value.is_floating_point() and not bool(value.isnan()):
+            known = scalar(key)
+            counted = (exact and known.unit is not TAG) or known.family in ("rank", "local")
+            if counted and not bool(value.isnan()):
                 bounds.setdefault(key, torch.zeros_like(value))
         return bounds
 

@@ -52,7 +52,7 @@ class ZebraDisclosure(ScoreMetric):
         >>> metric.update(torch.tensor([0.0, 1.0]), torch.tensor([0, 1]))
         >>> metric.update(torch.tensor([2.0, 3.0]), torch.tensor([0, 1]))
         >>> metric.compute()
-        {'d_ece': tensor(0.3607), 'l_w': tensor(0.3010), 'tag': tensor(1), 'd_ece_reversed': tensor(0.)}
+        {'d_ece': tensor(0.3607), 'l_w': tensor(0.3010), 'tag': tensor(1.), 'd_ece_reversed': tensor(0.)}
     """
 
     higher_is_better: bool = False

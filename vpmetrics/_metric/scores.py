@@ -104,7 +104,7 @@ class ScoreMetric(PrivacyMetric):
             lower = self._value_of_counts(self._counts(), torch.float64)
             upper = lower if self.keeps_scores else self._value_of_counts(self._counts(separated=True), torch.float64)
         if isinstance(upper, dict):
-            return {key: (upper[key] - lower[key]).abs() for key in upper if upper[key].is_floating_point()}
+            return {key: (upper[key] - lower[key]).abs() for key in upper if key != "tag"}
         return (upper - lower).abs()
 
     def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> Any:

@@ -99,7 +99,7 @@ def disclosure_of_counts(counts: ScoreCounts, dtype: torch.dtype) -> dict[str, T
     return {
         "d_ece": expected_disclosure(counts.ascending).to(dtype),
         "l_w": l_w.to(dtype),
-        "tag": tag_number(l_w),
+        "tag": tag_number(l_w).to(dtype),  # a whole number, but loggers want floating ones
         "d_ece_reversed": expected_disclosure(counts.descending).to(dtype),
     }
 

@@ -51,14 +51,14 @@ def zebra_disclosure(
 
     Returns:
         ``d_ece`` in bits, from 0 (nothing disclosed) to 1 / (2 ln 2) = 0.7213; ``l_w`` as a base-10 logarithm;
-        ``tag``, its category as an integer from 0 to 6 (see :func:`zebra_tag`; -1 if undefined);
+        ``tag``, its category, 0.0 to 6.0 (see :func:`zebra_tag`; -1 if undefined), floating as loggers want it;
         ``d_ece_reversed``, the ``d_ece`` of the negated scores: an attacker may flip the sign.
         NaN with one warning where a class is missing.
 
     Example:
         >>> preds = torch.tensor([0.0, 1.0, 2.0, 3.0])
         >>> zebra_disclosure(preds, target=torch.tensor([0, 1, 0, 1]))
-        {'d_ece': tensor(0.3607), 'l_w': tensor(0.3010), 'tag': tensor(1), 'd_ece_reversed': tensor(0.)}
+        {'d_ece': tensor(0.3607), 'l_w': tensor(0.3010), 'tag': tensor(1.), 'd_ece_reversed': tensor(0.)}
     """
     return disclosure_of_counts(count_by_score(preds, target, bandwidth, validate_args), result_dtype(preds))
 

@@ -298,7 +298,7 @@ class PrivacyMonitor(CallbackBase):
         for name, logged in names.items():
             pl_module.log(
                 logged,
-                scalars[name] if scalars[name].is_floating_point() else scalars[name].float(),
+                scalars[name],
                 prog_bar=name in self.prog_bar,
                 logger=None if name in shown else False,
                 add_dataloader_idx=False,
