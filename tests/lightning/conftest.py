@@ -31,3 +31,9 @@ def pl():
 def one_small_figure(monkeypatch):
     """For tests of when figures are drawn, not of what is on them."""
     monkeypatch.setattr(figures, "figures_of", lambda *_: {"zoo": Figure((0.3, 0.3))})
+
+
+@pytest.fixture(autouse=True)
+def started_elsewhere(monkeypatch, tmp_path):
+    """What a Trainer leaves where it was started is left in a folder of the test."""
+    monkeypatch.chdir(tmp_path)
