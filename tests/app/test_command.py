@@ -39,6 +39,30 @@ def test_the_command_runs_as_a_process(tmp_path, voices):
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+BREAKS = """
+import os, signal, sys, time
+
+class Finder:  # breaks as NumPy does when interrupted while it is imported
+    def find_spec(self, name, path=None, target=None):
+        if name in ("torch", "matplotlib"):
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(1)
+            except KeyboardInterrupt:
+                raise ImportError("cannot load module more than once per process")
+
+sys.meta_path.insert(0, Finder())
+from vpmetrics.app import main
+sys.exit(main(["evaluate", "missing.npz"]))
+"""
+
+
+def test_an_interrupt_while_libraries_are_imported_is_quiet():
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", BREAKS], capture_output=True, check=False, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_the_library_imports_nothing_of_the_application():
     unwanted = ("vpmetrics.app", "vpmetrics._plot", "rich", "pytorch_lightning", "lightning")
     code = f"import sys, vpmetrics; sys.exit(' '.join(name for name in {unwanted} if name in sys.modules) or 0)"

@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.formats import read_arrays
-from vpmetrics.app.lists import Names, read_key, read_pairs, read_scores
+from vpmetrics.app.lists import Names, read_key, read_scores
+from vpmetrics.app.pairs import read_pairs
 
 UTTERANCES = [f"u{k}" for k in range(6)]
 SPEAKERS = ["anna", "anna", "ben", "ben", "cleo", "cleo"]

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from argparse import Namespace
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vpmetrics.app.interrupts import INTERRUPTED, ending_at_once
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,12 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # Threads that spin while they wait for a core that is busy cost many times the work; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    from vpmetrics.app.options import parser
+    with ending_at_once():
+        from vpmetrics.app.options import parser
 
+        arguments = parser()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that knows no Unicode still shows the numbers
-    arguments = parser()
     options = arguments.parse_args(argv)
     options.argv = tuple(sys.argv[1:] if argv is None else argv)
     if options.command is None:
@@ -35,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _run(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # What is still to be flushed at exit goes nowhere, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -47,11 +53,16 @@ def _run(options: Namespace) -> int:
     from vpmetrics.app.errors import InputError, printable
 
     try:
-        from vpmetrics.app.console import ResultConsole
-        from vpmetrics.app.files import forget_seen
+        # What a command needs is imported when it runs, so that --help is quick.
+        with ending_at_once():
+            from importlib import import_module
 
+            from vpmetrics.app.console import ResultConsole
+            from vpmetrics.app.files import forget_seen
+
+            command = getattr(import_module(f"vpmetrics.app.{options.command}"), options.command)
         forget_seen()
-        options.run(options, ResultConsole(soft_wrap=False))
+        command(options, ResultConsole(soft_wrap=False))
     except InputError as error:
         print(f"vpmetrics {options.command}: error: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics.app.errors import InputError, printable
-from vpmetrics.app.lists import read_map, read_pairs
+from vpmetrics.app.pairs import read_map, read_pairs
 from vpmetrics.app.sides import Column, Files, rows_by_name
 from vpmetrics.scoring import PLDA
 

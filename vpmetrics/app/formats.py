@@ -22,7 +22,7 @@ from vpmetrics.app.columns import Array
 from vpmetrics.app.errors import InputError, reason_of
 from vpmetrics.app.files import STANDARD_INPUT, opened, saw, start_of
 from vpmetrics.app.frames import read_parquet, read_table
-from vpmetrics.app.lists import read_pairs
+from vpmetrics.app.pairs import read_pairs
 
 _UTTERANCES = (
     "utterances",

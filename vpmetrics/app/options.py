@@ -2,78 +2,24 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter, _ArgumentGroup
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter, _ArgumentGroup
 from pathlib import Path
 from typing import Any
 
 from vpmetrics import __version__
-
-_EVALUATE = """\
-Say all that is known of one anonymiser: tables in the terminal and, if asked
-for, JSON, figures and one HTML page.
-
-From embeddings (DeID, G_VD, and every metric of original-original,
-original-protected and protected-protected trials):
-
-  vpmetrics evaluate embeddings.npz --out report
-  vpmetrics evaluate v.npz --original emb_O --protected emb_B2 --speakers spk
-  vpmetrics evaluate --original o.npy --protected p.npy --speakers speakers.txt
-  vpmetrics evaluate --original o.ark --protected p.ark --utt2spk data/utt2spk
-
-Files are NumPy's, PyTorch's, Safetensors, Parquet, Kaldi's ark and scp, or
-tables of text, packed by gzip or not, or - for standard input; what each is
-follows from its content. Rows are paired by utterance where files name these.
-
-By a protocol, exactly the trials of a list, with results for each group; or
-from a folder of results of a VoicePrivacy challenge:
-
-  vpmetrics evaluate --original enrolls.scp trials.scp \\
-                     --protected enrolls_anon.scp trials_anon.scp \\
-                     --utt2spk utt2spk --enrolls enrolls --trials trials \\
-                     --groups spk2gender --out report
-  vpmetrics evaluate exp/asv_anon --out report
-
-From Kaldi-style score files, lines `enrol trial score`, and a key, lines
-`enrol trial target|nontarget` in any order (or the label as a fourth column of
-the scores):
-
-  vpmetrics evaluate scores key --out report
-  vpmetrics evaluate --oo oo --op op --pp pp --key trials --utt2spk utt2spk
-  vpmetrics evaluate scores key --fit scores_of_another_run
-"""
-_COMPARE = """\
-Put several anonymisers side by side: the columns of the papers' table 2, and
-all systems in one figure each.
-
-  vpmetrics compare B2=b2.npz B2u=b2u.npz --out report
-  vpmetrics compare --original o.npy --speakers spk.npy B1=b1.npy B2=b2.npy
-  vpmetrics compare --original v.npz:emb_O --speakers v.npz:speaker \\
-                    B2=v.npz:emb_B2 B2u=v.npz:emb_B2u
-  vpmetrics compare --key trials B1=scores_b1 B2=scores_b2
-  vpmetrics compare --key trials --oo oo --utt2spk utt2spk \\
-                    B1=b1_op,b1_pp B2=b2_op,b2_pp
-"""
-_DEMO = """\
-Train a small anonymiser of embeddings on the bundled synthetic voices with the
-library's loss, watched by its metrics on speakers held out of training, and
-compare it with baselines on these speakers. Nothing is downloaded.
-
-  vpmetrics demo --out vpmetrics-demo
-  tensorboard --logdir vpmetrics-demo/tensorboard
-"""
-_EXIT = "Exit status: 0 when done, 2 when options or files cannot be used or say nothing."
+from vpmetrics.app import usage
 
 
 def parser() -> ArgumentParser:
-    """The parser of all commands; ``run`` of what it parses is the function to call."""
+    """The parser of all commands; `command` of what it parses is that given, if any."""
     top = ArgumentParser(
-        "vpmetrics", description="How well does a voice anonymiser hide who is speaking?", epilog=_EXIT
+        "vpmetrics", description="How well does a voice anonymiser hide who is speaking?", epilog=usage.EXIT
     )
     top.add_argument("--version", action="version", version=f"vpmetrics {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    _add_evaluate(_command(commands, "evaluate", "one system, from embeddings or score files", _EVALUATE))
-    _add_compare(_command(commands, "compare", "several systems side by side", _COMPARE))
-    _add_demo(_command(commands, "demo", "train a small anonymiser on the bundled voices", _DEMO))
+    _add_evaluate(_command(commands, "evaluate", "one system, from embeddings or score files", usage.EVALUATE))
+    _add_compare(_command(commands, "compare", "several systems side by side", usage.COMPARE))
+    _add_demo(_command(commands, "demo", "train a small anonymiser on the bundled voices", usage.DEMO))
     return top
 
 
@@ -83,7 +29,7 @@ def _command(commands: Any, name: str, summary: str, description: str) -> Argume
         name,
         help=summary,
         description=description,
-        epilog=_EXIT,
+        epilog=usage.EXIT,
         formatter_class=lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26),
         allow_abbrev=False,
     )
@@ -126,7 +72,6 @@ def _add_evaluate(command: ArgumentParser) -> None:
         help="SCORES [KEY] of another run of the system, to report C_ECE of SCORES or --op calibrated on it",
     )
     _add_output(command)
-    command.set_defaults(run=_run_evaluate)
 
 
 def _add_compare(command: ArgumentParser) -> None:
@@ -144,14 +89,12 @@ def _add_compare(command: ArgumentParser) -> None:
     group.add_argument("--oo", metavar="SCORES", help="trials of original against original speech")
     _add_key(group)
     _add_output(command, title="Comparison of systems")
-    command.set_defaults(run=_run_compare)
 
 
 def _add_demo(command: ArgumentParser) -> None:
     command.add_argument("--seed", type=int, default=0, metavar="N", help="of the split, the model and the batches (0)")
     command.add_argument("--epochs", type=int, default=72, metavar="N", help="four steps each (72)")
     command.add_argument("--out", type=Path, default=Path("vpmetrics-demo"), metavar="DIR", help="(vpmetrics-demo)")
-    command.set_defaults(run=_run_demo)
 
 
 def _add_speakers(group: _ArgumentGroup) -> None:
@@ -196,22 +139,3 @@ def _add_output(command: ArgumentParser, title: str | None = None) -> None:
     group.add_argument("--json", type=Path, metavar="FILE", help="write the results there; `-` prints nothing else")
     kinds = ("png", "pdf", "svg")
     group.add_argument("--figures", nargs="+", choices=kinds, default=["png"], help="kinds of files of figures (png)")
-
-
-# What a command needs is imported when it runs, so that --help is quick.
-def _run_evaluate(options: Namespace, console: Any) -> None:
-    from vpmetrics.app.evaluate import evaluate
-
-    evaluate(options, console)
-
-
-def _run_compare(options: Namespace, console: Any) -> None:
-    from vpmetrics.app.evaluate import compare
-
-    compare(options, console)
-
-
-def _run_demo(options: Namespace, console: Any) -> None:
-    from vpmetrics.app.demo import demo
-
-    demo(options, console)

@@ -11,7 +11,8 @@ import numpy as np
 
 from vpmetrics.app.columns import Array
 from vpmetrics.app.errors import InputError
-from vpmetrics.app.lists import Names, TrialFile, read_key, read_map, read_pairs
+from vpmetrics.app.lists import Names, TrialFile, read_key
+from vpmetrics.app.pairs import read_map, read_pairs
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 
 from vpmetrics._report import System
 from vpmetrics.app.errors import printable
+from vpmetrics.app.interrupts import ending_at_once
 from vpmetrics.app.output import write_all
 from vpmetrics.app.results import Run, as_json, results_of
 from vpmetrics.app.table_files import as_csv, as_latex, as_markdown
@@ -81,8 +82,9 @@ def _folder(
 ) -> tuple[dict[Path, bytes], list[Path]]:
     """Contents of the files of a folder, and what another run may have left there."""
     # Matplotlib is slow to import, and a table needs none of it.
-    from vpmetrics.app.figures import draw_figures, possible_files
-    from vpmetrics.app.page import Content, render_page
+    with ending_at_once():
+        from vpmetrics.app.figures import draw_figures, possible_files
+        from vpmetrics.app.page import Content, render_page
 
     pictures = draw_figures(systems, formats)
     page = render_page(Content(title, lead, systems, tables, pictures, notes, results_of(systems, run)))

@@ -12,7 +12,7 @@ from vpmetrics.app.columns import Array
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.files import exists
 from vpmetrics.app.formats import Arrays, is_text, read_arrays
-from vpmetrics.app.lists import read_pairs
+from vpmetrics.app.pairs import read_pairs
 
 _ALIASES = {
     "original": ("original", "emb_original", "emb_o", "orig", "o", "unprotected", "clean", "x"),

@@ -10,7 +10,8 @@ import polars as pl
 
 from vpmetrics.app.columns import Array
 from vpmetrics.app.errors import InputError, printable
-from vpmetrics.app.lists import Names, TrialFile, read_pairs
+from vpmetrics.app.lists import Names, TrialFile
+from vpmetrics.app.pairs import read_pairs
 
 
 class Trials(NamedTuple):
