@@ -156,7 +156,7 @@ class System:
 
     ``history``: one row of scalars per measurement of a training. ``groups``: the same of parts of the trials, by name,
     and what these weigh in an average. ``attacks``: name of each attack by its number, and what its attacker must
-    have. ``utterances``: how many there are, both sides of one counted once.
+    have; ``unattacked``: why none was tried. ``utterances``: how many there are, both sides of one counted once.
     """
 
     name: str
@@ -168,6 +168,7 @@ class System:
     weights: Mapping[str, float] = field(default_factory=dict)
     attacks: tuple[tuple[str, str], ...] = ()
     utterances: int = 0
+    unattacked: str = ""
 
     @cached_property
     def scalars(self) -> dict[str, float]:

@@ -12,6 +12,8 @@ from app.cases import run
 from app.libri import CONDITIONS, SETS, expected_scores, write_libri_test
 from reference.verification import equal_error_rate, min_cllr
 
+from vpmetrics import StrongestAttack
+
 
 @pytest.fixture(scope="module")
 def lists(tmp_path_factory):
@@ -89,9 +91,55 @@ def test_the_vectors_of_2024_are_found_scored_and_grouped(tmp_path, libri, lists
     for side in ("", "_anon"):
         write_vectors(tmp_path / "exp/asv/cosine_out/emb_xvect", libri, side)
     write_vectors(tmp_path / "exp/asv/cosine_out/emb_xvect", libri, "", "spk-level")  # means, which are not wanted
-    run("evaluate", tmp_path / given, "--json", tmp_path / "r.json")
+    run("evaluate", tmp_path / given, "--json", tmp_path / "r.json", "--no-attacks")
     (system,) = systems_of(tmp_path / "r.json")
     assert_expected(system, expected)
+
+
+def test_attacks_are_tried_on_the_vectors_of_2024_set_by_set_and_together(tmp_path, libri, lists):
+    write_data(tmp_path, lists)
+    for side in ("", "_anon"):
+        write_vectors(tmp_path / "exp", libri, side)
+    run("evaluate", tmp_path, "--json", tmp_path / "r.json")
+    (system,) = systems_of(tmp_path / "r.json")
+    used = [*libri.enrolled, *sorted({u for rows in libri.trials.values() for _, u, _ in rows})][::-1]
+    sides = [torch.tensor(np.stack([libri.vectors[side][u] for u in used])).double() for side in ("", "_anon")]
+    speakers = torch.tensor([int(u.split("-")[0]) for u in used])
+    metric = StrongestAttack()
+    metric.update(*sides, speakers, torch.tensor([u in set(libri.enrolled) for u in used]), groups=speakers // 1000)
+    metric.enrolment = "speaker"
+    found = metric.compute()
+    assert found["d_ece_strongest"] > 0.1
+    assert system["scalars"]["op_d_ece_strongest"] == pytest.approx(float(found["d_ece_strongest"]), abs=1e-6)
+    assert system["scalars"]["op_eer_strongest"] == pytest.approx(float(found["eer_strongest"]), abs=1e-6)
+    assert system["unattacked"] == ""
+    for group in system["groups"].values():
+        assert group["scalars"]["op_d_ece_strongest"] > group["scalars"]["op_d_ece"]
+
+
+def test_protected_speech_alone_is_scored_and_attacked_by_who_protects_the_same_way(tmp_path, libri, lists, expected):
+    """As 2024's attacker has it, whose extractor was trained on protected speech."""
+    write_data(tmp_path, lists)
+    write_vectors(tmp_path / "exp/asv_anon", libri, "_anon")
+    run("evaluate", tmp_path, "--json", tmp_path / "r.json")
+    (system,) = systems_of(tmp_path / "r.json")
+    assert set(system["trials"]) == {"PP"}
+    for sex in "fm":
+        got = system["groups"][f"libri_test_{sex}"]["scalars"]
+        assert got["pp_eer"] == pytest.approx(expected[sex, "pp"][0], abs=1e-9)
+        assert got["pp_d_ece_strongest"] > 0.1
+
+
+def test_extractors_are_never_mixed(tmp_path, libri, lists, expected):
+    write_data(tmp_path, lists)
+    for place, sides in (("orig", ("", "_anon")), ("anon", ("_anon",))):
+        for side in sides:
+            write_vectors(tmp_path / "exp" / place, libri, side)
+    run("evaluate", tmp_path / "exp", "--json", tmp_path / "r.json", "--no-attacks")
+    alone, both = systems_of(tmp_path / "r.json")
+    assert (alone["name"], set(alone["trials"])) == ("anon, anon", {"PP"})
+    assert (both["name"], set(both["trials"])) == ("anon, orig", {"OO", "OP", "PP"})
+    assert_expected(both, expected)
 
 
 def test_lists_beside_the_vectors_will_do(tmp_path, libri, lists, expected):
@@ -99,7 +147,7 @@ def test_lists_beside_the_vectors_will_do(tmp_path, libri, lists, expected):
         write_vectors(tmp_path, libri, side)
     for name in ("trials_f", "trials_m", "enrolls"):
         shutil.copy(lists / name, tmp_path / name)
-    run("evaluate", tmp_path, "--json", tmp_path / "r.json")
+    run("evaluate", tmp_path, "--json", tmp_path / "r.json", "--no-attacks")
     assert_expected(systems_of(tmp_path / "r.json")[0], expected)
 
 
@@ -110,6 +158,9 @@ def test_the_scores_of_2020_and_2022_are_found_labelled_and_grouped(tmp_path, li
     run("evaluate", tmp_path / given, "--json", tmp_path / "r.json")
     (system,) = systems_of(tmp_path / "r.json")
     assert_expected(system, expected)
+    assert system["unattacked"].startswith("scores give an attacker nothing to learn from")
+    for option in (["--no-attacks"], ["--scoring", "dot"], ["--utt2spk", lists / "utt2spk"]):
+        run("evaluate", tmp_path / given, *option, expect=2)
 
 
 def test_several_anonymisers_stand_side_by_side(tmp_path, libri, lists, capsys):
@@ -129,4 +180,4 @@ def test_a_folder_without_results_or_lists_is_refused(tmp_path, libri, lists, ca
     assert "expected the trials of libri_test_trials_f, but found no" in capsys.readouterr().err
     write_data(tmp_path, lists)
     run("evaluate", tmp_path, "--similarity", "sigmoid", expect=2)
-    assert "Expected no --similarity with a folder of results: it would do nothing" in capsys.readouterr().err
+    assert "Expected no --similarity with a folder of scores: it would do nothing" in capsys.readouterr().err

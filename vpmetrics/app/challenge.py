@@ -7,6 +7,7 @@ Of 2020 and 2022: ``ASV-libri_test_enrolls-libri_test_trials_f_anon/scores``, an
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -56,10 +57,28 @@ class Results(NamedTuple):
     side: str
     parts: tuple[Part, ...]
 
+    @property
+    def scored(self) -> bool:
+        """Whether there are scores of all its sets, so that embeddings are not asked for."""
+        return all("OP" in part.scores or "PP" in part.scores for part in self.parts)
+
     def weights(self) -> dict[str, float]:
         """What the sets weigh in the challenge's averages; nothing where another set is among them."""
         kinds = {part.name: re.sub(r"_(dev|test)", "", part.name) for part in self.parts}
         return {name: _WEIGHTS[kind] for name, kind in kinds.items()} if set(kinds.values()) <= set(_WEIGHTS) else {}
+
+
+class Place(NamedTuple):
+    """A folder of a folder for every set: files of vectors by set, and of scores by the sets compared."""
+
+    vectors: dict[str, Path]
+    scores: dict[tuple[str, str], Path]
+
+    @property
+    def datasets(self) -> set[str]:
+        """The sets of both."""
+        names = {*self.vectors, *(name for pair in self.scores for name in pair)}
+        return {name for name in names if _SET.fullmatch(name)}
 
 
 class Lists:
@@ -87,29 +106,36 @@ def _is_list(path: Path) -> bool:
 
 
 def find_results(folder: Path) -> list[Results]:
-    """Every anonymiser whose results are in a folder, by split."""
-    vectors = {_dataset(path): path for name in _VECTORS for path in sorted(folder.rglob(name)) if _is_whole(path)}
-    scores = {}
-    for path in sorted(folder.rglob("scores*")):
-        match = _SCORED.fullmatch(path.parent.name)
-        if match and path.name in ("scores", "scores.gz"):
-            scores[match["enrol"], match["trial"]] = path
-    lists = Lists(folder)
-    datasets = {name for name in (*vectors, *(name for pair in scores for name in pair)) if _SET.fullmatch(name)}
-    sides = sorted({_side(name) for name in datasets} - {""})
-    trials = {name.removesuffix(_side(name)) for name in datasets if "_trials" in name}
-    sets = sorted(name for name in trials if not name.endswith("_all"))  # those only join others
-    found = [one for side in sides for one in _by_split(side, sets, vectors, scores, lists)]
+    """Every anonymiser whose results are in a folder, by split; those of several extractors are never mixed."""
+    places = _places(folder)
+    lists, found = Lists(folder), []
+    for root, place in places.items():
+        sides = sorted({_side(name) for name in place.datasets} - {""})
+        sets = sorted({name.removesuffix(_side(name)) for name in place.datasets if "_trials" in name})
+        sets = [name for name in sets if not name.endswith("_all")]  # those only join others
+        found += [(root, one) for side in sides for one in _by_split(side, sets, place, lists)]
     if not found:
         expected = "ASV-<set>_enrolls-<set>_trials_<sex>_<system>/scores, or speaker_vectors.pt below such names"
         raise InputError(f"expected results of a VoicePrivacy challenge ({expected}), but got none", folder)
-    return found
+    names = Counter(one.name for _, one in found)
+    return [
+        one if names[one.name] == 1 else one._replace(name=f"{one.name}, {root.relative_to(folder)}")
+        for root, one in found
+    ]
 
 
-def _dataset(path: Path) -> str:
-    """The folder that is called as a set is, without what some recipes put before it."""
-    parent = path.parent.parent if path.parent.name in _LEVELS else path.parent
-    return parent.name.removeprefix("xvect_")
+def _places(folder: Path) -> dict[Path, Place]:
+    """The folders below a folder that hold a folder for every set: of one extractor, or of one run of a recipe."""
+    places: dict[Path, Place] = defaultdict(lambda: Place({}, {}))
+    for path in (path for name in _VECTORS for path in sorted(folder.rglob(name)) if _is_whole(path)):
+        dataset = path.parent.parent if path.parent.name in _LEVELS else path.parent
+        name = dataset.name.removeprefix("xvect_")  # as some recipes put it
+        places[dataset.parent].vectors.setdefault(name, path)
+    for path in sorted(folder.rglob("scores*")):
+        match = _SCORED.fullmatch(path.parent.name)
+        if match and path.name in ("scores", "scores.gz"):
+            places[path.parent.parent].scores[match["enrol"], match["trial"]] = path
+    return places
 
 
 def _is_whole(path: Path) -> bool:
@@ -123,20 +149,14 @@ def _side(name: str) -> str:
     return rest[match.end() :] if kind == "_trials" and match else rest
 
 
-def _by_split(
-    side: str,
-    sets: Sequence[str],
-    vectors: Mapping[str, Path],
-    scores: Mapping[tuple[str, str], Path],
-    lists: Lists,
-) -> Iterator[Results]:
+def _by_split(side: str, sets: Sequence[str], place: Place, lists: Lists) -> Iterator[Results]:
     parts: dict[str, list[Part]] = {}
     for trial in sets:
         base, _, kind = trial.partition("_trials")
         enrol = f"{base}_enrolls"
         pairs = {"OO": (enrol, trial), "OP": (enrol, trial + side), "PP": (enrol + side, trial + side)}
-        own = {name: vectors[name] for pair in pairs.values() for name in pair if name in vectors}
-        scored = {condition: scores[pair] for condition, pair in pairs.items() if pair in scores}
+        own = {name: place.vectors[name] for pair in pairs.values() for name in pair if name in place.vectors}
+        scored = {condition: place.scores[pair] for condition, pair in pairs.items() if pair in place.scores}
         if trial + side in own or {"OP", "PP"} & set(scored):
             split = next((split for split in ("dev", "test") if split in base.split("_")), "")
             parts.setdefault(split, []).append(Part(base + kind, enrol, trial, own, scored, lists))

@@ -23,6 +23,8 @@ from vpmetrics.app.trials import Speakers, Trials
 from vpmetrics.suite import VoicePrivacy
 
 _SAMPLE = 10_000  # trials looked for the other way round
+_SCORES_ALONE = "scores give an attacker nothing to learn from; embeddings of both sides would"
+NONE_WANTED = "none was asked for"
 
 
 @contextmanager
@@ -62,7 +64,8 @@ def evaluate_embeddings(
         group = embeddings.group_names[number]
         groups[group] = System(group, of_group, _named(own, embeddings), attacks=attacks, utterances=len(own))
     speakers, count = _named(embeddings.speakers, embeddings), len(embeddings.speakers)
-    return System(name, report, speakers, tuple(notes), (), groups, weights or {}, attacks, count)
+    unattacked = "" if attacks else NONE_WANTED
+    return System(name, report, speakers, tuple(notes), (), groups, weights or {}, attacks, count, unattacked)
 
 
 def _named(speakers: Tensor, embeddings: Embeddings) -> tuple[str, ...]:
@@ -95,7 +98,8 @@ def evaluate_trials(
         other = None if fit is None else scored_trials(fit)
         report = report_of_trials(scored, other, len(speakers.names), similarity or "geometric")
     notes += _notes_on_sign(name, report.conditions, "scores seem to fall with likeness: negate them?")
-    return System(name, report, speakers.names, tuple(notes), utterances=_count_names(conditions))
+    count = _count_names(conditions)
+    return System(name, report, speakers.names, tuple(notes), utterances=count, unattacked=_SCORES_ALONE)
 
 
 def evaluate_listed(name: str, listed: Listed, weights: Mapping[str, float]) -> System:

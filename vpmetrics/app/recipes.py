@@ -7,23 +7,27 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from vpmetrics._trials.scorers import Scoring
+from vpmetrics.app.attacked import Attackable
 from vpmetrics.app.challenge import Part, Results
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.listed import CONDITIONS, Listed, score_listed
-from vpmetrics.app.lists import Names, read_key, read_map, read_pairs, read_scores
+from vpmetrics.app.lists import Names, read_key, read_scores
+from vpmetrics.app.pairs import read_map, read_pairs
 from vpmetrics.app.protocol import Protocol, make_protocol
 from vpmetrics.app.sides import Column, Files, merge
 from vpmetrics.app.trials import Trials, label_trials
 
 
-def read_results(results: Results, scoring: Scoring, utt2spk: str | None = None) -> Listed:
-    """The trials of all sets; embeddings are scored, where there are no scores already."""
+def read_results(results: Results, scoring: Scoring, utt2spk: str | None = None) -> tuple[Listed, list[Attackable]]:
+    """The trials of all sets, and what attackers have of each: embeddings are scored, where there are no scores."""
     names = Names()
-    if all("OP" in part.scores or "PP" in part.scores for part in results.parts):
+    sets: list[Attackable] = []
+    notes: list[str] = []
+    if results.scored:
         read: list[Mapping[str, Trials]] = [_read_scores(part, names) for part in results.parts]
-        notes: list[str] = []
     else:
-        listed = [_score_vectors(part, results.side, scoring, utt2spk, names) for part in results.parts]
+        sets = [_read_vectors(part, results.side, utt2spk, names) for part in results.parts]
+        listed = [score_listed(*one[:3], scoring) for one in sets]
         read, notes = [one.trials for one in listed], [note for one in listed for note in one.notes]
     trials, group = {}, {}
     for condition in CONDITIONS:
@@ -32,7 +36,7 @@ def read_results(results: Results, scoring: Scoring, utt2spk: str | None = None)
             trials[condition] = _join(list(known.values()))
             group[condition] = np.repeat(list(known), [len(one.scores) for one in known.values()])
     notes += [note for one in trials.values() for note in one.notes]
-    return Listed(trials, group, tuple(part.name for part in results.parts), tuple(notes))
+    return Listed(trials, group, tuple(part.name for part in results.parts), tuple(notes)), sets
 
 
 def _read_scores(part: Part, names: Names) -> dict[str, Trials]:
@@ -42,33 +46,44 @@ def _read_scores(part: Part, names: Names) -> dict[str, Trials]:
     return {condition: label_trials(file, key, names) for condition, file in files.items()}
 
 
-def _score_vectors(part: Part, side: str, scoring: Scoring, utt2spk: str | None, names: Names) -> Listed:
+def _read_vectors(part: Part, side: str, utt2spk: str | None, names: Names) -> Attackable:
     files = Files(None)
-
-    def of(suffix: str) -> Column:
-        there = [part.vectors[name] for name in (part.enrol + suffix, part.trial + suffix) if name in part.vectors]
-        if not there:
-            what = f"{part.trial}{suffix}/speaker_vectors.pt"
-            raise InputError(f"expected embeddings of both sides, but found no {what}", part.lists.folder)
-        return merge([files.column(str(path), "original") for path in there])
-
-    return score_listed(of(""), of(side), _protocol(part, utt2spk, files, names), scoring)
+    original, protected = (_side(part, suffix, files) for suffix in ("", side))
+    return Attackable(original, protected, _protocol(part, side, utt2spk, files, names), part.name)
 
 
-def _protocol(part: Part, utt2spk: str | None, files: Files, names: Names) -> Protocol:
+def _side(part: Part, suffix: str, files: Files) -> Column:
+    """One side of enrolments and trials; an attacker who protects recordings as well needs no original speech."""
+    there = [part.vectors[name] for name in (part.enrol + suffix, part.trial + suffix) if name in part.vectors]
+    if not there:
+        return Column(np.zeros((0, 0)), [], f"{part.trial}{suffix}/speaker_vectors.pt, which is not there")
+    return merge([files.column(str(path), "original") for path in there])
+
+
+def _protocol(part: Part, side: str, utt2spk: str | None, files: Files, names: Names) -> Protocol:
     """As the recipes have it: a speaker is enrolled with the mean of their utterances in the set for that."""
-    enrolment = files.arrays(str(part.vectors[part.enrol]))
+    path = part.vectors.get(part.enrol) or part.vectors.get(part.enrol + side)
+    if path is None:
+        raise InputError(f"expected embeddings of {part.enrol}, but found no speaker_vectors.pt", part.lists.folder)
     listed = part.lists.find(part.enrol, "enrolls")
-    enrolled = read_pairs(listed, ("utterance",))[0] if listed else enrolment.utterances or []
-    path = utt2spk or part.lists.find(part.enrol, "utt2spk") or part.lists.find("", "utt2spk")
-    if path is not None:
-        speaker_of = read_map(path, ("utterance", "speaker"))
-    elif "speakers" in enrolment.by_name:
-        speakers = enrolment.by_name["speakers"].tolist()
-        speaker_of = dict(zip(enrolment.utterances or [], speakers, strict=True))
-    else:
+    enrolled = read_pairs(listed, ("utterance",))[0] if listed else files.arrays(str(path)).utterances or []
+    speaker_of = _speakers(part, files) if utt2spk is None else read_map(utt2spk, ("utterance", "speaker"))
+    if not set(enrolled) <= set(speaker_of):
         raise InputError(f"expected the speakers of {part.enrol}, but found no {part.enrol}/utt2spk", part.lists.folder)
     return make_protocol([part.trials()], enrolled, speaker_of, names)
+
+
+def _speakers(part: Part, files: Files) -> dict[str, str]:
+    """The speaker of every utterance: from lists, or from what stands beside the vectors."""
+    speaker_of: dict[str, str] = {}
+    for path in part.vectors.values():
+        arrays = files.arrays(str(path))
+        if "speakers" in arrays.by_name:
+            speaker_of |= zip(arrays.utterances or [], arrays.by_name["speakers"].tolist(), strict=True)
+    for dataset in ("", part.enrol, part.trial):
+        listed = part.lists.find(dataset, "utt2spk")
+        speaker_of |= {} if listed is None else read_map(listed, ("utterance", "speaker"))
+    return speaker_of
 
 
 def _join(trials: Sequence[Trials]) -> Trials:

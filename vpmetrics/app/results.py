@@ -67,6 +67,7 @@ def _system(system: System) -> dict[str, Any]:
         "scalars": {key: _value(key, value) for key, value in system.scalars.items()},
         "not_finite": {key: str(value) for key, value in system.scalars.items() if not math.isfinite(value)},
         "attacks": [_attack(system, number) for number in range(len(system.attacks))],
+        "unattacked": system.unattacked,
         "utterances": system.utterances,
         "speakers": len(system.speakers),
         "trials": {

@@ -82,12 +82,16 @@ def _of_attackers(system: System, attacked: str, bits: float) -> list[str]:
     found = strongest(system, attacked)
     if found is None:
         weak = f"An attacker who only compares voices learns {shown(bits)} of {most} bit{of_before}."
-        return [weak, "No stronger attack was tried: take this as the least that is disclosed."]
+        return [weak, f"No stronger attack was tried{_why_not(system)}: take this as the least that is disclosed."]
     plain = shown(system.scalar("d_ece", attacked))
     chance = system.scalar("d_ece_chance", attacked)
     by_chance = "" if math.isnan(chance) else f", where chance finds {shown(chance)}"
     says = f"The strongest of {found.tried} attacks tried, {found.name}, learns {shown(bits)} of {most} bit{by_chance}"
     return [f"{says}{of_before}.", f"It needs {found.needs}. An attacker who only compares voices learns {plain} bit."]
+
+
+def _why_not(system: System) -> str:
+    return f", since {system.unattacked}" if system.unattacked else ""
 
 
 def _of_turning(system: System, attacked: str) -> list[str]:
@@ -125,8 +129,10 @@ def verdict_of_systems(systems: Sequence[System]) -> Verdict:
         sentences.append(
             f"Voices stay most distinct with {most.name} (G_VD {scalar('gvd').show(most.scalar('gvd'))} dB)."
         )
-    if any(strongest(system, system.report.attacked) is None for system in known):
-        sentences.append("No stronger attack than comparing voices was tried: this is the least that is disclosed.")
+    spared = [system for system in known if strongest(system, system.report.attacked) is None]
+    if spared:
+        why = _why_not(spared[0])
+        sentences.append(f"No stronger attack than comparing voices was tried{why}: this is the least disclosed.")
     level = verdict_of(best).level
     return Verdict(level, headline, tuple(sentences))
 
