@@ -132,10 +132,15 @@ def test_every_trial_is_walked_once_whatever_the_tile(condition, tile):
     for label in (False, True):
         ours, theirs = scores[labels == label].sort().values, np.sort(np.asarray(expected)[np.asarray(target) == label])
         assert_close(ours.numpy(), theirs)
-    strips = list(grid.strips(torch.ones_like))
-    assert all(torch.equal(strip.sums, strip.trials) for strip in strips)
-    assert sum(len(strip.sums) for strip in strips) == len(sides.voices)
-    assert sum(strip.trials.sum() for strip in strips) == len(expected)
+    cells = list(grid.cells(torch.ones_like))
+    assert all(torch.equal(block.sums, block.trials) for block in cells)
+    # Whole voices: each pair of them is in one place, and there once.
+    met = torch.zeros(len(sides.voices), len(sides.voices))
+    for block in cells:
+        met[block.rows, block.columns] += 1
+    once = torch.ones_like(met)
+    assert torch.equal(met.triu(), once.triu()) if grid.within else torch.equal(met, once)
+    assert sum(block.trials.sum() for block in cells) == len(expected)
 
 
 @pytest.mark.usefixtures("few_are_many")

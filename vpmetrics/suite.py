@@ -23,6 +23,7 @@ from vpmetrics._report import (
     transferred_disclosure,
 )
 from vpmetrics._scalars import TAG, key_of, origins_of, scalar, scalars_of
+from vpmetrics._trials import shares
 from vpmetrics._trials.bounds import error_bounds
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS, Condition
 from vpmetrics._trials.matrices import SIMILARITIES
@@ -223,13 +224,15 @@ class VoicePrivacy(AttackedMetric):
         """
         if self.bandwidth is not None or not isinstance(self.scoring, str):
             return self._report_of(CONDITIONS["OO"], sides)
-        seen, settings = _fingerprint(sides), self._settings()
-        if self._baseline is None or self._baseline[0] != settings or not all(map(_same, self._baseline[1], seen)):
+        seen, settings, baseline = _fingerprint(sides), self._settings(), self._baseline
+        known = baseline is not None and baseline[0] == settings and all(map(_same, baseline[1], seen))
+        # One process may have it from before and another not: all of them walk, or none does.
+        if not shares.all_agree(known, sides.voices.device) or baseline is None:
             report = self._report_of(CONDITIONS["OO"], sides)
             self._baseline = settings, seen, replace(report, average_scores=None, rates=None)
             return report
         return replace(
-            self._baseline[2],
+            baseline[2],
             average_scores=lambda: average_scores(sides, CONDITIONS["OO"], settings),
             rates=rates_of(sides, CONDITIONS["OO"], settings),
         )

@@ -64,7 +64,7 @@ class PrivacyMetric(SharedMetric):
             for name, default in self._defaults.items():
                 setattr(self, name, [] if isinstance(default, list) else default.clone())
             self.update(*args, **kwargs)
-            with self.sync_context(self.dist_sync_fn):
+            with self.sync_context(self.dist_sync_fn), self._shared(gathered=self._is_synced):
                 return type(self).compute(self)
         finally:
             for name, state in accumulated.items():

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, distributed
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 from torchmetrics.utilities.exceptions import TorchMetricsUserError
 
 from vpmetrics._metric.forms import Gather, agree_on_forms, check_mergeable, rows_of_form
+from vpmetrics._trials.shares import shared
 
 
 class SharedMetric(Metric):
@@ -32,6 +33,25 @@ class SharedMetric(Metric):
                 raise
 
         return refusing
+
+    def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(compute)
+        def sharing(*args: Any, **kwargs: Any) -> Any:
+            with self._shared(gathered=self._is_synced and self._to_sync):
+                return compute(*args, **kwargs)
+
+        wrapped: Callable[..., Any] = super()._wrap_compute(sharing)
+        return wrapped
+
+    @contextmanager
+    def _shared(self, gathered: bool) -> Iterator[None]:
+        """Within this the processes divide the work, where all of them have just ``gathered`` and so are here too.
+
+        Where a function of the user's gathers, nobody knows between whom, and each process does all.
+        """
+        between = distributed.is_available() and distributed.is_initialized() and self.dist_sync_fn is None
+        with shared(self.process_group) if gathered and between else nullcontext():
+            yield
 
     def _refuse_if_synced(self) -> None:
         if self._is_synced:
@@ -74,7 +94,10 @@ class SharedMetric(Metric):
         """Within this the states are those of all processes, as in ``compute``, unless a caller has seen to it."""
         here = not self._is_synced
         gather, part = here and self._to_sync, here and self._should_unsync
-        with self.sync_context(self.dist_sync_fn, should_sync=gather, should_unsync=part):
+        with (
+            self.sync_context(self.dist_sync_fn, should_sync=gather, should_unsync=part),
+            self._shared(gathered=here and self._is_synced),
+        ):
             yield
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from vpmetrics._precision import at_least_float32, result_dtype, widen
+from vpmetrics._trials import shares
 from vpmetrics._trials import slopes as regression
 from vpmetrics._trials.ranks import RankTally, ranks_of
-from vpmetrics._trials.references import Tile, Trials, walk
+from vpmetrics._trials.references import Tile, Trials, walk_shared
 from vpmetrics._trials.scorers import Scoring
 from vpmetrics._trials.utterances import row_keys
 
@@ -41,7 +42,7 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
     tally = RankTally(trials)
     bits = slopes.new_full(slopes.shape, torch.nan, dtype=result_dtype(trials.inputs))
     linked = torch.zeros_like(trials.usable)
-    for tile in walk(trials, scoring):
+    for tile in walk_shared(trials, scoring):
         above, tied = ranks_of(tile)
         tally.add(tile, above, tied)
         linked[tile.rows] = (above == 0) & (tied == 1)
@@ -50,6 +51,7 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
             # The deviation divides the slope rather than every score.
             found = local_bits(centred, match, slopes[tile.rows].to(centred.dtype).unsqueeze(1) / deviation)
             bits[tile.rows] = found.to(bits.dtype)  # a scorer may be wider than the embeddings
+    bits, linked = shares.together(bits), shares.total(linked.to(torch.uint8)).bool()
     used = trials.usable.nonzero().squeeze(1)
     return Identification(tally.histogram(), bits[used], linked[used], used)
 
@@ -95,13 +97,21 @@ def _cross_fit(trials: Trials, scoring: Scoring) -> Tensor:
         return references.anchor.new_full((inputs,), torch.nan)
     order = _order_of_speakers(trials)
     place = order.argsort()[trials.column]
-    tiles = [_rows(tile, trials.column[tile.rows], place[tile.rows], order, inputs) for tile in walk(trials, scoring)]
-    z, is_match, match = (torch.cat(part) for part in zip(*tiles, strict=True))
-    folds = count if z.numel() * count <= _EVALUATIONS else min(count, _FOLDS)
+    stride = min(-(-inputs * count // _AT_HAND), count)
+    columns = stride * torch.arange(count // stride, device=order.device)
+    folds = count if inputs * len(columns) * count <= _EVALUATIONS else min(count, _FOLDS)
     fold = place % folds
     takes_part = (fold.unsqueeze(1) != torch.arange(folds, device=fold.device)) & trials.usable.unsqueeze(1)
-    takes_part = takes_part[trials.order]  # as tiles come
-    return regression.fit_slopes(regression.Rows(z, is_match, match, takes_part))[fold]
+    # A process that shares the walk may have no tile.
+    z = trials.inputs.new_empty(0, len(columns), dtype=result_dtype(trials.inputs))
+    parts = [regression.Rows(z, z.bool(), z[:, :1], takes_part[:0])]
+    for tile in walk_shared(trials, scoring):
+        rows = tile.rows
+        # Spacing starts elsewhere for every speaker, so that all references take part, and does so whatever the order
+        # of the inputs and the numbers of the speakers.
+        chosen = order[(place[rows] * 7919 % stride).unsqueeze(1) + columns]
+        parts.append(_rows_to_fit(tile, chosen, trials.column[rows], takes_part[rows]))
+    return regression.fit_slopes(regression.Rows(*map(torch.cat, zip(*parts, strict=True))))[fold]
 
 
 def _order_of_speakers(trials: Trials) -> Tensor:
@@ -115,16 +125,9 @@ def _order_of_speakers(trials: Trials) -> Tensor:
     return by_key[(~present)[by_key].to(torch.uint8).argsort(stable=True)]
 
 
-def _rows(tile: Tile, column: Tensor, place: Tensor, order: Tensor, inputs: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Standardised scores of a tile to fit the slope on: all, or evenly spaced ones where all would be too many.
-
-    The spacing starts elsewhere for every speaker, so that all references take part, and does so whatever the order of
-    the inputs and the numbers of the speakers.
-    """
+def _rows_to_fit(tile: Tile, chosen: Tensor, column: Tensor, takes_part: Tensor) -> regression.Rows:
+    """Standardised scores of a tile to fit the slope on: all, or evenly spaced ones where all would be too many."""
     centred, match, deviation = _centre(tile)
-    columns = centred.shape[1]
-    stride = min(-(-inputs * columns // _AT_HAND), columns)
-    first = (place * 7919 % stride).unsqueeze(1)
-    chosen = order[first + stride * torch.arange(columns // stride, device=centred.device)]
-    z = centred.gather(1, chosen) / deviation
-    return z, chosen == column.unsqueeze(1), match / deviation
+    return regression.Rows(
+        centred.gather(1, chosen) / deviation, chosen == column.unsqueeze(1), match / deviation, takes_part
+    )

@@ -11,8 +11,9 @@ from torch.nn.functional import logsigmoid
 
 from vpmetrics._checks import warn_undefined
 from vpmetrics._precision import result_dtype, wide_dtype
+from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
-from vpmetrics._trials.pairs import TrialGrid
+from vpmetrics._trials.pairs import Cells, TrialGrid
 from vpmetrics._trials.scorers import Scorer
 from vpmetrics._trials.scores import ConditionScores, score_condition
 from vpmetrics._trials.utterances import Sides
@@ -71,24 +72,29 @@ def matrices_of_sides(
 
 def matrix_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Tensor:
     """The matrix of one condition ``(V, V)``, from a second pass over its tiles."""
-    return _matrix_of_strips(grid, _similarities(grid, scores, similarity))
+    return _matrix_of_means(grid, _similarities(grid, scores, similarity))
 
 
 def averages_of_grid(grid: TrialGrid) -> Tensor:
     """Mean score of every pair of voices, ``(V, V)``."""
-    return _matrix_of_strips(grid, _means(grid, lambda scores: scores))
+    return _matrix_of_means(grid, _means(grid, lambda scores: scores))
 
 
-def _matrix_of_strips(grid: TrialGrid, strips: Iterator[tuple[int, Tensor]]) -> Tensor:
-    count, device = len(grid.voices), grid.voices.device
-    matrix = torch.full((count, count), torch.nan, dtype=wide_dtype(device), device=device)
-    for start, cells in strips:
-        matrix = _with_rows(matrix, start, cells)
+def _matrix_of_means(grid: TrialGrid, means: Iterator[tuple[Cells, Tensor]]) -> Tensor:
+    matrix = _unknown(grid, len(grid.voices), len(grid.voices))
+    for cells, mean in means:
+        matrix[cells.rows, cells.columns] = mean
     return _in_order(grid, matrix)
+
+
+def _unknown(grid: TrialGrid, *shape: int) -> Tensor:
+    device = grid.voices.device
+    return torch.full(shape, torch.nan, dtype=wide_dtype(device), device=device)
 
 
 def _in_order(grid: TrialGrid, matrix: Tensor) -> Tensor:
     """Both halves of a matrix, by ascending speaker: voices are ordered by group first."""
+    matrix = shares.together(matrix)
     matrix = torch.where(matrix.isnan(), matrix.T, matrix) if grid.within else matrix
     order = grid.voices.argsort(stable=True)
     return matrix[order][:, order]
@@ -96,21 +102,23 @@ def _in_order(grid: TrialGrid, matrix: Tensor) -> Tensor:
 
 def likeness_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> tuple[Likeness, Tensor | None]:
     """What the matrix of one condition comes to, some voices at a time; and the matrix, where they are few enough."""
-    count, device = len(grid.voices), grid.voices.device
-    own = torch.full((count,), torch.nan, dtype=wide_dtype(device), device=device)
+    count = len(grid.voices)
+    own, matrix = _unknown(grid, count), _unknown(grid, count, count) if count <= _MOST_KEPT else None
     # Sums over other voices of 1, of similarities and of their logarithms.
     others = own.new_zeros(3, count)
-    matrix = own.new_full((count, count), torch.nan) if count <= _MOST_KEPT else None
-    for start, cells in _similarities(grid, scores, similarity):
-        matrix = None if matrix is None else _with_rows(matrix, start, cells)
-        place = torch.arange(start, start + len(cells), device=device)
-        own = own.index_copy(0, place, cells.diagonal(start))
-        known = ~cells.isnan()
-        known.diagonal(start).fill_(False)
-        each = torch.stack([torch.where(known, x, 0) for x in (torch.ones_like(cells), cells, cells.log2())])
-        others = others.index_add(1, place, each.sum(2))
+    for cells, mean in _similarities(grid, scores, similarity):
+        if matrix is not None:
+            matrix[cells.rows, cells.columns] = mean
+        known = ~mean.isnan()
+        if cells.near:
+            apart = cells.row - cells.column
+            own[max(cells.row, cells.column) :][: len(mean.diagonal(apart))] = mean.diagonal(apart)
+            known.diagonal(apart).fill_(False)
+        each = torch.stack([torch.where(known, x, 0) for x in (torch.ones_like(mean), mean, mean.log2())])
+        others[:, cells.rows] += each.sum(2)
         if grid.within:  # the pair is met in one order, and counts for both
-            others = others + each.sum(1)
+            others[:, cells.columns] += each.sum(1)
+    own, others = shares.together(own), shares.total(others)
     number, alike, log_alike = others.sum(1)
     log_own = own.log2()
     dominance = (own.nanmean() - alike / number).abs(), log_own.nanmean() - log_alike / number
@@ -119,24 +127,17 @@ def likeness_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: 
     return Likeness(own[order], (others[1] / others[0])[order], *dominance), matrix
 
 
-def _similarities(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Iterator[tuple[int, Tensor]]:
+def _similarities(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Iterator[tuple[Cells, Tensor]]:
     llr = scores.llr_of_both_orders()
     per_step = logsigmoid(llr) if similarity == "geometric" else llr
-    for start, mean in _means(grid, lambda tile: scores.look_up(per_step, tile)):
-        yield start, mean.exp() if similarity == "geometric" else mean.sigmoid()
+    for cells, mean in _means(grid, lambda tile: scores.look_up(per_step, tile)):
+        yield cells, mean.exp() if similarity == "geometric" else mean.sigmoid()
 
 
-def _means(grid: TrialGrid, value_of: Callable[[Tensor], Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """Rows of a matrix of means, some at a time, with the number of the first; NaN where two voices have no trial."""
-    for start, sums, trials in grid.strips(value_of):
-        yield start, torch.where(trials > 0, sums / trials, torch.nan)
-
-
-def _with_rows(matrix: Tensor, start: int, rows: Tensor) -> Tensor:
-    if rows.requires_grad or matrix.requires_grad:
-        return torch.cat([matrix[:start], rows, matrix[start + len(rows) :]])
-    matrix[start : start + len(rows)] = rows
-    return matrix
+def _means(grid: TrialGrid, value_of: Callable[[Tensor], Tensor]) -> Iterator[tuple[Cells, Tensor]]:
+    """Means of the trials of some pairs of voices, some at a time; NaN where two voices have no trial."""
+    for cells in grid.cells(value_of):
+        yield cells, torch.where(cells.trials > 0, cells.sums / cells.trials, torch.nan)
 
 
 def ratio_to_original(dominance: Tensor, original: Tensor) -> Tensor:

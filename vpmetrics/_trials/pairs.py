@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby, product
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vpmetrics._precision import at_least_float32, wide_dtype, widen
+from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
+from vpmetrics._trials.rows import sort_rows
 from vpmetrics._trials.scorers import Scorer, prepared
 from vpmetrics._trials.utterances import Side
 
@@ -56,26 +58,29 @@ def excluded_pairs(
     return None if not masks else masks[0] if len(masks) == 1 else torch.stack(masks).any(dim=0)
 
 
-class _Rows(NamedTuple):
-    """One side, sorted by voice: a speaker within a group."""
+class Cells(NamedTuple):
+    """All trials of some voices with some others: what they add up to, and how many there are, ``(v, w)`` each."""
 
-    side: Side
-    first: list[int]  # voice at the start and at the end of each tile, known to the host
-    last: list[int]
-    groups: list[tuple[int, int]]  # and groups; empty where there are none
-
-    def runs(self, number: int, tile: int) -> Tensor:
-        """How many rows each voice has in a tile, from its first voice to its last."""
-        voices = self.side.voices[number * tile : (number + 1) * tile] - self.first[number]
-        return torch.bincount(voices, minlength=self.last[number] - self.first[number] + 1)
-
-
-class Strip(NamedTuple):
-    """Some voices against all: what their trials add up to, and how many there are, ``(v, V)`` each."""
-
-    start: int  # the first of these voices
+    row: int  # the first voice of either side
+    column: int
     sums: Tensor
     trials: Tensor
+
+    @property
+    def near(self) -> bool:
+        """Whether some voice is on both sides."""
+        height, width = self.sums.shape
+        return self.row < self.column + width and self.column < self.row + height
+
+    @property
+    def rows(self) -> slice:
+        """The voices of the rows."""
+        return slice(self.row, self.row + self.sums.shape[0])
+
+    @property
+    def columns(self) -> slice:
+        """The voices of the columns."""
+        return slice(self.column, self.column + self.sums.shape[1])
 
 
 class TrialGrid:
@@ -99,23 +104,14 @@ class TrialGrid:
     ) -> None:
         self.voices, self.tile, self.scorer, self.condition = voices, tile or TILE, scorer, condition
         self.within = reference is probe
-        self.rows = self._sorted(reference)
-        self.columns = self.rows if self.within else self._sorted(probe)
+        self.rows = sort_rows(reference, len(voices), self.tile)
+        self.columns = self.rows if self.within else sort_rows(probe, len(voices), self.tile)
         # With all digits, scores that are equal on paper can be told from those that are not. In both orders, so that
         # a system that does nothing goes the same way within a side as between sides.
         self.few = len(self.rows.side.voices) * len(self.columns.side.voices) <= FEW_PAIRS and digits
         self._prepare()
         self.nan_seen = self.vectors[0].isnan().any() | self.vectors[1].isnan().any()
-        self._kept: list[Tile] | None = None
-
-    def _sorted(self, side: Side) -> _Rows:
-        side = side.take(side.voices.argsort(stable=True))
-        count = len(side.voices)
-        starts = torch.arange(0, count, self.tile, device=side.voices.device)
-        ends = (starts + self.tile).clamp(max=count) - 1
-        columns = [side.voices] if side.groups is None else [side.voices, side.groups]
-        first, last, *groups = torch.stack([column[at] for column in columns for at in (starts, ends)]).tolist()
-        return _Rows(side, first, last, list(zip(*groups, strict=True)))
+        self._kept: dict[tuple[int, int], Tile] = {}
 
     def _prepare(self) -> None:
         sides = [rows.side.vectors for rows in ((self.rows,) if self.within else (self.rows, self.columns))]
@@ -133,32 +129,43 @@ class TrialGrid:
         return rows * (rows - 1) // 2 if self.within else rows * columns
 
     def __iter__(self) -> Iterator[Tile]:
-        if self._kept is not None:
-            return iter(self._kept)
-        places = (
-            (row, column)
-            for row in range(len(self.rows.first))
-            for column in range(row if self.within else 0, len(self.columns.first))
-            if self._share_a_group(row, column)
-        )
-        return (self._tile(*place) for place in places)
+        return self._walk((block, 0, cost) for block, cost in enumerate(self._costs()))
+
+    def shared(self) -> Iterator[Tile]:
+        """Those tiles that fall to this process where several share a walk: whole pairs of blocks."""
+        return self._walk(shares.spans(self._costs()))
+
+    def _walk(self, spans: Iterable[tuple[int, int, int]]) -> Iterator[Tile]:
+        """Tiles of some blocks of rows with those of columns whose middle lies in a span of the cost."""
+        for block, begin, end in spans:
+            others, height = self._columns(block), self.rows.size(range(block, block + 1))
+            edge = self.columns.begin(others.start)
+            for other in others:
+                middle = self.columns.begin(other) + self.columns.begin(other + 1) - 2 * edge
+                if 2 * begin <= height * middle < 2 * end:
+                    places = product(self.rows.blocks[block], self.columns.blocks[other])
+                    yield from (self._tile(*place) for place in places if not self.within or place[0] <= place[1])
+
+    def _costs(self) -> list[int]:
+        """Pairs of each block of rows with all it is compared with."""
+        blocks = range(len(self.rows.blocks))
+        return [self.rows.size(range(at, at + 1)) * self.columns.size(self._columns(at)) for at in blocks]
+
+    def _columns(self, block: int) -> range:
+        """The blocks of columns that a block of rows is compared with."""
+        others = self.columns.compared_with(self.rows, block)
+        return range(max(others.start, block), others.stop) if self.within else others
 
     def keep(self, tiles: list[Tile]) -> None:
-        """Walk these from now on; for few pairs."""
-        self._kept = tiles
-
-    def _share_a_group(self, row: int, column: int) -> bool:
-        rows, columns = self.rows, self.columns
-        if not (rows.groups and columns.groups):
-            return True
-        (low, high), (other_low, other_high) = rows.groups[row], columns.groups[column]
-        return low <= other_high and other_low <= high
+        """Take these from now on, for few pairs, instead of comparing anew."""
+        self._kept = {(tile.row, tile.column): tile for tile in tiles}
 
     def _tile(self, row: int, column: int) -> Tile:
-        a = slice(row * self.tile, (row + 1) * self.tile)
-        b = slice(column * self.tile, (column + 1) * self.tile)
-        scores = self._scores(row - column, self.vectors[0][a], self.vectors[1][b])
+        if self._kept:
+            return self._kept[row, column]
         rows, columns = self.rows, self.columns
+        a, b = rows.at(row), columns.at(column)
+        scores = self._scores(row - column, self.vectors[0][a], self.vectors[1][b])
         near = rows.first[row] <= columns.last[column] and columns.first[column] <= rows.last[row]
         same = rows.side.voices[a, None] == columns.side.voices[None, b] if near else None
         return Tile(row, column, scores, same, excluded_pairs(rows.side, columns.side, self.condition, a, b, same))
@@ -173,30 +180,22 @@ class TrialGrid:
         """Scores of pairs of neighbours spread over both sides: some of one speaker, most of two."""
         return self._compare(*(_spread(rows, size) for rows in self.vectors))
 
-    def strips(self, value_of: Callable[[Tensor], Tensor]) -> Iterator[Strip]:
-        """Sums of ``value_of(scores)`` over the trials of every pair of voices, some voices at a time.
+    def cells(self, value_of: Callable[[Tensor], Tensor]) -> Iterator[Cells]:
+        """Sums of ``value_of(scores)`` over the trials of each pair of voices that falls to this process, some at once.
 
         Within one side a pair of voices is met in one order only, from the lower one to the higher.
         """
-        runs = [
-            [rows.runs(number, self.tile) for number in range(len(rows.first))] for rows in (self.rows, self.columns)
-        ]
-        unfinished: Tensor | None = None
-        for row, tiles in groupby(self, key=lambda tile: tile.row):
-            start, end = self.rows.first[row], self.rows.last[row] + 1
-            totals = self.vectors[0].new_zeros(2, end - start, len(self.voices), dtype=wide_dtype(self.voices.device))
-            for tile in tiles:
-                b = self.columns.first[tile.column]
-                block = _sum_by_runs(tile, value_of(tile.scores), runs[0][row], runs[1][tile.column])
-                totals[..., b : b + block.shape[-1]] += block
-            if unfinished is not None:
-                totals[:, :1] += unfinished
-            # A voice may go on in the next tile.
-            goes_on = row + 1 < len(self.rows.first) and self.rows.first[row + 1] == end - 1
-            unfinished = totals[:, -1:] if goes_on else None
-            done = totals[:, :-1] if goes_on else totals
-            if done.shape[1]:
-                yield Strip(start, *done)
+        rows, columns = self.rows, self.columns
+        row_runs, column_runs = ([side.runs(tile) for tile in range(len(side.first))] for side in (rows, columns))
+        # All pairs of two voices lie in tiles that start with the same two.
+        for (row, column), tiles in groupby(
+            self.shared(), key=lambda tile: (rows.first[tile.row], columns.first[tile.column])
+        ):
+            sums = [
+                _sum_by_runs(tile, value_of(tile.scores), row_runs[tile.row], column_runs[tile.column])
+                for tile in tiles
+            ]
+            yield Cells(row, column, *torch.stack(sums).sum(0))
 
     def _scores(self, below: int, a: Tensor, b: Tensor) -> Tensor:
         """Scores of a tile, below the diagonal from the product the other way round.

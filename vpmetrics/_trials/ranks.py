@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from vpmetrics._precision import result_dtype, widen
-from vpmetrics._trials.references import Tile, Trials, walk
+from vpmetrics._trials import shares
+from vpmetrics._trials.references import Tile, Trials, walk, walk_shared
 from vpmetrics._trials.scorers import Scoring
 
 
@@ -17,7 +18,7 @@ def histogram_of_trials(trials: Trials, scoring: Scoring, bandwidth: float | Non
     if bandwidth is not None:
         return _smooth_histogram(trials, scoring, bandwidth)
     tally = RankTally(trials)
-    for tile in walk(trials, scoring):
+    for tile in walk_shared(trials, scoring):
         tally.add(tile, *ranks_of(tile))
     return tally.histogram()
 
@@ -64,10 +65,11 @@ class RankTally:
         self._steps.index_add_(0, above + tied, -mass)
 
     def histogram(self) -> Tensor:
-        """Inputs per rank, ``(N,)``."""
-        counts = (widen(self._steps[:-1].cumsum(dim=0)) / self._unit).to(result_dtype(self._trials.inputs))
+        """Inputs per rank, ``(N,)``, of all processes that share the walk."""
+        steps, undefined = shares.total(self._steps), shares.total((~self._defined).to(torch.uint8))
+        counts = (widen(steps[:-1].cumsum(dim=0)) / self._unit).to(result_dtype(self._trials.inputs))
         # A comparison with NaN is False, and would be a rank: what is not a number must not become one.
-        return torch.where(self._defined, counts, torch.nan)
+        return torch.where(undefined == 0, counts, torch.nan)
 
 
 def ranks_of(tile: Tile) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ direction alone would say which it is.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from vpmetrics._checks import check_same_device, check_utterances
 from vpmetrics._precision import result_dtype, widen
+from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.scorers import Scoring, prepared, resolve_scoring
 from vpmetrics._trials.utterances import Side, Sides, places_in, row_keys, with_sessions_in_order
@@ -194,12 +196,33 @@ def _parts(turn: Tensor, step: Tensor) -> tuple[Tensor, list[Part]]:
 
 def walk(trials: Trials, scoring: Scoring) -> Iterator[Tile]:
     """Score inputs against every reference, a tile at a time; nothing here waits for the device."""
+    return _walk(trials, scoring, _pieces(trials))
+
+
+def walk_shared(trials: Trials, scoring: Scoring) -> Iterator[Tile]:
+    """The tiles that fall to this process, where several share a walk."""
+    pieces = _pieces(trials)
+    chosen = shares.mine([rows.stop - rows.start for _, rows in pieces])
+    return _walk(trials, scoring, [pieces[number] for number in chosen])
+
+
+def _pieces(trials: Trials) -> list[tuple[Part, slice]]:
+    """A tile each: which places in order, and the part they are of."""
+    step = tile_rows(trials.inputs, len(trials.references.speakers))
+    return [
+        (part, slice(part.start + piece.start, part.start + piece.stop))
+        for part in trials.parts
+        for piece in slices(part.end - part.start, step)
+    ]
+
+
+def _walk(trials: Trials, scoring: Scoring, pieces: list[tuple[Part, slice]]) -> Iterator[Tile]:
     references, dtype, scorer = trials.references, result_dtype(trials.inputs), resolve_scoring(scoring)
-    for part in trials.parts:
+    for part, of_part in groupby(pieces, key=lambda piece: piece[0]):
         gallery = references.gallery(part.turn, part.step)
         against = prepared(gallery, scorer, references.anchor, dtype)
-        for piece in slices(part.end - part.start, tile_rows(trials.inputs, len(against))):
-            rows = trials.order[part.start + piece.start : part.start + piece.stop]
+        for _, places in of_part:
+            rows = trials.order[places]
             probes = prepared(trials.inputs[rows], scorer, references.anchor, dtype)
             with torch.autocast(probes.device.type, enabled=False):
                 scores = scorer.compare(probes, against)

@@ -13,6 +13,7 @@ from vpmetrics._precision import wide_dtype, widen
 from vpmetrics._scores.counting import count_by_bin, count_by_score, counts_on_grid
 from vpmetrics._scores.smooth import lay_grid, read_off
 from vpmetrics._scores.steps import ScoreCounts, Steps, calibrate, condense
+from vpmetrics._trials import shares
 from vpmetrics._trials.pairs import TrialGrid
 
 _BINS = 1 << 16  # equal ones, over the range in which most scores lie
@@ -140,7 +141,7 @@ def _lay_axis(grid: TrialGrid) -> _Axis:
         torch.minimum(high, middle + _OUTLIER * (last - middle)),
     )
     margin = _MARGIN * (high - low) + torch.finfo(low.dtype).tiny ** 0.5
-    return _Axis(low - margin, _BINS / (high - low + 2 * margin))
+    return _Axis(*shares.of_first(torch.stack([low - margin, _BINS / (high - low + 2 * margin)])))
 
 
 def _bin_scores(grid: TrialGrid) -> ConditionScores:
@@ -148,7 +149,7 @@ def _bin_scores(grid: TrialGrid) -> ConditionScores:
     bins = _BINS + 2 * _TAIL
     flat = torch.zeros(2 * bins + 1, dtype=torch.int64, device=axis.low.device)
     one, nan_seen = flat.new_ones(()), grid.nan_seen
-    for tile in grid:
+    for tile in grid.shared():
         nan_seen = nan_seen | tile.scores.isnan().any()
         slots = axis.bin_of(tile.scores)
         if tile.same_speaker is not None:
@@ -156,7 +157,9 @@ def _bin_scores(grid: TrialGrid) -> ConditionScores:
         if tile.excluded is not None:
             slots.masked_fill_(tile.excluded, 2 * bins)
         flat.index_add_(0, slots.flatten(), one.expand(slots.numel()))
-    by_class = flat[:-1].view(2, bins)
+    flat[-1] = nan_seen
+    flat = shares.total(flat)
+    by_class, nan_seen = flat[:-1].view(2, bins), flat[-1] > 0
     edges = axis.edges()
     middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
     middles = torch.where(nan_seen, torch.nan, middles)

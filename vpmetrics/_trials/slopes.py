@@ -6,17 +6,22 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._precision import widen
 from vpmetrics._scores.logistic import Cost, mean_cost, minimise, sum_costs
+from vpmetrics._trials import shares
 
 _TIED = 1e-6  # standard deviations, below which the order of two scores may be a matter of rounding
 _APART = 1e-2  # standard deviations between two trials that contradict each other, at least
 
 
 class Rows(NamedTuple):
-    """Standardised scores of some trials: all of the true speakers, and all or some of the others."""
+    """Standardised scores of some trials: all of the true speakers, and all or some of the others.
+
+    Processes that share a computation have rows of their own each, and find the slopes of all.
+    """
 
     z: Tensor  # (R, K)
     is_match: Tensor  # (R, K), where the true speaker is among them, and so at most once in a row
@@ -79,6 +84,7 @@ def _sums(rows: Rows, theta: Tensor) -> tuple[Tensor, Tensor]:
         counted, own, others = takes_part.unsqueeze(2), match.unsqueeze(1), z.unsqueeze(1)
         targets = targets + (counted * sum_costs(own, theta, label=1)).sum(dim=0)
         nontargets = nontargets + (counted * sum_costs(others, theta, 0, is_match.unsqueeze(1))).sum(dim=0)
+    targets, nontargets = shares.total(torch.stack([targets, nontargets]))
     return targets, nontargets
 
 
@@ -87,9 +93,11 @@ def _find_border(rows: Rows) -> Border:
     lowest = rows.z.masked_fill(rows.is_match, torch.inf).amin(dim=1, keepdim=True)
 
     def top(values: Tensor) -> Tensor:
-        return widen(torch.where(rows.takes_part, values, -torch.inf).amax(dim=0).unsqueeze(1))
+        # One row more, for a process may have none.
+        return pad(torch.where(rows.takes_part, values, -torch.inf), (0, 0, 0, 1), value=-torch.inf).amax(dim=0)
 
-    low, high, first, last = -top(-lowest), top(highest), -top(-rows.match), top(rows.match)
+    tops = shares.largest(widen(torch.stack([top(-lowest), top(highest), top(-rows.match), top(rows.match)])))
+    low, high, first, last = (tops * tops.new_tensor([[-1], [1], [-1], [1]])).unsqueeze(2)
     above, below = first > high - _TIED, last < low + _TIED
     # Which sides of the border meet: the lowest target and the highest non-target, or the other way round.
     target, nontarget = torch.where(above, first, last), torch.where(above, high, low)

@@ -1,0 +1,90 @@
+"""Processes that share one computation: which part of a walk each of them takes, and what the parts add up to.
+
+Within :func:`shared` all processes hold the same rows, and each walks its own part; everywhere else one does all of it.
+Whatever decides how a walk goes on must be the same on all of them, or they would wait for one another in vain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed
+
+
+class _Share(NamedTuple):
+    number: int  # of this process, from 0
+    processes: int
+    group: Any
+
+
+_ALONE = _Share(0, 1, None)
+_share: ContextVar[_Share] = ContextVar("share", default=_ALONE)
+
+
+@contextmanager
+def shared(group: Any = None) -> Iterator[None]:
+    """Within this the processes of a group, all by default, divide the walks among them."""
+    share = _Share(distributed.get_rank(group), distributed.get_world_size(group), group)
+    before = _share.set(share if share.processes > 1 else _ALONE)
+    try:
+        yield
+    finally:
+        _share.reset(before)
+
+
+def spans(costs: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """What falls to this process of work that costs so much, piece by piece: its number, from where, and to where."""
+    share, begin = _share.get(), 0
+    every = sum(costs)
+    first, last = (every * number // share.processes for number in (share.number, share.number + 1))
+    for number, cost in enumerate(costs):
+        if begin < last and begin + cost > first:
+            yield number, max(first - begin, 0), min(last - begin, cost)
+        begin += cost
+
+
+def mine(costs: Sequence[int]) -> list[int]:
+    """The pieces that fall to this process where they cannot be cut: a piece is whose its middle is."""
+    return [number for number, begin, end in spans(costs) if begin <= costs[number] // 2 < end]
+
+
+def total(part: Tensor) -> Tensor:
+    """The sum of what all processes have found."""
+    return _reduce(part, distributed.ReduceOp.SUM)
+
+
+def largest(part: Tensor) -> Tensor:
+    """The largest of what all processes have found, number by number."""
+    return _reduce(part, distributed.ReduceOp.MAX)
+
+
+def together(part: Tensor) -> Tensor:
+    """What each process has found of one whole, with NaN where another one has."""
+    if _share.get().processes == 1:
+        return part
+    known = ~part.isnan()
+    found = total(torch.where(known, part, 0))
+    return torch.where(total(known.to(torch.uint8)) > 0, found, torch.nan)
+
+
+def of_first(values: Tensor) -> Tensor:
+    """The values of the first process: what is no whole number need not come out alike everywhere."""
+    return total(values if _share.get().number == 0 else torch.zeros_like(values))
+
+
+def all_agree(opinion: bool, device: torch.device) -> bool:
+    """Whether all processes say so."""
+    return opinion if _share.get().processes == 1 else not bool(largest(torch.tensor(int(not opinion), device=device)))
+
+
+def _reduce(part: Tensor, how: Any) -> Tensor:
+    share = _share.get()
+    if share.processes == 1:
+        return part
+    whole = part.detach().clone(memory_format=torch.contiguous_format)
+    distributed.all_reduce(whole, how, group=share.group)
+    return whole
