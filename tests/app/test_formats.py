@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import pickle
 import sys
 
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from app.cases import assert_scalars, expected_scalars, run, scalars_of
+from app.cases import assert_scalars, expected_scalars, run, scalars_of, trials_of, write_key
+from app.cases import write_scores as write_scores_of
 from safetensors.torch import save_file
 
 from vpmetrics.app.errors import InputError
@@ -296,6 +298,59 @@ def test_keys_are_read_whatever_their_columns(tmp_path, text):
     got = read_key(tmp_path / "x", names)
     assert got.is_target.tolist() == [trial[3] for trial in TRIALS]
     assert [names[n] for n in got.trial] == [trial[1] for trial in TRIALS]
+
+
+def dictionary(texts):
+    return pa.array(texts).dictionary_encode()
+
+
+@pytest.mark.parametrize(
+    "names", [("enrol", "trial", "score", "label"), ("utt1", "utt2", "llr", "is_target"), ("a", "b", "c", "d")]
+)
+@pytest.mark.parametrize("labels", [["target", "nontarget", "nontarget"], [True, False, False], [1, 0, 0]])
+@pytest.mark.parametrize("packed", [False, True])
+def test_lists_in_parquet_are_read_by_the_names_of_columns_or_by_content(tmp_path, names, labels, packed):
+    enrol, trial, scores, _ = zip(*TRIALS, strict=True)
+    columns = dictionary(enrol), pa.array(trial), pa.array(scores, type=pa.float32()), pa.array(labels)
+    pq.write_table(pa.table(dict(zip(names, columns, strict=True))), tmp_path / "x")
+    if packed:
+        (tmp_path / "x").write_bytes(gzip.compress((tmp_path / "x").read_bytes()))
+    numbers = Names()
+    got = read_scores(tmp_path / "x", numbers)
+    assert got.scores.tolist() == list(scores)
+    assert got.is_target.tolist() == [t[3] for t in TRIALS]
+    assert [numbers[n] for n in got.enrol] == list(enrol)
+    assert read_key(tmp_path / "x", numbers).codes(numbers).tolist() == got.codes(numbers).tolist()
+
+
+def test_scores_and_key_in_parquet_say_what_the_same_in_text_says(tmp_path, voices, monkeypatch):
+    monkeypatch.setattr("vpmetrics.app.parquet._PIECE", 100)
+    write_scores_of(tmp_path / "scores", voices, trials_of(voices, "OP"))
+    write_key(tmp_path / "key", voices)
+    run("evaluate", tmp_path / "scores", tmp_path / "key", "--json", tmp_path / "text.json")
+    for name, columns in (("scores", ("enrol", "trial", "score")), ("key", ("enrol", "trial", "label"))):
+        frame = pl.read_csv(tmp_path / name, separator="\t" if name == "key" else " ", has_header=False)
+        frame.rename(dict(zip(frame.columns, columns, strict=True))).write_parquet(tmp_path / f"{name}.parquet")
+    run("evaluate", tmp_path / "scores.parquet", tmp_path / "key.parquet", "--json", tmp_path / "parquet.json")
+    assert scalars_of(tmp_path / "parquet.json") == scalars_of(tmp_path / "text.json")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"enrol": ["a", "a"], "trial": ["b", "c"], "score": [1.0, None]}, "x:2: expected a number as score, but got"),
+        ({"enrol": ["a", "a"], "trial": ["b", "c"], "score": [1.0, math.nan]}, "x:2: expected a number as score"),
+        ({"enrol": ["a", "a"], "trial": ["b", None], "score": [1.0, 2.0]}, "x:2: expected a name, but got None"),
+        ({"enrol": ["a"], "trial": ["b"], "score": [1.0], "label": ["maybe"]}, "x:1: expected target or nontarget"),
+        ({"enrol": ["a"], "trial": ["b"]}, "x: expected columns `enrol trial score [target|nontarget]`, but got enrol"),
+        ({"enrol": [], "trial": [], "score": []}, "x: expected lines `enrol trial score [target|nontarget]`, but got"),
+    ],
+)
+def test_what_is_wrong_in_parquet_is_told_with_its_row(tmp_path, columns, message):
+    pq.write_table(pa.table(columns), tmp_path / "x")
+    with pytest.raises(InputError) as error:
+        read_scores(tmp_path / "x", Names())
+    assert message in str(error.value)
 
 
 def test_names_are_the_same_numbers_in_all_files_of_a_run(tmp_path):

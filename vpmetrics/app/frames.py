@@ -9,8 +9,9 @@ from typing import BinaryIO
 import numpy as np
 import polars as pl
 
-from vpmetrics.app.columns import NUMBER, Array, Role, Rows, read_columns
+from vpmetrics.app.columns import NUMBER, Array, Role, Rows
 from vpmetrics.app.errors import InputError
+from vpmetrics.app.text import read_text
 
 _TEXT = re.compile(r"utt.*|id|name|key|spk.*|speaker.*|label.*", re.IGNORECASE)  # names, though they be numbers
 _NUMBERED = re.compile(r"(.*?)[\s_.\-\[]*\d+\]?")
@@ -33,7 +34,7 @@ def read_table(file: BinaryIO, path: str) -> dict[str, Array]:
             roles[name] = Role(pl.String) if text else Role(pl.Float64, NUMBER, "a number")
         return names, header
 
-    parts = read_columns(path, roles, choose, "utterance number number ...", file)
+    parts = read_text(path, roles, choose, "utterance number number ...", file)
     return _arrays_of(pl.concat([part.columns for part in parts]), path)
 
 
@@ -51,16 +52,29 @@ def _invented(numeric: Sequence[bool]) -> tuple[str, ...]:
     return tuple(f"x{at}" if is_number else next(texts) for at, is_number in enumerate(numeric))
 
 
+def holds_matrix(schema: pl.Schema) -> bool:
+    """Whether some columns could be embeddings."""
+    several = any(len(columns) > 1 for columns in _numbered(schema).values())
+    return several or any(isinstance(dtype, (pl.List, pl.Array)) for dtype in schema.values())
+
+
+def _numbered(schema: pl.Schema) -> dict[str, list[str]]:
+    """Columns of numbers that are numbered, by what they are called without it."""
+    numbered: dict[str, list[str]] = {}
+    for name, dtype in schema.items():
+        if dtype.is_numeric() and (match := _NUMBERED.fullmatch(name)):
+            numbered.setdefault(match[1], []).append(name)
+    return numbered
+
+
 def _arrays_of(frame: pl.DataFrame, path: str) -> dict[str, Array]:
     arrays: dict[str, Array] = {}
-    numbered: dict[str, list[str]] = {}
+    numbered = _numbered(frame.schema)
+    of_matrices = {name for columns in numbered.values() for name in columns}
     for name, dtype in frame.schema.items():
-        match = _NUMBERED.fullmatch(name)
         if isinstance(dtype, (pl.List, pl.Array)):
             arrays[name] = _matrix(frame[name], path)
-        elif match and dtype.is_numeric():
-            numbered.setdefault(match[1], []).append(name)
-        else:
+        elif name not in of_matrices:
             arrays[name] = frame[name].to_numpy() if dtype.is_numeric() else frame[name].cast(pl.String).to_numpy()
     for name, columns in numbered.items():
         arrays["" if len(numbered) == 1 else name] = frame.select(columns).to_numpy()

@@ -11,8 +11,12 @@ from typing import NamedTuple, cast
 import numpy as np
 import polars as pl
 
-from vpmetrics.app.columns import NUMBER, Array, Layout, Role, Rows, first_fields, line_of, read_columns
+from vpmetrics.app.columns import NUMBER, Array, Layout, Role, Rows
 from vpmetrics.app.files import STANDARD_INPUT, saw
+from vpmetrics.app.frames import holds_matrix
+from vpmetrics.app.parquet import is_parquet, open_parquet
+from vpmetrics.app.records import line_of, read_columns
+from vpmetrics.app.text import first_fields
 
 _TARGET = "target", "tgt", "tar", "1", "1.0", "true", "same"
 _NONTARGET = "nontarget", "non-target", "non", "imp", "impostor", "imposter", "0", "0.0", "false", "different"
@@ -118,6 +122,14 @@ def looks_like_key(path: str | Path) -> bool:
         return False
     fields = first_fields(path)
     return len(fields) == 3 and any(_LABEL.fullmatch(fields[k]) and not NUMBER.fullmatch(fields[k]) for k in (0, 2))
+
+
+def holds_trials(path: str) -> bool:
+    """Whether a Parquet file is a list: it has a column of scores by name, or none that could be embeddings."""
+    if str(path) == STANDARD_INPUT or not is_parquet(path):
+        return False
+    schema = open_parquet(path).collect_schema()
+    return "score" in _headings(schema.names()) or not holds_matrix(schema)
 
 
 def _read(path: str | Path, names: Names, layouts: Sequence[tuple[str, ...]], needed: str, expected: str) -> TrialFile:

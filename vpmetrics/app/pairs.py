@@ -6,9 +6,10 @@ from pathlib import Path
 
 import polars as pl
 
-from vpmetrics.app.columns import Role, Rows, read_columns
+from vpmetrics.app.columns import Role, Rows
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.files import saw
+from vpmetrics.app.records import read_columns
 
 _HEADINGS = {
     "utterance": {"utterance", "utt", "utterance_id", "utt_id", "id", "name", "segment", "file"},

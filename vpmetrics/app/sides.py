@@ -12,6 +12,7 @@ from vpmetrics.app.columns import Array
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.files import exists
 from vpmetrics.app.formats import Arrays, is_text, read_arrays
+from vpmetrics.app.lists import holds_trials
 from vpmetrics.app.pairs import read_pairs
 
 _ALIASES = {
@@ -99,7 +100,7 @@ def locate(source: str) -> tuple[str | None, str | None]:
 def holds_arrays(source: str) -> bool:
     """Whether a file holds embeddings, so far as its first bytes tell: lists of scores are texts."""
     path, name = locate(source)
-    return name is not None or not is_text(path or source)
+    return name is not None or not (is_text(path or source) or holds_trials(path or source))
 
 
 def merge(columns: Sequence[Column]) -> Column:
