@@ -18,7 +18,7 @@ from vpmetrics.app.interrupts import ending_at_once
 from vpmetrics.app.output import write_all
 from vpmetrics.app.results import Run, as_json, results_of
 from vpmetrics.app.table_files import as_csv, as_latex, as_markdown
-from vpmetrics.app.tables import Table, table_of_systems, tables_of_attacks, tables_of_system
+from vpmetrics.app.tables import Table, table_of_systems, tables_of_system
 from vpmetrics.app.verdict import verdict_of, verdict_of_systems
 
 PAGE, RESULTS, TABLES = "report.html", "results.json", "tables"
@@ -42,9 +42,7 @@ def publish(
     side_by_side: bool = False,
 ) -> None:
     """Say it in the terminal and, where asked for, in files."""
-    tables = tables_of_system(systems[0])
-    if side_by_side:
-        tables = [*tables_of_attacks(systems), table_of_systems(systems, title)]
+    tables = [table_of_systems(systems, title)] if side_by_side else tables_of_system(systems[0])
     notes = list(dict.fromkeys(note for system in systems for note in system.notes))
     only_json = wanted.json is not None and str(wanted.json) == "-"
     contents: dict[Path, bytes] = {}

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from vpmetrics._report import System, unprotected
 from vpmetrics._scalars import COUNT, DASH, FAMILIES, OF_CONDITIONS, entries_of_crowd, key_of, scalar
 
-# The columns of table 2 of the 2022 paper, and what goes with them.
+# The number of a weak attacker never stands alone: before it stands the strongest attack, or that none was tried.
+_BEFORE = {"d_ece": ("strongest", "d_ece_strongest", "d_ece_chance"), "eer": ("eer_strongest",)}
 _OF_SYSTEM = ("deid", "gvd")
-_OF_GROUPS = "eer", "raw_eer", "min_cllr", "cllr", "d_ece"
 _COMPARED = ("d_ece", "d_ece_reversed", "l_w", "tag", "eer", "max_d", "mean_d")
-_ATTACKED = ("strongest", "d_ece_strongest", "d_ece_chance", "eer_strongest")
-_ATTACKED_WITHIN = ("strongest", "d_ece_strongest")
-_NONE_TRIED = "no stronger attack than comparing voices was tried"
+_WITHIN = ("d_ece_strongest", "d_ece")
+_OF_GROUPS = ("eer", "raw_eer", "min_cllr", "cllr", "d_ece")
+_NONE_TRIED = "none tried"
 
 
 class Table(NamedTuple):
@@ -27,58 +27,56 @@ class Table(NamedTuple):
     keys: tuple[str, ...] = ()  # of the scalars it shows, without their condition
 
 
+class _Column(NamedTuple):
+    """A scalar of every system: of a condition, or of the one that is attacked where none is given."""
+
+    key: str
+    condition: str | None = None
+
+    def name(self, system: System) -> str:
+        """That of the scalar."""
+        return key_of(system.report.attacked if self.condition is None else self.condition, self.key)
+
+    @property
+    def title(self) -> str:
+        """Its heading, with the condition where that is not the one attacked."""
+        return f"{self.condition} {scalar(self.key).title}" if self.condition else scalar(self.key).title
+
+
 def tables_of_system(system: System) -> list[Table]:
     """All that is known of one system: as a whole, condition by condition, and relative to the original."""
     return [
-        *_list("Pseudonymisation", "system", system),
-        *_list("Relative to original speech", "relative", system),
-        *_list("Calibrated on another run", "calibration", system),
+        *_list("Pseudonymisation", ("system", "relative"), system),
+        *_list("Calibrated on another run", ("calibration",), system),
         _by_condition(system),
         *_by_group(system),
     ]
 
 
 def table_of_systems(systems: Sequence[System], title: str) -> Table:
-    """Systems side by side, under unprotected speech where that is known."""
-    attacked = systems[0].report.attacked
-    of_system = [key for key in _OF_SYSTEM if any(key in system.scalars for system in systems)]
-    of_scores = [key for key in _COMPARED if any(key_of(attacked, key) in system.scalars for system in systems)]
-    within = ["pp_d_ece"] if any("pp_d_ece" in system.scalars for system in systems) else []
-    rows = (
-        [(unprotected(systems), *_unprotected(systems[0], of_system, of_scores, within))]
-        if "OO" in systems[0].report.conditions
-        else []
-    )
-    for system in systems:
-        names = [*of_system, *(key_of(system.report.attacked, key) for key in of_scores), *within]
-        rows.append((system.name, *(show(name, system) for name in names)))
-    if attacked:
-        title = f"{title} ({scalar(of_scores[0]).heading} to {scalar(of_scores[-1]).heading} of {attacked})"
-    if not any(key_of(attacked, "strongest") in system.scalars for system in systems):
-        title = f"{title}; {_NONE_TRIED}"
-    heads = [scalar(key).title for key in (*of_system, *of_scores)]
-    heads += [f"PP {scalar(key).title}" for key in within]
-    return Table(title, ("system", *heads), rows, (*of_system, *of_scores))
+    """Systems side by side, under unprotected speech where that is known: the columns of the papers, and attacks."""
+    deid, gvd = (_Column(key, "") for key in _OF_SYSTEM)
+    columns = [deid, *map(_Column, _with_strongest(_COMPARED)), gvd, *(_Column(key, "PP") for key in _WITHIN)]
+    columns = [column for column in columns if any(_is_said(column.name(system), system) for system in systems)]
+    rows = [(system.name, *(show(column.name(system), system) for column in columns)) for system in systems]
+    if "OO" in systems[0].report.conditions:
+        rows.insert(0, (unprotected(systems), *(_of_original(column, systems[0]) for column in columns)))
+    if attacked := systems[0].report.attacked:
+        title = f"{title} (of {attacked} where nothing else is said)"
+    keys = tuple(dict.fromkeys(column.key for column in columns))
+    return Table(title, ("system", *(column.title for column in columns)), rows, keys)
 
 
-def tables_of_attacks(systems: Sequence[System]) -> list[Table]:
-    """What the strongest attack finds, where any was tried: the number of a weak attacker never stands alone."""
-    names = [(system.report.attacked, key) for system in systems[:1] for key in _ATTACKED]
-    names += [("PP", key) for key in _ATTACKED_WITHIN]
-    names = [pair for pair in names if any(key_of(*pair) in system.scalars for system in systems)]
-    if not names:
-        return []
-    rows = [(unprotected(systems), *(DASH for _ in names))] if "OO" in systems[0].report.conditions else []
-    rows += [(system.name, *(show(key_of(*pair), system) for pair in names)) for system in systems]
-    heads = [f"{condition} {scalar(key).title}" for condition, key in names]
-    return [Table("Strongest attack", ("system", *heads), rows, tuple(dict.fromkeys(key for _, key in names)))]
+def _of_original(column: _Column, system: System) -> str:
+    """What original speech discloses, of which nothing is hidden and nothing lost."""
+    return scalar(column.key).show(0.0) if column.key in _OF_SYSTEM else show(key_of("OO", column.key), system)
 
 
 def show(name: str, system: System) -> str:
     """A scalar as text, with its interval if there is one; a dash where it is unknown or undefined."""
     value, known = system.scalar(name), scalar(name)
     if math.isnan(value):
-        return DASH
+        return _NONE_TRIED if _names_attack(name) else DASH
     if known.unit is COUNT and 0 <= int(value) < len(system.attacks):
         return system.attacks[int(value)][0]
     ends = [system.scalar(f"{name}_{end}") for end in ("low", "high")]
@@ -87,24 +85,45 @@ def show(name: str, system: System) -> str:
     )
 
 
-def _list(title: str, family: str, system: System) -> list[Table]:
-    known = [entry for entry in FAMILIES[family] if entry.key in system.scalars]
+def _with_strongest(keys: Iterable[str]) -> list[str]:
+    return [each for key in keys for each in (*_BEFORE.get(key, ()), key)]
+
+
+def _names_attack(name: str) -> bool:
+    """Whether a scalar is the number of an attack; original speech has none, since there is nothing to undo."""
+    known = scalar(name)
+    return known.family == "attack" and known.unit is COUNT and known.condition != "OO"
+
+
+def _is_said(name: str, system: System) -> bool:
+    """Whether a scalar is known; that no attack was tried is known as well."""
+    return name in system.scalars or _names_attack(name)
+
+
+def _list(title: str, families: Sequence[str], system: System) -> list[Table]:
+    known = [e for family in families for e in FAMILIES[family] if e.key in system.scalars]
+    if not known:
+        return []
     rows: list[tuple[str, ...]] = [(entry.title, show(entry.key, system)) for entry in known]
-    return [Table(title, ("", "value"), rows, tuple(entry.key for entry in known))] if rows else []
+    of_attack = [key_of(system.report.attacked, key) for key in ("strongest", "d_ece_strongest")]
+    rows[1:1] = [
+        (f"{scalar(name).title}, {system.report.attacked or 'scores'}", show(name, system))
+        for name in of_attack
+        if _is_said(name, system)
+    ]
+    return [Table(title, ("", "value"), rows, tuple(entry.key for entry in known))]
 
 
 def _by_condition(system: System) -> Table:
     conditions = system.report.conditions
-    entries = [entry for family in (*OF_CONDITIONS, "attack") for entry in FAMILIES[family]]
-    entries += entries_of_crowd(system.scalars)
-    known = [e for e in entries if any(key_of(condition, e.key) in system.scalars for condition in conditions)]
+    keys = _with_strongest(entry.key for family in OF_CONDITIONS for entry in FAMILIES[family])
+    entries = [*map(scalar, keys), *entries_of_crowd(system.scalars)]
+    known = [e for e in entries if any(_is_said(key_of(condition, e.key), system) for condition in conditions)]
     rows = [(e.title, *(show(key_of(condition, e.key), system) for condition in conditions)) for e in known]
     for number, kind in enumerate(("target", "non-target")):
         rows.append((f"{kind} trials", *(f"{report.trials[number]:,}" for report in conditions.values())))
     heads = tuple(condition or "scores" for condition in conditions)
-    tried = any(entry.family == "attack" for entry in known)
-    title = "What scores disclose" if tried else f"What scores disclose; {_NONE_TRIED}"
-    return Table(title, ("", *heads), rows, tuple(entry.key for entry in known))
+    return Table("What scores disclose", ("", *heads), rows, tuple(entry.key for entry in known))
 
 
 def _by_group(system: System) -> list[Table]:
@@ -113,30 +132,21 @@ def _by_group(system: System) -> list[Table]:
 
 
 def _groups_of_condition(system: System, condition: str) -> Table:
-    keys = [key for key in _OF_GROUPS if key_of(condition, key) in system.scalars]
+    keys = [key for key in _with_strongest(_OF_GROUPS) if _is_said(key_of(condition, key), system)]
     names = [key_of(condition, key) for key in keys]
     rows = [(group, *(show(name, of_group) for name in names)) for group, of_group in system.groups.items()]
     rows.append(("all together", *(show(name, system) for name in names)))
     if system.weights:
         average = average_of_groups(system)
-        rows.append(("average by weight", *(scalar(name).show(average[name]) for name in names)))
+        rows.append(("average by weight", *(scalar(name).show(average.get(name, math.nan)) for name in names)))
     return Table(f"By group, {condition}", ("", *(scalar(key).title for key in keys)), rows, tuple(keys))
 
 
 def average_of_groups(system: System) -> dict[str, float]:
-    """Scalars averaged over groups by their weights; none without weights, and no average of tags."""
+    """Scalars averaged over groups by their weights; none without weights, and no average of tags and attacks."""
     total = sum(system.weights.values())
     return {
         key: sum(weight * system.groups[group].scalar(key) for group, weight in system.weights.items()) / total
         for key in (system.scalars if system.weights else ())
-        if scalar(key).unit.spec
+        if scalar(key).unit.spec and scalar(key).unit is not COUNT
     }
-
-
-def _unprotected(
-    system: System, of_system: Sequence[str], of_scores: Sequence[str], within: Sequence[str]
-) -> tuple[str, ...]:
-    """What original speech discloses, of which nothing is hidden and nothing lost."""
-    nothing = [scalar(key).show(0.0) for key in of_system]
-    own = [show(key_of("OO", key), system) for key in of_scores]
-    return (*nothing, *own, *(show(key_of("OO", "d_ece"), system) for _ in within))

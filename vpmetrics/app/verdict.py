@@ -124,7 +124,7 @@ def verdict_of_systems(systems: Sequence[System]) -> Verdict:
     if show(disclosed(best)) == show(disclosed(worst)):
         headline, sentences = f"All disclose {show(disclosed(best))} bit.", []
     distinct = [system for system in systems if math.isfinite(system.scalar("gvd"))]
-    if len(distinct) > 1:
+    if len({scalar("gvd").show(system.scalar("gvd")) for system in distinct}) > 1:
         most = max(distinct, key=lambda system: system.scalar("gvd"))
         sentences.append(
             f"Voices stay most distinct with {most.name} (G_VD {scalar('gvd').show(most.scalar('gvd'))} dB)."
