@@ -37,7 +37,7 @@ def assert_same(value, expected, atol=1e-12, rtol=1e-12):
         for one, other in zip(value, expected, strict=True):
             assert_same(one, other, atol, rtol)
     else:
-        value, expected = torch.as_tensor(value).double(), torch.as_tensor(expected).double()
+        value, expected = (torch.as_tensor(number).double().cpu() for number in (value, expected))
         assert_close(value, expected, atol=atol, rtol=rtol, equal_nan=True)
 
 

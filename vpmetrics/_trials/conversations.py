@@ -22,10 +22,10 @@ def dealt_places(groups: Tensor, keys: Tensor) -> Tensor:
     smallest = keys.new_full((len(names),), torch.inf).scatter_reduce(0, group, keys, "amin")
     order = _sorted(keys, group, smallest[group])
     # Places by key would put similar utterances together: every row draws a number, and these are put in order.
-    generator = torch.Generator(keys.device).manual_seed(_SEED)
-    drawn = torch.empty_like(keys).scatter_(
-        0, order, torch.rand(len(keys), generator=generator, dtype=keys.dtype, device=keys.device)
-    )
+    # Drawn on the host, since every kind of device has numbers of its own.
+    generator = torch.Generator().manual_seed(_SEED)
+    numbers = torch.rand(len(keys), generator=generator, dtype=keys.dtype, device="cpu").to(keys.device)
+    drawn = torch.empty_like(keys).scatter_(0, order, numbers)
     order = _sorted(drawn, group)
     return torch.empty_like(order).scatter_(0, order, _counted(group[order]))
 

@@ -126,7 +126,8 @@ def _isolated(crowd: Crowd, shuffle: int, sets: list[tuple[int, int]], scorer: S
     """Share of predicates that fire exactly once in each block of a shuffle, ``(blocks,)`` for every size."""
     folds, speakers = crowd.tested.shape
     device, fold = crowd.own.device, shuffle % folds
-    order = torch.randperm(speakers, generator=torch.Generator(device).manual_seed(shuffle), device=device)
+    # Drawn on the host, since every kind of device has numbers of its own.
+    order = torch.randperm(speakers, generator=torch.Generator().manual_seed(shuffle), device="cpu").to(device)
     place = order.argsort()[crowd.own]
     counts, missing = crowd.counts[crowd.own], _missing(crowd, order)
     dtype, centre = result_dtype(crowd.predicates), widen(crowd.conversations[:1]).sum(dim=0)

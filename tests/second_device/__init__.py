@@ -1,0 +1,99 @@
+"""A second device for tests, `"second"`: no accelerator, but memory of its own, and whoever looks at it is counted.
+
+It stays registered with PyTorch until the process ends; built once by whatever C++ compiler there is, in five seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import types
+from contextlib import nullcontext
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.utils import cpp_extension
+
+_SOURCE = Path(__file__).parent / "backend.cpp"
+
+
+class Looks(NamedTuple):
+    """What makes the host wait for a device, or the device for the host, and how often."""
+
+    reads: int  # single values, as `bool` and `int` of a tensor need
+    to_host: int  # copies, as `tolist` needs
+    to_device: int  # copies of what the host made
+    shapes: int  # results whose shape depends on values
+
+    def __sub__(self, before: Looks) -> Looks:
+        return Looks(*(now - then for now, then in zip(self, before, strict=True)))
+
+    @property
+    def transfers(self) -> int:
+        """All but shapes."""
+        return self.reads + self.to_host + self.to_device
+
+
+def compiler() -> str | None:
+    """A C++ compiler, if there is any."""
+    return shutil.which(os.environ.get("CXX", "c++")) or shutil.which("g++")
+
+
+@cache
+def second_device() -> torch.device:
+    """The device, registered."""
+    torch.ops.load_library(_built())
+    torch.utils.rename_privateuse1_backend("second")
+    torch.ops.second_device.init()
+    torch._register_device_module("second", _module())
+    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    return torch.device("second")
+
+
+class Looking:
+    """Counts looks: ``with Looking() as seen: ...``, then ``seen.looks``."""
+
+    def __enter__(self) -> Looking:
+        self._before = _counts()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.looks = _counts() - self._before
+
+
+def _counts() -> Looks:
+    return Looks(*torch.ops.second_device.counts())
+
+
+def _built() -> Path:
+    """The library, from the cache unless its source, PyTorch or the compiler are others."""
+    cxx, source = compiler(), _SOURCE.read_bytes()
+    key = hashlib.sha256(source + f"{torch.__version__} {torch.__file__} {cxx}".encode()).hexdigest()[:16]
+    library = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()) / f"second_{key}.so"
+    if not library.exists():
+        library.parent.mkdir(parents=True, exist_ok=True)
+        draft = library.with_suffix(f".{os.getpid()}")  # several processes may come here at once
+        folders = [*(f"-I{path}" for path in cpp_extension.include_paths())]
+        folders += [f"-L{path}" for path in cpp_extension.library_paths()]
+        command = [cxx, "-shared", "-fPIC", "-O0", "-w", "-std=c++20", *folders, str(_SOURCE), "-o", str(draft)]
+        subprocess.run([*command, "-ltorch_cpu", "-lc10"], check=True)
+        draft.replace(library)
+    return library
+
+
+def _module() -> types.ModuleType:
+    """What PyTorch asks ``torch.second`` for."""
+    module = types.ModuleType("second")
+    answers = {"is_available": True, "device_count": 1, "current_device": 0, "is_initialized": True}
+    for name, answer in {**answers, "_is_in_bad_fork": False}.items():
+        setattr(module, name, lambda *_, answer=answer: answer)
+    module.get_amp_supported_dtype = lambda: [torch.float16, torch.bfloat16]
+    module.get_rng_state = lambda _=0: torch.get_rng_state()
+    module.set_rng_state = lambda *_: None
+    module.manual_seed_all = lambda _: None
+    module.device = lambda _: nullcontext()
+    return module
