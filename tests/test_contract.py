@@ -42,9 +42,10 @@ def assert_same(value, expected, atol=1e-12, rtol=1e-12):
 
 
 def entries(value):
-    """Everything in a value that is not a whole number."""
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
-    return [part for part in parts if part.is_floating_point()]
+    """Everything in a value that is not a whole number; a tag of what is undefined is -1."""
+    if isinstance(value, dict):
+        value = tuple(part for key, part in value.items() if not key.endswith("tag"))
+    return [part for part in (value if isinstance(value, tuple) else [value]) if part.is_floating_point()]
 
 
 def updated(case, batches=None, **kwargs):

@@ -1,41 +1,43 @@
-"""On a device with memory of its own: the same numbers as on the CPU, no mixing, and few looks from the host."""
+"""On a device with memory of its own: the same numbers as on the CPU, and no mixing."""
 
 from __future__ import annotations
 
+import copy
+import importlib
 import inspect
 import itertools
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import test_contract as contract
 import torch
-from cases import CASES, mapped
-from second_device import compiler, second_device
+from cases import RUN_CASES, SCORE_CASES, join
+from second_device import sent
+from torch.testing import assert_close
+from training import PACKAGES, anonymiser, assert_same, by_hand, loader, watch
 
-pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler to build a second device with")
-
-
-@pytest.fixture(scope="module")
-def device():
-    return second_device()
+import vpmetrics as vp
+from vpmetrics import functional as F
+from vpmetrics._trials import pairs
+from vpmetrics.attacks import STANDARD, KernelRidge, Plain, RidgeToOriginal
+from vpmetrics.losses import DisclosureLoss, DistinctivenessLoss, PseudonymisationLoss
+from vpmetrics.scoring import PLDA
 
 
 def moved(case, device):
     """The case with metrics and batches on the device; what is expected comes from the CPU."""
 
-    def there(batch):
-        return mapped(batch, lambda tensor: tensor.to(device))
-
     def on_host(function):
-        return lambda **rows: function(**mapped(rows, torch.Tensor.cpu))
+        return lambda **rows: function(**sent(rows, "cpu"))
 
     return replace(
         case,
         metric=lambda **kwargs: case.metric(**kwargs).to(device),
         function=on_host(case.function),
         reference=on_host(case.reference),
-        batches=lambda **kwargs: [there(batch) for batch in case.batches(**kwargs)],
-        undefined=tuple(map(there, case.undefined)),
+        batches=lambda **kwargs: [sent(batch, device) for batch in case.batches(**kwargs)],
+        undefined=tuple(sent(batch, device) for batch in case.undefined),
         smooth=case.smooth and (lambda bandwidth: case.smooth(bandwidth).to(device)),
     )
 
@@ -43,21 +45,243 @@ def moved(case, device):
 def variants(check):
     """Every way the contract suite calls a check, but for the case."""
     marks = [mark.args for mark in check.pytestmark if mark.name == "parametrize" and mark.args[0] != "case"]
-    return [dict(zip([name for name, _ in marks], row, strict=True)) for row in itertools.product(*[v for _, v in marks])]
+    names, values = [name for name, _ in marks], [values for _, values in marks]
+    return [dict(zip(names, row, strict=True)) for row in itertools.product(*values)]
 
 
-FAKE = {"test_update_stays_on_the_device_of_its_input"}  # of fake tensors on a device that is not there
+def cases_of(check):
+    return next(mark.args[1] for mark in check.pytestmark if mark.args[0] == "case")
+
+
 CHECKS = [
-    pytest.param(check, variant, id="-".join([name.removeprefix("test_"), *map(str, variant.values())]))
+    pytest.param(
+        check, variant, case, id="-".join([name.removeprefix("test_"), *map(str, variant.values()), str(case)])
+    )
     for name, check in vars(contract).items()
-    if name.startswith("test_") and name not in FAKE and "case" in inspect.signature(check).parameters
+    # One check is of fake tensors, on a device that is not there.
+    if name.startswith("test_") and "case" in inspect.signature(check).parameters and "stays_on" not in name
     for variant in variants(check)
+    for case in cases_of(check)
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize(("check", "variant"), CHECKS)
+@pytest.mark.parametrize(("check", "variant", "case"), CHECKS)
 def test_the_contract_holds_there(check, variant, case, device):
-    if check is contract.test_forward_has_a_gradient_where_the_surrogate_is_on_and_only_there and case not in contract.SMOOTH:
-        pytest.skip("has no surrogate")
     check(case=moved(case, device), **variant)
+
+
+def test_tensors_of_both_devices_do_not_mix(device):
+    there, here = torch.ones(3, device=device), torch.ones(3)
+    for mix in (torch.add, torch.dot, lambda a, b: torch.cat([a, b]), lambda a, b: torch.where(a > 0, b, a)):
+        with pytest.raises(RuntimeError, match=r"on (one|the same) device"):
+            mix(there, here)
+    with pytest.raises(ValueError, match="`preds` and `target` to be on one device"):
+        F.min_cllr(there, here.long())
+    with pytest.raises(ValueError, match="`original` and `speakers` to be on one device"):
+        vp.VoicePrivacy(attacks=None).to(device).update(there[None], there[None], torch.tensor([0]))
+
+
+def voices(device="cpu", count=60, speakers=12, width=5):
+    """Utterances with sessions, groups and recordings, some of them twice."""
+    draw = torch.Generator().manual_seed(0)
+    names = torch.arange(count) % speakers
+    centre = torch.randn(speakers, width, generator=draw, dtype=torch.float64)
+    original = centre[names] + torch.randn(count, width, generator=draw, dtype=torch.float64)
+    protected = 0.5 * original + torch.randn(count, width, generator=draw, dtype=torch.float64)
+    rows = {"original": original, "protected": protected, "speakers": names}
+    return sent(rows, device)
+
+
+def more(device="cpu", *columns):
+    count = torch.arange(60)
+    known = {
+        "utterances": torch.where(count < 48, count, count - 12),
+        "sessions": count // 12 % 3,
+        "groups": count % 12 // 6,
+        "is_reference": count // 12 % 2 == 0,
+    }
+    return voices(device) | sent({name: known[name] for name in columns}, device)
+
+
+def plda():
+    rows = voices()
+    return PLDA().fit(rows["original"], rows["speakers"])
+
+
+SUITES = {
+    "attacked": ({"attacks": "standard"}, ()),
+    "binned": ({}, ()),
+    "sessions": ({}, ("sessions", "utterances")),
+    "groups": ({"attacks": [Plain(), RidgeToOriginal()]}, ("groups",)),
+    "enrolment": ({"enrolment": "speaker"}, ("is_reference",)),
+    "crowds": ({"sizes": (2, 5)}, ()),
+    "smooth": ({"bandwidth": 0.1}, ()),
+    "distances": ({"scoring": "euclidean", "similarity": "sigmoid", "rank_model": "beta_binomial"}, ()),
+    "PLDA": ({"scoring": plda}, ()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Scores of .* share bins", "ignore:.* embeddings equal another one")
+@pytest.mark.parametrize("name", SUITES)
+def test_every_route_of_the_suite_leads_to_the_numbers_of_the_cpu(name, device, monkeypatch):
+    monkeypatch.setattr(pairs, "FEW_PAIRS", 0 if name == "binned" else pairs.FEW_PAIRS)
+    monkeypatch.setattr(pairs, "TILE", 16)
+    settings, columns = SUITES[name]
+    settings = {"attacks": None} | settings
+    reports = []
+    for place in ("cpu", device):
+        scoring = settings.get("scoring", "cosine")
+        scoring = scoring().to(place) if callable(scoring) else scoring
+        metric = vp.VoicePrivacy(**{**settings, "scoring": scoring}).to(place)
+        metric.update(**more(place, *columns))
+        contract.assert_same(metric.report().scalars, metric.compute())
+        reports.append(metric.report())
+    here, there = reports
+    contract.assert_same(there.scalars, here.scalars, atol=1e-9, rtol=1e-9)
+    assert there.groups.keys() == here.groups.keys()
+    assert all(value.device.type == "second" for value in there.scalars.values())
+
+
+THRESHOLDS = [
+    {"thresholds": 32},
+    {"thresholds": 16, "score_range": (-4.0, 4.0)},
+    {"thresholds": torch.linspace(-3, 3, 9)},
+]
+
+
+@pytest.mark.parametrize("settings", THRESHOLDS, ids=["learnt", "ranged", "given"])
+@pytest.mark.parametrize("kind", [vp.ZebraDisclosure, vp.MinCllr, vp.EqualErrorRate])
+def test_histograms_bound_the_same_errors_there(kind, settings, device):
+    metrics = [kind(**settings).to(place) for place in ("cpu", device)]
+    for batch in SCORE_CASES[0].batches():
+        for metric, place in zip(metrics, ("cpu", device), strict=True):
+            metric.update(**sent(batch, place))
+    here, there = metrics
+    contract.assert_same(there.compute(), here.compute())
+    contract.assert_same(there.error_bound(), here.error_bound())
+
+
+def with_runs(device):
+    runs = [batch for batch in RUN_CASES[0].batches() if batch["run"] in (0, 1)]
+    parts = [join([batch for batch in runs if batch["run"] == run]) for run in (1, 0)]
+    return [sent(part, device)[key] for part in parts for key in ("preds", "target")]
+
+
+def scored(device):
+    return [sent(SCORE_CASES[0].batches()[0], device)[key] for key in ("preds", "target")]
+
+
+def matrices(device):
+    return F.voice_similarity_matrix(**voices(device))
+
+
+FUNCTIONS = {
+    "isotonic_regression": lambda d: F.isotonic_regression(voices(d)["original"]),
+    "pav_llr": lambda d: F.pav_llr(*scored(d), laplace=True),
+    "pav_llr, smooth": lambda d: F.pav_llr(*scored(d), bandwidth=0.1),
+    "ece_profile": lambda d: F.ece_profile(*scored(d), torch.linspace(-4, 4, 9).to(d)),
+    "raw_equal_error_rate": lambda d: F.raw_equal_error_rate(*scored(d)),
+    "min_dcf": lambda d: F.min_dcf(*scored(d)),
+    "cllr": lambda d: F.cllr(*scored(d)),
+    "linkability": lambda d: F.linkability(*scored(d)),
+    "calibration_distortion": lambda d: F.calibration_distortion(*with_runs(d), "isotonic"),
+    "calibration_distortion, linear": lambda d: F.calibration_distortion(*with_runs(d), "linear"),
+    "voice_similarity_matrix": matrices,
+    "diagonal_dominance": lambda d: F.diagonal_dominance(matrices(d).op, log_domain=True),
+    "de_identification": lambda d: F.de_identification(matrices(d).oo, matrices(d).op),
+    "voice_distinctiveness": lambda d: F.voice_distinctiveness(matrices(d).oo, matrices(d).pp),
+    "fit_beta_binomial": lambda d: F.fit_beta_binomial(torch.tensor([40.0, 20.0, 10.0, 10.0]).to(d)),
+    "local_information_disclosure": lambda d: F.local_information_disclosure(
+        voices(d)["original"], voices(d)["speakers"] % 5, 1.5
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_give_the_same_there(name, device):
+    here, there = (FUNCTIONS[name](place) for place in (torch.device("cpu"), device))
+    contract.assert_same(there, here)
+
+
+LOSSES = [
+    DisclosureLoss(),
+    DisclosureLoss(centred=True, flatness=1.0, attacks=("batch", "past"), steadiness=1.0),
+    DisclosureLoss(straight_through=True),
+    DistinctivenessLoss(),
+    PseudonymisationLoss(),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=["OP", "OP+", "exact", "PP", "both"])
+def test_losses_have_the_same_values_and_gradients_there_and_remember_the_same(loss, device):
+    found = []
+    for place in ("cpu", device):
+        module, rows = copy.deepcopy(loss).to(place), more(place, "sessions")
+        protected = rows["protected"].requires_grad_()
+        # The attack on past batches begins with the eleventh.
+        values = [module(rows["original"], protected, rows["speakers"], rows["sessions"]) for _ in range(12)]
+        torch.stack(values).sum().backward()
+        found.append((torch.stack(values).detach(), protected.grad))
+    (values, gradient), (values_there, gradient_there) = found
+    assert values_there.device.type == gradient_there.device.type == "second"
+    assert_close(values_there.cpu(), values, rtol=1e-9, atol=1e-12)
+    assert_close(gradient_there.cpu(), gradient, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("attack", STANDARD, ids=lambda attack: attack.name)
+def test_attackers_learn_the_same_there(attack, device):
+    found = []
+    for place in ("cpu", device):
+        rows = voices(place)
+        own = rows["speakers"] < 8
+        fitted = copy.deepcopy(attack).fit(*(rows[key][own] for key in ("original", "protected", "speakers")))
+        sides = fitted.attack(rows["original"][~own], rows["protected"][~own])
+        # Eigenvectors have no sign of their own; cosines have.
+        found.append(torch.nn.functional.cosine_similarity(sides[0][:, None], sides[1][None], dim=2))
+    assert found[1].device.type == "second"
+    assert_close(found[1].cpu(), found[0], rtol=1e-6, atol=1e-8)
+
+
+def test_attackers_watch_there_and_move(device):
+    rows = voices(device)
+    values = []
+    for place in (device, "cpu"):
+        metric = vp.StrongestAttack(attacks=[Plain(), RidgeToOriginal(), KernelRidge()]).to(device)
+        metric.observe(rows["original"] + 1, rows["protected"] - 1, rows["speakers"])
+        metric.update(**rows)
+        values.append(metric.to(place).compute())
+    contract.assert_same(values[1], values[0], atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:.*lightning.*", "ignore::FutureWarning")
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_monitored_training_there_logs_what_one_on_the_cpu_does(package, device):
+    pl = importlib.import_module(package)
+    accelerators, strategies = (importlib.import_module(f"{package}.{part}") for part in ("accelerators", "strategies"))
+
+    class OnSecond(accelerators.CPUAccelerator):
+        def setup_device(self, device):
+            assert device.type == "second"
+
+    class Where(pl.Callback):
+        seen: ClassVar[set] = set()
+
+        def on_validation_batch_end(self, trainer, module, outputs, *_):
+            self.seen.update({outputs["protected"].device.type, module.layer.weight.device.type})
+            assert trainer.strategy.root_device.type == "second"
+
+    monitor = watch()
+    trainer = pl.Trainer(
+        max_epochs=2,
+        strategy=strategies.SingleDeviceStrategy(device=device, accelerator=OnSecond()),
+        callbacks=[monitor, Where()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(anonymiser(pl), loader(), loader())
+    assert Where.seen == {"second"}
+    expected = [by_hand(share) for share in (0.9, 0.6)]
+    for row, values in zip(monitor.history, expected, strict=True):
+        assert_same({name: row[name] for name in values}, values)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch.utils import cpp_extension
+from cases import Batch, mapped
 
 _SOURCE = Path(__file__).parent / "backend.cpp"
 
@@ -54,6 +54,11 @@ def second_device() -> torch.device:
     return torch.device("second")
 
 
+def sent(batch: Batch, device: torch.device | str) -> Batch:
+    """The batch with every tensor on the device."""
+    return mapped(batch, lambda tensor: tensor.detach().to(device))
+
+
 class Looking:
     """Counts looks: ``with Looking() as seen: ...``, then ``seen.looks``."""
 
@@ -71,16 +76,17 @@ def _counts() -> Looks:
 
 def _built() -> Path:
     """The library, from the cache unless its source, PyTorch or the compiler are others."""
-    cxx, source = compiler(), _SOURCE.read_bytes()
-    key = hashlib.sha256(source + f"{torch.__version__} {torch.__file__} {cxx}".encode()).hexdigest()[:16]
-    library = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()) / f"second_{key}.so"
+    cxx, torch_home = compiler() or "c++", Path(torch.__file__).parent
+    made_from = _SOURCE.read_text() + f"{torch.__version__} {torch_home} {cxx}"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vpmetrics"
+    library = cache / f"second_device_{hashlib.sha256(made_from.encode()).hexdigest()[:16]}.so"
     if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
+        cache.mkdir(parents=True, exist_ok=True)
         draft = library.with_suffix(f".{os.getpid()}")  # several processes may come here at once
-        folders = [*(f"-I{path}" for path in cpp_extension.include_paths())]
-        folders += [f"-L{path}" for path in cpp_extension.library_paths()]
-        command = [cxx, "-shared", "-fPIC", "-O0", "-w", "-std=c++20", *folders, str(_SOURCE), "-o", str(draft)]
-        subprocess.run([*command, "-ltorch_cpu", "-lc10"], check=True)
+        headers = (f"-I{torch_home / 'include' / part}" for part in ("", "torch/csrc/api/include"))
+        libraries = (f"-L{torch_home / 'lib'}", "-ltorch_cpu", "-lc10")
+        options = ("-shared", "-fPIC", "-O0", "-w", "-std=c++20", *headers)
+        subprocess.run([cxx, *options, str(_SOURCE), "-o", str(draft), *libraries], check=True)
         draft.replace(library)
     return library
 

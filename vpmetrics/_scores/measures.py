@@ -143,7 +143,7 @@ def cllr_sums(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 def cllr_sums_of_values(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """:func:`cllr_sums` of scores that occur ``counts`` ``(2, V)`` times among non-targets and targets."""
     # Only the side asked for: the other may be infinite, where the cost itself is 0.
-    cost = softplus(values * torch.tensor([1, -1], device=values.device).unsqueeze(1))
+    cost = softplus(torch.stack([values, -values]))
     return torch.where(counts > 0, counts * cost, 0).sum(-1), counts.sum(-1)
 
 
