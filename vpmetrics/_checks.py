@@ -170,6 +170,40 @@ def _check_trial_values(preds: Tensor, target: Tensor) -> None:
         raise ValueError(f"Expected `target` to hold only 0 and 1, but got {odd}.")
 
 
+def check_speakers_of_trials(speakers: Any, target: Tensor, values: bool) -> None:
+    """Kinds, shapes and devices of the speakers of both sides; with ``values``, that labels say the same of them."""
+    if not (isinstance(speakers, Sequence) and len(speakers) == 2):
+        got = f"{len(speakers)} of them" if isinstance(speakers, Sequence) else type(speakers).__name__
+        raise TypeError(f"Expected `speakers` to be two tensors, of the enrolment and the probe side, but got {got}.")
+    for side, each in zip(("enrolment", "probe"), speakers, strict=True):
+        name = f"speakers of the {side} side"
+        check_integers(name, each)
+        check_shape(name, each, tuple(target.shape), "the shape of `target`")
+        check_same_device("target", target, name, each)
+    if values and bool(((speakers[0] == speakers[1]) != target.bool()).any()):
+        wrong = int(((speakers[0] == speakers[1]) != target.bool()).sum())
+        raise ValueError(
+            f"Expected `target` to be 1 where both `speakers` are the same and 0 elsewhere, but {wrong} of "
+            f"{target.numel()} trials are labelled otherwise."
+        )
+
+
+def check_confidence(name: str, value: Any) -> None:
+    """Refuse anything but a number between 0 and 1."""
+    if not _is_number(value):
+        raise TypeError(f"Expected `{name}` to be a number, but got {value!r}.")
+    if not 0 < value < 1:
+        raise ValueError(f"Expected `{name}` to lie between 0 and 1, but got {value}.")
+
+
+def check_choices(name: str, values: Any, choices: Sequence[str]) -> None:
+    """Refuse anything but some of a fixed set."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(f"Expected `{name}` to be a sequence of names, but got {values!r}.")
+    if len(values) == 0 or not set(values) <= set(choices):
+        raise ValueError(f"Expected `{name}` to be some of {', '.join(choices)}, but got {values!r}.")
+
+
 def check_embeddings(
     original: Any,
     protected: Any,

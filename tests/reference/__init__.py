@@ -1,5 +1,16 @@
 """Every definition once more, in plain NumPy float64: slow, obvious, and written from the papers, not from the code."""
 
-from . import attacks, crowd, isotonic, local, rank, similarity, strongest, verification, zebra
+from . import attacks, bootstrap, crowd, isotonic, local, rank, similarity, strongest, verification, zebra
 
-__all__ = ["attacks", "crowd", "isotonic", "local", "rank", "similarity", "strongest", "verification", "zebra"]
+__all__ = [
+    "attacks",
+    "bootstrap",
+    "crowd",
+    "isotonic",
+    "local",
+    "rank",
+    "similarity",
+    "strongest",
+    "verification",
+    "zebra",
+]

@@ -159,21 +159,33 @@ def cllr_of_sums(costs: Tensor, trials: Tensor) -> Tensor:
 def linkability_of_values(values: Tensor, counts: Tensor) -> Tensor:
     """:func:`linkability` of scores that occur ``counts`` ``(2, V)`` times among non-targets and targets."""
     counts = widen(counts)
+    edges = edges_of_linkability(values, counts)
+    if edges is None:
+        return counts.new_full((), torch.nan)
+    slots = torch.bucketize(values, edges, right=True)
+    return linkability_of_bins(counts.new_zeros(2, len(edges) + 1).index_add(-1, slots, counts))
+
+
+def edges_of_linkability(values: Tensor, counts: Tensor) -> Tensor | None:
+    """Between the equal bins that scores are put in; None and one warning where it is not defined."""
     trials, seen = counts.sum(-1), values[(counts > 0).any(0)]
     bins = min(int(trials[1]) // _TARGETS_PER_BIN, _MOST_BINS)
     if bins == 0 or not bool(trials[0] > 0):
         warn_undefined(f"Linkability needs {_TARGETS_PER_BIN} target trials and a non-target trial.")
-        return trials.new_full((), torch.nan)
+        return None
     low, high = seen.aminmax()
     if not bool(((high - low) > 0) & (high - low).isfinite()):
         warn_undefined("Linkability needs scores that are finite and not all the same.")
-        return trials.new_full((), torch.nan)
-    edges = low + (high - low) / bins * torch.arange(1, bins, device=low.device)
-    slots = torch.bucketize(values, edges, right=True)
-    q, p = counts.new_zeros(2, bins).index_add(-1, slots, counts) / trials[:, None]
+        return None
+    return low + (high - low) / bins * torch.arange(1, bins, device=low.device)
+
+
+def linkability_of_bins(counts: Tensor) -> Tensor:
+    """The same from the numbers ``(2, ..., B)`` of non-targets and of targets in each bin."""
+    q, p = counts / counts.sum(-1, keepdim=True)
     # 2 r / (1 + r) - 1, without the division of p by a q that may be 0.
     link = torch.where(p > q, (p - q) / (p + q), 0)
-    return torch.dot(p, link)
+    return torch.sum(p * link, dim=-1)
 
 
 def min_cllr_of_steps(steps: Steps) -> Tensor:
@@ -184,15 +196,18 @@ def min_cllr_of_steps(steps: Steps) -> Tensor:
 
 
 def eer_of_steps(steps: Steps) -> Tensor:
-    """:func:`equal_error_rate` of trials already condensed."""
-    blocks = gather_blocks(steps, calibrate(steps))
-    # Raising the threshold past one block after the other, from accepting all to accepting none.
-    miss = pad(blocks.targets.cumsum(0), (1, 0)) / blocks.targets.sum()
-    false_alarm = 1 - pad(blocks.nontargets.cumsum(0), (1, 0)) / blocks.nontargets.sum()
+    """:func:`equal_error_rate` of trials already condensed, ``(...)`` for steps ``(..., S)``."""
+    targets, nontargets = (counts.sum(-1, keepdim=True) for counts in (steps.targets, steps.nontargets))
+    # Within a block the hull is straight: as if every step had the block's share of targets.
+    share = (calibrate(steps) + (targets / nontargets).log()).sigmoid()
+    mass = steps.targets + steps.nontargets
+    # Raising the threshold past one step after the other, from accepting all to accepting none.
+    miss = pad((mass * share).cumsum(-1), (1, 0)) / targets
+    false_alarm = 1 - pad((mass * (1 - share)).cumsum(-1), (1, 0)) / nontargets
     excess = miss - false_alarm
-    after = (excess >= 0).to(torch.uint8).argmax().clamp(min=1)
-    share = excess[after - 1] / (excess[after - 1] - excess[after])
-    return torch.lerp(miss[after - 1], miss[after], share)
+    after = (excess >= 0).to(torch.uint8).argmax(-1, keepdim=True).clamp(min=1)
+    start, end = excess.gather(-1, after - 1), excess.gather(-1, after)
+    return torch.lerp(miss.gather(-1, after - 1), miss.gather(-1, after), start / (start - end)).squeeze(-1)
 
 
 def raw_eer_of_steps(steps: Steps) -> Tensor:

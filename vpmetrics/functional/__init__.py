@@ -1,6 +1,7 @@
 """The mathematics as pure functions: what each class computes, under the same words in snake case."""
 
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
+from vpmetrics.functional.bootstrap import bootstrap
 from vpmetrics.functional.conversations import conversations
 from vpmetrics.functional.crowd import reidentification_rate, singling_out
 from vpmetrics.functional.features import codebook_histogram, f0_histogram
@@ -31,6 +32,7 @@ from vpmetrics.functional.verification import (
 from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
 
 __all__ = [
+    "bootstrap",
     "calibration_distortion",
     "cllr",
     "codebook_histogram",

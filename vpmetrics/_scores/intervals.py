@@ -1,0 +1,83 @@
+"""Intervals from leaving speakers out: a number without each of them, and what that says of the number."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from vpmetrics._precision import widen
+
+
+def interval_of(
+    value: Tensor,
+    replicates: Tensor,
+    confidence: float,
+    lowest: float = -math.inf,
+    highest: float = math.inf,
+    ratio: float | None = None,
+    bias: Tensor | float | None = None,
+) -> tuple[Tensor, Tensor]:
+    r"""Lower and upper end of a jackknife interval.
+
+    With :math:`\theta` the value of all speakers and :math:`\theta_{(g)}` that without some, each time as many,
+
+    .. math:: \hat\theta = \theta - b, \quad b = r (\overline{\theta_{(\cdot)}} - \theta), \quad
+        \sigma^2 = \frac{r}{G} \sum_g (\theta_{(g)} - \overline{\theta_{(\cdot)}})^2, \quad
+        \hat\theta \pm t_{G - 1} \sigma
+
+    where :math:`r`, speakers kept over speakers left out, is :math:`G - 1` when each is left out alone. Of a number
+    whose bias is not small the interval keeps to the side of it that the data speak for, within its range.
+
+    Args:
+        value: The number, ``()``.
+        replicates: The number without each of the groups of speakers, ``(G,)``.
+        confidence: How often the interval is to hold the truth.
+        lowest: Below which the number cannot be.
+        highest: Above which it cannot be.
+        ratio: Speakers kept over speakers left out; ``G - 1`` when left out.
+        bias: What to take off the value; by default :math:`b`.
+
+    Returns:
+        Both ends, ``()``; NaN where a replicate is not defined, or there are fewer than two.
+    """
+    wide, center = widen(replicates.detach()), widen(value.detach())
+    count = len(wide)
+    if count < 2:
+        nothing = torch.full_like(center, torch.nan)
+        return nothing, nothing
+    kept = count - 1 if ratio is None else ratio
+    mean = wide.mean()
+    center = center - (kept * (mean - center) if bias is None else bias)
+    reach = students_t(confidence, count - 1) * (kept * (wide - mean).square().mean()).sqrt()
+    return tuple((center + side * reach).clamp(lowest, highest).to(value.dtype) for side in (-1, 1))  # type: ignore[return-value]
+
+
+def students_t(confidence: float, freedom: int) -> float:
+    """The value a variable of Student's distribution stays within, in size, so often.
+
+    Example:
+        >>> round(students_t(0.95, 19), 3), round(students_t(0.95, 1), 2)
+        (2.093, 12.71)
+    """
+    low, high = 0.0, 1.0
+    while _inside(high, freedom) < confidence:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _inside(middle, freedom) < confidence else (low, middle)
+    return high
+
+
+def _inside(t: float, freedom: int) -> float:
+    """Probability of at most ``t`` in size, from the finite series (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan(t / math.sqrt(freedom))
+    cosine, total = math.cos(angle), 0.0
+    first = 1 if freedom % 2 else 0
+    term = cosine if first else 1.0
+    for k in range(first, freedom - 1, 2):
+        total += term
+        term *= cosine**2 * (k + 1) / (k + 2)
+    series = math.sin(angle) * total
+    return 2 / math.pi * (angle + series) if first else series
