@@ -125,7 +125,8 @@ def same_counts(one, other):
     """Whole numbers are equal, not close."""
     for name, condition in other.conditions.items():
         ours = one.conditions[name]
-        assert torch.equal(ours.scores.counts_of_values, condition.scores.counts_of_values)
+        assert torch.equal(ours.scores.counts.ascending.targets, condition.scores.counts.ascending.targets)
+        assert torch.equal(ours.scores.counts.ascending.nontargets, condition.scores.counts.ascending.nontargets)
         assert torch.equal(ours.identification.histogram, condition.identification.histogram)
         assert ours.identification.linked.sum() == condition.identification.linked.sum()
 

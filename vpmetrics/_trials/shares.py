@@ -52,6 +52,12 @@ def mine(costs: Sequence[int]) -> list[int]:
     return [number for number, begin, end in spans(costs) if begin <= costs[number] // 2 < end]
 
 
+def in_turns(count: int) -> range:
+    """The numbers that fall to this process of so many pieces that are alike."""
+    share = _share.get()
+    return range(share.number, count, share.processes)
+
+
 def total(part: Tensor) -> Tensor:
     """The sum of what all processes have found."""
     return _reduce(part, distributed.ReduceOp.SUM)

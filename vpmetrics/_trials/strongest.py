@@ -23,6 +23,7 @@ from vpmetrics._checks import warn_undefined
 from vpmetrics._precision import wide_dtype, widen
 from vpmetrics._scores.measures import eer_of_steps, expected_disclosure
 from vpmetrics._scores.steps import Steps, calibrate
+from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.folds import FEWEST_SPEAKERS, Folds, deal_speakers, is_linear, pairs_of
 from vpmetrics._trials.moments import Moments, moments_of
@@ -114,22 +115,23 @@ class Attackers:
 
 
 def _count(folds: Folds, condition: Condition, enrolment: str | None, fitted: Sequence[list[Any]]) -> Tensor:
-    """Pairs by attack, fold, kind and bin of their score, ``(A, K, 4, B)``."""
+    """Pairs by attack, fold, kind and bin of their score, ``(A, K, 4, B)``, by whichever process fitted the attack."""
     counts = torch.zeros(len(fitted), folds.number, 4 * _BINS, dtype=torch.int32, device=folds.fold_of_voice.device)
     one = counts.new_ones(())
     for fold in range(folds.number):
         first, second = folds.rows(fold)
         original, protected = folds.sides.original.take(first), folds.sides.protected.take(second)
         reference, probe = Sides(original, protected, folds.sides.voices).pair(condition, enrolment)
-        rows = [_compared(attack[fold], reference, probe, condition) for attack in fitted]
-        for a, b, kinds in _tiles(reference, probe, condition):
-            for number, (left, right) in enumerate(rows):
+        own = [number for number, attack in enumerate(fitted) if attack[fold] is not None]
+        rows = [(number, *_compared(fitted[number][fold], reference, probe, condition)) for number in own]
+        for a, b, kinds in _tiles(reference, probe, condition) if rows else ():
+            for number, left, right in rows:
                 slots = (
                     (left[a] @ right[b].mT.to(left.dtype)).add_(1).mul_(_BINS / 2).clamp_(0, _BINS - 1).to(torch.int32)
                 )
                 slots += kinds
                 counts[number, fold].index_add_(0, slots.flatten(), one.expand(slots.numel()))
-    by_kind: Tensor = counts.unflatten(-1, (4, _BINS))
+    by_kind: Tensor = shares.total(counts).unflatten(-1, (4, _BINS))
     return by_kind
 
 
@@ -165,20 +167,24 @@ class _Fits:
         self.learnt: dict[int, list[Any]] = {}
 
     def of(self, condition: str) -> dict[int, list[Any]]:
-        """For every attack, by its number, what maps the rows of each fold: maps, or a fitted attack."""
+        """For every attack, by its number, what maps the rows of each fold: maps, or a fitted attack.
+
+        None where another process fits it: attacks are dealt, those that are no moments' fold by fold.
+        """
         fitted: dict[int, list[Any]] = {}
+        own = shares.in_turns(len(self.attacks))
         for number, attack in enumerate(self.attacks):
             if not self.paired and getattr(attack, "needs", "").startswith("pairs"):
                 continue
             if not is_linear(attack):
                 fitted[number] = self._learn(number, attack)
                 continue
-            together, *by_group = ([*_maps_of_folds(attack, part, condition)] for part in self.moments)
+            together, *by_group = (_maps_of_folds(attack, part, condition, number in own) for part in self.moments)
             fitted[number] = together
             if by_group:
                 fitted[len(self.attacks) + number] = [maps for group in by_group for maps in group]
             if self.watched is not None:
-                watcher = copy.deepcopy(attack).fit_moments(self.watched, condition)
+                watcher = copy.deepcopy(attack).fit_moments(self.watched, condition) if number in own else None
                 fitted[2 * len(self.attacks) + number] = [watcher] * self.folds.number
         return dict(sorted(fitted.items()))
 
@@ -189,14 +195,17 @@ class _Fits:
 
     def _learn(self, number: int, attack: Any) -> list[Any]:
         if number not in self.learnt:
-            folds = range(self.folds.number)
-            self.learnt[number] = [_fit_on(attack, *self.pairs, rows=self.fold != fold) for fold in folds]
+            folds, own = range(self.folds.number), shares.in_turns(self.folds.number)
+            self.learnt[number] = [
+                _fit_on(attack, *self.pairs, rows=self.fold != fold) if fold in own else None for fold in folds
+            ]
         return self.learnt[number]
 
 
-def _maps_of_folds(attack: Any, moments: Moments, condition: str) -> Iterator[Any]:
-    maps = attack.fit_groups(moments, condition)
-    return (maps.of(fold) for fold in range(len(moments.within_oo)))
+def _maps_of_folds(attack: Any, moments: Moments, condition: str, own: bool) -> list[Any]:
+    folds = range(len(moments.within_oo))
+    maps = attack.fit_groups(moments, condition) if own else None
+    return [None if maps is None else maps.of(fold) for fold in folds]
 
 
 def _fit_on(attack: Any, original: Tensor, protected: Tensor, speakers: Tensor, rows: Tensor) -> Any:
@@ -254,8 +263,11 @@ def _choose(targets: Tensor, nontargets: Tensor) -> Strongest:
     targets, nontargets = (torch.cat([counts, counts.flip(-1)]) for counts in (targets, nontargets))
     pooled = Steps(targets.new_empty(0), targets.sum(1), nontargets.sum(1))
     each = expected_disclosure(pooled)
-    others = Steps(targets.new_empty(0), pooled.targets[:, None] - targets, pooled.nontargets[:, None] - nontargets)
-    found = expected_disclosure(others).nan_to_num(-torch.inf)
+    found = targets.new_zeros(2 * attacks, folds)
+    for own in shares.in_turns(2 * attacks):
+        others = (counts.sum(0) - counts for counts in (targets[own], nontargets[own]))
+        found[own] = expected_disclosure(Steps(targets.new_empty(0), *others))
+    found = shares.total(found).nan_to_num(-torch.inf)
     # The first that is as strong but for noise: of attacks that find the same, the one best elsewhere is worst here.
     best = (found >= _AS_STRONG * found.amax(0) - _NOISE).to(torch.uint8).argmax(0)
     llr, fold = calibrate(pooled)[best], torch.arange(folds, device=best.device)
