@@ -80,7 +80,7 @@ class EmbeddingTrials(EmbeddingMetric):
             return self._value_of_runs(sides, self.metric.calibration).to(dtype)
         grid = self._grid(sides)
         if self.bandwidth is not None and isinstance(self.metric, ScoreMetric):
-            value = self.metric._value_of_batch(*grid.all_trials())
+            value = self.metric._value_of_trials(*grid.all_trials())
         else:
             value = self._value_of_grid(grid)
         # Few trials have all digits there are, so that equal scores tie; what they come to is as wide as what came in.
@@ -161,6 +161,8 @@ def _check_metric(metric: Any) -> None:
     for member in metric.values() if isinstance(metric, MetricCollection) else [metric]:
         takes = list(member._update_signature.parameters.values())
         needed = [one for one in takes if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+        if getattr(member, "intervals", None) is not None:
+            raise ValueError("Expected `metric` without `intervals`: VoicePrivacy has those of embeddings.")
         if isinstance(member, EmbeddingMetric) or len(needed) > 2:
             names = ", ".join(one.name for one in takes)
             raise TypeError(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_trials, refuse_options
-from vpmetrics._metric.base import PrivacyMetric
+from vpmetrics._checks import refuse_options
 from vpmetrics._metric.constants import OfEachMetric
 from vpmetrics._metric.scores import ScoreMetric
+from vpmetrics._metric.trials import TrialMetric
 from vpmetrics._precision import wide_dtype
 from vpmetrics._scores.measures import cllr_of_sums, cllr_sums, eer_of_steps, linkability_of_values, min_cllr_of_steps
 from vpmetrics._scores.steps import ScoreCounts
@@ -35,6 +36,8 @@ class MinCllr(ScoreMetric):
         score_range: Range of the bins where their number is given; learnt when left out.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
         validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
+        intervals: Confidence of an interval, such as 0.95, from leaving speakers out; needs ``speakers`` in every
+            ``update``. ``compute()`` then returns a dictionary: ``min_cllr``, ``min_cllr_low`` and ``min_cllr_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -43,6 +46,7 @@ class MinCllr(ScoreMetric):
         tensor(0.5000)
     """
 
+    measure = "min_cllr"
     higher_is_better: bool = True
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 1.0
@@ -65,6 +69,8 @@ class EqualErrorRate(ScoreMetric):
         score_range: Range of the bins where their number is given; learnt when left out.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
         validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
+        intervals: Confidence of an interval, such as 0.95, from leaving speakers out; needs ``speakers`` in every
+            ``update``. ``compute()`` then returns a dictionary: ``eer``, ``eer_low`` and ``eer_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -73,6 +79,7 @@ class EqualErrorRate(ScoreMetric):
         tensor(0.2500)
     """
 
+    measure = "eer"
     higher_is_better: bool = True
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 0.5
@@ -101,6 +108,9 @@ class Linkability(ScoreMetric):
             instead: constant memory, and every score counts as the middle of its bin.
         score_range: Range of the bins where their number is given; learnt when left out.
         validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
+        intervals: Confidence of an interval, such as 0.95, from leaving speakers out; needs ``speakers`` in every
+            ``update``. ``compute()`` then returns a dictionary: ``linkability``, ``linkability_low`` and
+            ``linkability_high``; the bins stay those of all trials.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -109,6 +119,7 @@ class Linkability(ScoreMetric):
         tensor(0.3750)
     """
 
+    measure = "linkability"
     higher_is_better: bool = False
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 1.0
@@ -118,13 +129,13 @@ class Linkability(ScoreMetric):
         thresholds: int | Tensor | None = None,
         score_range: tuple[float, float] | None = None,
         validate_args: bool = True,
+        intervals: float | None = None,
         **kwargs: Any,
     ) -> None:
         refuse_options(self, kwargs, {"bandwidth": "the bins of a histogram have no gradient"})
-        super().__init__(thresholds, score_range, validate_args=validate_args, **kwargs)
+        super().__init__(thresholds, score_range, validate_args=validate_args, intervals=intervals, **kwargs)
 
-    def compute(self) -> Tensor:
-        """Linkability of all trials so far."""
+    def _value(self) -> Tensor:
         if self.keeps_scores:
             return linkability(*self._trials(), validate_args=False)
         middles, counts = self._bin_middles()
@@ -134,11 +145,11 @@ class Linkability(ScoreMetric):
         """Not known for bins: NaN; 0 where the scores themselves are kept."""
         return torch.full((), 0.0 if self.keeps_scores else torch.nan, device=self.device)
 
-    def _value_of_batch(self, preds: Tensor, target: Tensor) -> Tensor:
+    def _value_of_trials(self, preds: Tensor, target: Tensor) -> Tensor:
         return linkability(preds, target, validate_args=False)
 
 
-class Cllr(PrivacyMetric):
+class Cllr(TrialMetric):
     r"""Cost of taking the scores for natural-log likelihood ratios (Brümmer and du Preez, 2006).
 
     .. math::
@@ -147,10 +158,12 @@ class Cllr(PrivacyMetric):
 
     ``update(preds, target)`` takes log-likelihood ratios in any shape and labels, 1 = same speaker. ``compute()``
     returns a scalar in bits: 0 at best for the attacker, 1 for knowing nothing, more for being misled. Four sums are
-    all that is kept, so memory is constant and the value exact.
+    all that is kept, so memory is constant and the value exact; intervals need the scores, too.
 
     Args:
         validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
+        intervals: Confidence of an interval, such as 0.95, from leaving speakers out; needs ``speakers`` in every
+            ``update``. ``compute()`` then returns a dictionary: ``cllr``, ``cllr_low`` and ``cllr_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -161,6 +174,7 @@ class Cllr(PrivacyMetric):
 
     # What processes gather has no gradient.
     is_differentiable = OfEachMetric(True, lambda metric: not metric.dist_sync_on_step)
+    measure = "cllr"
     higher_is_better: bool = True
     plot_lower_bound: float = 0.0
     if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
@@ -168,31 +182,34 @@ class Cllr(PrivacyMetric):
         cllr_trials: Tensor
         saw_float64: Tensor
 
-    def __init__(self, validate_args: bool = True, **kwargs: Any) -> None:
+    def __init__(self, validate_args: bool = True, intervals: float | None = None, **kwargs: Any) -> None:
         refuse_options(self, kwargs, _NOTHING_TO_CALIBRATE)
-        super().__init__(validate_args=validate_args, **kwargs)
+        super().__init__(validate_args=validate_args, intervals=intervals, **kwargs)
         wide = wide_dtype(self.device)
         self.add_state("cllr_costs", default=torch.zeros(2, dtype=wide), dist_reduce_fx="sum")
         self.add_state("cllr_trials", default=torch.zeros(2, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("saw_float64", default=torch.zeros((), dtype=torch.uint8), dist_reduce_fx="max")
 
-    def update(self, preds: Tensor, target: Tensor) -> None:
+    def update(self, preds: Tensor, target: Tensor, speakers: Sequence[Tensor] | None = None) -> None:
         """Accumulate a batch of trials.
 
         Args:
             preds: Natural-log likelihood ratios in any shape.
             target: 1 (same speaker) or 0 (different), boolean or integer, of the same shape.
+            speakers: Who speaks on the enrolment side and on the probe side, two tensors of integers of that shape;
+                for ``intervals``.
         """
-        check_trials(preds, target, self.validate_args)
+        self._check_batch(preds, target, speakers)
+        if self.intervals is not None:
+            self._append(preds, target, speakers)
         costs, trials = cllr_sums(preds.detach(), target.detach())
         self.cllr_costs, self.cllr_trials = self.cllr_costs + costs, self.cllr_trials + trials
         if preds.dtype == torch.float64:
             self.saw_float64 = torch.ones_like(self.saw_float64)
 
-    def compute(self) -> Tensor:
-        """Cllr of all trials so far."""
+    def _value(self) -> Tensor:
         value = cllr_of_sums(self.cllr_costs, self.cllr_trials)
         return value if self.saw_float64 else value.float()
 
-    def _value_of_batch(self, preds: Tensor, target: Tensor) -> Tensor:
+    def _value_of_trials(self, preds: Tensor, target: Tensor) -> Tensor:
         return cllr(preds, target, validate_args=False)

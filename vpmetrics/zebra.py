@@ -45,6 +45,9 @@ class ZebraDisclosure(ScoreMetric):
         score_range: Range of the bins where their number is given; learnt when left out.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
         validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
+        intervals: Confidence of an interval, such as 0.95, from leaving speakers out; needs ``speakers`` in every
+            ``update``. ``compute()`` then returns ``d_ece_low``, ``d_ece_high``, ``d_ece_reversed_low`` and
+            ``d_ece_reversed_high``, too; the worst case is an extreme, of which leaving out says nothing.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:

@@ -1,6 +1,7 @@
-"""Measures of trials whose speakers were drawn: every drawn speaker's trials repeated, one by one."""
+"""Intervals that honour that trials share speakers: speakers drawn and their trials repeated, or one left out."""
 
 import numpy as np
+from scipy.stats import t
 
 
 def repeated(preds, target, speakers, drawn):
@@ -21,3 +22,18 @@ def repeated(preds, target, speakers, drawn):
             scores += [score for score, _ in met]
             labels += [is_target for _, is_target in met]
     return np.array(scores), np.array(labels)
+
+
+def left_out(preds, target, speakers, nobody):
+    """Scores and labels of the trials that ``nobody`` speaks in."""
+    kept = [nobody not in pair for pair in zip(*speakers, strict=True)]
+    return np.asarray(preds)[kept], np.asarray(target)[kept]
+
+
+def jackknife(value, without, confidence, is_fitted):
+    """Both ends of an interval from the values without each speaker, with Tukey's variance and Quenouille's bias."""
+    number, mean = len(without), np.mean(without)
+    error = np.sqrt((number - 1) / number * np.sum((np.array(without) - mean) ** 2))
+    centre = number * value - (number - 1) * mean if is_fitted else value
+    reach = t.ppf((1 + confidence) / 2, number - 1) * error
+    return centre - reach, centre + reach

@@ -7,11 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torchmetrics.utilities import dim_zero_cat
 
-from vpmetrics._checks import check_thresholds, check_trials
-from vpmetrics._metric.base import PrivacyMetric
+from vpmetrics._checks import check_thresholds
 from vpmetrics._metric.forms import Gather
+from vpmetrics._metric.trials import TrialMetric
 from vpmetrics._precision import at_least_float32, result_dtype, widen
 from vpmetrics._scores.bins import (
     LOWEST_EXPONENT,
@@ -27,13 +26,11 @@ from vpmetrics._scores.counting import count_by_score
 from vpmetrics._scores.steps import ScoreCounts
 
 
-class ScoreMetric(PrivacyMetric):
+class ScoreMetric(TrialMetric):
     """A metric of trials: keeps the scores, or two histograms of them."""
 
-    __jit_unused_properties__: ClassVar[list[str]] = [*PrivacyMetric.__jit_unused_properties__, "keeps_scores"]
+    __jit_unused_properties__: ClassVar[list[str]] = [*TrialMetric.__jit_unused_properties__, "keeps_scores"]
 
-    scores: list[Tensor]
-    is_target: list[Tensor]
     bin_edges: Tensor
     bin_counts: Tensor
     learnt_bin_exponent: Tensor
@@ -45,17 +42,18 @@ class ScoreMetric(PrivacyMetric):
         score_range: tuple[float, float] | None = None,
         bandwidth: float | None = None,
         validate_args: bool = True,
+        intervals: float | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(bandwidth, validate_args, **kwargs)
+        super().__init__(bandwidth, validate_args, intervals, **kwargs)
         check_thresholds(thresholds, score_range)
         if thresholds is not None and bandwidth is not None:
             raise ValueError("Expected `bandwidth` only without `thresholds`: a histogram holds no gradient.")
-        # The names of the states say what is in them: a collection shares what has one name and one value.
+        if thresholds is not None and intervals is not None:
+            raise ValueError("Expected `intervals` only without `thresholds`: a histogram forgets who speaks.")
         if thresholds is None:
             self._keeps = "scores"
-            self.add_state("scores", default=[], dist_reduce_fx="cat")
-            self.add_state("is_target", default=[], dist_reduce_fx="cat")
+            self._keep_scores()
         elif isinstance(thresholds, int) and score_range is None:
             self._keeps = "learnt bins"
             columns = 2 * ((thresholds + 1) // 2) + 3
@@ -67,22 +65,21 @@ class ScoreMetric(PrivacyMetric):
             self.add_state("bin_edges", default=edges, dist_reduce_fx="max")
             self.add_state("bin_counts", default=torch.zeros(2, len(edges) + 2).long(), dist_reduce_fx="sum")
 
-    def update(self, preds: Tensor, target: Tensor) -> None:
+    def update(self, preds: Tensor, target: Tensor, speakers: Sequence[Tensor] | None = None) -> None:
         """Accumulate a batch of trials.
 
         Args:
             preds: Scores in any shape and on any scale, higher = more alike.
             target: 1 (same speaker) or 0 (different), boolean or integer, of the same shape.
+            speakers: Who speaks on the enrolment side and on the probe side, two tensors of integers of that shape;
+                for ``intervals``.
         """
-        check_trials(preds, target, self.validate_args)
-        scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
+        self._check_batch(preds, target, speakers)
         if self.keeps_scores:
-            # Copies: a view would keep the activation it was cut from alive, and change with it.
-            scores = scores.clone() if scores.dtype == preds.dtype else scores
-            is_target = is_target.clone() if target.dtype == torch.bool else is_target
-            self.scores.append(scores)
-            self.is_target.append(is_target)
-        elif self._keeps == "given bins":
+            self._append(preds, target, speakers)
+            return
+        scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
+        if self._keeps == "given bins":
             self.bin_counts = self.bin_counts + bin_scores(scores, is_target, self.bin_edges)
         elif len(scores):
             self._align(torch.maximum(self.learnt_bin_exponent, exponent_of(scores)))
@@ -94,8 +91,7 @@ class ScoreMetric(PrivacyMetric):
         """Whether the scores themselves are kept, not histograms of them."""
         return self._keeps == "scores"
 
-    def compute(self) -> Any:
-        """The value over all trials so far."""
+    def _value(self) -> Any:
         return self._value_of_counts(self._counts(), self._dtype_of_result())
 
     def error_bound(self) -> Any:
@@ -110,14 +106,9 @@ class ScoreMetric(PrivacyMetric):
     def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> Any:
         raise NotImplementedError
 
-    def _value_of_batch(self, preds: Tensor, target: Tensor) -> Any:
+    def _value_of_trials(self, preds: Tensor, target: Tensor) -> Any:
         counts = count_by_score(preds, target, validate_args=False, bandwidth=self.bandwidth)
         return self._value_of_counts(counts, result_dtype(preds))
-
-    def _trials(self) -> tuple[Tensor, Tensor]:
-        if len(self.scores) == 0:
-            return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
-        return dim_zero_cat(self.scores), dim_zero_cat(self.is_target)
 
     def _counts(self, separated: bool = False) -> ScoreCounts:
         if self.keeps_scores:
