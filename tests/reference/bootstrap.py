@@ -3,6 +3,9 @@
 import numpy as np
 from scipy.stats import t
 
+from . import similarity
+from .isotonic import pav_llr
+
 
 def repeated(preds, target, speakers, drawn):
     """Scores and labels of the trials of the speakers ``drawn``, some of them several times.
@@ -37,3 +40,25 @@ def jackknife(value, without, confidence, is_fitted):
     centre = number * value - (number - 1) * mean if is_fitted else value
     reach = t.ppf((1 + confidence) / 2, number - 1) * error
     return centre - reach, centre + reach
+
+
+def similarity_matrix(original, protected, speakers, drawn, condition):
+    """The matrix of drawn speakers, each copy a row and a column, calibrated on the trials repeated."""
+    scores, target, pairs = similarity.trials(original, protected, speakers, condition)
+    trials = list(zip(scores, target, pairs, strict=True))
+    if condition != "OP":  # for matrices both orders of a pair count
+        trials += [(score, is_target, (j, i)) for score, is_target, (i, j) in trials]
+    preds, labels, cells = [], [], []
+    for p, one in enumerate(drawn):
+        for q, other in enumerate(drawn):
+            for score, is_target, (i, j) in trials:
+                if (speakers[i], speakers[j]) == (one, other) and (p == q or one != other):
+                    preds.append(score)
+                    labels.append(is_target)
+                    cells.append((p, q))
+    matrix = np.full((len(drawn), len(drawn)), np.nan)
+    llr = pav_llr(np.array(preds), np.array(labels), laplace=True)
+    for cell in set(cells):
+        own = [value for value, where in zip(llr, cells, strict=True) if where == cell]
+        matrix[cell] = np.exp(-np.mean(np.logaddexp(0, -np.array(own))))
+    return matrix

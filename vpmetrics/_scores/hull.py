@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vpmetrics._scores.pav import pav_blocks, sum_by_block
-from vpmetrics._scores.steps import Steps
+from vpmetrics._scores.steps import Steps, calibrate
 
 _STRIDES = (64, 16, 8)  # steps from one point of the coarser hull to the next, as ever fewer are left
 
@@ -75,3 +75,15 @@ def around_crossing(steps: Steps) -> Steps:
         parts.append((up_to - here, here, total[:, -1:] - up_to))
     tied = parts[1] if steps.tied is None else (parts[1][0], steps.tied.gather(-1, at), parts[1][2])
     return Steps(steps.edges, *(torch.cat(part, dim=-1) for part in (*parts, tied)))
+
+
+def laplace_llr_of_rows(steps: Steps) -> Tensor:
+    """Log-likelihood ratio of every step under Laplace's rule, ``(R, S)``."""
+    whole = Steps(steps.edges, *(pad(counts, (1, 1), value=1.0) for counts in (steps.targets, steps.nontargets)))
+    few = thin(whole)
+    # Where each step lies among the few: by how many trials there are before it.
+    before, few_before = (mass.cumsum(-1) - mass for mass in (each.targets + each.nontargets for each in (whole, few)))
+    place = torch.searchsorted(few_before, before[:, 1:-1].contiguous(), right=True) - 1
+    # The rule's labels do not count for the odds of the classes.
+    odds, own = (each.targets.sum(-1, keepdim=True) / each.nontargets.sum(-1, keepdim=True) for each in (few, steps))
+    return calibrate(few).gather(-1, place) + (odds / own).log()

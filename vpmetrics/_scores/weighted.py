@@ -81,12 +81,17 @@ def values_under(trials: SpeakerTrials, weights: Tensor, measures: Sequence[str]
         warn_undefined("There are no trials of one kind." if missing else "Some scores are NaN.")
         return {name: widen(weights).new_full((len(weights),), torch.nan) for name in measures}
     index = Index(trials)
-    rows = max(1, _AT_ONCE // max(index.steps, trials.pairs.shape[1]))
-    parts = [
-        torch.stack([MEASURES[name](weighted) for name in measures])
-        for weighted in (Weighted(index, part) for part in widen(weights).split(rows))
-    ]
-    return dict(zip(measures, torch.cat(parts, dim=1), strict=True))
+    found = in_pieces(lambda part: _measure(Weighted(index, part), measures), weights, index.size)
+    return {name: found[:, place] for place, name in enumerate(measures)}
+
+
+def in_pieces(function: Callable[[Tensor], Tensor], weights: Tensor, size: int) -> Tensor:
+    """A function of weightings, of a few at a time where each needs as many counts as ``size``."""
+    return torch.cat([function(part) for part in widen(weights).split(max(1, _AT_ONCE // size))])
+
+
+def _measure(weighted: Weighted, measures: Sequence[str]) -> Tensor:
+    return torch.stack([MEASURES[name](weighted) for name in measures], dim=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,18 +101,23 @@ class Index:
     trials: SpeakerTrials
 
     @property
-    def steps(self) -> int:
-        """How many steps there are: one below the lowest target, and one for every score that targets have."""
-        return len(self.bounds)
+    def size(self) -> int:
+        """How many counts a weighting needs."""
+        return max(len(self.bounds), self.trials.pairs.shape[1])
+
+    @cached_property
+    def values(self) -> Tensor:
+        """The scores that targets have, ascending: a step begins at each of them, and one lies below."""
+        values: Tensor = self.trials.scores[self.trials.is_target].unique_consecutive()
+        return values
 
     @cached_property
     def bounds(self) -> Tensor:
         """First trial of each step's targets, of the non-targets tied with them, and of those above, ``(S, 3)``."""
         scores = self.trials.scores
-        values, times = scores[self.trials.is_target].unique_consecutive(return_counts=True)
-        first = torch.searchsorted(scores, values)
-        each = torch.stack([first, first + times, torch.searchsorted(scores, values, right=True)], dim=1)
-        return pad(each, (0, 0, 1, 0))
+        times = scores[self.trials.is_target].unique_consecutive(return_counts=True)[1]
+        first, end = (torch.searchsorted(scores, self.values, right=right) for right in (False, True))
+        return pad(torch.stack([first, first + times, end], dim=1), (0, 0, 1, 0))
 
     @cached_property
     def bins(self) -> tuple[Tensor, Tensor] | None:

@@ -1,7 +1,7 @@
 """The mathematics as pure functions: what each class computes, under the same words in snake case."""
 
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
-from vpmetrics.functional.bootstrap import bootstrap
+from vpmetrics.functional.bootstrap import bootstrap, bootstrap_embeddings
 from vpmetrics.functional.conversations import conversations
 from vpmetrics.functional.crowd import reidentification_rate, singling_out
 from vpmetrics.functional.features import codebook_histogram, f0_histogram
@@ -33,6 +33,7 @@ from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebr
 
 __all__ = [
     "bootstrap",
+    "bootstrap_embeddings",
     "calibration_distortion",
     "cllr",
     "codebook_histogram",
