@@ -209,12 +209,30 @@ def test_the_zoo_of_scores_is_of_average_scores():
     np.testing.assert_allclose(y, (matrix.sum(1) - matrix.diagonal()) / 5)
 
 
-def test_sixteen_systems_are_told_apart_with_and_without_colour():
-    styles = [style_of(number) for number in range(16)]
-    assert len({(style.colour, style.marker, style.fill) for style in styles}) == 16
-    assert len({(style.marker, style.fill) for style in styles}) == 16
+def test_sixteen_systems_and_original_speech_are_told_apart_with_and_without_colour():
+    styles = [style_of(number) for number in range(17)]
+    assert len({(style.colour, style.marker, style.fill) for style in styles}) == 17
+    assert len({(style.marker, style.fill) for style in styles}) == 17
     assert all(one.line != other.line for one, other in pairwise(styles))
     assert "#000000" not in COLOURS  # that is perfect privacy
+
+
+def test_no_figure_shows_two_of_sixteen_systems_alike():
+    draw = torch.Generator().manual_seed(0)
+    metric = VoicePrivacy(attacks=None, sizes=(3,))
+    original = torch.randn(24, 8, generator=draw)
+    metric.update(original, original + torch.randn(24, 8, generator=draw), torch.arange(24) % 6)
+    embeddings, scores = metric.report(), report_of_trials({"OO": trials_of(0), "OP": trials_of(1)}, speakers=6)
+    seen = set()
+    for report in (embeddings, scores):
+        systems = [System(f"system {number}", report) for number in range(16)]
+        for name, figure in figures_of(systems, PAGE).items():
+            for ax in figure.axes:
+                lines = [line for line in ax.lines if line.get_gid() == "system" and len(figure.axes) == 1]
+                looks = {(line.get_marker(), line.get_fillstyle()) for line in lines}
+                assert len(looks) == len(lines), name
+                seen |= {name} if lines else set()
+    assert seen == {"deid_gvd", "ece_profile", "reliability", "local_information", "people", "utterances"}
 
 
 def test_curves_that_coincide_have_marks_in_different_places():

@@ -307,10 +307,12 @@ def _names(system: System) -> tuple[str, ...] | None:
 
 
 def _share_axes(panels: Sequence[Axes]) -> None:
-    """The widest limits for all, so that panels can be compared."""
-    horizontal, vertical = ([limits for ax in panels for limits in get(ax)] for get in (Axes.get_xlim, Axes.get_ylim))
-    for ax in panels:
-        ax.set(xlim=(min(horizontal), max(horizontal)), ylim=(min(vertical), max(vertical)))
+    """Limits as wide for all, so that panels can be compared, and wider than any dot."""
+    for get, put in ((Axes.get_xlim, Axes.set_xlim), (Axes.get_ylim, Axes.set_ylim)):
+        limits = [limit for ax in panels for limit in get(ax)]
+        margin = 0.04 * (max(limits) - min(limits))
+        for ax in panels:
+            put(ax, min(limits) - margin, max(limits) + margin)
 
 
 FIGURES = (

@@ -19,7 +19,7 @@ from vpmetrics._trials.matrices import SimilarityMatrices
 
 # Okabe and Ito's colours, told apart by every kind of colour vision; black is kept for perfect privacy.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-_MARKERS = "os^DvPX*"  # filled, then hollow
+_MARKERS = "os^DvPX*>"  # filled, then hollow
 _LINES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))  # dots are of scores as they stand
 PROFILE_LOG_ODDS = np.linspace(-7, 7, 141)  # natural; beyond, nothing is left to be known
 
@@ -40,7 +40,7 @@ PlotResult = tuple[Figure, Axes]
 
 
 class Style(NamedTuple):
-    """How the system of a number is told from the others, with and without colour: 16 of them, then again."""
+    """How the system of a number is told from the others, with and without colour: 18 of them, then again."""
 
     colour: str
     marker: str
@@ -213,8 +213,11 @@ def draw_trade_off(systems: Sequence[tuple[str, tuple[float, float]]], ax: Axes 
         ax.set(xlabel=axis_of("deid"), ylabel=axis_of("gvd"), xlim=(-3, 103))
         ax.grid(alpha=0.3)
     for name, (deid, gvd) in systems:
-        style = next_style(ax).of_markers
-        ax.plot(100 * deid, gvd, **style, linestyle="none", markersize=8, label=as_label(name), gid="system")
+        style = next_style(ax)
+        # Smaller and smaller, and with an edge, so that of points that coincide all are seen.
+        edge = {"markeredgecolor": "white", "markeredgewidth": 0.8} if style.fill == "full" else {}
+        marks = {**style.of_markers, **edge, "markersize": max(12 - 1.5 * style.number, 6)}
+        ax.plot(100 * deid, gvd, linestyle="none", **marks, label=as_label(name), gid="system")
         ax.set_xlim(left=min(ax.get_xlim()[0], 100 * deid - 3))
     low, high = ax.get_ylim()
     if high - low < _LEAST_DECIBELS:  # rounding errors would look like differences
@@ -266,7 +269,7 @@ def draw_local_information(
     keys, most = ("alid", "pdr"), math.log2(max(references, 1))
     if most not in [text.get_position()[0] for text in ax.texts]:  # once for systems of as many speakers
         ax.axvline(most, color="black", linewidth=1.0, linestyle=":")
-        ax.text(most, 0.97, "speaker named", fontsize="small", rotation=90, ha="right", va="top")
+        ax.text(most, 1.04, "speaker named", fontsize="small", ha="center", va="bottom")  # above what ends there
     legend = f"{as_label(label)} ({_values_of(keys, summary)})"
     above = 1 - np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
     # To the bits that name the speaker, which no trial exceeds.
@@ -409,9 +412,11 @@ def draw_reliability(llr: Tensor, counts: Tensor, ax: Axes | None, label: str, b
         np.bincount(place, values, bins)[seen] / count[seen] for values in (promised * everything, number[1].numpy())
     )
     style = next_style(ax)
-    ax.plot(mean, share, linestyle=style.line, color=style.colour, linewidth=1, label=as_label(label), gid="system")
+    line = {"linestyle": style.line, "linewidth": 1, "markersize": 4.5}
+    ax.plot(mean, share, **style.of_markers, **line, label=as_label(label), gid="system")
     # Larger marks where more trials are, on a scale that still shows the few.
-    ax.scatter(mean, share, s=6 + 12 * np.log10(count[seen]), color=style.colour, marker=style.marker, zorder=3)
+    face, sizes = style.of_markers["markerfacecolor"], 6 + 12 * np.log10(count[seen])
+    ax.scatter(mean, share, s=sizes, facecolor=face, edgecolor=style.colour, marker=style.marker, zorder=3)
     ax.legend(frameon=False, fontsize="small", loc="upper left")
     return figure_of(ax), ax
 

@@ -34,7 +34,7 @@ def draw_rate_over_people(curve: Mapping[int, float], gallery: float, ax: Axes |
     counted = [size <= gallery for size in sizes]
     within, last = sum(counted), max(0, sum(counted) - 1)
     legend = f"{as_label(label)} ({gallery:.0f} references)" if label else f"{gallery:.0f} references"
-    ax.plot(sizes[:within], rates[:within], color=style.colour, linestyle=style.line, label=legend, gid="system")
+    ax.plot(sizes[:within], rates[:within], **style.of_curve(within), label=legend, gid="system")
     if within < len(sizes):
         said = "_" if any(line.get_gid() == "extrapolated" for line in ax.lines) else "extrapolated"
         ax.plot(sizes[last:], rates[last:], color=style.colour, linestyle=":", label=said, gid="extrapolated")
