@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import json
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
 from pathlib import Path
 
-import aiohttp
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from browser import View, browser
 
 PORT = 16_006
 SCALARS = ("op_d_ece", "op_d_ece_strongest", "within_d_ece", "across_d_ece")
@@ -64,35 +64,12 @@ def wait_for_tags(seconds: float = 60) -> set[str]:
 
 async def photograph(address: str, picture: str, seconds: float = 12) -> None:
     """Open the page, let it draw in real time (it animates), and keep it as a PNG."""
-    quiet = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        view = ["--window-size=1280,1150", "--hide-scrollbars", f"--remote-debugging-port={PORT + 1}", address]
-        command = ["chromium", "--headless", "--no-sandbox", f"--user-data-dir={profile}", *quiet, *view]
-        browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            await asyncio.sleep(seconds)
-            async with aiohttp.ClientSession() as session:
-                async with session.get(f"http://localhost:{PORT + 1}/json") as answer:
-                    pages = json.loads(await answer.text())
-                page = next(page for page in pages if page["type"] == "page")
-                async with session.ws_connect(page["webSocketDebuggerUrl"], max_msg_size=0) as socket:
-                    close = "[...document.querySelectorAll('button')].find(b => /Settings/.test(b.innerText))?.click()"
-                    await ask(socket, 1, "Runtime.evaluate", expression=close)
-                    await asyncio.sleep(3)
-                    shot = await ask(socket, 2, "Page.captureScreenshot", format="png")
-            Path(picture).write_bytes(base64.b64decode(shot["data"]))
-        finally:
-            browser.terminate()
-
-
-async def ask(socket: aiohttp.ClientWebSocketResponse, number: int, method: str, **parameters: object) -> dict:
-    """One command of the browser's debugging protocol, and its result."""
-    await socket.send_json({"id": number, "method": method, "params": parameters})
-    async for message in socket:
-        answer = message.json()
-        if answer.get("id") == number:
-            return answer["result"]
-    sys.exit("The browser closed the connection")
+    async with browser() as tab:
+        await tab.open(address, View("wide", 1280, 1150, "light"))
+        await asyncio.sleep(seconds)
+        await tab.run("[...document.querySelectorAll('button')].find(b => /Settings/.test(b.innerText))?.click(); 0")
+        await asyncio.sleep(3)
+        Path(picture).write_bytes(await tab.photograph())
 
 
 if __name__ == "__main__":
