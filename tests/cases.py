@@ -230,12 +230,18 @@ def _local(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tens
     return F.summarise_information(found.bits, found.linked)
 
 
-def _reference_local(original: Any, protected: Any, speakers: Any) -> dict[str, float]:
+def _reference_bits(original: Any, protected: Any, speakers: Any) -> tuple[Any, Any, Any]:
+    """Local information of every trial, its scores, and which of them is the true speaker's."""
     local, (scores, true) = reference.local, reference.rank.reference_scores(original, protected, speakers)
     bits = np.zeros(len(true))
     for speaker in np.unique(true):
         own = true == speaker
         bits[own] = local.local_disclosure(scores[own], true[own], local.fit_slope(scores[~own], true[~own]))
+    return bits, scores, true
+
+
+def _reference_local(original: Any, protected: Any, speakers: Any) -> dict[str, float]:
+    bits, scores, true = _reference_bits(original, protected, speakers)
     first = scores[np.arange(len(true)), true] >= scores.max(axis=1)
     return {
         "alid": bits.mean(),
@@ -245,6 +251,15 @@ def _reference_local(original: Any, protected: Any, speakers: Any) -> dict[str, 
         "lid_neg": bits[bits <= 0].mean(),
         "lid_max": bits.max(),
         "link_rate": first.mean(),
+    }
+
+
+def _reference_speakers(near: Any, far: Any, speakers: Any, trials: Any, side: str) -> dict[str, float]:
+    bits, scores, true = _reference_bits(near, far, speakers)
+    return {
+        **reference.speakers.worst_and_spread(*trials, side),
+        "worst_speaker_mean_d": reference.speakers.largest_means(reference.speakers.rank_bits(scores, true), true),
+        "worst_speaker_alid": reference.speakers.largest_means(bits, true),
     }
 
 
@@ -313,8 +328,9 @@ def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, 
         **reference.similarity.embedding_relatives(*rows),
     }
     for condition, matrix in {"OO": oo, "OP": op, "PP": pp}.items():
-        scores, target, _ = reference.similarity.trials(*rows, condition)
+        scores, target, pairs = reference.similarity.trials(*rows, condition)
         trials = np.asarray(scores), np.asarray(target).astype(int)
+        of_speakers = *trials, np.asarray(speakers)[np.asarray(pairs).T]
         near, far = sides[condition[0]], sides[condition[1]]
         scalars = {
             **reference.zebra.zebra_disclosure(*trials),
@@ -330,6 +346,7 @@ def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, 
             # Half a nat for every free share and input, as a chi-square has it.
             "mean_d_chance": reference.rank.mean_by_chance(len(speakers), len(np.unique(speakers))),
             **_reference_local(near, far, speakers),
+            **_reference_speakers(near, far, speakers, of_speakers, "probed" if condition == "OP" else "both"),
         }
         value.update({f"{condition.lower()}_{key}": number for key, number in scalars.items()})
     return value

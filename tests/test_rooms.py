@@ -21,14 +21,15 @@ LAYERS = (
     ("_metric", "_crowds"),
     ("scoring", "similarity", "zebra", "verification", "rank", "local", "trials", "attacks", "strongest", "crowd"),
     ("_report", "suite"),
-    ("_plot", "_plot_crowd", "_figures"),
+    ("_plot", "_plot_crowd", "_plot_speakers", "_figures"),
     ("data", "losses", "lightning"),
     ("app",),
     ("__main__",),
 )
 HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
-DRAWING = {"_plot", "_plot_crowd", "_figures"}  # a metric draws itself by what is imported where it is needed
+# A metric draws itself by what is imported where it is needed.
+DRAWING = {"_plot", "_plot_crowd", "_plot_speakers", "_figures"}
 
 
 def room_of(module: str) -> str:

@@ -132,7 +132,7 @@ def test_every_trial_is_walked_once_whatever_the_tile(condition, tile):
     for label in (False, True):
         ours, theirs = scores[labels == label].sort().values, np.sort(np.asarray(expected)[np.asarray(target) == label])
         assert_close(ours.numpy(), theirs)
-    cells = list(grid.cells(torch.ones_like))
+    cells = list(grid.cells(lambda tile: torch.ones_like(tile.scores)))
     assert all(torch.equal(block.sums, block.trials) for block in cells)
     # Whole voices: each pair of them is in one place, and there once.
     met = torch.zeros(len(sides.voices), len(sides.voices))

@@ -34,6 +34,7 @@ from vpmetrics._plot import (
     legend_beside,
 )
 from vpmetrics._plot_crowd import draw_over_utterances, draw_rate_over_people, sizes_for_curve, sizes_of
+from vpmetrics._plot_speakers import draw_speakers
 from vpmetrics._report import ConditionReport, ScoredTrials, System, Transfer, report_of_trials, unprotected
 from vpmetrics._scores.measures import actual_cross_entropy, entropy_of_prior
 from vpmetrics._trials.matrices import own_and_others
@@ -237,6 +238,16 @@ def _zoos(shown: Sequence[tuple[Shown, tuple[Tensor, Tensor]]], layout: Layout, 
     return figure_of(panels[0])
 
 
+def _speakers(systems: Sequence[System], layout: Layout) -> Figure | None:
+    shown = layout.of_interest(_shown(systems, lambda known: known.speakers))
+    if not shown:
+        return None
+    panels = layout.panels(len(shown), (4.2, 3.6))
+    for (one, found), ax in zip(shown, panels, strict=True):
+        draw_speakers(found, one.numbers("d_ece")["d_ece"], one.system.name_of, ax, one.title)
+    return figure_of(panels[0])
+
+
 def _attacks(systems: Sequence[System], layout: Layout) -> Figure | None:
     shown = _shown(systems, lambda known: known.strongest)
     if not shown:
@@ -379,6 +390,14 @@ FIGURES = (
         "Zoo plot of scores",
         "The same from average scores, before any calibration.",
         _zoo_of_scores,
+    ),
+    FigureKind(
+        "speakers",
+        "Who is protected worst",
+        "Expected disclosure of each speaker to who only compares voices, calibrated for all together, as the one "
+        "looked for and, where that is another side, as the one who is known. The largest of many noisy numbers is too "
+        "large; whoever is above the others by far is not protected as they are.",
+        _speakers,
     ),
     FigureKind(
         "ranks",

@@ -17,7 +17,7 @@ from torchmetrics.utilities import rank_zero_warn
 from vpmetrics._checks import warn_once
 from vpmetrics._crowds import Rates, isolation_of_sides
 from vpmetrics._precision import wide_dtype, widen
-from vpmetrics._scalars import HEADINGS, key_of, scalars_of
+from vpmetrics._scalars import HEADINGS, SPEAKER, key_of, scalars_of
 from vpmetrics._scores.calibration import isotonic_map, linear_map
 from vpmetrics._scores.measures import (
     actual_cross_entropy,
@@ -50,6 +50,13 @@ from vpmetrics._trials.ranks import histogram_of_trials, mean_by_chance
 from vpmetrics._trials.references import trials_of_sides
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.scores import ConditionScores, keep_scores, score_condition
+from vpmetrics._trials.speakers import (
+    SpeakerDisclosure,
+    SpeakerIdentification,
+    SpeakerTally,
+    disclosure_of_trials,
+    identification_by_speaker,
+)
 from vpmetrics._trials.strongest import Attackers, Strongest
 from vpmetrics._trials.transfer import distortion_of_sessions
 from vpmetrics._trials.utterances import Sides
@@ -90,7 +97,8 @@ class ConditionReport:
 
     ``average_scores()`` are the mean scores of all pairs of speakers, ``(S, S)``; they cost another pass over the
     trials. ``claims_llr``: scores that somebody gave may be log-likelihood ratios as they stand, cosines are not.
-    ``rates`` say how often somebody is found in a crowd, where that was asked for.
+    ``rates`` say how often somebody is found in a crowd, where that was asked for. ``speakers`` and ``identified``:
+    what each speaker's trials and inputs disclose.
     """
 
     scalars: dict[str, Tensor]
@@ -102,6 +110,8 @@ class ConditionReport:
     likeness: Likeness | None = None
     strongest: Strongest | None = None
     rates: Rates | None = None
+    speakers: SpeakerDisclosure | None = None
+    identified: SpeakerIdentification | None = None
 
     @property
     def trials(self) -> tuple[int, int]:
@@ -179,6 +189,14 @@ class System:
         """A scalar of the system or of a condition; NaN where it is not known."""
         return self.scalars.get(key_of(condition, key), math.nan)
 
+    def name_of(self, place: float) -> str:
+        """Name of the speaker at a place among all, ascending; their number where names are not known."""
+        if math.isnan(place):
+            return SPEAKER.show(place)
+        known = next(each.speakers.speakers for each in self.report.conditions.values() if each.speakers is not None)
+        numbers, number = known.unique().tolist(), int(known[int(place)])
+        return self.speakers[numbers.index(number)] if self.speakers else SPEAKER.show(number)
+
 
 def unprotected(systems: Sequence[System]) -> str:
     """What to call original speech beside systems, one of which may be called so itself."""
@@ -212,13 +230,19 @@ def report_condition(
     scores = score_condition(grid, settings.bandwidth)
     scalars = _scalars_of_scores(scores)
     _warn_of_wide_bins(condition, scores, scalars["d_ece"])
-    likeness = matrix = identification = strongest = None
-    if settings.asks_for(condition.name, "matrix"):
-        likeness, matrix = likeness_of_condition(grid, scores, settings.similarity)
+    likeness = matrix = identification = speakers = identified = strongest = None
+    by_speaker = settings.asks_for(condition.name, "speaker")
+    if by_speaker or settings.asks_for(condition.name, "matrix"):
+        tally = SpeakerTally(grid, scores) if by_speaker else None
+        likeness, matrix = likeness_of_condition(grid, scores, settings.similarity, tally)
         scalars |= {"d_diag": likeness.dominance, "d_diag_log": likeness.dominance_log}
-    if settings.asks_for(condition.name, "rank", "local"):
-        identified, identification = disclose_identity(sides, condition, settings)
-        scalars |= identified
+        speakers = None if tally is None else tally.disclosure()
+    if by_speaker or settings.asks_for(condition.name, "rank", "local"):
+        of_inputs, identification = disclose_identity(sides, condition, settings)
+        identified = identification_by_speaker(identification)
+        scalars |= of_inputs
+    if speakers is not None:
+        scalars |= _scalars_of_speakers(speakers, identified)
     # Original speech has nobody to undo its protection.
     if attackers is not None and condition.name != "OO" and settings.asks_for(condition.name, "attack"):
         strongest = attackers.strongest(condition)
@@ -234,6 +258,8 @@ def report_condition(
         likeness=likeness,
         strongest=strongest,
         rates=rates,
+        speakers=speakers,
+        identified=identified,
     )
 
 
@@ -384,6 +410,8 @@ def _report_scored(given: ScoredTrials, condition: str, speakers: int, similarit
     scalars = _scalars_of_scores(scores)
     if given.speakers is None or not condition:
         return ConditionReport(scalars, scores, claims_llr=True)
+    names = torch.arange(speakers, device=given.scores.device)
+    by_speaker = disclosure_of_trials(scores, given.scores, given.is_target, given.speakers, names)
     rows, columns = given.speakers
     cells = rows * speakers + columns
 
@@ -393,10 +421,12 @@ def _report_scored(given: ScoredTrials, condition: str, speakers: int, similarit
         sums = sums.index_add(1, cells, both).view(2, speakers, speakers)
         return _mean(*(sums + sums.mT if given.within else sums))
 
-    llr = scores.look_up(scores.llr_of_both_orders(), given.scores)
+    (llr,) = scores.look_up([scores.llr_of_both_orders()], given.scores)
     matrix = average(llr).sigmoid() if similarity == "sigmoid" else average(logsigmoid(llr)).exp()
-    scalars |= _scalars_of_matrix(matrix)
-    return ConditionReport(scalars, scores, matrix, None, lambda: average(given.scores), claims_llr=True)
+    scalars |= _scalars_of_matrix(matrix) | _scalars_of_speakers(by_speaker)
+    return ConditionReport(
+        scalars, scores, matrix, None, lambda: average(given.scores), claims_llr=True, speakers=by_speaker
+    )
 
 
 def _transfer(attacked: ScoredTrials, fit: ScoredTrials) -> Transfer:
@@ -426,6 +456,31 @@ def _scalars_of_scores(scores: ConditionScores) -> dict[str, Tensor]:
 
 def _scalars_of_matrix(matrix: Tensor) -> dict[str, Tensor]:
     return {"d_diag": diagonal_dominance(matrix), "d_diag_log": diagonal_dominance(matrix, log_domain=True)}
+
+
+def _scalars_of_speakers(
+    disclosed: SpeakerDisclosure, identified: SpeakerIdentification | None = None
+) -> dict[str, Tensor]:
+    """Who of those looked for is protected worst, and how far speakers are apart; of those whose values are known."""
+    values = disclosed.probed.d_ece
+    worst, place = _largest(values)
+    deviations, others = values - values.nanmean(), ((~values.isnan()).sum() - 1).clamp(min=0)
+    scalars = {
+        "worst_speaker_d_ece": worst,
+        "worst_speaker": place,
+        "speaker_d_ece_spread": (deviations.square().nansum() / others).sqrt(),
+    }
+    if identified is not None:
+        for key in ("mean_d", "alid"):
+            scalars[f"worst_speaker_{key}"], _ = _largest(getattr(identified, key))
+    return scalars
+
+
+def _largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest value that is a number, and its place; NaN where none is."""
+    values = pad(values, (0, 1), value=math.nan)
+    place = torch.where(values.isnan(), -torch.inf, values).argmax()
+    return values[place], torch.where(values[place].isnan(), torch.nan, place)
 
 
 def _mean(sums: Tensor, trials: Tensor) -> Tensor:

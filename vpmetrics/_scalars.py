@@ -45,8 +45,16 @@ class _Tag(Unit):
         return TAG_LETTERS[int(value)] if value >= 0 else "?"
 
 
+class _Speaker(Unit):
+    """A speaker, kept as a place among all, which whoever knows the names reads as a name."""
+
+    def show(self, value: float) -> str:
+        return DASH if math.isnan(value) else str(int(value)).replace("-", "−")
+
+
 BITS, PERCENT, DECIBELS = Unit("bit", ".3f"), Unit("%", ".2f", 100.0), Unit("dB", "+.2f")
 TENS, PLAIN, COUNT, TAG = Unit("log10", ".2f"), Unit("", ".3f"), Unit("", ".0f"), _Tag("", "")
+SPEAKER = _Speaker("", "")
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,18 @@ _TABLE = {
         Scalar("lid_max", "largest LID", BITS, "low", "local information disclosure of the trial that discloses most"),
         Scalar("link_rate", "linked", PERCENT, "low", "share of trials whose own speaker strictly beats all others"),
     ),
+    "speaker": (
+        Scalar("worst_speaker_d_ece", "worst speaker's D_ECE", BITS, "low", "expected disclosure of the speaker looked "
+               "for whom it is largest for, by the calibration of all; too large by what is noise in many values"),
+        Scalar("worst_speaker", "worst speaker", SPEAKER, None, "who that is, as a place among all in "
+               "ascending order"),
+        Scalar("speaker_d_ece_spread", "spread of D_ECE", BITS, None, "standard deviation over speakers of the "
+               "expected disclosure of each"),
+        Scalar("worst_speaker_mean_d", "worst speaker's MeanD", BITS, "low", "largest mean over a speaker's utterances "
+               "of what their ranks disclose"),
+        Scalar("worst_speaker_alid", "worst speaker's ALID", BITS, "low", "largest mean over a speaker's trials of the "
+               "local information disclosure"),
+    ),
     "attack": (
         Scalar("d_ece_strongest", "strongest D_ECE", BITS, "low", "expected disclosure, in either direction, to the "
                "strongest of the attacks tried, on speakers it was not chosen on"),
@@ -157,7 +177,7 @@ _TABLE = {
     ),
 }  # fmt: skip
 FAMILIES = {family: tuple(replace(entry, family=family) for entry in entries) for family, entries in _TABLE.items()}
-OF_CONDITIONS = ("score", "matrix", "rank", "local")
+OF_CONDITIONS = ("score", "matrix", "rank", "local", "speaker")
 _COMPARED = {  # what compares conditions is calculated from these of a family
     "deid": ("matrix", ("OO", "OP")),
     "gvd": ("matrix", ("OO", "PP")),

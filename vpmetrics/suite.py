@@ -43,8 +43,11 @@ class VoicePrivacy(AttackedMetric):
     ROC's hull, ``op_raw_eer``, ``op_min_dcf``, ``op_linkability``), of its matrix (``op_d_diag``, ``op_d_diag_log``)
     and of identification among all speakers (``op_max_d``, ``op_mean_d`` and its level of chance ``op_mean_d_chance``,
     ``op_id_rate``, ``op_rank_spread``; ``op_alid``, ``op_pdr``, ``op_ndr``, ``op_lid_pos``, ``op_lid_neg``,
-    ``op_lid_max``, ``op_link_rate``); the normalised relatives ``d_ece_op_oo``, ``cllr_op_oo``, ``g_d_ece``,
-    ``g_cllr`` (Noé et al., 2022, eq. 17 to 20). :meth:`report` adds what figures need.
+    ``op_lid_max``, ``op_link_rate``), and of who is protected worst (``op_worst_speaker_d_ece`` and whose it is,
+    ``op_worst_speaker``, a place among all speakers in ascending order; ``op_speaker_d_ece_spread``,
+    ``op_worst_speaker_mean_d``, ``op_worst_speaker_alid``: see :func:`vpmetrics.functional.speaker_disclosure`, of the
+    speakers looked for); the normalised relatives ``d_ece_op_oo``, ``cllr_op_oo``, ``g_d_ece``, ``g_cllr`` (Noé et al.,
+    2022, eq. 17 to 20). :meth:`report` adds what figures need.
 
     All of these are a cosine's, a weak attacker's. Beside them stand those of the strongest of several attackers, who
     learn from other speakers (:class:`StrongestAttack`): ``op_d_ece_strongest``, ``op_eer_strongest``,

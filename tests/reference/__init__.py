@@ -1,6 +1,6 @@
 """Every definition once more, in plain NumPy float64: slow, obvious, and written from the papers, not from the code."""
 
-from . import attacks, bootstrap, crowd, isotonic, local, rank, similarity, strongest, verification, zebra
+from . import attacks, bootstrap, crowd, isotonic, local, rank, similarity, speakers, strongest, verification, zebra
 
 __all__ = [
     "attacks",
@@ -10,6 +10,7 @@ __all__ = [
     "local",
     "rank",
     "similarity",
+    "speakers",
     "strongest",
     "verification",
     "zebra",

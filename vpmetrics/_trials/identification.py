@@ -11,7 +11,7 @@ from torch import Tensor
 from vpmetrics._precision import at_least_float32, result_dtype, widen
 from vpmetrics._trials import shares
 from vpmetrics._trials import slopes as regression
-from vpmetrics._trials.ranks import RankTally, ranks_of
+from vpmetrics._trials.ranks import RankTally, bits_of_ranks, ranks_of
 from vpmetrics._trials.references import Tile, Trials, walk_shared
 from vpmetrics._trials.scorers import Scoring
 from vpmetrics._trials.utterances import row_keys
@@ -30,6 +30,8 @@ class Identification(NamedTuple):
     bits: Tensor  # (P,), local information of each trial
     linked: Tensor  # (P,), whether its true speaker strictly beats all others
     trials: Tensor  # (P,), the row of the input
+    speakers: Tensor  # (P,), the true one
+    rank_bits: Tensor  # (P,), what its rank discloses, by the histogram of all
 
 
 def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | None) -> Identification:
@@ -42,10 +44,12 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
     tally = RankTally(trials)
     bits = slopes.new_full(slopes.shape, torch.nan, dtype=result_dtype(trials.inputs))
     linked = torch.zeros_like(trials.usable)
+    ranks = torch.zeros(2, len(slopes), dtype=torch.int64, device=slopes.device)
     for tile in walk_shared(trials, scoring):
         above, tied = ranks_of(tile)
         tally.add(tile, above, tied)
         linked[tile.rows] = (above == 0) & (tied == 1)
+        ranks[:, tile.rows] = torch.stack([above, tied])
         if tile.scores.shape[1] > 1:
             centred, match, deviation = _centre(tile)
             # The deviation divides the slope rather than every score.
@@ -53,7 +57,10 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
             bits[tile.rows] = found.to(bits.dtype)  # a scorer may be wider than the embeddings
     bits, linked = shares.together(bits), shares.total(linked.to(torch.uint8)).bool()
     used = trials.usable.nonzero().squeeze(1)
-    return Identification(tally.histogram(), bits[used], linked[used], used)
+    histogram, ranks = tally.histogram(), shares.total(ranks)
+    of_ranks = bits_of_ranks(histogram, *ranks[:, used])
+    speakers = trials.references.speakers[trials.column[used]]
+    return Identification(histogram, bits[used], linked[used], used, speakers, of_ranks)
 
 
 def local_bits(z: Tensor, match: Tensor, slope: Tensor) -> Tensor:

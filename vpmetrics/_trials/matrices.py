@@ -13,9 +13,10 @@ from vpmetrics._checks import warn_undefined
 from vpmetrics._precision import result_dtype, wide_dtype
 from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
-from vpmetrics._trials.pairs import Cells, TrialGrid
+from vpmetrics._trials.pairs import Cells, Tile, TrialGrid
 from vpmetrics._trials.scorers import Scorer
 from vpmetrics._trials.scores import ConditionScores, score_condition
+from vpmetrics._trials.speakers import SpeakerTally
 from vpmetrics._trials.utterances import Sides
 
 SIMILARITIES = ("geometric", "sigmoid")
@@ -77,7 +78,7 @@ def matrix_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: st
 
 def averages_of_grid(grid: TrialGrid) -> Tensor:
     """Mean score of every pair of voices, ``(V, V)``."""
-    return _matrix_of_means(grid, _means(grid, lambda scores: scores))
+    return _matrix_of_means(grid, _means(grid, lambda tile: tile.scores))
 
 
 def _matrix_of_means(grid: TrialGrid, means: Iterator[tuple[Cells, Tensor]]) -> Tensor:
@@ -100,13 +101,18 @@ def _in_order(grid: TrialGrid, matrix: Tensor) -> Tensor:
     return matrix[order][:, order]
 
 
-def likeness_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> tuple[Likeness, Tensor | None]:
-    """What the matrix of one condition comes to, some voices at a time; and the matrix, where they are few enough."""
+def likeness_of_condition(
+    grid: TrialGrid, scores: ConditionScores, similarity: str, tally: SpeakerTally | None = None
+) -> tuple[Likeness, Tensor | None]:
+    """What the matrix of one condition comes to, some voices at a time; and the matrix, where they are few enough.
+
+    A ``tally`` of what each speaker discloses is filled in on the way.
+    """
     count = len(grid.voices)
     own, matrix = _unknown(grid, count), _unknown(grid, count, count) if count <= _MOST_KEPT else None
     # Sums over other voices of 1, of similarities and of their logarithms.
     others = own.new_zeros(3, count)
-    for cells, mean in _similarities(grid, scores, similarity):
+    for cells, mean in _similarities(grid, scores, similarity, tally):
         if matrix is not None:
             matrix[cells.rows, cells.columns] = mean
         known = ~mean.isnan()
@@ -127,14 +133,20 @@ def likeness_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: 
     return Likeness(own[order], (others[1] / others[0])[order], *dominance), matrix
 
 
-def _similarities(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Iterator[tuple[Cells, Tensor]]:
+def _similarities(
+    grid: TrialGrid, scores: ConditionScores, similarity: str, tally: SpeakerTally | None = None
+) -> Iterator[tuple[Cells, Tensor]]:
     llr = scores.llr_of_both_orders()
     per_step = logsigmoid(llr) if similarity == "geometric" else llr
-    for cells, mean in _means(grid, lambda tile: scores.look_up(per_step, tile)):
+
+    def value_of(tile: Tile) -> Tensor:
+        return scores.look_up([per_step], tile.scores)[0] if tally is None else tally.look_up(tile, per_step)
+
+    for cells, mean in _means(grid, value_of):
         yield cells, mean.exp() if similarity == "geometric" else mean.sigmoid()
 
 
-def _means(grid: TrialGrid, value_of: Callable[[Tensor], Tensor]) -> Iterator[tuple[Cells, Tensor]]:
+def _means(grid: TrialGrid, value_of: Callable[[Tile], Tensor]) -> Iterator[tuple[Cells, Tensor]]:
     """Means of the trials of some pairs of voices, some at a time; NaN where two voices have no trial."""
     for cells in grid.cells(value_of):
         yield cells, torch.where(cells.trials > 0, cells.sums / cells.trials, torch.nan)

@@ -180,8 +180,8 @@ class TrialGrid:
         """Scores of pairs of neighbours spread over both sides: some of one speaker, most of two."""
         return self._compare(*(_spread(rows, size) for rows in self.vectors))
 
-    def cells(self, value_of: Callable[[Tensor], Tensor]) -> Iterator[Cells]:
-        """Sums of ``value_of(scores)`` over the trials of each pair of voices that falls to this process, some at once.
+    def cells(self, value_of: Callable[[Tile], Tensor]) -> Iterator[Cells]:
+        """Sums of ``value_of(tile)`` over the trials of each pair of voices that falls to this process, some at once.
 
         Within one side a pair of voices is met in one order only, from the lower one to the higher.
         """
@@ -191,10 +191,7 @@ class TrialGrid:
         for (row, column), tiles in groupby(
             self.shared(), key=lambda tile: (rows.first[tile.row], columns.first[tile.column])
         ):
-            sums = [
-                _sum_by_runs(tile, value_of(tile.scores), row_runs[tile.row], column_runs[tile.column])
-                for tile in tiles
-            ]
+            sums = [_sum_by_runs(tile, value_of(tile), row_runs[tile.row], column_runs[tile.column]) for tile in tiles]
             yield Cells(row, column, *torch.stack(sums).sum(0))
 
     def _scores(self, below: int, a: Tensor, b: Tensor) -> Tensor:

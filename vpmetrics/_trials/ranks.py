@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from vpmetrics._precision import result_dtype, widen
 from vpmetrics._trials import shares
@@ -79,6 +80,20 @@ def ranks_of(tile: Tile) -> tuple[Tensor, Tensor]:
     at_least = torch.ge(tile.scores, tile.match - tile.rounding, out=mask).sum(dim=1)
     above = torch.gt(tile.scores, tile.match + tile.rounding, out=mask).sum(dim=1)
     return above.long(), (at_least - above).long().clamp(min=1)
+
+
+def bits_of_ranks(histogram: Tensor, above: Tensor, tied: Tensor) -> Tensor:
+    r"""What each input's rank discloses, :math:`\log_2 (N \gamma_j)`, on average over the ranks it is tied for.
+
+    The mean over all inputs is MeanD, but for rounding. NaN for fewer than two references.
+    """
+    counts, ranks = widen(histogram), len(histogram)
+    if ranks < 2:
+        return torch.full_like(counts[:0].sum(), torch.nan).expand(len(above))
+    shares = ranks * counts / counts.sum()
+    bits = torch.where(shares == 0, 0, shares.log2())  # of a rank that no input has
+    total = pad(bits.cumsum(0), (1, 0))
+    return torch.where(tied == 1, bits[above], (total[above + tied] - total[above]) / tied)
 
 
 def mean_by_chance(histogram: Tensor) -> Tensor:

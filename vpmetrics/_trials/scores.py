@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -27,15 +27,15 @@ class ConditionScores(NamedTuple):
     """What one pass over the tiles of a condition keeps.
 
     ``values`` and ``counts_of_values`` ``(2, V)``, of non-targets and targets: every score once, or the middle of
-    every bin. ``counts`` for what follows from PAV; ``look_up(per_step, scores)`` for the value at every score of
-    something known per step; ``separated`` makes the counts that bound what binning may have hidden, and ``width`` is
-    how wide each bin is. ``within`` says that each pair was counted once, whichever way round.
+    every bin. ``counts`` for what follows from PAV; ``look_up(tables, scores)`` for the values at every score of what
+    is known per step, and overwrites the scores; ``separated`` makes the counts that bound what binning may have
+    hidden, and ``width`` is how wide each bin is. ``within`` says that each pair was counted once, whichever way round.
     """
 
     values: Tensor
     counts_of_values: Tensor
     counts: ScoreCounts
-    look_up: Callable[[Tensor, Tensor], Tensor]
+    look_up: Callable[[Sequence[Tensor], Tensor], list[Tensor]]
     within: bool
     separated: Callable[[], ScoreCounts] | None = None
     width: Tensor | None = None
@@ -63,8 +63,8 @@ def _smooth_scores(grid: TrialGrid, scores: Tensor, is_target: Tensor, bandwidth
     points = lay_grid(scores, bandwidth)
     counts = counts_on_grid(points, scores, is_target)
 
-    def look_up(per_step: Tensor, values: Tensor) -> Tensor:
-        return read_off(points, per_step, values.flatten()).view(values.shape)
+    def look_up(tables: Sequence[Tensor], values: Tensor) -> list[Tensor]:
+        return [read_off(points, table, values.flatten()).view(values.shape) for table in tables]
 
     return ConditionScores(scores, torch.stack([~is_target, is_target]), counts, look_up, grid.within)
 
@@ -82,9 +82,9 @@ def keep_scores(scores: Tensor, is_target: Tensor, within: bool = False) -> Cond
     counts = count_by_score(scores, is_target, validate_args=False)
     edges = counts.ascending.edges
 
-    def look_up(per_step: Tensor, values: Tensor) -> Tensor:
-        step = torch.searchsorted(edges, values.to(edges.dtype).contiguous(), right=True)
-        return per_step.index_select(0, step.flatten()).view(values.shape)
+    def look_up(tables: Sequence[Tensor], values: Tensor) -> list[Tensor]:
+        step = torch.searchsorted(edges, values.to(edges.dtype).contiguous(), right=True).flatten()
+        return [table.index_select(0, step).view(values.shape) for table in tables]
 
     return ConditionScores(scores, torch.stack([~is_target, is_target]), counts, look_up, within)
 
@@ -168,8 +168,9 @@ def _bin_scores(grid: TrialGrid) -> ConditionScores:
     ascending, step_of_bin = condense(every_bin.ascending)
     counts = ScoreCounts(ascending, condense(every_bin.descending)[0])
 
-    def look_up(per_step: Tensor, scores: Tensor) -> Tensor:
-        return per_step[step_of_bin].index_select(0, axis.bin_of(scores).flatten()).view(scores.shape)
+    def look_up(tables: Sequence[Tensor], scores: Tensor) -> list[Tensor]:
+        slots = axis.bin_of(scores).flatten()
+        return [table[step_of_bin].index_select(0, slots).view(scores.shape) for table in tables]
 
     width = torch.cat([edges.diff()[:1], edges.diff(), edges.diff()[-1:]])
     separated = lambda: count_by_bin(*histogram, separated=True)  # noqa: E731

@@ -15,7 +15,7 @@ from typing import Any
 
 from vpmetrics import __version__
 from vpmetrics._report import System
-from vpmetrics._scalars import TAG, key_of, scalar
+from vpmetrics._scalars import SPEAKER, TAG, key_of, scalar
 from vpmetrics.app.tables import average_of_groups
 
 SCHEMA = 2  # 1 had neither settings nor inputs
@@ -64,7 +64,7 @@ def _described(key: str) -> dict[str, str | None]:
 def _system(system: System) -> dict[str, Any]:
     return {
         "name": system.name,
-        "scalars": {key: _value(key, value) for key, value in system.scalars.items()},
+        "scalars": {key: _value(key, value, system) for key, value in system.scalars.items()},
         "not_finite": {key: str(value) for key, value in system.scalars.items() if not math.isfinite(value)},
         "attacks": [_attack(system, number) for number in range(len(system.attacks))],
         "unattacked": system.unattacked,
@@ -96,13 +96,13 @@ def _groups(system: System) -> dict[str, Any]:
     groups = {name: {key: _system(group)[key] for key in kept} for name, group in system.groups.items()}
     if not system.weights:
         return {"groups": groups}
-    average = {key: _value(key, value) for key, value in average_of_groups(system).items()}
+    average = {key: _value(key, value, system) for key, value in average_of_groups(system).items()}
     return {"groups": groups, "average": {"weights": dict(system.weights), "scalars": average}}
 
 
-def _value(key: str, value: float) -> float | str | None:
-    if scalar(key).unit is TAG:
-        return scalar(key).show(value)
+def _value(key: str, value: float, system: System) -> float | str | None:
+    if (unit := scalar(key).unit) is TAG or unit is SPEAKER:
+        return unit.show(value) if unit is TAG else system.name_of(value)
     return value if math.isfinite(value) else None
 
 

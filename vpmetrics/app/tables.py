@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from vpmetrics._report import System, unprotected
-from vpmetrics._scalars import COUNT, DASH, FAMILIES, OF_CONDITIONS, entries_of_crowd, key_of, scalar
+from vpmetrics._scalars import COUNT, DASH, FAMILIES, OF_CONDITIONS, SPEAKER, entries_of_crowd, key_of, scalar
 
 # The number of a weak attacker never stands alone: before it stands the strongest attack, or that none was tried.
 _BEFORE = {"d_ece": ("strongest", "d_ece_strongest", "d_ece_chance"), "eer": ("eer_strongest",)}
@@ -79,6 +79,8 @@ def show(name: str, system: System) -> str:
         return _NONE_TRIED if _names_attack(name) else DASH
     if known.unit is COUNT and 0 <= int(value) < len(system.attacks):
         return system.attacks[int(value)][0]
+    if known.unit is SPEAKER:
+        return system.name_of(value)
     ends = [system.scalar(f"{name}_{end}") for end in ("low", "high")]
     return known.show(value) + (
         f" ({known.show(ends[0])} to {known.show(ends[1])})" if not math.isnan(sum(ends)) else ""

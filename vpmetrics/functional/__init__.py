@@ -21,6 +21,7 @@ from vpmetrics.functional.similarity import (
     voice_distinctiveness,
     voice_similarity_matrix,
 )
+from vpmetrics.functional.speakers import speaker_disclosure
 from vpmetrics.functional.verification import (
     cllr,
     equal_error_rate,
@@ -60,6 +61,7 @@ __all__ = [
     "raw_equal_error_rate",
     "reidentification_rate",
     "singling_out",
+    "speaker_disclosure",
     "summarise_information",
     "voice_distinctiveness",
     "voice_similarity_matrix",

@@ -132,9 +132,10 @@ def identify(
         slope: Slope of the softmax, or None to cross-fit it.
 
     Returns:
-        ``Identification(histogram (N,), bits (P,), linked (P,), trials (P,))``; trials are the inputs whose speaker has
-        a reference left, in their order. Bits are NaN for fewer than two references, or where a slope is to be fitted
-        and no other speaker has trials.
+        ``Identification(histogram (N,), bits (P,), linked (P,), trials (P,), speakers (P,), rank_bits (P,))``: trials
+        are the inputs whose speaker has a reference left, in their order. Bits are NaN for fewer than two references,
+        or where a slope is to be fitted and no other speaker has trials. ``rank_bits`` are what each rank discloses by
+        the histogram of all, MeanD on average.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)

@@ -1,0 +1,39 @@
+"""Drawing speakers side by side, the one protected worst first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from vpmetrics._plot import COLOURS, PlotResult, as_label, axes_or_new, figure_of
+from vpmetrics._trials.speakers import SpeakerDisclosure
+
+_NAMED = 3  # who is protected worst, and what can still be read
+
+
+def draw_speakers(
+    found: SpeakerDisclosure, mean: float, name_of: Callable[[float], str], ax: Axes | None, label: str = ""
+) -> PlotResult:
+    """D_ECE of every speaker as the one looked for, sorted, and as the one who is known, beside that of all."""
+    ax = axes_or_new(ax, size=(4.8, 3.6))
+    probed, enrolled = (side.d_ece.detach().cpu().double().numpy() for side in (found.probed, found.enrolled))
+    order = np.argsort(-probed, kind="stable")[: np.isfinite(probed).sum()]
+    probed, enrolled = probed[order], enrolled[order]
+    places = np.arange(1, len(order) + 1)
+    if not np.array_equal(probed, enrolled, equal_nan=True):
+        ax.plot(places, enrolled, "o", markersize=3, fillstyle="none", color=COLOURS[1], label="known", gid="enrolled")
+    ax.plot(places, probed, "o", markersize=3, color=COLOURS[0], label="looked for", gid="probed")
+    ax.axhline(mean, color="black", linewidth=1.0, linestyle="--", label="all")
+    for rank, speaker in enumerate(order[:_NAMED]):
+        text = as_label(name_of(speaker))
+        ax.annotate(text, (places[rank], probed[rank]), (5, 2), textcoords="offset points", fontsize="x-small")
+    ax.set(xlabel="speakers, worst protected first", ylabel="D_ECE of a speaker, bit")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set_title(as_label(label), fontsize="medium")
+    ax.margins(y=0.12)
+    ax.legend(frameon=False, fontsize="small", loc="upper right")
+    ax.grid(alpha=0.3)
+    return figure_of(ax), ax
