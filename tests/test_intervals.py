@@ -182,6 +182,25 @@ def test_refuses_batches_that_do_not_say_who_speaks(metric):
         assert not any(made.metric_state["scores"])
 
 
-def test_embedding_trials_refuse_a_metric_with_intervals():
-    with pytest.raises(ValueError, match="`metric` without `intervals`: VoicePrivacy"):
-        vp.EmbeddingTrials(vp.MinCllr(intervals=0.95))
+def test_trials_of_embeddings_say_who_speaks():
+    draw = torch.Generator().manual_seed(0)
+    names, rows = torch.arange(40) % 8 * 5 - 9, torch.randn(2, 40, 6, generator=draw, dtype=torch.float64)
+    original, protected = rows + torch.randn(8, 6, generator=draw, dtype=torch.float64)[torch.arange(40) % 8]
+    kept = ~torch.eye(40, dtype=torch.bool)
+    enrol, probe = (side[kept] for side in torch.meshgrid(names, names, indexing="ij"))
+    scores = (torch.nn.functional.normalize(original) @ torch.nn.functional.normalize(protected).T)[kept]
+    expected = vp.ZebraDisclosure(intervals=0.95)(scores, enrol == probe, (enrol, probe))
+    for members in (vp.ZebraDisclosure(intervals=0.95), [vp.ZebraDisclosure(intervals=0.95), BinaryAUROC()]):
+        metric = vp.EmbeddingTrials(MetricCollection(members) if isinstance(members, list) else members, "OP")
+        metric.update(original, protected, names)
+        value = metric.compute()
+        for key, entry in expected.items():
+            assert_close(value[key], entry, atol=1e-9, rtol=0)
+
+
+def test_trials_of_no_embeddings_are_nan_with_one_warning():
+    metric = vp.EmbeddingTrials(vp.MinCllr(intervals=0.95))
+    metric._update_count = 1
+    with pytest.warns(UserWarning, match="The result is NaN") as warned:
+        assert all(bool(entry.isnan()) for entry in metric.compute().values())
+    assert len(warned) == 1

@@ -17,7 +17,7 @@ from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._metric.scores import ScoreMetric
 from vpmetrics._precision import result_dtype
 from vpmetrics._trials.conditions import condition_of
-from vpmetrics._trials.pairs import TrialGrid
+from vpmetrics._trials.pairs import Tile, TrialGrid
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.transfer import distortion_of_sessions
 from vpmetrics._trials.utterances import Sides
@@ -140,16 +140,23 @@ class EmbeddingTrials(EmbeddingMetric):
 
     def _feed(self, grid: TrialGrid) -> None:
         self.metric.reset()
-        parts: Iterable[tuple[Tensor, Tensor]] = (tile.trials() for tile in grid)
+        batches: Iterable[Iterable[Tile]] = ([tile] for tile in grid)
         # torchmetrics' metrics of decisions squash a batch that leaves [0, 1]: all trials are one batch for them, and
         # tiles do not show.
         if not all(isinstance(member, PrivacyMetric) or hasattr(member, "normalization") for member in self._members()):
-            parts = [grid.all_trials()]
-        for scores, is_target in parts:
-            if len(scores):
-                self.metric.update(scores.nan_to_num(), is_target)
+            batches = [list(grid)]
+        for tiles in batches:
+            self._update(grid, list(tiles))
         if not any(member.update_called for member in self._members()):
-            self.metric.update(*grid.all_trials())
+            self._update(grid, [])
+
+    def _update(self, grid: TrialGrid, tiles: list[Tile]) -> None:
+        """One batch of trials, and where the metric wants intervals those who speak in them."""
+        scores, is_target = grid.trials_of(tiles)
+        asked = any(getattr(member, "intervals", None) is not None for member in self._members())
+        speakers = {"speakers": grid.speakers_of(tiles)} if asked else {}
+        if len(scores) or not tiles:
+            self.metric.update(scores.nan_to_num(), is_target, **speakers)
 
 
 def _check_metric(metric: Any) -> None:
@@ -161,8 +168,6 @@ def _check_metric(metric: Any) -> None:
     for member in metric.values() if isinstance(metric, MetricCollection) else [metric]:
         takes = list(member._update_signature.parameters.values())
         needed = [one for one in takes if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-        if getattr(member, "intervals", None) is not None:
-            raise ValueError("Expected `metric` without `intervals`: VoicePrivacy has those of embeddings.")
         if isinstance(member, EmbeddingMetric) or len(needed) > 2:
             names = ", ".join(one.name for one in takes)
             raise TypeError(

@@ -31,14 +31,9 @@ class DrawnCondition:
         self.grid = TrialGrid(*sides.pair(rule), sides.voices, resolve_scoring(scoring), rule)
         if self.grid.few:
             score_condition(self.grid)  # from now on scores are equal that are equal on paper
-        tiles = [(*tile.trials(), *self._voices(tile.row, tile.column, tile.excluded)) for tile in self.grid]
-        self.scores, self.is_target, self.row, self.column = (torch.cat(part) for part in zip(*tiles, strict=True))
-
-    def _voices(self, row: int, column: int, excluded: Tensor | None) -> tuple[Tensor, Tensor]:
-        rows, columns = self.grid.rows, self.grid.columns
-        a, b = rows.side.voices[rows.at(row)], columns.side.voices[columns.at(column)]
-        first, second = torch.meshgrid(a, b, indexing="ij")
-        return (first.flatten(), second.flatten()) if excluded is None else (first[~excluded], second[~excluded])
+        self.scores, self.is_target = self.grid.all_trials()
+        # Without groups a voice is a speaker, and voices ascend.
+        self.row, self.column = (torch.searchsorted(sides.voices, side) for side in self.grid.speakers_of(self.grid))
 
     @cached_property
     def trials(self) -> SpeakerTrials:

@@ -170,9 +170,25 @@ class TrialGrid:
         same = rows.side.voices[a, None] == columns.side.voices[None, b] if near else None
         return Tile(row, column, scores, same, excluded_pairs(rows.side, columns.side, self.condition, a, b, same))
 
+    def speakers_of(self, tiles: Iterable[Tile]) -> tuple[Tensor, Tensor]:
+        """Who speaks on both sides of the trials of some tiles, as :meth:`trials_of` has them."""
+        rows, columns = self.rows, self.columns
+        parts = [(rows.side.speakers[:0], columns.side.speakers[:0])]
+        for tile in tiles:
+            ends = rows.side.speakers[rows.at(tile.row)], columns.side.speakers[columns.at(tile.column)]
+            one, other = torch.meshgrid(*ends, indexing="ij")
+            kept = torch.ones_like(one, dtype=torch.bool) if tile.excluded is None else ~tile.excluded
+            parts.append((one[kept], other[kept]))
+        first, second = (torch.cat(part) for part in zip(*parts, strict=True))
+        return first, second
+
     def all_trials(self) -> tuple[Tensor, Tensor]:
         """Scores and labels of every trial, flat: for sets small enough to be kept."""
-        parts = [tile.trials() for tile in self]
+        return self.trials_of(self)
+
+    def trials_of(self, tiles: Iterable[Tile]) -> tuple[Tensor, Tensor]:
+        """Scores and labels of the trials of some tiles, flat."""
+        parts = [tile.trials() for tile in tiles]
         scores = torch.cat([self.vectors[0].new_empty(0), *(scores for scores, _ in parts)])
         return scores, torch.cat([self.voices.new_empty(0, dtype=torch.bool), *(labels for _, labels in parts)])
 
