@@ -16,6 +16,15 @@ from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._checks import warn_once
 from vpmetrics._crowds import Rates, isolation_of_sides
+from vpmetrics._intervals import (
+    LeftOut,
+    joined,
+    left_out_of_ranks,
+    left_out_of_scores,
+    left_out_of_system,
+    left_out_of_values,
+    with_ends,
+)
 from vpmetrics._precision import wide_dtype, widen
 from vpmetrics._scalars import HEADINGS, SPEAKER, key_of, scalars_of
 from vpmetrics._scores.calibration import isotonic_map, linear_map
@@ -37,6 +46,8 @@ from vpmetrics._scores.measures import (
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS, Condition
 from vpmetrics._trials.galleries import Listening
 from vpmetrics._trials.identification import Identification, identify_trials
+from vpmetrics._trials.left_out import Blocks, deal_blocks
+from vpmetrics._trials.left_out_ranks import LeftOutRanks, identify_without
 from vpmetrics._trials.matrices import (
     Likeness,
     SimilarityMatrices,
@@ -83,6 +94,7 @@ class Settings(NamedTuple):
     enrolment: str | None = None
     sizes: tuple[int, ...] = ()
     origins: frozenset[tuple[str, str]] | None = None
+    intervals: float | None = None
 
     def asks_for(self, condition: str, *families: str) -> bool:
         """Whether anything of a condition is asked for, or anything of some families of it; None asks for all."""
@@ -97,8 +109,8 @@ class ConditionReport:
 
     ``average_scores()`` are the mean scores of all pairs of speakers, ``(S, S)``; they cost another pass over the
     trials. ``claims_llr``: scores that somebody gave may be log-likelihood ratios as they stand, cosines are not.
-    ``rates`` say how often somebody is found in a crowd, where that was asked for. ``speakers`` and ``identified``:
-    what each speaker's trials and inputs disclose.
+    ``rates`` say how often somebody is found in a crowd, ``left_out`` what leaving speakers out changes, where that was
+    asked for. ``speakers`` and ``identified``: what each speaker's trials and inputs disclose.
     """
 
     scalars: dict[str, Tensor]
@@ -112,6 +124,7 @@ class ConditionReport:
     rates: Rates | None = None
     speakers: SpeakerDisclosure | None = None
     identified: SpeakerIdentification | None = None
+    left_out: LeftOut | None = None
 
     @property
     def trials(self) -> tuple[int, int]:
@@ -152,6 +165,7 @@ class PrivacyReport(NamedTuple):
     matrices: SimilarityMatrices | None
     transfer: Transfer | None = None
     attack_names: tuple[str, ...] = ()
+    left_out: LeftOut | None = None
     groups: Mapping[int, PrivacyReport] = MappingProxyType({})
 
     @property
@@ -232,21 +246,28 @@ def report_condition(
     _warn_of_wide_bins(condition, scores, scalars["d_ece"])
     likeness = matrix = identification = speakers = identified = strongest = None
     by_speaker = settings.asks_for(condition.name, "speaker")
+    blocks = None if settings.intervals is None else deal_blocks(sides)
+    left_out = []
     if by_speaker or settings.asks_for(condition.name, "matrix"):
         tally = SpeakerTally(grid, scores) if by_speaker else None
         likeness, matrix = likeness_of_condition(grid, scores, settings.similarity, tally)
         scalars |= {"d_diag": likeness.dominance, "d_diag_log": likeness.dominance_log}
         speakers = None if tally is None else tally.disclosure()
+    if blocks is not None:
+        left_out.append(left_out_of_scores(grid, scores, likeness, matrix, settings.similarity, blocks))
     if by_speaker or settings.asks_for(condition.name, "rank", "local"):
-        of_inputs, identification = disclose_identity(sides, condition, settings)
+        of_inputs, identification, without = disclose_identity(sides, condition, settings, blocks)
         identified = identification_by_speaker(identification)
         scalars |= of_inputs
+        left_out += without
     if speakers is not None:
         scalars |= _scalars_of_speakers(speakers, identified)
     # Original speech has nobody to undo its protection.
     if attackers is not None and condition.name != "OO" and settings.asks_for(condition.name, "attack"):
-        strongest = attackers.strongest(condition)
+        strongest = attackers.strongest(condition, blocks)
         scalars |= strongest.scalars()
+        if blocks is not None and strongest.without is not None:
+            left_out.append(left_out_of_values(strongest.without, blocks))
     rates = rates_of(sides, condition, settings)
     scalars |= _scalars_of_crowd(sides, condition, settings, rates)
     return ConditionReport(
@@ -260,6 +281,7 @@ def report_condition(
         rates=rates,
         speakers=speakers,
         identified=identified,
+        left_out=joined(left_out) if left_out else None,
     )
 
 
@@ -307,30 +329,40 @@ def _pairs(sides: Sides, condition: Condition, settings: Settings) -> TrialGrid:
 
 
 def disclose_identity(
-    sides: Sides, condition: Condition, settings: Settings
-) -> tuple[dict[str, Tensor], Identification]:
-    """Every scalar of identification in one condition, of ranks and of local information, and what it comes from."""
+    sides: Sides, condition: Condition, settings: Settings, blocks: Blocks | None = None
+) -> tuple[dict[str, Tensor], Identification, list[LeftOut]]:
+    """Every scalar of identification in one condition, of ranks and of local information, and what it comes from.
+
+    With ``blocks`` of speakers, also what leaving these out changes.
+    """
     groups = sides.groups()
     parts = [
-        _identify(part, condition, settings) for part in ([sides] if len(groups) < 2 else map(sides.of_group, groups))
+        _identify(part, condition, settings, blocks)
+        for part in ([sides] if len(groups) < 2 else map(sides.of_group, groups))
     ]
     # A lone speaker of a group cannot be confused with anybody, and must not make NaN of all other groups.
-    parts = [part for part in parts if len(part.histogram) > 1] or parts[:1]
+    parts = [part for part in parts if len(part[0].histogram) > 1] or parts[:1]
+    known, without = [part[0] for part in parts], [part[1] for part in parts if part[1] is not None]
     of_ranks = [
         rank_disclosure(part.histogram, settings.rank_model)
         | {"mean_d_chance": _mean_by_chance(part.histogram, settings.rank_model)}
-        for part in parts
+        for part in known
     ]
-    found = parts[0] if len(parts) == 1 else _pooled(parts)
-    return _over_groups(of_ranks, parts) | summarise_information(found.bits, found.linked), found
+    found = known[0] if len(known) == 1 else _pooled(known)
+    scalars = _over_groups(of_ranks, known) | summarise_information(found.bits, found.linked)
+    left_out = [] if blocks is None else [left_out_of_ranks(without, settings.rank_model, blocks)]
+    return scalars, found, left_out
 
 
-def _identify(sides: Sides, condition: Condition, settings: Settings) -> Identification:
+def _identify(
+    sides: Sides, condition: Condition, settings: Settings, blocks: Blocks | None
+) -> tuple[Identification, LeftOutRanks | None]:
     trials = trials_of_sides(sides, condition)
     found = identify_trials(trials, settings.scoring, settings.slope)
+    without = None if blocks is None else identify_without(trials, found, settings.scoring, blocks)
     if settings.bandwidth is None:
-        return found
-    return found._replace(histogram=histogram_of_trials(trials, settings.scoring, settings.bandwidth))
+        return found, without
+    return found._replace(histogram=histogram_of_trials(trials, settings.scoring, settings.bandwidth)), without
 
 
 def _over_groups(values: Sequence[dict[str, Tensor]], parts: Sequence[Identification]) -> dict[str, Tensor]:
@@ -381,8 +413,12 @@ def join_conditions(
     names: Tensor,
     dtype: torch.dtype | None = None,
     sizes: Sequence[int] = (),
+    intervals: float | None = None,
 ) -> PrivacyReport:
-    """One report of all conditions: their scalars by name, and those that compare them, in the order of the table."""
+    """One report of all conditions: their scalars by name, and those that compare them, in the order of the table.
+
+    With ``intervals``, how often these are to hold the truth, each scalar is followed by its lower and upper end.
+    """
     matrices = {name: each.matrix for name, each in conditions.items() if each.matrix is not None}
     scalars = {key_of(name, key): value for name, each in conditions.items() for key, value in each.scalars.items()}
     dominance = {name: each.scalars["d_diag"] for name, each in conditions.items() if "d_diag" in each.scalars}
@@ -396,7 +432,10 @@ def join_conditions(
         scalars = {key: value.to(dtype) for key, value in scalars.items()}
     order = scalars_of(("", *HEADINGS), attacks=True, sessions=True, sizes=sizes)
     scalars = {key: scalars[key] for key in order if key in scalars}
-    return PrivacyReport(scalars, conditions, _all_matrices(matrices, names) if matrices else None)
+    left_out = left_out_of_system(scalars, {name: each.left_out for name, each in conditions.items()})
+    if intervals is not None:
+        scalars = with_ends(scalars, left_out, intervals)
+    return PrivacyReport(scalars, conditions, _all_matrices(matrices, names) if matrices else None, left_out=left_out)
 
 
 def _all_matrices(matrices: Mapping[str, Tensor], names: Tensor) -> SimilarityMatrices:

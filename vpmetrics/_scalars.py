@@ -68,6 +68,15 @@ class Scalar:
     tells: str
     family: str = ""
     condition: str = ""
+    range: tuple[float, float] = (-math.inf, math.inf)
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether leaving speakers out says how sure it is: not of extremes, of chance, or of what is but a name."""
+        return (
+            self.family not in ("crowd", "calibration", "speaker")
+            and self.key.removeprefix(_prefix(self)) not in _UNSURE
+        )
 
     @property
     def title(self) -> str:
@@ -77,6 +86,26 @@ class Scalar:
     def show(self, value: float) -> str:
         """A value of it as text."""
         return self.unit.show(value)
+
+
+# Extremes of what was seen, which say little of what was not; means that turn with a slope that is fitted; names.
+_UNSURE = {
+    *("l_w", "tag", "rank_spread", "mean_d_chance", "lid_pos", "lid_neg", "lid_max", "strongest", "d_ece_chance"),
+}
+ENDS = ("_low", "_high")  # of the names of an interval's ends
+_FULL, _NO_END = 1 / (2 * math.log(2)), math.inf
+_RANGES = {
+    **dict.fromkeys(("d_ece", "d_ece_reversed", "d_ece_strongest"), (0.0, _FULL)),
+    **dict.fromkeys(("eer", "eer_strongest"), (0.0, 0.5)),
+    **dict.fromkeys(("raw_eer", "min_cllr", "min_dcf", "linkability"), (0.0, 1.0)),
+    **dict.fromkeys(("id_rate", "link_rate", "pdr", "ndr"), (0.0, 1.0)),
+    **dict.fromkeys(("cllr", "d_diag", "max_d", "mean_d"), (0.0, _NO_END)),
+    "deid": (-_NO_END, 1.0),
+}
+
+
+def _prefix(entry: Scalar) -> str:
+    return key_of(entry.condition, "") if entry.condition else ""
 
 
 _LETTERS = ", ".join(f"{letter} from {bound:g}" for letter, bound in zip(TAG_LETTERS[2:], TAG_BOUNDS, strict=True))
@@ -176,7 +205,10 @@ _TABLE = {
         Scalar("cllr_isotonic", "Cllr, isotonic", BITS, "high", "cost of the scores under that isotonic calibration"),
     ),
 }  # fmt: skip
-FAMILIES = {family: tuple(replace(entry, family=family) for entry in entries) for family, entries in _TABLE.items()}
+FAMILIES = {
+    family: tuple(replace(entry, family=family, range=_RANGES.get(entry.key, (-_NO_END, _NO_END))) for entry in entries)
+    for family, entries in _TABLE.items()
+}
 OF_CONDITIONS = ("score", "matrix", "rank", "local", "speaker")
 _COMPARED = {  # what compares conditions is calculated from these of a family
     "deid": ("matrix", ("OO", "OP")),
@@ -209,7 +241,7 @@ def scalar(key: str) -> Scalar:
     """
     if (known := _entry(key)) is not None:
         return known
-    for end, name in (("_low", "from"), ("_high", "to")):
+    for end, name in zip(ENDS, ("from", "to"), strict=True):
         if key.endswith(end):
             inner = scalar(key.removesuffix(end))
             return replace(inner, key=key, heading=f"{inner.heading} {name}")
@@ -246,6 +278,18 @@ def origins_of(names: Iterable[str]) -> frozenset[tuple[str, str]]:
         family, conditions = _COMPARED.get(entry.key, (entry.family, (entry.condition,)))
         found.update((condition, family) for condition in conditions)
     return frozenset(found)
+
+
+def names_with_ends(names: Iterable[str]) -> Iterator[str]:
+    """Names of scalars, each that has an interval followed by those of its ends.
+
+    Example:
+        >>> list(names_with_ends(["deid", "op_l_w"]))
+        ['deid', 'deid_low', 'deid_high', 'op_l_w']
+    """
+    for name in names:
+        yield name
+        yield from (f"{name}{end}" for end in ENDS if scalar(name).has_interval)
 
 
 def entries_of_crowd(names: Iterable[str]) -> tuple[Scalar, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_choice, check_sizes, check_slope, warn_once
+from vpmetrics._checks import check_choice, check_confidence, check_sizes, check_slope, warn_once
 from vpmetrics._names import selection
 from vpmetrics._precision import result_dtype
 from vpmetrics._report import (
@@ -22,7 +22,7 @@ from vpmetrics._report import (
     report_condition,
     transferred_disclosure,
 )
-from vpmetrics._scalars import TAG, key_of, origins_of, scalar, scalars_of
+from vpmetrics._scalars import TAG, key_of, names_with_ends, origins_of, scalar, scalars_of
 from vpmetrics._trials import shares
 from vpmetrics._trials.bounds import error_bounds
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS, Condition
@@ -73,6 +73,9 @@ class VoicePrivacy(AttackedMetric):
             error and ``op_gallery``, and the same of the other conditions, of single utterances and cosines: see
             :class:`ReidentificationRate` and :class:`SinglingOut`, also for attacks and for longer conversations.
         metrics: Names of the scalars ``compute`` returns, if not all: what these do not need is not calculated.
+        intervals: How often an interval is to hold the truth, such as 0.95: adds ``<key>_low`` and ``<key>_high``, for
+            all but extremes (``l_w``, ``tag``, ``lid_max``), from leaving speakers out one after the other, as trials
+            that share a speaker are not independent. None calculates none.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. Meant for
             batches: every score is kept, whatever their number.
         validate_args: Look for NaN and infinite embeddings; forces a GPU sync per update.
@@ -105,6 +108,7 @@ class VoicePrivacy(AttackedMetric):
         enrolment: str | None = None,
         sizes: Sequence[int] | None = None,
         metrics: Sequence[str] | None = None,
+        intervals: float | None = None,
         **kwargs: Any,
     ) -> None:
         # The surrogate is for batches, and attackers need more than a batch.
@@ -116,6 +120,11 @@ class VoicePrivacy(AttackedMetric):
         if sizes is not None:
             check_sizes(sizes, smallest=2)
         self.enrolment, self.sizes = enrolment, tuple(sizes or ())
+        if intervals is not None:
+            check_confidence("intervals", intervals)
+            if bandwidth is not None:
+                raise ValueError("Expected `intervals` only without `bandwidth`: batches hold too few speakers.")
+        self.intervals = intervals
         known = scalars_of(tuple(CONDITIONS), self.attacks is not None, sessions=True, sizes=self.sizes)
         self.metrics = None if metrics is None else selection("metrics", metrics, known)
         check_choice("similarity", similarity, SIMILARITIES)
@@ -189,7 +198,8 @@ class VoicePrivacy(AttackedMetric):
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
         scalars = self._report(sides).scalars
         # Conditions of sessions are missing where there are none.
-        return {name: scalars[name] for name in (self.metrics or scalars) if name in scalars}
+        wanted = scalars if self.metrics is None else names_with_ends(self.metrics)
+        return {name: scalars[name] for name in wanted if name in scalars}
 
     def _settings(self) -> Settings:
         return Settings(
@@ -201,6 +211,7 @@ class VoicePrivacy(AttackedMetric):
             self.enrolment,
             self.sizes,
             None if self.metrics is None else origins_of(self.metrics),
+            self.intervals,
         )
 
     def _report(self, sides: Sides, cached: bool = True) -> PrivacyReport:
@@ -217,7 +228,7 @@ class VoicePrivacy(AttackedMetric):
         if of_sessions and settings.asks_for("OP", "calibration"):
             conditions["OP"].scalars["c_ece"] = transferred_disclosure(sides, settings)
         dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
-        report = join_conditions(conditions, sides.voices.sort().values, dtype, self.sizes)
+        report = join_conditions(conditions, sides.voices.sort().values, dtype, self.sizes, self.intervals)
         return report._replace(attack_names=self.attack_names)
 
     def _report_of_original(self, sides: Sides) -> ConditionReport:

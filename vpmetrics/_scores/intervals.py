@@ -27,8 +27,8 @@ def interval_of(
         \sigma^2 = \frac{r}{G} \sum_g (\theta_{(g)} - \overline{\theta_{(\cdot)}})^2, \quad
         \hat\theta \pm t_{G - 1} \sigma
 
-    where :math:`r`, speakers kept over speakers left out, is :math:`G - 1` when each is left out alone. Of a number
-    whose bias is not small the interval keeps to the side of it that the data speak for, within its range.
+    where :math:`r`, speakers kept over speakers left out, is :math:`G - 1` when each is left out alone. The ends stay
+    within the range of the number, and never lie both on one side of :math:`\theta`, which is what people read.
 
     Args:
         value: The number, ``()``.
@@ -42,16 +42,17 @@ def interval_of(
     Returns:
         Both ends, ``()``; NaN where a replicate is not defined, or there are fewer than two.
     """
-    wide, center = widen(replicates.detach()), widen(value.detach())
+    wide, seen = widen(replicates.detach()), widen(value.detach())
     count = len(wide)
     if count < 2:
-        nothing = torch.full_like(center, torch.nan)
-        return nothing, nothing
+        unknown = torch.full_like(value, torch.nan)
+        return unknown, unknown
     kept = count - 1 if ratio is None else ratio
     mean = wide.mean()
-    center = center - (kept * (mean - center) if bias is None else bias)
+    centre = seen - (kept * (mean - seen) if bias is None else bias)
     reach = students_t(confidence, count - 1) * (kept * (wide - mean).square().mean()).sqrt()
-    return tuple((center + side * reach).clamp(lowest, highest).to(value.dtype) for side in (-1, 1))  # type: ignore[return-value]
+    low, high = torch.minimum(centre - reach, seen), torch.maximum(centre + reach, seen)
+    return low.clamp(lowest, highest).to(value.dtype), high.clamp(lowest, highest).to(value.dtype)
 
 
 def students_t(confidence: float, freedom: int) -> float:

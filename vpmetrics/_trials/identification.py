@@ -32,6 +32,7 @@ class Identification(NamedTuple):
     trials: Tensor  # (P,), the row of the input
     speakers: Tensor  # (P,), the true one
     rank_bits: Tensor  # (P,), what its rank discloses, by the histogram of all
+    slopes: Tensor  # (B,), of every input
 
 
 def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | None) -> Identification:
@@ -51,7 +52,7 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
         linked[tile.rows] = (above == 0) & (tied == 1)
         ranks[:, tile.rows] = torch.stack([above, tied])
         if tile.scores.shape[1] > 1:
-            centred, match, deviation = _centre(tile)
+            centred, match, deviation = centre(tile)
             # The deviation divides the slope rather than every score.
             found = local_bits(centred, match, slopes[tile.rows].to(centred.dtype).unsqueeze(1) / deviation)
             bits[tile.rows] = found.to(bits.dtype)  # a scorer may be wider than the embeddings
@@ -60,7 +61,7 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
     histogram, ranks = tally.histogram(), shares.total(ranks)
     of_ranks = bits_of_ranks(histogram, *ranks[:, used])
     speakers = trials.references.speakers[trials.column[used]]
-    return Identification(histogram, bits[used], linked[used], used, speakers, of_ranks)
+    return Identification(histogram, bits[used], linked[used], used, speakers, of_ranks, slopes)
 
 
 def local_bits(z: Tensor, match: Tensor, slope: Tensor) -> Tensor:
@@ -76,7 +77,7 @@ def standardise(scores: Tensor, rounding: Tensor) -> Tensor:
     return centred / _deviation(centred, rounding)
 
 
-def _centre(tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
+def centre(tile: Tile) -> tuple[Tensor, Tensor, Tensor]:
     """Scores of a tile less the mean of their row, in place unless a gradient needs them; those of the matching
     references; and the deviations.
     """
@@ -134,7 +135,7 @@ def _order_of_speakers(trials: Trials) -> Tensor:
 
 def _rows_to_fit(tile: Tile, chosen: Tensor, column: Tensor, takes_part: Tensor) -> regression.Rows:
     """Standardised scores of a tile to fit the slope on: all, or evenly spaced ones where all would be too many."""
-    centred, match, deviation = _centre(tile)
+    centred, match, deviation = centre(tile)
     return regression.Rows(
         centred.gather(1, chosen) / deviation, chosen == column.unsqueeze(1), match / deviation, takes_part
     )

@@ -37,13 +37,16 @@ class Likeness(NamedTuple):
 
     ``own`` and ``others`` ``(V,)``, by ascending speaker: how alike each voice is to itself, and on average to the
     others it is compared with. ``dominance`` and ``dominance_log``: see
-    :func:`vpmetrics.functional.diagonal_dominance`, of similarities and of their logarithms.
+    :func:`vpmetrics.functional.diagonal_dominance`, of similarities and of their logarithms. ``met`` ``(3, V)``: sums
+    of 1, of similarities and of their logarithms over the pairs with another voice that each voice is in, on either
+    side.
     """
 
     own: Tensor
     others: Tensor
     dominance: Tensor
     dominance_log: Tensor
+    met: Tensor
 
 
 def matrices_of_sides(
@@ -111,7 +114,7 @@ def likeness_of_condition(
     count = len(grid.voices)
     own, matrix = _unknown(grid, count), _unknown(grid, count, count) if count <= _MOST_KEPT else None
     # Sums over other voices of 1, of similarities and of their logarithms.
-    others = own.new_zeros(3, count)
+    others, met = own.new_zeros(3, count), own.new_zeros(3, count)
     for cells, mean in _similarities(grid, scores, similarity, tally):
         if matrix is not None:
             matrix[cells.rows, cells.columns] = mean
@@ -121,16 +124,18 @@ def likeness_of_condition(
             own[max(cells.row, cells.column) :][: len(mean.diagonal(apart))] = mean.diagonal(apart)
             known.diagonal(apart).fill_(False)
         each = torch.stack([torch.where(known, x, 0) for x in (torch.ones_like(mean), mean, mean.log2())])
-        others[:, cells.rows] += each.sum(2)
+        for sums in (others, met):
+            sums[:, cells.rows] += each.sum(2)
+        met[:, cells.columns] += each.sum(1)
         if grid.within:  # the pair is met in one order, and counts for both
             others[:, cells.columns] += each.sum(1)
-    own, others = shares.together(own), shares.total(others)
+    own, (others, met) = shares.together(own), shares.total(torch.stack([others, met]))
     number, alike, log_alike = others.sum(1)
     log_own = own.log2()
     dominance = (own.nanmean() - alike / number).abs(), log_own.nanmean() - log_alike / number
     order = grid.voices.argsort(stable=True)
     matrix = None if matrix is None else _in_order(grid, matrix)
-    return Likeness(own[order], (others[1] / others[0])[order], *dominance), matrix
+    return Likeness(own[order], (others[1] / others[0])[order], *dominance, met[:, order]), matrix
 
 
 def _similarities(

@@ -156,6 +156,12 @@ class TrialGrid:
         others = self.columns.compared_with(self.rows, block)
         return range(max(others.start, block), others.stop) if self.within else others
 
+    def voices_of(self, tile: Tile) -> tuple[Tensor, Tensor]:
+        """The voices of its rows and of its columns."""
+        places = (self.rows, tile.row), (self.columns, tile.column)
+        first, second = (rows.side.voices[number * self.tile : (number + 1) * self.tile] for rows, number in places)
+        return first, second
+
     def keep(self, tiles: list[Tile]) -> None:
         """Take these from now on, for few pairs, instead of comparing anew."""
         self._kept = {(tile.row, tile.column): tile for tile in tiles}

@@ -36,6 +36,16 @@ def shared(group: Any = None) -> Iterator[None]:
         _share.reset(before)
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within this a process does all of its work itself, as where another kind of part was dealt out before."""
+    before = _share.set(_ALONE)
+    try:
+        yield
+    finally:
+        _share.reset(before)
+
+
 def spans(costs: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """What falls to this process of work that costs so much, piece by piece: its number, from where, and to where."""
     share, begin = _share.get(), 0

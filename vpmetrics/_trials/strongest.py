@@ -24,16 +24,16 @@ from vpmetrics._precision import wide_dtype, widen
 from vpmetrics._scores.measures import eer_of_steps, expected_disclosure
 from vpmetrics._scores.steps import Steps, calibrate
 from vpmetrics._trials import shares
+from vpmetrics._trials.attacked import compared
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.folds import FEWEST_SPEAKERS, Folds, deal_speakers, is_linear, pairs_of
+from vpmetrics._trials.left_out import Blocks
+from vpmetrics._trials.left_out_attacks import attacks_without
 from vpmetrics._trials.moments import Moments, moments_of
 from vpmetrics._trials.pairs import TILE, excluded_pairs
-from vpmetrics._trials.scorers import SCORERS
-from vpmetrics._trials.separation import map_rows
 from vpmetrics._trials.utterances import Side, Sides
 
 _BINS = 1 << 14  # of cosines
-_FEW_ROWS = 512  # of a fold, compared in double precision
 _STEPS = 1 << 10  # of the score axis that choices are made with
 _AS_STRONG, _NOISE = 0.97, 0.001  # share of the strongest, and bits below that
 _OTHERS, _NEXT, _OWN, _NONE = range(4)  # pairs of two speakers, of one and the next, of one speaker; no trials
@@ -43,7 +43,8 @@ class Strongest(NamedTuple):
     """What the strongest attack finds, and what chance would; all scalars but the last.
 
     ``attack``: the number of the attack most folds chose. ``each`` ``(A,)``: D_ECE of every attack, in its better
-    direction, pooled over all folds.
+    direction, pooled over all folds. ``without``: the first two for all speakers and without each block of speakers,
+    ``(1 + G,)``, where that was asked for.
     """
 
     d_ece: Tensor
@@ -51,6 +52,7 @@ class Strongest(NamedTuple):
     attack: Tensor
     chance: Tensor
     each: Tensor
+    without: dict[str, Tensor] | None = None
 
     def scalars(self) -> dict[str, Tensor]:
         """By the names of the table; a number of -1, where no attack was possible, is NaN."""
@@ -83,8 +85,11 @@ class Attackers:
             self._fits = None if self.folds is None else _Fits(self.folds, attacks, watched)
         self._fitted: dict[bool, dict[int, list[Any]]] = {}
 
-    def strongest(self, condition: Condition) -> Strongest:
-        """The strongest attack on one condition; NaN and one warning where there are too few speakers."""
+    def strongest(self, condition: Condition, blocks: Blocks | None = None) -> Strongest:
+        """The strongest attack on one condition; NaN and one warning where there are too few speakers.
+
+        With ``blocks`` of speakers, also what it would be without each of them.
+        """
         folds, fits = self.folds, self._fits
         if folds is None or fits is None:
             warn_undefined(f"Attacks are fitted on other speakers, and that needs {FEWEST_SPEAKERS} of them.")
@@ -100,12 +105,19 @@ class Attackers:
             counts = _count(folds, condition, self.enrolment, list(fitted.values()))
             found = _choose(counts[:, :, _OWN], counts[:, :, _OTHERS] + counts[:, :, _NEXT])
             chance = _choose(counts[:, :, _NEXT], counts[:, :, _OTHERS])
+            known = torch.stack([counts[:, :, _OTHERS] + counts[:, :, _NEXT], counts[:, :, _OWN]], dim=2)
+            without = None
+            if blocks is not None and not bool(found.d_ece.isnan()):
+                attacks = list(fitted.values())
+                without = attacks_without(
+                    folds, condition, self.enrolment, attacks, known, blocks, (_AS_STRONG, _NOISE)
+                )
         if bool(found.d_ece.isnan()):
             warn_undefined(f"There are no trials of one kind to attack in {condition.name}.")
             return self._nothing()
         numbers = torch.tensor(list(fitted), device=counts.device)
         each = found.each.new_full((3 * len(self.attacks),), torch.nan).scatter(0, numbers, found.each)
-        return found._replace(attack=numbers[found.attack], chance=chance.d_ece, each=each)
+        return found._replace(attack=numbers[found.attack], chance=chance.d_ece, each=each, without=without)
 
     def _nothing(self) -> Strongest:
         device = self.sides.voices.device
@@ -123,7 +135,7 @@ def _count(folds: Folds, condition: Condition, enrolment: str | None, fitted: Se
         original, protected = folds.sides.original.take(first), folds.sides.protected.take(second)
         reference, probe = Sides(original, protected, folds.sides.voices).pair(condition, enrolment)
         own = [number for number, attack in enumerate(fitted) if attack[fold] is not None]
-        rows = [(number, *_compared(fitted[number][fold], reference, probe, condition)) for number in own]
+        rows = [(number, *compared(fitted[number][fold], reference, probe, condition)) for number in own]
         for a, b, kinds in _tiles(reference, probe, condition) if rows else ():
             for number, left, right in rows:
                 slots = (
@@ -213,31 +225,6 @@ def _fit_on(attack: Any, original: Tensor, protected: Tensor, speakers: Tensor, 
     with torch.enable_grad():  # an attacker may learn by descent
         fitted.fit(original[rows], protected[rows], speakers[rows])
     return fitted
-
-
-def _compared(fitted: Any, reference: Side, probe: Side, condition: Condition) -> tuple[Tensor, Tensor]:
-    """References and probes as the attacker compares them, at length 1."""
-    right = _mapped(fitted, None, probe.vectors)
-    if reference is probe:
-        return right, right
-    if condition.one_sided:
-        return _mapped(fitted, None, reference.vectors), right
-    return _mapped(fitted, reference.vectors, None), right
-
-
-def _mapped(fitted: Any, original: Tensor | None, protected: Tensor | None) -> Tensor:
-    """Rows of one side, mapped and at length 1."""
-    if hasattr(fitted, "attack"):
-        rows = next(side for side in fitted.attack(original, protected) if side is not None)
-    elif original is not None:
-        rows = map_rows(original, fitted.mean_o, fitted.map_o)
-    else:
-        assert protected is not None
-        rows = map_rows(protected, fitted.mean_p, fitted.map_p)
-    # What is known to few digits is compared in few; a few pairs cost nothing in all digits.
-    dtype = wide_dtype(rows.device) if len(rows) <= _FEW_ROWS else torch.float32
-    directions: Tensor = SCORERS["cosine"].prepare(rows.detach().to(dtype)).nan_to_num()
-    return directions
 
 
 def _tiles(reference: Side, probe: Side, condition: Condition) -> Iterator[tuple[slice, slice, Tensor]]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vpmetrics._names import last_component, without_loader
-from vpmetrics._scalars import Scalar, scalar, scalars_of
+from vpmetrics._scalars import Scalar, names_with_ends, scalar, scalars_of
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
 from vpmetrics.suite import VoicePrivacy
 
@@ -20,8 +20,7 @@ def scalar_names(suite: VoicePrivacy | None = None, sessions: bool = False) -> t
     suite = VoicePrivacy() if suite is None else suite
     conditions = tuple(CONDITIONS) if sessions else ALWAYS
     names = scalars_of(conditions, suite.attacks is not None, sessions, suite.sizes)
-    ends = ("", "_low", "_high") if getattr(suite, "intervals", None) else ("",)
-    return tuple(name + end for name in names for end in ends)
+    return names if suite.intervals is None else tuple(names_with_ends(names))
 
 
 def headline_of(names: Sequence[str]) -> tuple[str, ...]:

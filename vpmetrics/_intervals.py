@@ -1,0 +1,156 @@
+"""How sure the numbers of a report are: each of them without one speaker after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._precision import widen
+from vpmetrics._scalars import ENDS, key_of, scalar
+from vpmetrics._scores.intervals import interval_of
+from vpmetrics._scores.measures import edges_of_linkability
+from vpmetrics._trials.left_out import (
+    Blocks,
+    count_without,
+    dominance_without,
+    scores_without,
+    slopes_of,
+)
+from vpmetrics._trials.left_out_ranks import LeftOutRanks
+from vpmetrics._trials.matrices import Likeness
+from vpmetrics._trials.pairs import TrialGrid
+from vpmetrics._trials.scores import ConditionScores
+from vpmetrics.functional.rank import rank_disclosure
+from vpmetrics.functional.similarity import normalised_relatives
+
+# PAV fits what it is measured on, so these are too large by an amount that leaving speakers out shows.
+_CORRECTED = {"d_ece", "d_ece_reversed", "d_ece_strongest", "min_cllr"}
+
+
+class LeftOut(NamedTuple):
+    """What leaving speakers out changes.
+
+    ``changes``: by how much each number differs without each block of speakers, ``(G,)``. ``bias``: by how much it is
+    too large for having been fitted to what it is measured on. ``ratio``: speakers kept over speakers left out.
+    """
+
+    changes: dict[str, Tensor]
+    bias: dict[str, Tensor]
+    ratio: float
+
+    def under(self, condition: str) -> LeftOut:
+        """The same, with the names that numbers of a condition have."""
+        changes, bias = ({key_of(condition, key): x for key, x in each.items()} for each in self[:2])
+        return LeftOut(changes, bias, self.ratio)
+
+    def interval(self, key: str, value: Tensor, confidence: float) -> tuple[Tensor, Tensor]:
+        """Both ends for a number, by its name."""
+        lowest, highest = scalar(key).range
+        bias = self.bias.get(key, torch.zeros_like(value))
+        return interval_of(value, widen(value) + self.changes[key], confidence, lowest, highest, self.ratio, bias)
+
+
+def left_out_of_scores(
+    grid: TrialGrid,
+    scores: ConditionScores,
+    likeness: Likeness | None,
+    matrix: Tensor | None,
+    similarity: str,
+    blocks: Blocks,
+) -> LeftOut:
+    """What leaving speakers out changes in the numbers of scores, and in those of similarities if these are known."""
+    steps, counts = scores.counts.ascending, scores.counts_of_values
+    if bool(steps.targets.isnan().any()):  # nothing is known
+        return LeftOut({}, {}, blocks.ratio)
+    links = edges_of_linkability(scores.values, counts)
+    links = steps.edges.new_empty(0) if links is None else links
+    slopes = None if likeness is None else slopes_of(grid, likeness, matrix, similarity)
+    counted = count_without(grid, steps, links, blocks, slopes)
+    values = scores_without(counted, scores.values[(counts > 0).any(0)], links)
+    if likeness is not None:
+        values |= dominance_without(counted, grid, likeness, blocks, similarity)
+    return left_out_of_values(values, blocks)
+
+
+def left_out_of_ranks(groups: Sequence[LeftOutRanks], model: str, blocks: Blocks) -> LeftOut:
+    """What leaving speakers out changes in the numbers of identification, over all groups."""
+    inputs = torch.stack([each.histograms.sum(1) for each in groups])
+    parts = [_of_references(each.histograms, each.references, model) for each in groups]
+    values = {key: _over_groups(torch.stack([part[key] for part in parts]), inputs, key) for key in parts[0]}
+    count, above_sum, below_sum, above, linked = torch.stack([each.sums for each in groups]).sum(0)
+    values |= {
+        "alid": (above_sum + below_sum) / count,
+        "pdr": above / count,
+        "ndr": 1 - above / count,
+        "link_rate": linked / inputs.sum(0),
+    }
+    left_out = left_out_of_values(values, blocks)
+    # With fewer references there is less to disclose, so the bias shows where inputs alone are gone.
+    fewer = [rank_disclosure(each.fewer_inputs, model)["mean_d"] for each in groups]
+    mean_d = _over_groups(torch.stack(fewer), torch.stack([each.fewer_inputs.sum(1) for each in groups]), "mean_d")
+    bias = {"mean_d": blocks.ratio * (mean_d[1:] - mean_d[0]).mean()}
+    return left_out._replace(bias=bias)
+
+
+def _of_references(histograms: Tensor, references: Tensor, model: str) -> dict[str, Tensor]:
+    """Rank disclosure of each histogram among as many references as it has; there are few numbers of them."""
+    values = {key: histograms.new_full((len(histograms),), torch.nan) for key in ("max_d", "mean_d", "id_rate")}
+    for number in references.unique().long().tolist():
+        rows = (references == number).nonzero().flatten()
+        if number > 1:
+            found = rank_disclosure(histograms[rows, :number], model)
+            values = {key: each.index_copy(0, rows, found[key].to(each.dtype)) for key, each in values.items()}
+    return values
+
+
+def _over_groups(values: Tensor, inputs: Tensor, key: str) -> Tensor:
+    """The mean over the inputs of all groups, or the largest."""
+    return values.amax(0) if key == "max_d" else (values * inputs).sum(0) / inputs.sum(0)
+
+
+def left_out_of_values(values: Mapping[str, Tensor], blocks: Blocks) -> LeftOut:
+    """What leaving speakers out changes in numbers that are known of all, then without each block, ``(1 + G,)``."""
+    changes = {key: each[1:] - each[0] for key, each in values.items()}
+    bias = {key: blocks.ratio * changes[key].mean() for key in _CORRECTED & set(changes)}
+    return LeftOut(changes, bias, blocks.ratio)
+
+
+def joined(parts: Sequence[LeftOut]) -> LeftOut:
+    """The changes of numbers of several kinds."""
+    changes = {key: change for part in parts for key, change in part.changes.items()}
+    bias = {key: value for part in parts for key, value in part.bias.items()}
+    return LeftOut(changes, bias, parts[0].ratio)
+
+
+def left_out_of_system(scalars: Mapping[str, Tensor], conditions: Mapping[str, LeftOut | None]) -> LeftOut | None:
+    """What leaving speakers out changes in all numbers of a system, by name, and in those that compare conditions."""
+    known = {name: each for name, each in conditions.items() if each is not None}
+    if not known:
+        return None
+    changes, bias, ratio = joined([each.under(name) for name, each in known.items()])
+    without = {key: widen(scalars[key]) + change for key, change in changes.items() if key in scalars}
+    if {"oo_d_diag", "op_d_diag"} <= set(without):
+        changes["deid"] = 1 - without["op_d_diag"] / without["oo_d_diag"] - scalars["deid"]
+    if {"oo_d_diag", "pp_d_diag"} <= set(without):
+        changes["gvd"] = 10 * (without["pp_d_diag"] / without["oo_d_diag"]).log10() - scalars["gvd"]
+    if "d_ece_op_oo" in scalars and set(without) >= {f"{name}_d_ece" for name in ("oo", "op", "pp")}:
+        changes |= {key: value - scalars[key] for key, value in normalised_relatives(without).items()}
+    return LeftOut(changes, bias, ratio)
+
+
+def with_ends(scalars: Mapping[str, Tensor], left_out: LeftOut | None, confidence: float) -> dict[str, Tensor]:
+    """Scalars, each that has an interval followed by its ends; NaN where these are not known."""
+    found = {}
+    for key, value in scalars.items():
+        found[key] = value
+        if not scalar(key).has_interval:
+            continue
+        unknown = torch.full_like(value, torch.nan)
+        ends = unknown, unknown
+        if left_out is not None and key in left_out.changes:
+            ends = left_out.interval(key, value, confidence)
+        found |= {f"{key}{name}": end for name, end in zip(ENDS, ends, strict=True)}
+    return found

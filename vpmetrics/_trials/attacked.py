@@ -1,0 +1,41 @@
+"""What an attacker compares: rows of both sides, as the fitted attack maps them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vpmetrics._precision import wide_dtype
+from vpmetrics._trials.conditions import Condition
+from vpmetrics._trials.scorers import SCORERS
+from vpmetrics._trials.separation import map_rows
+from vpmetrics._trials.utterances import Side
+
+_FEW_ROWS = 512  # of a fold, compared in double precision
+
+
+def compared(fitted: Any, reference: Side, probe: Side, condition: Condition) -> tuple[Tensor, Tensor]:
+    """References and probes as the attacker compares them, at length 1."""
+    right = _mapped(fitted, None, probe.vectors)
+    if reference is probe:
+        return right, right
+    if condition.one_sided:
+        return _mapped(fitted, None, reference.vectors), right
+    return _mapped(fitted, reference.vectors, None), right
+
+
+def _mapped(fitted: Any, original: Tensor | None, protected: Tensor | None) -> Tensor:
+    """Rows of one side, mapped and at length 1."""
+    if hasattr(fitted, "attack"):
+        rows = next(side for side in fitted.attack(original, protected) if side is not None)
+    elif original is not None:
+        rows = map_rows(original, fitted.mean_o, fitted.map_o)
+    else:
+        assert protected is not None
+        rows = map_rows(protected, fitted.mean_p, fitted.map_p)
+    # What is known to few digits is compared in few; a few pairs cost nothing in all digits.
+    dtype = wide_dtype(rows.device) if len(rows) <= _FEW_ROWS else torch.float32
+    directions: Tensor = SCORERS["cosine"].prepare(rows.detach().to(dtype)).nan_to_num()
+    return directions
