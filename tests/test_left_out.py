@@ -10,8 +10,9 @@ from scipy import stats
 from torch.testing import assert_close
 
 from vpmetrics import VoicePrivacy
+from vpmetrics._intervals import difference_of
 from vpmetrics._scalars import names_with_ends, scalar
-from vpmetrics._scores.intervals import interval_of, students_t
+from vpmetrics._scores.intervals import interval_of, probability_below, students_t
 from vpmetrics._trials import left_out
 from vpmetrics.attacks import Plain, RidgeToOriginal
 
@@ -190,3 +191,39 @@ def test_a_confidence_that_is_none_is_refused(given, error, message):
 def test_batches_hold_too_few_speakers_for_intervals():
     with pytest.raises(ValueError, match="without `bandwidth`"):
         VoicePrivacy(intervals=0.95, bandwidth=0.1)
+
+
+def test_two_systems_are_compared_on_the_speakers_they_share():
+    rows = voices(speakers=24)
+    weaker = {**rows, "protected": 0.7 * rows["protected"] + 0.3 * rows["original"]}
+    reports = [measured(each, intervals=0.95) for each in (rows, weaker)]
+
+    def compared(first, second, key="op_d_ece"):
+        pair = (reports[first], reports[second])
+        return difference_of(key, tuple(r.scalars[key] for r in pair), tuple(r.left_out for r in pair), 0.95)
+
+    better, worse = compared(0, 1), compared(1, 0)
+    assert better.told_apart
+    assert better.smaller > 0.99
+    assert_close(better.smaller + worse.smaller, torch.ones_like(better.smaller))
+    assert_close(better.low, -worse.high)
+    # Speakers that are hard are so for both, so the difference is surer than two numbers apart.
+    widths = [float(report.scalars["op_d_ece_high"] - report.scalars["op_d_ece_low"]) for report in reports]
+    assert float(better.high - better.low) < (widths[0] ** 2 + widths[1] ** 2) ** 0.5
+    same = compared(0, 0)
+    assert not same.told_apart
+    assert float(same.smaller) == 0.5
+
+
+def test_how_likely_a_number_is_below_a_limit_is_that_of_students_t():
+    values = torch.randn(15, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    replicates = (values.sum() - values) / 14
+    for limit in (-1.0, 0.0, 0.3):
+        expected = stats.t.cdf(limit, 14, loc=values.mean().item(), scale=stats.sem(values.numpy()))
+        assert probability_below(values.mean(), replicates, limit).item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_systems_of_other_speakers_are_not_compared():
+    left_out = [measured(voices(speakers=count), intervals=0.95).left_out for count in (8, 9)]
+    with pytest.raises(ValueError, match="the same speakers"):
+        difference_of("deid", (torch.tensor(0.5), torch.tensor(0.4)), tuple(left_out), 0.95)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vpmetrics._precision import widen
 from vpmetrics._scalars import ENDS, key_of, scalar
-from vpmetrics._scores.intervals import interval_of
+from vpmetrics._scores.intervals import interval_of, probability_below
 from vpmetrics._scores.measures import edges_of_linkability
 from vpmetrics._trials.left_out import (
     Blocks,
@@ -154,3 +154,34 @@ def with_ends(scalars: Mapping[str, Tensor], left_out: LeftOut | None, confidenc
             ends = left_out.interval(key, value, confidence)
         found |= {f"{key}{name}": end for name, end in zip(ENDS, ends, strict=True)}
     return found
+
+
+class Difference(NamedTuple):
+    """By how much a number of one system exceeds that of another, with both ends, and how likely it is the smaller."""
+
+    value: Tensor
+    low: Tensor
+    high: Tensor
+    smaller: Tensor
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether these speakers tell the two systems apart."""
+        return bool((self.low > 0) | (self.high < 0))
+
+
+def difference_of(
+    key: str, values: tuple[Tensor, Tensor], left_out: tuple[LeftOut, LeftOut], confidence: float
+) -> Difference:
+    """Compare two systems on the same speakers, leaving the same ones out of both.
+
+    What is hard about a speaker is so for both systems, and goes out of their difference.
+    """
+    first, second = left_out
+    if len(first.changes[key]) != len(second.changes[key]) or first.ratio != second.ratio:
+        raise ValueError("Expected two systems on the same speakers, but other numbers of them were left out.")
+    value = widen(values[0]) - widen(values[1])
+    replicates = value + first.changes[key] - second.changes[key]
+    bias = first.bias.get(key, torch.zeros_like(value)) - second.bias.get(key, torch.zeros_like(value))
+    ends = interval_of(value, replicates, confidence, ratio=first.ratio, bias=bias)
+    return Difference(value, *ends, probability_below(value, replicates, 0.0, first.ratio, bias))

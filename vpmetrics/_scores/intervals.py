@@ -42,17 +42,36 @@ def interval_of(
     Returns:
         Both ends, ``()``; NaN where a replicate is not defined, or there are fewer than two.
     """
-    wide, seen = widen(replicates.detach()), widen(value.detach())
-    count = len(wide)
-    if count < 2:
+    seen = widen(value.detach())
+    if len(replicates) < 2:
         unknown = torch.full_like(value, torch.nan)
         return unknown, unknown
-    kept = count - 1 if ratio is None else ratio
-    mean = wide.mean()
-    centre = seen - (kept * (mean - seen) if bias is None else bias)
-    reach = students_t(confidence, count - 1) * (kept * (wide - mean).square().mean()).sqrt()
+    centre, deviation = _jackknife(seen, widen(replicates.detach()), ratio, bias)
+    reach = students_t(confidence, len(replicates) - 1) * deviation
     low, high = torch.minimum(centre - reach, seen), torch.maximum(centre + reach, seen)
     return low.clamp(lowest, highest).to(value.dtype), high.clamp(lowest, highest).to(value.dtype)
+
+
+def probability_below(
+    value: Tensor, replicates: Tensor, limit: float, ratio: float | None = None, bias: Tensor | float | None = None
+) -> Tensor:
+    """How likely a number is below a limit, by the distribution :func:`interval_of` goes by; 1/2 where all is equal."""
+    if len(replicates) < 2:
+        return torch.full_like(value, torch.nan)
+    centre, deviation = _jackknife(widen(value.detach()), widen(replicates.detach()), ratio, bias)
+    if not bool(deviation > 0):
+        return torch.where(centre.isnan() | deviation.isnan(), torch.nan, 0.5 - (centre - limit).sign() / 2)
+    t = float((limit - centre) / deviation)
+    return torch.full_like(centre, 0.5 + math.copysign(_inside(abs(t), len(replicates) - 1), t) / 2)
+
+
+def _jackknife(
+    value: Tensor, replicates: Tensor, ratio: float | None, bias: Tensor | float | None
+) -> tuple[Tensor, Tensor]:
+    """The value without its bias, and its standard error."""
+    kept, mean = len(replicates) - 1 if ratio is None else ratio, replicates.mean()
+    centre = value - (kept * (mean - value) if bias is None else bias)
+    return centre, (kept * (replicates - mean).square().mean()).sqrt()
 
 
 def students_t(confidence: float, freedom: int) -> float:
