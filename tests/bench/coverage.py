@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from vpmetrics import functional as F
 
 MEASURES = ("d_ece", "d_ece_reversed", "eer", "raw_eer", "min_cllr", "cllr", "linkability")
 DIMENSIONS = 16
+_NOTHING = 1e-4  # of what is all but 0, as D_ECE of the negated scores, most sets say that it is 0
 Trials = tuple[Tensor, Tensor, tuple[Tensor, Tensor]]
 Ends = dict[str, tuple[float, float]]
 
@@ -96,13 +98,118 @@ WAYS: dict[str, Callable[..., Ends]] = {
 }
 
 
-def coverage(population: Population, speakers: int, sets: int, ways: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """The share of sets whose interval holds the truth, by way and measure."""
-    draw, truth = torch.Generator().manual_seed(7), population.truth()
-    held = {way: dict.fromkeys(MEASURES, 0.0) for way in ways}
+@dataclass(frozen=True)
+class System:
+    """An anonymiser that keeps a share of every voice N(0, 1), under a voice of its own in each session."""
+
+    kept: float
+    uneven: bool = False
+    sessions: int = 1
+
+    def draw(self, speakers: int, draw: torch.Generator, utterances: int = 10) -> dict[str, Tensor]:
+        """Utterances of so many speakers, as ``update`` takes them."""
+        counts = torch.full((speakers,), utterances)
+        if self.uneven:
+            counts = torch.randint(utterances // 3, 2 * utterances, (speakers,), generator=draw)
+        names = torch.arange(speakers).repeat_interleave(counts)
+        session = torch.arange(len(names)) % self.sessions
+        voices, noise = (torch.randn(size, DIMENSIONS, generator=draw) for size in (speakers, 2 * len(names)))
+        keys = torch.randn(speakers * self.sessions, DIMENSIONS, generator=draw)[names * self.sessions + session]
+        original = voices[names] + noise[: len(names)]
+        given = {"original": original, "protected": self.kept * original + 0.5 * keys + 0.7 * noise[len(names) :]}
+        return {**given, "speakers": names} | ({"sessions": session} if self.sessions > 1 else {})
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """What is told of it."""
+        return ("deid", "gvd", *(f"op_{key}" for key in _OF_OP), *(("across_d_ece",) if self.sessions > 1 else ()))
+
+    def truth(self, speakers: int) -> dict[str, float]:
+        """What each measure is for very many speakers; of ranks and local bits, among so many of them."""
+        draw, sets, of_ranks = torch.Generator().manual_seed(99), 6, ("op_mean_d", "op_alid")
+        found = [told(self.draw(300, draw), [key for key in self.measures if key not in of_ranks]) for _ in range(sets)]
+        total = {key: sum(float(each[key]) for each in found) / sets for key in found[0]}
+        histogram, bits = torch.zeros(speakers), []
+        for _ in range(300):
+            rows = self.draw(speakers, draw)
+            known = F.identify(rows["protected"], rows["speakers"], rows["original"])
+            histogram, bits = histogram + known.histogram, [*bits, known.bits]
+        return total | {
+            "op_mean_d": float(F.rank_disclosure(histogram)["mean_d"]),
+            "op_alid": float(torch.cat(bits).mean()),
+        }
+
+
+_OF_OP = ("d_ece", "eer", "min_cllr", "cllr", "linkability", "mean_d", "alid")
+
+
+def told(rows: dict[str, Tensor], measures: Sequence[str], **settings: Any) -> dict[str, Tensor]:
+    """What the suite tells of a set, without attackers."""
+    suite = vp.VoicePrivacy(metrics=list(measures), attacks=None, validate_args=False, **settings)
+    suite.update(**rows)
+    return suite.compute()
+
+
+def of_suite(rows: dict[str, Tensor], measures: Sequence[str]) -> Ends:
+    """The intervals of the suite."""
+    value = told(rows, measures, intervals=0.95)
+    return {key: (float(value[f"{key}_low"]), float(value[f"{key}_high"])) for key in measures}
+
+
+def of_drawing(rows: dict[str, Tensor], measures: Sequence[str]) -> Ends:
+    """The intervals of speakers drawn anew."""
+    sides = {key: rows[key] for key in ("original", "protected", "speakers")}
+    found = F.bootstrap_embeddings(
+        **sides, measures=[key for key in measures if key[:6] != "across"], replicates=200, validate_args=False
+    )
+    return {key: (float(each.low), float(each.high)) for key, each in found.items()}
+
+
+WAYS_OF_EMBEDDINGS: dict[str, Callable[..., Ends]] = {"suite": of_suite, "drawing": of_drawing}
+
+
+class Coverage:
+    """How often intervals held the truth, by way and key."""
+
+    def __init__(self, truth: dict[str, float]) -> None:
+        self.truth, self.held = truth, {}
+
+    def add(self, way: str, ends: Ends) -> None:
+        """The intervals of one set."""
+        for key in self.truth.keys() & ends.keys():
+            low, high = ends[key]
+            self.held.setdefault((way, key), []).append(low - _NOTHING <= self.truth[key] <= high + _NOTHING)
+
+    def share(self, way: str, key: str) -> float:
+        """How often; NaN where there was no interval."""
+        held = self.held.get((way, key), [])
+        return sum(held) / len(held) if held else float("nan")
+
+    def table(self, ways: Sequence[str]) -> str:
+        """A row for each key."""
+        rows = [f"{'':16}{'truth':>9}" + "".join(f"{way:>14}" for way in ways)]
+        for key, truth in self.truth.items():
+            rows.append(f"{key:16}{truth:9.4f}" + "".join(f"{self.share(way, key):14.3f}" for way in ways))
+        return "\n".join(rows)
+
+
+def cover_trials(
+    population: Population, speakers: int, sets: int, ways: Sequence[str], truth: dict[str, float] | None = None
+) -> Coverage:
+    """Intervals of trials, of many sets."""
+    draw, found = torch.Generator().manual_seed(7 + speakers), Coverage(truth or population.truth())
     for _ in range(sets):
         trials = population.draw(speakers, draw)
         for way in ways:
-            for key, (low, high) in WAYS[way](*trials).items():
-                held[way][key] += (low <= truth[key] <= high) / sets
-    return held
+            found.add(way, WAYS[way](*trials))
+    return found
+
+
+def cover_embeddings(system: System, speakers: int, sets: int, ways: Sequence[str]) -> Coverage:
+    """Intervals of embeddings, of many sets."""
+    draw, found = torch.Generator().manual_seed(7 + speakers), Coverage(system.truth(speakers))
+    for _ in range(sets):
+        rows = system.draw(speakers, draw)
+        for way in ways:
+            found.add(way, WAYS_OF_EMBEDDINGS[way](rows, system.measures))
+    return found

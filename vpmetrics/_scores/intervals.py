@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -74,6 +75,7 @@ def _jackknife(
     return centre, (kept * (replicates - mean).square().mean()).sqrt()
 
 
+@lru_cache
 def students_t(confidence: float, freedom: int) -> float:
     """The value a variable of Student's distribution stays within, in size, so often.
 
