@@ -17,8 +17,8 @@ import vpmetrics
 from vpmetrics.data import demo_voices
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CHANGELOG.md", "vpmetrics/data/README.md"]
-NOTEBOOKS = ["01_quickstart", "02_papers", "03_training", "04_attackers"]
+PAGES = ["README.md", "CHANGELOG.md", "vpmetrics/data/README.md", "notebooks/voices/README.md"]
+NOTEBOOKS = ["01_quickstart", "02_papers", "03_training", "04_attackers", "05_audio"]
 
 # Every name a user may import. Whoever adds, renames or removes one changes this list, and so knows it.
 PUBLIC = {
