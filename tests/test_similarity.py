@@ -132,6 +132,11 @@ def test_every_trial_is_walked_once_whatever_the_tile(condition, tile):
     for label in (False, True):
         ours, theirs = scores[labels == label].sort().values, np.sort(np.asarray(expected)[np.asarray(target) == label])
         assert_close(ours.numpy(), theirs)
+    for part in grid:
+        a, b = grid.voices_of(part)
+        assert part.scores.shape == (len(a), len(b))
+        same = a[:, None] == b
+        assert torch.equal(part.same_speaker, same) if part.same_speaker is not None else not same.any()
     cells = list(grid.cells(lambda tile: torch.ones_like(tile.scores)))
     assert all(torch.equal(block.sums, block.trials) for block in cells)
     # Whole voices: each pair of them is in one place, and there once.

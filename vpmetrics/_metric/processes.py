@@ -50,7 +50,7 @@ class SharedMetric(Metric):
         Where a function of the user's gathers, nobody knows between whom, and each process does all.
         """
         between = distributed.is_available() and distributed.is_initialized() and self.dist_sync_fn is None
-        with shared(self.process_group) if gathered and between else nullcontext():
+        with shared(self.process_group, self.device) if gathered and between else nullcontext():
             yield
 
     def _refuse_if_synced(self) -> None:

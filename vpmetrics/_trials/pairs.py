@@ -159,7 +159,7 @@ class TrialGrid:
     def voices_of(self, tile: Tile) -> tuple[Tensor, Tensor]:
         """The voices of its rows and of its columns."""
         places = (self.rows, tile.row), (self.columns, tile.column)
-        first, second = (rows.side.voices[number * self.tile : (number + 1) * self.tile] for rows, number in places)
+        first, second = (rows.side.voices[rows.at(number)] for rows, number in places)
         return first, second
 
     def keep(self, tiles: list[Tile]) -> None:

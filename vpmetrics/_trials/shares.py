@@ -7,18 +7,20 @@ Whatever decides how a walk goes on must be the same on all of them, or they wou
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
 
+from vpmetrics._trials.company import Company
+
 
 class _Share(NamedTuple):
     number: int  # of this process, from 0
     processes: int
-    group: Any
+    company: Company | None
 
 
 _ALONE = _Share(0, 1, None)
@@ -26,12 +28,14 @@ _share: ContextVar[_Share] = ContextVar("share", default=_ALONE)
 
 
 @contextmanager
-def shared(group: Any = None) -> Iterator[None]:
-    """Within this the processes of a group, all by default, divide the walks among them."""
-    share = _Share(distributed.get_rank(group), distributed.get_world_size(group), group)
-    before = _share.set(share if share.processes > 1 else _ALONE)
+def shared(group: Any, device: torch.device) -> Iterator[None]:
+    """Within this the processes of a group, all for None, divide the walks among them."""
+    company = Company(group, device)
+    alone = company.processes == 1
+    before = _share.set(_ALONE if alone else _Share(company.number, company.processes, company))
     try:
-        yield
+        with nullcontext() if alone else company.working():
+            yield
     finally:
         _share.reset(before)
 
@@ -98,9 +102,5 @@ def all_agree(opinion: bool, device: torch.device) -> bool:
 
 
 def _reduce(part: Tensor, how: Any) -> Tensor:
-    share = _share.get()
-    if share.processes == 1:
-        return part
-    whole = part.detach().clone(memory_format=torch.contiguous_format)
-    distributed.all_reduce(whole, how, group=share.group)
-    return whole
+    company = _share.get().company
+    return part if company is None else company.reduce(part, how)
