@@ -43,7 +43,7 @@ class Population:
         # As log-likelihood ratios cosines are far too weak, and four times as strong of the right size.
         return 4 * (rows @ rows.T)[one, other], names[one] == names[other], (names[one], names[other])
 
-    def truth(self, sets: int = 8, speakers: int = 300) -> dict[str, float]:
+    def truth(self, sets: int = 30, speakers: int = 300) -> dict[str, float]:
         """What each measure is for very many speakers."""
         draw, total = torch.Generator().manual_seed(99), dict.fromkeys(MEASURES, 0.0)
         for _ in range(sets):
@@ -126,7 +126,7 @@ class System:
 
     def truth(self, speakers: int) -> dict[str, float]:
         """What each measure is for very many speakers; of ranks and local bits, among so many of them."""
-        draw, sets, of_ranks = torch.Generator().manual_seed(99), 6, ("op_mean_d", "op_alid")
+        draw, sets, of_ranks = torch.Generator().manual_seed(99), 30, ("op_mean_d", "op_alid")
         found = [told(self.draw(300, draw), [key for key in self.measures if key not in of_ranks]) for _ in range(sets)]
         total = {key: sum(float(each[key]) for each in found) / sets for key in found[0]}
         histogram, bits = torch.zeros(speakers), []

@@ -21,6 +21,7 @@ def intervals_without(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Both ends of the interval of each measure; NaN, with one warning, where one is not defined without somebody."""
     known = [name for name in measures if name in MEASURES]
+    trials = _in_blocks(trials)
     values = values_under(trials, _without_each(len(trials.speakers), trials.scores.device), known)
     intervals = {
         name: interval_of(each[0], each[1:], confidence, *RANGES[name], bias=None if name in _FITTED else 0.0)
@@ -31,9 +32,20 @@ def intervals_without(
     return intervals
 
 
+def _in_blocks(trials: SpeakerTrials) -> SpeakerTrials:
+    """The trials of blocks of speakers dealt at random, where there are too many to leave out one by one."""
+    count = len(trials.speakers)
+    if count <= _MOST_BLOCKS:
+        return trials
+    blocks = torch.arange(_MOST_BLOCKS, device=trials.pair.device)
+    dealt = torch.randperm(count, generator=torch.Generator().manual_seed(0)).to(blocks.device) % _MOST_BLOCKS
+    ends = dealt[trials.pairs]
+    # A block weighs 1 or 0, and so do the trials of two of its speakers.
+    codes, place = (ends.amin(0) * _MOST_BLOCKS + ends.amax(0)).unique(return_inverse=True)
+    pairs = torch.stack([codes // _MOST_BLOCKS, codes % _MOST_BLOCKS])
+    return trials._replace(pair=place[trials.pair], pairs=pairs, speakers=blocks)
+
+
 def _without_each(speakers: int, device: torch.device) -> Tensor:
-    """Weight 1 for all speakers, and then without one block of them after the other, ``(1 + G, S)``."""
-    blocks = min(speakers, _MOST_BLOCKS)
-    dealt = torch.randperm(speakers, generator=torch.Generator().manual_seed(0)) % max(1, blocks)
-    kept = dealt != torch.arange(-1, blocks).unsqueeze(1)
-    return kept.to(device=device, dtype=torch.float32)
+    """Weight 1 for all speakers, and then without one after the other, ``(1 + S, S)``."""
+    return torch.cat([torch.ones(1, speakers, device=device), 1 - torch.eye(speakers, device=device)])
