@@ -142,7 +142,7 @@ def test_mean_d_by_chance_is_what_features_that_say_nothing_show():
         for _ in range(40):
             histogram = torch.bincount(torch.randint(20, (400,), generator=draw), minlength=20).float()
             shown.append(float(F.rank_disclosure(histogram, model)["mean_d"]))
-        chance = float(reports._mean_by_chance(histogram, model))
+        chance = float(reports._mean_by_chance(histogram, model, 400))
         assert np.mean(shown) == pytest.approx(chance, rel=0.08 if model == "empirical" else 0.6)
 
 
@@ -151,7 +151,7 @@ def test_few_inputs_for_each_rank_show_more_by_chance_than_many():
     draw = torch.Generator().manual_seed(0)
     drawn = [torch.bincount(torch.randint(40, (80,), generator=draw), minlength=40).double() for _ in range(300)]
     shown = np.mean([float(F.rank_disclosure(histogram)["mean_d"]) for histogram in drawn])
-    assert float(reports._mean_by_chance(drawn[0], "empirical")) == pytest.approx(shown, abs=0.015)
+    assert float(reports._mean_by_chance(drawn[0], "empirical", 80)) == pytest.approx(shown, abs=0.015)
     assert shown > 0.37
 
 

@@ -7,15 +7,17 @@ so those checks are functions of their own and read everything they need at once
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
+
+from vpmetrics._precision import widen
 
 
 def check_tensor(name: str, value: Any) -> None:
@@ -301,29 +303,69 @@ def check_identification(scores: Any, target_index: Any) -> None:
     check_same_device("scores", scores, "target_index", target_index)
 
 
-_warned: ContextVar[list[bool] | None] = ContextVar("_warned", default=None)
+class _Remark(NamedTuple):
+    """Something to say of a result, if a number on the device asks for it."""
+
+    number: Tensor | None  # None is said in any case
+    words: Callable[[float], str | None]
+    undefined: bool  # whether it says why a value is NaN, of which one reason is enough
 
 
-def warn_undefined(reason: str) -> None:
-    """Say on one process why a value is NaN; under :func:`warn_once`, only the first reason."""
-    warned = _warned.get()
-    if warned is None or not warned:
-        rank_zero_warn(f"{reason} The result is NaN.", UserWarning, stacklevel=4)
-    if warned is not None:
-        warned.append(True)
+_remarks: ContextVar[list[_Remark] | None] = ContextVar("_remarks", default=None)
+
+
+def warn_undefined(reason: str, found: Tensor | None = None) -> None:
+    """Say on one process why a value is NaN, surely or where this is ``found``; the first reason under warn_once."""
+    _remark(_Remark(found, lambda is_so: f"{reason} The result is NaN." if is_so else None, undefined=True))
+
+
+def warn_first(reasons: Mapping[str, Tensor]) -> None:
+    """Say the first of these reasons that is found."""
+    with warn_once():
+        for reason, found in reasons.items():
+            warn_undefined(reason, found)
+
+
+def warn_where(number: Tensor, words: Callable[[float], str | None]) -> None:
+    """Say on one process what a number asks for; nothing where there are no words for it."""
+    _remark(_Remark(number, words, undefined=False))
+
+
+def _remark(remark: _Remark) -> None:
+    if torch.compiler.is_compiling():  # a graph has no way to speak
+        return
+    remarks = _remarks.get()
+    if remarks is None:
+        _say([remark])
+    else:
+        remarks.append(remark)
+
+
+def _say(remarks: list[_Remark]) -> None:
+    """All numbers in one look at the device, then the words for them."""
+    numbers = [widen(remark.number.detach()) for remark in remarks if remark.number is not None]
+    found = iter(torch.stack(numbers).tolist() if numbers else ())
+    unexplained = True
+    for remark in remarks:
+        words = remark.words(1 if remark.number is None else next(found))
+        if words is not None and (unexplained or not remark.undefined):
+            rank_zero_warn(words, UserWarning, stacklevel=4)
+            unexplained = unexplained and not remark.undefined
 
 
 @contextmanager
 def warn_once() -> Iterator[None]:
-    """One lack of data leaves many values undefined; within this it is said once."""
-    if _warned.get() is not None:
+    """One lack of data leaves many values undefined; it is said once, at the end, with one look at the device."""
+    if _remarks.get() is not None or torch.compiler.is_compiling():
         yield
         return
-    token = _warned.set([])
+    remarks: list[_Remark] = []
+    token = _remarks.set(remarks)
     try:
         yield
     finally:
-        _warned.reset(token)
+        _remarks.reset(token)
+    _say(remarks)
 
 
 def check_weight(name: str, value: Any) -> None:

@@ -12,9 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
-from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._checks import warn_once
+from vpmetrics._checks import warn_once, warn_where
 from vpmetrics._crowds import Rates, isolation_of_sides
 from vpmetrics._intervals import (
     LeftOut,
@@ -72,7 +71,7 @@ from vpmetrics._trials.strongest import Attackers, Strongest
 from vpmetrics._trials.transfer import distortion_of_sessions
 from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.local import summarise_information
-from vpmetrics.functional.rank import rank_disclosure
+from vpmetrics.functional.rank import disclosure_of_ranks
 from vpmetrics.functional.similarity import (
     diagonal_dominance,
     normalised_relatives,
@@ -289,13 +288,15 @@ def _warn_of_wide_bins(condition: Condition, scores: ConditionScores, d_ece: Ten
     if scores.separated is None:
         return
     # Pooling a bin forgets an order, so its D_ECE is the least there can be; with all bins apart it is the most.
-    bound = float(expected_disclosure(scores.separated().ascending) - d_ece)
-    if bound > _WIDE_BOUND:
-        rank_zero_warn(
-            f"Scores of {condition.name} share bins too wide for them: its D_ECE may be off by {bound:.3f} bit. "
-            "Measure fewer utterances, or scale what is compared.",
-            UserWarning,
-        )
+    warn_where(
+        expected_disclosure(scores.separated().ascending) - d_ece,
+        lambda bound: (
+            f"Scores of {condition.name} share bins too wide for them: its D_ECE may be off by {bound:.3f} "
+            "bit. Measure fewer utterances, or scale what is compared."
+            if bound > _WIDE_BOUND
+            else None
+        ),
+    )
 
 
 def rates_of(sides: Sides, condition: Condition, settings: Settings) -> Rates | None:
@@ -344,8 +345,8 @@ def disclose_identity(
     parts = [part for part in parts if len(part[0].histogram) > 1] or parts[:1]
     known, without = [part[0] for part in parts], [part[1] for part in parts if part[1] is not None]
     of_ranks = [
-        rank_disclosure(part.histogram, settings.rank_model)
-        | {"mean_d_chance": _mean_by_chance(part.histogram, settings.rank_model)}
+        disclosure_of_ranks(part.histogram, settings.rank_model)
+        | {"mean_d_chance": _mean_by_chance(part.histogram, settings.rank_model, len(part.trials))}
         for part in known
     ]
     found = known[0] if len(known) == 1 else _pooled(known)
@@ -381,13 +382,13 @@ def _pooled(parts: Sequence[Identification]) -> Identification:
     return Identification(histogram, *(torch.cat(column) for column in list(zip(*parts, strict=True))[1:]))
 
 
-def _mean_by_chance(histogram: Tensor, model: str) -> Tensor:
+def _mean_by_chance(histogram: Tensor, model: str, inputs: int) -> Tensor:
     """The MeanD to expect, in bits, of as many inputs whose ranks are uniform."""
     if model == "empirical":
-        return mean_by_chance(histogram)
+        return mean_by_chance(histogram, inputs)
     # Half a nat per free number of the fit and input.
-    inputs, free = widen(histogram.detach()).sum(), min(len(histogram) - 1, 2)
-    return (free if free > 0 else math.nan) / (2 * math.log(2) * torch.where(inputs > 0, inputs, math.nan))
+    counted, free = widen(histogram.detach()).sum(), min(len(histogram) - 1, 2)
+    return (free if free > 0 else math.nan) / (2 * math.log(2) * torch.where(counted > 0, counted, math.nan))
 
 
 def report_of_trials(

@@ -28,7 +28,7 @@ def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
     """Slope and offset of a logistic regression that weighs both classes equally; NaN where there is no optimum."""
     targets, nontargets = scores[is_target], scores[~is_target]
     # No optimum where a class is missing, where scores are constant, or where a threshold separates the classes.
-    if not (len(targets) and len(nontargets) and _overlap(targets, nontargets) and bool(scores.isfinite().all())):
+    if not (len(targets) and len(nontargets) and bool(_overlap(targets, nontargets) & scores.isfinite().all())):
         warn_undefined("A linear calibration needs both kinds of trials, finite and overlapping in score.")
         return scores.new_full((), torch.nan), scores.new_full((), torch.nan)
     spread, centre = torch.std_mean(scores, correction=0)
@@ -42,8 +42,8 @@ def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
     return slope / spread, offset - slope / spread * centre
 
 
-def _overlap(a: Tensor, b: Tensor) -> bool:
-    return bool((a.min() < b.max()) & (b.min() < a.max()))
+def _overlap(a: Tensor, b: Tensor) -> Tensor:
+    return (a.min() < b.max()) & (b.min() < a.max())
 
 
 def isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:

@@ -12,6 +12,7 @@ from torch.nn.functional import softplus
 from vpmetrics._precision import widen
 
 _ITERATIONS = 100  # mostly eight are enough, and forty where classes all but separate
+SOON = 12  # iterations after which to see whether these were enough; a CPU sees it after each
 _GROWTH = 4.0  # of the longest step allowed, after one that helped; or its shrinking
 
 
@@ -53,22 +54,24 @@ def mean_cost(targets: Tensor, nontargets: Tensor) -> Cost:
     return Cost(*means.unbind(dim=1))
 
 
-def minimise(cost: Callable[[Tensor], Cost], theta: Tensor) -> tuple[Tensor, Tensor]:
+def minimise(cost: Callable[[Tensor], Cost], theta: Tensor, iterations: int = _ITERATIONS) -> tuple[Tensor, Tensor]:
     """Slope and offset of least cost ``(F, 2)``, from a start, and whether each regression got there ``(F,)``.
 
     Newton's method. Its step is no longer than what has helped before, and is taken only where the cost does not grow,
-    so that it converges wherever the classes overlap. Once near it squares the distance at every step.
+    so that it converges wherever the classes overlap. Once near it squares the distance at every step. A regression
+    that got there stays, however long the others take; so no number depends on how often the device is looked at.
     """
     numbers = torch.finfo(theta.dtype)
     here, longest = cost(theta), torch.ones_like(theta[:, :1])
-    for _ in range(_ITERATIONS):
+    for iteration in range(iterations):
         step = _newton(here)
-        if bool(_is_last(step, theta).all()):
+        done = _is_last(step, theta)
+        if (iteration == SOON or theta.device.type == "cpu") and bool(done.all()):
             break
         length = torch.linalg.vector_norm(step, dim=1, keepdim=True)
         step = step * (longest / length).clamp(max=1)
         there = cost(theta - step)
-        better = (there.value <= here.value * (1 + 8 * numbers.eps)).unsqueeze(1)
+        better = ((there.value <= here.value * (1 + 8 * numbers.eps)) & ~done).unsqueeze(1)
         taken = length.minimum(longest)
         longest = torch.where(better, longest.maximum(_GROWTH * taken), taken / _GROWTH)
         theta = torch.where(better, theta - step, theta)

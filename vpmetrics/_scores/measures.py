@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from vpmetrics._checks import warn_undefined
+from vpmetrics._checks import warn_first, warn_undefined
 from vpmetrics._precision import widen
 from vpmetrics._scores.steps import (
     ScoreCounts,
@@ -150,9 +150,7 @@ def cllr_sums_of_values(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]
 def cllr_of_sums(costs: Tensor, trials: Tensor) -> Tensor:
     """Cllr in bits, from what :func:`cllr_sums` returns."""
     value = (costs / trials).sum() / (2 * math.log(2))
-    if bool(value.isnan()):
-        missing = bool((trials == 0).any())
-        warn_undefined("There are no trials of one kind." if missing else "Some scores are NaN.")
+    warn_first({"There are no trials of one kind.": (trials == 0).any(), "Some scores are NaN.": value.isnan()})
     return value
 
 

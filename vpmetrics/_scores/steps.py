@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vpmetrics._checks import warn_undefined
+from vpmetrics._checks import warn_first
 from vpmetrics._scores.pav import pav_blocks, sum_by_block
 
 Array = np.ndarray[Any, Any]
@@ -77,20 +77,20 @@ def condense(steps: Steps) -> tuple[Steps, Tensor]:
 
 def defined_or_nan(counts: ScoreCounts, nan_seen: Tensor | None = None) -> ScoreCounts:
     """The counts, or NaN counts and one warning where no calibration exists."""
-    steps = counts.ascending
-    missing = [steps.targets.detach().sum() == 0, steps.nontargets.detach().sum() == 0]
-    no_targets, no_nontargets, *nan = torch.stack(missing if nan_seen is None else [*missing, nan_seen]).tolist()
-    if any(nan):
-        warn_undefined("Some scores are NaN.")
-    elif no_targets or no_nontargets:
-        kind = "" if no_targets and no_nontargets else "target " if no_targets else "non-target "
-        warn_undefined(f"There are no {kind}trials, and a calibration needs both kinds.")
-    else:
-        return counts
-    nothing = (
-        replace(each, targets=each.targets * torch.nan, nontargets=each.nontargets * torch.nan) for each in counts
+    targets, nontargets = (part.detach().sum() == 0 for part in (counts.ascending.targets, counts.ascending.nontargets))
+    nan = torch.zeros_like(targets) if nan_seen is None else nan_seen
+    warn_first(
+        {
+            "Some scores are NaN.": nan,
+            "There are no trials, and a calibration needs both kinds.": targets & nontargets,
+            "There are no target trials, and a calibration needs both kinds.": targets,
+            "There are no non-target trials, and a calibration needs both kinds.": nontargets,
+        }
     )
-    return ScoreCounts(*nothing)
+    known = torch.where(targets | nontargets | nan, torch.nan, 1)
+    return ScoreCounts(
+        *(replace(each, targets=each.targets * known, nontargets=each.nontargets * known) for each in counts)
+    )
 
 
 def calibrate(steps: Steps, laplace: bool = False) -> Tensor:

@@ -163,8 +163,8 @@ def ratio_to_original(dominance: Tensor, original: Tensor) -> Tensor:
     digits = 16 * torch.finfo(original.dtype).eps
     original = torch.where(original > digits, original, torch.nan)
     ratio = torch.where(dominance <= digits, 0, dominance) / original
-    if bool(ratio.isnan()):
-        warn_undefined("The original voices have no diagonal to compare with: too few or too similar speakers.")
+    undefined = "The original voices have no diagonal to compare with: too few or too similar speakers."
+    warn_undefined(undefined, ratio.isnan())
     return ratio
 
 

@@ -96,21 +96,21 @@ def bits_of_ranks(histogram: Tensor, above: Tensor, tied: Tensor) -> Tensor:
     return torch.where(tied == 1, bits[above], (total[above + tied] - total[above]) / tied)
 
 
-def mean_by_chance(histogram: Tensor) -> Tensor:
-    r"""The empirical MeanD to expect, in bits, of as many inputs whose ranks are uniform among ``N``.
+def mean_by_chance(histogram: Tensor, inputs: int) -> Tensor:
+    r"""The empirical MeanD to expect, in bits, of so many inputs whose ranks are uniform among ``N``.
 
     .. math:: N \, \mathrm{E}\left[\tfrac{X}{n} \log_2 \tfrac{N X}{n}\right], \quad X \sim \mathrm{Bin}(n, 1/N)
 
     which is close to :math:`(N - 1) / (2 n \ln 2)` where there are many inputs for each rank.
     """
     wide, ranks = widen(histogram.detach()), len(histogram)
-    inputs = float(wide.sum())
-    if ranks < 2 or not inputs > 0:
+    if ranks < 2 or inputs == 0:
         return wide.new_full((), torch.nan)
     mean = inputs / ranks
     # Beyond twelve deviations nothing is left of the distribution.
     counts = torch.arange(1, int(min(inputs, mean + 12 * mean**0.5 + 30)) + 1, dtype=wide.dtype, device=wide.device)
-    total, rest = wide.new_tensor(inputs), inputs - counts
-    ways = torch.lgamma(total + 1) - torch.lgamma(counts + 1) - torch.lgamma(rest + 1)
+    rest = inputs - counts
+    ways = math.lgamma(inputs + 1) - torch.lgamma(counts + 1) - torch.lgamma(rest + 1)
     share = torch.exp(ways - counts * math.log(ranks) + rest * math.log1p(-1 / ranks))
-    return ranks * (share * counts / inputs * torch.log2(ranks * counts / inputs)).sum()
+    mean_d = ranks * (share * counts / inputs * torch.log2(ranks * counts / inputs)).sum()
+    return torch.where(wide.isnan().any(), torch.nan, mean_d)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torchmetrics.utilities import rank_zero_warn
 
+from vpmetrics._checks import warn_where
 from vpmetrics._precision import widen
-from vpmetrics._scores.logistic import Cost, mean_cost, minimise, sum_costs
+from vpmetrics._scores.logistic import SOON, Cost, mean_cost, minimise, sum_costs
 from vpmetrics._trials import shares
 
 _TIED = 1e-6  # standard deviations, below which the order of two scores may be a matter of rounding
@@ -42,18 +42,19 @@ def fit_slopes(rows: Rows) -> Tensor:
 
     Regressions that share most of their trials start from the one on all of these, which is close to each of them.
     """
-    together = rows._replace(takes_part=rows.takes_part.any(dim=1, keepdim=True))
-    theta, converged = _fit(together, widen(rows.z.new_zeros(1, 2)))
-    if rows.takes_part.shape[1] > 1:
-        theta, converged = _fit(rows, theta.expand(rows.takes_part.shape[1], 2))
-    if not bool(converged.all()):
-        rank_zero_warn("A slope of local information did not converge; it may be too small.", UserWarning)
+    start, number = widen(rows.z.new_zeros(1, 2)), rows.takes_part.shape[1]
+    if number > 1:
+        together = rows._replace(takes_part=rows.takes_part.any(dim=1, keepdim=True))
+        start, _ = _fit(together, start, SOON)
+    theta, converged = _fit(rows, start.expand(number, 2))
+    too_small = "A slope of local information did not converge; it may be too small."
+    warn_where((~converged).any(), lambda found: too_small if found else None)
     return theta[:, 0]
 
 
-def _fit(rows: Rows, theta: Tensor) -> tuple[Tensor, Tensor]:
+def _fit(rows: Rows, theta: Tensor, *iterations: int) -> tuple[Tensor, Tensor]:
     border = _find_border(rows)
-    return minimise(lambda at: _cost(rows, border, at), theta)
+    return minimise(lambda at: _cost(rows, border, at), theta, *iterations)
 
 
 def _cost(rows: Rows, border: Border, theta: Tensor) -> Cost:

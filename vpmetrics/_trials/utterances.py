@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torchmetrics.utilities.prints import rank_zero_warn
 
-from vpmetrics._checks import check_embedding_values, check_embeddings, check_recordings, warn_undefined
+from vpmetrics._checks import check_embedding_values, check_embeddings, check_recordings, warn_undefined, warn_where
 from vpmetrics._precision import at_least_float32, widen
 from vpmetrics._trials.conditions import Condition
 
@@ -260,10 +259,12 @@ def _warn_of_copies(name: str, side: Side) -> None:
     """Two recordings never have the same embedding; a sampler that fills up its last batch makes such rows."""
     order = row_keys(side.vectors).argsort()
     vectors, speakers = side.vectors.detach()[order], side.speakers[order]
-    copies = int(((vectors[1:] == vectors[:-1]).all(1) & (speakers[1:] == speakers[:-1])).sum())
-    if 0 < copies < len(vectors) - 1:
-        rank_zero_warn(
-            f"{copies} of {len(vectors)} {name} embeddings equal another one of their speaker. If a sampler repeated "
-            "utterances, pass `utterances=` so that each counts once.",
-            UserWarning,
-        )
+    warn_where(
+        ((vectors[1:] == vectors[:-1]).all(1) & (speakers[1:] == speakers[:-1])).sum(),
+        lambda copies: (
+            f"{copies:.0f} of {len(vectors)} {name} embeddings equal another one of their speaker. If a "
+            "sampler repeated utterances, pass `utterances=` so that each counts once."
+            if 0 < copies < len(vectors) - 1
+            else None
+        ),
+    )

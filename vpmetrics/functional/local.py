@@ -167,10 +167,13 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
         (tensor(0.5000), tensor(2.), tensor(0.5000))
     """
     wide, links = widen(bits), widen(linked)
-    if len(bits) == 0 or bool(wide.isnan().any()):
-        warn_undefined("Local information needs two references, trials of two speakers, and numbers.")
-        # One trial of which nothing is known makes every mean, share and extreme NaN.
-        wide = links = wide.new_full((1,), torch.nan)
+    # One trial of which nothing is known makes every mean, share and extreme NaN.
+    unknown = wide.new_full((1,), torch.nan)
+    wide, links = (wide, links) if len(bits) else (unknown, unknown)
+    undefined = wide.isnan().any()
+    warn_undefined("Local information needs two references, trials of two speakers, and numbers.", undefined)
+    links = torch.where(undefined, torch.nan, links)
+    wide = torch.where(undefined, torch.nan, wide)
     # What rounding leaves of a slope of nothing is no disclosure.
     nothing = 16 * torch.finfo(at_least_float32(bits).dtype).eps
     positive = torch.where(wide.isnan(), torch.nan, (wide > nothing).to(wide.dtype))

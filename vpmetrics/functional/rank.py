@@ -93,17 +93,21 @@ def rank_disclosure(histogram: Tensor, model: str = "empirical") -> dict[str, Te
     """
     check_histogram(histogram)
     check_choice("model", model, MODELS)
+    if bool((histogram < 0).any()):
+        raise ValueError(f"Expected `histogram` to hold no negative count, but got {histogram.min().item()}.")
+    return disclosure_of_ranks(histogram, model)
+
+
+def disclosure_of_ranks(histogram: Tensor, model: str) -> dict[str, Tensor]:
+    """What :func:`rank_disclosure` returns, of a histogram that was counted here: nothing of it is read."""
     ranks = histogram.shape[-1]
     counts = widen(histogram)
     if ranks < 2:
         warn_undefined(f"Ranks need two references at least, but there are {ranks}.")
         counts = counts.new_full((*counts.shape[:-1], 1), torch.nan)
     shares = counts / counts.sum(dim=-1, keepdim=True)
-    undefined, negative = torch.stack([shares.isnan().any(), (counts < 0).any()]).tolist()
-    if negative:
-        raise ValueError(f"Expected `histogram` to hold no negative count, but got {histogram.min().item()}.")
-    if ranks > 1 and undefined:
-        warn_undefined("A rank histogram holds no input, or NaN.")
+    if ranks > 1:
+        warn_undefined("A rank histogram holds no input, or NaN.", shares.isnan().any())
     gamma = shares if model == "empirical" else fit_beta_binomial(shares).probabilities
     disclosure = (ranks * gamma).clamp(min=torch.finfo(gamma.dtype).tiny).log2()
     # A uniform histogram is not above chance: neither its sum of thirds nor the search of a fit is exact.
