@@ -321,6 +321,8 @@ def warn_undefined(reason: str, found: Tensor | None = None) -> None:
 
 def warn_first(reasons: Mapping[str, Tensor]) -> None:
     """Say the first of these reasons that is found."""
+    if torch.compiler.is_compiling():
+        return
     with warn_once():
         for reason, found in reasons.items():
             warn_undefined(reason, found)
@@ -356,7 +358,7 @@ def _say(remarks: list[_Remark]) -> None:
 @contextmanager
 def warn_once() -> Iterator[None]:
     """One lack of data leaves many values undefined; it is said once, at the end, with one look at the device."""
-    if _remarks.get() is not None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or _remarks.get() is not None:
         yield
         return
     remarks: list[_Remark] = []

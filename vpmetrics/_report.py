@@ -519,8 +519,9 @@ def _scalars_of_speakers(
 def _largest(values: Tensor) -> tuple[Tensor, Tensor]:
     """The largest value that is a number, and its place; NaN where none is."""
     values = pad(values, (0, 1), value=math.nan)
-    place = torch.where(values.isnan(), -torch.inf, values).argmax()
-    return values[place], torch.where(values[place].isnan(), torch.nan, place)
+    place = torch.where(values.isnan(), -torch.inf, values).argmax(0, keepdim=True)
+    largest = values.gather(0, place).squeeze(0)
+    return largest, torch.where(largest.isnan(), torch.nan, place.squeeze(0))
 
 
 def _mean(sums: Tensor, trials: Tensor) -> Tensor:

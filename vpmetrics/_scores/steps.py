@@ -14,7 +14,6 @@ D_ECE, min Cllr, EER) is a function of these two rows of counts. Three ways lead
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vpmetrics._checks import warn_first
+from vpmetrics._scores.cached import cached_property
 from vpmetrics._scores.pav import pav_blocks, sum_by_block
 
 Array = np.ndarray[Any, Any]
