@@ -124,8 +124,7 @@ def _worst(steps: Steps) -> Tensor:
 
 
 def tag_number(l_w: Tensor) -> Tensor:
-    bounds = torch.tensor(TAG_BOUNDS, dtype=l_w.dtype, device=l_w.device)
-    number = torch.bucketize(l_w.detach(), bounds, right=True) + (l_w > 0)
+    number = torch.stack([l_w > 0, *(l_w >= bound for bound in TAG_BOUNDS)]).sum(0)
     return torch.where(l_w.isnan(), -1, number)
 
 

@@ -69,7 +69,7 @@ def condense(steps: Steps) -> tuple[Steps, Tensor]:
     begins = steps.targets > 0
     place = begins.cumsum(0)
     lowest = torch.cat([steps.edges.new_full((1,), -torch.inf), steps.edges])[begins]
-    empty = steps.targets.new_zeros(int(place[-1]) + 1)
+    empty = steps.targets.new_zeros(len(lowest) + 1)
     tied = torch.where(begins, steps.nontargets if steps.tied is None else steps.tied, 0)
     sums = (empty.index_add(0, place, counts) for counts in (steps.targets, steps.nontargets, tied))
     return Steps(lowest, *sums), place

@@ -98,7 +98,7 @@ def _find_border(rows: Rows) -> Border:
         return pad(torch.where(rows.takes_part, values, -torch.inf), (0, 0, 0, 1), value=-torch.inf).amax(dim=0)
 
     tops = shares.largest(widen(torch.stack([top(-lowest), top(highest), top(-rows.match), top(rows.match)])))
-    low, high, first, last = (tops * tops.new_tensor([[-1], [1], [-1], [1]])).unsqueeze(2)
+    low, high, first, last = (sign * top.unsqueeze(1) for sign, top in zip((-1, 1, -1, 1), tops, strict=True))
     above, below = first > high - _TIED, last < low + _TIED
     # Which sides of the border meet: the lowest target and the highest non-target, or the other way round.
     target, nontarget = torch.where(above, first, last), torch.where(above, high, low)
