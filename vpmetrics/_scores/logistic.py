@@ -54,7 +54,7 @@ def mean_cost(targets: Tensor, nontargets: Tensor) -> Cost:
     return Cost(*means.unbind(dim=1))
 
 
-def minimise(cost: Callable[[Tensor], Cost], theta: Tensor, iterations: int = _ITERATIONS) -> tuple[Tensor, Tensor]:
+def minimise(cost: Callable[[Tensor], Cost], theta: Tensor, iterations: int | None = None) -> tuple[Tensor, Tensor]:
     """Slope and offset of least cost ``(F, 2)``, from a start, and whether each regression got there ``(F,)``.
 
     Newton's method. Its step is no longer than what has helped before, and is taken only where the cost does not grow,
@@ -63,7 +63,7 @@ def minimise(cost: Callable[[Tensor], Cost], theta: Tensor, iterations: int = _I
     """
     numbers = torch.finfo(theta.dtype)
     here, longest = cost(theta), torch.ones_like(theta[:, :1])
-    for iteration in range(iterations):
+    for iteration in range(iterations or _ITERATIONS):
         step = _newton(here)
         done = _is_last(step, theta)
         if (iteration == SOON or theta.device.type == "cpu") and bool(done.all()):

@@ -1,0 +1,41 @@
+"""What is differentiated compiles to one graph, with the values and gradients it has without."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from vpmetrics import functional as F
+from vpmetrics.losses import PseudonymisationLoss
+
+TARGET = torch.arange(60) % 4 == 0
+SESSIONS = torch.arange(24) // 4 % 2
+
+
+def scores(values):
+    disclosed = F.zebra_disclosure(values.flatten()[:60], TARGET, bandwidth=0.5, validate_args=False)
+    return (
+        disclosed["d_ece"]
+        + disclosed["l_w"]
+        + F.equal_error_rate(values.flatten()[:60], TARGET, bandwidth=0.5, validate_args=False)
+    )
+
+
+LOSS = PseudonymisationLoss(bandwidth=0.5)  # few cells: graphs grow with their number and take long to trace
+
+
+def loss(values):
+    return LOSS(values[:24].detach() + 1, values[:24], torch.arange(24) % 4, SESSIONS)
+
+
+@pytest.mark.parametrize("function", [scores, loss], ids=["surrogate", "losses"])
+def test_the_surrogate_and_losses_are_one_graph(function):
+    torch._dynamo.reset()
+    values = torch.randn(24, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    found = []
+    for run in (function, torch.compile(function, fullgraph=True, backend="eager")):
+        value = run(values)
+        found.append((value.detach(), *torch.autograd.grad(value, values)))
+    assert_close(found[1], found[0], atol=1e-12, rtol=1e-9)
+    torch._dynamo.reset()
