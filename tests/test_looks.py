@@ -37,45 +37,49 @@ def looks(metric, batches, device):
     return updating.looks, computing.looks
 
 
-# Reads and copies of one `compute`, whatever the size, for those who keep 400 utterances or 400,000.
+# Reads and copies in one `compute`, be there 400 utterances or 400,000.
 MOST = {
-    "ZebraDisclosure": 2,
+    "ZebraDisclosure": 1,
     "MinCllr": 1,
-    "EqualErrorRate": 7,
+    "EqualErrorRate": 1,
     "Linkability": 3,
     "Cllr": 2,
-    "CalibrationDistortion, linear": 12,
+    "CalibrationDistortion, linear": 3,
     "CalibrationDistortion, isotonic": 3,
-    "VoicePrivacy": 130,
-    "StrongestAttack": 30,
-    "VoiceSimilarityMatrix": 15,
-    "DeIdentification": 12,
-    "VoiceDistinctiveness": 11,
-    "SimilarityRankDisclosure": 8,
-    "LocalInformationDisclosure": 20,
+    "VoicePrivacy": 24,
+    "StrongestAttack": 14,
+    "VoiceSimilarityMatrix": 6,
+    "DeIdentification": 5,
+    "VoiceDistinctiveness": 4,
+    "SimilarityRankDisclosure": 3,
+    "LocalInformationDisclosure": 4,
     "ReidentificationRate": 7,
     "SinglingOut": 30,
     "EmbeddingTrials of counts": 7,
-    "EmbeddingTrials": 12,
+    "EmbeddingTrials": 7,
 }
+SIZES = {"few": (60, 6), "some": (400, 5), "binned": (240, 10)}  # utterances, and those of a speaker
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_update_never_looks_and_compute_a_bounded_number_of_times(case, device, monkeypatch):
-    found = []
-    for few, count, each in ((pairs.FEW_PAIRS, 60, 6), (pairs.FEW_PAIRS, 400, 5), (0, 240, 10)):
-        monkeypatch.setattr(pairs, "FEW_PAIRS", few)
+def test_update_never_looks_and_compute_as_often_whatever_the_size(case, device, monkeypatch):
+    found = {}
+    for name, (count, each) in SIZES.items():
+        monkeypatch.setattr(pairs, "FEW_PAIRS", 0 if name == "binned" else 1 << 22)
         rows = trials(count) if "preds" in case.batches()[0] else utterances(count, each)
         batches = [rows | {"run": run} for run in (0, 1)] if case in RUN_CASES else [rows]
-        found.append(looks(case.metric(validate_args=False), [sent(batch, device) for batch in batches], device))
-    assert not any(any(updating) for updating, _ in found), found
-    assert all(computing.transfers <= MOST[str(case)] for _, computing in found), found
+        updating, found[name] = looks(
+            case.metric(validate_args=False), [sent(batch, device) for batch in batches], device
+        )
+        assert not any(updating), updating
+    assert max(seen.transfers for seen in found.values()) <= MOST[str(case)], found
+    if str(case) != "SinglingOut":  # which copies every draw of a set, fewer where there are more speakers
+        assert found["some"] == found["few"], found
 
 
 def test_attacks_look_a_bounded_number_of_times(device):
-    """Once for each attack and fold at most, and twice for what is chosen of each attack."""
-    found = []
+    """Ten times for each attack and condition, whatever the size."""
     for count, each in ((60, 6), (240, 10)):
         metric = vp.StrongestAttack(validate_args=False)
-        found.append(looks(metric, [sent(utterances(count, each), device)], device)[1].transfers)
-    assert max(found) <= 100, found
+        (_, seen) = looks(metric, [sent(utterances(count, each), device)], device)
+        assert seen.transfers <= 10 * len(metric.attacks), seen
