@@ -71,7 +71,7 @@ from vpmetrics._trials.strongest import Attackers, Strongest
 from vpmetrics._trials.transfer import distortion_of_sessions
 from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.local import summarise_information
-from vpmetrics.functional.rank import disclosure_of_ranks
+from vpmetrics.functional.rank import rank_disclosure
 from vpmetrics.functional.similarity import (
     diagonal_dominance,
     normalised_relatives,
@@ -345,7 +345,7 @@ def disclose_identity(
     parts = [part for part in parts if len(part[0].histogram) > 1] or parts[:1]
     known, without = [part[0] for part in parts], [part[1] for part in parts if part[1] is not None]
     of_ranks = [
-        disclosure_of_ranks(part.histogram, settings.rank_model)
+        rank_disclosure(part.histogram, settings.rank_model, validate_args=False)
         | {"mean_d_chance": _mean_by_chance(part.histogram, settings.rank_model, len(part.trials))}
         for part in known
     ]

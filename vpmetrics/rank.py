@@ -14,7 +14,7 @@ from vpmetrics._trials.references import trials_of_sides
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
-from vpmetrics.functional.rank import MODELS, disclosure_of_ranks
+from vpmetrics.functional.rank import MODELS, rank_disclosure
 
 
 class SimilarityRankDisclosure(EmbeddingMetric):
@@ -80,7 +80,7 @@ class SimilarityRankDisclosure(EmbeddingMetric):
         return histogram_of_trials(trials_of_sides(sides, condition_of(self.condition)), self.scoring, self.bandwidth)
 
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
-        return disclosure_of_ranks(self._histogram(sides), self.model)
+        return rank_disclosure(self._histogram(sides), self.model, validate_args=False)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the rank histogram on logarithmic axes, with the uniform line and the beta-binomial fit.
@@ -101,5 +101,5 @@ class SimilarityRankDisclosure(EmbeddingMetric):
 
         with self._gathered():
             histogram = self._histogram(self._sides())
-        values = disclosure_of_ranks(histogram, self.model)
+        values = rank_disclosure(histogram, self.model)
         return draw_rank_histogram(histogram, fit_beta_binomial(histogram).probabilities, values, ax, label)

@@ -68,7 +68,7 @@ def rank_histogram(
     return histogram_of_trials(prepare_trials(inputs, speakers, references, reference_speakers), scoring, bandwidth)
 
 
-def rank_disclosure(histogram: Tensor, model: str = "empirical") -> dict[str, Tensor]:
+def rank_disclosure(histogram: Tensor, model: str = "empirical", validate_args: bool = True) -> dict[str, Tensor]:
     r"""What a rank histogram discloses: at most, on average, and in shares (section 3.3).
 
     .. math::
@@ -82,6 +82,7 @@ def rank_disclosure(histogram: Tensor, model: str = "empirical") -> dict[str, Te
     Args:
         histogram: Counts or shares of the ranks 1 ... N, shape ``(..., N)``; leading dimensions are separate systems.
         model: ``"empirical"``, or ``"beta_binomial"`` to smooth all but the first rank.
+        validate_args: Look for negative counts; forces a GPU sync.
 
     Returns:
         Dict of ``max_d`` and ``mean_d`` in bits, ``id_rate`` and ``rank_spread`` as fractions, each of shape ``(...)``;
@@ -93,13 +94,8 @@ def rank_disclosure(histogram: Tensor, model: str = "empirical") -> dict[str, Te
     """
     check_histogram(histogram)
     check_choice("model", model, MODELS)
-    if bool((histogram < 0).any()):
+    if validate_args and bool((histogram < 0).any()):
         raise ValueError(f"Expected `histogram` to hold no negative count, but got {histogram.min().item()}.")
-    return disclosure_of_ranks(histogram, model)
-
-
-def disclosure_of_ranks(histogram: Tensor, model: str) -> dict[str, Tensor]:
-    """What :func:`rank_disclosure` returns, of a histogram that was counted here: nothing of it is read."""
     ranks = histogram.shape[-1]
     counts = widen(histogram)
     if ranks < 2:
