@@ -290,6 +290,54 @@ def test_a_process_killed_in_mid_compute_ends_the_others_who_say_which(tmp_path)
     assert all(seconds < 60 for *_, seconds in found)
 
 
+# Without its sessions, whose calibrations are learnt on every process.
+PLAIN = {name: column for name, column in rows(speakers=12).items() if name != "sessions"}
+TWO = {name: column for name, column in rows(speakers=2).items() if name != "sessions"}
+APART = ("op_d_ece", "op_d_ece_reversed", "op_min_cllr", "op_raw_eer", "pp_d_ece", "op_d_diag_log", "deid", "gvd")
+
+
+def _keep_apart(rank, world, path):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    take_small_tiles()
+    expected = [give(suite(metrics=APART), case).compute() for case in (PLAIN, PLAIN, TWO)]
+    conditions = give(suite(metrics=APART), PLAIN).report().conditions
+    distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    for case, how, alone in zip((PLAIN, PLAIN, TWO), ("in turns", "unevenly", "in turns"), expected, strict=True):
+        metric = give(suite(metrics=APART, gather=False), parts_of(case, world, how)[rank])
+        value = metric.compute()
+        # Bins lie elsewhere, by other rows, and each holds next to nothing.
+        assert_close(value, alone, atol=1e-4, rtol=0, equal_nan=True)
+        assert all(same_bits(value, other) for other in everyone(value))
+    metric = give(suite(metrics=APART, gather=False), parts_of(PLAIN, world, "in turns")[rank])
+    for name, condition in metric.report().conditions.items():
+        assert condition.trials == conditions[name].trials
+        assert_close(condition.matrix, conditions[name].matrix, atol=1e-4, rtol=0, equal_nan=True)
+    refused = give(suite(metrics=APART, gather=False), parts_of(rows(), world, "in turns")[rank])
+    with pytest.raises(ValueError, match="Expected no `is_reference`, `sessions` or `groups` with gather=False"):
+        refused.compute()
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_embeddings_that_stay_apart_say_the_same(world, tmp_path):
+    mp.spawn(_keep_apart, args=(world, tmp_path / "meeting"), nprocs=world)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "`metrics` to name only scalars of scores and of matrices"),
+        ({"metrics": ["op_mean_d"]}, "but got those of rank"),
+        ({"metrics": ["op_d_ece"], "intervals": 0.9}, "no `intervals` with gather=False, but got 0.9"),
+        ({"metrics": ["op_d_ece"], "dist_sync_fn": as_it_is}, "no `dist_sync_fn` with gather=False"),
+    ],
+)
+def test_what_needs_all_rows_in_one_place_is_refused_without_gathering(settings, message):
+    with pytest.raises(ValueError, match=message):
+        suite(gather=False, **settings)
+
+
 @pytest.mark.parametrize("world", [1, 2, 3, 7, 64])
 def test_work_is_cut_into_parts_that_are_all_of_it_and_alike(world):
     draw = torch.Generator().manual_seed(0)

@@ -42,6 +42,7 @@ from vpmetrics._scores.measures import (
     min_dcf_of_steps,
     raw_eer_of_steps,
 )
+from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS, Condition
 from vpmetrics._trials.galleries import Listening
 from vpmetrics._trials.identification import Identification, identify_trials
@@ -56,6 +57,7 @@ from vpmetrics._trials.matrices import (
     ratio_to_original,
 )
 from vpmetrics._trials.pairs import TrialGrid
+from vpmetrics._trials.passing import PassedGrid
 from vpmetrics._trials.ranks import histogram_of_trials, mean_by_chance
 from vpmetrics._trials.references import trials_of_sides
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
@@ -325,6 +327,8 @@ def transferred_disclosure(sides: Sides, settings: Settings) -> Tensor:
 
 
 def _pairs(sides: Sides, condition: Condition, settings: Settings) -> TrialGrid:
+    if shares.apart():
+        return PassedGrid(sides, condition, resolve_scoring(settings.scoring))
     both, scorer = sides.pair(condition, settings.enrolment), resolve_scoring(settings.scoring)
     return TrialGrid(*both, sides.voices, scorer, condition, digits=settings.bandwidth is None)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_choice, check_confidence, check_sizes, check_slope, warn_once
+from vpmetrics._checks import check_choice, check_confidence, check_flag, check_sizes, check_slope, warn_once
 from vpmetrics._names import selection
 from vpmetrics._precision import result_dtype
 from vpmetrics._report import (
@@ -84,6 +84,9 @@ class VoicePrivacy(AttackedMetric):
             several times as fast on small sets. With ``bandwidth`` none is tried.
         enrolment: None takes every utterance for a reference and a probe. With ``is_reference``, ``"utterance"``
             compares probes with each of the chosen references, ``"speaker"`` with their mean per speaker.
+        gather: With False processes never gather embeddings: each keeps those of some speakers, and blocks of them pass
+            from one process to the next, so that memory per process falls as there are more. Only for ``metrics`` of
+            scores and matrices, which are then binned whatever their number.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -110,6 +113,7 @@ class VoicePrivacy(AttackedMetric):
         sizes: Sequence[int] | None = None,
         metrics: Sequence[str] | None = None,
         intervals: float | None = None,
+        gather: bool = True,
         **kwargs: Any,
     ) -> None:
         # The surrogate is for batches, and attackers need more than a batch.
@@ -134,6 +138,23 @@ class VoicePrivacy(AttackedMetric):
         self.similarity, self.scoring, self.rank_model, self.slope = similarity, scoring, rank_model, slope
         resolve_scoring(scoring)
         self._baseline: tuple[Settings, tuple[Tensor, ...], ConditionReport] | None = None
+        check_flag("gather", gather)
+        if not gather:
+            self._refuse_apart()
+        self.gather = gather
+
+    def _refuse_apart(self) -> None:
+        """Raise where something is asked for that one process cannot say without the rows of all others."""
+        families = {family for _, family in self._settings().origins or (("", "all"),)}
+        if not families <= {"score", "matrix"}:
+            raise ValueError(
+                "Expected `metrics` to name only scalars of scores and of matrices with gather=False, such as "
+                f"'op_d_ece' and 'deid', but got those of {', '.join(sorted(families))}."
+            )
+        given = {"bandwidth": self.bandwidth, "enrolment": self.enrolment, "intervals": self.intervals}
+        for name, value in {**given, "dist_sync_fn": self.dist_sync_fn}.items():
+            if value is not None:
+                raise ValueError(f"Expected no `{name}` with gather=False, but got {value!r}.")
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but the report of original speech, which is soon made again."""
@@ -229,7 +250,9 @@ class VoicePrivacy(AttackedMetric):
         if of_sessions and settings.asks_for("OP", "calibration"):
             conditions["OP"].scalars["c_ece"] = transferred_disclosure(sides, settings)
         dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
-        report = join_conditions(conditions, sides.voices.sort().values, dtype, self.sizes, self.intervals)
+        report = join_conditions(
+            conditions, shares.of_all(sides.voices).sort().values, dtype, self.sizes, self.intervals
+        )
         return report._replace(attack_names=self.attack_names)
 
     def _report_of_original(self, sides: Sides) -> ConditionReport:

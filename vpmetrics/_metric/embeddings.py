@@ -10,7 +10,9 @@ from torchmetrics.utilities import dim_zero_cat
 
 from vpmetrics._checks import warn_once
 from vpmetrics._metric.base import PrivacyMetric
-from vpmetrics._trials.utterances import Rows, Sides, check_rows, pack, sides_of
+from vpmetrics._trials import shares
+from vpmetrics._trials.passing import rows_by_speaker
+from vpmetrics._trials.utterances import Rows, Sides, check_rows, pack, sides_of, told
 
 
 class EmbeddingMetric(PrivacyMetric):
@@ -91,6 +93,10 @@ class EmbeddingMetric(PrivacyMetric):
             empty = torch.empty(0, 1, device=self.device)
             return sides_of(pack(empty, empty, torch.empty(0, dtype=torch.int64, device=self.device)))
         rows = Rows(*(dim_zero_cat(getattr(self, name)) for name in Rows._fields))
+        if shares.apart():
+            if bool(shares.largest(told(rows).to(torch.uint8)).any()):
+                raise ValueError("Expected no `is_reference`, `sessions` or `groups` with gather=False.")
+            rows = rows_by_speaker(rows)
         if self.validate_args:
             check_rows(rows)
         return sides_of(rows)

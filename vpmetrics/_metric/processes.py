@@ -17,7 +17,12 @@ from vpmetrics._trials.shares import shared
 
 
 class SharedMetric(Metric):
-    """A metric whose states come through synchronising, merging and refused batches whole."""
+    """A metric whose states come through synchronising, merging and refused batches whole.
+
+    Without ``gather`` processes agree on what their states look like, and each keeps its own.
+    """
+
+    gather: bool = True
 
     def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
         counted = super()._wrap_update(update)
@@ -50,7 +55,7 @@ class SharedMetric(Metric):
         Where a function of the user's gathers, nobody knows between whom, and each process does all.
         """
         between = distributed.is_available() and distributed.is_initialized() and self.dist_sync_fn is None
-        with shared(self.process_group, self.device) if gathered and between else nullcontext():
+        with shared(self.process_group, self.device, apart=not self.gather) if gathered and between else nullcontext():
             yield
 
     def _refuse_if_synced(self) -> None:
@@ -102,7 +107,8 @@ class SharedMetric(Metric):
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
         self._agree(functools.partial(dist_sync_fn, group=process_group or self.process_group))
-        super()._sync_dist(dist_sync_fn, process_group)
+        if self.gather:
+            super()._sync_dist(dist_sync_fn, process_group)
 
     def _agree(self, gather: Gather) -> None:
         """Bring the states into a form that all processes have; where there is none, every process raises."""

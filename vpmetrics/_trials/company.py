@@ -53,6 +53,26 @@ class Company:
             distributed.all_reduce(whole, how, group=self.group)
         return whole
 
+    def send(self, part: Tensor, given: list[int], taken: list[int]) -> Tensor:
+        """So many rows to each of the processes, in order; returns those that come from each."""
+        self._meet()
+        found = part.new_empty(sum(taken), *part.shape[1:])
+        with self._naming_the_missing():
+            distributed.all_to_all_single(found, part.contiguous(), taken, given, group=self.group)
+        return found
+
+    def pass_on(self, part: Tensor, length: int) -> Tensor:
+        """Rows to the process before this one; returns those, so many, of the one after."""
+        self._meet()
+        found, ranks = part.new_empty(length, *part.shape[1:]), distributed.get_process_group_ranks(self.group)
+        before, after = (ranks[(self.number + way) % self.processes] for way in (-1, 1))
+        both = ((distributed.isend, part.contiguous(), before), (distributed.irecv, found, after))
+        ways = [distributed.P2POp(way, rows, peer, self.group) for way, rows, peer in both if len(rows)]
+        with self._naming_the_missing():
+            for way in distributed.batch_isend_irecv(ways) if ways else ():
+                way.wait()
+        return found
+
     def _meet(self, failed: bool = False) -> None:
         flags = torch.zeros(self.processes, dtype=torch.int32, device=self.device)
         flags[self.number] = failed

@@ -200,7 +200,14 @@ class TrialGrid:
 
     def sample(self, size: int = TILE) -> Tensor:
         """Scores of pairs of neighbours spread over both sides: some of one speaker, most of two."""
-        return self._compare(*(_spread(rows, size) for rows in self.vectors))
+        return self._compare(*(self._some(rows, size) for rows in self.vectors))
+
+    def _some(self, rows: Tensor, size: int) -> Tensor:
+        """Pairs of neighbours, spread over all rows."""
+        if len(rows) <= size:
+            return rows
+        starts = torch.arange(size // 2, device=rows.device) * (len(rows) - 1) // (size // 2)
+        return rows[torch.stack([starts, starts + 1], dim=1).flatten()]
 
     def cells(self, value_of: Callable[[Tile], Tensor]) -> Iterator[Cells]:
         """Sums of ``value_of(tile)`` over the trials of each pair of voices that falls to this process, some at once.
@@ -243,10 +250,3 @@ def _sum_by_runs(tile: Tile, values: Tensor, row_runs: Tensor, column_runs: Tens
     if tile.excluded is None:
         return torch.stack([summed(values), row_runs.outer(column_runs).to(values.dtype)])
     return torch.stack([summed(values.masked_fill(tile.excluded, 0)), summed((~tile.excluded).to(values.dtype))])
-
-
-def _spread(rows: Tensor, size: int) -> Tensor:
-    if len(rows) <= size:
-        return rows
-    starts = torch.arange(size // 2, device=rows.device) * (len(rows) - 1) // (size // 2)
-    return rows[torch.stack([starts, starts + 1], dim=1).flatten()]

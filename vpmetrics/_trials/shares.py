@@ -21,6 +21,7 @@ class _Share(NamedTuple):
     number: int  # of this process, from 0
     processes: int
     company: Company | None
+    apart: bool = False
 
 
 _ALONE = _Share(0, 1, None)
@@ -28,11 +29,14 @@ _share: ContextVar[_Share] = ContextVar("share", default=_ALONE)
 
 
 @contextmanager
-def shared(group: Any, device: torch.device) -> Iterator[None]:
-    """Within this the processes of a group, all for None, divide the walks among them."""
+def shared(group: Any, device: torch.device, apart: bool = False) -> Iterator[None]:
+    """Within this the processes of a group, all for None, divide the walks among them.
+
+    ``apart``: each has rows of its own, where all have the same otherwise.
+    """
     company = Company(group, device)
     alone = company.processes == 1
-    before = _share.set(_ALONE if alone else _Share(company.number, company.processes, company))
+    before = _share.set(_ALONE if alone else _Share(company.number, company.processes, company, apart))
     try:
         with nullcontext() if alone else company.working():
             yield
@@ -48,6 +52,16 @@ def alone() -> Iterator[None]:
         yield
     finally:
         _share.reset(before)
+
+
+def apart() -> bool:
+    """Whether each process has rows of its own."""
+    return _share.get().apart
+
+
+def place() -> tuple[int, int]:
+    """The number of this process, and how many share the walk."""
+    return _share.get()[:2]
 
 
 def spans(costs: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -99,6 +113,47 @@ def of_first(values: Tensor) -> Tensor:
 def all_agree(opinion: bool, device: torch.device) -> bool:
     """Whether all processes say so."""
     return opinion if _share.get().processes == 1 else not bool(largest(torch.tensor(int(not opinion), device=device)))
+
+
+def lengths(own: int) -> list[int]:
+    """How many rows each process has of something."""
+    number, processes = place()
+    company = _share.get().company
+    return [own] if company is None else _table([own], number, processes, company.device)[:, 0].tolist()
+
+
+def of_all(own: Tensor) -> Tensor:
+    """The rows of all processes where they are apart, one process after the other; else they are that already."""
+    if not apart():
+        return own
+    sizes, number = lengths(len(own)), place()[0]
+    whole = own.new_zeros(sum(sizes), *own.shape[1:])
+    whole[sum(sizes[:number]) :][: len(own)] = own
+    return total(whole)
+
+
+def sent(owner: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+    """Every row to the process that owns it; returns those that have come here."""
+    share = _share.get()
+    if share.company is None:
+        return list(parts)
+    given = torch.bincount(owner, minlength=share.processes).tolist()
+    table = _table(given, share.number, share.processes, owner.device).tolist()
+    taken, order = [row[share.number] for row in table], owner.argsort(stable=True)
+    return [share.company.send(part[order], given, taken) for part in parts]
+
+
+def passed_on(parts: Sequence[Tensor], length: int) -> list[Tensor]:
+    """Those of the next process, so many rows, for those that are here."""
+    company = _share.get().company
+    return list(parts) if company is None else [company.pass_on(part, length) for part in parts]
+
+
+def _table(own: list[int], number: int, processes: int, device: torch.device) -> Tensor:
+    """A row of whole numbers of every process."""
+    table = torch.zeros(processes, len(own), dtype=torch.int64, device=device)
+    table[number] = torch.tensor(own, device=device)
+    return total(table)
 
 
 def _reduce(part: Tensor, how: Any) -> Tensor:

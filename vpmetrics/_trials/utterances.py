@@ -131,6 +131,11 @@ def check_rows(rows: Rows) -> None:
     check_recordings(rows.utterances[numbered], speakers=rows.speakers[numbered], groups=rows.groups[numbered])
 
 
+def told(rows: Rows) -> Tensor:
+    """Whether anybody said which rows are references, of which session, and of which group, ``(3,)``."""
+    return torch.stack([(rows.row_holds & bit).any() for bit in (_CHOOSES, _SESSION, _GROUP)])
+
+
 def sides_of(rows: Rows) -> Sides:
     """The two sides of kept rows, every utterance once on each."""
     count = len(rows.speakers)
@@ -138,7 +143,7 @@ def sides_of(rows: Rows) -> Sides:
     # An utterance without a number is one of its own.
     own = torch.arange(count, 2 * count, device=rows.speakers.device)
     ids = torch.where(numbered, torch.unique(rows.utterances, return_inverse=True)[1], own)
-    given = torch.stack([(rows.row_holds & bit).any() for bit in (_CHOOSES, _SESSION, _GROUP)]).tolist()
+    given = told(rows).tolist()
     columns = (rows.row_holds & _REFERENCE) != 0, rows.sessions, rows.groups
     known = [column if said else None for column, said in zip(columns, given, strict=True)]
     # Protected anew in another session, a recording is another one; its original is still the same.
