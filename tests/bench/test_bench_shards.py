@@ -1,0 +1,156 @@
+"""Processes that share a suite: time, bytes and memory; and on paper, what many of them would take.
+
+Run with ``pytest -m bench -s tests/bench/test_bench_shards.py``, on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import distributed
+
+from vpmetrics import VoicePrivacy
+from vpmetrics._trials import shares
+from vpmetrics._trials.conditions import CONDITIONS
+from vpmetrics._trials.pairs import TrialGrid
+from vpmetrics._trials.scorers import resolve_scoring
+from vpmetrics._trials.utterances import Side
+
+pytestmark = pytest.mark.bench
+
+ROWS, SPEAKERS, WIDTH = 8000, 400, 192
+EXCHANGES = ("all_reduce", "all_gather", "all_to_all_single", "isend")
+# What a GPU is taken to do, none being at hand: as much faster than one core as its memory is (2 TB/s for some 13 GB/s
+# of the core that was measured), and 20 GB/s to its neighbour.
+GPU_OVER_CORE, LINK = 150, 20e9
+
+
+def utterances(number, speakers, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    names = torch.arange(number) % speakers
+    original = torch.randn(speakers, WIDTH, generator=draw)[names] + 1.5 * torch.randn(number, WIDTH, generator=draw)
+    return original, 0.3 * original + torch.randn(number, WIDTH, generator=draw), names
+
+
+def peak_megabytes():
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+
+
+def count_bytes(sent):
+    """Have ``sent`` hold what this process gives to every exchange."""
+    for name in EXCHANGES:
+        call = getattr(distributed, name)
+
+        def counted(*args, call=call, name=name, **kwargs):
+            part = args[1] if name in ("all_gather", "all_to_all_single") else args[0]
+            sent.append(part.nbytes)
+            return call(*args, **kwargs)
+
+        setattr(distributed, name, counted)
+
+
+def _measure(rank, world, path, said, number, speakers, repeat, settings):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    if world > 1:
+        distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    # Of speakers of its own where they are many, so that no process ever has all rows.
+    apart = not settings.get("gather", True)
+    rows = utterances(number // world, speakers // world, rank) if apart else utterances(number, speakers)
+    rows = (*rows[:2], rows[2] + rank * speakers) if apart else tuple(column[rank::world] for column in rows)
+    sent, seconds = [], []
+    count_bytes(sent)
+    metric = VoicePrivacy(validate_args=False, **settings)
+    metric.update(*rows)
+    del rows
+    for _ in range(repeat):
+        metric._computed = metric._baseline = None
+        sent.clear()
+        if world > 1:
+            distributed.barrier()
+        start = time.perf_counter()
+        metric.compute()
+        seconds.append(time.perf_counter() - start)
+    said.put((min(seconds), sum(sent), len(sent), peak_megabytes()))
+
+
+def measure(tmp_path, world, number, speakers, repeat=3, **settings):
+    """Seconds of the slowest process, bytes and exchanges of each, and the peak of memory of each."""
+    said = mp.get_context("spawn").SimpleQueue()
+    args = (world, tmp_path / f"{world}", said, number, speakers, repeat, settings)
+    mp.spawn(_measure, args=args, nprocs=world)
+    each = [said.get() for _ in range(world)]
+    return [max(column) for column in zip(*each, strict=True)], sum(memory for *_, memory in each)
+
+
+@pytest.mark.parametrize("attacks", [None, "standard"])
+def test_two_processes_take_little_more_than_half_the_time(attacks, tmp_path):
+    found = {world: measure(tmp_path, world, ROWS, SPEAKERS, attacks=attacks)[0] for world in (1, 2, 4)}
+    print(f"\n{ROWS} x {WIDTH}, attacks={attacks}, one thread each")
+    for world, (seconds, sent, exchanges, _) in found.items():
+        ratio = seconds / found[1][0]
+        print(f"{world} processes: {seconds:6.2f} s = {ratio:.2f} x one; {sent / 1e6:.1f} MB in {exchanges} exchanges")
+    assert found[2][0] <= 0.6 * found[1][0]
+    assert found[4][0] <= 1.1 * found[2][0]  # on two cores
+
+
+def test_memory_falls_with_processes_where_embeddings_stay_apart(tmp_path):
+    asked = {"attacks": None, "metrics": ["op_d_ece", "deid"], "gather": False}
+    print()
+    for world in (1, 2, 4):
+        (seconds, sent, _, peak), together = measure(tmp_path, world, 20_000, 4000, repeat=1, **asked)
+        print(
+            f"{world} processes: {peak:.0f} MB each, {together:.0f} in all; {seconds:.1f} s, {sent / 1e6:.0f} MB sent"
+        )
+
+
+def test_two_hundred_thousand_utterances_in_three_gigabytes(tmp_path):
+    asked = {"attacks": None, "metrics": ["pp_d_ece"], "gather": False}
+    (seconds, sent, _, peak), together = measure(tmp_path, 2, 200_000, 40_000, repeat=1, **asked)
+    print(f"\n200,000 utterances of 40,000 speakers, 2 processes: {peak:.0f} MB each, {together:.0f} in all")
+    print(f"{seconds:.0f} s, {sent / 1e6:.0f} MB sent")
+    assert together < 3000
+
+
+@pytest.mark.parametrize(("number", "processes"), [(10**6, 64), (10**7, 512)])
+@pytest.mark.parametrize("condition", ["OO", "OP"])
+def test_tiles_fall_evenly(condition, number, processes):
+    """Pairs of the busiest process beside the mean, for speakers with 1 to 39 utterances, in tiles of whole voices."""
+    draw, how = torch.Generator().manual_seed(0), CONDITIONS[condition]
+    names = torch.arange(number // 20).repeat_interleave(torch.randint(1, 40, (number // 20,), generator=draw))
+    one, other = (Side(torch.ones(len(names), 1), names, names, names) for _ in range(2))
+    both = (one, one) if how.one_sided else (one, other)
+    grid = TrialGrid(*both, torch.arange(number // 20), resolve_scoring("dot"), how)
+    heights = torch.tensor(grid.rows.starts).diff().tolist()
+    grid._tile = lambda row, column: heights[row] * heights[column]
+    loads = []
+    for process in range(0, processes, processes // 32):
+        token = shares._share.set(shares._Share(process, processes, None))
+        loads.append(sum(grid.shared()) * processes / grid.pairs)
+        shares._share.reset(token)
+    print(f"\n{len(names)} utterances, {len(heights)} tiles a side, {condition}, {processes} processes:")
+    print(f"pairs of the busiest and of the idlest beside the mean: {max(loads):.4f} and {min(loads):.4f}")
+    assert max(loads) <= 1.05
+
+
+def test_on_paper(tmp_path):
+    """Seconds that large sets would take by what was measured here: pairs, and bytes to and from each process."""
+    seconds = measure(tmp_path, 1, ROWS, SPEAKERS, attacks=None)[0][0]
+    per_pair = seconds / (2 * ROWS**2)  # of OO half a square, of OP a whole one, of PP half a square
+    print(f"\nmeasured: {1e9 * per_pair:.1f} ns per pair on one core, of all of the suite but attacks")
+    for number, gpus in ((10**6, 64), (10**7, 512)):
+        work = 2 * number**2 * per_pair / GPU_OVER_CORE / gpus
+        both_sides = 2 * number * WIDTH * 4
+        # Apart, two passes over three conditions let every block pass by, half of them where both sides are one.
+        passed = 2 * (0.5 + 1 + 0.5) * both_sides / 2
+        print(f"{number:.0e} utterances on {gpus} GPUs: {work:.0f} s of pairs on each")
+        print(f"  gathered: {both_sides / 1e9:.1f} GB to each, {both_sides / LINK:.1f} s")
+        print(
+            f"  apart: {both_sides / gpus / 1e6:.0f} MB on each, {passed / 1e9:.1f} GB by each, {passed / LINK:.1f} s"
+        )
