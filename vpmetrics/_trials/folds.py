@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +50,7 @@ def deal_speakers(sides: Sides) -> Folds | None:
     group = _groups_of_voices(sides, count)
     order = keys.argsort(stable=True)
     order = order[group[order].argsort(stable=True)]
-    fold_of_voice, first, groups = torch.full_like(group, -1), 0, []
+    fold_of_voice, first, kept, groups = torch.full_like(group, -1), 0, 0, []
     for size_of_group, begin in _runs(group[order]):
         if size_of_group < FEWEST_SPEAKERS:
             continue
@@ -57,19 +58,16 @@ def deal_speakers(sides: Sides) -> Folds | None:
         place = torch.arange(size_of_group, device=order.device)
         fold_of_voice[order[begin : begin + size_of_group]] = first + place % folds
         groups.append(range(first, first + folds))
-        first += folds
+        first, kept = first + folds, kept + size_of_group
     if not groups:
         return None
     # Number voices by fold; those in none come last and are dropped.
     by_fold = order[torch.where(fold_of_voice < 0, first, fold_of_voice)[order].argsort(stable=True)]
     number = torch.empty_like(by_fold).scatter(0, by_fold, torch.arange(count, device=by_fold.device))
-    kept = int((fold_of_voice >= 0).sum())
     arranged = [_arranged(each, number, kept) for each in (sides.original, sides.protected)]
     folds_of = fold_of_voice[by_fold[:kept]]
-    bounds = [
-        torch.searchsorted(folds_of[each.voices].contiguous(), torch.arange(first + 1, device=number.device)).tolist()
-        for each in arranged
-    ]
+    every = torch.arange(first + 1, device=number.device)
+    bounds = torch.stack([torch.searchsorted(folds_of[each.voices].contiguous(), every) for each in arranged]).tolist()
     original, protected = arranged
     named = Sides(original, protected, sides.voices[by_fold[:kept]])
     return Folds(named, folds_of, (bounds[0], bounds[1]), groups)
@@ -93,8 +91,8 @@ def _groups_of_voices(sides: Sides, count: int) -> Tensor:
 
 def _runs(ordered: Tensor) -> list[tuple[int, int]]:
     """Length and start of every run of equal values."""
-    counts = torch.unique_consecutive(ordered, return_counts=True)[1]
-    return list(zip(counts.tolist(), (counts.cumsum(0) - counts).tolist(), strict=True))
+    counts = torch.unique_consecutive(ordered, return_counts=True)[1].tolist()
+    return list(zip(counts, accumulate(counts, initial=0), strict=False))
 
 
 def pairs_of(sides: Sides) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -94,7 +95,7 @@ class Attackers:
         if folds is None or fits is None:
             warn_undefined(f"Attacks are fitted on other speakers, and that needs {FEWEST_SPEAKERS} of them.")
             return self._nothing()
-        if not bool(torch.stack([values.isfinite().all() for values in self._given]).all()):
+        if not self._finite:
             warn_undefined("Some embeddings, measured or observed, are not finite.")
             return self._nothing()
         with _exactly(self.sides):
@@ -112,12 +113,21 @@ class Attackers:
                 without = attacks_without(
                     folds, condition, self.enrolment, attacks, known, blocks, (_AS_STRONG, _NOISE)
                 )
-        if bool(found.d_ece.isnan()):
-            warn_undefined(f"There are no trials of one kind to attack in {condition.name}.")
-            return self._nothing()
+        undefined = found.d_ece.isnan()
+        warn_undefined(f"There are no trials of one kind to attack in {condition.name}.", undefined)
         numbers = torch.tensor(list(fitted), device=counts.device)
         each = found.each.new_full((3 * len(self.attacks),), torch.nan).scatter(0, numbers, found.each)
-        return found._replace(attack=numbers[found.attack], chance=chance.d_ece, each=each, without=without)
+        return found._replace(
+            attack=torch.where(undefined, -1, numbers.index_select(0, found.attack.view(1)).squeeze(0)),
+            chance=torch.where(undefined, torch.nan, chance.d_ece),
+            each=torch.where(undefined, torch.nan, each),
+            eer=torch.where(undefined, torch.nan, found.eer),
+            without=without,
+        )
+
+    @cached_property
+    def _finite(self) -> bool:
+        return bool(torch.stack([values.isfinite().all() for values in self._given]).all())
 
     def _nothing(self) -> Strongest:
         device = self.sides.voices.device

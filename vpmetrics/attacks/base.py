@@ -158,6 +158,8 @@ class LinearAttack(Attack, Resizable):
 
         Settings go from the finest to the most regular.
         """
+        if len(separations) == 1:
+            return [0] * separations.shape[1]
         top = separations.amax(0)
         as_good = separations >= top - _AS_GOOD * top.abs()
         best: list[int] = (len(separations) - 1 - as_good.to(torch.uint8).flip(0).argmax(0)).tolist()

@@ -60,8 +60,10 @@ class KernelRidge(Attack, Resizable):
         groups = LeftOut(names, *deal(p, names))
         self.scale = 2 * _WIDTH * self.rows.square().sum(1).mean()
         kernel = _kernel(self.rows, self.rows, self.scale)
-        fits = [fit_kernel(kernel, ridge, o, groups) for ridge in self.settings]
-        self.weights = fits[int(torch.stack([separated for _, separated in fits]).argmax())][0]
+        weights, separated = map(
+            torch.stack, zip(*(fit_kernel(kernel, r, o, groups) for r in self.settings), strict=True)
+        )
+        self.weights = weights.index_select(0, separated.argmax(0, keepdim=True)).squeeze(0)
         return self
 
     def attack(self, original: Tensor | None, protected: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
