@@ -9,7 +9,17 @@ import torch
 from scipy import stats
 from torch.testing import assert_close
 
-from vpmetrics import VoicePrivacy
+from vpmetrics import (
+    DeIdentification,
+    EmbeddingTrials,
+    LocalInformationDisclosure,
+    MinCllr,
+    SimilarityRankDisclosure,
+    StrongestAttack,
+    VoiceDistinctiveness,
+    VoicePrivacy,
+    VoiceSimilarityMatrix,
+)
 from vpmetrics._intervals import difference_of
 from vpmetrics._scalars import names_with_ends, scalar
 from vpmetrics._scores.intervals import interval_of, probability_below, students_t
@@ -227,3 +237,56 @@ def test_systems_of_other_speakers_are_not_compared():
     left_out = [measured(voices(speakers=count), intervals=0.95).left_out for count in (8, 9)]
     with pytest.raises(ValueError, match="the same speakers"):
         difference_of("deid", (torch.tensor(0.5), torch.tensor(0.4)), tuple(left_out), 0.95)
+
+
+@pytest.mark.parametrize(
+    ("metric", "prefix"),
+    [
+        (DeIdentification(intervals=0.9), ""),
+        (VoiceDistinctiveness(intervals=0.9, similarity="sigmoid"), ""),
+        (SimilarityRankDisclosure(condition="OP", intervals=0.9), "op_"),
+        (SimilarityRankDisclosure(condition="OO", model="beta_binomial", intervals=0.9), "oo_"),
+        (LocalInformationDisclosure(condition="PP", intervals=0.9), "pp_"),
+        (StrongestAttack(condition="PP", attacks=[Plain(), RidgeToOriginal()], intervals=0.9), "pp_"),
+    ],
+    ids=lambda metric: type(metric).__name__,
+)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_each_metric_has_the_ends_that_the_suite_has(metric, prefix, grouped):
+    rows = voices(speakers=14)
+    if grouped:
+        rows["groups"] = rows["speakers"] % 2
+    metric.reset()
+    metric.update(**rows)
+    suite = VoicePrivacy(
+        intervals=0.9,
+        similarity=getattr(metric, "similarity", "geometric"),
+        rank_model=getattr(metric, "model", "empirical"),
+        attacks=getattr(metric, "attacks", None),
+    )
+    suite.update(**rows)
+    values, expected = metric.compute(), suite.compute()
+    assert any(key.endswith("_low") for key in values)
+    for key, value in values.items():
+        assert_close(value, expected[prefix + key], atol=1e-9, rtol=1e-9, equal_nan=True, msg=key)
+
+
+def test_ranks_and_local_information_keep_to_groups():
+    rows = voices(speakers=10)
+    rows["groups"] = rows["speakers"] % 2
+    for make in (SimilarityRankDisclosure, LocalInformationDisclosure):
+        values = []
+        for group in (0, 1):
+            part = make(condition="OP")
+            part.update(**{key: column[rows["groups"] == group] for key, column in rows.items()})
+            values.append(part.compute())
+        whole = make(condition="OP")
+        whole.update(**rows)
+        for key in ("mean_d", "id_rate") if make is SimilarityRankDisclosure else ("alid", "pdr", "link_rate"):
+            assert_close(whole.compute()[key], (values[0][key] + values[1][key]) / 2)
+
+
+@pytest.mark.parametrize("make", [VoiceSimilarityMatrix, lambda **kw: EmbeddingTrials(MinCllr(), **kw)])
+def test_a_metric_without_intervals_says_so(make):
+    with pytest.raises(TypeError, match="takes no `intervals`"):
+        make(intervals=0.95)

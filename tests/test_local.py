@@ -15,7 +15,7 @@ from test_rank import utterances
 from torch.testing import assert_close
 
 from vpmetrics import LocalInformationDisclosure, SimilarityRankDisclosure
-from vpmetrics._report import Settings, disclose_identity
+from vpmetrics._identity import identify_sides
 from vpmetrics._scores import logistic
 from vpmetrics._trials import identification as implementation
 from vpmetrics._trials import references as walking
@@ -360,9 +360,10 @@ def test_everything_of_a_condition_at_once():
     ranks, local = SimilarityRankDisclosure(condition="OP"), LocalInformationDisclosure(condition="OP")
     for metric in (ranks, local):
         metric.update(original, protected, speakers)
-    scalars, found = disclose_identity(ranks._sides(), CONDITIONS["OP"], Settings())
-    assert scalars == ranks.compute() | local.compute() | {"mean_d_chance": scalars["mean_d_chance"]}
-    assert len(found.bits) == found.histogram.sum()
+    found = identify_sides(ranks._sides(), CONDITIONS["OP"], "cosine", slope=None)
+    assert found.of_ranks("empirical") == ranks.compute()
+    assert found.of_information() == local.compute()
+    assert len(found.together().bits) == found.together().histogram.sum()
 
 
 def test_the_walk_never_waits_for_the_device():

@@ -12,10 +12,10 @@ from cases import embeddings, join
 from matplotlib.figure import Figure
 from torch.testing import assert_close
 
-import vpmetrics._report as reports
 from vpmetrics import VoicePrivacy
 from vpmetrics import functional as F
 from vpmetrics._figures import CARD, FIGURES, PAGE, figures_of
+from vpmetrics._identity import expected_by_chance
 from vpmetrics._plot import COLOURS, as_label, draw_ece_profile, style_of
 from vpmetrics._report import ScoredTrials, System, report_of_trials
 from vpmetrics._scores import counting
@@ -142,7 +142,7 @@ def test_mean_d_by_chance_is_what_features_that_say_nothing_show():
         for _ in range(40):
             histogram = torch.bincount(torch.randint(20, (400,), generator=draw), minlength=20).float()
             shown.append(float(F.rank_disclosure(histogram, model)["mean_d"]))
-        chance = float(reports._mean_by_chance(histogram, model, 400))
+        chance = float(expected_by_chance(histogram, model, 400))
         assert np.mean(shown) == pytest.approx(chance, rel=0.08 if model == "empirical" else 0.6)
 
 
@@ -151,7 +151,7 @@ def test_few_inputs_for_each_rank_show_more_by_chance_than_many():
     draw = torch.Generator().manual_seed(0)
     drawn = [torch.bincount(torch.randint(40, (80,), generator=draw), minlength=40).double() for _ in range(300)]
     shown = np.mean([float(F.rank_disclosure(histogram)["mean_d"]) for histogram in drawn])
-    assert float(reports._mean_by_chance(drawn[0], "empirical", 80)) == pytest.approx(shown, abs=0.015)
+    assert float(expected_by_chance(drawn[0], "empirical", 80)) == pytest.approx(shown, abs=0.015)
     assert shown > 0.37
 
 

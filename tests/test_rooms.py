@@ -18,7 +18,7 @@ LAYERS = (
     ("_trials",),
     ("_scalars",),
     ("functional",),
-    ("_metric", "_crowds", "_intervals"),
+    ("_metric", "_crowds", "_intervals", "_identity"),
     ("scoring", "similarity", "zebra", "verification", "rank", "local", "trials", "attacks", "strongest", "crowd"),
     ("_report", "suite"),
     ("_plot", "_plot_crowd", "_plot_speakers", "_figures"),

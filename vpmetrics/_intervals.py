@@ -12,6 +12,7 @@ from vpmetrics._precision import widen
 from vpmetrics._scalars import ENDS, key_of, scalar
 from vpmetrics._scores.intervals import interval_of, probability_below
 from vpmetrics._scores.measures import edges_of_linkability
+from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.left_out import (
     Blocks,
     count_without,
@@ -20,9 +21,11 @@ from vpmetrics._trials.left_out import (
     slopes_of,
 )
 from vpmetrics._trials.left_out_ranks import LeftOutRanks
-from vpmetrics._trials.matrices import Likeness
+from vpmetrics._trials.matrices import Likeness, likeness_of_condition
 from vpmetrics._trials.pairs import TrialGrid
-from vpmetrics._trials.scores import ConditionScores
+from vpmetrics._trials.scorers import Scorer
+from vpmetrics._trials.scores import ConditionScores, score_condition
+from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.rank import rank_disclosure
 from vpmetrics.functional.similarity import normalised_relatives
 
@@ -73,6 +76,16 @@ def left_out_of_scores(
     if likeness is not None:
         values |= dominance_without(counted, grid, likeness, blocks, similarity)
     return left_out_of_values(values, blocks)
+
+
+def left_out_of_similarity(
+    sides: Sides, condition: Condition, scorer: Scorer, similarity: str, blocks: Blocks
+) -> tuple[Tensor, LeftOut]:
+    """Diagonal dominance in a condition, and what leaving speakers out changes in it."""
+    grid = TrialGrid(*sides.pair(condition), sides.voices, scorer, condition)
+    scores = score_condition(grid)
+    likeness, matrix = likeness_of_condition(grid, scores, similarity)
+    return likeness.dominance, left_out_of_scores(grid, scores, likeness, matrix, similarity, blocks)
 
 
 def left_out_of_ranks(groups: Sequence[LeftOutRanks], model: str, blocks: Blocks) -> LeftOut:

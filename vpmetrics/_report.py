@@ -15,16 +15,16 @@ from torch.nn.functional import logsigmoid, pad
 
 from vpmetrics._checks import warn_once, warn_where
 from vpmetrics._crowds import Rates, isolation_of_sides
+from vpmetrics._identity import identify_sides
 from vpmetrics._intervals import (
     LeftOut,
     joined,
-    left_out_of_ranks,
     left_out_of_scores,
     left_out_of_system,
     left_out_of_values,
     with_ends,
 )
-from vpmetrics._precision import wide_dtype, widen
+from vpmetrics._precision import wide_dtype
 from vpmetrics._scalars import HEADINGS, SPEAKER, key_of, scalars_of
 from vpmetrics._scores.calibration import isotonic_map, linear_map
 from vpmetrics._scores.measures import (
@@ -45,9 +45,8 @@ from vpmetrics._scores.measures import (
 from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS, Condition
 from vpmetrics._trials.galleries import Listening
-from vpmetrics._trials.identification import Identification, identify_trials
-from vpmetrics._trials.left_out import Blocks, deal_blocks
-from vpmetrics._trials.left_out_ranks import LeftOutRanks, identify_without
+from vpmetrics._trials.identification import Identification
+from vpmetrics._trials.left_out import deal_blocks
 from vpmetrics._trials.matrices import (
     Likeness,
     SimilarityMatrices,
@@ -58,8 +57,6 @@ from vpmetrics._trials.matrices import (
 )
 from vpmetrics._trials.pairs import TrialGrid
 from vpmetrics._trials.passing import PassedGrid
-from vpmetrics._trials.ranks import histogram_of_trials, mean_by_chance
-from vpmetrics._trials.references import trials_of_sides
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.scores import ConditionScores, keep_scores, score_condition
 from vpmetrics._trials.speakers import (
@@ -72,8 +69,6 @@ from vpmetrics._trials.speakers import (
 from vpmetrics._trials.strongest import Attackers, Strongest
 from vpmetrics._trials.transfer import distortion_of_sessions
 from vpmetrics._trials.utterances import Sides
-from vpmetrics.functional.local import summarise_information
-from vpmetrics.functional.rank import rank_disclosure
 from vpmetrics.functional.similarity import (
     diagonal_dominance,
     normalised_relatives,
@@ -257,10 +252,11 @@ def report_condition(
     if blocks is not None:
         left_out.append(left_out_of_scores(grid, scores, likeness, matrix, settings.similarity, blocks))
     if by_speaker or settings.asks_for(condition.name, "rank", "local"):
-        of_inputs, identification, without = disclose_identity(sides, condition, settings, blocks)
+        found = identify_sides(sides, condition, settings.scoring, settings.slope, settings.bandwidth, blocks)
+        identification, model = found.together(), settings.rank_model
         identified = identification_by_speaker(identification)
-        scalars |= of_inputs
-        left_out += without
+        scalars |= found.of_ranks(model) | {"mean_d_chance": found.of_chance(model)} | found.of_information()
+        left_out += [] if blocks is None else [found.left_out(model, blocks)]
     if speakers is not None:
         scalars |= _scalars_of_speakers(speakers, identified)
     # Original speech has nobody to undo its protection.
@@ -331,68 +327,6 @@ def _pairs(sides: Sides, condition: Condition, settings: Settings) -> TrialGrid:
         return PassedGrid(sides, condition, resolve_scoring(settings.scoring))
     both, scorer = sides.pair(condition, settings.enrolment), resolve_scoring(settings.scoring)
     return TrialGrid(*both, sides.voices, scorer, condition, digits=settings.bandwidth is None)
-
-
-def disclose_identity(
-    sides: Sides, condition: Condition, settings: Settings, blocks: Blocks | None = None
-) -> tuple[dict[str, Tensor], Identification, list[LeftOut]]:
-    """Every scalar of identification in one condition, of ranks and of local information, and what it comes from.
-
-    With ``blocks`` of speakers, also what leaving these out changes.
-    """
-    groups = sides.groups()
-    parts = [
-        _identify(part, condition, settings, blocks)
-        for part in ([sides] if len(groups) < 2 else map(sides.of_group, groups))
-    ]
-    # A lone speaker of a group cannot be confused with anybody, and must not make NaN of all other groups.
-    parts = [part for part in parts if len(part[0].histogram) > 1] or parts[:1]
-    known, without = [part[0] for part in parts], [part[1] for part in parts if part[1] is not None]
-    of_ranks = [
-        rank_disclosure(part.histogram, settings.rank_model, validate_args=False)
-        | {"mean_d_chance": _mean_by_chance(part.histogram, settings.rank_model, len(part.trials))}
-        for part in known
-    ]
-    found = known[0] if len(known) == 1 else _pooled(known)
-    scalars = _over_groups(of_ranks, known) | summarise_information(found.bits, found.linked)
-    left_out = [] if blocks is None else [left_out_of_ranks(without, settings.rank_model, blocks)]
-    return scalars, found, left_out
-
-
-def _identify(
-    sides: Sides, condition: Condition, settings: Settings, blocks: Blocks | None
-) -> tuple[Identification, LeftOutRanks | None]:
-    trials = trials_of_sides(sides, condition)
-    found = identify_trials(trials, settings.scoring, settings.slope)
-    without = None if blocks is None else identify_without(trials, found, settings.scoring, blocks)
-    if settings.bandwidth is None:
-        return found, without
-    return found._replace(histogram=histogram_of_trials(trials, settings.scoring, settings.bandwidth)), without
-
-
-def _over_groups(values: Sequence[dict[str, Tensor]], parts: Sequence[Identification]) -> dict[str, Tensor]:
-    """What ranks say in all groups: each has references of its own, so the largest, or the mean over all inputs."""
-    if len(values) == 1:
-        return values[0]
-    inputs = torch.stack([part.histogram.sum() for part in parts])
-    stacked = {key: torch.stack([each[key] for each in values]) for key in values[0]}
-    mean = {key: torch.where(inputs > 0, column * inputs, 0).sum() / inputs.sum() for key, column in stacked.items()}
-    return mean | {"max_d": stacked["max_d"].amax()}
-
-
-def _pooled(parts: Sequence[Identification]) -> Identification:
-    most = max(len(part.histogram) for part in parts)
-    histogram = torch.stack([pad(part.histogram, (0, most - len(part.histogram))) for part in parts]).sum(0)
-    return Identification(histogram, *(torch.cat(column) for column in list(zip(*parts, strict=True))[1:]))
-
-
-def _mean_by_chance(histogram: Tensor, model: str, inputs: int) -> Tensor:
-    """The MeanD to expect, in bits, of as many inputs whose ranks are uniform."""
-    if model == "empirical":
-        return mean_by_chance(histogram, inputs)
-    # Half a nat per free number of the fit and input.
-    counted, free = widen(histogram.detach()).sum(), min(len(histogram) - 1, 2)
-    return (free if free > 0 else math.nan) / (2 * math.log(2) * torch.where(counted > 0, counted, math.nan))
 
 
 def report_of_trials(

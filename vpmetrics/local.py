@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from vpmetrics._checks import check_slope
+from vpmetrics._identity import Identified, identify_sides
+from vpmetrics._intervals import with_ends
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._trials.conditions import condition_of
-from vpmetrics._trials.identification import Identification, identify_trials
-from vpmetrics._trials.references import trials_of_sides
+from vpmetrics._trials.left_out import Blocks, deal_blocks
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.local import summarise_information
@@ -42,6 +43,8 @@ class LocalInformationDisclosure(EmbeddingMetric):
         bandwidth: Any width gives ``forward`` a gradient. The bits are a smooth function of the scores as they are, so
             the value is the same.
         validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
+        intervals: How often an interval is to hold the truth, such as 0.95; adds ``<key>_low``, ``<key>_high`` of all
+            but ``lid_pos``, ``lid_neg`` and ``lid_max``, from leaving speakers out one after the other.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -63,20 +66,24 @@ class LocalInformationDisclosure(EmbeddingMetric):
         slope: float | None = None,
         bandwidth: float | None = None,
         validate_args: bool = True,
+        intervals: float | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
+        super().__init__(bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
         condition_of(condition)
         resolve_scoring(scoring)
         check_slope(slope)
         self.condition, self.scoring, self.slope = condition, scoring, slope
 
-    def _identify(self, sides: Sides) -> Identification:
-        return identify_trials(trials_of_sides(sides, condition_of(self.condition)), self.scoring, self.slope)
+    def _identify(self, sides: Sides, blocks: Blocks | None = None) -> Identified:
+        return identify_sides(sides, condition_of(self.condition), self.scoring, self.slope, blocks=blocks)
 
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
-        values = self._identify(sides)
-        return summarise_information(values.bits, values.linked)
+        if self.intervals is None:
+            return self._identify(sides).of_information()
+        blocks = deal_blocks(sides)
+        found = self._identify(sides, blocks)
+        return with_ends(found.of_information(), found.left_out("empirical", blocks), self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
         """Draw which share of the trials discloses more than so many bits.
@@ -96,6 +103,6 @@ class LocalInformationDisclosure(EmbeddingMetric):
         from vpmetrics._plot import draw_local_information
 
         with self._gathered():
-            values = self._identify(self._sides())
+            values = self._identify(self._sides()).together()
         summary = summarise_information(values.bits, values.linked)
         return draw_local_information(values.bits, len(values.histogram), summary, ax, label)

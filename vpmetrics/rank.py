@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from vpmetrics._checks import check_choice
+from vpmetrics._identity import disclosure_of_groups, histograms_of_sides, identify_sides, pooled
+from vpmetrics._intervals import with_ends
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._trials.conditions import condition_of
-from vpmetrics._trials.ranks import histogram_of_trials
-from vpmetrics._trials.references import trials_of_sides
+from vpmetrics._trials.left_out import deal_blocks
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
@@ -47,6 +48,8 @@ class SimilarityRankDisclosure(EmbeddingMetric):
         bandwidth: Width, in standard deviations of an input's scores, over which two scores are compared softly, so
             that ranks have a gradient; None counts ranks.
         validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
+        intervals: How often an interval is to hold the truth, such as 0.95; adds ``<key>_low``, ``<key>_high`` of all
+            but ``rank_spread``, from leaving speakers out one after the other.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -68,19 +71,25 @@ class SimilarityRankDisclosure(EmbeddingMetric):
         scoring: Scoring = "cosine",
         bandwidth: float | None = None,
         validate_args: bool = True,
+        intervals: float | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
+        super().__init__(bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
         check_choice("model", model, MODELS)
         condition_of(condition)
         resolve_scoring(scoring)
         self.model, self.condition, self.scoring = model, condition, scoring
 
-    def _histogram(self, sides: Sides) -> Tensor:
-        return histogram_of_trials(trials_of_sides(sides, condition_of(self.condition)), self.scoring, self.bandwidth)
+    def _histograms(self, sides: Sides) -> list[Tensor]:
+        return histograms_of_sides(sides, condition_of(self.condition), self.scoring, self.bandwidth)
 
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
-        return rank_disclosure(self._histogram(sides), self.model, validate_args=False)
+        if self.intervals is None:
+            return disclosure_of_groups(self._histograms(sides), self.model)
+        blocks = deal_blocks(sides)
+        # Ranks need no slope.
+        found = identify_sides(sides, condition_of(self.condition), self.scoring, 0.0, blocks=blocks)
+        return with_ends(found.of_ranks(self.model), found.left_out(self.model, blocks), self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the rank histogram on logarithmic axes, with the uniform line and the beta-binomial fit.
@@ -100,6 +109,6 @@ class SimilarityRankDisclosure(EmbeddingMetric):
         from vpmetrics._plot import draw_rank_histogram
 
         with self._gathered():
-            histogram = self._histogram(self._sides())
+            histogram = pooled(self._histograms(self._sides()))
         values = rank_disclosure(histogram, self.model)
         return draw_rank_histogram(histogram, fit_beta_binomial(histogram).probabilities, values, ax, label)

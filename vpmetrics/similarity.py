@@ -7,9 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._checks import check_choice
+from vpmetrics._checks import check_choice, refuse_options
+from vpmetrics._intervals import left_out_of_similarity, left_out_of_system, with_ends
 from vpmetrics._metric.embeddings import EmbeddingMetric
-from vpmetrics._trials.conditions import ALWAYS
+from vpmetrics._scalars import key_of
+from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
+from vpmetrics._trials.left_out import deal_blocks
 from vpmetrics._trials.matrices import SIMILARITIES, SimilarityMatrices, matrices_of_sides, own_and_others
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.utterances import Sides
@@ -27,9 +30,10 @@ class _SimilarityMetric(EmbeddingMetric):
         scoring: Scoring = "cosine",
         bandwidth: float | None = None,
         validate_args: bool = True,
+        intervals: float | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
+        super().__init__(bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
         check_choice("similarity", similarity, SIMILARITIES)
         self.similarity, self.scoring = similarity, scoring
         resolve_scoring(scoring)
@@ -37,6 +41,19 @@ class _SimilarityMetric(EmbeddingMetric):
     def _matrices(self, sides: Sides) -> SimilarityMatrices:
         scorer = resolve_scoring(self.scoring)
         return matrices_of_sides(sides, self.similarity, scorer, self.bandwidth, self.conditions)
+
+    def _with_ends(self, key: str, sides: Sides, value: Tensor) -> Tensor | dict[str, Tensor]:
+        """The value as it is, or with the ends of its interval, from what leaving speakers out does to its matrices."""
+        if self.intervals is None:
+            return value
+        blocks, scorer = deal_blocks(sides), resolve_scoring(self.scoring)
+        found = {
+            name: left_out_of_similarity(sides, CONDITIONS[name], scorer, self.similarity, blocks)
+            for name in self.conditions
+        }
+        dominance = {key_of(name, "d_diag"): each[0] for name, each in found.items()}
+        left_out = left_out_of_system({**dominance, key: value}, {name: each[1] for name, each in found.items()})
+        return with_ends({key: value}, left_out, self.intervals)
 
 
 class VoiceSimilarityMatrix(_SimilarityMetric):
@@ -71,6 +88,10 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
     conditions = ("OO", "OP", "PP")
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 1.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        refuse_options(self, kwargs, {"intervals": "a matrix has none, what follows from it has"})
+        super().__init__(*args, **kwargs)
 
     def _value_of_sides(self, sides: Sides) -> SimilarityMatrices:
         return self._matrices(sides)
@@ -122,6 +143,8 @@ class DeIdentification(_SimilarityMetric):
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
         validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
+        intervals: How often an interval is to hold the truth, such as 0.95, from leaving speakers out one after the
+            other; ``compute()`` then returns a dictionary: ``deid``, ``deid_low``, ``deid_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -137,9 +160,9 @@ class DeIdentification(_SimilarityMetric):
     higher_is_better: bool = True
     plot_upper_bound: float = 1.0
 
-    def _value_of_sides(self, sides: Sides) -> Tensor:
+    def _value_of_sides(self, sides: Sides) -> Tensor | dict[str, Tensor]:
         matrices = self._matrices(sides)
-        return de_identification(matrices.oo, matrices.op)
+        return self._with_ends("deid", sides, de_identification(matrices.oo, matrices.op))
 
 
 class VoiceDistinctiveness(_SimilarityMetric):
@@ -159,6 +182,8 @@ class VoiceDistinctiveness(_SimilarityMetric):
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
         validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
+        intervals: How often an interval is to hold the truth, such as 0.95, from leaving speakers out one after the
+            other; ``compute()`` then returns a dictionary: ``gvd``, ``gvd_low``, ``gvd_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -173,6 +198,6 @@ class VoiceDistinctiveness(_SimilarityMetric):
     conditions = ("OO", "PP")
     higher_is_better: bool = True
 
-    def _value_of_sides(self, sides: Sides) -> Tensor:
+    def _value_of_sides(self, sides: Sides) -> Tensor | dict[str, Tensor]:
         matrices = self._matrices(sides)
-        return voice_distinctiveness(matrices.oo, matrices.pp)
+        return self._with_ends("gvd", sides, voice_distinctiveness(matrices.oo, matrices.pp))

@@ -9,9 +9,11 @@ from torch import Tensor, distributed
 from torchmetrics import Metric
 
 from vpmetrics._checks import check_choice, check_embedding_values, check_embeddings, check_floating, refuse_options
+from vpmetrics._intervals import left_out_of_values, with_ends
 from vpmetrics._metric.embeddings import EmbeddingMetric
 from vpmetrics._precision import result_dtype
 from vpmetrics._trials.conditions import condition_of
+from vpmetrics._trials.left_out import deal_blocks
 from vpmetrics._trials.moments import Moments, merge
 from vpmetrics._trials.strongest import Attackers, names_of_attacks
 from vpmetrics._trials.utterances import Sides
@@ -109,6 +111,8 @@ class StrongestAttack(AttackedMetric):
         attacks: ``"standard"``, the battery :data:`vpmetrics.attacks.STANDARD`; or a sequence of attacks, modules with
             ``fit(original, protected, speakers)`` and ``attack(original, protected)``.
         validate_args: Look for NaN and infinite embeddings; forces a GPU sync per update.
+        intervals: How often an interval is to hold the truth, such as 0.95; adds ``<key>_low`` and ``<key>_high``, from
+            leaving speakers out one after the other. The attack is then chosen anew, not fitted anew.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -126,10 +130,15 @@ class StrongestAttack(AttackedMetric):
     plot_lower_bound: float = 0.0
 
     def __init__(
-        self, condition: str = "OP", attacks: Attacks = "standard", validate_args: bool = True, **kwargs: Any
+        self,
+        condition: str = "OP",
+        attacks: Attacks = "standard",
+        validate_args: bool = True,
+        intervals: float | None = None,
+        **kwargs: Any,
     ) -> None:
         refuse_options(self, kwargs, {"bandwidth": "attacks are chosen, and a choice has no gradient"})
-        super().__init__(attacks=attacks, validate_args=validate_args, **kwargs)
+        super().__init__(attacks=attacks, validate_args=validate_args, intervals=intervals, **kwargs)
         condition_of(condition)
         if condition == "OO":
             raise ValueError("Expected `condition` to have a protected side to attack, but got 'OO'.")
@@ -138,9 +147,14 @@ class StrongestAttack(AttackedMetric):
         self.condition = condition
 
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
-        found = self._attackers(sides).strongest(condition_of(self.condition))
+        blocks = None if self.intervals is None else deal_blocks(sides)
+        found = self._attackers(sides).strongest(condition_of(self.condition), blocks)
         dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
-        return {key: value.to(dtype) for key, value in found.scalars().items()}
+        scalars = {key: value.to(dtype) for key, value in found.scalars().items()}
+        if self.intervals is None or blocks is None:
+            return scalars
+        left_out = None if found.without is None else left_out_of_values(found.without, blocks)
+        return with_ends(scalars, left_out, self.intervals)
 
 
 def _resolve(attacks: Any) -> tuple[Any, ...] | None:

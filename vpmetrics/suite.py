@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_choice, check_confidence, check_flag, check_sizes, check_slope, warn_once
+from vpmetrics._checks import check_choice, check_flag, check_sizes, check_slope, warn_once
 from vpmetrics._names import selection
 from vpmetrics._precision import result_dtype
 from vpmetrics._report import (
@@ -120,16 +120,11 @@ class VoicePrivacy(AttackedMetric):
         if bandwidth is not None and attacks not in (None, "standard"):
             raise ValueError("Expected `attacks` only without `bandwidth`: attackers need more than a batch.")
         tried = attacks if bandwidth is None else None
-        super().__init__(tried, bandwidth=bandwidth, validate_args=validate_args, **kwargs)
+        super().__init__(tried, bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
         check_choice("enrolment", enrolment, (None, "utterance", "speaker"))
         if sizes is not None:
             check_sizes(sizes, smallest=2)
         self.enrolment, self.sizes = enrolment, tuple(sizes or ())
-        if intervals is not None:
-            check_confidence("intervals", intervals)
-            if bandwidth is not None:
-                raise ValueError("Expected `intervals` only without `bandwidth`: batches hold too few speakers.")
-        self.intervals = intervals
         known = scalars_of(tuple(CONDITIONS), self.attacks is not None, sessions=True, sizes=self.sizes)
         self.metrics = None if metrics is None else selection("metrics", metrics, known)
         check_choice("similarity", similarity, SIMILARITIES)

@@ -62,7 +62,8 @@ class EmbeddingTrials(EmbeddingMetric):
     ) -> None:
         condition_of(condition)
         _check_metric(metric)
-        refuse_options(self, kwargs, {"bandwidth": "give it to the metric that is fed"})
+        own = "give it to the metric that is fed"
+        refuse_options(self, kwargs, {"bandwidth": own, "intervals": own})
         super().__init__(getattr(metric, "bandwidth", None), validate_args, **kwargs)
         resolve_scoring(scoring)
         self.condition, self.scoring, self.metric = condition, scoring, metric.clone()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
-from vpmetrics._checks import warn_once
+from vpmetrics._checks import check_confidence, warn_once
 from vpmetrics._metric.base import PrivacyMetric
 from vpmetrics._trials import shares
 from vpmetrics._trials.passing import rows_by_speaker
@@ -27,8 +27,21 @@ class EmbeddingMetric(PrivacyMetric):
         groups: list[Tensor]
         row_holds: list[Tensor]
 
-    def __init__(self, bandwidth: float | None = None, validate_args: bool = True, **kwargs: Any) -> None:
+        intervals: float | None
+
+    def __init__(
+        self,
+        bandwidth: float | None = None,
+        validate_args: bool = True,
+        intervals: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(bandwidth, validate_args, **kwargs)
+        if intervals is not None:
+            check_confidence("intervals", intervals)
+            if bandwidth is not None:
+                raise ValueError("Expected `intervals` only without `bandwidth`: they are those of the exact value.")
+        self.intervals = intervals
         for name in Rows._fields:
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
