@@ -391,6 +391,13 @@ def draw_pareto_front(
     return figure_of(ax), ax
 
 
+def draw_whiskers(intervals: Sequence[tuple[Sequence[float], float]], ax: Axes) -> Axes:
+    """Both ends of disclosures, each pair at its utility."""
+    for ends, utility in intervals:
+        ax.plot(ends, [utility, utility], color="0.8", linewidth=1.2, zorder=0)
+    return ax
+
+
 def draw_reliability(llr: Tensor, counts: Tensor, ax: Axes | None, label: str, bins: int = 15) -> PlotResult:
     """Share of targets against the posterior that log-likelihood ratios promise, at the prior of the trials.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from datetime import timedelta
 
 import pytest
@@ -61,6 +62,21 @@ def test_a_forgotten_monitor_is_found_before_the_first_step(pl, tmp_path):
     with pytest.raises(ValueError, match=said):
         fit(pl, [keeper(dirpath=tmp_path)], module)
     assert steps == []
+
+
+def test_a_forgotten_monitor_is_told_of_before_the_first_step_also_without_a_sanity_check(pl, tmp_path):
+    told = []
+    module = anonymiser(pl, on_train_start=lambda self: told.extend(str(one.message) for one in caught))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(ValueError, match="nothing has logged it"):
+            fit(pl, [keeper(dirpath=tmp_path)], module, num_sanity_val_steps=0)
+    assert sum("'val/privacy/op_d_ece', and no PrivacyMonitor is among the callbacks" in text for text in told) == 1
+    module.suite = VoicePrivacy()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*no PrivacyMonitor is among the callbacks")
+        with pytest.raises(ValueError, match="nothing has logged it"):
+            fit(pl, [keeper(dirpath=tmp_path)], module, num_sanity_val_steps=0)
 
 
 def test_a_module_that_measures_itself_needs_no_monitor(pl, tmp_path):

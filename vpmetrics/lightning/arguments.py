@@ -8,19 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vpmetrics._names import last_component, without_loader
-from vpmetrics._scalars import Scalar, names_with_ends, scalar, scalars_of
+from vpmetrics._scalars import Scalar, scalar, scalars_of
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
 from vpmetrics.suite import VoicePrivacy
 
 _HEADLINE = re.compile(r"deid|gvd|(op|pp|within|across)_(d_ece|d_ece_strongest|eer_strongest)")
 
 
-def scalar_names(suite: VoicePrivacy | None = None, sessions: bool = False) -> tuple[str, ...]:
-    """The names of all scalars a suite returns, of several sessions or of one."""
-    suite = VoicePrivacy() if suite is None else suite
+def scalar_names(suite: VoicePrivacy, sessions: bool = False) -> tuple[str, ...]:
+    """The names of all scalars a suite can return, of several sessions or of one, without the ends of intervals."""
     conditions = tuple(CONDITIONS) if sessions else ALWAYS
-    names = scalars_of(conditions, suite.attacks is not None, sessions, suite.sizes)
-    return names if suite.intervals is None else tuple(names_with_ends(names))
+    return scalars_of(conditions, suite.attacks is not None, sessions, suite.sizes)
 
 
 def headline_of(names: Sequence[str]) -> tuple[str, ...]:

@@ -10,18 +10,22 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
+from vpmetrics._checks import check_confidence
 from vpmetrics._names import closest
+from vpmetrics._scalars import ENDS
 from vpmetrics.lightning.arguments import budgets_of, check_number_kept
 from vpmetrics.lightning.front import Front, beside
 from vpmetrics.lightning.handover import register, send_home
-from vpmetrics.lightning.names import reversed_twin
+from vpmetrics.lightning.names import reversed_twin, with_end
 from vpmetrics.lightning.pareto import ParetoPoint, is_finite
 from vpmetrics.lightning.trainers import ModelCheckpointBase, is_fitting, logging_step
 from vpmetrics.lightning.watched import (
     monitors_of,
     refuse_unlogged,
     refuse_unpromised,
+    refuse_without_intervals,
     refuse_wrong_loaders,
+    warn_of_forgotten_monitor,
     warn_of_weak_attackers,
     why_unlogged,
 )
@@ -48,6 +52,9 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     larger of the two: ``protected = -original`` deceives an attacker only until they flip the sign. Budgets should
     include one of the strongest attack, as the default does; there is a warning where none does.
 
+    An estimate from few speakers may be within the budget by luck, and the best of many is: with ``confidence``, what
+    is compared is the upper end of the interval, which ``PrivacyMonitor(intervals=confidence)`` logs.
+
     What is saved is what was measured: weights that have been trained since the last validation, or that
     :class:`PrivacyMonitor` left out, are not saved. Values that are not finite are not compared, and so not saved.
     The folder may be moved between runs; what a resumed run finds of the front in ``dirpath``, beside the checkpoint
@@ -65,6 +72,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         dirpath: Folder of the checkpoints, as in ``ModelCheckpoint``.
         filename: Their names, as in ``ModelCheckpoint``.
         save_top_k: How many checkpoints stay on disk at most; -1 for the whole front.
+        confidence: That of the intervals whose upper ends are compared, such as 0.95; None compares estimates.
         kwargs: Those of ``ModelCheckpoint``, but for ``monitor``, ``every_n_train_steps``, ``train_time_interval`` and
             ``enable_version_counter``.
 
@@ -91,6 +99,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         dirpath: str | Path | None = None,
         filename: str | None = None,
         save_top_k: int = 5,
+        confidence: float | None = None,
         **kwargs: Any,
     ) -> None:
         for name, reason in _NOT_TAKEN.items():
@@ -99,8 +108,10 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         if not isinstance(utility, str):
             raise TypeError(f"Expected `utility` to be a name, but got {type(utility).__name__}.")
         check_number_kept(save_top_k)
+        if confidence is not None:
+            check_confidence("confidence", confidence)
         self.budgets = budgets_of(privacy, budget)
-        self.utility = utility
+        self.utility, self.confidence = utility, confidence
         super().__init__(
             dirpath=dirpath, filename=filename, monitor=utility, mode=mode, save_top_k=save_top_k, **kwargs
         )
@@ -130,12 +141,22 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     def state_key(self) -> str:
         """Name of this callback's state in a checkpoint; two in one Trainer differ in something of it."""
         return self._generate_state_key(
-            privacy=sorted(self.budgets.items()), utility=self.utility, mode=self.mode, dirpath=self._given_dirpath
+            privacy=sorted(self.budgets.items()),
+            utility=self.utility,
+            mode=self.mode,
+            dirpath=self._given_dirpath,
+            confidence=self.confidence,
         )
 
     @property
     def _names(self) -> tuple[str, ...]:
-        return (*self.budgets, self.utility)
+        ends = [with_end(name, self._compared) for name in self.budgets] if self._compared else []
+        return (*self.budgets, *ends, self.utility)
+
+    @property
+    def _compared(self) -> str:
+        """How the name of what is compared ends, behind that of the disclosure."""
+        return "" if self.confidence is None else ENDS[1]
 
     # Names
 
@@ -148,7 +169,10 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         self._number_in_folder = sum(
             isinstance(other, PrivacyCheckpoint) and other.dirpath == self.dirpath for other in before
         )
+        if self.confidence is not None:
+            refuse_without_intervals(trainer, self.budgets, self.confidence)
         refuse_unpromised(trainer, self._names)
+        warn_of_forgotten_monitor(trainer, pl_module, self._names)
         warn_of_weak_attackers(trainer, self.budgets)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -211,11 +235,17 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         return True
 
     def _point(self, trainer: Any, candidates: Mapping[str, Tensor]) -> ParetoPoint:
-        values = [float(candidates[self.utility]), *(_larger_direction(name, candidates) for name in self.budgets)]
+        disclosure = {name: _larger_direction(name, self._compared, candidates) for name in self.budgets}
+        intervals = {
+            name: [_larger_direction(name, end, candidates) for end in ENDS]
+            for name in self.budgets
+            if all(with_end(name, end) in candidates for end in ENDS)
+        }
+        place, utility = (int(candidates["epoch"]), int(candidates["step"])), float(candidates[self.utility])
+        point = ParetoPoint(*place, disclosure, utility, path="", intervals=intervals)
         # The processes must agree on what to save, also where one of them has logged a value of its own.
-        utility, *disclosures = trainer.strategy.broadcast(values)
-        disclosure = dict(zip(self.budgets, disclosures, strict=True))
-        return ParetoPoint(int(candidates["epoch"]), int(candidates["step"]), disclosure, utility, path="")
+        agreed: ParetoPoint = trainer.strategy.broadcast(point)
+        return agreed
 
     def _keep(
         self, trainer: Any, candidates: dict[str, Tensor], point: ParetoPoint, front: Sequence[ParetoPoint]
@@ -231,7 +261,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 self._remove_checkpoint(trainer, other.path)
         # Where the scalars of the last validation stand, which the Trainer has counted past at the end of an epoch.
         step = self._logged_at if self._validated_at == trainer.global_step else logging_step(trainer)
-        self._front.draw(trainer, self.utility, step)
+        self._front.draw(trainer, self.utility, step, self._compared)
 
     def _write(self, trainer: Any) -> None:
         if not trainer.is_global_zero:
@@ -267,7 +297,13 @@ class PrivacyCheckpoint(ModelCheckpointBase):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from, wherever the folder is then."""
-        return {**super().state_dict(), "budgets": self.budgets, "mode": self.mode, **self._gathered()}
+        return {
+            **super().state_dict(),
+            "budgets": self.budgets,
+            "mode": self.mode,
+            "confidence": self.confidence,
+            **self._gathered(),
+        }
 
     def _gathered(self) -> dict[str, Any]:
         return {**self._front.state(self._folder), "last_model_path": beside(self._folder, self.last_model_path)}
@@ -301,8 +337,8 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         """Whether a state is that of a PrivacyCheckpoint that watched the same."""
         if not isinstance(state, dict) or "budgets" not in state:
             return False
-        theirs = set(state["budgets"]), state["monitor"], state["mode"]
-        return theirs == (set(self.budgets), self.utility, self.mode)
+        theirs = set(state["budgets"]), state["monitor"], state["mode"], state.get("confidence")
+        return theirs == (set(self.budgets), self.utility, self.mode, self.confidence)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from where a run stopped; checkpoints it left in another folder stay in the front."""
@@ -336,7 +372,8 @@ def _folder_of(path: str | Path) -> str:
     return str(path).rpartition("/")[0]
 
 
-def _larger_direction(name: str, candidates: Mapping[str, Tensor]) -> float:
-    """A disclosure in the direction that gives more away, where both are logged."""
-    both = [float(candidates[one]) for one in (name, reversed_twin(name)) if one in candidates]
+def _larger_direction(name: str, end: str, candidates: Mapping[str, Tensor]) -> float:
+    """A disclosure, or an end of its interval, in the direction that gives more away, where both are logged."""
+    names = (with_end(one, end) for one in (name, reversed_twin(name)))
+    both = [float(candidates[one]) for one in names if one in candidates]
     return torch.tensor(both, dtype=torch.float64).max().item()  # Python's own would hide NaN

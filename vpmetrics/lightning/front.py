@@ -8,6 +8,7 @@ from typing import Any
 
 from vpmetrics.lightning.arguments import known_scalar
 from vpmetrics.lightning.loggers import ways_to_draw
+from vpmetrics.lightning.names import with_end
 from vpmetrics.lightning.pareto import ParetoPoint, choose, front_with, meets, spread
 
 
@@ -76,14 +77,14 @@ class Front:
         }
         return json.dumps(described, indent=2)
 
-    def draw(self, trainer: Any, utility: str, step: int) -> None:
+    def draw(self, trainer: Any, utility: str, step: int, end: str = "") -> None:
         """A figure for each budget: what was measured, the front, and the choice."""
         ways = ways_to_draw(trainer)
         if not ways:
             return
         try:
             from vpmetrics._figures import CARD
-            from vpmetrics._plot import draw_pareto_front
+            from vpmetrics._plot import draw_pareto_front, draw_whiskers
         except ModuleNotFoundError:  # of matplotlib; a monitor has said so
             return
         for name, budget in self.budgets.items():
@@ -92,8 +93,10 @@ class Front:
                 [(point.disclosure[name], point.utility) for point in points]
                 for points in (self.kept, self.measured, chosen)
             )
-            labels = _label(name), utility
-            figure, _ = draw_pareto_front(kept, measured, choice[0] if choice else None, budget, labels, CARD.one())
+            labels = _label(with_end(name, end)), utility
+            ends = [(point.intervals[name], point.utility) for point in self.measured if name in point.intervals]
+            ax = draw_whiskers(ends, CARD.one())
+            figure, _ = draw_pareto_front(kept, measured, choice[0] if choice else None, budget, labels, ax)
             for draw in ways:
                 draw(f"{name}/pareto_front", figure, step)
 

@@ -16,6 +16,7 @@ from torchmetrics.utilities import rank_zero_warn
 from vpmetrics._checks import check_epochs
 from vpmetrics._names import selection, without_loader
 from vpmetrics._report import numbers_of
+from vpmetrics._scalars import names_with_ends
 from vpmetrics.lightning.arguments import check_kind, check_prefix, headline_of, scalar_names
 from vpmetrics.lightning.audio import FrozenEncoder
 from vpmetrics.lightning.gallery import Gallery, Measurement
@@ -71,6 +72,8 @@ class PrivacyMonitor(CallbackBase):
         metrics: Names of the scalars to log; all those of the suite by default. What these do not need is neither
             calculated nor drawn.
         suite: The :class:`vpmetrics.VoicePrivacy` to measure with, when it is not the default one.
+        intervals: How often an interval is to hold the truth, such as 0.95: also logs ``<name>_low`` and
+            ``<name>_high``. A ``suite`` has its own.
         encoder: The attacker's speaker encoder, from audio to embeddings ``(B, D)``. With it, ``original`` and
             ``protected`` are audio: tensors ``(B, ..., T)``, lists of tensors ``(..., T)`` that are each as long as
             their utterance, or anything else the encoder takes. Tensors of a list are never padded: those of one
@@ -111,6 +114,7 @@ class PrivacyMonitor(CallbackBase):
         metrics: Sequence[str] | None = None,
         *,
         suite: VoicePrivacy | None = None,
+        intervals: float | None = None,
         encoder: nn.Module | None = None,
         encoder_dtype: torch.dtype | None = None,
         watch_training: bool = False,
@@ -123,19 +127,24 @@ class PrivacyMonitor(CallbackBase):
             check_epochs("figures_every_n_epochs", figures_every_n_epochs)
         check_kind("suite", suite, VoicePrivacy)
         check_kind("encoder", encoder, nn.Module)
+        if suite is not None and intervals is not None:
+            raise ValueError("Expected no `intervals` beside `suite`, which has its own.")
+        suite = VoicePrivacy(intervals=intervals) if suite is None else suite
         self.prefix, self.keys, self.every_n_epochs = prefix, keys, every_n_epochs
         self.suite, self.encoder, self.watch_training = suite, encoder, watch_training
+        self.intervals = suite.intervals
         self._keys = resolve_keys(keys, encoder is not None)
         known = scalar_names(suite, sessions=may_have(self._keys, "sessions"))
-        chosen = metrics if metrics is not None or suite is None else suite.metrics
-        self.metrics = selection("metrics", known if chosen is None else chosen, known)
-        self.prog_bar = selection("prog_bar", prog_bar, known)
-        self.headline = headline_of(self.metrics) if chosen is None else self.metrics
+        chosen = suite.metrics if metrics is None else metrics
+        plain = selection("metrics", known if chosen is None else chosen, known)
+        self.metrics = plain if suite.intervals is None else tuple(names_with_ends(plain))
+        self.prog_bar = selection("prog_bar", prog_bar, (*known, *self.metrics))
+        self.headline = headline_of(plain) if chosen is None else plain
         self.history: list[dict[str, float]] = []
         """One row per measurement in ``trainer.fit``: ``epoch``, ``step``, ``dataloader_idx``, ``seconds``, scalars."""
         self._encoder = None if encoder is None else FrozenEncoder(encoder, encoder_dtype)
         self._gallery = Gallery(figures_every_n_epochs)
-        self._suites = Suites(suite, watch_training, None if chosen is None else self.metrics)
+        self._suites = Suites(suite, watch_training, None if chosen is None else plain)
         self._active = self._resuming = True
         self.address = register(self)
 

@@ -14,8 +14,18 @@ def reversed_twin(name: str) -> str:
         >>> reversed_twin("val/privacy/op_d_ece/dataloader_idx_1")
         'val/privacy/op_d_ece_reversed/dataloader_idx_1'
     """
+    return with_end(name, "_reversed")
+
+
+def with_end(name: str, end: str) -> str:
+    """The name of an end of the interval of what is logged.
+
+    Example:
+        >>> with_end("val/privacy/op_d_ece/dataloader_idx_1", "_high")
+        'val/privacy/op_d_ece_high/dataloader_idx_1'
+    """
     plain = without_loader(name)
-    return f"{plain}_reversed{name.removeprefix(plain)}"
+    return f"{plain}{end}{name.removeprefix(plain)}"
 
 
 def logged_names(trainer: Any) -> set[str]:

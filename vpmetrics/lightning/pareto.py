@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 
 class ParetoPoint(NamedTuple):
-    """A checkpoint by what it discloses and what it is good for."""
+    """A checkpoint by what it discloses and what it is good for, and between which ends, where these are logged."""
 
     epoch: int
     step: int
     disclosure: dict[str, float]
     utility: float
     path: str
+    intervals: dict[str, list[float]] = {}  # noqa: RUF012  nobody changes one
 
 
 def is_finite(point: ParetoPoint) -> bool:

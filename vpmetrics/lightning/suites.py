@@ -20,12 +20,12 @@ class Suites:
     """One :class:`vpmetrics.VoicePrivacy` for each loader, kept because it remembers its original speech.
 
     Args:
-        pattern: What each is a copy of; None is the default one.
+        pattern: What each is a copy of.
         watching: Whether attackers see what is trained on, and know it in a test, too.
         metrics: Names of the scalars to calculate; None is all.
     """
 
-    def __init__(self, pattern: VoicePrivacy | None, watching: bool, metrics: tuple[str, ...] | None) -> None:
+    def __init__(self, pattern: VoicePrivacy, watching: bool, metrics: tuple[str, ...] | None) -> None:
         self.pattern, self.watching, self.metrics = pattern, watching, metrics
         self.has_seen_training = False
         self._made: dict[tuple[str, int], VoicePrivacy] = {}
@@ -34,8 +34,7 @@ class Suites:
         """The metric of a loader."""
         if (stage, loader) not in self._made:
             seen = self._made.get(("val", 0)) if self.watching else None
-            pattern = VoicePrivacy() if self.pattern is None else self.pattern
-            suite = deepcopy(pattern if seen is None else seen)
+            suite = deepcopy(self.pattern if seen is None else seen)
             suite.reset()
             suite.metrics = self.metrics
             suite.validate_args = False  # which would force a GPU sync at every batch

@@ -14,7 +14,7 @@ from vpmetrics._names import closest, last_component, without_loader
 from vpmetrics._scalars import key_of
 from vpmetrics.lightning.arguments import known_scalar
 from vpmetrics.lightning.monitor import PrivacyMonitor
-from vpmetrics.lightning.names import logged_names, reversed_twin
+from vpmetrics.lightning.names import logged_names, reversed_twin, with_end
 from vpmetrics.lightning.trainers import loaders_in_turn
 
 # Small, too, where targets score below all others: an attacker has but to flip the sign.
@@ -35,6 +35,23 @@ def refuse_unpromised(trainer: Any, names: Iterable[str]) -> None:
             raise ValueError(
                 f"PrivacyCheckpoint watches {name!r}, but no PrivacyMonitor logs it. {closest(plain, promised)}"
             )
+
+
+def refuse_without_intervals(trainer: Any, names: Iterable[str], confidence: float) -> None:
+    """Refuse names of a monitor that logs no upper end for them, or one of another confidence."""
+    for monitor in monitors_of(trainer):
+        for name in set(map(without_loader, names)) & set(monitor.logged_names):
+            if with_end(name, "_high") not in monitor.logged_names:
+                text = "it has no interval" if monitor.intervals else f"give it `intervals={confidence}`"
+                raise ValueError(
+                    f"PrivacyCheckpoint(confidence={confidence}) watches the upper end of {name!r}, but PrivacyMonitor "
+                    f"logs none: {text}."
+                )
+            if monitor.intervals != confidence:
+                raise ValueError(
+                    f"Expected `confidence` to be that of the intervals PrivacyMonitor logs, {monitor.intervals}, "
+                    f"but got {confidence}."
+                )
 
 
 def refuse_wrong_loaders(trainer: Any, names: Iterable[str]) -> None:
@@ -68,6 +85,19 @@ def refuse_unlogged(trainer: Any, pl_module: Any, names: Iterable[str]) -> None:
         if of_another_loader or misspelt or (forgotten and not _measures_itself(pl_module)):
             raise ValueError(text)
         rank_zero_warn(text, UserWarning)
+
+
+def warn_of_forgotten_monitor(trainer: Any, pl_module: Any, names: Iterable[str]) -> None:
+    """Where no sanity check will tell, say at once that a monitor seems to be missing."""
+    if trainer.num_sanity_val_steps or _measures_itself(pl_module):
+        return
+    for name in names:
+        if _is_of_a_forgotten_monitor(trainer, name):
+            rank_zero_warn(
+                f"PrivacyCheckpoint watches {name!r}, and no PrivacyMonitor is among the callbacks. Unless the module "
+                "logs it, training will stop after the first validation.",
+                UserWarning,
+            )
 
 
 def why_unlogged(trainer: Any, name: str) -> str:

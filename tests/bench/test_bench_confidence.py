@@ -1,0 +1,50 @@
+"""How often a budget is kept for those nobody measured, by estimates and by the upper ends of their intervals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vpmetrics.lightning.front import Front
+from vpmetrics.lightning.pareto import ParetoPoint
+from vpmetrics.suite import VoicePrivacy
+
+pytestmark = pytest.mark.bench
+
+SHARES = torch.linspace(0.9, 0.0, 13).tolist()  # of the voice that is left, epoch by epoch; the more, the more useful
+BUDGET, TRAININGS, SPEAKERS, EACH, WIDTH = 0.1, 300, 30, 4, 32
+
+
+def estimates(generator, speakers, intervals=None):
+    """D_ECE of OP after each epoch of a training, and its upper end, on speakers drawn for it."""
+    names = torch.arange(speakers).repeat_interleave(EACH)
+    voices = torch.randn(speakers, WIDTH, generator=generator)[names]
+    original = voices + torch.randn(len(names), WIDTH, generator=generator)
+    metric, found = VoicePrivacy(attacks=None, metrics=["op_d_ece"], intervals=intervals, validate_args=False), []
+    for share in SHARES:
+        protected = share * voices + torch.randn(len(names), WIDTH, generator=generator)
+        metric.reset()
+        metric.update(original, protected, names)
+        found.append(metric.compute())
+    return [{key.removeprefix("op_d_ece"): float(value) for key, value in each.items()} for each in found]
+
+
+def chosen(found, end):
+    """The epoch that a checkpoint callback would choose."""
+    front = Front({"leak": BUDGET}, mode="max", most=-1)
+    for epoch, values in enumerate(found):
+        front.take(front.extended(ParetoPoint(epoch, epoch, {"leak": values[end]}, SHARES[epoch], path="")))
+    return front.chosen.epoch
+
+
+def test_how_often_a_chosen_model_is_over_budget():
+    truth = [values[""] for values in estimates(torch.Generator().manual_seed(1), speakers=1500)]
+    generator = torch.Generator().manual_seed(2)
+    trainings = [estimates(generator, SPEAKERS, intervals=0.95) for _ in range(TRAININGS)]
+    over = {}
+    for rule, end in {"the estimate": "", "its upper end": "_high"}.items():
+        epochs = [chosen(found, end) for found in trainings]
+        over[rule] = sum(truth[epoch] > BUDGET for epoch in epochs) / TRAININGS
+        mean, share = (sum(values[epoch] for epoch in epochs) / TRAININGS for values in (truth, SHARES))
+        print(f"\nby {rule}: {over[rule]:.1%} over the budget of {BUDGET}; truly {mean:.3f} bit, {share:.2f} useful")
+    assert over["its upper end"] <= 0.05 < over["the estimate"]
