@@ -83,3 +83,15 @@ def test_attacks_look_a_bounded_number_of_times(device):
         metric = vp.StrongestAttack(validate_args=False)
         (_, seen) = looks(metric, [sent(utterances(count, each), device)], device)
         assert seen.transfers <= 10 * len(metric.attacks), seen
+
+
+def test_a_second_look_at_the_same_original_speech_is_one(device):
+    metric = vp.VoicePrivacy(attacks=None, validate_args=False).to(device)
+    rows = sent(utterances(60, 6), device)
+    metric.update(**rows)
+    metric.compute()
+    metric.reset()
+    metric.update(**rows)
+    with Looking() as seen:
+        metric.compute()
+    assert seen.looks.transfers <= MOST["VoicePrivacy"]
