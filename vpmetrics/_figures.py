@@ -201,7 +201,7 @@ def _path(systems: Sequence[System], layout: Layout) -> Figure | None:
     systems = [system for system in systems if system.history and {"deid", "gvd"} <= set(system.scalars)]
     if not systems:
         return None
-    panels = layout.panels(len(systems), (4.8, 3.4))
+    panels = [layout.one()] if len(systems) == 1 else layout.panels(len(systems), (4.8, 3.4))
     for system, ax in zip(systems, panels, strict=True):
         deid, gvd, epochs = ([row[key] for row in system.history] for key in ("deid", "gvd", "epoch"))
         draw_path(deid, gvd, epochs, ax)

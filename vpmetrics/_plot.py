@@ -210,7 +210,7 @@ def draw_trade_off(systems: Sequence[tuple[str, tuple[float, float]]], ax: Axes 
     ax = axes_or_new(ax, size=(4.6, 3.4))
     if not ax.lines:
         ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
-        ax.set(xlabel=axis_of("deid"), ylabel=axis_of("gvd"), xlim=(-3, 103))
+        ax.set(xlabel=axis_of("deid"), ylabel=axis_of("gvd").replace(" $", "\n$"), xlim=(-3, 103))
         ax.grid(alpha=0.3)
     for name, (deid, gvd) in systems:
         style = next_style(ax)
@@ -357,7 +357,7 @@ def draw_path(deid: Sequence[float], gvd: Sequence[float], epochs: Sequence[floa
         ax.legend(frameon=False, fontsize="small")
         figure_of(ax).colorbar(dots, ax=ax, label="epoch", ticks=MaxNLocator(integer=True, nbins=6))
     ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
-    ax.set(xlabel=axis_of("deid"), ylabel=axis_of("gvd"))
+    ax.set(xlabel=axis_of("deid"), ylabel=axis_of("gvd").replace(" $", "\n$"))
     ax.set_xlim(min(0, *points[:, 0], 0) - 3, 103)
     ax.grid(alpha=0.3)
     return figure_of(ax), ax
@@ -394,7 +394,7 @@ def draw_pareto_front(
 def draw_whiskers(intervals: Sequence[tuple[Sequence[float], float]], ax: Axes) -> Axes:
     """Both ends of disclosures, each pair at its utility."""
     for ends, utility in intervals:
-        ax.plot(ends, [utility, utility], color="0.8", linewidth=1.2, zorder=0)
+        ax.plot(ends, [utility, utility], color="0.55", linewidth=1.5, zorder=1.5)
     return ax
 
 
