@@ -12,8 +12,10 @@ from torchmetrics.utilities import dim_zero_cat
 from vpmetrics._checks import check_confidence, check_speakers_of_trials, check_trials, warn_once
 from vpmetrics._metric.base import PrivacyMetric
 from vpmetrics._precision import at_least_float32, result_dtype
-from vpmetrics._scores.weighted import sort_trials
-from vpmetrics._scores.without import intervals_without
+from vpmetrics._scalars import scalar
+from vpmetrics._scores.intervals import interval_of
+from vpmetrics._scores.weighted import MEASURES, sort_trials
+from vpmetrics._scores.without import FITTED, values_without
 
 
 class TrialMetric(PrivacyMetric):
@@ -96,7 +98,9 @@ class TrialMetric(PrivacyMetric):
         named = value if isinstance(value, dict) else {self.measure: value}
         trials = sort_trials(scores, is_target, speakers.unbind(1))
         found = dict(named)
-        for key, ends in intervals_without(trials, list(named), self.intervals or 0.0).items():
+        for key, values in values_without(trials, [name for name in named if name in MEASURES]).items():
+            bias = None if key in FITTED else 0.0
+            ends = interval_of(values[0], values[1:], self.intervals or 0.0, *scalar(key).range, bias=bias)
             found[f"{key}_low"], found[f"{key}_high"] = (end.to(result_dtype(scores)) for end in ends)
         return found
 

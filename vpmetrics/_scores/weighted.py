@@ -29,13 +29,6 @@ from vpmetrics._scores.measures import (
 )
 from vpmetrics._scores.steps import Steps
 
-# Between which numbers each measure lies.
-RANGES = {
-    **dict.fromkeys(("d_ece", "d_ece_reversed"), (0.0, 1 / (2 * math.log(2)))),
-    "eer": (0.0, 0.5),
-    **dict.fromkeys(("raw_eer", "min_cllr", "linkability"), (0.0, 1.0)),
-    "cllr": (0.0, math.inf),
-}
 _EXACT = 1 << 24  # up to which single precision has every whole number
 _AT_ONCE = 1 << 19  # counts of all weightings worked on at a time: about what a core's cache holds
 

@@ -8,28 +8,20 @@ import torch
 from torch import Tensor
 
 from vpmetrics._checks import warn_undefined
-from vpmetrics._scores.intervals import interval_of
-from vpmetrics._scores.weighted import MEASURES, RANGES, SpeakerTrials, values_under
+from vpmetrics._scores.weighted import SpeakerTrials, values_under
 
 _MOST_BLOCKS = 256  # from where on several speakers at a time are left out, at random
 # Fitted to what they are measured on, PAV and the bins that link are too good by what leaving speakers out shows.
-_FITTED = {"d_ece", "d_ece_reversed", "min_cllr", "linkability"}
+FITTED = {"d_ece", "d_ece_reversed", "min_cllr", "linkability"}
 
 
-def intervals_without(
-    trials: SpeakerTrials, measures: Sequence[str], confidence: float
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Both ends of the interval of each measure; NaN, with one warning, where one is not defined without somebody."""
-    known = [name for name in measures if name in MEASURES]
+def values_without(trials: SpeakerTrials, measures: Sequence[str]) -> dict[str, Tensor]:
+    """Each measure, then without each speaker or block of them, ``(1 + G,)``; warns where one is not defined."""
     trials = _in_blocks(trials)
-    values = values_under(trials, _without_each(len(trials.speakers), trials.scores.device), known)
-    intervals = {
-        name: interval_of(each[0], each[1:], confidence, *RANGES[name], bias=None if name in _FITTED else 0.0)
-        for name, each in values.items()
-    }
-    if bool(torch.stack([low for low, _ in intervals.values()]).isnan().any()):
+    values = values_under(trials, _without_each(len(trials.speakers), trials.scores.device), measures)
+    if bool(torch.stack(list(values.values())).isnan().any()):
         warn_undefined("Intervals need trials of both kinds without any one of the speakers, too.")
-    return intervals
+    return values
 
 
 def _in_blocks(trials: SpeakerTrials) -> SpeakerTrials:

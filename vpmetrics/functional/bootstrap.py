@@ -20,8 +20,9 @@ from vpmetrics._checks import (
     warn_undefined,
 )
 from vpmetrics._precision import result_dtype, widen
+from vpmetrics._scalars import scalar
 from vpmetrics._scores.intervals import students_t
-from vpmetrics._scores.weighted import MEASURES, RANGES, sort_trials, values_under
+from vpmetrics._scores.weighted import MEASURES, sort_trials, values_under
 from vpmetrics._trials.conditions import ALWAYS
 from vpmetrics._trials.drawn import DrawnCondition, inputs_of_speakers
 from vpmetrics._trials.matrices import SIMILARITIES
@@ -35,8 +36,6 @@ EMBEDDING_MEASURES = (
     *_OF_MATRICES,
     *(f"{name.lower()}_{measure}" for name in ALWAYS for measure in (*MEASURES, *_OF_INPUTS)),
 )
-_ANY = -math.inf, math.inf
-_RANGES = {**RANGES, "deid": (-math.inf, 1.0), "gvd": _ANY, "mean_d": (0.0, math.inf), "alid": _ANY}
 
 
 class Bootstrapped(NamedTuple):
@@ -163,10 +162,7 @@ def bootstrap_embeddings(
         else:
             warn_undefined("Drawing speakers needs two of them.")
             values = dict.fromkeys(measures, widen(original.new_full((1 + replicates,), torch.nan)))
-    return {
-        name: _interval(values[name], name[3:] if name[2] == "_" else name, count, confidence, dtype)
-        for name in measures
-    }
+    return {name: _interval(values[name], name, count, confidence, dtype) for name in measures}
 
 
 def _values_of_sides(
@@ -210,5 +206,5 @@ def _interval(values: Tensor, name: str, speakers: int, confidence: float, dtype
     if len(known) > 1:
         reach = students_t(confidence, speakers - 1) * known.std() * math.sqrt(speakers / (speakers - 1))
         centre = 2 * value - known.mean()
-        low, high = (end.clamp(*_RANGES[name]) for end in (centre - reach, centre + reach))
+        low, high = (end.clamp(*scalar(name).range) for end in (centre - reach, centre + reach))
     return Bootstrapped(value.to(dtype), low.to(dtype), high.to(dtype), replicates.to(dtype))
