@@ -20,7 +20,9 @@ from vpmetrics import (
     VoicePrivacy,
     VoiceSimilarityMatrix,
 )
+from vpmetrics._figures import PAGE, figures_of
 from vpmetrics._intervals import difference_of
+from vpmetrics._report import System
 from vpmetrics._scalars import names_with_ends, scalar
 from vpmetrics._scores.intervals import interval_of, probability_below, students_t
 from vpmetrics._trials import left_out
@@ -290,3 +292,39 @@ def test_ranks_and_local_information_keep_to_groups():
 def test_a_metric_without_intervals_says_so(make):
     with pytest.raises(TypeError, match="takes no `intervals`"):
         make(intervals=0.95)
+
+
+def test_a_profile_without_a_speaker_is_the_profile_of_all_others():
+    rows = voices()
+    odds = torch.linspace(-3, 3, 7, dtype=torch.float64)
+    report = measured(rows, intervals=0.95).conditions["OP"]
+    counts = report.profiles.counts
+    for speaker in (0, 7):
+        others = measured(without(rows, speaker)).conditions["OP"].cross_entropy(odds)
+        found = torch.stack([counts.least_cross_entropy(at)[1 + speaker] for at in odds])
+        assert_close(found, others, atol=2e-3, rtol=0)
+    low, high = report.ends_of_cross_entropy(odds)
+    profile = report.cross_entropy(odds)
+    assert bool(((low <= profile) & (profile <= high)).all())
+    assert float((high - low).amax()) > 0.01
+
+
+def test_figures_show_how_sure_they_are():
+    plain, sure = (
+        figures_of([System("system", measured(voices(), attacks=[Plain()], **kwargs))], PAGE)
+        for kwargs in ({}, {"intervals": 0.95})
+    )
+    for name, drawn in (("ece_profile", "collections"), ("attacks", "containers")):
+        before, after = (len(getattr(figures[name].axes[0], drawn)) for figures in (plain, sure))
+        assert after > before, name
+    ((whisker,),) = list(_segments(sure["deid_gvd"].axes[0], horizontal=True))[-1:]
+    scalars = measured(voices(), intervals=0.95).scalars
+    assert whisker == pytest.approx([100 * float(scalars[f"deid{end}"]) for end in ("_low", "_high")])
+
+
+def _segments(ax, horizontal):
+    """Where the whiskers of each point begin and end."""
+    for collection in ax.collections:
+        segments = [segment[:, 0 if horizontal else 1].tolist() for segment in collection.get_segments()]
+        if segments and segments[0][0] != segments[0][1]:
+            yield segments

@@ -36,6 +36,7 @@ from vpmetrics._plot import (
 from vpmetrics._plot_crowd import draw_over_utterances, draw_rate_over_people, sizes_for_curve, sizes_of
 from vpmetrics._plot_speakers import draw_speakers
 from vpmetrics._report import ConditionReport, ScoredTrials, System, Transfer, report_of_trials, unprotected
+from vpmetrics._scalars import ENDS
 from vpmetrics._scores.measures import actual_cross_entropy, entropy_of_prior
 from vpmetrics._trials.matrices import own_and_others
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
@@ -124,7 +125,8 @@ def _draw_profile(one: Shown, ax: Axes, actual: bool) -> None:
     odds = torch.as_tensor(PROFILE_LOG_ODDS, device=one.known.scores.values.device)
     stand = one.known.actual_cross_entropy(odds) if actual and one.known.claims_llr else None
     values = {key: float(one.known.scalars[key]) for key in ("d_ece", "l_w", "tag")}
-    draw_ece_profile(entropy_of_prior(odds), one.known.cross_entropy(odds), stand, values, ax, one.label)
+    least, ends = one.known.cross_entropy(odds), one.known.ends_of_cross_entropy(odds)
+    draw_ece_profile(entropy_of_prior(odds), least, stand, values, ax, one.label, ends)
 
 
 def _profiles(systems: Sequence[System], layout: Layout) -> Figure | None:
@@ -186,13 +188,16 @@ def _reliability(systems: Sequence[System], layout: Layout) -> Figure | None:
 
 
 def _trade_off(systems: Sequence[System], layout: Layout) -> Figure | None:
-    points = [(system.name, (system.scalar("deid"), system.scalar("gvd"))) for system in systems]
-    known = [(name, point) for name, point in points if all(map(math.isfinite, point))]
+    known = [
+        (system.name, system.scalars)
+        for system in systems
+        if math.isfinite(system.scalar("deid")) and math.isfinite(system.scalar("gvd"))
+    ]
     if not known or (len(systems) == 1 and systems[0].history):
         return None  # where there is a path, it ends in the point
     ax = layout.one()
     # Unprotected speech is where the metrics begin, and gives a single point its scale.
-    draw_trade_off([(unprotected(systems), (0.0, 0.0)), *known], ax)
+    draw_trade_off([(unprotected(systems), {"deid": 0.0, "gvd": 0.0}), *known], ax)
     legend_beside(ax)
     return figure_of(ax)
 
@@ -254,7 +259,9 @@ def _attacks(systems: Sequence[System], layout: Layout) -> Figure | None:
         return None
     panels = axes_in_grid(len(shown), (5.2 * layout.scale, 3.8 * layout.scale), min(layout.columns, 2))
     for (one, found), ax in zip(shown, panels, strict=True):
-        draw_attacks(one.system.report.attack_names, found.each.tolist(), float(found.chance), ax, one.title)
+        names, each, chance = one.system.report.attack_names, found.each.tolist(), float(found.chance)
+        strongest = one.numbers("d_ece_strongest", *(f"d_ece_strongest{end}" for end in ENDS))
+        draw_attacks(names, each, chance, ax, one.title, strongest)
     return figure_of(panels[0])
 
 
@@ -331,7 +338,7 @@ FIGURES = (
         "deid_gvd",
         "De-identification and voice distinctiveness",
         "Each system as a point: to the right speakers are hidden better from who only compares voices, further up "
-        "protected voices are told apart better.",
+        "protected voices are told apart better. Whiskers, where drawn, are intervals.",
         _trade_off,
     ),
     FigureKind(
@@ -345,7 +352,7 @@ FIGURES = (
         "What each attack finds",
         "Expected disclosure to each attacker, fitted on other speakers than it is counted for, in its better "
         "direction. The longest bar is the largest of many noisy numbers; the strongest attack in the tables is chosen "
-        "on other speakers.",
+        "on other speakers, and stands there with its interval where that is known.",
         _attacks,
     ),
     FigureKind(
@@ -353,7 +360,8 @@ FIGURES = (
         "ECE profiles",
         "What an attacker does not know after the scores, over all priors. The closer to the black curve, the more "
         "private: D_ECE is the gap, averaged over all priors, to an attacker who only compares voices. Dotted, where "
-        "drawn: scores taken as log-likelihood ratios as they stand.",
+        "drawn: scores taken as log-likelihood ratios as they stand. A band is an interval: other speakers would have "
+        "given another curve.",
         _profiles,
     ),
     FigureKind(

@@ -15,6 +15,7 @@ from vpmetrics._scores.measures import edges_of_linkability
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.left_out import (
     Blocks,
+    Counts,
     count_without,
     dominance_without,
     scores_without,
@@ -56,25 +57,62 @@ class LeftOut(NamedTuple):
         return interval_of(value, widen(value) + self.changes[key], confidence, lowest, highest, self.ratio, bias)
 
 
-def left_out_of_scores(
+class Profiles(NamedTuple):
+    """What profiles over the prior need to show how sure they are."""
+
+    counts: Counts
+    ratio: float
+    confidence: float
+
+    def ends(self, profile: Tensor, prior_log_odds: Tensor) -> tuple[Tensor, Tensor]:
+        """Both ends of the least cross-entropy, ``(P,)``, at each prior."""
+        low, high = [], []
+        for value, odds in zip(profile, prior_log_odds, strict=True):  # some hundred points of a figure
+            without = self.counts.least_cross_entropy(odds)
+            replicates = value + without[1:] - without[0]
+            bias = self.ratio * (replicates.mean() - value)
+            ends = interval_of(value, replicates, self.confidence, 0.0, ratio=self.ratio, bias=bias)
+            low.append(ends[0])
+            high.append(ends[1])
+        return torch.stack(low), torch.stack(high)
+
+
+def counts_of_blocks(
     grid: TrialGrid,
     scores: ConditionScores,
     likeness: Likeness | None,
     matrix: Tensor | None,
     similarity: str,
     blocks: Blocks,
+) -> Counts | None:
+    """Trials per cell of the score axis with and without each block of speakers; None where nothing is known."""
+    steps = scores.counts.ascending
+    if bool(steps.targets.isnan().any()):
+        return None
+    slopes = None if likeness is None else slopes_of(grid, likeness, matrix, similarity)
+    return count_without(grid, steps, _links(scores), blocks, slopes)
+
+
+def _links(scores: ConditionScores) -> Tensor:
+    links = edges_of_linkability(scores.values, scores.counts_of_values)
+    return scores.counts.ascending.edges.new_empty(0) if links is None else links
+
+
+def left_out_of_scores(
+    grid: TrialGrid,
+    scores: ConditionScores,
+    counts: Counts | None,
+    likeness: Likeness | None,
+    similarity: str,
+    blocks: Blocks,
 ) -> LeftOut:
     """What leaving speakers out changes in the numbers of scores, and in those of similarities if these are known."""
-    steps, counts = scores.counts.ascending, scores.counts_of_values
-    if bool(steps.targets.isnan().any()):  # nothing is known
+    if counts is None:
         return LeftOut({}, {}, blocks.ratio)
-    links = edges_of_linkability(scores.values, counts)
-    links = steps.edges.new_empty(0) if links is None else links
-    slopes = None if likeness is None else slopes_of(grid, likeness, matrix, similarity)
-    counted = count_without(grid, steps, links, blocks, slopes)
-    values = scores_without(counted, scores.values[(counts > 0).any(0)], links)
+    seen = scores.values[(scores.counts_of_values > 0).any(0)]
+    values = scores_without(counts, seen, _links(scores))
     if likeness is not None:
-        values |= dominance_without(counted, grid, likeness, blocks, similarity)
+        values |= dominance_without(counts, grid, likeness, blocks, similarity)
     return left_out_of_values(values, blocks)
 
 
@@ -85,7 +123,8 @@ def left_out_of_similarity(
     grid = TrialGrid(*sides.pair(condition), sides.voices, scorer, condition)
     scores = score_condition(grid)
     likeness, matrix = likeness_of_condition(grid, scores, similarity)
-    return likeness.dominance, left_out_of_scores(grid, scores, likeness, matrix, similarity, blocks)
+    counts = counts_of_blocks(grid, scores, likeness, matrix, similarity, blocks)
+    return likeness.dominance, left_out_of_scores(grid, scores, counts, likeness, similarity, blocks)
 
 
 def left_out_of_ranks(groups: Sequence[LeftOutRanks], model: str, blocks: Blocks) -> LeftOut:

@@ -153,8 +153,12 @@ def draw_ece_profile(
     triple: Mapping[str, Any],
     ax: Axes | None,
     label: str,
+    ends: tuple[Tensor, Tensor] | None = None,
 ) -> PlotResult:
-    """Empirical cross-entropy over the prior; the prior's own curve is drawn once, over all systems."""
+    """Empirical cross-entropy over the prior; the prior's own curve is drawn once, over all systems.
+
+    With ``ends`` of its intervals, a band around the least one.
+    """
     ax, keys = axes_or_new(ax), ("d_ece", "l_w", "tag")
     odds = PROFILE_LOG_ODDS / math.log(10)
     if not ax.lines:
@@ -165,6 +169,8 @@ def draw_ece_profile(
     style = next_style(ax)
     legend = f"{as_label(label)} ({_values_of(keys, triple)})"
     ax.plot(odds, minimum.cpu(), **style.of_curve(len(odds)), label=legend, gid="system")
+    if ends is not None:
+        ax.fill_between(odds, ends[0].cpu(), ends[1].cpu(), color=style.colour, alpha=0.18, linewidth=0)
     if actual is not None:
         ax.plot(odds, actual.cpu(), color=style.colour, linestyle=":", linewidth=1.2)
     # The corner no profile reaches: none exceeds what is unknown beforehand.
@@ -205,19 +211,24 @@ def draw_quadrants(
     return figure, ax
 
 
-def draw_trade_off(systems: Sequence[tuple[str, tuple[float, float]]], ax: Axes | None = None) -> PlotResult:
-    """De-identification against gain of voice distinctiveness, one labelled point per system."""
+def draw_trade_off(systems: Sequence[tuple[str, Mapping[str, Any]]], ax: Axes | None = None) -> PlotResult:
+    """De-identification against gain of voice distinctiveness, one labelled point per system.
+
+    Each is a name and its scalars: ``deid`` and ``gvd``, and whiskers where the ends of their intervals are among them.
+    """
     ax = axes_or_new(ax, size=(4.6, 3.4))
     if not ax.lines:
         ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
         ax.set(xlabel=axis_of("deid"), ylabel=axis_of("gvd").replace(" $", "\n$"), xlim=(-3, 103))
         ax.grid(alpha=0.3)
-    for name, (deid, gvd) in systems:
-        style = next_style(ax)
+    for name, scalars in systems:
+        style, deid, gvd = next_style(ax), float(scalars["deid"]), float(scalars["gvd"])
         # Smaller and smaller, and with an edge, so that of points that coincide all are seen.
         edge = {"markeredgecolor": "white", "markeredgewidth": 0.8} if style.fill == "full" else {}
         marks = {**style.of_markers, **edge, "markersize": max(12 - 1.5 * style.number, 6)}
         ax.plot(100 * deid, gvd, linestyle="none", **marks, label=as_label(name), gid="system")
+        reach = [100 * _reach("deid", scalars), _reach("gvd", scalars)]
+        ax.errorbar(100 * deid, gvd, yerr=reach[1], xerr=reach[0], color=style.colour, linewidth=1.1, capsize=2.5)
         ax.set_xlim(left=min(ax.get_xlim()[0], 100 * deid - 3))
     low, high = ax.get_ylim()
     if high - low < _LEAST_DECIBELS:  # rounding errors would look like differences
@@ -226,6 +237,12 @@ def draw_trade_off(systems: Sequence[tuple[str, tuple[float, float]]], ax: Axes 
         ax.set_ylim(middle - _LEAST_DECIBELS / 2, middle + _LEAST_DECIBELS / 2, auto=True)
     ax.legend(frameon=False, fontsize="small")
     return figure_of(ax), ax
+
+
+def _reach(key: str, scalars: Mapping[str, Any]) -> Any:
+    """How far a whisker goes down and up from a value, ``(2, 1)``; nowhere where its interval is not known."""
+    value, low, high = (float(scalars.get(f"{key}{end}", math.nan)) for end in ("", "_low", "_high"))
+    return np.nan_to_num([[value - low], [high - value]]).clip(min=0)
 
 
 def draw_rank_histogram(
@@ -325,9 +342,17 @@ def _mark_animals(ax: Axes, own: Any, impostor: Any) -> None:
 
 
 def draw_attacks(
-    names: Sequence[str], each: Sequence[float], chance: float, ax: Axes | None, label: str = ""
+    names: Sequence[str],
+    each: Sequence[float],
+    chance: float,
+    ax: Axes | None,
+    label: str = "",
+    strongest: Mapping[str, float] | None = None,
 ) -> PlotResult:
-    """Expected disclosure to each attack, the strongest on top, and what chance would seem to disclose."""
+    """Expected disclosure to each attack, the strongest on top, and what chance would seem to disclose.
+
+    ``strongest``: the scalars of the one chosen on other speakers, which is marked, with its interval if that is known.
+    """
     ax = axes_or_new(ax, size=(4.8, 3.6))
     known = sorted((value, name) for name, value in zip(names, each, strict=True) if math.isfinite(value))
     places = range(len(known))
@@ -335,11 +360,17 @@ def draw_attacks(
     ax.barh(places, [value for value, _ in known], color=colours[-len(known) :], height=0.7)
     for place, (value, _) in zip(places, known, strict=True):
         ax.annotate(f"{value:.3f}", (value, place), (3, 0), textcoords="offset points", va="center", fontsize="x-small")
+    if strongest is not None and known and math.isfinite(strongest.get("d_ece_strongest_low", math.nan)):
+        value, reach = strongest["d_ece_strongest"], _reach("d_ece_strongest", strongest)
+        ax.errorbar(value, places[-1] - 0.22, xerr=reach, fmt="d", color="black", markersize=4, capsize=2.5,
+                    label="chosen elsewhere, with interval")  # fmt: skip
     if math.isfinite(chance):
         ax.axvline(chance, color="black", linewidth=1.0, linestyle="--", label="chance")
+    if ax.get_legend_handles_labels()[0]:
         ax.legend(loc="lower right", **_SMALL_LEGEND)
     ax.set_yticks(places, [as_label(name) for _, name in known], fontsize="small")
-    ax.set(xlim=(0, max(0.1, 1.15 * max((value for value, _ in known), default=0.0))), xlabel=axis_of("d_ece"))
+    longest = [value for value, _ in known] + [(strongest or {}).get("d_ece_strongest_high", math.nan)]
+    ax.set(xlim=(0, max(0.1, 1.15 * max(filter(math.isfinite, longest), default=0.0))), xlabel=axis_of("d_ece"))
     ax.set_title(as_label(label), fontsize="medium")
     ax.grid(axis="x", alpha=0.3)
     return figure_of(ax), ax

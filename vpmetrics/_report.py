@@ -18,6 +18,8 @@ from vpmetrics._crowds import Rates, isolation_of_sides
 from vpmetrics._identity import identify_sides
 from vpmetrics._intervals import (
     LeftOut,
+    Profiles,
+    counts_of_blocks,
     joined,
     left_out_of_scores,
     left_out_of_system,
@@ -121,6 +123,7 @@ class ConditionReport:
     speakers: SpeakerDisclosure | None = None
     identified: SpeakerIdentification | None = None
     left_out: LeftOut | None = None
+    profiles: Profiles | None = None
 
     @property
     def trials(self) -> tuple[int, int]:
@@ -138,6 +141,10 @@ class ConditionReport:
     def cross_entropy(self, prior_log_odds: Tensor) -> Tensor:
         """The least empirical cross-entropy at each prior: that of the oracle calibration."""
         return least_cross_entropy(self.scores.counts.ascending, prior_log_odds)
+
+    def ends_of_cross_entropy(self, prior_log_odds: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Both ends of the interval of :meth:`cross_entropy` at each prior, where speakers were left out."""
+        return None if self.profiles is None else self.profiles.ends(self.cross_entropy(prior_log_odds), prior_log_odds)
 
     def actual_cross_entropy(self, prior_log_odds: Tensor) -> Tensor:
         """That of the scores taken as log-likelihood ratios, for a figure: where they are many, as a histogram."""
@@ -243,14 +250,17 @@ def report_condition(
     likeness = matrix = identification = speakers = identified = strongest = None
     by_speaker = settings.asks_for(condition.name, "speaker")
     blocks = None if settings.intervals is None else deal_blocks(sides)
-    left_out = []
+    left_out: list[LeftOut] = []
+    profiles = None
     if by_speaker or settings.asks_for(condition.name, "matrix"):
         tally = SpeakerTally(grid, scores) if by_speaker else None
         likeness, matrix = likeness_of_condition(grid, scores, settings.similarity, tally)
         scalars |= {"d_diag": likeness.dominance, "d_diag_log": likeness.dominance_log}
         speakers = None if tally is None else tally.disclosure()
-    if blocks is not None:
-        left_out.append(left_out_of_scores(grid, scores, likeness, matrix, settings.similarity, blocks))
+    if blocks is not None and settings.intervals is not None:
+        counts = counts_of_blocks(grid, scores, likeness, matrix, settings.similarity, blocks)
+        left_out.append(left_out_of_scores(grid, scores, counts, likeness, settings.similarity, blocks))
+        profiles = None if counts is None else Profiles(counts, blocks.ratio, settings.intervals)
     if by_speaker or settings.asks_for(condition.name, "rank", "local"):
         found = identify_sides(sides, condition, settings.scoring, settings.slope, settings.bandwidth, blocks)
         identification, model = found.together(), settings.rank_model
@@ -279,6 +289,7 @@ def report_condition(
         speakers=speakers,
         identified=identified,
         left_out=joined(left_out) if left_out else None,
+        profiles=profiles,
     )
 
 

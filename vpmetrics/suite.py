@@ -190,7 +190,7 @@ class VoicePrivacy(AttackedMetric):
             rows = [(float(value["deid"]), float(value["gvd"])) for value in val]
             return draw_path([deid for deid, _ in rows], [gvd for _, gvd in rows], range(len(rows)), ax)
         systems = {label: val} if "deid" in val else val
-        return draw_trade_off([(name, (float(v["deid"]), float(v["gvd"]))) for name, v in systems.items()], ax)
+        return draw_trade_off(list(systems.items()), ax)
 
     def error_bound(self) -> dict[str, Tensor]:
         """By how much binning may have changed each value at most.

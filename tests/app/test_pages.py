@@ -103,9 +103,9 @@ def test_zoo_plots_of_one_figure_share_axes_and_name_their_matrix(voices):
 
 
 def test_trade_off_spans_a_decibel_and_more_where_needed():
-    _, ax = draw_trade_off([("a", (0.5, 0.001)), ("b", (0.6, -0.002))])
+    _, ax = draw_trade_off([("a", {"deid": 0.5, "gvd": 0.001}), ("b", {"deid": 0.6, "gvd": -0.002})])
     assert ax.get_ylim()[1] - ax.get_ylim()[0] == pytest.approx(1)
-    draw_trade_off([("c", (0.5, -7.0))], ax)
+    draw_trade_off([("c", {"deid": 0.5, "gvd": -7.0})], ax)
     assert ax.get_ylim()[0] < -7
     assert ax.get_ylim()[1] > 0.001
 

@@ -20,6 +20,7 @@ from torch.nn.functional import logsigmoid, pad, softplus
 
 from vpmetrics._precision import widen
 from vpmetrics._scores.measures import (
+    cross_entropy,
     eer_of_steps,
     expected_disclosure,
     linkability_of_bins,
@@ -27,7 +28,7 @@ from vpmetrics._scores.measures import (
     min_dcf_of_steps,
     raw_eer_of_steps,
 )
-from vpmetrics._scores.steps import Steps, mean_over
+from vpmetrics._scores.steps import Steps, calibrate, mean_over
 from vpmetrics._trials import shares
 from vpmetrics._trials.matrices import Likeness
 from vpmetrics._trials.pairs import TrialGrid
@@ -93,6 +94,13 @@ class Counts(NamedTuple):
             for counts in (self.targets, self.nontargets)
         )
         return targets, nontargets
+
+    def least_cross_entropy(self, prior_log_odds: Tensor) -> Tensor:
+        """Empirical cross-entropy in bits at one prior, with the scores calibrated by PAV, ``(1 + G,)``."""
+        targets, nontargets = self.by(self.step)
+        llr = calibrate(Steps(self.edges, targets, nontargets))
+        miss = mean_over(targets, softplus(-llr - prior_log_odds))
+        return cross_entropy(miss, mean_over(nontargets, softplus(llr + prior_log_odds)), prior_log_odds)
 
 
 def count_without(
