@@ -42,12 +42,12 @@ MOST = {
     "ZebraDisclosure": 1,
     "MinCllr": 1,
     "EqualErrorRate": 1,
-    "Linkability": 3,
+    "Linkability": 1,
     "Cllr": 2,
     "CalibrationDistortion, linear": 3,
     "CalibrationDistortion, isotonic": 3,
-    "VoicePrivacy": 24,
-    "StrongestAttack": 14,
+    "VoicePrivacy": 12,
+    "StrongestAttack": 9,
     "VoiceSimilarityMatrix": 6,
     "DeIdentification": 5,
     "VoiceDistinctiveness": 4,
@@ -55,8 +55,8 @@ MOST = {
     "LocalInformationDisclosure": 4,
     "ReidentificationRate": 7,
     "SinglingOut": 30,
-    "EmbeddingTrials of counts": 7,
-    "EmbeddingTrials": 7,
+    "EmbeddingTrials of counts": 5,
+    "EmbeddingTrials": 5,
 }
 SIZES = {"few": (60, 6), "some": (400, 5), "binned": (240, 10)}  # utterances, and those of a speaker
 

@@ -95,7 +95,7 @@ def counts_of_blocks(
 
 def _links(scores: ConditionScores) -> Tensor:
     links = edges_of_linkability(scores.values, scores.counts_of_values)
-    return scores.counts.ascending.edges.new_empty(0) if links is None else links
+    return links[links.isfinite()]
 
 
 def left_out_of_scores(

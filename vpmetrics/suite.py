@@ -79,7 +79,7 @@ class VoicePrivacy(AttackedMetric):
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. Meant for
             batches: every score is kept, whatever their number.
         validate_args: Look for NaN and infinite embeddings; forces a GPU sync per update. Without, ``update`` never
-            looks at the device, and ``compute`` at most 24 times whatever the size; attacks some ten times each.
+            looks at the device, and ``compute`` at most 12 times whatever the size; attacks some ten times each.
         attacks: ``"standard"``, the battery of :mod:`vpmetrics.attacks`; a sequence of attacks; None tries none, and is
             several times as fast on small sets. With ``bandwidth`` none is tried.
         enrolment: None takes every utterance for a reference and a probe. With ``is_reference``, ``"utterance"``

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from vpmetrics._checks import warn_first, warn_undefined
+from vpmetrics._checks import warn_first
 from vpmetrics._precision import widen
 from vpmetrics._scores.steps import (
     ScoreCounts,
@@ -155,26 +155,32 @@ def cllr_of_sums(costs: Tensor, trials: Tensor) -> Tensor:
 
 def linkability_of_values(values: Tensor, counts: Tensor) -> Tensor:
     """:func:`linkability` of scores that occur ``counts`` ``(2, V)`` times among non-targets and targets."""
-    counts = widen(counts)
-    edges = edges_of_linkability(values, counts)
-    if edges is None:
-        return counts.new_full((), torch.nan)
+    edges, counts = edges_of_linkability(values, counts), widen(counts)
     slots = torch.bucketize(values, edges, right=True)
-    return linkability_of_bins(counts.new_zeros(2, len(edges) + 1).index_add(-1, slots, counts))
+    link = linkability_of_bins(counts.new_zeros(2, len(edges) + 1).index_add(-1, slots, counts))
+    return torch.where(edges[0].isnan(), torch.nan, link)
 
 
-def edges_of_linkability(values: Tensor, counts: Tensor) -> Tensor | None:
-    """Between the equal bins that scores are put in; None and one warning where it is not defined."""
-    trials, seen = counts.sum(-1), values[(counts > 0).any(0)]
-    bins = min(int(trials[1]) // _TARGETS_PER_BIN, _MOST_BINS)
-    if bins == 0 or not bool(trials[0] > 0):
-        warn_undefined(f"Linkability needs {_TARGETS_PER_BIN} target trials and a non-target trial.")
-        return None
-    low, high = seen.aminmax()
-    if not bool(((high - low) > 0) & (high - low).isfinite()):
-        warn_undefined("Linkability needs scores that are finite and not all the same.")
-        return None
-    return low + (high - low) / bins * torch.arange(1, bins, device=low.device)
+def edges_of_linkability(values: Tensor, counts: Tensor) -> Tensor:
+    """Between the equal bins that scores are put in, ``(99,)``: infinite beyond the last of them.
+
+    NaN and one warning where it is not defined.
+    """
+    trials, seen = widen(counts).sum(-1), (counts > 0).any(0)
+    bins = (trials[1] / _TARGETS_PER_BIN).floor().clamp(max=_MOST_BINS)
+    low, high = (
+        pad(torch.where(seen, sign * values, torch.inf), (0, 1), value=torch.inf).amin() * sign for sign in (1, -1)
+    )
+    few, flat = (bins == 0) | (trials[0] == 0), ~((high > low) & (high - low).isfinite())
+    warn_first(
+        {
+            f"Linkability needs {_TARGETS_PER_BIN} target trials and a non-target trial.": few,
+            "Linkability needs scores that are finite and not all the same.": flat,
+        }
+    )
+    place = torch.arange(1, _MOST_BINS, device=values.device)
+    edges = torch.where(place < bins, low + (high - low) / bins.to(low.dtype) * place, torch.inf)
+    return torch.where(few | flat, torch.nan, edges)
 
 
 def linkability_of_bins(counts: Tensor) -> Tensor:

@@ -121,8 +121,9 @@ class Index:
         scores = widen(self.trials.scores)
         classes = torch.stack([~self.trials.is_target, self.trials.is_target])
         edges = edges_of_linkability(scores, widen(classes))
-        if edges is None:
+        if bool(edges[0].isnan()):
             return None
+        edges = edges[edges.isfinite()]
         first = [pad(torch.searchsorted(scores[kind], edges), (1, 0)) for kind in classes]
         pairs = [self.trials.pair[kind] for kind in classes]
         return torch.cat(pairs), torch.stack([first[0], first[1] + len(pairs[0])])
