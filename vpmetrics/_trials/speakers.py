@@ -107,7 +107,7 @@ class _Sums(NamedTuple):
 
     def beside(self, other: _Sums) -> _Sums:
         """Both sides together, where the targets of one are those of the other."""
-        own = 1 - torch.arange(2, device=self.low.device, dtype=self.evidence.dtype).unsqueeze(1)  # targets come first
+        own = 1 - torch.arange(2, device=self.low.device, dtype=self.evidence.dtype).unsqueeze(1)  # non-targets
         low, high = torch.minimum(self.low, other.low), torch.maximum(self.high, other.high)
         return _Sums(self.evidence + own * other.evidence, self.trials + own * other.trials, low, high)
 
