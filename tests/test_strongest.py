@@ -241,7 +241,7 @@ def test_trials_of_sessions_are_those_of_the_definition():
                 same = bool(names[i] == names[j])
                 if not same or bool(sessions[i] == sessions[j]) == own:
                     expected[same].append(float(scores[i, j]))
-        values, counts = conditions[name].scores.values, conditions[name].scores.counts_of_values
+        values, counts = conditions[name].scores.trials.table()
         for same in (False, True):
             assert_close(values[counts[int(same)] > 0].sort().values, torch.tensor(sorted(expected[same])).double())
 

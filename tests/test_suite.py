@@ -183,3 +183,22 @@ def test_a_system_that_does_nothing_changes_nothing_however_many_utterances(rows
     values = metric.compute()
     assert abs(values["deid"]) <= 1e-9
     assert abs(values["gvd"]) <= 1e-9
+
+
+def test_a_report_after_compute_is_what_that_has_found_until_anything_changes(monkeypatch):
+    walked = []
+    original = VoicePrivacy._report_of
+    monkeypatch.setattr(VoicePrivacy, "_report_of", lambda *args: walked.append(args[1].name) or original(*args))
+    metric, rows = VoicePrivacy(attacks=[Plain()]), join(embeddings())
+    values = alone(metric, rows)
+    assert_close(metric.report().scalars, values, rtol=0, atol=0, equal_nan=True)
+    assert walked == ["OO", "OP", "PP"]
+    metric.observe(rows["original"], rows["protected"], rows["speakers"])
+    metric.report()
+    assert walked[3:] == ["OP", "PP"]
+    metric.slope = 1.0
+    assert metric.report().scalars["op_alid"] != values["op_alid"]
+    metric.slope = None
+    metric.update(**{key: value + 100 if key == "speakers" else value for key, value in rows.items()})
+    assert metric.report().scalars["op_d_ece"] != values["op_d_ece"]
+    assert_close(metric.compute(), metric.report().scalars, rtol=0, atol=0, equal_nan=True)

@@ -20,7 +20,7 @@ from vpmetrics._scores.measures import (
     min_cllr_of_steps,
 )
 from vpmetrics._scores.smooth import Grid, count_on, lay_grid, read_off, soft_counts
-from vpmetrics._scores.steps import Steps, calibrate, mean_over_nontargets, mean_over_targets
+from vpmetrics._scores.steps import Steps, calibrate, mean_over
 from vpmetrics.functional import equal_error_rate, min_cllr, pav_llr, zebra_disclosure
 
 
@@ -157,8 +157,8 @@ def test_reading_off_is_the_adjoint_of_counting():
     steps = Steps(grid.points[1:], *count_on(grid, preds, target))
     llr = calibrate(steps, laplace=True)
     per_score = read_off(grid, llr, preds)
-    assert_close(per_score[target == 1].mean(), mean_over_targets(steps, llr), atol=1e-6, rtol=0)
-    assert_close(per_score[target == 0].mean(), mean_over_nontargets(steps, llr), atol=1e-6, rtol=0)
+    assert_close(per_score[target == 1].mean(), mean_over(steps.targets, llr), atol=1e-6, rtol=0)
+    assert_close(per_score[target == 0].mean(), mean_over(steps.nontargets, llr), atol=1e-6, rtol=0)
     exact = count_by_score(preds, target).ascending
     exact_llr = calibrate(exact, laplace=True)[torch.searchsorted(exact.edges, preds, right=True)]
     assert (per_score - exact_llr).abs().mean() < 0.1

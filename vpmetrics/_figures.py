@@ -122,7 +122,7 @@ def _shown(systems: Sequence[System], part: Callable[[ConditionReport], Part | N
 
 
 def _draw_profile(one: Shown, ax: Axes, actual: bool) -> None:
-    odds = torch.as_tensor(PROFILE_LOG_ODDS, device=one.known.scores.values.device)
+    odds = torch.as_tensor(PROFILE_LOG_ODDS, device=one.known.scores.counts.ascending.targets.device)
     stand = one.known.actual_cross_entropy(odds) if actual and one.known.claims_llr else None
     values = {key: float(one.known.scalars[key]) for key in ("d_ece", "l_w", "tag")}
     least, ends = one.known.cross_entropy(odds), one.known.ends_of_cross_entropy(odds)
@@ -178,7 +178,7 @@ def _reliability(systems: Sequence[System], layout: Layout) -> Figure | None:
         return None
     ax = layout.one()
     for one, scores in shown:
-        draw_reliability(scores.values, scores.counts_of_values, ax, one.label)
+        draw_reliability(*scores.trials.table(), ax, one.label)
         transfer = one.system.report.transfer
         if transfer is not None and one.condition == one.system.report.attacked:
             for kind, llr in transfer.llr.items():

@@ -94,7 +94,7 @@ def counts_of_blocks(
 
 
 def _links(scores: ConditionScores) -> Tensor:
-    links = edges_of_linkability(scores.values, scores.counts_of_values)
+    links = edges_of_linkability(scores.trials)
     return links[links.isfinite()]
 
 
@@ -109,8 +109,8 @@ def left_out_of_scores(
     """What leaving speakers out changes in the numbers of scores, and in those of similarities if these are known."""
     if counts is None:
         return LeftOut({}, {}, blocks.ratio)
-    seen = scores.values[(scores.counts_of_values > 0).any(0)]
-    values = scores_without(counts, seen, _links(scores))
+    seen, times = scores.trials.table()
+    values = scores_without(counts, seen[(times > 0).any(0)], _links(scores))
     if likeness is not None:
         values |= dominance_without(counts, grid, likeness, blocks, similarity)
     return left_out_of_values(values, blocks)

@@ -33,13 +33,12 @@ from vpmetrics._scores.measures import (
     actual_cross_entropy,
     cllr_of_sums,
     cllr_sums,
-    cllr_sums_of_values,
     disclosure_of_counts,
     disclosure_of_llr,
     eer_of_steps,
     expected_disclosure,
     least_cross_entropy,
-    linkability_of_values,
+    linkability_of,
     min_cllr_of_steps,
     min_dcf_of_steps,
     raw_eer_of_steps,
@@ -128,7 +127,7 @@ class ConditionReport:
     @property
     def trials(self) -> tuple[int, int]:
         """Target and non-target trials, also where one kind is missing."""
-        nontargets, targets = self.scores.counts_of_values.sum(1).tolist()
+        nontargets, targets = self.scores.trials.numbers()
         return int(targets), int(nontargets)
 
     @property
@@ -148,7 +147,7 @@ class ConditionReport:
 
     def actual_cross_entropy(self, prior_log_odds: Tensor) -> Tensor:
         """That of the scores taken as log-likelihood ratios, for a figure: where they are many, as a histogram."""
-        return actual_cross_entropy(self.scores.values, self.scores.counts_of_values, prior_log_odds)
+        return actual_cross_entropy(*self.scores.trials.table(), prior_log_odds)
 
 
 class Transfer(NamedTuple):
@@ -410,7 +409,7 @@ def _report_scored(given: ScoredTrials, condition: str, speakers: int, similarit
         sums = sums.index_add(1, cells, both).view(2, speakers, speakers)
         return _mean(*(sums + sums.mT if given.within else sums))
 
-    (llr,) = scores.look_up([scores.llr_of_both_orders()], given.scores)
+    (llr,) = scores.look_up([scores.llr_of_both_orders()])(given.scores)
     matrix = average(llr).sigmoid() if similarity == "sigmoid" else average(logsigmoid(llr)).exp()
     scalars |= _scalars_of_matrix(matrix) | _scalars_of_speakers(by_speaker)
     return ConditionReport(
@@ -431,15 +430,15 @@ def _transfer(attacked: ScoredTrials, fit: ScoredTrials) -> Transfer:
 
 
 def _scalars_of_scores(scores: ConditionScores) -> dict[str, Tensor]:
-    steps, counts = scores.counts.ascending, scores.counts_of_values
+    steps = scores.counts.ascending
     return {
         **disclosure_of_counts(scores.counts, wide_dtype(steps.targets.device)),
         "min_cllr": min_cllr_of_steps(steps),
-        "cllr": cllr_of_sums(*cllr_sums_of_values(scores.values, counts)),
+        "cllr": cllr_of_sums(*scores.trials.cllr_sums()),
         "eer": eer_of_steps(steps),
         "raw_eer": raw_eer_of_steps(steps),
         "min_dcf": min_dcf_of_steps(steps, p_target=0.01, c_miss=1.0, c_fa=1.0),
-        "linkability": linkability_of_values(scores.values, counts),
+        "linkability": linkability_of(scores.trials),
     }
 
 

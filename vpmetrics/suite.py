@@ -133,6 +133,7 @@ class VoicePrivacy(AttackedMetric):
         self.similarity, self.scoring, self.rank_model, self.slope = similarity, scoring, rank_model, slope
         resolve_scoring(scoring)
         self._baseline: tuple[Settings, tuple[Tensor, ...], ConditionReport] | None = None
+        self._latest: tuple[Any, list[Tensor], PrivacyReport] | None = None
         check_flag("gather", gather)
         if not gather:
             self._refuse_apart()
@@ -152,8 +153,8 @@ class VoicePrivacy(AttackedMetric):
                 raise ValueError(f"Expected no `{name}` with gather=False, but got {value!r}.")
 
     def __getstate__(self) -> dict[str, Any]:
-        """Everything but the report of original speech, which is soon made again."""
-        return {**super().__getstate__(), "_baseline": None}
+        """Everything but reports, which are soon made again."""
+        return {**super().__getstate__(), "_baseline": None, "_latest": None}
 
     def _refuse_batch(self, is_reference: Tensor | None) -> None:
         if self.enrolment is not None and is_reference is None:
@@ -167,7 +168,17 @@ class VoicePrivacy(AttackedMetric):
         with warn_once(), self._gathered():
             sides = self._sides()
             groups = {group: self._report(sides.of_group(group), cached=False) for group in sides.groups()}
-            return self._report(sides)._replace(groups=groups)
+            return self._report_of_state(sides)._replace(groups=groups)
+
+    def compute(self) -> dict[str, Tensor]:
+        """All scalars over all utterances so far."""
+        with warn_once():
+            return self._scalars(self._report_of_state(self._sides()))
+
+    def reset(self, observed: bool = False) -> None:
+        """Forget all utterances; with ``observed``, also what attackers have watched."""
+        super().reset(observed)
+        self._latest = None
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
         """Draw de-identification against gain of voice distinctiveness.
@@ -213,10 +224,26 @@ class VoicePrivacy(AttackedMetric):
         return bounds
 
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
-        scalars = self._report(sides).scalars
+        return self._scalars(self._report(sides))
+
+    def _scalars(self, report: PrivacyReport) -> dict[str, Tensor]:
         # Conditions of sessions are missing where there are none.
-        wanted = scalars if self.metrics is None else names_with_ends(self.metrics)
-        return {name: scalars[name] for name in wanted if name in scalars}
+        wanted = report.scalars if self.metrics is None else names_with_ends(self.metrics)
+        return {name: report.scalars[name] for name in wanted if name in report.scalars}
+
+    def _report_of_state(self, sides: Sides) -> PrivacyReport:
+        """Made once of the same state, so that a report after ``compute`` costs nothing, and the other way round.
+
+        Not where scores carry a graph, nor of a scorer that may have been trained on, nor of what processes share.
+        """
+        if self._is_synced or not self.gather or self.bandwidth is not None or not isinstance(self.scoring, str):
+            return self._report(sides)
+        settings, watched = (self._settings(), self.attacks), self._watched[0].moments
+        state = [row for _, rows in self._lists() for row in rows] + ([] if watched is None else [*watched.tensors()])
+        known = self._latest
+        if known is None or known[0] != settings or not _identical(known[1], state):
+            self._latest = known = settings, state, self._report(sides)
+        return known[2]
 
     def _settings(self) -> Settings:
         return Settings(
@@ -288,3 +315,7 @@ def _same(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> bool:
     pairs = list(zip(one, other, strict=True))
     alike = all(a.device == b.device and a.shape == b.shape for a, b in pairs)
     return alike and bool(torch.stack([(a == b).all() for a, b in pairs]).all())
+
+
+def _identical(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    return len(a) == len(b) and all(one is other for one, other in zip(a, b, strict=True))

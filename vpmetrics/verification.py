@@ -13,7 +13,8 @@ from vpmetrics._metric.constants import OfEachMetric
 from vpmetrics._metric.scores import ScoreMetric
 from vpmetrics._metric.trials import TrialMetric
 from vpmetrics._precision import wide_dtype
-from vpmetrics._scores.measures import cllr_of_sums, cllr_sums, eer_of_steps, linkability_of_values, min_cllr_of_steps
+from vpmetrics._scores.measures import cllr_of_sums, cllr_sums, eer_of_steps, linkability_of, min_cllr_of_steps
+from vpmetrics._scores.ordered import Counted
 from vpmetrics._scores.steps import ScoreCounts
 from vpmetrics.functional.verification import cllr, linkability
 
@@ -139,7 +140,7 @@ class Linkability(ScoreMetric):
         if self.keeps_scores:
             return linkability(*self._trials(), validate_args=False)
         middles, counts = self._bin_middles()
-        return linkability_of_values(middles, counts).to(torch.float32)
+        return linkability_of(Counted(middles, counts)).to(torch.float32)
 
     def error_bound(self) -> Tensor:
         """Not known for bins: NaN; 0 where the scores themselves are kept."""

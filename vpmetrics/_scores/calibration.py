@@ -10,7 +10,7 @@ from torch import Tensor
 from vpmetrics._checks import check_choice, check_trials, warn_undefined
 from vpmetrics._precision import widen
 from vpmetrics._scores.counting import count_by_score
-from vpmetrics._scores.logistic import Cost, mean_cost, minimise, sum_costs
+from vpmetrics._scores.logistic import Derivatives, mean_of_classes, minimise, sum_derivatives
 from vpmetrics._scores.look_up import look_up
 from vpmetrics._scores.steps import calibrate
 
@@ -34,10 +34,12 @@ def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
     spread, centre = torch.std_mean(scores, correction=0)
     targets, nontargets = (((side - centre) / spread).unsqueeze(0) for side in (targets, nontargets))
 
-    def cost(theta: Tensor) -> Cost:
-        return mean_cost(sum_costs(targets, theta, label=1), sum_costs(nontargets, theta, label=0))
+    def derivatives(theta: Tensor) -> Derivatives:
+        return mean_of_classes(
+            *(sum_derivatives(side, theta, label) for label, side in ((1, targets), (0, nontargets)))
+        )
 
-    theta, converged = minimise(cost, scores.new_zeros(1, 2))
+    theta, converged = minimise(derivatives, scores.new_zeros(1, 2))
     slope, offset = torch.where(converged, theta[0], torch.nan)
     return slope / spread, offset - slope / spread * centre
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,10 +9,10 @@ from torch.nn.functional import pad
 
 from vpmetrics._checks import check_bandwidth, check_trials
 from vpmetrics._precision import at_least_float32, widen
+from vpmetrics._scores.host import on_host
+from vpmetrics._scores.ordered import Ordered, order_scores
 from vpmetrics._scores.smooth import Grid, count_on, lay_grid
-from vpmetrics._scores.steps import Array, ScoreCounts, Steps, defined_or_nan, on_host
-
-CHUNK = 1 << 20  # scores sorted at a time: about what one core's cache holds
+from vpmetrics._scores.steps import ScoreCounts, Steps, defined_or_nan
 
 
 def count_by_score(
@@ -29,14 +27,21 @@ def count_by_score(
     if bandwidth is not None:
         return counts_on_grid(lay_grid(preds.flatten(), bandwidth), preds.flatten(), target.flatten())
     scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
-    targets, nontargets = _split(scores, is_target)
-    targets, times = targets.sort().values.unique_consecutive(return_counts=True)
-    below, up_to, nan_seen = _ranks(targets, nontargets)
+    return count_ordered(order_scores(scores, is_target))
+
+
+def count_ordered(ordered: Ordered) -> ScoreCounts:
+    """The exact steps of trials in order, as :func:`count_by_score` returns them."""
+    number = sum(map(len, ordered.nontargets))
+    targets, times = ordered.targets.unique_consecutive(return_counts=True)
+    below, up_to = _ranks(targets, ordered.nontargets)
     times, tied = widen(times), widen(up_to - below)
-    low, high = _gaps(below, len(nontargets)), _gaps(up_to, len(nontargets))
+    low, high = _gaps(below, number), _gaps(up_to, number)
     ascending = Steps(targets, pad(times, (1, 0)), low, pad(tied, (1, 0)))
     descending = Steps(-targets.flip(0), pad(times.flip(0), (1, 0)), high.flip(0), pad(tied.flip(0), (1, 0)))
-    return defined_or_nan(ScoreCounts(ascending, descending), nan_seen)
+    # Sorting puts NaN last, so the last scores tell.
+    last = torch.cat([part[-1:] for part in (targets, *ordered.nontargets)])
+    return defined_or_nan(ScoreCounts(ascending, descending), last.isnan().any())
 
 
 def counts_on_grid(grid: Grid, preds: Tensor, target: Tensor) -> ScoreCounts:
@@ -76,38 +81,26 @@ def _interleave(first: Tensor, second: Tensor) -> Tensor:
     return torch.stack([first, second], dim=-1).flatten()
 
 
-def _split(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
-    if on_host(scores):
-        array, chosen = scores.numpy(), is_target.numpy()
-        return torch.from_numpy(array[chosen]), torch.from_numpy(array[~chosen])
-    return scores[is_target], scores[~is_target]
-
-
 def _gaps(ranks: Tensor, total: int) -> Tensor:
     """How many of ``total`` lie below the first rank, between neighbours, and above the last."""
     return widen(torch.cat([pad(ranks, (1, 0)), ranks.new_full((1,), total)]).diff())
 
 
-def _ranks(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For every sorted target, the non-targets below it and those up to it; and whether any score is NaN."""
-    # Sorting puts NaN last, so the last score tells.
-    nan_seen = targets[-1:].isnan().any()
-    if not on_host(nontargets):
-        ordered = nontargets.sort().values
-        below = torch.searchsorted(ordered, targets)
-        return below, torch.searchsorted(ordered, targets, right=True), nan_seen | ordered[-1:].isnan().any()
-    # Counts add up over pieces, so the pieces are sorted side by side and never merged.
-    values, pieces = targets.numpy(), nontargets.split(CHUNK)
-    with ThreadPoolExecutor(min(len(pieces), torch.get_num_threads())) as pool:
-        results = list(pool.map(lambda piece: _ranks_in_piece(values, piece.numpy()), pieces))
-    below, up_to, nan = (torch.as_tensor(np.sum([result[k] for result in results], axis=0)) for k in range(3))
-    return below, up_to, nan_seen | (nan > 0)
+def _ranks(targets: Tensor, nontargets: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """For every sorted target, the non-targets below it and those up to it, added up over their sorted pieces."""
+    below, up_to = (torch.zeros_like(targets, dtype=torch.int64) for _ in range(2))
+    for piece in nontargets:
+        found = _ranks_in_piece(targets, piece)
+        below, up_to = below + found[0], up_to + found[1]
+    return below, up_to
 
 
-def _ranks_in_piece(values: Array, piece: Array) -> tuple[Array, Array, Array]:
-    ordered = np.sort(piece)
+def _ranks_in_piece(targets: Tensor, piece: Tensor) -> tuple[Tensor, Tensor]:
+    if not on_host(piece):
+        return torch.searchsorted(piece, targets), torch.searchsorted(piece, targets, right=True)
+    values, ordered = targets.numpy(), piece.numpy()
     below = np.searchsorted(ordered, values)
     up_to, ties = below.copy(), np.flatnonzero(below < len(ordered))
     ties = ties[ordered[below[ties]] == values[ties]]  # few, and a second search for them alone
     up_to[ties] = np.searchsorted(ordered, values[ties], "right")
-    return below, up_to, np.isnan(ordered[-1:]).any()
+    return torch.from_numpy(below), torch.from_numpy(up_to)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
 
 from vpmetrics._precision import widen
 
@@ -16,10 +15,9 @@ SOON = 12  # iterations after which to see whether these were enough; a CPU sees
 _GROWTH = 4.0  # of the longest step allowed, after one that helped; or its shrinking
 
 
-class Cost(NamedTuple):
-    """The cost of each regression, and its derivatives by slope and offset, all ``(F,)``."""
+class Derivatives(NamedTuple):
+    """Of the cost of each regression by slope and offset, all ``(F,)``."""
 
-    value: Tensor
     slope: Tensor
     offset: Tensor
     slope_slope: Tensor
@@ -27,42 +25,43 @@ class Cost(NamedTuple):
     offset_offset: Tensor
 
 
-def sum_costs(z: Tensor, theta: Tensor, label: int, excluded: Tensor | None = None) -> Tensor:
-    """The six sums of :class:`Cost` over trials of one class, and how many they are: ``(..., F, 7)``.
+def sum_derivatives(z: Tensor, theta: Tensor, label: int, excluded: Tensor | None = None) -> Tensor:
+    """The five sums of :class:`Derivatives` over trials of one class, and how many they are: ``(6, F, ...)``.
 
     Args:
-        z: Scores of shape ``(..., F or 1, K)``.
+        z: Scores of shape ``(F or 1, ..., K)``.
         theta: Slope and offset of each regression, ``(F, 2)``.
         label: 1 for targets, 0 for non-targets.
-        excluded: Which of the scores are none, ``(..., 1, K)``; of non-targets only.
+        excluded: Which of the scores are none, ``(..., K)``; of non-targets only.
     """
-    logit, count = torch.addcmul(theta[:, 1:], theta[:, :1], z), z.new_full((1,), z.shape[-1])
+    slope, offset = (column.view(-1, *[1] * (z.dim() - 1)) for column in theta.unbind(1))
+    error, count = torch.addcmul(offset, slope, z).sigmoid_(), z.new_full((1,), z.shape[-1])
     if excluded is not None:
         # Such a score is surely no target, and a sum less what it adds would lose digits.
-        logit, count = logit.masked_fill_(excluded, -torch.inf), count - excluded.sum(dim=-1)
-    posterior = logit.sigmoid()
-    weight = posterior * (1 - posterior)
-    loss, error = (softplus(-logit), posterior - 1) if label else (softplus(logit), posterior)
-    weight_z = weight * z
-    sums = [widen(part.sum(dim=-1)) for part in (loss, error * z, error, weight_z * z, weight_z, weight)]
-    return torch.stack([*sums, widen(count).expand_as(sums[0])], dim=-1)
+        error, count = error.mul_((~excluded).to(z.dtype)), count - excluded.sum(dim=-1)
+    weight = torch.addcmul(error, error, error, value=-1)
+    by_offset, by_offset_offset = error.sub_(label).sum(dim=-1), weight.sum(dim=-1)
+    by_slope, by_both = error.mul_(z).sum(dim=-1), weight.mul_(z).sum(dim=-1)
+    sums = by_slope, by_offset, weight.mul_(z).sum(dim=-1), by_both, by_offset_offset
+    return torch.stack([*map(widen, sums), widen(count).expand_as(by_offset)])
 
 
-def mean_cost(targets: Tensor, nontargets: Tensor) -> Cost:
-    """Costs of both classes ``(F, 7)``, as :func:`sum_costs` gives them, averaged by class and added."""
-    means = targets[:, :-1] / targets[:, -1:] + nontargets[:, :-1] / nontargets[:, -1:]
-    return Cost(*means.unbind(dim=1))
+def mean_of_classes(targets: Tensor, nontargets: Tensor) -> Derivatives:
+    """Sums over both classes ``(6, F)``, as :func:`sum_derivatives` gives them, averaged by class and added."""
+    return Derivatives(*(targets[:-1] / targets[-1] + nontargets[:-1] / nontargets[-1]))
 
 
-def minimise(cost: Callable[[Tensor], Cost], theta: Tensor, iterations: int | None = None) -> tuple[Tensor, Tensor]:
+def minimise(
+    derivatives: Callable[[Tensor], Derivatives], theta: Tensor, iterations: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Slope and offset of least cost ``(F, 2)``, from a start, and whether each regression got there ``(F,)``.
 
-    Newton's method. Its step is no longer than what has helped before, and is taken only where the cost does not grow,
-    so that it converges wherever the classes overlap. Once near it squares the distance at every step. A regression
-    that got there stays, however long the others take; so no number depends on how often the device is looked at.
+    Newton's method. Its step is no longer than what has helped before, and is taken only where it does not go far
+    beyond the lowest point on its way, so that it converges wherever the classes overlap; the cost itself is never
+    needed. Once near it squares the distance at every step. A regression that got there stays, however long the others
+    take; so no number depends on how often the device is looked at.
     """
-    numbers = torch.finfo(theta.dtype)
-    here, longest = cost(theta), torch.ones_like(theta[:, :1])
+    here, longest = derivatives(theta), torch.ones_like(theta[:, :1])
     for iteration in range(iterations or _ITERATIONS):
         step = _newton(here)
         done = _is_last(step, theta)
@@ -70,15 +69,21 @@ def minimise(cost: Callable[[Tensor], Cost], theta: Tensor, iterations: int | No
             break
         length = torch.linalg.vector_norm(step, dim=1, keepdim=True)
         step = step * (longest / length).clamp(max=1)
-        there = cost(theta - step)
-        better = ((there.value <= here.value * (1 + 8 * numbers.eps)) & ~done).unsqueeze(1)
+        there = derivatives(theta - step)
+        # The cost is convex: where it still falls along the step, or has begun to rise half as steeply at most.
+        better = (_along(there, step) >= -_along(here, step) / 2) & ~done.unsqueeze(1)
         taken = length.minimum(longest)
         longest = torch.where(better, longest.maximum(_GROWTH * taken), taken / _GROWTH)
         theta = torch.where(better, theta - step, theta)
-        here = Cost(*torch.where(better, torch.stack(there, 1), torch.stack(here, 1)).unbind(1))
+        here = Derivatives(*torch.where(better, torch.stack(there, 1), torch.stack(here, 1)).unbind(1))
     step = _newton(here)
     done = _is_last(step, theta)
     return torch.where(done.unsqueeze(1), theta - step, theta), done
+
+
+def _along(at: Derivatives, step: Tensor) -> Tensor:
+    """How fast the cost falls along a step, ``(F, 1)``."""
+    return (at.slope * step[:, 0] + at.offset * step[:, 1]).unsqueeze(1)
 
 
 def _is_last(step: Tensor, theta: Tensor) -> Tensor:
@@ -88,7 +93,7 @@ def _is_last(step: Tensor, theta: Tensor) -> Tensor:
     return last
 
 
-def _newton(cost: Cost) -> Tensor:
+def _newton(cost: Derivatives) -> Tensor:
     """Newton's step ``(F, 2)``, or down the slope where rounding hides the curvature."""
     gradient = torch.stack([cost.slope, cost.offset], dim=1)
     least = torch.finfo(gradient.dtype).tiny ** 0.5  # scores that say nothing leave the slope at 0

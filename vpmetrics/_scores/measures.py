@@ -10,14 +10,12 @@ from torch.nn.functional import pad, softplus
 
 from vpmetrics._checks import warn_first
 from vpmetrics._precision import widen
+from vpmetrics._scores.ordered import Counted, Ordered
 from vpmetrics._scores.steps import (
     ScoreCounts,
     Steps,
     calibrate,
-    gather_blocks,
     mean_over,
-    mean_over_nontargets,
-    mean_over_targets,
 )
 
 TAG_LETTERS = "0ABCDEF"  # 0 for exactly 0, A below the first bound, and so on
@@ -51,7 +49,7 @@ def evidence(llr: Tensor) -> Tensor:
 
 def least_cross_entropy(steps: Steps, prior_log_odds: Tensor) -> Tensor:
     """Empirical cross-entropy in bits at each prior, with the scores calibrated by PAV."""
-    blocks = gather_blocks(steps, calibrate(steps))
+    blocks = steps.blocks
     odds = prior_log_odds[:, None]
     miss = mean_over(blocks.targets, softplus(-blocks.llr - odds))
     false_alarm = mean_over(blocks.nontargets, softplus(blocks.llr + odds))
@@ -106,8 +104,8 @@ def disclosure_of_counts(counts: ScoreCounts, dtype: torch.dtype) -> dict[str, T
 
 def expected_disclosure(steps: Steps) -> Tensor:
     """D_ECE of trials already condensed, in bits."""
-    llr = calibrate(steps)
-    return (mean_over_targets(steps, evidence(llr)) + mean_over_nontargets(steps, evidence(-llr))) / (2 * math.log(2))
+    llr, targets, nontargets = steps.blocks
+    return (mean_over(targets, evidence(llr)) + mean_over(nontargets, evidence(-llr))) / (2 * math.log(2))
 
 
 def disclosure_of_llr(llr: Tensor, is_target: Tensor) -> Tensor:
@@ -119,7 +117,7 @@ def _worst(steps: Steps) -> Tensor:
     # Smooth counts are positive everywhere: what holds less than a thousandth of a trial holds none.
     seen = (steps.targets > 1e-3) | (steps.nontargets > 1e-3) | steps.targets.isnan()
     # A block made of Laplace's labels alone was never the evidence of any trial.
-    strongest = torch.where(seen, calibrate(steps, laplace=True).abs(), 0).amax()
+    strongest = calibrate(steps, laplace=True).abs().masked_fill(~seen, 0).amax()
     return strongest / math.log(10)
 
 
@@ -136,14 +134,7 @@ def cllr_sums(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Costs in nats and numbers of trials, ``(2,)`` each: non-targets, targets. They add up over batches."""
     scores, is_target = widen(preds.flatten()), target.flatten().bool()
     is_class = is_target == torch.arange(2, device=scores.device).unsqueeze(1)
-    return cllr_sums_of_values(scores, is_class)
-
-
-def cllr_sums_of_values(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`cllr_sums` of scores that occur ``counts`` ``(2, V)`` times among non-targets and targets."""
-    # Only the side asked for: the other may be infinite, where the cost itself is 0.
-    cost = softplus(torch.stack([values, -values]))
-    return torch.where(counts > 0, counts * cost, 0).sum(-1), counts.sum(-1)
+    return Counted(scores, is_class).cllr_sums()
 
 
 def cllr_of_sums(costs: Tensor, trials: Tensor) -> Tensor:
@@ -153,32 +144,27 @@ def cllr_of_sums(costs: Tensor, trials: Tensor) -> Tensor:
     return value
 
 
-def linkability_of_values(values: Tensor, counts: Tensor) -> Tensor:
-    """:func:`linkability` of scores that occur ``counts`` ``(2, V)`` times among non-targets and targets."""
-    edges, counts = edges_of_linkability(values, counts), widen(counts)
-    slots = torch.bucketize(values, edges, right=True)
-    link = linkability_of_bins(counts.new_zeros(2, len(edges) + 1).index_add(-1, slots, counts))
-    return torch.where(edges[0].isnan(), torch.nan, link)
+def linkability_of(trials: Ordered | Counted) -> Tensor:
+    """:func:`linkability` of trials in order, or of scores with counts."""
+    edges = edges_of_linkability(trials)
+    return torch.where(edges[0].isnan(), torch.nan, linkability_of_bins(widen(trials.between(edges))))
 
 
-def edges_of_linkability(values: Tensor, counts: Tensor) -> Tensor:
+def edges_of_linkability(trials: Ordered | Counted) -> Tensor:
     """Between the equal bins that scores are put in, ``(99,)``: infinite beyond the last of them.
 
     NaN and one warning where it is not defined.
     """
-    trials, seen = widen(counts).sum(-1), (counts > 0).any(0)
-    bins = (trials[1] / _TARGETS_PER_BIN).floor().clamp(max=_MOST_BINS)
-    low, high = (
-        pad(torch.where(seen, sign * values, torch.inf), (0, 1), value=torch.inf).amin() * sign for sign in (1, -1)
-    )
-    few, flat = (bins == 0) | (trials[0] == 0), ~((high > low) & (high - low).isfinite())
+    sizes, (low, high) = widen(trials.sizes), trials.span()
+    bins = (sizes[1] / _TARGETS_PER_BIN).floor().clamp(max=_MOST_BINS)
+    few, flat = (bins == 0) | (sizes[0] == 0), ~((high > low) & (high - low).isfinite())
     warn_first(
         {
             f"Linkability needs {_TARGETS_PER_BIN} target trials and a non-target trial.": few,
             "Linkability needs scores that are finite and not all the same.": flat,
         }
     )
-    place = torch.arange(1, _MOST_BINS, device=values.device)
+    place = torch.arange(1, _MOST_BINS, device=low.device)
     edges = torch.where(place < bins, low + (high - low) / bins.to(low.dtype) * place, torch.inf)
     return torch.where(few | flat, torch.nan, edges)
 
@@ -193,20 +179,17 @@ def linkability_of_bins(counts: Tensor) -> Tensor:
 
 def min_cllr_of_steps(steps: Steps) -> Tensor:
     """:func:`min_cllr` of trials already condensed."""
-    llr = calibrate(steps)
-    cost = mean_over_targets(steps, softplus(-llr)) + mean_over_nontargets(steps, softplus(llr))
+    llr, targets, nontargets = steps.blocks
+    cost = mean_over(targets, softplus(-llr)) + mean_over(nontargets, softplus(llr))
     return (cost / (2 * math.log(2))).clamp(max=1)  # knowing nothing, but for rounding
 
 
 def eer_of_steps(steps: Steps) -> Tensor:
     """:func:`equal_error_rate` of trials already condensed, ``(...)`` for steps ``(..., S)``."""
-    targets, nontargets = (counts.sum(-1, keepdim=True) for counts in (steps.targets, steps.nontargets))
-    # Within a block the hull is straight: as if every step had the block's share of targets.
-    share = (calibrate(steps) + (targets / nontargets).log()).sigmoid()
-    mass = steps.targets + steps.nontargets
-    # Raising the threshold past one step after the other, from accepting all to accepting none.
-    miss = pad((mass * share).cumsum(-1), (1, 0)) / targets
-    false_alarm = 1 - pad((mass * (1 - share)).cumsum(-1), (1, 0)) / nontargets
+    _, targets, nontargets = steps.blocks
+    # Raising the threshold past one block after the other, from accepting all to accepting none.
+    miss, rejected = (pad(counts.cumsum(-1), (1, 0)) / counts.sum(-1, keepdim=True) for counts in (targets, nontargets))
+    false_alarm = 1 - rejected
     excess = miss - false_alarm
     after = (excess >= 0).to(torch.uint8).argmax(-1, keepdim=True).clamp(min=1)
     start, end = excess.gather(-1, after - 1), excess.gather(-1, after)

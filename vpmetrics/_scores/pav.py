@@ -12,10 +12,54 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from vpmetrics._scores.host import on_host
+
+_ROUNDS = 32  # of pooling runs; random trials need about ten, crafted ones as many as there are
+
 
 def sum_by_block(values: Tensor, blocks: Tensor) -> Tensor:
     """Total of every element's block, of the shape of ``values``; differentiable in them."""
     return torch.zeros_like(values).scatter_add(-1, blocks, values).gather(-1, blocks)
+
+
+def blocks_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
+    """Which PAV block each step belongs to, ``(..., S)``, where the share of targets is to increase."""
+    if _in_sight(targets):
+        return _pool_runs(targets, targets + nontargets)
+    targets, mass = targets.detach(), (targets + nontargets).detach()
+    return pav_blocks(torch.where(mass > 0, targets / mass, 0), mass)
+
+
+def number_of_blocks(counts: Tensor, block: Tensor) -> int:
+    """How many blocks there are where that is known at once; otherwise as many as there could be."""
+    return int(block[-1]) + 1 if _in_sight(counts) and len(block) else block.shape[-1]
+
+
+def _in_sight(counts: Tensor) -> bool:
+    """Whether sizes may depend on the values: on a CPU, of one row that nobody differentiates or compiles."""
+    return counts.dim() == 1 and on_host(counts) and not counts.requires_grad
+
+
+def _pool_runs(targets: Tensor, mass: Tensor) -> Tensor:
+    """:func:`blocks_of_counts` of one row: every run of shares that do not increase is pooled, again and again.
+
+    Rounds get shorter as they go. What is not done after some of them is left to :func:`pav_blocks`.
+    """
+    first = mass.nonzero().flatten() if bool(mass.sum() > 0) else mass.new_zeros(0, dtype=torch.int64)
+    block, share = torch.zeros_like(mass, dtype=torch.int64), (targets / mass)[first]
+    targets, masses = targets[first], mass[first]
+    for _ in range(_ROUNDS):
+        begins = pad(share[1:] > share[:-1], (1, 0), value=True)
+        if bool(begins.all()):
+            break
+        run = begins.cumsum(0) - 1
+        first = first[begins]
+        targets, masses = (part.new_zeros(len(first)).index_add(0, run, part) for part in (targets, masses))
+        share = targets / masses
+    else:
+        first = first[pav_blocks(share, masses).diff(prepend=share.new_full((1,), -1, dtype=torch.int64)) > 0]
+    block[first[1:]] = 1
+    return block.cumsum(0)
 
 
 def pav_blocks(values: Tensor, weights: Tensor) -> Tensor:

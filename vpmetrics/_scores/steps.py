@@ -14,18 +14,15 @@ D_ECE, min Cllr, EER) is a function of these two rows of counts. Three ways lead
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from vpmetrics._checks import warn_first
 from vpmetrics._scores.cached import cached_property
-from vpmetrics._scores.pav import pav_blocks, sum_by_block
-
-Array = np.ndarray[Any, Any]
+from vpmetrics._scores.pav import blocks_of_counts, number_of_blocks, sum_by_block
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,14 +41,58 @@ class Steps:
     tied: Tensor | None = None
 
     @cached_property
+    def block(self) -> Tensor:
+        """The PAV block that each step belongs to, ``(S,)``."""
+        return blocks_of_counts(self.targets, self.nontargets)
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The blocks themselves: far fewer than steps, and all that most measures need."""
+        counts = [_sum_blocks(counts, self.block) for counts in (self.targets, self.nontargets)]
+        nothing = (counts[0] + counts[1]) == 0  # a ratio of 0, so that no NaN joins the gradient
+        ratio = _log_ratio(*(part.masked_fill(nothing, 1) for part in counts))
+        return Blocks(ratio - _log_ratio(*self._totals), *counts)
+
+    @cached_property
     def llr(self) -> Tensor:
         """See :func:`calibrate`; several measures of the same trials share it."""
-        return _calibrate(self, laplace=False)
+        return self.blocks.llr.gather(-1, self.block)
 
     @cached_property
     def llr_laplace(self) -> Tensor:
         """The same under Laplace's rule."""
-        return _calibrate(self, laplace=True)
+        return self.llr_of_orders(1)
+
+    def llr_of_orders(self, orders: int) -> Tensor:
+        """The same under Laplace's rule, every trial counted so many times."""
+        # One label of each class below the lowest score and again above the highest. They join blocks and part none.
+        counts = [pad(orders * counts, (1, 1), value=1.0) for counts in (self.blocks.targets, self.blocks.nontargets)]
+        block = blocks_of_counts(*counts)
+        ratio = _log_ratio(*(sum_by_block(part, block) for part in counts))[..., 1:-1]
+        return (ratio - _log_ratio(*(orders * total for total in self._totals))).gather(-1, self.block)
+
+    @property
+    def _totals(self) -> tuple[Tensor, Tensor]:
+        return self.targets.sum(-1, keepdim=True), self.nontargets.sum(-1, keepdim=True)
+
+
+class Blocks(NamedTuple):
+    """The PAV blocks in ascending order: log-likelihood ratio, targets and non-targets of each, ``(B,)``.
+
+    Where it would wait for a device to count the blocks, there are as many as steps, and the last ones hold no trials.
+    """
+
+    llr: Tensor
+    targets: Tensor
+    nontargets: Tensor
+
+
+def _sum_blocks(counts: Tensor, block: Tensor) -> Tensor:
+    return torch.zeros_like(counts).scatter_add(-1, block, counts)[..., : number_of_blocks(counts, block)]
+
+
+def _log_ratio(targets: Tensor, nontargets: Tensor) -> Tensor:
+    return targets.log() - nontargets.log()
 
 
 class ScoreCounts(NamedTuple):
@@ -98,50 +139,7 @@ def calibrate(steps: Steps, laplace: bool = False) -> Tensor:
     return steps.llr_laplace if laplace else steps.llr
 
 
-def _calibrate(steps: Steps, laplace: bool) -> Tensor:
-    targets, nontargets = steps.targets, steps.nontargets
-    if laplace:  # one label of each class below the lowest score and again above the highest
-        targets, nontargets = pad(targets, (1, 1), value=1.0), pad(nontargets, (1, 1), value=1.0)
-    mass = (targets + nontargets).detach()
-    blocks = pav_blocks(torch.where(mass > 0, targets.detach() / mass, 0), mass)
-    ratio = sum_by_block(targets, blocks).log() - sum_by_block(nontargets, blocks).log()
-    llr = ratio - (steps.targets.sum(-1, keepdim=True).log() - steps.nontargets.sum(-1, keepdim=True).log())
-    return llr[..., 1:-1] if laplace else llr
-
-
-def mean_over_targets(steps: Steps, values: Tensor) -> Tensor:
-    """Average over target trials of something known per step (last dimension)."""
-    return mean_over(steps.targets, values)
-
-
-def mean_over_nontargets(steps: Steps, values: Tensor) -> Tensor:
-    """Average over non-target trials of something known per step (last dimension)."""
-    return mean_over(steps.nontargets, values)
-
-
 def mean_over(counts: Tensor, values: Tensor) -> Tensor:
     """Average of values that occur ``counts`` times (last dimension)."""
     # A step without trials of a class has no say, even where the value is infinite.
     return torch.where(counts == 0, 0, counts * values).sum(-1) / counts.sum(-1)
-
-
-class Blocks(NamedTuple):
-    """The PAV blocks in ascending order: log-likelihood ratio, targets and non-targets of each, ``(B,)``."""
-
-    llr: Tensor
-    targets: Tensor
-    nontargets: Tensor
-
-
-def gather_blocks(steps: Steps, llr: Tensor) -> Blocks:
-    """The steps of each block put together: far fewer numbers, for what needs a row for each of many priors."""
-    block = pad((llr[1:] != llr[:-1]).cumsum(0), (1, 0))
-    count = int(block[-1]) + 1
-    empty = torch.zeros(count, dtype=llr.dtype, device=llr.device)
-    first = torch.searchsorted(block, torch.arange(count, device=llr.device))
-    return Blocks(llr[first], empty.index_add(0, block, steps.targets), empty.index_add(0, block, steps.nontargets))
-
-
-def on_host(tensor: Tensor) -> bool:
-    """Whether NumPy can work on the memory as it lies: its sort is several times faster on a CPU."""
-    return tensor.device.type == "cpu" and type(tensor) is Tensor

@@ -27,6 +27,7 @@ from vpmetrics._scores.measures import (
     min_cllr_of_steps,
     raw_eer_of_steps,
 )
+from vpmetrics._scores.ordered import Counted
 from vpmetrics._scores.steps import Steps
 
 _EXACT = 1 << 24  # up to which single precision has every whole number
@@ -120,7 +121,7 @@ class Index:
         """
         scores = widen(self.trials.scores)
         classes = torch.stack([~self.trials.is_target, self.trials.is_target])
-        edges = edges_of_linkability(scores, widen(classes))
+        edges = edges_of_linkability(Counted(scores, classes))
         if bool(edges[0].isnan()):
             return None
         edges = edges[edges.isfinite()]

@@ -31,7 +31,7 @@ def error_bounds(scores: ConditionScores) -> dict[str, Tensor]:
     apart = scores.separated()
     best, worst = _of_order(apart), _of_order(ScoreCounts(_turned(apart.descending), _turned(apart.ascending)))
     bounds = {key: torch.maximum((best[key] - value).abs(), (worst[key] - value).abs()) for key, value in lower.items()}
-    return bounds | {"cllr": _of_cllr(scores.counts_of_values, scores.width)}
+    return bounds | {"cllr": _of_cllr(scores.trials.table()[1], scores.width)}
 
 
 def _turned(steps: Steps) -> Steps:

@@ -143,10 +143,8 @@ def _similarities(
 ) -> Iterator[tuple[Cells, Tensor]]:
     llr = scores.llr_of_both_orders()
     per_step = logsigmoid(llr) if similarity == "geometric" else llr
-
-    def value_of(tile: Tile) -> Tensor:
-        return scores.look_up([per_step], tile.scores)[0] if tally is None else tally.look_up(tile, per_step)
-
+    find = scores.look_up([per_step])
+    value_of = (lambda tile: find(tile.scores)[0]) if tally is None else tally.look_up(per_step)
     for cells, mean in _means(grid, value_of):
         yield cells, mean.exp() if similarity == "geometric" else mean.sigmoid()
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._precision import at_least_float32, wide_dtype, widen
+from vpmetrics._scores.host import select
 from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.rows import sort_rows
@@ -37,6 +38,15 @@ class Tile(NamedTuple):
             return self.scores.flatten(), same.flatten()
         kept = ~self.excluded
         return self.scores[kept], same[kept]
+
+    def classes(self) -> tuple[Tensor, Tensor]:
+        """Scores of the targets and of the non-targets among the pairs, flat."""
+        if self.same_speaker is None:
+            return self.scores.new_empty(0), (
+                self.scores.flatten() if self.excluded is None else select(self.scores, ~self.excluded)
+            )
+        none = torch.zeros_like(self.same_speaker) if self.excluded is None else self.excluded
+        return select(self.scores, self.same_speaker & ~none), select(self.scores, ~(self.same_speaker | none))
 
 
 def excluded_pairs(
@@ -243,10 +253,17 @@ def _sum_by_runs(tile: Tile, values: Tensor, row_runs: Tensor, column_runs: Tens
     """Sums of values and numbers of trials of each pair of voices in a tile, ``(2, v, w)``."""
 
     def summed(x: Tensor) -> Tensor:
-        by_row = torch.segment_reduce(x, "sum", lengths=row_runs, axis=0)
-        return torch.segment_reduce(by_row.T.contiguous(), "sum", lengths=column_runs, axis=0).T
+        return _sum_runs(_sum_runs(x, row_runs).T.contiguous(), column_runs).T
 
     values = values.to(wide_dtype(values.device))
     if tile.excluded is None:
         return torch.stack([summed(values), row_runs.outer(column_runs).to(values.dtype)])
     return torch.stack([summed(values.masked_fill(tile.excluded, 0)), summed((~tile.excluded).to(values.dtype))])
+
+
+def _sum_runs(rows: Tensor, runs: Tensor) -> Tensor:
+    """Sums of neighbouring rows."""
+    if rows.device.type != "cpu":  # where to add rows one by one is neither fast nor repeatable
+        return torch.segment_reduce(rows, "sum", lengths=runs, axis=0)
+    place = torch.arange(len(runs)).repeat_interleave(runs)
+    return rows.new_zeros(len(runs), rows.shape[1]).index_add(0, place, rows)

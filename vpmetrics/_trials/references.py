@@ -122,7 +122,8 @@ def trials_of_sides(sides: Sides, condition: Condition) -> Trials:
 
 def form_trials(reference: Side, probe: Side, own: Tensor, own_session: str = "any") -> Trials:
     """Galleries for every probe: ``own`` ``(B,)`` is the row of its own recording among the references, or -1."""
-    references, unit_of_row, session_of_unit = _build(reference, by_session=own_session != "any")
+    keys = row_keys(reference.vectors)
+    references, unit_of_row, session_of_unit = _build(reference, keys, by_session=own_session != "any")
     finite = probe.vectors.isfinite().all() & reference.vectors.isfinite().all()
     column = places_in(references.speakers, probe.speakers)
     known, column = column >= 0, column.clamp(min=0)
@@ -137,12 +138,12 @@ def form_trials(reference: Side, probe: Side, own: Tensor, own_session: str = "a
             turn, known = turn + 1, known & (references.units[column] > 1)
         unit = unit + turn.clamp(min=0) % references.units[column]
     if own_session != "other":
-        step = torch.where(own >= 0, _steps(references, unit_of_row)[own.clamp(min=0)], -1)
+        step = torch.where(own >= 0, _steps(references, unit_of_row, keys)[own.clamp(min=0)], -1)
     usable = known & (references.counts[unit] > (step >= 0).long())
     return Trials(probe.vectors, references, column, usable, finite, *_parts(turn.clamp(min=0), step))
 
 
-def _build(side: Side, by_session: bool) -> tuple[References, Tensor, Tensor | None]:
+def _build(side: Side, keys: Tensor, by_session: bool) -> tuple[References, Tensor, Tensor | None]:
     """References, the unit of each row, and the session of each unit."""
     vectors = side.vectors
     names, column = side.speakers.unique(return_inverse=True)
@@ -159,16 +160,16 @@ def _build(side: Side, by_session: bool) -> tuple[References, Tensor, Tensor | N
     per_speaker = torch.zeros_like(names, dtype=torch.int64).index_add_(
         0, speaker_of_unit, torch.ones_like(speaker_of_unit)
     )
-    by_value = row_keys(vectors).argsort(stable=True)
+    by_value = keys.argsort(stable=True)
     order = by_value[unit[by_value].argsort(stable=True)]
     first_unit, first_row = (totals.cumsum(0) - totals for totals in (per_speaker, counts))
     built = References(vectors, names, anchor, sums, counts, per_speaker, first_unit, order, first_row)
     return built, unit, session_of_unit
 
 
-def _steps(references: References, unit_of_row: Tensor) -> Tensor:
+def _steps(references: References, unit_of_row: Tensor, keys: Tensor) -> Tensor:
     """Which utterance of its unit each row is, ``(M,)``; equal ones are the same, so that no order of rows shows."""
-    rows, keys = references.rows, row_keys(references.vectors)
+    rows = references.rows
     unit, key = unit_of_row[rows], keys[rows]
     fresh = torch.ones_like(rows, dtype=torch.bool)
     fresh[1:] = (unit[1:] != unit[:-1]) | (key[1:] != key[:-1])

@@ -9,10 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._precision import wide_dtype, widen
-from vpmetrics._scores.counting import count_by_bin, count_by_score, counts_on_grid
+from vpmetrics._precision import at_least_float32, wide_dtype, widen
+from vpmetrics._scores.counting import count_by_bin, count_ordered, counts_on_grid
+from vpmetrics._scores.look_up import look_up_in
+from vpmetrics._scores.ordered import Counted, Ordered, order_parts, order_scores
 from vpmetrics._scores.smooth import lay_grid, read_off
-from vpmetrics._scores.steps import ScoreCounts, Steps, calibrate, condense
+from vpmetrics._scores.steps import ScoreCounts, condense
 from vpmetrics._trials import shares
 from vpmetrics._trials.pairs import TrialGrid
 
@@ -26,16 +28,15 @@ _SNAP = {torch.float64: 12, torch.float32: 4}  # bits given up so that scores th
 class ConditionScores(NamedTuple):
     """What one pass over the tiles of a condition keeps.
 
-    ``values`` and ``counts_of_values`` ``(2, V)``, of non-targets and targets: every score once, or the middle of
-    every bin. ``counts`` for what follows from PAV; ``look_up(tables, scores)`` for the values at every score of what
-    is known per step, and overwrites the scores; ``separated`` makes the counts that bound what binning may have
-    hidden, and ``width`` is how wide each bin is. ``within`` says that each pair was counted once, whichever way round.
+    ``trials``: every score, or the middle of every bin and how often it occurs. ``counts`` for what follows from PAV;
+    ``look_up(tables)`` makes what finds, at scores that it overwrites, the values of what is known per step;
+    ``separated`` makes the counts that bound what binning may have hidden, and ``width`` is how wide each bin is.
+    ``within`` says that each pair was counted once, whichever way round.
     """
 
-    values: Tensor
-    counts_of_values: Tensor
+    trials: Ordered | Counted
     counts: ScoreCounts
-    look_up: Callable[[Sequence[Tensor], Tensor], list[Tensor]]
+    look_up: Callable[[Sequence[Tensor]], Callable[[Tensor], list[Tensor]]]
     within: bool
     separated: Callable[[], ScoreCounts] | None = None
     width: Tensor | None = None
@@ -46,10 +47,7 @@ class ConditionScores(NamedTuple):
         The rule's labels then weigh as much within a side as between sides, so that a system that does nothing leaves
         similarities as they are.
         """
-        steps = self.counts.ascending
-        if self.within:
-            steps = Steps(steps.edges, 2 * steps.targets, 2 * steps.nontargets)
-        return calibrate(steps, laplace=True)
+        return self.counts.ascending.llr_of_orders(2 if self.within else 1)
 
 
 def score_condition(grid: TrialGrid, bandwidth: float | None = None) -> ConditionScores:
@@ -63,10 +61,11 @@ def _smooth_scores(grid: TrialGrid, scores: Tensor, is_target: Tensor, bandwidth
     points = lay_grid(scores, bandwidth)
     counts = counts_on_grid(points, scores, is_target)
 
-    def look_up(tables: Sequence[Tensor], values: Tensor) -> list[Tensor]:
-        return [read_off(points, table, values.flatten()).view(values.shape) for table in tables]
+    def look_up(tables: Sequence[Tensor]) -> Callable[[Tensor], list[Tensor]]:
+        return lambda values: [read_off(points, table, values.flatten()).view(values.shape) for table in tables]
 
-    return ConditionScores(scores, torch.stack([~is_target, is_target]), counts, look_up, grid.within)
+    trials = Counted(scores, torch.stack([~is_target, is_target]))
+    return ConditionScores(trials, counts, look_up, grid.within)
 
 
 def _keep_scores(grid: TrialGrid) -> ConditionScores:
@@ -74,19 +73,23 @@ def _keep_scores(grid: TrialGrid) -> ConditionScores:
     unit = _unit_of(grid)
     tiles = [tile._replace(scores=tile.scores.contiguous().div(unit).round_().mul_(unit)) for tile in tiles]
     grid.keep(tiles)
-    return keep_scores(*grid.all_trials(), grid.within)
+    nothing = unit.new_empty(0)  # where there is no tile
+    return _in_order(order_parts([(nothing, nothing), *(tile.classes() for tile in tiles)]), grid.within)
 
 
 def keep_scores(scores: Tensor, is_target: Tensor, within: bool = False) -> ConditionScores:
     """Trials ``(P,)`` as they are, every score for itself."""
-    counts = count_by_score(scores, is_target, validate_args=False)
-    edges = counts.ascending.edges
+    return _in_order(order_scores(at_least_float32(scores.detach()), is_target), within)
 
-    def look_up(tables: Sequence[Tensor], values: Tensor) -> list[Tensor]:
-        step = torch.searchsorted(edges, values.to(edges.dtype).contiguous(), right=True).flatten()
-        return [table.index_select(0, step).view(values.shape) for table in tables]
 
-    return ConditionScores(scores, torch.stack([~is_target, is_target]), counts, look_up, within)
+def _in_order(trials: Ordered, within: bool) -> ConditionScores:
+    counts, number = count_ordered(trials), sum(trials.numbers())
+
+    def look_up(tables: Sequence[Tensor]) -> Callable[[Tensor], list[Tensor]]:
+        finders = [look_up_in(counts.ascending, table, number) for table in tables]
+        return lambda scores: [find(scores) for find in finders]
+
+    return ConditionScores(trials, counts, look_up, within)
 
 
 def _unit_of(grid: TrialGrid) -> Tensor:
@@ -111,12 +114,15 @@ class _Axis(NamedTuple):
 
     def bin_of(self, scores: Tensor) -> Tensor:
         """The bin of every score, in their shape; of NaN, any. Overwrites the scores."""
-        x = scores.sub_(self.low).mul_(self.scale).nan_to_num_()
+        x = scores.sub_(self.low).mul_(self.scale)
+        # On a CPU it costs little to look whether all scores are inside; a GPU would have to wait.
+        if x.device.type == "cpu" and x.numel():
+            least, most = x.aminmax()
+            if bool((least >= 0) & (most < _BINS)):
+                return x.to(torch.int32).add_(_TAIL)
+        x = x.nan_to_num_()
         inside = x.clamp(0, _BINS - 1).to(torch.int32).add_(_TAIL)
         beyond = torch.maximum(-x, x - _BINS)
-        # On a CPU it costs nothing to look whether any score is outside; a GPU would have to wait.
-        if beyond.device.type == "cpu" and not bool((beyond > 0).any()):
-            return inside
         octaves = torch.log2(1 + beyond.clamp(min=0) / _BINS)
         steps = (octaves * _PER_OCTAVE).clamp(max=_TAIL - 1).to(torch.int32)
         outside = torch.where(x < 0, _TAIL - 1 - steps, _TAIL + _BINS + steps)
@@ -150,7 +156,7 @@ def _bin_scores(grid: TrialGrid) -> ConditionScores:
     flat = torch.zeros(2 * bins + 1, dtype=torch.int64, device=axis.low.device)
     one, nan_seen = flat.new_ones(()), grid.nan_seen
     for tile in grid.shared():
-        nan_seen = nan_seen | tile.scores.isnan().any()
+        nan_seen = nan_seen | tile.scores.amax().isnan()
         slots = axis.bin_of(tile.scores)
         if tile.same_speaker is not None:
             slots += tile.same_speaker * bins
@@ -168,10 +174,15 @@ def _bin_scores(grid: TrialGrid) -> ConditionScores:
     ascending, step_of_bin = condense(every_bin.ascending)
     counts = ScoreCounts(ascending, condense(every_bin.descending)[0])
 
-    def look_up(tables: Sequence[Tensor], scores: Tensor) -> list[Tensor]:
-        slots = axis.bin_of(scores).flatten()
-        return [table[step_of_bin].index_select(0, slots).view(scores.shape) for table in tables]
+    def look_up(tables: Sequence[Tensor]) -> Callable[[Tensor], list[Tensor]]:
+        per_bin = [table[step_of_bin] for table in tables]
+
+        def find(scores: Tensor) -> list[Tensor]:
+            slots = axis.bin_of(scores).flatten()
+            return [table.index_select(0, slots).view(scores.shape) for table in per_bin]
+
+        return find
 
     width = torch.cat([edges.diff()[:1], edges.diff(), edges.diff()[-1:]])
     separated = lambda: count_by_bin(*histogram, separated=True)  # noqa: E731
-    return ConditionScores(middles, by_class, counts, look_up, grid.within, separated, width)
+    return ConditionScores(Counted(middles, by_class), counts, look_up, grid.within, separated, width)

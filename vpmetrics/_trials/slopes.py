@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 
 from vpmetrics._checks import warn_where
 from vpmetrics._precision import widen
-from vpmetrics._scores.logistic import SOON, Cost, mean_cost, minimise, sum_costs
+from vpmetrics._scores.logistic import SOON, Derivatives, mean_of_classes, minimise, sum_derivatives
 from vpmetrics._trials import shares
 
 _TIED = 1e-6  # standard deviations, below which the order of two scores may be a matter of rounding
@@ -46,7 +46,8 @@ def fit_slopes(rows: Rows) -> Tensor:
     if number > 1:
         together = rows._replace(takes_part=rows.takes_part.any(dim=1, keepdim=True))
         start, _ = _fit(together, start, SOON)
-    theta, converged = _fit(rows, start.expand(number, 2))
+    # From one place for all, so that the first step costs what that of one does.
+    theta, converged = _fit(rows, start)
     too_small = "A slope of local information did not converge; it may be too small."
     warn_where((~converged).any(), lambda found: too_small if found else None)
     return theta[:, 0]
@@ -54,37 +55,37 @@ def fit_slopes(rows: Rows) -> Tensor:
 
 def _fit(rows: Rows, theta: Tensor, *iterations: int) -> tuple[Tensor, Tensor]:
     border = _find_border(rows)
-    return minimise(lambda at: _cost(rows, border, at), theta, *iterations)
+    return minimise(lambda at: _derivatives(rows, border, at), theta, *iterations)
 
 
-def _cost(rows: Rows, border: Border, theta: Tensor) -> Cost:
-    """What each regression costs.
+def _derivatives(rows: Rows, border: Border, theta: Tensor) -> Derivatives:
+    """Those of what each regression costs.
 
     Where a threshold separates the classes no slope is steep enough. One more target is then put where the nearest
     non-target is, and one more non-target where the nearest target is: what one trial more might have shown. Where
     these two are all but tied they are put a little apart, for a slope that contradicts neither is steep without bound.
     """
     targets, nontargets = _sums(rows, theta)
-    extra = widen(border.separable)
-    targets = targets + extra * sum_costs(widen(border.target), theta, label=1)
-    nontargets = nontargets + extra * sum_costs(widen(border.nontarget), theta, label=0)
-    return mean_cost(targets, nontargets)
+    extra = widen(border.separable)[:, 0]
+    targets = targets + extra * sum_derivatives(widen(border.target), theta, label=1)
+    nontargets = nontargets + extra * sum_derivatives(widen(border.nontarget), theta, label=0)
+    return mean_of_classes(targets, nontargets)
 
 
 def _sums(rows: Rows, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """What the targets and the non-targets add to each cost, as :func:`sum_costs` gives it, ``(F, 7)`` each.
+    """What the targets and the non-targets add to each cost, as :func:`sum_derivatives` gives it, ``(6, F)`` each.
 
     Every score is evaluated in all regressions, and its row counted where it takes part: the sum over all trials less
     that over a few would lose digits where these few are the only ones that contradict.
     """
-    evaluations = 2**18 if rows.z.device.type == "cpu" else 2**22  # at a time: what a CPU's cache holds, or fills a GPU
-    targets, nontargets = widen(theta.new_zeros(2, len(theta), 7))
+    evaluations = 2**17 if rows.z.device.type == "cpu" else 2**22  # at a time: what a CPU's cache holds, or fills a GPU
+    targets, nontargets = widen(theta.new_zeros(2, 6, rows.takes_part.shape[1]))
     pieces = (part.split(max(1, evaluations // (rows.z.shape[1] * len(theta)))) for part in rows)
     for z, is_match, match, takes_part in zip(*pieces, strict=True):
         z, match = widen(z), widen(match)  # a steep slope is decided in the last digits
-        counted, own, others = takes_part.unsqueeze(2), match.unsqueeze(1), z.unsqueeze(1)
-        targets = targets + (counted * sum_costs(own, theta, label=1)).sum(dim=0)
-        nontargets = nontargets + (counted * sum_costs(others, theta, 0, is_match.unsqueeze(1))).sum(dim=0)
+        counted = widen(takes_part.T)  # (F, r)
+        targets = targets + (counted * sum_derivatives(match.unsqueeze(0), theta, label=1)).sum(dim=2)
+        nontargets = nontargets + (counted * sum_derivatives(z.unsqueeze(0), theta, 0, is_match)).sum(dim=2)
     targets, nontargets = shares.total(torch.stack([targets, nontargets]))
     return targets, nontargets
 

@@ -7,6 +7,7 @@ to the probe's. Sums per row and column come from the pass that makes similarity
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -120,15 +121,19 @@ class SpeakerTally:
         sides = grid.rows.side, grid.columns.side
         self._rows, self._columns = (_Sums.empty(len(side.voices), grid.vectors[0]) for side in sides)
 
-    def look_up(self, tile: Tile, per_step: Tensor) -> Tensor:
-        """What is known per step at the scores of a tile, whose trials are tallied on the way."""
+    def look_up(self, per_step: Tensor) -> Callable[[Tile], Tensor]:
+        """What finds values of what is known per step at the scores of a tile, and tallies its trials on the way."""
+        of_kinds = [self._scores.look_up([per_step, *self._tables[:kinds]]) for kinds in (1, 2)]
+        return lambda tile: self._tally(tile, of_kinds)
+
+    def _tally(self, tile: Tile, of_kinds: Sequence[Callable[[Tensor], list[Tensor]]]) -> Tensor:
         low, high = _masked(tile, torch.inf), _masked(tile, -torch.inf)
         a, b = self._grid.rows.at(tile.row), self._grid.columns.at(tile.column)
         for sums, part, dim in ((self._rows, a, 1), (self._columns, b, 0)):
             sums.low[part] = torch.minimum(sums.low[part], low.amin(dim))
             sums.high[part] = torch.maximum(sums.high[part], high.amax(dim))
         kinds = 1 if tile.same_speaker is None else 2
-        found, *values = self._scores.look_up([per_step, *self._tables[:kinds]], tile.scores)
+        found, *values = of_kinds[kinds - 1](tile.scores)
         for kind in range(kinds):
             self._add(kind, values[kind], _trials_of_kind(tile, kind), a, b)
         return found
@@ -153,7 +158,7 @@ def disclosure_of_trials(
     scores: ConditionScores, preds: Tensor, is_target: Tensor, speakers: Tensor, names: Tensor
 ) -> SpeakerDisclosure:
     """The same of trials ``(P,)`` and the places ``(2, P)`` of their speakers among the names ``(S,)``."""
-    known = torch.stack(scores.look_up(_tables(scores), preds))
+    known = torch.stack(scores.look_up(_tables(scores))(preds))
     of_kind = torch.stack([~is_target, is_target])
     values = torch.where(of_kind, known, 0)
     preds = preds.detach().to(wide_dtype(preds.device))
@@ -204,6 +209,6 @@ def _disclosed(scores: ConditionScores, sums: _Sums) -> Disclosed:
     seen = sums.trials.sum(0) > 0
     # Evidence grows with the score, so the strongest is that of the lowest score or of the highest.
     ends = torch.where(seen, torch.stack([sums.low, sums.high]), 0)
-    (strongest,) = scores.look_up([calibrate(scores.counts.ascending, laplace=True).abs()], ends)
+    (strongest,) = scores.look_up([calibrate(scores.counts.ascending, laplace=True).abs()])(ends)
     l_w = torch.where(seen, strongest.amax(0) / math.log(10), torch.nan)
     return Disclosed(means[1], means[0], sums.trials[1], sums.trials[0], l_w)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from vpmetrics._checks import check_positive, check_trials
@@ -12,11 +11,12 @@ from vpmetrics._scores.measures import (
     cllr_of_sums,
     cllr_sums,
     eer_of_steps,
-    linkability_of_values,
+    linkability_of,
     min_cllr_of_steps,
     min_dcf_of_steps,
     raw_eer_of_steps,
 )
+from vpmetrics._scores.ordered import order_scores
 
 
 def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
@@ -185,6 +185,5 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
         tensor(0.3750)
     """
     check_trials(preds, target, validate_args)
-    is_target = target.flatten().bool()
-    counts = torch.stack([~is_target, is_target])
-    return linkability_of_values(widen(preds.detach().flatten()), counts).to(result_dtype(preds))
+    trials = order_scores(widen(preds.detach().flatten()), target.flatten().bool())
+    return linkability_of(trials).to(result_dtype(preds))
