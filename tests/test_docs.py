@@ -27,12 +27,12 @@ PUBLIC = {
         LocalInformationDisclosure MinCllr ReidentificationRate SimilarityRankDisclosure SinglingOut
         StrongestAttack VoiceDistinctiveness VoicePrivacy VoiceSimilarityMatrix ZebraDisclosure""",
     "vpmetrics.functional": """
-        calibration_distortion cllr codebook_histogram combine_disclosures conversations de_identification
-        diagonal_dominance ece_profile equal_error_rate f0_histogram fit_beta_binomial fit_local_slope identify
-        isotonic_regression linkability local_information local_information_disclosure min_cllr min_dcf
-        normalised_relatives pav_llr rank_disclosure rank_histogram raw_equal_error_rate reidentification_rate
-        singling_out speaker_disclosure summarise_information voice_distinctiveness voice_similarity_matrix
-        zebra_disclosure zebra_tag""",
+        bootstrap bootstrap_embeddings calibration_distortion cllr codebook_histogram combine_disclosures
+        conversations de_identification diagonal_dominance ece_profile equal_error_rate f0_histogram
+        fit_beta_binomial fit_local_slope identify isotonic_regression linkability local_information
+        local_information_disclosure min_cllr min_dcf normalised_relatives pav_llr rank_disclosure
+        rank_histogram raw_equal_error_rate reidentification_rate singling_out speaker_disclosure
+        summarise_information voice_distinctiveness voice_similarity_matrix zebra_disclosure zebra_tag""",
     "vpmetrics.losses": "DisclosureLoss DistinctivenessLoss PseudonymisationLoss",
     "vpmetrics.lightning": "ParetoPoint PrivacyCheckpoint PrivacyMonitor",
     "vpmetrics.scoring": "PLDA",
