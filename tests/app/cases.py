@@ -27,7 +27,7 @@ from vpmetrics.functional import (
 
 
 def expected_scalars(voices, system="B2", attacks="standard"):
-    metric = VoicePrivacy(attacks=attacks)
+    metric = VoicePrivacy(attacks=attacks, intervals=0.95)
     metric.update(voices.original, voices.protected[system], voices.speakers)
     return metric.compute()
 

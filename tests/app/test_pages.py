@@ -38,7 +38,7 @@ def test_the_page_is_self_contained_and_holds_numbers_and_figures(tmp_path, voic
     text = (out / "report.html").read_text(encoding="utf-8")
     page, expected = Page(text), expected_scalars(voices)
     for number in (f"{100 * expected['deid']:.2f}", f"{expected['op_d_ece']:.3f}", f"{100 * expected['oo_eer']:.2f}"):
-        assert number in page.texts
+        assert any(text.startswith(number) for text in page.texts)
     assert title in page.texts
     assert zebra_tag(expected["op_l_w"]) in page.texts
     pictures = [base64.b64decode(image["src"].removeprefix("data:image/png;base64,")) for image in page.images]
@@ -66,6 +66,7 @@ def test_compare_puts_systems_side_by_side(tmp_path, voices, capsys, monkeypatch
     assert max(map(len, table)) <= 80
     # The table goes on below, so that a system has several lines.
     lines = [line.split() for line in table if line.split() and line.split()[0] in ("original", "B2", "random")]
+    lines = [line for line in lines if line[1] != "less"]  # of the differences
     rows = {name: [cell for line in lines for cell in line[1:] if line[0] == name] for name, *_ in lines}
     assert [line[0] for line in lines[:3]] == ["original", "B2", "random"]
     expected = expected_scalars(voices)

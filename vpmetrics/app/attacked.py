@@ -40,7 +40,9 @@ class _Rows(NamedTuple):
     groups: list[str]
 
 
-def with_attacks(system: System, sets: Sequence[Attackable], scoring: Scoring = "cosine") -> System:
+def with_attacks(
+    system: System, sets: Sequence[Attackable], scoring: Scoring = "cosine", intervals: float | None = None
+) -> System:
     """The same system with what attacks on the utterances of its lists find.
 
     Attackers learn from pairs of both sides, so that OP is attacked only where both have all utterances of the lists,
@@ -51,7 +53,7 @@ def with_attacks(system: System, sets: Sequence[Attackable], scoring: Scoring = 
     if unknown:
         return replace(system, unattacked=unknown)
     rows = _joined([_rows_of(one, paired=not unpaired) for one in sets])
-    notes, metric = list(system.notes), VoicePrivacy(scoring=scoring, enrolment="speaker")
+    notes, metric = list(system.notes), VoicePrivacy(scoring=scoring, enrolment="speaker", intervals=intervals)
     with collected_notes(notes):
         found, group_names = _attack(rows, metric)
     where = "PP" if unpaired else "OP"

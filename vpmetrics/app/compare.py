@@ -10,13 +10,22 @@ import torch
 from rich.console import Console
 
 from vpmetrics._report import System
+from vpmetrics.app.differences import pairs_of
 from vpmetrics.app.embeddings import Embeddings, Sources, read_embeddings
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.evaluation import evaluate_embeddings, evaluate_trials, require_something
 from vpmetrics.app.lists import Names, looks_like_key, read_key, read_scores
 from vpmetrics.app.progress import phase
 from vpmetrics.app.report import publish
-from vpmetrics.app.settings import check_output, check_speakers, metric_of, refuse_idle, run_of, wanted_of
+from vpmetrics.app.settings import (
+    check_output,
+    check_speakers,
+    confidence_of,
+    metric_of,
+    refuse_idle,
+    run_of,
+    wanted_of,
+)
 from vpmetrics.app.sides import holds_arrays
 from vpmetrics.app.trials import label_trials, speakers_of
 
@@ -37,7 +46,8 @@ def compare(options: Namespace, console: Console) -> None:
     systems = (_compare_embeddings if of_arrays else _compare_scores)(options, named)
     require_something(systems)
     lead = f"{len(systems)} systems side by side"
-    publish(options.title, lead, systems, console, run_of(options, systems), wanted_of(options), side_by_side=True)
+    pairs = pairs_of(systems, confidence_of(options) if of_arrays else None)
+    publish(options.title, lead, systems, console, run_of(options, systems), wanted_of(options), True, pairs)
 
 
 def _compare_embeddings(options: Namespace, named: Sequence[tuple[str, str]]) -> list[System]:

@@ -28,7 +28,16 @@ from vpmetrics.app.progress import phase
 from vpmetrics.app.protocol import read_protocol, read_weights
 from vpmetrics.app.recipes import read_results
 from vpmetrics.app.report import publish
-from vpmetrics.app.settings import check_output, check_speakers, metric_of, refuse_idle, run_of, scoring_of, wanted_of
+from vpmetrics.app.settings import (
+    check_output,
+    check_speakers,
+    confidence_of,
+    metric_of,
+    refuse_idle,
+    run_of,
+    scoring_of,
+    wanted_of,
+)
 from vpmetrics.app.sides import Files, holds_arrays
 from vpmetrics.app.trials import Trials, label_trials, speakers_of
 
@@ -99,7 +108,7 @@ def _attacked(system: System, sets: Sequence[Attackable], scoring: Scoring, opti
     if not sets:
         return system
     with phase(f"attacking {system.name}"):
-        return with_attacks(system, sets, scoring)
+        return with_attacks(system, sets, scoring, confidence_of(options))
 
 
 def _sides(options: Namespace) -> Sources:

@@ -115,7 +115,19 @@ def _add_scoring(group: _ArgumentGroup) -> None:
     group.add_argument("--similarity", choices=("geometric", "sigmoid"), help="of 2022 (geometric) or of 2020")
     says = "also how often somebody is found, and singled out, among so many: numbers, as 20,1000"
     group.add_argument("--people", type=_people, metavar="N,...", help=says)
+    says = "how often an interval is to hold the truth, from leaving speakers out (0.95); 0 for none, which is quicker"
+    group.add_argument("--intervals", type=_confidence, metavar="SHARE", help=says)
     group.add_argument("--no-attacks", action="store_true", help="compare embeddings only, which is quicker")
+
+
+def _confidence(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise ArgumentTypeError(f"expected a number from 0 to below 1, as 0.95, but got {text}")
+    return value
 
 
 def _people(text: str) -> tuple[int, ...]:

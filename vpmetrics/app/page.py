@@ -18,12 +18,14 @@ from vpmetrics import __version__
 from vpmetrics._report import System
 from vpmetrics._scalars import HEADINGS, key_of, scalar
 from vpmetrics.app.figures import Picture
-from vpmetrics.app.tables import Table
+from vpmetrics.app.report import Content
+from vpmetrics.app.tables import show, split_interval
 from vpmetrics.app.verdict import (
-    Verdict,
     changes_between,
     disclosed,
     easiest_speakers,
+    ends,
+    show_disclosed,
     strongest,
     verdict_of,
     verdict_of_systems,
@@ -41,29 +43,18 @@ class Card(NamedTuple):
     tells: str
     share: float | None = None
     mark: float | None = None
+    span: tuple[float, float] | None = None
 
 
 class Glance(NamedTuple):
-    """A system among others: what is disclosed under each heading, as text and as a share."""
+    """A system among others: what is disclosed under each heading, as text, and as shares of the most."""
 
     name: str
     headings: tuple[str, ...]
-    values: tuple[tuple[str, float], ...]
+    values: tuple[tuple[str, float, tuple[float, float] | None], ...]
 
 
-class Content(NamedTuple):
-    """What a page shows."""
-
-    title: str
-    lead: str
-    systems: Sequence[System]
-    tables: Sequence[Table]
-    pictures: Sequence[Picture]
-    notes: Sequence[str]
-    results: dict[str, Any]
-
-
-def render_page(content: Content) -> str:
+def render_page(content: Content, pictures: Sequence[Picture]) -> str:
     """The page as text."""
     systems = content.systems
     keys = dict.fromkeys(key for table in content.tables for key in table.keys)
@@ -72,7 +63,7 @@ def render_page(content: Content) -> str:
         version=__version__,
         title=content.title,
         lead=content.lead,
-        verdict=_verdict(systems),
+        verdict=verdict_of(systems[0]) if len(systems) == 1 else verdict_of_systems(systems, content.pairs),
         cards=_cards(systems[0]) if len(systems) == 1 else (),
         glances=[_glance(system, systems) for system in systems] if len(systems) > 1 else (),
         most=f"{_MOST:.3f}",
@@ -80,7 +71,7 @@ def render_page(content: Content) -> str:
         changes=changes_between(*systems) if len(systems) == 2 else (),
         conditions=[(name, HEADINGS[name]) for name in conditions],
         notes=content.notes,
-        pictures=[{**p._asdict(), "base64": base64.b64encode(p.files["png"]).decode()} for p in content.pictures],
+        pictures=[{**p._asdict(), "base64": base64.b64encode(p.files["png"]).decode()} for p in pictures],
         tables=content.tables,
         wide=len(systems) > 1,
         terms=[scalar(key) for key in keys],
@@ -95,10 +86,6 @@ def _template() -> Any:
     return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.jinja")
 
 
-def _verdict(systems: Sequence[System]) -> Verdict:
-    return verdict_of(systems[0]) if len(systems) == 1 else verdict_of_systems(systems)
-
-
 def _cards(system: System) -> list[Card]:
     attacked = system.report.attacked
     of_original = _share(system.scalar("d_ece", "OO"))
@@ -108,10 +95,7 @@ def _cards(system: System) -> list[Card]:
     cards = [_bits(f"Learnt by an attacker{f' ({attacked})' if attacked else ''}", system, attacked, by, mark)]
     if "PP" in system.report.conditions and attacked != "PP":
         cards.append(_bits("By one who protects the same way (PP)", system, "PP", "the mark is original speech", mark))
-    for key, condition in (("eer", attacked), ("tag", attacked), ("deid", ""), ("gvd", "")):
-        known = scalar(key)
-        if key_of(condition, key) in system.scalars:
-            cards.append(Card(known.heading, known.show(system.scalar(key, condition)), known.unit.name, known.tells))
+    cards += [card for key in ("eer", "tag", "deid", "gvd") if (card := _of_scalar(key, system)) is not None]
     if system.groups:
         worst = max(system.groups, key=lambda name: disclosed(system.groups[name]))
         bits = scalar("d_ece").show(disclosed(system.groups[worst]))
@@ -122,19 +106,43 @@ def _cards(system: System) -> list[Card]:
     return cards
 
 
+def _of_scalar(key: str, system: System) -> Card | None:
+    """One number; an error rate as the strongest attacker has it, where one was tried."""
+    condition = "" if scalar(key).family == "system" else system.report.attacked
+    value, known = system.scalar(key, condition), scalar(key)
+    if key_of(condition, key) not in system.scalars:
+        return None
+    stronger, tells = system.scalar(f"{key}_strongest", condition), known.tells
+    if not math.isnan(stronger):
+        key, tells = f"{key}_strongest", f"of the strongest attack, {known.show(value)} by comparing voices; {tells}"
+    shown = split_interval(show(key_of(condition, key), system))
+    interval = f"[{shown[1]}, {shown[2]}] " if shown[1] else ""
+    return Card(known.heading, shown[0], interval + known.unit.name, tells)
+
+
 def _bits(heading: str, system: System, condition: str, tells: str, mark: float | None) -> Card:
     bits = disclosed(system, condition)
     share = None if math.isnan(bits) else _share(bits)
-    return Card(heading, scalar("d_ece").show(bits), f"of {_MOST:.3f} bit", tells, share, mark)
+    value, _, interval = show_disclosed(system, condition).partition(" ")
+    return Card(heading, value, f"{interval} of {_MOST:.3f} bit".strip(), tells, share, mark, _span(system, condition))
+
+
+def _span(system: System, condition: str) -> tuple[float, float] | None:
+    """The interval of what is disclosed, as shares."""
+    low, high = ends(system, condition)
+    return None if math.isnan(low + high) else (_share(low), _share(high))
 
 
 def _glance(system: System, systems: Sequence[System]) -> Glance:
     headings = {system.report.attacked or "scores": system.report.attacked}
     if any("PP" in other.report.conditions for other in systems):
         headings["PP"] = "PP"
-    bits = [disclosed(system, condition) for condition in headings.values()]
-    shares = [0.0 if math.isnan(_share(value)) else _share(value) for value in bits]
-    return Glance(system.name, tuple(headings), tuple(zip(map(scalar("d_ece").show, bits), shares, strict=True)))
+    shares = [_share(disclosed(system, condition)) for condition in headings.values()]
+    values = tuple(
+        (show_disclosed(system, condition), 0.0 if math.isnan(share) else share, _span(system, condition))
+        for condition, share in zip(headings.values(), shares, strict=True)
+    )
+    return Glance(system.name, tuple(headings), values)
 
 
 def _share(bits: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.cells import cell_len
@@ -13,15 +13,28 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from vpmetrics._report import System
+from vpmetrics.app.differences import Pair, table_of_pairs
 from vpmetrics.app.errors import printable
 from vpmetrics.app.interrupts import ending_at_once
 from vpmetrics.app.output import write_all
-from vpmetrics.app.results import Run, as_json, results_of
+from vpmetrics.app.results import Run, as_file, as_json, results_of
 from vpmetrics.app.table_files import as_csv, as_latex, as_markdown
 from vpmetrics.app.tables import Table, table_of_systems, tables_of_system
 from vpmetrics.app.verdict import verdict_of, verdict_of_systems
 
 PAGE, RESULTS, TABLES = "report.html", "results.json", "tables"
+
+
+class Content(NamedTuple):
+    """What a page shows beside its figures."""
+
+    title: str
+    lead: str
+    systems: Sequence[System]
+    tables: Sequence[Table]
+    notes: Sequence[str]
+    results: dict[str, Any]
+    pairs: Sequence[Pair] = ()
 
 
 class Wanted(NamedTuple):
@@ -40,26 +53,30 @@ def publish(
     run: Run,
     wanted: Wanted,
     side_by_side: bool = False,
+    pairs: Sequence[Pair] = (),
 ) -> None:
     """Say it in the terminal and, where asked for, in files."""
-    tables = [table_of_systems(systems, title)] if side_by_side else tables_of_system(systems[0])
+    tables = tables_of_system(systems[0])
+    if side_by_side:
+        tables = [table_of_systems(systems, title), *table_of_pairs(pairs)]
     notes = list(dict.fromkeys(note for system in systems for note in system.notes))
     only_json = wanted.json is not None and str(wanted.json) == "-"
     contents: dict[Path, bytes] = {}
     if wanted.json is not None and not only_json:
-        contents[wanted.json] = as_json(systems, run)
+        contents[wanted.json] = as_json(systems, run, pairs)
     outdated: Sequence[Path] = ()
     if wanted.folder is not None:
-        added, outdated = _folder(title, lead, tables, systems, notes, run, wanted.folder, wanted.figures)
+        content = Content(title, lead, systems, tables, notes, results_of(systems, run, pairs), pairs)
+        added, outdated = _folder(content, wanted.folder, wanted.figures)
         contents |= added
     # Before anything is printed: whoever reads it may stop.
     write_all(contents, outdated)
     if only_json:
-        console.file.write(as_json(systems, run).decode())
+        console.file.write(as_json(systems, run, pairs).decode())
         return
     print_files(run, console)
     print_tables(tables, console)
-    print_verdict(systems, console)
+    print_verdict(systems, pairs, console)
     print_notes(notes, console)
     if wanted.json is not None:
         console.print(f"Wrote {escape(printable(str(wanted.json)))}", soft_wrap=True)
@@ -68,29 +85,19 @@ def publish(
         console.print(f"Wrote {escape(page)}, its figures, {RESULTS} and {TABLES}.csv, .md, .tex", soft_wrap=True)
 
 
-def _folder(
-    title: str,
-    lead: str,
-    tables: Sequence[Table],
-    systems: Sequence[System],
-    notes: Sequence[str],
-    run: Run,
-    folder: Path,
-    formats: Sequence[str],
-) -> tuple[dict[Path, bytes], list[Path]]:
+def _folder(content: Content, folder: Path, formats: Sequence[str]) -> tuple[dict[Path, bytes], list[Path]]:
     """Contents of the files of a folder, and what another run may have left there."""
     # Matplotlib is slow to import, and a table needs none of it.
     with ending_at_once():
         from vpmetrics.app.figures import draw_figures, possible_files
-        from vpmetrics.app.page import Content, render_page
+        from vpmetrics.app.page import render_page
 
-    pictures = draw_figures(systems, formats)
-    page = render_page(Content(title, lead, systems, tables, pictures, notes, results_of(systems, run)))
+    pictures = draw_figures(content.systems, formats)
     contents = {folder / f"{p.key}.{kind}": data for p in pictures for kind, data in p.files.items() if kind in formats}
     for kind, write in (("csv", as_csv), ("md", as_markdown), ("tex", as_latex)):
-        contents[folder / f"{TABLES}.{kind}"] = write(tables).encode()
-    contents[folder / RESULTS] = as_json(systems, run)
-    contents[folder / PAGE] = page.encode()
+        contents[folder / f"{TABLES}.{kind}"] = write(content.tables).encode()
+    contents[folder / RESULTS] = as_file(content.results)
+    contents[folder / PAGE] = render_page(content, pictures).encode()
     return contents, possible_files(folder)
 
 
@@ -101,9 +108,9 @@ def print_files(run: Run, console: Console) -> None:
         console.print(printable(f"{end}: {what}"), style="dim", markup=False, highlight=False)
 
 
-def print_verdict(systems: Sequence[System], console: Console) -> None:
+def print_verdict(systems: Sequence[System], pairs: Sequence[Pair], console: Console) -> None:
     """What the tables come to, as the page has it."""
-    verdict = verdict_of(systems[0]) if len(systems) == 1 else verdict_of_systems(systems)
+    verdict = verdict_of(systems[0]) if len(systems) == 1 else verdict_of_systems(systems, pairs)
     console.print(printable(verdict.headline), style="bold", markup=False, highlight=False)
     for sentence in verdict.sentences:
         console.print(printable(sentence), markup=False, highlight=False)

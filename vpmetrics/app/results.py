@@ -16,6 +16,7 @@ from typing import Any
 from vpmetrics import __version__
 from vpmetrics._report import System
 from vpmetrics._scalars import SPEAKER, TAG, key_of, scalar
+from vpmetrics.app.differences import Pair
 from vpmetrics.app.tables import average_of_groups
 
 SCHEMA = 2  # 1 had neither settings nor inputs
@@ -30,7 +31,7 @@ class Run:
     inputs: Mapping[str, str] = field(default_factory=dict)
 
 
-def results_of(systems: Sequence[System], run: Run) -> dict[str, Any]:
+def results_of(systems: Sequence[System], run: Run, pairs: Sequence[Pair] = ()) -> dict[str, Any]:
     """All that is known, as JSON has it."""
     keys = dict.fromkeys(key for system in systems for key in system.scalars)
     return {
@@ -41,13 +42,31 @@ def results_of(systems: Sequence[System], run: Run) -> dict[str, Any]:
         "inputs": [{"path": path, "format": what, **_checksum(path)} for path, what in run.inputs.items()],
         "scalars": {key: _described(key) for key in keys},
         "systems": [_system(system) for system in systems],
+        "differences": [_difference(pair) for pair in pairs],
     }
 
 
-def as_json(systems: Sequence[System], run: Run) -> bytes:
+def as_json(systems: Sequence[System], run: Run, pairs: Sequence[Pair] = ()) -> bytes:
     """The same as a file."""
-    text = json.dumps(results_of(systems, run), indent=2, ensure_ascii=False, allow_nan=False)
-    return f"{text}\n".encode()
+    return as_file(results_of(systems, run, pairs))
+
+
+def as_file(results: dict[str, Any]) -> bytes:
+    """Results as a file has them."""
+    return f"{json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False)}\n".encode()
+
+
+def _difference(pair: Pair) -> dict[str, Any]:
+    names = ("difference", "low", "high", "probability_first_smaller")
+    values = {name: float(part) for name, part in zip(names, pair.found, strict=True)}
+    known = {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return {
+        "first": pair.first,
+        "second": pair.second,
+        "scalar": pair.key,
+        **known,
+        "told_apart": pair.found.told_apart,
+    }
 
 
 def _described(key: str) -> dict[str, str | None]:

@@ -17,7 +17,8 @@ from vpmetrics.suite import VoicePrivacy
 
 # What each kind of input makes use of, beside what concerns the output.
 _ALWAYS = {"command", "argv", "inputs", "systems", "title", "out", "json", "figures"}
-_COMPARED = {"scoring", "plda_fit", "speakers", "no_attacks"}
+_COMPARED = {"scoring", "plda_fit", "speakers", "no_attacks", "intervals"}
+CONFIDENCE = 0.95  # of intervals, where nothing else is asked for
 _USED = {
     "embeddings": _COMPARED
     | {"original", "protected", "similarity", "utterances", "partial", "enrolls", "groups", "weights", "people"},
@@ -60,7 +61,7 @@ def metric_of(options: Namespace) -> VoicePrivacy:
     """What measures embeddings."""
     enrolment = "speaker" if getattr(options, "enrolls", None) else None
     attacks = None if options.no_attacks else "standard"
-    made = {"attacks": attacks, "enrolment": enrolment, "sizes": options.people}
+    made = {"attacks": attacks, "enrolment": enrolment, "sizes": options.people, "intervals": confidence_of(options)}
     return VoicePrivacy(options.similarity or "geometric", scoring_of(options), **made)
 
 
@@ -71,12 +72,17 @@ def scoring_of(options: Namespace) -> Scoring:
     return read_plda(options.plda_fit, options.speakers) if options.plda_fit else options.scoring or "cosine"
 
 
+def confidence_of(options: Namespace) -> float | None:
+    """How often an interval is to hold the truth; None for no intervals."""
+    return CONFIDENCE if options.intervals is None else options.intervals or None
+
+
 def run_of(options: Namespace, systems: Sequence[System]) -> Run:
     """What led to the systems."""
     hidden = {"argv", "out", "json", "figures", "command", "title"}
     given = {key: value for key, value in vars(options).items() if key not in hidden and value not in (None, False, [])}
     of_embeddings = any(known.identification for known in systems[0].report.conditions.values())
-    defaults = {"scoring": "cosine", "similarity": "geometric"} if of_embeddings else {}
+    defaults = {"scoring": "cosine", "similarity": "geometric", "intervals": CONFIDENCE} if of_embeddings else {}
     return Run(("vpmetrics", *options.argv), {**defaults, **given}, files_seen())
 
 

@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Sequence
 
-from vpmetrics.app.tables import Table
+from vpmetrics.app.tables import Table, split_interval
 
 _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
@@ -25,8 +25,10 @@ def as_csv(tables: Sequence[Table]) -> str:
     for number, table in enumerate(tables):
         if number:
             writer.writerow([])
-        writer.writerow([table.headings[0] or table.title, *table.headings[1:]])
-        writer.writerows([row[0], *map(_plain, row[1:])] for row in table.rows)
+        columns = [_split(heading, cells) for heading, *cells in zip(table.headings, *table.rows, strict=True)]
+        first, *others = zip(*(column for several in columns for column in several), strict=True)
+        writer.writerow([first[0] or table.title, *first[1:]])
+        writer.writerows([row[0], *map(_plain, row[1:])] for row in others)
     return text.getvalue()
 
 
@@ -77,6 +79,14 @@ def _escape_latex(text: str) -> str:
 
 def _escape_markdown(text: str) -> str:
     return re.sub(r"([\\`*_\[\]<>])", r"\\\1", text)
+
+
+def _split(heading: str, cells: Sequence[str]) -> list[tuple[str, ...]]:
+    """A column as it is, or three where there are intervals: a value and both ends."""
+    parts = list(zip(*map(split_interval, cells), strict=True))
+    if not any(parts[1]):
+        return [(heading, *cells)]
+    return [(f"{heading}{end}", *part) for end, part in zip(("", ", from", ", to"), parts, strict=True)]
 
 
 def _plain(cell: str) -> str:

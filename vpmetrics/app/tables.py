@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from vpmetrics._report import System, unprotected
-from vpmetrics._scalars import COUNT, DASH, FAMILIES, OF_CONDITIONS, SPEAKER, entries_of_crowd, key_of, scalar
+from vpmetrics._scalars import (
+    COUNT,
+    DASH,
+    ENDS,
+    FAMILIES,
+    OF_CONDITIONS,
+    SPEAKER,
+    Scalar,
+    entries_of_crowd,
+    key_of,
+    scalar,
+)
 
 # The number of a weak attacker never stands alone: before it stands the strongest attack, or that none was tried.
 _BEFORE = {"d_ece": ("strongest", "d_ece_strongest", "d_ece_chance"), "eer": ("eer_strongest",)}
@@ -16,6 +28,8 @@ _COMPARED = ("d_ece", "d_ece_reversed", "l_w", "tag", "eer", "max_d", "mean_d")
 _WITHIN = ("d_ece_strongest", "d_ece")
 _OF_GROUPS = ("eer", "raw_eer", "min_cllr", "cllr", "d_ece")
 _NONE_TRIED = "none tried"
+_WITHOUT_ENDS = ("matrix", "rank", "local")  # theirs are in the JSON: a table of all of them no page is wide enough for
+_INTERVAL = re.compile(r"(.*) \[(.*), (.*)\]")
 
 
 class Table(NamedTuple):
@@ -58,7 +72,9 @@ def table_of_systems(systems: Sequence[System], title: str) -> Table:
     deid, gvd = (_Column(key, "") for key in _OF_SYSTEM)
     columns = [deid, *map(_Column, _with_strongest(_COMPARED)), gvd, *(_Column(key, "PP") for key in _WITHIN)]
     columns = [column for column in columns if any(_is_said(column.name(system), system) for system in systems)]
-    rows = [(system.name, *(show(column.name(system), system) for column in columns)) for system in systems]
+    tried = any(column.key == "d_ece_strongest" for column in columns)
+    sure = (*_OF_SYSTEM, "d_ece_strongest" if tried else "d_ece")  # with intervals: those of all would fit nowhere
+    rows = [(system.name, *(show(c.name(system), system, c.key in sure) for c in columns)) for system in systems]
     if "OO" in systems[0].report.conditions:
         rows.insert(0, (unprotected(systems), *(_of_original(column, systems[0]) for column in columns)))
     if attacked := systems[0].report.attacked:
@@ -69,11 +85,13 @@ def table_of_systems(systems: Sequence[System], title: str) -> Table:
 
 def _of_original(column: _Column, system: System) -> str:
     """What original speech discloses, of which nothing is hidden and nothing lost."""
-    return scalar(column.key).show(0.0) if column.key in _OF_SYSTEM else show(key_of("OO", column.key), system)
+    return (
+        scalar(column.key).show(0.0) if column.key in _OF_SYSTEM else show(key_of("OO", column.key), system, ends=False)
+    )
 
 
-def show(name: str, system: System) -> str:
-    """A scalar as text, with its interval if there is one; a dash where it is unknown or undefined."""
+def show(name: str, system: System, ends: bool = True) -> str:
+    """A scalar as text, with its interval if there is one and it is wanted; a dash where it is unknown or undefined."""
     value, known = system.scalar(name), scalar(name)
     if math.isnan(value):
         return _NONE_TRIED if _names_attack(name) else DASH
@@ -81,10 +99,21 @@ def show(name: str, system: System) -> str:
         return system.attacks[int(value)][0]
     if known.unit is SPEAKER:
         return system.name_of(value)
-    ends = [system.scalar(f"{name}_{end}") for end in ("low", "high")]
-    return known.show(value) + (
-        f" ({known.show(ends[0])} to {known.show(ends[1])})" if not math.isnan(sum(ends)) else ""
-    )
+    low, high = (system.scalar(f"{name}{end}") for end in ENDS)
+    sure = ends and known.family not in _WITHOUT_ENDS and not math.isnan(low + high)
+    return with_interval(known, value, low, high) if sure else known.show(value)
+
+
+def with_interval(known: Scalar, value: float, low: float, high: float) -> str:
+    """A value with both ends, which need a digit less: ``0.041 [0.02, 0.08]``."""
+    unit = known.unit._replace(spec=re.sub(r"\d", lambda digit: str(int(digit[0]) - 1), known.unit.spec))
+    return f"{known.show(value)} [{unit.show(low)}, {unit.show(high)}]"
+
+
+def split_interval(cell: str) -> tuple[str, str, str]:
+    """A value and both ends, for programs; empty where there are none."""
+    found = _INTERVAL.fullmatch(cell)
+    return (found[1], found[2], found[3]) if found else (cell, "", "")
 
 
 def _with_strongest(keys: Iterable[str]) -> list[str]:
@@ -145,10 +174,10 @@ def _groups_of_condition(system: System, condition: str) -> Table:
 
 
 def average_of_groups(system: System) -> dict[str, float]:
-    """Scalars averaged over groups by their weights; none without weights, and no average of tags and attacks."""
+    """Scalars averaged over groups by their weights; none without weights, and no average of tags, attacks and ends."""
     total = sum(system.weights.values())
     return {
         key: sum(weight * system.groups[group].scalar(key) for group, weight in system.weights.items()) / total
         for key in (system.scalars if system.weights else ())
-        if scalar(key).unit.spec and scalar(key).unit is not COUNT
+        if not key.endswith(ENDS) and scalar(key).unit.spec and scalar(key).unit is not COUNT
     }

@@ -9,7 +9,9 @@ from typing import NamedTuple
 import torch
 
 from vpmetrics._report import System
-from vpmetrics._scalars import key_of, scalar
+from vpmetrics._scalars import ENDS, key_of, scalar
+from vpmetrics.app.differences import Pair
+from vpmetrics.app.tables import with_interval
 
 # Bits of expected disclosure, of 0.721 at most, from which on speakers count as recognised, and as partly hidden.
 RECOGNISED, PARTLY = 0.25, 0.05
@@ -20,6 +22,7 @@ _HEADLINES = {
     "good": "Little that tells speakers was found.",
     "unknown": "Nothing can be said of how well speakers are hidden.",
 }
+_DISCLOSED = "d_ece", "d_ece_reversed", "d_ece_strongest"
 # What is compared between systems at a glance, and in what order.
 GLANCE = ("d_ece_strongest", "d_ece", "d_ece_reversed", "eer", "l_w", "linkability", "max_d", "alid")
 
@@ -53,16 +56,41 @@ class Change(NamedTuple):
 def verdict_of(system: System) -> Verdict:
     """The first screen of one system."""
     bits, attacked = disclosed(system), system.report.attacked
-    level = "unknown" if math.isnan(bits) else "bad" if bits >= RECOGNISED else "mixed" if bits >= PARTLY else "good"
-    sentences = [*_of_attackers(system, attacked, bits), *_of_turning(system, attacked), *_of_same_protection(system)]
-    return Verdict(level, _HEADLINES[level], tuple(sentences))
+    most = max(bits, ends(system)[1])  # what so few speakers cannot rule out
+    sentences = _of_attackers(system, attacked, bits)
+    if _level(most) != _level(bits):
+        sentences.append(f"The verdict goes by the upper end of the interval, {scalar('d_ece').show(most)} bit.")
+    sentences += [*_of_turning(system, attacked), *_of_same_protection(system)]
+    return Verdict(_level(most), _HEADLINES[_level(most)], tuple(sentences))
+
+
+def _level(bits: float) -> str:
+    if math.isnan(bits):
+        return "unknown"
+    return "bad" if bits >= RECOGNISED else "mixed" if bits >= PARTLY else "good"
 
 
 def disclosed(system: System, condition: str | None = None) -> float:
     """The most that is known to be disclosed in a condition, in bits: to the strongest attack, in either direction."""
     where = system.report.attacked if condition is None else condition
-    values = [system.scalar(key, where) for key in ("d_ece", "d_ece_reversed", "d_ece_strongest")]
+    values = [system.scalar(key, where) for key in _DISCLOSED]
     return max((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+def ends(system: System, condition: str | None = None) -> tuple[float, float]:
+    """The interval of what is disclosed; NaN where it is not known."""
+    where = system.report.attacked if condition is None else condition
+    bits = disclosed(system, where)
+    key = next((key for key in _DISCLOSED if system.scalar(key, where) == bits), _DISCLOSED[0])
+    low, high = (system.scalar(f"{key}{end}", where) for end in ENDS)
+    return low, high
+
+
+def show_disclosed(system: System, condition: str | None = None) -> str:
+    """The most that is disclosed, with its interval if that is known."""
+    bits, (low, high) = disclosed(system, condition), ends(system, condition)
+    known = scalar("d_ece")
+    return known.show(bits) if math.isnan(low + high) else with_interval(known, bits, low, high)
 
 
 def strongest(system: System, condition: str) -> Attack | None:
@@ -81,12 +109,13 @@ def _of_attackers(system: System, attacked: str, bits: float) -> list[str]:
     of_before = "" if math.isnan(before) or not attacked else f"; original speech discloses {shown(before)}"
     found = strongest(system, attacked)
     if found is None:
-        weak = f"An attacker who only compares voices learns {shown(bits)} of {most} bit{of_before}."
+        weak = f"An attacker who only compares voices learns {show_disclosed(system)} of {most} bit{of_before}."
         return [weak, f"No stronger attack was tried{_why_not(system)}: take this as the least that is disclosed."]
     plain = shown(system.scalar("d_ece", attacked))
     chance = system.scalar("d_ece_chance", attacked)
     by_chance = "" if math.isnan(chance) else f", where chance finds {shown(chance)}"
-    says = f"The strongest of {found.tried} attacks tried, {found.name}, learns {shown(bits)} of {most} bit{by_chance}"
+    learns = show_disclosed(system)
+    says = f"The strongest of {found.tried} attacks tried, {found.name}, learns {learns} of {most} bit{by_chance}"
     return [f"{says}{of_before}.", f"It needs {found.needs}. An attacker who only compares voices learns {plain} bit."]
 
 
@@ -106,21 +135,25 @@ def _of_same_protection(system: System) -> list[str]:
     within = disclosed(system, "PP")
     if math.isnan(within):
         return []
-    shown = scalar("d_ece").show(within)
-    if within < PARTLY:
+    shown, high = show_disclosed(system, "PP"), ends(system, "PP")[1]
+    if max(within, high) < PARTLY:
         return [f"Protecting known recordings in the same way helps an attacker little: {shown} bit (PP)."]
     return [f"An attacker who protects known recordings in the same way learns {shown} bit (PP)."]
 
 
-def verdict_of_systems(systems: Sequence[System]) -> Verdict:
-    """The first screen of several systems: who hides best, and whose voices stay most distinct."""
+def verdict_of_systems(systems: Sequence[System], pairs: Sequence[Pair] = ()) -> Verdict:
+    """The first screen of several systems: who hides best, as far as ``pairs`` tell, and who stays most distinct."""
     known = sorted((system for system in systems if not math.isnan(disclosed(system))), key=disclosed)
     if not known:
         return Verdict("unknown", _HEADLINES["unknown"], ())
     best, worst = known[0], known[-1]
     show = scalar("d_ece").show
     headline = f"{best.name} hides speakers best."
-    sentences = [f"It discloses {show(disclosed(best))} bit, {worst.name} {show(disclosed(worst))}, of 0.721 at most."]
+    sentences = [f"It discloses {show_disclosed(best)} bit, {worst.name} {show_disclosed(worst)}, of 0.721 at most."]
+    undecided = [pair for pair in pairs if best.name in pair[:2] and not pair.found.told_apart]
+    if undecided:
+        others = ", ".join(name for pair in undecided for name in pair[:2] if name != best.name)
+        headline = f"{best.name} discloses least, but these data do not tell it apart from {others}."
     if show(disclosed(best)) == show(disclosed(worst)):
         headline, sentences = f"All disclose {show(disclosed(best))} bit.", []
     distinct = [system for system in systems if math.isfinite(system.scalar("gvd"))]
@@ -164,7 +197,7 @@ def _change(before: System, after: System, first: str, second: str) -> Change:
 
 def _overlap(before: System, first: str, after: System, second: str) -> bool:
     """Whether the intervals of two values share anything; not where there are none."""
-    lows, highs = ([before.scalar(first + end), after.scalar(second + end)] for end in ("_low", "_high"))
+    lows, highs = ([before.scalar(first + end), after.scalar(second + end)] for end in ENDS)
     return max(lows) <= min(highs)  # no comparison with NaN holds
 
 

@@ -1,0 +1,119 @@
+"""How sure numbers are: intervals in tables, page and files, a verdict by their upper end, and pairs of systems."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+from app.cases import run, trials_of, write_scores
+from app.test_results import SCHEMA
+from app.test_verdict import system
+
+from vpmetrics.app.differences import pairs_of
+from vpmetrics.app.tables import split_interval
+from vpmetrics.app.verdict import verdict_of
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The same original speech, protected hardly, hardly otherwise, and well."""
+    folder, draw = tmp_path_factory.mktemp("systems"), np.random.default_rng(0)
+    voices = 1.5 * draw.normal(size=(12, 8)).repeat(4, axis=0)
+    shared = {"original": voices + draw.normal(size=(48, 8)), "speakers": np.arange(12).repeat(4)}
+    for name, noise in (("a", 0.5), ("b", 0.6), ("c", 4.0)):
+        np.savez(folder / f"{name}.npz", protected=shared["original"] + noise * draw.normal(size=(48, 8)), **shared)
+    return folder
+
+
+def results(path):
+    content = json.loads(path.read_text(encoding="utf-8"))
+    jsonschema.validate(content, SCHEMA)
+    return content
+
+
+def test_numbers_have_intervals_unless_none_are_asked_for(files, tmp_path, capsys):
+    run("evaluate", files / "a.npz", "--no-attacks", "--out", tmp_path)
+    content = results(tmp_path / "results.json")
+    scalars = content["systems"][0]["scalars"]
+    assert content["settings"]["intervals"] == 0.95
+    for key in ("deid", "op_d_ece", "oo_eer", "op_alid"):
+        assert scalars[f"{key}_low"] <= scalars[key] <= scalars[f"{key}_high"]
+        assert scalars[f"{key}_low"] < scalars[f"{key}_high"]
+    shown = f"{scalars['op_d_ece']:.3f} [{scalars['op_d_ece_low']:.2f}, {scalars['op_d_ece_high']:.2f}]"
+    assert shown in capsys.readouterr().out
+    assert shown in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert shown in (tmp_path / "tables.md").read_text(encoding="utf-8").replace("\\", "")
+    run("evaluate", files / "a.npz", "--no-attacks", "--intervals", "0", "--json", tmp_path / "none.json")
+    assert not [key for key in results(tmp_path / "none.json")["systems"][0]["scalars"] if key.endswith("_low")]
+
+
+def test_a_wider_interval_is_wider(files, tmp_path):
+    widths = []
+    for share in ("0.5", "0.99"):
+        run("evaluate", files / "c.npz", "--no-attacks", "--intervals", share, "--json", tmp_path / "r.json")
+        scalars = results(tmp_path / "r.json")["systems"][0]["scalars"]
+        widths.append(scalars["deid_high"] - scalars["deid_low"])
+    assert widths[0] < 0.5 * widths[1]
+
+
+@pytest.mark.parametrize("share", ["1", "-0.1", "most", "95"])
+def test_other_than_shares_are_refused(files, capsys, share):
+    with pytest.raises(SystemExit) as ended:
+        run("evaluate", files / "a.npz", "--intervals", share)
+    assert ended.value.code == 2
+    assert "expected a number from 0 to below 1" in capsys.readouterr().err
+
+
+def test_scores_have_no_speakers_to_leave_out(tmp_path, voices, capsys):
+    scores = write_scores(tmp_path / "s", voices, trials_of(voices, "OP"), fourth=True)
+    run("evaluate", scores, "--intervals", "0.95", expect=2)
+    assert "Expected no --intervals with score files" in capsys.readouterr().err
+
+
+def test_spreadsheets_have_ends_in_columns_of_their_own(files, tmp_path):
+    run("evaluate", files / "a.npz", "--no-attacks", "--out", tmp_path)
+    rows = list(csv.reader((tmp_path / "tables.csv").read_text(encoding="utf-8").splitlines()))
+    at = next(number for number, row in enumerate(rows) if row and row[0] == "What scores disclose")
+    assert rows[at][1:5] == ["OO", "OO, from", "OO, to", "OP"]
+    d_ece = next(row for row in rows[at:] if row[0] == "D_ECE [bit]")
+    assert float(d_ece[2]) <= float(d_ece[1]) <= float(d_ece[3])
+    assert split_interval("−0.50 [−0.6, +0.1]") == ("−0.50", "−0.6", "+0.1")
+    assert split_interval("none tried") == ("none tried", "", "")
+
+
+def test_pairs_are_told_apart_where_their_speakers_do(files, tmp_path, capsys):
+    systems = [f"{name}={files / name}.npz" for name in "abc"]
+    run("compare", *systems, "--no-attacks", "--out", tmp_path)
+    pairs = {(d["first"], d["second"]): d for d in results(tmp_path / "results.json")["differences"]}
+    assert set(pairs) == {("a", "b"), ("a", "c"), ("b", "c")}
+    for pair in pairs.values():
+        assert pair["scalar"] == "op_d_ece"
+        assert pair["told_apart"] == (pair["low"] > 0 or pair["high"] < 0)
+    assert not pairs["a", "b"]["told_apart"]
+    assert pairs["a", "c"]["told_apart"]
+    assert pairs["a", "c"]["probability_first_smaller"] < 0.025
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    for text in (capsys.readouterr().out, page):
+        assert "not told apart by these data" in text
+        assert "c discloses less" in text
+    run("compare", *systems[:2], "--no-attacks", "--json", tmp_path / "two.json")
+    assert "but these data do not tell it apart from" in " ".join(capsys.readouterr().out.split())
+
+
+def test_systems_of_other_speakers_are_not_subtracted():
+    first, second = system("a", 1.0), system("b", 1.0)
+    assert pairs_of([first, second], 0.95) == []
+    assert pairs_of([first, second], None) == []
+
+
+@pytest.mark.parametrize(("high", "level"), [(0.047, "good"), (0.08, "mixed"), (0.30, "bad")])
+def test_the_verdict_goes_by_the_upper_end(high, level):
+    scalars = {"op_d_ece": 0.04, "op_d_ece_reversed": 0.0, "op_d_ece_low": 0.02, "op_d_ece_high": high}
+    verdict = verdict_of(system("x", 0.0, **scalars))
+    assert verdict.level == level
+    said = " ".join(verdict.sentences)
+    assert f"learns 0.040 [0.02, {high:.2f}]" in said
+    assert ("The verdict goes by the upper end" in said) == (level != "good")

@@ -1,0 +1,74 @@
+"""Two systems on the same speakers: by how much one discloses more than the other, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import torch
+
+from vpmetrics._intervals import Difference, LeftOut, difference_of
+from vpmetrics._report import System
+from vpmetrics._scalars import key_of, scalar
+from vpmetrics.app.tables import Table, with_interval
+
+
+class Pair(NamedTuple):
+    """Two systems by name, the scalar they are compared by, and by how much the first has more of it."""
+
+    first: str
+    second: str
+    key: str
+    found: Difference
+
+    @property
+    def less(self) -> tuple[str, float]:
+        """Which of the two is likely to disclose less, and how likely."""
+        likely = float(self.found.smaller)
+        return (self.first, likely) if likely > 0.5 else (self.second, 1 - likely)
+
+
+def pairs_of(systems: Sequence[System], confidence: float | None) -> list[Pair]:
+    """All pairs of systems that were measured on the same speakers, by the strongest attack if all were attacked."""
+    pairs = list(combinations(systems, 2)) if confidence is not None else []
+    found = (_compare(first, second, confidence or 0.0) for first, second in pairs)
+    return [pair for pair in found if pair is not None]
+
+
+def table_of_pairs(pairs: Sequence[Pair]) -> list[Table]:
+    """Pairs as a table; none where there are none."""
+    if not pairs:
+        return []
+    known = scalar(pairs[0].key)
+    rows: list[tuple[str, ...]] = []
+    for pair in pairs:
+        (name, likely), apart = pair.less, pair.found.told_apart
+        says = f"{name} discloses less" if apart else f"not told apart by these data, rather {name}"
+        difference = with_interval(known, *(float(part) for part in pair.found[:3]))
+        rows.append((f"{pair.first} less {pair.second}", difference, says, f"{likely:.3f}"))
+    title = f"Differences on the same speakers: {known.heading}, {known.condition}"
+    heads = ("", f"difference [{known.unit.name}]", "verdict", "probability")
+    return [Table(title, heads, rows, (known.key,))]
+
+
+def _compare(first: System, second: System, confidence: float) -> Pair | None:
+    left_out = first.report.left_out, second.report.left_out
+    if left_out[0] is None or left_out[1] is None or first.report.attacked != second.report.attacked:
+        return None
+    names = (key_of(first.report.attacked, name) for name in ("d_ece_strongest", "d_ece"))
+    shared = (name for name in names if all(name in each.changes for each in left_out if each is not None))
+    key = next((name for name in shared if first.scalar(name) == first.scalar(name)), None)
+    if key is None or not _same_speakers(first, second, left_out[0], left_out[1]):
+        return None
+    values = first.report.scalars[key], second.report.scalars[key]
+    return Pair(first.name, second.name, key, difference_of(key, values, (left_out[0], left_out[1]), confidence))
+
+
+def _same_speakers(first: System, second: System, one: LeftOut, other: LeftOut) -> bool:
+    """Whether the same speakers were left out each time: one by one, or else as original speech has dealt them."""
+    if first.speakers != second.speakers or one.ratio != other.ratio:
+        return False
+    own, others = (each.changes.get("oo_d_ece") for each in (one, other))
+    one_by_one = one.ratio == len(first.speakers) - 1
+    return one_by_one or (own is not None and others is not None and torch.equal(own, others))
