@@ -9,8 +9,9 @@ import torch
 
 from vpmetrics._report import ScoredTrials, System, report_of_trials
 from vpmetrics._trials.strongest import Strongest
+from vpmetrics.app.changes import changes_between
 from vpmetrics.app.tables import show
-from vpmetrics.app.verdict import changes_between, easiest_speakers, verdict_of, verdict_of_systems
+from vpmetrics.app.verdict import easiest_speakers, verdict_of, verdict_of_systems
 
 
 def scores(distance, seed=0, condition="OP"):

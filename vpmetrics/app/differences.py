@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
@@ -31,8 +32,12 @@ class Pair(NamedTuple):
 
 def pairs_of(systems: Sequence[System], confidence: float | None) -> list[Pair]:
     """All pairs of systems that were measured on the same speakers, by the strongest attack if all were attacked."""
-    pairs = list(combinations(systems, 2)) if confidence is not None else []
-    found = (_compare(first, second, confidence or 0.0) for first, second in pairs)
+    if confidence is None:
+        return []
+    attacked = systems[0].report.attacked
+    names = [key_of(attacked, name) for name in ("d_ece_strongest", "d_ece")]
+    key = next((name for name in names if not any(math.isnan(system.scalar(name)) for system in systems)), names[-1])
+    found = (compare(*pair, key, confidence) for pair in combinations(systems, 2))
     return [pair for pair in found if pair is not None]
 
 
@@ -52,23 +57,20 @@ def table_of_pairs(pairs: Sequence[Pair]) -> list[Table]:
     return [Table(title, heads, rows, (known.key,))]
 
 
-def _compare(first: System, second: System, confidence: float) -> Pair | None:
-    left_out = first.report.left_out, second.report.left_out
-    if left_out[0] is None or left_out[1] is None or first.report.attacked != second.report.attacked:
+def compare(first: System, second: System, key: str, confidence: float) -> Pair | None:
+    """One pair by one scalar; None where that is not known of both on the same speakers."""
+    one, other = first.report.left_out, second.report.left_out
+    if one is None or other is None or key not in one.changes or key not in other.changes:
         return None
-    names = (key_of(first.report.attacked, name) for name in ("d_ece_strongest", "d_ece"))
-    shared = (name for name in names if all(name in each.changes for each in left_out if each is not None))
-    key = next((name for name in shared if first.scalar(name) == first.scalar(name)), None)
-    if key is None or not _same_speakers(first, second, left_out[0], left_out[1]):
+    if math.isnan(first.scalar(key) + second.scalar(key)) or not _same_speakers(first, second, one, other):
         return None
     values = first.report.scalars[key], second.report.scalars[key]
-    return Pair(first.name, second.name, key, difference_of(key, values, (left_out[0], left_out[1]), confidence))
+    return Pair(first.name, second.name, key, difference_of(key, values, (one, other), confidence))
 
 
 def _same_speakers(first: System, second: System, one: LeftOut, other: LeftOut) -> bool:
     """Whether the same speakers were left out each time: one by one, or else as original speech has dealt them."""
-    if first.speakers != second.speakers or one.ratio != other.ratio:
-        return False
     own, others = (each.changes.get("oo_d_ece") for each in (one, other))
-    one_by_one = one.ratio == len(first.speakers) - 1
-    return one_by_one or (own is not None and others is not None and torch.equal(own, others))
+    if first.speakers != second.speakers or own is None or others is None or len(own) != len(others):
+        return False
+    return len(own) == len(first.speakers) or torch.equal(own, others)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from vpmetrics._report import System
-from vpmetrics._scalars import ENDS, key_of, scalar
+from vpmetrics._scalars import ENDS, scalar
 from vpmetrics.app.differences import Pair
 from vpmetrics.app.tables import with_interval
 
@@ -23,8 +23,6 @@ _HEADLINES = {
     "unknown": "Nothing can be said of how well speakers are hidden.",
 }
 _DISCLOSED = "d_ece", "d_ece_reversed", "d_ece_strongest"
-# What is compared between systems at a glance, and in what order.
-GLANCE = ("d_ece_strongest", "d_ece", "d_ece_reversed", "eer", "l_w", "linkability", "max_d", "alid")
 
 
 class Verdict(NamedTuple):
@@ -41,16 +39,6 @@ class Attack(NamedTuple):
     name: str
     needs: str
     tried: int
-
-
-class Change(NamedTuple):
-    """A scalar of two systems: as texts, what to call the change, and whether it is for the better, if either."""
-
-    heading: str
-    before: str
-    after: str
-    change: str
-    better: bool | None
 
 
 def verdict_of(system: System) -> Verdict:
@@ -168,37 +156,6 @@ def verdict_of_systems(systems: Sequence[System], pairs: Sequence[Pair] = ()) ->
         sentences.append(f"No stronger attack than comparing voices was tried{why}: this is the least disclosed.")
     level = verdict_of(best).level
     return Verdict(level, headline, tuple(sentences))
-
-
-def changes_between(before: System, after: System) -> list[Change]:
-    """What got better or worse from one system to another, as far as both know it."""
-    names = [(key, key) for key in ("deid", "gvd")]
-    names += [(key_of(before.report.attacked, key), key_of(after.report.attacked, key)) for key in GLANCE]
-    names += [(key, key) for key in ("pp_d_ece", "pp_d_ece_strongest")]
-    return [_change(before, after, *pair) for pair in names if pair[0] in before.scalars and pair[1] in after.scalars]
-
-
-def _change(before: System, after: System, first: str, second: str) -> Change:
-    known, (old, new) = scalar(first), (before.scalar(first), after.scalar(second))
-    heading = f"{known.condition} {known.title}" if known.condition else known.title
-    texts = known.show(old), known.show(new)
-    if math.isnan(old) or math.isnan(new):
-        return Change(heading, *texts, "", None)
-    if texts[0] == texts[1]:
-        return Change(heading, *texts, "same", None)
-    if _overlap(before, first, after, second):
-        return Change(heading, *texts, "within error", None)
-    arrow = "▲" if new > old else "▼"
-    if known.private is None:
-        return Change(heading, *texts, f"{arrow} {'more' if new > old else 'less'} distinct", None)
-    better = (new > old) == (known.private == "high")
-    return Change(heading, *texts, f"{arrow} {'better' if better else 'worse'}", better)
-
-
-def _overlap(before: System, first: str, after: System, second: str) -> bool:
-    """Whether the intervals of two values share anything; not where there are none."""
-    lows, highs = ([before.scalar(first + end), after.scalar(second + end)] for end in ENDS)
-    return max(lows) <= min(highs)  # no comparison with NaN holds
 
 
 def easiest_speakers(system: System, count: int = 3) -> tuple[str, ...]:
