@@ -156,6 +156,14 @@ def test_doing_nothing_is_known_to_do_nothing():
         assert abs(float(scalars[key])) < 1e-3, key
 
 
+@pytest.mark.parametrize("nothing", [0.0, 1.0])
+def test_scores_that_are_all_one_are_surely_so(nothing):
+    rows = voices()
+    rows["protected"] = torch.full_like(rows["original"], nothing)
+    scalars = measured(rows, intervals=0.95).scalars
+    assert [float(scalars[f"op_d_ece{end}"]) for end in ("", "_low", "_high")] == [0.0, 0.0, 0.0]
+
+
 def test_fewer_speakers_are_less_sure():
     few, many = (measured(voices(speakers=count), intervals=0.95).scalars for count in (8, 32))
     for key in ("op_d_ece", "deid", "op_mean_d", "op_eer"):

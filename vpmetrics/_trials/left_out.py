@@ -261,7 +261,8 @@ def scores_without(counts: Counts, values: Tensor, links: Tensor) -> dict[str, T
 
 def _middles(edges: Tensor, values: Tensor) -> Tensor:
     low, high = values.aminmax()
-    ends = torch.cat([torch.minimum(low, edges[:1]), edges, torch.maximum(high, edges[-1:])])
+    first, last = (edges[:1], edges[-1:]) if len(edges) else (low[None], high[None])  # all scores may be one
+    ends = torch.cat([torch.minimum(low, first), edges, torch.maximum(high, last)])
     return (ends[1:] + ends[:-1]) / 2
 
 
