@@ -156,6 +156,7 @@ def test_doing_nothing_is_known_to_do_nothing():
         assert abs(float(scalars[key])) < 1e-3, key
 
 
+@pytest.mark.filterwarnings("ignore:Linkability")
 @pytest.mark.parametrize("nothing", [0.0, 1.0])
 def test_scores_that_are_all_one_are_surely_so(nothing):
     rows = voices()

@@ -101,7 +101,9 @@ class _Tally:
         self.histograms, self.own, self.sums = (shares.total(x) for x in (self.histograms, self.own, self.sums))
         histograms, own = (sums.view(-1, self.ranks + 1).cumsum(1)[:-1, :-1] for sums in (self.histograms, self.own))
         fewer = histograms[:1] - pad(own[1:], (0, 0, 1, 0))
-        return LeftOutRanks(histograms, self.ranks - self.sizes[:-1], fewer, self.sums[:, :-1])
+        # Tied ranks share an input, so what is left of a share that is taken away may be but a rounding, below none.
+        kept = (histograms.clamp(min=0), self.ranks - self.sizes[:-1], fewer.clamp(min=0), self.sums[:, :-1])
+        return LeftOutRanks(*kept)
 
 
 def _masks(tile: Tile) -> tuple[Tensor, Tensor]:
