@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from vpmetrics import __version__
 from vpmetrics._report import System
 from vpmetrics._scalars import HEADINGS, key_of, scalar
-from vpmetrics.app.changes import changes_between
+from vpmetrics.app.changes import Change, changes_between
 from vpmetrics.app.figures import Picture
 from vpmetrics.app.report import Content
 from vpmetrics.app.tables import show, split_interval
@@ -68,7 +68,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         glances=[_glance(system, systems) for system in systems] if len(systems) > 1 else (),
         most=f"{_MOST:.3f}",
         names=[system.name for system in systems],
-        changes=changes_between(*systems, content.results["settings"].get("intervals")) if len(systems) == 2 else (),
+        changes=_changes(content),
         conditions=[(name, HEADINGS[name]) for name in conditions],
         notes=content.notes,
         pictures=[{**p._asdict(), "base64": base64.b64encode(p.files["png"]).decode()} for p in pictures],
@@ -79,6 +79,13 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         inputs=content.results["inputs"],
     )
     return text
+
+
+def _changes(content: Content) -> list[Change]:
+    """From the first to the second system, where there are two."""
+    if len(content.systems) != 2:
+        return []
+    return changes_between(content.systems[0], content.systems[1], content.results["settings"].get("intervals"))
 
 
 def _template() -> Any:
