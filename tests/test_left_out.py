@@ -14,6 +14,7 @@ from vpmetrics import (
     EmbeddingTrials,
     LocalInformationDisclosure,
     MinCllr,
+    ReidentificationRate,
     SimilarityRankDisclosure,
     StrongestAttack,
     VoiceDistinctiveness,
@@ -297,9 +298,11 @@ def test_ranks_and_local_information_keep_to_groups():
             assert_close(whole.compute()[key], (values[0][key] + values[1][key]) / 2)
 
 
-@pytest.mark.parametrize("make", [VoiceSimilarityMatrix, lambda **kw: EmbeddingTrials(MinCllr(), **kw)])
+@pytest.mark.parametrize(
+    "make", [VoiceSimilarityMatrix, ReidentificationRate, lambda **kw: EmbeddingTrials(MinCllr(), **kw)]
+)
 def test_a_metric_without_intervals_says_so(make):
-    with pytest.raises(TypeError, match="takes no `intervals`"):
+    with pytest.raises((TypeError, ValueError), match="intervals"):
         make(intervals=0.95)
 
 

@@ -34,7 +34,6 @@ class _CrowdMetric(EmbeddingMetric):
         scoring: Scoring,
         **kwargs: Any,
     ) -> None:
-        refuse_options(self, kwargs, {"intervals": "nothing is known of how sure rates are"})
         super().__init__(**kwargs)
         check_sizes(sizes, smallest)
         check_whole("utterances", utterances, least=1)

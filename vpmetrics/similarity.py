@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._checks import check_choice, refuse_options
+from vpmetrics._checks import check_choice
 from vpmetrics._intervals import left_out_of_similarity, left_out_of_system, with_ends
-from vpmetrics._metric.embeddings import EmbeddingMetric
+from vpmetrics._metric.embeddings import EmbeddingMetric, SureMetric
 from vpmetrics._scalars import key_of
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
 from vpmetrics._trials.left_out import deal_blocks
@@ -30,10 +30,9 @@ class _SimilarityMetric(EmbeddingMetric):
         scoring: Scoring = "cosine",
         bandwidth: float | None = None,
         validate_args: bool = True,
-        intervals: float | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
+        super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
         check_choice("similarity", similarity, SIMILARITIES)
         self.similarity, self.scoring = similarity, scoring
         resolve_scoring(scoring)
@@ -41,19 +40,6 @@ class _SimilarityMetric(EmbeddingMetric):
     def _matrices(self, sides: Sides) -> SimilarityMatrices:
         scorer = resolve_scoring(self.scoring)
         return matrices_of_sides(sides, self.similarity, scorer, self.bandwidth, self.conditions)
-
-    def _with_ends(self, key: str, sides: Sides, value: Tensor) -> Tensor | dict[str, Tensor]:
-        """The value as it is, or with the ends of its interval, from what leaving speakers out does to its matrices."""
-        if self.intervals is None:
-            return value
-        blocks, scorer = deal_blocks(sides), resolve_scoring(self.scoring)
-        found = {
-            name: left_out_of_similarity(sides, CONDITIONS[name], scorer, self.similarity, blocks)
-            for name in self.conditions
-        }
-        dominance = {key_of(name, "d_diag"): each[0] for name, each in found.items()}
-        left_out = left_out_of_system({**dominance, key: value}, {name: each[1] for name, each in found.items()})
-        return with_ends({key: value}, left_out, self.intervals)
 
 
 class VoiceSimilarityMatrix(_SimilarityMetric):
@@ -89,10 +75,6 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 1.0
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        refuse_options(self, kwargs, {"intervals": "a matrix has none, what follows from it has"})
-        super().__init__(*args, **kwargs)
-
     def _value_of_sides(self, sides: Sides) -> SimilarityMatrices:
         return self._matrices(sides)
 
@@ -127,7 +109,24 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         return draw_zoo(*own_and_others(val[ALWAYS.index(zoo)]), ax, zoo, names)
 
 
-class DeIdentification(_SimilarityMetric):
+class _SureSimilarityMetric(_SimilarityMetric, SureMetric):
+    """One number of matrices, and how sure it is."""
+
+    def _with_ends(self, key: str, sides: Sides, value: Tensor) -> Tensor | dict[str, Tensor]:
+        """The value as it is, or with the ends of its interval, from what leaving speakers out does to its matrices."""
+        if self.intervals is None:
+            return value
+        blocks, scorer = deal_blocks(sides), resolve_scoring(self.scoring)
+        found = {
+            name: left_out_of_similarity(sides, CONDITIONS[name], scorer, self.similarity, blocks)
+            for name in self.conditions
+        }
+        dominance = {key_of(name, "d_diag"): each[0] for name, each in found.items()}
+        left_out = left_out_of_system({**dominance, key: value}, {name: each[1] for name, each in found.items()})
+        return with_ends({key: value}, left_out, self.intervals)
+
+
+class DeIdentification(_SureSimilarityMetric):
     r"""DeID: how much of the diagonal of the original voices is gone between original and protected speech.
 
     .. math:: \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
@@ -165,7 +164,7 @@ class DeIdentification(_SimilarityMetric):
         return self._with_ends("deid", sides, de_identification(matrices.oo, matrices.op))
 
 
-class VoiceDistinctiveness(_SimilarityMetric):
+class VoiceDistinctiveness(_SureSimilarityMetric):
     r"""G_VD: gain of voice distinctiveness from original to protected speech.
 
     .. math:: G_\mathrm{VD} = 10 \log_{10} \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}

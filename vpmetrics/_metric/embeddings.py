@@ -27,21 +27,8 @@ class EmbeddingMetric(PrivacyMetric):
         groups: list[Tensor]
         row_holds: list[Tensor]
 
-        intervals: float | None
-
-    def __init__(
-        self,
-        bandwidth: float | None = None,
-        validate_args: bool = True,
-        intervals: float | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, bandwidth: float | None = None, validate_args: bool = True, **kwargs: Any) -> None:
         super().__init__(bandwidth, validate_args, **kwargs)
-        if intervals is not None:
-            check_confidence("intervals", intervals)
-            if bandwidth is not None:
-                raise ValueError("Expected `intervals` only without `bandwidth`: they are those of the exact value.")
-        self.intervals = intervals
         for name in Rows._fields:
             self.add_state(name, default=[], dist_reduce_fx="cat")
 
@@ -116,3 +103,24 @@ class EmbeddingMetric(PrivacyMetric):
 
     def _width(self) -> int | None:
         return self.original[0].shape[-1] if len(self.original) else None
+
+
+class SureMetric(EmbeddingMetric):
+    """A metric of utterances that can say how sure it is, from leaving speakers out."""
+
+    if TYPE_CHECKING:
+        intervals: float | None
+
+    def __init__(
+        self,
+        bandwidth: float | None = None,
+        validate_args: bool = True,
+        intervals: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bandwidth, validate_args, **kwargs)
+        if intervals is not None:
+            check_confidence("intervals", intervals)
+            if bandwidth is not None:
+                raise ValueError("Expected `intervals` only without `bandwidth`: they are those of the exact value.")
+        self.intervals = intervals
