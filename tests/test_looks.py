@@ -58,14 +58,16 @@ MOST = {
     "EmbeddingTrials of counts": 5,
     "EmbeddingTrials": 5,
 }
-SIZES = {"few": (60, 6), "some": (400, 5), "binned": (240, 10)}  # utterances, and those of a speaker
+# Utterances, and those of a speaker; binned also of one tile and of several.
+SIZES = {"few": (60, 6), "some": (400, 5), "binned": (60, 6), "tiles": (240, 10)}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_update_never_looks_and_compute_as_often_whatever_the_size(case, device, monkeypatch):
     found = {}
     for name, (count, each) in SIZES.items():
-        monkeypatch.setattr(pairs, "FEW_PAIRS", 0 if name == "binned" else 1 << 22)
+        monkeypatch.setattr(pairs, "FEW_PAIRS", 1 << 22 if name in ("few", "some") else 0)
+        monkeypatch.setattr(pairs, "TILE", 64 if name == "tiles" else 1024)
         rows = trials(count) if "preds" in case.batches()[0] else utterances(count, each)
         batches = [rows | {"run": run} for run in (0, 1)] if case in RUN_CASES else [rows]
         updating, found[name] = looks(
@@ -75,6 +77,8 @@ def test_update_never_looks_and_compute_as_often_whatever_the_size(case, device,
     assert max(seen.transfers for seen in found.values()) <= MOST[str(case)], found
     if str(case) != "SinglingOut":  # which copies every draw of a set, fewer where there are more speakers
         assert found["some"] == found["few"], found
+    if not str(case).startswith(("SinglingOut", "EmbeddingTrials")):  # which picks the trials out of every tile
+        assert found["tiles"] == found["binned"], found
 
 
 def test_attacks_look_a_bounded_number_of_times(device):

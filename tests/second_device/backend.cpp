@@ -138,6 +138,7 @@ static bool shape_depends_on_values(const std::string& name, const torch::jit::S
       "aten::nonzero", "aten::masked_select", "aten::bincount", "aten::equal", "aten::_unique", "aten::_unique2",
       "aten::unique_dim", "aten::unique_consecutive", "aten::unique_dim_consecutive", "aten::repeat_interleave"};
   if (always.count(name)) return true;
+  if (name == "aten::segment_reduce") return !stack[first + 6].toBool();  // unless unsafe, it checks its lengths
   if (name != "aten::index" && name != "aten::index_put" && name != "aten::_index_put_impl_") return false;
   for (const auto& index : stack[first + 1].toOptionalTensorVector())
     if (index && index->defined() && (index->scalar_type() == kBool || index->scalar_type() == kByte)) return true;

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._trials.utterances import Side
+from vpmetrics._trials.utterances import Side, occurrences
 
 
 class SortedRows(NamedTuple):
@@ -48,13 +48,13 @@ class SortedRows(NamedTuple):
     def runs(self, tile: int) -> Tensor:
         """How many rows each voice has in a tile, from its first voice to its last."""
         voices = self.side.voices[self.at(tile)] - self.first[tile]
-        return torch.bincount(voices, minlength=self.last[tile] - self.first[tile] + 1)
+        return occurrences(voices, self.last[tile] - self.first[tile] + 1)
 
 
 def sort_rows(side: Side, voices: int, tile: int) -> SortedRows:
     """A side as tiles of at most so many rows."""
     side = side.take(side.voices.argsort(stable=True))
-    ends = torch.bincount(side.voices, minlength=voices).cumsum(0)
+    ends = occurrences(side.voices, voices).cumsum(0)
     known = [ends] if side.groups is None else [ends, torch.zeros_like(ends).scatter(0, side.voices, side.groups)]
     end_of_voice, *group_of_voice = torch.stack(known).tolist()
     starts, blocks = _cut(end_of_voice, tile)

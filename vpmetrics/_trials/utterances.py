@@ -177,7 +177,7 @@ def runs_of_sessions(sides: Sides, most: int = 2048) -> tuple[Sides, Sides]:
     if side.sessions is None:
         raise ValueError("Expected `sessions` to tell runs apart, but got none.")
     pairs, place = torch.unique(torch.stack([side.voices, side.sessions]), dim=1, return_inverse=True)
-    count = torch.bincount(pairs[0], minlength=len(sides.voices))
+    count = occurrences(pairs[0], len(sides.voices))
     turn = torch.arange(pairs.shape[1], device=place.device) - (count.cumsum(0) - count)[pairs[0]]
     later, several = (2 * turn >= count[pairs[0]])[place], (count[pairs[0]] > 1)[place]
     first, second = (
@@ -217,7 +217,7 @@ def _averaged(side: Side, by_session: bool) -> Side:
     place, first = places_of(side, "groups", *(["sessions"] if by_session else []))
     sums = widen(side.vectors).new_zeros(len(first), side.vectors.shape[1])
     sums = sums.index_add(0, place, widen(side.vectors))
-    means = sums / torch.bincount(place, minlength=len(first)).unsqueeze(1)
+    means = sums / occurrences(place, len(first)).unsqueeze(1)
     # A mean is no recording: a number of its own, below those of all that are.
     numbers = -1 - torch.arange(len(first), device=place.device)
     return side.take(first)._replace(vectors=means.to(side.vectors.dtype), utterances=numbers)
@@ -239,13 +239,18 @@ def row_keys(vectors: Tensor) -> Tensor:
     return (wide * torch.cos(torch.arange(wide.shape[1], device=wide.device, dtype=wide.dtype))).sum(1)
 
 
+def occurrences(values: Tensor, count: int) -> Tensor:
+    """How often each of ``0 ... count - 1`` occurs; bincount would look on the device for a larger one."""
+    return torch.zeros(count, dtype=torch.int64, device=values.device).index_add_(0, values, torch.ones_like(values))
+
+
 def keys_of_means(vectors: Tensor, place: Tensor, count: int) -> Tensor:
     """A number for the mean of the rows at each place, which no order of rows changes."""
     sums = widen(vectors).new_zeros(count, vectors.shape[1])
     # Rows in an order of their own: a sum depends on the order of what it adds.
     order = row_keys(vectors).argsort(stable=True)
     sums.index_add_(0, place[order], widen(vectors.detach())[order])
-    return row_keys(sums / torch.bincount(place, minlength=count).clamp(min=1)[:, None])
+    return row_keys(sums / occurrences(place, count).clamp(min=1)[:, None])
 
 
 def with_sessions_in_order(side: Side) -> Side:
