@@ -312,6 +312,7 @@ def _keep_apart(rank, world, path):
     metric = give(suite(metrics=APART, gather=False), parts_of(PLAIN, world, "in turns")[rank])
     for name, condition in metric.report().conditions.items():
         assert condition.trials == conditions[name].trials
+        assert condition.average_scores is None
         assert_close(condition.matrix, conditions[name].matrix, atol=1e-4, rtol=0, equal_nan=True)
     refused = give(suite(metrics=APART, gather=False), parts_of(rows(), world, "in turns")[rank])
     with pytest.raises(ValueError, match="Expected no `is_reference`, `sessions` or `groups` with gather=False"):

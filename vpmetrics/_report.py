@@ -281,7 +281,7 @@ def report_condition(
         scores,
         matrix,
         identification,
-        lambda: average_scores(sides, condition, settings),
+        average_scores(sides, condition, settings),
         likeness=likeness,
         strongest=strongest,
         rates=rates,
@@ -322,9 +322,12 @@ def _scalars_of_crowd(sides: Sides, condition: Condition, settings: Settings, ra
     return scalars
 
 
-def average_scores(sides: Sides, condition: Condition, settings: Settings) -> Tensor:
-    """Mean score of every pair of voices, from another pass over their pairs."""
-    return averages_of_grid(_pairs(sides, condition, settings))
+def average_scores(sides: Sides, condition: Condition, settings: Settings) -> Callable[[], Tensor] | None:
+    """What gives the mean score of every pair of voices, from another pass over their pairs.
+
+    None where processes keep their rows apart: by the time somebody asks, they share the work no more.
+    """
+    return None if shares.apart() else lambda: averages_of_grid(_pairs(sides, condition, settings))
 
 
 def transferred_disclosure(sides: Sides, settings: Settings) -> Tensor:

@@ -293,7 +293,7 @@ class VoicePrivacy(AttackedMetric):
             return report
         return replace(
             baseline[2],
-            average_scores=lambda: average_scores(sides, CONDITIONS["OO"], settings),
+            average_scores=average_scores(sides, CONDITIONS["OO"], settings),
             rates=rates_of(sides, CONDITIONS["OO"], settings),
         )
 
