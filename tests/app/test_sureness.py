@@ -43,8 +43,9 @@ def test_numbers_have_intervals_unless_none_are_asked_for(files, tmp_path, capsy
         assert scalars[f"{key}_low"] <= scalars[key] <= scalars[f"{key}_high"]
         assert scalars[f"{key}_low"] < scalars[f"{key}_high"]
     shown = f"{scalars['op_d_ece']:.3f} [{scalars['op_d_ece_low']:.2f}, {scalars['op_d_ece_high']:.2f}]"
-    assert shown in capsys.readouterr().out
-    assert shown in (tmp_path / "report.html").read_text(encoding="utf-8")
+    for text in (capsys.readouterr().out, (tmp_path / "report.html").read_text(encoding="utf-8")):
+        assert shown in text
+        assert "In brackets: 95 % intervals, from leaving speakers out" in text
     assert shown in (tmp_path / "tables.md").read_text(encoding="utf-8").replace("\\", "")
     run("evaluate", files / "a.npz", "--no-attacks", "--intervals", "0", "--json", tmp_path / "none.json")
     assert not [key for key in results(tmp_path / "none.json")["systems"][0]["scalars"] if key.endswith("_low")]

@@ -69,6 +69,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         most=f"{_MOST:.3f}",
         names=[system.name for system in systems],
         changes=_changes(content),
+        intervals=content.intervals,
         conditions=[(name, HEADINGS[name]) for name in conditions],
         notes=content.notes,
         pictures=[{**p._asdict(), "base64": base64.b64encode(p.files["png"]).decode()} for p in pictures],

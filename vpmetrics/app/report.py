@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from vpmetrics._report import System
+from vpmetrics._scalars import ENDS
 from vpmetrics.app.differences import Pair, table_of_pairs
 from vpmetrics.app.errors import printable
 from vpmetrics.app.interrupts import ending_at_once
@@ -35,6 +36,11 @@ class Content(NamedTuple):
     notes: Sequence[str]
     results: dict[str, Any]
     pairs: Sequence[Pair] = ()
+
+    @property
+    def intervals(self) -> str:
+        """What stands in brackets; nothing where there are none."""
+        return describe_intervals(self.systems, self.results["settings"].get("intervals"))
 
 
 class Wanted(NamedTuple):
@@ -76,6 +82,8 @@ def publish(
         return
     print_files(run, console)
     print_tables(tables, console)
+    if says := describe_intervals(systems, run.settings.get("intervals")):
+        console.print(f"In brackets: {says}.", style="dim", highlight=False)
     print_verdict(systems, pairs, console)
     print_notes(notes, console)
     if wanted.json is not None:
@@ -106,6 +114,12 @@ def print_files(run: Run, console: Console) -> None:
     for path, what in run.inputs.items():
         end = str(Path(*Path(path).parts[-2:])) if len(path) > console.width // 2 else path
         console.print(printable(f"{end}: {what}"), style="dim", markup=False, highlight=False)
+
+
+def describe_intervals(systems: Sequence[System], confidence: float | None) -> str:
+    """What the numbers in brackets are; nothing where there are none."""
+    known = confidence and any(key.endswith(ENDS) for system in systems for key in system.scalars)
+    return f"{100 * (confidence or 0):g} % intervals, from leaving speakers out" if known else ""
 
 
 def print_verdict(systems: Sequence[System], pairs: Sequence[Pair], console: Console) -> None:
