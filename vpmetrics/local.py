@@ -9,7 +9,7 @@ from torch import Tensor
 from vpmetrics._checks import check_slope
 from vpmetrics._identity import Identified, identify_sides
 from vpmetrics._intervals import with_ends
-from vpmetrics._metric.embeddings import SureMetric
+from vpmetrics._metric.embeddings import SureEmbeddingMetric
 from vpmetrics._trials.conditions import condition_of
 from vpmetrics._trials.left_out import Blocks, deal_blocks
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
@@ -17,7 +17,7 @@ from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.local import summarise_information
 
 
-class LocalInformationDisclosure(SureMetric):
+class LocalInformationDisclosure(SureEmbeddingMetric):
     r"""How many bits every single trial discloses, and what that comes to (arXiv 2607.06259, 2026).
 
     .. math:: \mathrm{LID}_i = \log_2 \bigl(N\, \mathrm{softmax}(w z_i)_{t_i}\bigr)

@@ -9,7 +9,7 @@ from torch import Tensor
 from vpmetrics._checks import check_choice
 from vpmetrics._identity import disclosure_of_groups, histograms_of_sides, identify_sides, pooled
 from vpmetrics._intervals import with_ends
-from vpmetrics._metric.embeddings import SureMetric
+from vpmetrics._metric.embeddings import SureEmbeddingMetric
 from vpmetrics._trials.conditions import condition_of
 from vpmetrics._trials.left_out import deal_blocks
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
@@ -18,7 +18,7 @@ from vpmetrics.functional.beta_binomial import fit_beta_binomial
 from vpmetrics.functional.rank import MODELS, rank_disclosure
 
 
-class SimilarityRankDisclosure(SureMetric):
+class SimilarityRankDisclosure(SureEmbeddingMetric):
     r"""How many bits the rank of the true speaker among all speakers discloses (Chandra et al., 2026).
 
     .. math::

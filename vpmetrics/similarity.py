@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vpmetrics._checks import check_choice
 from vpmetrics._intervals import left_out_of_similarity, left_out_of_system, with_ends
-from vpmetrics._metric.embeddings import EmbeddingMetric, SureMetric
+from vpmetrics._metric.embeddings import EmbeddingMetric, SureEmbeddingMetric
 from vpmetrics._scalars import key_of
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
 from vpmetrics._trials.left_out import deal_blocks
@@ -109,7 +109,7 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         return draw_zoo(*own_and_others(val[ALWAYS.index(zoo)]), ax, zoo, names)
 
 
-class _SureSimilarityMetric(_SimilarityMetric, SureMetric):
+class _SureSimilarityMetric(_SimilarityMetric, SureEmbeddingMetric):
     """One number of matrices, and how sure it is."""
 
     def _with_ends(self, key: str, sides: Sides, value: Tensor) -> Tensor | dict[str, Tensor]:

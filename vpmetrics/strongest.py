@@ -10,7 +10,7 @@ from torchmetrics import Metric
 
 from vpmetrics._checks import check_choice, check_embedding_values, check_embeddings, check_floating, refuse_options
 from vpmetrics._intervals import left_out_of_values, with_ends
-from vpmetrics._metric.embeddings import SureMetric
+from vpmetrics._metric.embeddings import SureEmbeddingMetric
 from vpmetrics._precision import result_dtype
 from vpmetrics._trials.conditions import condition_of
 from vpmetrics._trials.left_out import deal_blocks
@@ -23,7 +23,7 @@ from vpmetrics.attacks.watching import Watched
 Attacks = str | Sequence[Any] | None
 
 
-class AttackedMetric(SureMetric):
+class AttackedMetric(SureEmbeddingMetric):
     """A metric that tries attacks, which may have observed other speakers than it measures."""
 
     def __init__(self, attacks: Attacks = "standard", **kwargs: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from vpmetrics._checks import check_bandwidth, check_flag
+from vpmetrics._checks import check_bandwidth, check_confidence, check_flag
 from vpmetrics._metric.constants import OfEachMetric
 from vpmetrics._metric.processes import SharedMetric
 from vpmetrics._metric.views import ScalarView
@@ -107,6 +107,27 @@ class PrivacyMetric(SharedMetric):
         if restored:  # a metric that holds data has been updated, wherever that was
             self._update_count = max(self._update_count, 1)
             self._computed = None
+
+
+class SureMetric(PrivacyMetric):
+    """A metric that can say how sure it is, from leaving speakers out."""
+
+    if TYPE_CHECKING:
+        intervals: float | None
+
+    def __init__(
+        self,
+        bandwidth: float | None = None,
+        validate_args: bool = True,
+        intervals: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bandwidth, validate_args, **kwargs)
+        if intervals is not None:
+            check_confidence("intervals", intervals)
+            if bandwidth is not None:
+                raise ValueError("Expected `intervals` only without `bandwidth`: they are those of the exact value.")
+        self.intervals = intervals
 
 
 def _keep_precision(old: Any, new: Any) -> Any:

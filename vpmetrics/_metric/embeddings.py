@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
-from vpmetrics._checks import check_confidence, warn_once
-from vpmetrics._metric.base import PrivacyMetric
+from vpmetrics._checks import warn_once
+from vpmetrics._metric.base import PrivacyMetric, SureMetric
 from vpmetrics._trials import shares
 from vpmetrics._trials.passing import rows_by_speaker
 from vpmetrics._trials.utterances import Rows, Sides, check_rows, pack, sides_of, told
@@ -105,22 +105,5 @@ class EmbeddingMetric(PrivacyMetric):
         return self.original[0].shape[-1] if len(self.original) else None
 
 
-class SureMetric(EmbeddingMetric):
+class SureEmbeddingMetric(EmbeddingMetric, SureMetric):
     """A metric of utterances that can say how sure it is, from leaving speakers out."""
-
-    if TYPE_CHECKING:
-        intervals: float | None
-
-    def __init__(
-        self,
-        bandwidth: float | None = None,
-        validate_args: bool = True,
-        intervals: float | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(bandwidth, validate_args, **kwargs)
-        if intervals is not None:
-            check_confidence("intervals", intervals)
-            if bandwidth is not None:
-                raise ValueError("Expected `intervals` only without `bandwidth`: they are those of the exact value.")
-        self.intervals = intervals

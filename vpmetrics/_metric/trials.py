@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
-from vpmetrics._checks import check_confidence, check_speakers_of_trials, check_trials, warn_once
-from vpmetrics._metric.base import PrivacyMetric
+from vpmetrics._checks import check_speakers_of_trials, check_trials, warn_once
+from vpmetrics._metric.base import SureMetric
 from vpmetrics._precision import at_least_float32, result_dtype
 from vpmetrics._scalars import scalar
 from vpmetrics._scores.intervals import interval_of
@@ -18,31 +18,20 @@ from vpmetrics._scores.weighted import MEASURES, sort_trials
 from vpmetrics._scores.without import FITTED, values_without
 
 
-class TrialMetric(PrivacyMetric):
+class TrialMetric(SureMetric):
     """A metric of trials. With ``intervals`` it keeps every score and who speaks in it."""
 
     measure: ClassVar[str]  # what the value is called in a dictionary
     if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
-        intervals: float | None
         scores: list[Tensor]
         is_target: list[Tensor]
         trial_speakers: list[Tensor]
 
-    def __init__(
-        self,
-        bandwidth: float | None = None,
-        validate_args: bool = True,
-        intervals: float | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(bandwidth, validate_args, **kwargs)
-        if intervals is not None:
-            check_confidence("intervals", intervals)
-            if bandwidth is not None:
-                raise ValueError("Expected `intervals` only without `bandwidth`: they are those of the exact value.")
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.intervals is not None:
             self._keep_scores()
             self.add_state("trial_speakers", default=[], dist_reduce_fx="cat")
-        self.intervals = intervals
 
     def _keep_scores(self) -> None:
         # The names of the states say what is in them: a collection shares what has one name and one value.
