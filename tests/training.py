@@ -21,7 +21,7 @@ from vpmetrics.suite import VoicePrivacy
 
 PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 both_packages = pytest.mark.parametrize("pl", [importlib.import_module(name) for name in PACKAGES], ids=PACKAGES)
-FIGURES = {"quadrants", "ece_profile", "zoo", "zoo_scores", "ranks", "local_information", "path"}
+FIGURES = {"quadrants", "ece_profile", "zoo", "zoo_scores", "ranks", "local_information", "speakers", "path"}
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
 HEADLINE = {"deid", "gvd", "op_d_ece", "pp_d_ece"}  # what loggers show among what a module logs
 SHARES, LOSSES = (1.0, 0.02, 0.6, 0.3, 0.45), (1.0, 3.5, 2.0, 2.5, 2.6)
