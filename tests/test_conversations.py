@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import combinations
 
 import pytest
 import torch
-from crowds import people
+from crowds import made_systems, people
 from torch.testing import assert_close
 
-from vpmetrics import EmbeddingTrials, SimilarityRankDisclosure, ZebraDisclosure
+from vpmetrics import EmbeddingTrials, SimilarityRankDisclosure, VoicePrivacy, ZebraDisclosure
+from vpmetrics._trials.galleries import conversations_of_sides
+from vpmetrics._trials.utterances import pack, sides_of
+from vpmetrics.attacks import Centred, Plain
 from vpmetrics.functional import conversations
 
 
@@ -84,3 +88,68 @@ def test_longer_conversations_disclose_more_by_every_measure():
             each.update(made.original, made.protected, made.speakers)
         disclosed.append((metric.compute()["d_ece"], ranks.compute()["mean_d"]))
     assert torch.tensor(disclosed).diff(dim=0).min() > 0.05
+
+
+@pytest.mark.parametrize("sessions", [False, True])
+def test_a_metric_over_utterances_is_that_of_their_averages(sessions):
+    original, protected, speakers = people(number=8, each=12, noise=2.0)
+    given = {"sessions": torch.arange(96) % 2} if sessions else {}
+    for make in (partial(SimilarityRankDisclosure, condition="OP"), partial(VoicePrivacy, attacks=None)):
+        metric = make()
+        metric.update(original, protected, speakers, **given)
+        for length, values in metric.over_utterances((1, 2, 3)).items():
+            # Conversations anew, from what the sides have in common.
+            alone = make()
+            made = averages(original, protected, speakers, length, **given)
+            alone.update(*made[:3], **{"sessions": made[3]} if sessions else {})
+            expected = alone.compute()
+            assert set(values) == set(expected)
+            for key, value in expected.items():
+                assert_close(values[key], value, rtol=0, atol=1e-9, equal_nan=True)
+
+
+def averages(original, protected, speakers, length, sessions=None):
+    """Rows of which the library makes one, found by going through its own averages of the original side."""
+    sides = sides_of(pack(original, protected, speakers, sessions=sessions))
+    made = conversations_of_sides(sides, length)
+    for side, of in ((made.original, original), (made.protected, protected)):
+        for vector, speaker in zip(side.vectors, side.speakers, strict=True):
+            rows = (speakers == speaker).nonzero().flatten().tolist()
+            means = [of[list(some)].mean(0) for some in combinations(rows, length)]
+            assert min((mean - vector).abs().max() for mean in means) < 1e-12
+    assert torch.equal(made.original.utterances, made.protected.utterances)
+    count = [min(12 // (2 if sessions is not None else 1) // length, 12)] * 8 * (2 if sessions is not None else 1)
+    assert len(made.original.speakers) == sum(count)
+    return made.original.vectors, made.protected.vectors, made.original.speakers, made.protected.sessions
+
+
+def test_recordings_protected_twice_are_averaged_alike_in_both_sessions():
+    original, protected, speakers = people(number=5, each=6)
+    twice = {"sessions": torch.arange(60) // 30, "utterances": torch.arange(30).repeat(2)}
+    rows = pack(original.repeat(2, 1), torch.cat([protected, protected + 100]), speakers.repeat(2), **twice)
+    made = conversations_of_sides(sides_of(rows), 3)
+    assert len(made.original.speakers) == 10
+    assert sorted(made.protected.utterances.tolist()) == sorted(made.original.utterances.tolist() * 2)
+    first, second = (made.protected.take(made.protected.sessions == session) for session in (0, 1))
+    order = [side.utterances.argsort() for side in (first, second)]
+    assert_close(first.vectors[order[0]] + 100, second.vectors[order[1]])
+
+
+def test_listening_longer_takes_away_noise_and_neither_a_key_nor_a_shared_voice():
+    curves = {}
+    for name, spoken in made_systems(number=40).items():
+        _, number, each, _ = spoken.shape
+        metric = VoicePrivacy(metrics=["op_d_ece", "op_mean_d", "op_d_ece_strongest"], attacks=[Plain(), Centred()])
+        enrolled, tried = spoken.flatten(1, 2)
+        metric.update(enrolled, tried, torch.arange(number).repeat_interleave(each))
+        found = metric.over_utterances((1, 4))
+        curves[name] = {key: (found[4][key] - found[1][key]).item() for key in found[1]}
+    shared, keyed, noisy = curves.values()
+    for key in noisy:
+        assert noisy[key] > 0.15
+        assert noisy[key] > 2 * max(shared[key], keyed[key])
+
+
+def test_odd_lengths_are_refused():
+    with pytest.raises(ValueError, match="Expected `lengths`"):
+        VoicePrivacy().over_utterances((0,))

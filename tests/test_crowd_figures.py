@@ -12,6 +12,7 @@ from vpmetrics import ReidentificationRate, SinglingOut, VoicePrivacy
 from vpmetrics._figures import CARD, PAGE, figures_of
 from vpmetrics._plot_crowd import draw_over_utterances
 from vpmetrics._report import System
+from vpmetrics.attacks import Plain
 
 
 @pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
@@ -88,3 +89,22 @@ def test_a_report_shows_a_crowd_where_sizes_are_named():
         by_hand = ReidentificationRate((10,), 4, condition="OP")
         by_hand.update(original, protected, speakers)
         assert drawn(longer, "system")[1].get_ydata()[-1] == pytest.approx(by_hand.compute()["rate_10"].item())
+
+
+def test_bits_over_utterances_are_those_of_the_suite():
+    original, protected, speakers = people(number=20, each=8, noise=1.5)
+    suite = VoicePrivacy(sizes=(10,), attacks=[Plain()])
+    suite.update(original, protected, speakers)
+    expected = suite.over_utterances((1, 2, 4))
+    for layout in (PAGE, CARD):
+        left, right = figures_of([System("system", suite.report())], layout)["bits_over_utterances"].axes
+        plain, attacked = drawn(left, "system")[:2]
+        for line, key in (
+            (plain, "op_d_ece"),
+            (attacked, "op_d_ece_strongest"),
+            (drawn(right, "system")[0], "op_mean_d"),
+        ):
+            assert list(line.get_xdata()) == [1, 2, 4]
+            assert line.get_ydata() == pytest.approx([value[key].item() for value in expected.values()])
+        by_chance = [value["op_mean_d_chance"].item() for value in expected.values()]
+        assert drawn(right, "chance")[0].get_ydata() == pytest.approx(by_chance)

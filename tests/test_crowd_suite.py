@@ -8,9 +8,14 @@ from crowds import people
 from torch.testing import assert_close
 
 from vpmetrics import ReidentificationRate, SinglingOut, VoicePrivacy
+from vpmetrics._crowds import Rates
 from vpmetrics._report import System
 from vpmetrics._scalars import scalars_of
+from vpmetrics._trials.conditions import CONDITIONS
+from vpmetrics._trials.strongest import Attackers
+from vpmetrics._trials.utterances import pack, sides_of
 from vpmetrics.app.tables import tables_of_system
+from vpmetrics.attacks import Plain, RidgeToOriginal
 from vpmetrics.lightning import PrivacyMonitor
 
 SIZES = (5, 20)
@@ -75,3 +80,62 @@ def test_tables_show_a_crowd_beside_the_other_numbers_of_a_condition():
     assert shown["found among 20 [%]"][1] == f"{100 * system.scalar('op_rate_20'):.2f}"
     assert shown["references"] == ("20", "20", "20")
     assert "singled out of 5 [%]" in shown
+
+
+def turned(number=24, each=8, width=16):
+    """Everybody's voice turned by one secret: cosines say nothing of it, and a map that is learnt undoes it."""
+    original, _, speakers = people(number=number, each=each, width=width, noise=0.5)
+    turn = torch.linalg.qr(torch.randn(width, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[
+        0
+    ]
+    return original, original @ turn, speakers
+
+
+def test_the_strongest_attack_stands_beside_every_rate():
+    rows = turned()
+    metric = VoicePrivacy(sizes=(4, 100), attacks=[Plain(), RidgeToOriginal()])
+    metric.update(*rows)
+    values, chances = metric.compute(), {4: 1 / 4, 100: 1 / 100}
+    assert tuple(values) == scalars_of(attacks=True, sizes=(4, 100))
+    assert values["op_gallery_strongest"] == 4  # 24 speakers in five folds
+    for size, chance in chances.items():
+        assert values[f"op_rate_{size}"] < 2.5 * chance
+        assert values[f"op_rate_{size}_strongest"] > 0.8
+    rates = metric.report().conditions["OP"].rates
+    assert rates.of_strongest((4,))["rate_4"] == values["op_rate_4_strongest"]
+
+
+def test_rates_after_the_strongest_attack_are_those_of_the_class_within_each_fold():
+    sides = sides_of(pack(*turned()))
+    attackers = Attackers(sides, [RidgeToOriginal()])
+    condition = CONDITIONS["OP"]
+    strongest = attackers.strongest(condition)
+    found = Rates(sides, condition, "cosine", attackers=attackers, strongest=strongest).of_strongest((2, 4))
+    each, weights = [], []
+    for fold, attack in attackers.chosen(condition, strongest):
+        metric = ReidentificationRate(sizes=(2, 4), condition="OP", attack=attack)
+        metric.update(*(side.vectors for side in fold[:2]), fold.original.speakers, utterances=fold.original.utterances)
+        each.append(metric.compute())
+        weights.append(len(fold.original.speakers))
+    for name in ("rate_2", "rate_4"):
+        by_hand = sum(w * value[name] for w, value in zip(weights, each, strict=True)) / sum(weights)
+        assert_close(found[name], by_hand.to(found[name].dtype), rtol=0, atol=1e-6)
+
+
+def test_an_attack_whose_scores_fall_with_likeness_is_turned():
+    original, _, speakers = people(number=24, each=8, width=16, noise=0.5)
+    metric = VoicePrivacy(sizes=(4,), attacks=[Plain()])
+    metric.update(original, -original, speakers)
+    values = metric.compute()
+    assert values["op_rate_4"] < 0.1
+    assert values["op_rate_4_strongest"] > 0.9
+
+
+def test_no_rate_of_an_attack_where_there_are_too_few_speakers_for_one():
+    original, protected, speakers = people(number=5, each=8)
+    metric = VoicePrivacy(sizes=(4,), attacks=[Plain()])
+    metric.update(original, protected, speakers)
+    with pytest.warns(UserWarning, match="needs 6 of them"):
+        values = metric.compute()
+    assert values["op_rate_4_strongest"].isnan()
+    assert values["op_gallery_strongest"].isnan()

@@ -14,6 +14,7 @@ from vpmetrics._trials.galleries import Listening, crowd_of_conversations, hear,
 from vpmetrics._trials.isolation import isolation_rates
 from vpmetrics._trials.ranks import histogram_of_trials
 from vpmetrics._trials.scorers import Scoring
+from vpmetrics._trials.strongest import Attackers, Strongest
 from vpmetrics._trials.utterances import Sides, places_of
 from vpmetrics.functional.crowd import reidentification_rate
 
@@ -26,11 +27,28 @@ class Rates:
     condition: Condition
     scoring: Scoring
     bandwidth: float | None = None
+    attackers: Attackers | None = None
+    strongest: Strongest | None = None
 
     def __call__(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
         """What :class:`vpmetrics.ReidentificationRate` returns."""
         listening = Listening(self.condition, utterances)
         return rates_of_sides(self.sides, listening, sizes, self.scoring, self.bandwidth)
+
+    def of_strongest(self, sizes: Sequence[int]) -> dict[str, Tensor]:
+        """The same by single utterances, after the attack that each fold of speakers was given; nothing without any.
+
+        People are looked for within their fold, for the attack has seen all others.
+        """
+        if self.attackers is None or self.strongest is None:
+            return {}
+        parts = [
+            _rates(fold, Listening(self.condition, attack=attack), sizes, attack.compare)
+            for fold, attack in self.attackers.chosen(self.condition, self.strongest)
+        ]
+        unknown = torch.full_like(self.strongest.d_ece, torch.nan)
+        names = [*(f"rate_{size}" for size in sizes), *(f"chance_{size}" for size in sizes), "gallery"]
+        return _averaged(parts) if parts else dict.fromkeys(names, unknown)
 
     def longest(self) -> int:
         """How many utterances half of all people, at least, have for a conversation."""
@@ -50,12 +68,14 @@ def rates_of_sides(
     sides: Sides, listening: Listening, sizes: Sequence[int], scoring: Scoring, bandwidth: float | None = None
 ) -> dict[str, Tensor]:
     """How often the speaker of a conversation comes first among so many people of their group."""
+    return _over_groups(sides, lambda part: _rates(part, listening, sizes, scoring, bandwidth))
 
-    def rates(part: Sides) -> _Weighted:
-        histogram = histogram_of_trials(trials_of_conversations(part, listening), scoring, bandwidth)
-        return _Weighted(reidentification_rate(histogram, sizes), histogram.detach().sum())
 
-    return _over_groups(sides, rates)
+def _rates(
+    sides: Sides, listening: Listening, sizes: Sequence[int], scoring: Scoring, bandwidth: float | None = None
+) -> _Weighted:
+    histogram = histogram_of_trials(trials_of_conversations(sides, listening), scoring, bandwidth)
+    return _Weighted(reidentification_rate(histogram, sizes), histogram.detach().sum())
 
 
 def isolation_of_sides(
@@ -76,7 +96,11 @@ def _over_groups(sides: Sides, value_of: Callable[[Sides], _Weighted]) -> dict[s
     groups = sides.groups()
     if len(groups) < 2:
         return value_of(sides).values
-    parts = [value_of(sides.of_group(group)) for group in groups]
+    return _averaged([value_of(sides.of_group(group)) for group in groups])
+
+
+def _averaged(parts: Sequence[_Weighted]) -> dict[str, Tensor]:
+    """Means over those that have a value, by weight; the smallest of all galleries."""
     weights = torch.stack([part.weight for part in parts])
     return {key: _mean(key, torch.stack([part.values[key] for part in parts]), weights) for key in parts[0].values}
 

@@ -6,7 +6,7 @@ A line in ``FIGURES`` adds one everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -20,6 +20,7 @@ from vpmetrics._plot import (
     as_label,
     axes_in_grid,
     axes_or_new,
+    axis_of,
     draw_attacks,
     draw_calibrated_profile,
     draw_ece_profile,
@@ -36,7 +37,7 @@ from vpmetrics._plot import (
 from vpmetrics._plot_crowd import draw_over_utterances, draw_rate_over_people, sizes_for_curve, sizes_of
 from vpmetrics._plot_speakers import draw_speakers
 from vpmetrics._report import ConditionReport, ScoredTrials, System, Transfer, report_of_trials, unprotected
-from vpmetrics._scalars import ENDS
+from vpmetrics._scalars import ENDS, key_of, scalar
 from vpmetrics._scores.measures import actual_cross_entropy, entropy_of_prior
 from vpmetrics._trials.matrices import own_and_others
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
@@ -298,9 +299,11 @@ def _people(systems: Sequence[System], layout: Layout) -> Figure | None:
         return None
     ax = layout.one()
     for one, rates in shown:
-        values = rates(sizes_for_curve(max(100, *sizes_of(one.known.scalars))))
-        curve = {n: float(values[f"rate_{n}"]) for n in sizes_of(values)}
-        draw_rate_over_people(curve, float(values["gallery"]), ax, one.label)
+        sizes = sizes_for_curve(max(100, *sizes_of(one.known.scalars)))
+        for values, label in ((rates(sizes), one.label), (rates.of_strongest(sizes), f"{one.label}, attacked")):
+            if values and bool(values["gallery"].isfinite()):
+                curve = {n: float(values[f"rate_{n}"]) for n in sizes}
+                draw_rate_over_people(curve, float(values["gallery"]), ax, label)
     legend_beside(ax)
     return figure_of(ax)
 
@@ -316,6 +319,35 @@ def _utterances(systems: Sequence[System], layout: Layout) -> Figure | None:
         draw_over_utterances(curve, 1 / people, ax, one.label, f"share found among {people}")
     legend_beside(ax)
     return figure_of(ax)
+
+
+def _bits(systems: Sequence[System], layout: Layout) -> Figure | None:
+    shown = [one for one, _ in _shown(systems, _rates) if one.condition not in ("OO", "within")]
+    if not shown or max(one.known.rates.longest() for one in shown if one.known.rates) < 2:
+        return None
+    left, right = layout.panels(2, (4.8, 3.6))
+    for one in shown:
+        found, most = _bits_over(one), 1.02 * math.log2(max(2.0, float(one.known.scalars["gallery"])))
+        for key, label in (("d_ece", one.title), ("d_ece_strongest", f"{one.title}, attacked")):
+            if curve := _curve(found, key_of(one.condition, key)):
+                draw_over_utterances(curve, math.nan, left, label, axis_of("d_ece"), scalar("d_ece").range[1])
+        chance = _curve(found, key_of(one.condition, "mean_d_chance"))
+        curve = _curve(found, key_of(one.condition, "mean_d"))
+        draw_over_utterances(curve, chance, right, one.title, axis_of("mean_d"), most)
+    return figure_of(left)
+
+
+def _bits_over(one: Shown) -> dict[int, dict[str, Tensor]]:
+    """What a condition discloses over conversations as long as most people have."""
+    over, rates = one.system.report.bits_over, one.known.rates
+    longest = 0 if rates is None else rates.longest()
+    return {} if over is None else over([2**power for power in range(6) if 2**power <= longest])
+
+
+def _curve(found: Mapping[int, Mapping[str, Tensor]], key: str) -> dict[int, float]:
+    """One number over the lengths at which it is known."""
+    values = {length: float(each[key]) for length, each in found.items() if key in each}
+    return {length: value for length, value in values.items() if math.isfinite(value)}
 
 
 def _names(system: System) -> tuple[str, ...] | None:
@@ -423,8 +455,9 @@ FIGURES = (
     FigureKind(
         "people",
         "In a crowd",
-        "How often the speaker of an utterance is the most similar of so many people, by cosine. Dotted, it is "
-        "extrapolated beyond the people there are.",
+        "How often the speaker of an utterance is the most similar of so many people, by cosine and, where attacks "
+        "were tried, after the strongest, which looks among the people of a fold. Dotted, it is extrapolated beyond "
+        "the people there are.",
         _people,
     ),
     FigureKind(
@@ -433,5 +466,12 @@ FIGURES = (
         "How often the speaker is found by the mean of several utterances: what grows is hidden by noise that "
         "listening for longer takes away.",
         _utterances,
+    ),
+    FigureKind(
+        "bits_over_utterances",
+        "Longer conversations, in bits",
+        "What the means of several utterances disclose to who compares them, to the strongest attack where any was "
+        "tried, and by ranks; dashed, what ranks of as few conversations show by chance.",
+        _bits,
     ),
 )

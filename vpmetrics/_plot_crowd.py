@@ -20,7 +20,7 @@ def sizes_for_curve(largest: int, steps: int = 40) -> list[int]:
 
 def sizes_of(values: Iterable[str]) -> list[int]:
     """The numbers of people among names of rates."""
-    return sorted(int(name.removeprefix("rate_")) for name in values if name.startswith("rate_"))
+    return sorted(int(size) for name in values if (size := name.removeprefix("rate_")).isdigit())
 
 
 def draw_rate_over_people(curve: Mapping[int, float], gallery: float, ax: Axes | None, label: str = "") -> PlotResult:
@@ -43,17 +43,27 @@ def draw_rate_over_people(curve: Mapping[int, float], gallery: float, ax: Axes |
 
 
 def draw_over_utterances(
-    curve: Mapping[int, float], chance: float, ax: Axes | None, label: str = "", name: str = "share found"
+    curve: Mapping[int, float],
+    chance: float | Mapping[int, float],
+    ax: Axes | None,
+    label: str = "",
+    name: str = "share found",
+    most: float = 1.0,
 ) -> PlotResult:
-    """A rate over the number of utterances averaged, beside chance."""
+    """A number over how many utterances are averaged, from 0 to the most it can be, beside chance where that is known.
+
+    ``chance`` is one number, or one for each number of utterances.
+    """
     ax, lengths = axes_or_new(ax), sorted(curve)
     if not ax.lines:
-        ax.set(xlabel="utterances averaged", ylabel=name, ylim=(-0.02, 1.02))
+        ax.set(xlabel="utterances averaged", ylabel=name, ylim=(-0.02 * most, 1.02 * most))
         ax.set_xscale("log", base=2)
         _show_counts(ax, base=2)
     marks = {**next_style(ax).of_markers, "label": as_label(label) if label else name}
     ax.plot(lengths, [curve[length] for length in lengths], gid="system", **marks)
-    _draw_chance(ax, lengths, [chance] * len(lengths))
+    by_chance = [chance.get(n, math.nan) if isinstance(chance, Mapping) else chance for n in lengths]
+    if not np.isnan(by_chance).all():
+        _draw_chance(ax, lengths, by_chance)
     return _finished(ax)
 
 

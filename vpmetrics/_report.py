@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
@@ -27,7 +27,7 @@ from vpmetrics._intervals import (
     with_ends,
 )
 from vpmetrics._precision import wide_dtype
-from vpmetrics._scalars import HEADINGS, SPEAKER, key_of, scalars_of
+from vpmetrics._scalars import HEADINGS, OF_CROWDS, SPEAKER, key_of, scalars_of
 from vpmetrics._scores.calibration import isotonic_map, linear_map
 from vpmetrics._scores.measures import (
     actual_cross_entropy,
@@ -169,6 +169,7 @@ class PrivacyReport(NamedTuple):
     attack_names: tuple[str, ...] = ()
     left_out: LeftOut | None = None
     groups: Mapping[int, PrivacyReport] = MappingProxyType({})
+    bits_over: Callable[[Sequence[int]], dict[int, dict[str, Tensor]]] | None = None
 
     @property
     def attacked(self) -> str:
@@ -269,13 +270,19 @@ def report_condition(
     if speakers is not None:
         scalars |= _scalars_of_speakers(speakers, identified)
     # Original speech has nobody to undo its protection.
-    if attackers is not None and condition.name != "OO" and settings.asks_for(condition.name, "attack"):
+    if (
+        attackers is not None
+        and condition.name != "OO"
+        and settings.asks_for(condition.name, "attack", "attacked_crowd")
+    ):
         strongest = attackers.strongest(condition, blocks)
         scalars |= strongest.scalars()
         if blocks is not None and strongest.without is not None:
             left_out.append(left_out_of_values(strongest.without, blocks))
     rates = rates_of(sides, condition, settings)
-    scalars |= _scalars_of_crowd(sides, condition, settings, rates)
+    if rates is not None:
+        rates = replace(rates, attackers=attackers, strongest=strongest)
+        scalars |= _scalars_of_crowd(rates, settings)
     return ConditionReport(
         scalars,
         scores,
@@ -309,17 +316,19 @@ def _warn_of_wide_bins(condition: Condition, scores: ConditionScores, d_ece: Ten
 
 def rates_of(sides: Sides, condition: Condition, settings: Settings) -> Rates | None:
     """How often somebody is found in this condition, where sizes of crowds were named."""
-    wanted = settings.sizes and settings.asks_for(condition.name, "crowd")
+    wanted = settings.sizes and settings.asks_for(condition.name, *OF_CROWDS)
     return Rates(sides, condition, settings.scoring, settings.bandwidth) if wanted else None
 
 
-def _scalars_of_crowd(sides: Sides, condition: Condition, settings: Settings, rates: Rates | None) -> dict[str, Tensor]:
-    if rates is None:
-        return {}
-    scalars = {key: value for key, value in rates(settings.sizes).items() if not key.startswith("chance")}
-    if condition.name in ALWAYS:  # conversations of several sessions cannot calibrate each other
-        scalars |= isolation_of_sides(sides, Listening(condition), settings.sizes, settings.scoring)
-    return scalars
+def _scalars_of_crowd(rates: Rates, settings: Settings) -> dict[str, Tensor]:
+    condition, scalars = rates.condition, {}
+    if settings.asks_for(condition.name, "crowd"):
+        scalars |= rates(settings.sizes)
+        if condition.name in ALWAYS:  # conversations of several sessions cannot calibrate each other
+            scalars |= isolation_of_sides(rates.sides, Listening(condition), settings.sizes, settings.scoring)
+    if settings.asks_for(condition.name, "attacked_crowd"):
+        scalars |= {f"{key}_strongest": value for key, value in rates.of_strongest(settings.sizes).items()}
+    return {key: value for key, value in scalars.items() if not key.startswith("chance")}
 
 
 def average_scores(sides: Sides, condition: Condition, settings: Settings) -> Callable[[], Tensor] | None:

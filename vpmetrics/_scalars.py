@@ -74,7 +74,7 @@ class Scalar:
     def has_interval(self) -> bool:
         """Whether leaving speakers out says how sure it is: not of extremes, of chance, or of what is but a name."""
         return (
-            self.family not in ("crowd", "calibration", "speaker")
+            self.family not in (*OF_CROWDS, "calibration", "speaker")
             and self.key.removeprefix(_prefix(self)) not in _UNSURE
         )
 
@@ -187,6 +187,13 @@ _TABLE = {
                "exactly one of so many people; by chance 36.8 at most"),
         Scalar("gallery", "references", COUNT, None, "how many people somebody is looked for among"),
     ),
+    "attacked_crowd": (
+        Scalar("rate_strongest", "found among {} after the strongest attack", PERCENT, "low", "the same after the "
+               "attack chosen for each fold of speakers, fitted on all others; beyond the people of a fold, "
+               "extrapolated"),
+        Scalar("gallery_strongest", "references of a fold", COUNT, None, "how many people somebody is looked for among "
+               "after that attack"),
+    ),
     "relative": (
         Scalar("d_ece_op_oo", "D_ECE (OP/OO)", PERCENT, "high", "de-identification by expected disclosure; compare "
                "DeID"),
@@ -209,6 +216,7 @@ FAMILIES = {
     family: tuple(replace(entry, family=family, range=_RANGES.get(entry.key, (-_NO_END, _NO_END))) for entry in entries)
     for family, entries in _TABLE.items()
 }
+OF_CROWDS = ("crowd", "attacked_crowd")
 OF_CONDITIONS = ("score", "matrix", "rank", "local", "speaker")
 _COMPARED = {  # what compares conditions is calculated from these of a family
     "deid": ("matrix", ("OO", "OP")),
@@ -216,7 +224,7 @@ _COMPARED = {  # what compares conditions is calculated from these of a family
     **{entry.key: ("score", ALWAYS) for entry in FAMILIES["relative"]},
 }
 _BY_KEY = {entry.key: entry for entries in FAMILIES.values() for entry in entries}
-_OF_PEOPLE = re.compile(r"(rate|chance|singling_out)_([1-9]\d*)(_error)?")
+_OF_PEOPLE = re.compile(r"(rate|chance|singling_out)_([1-9]\d*)(_error|_strongest)?")
 
 HEADINGS = {
     "OO": "original against original: how well speakers can be told apart before protection",
@@ -259,9 +267,12 @@ def _entry(key: str) -> Scalar | None:
     if found is None:
         entry = _BY_KEY.get(key)
         return None if entry is None or "{}" in entry.heading else entry
-    kind, people, error = found.groups()
-    entry = replace(_BY_KEY[kind], key=key, heading=_BY_KEY[kind].heading.format(f"{int(people):,}"))
-    if error is None:
+    kind, people, end = found.groups()
+    known = _BY_KEY.get(f"{kind}{end}" if end == "_strongest" else kind)
+    if known is None:
+        return None
+    entry = replace(known, key=key, heading=known.heading.format(f"{int(people):,}"))
+    if end != "_error":
         return entry
     return replace(entry, heading=f"{entry.heading}, error", private=None, tells="standard error of drawing so many")
 
@@ -300,7 +311,7 @@ def entries_of_crowd(names: Iterable[str]) -> tuple[Scalar, ...]:
         ['rate_20', 'gallery']
     """
     known = [scalar(name) for name in names]
-    keys = [entry.key.removeprefix(f"{entry.condition.lower()}_") for entry in known if entry.family == "crowd"]
+    keys = [entry.key.removeprefix(f"{entry.condition.lower()}_") for entry in known if entry.family in OF_CROWDS]
     return tuple(scalar(key) for key in dict.fromkeys(keys))
 
 
@@ -326,13 +337,15 @@ def _names(conditions: Sequence[str], attacks: bool, sessions: bool, sizes: Sequ
         yield from (key_of(condition, entry.key) for family in families for entry in FAMILIES[family])
         if sessions and condition == "OP":
             yield key_of(condition, "c_ece")
-        yield from (key_of(condition, name) for name in _names_of_crowd(condition, sizes))
+        yield from (key_of(condition, name) for name in _names_of_crowd(condition, sizes, attacks))
     if set(ALWAYS) <= set(conditions):
         yield from (entry.key for entry in FAMILIES["relative"])
 
 
-def _names_of_crowd(condition: str, sizes: Sequence[int]) -> Iterator[str]:
+def _names_of_crowd(condition: str, sizes: Sequence[int], attacks: bool) -> Iterator[str]:
     yield from (f"rate_{size}" for size in sizes)
     if condition in ALWAYS:  # conversations of several sessions cannot calibrate each other
         yield from (f"singling_out_{size}{end}" for size in sizes for end in ("", "_error"))
     yield from ("gallery",) if sizes else ()
+    if attacks and sizes and condition != "OO":
+        yield from (*(f"rate_{size}_strongest" for size in sizes), "gallery_strongest")

@@ -44,19 +44,9 @@ class _CrowdMetric(EmbeddingMetric):
         self.condition, self.length, self.accumulated = condition_of(condition).name, utterances, accumulated
         self.sizes, self.attack, self.scoring = tuple(sizes), attack, scoring
 
-    def over_utterances(self, lengths: Sequence[int]) -> dict[int, dict[str, Tensor]]:
-        """What ``compute`` would return, had another number of utterances been averaged.
-
-        Args:
-            lengths: Numbers of utterances.
-
-        Returns:
-            A dictionary of values for every number.
-        """
-        check_sizes(lengths, smallest=1, name="lengths")
-        with warn_once(), self._gathered():
-            sides = self._sides()
-            return {length: self._value(sides, length, self.sizes) for length in lengths}
+    def _value_over(self, sides: Sides, length: int) -> dict[str, Tensor]:
+        # What is averaged is half of everybody's utterances, as this metric was told.
+        return self._value(sides, length, self.sizes)
 
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
         return self._value(sides, self.length, self.sizes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +26,10 @@ from vpmetrics._report import (
 from vpmetrics._scalars import TAG, key_of, names_with_ends, origins_of, scalar, scalars_of
 from vpmetrics._trials import shares
 from vpmetrics._trials.bounds import error_bounds
-from vpmetrics._trials.conditions import ALWAYS, CONDITIONS, Condition
+from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
+from vpmetrics._trials.galleries import conversations_of_sides
 from vpmetrics._trials.matrices import SIMILARITIES
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.strongest import Attackers
 from vpmetrics._trials.utterances import Sides, row_keys
 from vpmetrics.functional.rank import MODELS
 from vpmetrics.strongest import AttackedMetric, Attacks
@@ -71,7 +72,9 @@ class VoicePrivacy(AttackedMetric):
         slope: Slope of the local information; cross-fitted when left out, see :class:`LocalInformationDisclosure`.
         sizes: Numbers of people to look for somebody among; adds ``op_rate_<N>``, ``op_singling_out_<N>`` with its
             error and ``op_gallery``, and the same of the other conditions, of single utterances and cosines: see
-            :class:`ReidentificationRate` and :class:`SinglingOut`, also for attacks and for longer conversations.
+            :class:`ReidentificationRate` and :class:`SinglingOut`. Beside them stand ``op_rate_<N>_strongest``, after
+            the attack that ``op_strongest`` names in most folds of speakers: among the ``op_gallery_strongest`` people
+            of a fold, and extrapolated beyond.
         metrics: Names of the scalars ``compute`` returns, if not all: what these do not need is not calculated.
         intervals: How often an interval is to hold the truth, such as 0.95: adds ``<key>_low`` and ``<key>_high``, for
             all but extremes (``l_w``, ``tag``, ``lid_max``), from leaving speakers out one after the other, as trials
@@ -223,6 +226,9 @@ class VoicePrivacy(AttackedMetric):
                 bounds.setdefault(key, torch.zeros_like(value))
         return bounds
 
+    def _value_over(self, sides: Sides, length: int) -> dict[str, Tensor]:
+        return self._scalars(self._report(conversations_of_sides(sides, length), cached=False))
+
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
         return self._scalars(self._report(sides))
 
@@ -258,24 +264,34 @@ class VoicePrivacy(AttackedMetric):
             self.intervals,
         )
 
-    def _report(self, sides: Sides, cached: bool = True) -> PrivacyReport:
-        settings, of_sessions = self._settings(), sides.protected.sessions is not None
-        names = [name for name in (tuple(CONDITIONS) if of_sessions else ALWAYS) if settings.asks_for(name)]
-        attacked = self.attacks is not None and any(settings.asks_for(name, "attack") for name in names)
-        attackers = self._attackers(sides) if attacked else None
+    def _report(self, sides: Sides, cached: bool = True, settings: Settings | None = None) -> PrivacyReport:
+        wanted, of_sessions = settings or self._settings(), sides.protected.sessions is not None
+        names = [name for name in (tuple(CONDITIONS) if of_sessions else ALWAYS) if wanted.asks_for(name)]
+        attacked = any(wanted.asks_for(name, "attack", "attacked_crowd") for name in names)
+        attackers = self._attackers(sides) if self.attacks is not None and attacked else None
         conditions = {}
         for name in names:
             if name == "OO" and cached:
                 conditions[name] = self._report_of_original(sides)
             else:
-                conditions[name] = self._report_of(CONDITIONS[name], sides, attackers)
-        if of_sessions and settings.asks_for("OP", "calibration"):
-            conditions["OP"].scalars["c_ece"] = transferred_disclosure(sides, settings)
+                conditions[name] = report_condition(sides, CONDITIONS[name], wanted, attackers)
+        if of_sessions and wanted.asks_for("OP", "calibration"):
+            conditions["OP"].scalars["c_ece"] = transferred_disclosure(sides, wanted)
         dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
-        report = join_conditions(
-            conditions, shares.of_all(sides.voices).sort().values, dtype, self.sizes, self.intervals
-        )
-        return report._replace(attack_names=self.attack_names)
+        voices = shares.of_all(sides.voices).sort().values
+        report = join_conditions(conditions, voices, dtype, wanted.sizes, wanted.intervals)
+        over = partial(self._bits_over, sides) if wanted.sizes else None
+        return report._replace(attack_names=self.attack_names, bits_over=over)
+
+    def _bits_over(self, sides: Sides, lengths: Sequence[int]) -> dict[int, dict[str, Tensor]]:
+        """What protected speech discloses in bits over conversations of so many utterances, for a figure."""
+        conditions = [name for name in CONDITIONS if name not in ("OO", "within")]
+        origins = frozenset((name, family) for name in conditions for family in ("score", "rank", "attack"))
+        settings = self._settings()._replace(sizes=(), intervals=None, origins=origins)
+        return {
+            length: self._report(conversations_of_sides(sides, length), cached=False, settings=settings).scalars
+            for length in lengths
+        }
 
     def _report_of_original(self, sides: Sides) -> ConditionReport:
         """Original speech is the same in every epoch of a training, so its report outlives ``reset``.
@@ -283,12 +299,12 @@ class VoicePrivacy(AttackedMetric):
         Not where scores are smooth, for of batches no two are alike, and not of a scorer that may have been trained on.
         """
         if self.bandwidth is not None or not isinstance(self.scoring, str):
-            return self._report_of(CONDITIONS["OO"], sides)
+            return report_condition(sides, CONDITIONS["OO"], self._settings())
         seen, settings, baseline = _fingerprint(sides), self._settings(), self._baseline
         known = baseline is not None and baseline[0] == settings and _same(baseline[1], seen)
         # One process may have it from before and another not: all of them walk, or none does.
         if not shares.all_agree(known, sides.voices.device) or baseline is None:
-            report = self._report_of(CONDITIONS["OO"], sides)
+            report = report_condition(sides, CONDITIONS["OO"], settings)
             self._baseline = settings, seen, replace(report, average_scores=None, rates=None)
             return report
         return replace(
@@ -296,9 +312,6 @@ class VoicePrivacy(AttackedMetric):
             average_scores=average_scores(sides, CONDITIONS["OO"], settings),
             rates=rates_of(sides, CONDITIONS["OO"], settings),
         )
-
-    def _report_of(self, condition: Condition, sides: Sides, attackers: Attackers | None = None) -> ConditionReport:
-        return report_condition(sides, condition, self._settings(), attackers)
 
 
 def _fingerprint(sides: Sides) -> tuple[Tensor, ...]:

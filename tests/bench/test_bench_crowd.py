@@ -6,6 +6,7 @@ Run with ``pytest -m bench -s tests/bench/test_bench_crowd.py``.
 from __future__ import annotations
 
 import inspect
+import math
 import time
 
 import legal_eval
@@ -117,3 +118,44 @@ warm.compute()
     print(f"\n{metric}: " + ", ".join(f"{number} people x 5: +{size:.0f} MB" for number, size in used.items()))
     assert used[5000] < 250
     assert used[5000] < 2.3 * used[2500] + 20
+
+
+def test_the_peer_keeps_the_table_of_scores_and_ours_does_not():
+    setup = f"""
+import legal_eval, torch
+from legal_eval import metrics
+from vpmetrics import ReidentificationRate
+{inspect.getsource(people)}
+rows, speakers = people(5000, 5)
+is_reference = torch.arange(len(rows)) % 5 < 3
+warm = ReidentificationRate((20,))
+warm.update(protected=rows[:200], speakers=speakers[:200])
+warm.compute()
+embeddings = dict(enumerate(rows.double().numpy()))
+"""
+    ours = "one = ReidentificationRate((20, 1000))\n"
+    ours += "one.update(protected=rows, speakers=speakers, is_reference=is_reference); one.compute()"
+    theirs = """
+models = legal_eval.build_speaker_embeddings({n: [5 * n + i for i in range(3)] for n in range(5000)}, embeddings)
+probes = {u: embeddings[u] for n in range(5000) for u in (5 * n + 3, 5 * n + 4)}
+matrix, whose = legal_eval.cosine_score_matrix(models, probes), [n for n in range(5000) for _ in range(2)]
+beaters = metrics.count_beaters(matrix, whose)
+for size in (20, 1000):
+    legal_eval.linkability(matrix, size, test_speakers=whose, estimator="exact", beaters=beaters)
+"""
+    used = {name: peak_megabytes(setup, work) for name, work in (("ours", ours), ("theirs", theirs))}
+    print(f"\n5000 people x 5: ours +{used['ours']:.0f} MB, the peer's +{used['theirs']:.0f} MB")
+    assert used["ours"] < used["theirs"] / 2
+
+
+def test_one_is_singled_out_of_twenty_thousand():
+    number = 20_000
+    rows, speakers = people(number, 4)
+    metric = SinglingOut(sizes=(1000, number), draws=2)
+    metric.update(protected=rows, speakers=speakers)
+    start = time.perf_counter()
+    values = metric.compute()
+    print(f"\n{number} people x 4, one of 1,000 and of {number} singled out: {time.perf_counter() - start:.1f} s")
+    assert all(value.isfinite() for value in values.values())
+    # Disjoint references of two, conversations of one, a voice three times as weak as the noise of two: some are.
+    assert values["singling_out_1000"] > math.exp(-1)

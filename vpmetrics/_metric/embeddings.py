@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torchmetrics.utilities import dim_zero_cat
 
-from vpmetrics._checks import warn_once
+from vpmetrics._checks import check_sizes, warn_once
 from vpmetrics._metric.base import PrivacyMetric, SureMetric
 from vpmetrics._trials import shares
+from vpmetrics._trials.galleries import conversations_of_sides
 from vpmetrics._trials.passing import rows_by_speaker
 from vpmetrics._trials.utterances import Rows, Sides, check_rows, pack, sides_of, told
 
@@ -83,6 +85,30 @@ class EmbeddingMetric(PrivacyMetric):
         """The value over all utterances so far."""
         with warn_once():
             return self._value_of_sides(self._sides())
+
+    def over_utterances(self, lengths: Sequence[int]) -> dict[int, Any]:
+        """What ``compute`` would return, were so many utterances of a speaker and session averaged to one.
+
+        What those find who listen for longer: noise that is drawn for every utterance goes away, a voice does not.
+        Utterances are dealt at random, always alike, and the same ones on both sides; those left over are dropped.
+
+        Args:
+            lengths: Numbers of utterances.
+
+        Returns:
+            The value for every number.
+        """
+        check_sizes(lengths, smallest=1, name="lengths")
+        with warn_once(), self._gathered():
+            if shares.apart():
+                raise ValueError(
+                    "Expected to average utterances only where processes gather them, but got gather=False."
+                )
+            sides = self._sides()
+            return {length: self._value_over(sides, length) for length in lengths}
+
+    def _value_over(self, sides: Sides, length: int) -> Any:
+        return self._value_of_sides(conversations_of_sides(sides, length))
 
     def _value_of_batch(self, *args: Any, **kwargs: Any) -> Any:
         with warn_once(), torch.set_grad_enabled(torch.is_grad_enabled() and self.bandwidth is not None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,3 +39,21 @@ def _mapped(fitted: Any, original: Tensor | None, protected: Tensor | None) -> T
     dtype = wide_dtype(rows.device) if len(rows) <= _FEW_ROWS else torch.float32
     directions: Tensor = SCORERS["cosine"].prepare(rows.detach().to(dtype)).nan_to_num()
     return directions
+
+
+class ChosenAttack(NamedTuple):
+    """An attack that was fitted on other speakers, with the direction in which its scores say most."""
+
+    fitted: Any
+    is_turned: bool
+
+    def attack(self, original: Tensor | None, protected: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Either side as it is compared."""
+        mapped = _mapped(self.fitted, original, protected)
+        return (None, mapped) if original is None else (mapped, None)
+
+    def compare(self, a: Tensor, b: Tensor) -> Tensor:
+        """Cosines, turned where that says more."""
+        cosine = SCORERS["cosine"]
+        scores = cosine.compare(cosine.prepare(a), cosine.prepare(b))
+        return -scores if self.is_turned else scores

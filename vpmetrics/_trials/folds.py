@@ -36,6 +36,13 @@ class Folds(NamedTuple):
         first, second = (slice(bounds[fold], bounds[fold + 1]) for bounds in self.bounds)
         return first, second
 
+    def part(self, fold: int) -> Sides:
+        """The utterances of a fold."""
+        first, second = self.rows(fold)
+        return self.sides._replace(
+            original=self.sides.original.take(first), protected=self.sides.protected.take(second)
+        )
+
 
 def deal_speakers(sides: Sides) -> Folds | None:
     """Folds of speakers, within each group; None where there are too few speakers anywhere.

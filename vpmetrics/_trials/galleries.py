@@ -11,7 +11,7 @@ from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.conversations import averaged, dealt_places, whole
 from vpmetrics._trials.isolation import Crowd, gather_crowd
 from vpmetrics._trials.references import Trials, form_trials
-from vpmetrics._trials.utterances import Side, Sides, places_of, row_keys
+from vpmetrics._trials.utterances import Side, Sides, places_of, row_keys, with_voices
 
 ACCUMULATED = ("probes", "references", "both")
 
@@ -62,16 +62,40 @@ def _dealt(reference: Side, probe: Side) -> tuple[Side, Side]:
     """The attacker's utterances and the others: as chosen, or half of every speaker's recordings to each."""
     if reference.is_reference is not None:
         return reference, probe
-    ids = torch.cat([reference.utterances, probe.utterances])
-    recordings, recording = ids.unique(return_inverse=True)
-    # A recording is dealt once, whatever versions of it there are, and by what all of them have in common.
-    keys = _smallest(torch.cat([row_keys(reference.vectors), row_keys(probe.vectors)]), recording, len(recordings))
-    columns = [name for name in ("speakers", "sessions") if getattr(probe, name) is not None]
-    known_of = [torch.cat([getattr(reference, name), getattr(probe, name)]) for name in columns]
+    recording, _, places = _dealt_recordings(reference, probe)
+    known = (places % 2 == 0)[recording]
+    return reference.take(known[: len(reference.utterances)]), probe.take(~known[len(reference.utterances) :])
+
+
+def _dealt_recordings(first: Side, second: Side) -> tuple[Tensor, Tensor, Tensor]:
+    """The recording of every row of two sides; whose each recording is, as a number; and its place among theirs.
+
+    A recording is dealt once, whatever versions of it there are, and by what all of them have in common.
+    """
+    recordings, recording = torch.cat([first.utterances, second.utterances]).unique(return_inverse=True)
+    keys = _smallest(torch.cat([row_keys(first.vectors), row_keys(second.vectors)]), recording, len(recordings))
+    columns = [name for name in ("speakers", "sessions", "groups", "is_reference") if getattr(second, name) is not None]
+    known_of = [torch.cat([getattr(first, name), getattr(second, name)]).long() for name in columns]
     codes = torch.stack([_smallest(column, recording, len(recordings)) for column in known_of])
     group = codes.unique(dim=1, return_inverse=True)[1]
-    known = (dealt_places(group, keys) % 2 == 0)[recording]
-    return reference.take(known[: len(reference.utterances)]), probe.take(~known[len(reference.utterances) :])
+    return recording, group, dealt_places(group, keys)
+
+
+def conversations_of_sides(sides: Sides, length: int) -> Sides:
+    """Means of so many recordings of everybody as utterances of their own, of the same recordings on both sides."""
+    recording, group, places = _dealt_recordings(sides.original, sides.protected)
+    together = torch.stack([group, places // length]).unique(dim=1, return_inverse=True)[1]
+    parts = recording.split([len(sides.original.utterances), len(sides.protected.utterances)])
+    both = zip((sides.original, sides.protected), parts, (None, sides.protected.sessions), strict=True)
+    return with_voices(*(_averaged(side, together[of], places[of], length, drawn) for side, of, drawn in both))
+
+
+def _averaged(side: Side, together: Tensor, places: Tensor, length: int, drawn: Tensor | None) -> Side:
+    """Rows that go together, in a session where there are any, as one; what is not complete is dropped."""
+    columns = together[None] if drawn is None else torch.stack([together, drawn])
+    members = whole(columns.unique(dim=1, return_inverse=True)[1], places % length, length)
+    first = members[:, 0]
+    return side.take(first)._replace(vectors=averaged(side.vectors, members), utterances=together[first])
 
 
 def _smallest(values: Tensor, place: Tensor, count: int) -> Tensor:

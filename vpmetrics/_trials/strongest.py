@@ -25,7 +25,7 @@ from vpmetrics._precision import wide_dtype, widen
 from vpmetrics._scores.measures import eer_of_steps, expected_disclosure
 from vpmetrics._scores.steps import Steps, calibrate
 from vpmetrics._trials import shares
-from vpmetrics._trials.attacked import compared
+from vpmetrics._trials.attacked import ChosenAttack, compared
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.folds import FEWEST_SPEAKERS, Folds, deal_speakers, is_linear, pairs_of
 from vpmetrics._trials.left_out import Blocks
@@ -44,7 +44,8 @@ class Strongest(NamedTuple):
     """What the strongest attack finds, and what chance would; all scalars but the last.
 
     ``attack``: the number of the attack most folds chose. ``each`` ``(A,)``: D_ECE of every attack, in its better
-    direction, pooled over all folds. ``without``: the first two for all speakers and without each block of speakers,
+    direction, pooled over all folds. ``chosen`` ``(2, K)``: the number of each fold's attack, and whether the direction
+    of its scores is turned. ``without``: the first two for all speakers and without each block of speakers,
     ``(1 + G,)``, where that was asked for.
     """
 
@@ -53,6 +54,7 @@ class Strongest(NamedTuple):
     attack: Tensor
     chance: Tensor
     each: Tensor
+    chosen: Tensor
     without: dict[str, Tensor] | None = None
 
     def scalars(self) -> dict[str, Tensor]:
@@ -122,6 +124,7 @@ class Attackers:
             chance=torch.where(undefined, torch.nan, chance.d_ece),
             each=torch.where(undefined, torch.nan, each),
             eer=torch.where(undefined, torch.nan, found.eer),
+            chosen=torch.where(undefined, -1, torch.stack([numbers[found.chosen[0]], found.chosen[1]])),
             without=without,
         )
 
@@ -129,11 +132,24 @@ class Attackers:
     def _finite(self) -> bool:
         return bool(torch.stack([values.isfinite().all() for values in self._given]).all())
 
+    def chosen(self, condition: Condition, found: Strongest) -> Iterator[tuple[Sides, ChosenAttack]]:
+        """The utterances of every fold, and the attack that was chosen for it; nothing where none was possible."""
+        folds, fits = self.folds, self._fits
+        if folds is None or fits is None or bool(found.d_ece.isnan()):
+            return
+        for fold, (number, is_turned) in enumerate(found.chosen.T.tolist()):
+            with _exactly(self.sides):
+                fitted = self._fitted[condition.one_sided][number][fold]
+                if fitted is None:
+                    fitted = fits.anew(number, fold, "PP" if condition.one_sided else "OP")
+            yield folds.part(fold), ChosenAttack(fitted, bool(is_turned))
+
     def _nothing(self) -> Strongest:
         device = self.sides.voices.device
         value = torch.full((), torch.nan, dtype=wide_dtype(device), device=device)
         attack = torch.full((), -1, dtype=torch.int64, device=device)
-        return Strongest(value, value, attack, value, value.expand(3 * len(self.attacks)))
+        each, chosen = value.expand(3 * len(self.attacks)), attack.expand(2, 0)
+        return Strongest(value, value, attack, value, each, chosen)
 
 
 def _count(folds: Folds, condition: Condition, enrolment: str | None, fitted: Sequence[list[Any]]) -> Tensor:
@@ -141,9 +157,7 @@ def _count(folds: Folds, condition: Condition, enrolment: str | None, fitted: Se
     counts = torch.zeros(len(fitted), folds.number, 4 * _BINS, dtype=torch.int32, device=folds.fold_of_voice.device)
     one = counts.new_ones(())
     for fold in range(folds.number):
-        first, second = folds.rows(fold)
-        original, protected = folds.sides.original.take(first), folds.sides.protected.take(second)
-        reference, probe = Sides(original, protected, folds.sides.voices).pair(condition, enrolment)
+        reference, probe = folds.part(fold).pair(condition, enrolment)
         own = [number for number, attack in enumerate(fitted) if attack[fold] is not None]
         rows = [(number, *compared(fitted[number][fold], reference, probe, condition)) for number in own]
         for a, b, kinds in _tiles(reference, probe, condition) if rows else ():
@@ -210,6 +224,17 @@ class _Fits:
                 fitted[2 * len(self.attacks) + number] = [watcher] * self.folds.number
         return dict(sorted(fitted.items()))
 
+    def anew(self, number: int, fold: int, condition: str) -> Any:
+        """What maps the rows of one fold, where another process has it."""
+        how, number = divmod(number, len(self.attacks))
+        attack = self.attacks[number]
+        if not is_linear(attack):
+            return _fit_on(attack, *self.pairs, rows=self.fold != fold)
+        if how == 2:
+            return copy.deepcopy(attack).fit_moments(self.watched, condition)
+        parts = self.moments[1:] if how else self.moments[:1]
+        return [maps for part in parts for maps in _maps_of_folds(attack, part, condition, own=True)][fold]
+
     def _moments(self, chosen: range) -> Moments:
         rows = (self.fold >= chosen.start) & (self.fold < chosen.stop)
         original, protected, speakers = (part[rows] for part in self.pairs)
@@ -271,7 +296,8 @@ def _choose(targets: Tensor, nontargets: Tensor) -> Strongest:
     together = _steps_of_llr(llr.flatten(), targets[best, fold].flatten(), nontargets[best, fold].flatten())
     attack = (best % attacks).mode().values
     d_ece = expected_disclosure(together)
-    return Strongest(d_ece, eer_of_steps(together), attack, d_ece, each.view(2, attacks).amax(0))
+    chosen = torch.stack([best % attacks, best // attacks])
+    return Strongest(d_ece, eer_of_steps(together), attack, d_ece, each.view(2, attacks).amax(0), chosen)
 
 
 def _condense(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,7 +83,7 @@ class Sides(NamedTuple):
         """The utterances of one group."""
         both = (self.original, self.protected)
         chosen = (side if side.groups is None else side.take(side.groups == group) for side in both)
-        return _with_voices(*(side._replace(groups=None) for side in chosen))
+        return with_voices(*(side._replace(groups=None) for side in chosen))
 
 
 def pack(
@@ -154,10 +154,11 @@ def sides_of(rows: Rows) -> Sides:
         sides.append(Side(vectors, rows.speakers, ids, rows.speakers, *known).take(kept))
     # Protected recordings may well come out alike; only where there is nothing else to look at are they looked at.
     _warn_of_copies(*(("original", sides[0]) if len(sides[0].speakers) else ("protected", sides[1])))
-    return _with_voices(*sides)
+    return with_voices(*sides)
 
 
-def _with_voices(original: Side, protected: Side) -> Sides:
+def with_voices(original: Side, protected: Side) -> Sides:
+    """The two sides and the voices there are on them, numbered anew."""
     speakers = torch.cat([original.speakers, protected.speakers])
     names, place = torch.unique(speakers, return_inverse=True)
     if original.groups is not None and protected.groups is not None:
