@@ -105,7 +105,7 @@ def test_a_metric_over_utterances_is_that_of_their_averages(sessions):
             expected = alone.compute()
             assert set(values) == set(expected)
             for key, value in expected.items():
-                assert_close(values[key], value, rtol=0, atol=1e-9, equal_nan=True)
+                assert_close(values[key], value, rtol=0, atol=1e-7, equal_nan=True)
 
 
 def averages(original, protected, speakers, length, sessions=None):

@@ -95,12 +95,11 @@ def test_the_strongest_attack_stands_beside_every_rate():
     rows = turned()
     metric = VoicePrivacy(sizes=(4, 100), attacks=[Plain(), RidgeToOriginal()])
     metric.update(*rows)
-    values, chances = metric.compute(), {4: 1 / 4, 100: 1 / 100}
+    values = metric.compute()
     assert tuple(values) == scalars_of(attacks=True, sizes=(4, 100))
     assert values["op_gallery_strongest"] == 4  # 24 speakers in five folds
-    for size, chance in chances.items():
-        assert values[f"op_rate_{size}"] < 2.5 * chance
-        assert values[f"op_rate_{size}_strongest"] > 0.8
+    assert values["op_rate_4"] < 0.6 < 0.8 < values["op_rate_4_strongest"]
+    assert values["op_rate_100"] < 0.1 < 0.3 < values["op_rate_100_strongest"]
     rates = metric.report().conditions["OP"].rates
     assert rates.of_strongest((4,))["rate_4"] == values["op_rate_4_strongest"]
 
@@ -114,7 +113,9 @@ def test_rates_after_the_strongest_attack_are_those_of_the_class_within_each_fol
     each, weights = [], []
     for fold, attack in attackers.chosen(condition, strongest):
         metric = ReidentificationRate(sizes=(2, 4), condition="OP", attack=attack)
-        metric.update(*(side.vectors for side in fold[:2]), fold.original.speakers, utterances=fold.original.utterances)
+        for name in ("original", "protected"):
+            side = getattr(fold, name)
+            metric.update(**{name: side.vectors}, speakers=side.speakers, utterances=side.utterances)
         each.append(metric.compute())
         weights.append(len(fold.original.speakers))
     for name in ("rate_2", "rate_4"):
