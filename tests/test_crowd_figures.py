@@ -91,6 +91,7 @@ def test_a_report_shows_a_crowd_where_sizes_are_named():
         assert drawn(longer, "system")[1].get_ydata()[-1] == pytest.approx(by_hand.compute()["rate_10"].item())
 
 
+@pytest.mark.filterwarnings("ignore:Singling one out")
 def test_bits_over_utterances_are_those_of_the_suite():
     original, protected, speakers = people(number=20, each=8, noise=1.5)
     suite = VoicePrivacy(sizes=(10,), attacks=[Plain()])

@@ -91,6 +91,7 @@ def turned(number=24, each=8, width=16):
     return original, original @ turn, speakers
 
 
+@pytest.mark.filterwarnings("ignore:Singling one out")
 def test_the_strongest_attack_stands_beside_every_rate():
     rows = turned()
     metric = VoicePrivacy(sizes=(4, 100), attacks=[Plain(), RidgeToOriginal()])

@@ -367,7 +367,9 @@ def test_names_of_sessions_and_groups_do_not_matter():
         metric = VoicePrivacy(attacks=None)
         for part in rows.tensor_split(2):
             metric.update(original[part], protected[part], speakers[part], sessions=sessions[part], groups=groups[part])
-        return metric.compute()
+        values = metric.compute()
+        # Who is worst protected goes by the names of speakers.
+        return {key: value for key, value in values.items() if not key.endswith("worst_speaker")}
 
     # Three sessions cannot be halved: which are the first two must not follow from what they are called.
     expected = value(torch.arange(60), names, sessions, groups)

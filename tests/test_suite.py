@@ -9,6 +9,7 @@ from torch.testing import assert_close
 from torchmetrics import MetricCollection
 
 import vpmetrics as vp
+from vpmetrics import suite
 from vpmetrics.attacks import Plain, RidgeToOriginal
 from vpmetrics.suite import VoicePrivacy
 
@@ -43,8 +44,8 @@ def test_each_scalar_is_that_of_its_own_class():
 
 def test_original_speech_is_scored_once(monkeypatch):
     walked = []
-    original = VoicePrivacy._report_of
-    monkeypatch.setattr(VoicePrivacy, "_report_of", lambda *args: walked.append(args[1].name) or original(*args))
+    original = suite.report_condition
+    monkeypatch.setattr(suite, "report_condition", lambda *args: walked.append(args[1].name) or original(*args))
     rows = join(embeddings())
     order = torch.randperm(150, generator=torch.Generator().manual_seed(0))
     metric = VoicePrivacy()
@@ -187,8 +188,8 @@ def test_a_system_that_does_nothing_changes_nothing_however_many_utterances(rows
 
 def test_a_report_after_compute_is_what_that_has_found_until_anything_changes(monkeypatch):
     walked = []
-    original = VoicePrivacy._report_of
-    monkeypatch.setattr(VoicePrivacy, "_report_of", lambda *args: walked.append(args[1].name) or original(*args))
+    original = suite.report_condition
+    monkeypatch.setattr(suite, "report_condition", lambda *args: walked.append(args[1].name) or original(*args))
     metric, rows = VoicePrivacy(attacks=[Plain()]), join(embeddings())
     values = alone(metric, rows)
     assert_close(metric.report().scalars, values, rtol=0, atol=0, equal_nan=True)

@@ -321,7 +321,8 @@ def rates_of(sides: Sides, condition: Condition, settings: Settings) -> Rates | 
 
 
 def _scalars_of_crowd(rates: Rates, settings: Settings) -> dict[str, Tensor]:
-    condition, scalars = rates.condition, {}
+    condition = rates.condition
+    scalars: dict[str, Tensor] = {}
     if settings.asks_for(condition.name, "crowd"):
         scalars |= rates(settings.sizes)
         if condition.name in ALWAYS:  # conversations of several sessions cannot calibrate each other

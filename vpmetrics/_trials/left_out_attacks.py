@@ -24,7 +24,7 @@ from vpmetrics._trials.folds import Folds
 from vpmetrics._trials.left_out import Blocks, Tally, thinned
 from vpmetrics._trials.pairs import TrialGrid
 from vpmetrics._trials.scorers import SCORERS
-from vpmetrics._trials.utterances import Sides, places_in
+from vpmetrics._trials.utterances import places_in
 
 _CELLS = 1 << 8  # of the score axis of an attack
 _PAIRS = 1 << 18  # of two speakers, by attack and fold
@@ -106,9 +106,7 @@ def _grids(
     folds: Folds, fold: int, condition: Condition, enrolment: str | None, fitted: Sequence[list[Any]]
 ) -> Iterator[tuple[int, TrialGrid]]:
     """The pairs of a fold, as each attack that this process fitted compares them, with its number."""
-    first, second = folds.rows(fold)
-    original, protected = folds.sides.original.take(first), folds.sides.protected.take(second)
-    reference, probe = Sides(original, protected, folds.sides.voices).pair(condition, enrolment)
+    reference, probe = folds.part(fold).pair(condition, enrolment)
     for number, attack in enumerate(fitted):
         if attack[fold] is None:
             continue
