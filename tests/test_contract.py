@@ -440,6 +440,7 @@ def _tensors_of(root):
     return found
 
 
+@pytest.mark.filterwarnings("ignore:.*embeddings equal another")
 @each_case
 def test_nothing_of_the_data_outlives_reset(case):
     fresh = sum(tensor.numel() for tensor in _tensors_of(case.metric().__dict__))
