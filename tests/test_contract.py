@@ -440,13 +440,14 @@ def _tensors_of(root):
     return found
 
 
-@pytest.mark.filterwarnings("ignore:.*embeddings equal another")
 @each_case
 def test_nothing_of_the_data_outlives_reset(case):
     fresh = sum(tensor.numel() for tensor in _tensors_of(case.metric().__dict__))
     metric = updated(case, case.batches())
-    metric(**case.batches()[0])
-    metric.compute()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*embeddings equal another")  # a batch is there twice
+        metric(**case.batches()[0])
+        metric.compute()
     metric.reset()
     metric._baseline = None  # of VoicePrivacy: the report of original speech is kept on purpose
     assert sum(tensor.numel() for tensor in _tensors_of(metric.__dict__)) == fresh

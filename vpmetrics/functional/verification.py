@@ -36,6 +36,7 @@ def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
         where a class is missing. Gradients flow to ``preds``.
 
     Example:
+        >>> import torch
         >>> cllr(torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1]))
         tensor(1.1476)
     """
@@ -57,6 +58,7 @@ def min_cllr(preds: Tensor, target: Tensor, bandwidth: float | None = None, vali
         missing.
 
     Example:
+        >>> import torch
         >>> min_cllr(torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1]))
         tensor(0.5000)
     """
@@ -82,6 +84,7 @@ def equal_error_rate(
         Scalar in [0, 0.5]; NaN with one warning where a class is missing.
 
     Example:
+        >>> import torch
         >>> equal_error_rate(torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1]))
         tensor(0.2500)
     """
@@ -110,6 +113,7 @@ def raw_equal_error_rate(preds: Tensor, target: Tensor, validate_args: bool = Tr
         with one warning where a class is missing.
 
     Example:
+        >>> import torch
         >>> raw_equal_error_rate(torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1]))
         tensor(0.5000)
     """
@@ -144,6 +148,7 @@ def min_dcf(
         Scalar in [0, 1]: 1 is the cost of deciding by the prior alone. NaN with one warning where a class is missing.
 
     Example:
+        >>> import torch
         >>> min_dcf(torch.tensor([0.0, 1.0, 2.0, 3.0]), target=torch.tensor([0, 1, 0, 1]))
         tensor(0.5000)
     """
@@ -180,6 +185,7 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
         fewer than ten targets, or with infinite scores or all the same.
 
     Example:
+        >>> import torch
         >>> preds = torch.cat([torch.arange(20.0), torch.arange(10.0, 30.0)])
         >>> linkability(preds, target=torch.arange(40) >= 20)
         tensor(0.3750)
