@@ -370,6 +370,16 @@ def warn_once() -> Iterator[None]:
     _say(remarks)
 
 
+@contextmanager
+def unsaid() -> Iterator[None]:
+    """Within this nothing is said of data that are too few, as where a figure shows what becomes of fewer and fewer."""
+    token = _remarks.set([])
+    try:
+        yield
+    finally:
+        _remarks.reset(token)
+
+
 def check_weight(name: str, value: Any) -> None:
     """Refuse anything that is not a finite number of at least 0."""
     if not _is_number(value):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_choice, check_flag, check_sizes, check_slope, warn_once
+from vpmetrics._checks import check_choice, check_flag, check_sizes, check_slope, unsaid, warn_once
 from vpmetrics._names import selection
 from vpmetrics._precision import result_dtype
 from vpmetrics._report import (
@@ -288,10 +288,11 @@ class VoicePrivacy(AttackedMetric):
         conditions = [name for name in CONDITIONS if name not in ("OO", "within")]
         origins = frozenset((name, family) for name in conditions for family in ("score", "rank", "attack"))
         settings = self._settings()._replace(sizes=(), intervals=None, origins=origins)
-        return {
-            length: self._report(conversations_of_sides(sides, length), cached=False, settings=settings).scalars
-            for length in lengths
-        }
+        with unsaid():
+            return {
+                length: self._report(conversations_of_sides(sides, length), cached=False, settings=settings).scalars
+                for length in lengths
+            }
 
     def _report_of_original(self, sides: Sides) -> ConditionReport:
         """Original speech is the same in every epoch of a training, so its report outlives ``reset``.

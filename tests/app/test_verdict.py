@@ -41,7 +41,8 @@ def test_a_weak_attackers_number_never_stands_alone():
 def test_the_strongest_attack_decides_and_is_named_with_what_it_needs():
     weak = system("x", 0.0, op_d_ece_strongest=0.37, op_strongest=1, op_d_ece_chance=0.012)
     each = torch.tensor([0.0, 0.37, torch.nan])  # the last was not tried
-    found = Strongest(*(torch.tensor(value) for value in (0.37, 0.3, 1, 0.012)), each)
+    chosen = torch.ones(2, 1, dtype=torch.int64)
+    found = Strongest(*(torch.tensor(value) for value in (0.37, 0.3, 1, 0.012)), each, chosen)
     conditions = {"OP": replace(weak.report.conditions["OP"], strongest=found)}
     attacks = (("plain", "nothing"), ("ridge", "pairs of both sides"), ("ridge, observed", "pairs of both sides"))
     tried = System("x", weak.report._replace(conditions=conditions), attacks=attacks)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import torch
 from cases import Batch, mapped
+from torch._subclasses import fake_tensor
 
 _SOURCE = Path(__file__).parent / "backend.cpp"
 
@@ -51,6 +52,8 @@ def second_device() -> torch.device:
     torch.ops.second_device.init()
     torch._register_device_module("second", _module())
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    # Fake tensors of devices that are not there shall stay fake, although there is a second device now.
+    fake_tensor._is_privateuse1_backend_available = lambda: False
     return torch.device("second")
 
 
