@@ -36,10 +36,11 @@ from vpmetrics._plot import (
 )
 from vpmetrics._plot_crowd import draw_over_utterances, draw_rate_over_people, sizes_for_curve, sizes_of
 from vpmetrics._plot_speakers import draw_speakers
-from vpmetrics._report import ConditionReport, ScoredTrials, System, Transfer, report_of_trials, unprotected
+from vpmetrics._report import ConditionReport, System, Transfer, report_of_trials, unprotected
 from vpmetrics._scalars import ENDS, key_of, scalar
 from vpmetrics._scores.measures import actual_cross_entropy, entropy_of_prior
 from vpmetrics._trials.matrices import own_and_others
+from vpmetrics._trials.scored import ScoredTrials
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
 
 Part = TypeVar("Part")

@@ -21,10 +21,12 @@ from vpmetrics._trials.left_out import (
     dominance_without,
     scores_without,
     slopes_of,
+    slopes_of_grid,
 )
 from vpmetrics._trials.left_out_ranks import LeftOutRanks
 from vpmetrics._trials.matrices import Likeness, likeness_of_condition
 from vpmetrics._trials.pairs import TrialGrid
+from vpmetrics._trials.scored import ScoredTrials
 from vpmetrics._trials.scorers import Scorer
 from vpmetrics._trials.scores import ConditionScores, score_condition
 from vpmetrics._trials.utterances import Sides
@@ -90,8 +92,24 @@ def counts_of_blocks(
     steps = scores.counts.ascending
     if bool(steps.targets.isnan().any()):
         return None
-    slopes = None if likeness is None else slopes_of(grid, likeness, matrix, similarity)
+    slopes = None if likeness is None else slopes_of_grid(grid, likeness, matrix, similarity)
     return count_without(grid, steps, _links(scores), blocks, slopes)
+
+
+def counts_of_scored(
+    trials: ScoredTrials,
+    scores: ConditionScores,
+    likeness: Likeness | None,
+    matrix: Tensor | None,
+    similarity: str,
+    blocks: Blocks,
+) -> Counts | None:
+    """The same of trials that come with their scores."""
+    steps = scores.counts.ascending
+    if bool(steps.targets.isnan().any()):
+        return None
+    known = None if likeness is None or matrix is None else slopes_of(likeness.own, matrix, similarity).others
+    return trials.count_without(steps, _links(scores), blocks, known)
 
 
 def _links(scores: ConditionScores) -> Tensor:
@@ -100,20 +118,23 @@ def _links(scores: ConditionScores) -> Tensor:
 
 
 def left_out_of_scores(
-    grid: TrialGrid,
+    voices: Tensor,
     scores: ConditionScores,
     counts: Counts | None,
     likeness: Likeness | None,
     similarity: str,
     blocks: Blocks,
 ) -> LeftOut:
-    """What leaving speakers out changes in the numbers of scores, and in those of similarities if these are known."""
+    """What leaving speakers out changes in the numbers of scores, and in those of similarities if these are known.
+
+    ``voices``: those of ``likeness``, ascending.
+    """
     if counts is None:
         return LeftOut({}, {}, blocks.ratio)
     seen, times = scores.trials.table()
     values = scores_without(counts, seen[(times > 0).any(0)], _links(scores))
     if likeness is not None:
-        values |= dominance_without(counts, grid, likeness, blocks, similarity)
+        values |= dominance_without(counts, likeness, blocks.of(voices), blocks, scores.within, similarity)
     return left_out_of_values(values, blocks)
 
 
@@ -125,7 +146,9 @@ def left_out_of_similarity(
     scores = score_condition(grid)
     likeness, matrix = likeness_of_condition(grid, scores, similarity)
     counts = counts_of_blocks(grid, scores, likeness, matrix, similarity, blocks)
-    return likeness.dominance, left_out_of_scores(grid, scores, counts, likeness, similarity, blocks)
+    return likeness.dominance, left_out_of_scores(
+        grid.voices.sort().values, scores, counts, likeness, similarity, blocks
+    )
 
 
 def left_out_of_ranks(groups: Sequence[LeftOutRanks], model: str, blocks: Blocks) -> LeftOut:

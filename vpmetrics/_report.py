@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from vpmetrics._intervals import (
     LeftOut,
     Profiles,
     counts_of_blocks,
+    counts_of_scored,
     joined,
     left_out_of_scores,
     left_out_of_system,
@@ -53,11 +54,13 @@ from vpmetrics._trials.matrices import (
     SimilarityMatrices,
     averages_of_grid,
     likeness_of_condition,
+    likeness_of_matrix,
     own_and_others,
     ratio_to_original,
 )
 from vpmetrics._trials.pairs import TrialGrid
 from vpmetrics._trials.passing import PassedGrid
+from vpmetrics._trials.scored import ScoredTrials, deal_names
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.scores import ConditionScores, keep_scores, score_condition
 from vpmetrics._trials.speakers import (
@@ -71,7 +74,6 @@ from vpmetrics._trials.strongest import Attackers, Strongest
 from vpmetrics._trials.transfer import distortion_of_sessions
 from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.similarity import (
-    diagonal_dominance,
     normalised_relatives,
 )
 
@@ -227,18 +229,6 @@ def numbers_of(scalars: Mapping[str, Tensor]) -> dict[str, float]:
     return dict(zip(scalars, row, strict=True))
 
 
-class ScoredTrials(NamedTuple):
-    """Trials of one condition: scores and labels ``(P,)``, and the speakers ``(2, P)`` of both sides if known.
-
-    ``within``: both sides are the same utterances, and each pair is there once, whichever way round.
-    """
-
-    scores: Tensor
-    is_target: Tensor
-    speakers: Tensor | None = None
-    within: bool = False
-
-
 def report_condition(
     sides: Sides, condition: Condition, settings: Settings, attackers: Attackers | None = None
 ) -> ConditionReport:
@@ -259,7 +249,8 @@ def report_condition(
         speakers = None if tally is None else tally.disclosure()
     if blocks is not None and settings.intervals is not None:
         counts = counts_of_blocks(grid, scores, likeness, matrix, settings.similarity, blocks)
-        left_out.append(left_out_of_scores(grid, scores, counts, likeness, settings.similarity, blocks))
+        voices = grid.voices.sort().values
+        left_out.append(left_out_of_scores(voices, scores, counts, likeness, settings.similarity, blocks))
         profiles = None if counts is None else Profiles(counts, blocks.ratio, settings.intervals)
     if by_speaker or settings.asks_for(condition.name, "rank", "local"):
         found = identify_sides(sides, condition, settings.scoring, settings.slope, settings.bandwidth, blocks)
@@ -356,14 +347,18 @@ def report_of_trials(
     trials: Mapping[str, ScoredTrials],
     fit: ScoredTrials | None = None,
     speakers: int = 0,
-    similarity: str = "geometric",
+    similarity: str | None = "geometric",
+    intervals: float | None = None,
 ) -> PrivacyReport:
-    """All that scores say, by condition, of speakers ``0 ... speakers - 1``; ``fit`` are those of another run."""
+    """All that scores say, by condition, of speakers ``0 ... speakers - 1``; ``fit`` are those of another run.
+
+    Without ``similarity`` there are no matrices; ``intervals`` says how often these are to hold the truth.
+    """
+    settings = Settings(similarity or "", intervals=intervals)
+    names = torch.arange(speakers)
     with warn_once():
-        conditions = {
-            condition: _report_scored(given, condition, speakers, similarity) for condition, given in trials.items()
-        }
-        report = join_conditions(conditions, torch.arange(speakers))
+        conditions = {name: _report_scored(given, name, names, settings) for name, given in trials.items()}
+        report = join_conditions(conditions, names, intervals=intervals)
         if fit is None:
             return report
         transfer = _transfer(trials[report.attacked], fit)
@@ -406,27 +401,37 @@ def _all_matrices(matrices: Mapping[str, Tensor], names: Tensor) -> SimilarityMa
     return SimilarityMatrices(oo=oo, op=op, pp=pp, speakers=names)
 
 
-def _report_scored(given: ScoredTrials, condition: str, speakers: int, similarity: str) -> ConditionReport:
-    scores = keep_scores(given.scores, given.is_target, given.within)
+def _report_scored(given: ScoredTrials, condition: str, names: Tensor, settings: Settings) -> ConditionReport:
+    scores, similarity = keep_scores(given.scores, given.is_target, given.within), settings.similarity
     scalars = _scalars_of_scores(scores)
-    if given.speakers is None or not condition:
+    if given.speakers is None:
         return ConditionReport(scalars, scores, claims_llr=True)
-    names = torch.arange(speakers, device=given.scores.device)
-    by_speaker = disclosure_of_trials(scores, given.scores, given.is_target, given.speakers, names)
-    rows, columns = given.speakers
-    cells = rows * speakers + columns
-
-    def average(values: Tensor) -> Tensor:
-        sums = values.new_zeros(2, speakers * speakers, dtype=wide_dtype(values.device))
-        both = torch.stack([values, torch.ones_like(values)]).to(sums.dtype)
-        sums = sums.index_add(1, cells, both).view(2, speakers, speakers)
-        return _mean(*(sums + sums.mT if given.within else sums))
-
-    (llr,) = scores.look_up([scores.llr_of_both_orders()])(given.scores)
-    matrix = average(llr).sigmoid() if similarity == "sigmoid" else average(logsigmoid(llr)).exp()
-    scalars |= _scalars_of_matrix(matrix) | _scalars_of_speakers(by_speaker)
+    names = names.to(given.scores.device)
+    likeness = matrix = speakers = averages = None
+    if condition and similarity:
+        (llr,) = scores.look_up([scores.llr_of_both_orders()])(given.scores)
+        mean = given.averages(llr if similarity == "sigmoid" else logsigmoid(llr), len(names))
+        matrix = mean.sigmoid() if similarity == "sigmoid" else mean.exp()
+        likeness, averages = likeness_of_matrix(matrix, given.within), partial(given.averages, given.scores, len(names))
+        speakers = disclosure_of_trials(scores, given.scores, given.is_target, given.speakers, names)
+        scalars |= {"d_diag": likeness.dominance, "d_diag_log": likeness.dominance_log}
+        scalars |= _scalars_of_speakers(speakers)
+    left_out = profiles = None
+    if settings.intervals is not None:
+        blocks = deal_names(names)
+        counts = counts_of_scored(given, scores, likeness, matrix, similarity, blocks)
+        left_out = left_out_of_scores(names, scores, counts, likeness, similarity, blocks)
+        profiles = None if counts is None else Profiles(counts, blocks.ratio, settings.intervals)
     return ConditionReport(
-        scalars, scores, matrix, None, lambda: average(given.scores), claims_llr=True, speakers=by_speaker
+        scalars,
+        scores,
+        matrix,
+        average_scores=averages,
+        claims_llr=True,
+        likeness=likeness,
+        speakers=speakers,
+        left_out=left_out,
+        profiles=profiles,
     )
 
 
@@ -455,10 +460,6 @@ def _scalars_of_scores(scores: ConditionScores) -> dict[str, Tensor]:
     }
 
 
-def _scalars_of_matrix(matrix: Tensor) -> dict[str, Tensor]:
-    return {"d_diag": diagonal_dominance(matrix), "d_diag_log": diagonal_dominance(matrix, log_domain=True)}
-
-
 def _scalars_of_speakers(
     disclosed: SpeakerDisclosure, identified: SpeakerIdentification | None = None
 ) -> dict[str, Tensor]:
@@ -483,7 +484,3 @@ def _largest(values: Tensor) -> tuple[Tensor, Tensor]:
     place = torch.where(values.isnan(), -torch.inf, values).argmax(0, keepdim=True)
     largest = values.gather(0, place).squeeze(0)
     return largest, torch.where(largest.isnan(), torch.nan, place.squeeze(0))
-
-
-def _mean(sums: Tensor, trials: Tensor) -> Tensor:
-    return torch.where(trials > 0, sums / trials, torch.nan)

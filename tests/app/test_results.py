@@ -14,7 +14,8 @@ import torch
 from app.cases import expected_scalars, run, scalars_of, trials_of, write_key, write_npz, write_scores
 
 import vpmetrics.app
-from vpmetrics._report import ScoredTrials, System, report_of_trials
+from vpmetrics._report import System, report_of_trials
+from vpmetrics._trials.scored import ScoredTrials
 from vpmetrics.app.report import print_tables
 from vpmetrics.app.results import Run, results_of
 from vpmetrics.app.table_files import as_csv, as_latex, as_markdown

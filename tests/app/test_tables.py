@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from vpmetrics import VoicePrivacy
-from vpmetrics._report import ScoredTrials, System, report_of_trials
+from vpmetrics._report import System, report_of_trials
+from vpmetrics._trials.scored import ScoredTrials
 from vpmetrics.app.embeddings import Embeddings
 from vpmetrics.app.evaluation import evaluate_embeddings
 from vpmetrics.app.table_files import as_csv, as_latex, as_markdown

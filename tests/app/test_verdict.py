@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vpmetrics._report import ScoredTrials, System, report_of_trials
+from vpmetrics._report import System, report_of_trials
+from vpmetrics._trials.scored import ScoredTrials
 from vpmetrics._trials.strongest import Strongest
 from vpmetrics.app.changes import changes_between
 from vpmetrics.app.tables import show

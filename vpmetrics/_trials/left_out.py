@@ -61,13 +61,18 @@ class Blocks(NamedTuple):
 def deal_blocks(sides: Sides) -> Blocks:
     """Blocks of equally many speakers, which depend on their embeddings alone; a speaker of two groups is one."""
     names, place = sides.voices.unique(return_inverse=True)
-    number = min(len(names), MOST)
-    size = len(names) // max(number, 1)
     turn = torch.arange(len(names), device=names.device)
     if len(names) > MOST:
         side = sides.original if len(sides.original.voices) else sides.protected
         keys = keys_of_means(side.vectors, place[side.voices], len(names))
         turn = keys.argsort(stable=True).argsort()
+    return deal_in_turn(names, turn)
+
+
+def deal_in_turn(names: Tensor, turn: Tensor) -> Blocks:
+    """Blocks of speakers ``(S,)``, ascending, each in turn; as many as there may be."""
+    number = min(len(names), MOST)
+    size = len(names) // max(number, 1)
     return Blocks(names, torch.where(turn < number * size, turn % max(number, 1), number), number, size)
 
 
@@ -107,7 +112,7 @@ def count_without(
     grid: TrialGrid, steps: Steps, linked: Tensor, blocks: Blocks, slopes: Slopes | None = None
 ) -> Counts:
     """One more walk, over the targets and over some of the non-targets; cells end at ``linked``, too."""
-    edges = _lay_edges(steps)
+    edges = lay_edges(steps)
     finest = torch.cat([edges, linked]).unique()
     tally = Tally(finest, blocks.of(grid.voices), blocks.number, slopes)
     tally.add_targets(grid)
@@ -116,8 +121,8 @@ def count_without(
     return tally.counts(step, steps)
 
 
-def _lay_edges(steps: Steps) -> Tensor:
-    """Between steps of PAV that hold as many trials each, both kinds weighing as much."""
+def lay_edges(steps: Steps) -> Tensor:
+    """Ends of cells between steps of PAV, that hold as many trials each, both kinds weighing as much."""
     share = steps.targets / (2 * steps.targets.sum()) + steps.nontargets / (2 * steps.nontargets.sum())
     number = ((share.cumsum(0) - share) * _CELLS).nan_to_num().round(decimals=6).floor()
     return widen(steps.edges)[number[1:] > number[:-1]]
@@ -133,16 +138,20 @@ class Slopes(NamedTuple):
     others: Tensor
 
 
-def slopes_of(grid: TrialGrid, likeness: Likeness, matrix: Tensor | None, similarity: str) -> Slopes:
+def slopes_of(own: Tensor, others: Tensor, similarity: str) -> Slopes:
     """From what is known of the similarities of a condition; of too many voices for a matrix, all count for as much."""
-    place = grid.voices.argsort(stable=True).argsort()
-    own = likeness.own[place]
-    others = likeness.others.nanmean().view(1, 1) if matrix is None else matrix[place][:, place]
     # Voices that never meet have no similarity, and no trial that it could grow with.
     own, others = own.nan_to_num(0), others.nan_to_num(0)
     if similarity == "geometric":
         return Slopes(*(torch.stack([m, torch.ones_like(m)]) for m in (own, others)))
     return Slopes(*(torch.stack([m * (1 - m), 1 - m]) for m in (own, others)))
+
+
+def slopes_of_grid(grid: TrialGrid, likeness: Likeness, matrix: Tensor | None, similarity: str) -> Slopes:
+    """The same by the places that voices have in a grid."""
+    place = grid.voices.argsort(stable=True).argsort()
+    others = likeness.others.nanmean().view(1, 1) if matrix is None else matrix[place][:, place]
+    return slopes_of(likeness.own[place], others, similarity)
 
 
 def thinned(grid: TrialGrid, pairs: int) -> TrialGrid:
@@ -272,14 +281,14 @@ def _cllr(counts: Counts, levels: Tensor) -> Tensor:
 
 
 def dominance_without(
-    counts: Counts, grid: TrialGrid, likeness: Likeness, blocks: Blocks, similarity: str
+    counts: Counts, likeness: Likeness, block: Tensor, blocks: Blocks, within: bool, similarity: str
 ) -> dict[str, Tensor]:
-    """Diagonal dominance of all speakers, then without each block, ``(1 + G,)``.
+    """Diagonal dominance of all speakers, then without each block, ``(1 + G,)``; ``block`` is that of every voice.
 
     Similarities of the voices that are left are those of all, corrected for what their calibration would be without
     the block: to first order what is averaged in every cell changes them in proportion to the trials they have there.
     """
-    times, block = 2 if grid.within else 1, blocks.of(grid.voices.sort().values)
+    times = 2 if within else 1
     targets, nontargets = counts.by(counts.step)
     averaged = Steps(counts.edges, times * targets, times * nontargets).llr_laplace[:, counts.step]
     averaged = logsigmoid(averaged) if similarity == "geometric" else averaged

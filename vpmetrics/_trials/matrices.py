@@ -170,3 +170,15 @@ def own_and_others(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The diagonal ``(S,)`` of a matrix, and the mean of each row without it, as far as it is known."""
     others = matrix.detach().clone().fill_diagonal_(torch.nan)
     return matrix.detach().diagonal(), others.nanmean(1)
+
+
+def likeness_of_matrix(matrix: Tensor, within: bool) -> Likeness:
+    """What a matrix comes to; ``within`` one side a pair of voices is met once, and stands in it in both orders."""
+    own, others = own_and_others(matrix)
+    apart = ~torch.eye(len(matrix), dtype=torch.bool, device=matrix.device) & ~matrix.isnan()
+    apart = apart.triu() if within else apart
+    each = torch.where(apart, torch.stack([torch.ones_like(matrix), matrix, matrix.log2()]), 0)
+    met = each.sum(2) + each.sum(1)
+    number, alike, log_alike = met.sum(1)
+    dominance = (own.nanmean() - alike / number).abs(), own.log2().nanmean() - log_alike / number
+    return Likeness(own, others, *dominance, met)

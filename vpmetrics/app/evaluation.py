@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vpmetrics._report import ConditionReport, ScoredTrials, System, report_of_trials
+from vpmetrics._report import ConditionReport, System, report_of_trials
 from vpmetrics._scalars import key_of
 from vpmetrics._trials.conditions import CONDITIONS
+from vpmetrics._trials.scored import ScoredTrials
 from vpmetrics.app.columns import Array
 from vpmetrics.app.embeddings import Embeddings
 from vpmetrics.app.errors import InputError

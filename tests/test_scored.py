@@ -1,0 +1,127 @@
+"""Trials that come with their scores: what leaving speakers out of a list says is what the shorter list says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_left_out import voices
+from torch.nn.functional import normalize
+from torch.testing import assert_close
+
+from vpmetrics import VoicePrivacy
+from vpmetrics import functional as F
+from vpmetrics._intervals import difference_of
+from vpmetrics._report import report_of_trials
+from vpmetrics._trials import left_out
+from vpmetrics._trials.scored import ScoredTrials, deal_names
+
+
+def listed(rows, condition="OP"):
+    """All trials of a condition of embeddings, as a list has them."""
+    sides = {"O": normalize(rows["original"]), "P": normalize(rows["protected"])}
+    scores = 4 * sides[condition[0]] @ sides[condition[1]].T
+    kept = ~torch.eye(len(scores), dtype=torch.bool)
+    kept = kept.triu() if condition != "OP" else kept
+    first, second = kept.nonzero().T
+    pairs = rows["speakers"][torch.stack([first, second])]
+    return ScoredTrials(scores[first, second], pairs[0] == pairs[1], pairs, within=condition != "OP")
+
+
+def some(trials, share, seed=0):
+    """A list that has not all pairs, and of two speakers none."""
+    pairs = trials.speakers
+    kept = torch.rand(len(trials.scores), generator=torch.Generator().manual_seed(seed)) < share
+    kept &= ~((pairs.amin(0) == 1) & (pairs.amax(0) == 4))
+    return trials._replace(scores=trials.scores[kept], is_target=trials.is_target[kept], speakers=pairs[:, kept])
+
+
+def without(trials, speaker):
+    kept = (trials.speakers != speaker).all(0)
+    pairs = trials.speakers[:, kept]
+    # Numbers without a gap: a matrix has no row for who is in no trial.
+    pairs = pairs - (pairs > speaker).long()
+    return trials._replace(scores=trials.scores[kept], is_target=trials.is_target[kept], speakers=pairs)
+
+
+@pytest.mark.parametrize("similarity", ["geometric", "sigmoid"])
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_leaving_a_speaker_out_is_listing_the_others(similarity, share):
+    trials = {name: some(listed(voices(), name), share) for name in ("OO", "OP", "PP")}
+    report = report_of_trials(trials, None, 12, similarity, intervals=0.95)
+    again = []
+    for speaker in range(12):
+        shorter = {name: without(one, speaker) for name, one in trials.items()}
+        again.append(report_of_trials(shorter, None, 11, similarity).scalars)
+    assert {"deid", "gvd", "op_d_ece", "pp_eer", "oo_d_diag_log", "d_ece_op_oo"} <= set(report.left_out.changes)
+    for key, change in report.left_out.changes.items():
+        expected = torch.stack([values[key] - report.scalars[key] for values in again])
+        coarse = any(part in key for part in ("linkability", "raw_eer"))  # bins stay as they were, as do ties
+        spread = (expected - expected.mean()).square().mean().sqrt()
+        allowed = (1.0 if coarse else 0.15) * spread + 0.003 * abs(report.scalars[key]) + (5e-3 if coarse else 2e-3)
+        assert (change - expected).square().mean().sqrt() <= allowed, key
+
+
+def test_a_list_of_all_pairs_is_as_sure_as_the_embeddings_are():
+    rows = voices()
+    metric = VoicePrivacy(attacks=None, intervals=0.95)
+    metric.update(**rows)
+    expected = metric.compute()
+    found = report_of_trials({name: listed(rows, name) for name in ("OO", "OP", "PP")}, None, 12, intervals=0.95)
+    for key in ("deid", "gvd", "op_d_ece", "op_eer", "pp_min_cllr", "oo_d_diag", "g_d_ece"):
+        width = expected[f"{key}_high"] - expected[f"{key}_low"]
+        for end in ("low", "high"):
+            assert abs(found.scalars[f"{key}_{end}"] - expected[f"{key}_{end}"]) < 0.05 * width + 1e-6, key
+
+
+def test_a_list_is_about_as_sure_as_speakers_drawn_anew_are():
+    trials = some(listed(voices(speakers=30)), 0.5)
+    drawn = F.bootstrap(trials.scores, trials.is_target, list(trials.speakers), replicates=300)
+    found = report_of_trials({"": trials}, None, 30, None, intervals=0.95).scalars
+    for key in ("d_ece", "eer", "min_cllr", "cllr"):
+        width = drawn[key].high - drawn[key].low
+        assert float((found[f"{key}_high"] - found[f"{key}_low"]) / width) == pytest.approx(1, abs=0.3)
+        assert abs(found[f"{key}_low"] - drawn[key].low) < 0.2 * width
+
+
+def test_neither_order_nor_sides_of_pairs_within_a_side_matter():
+    trials = some(listed(voices(), "PP"), 0.6)
+    order = torch.randperm(len(trials.scores), generator=torch.Generator().manual_seed(3))
+    turned = torch.rand(len(order), generator=torch.Generator().manual_seed(4)) < 0.5
+    pairs = torch.where(turned, trials.speakers.flip(0), trials.speakers)
+    other = ScoredTrials(trials.scores[order], trials.is_target[order], pairs[:, order], within=True)
+    one, two = (report_of_trials({"PP": each}, None, 12, intervals=0.9).scalars for each in (trials, other))
+    for key, value in one.items():
+        assert_close(two[key], value, rtol=0, atol=1e-9, msg=key, equal_nan=True)
+
+
+def test_two_systems_on_one_list_are_compared_speaker_by_speaker():
+    plain, better = (report_of_trials({"": some(listed(voices(leak=leak)), 0.5)}, None, 12, None, 0.95)
+                     for leak in (0.6, 0.3))  # fmt: skip
+    values = plain.scalars["d_ece"], better.scalars["d_ece"]
+    found = difference_of("d_ece", values, (plain.left_out, better.left_out), 0.95)
+    assert found.told_apart
+    assert found.low < found.value < found.high
+
+
+def test_many_speakers_are_left_out_in_blocks_that_go_by_their_names(monkeypatch):
+    trials = some(listed(voices(speakers=30)), 0.5)
+    alone = report_of_trials({"": trials}, None, 30, None, intervals=0.95).scalars
+    monkeypatch.setattr(left_out, "MOST", 15)
+    monkeypatch.setattr("vpmetrics._trials.scored.MOST", 15)
+    blocks = deal_names(torch.arange(30))
+    assert blocks.of_name.bincount().tolist() == [2] * 15
+    assert_close(blocks.of_name, deal_names(torch.arange(30)).of_name)
+    found = report_of_trials({"": trials}, None, 30, None, intervals=0.95).scalars
+    widths = [float(each["d_ece_high"] - each["d_ece_low"]) for each in (alone, found)]
+    assert widths[1] == pytest.approx(widths[0], rel=0.5)
+
+
+def test_of_one_class_nothing_is_sure():
+    trials = listed(voices(speakers=3))
+    targets = trials.is_target
+    one = ScoredTrials(trials.scores[targets], targets[targets], trials.speakers[:, targets])
+    with pytest.warns(UserWarning, match="There are no non-target trials") as caught:
+        found = report_of_trials({"": one}, None, 3, None, intervals=0.95).scalars
+    assert len(caught) == 1
+    assert found["d_ece_low"].isnan()
+    assert found["d_ece_high"].isnan()
