@@ -124,6 +124,91 @@ def test_rates_after_the_strongest_attack_are_those_of_the_class_within_each_fol
         assert_close(found[name], by_hand.to(found[name].dtype), rtol=0, atol=1e-6)
 
 
+def test_the_strongest_attack_stands_beside_everybody_who_is_singled_out():
+    metric = VoicePrivacy(sizes=(4, 12), attacks=[Plain(), RidgeToOriginal()])
+    metric.update(*turned())
+    values = metric.compute()
+    for size in (4, 12):  # of a fold in five; of half of all people
+        # Half of all are singled out wherever they are: whoever is turned is like somebody, and always the same one.
+        assert values[f"op_singling_out_{size}"] < 0.6 < 0.95 < values[f"op_singling_out_{size}_strongest"]
+    # Between two sides that share the turn nothing is hidden, and there is nothing to undo.
+    assert values["pp_singling_out_12"] > 0.9
+    assert values["pp_singling_out_12_strongest"] == pytest.approx(values["pp_singling_out_12"].item(), abs=0.1)
+
+
+@pytest.mark.parametrize(("size", "folds"), [(4, 5), (7, 3), (12, 2)])
+def test_people_are_singled_out_of_folds_that_hold_them_by_attacks_fitted_on_all_others(size, folds):
+    sides = sides_of(pack(*turned()))
+    attackers = Attackers(sides, [RidgeToOriginal()])
+    condition = CONDITIONS["OP"]
+    strongest = attackers.strongest(condition)
+    each = []
+    for fold, chosen in attackers.among(size, condition, strongest):
+        own = fold.original.speakers.unique()
+        assert len(own) >= size
+        others = ~torch.isin(sides.original.speakers, own)
+        attack = RidgeToOriginal().fit(
+            sides.original.vectors[others], sides.protected.vectors[others], sides.original.speakers[others]
+        )
+        metric = SinglingOut(sizes=(size,), condition="OP", attack=attack)
+        for name in ("original", "protected"):
+            side = getattr(fold, name)
+            metric.update(**{name: side.vectors}, speakers=side.speakers, utterances=side.utterances)
+        each.append(metric.compute())
+        assert not chosen.is_turned
+    assert len(each) == folds
+    rates = Rates(sides, condition, "cosine", attackers=attackers, strongest=strongest)
+    found = rates.isolation_of_strongest((size,))
+    name = f"singling_out_{size}"
+    by_hand = sum(value[name] for value in each) / folds
+    assert found[name].item() == pytest.approx(by_hand.item(), abs=0.06)  # the same draws, of all but the same maps
+    if size == 12:  # everybody of a fold: nothing is drawn
+        assert found[f"{name}_error"] == 0
+
+
+def test_the_error_of_several_folds_is_that_of_their_mean():
+    sides = sides_of(pack(*turned(number=40)))
+    attackers = Attackers(sides, [Plain()])
+    condition = CONDITIONS["PP"]
+    rates = Rates(sides, condition, "cosine", attackers=attackers, strongest=attackers.strongest(condition))
+    found = rates.isolation_of_strongest((5,))
+    each = []
+    for fold, _ in attackers.among(5, condition, rates.strongest):
+        metric = SinglingOut(sizes=(5,), condition="PP")
+        metric.update(None, fold.protected.vectors, fold.protected.speakers, utterances=fold.protected.utterances)
+        each.append(metric.compute())
+    for name in ("singling_out_5", "singling_out_5_error"):
+        column = torch.stack([value[name] for value in each])
+        expected = column.square().sum().sqrt() / 5 if name.endswith("error") else column.mean()
+        assert found[name].item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_nobody_is_singled_out_after_an_attack_of_more_than_half_of_all_people():
+    metric = VoicePrivacy(sizes=(13,), attacks=[Plain()])
+    metric.update(*turned())
+    with pytest.warns(UserWarning, match="after an attack needs twice as many") as warned:
+        values = metric.compute()
+    assert len(warned) == 1
+    assert values["op_singling_out_13"].isfinite()
+    assert values["op_singling_out_13_strongest"].isnan()
+    assert values["op_singling_out_13_strongest_error"].isnan()
+
+
+def test_tables_mark_what_is_extrapolated():
+    metric = VoicePrivacy(sizes=(4, 20), attacks=[Plain()])
+    metric.update(*turned())
+    with pytest.warns(UserWarning, match="twice as many"):
+        (table,) = [table for table in tables_of_system(System("system", metric.report())) if "OO" in table.headings]
+    shown = {row[0]: row[2] for row in table.rows}
+    titles = [row[0] for row in table.rows]
+    attacked = "found among 20 after the strongest attack [%]"
+    assert shown[attacked].startswith("≈ ")
+    assert titles.index(attacked) == titles.index("found among 20 [%]") + 1
+    for counted in ("found among 20 [%]", "found among 4 after the strongest attack [%]"):
+        assert not shown[counted].startswith("≈")
+    assert shown["singled out of 20 after the strongest attack [%]"] == "–"
+
+
 def test_an_attack_whose_scores_fall_with_likeness_is_turned():
     original, _, speakers = people(number=24, each=8, width=16, noise=0.5)
     metric = VoicePrivacy(sizes=(4,), attacks=[Plain()])
@@ -141,3 +226,4 @@ def test_no_rate_of_an_attack_where_there_are_too_few_speakers_for_one():
         values = metric.compute()
     assert values["op_rate_4_strongest"].isnan()
     assert values["op_gallery_strongest"].isnan()
+    assert values["op_singling_out_4_strongest"].isnan()

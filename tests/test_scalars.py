@@ -57,7 +57,13 @@ def test_numbers_of_people_are_part_of_a_name():
     )
     assert scalar("rate_20_low").heading == "found among 20 from"
     assert scalar("pp_singling_out_20_error").private is None
-    for unknown in ("rate", "op_rate", "op_rate_0", "op_rate_x", "singling_out_5_errors", "op_gallery_3"):
+    attacked = scalar("op_singling_out_20_strongest")
+    assert (attacked.title, attacked.private) == ("singled out of 20 after the strongest attack [%]", "low")
+    assert scalar("op_singling_out_20_strongest_error").private is None
+    for unknown in (
+        *("rate", "op_rate", "op_rate_0", "op_rate_x", "singling_out_5_errors", "op_gallery_3", "rate_20_error"),
+        *("chance_20_strongest", "singling_out_20_error_strongest"),
+    ):
         with pytest.raises(KeyError):
             scalar(unknown)
 

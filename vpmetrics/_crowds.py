@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vpmetrics._checks import unsaid, warn_undefined
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.galleries import Listening, crowd_of_conversations, hear, trials_of_conversations
 from vpmetrics._trials.isolation import isolation_rates
@@ -50,6 +51,30 @@ class Rates:
         names = [*(f"rate_{size}" for size in sizes), *(f"chance_{size}" for size in sizes), "gallery"]
         return _averaged(parts) if parts else dict.fromkeys(names, unknown)
 
+    def isolation_of_strongest(self, sizes: Sequence[int]) -> dict[str, Tensor]:
+        """How often a predicate singles one out of people whom the strongest attack has not seen, and the error of it.
+
+        NaN for more people than are left when as many have taught the attack.
+        """
+        if self.attackers is None or self.strongest is None:
+            return {}
+        unknown = torch.full_like(self.strongest.d_ece, torch.nan)
+        values = {f"singling_out_{size}{end}": unknown for size in sizes for end in ("", "_error")}
+        for size in sizes:
+            with unsaid():
+                parts = [
+                    _isolated(fold, Listening(self.condition, attack=attack), (size,), attack.compare)
+                    for fold, attack in self.attackers.among(size, self.condition, self.strongest)
+                ]
+            values |= _averaged(parts) if parts else {}
+        lacking = [size for size in sizes if bool(values[f"singling_out_{size}"].isnan())]
+        if lacking and not bool(self.strongest.d_ece.isnan()):
+            warn_undefined(
+                f"Singling one out of {max(lacking)} people after an attack needs twice as many, each with two "
+                "conversations, for the others teach the attack."
+            )
+        return values
+
     def longest(self) -> int:
         """How many utterances half of all people, at least, have for a conversation."""
         heard = hear(self.sides, Listening(self.condition))[1]
@@ -82,13 +107,15 @@ def isolation_of_sides(
     sides: Sides, listening: Listening, sizes: Sequence[int], scoring: Scoring, calibration: int = 9, draws: int = 20
 ) -> dict[str, Tensor]:
     """How often a predicate fires on exactly one of so many people of a group."""
+    return _over_groups(sides, lambda part: _isolated(part, listening, sizes, scoring, calibration, draws))
 
-    def isolated(part: Sides) -> _Weighted:
-        crowd = crowd_of_conversations(part, listening, calibration)
-        values = isolation_rates(crowd, sizes, scoring, draws)
-        return _Weighted(values, crowd.counts.new_tensor(len(crowd.predicates)))
 
-    return _over_groups(sides, isolated)
+def _isolated(
+    sides: Sides, listening: Listening, sizes: Sequence[int], scoring: Scoring, calibration: int = 9, draws: int = 20
+) -> _Weighted:
+    crowd = crowd_of_conversations(sides, listening, calibration)
+    values = isolation_rates(crowd, sizes, scoring, draws)
+    return _Weighted(values, crowd.counts.new_tensor(len(crowd.predicates)))
 
 
 def _over_groups(sides: Sides, value_of: Callable[[Sides], _Weighted]) -> dict[str, Tensor]:

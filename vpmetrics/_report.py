@@ -28,7 +28,7 @@ from vpmetrics._intervals import (
     with_ends,
 )
 from vpmetrics._precision import wide_dtype
-from vpmetrics._scalars import HEADINGS, OF_CROWDS, SPEAKER, key_of, scalars_of
+from vpmetrics._scalars import HEADINGS, OF_CROWDS, SPEAKER, key_of, of_strongest, scalars_of
 from vpmetrics._scores.calibration import isotonic_map, linear_map
 from vpmetrics._scores.measures import (
     actual_cross_entropy,
@@ -314,12 +314,16 @@ def rates_of(sides: Sides, condition: Condition, settings: Settings) -> Rates | 
 def _scalars_of_crowd(rates: Rates, settings: Settings) -> dict[str, Tensor]:
     condition = rates.condition
     scalars: dict[str, Tensor] = {}
+    calibrated = condition.name in ALWAYS  # conversations of several sessions cannot calibrate each other
     if settings.asks_for(condition.name, "crowd"):
         scalars |= rates(settings.sizes)
-        if condition.name in ALWAYS:  # conversations of several sessions cannot calibrate each other
+        if calibrated:
             scalars |= isolation_of_sides(rates.sides, Listening(condition), settings.sizes, settings.scoring)
     if settings.asks_for(condition.name, "attacked_crowd"):
-        scalars |= {f"{key}_strongest": value for key, value in rates.of_strongest(settings.sizes).items()}
+        attacked = rates.of_strongest(settings.sizes)
+        if calibrated:
+            attacked |= rates.isolation_of_strongest(settings.sizes)
+        scalars |= {of_strongest(key): value for key, value in attacked.items()}
     return {key: value for key, value in scalars.items() if not key.startswith("chance")}
 
 

@@ -181,7 +181,7 @@ _TABLE = {
     ),
     "crowd": (
         Scalar("rate", "found among {}", PERCENT, "low", "share of conversations whose speaker is the most similar of "
-               "so many people; beyond the references, extrapolated"),
+               "so many people; ≈ where they are more than the references, and it is extrapolated"),
         Scalar("chance", "found among {} by chance", PERCENT, None, "one in so many"),
         Scalar("singling_out", "singled out of {}", PERCENT, "low", "share of the attacker's predicates that fire on "
                "exactly one of so many people; by chance 36.8 at most"),
@@ -189,8 +189,11 @@ _TABLE = {
     ),
     "attacked_crowd": (
         Scalar("rate_strongest", "found among {} after the strongest attack", PERCENT, "low", "the same after the "
-               "attack chosen for each fold of speakers, fitted on all others; beyond the people of a fold, "
-               "extrapolated"),
+               "attack chosen for each fold of speakers, fitted on all others; ≈ where they are more than the people "
+               "of a fold"),
+        Scalar("singling_out_strongest", "singled out of {} after the strongest attack", PERCENT, "low", "the same "
+               "after the attack that most folds chose, fitted on people who are not among them; of more than half of "
+               "all people it is not known"),
         Scalar("gallery_strongest", "references of a fold", COUNT, None, "how many people somebody is looked for among "
                "after that attack"),
     ),
@@ -224,7 +227,7 @@ _COMPARED = {  # what compares conditions is calculated from these of a family
     **{entry.key: ("score", ALWAYS) for entry in FAMILIES["relative"]},
 }
 _BY_KEY = {entry.key: entry for entries in FAMILIES.values() for entry in entries}
-_OF_PEOPLE = re.compile(r"(rate|chance|singling_out)_([1-9]\d*)(_error|_strongest)?")
+_OF_PEOPLE = re.compile(r"(rate|chance|singling_out)_([1-9]\d*)(_strongest)?(_error)?")
 
 HEADINGS = {
     "OO": "original against original: how well speakers can be told apart before protection",
@@ -267,12 +270,12 @@ def _entry(key: str) -> Scalar | None:
     if found is None:
         entry = _BY_KEY.get(key)
         return None if entry is None or "{}" in entry.heading else entry
-    kind, people, end = found.groups()
-    known = _BY_KEY.get(f"{kind}{end}" if end == "_strongest" else kind)
-    if known is None:
+    kind, people, attacked, error = found.groups(default="")
+    known = _BY_KEY.get(kind + attacked)
+    if known is None or (error and kind != "singling_out"):
         return None
     entry = replace(known, key=key, heading=known.heading.format(f"{int(people):,}"))
-    if end != "_error":
+    if not error:
         return entry
     return replace(entry, heading=f"{entry.heading}, error", private=None, tells="standard error of drawing so many")
 
@@ -311,8 +314,23 @@ def entries_of_crowd(names: Iterable[str]) -> tuple[Scalar, ...]:
         ['rate_20', 'gallery']
     """
     known = [scalar(name) for name in names]
-    keys = [entry.key.removeprefix(f"{entry.condition.lower()}_") for entry in known if entry.family in OF_CROWDS]
-    return tuple(scalar(key) for key in dict.fromkeys(keys))
+    keys = {
+        entry.key.removeprefix(f"{entry.condition.lower()}_"): entry for entry in known if entry.family in OF_CROWDS
+    }
+    sizes = dict.fromkeys(int(found[2]) for key in keys if (found := _OF_PEOPLE.fullmatch(key)))
+    return tuple(scalar(key) for key in _names_of_crowd("OP", tuple(sizes), attacks=True) if key in keys)
+
+
+def gallery_of(name: str) -> tuple[str, int] | None:
+    """The number of references that a rate is counted among, by name, and of the people it tells of; None of others.
+
+    Example:
+        >>> gallery_of("op_rate_20_strongest"), gallery_of("op_eer")
+        (('op_gallery_strongest', 20), None)
+    """
+    known = scalar(name)
+    found = re.search(r"rate_(\d+)(_strongest)?$", name) if known.family in OF_CROWDS else None
+    return None if found is None else (key_of(known.condition, f"gallery{found[2] or ''}"), int(found[1]))
 
 
 def scalars_of(
@@ -337,15 +355,28 @@ def _names(conditions: Sequence[str], attacks: bool, sessions: bool, sizes: Sequ
         yield from (key_of(condition, entry.key) for family in families for entry in FAMILIES[family])
         if sessions and condition == "OP":
             yield key_of(condition, "c_ece")
-        yield from (key_of(condition, name) for name in _names_of_crowd(condition, sizes, attacks))
+        if sizes:
+            yield from (key_of(condition, name) for name in _names_of_crowd(condition, sizes, attacks))
     if set(ALWAYS) <= set(conditions):
         yield from (entry.key for entry in FAMILIES["relative"])
 
 
 def _names_of_crowd(condition: str, sizes: Sequence[int], attacks: bool) -> Iterator[str]:
-    yield from (f"rate_{size}" for size in sizes)
+    # The number of a weak attacker never stands alone; original speech has nobody to undo its protection.
+    of_attackers = (str, of_strongest) if attacks and condition != "OO" else (str,)
+    yield from (named(f"rate_{size}") for size in sizes for named in of_attackers)
     if condition in ALWAYS:  # conversations of several sessions cannot calibrate each other
-        yield from (f"singling_out_{size}{end}" for size in sizes for end in ("", "_error"))
-    yield from ("gallery",) if sizes else ()
-    if attacks and sizes and condition != "OO":
-        yield from (*(f"rate_{size}_strongest" for size in sizes), "gallery_strongest")
+        ends = ("", "_error")
+        yield from (named(f"singling_out_{size}{end}") for size in sizes for named in of_attackers for end in ends)
+    yield from (named("gallery") for named in of_attackers)
+
+
+def of_strongest(key: str) -> str:
+    """Name of the same number after the strongest attack.
+
+    Example:
+        >>> of_strongest("rate_20"), of_strongest("singling_out_20_error")
+        ('rate_20_strongest', 'singling_out_20_strongest_error')
+    """
+    plain = key.removesuffix("_error")
+    return f"{plain}_strongest{key[len(plain) :]}"

@@ -162,7 +162,7 @@ class SinglingOut(_CrowdMetric):
     averaged in disjoint groups of ``utterances``, of which every speaker needs two: each is tested in turn, while
     others calibrate. ``compute()`` returns a dictionary: ``singling_out_<N>``, and ``singling_out_<N>_error``, the
     standard error of drawing sets of N speakers: 0 where that is everybody. NaN with one warning for sizes beyond the
-    number of speakers.
+    number of speakers. ``VoicePrivacy(sizes=...)`` tells the same after the strongest of several attacks.
 
     Args:
         sizes: Numbers of people N, the reference's speaker included.

@@ -81,7 +81,7 @@ class Attackers:
         watched: Moments | None = None,
         enrolment: str | None = None,
     ) -> None:
-        self.sides, self.attacks, self.enrolment = sides, attacks, enrolment
+        self.sides, self.attacks, self.watched, self.enrolment = sides, attacks, watched, enrolment
         self._given = sides.original.vectors, sides.protected.vectors, *(() if watched is None else watched.tensors())
         self.folds = deal_speakers(sides)
         with _exactly(sides):
@@ -143,6 +143,26 @@ class Attackers:
                 if fitted is None:
                     fitted = fits.anew(number, fold, "PP" if condition.one_sided else "OP")
             yield folds.part(fold), ChosenAttack(fitted, bool(is_turned))
+
+    def among(self, people: int, condition: Condition, found: Strongest) -> Iterator[tuple[Sides, ChosenAttack]]:
+        """The same in folds of so many people at least, where there are twice as many.
+
+        Of fewer folds than the choice was made with, each is attacked by what most of those chose.
+        """
+        folds = deal_speakers(self.sides, people)
+        if folds is None or self.folds is None or folds.number == self.folds.number or bool(found.d_ece.isnan()):
+            yield from self.chosen(condition, found)
+            return
+        how, number = divmod(int(found.attack), len(self.attacks))
+        is_turned = bool(found.chosen[1, found.chosen[0] == found.attack].mode().values)
+        kind = "PP" if condition.one_sided else "OP"
+        with _exactly(self.sides):
+            fits = _Fits(folds, [self.attacks[number]], self.watched)
+            fitted = fits.of(kind)[how]
+        for fold in range(folds.number):
+            with _exactly(self.sides):
+                attack = fits.anew(how, fold, kind) if fitted[fold] is None else fitted[fold]
+            yield folds.part(fold), ChosenAttack(attack, is_turned)
 
     def _nothing(self) -> Strongest:
         device = self.sides.voices.device

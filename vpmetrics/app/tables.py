@@ -17,6 +17,7 @@ from vpmetrics._scalars import (
     SPEAKER,
     Scalar,
     entries_of_crowd,
+    gallery_of,
     key_of,
     scalar,
 )
@@ -99,6 +100,8 @@ def show(name: str, system: System, ends: bool = True) -> str:
         return system.attacks[int(value)][0]
     if known.unit is SPEAKER:
         return system.name_of(value)
+    if (counted := gallery_of(name)) is not None and counted[1] > system.scalar(counted[0]):
+        return f"≈ {known.show(value)}"  # extrapolated
     low, high = (system.scalar(f"{name}{end}") for end in ENDS)
     sure = ends and known.family not in _WITHOUT_ENDS and not math.isnan(low + high)
     return with_interval(known, value, low, high) if sure else known.show(value)
