@@ -77,6 +77,34 @@ def test_an_interval_keeps_to_its_range_and_holds_what_was_measured():
     assert (low.item(), high.item()) == pytest.approx((0.01, 0.02))
 
 
+@pytest.mark.parametrize(("value", "highest"), [(0.0, 1.0), (1.0, 1.0), (0.5, 0.5)])
+def test_people_of_whom_none_was_seen_are_not_ruled_out(value, highest):
+    """The ends are those of Clopper and Pearson for as many people who are all alike."""
+    one, share = torch.tensor(value, dtype=torch.float64), value / highest
+    low, high = interval_of(one, one.expand(20), 0.95, lowest=0.0, highest=highest)
+    exact = stats.binomtest(round(20 * share), 20).proportion_ci(0.9, method="exact")  # only one of its ends is open
+    assert (low.item() / highest, high.item() / highest) == pytest.approx((exact.low, exact.high), rel=1e-12)
+
+
+def test_what_lies_within_its_range_or_has_none_is_as_sure_as_it_seems():
+    inside = torch.tensor(0.3)
+    assert interval_of(inside, inside.expand(20), 0.95, 0.0, 1.0) == (inside, inside)
+    assert interval_of(torch.zeros(()), torch.zeros(20), 0.95, lowest=0.0) == (0, 0)
+
+
+@pytest.mark.filterwarnings("ignore:Linkability")
+def test_three_voices_told_apart_do_not_show_that_all_can_be():
+    rows = {key: column[:6] for key, column in voices().items()}
+    rows["speakers"] = torch.arange(6) % 3
+    noise = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
+    rows["original"], rows["protected"] = torch.eye(16)[rows["speakers"]] + 0.01 * noise
+    scalars = measured(rows, intervals=0.95, metrics=["op_d_ece", "op_eer"]).scalars
+    d_ece, eer = ([float(scalars[f"{key}{end}"]) for end in ("_low", "", "_high")] for key in ("op_d_ece", "op_eer"))
+    most = 1 / math.log(4)
+    assert d_ece == pytest.approx([most * 0.05 ** (1 / 3), most, most], rel=1e-5)
+    assert eer == pytest.approx([0, 0, 0.5 * (1 - 0.05 ** (1 / 3))], rel=1e-5)
+
+
 @pytest.mark.parametrize("case", ["plain", "sigmoid", "groups", "sessions", "speaker"])
 def test_leaving_a_speaker_out_is_measuring_without_them(case):
     rows, settings = voices(sessions=2 if case == "sessions" else None), {}
@@ -159,11 +187,13 @@ def test_doing_nothing_is_known_to_do_nothing():
 
 @pytest.mark.filterwarnings("ignore:Linkability")
 @pytest.mark.parametrize("nothing", [0.0, 1.0])
-def test_scores_that_are_all_one_are_surely_so(nothing):
+def test_scores_that_are_all_one_say_nothing_of_people_who_were_not_seen(nothing):
     rows = voices()
     rows["protected"] = torch.full_like(rows["original"], nothing)
     scalars = measured(rows, intervals=0.95).scalars
-    assert [float(scalars[f"op_d_ece{end}"]) for end in ("", "_low", "_high")] == [0.0, 0.0, 0.0]
+    share = 1 - 0.05 ** (1 / 12)  # of all, with whom twelve like these would come once in twenty times
+    found = [float(scalars[f"op_d_ece{end}"]) for end in ("", "_low", "_high")]
+    assert found == pytest.approx([0.0, 0.0, share / math.log(4)])
 
 
 def test_fewer_speakers_are_less_sure():

@@ -31,6 +31,10 @@ def interval_of(
     where :math:`r`, speakers kept over speakers left out, is :math:`G - 1` when each is left out alone. The ends stay
     within the range of the number, and never lie both on one side of :math:`\theta`, which is what people read.
 
+    A number at one end of its range that nobody's absence changes, as where all are told apart, would have an interval
+    without length. But people for whom it is at the other end could be a share :math:`p` of all, and none of them among
+    those here, with a chance of :math:`(1 - p)^G`; so the interval reaches as far as they would move it.
+
     Args:
         value: The number, ``()``.
         replicates: The number without each of the groups of speakers, ``(G,)``.
@@ -50,7 +54,30 @@ def interval_of(
     centre, deviation = _jackknife(seen, widen(replicates.detach()), ratio, bias)
     reach = students_t(confidence, len(replicates) - 1) * deviation
     low, high = torch.minimum(centre - reach, seen), torch.maximum(centre + reach, seen)
+    low, high = reach_unseen((low, high), len(replicates), confidence, lowest, highest)
     return low.clamp(lowest, highest).to(value.dtype), high.clamp(lowest, highest).to(value.dtype)
+
+
+def reach_unseen(
+    ends: tuple[Tensor, Tensor], speakers: int, confidence: float, lowest: float, highest: float
+) -> tuple[Tensor, Tensor]:
+    """Both ends, apart where they met at one end of a range: as far as people could move it of whom none was seen.
+
+    Example:
+        >>> low, high = reach_unseen((torch.ones(()), torch.ones(())), 20, 0.95, 0.0, 1.0)
+        >>> round(float(low), 2)  # of twenty people, all told apart
+        0.86
+    """
+    low, high = ends
+    width = highest - lowest
+    if not math.isfinite(width):
+        return ends
+    tolerance, reach = width * 1e-6, width * (1 - (1 - confidence) ** (1 / speakers))
+    still = high - low <= tolerance
+    return (
+        torch.where(still & (high >= highest - tolerance), highest - reach, low),
+        torch.where(still & (low <= lowest + tolerance), lowest + reach, high),
+    )
 
 
 def probability_below(

@@ -21,7 +21,7 @@ from vpmetrics._checks import (
 )
 from vpmetrics._precision import result_dtype, widen
 from vpmetrics._scalars import scalar
-from vpmetrics._scores.intervals import students_t
+from vpmetrics._scores.intervals import reach_unseen, students_t
 from vpmetrics._scores.weighted import MEASURES, sort_trials, values_under
 from vpmetrics._trials.conditions import ALWAYS
 from vpmetrics._trials.drawn import DrawnCondition, inputs_of_speakers
@@ -67,7 +67,9 @@ def bootstrap(
     .. math:: \theta - (\bar\theta - \theta) \pm t_{S - 1}\, \sigma \sqrt{S / (S - 1)}
 
     with Student's t for S speakers: a calibration fitted to what it is measured on makes replicates exceed the value by
-    as much as the value exceeds the truth, and S speakers vary less about their own mean than about the true one.
+    as much as the value exceeds the truth, and S speakers vary less about their own mean than about the true one. Where
+    all replicates are the same end of a range, the interval reaches as far as people could move it of whom S speakers
+    have none, with a chance of one minus ``confidence``.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike; for ``cllr``, log-likelihood ratios.
@@ -206,5 +208,7 @@ def _interval(values: Tensor, name: str, speakers: int, confidence: float, dtype
     if len(known) > 1:
         reach = students_t(confidence, speakers - 1) * known.std() * math.sqrt(speakers / (speakers - 1))
         centre = 2 * value - known.mean()
-        low, high = (end.clamp(*scalar(name).range) for end in (centre - reach, centre + reach))
+        bounds = scalar(name).range
+        ends = reach_unseen((centre - reach, centre + reach), speakers, confidence, *bounds)
+        low, high = (end.clamp(*bounds) for end in ends)
     return Bootstrapped(value.to(dtype), low.to(dtype), high.to(dtype), replicates.to(dtype))
