@@ -74,7 +74,7 @@ def _measure(rank, world, path, said, number, speakers, repeat, settings):
     metric.update(*rows)
     del rows
     for _ in range(repeat):
-        metric._computed = metric._baseline = None
+        metric._computed = metric._baseline = metric._latest = None  # or the last report would be all there is to do
         sent.clear()
         if world > 1:
             distributed.barrier()

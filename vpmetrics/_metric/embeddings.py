@@ -120,7 +120,7 @@ class EmbeddingMetric(PrivacyMetric):
             return sides_of(pack(empty, empty, torch.empty(0, dtype=torch.int64, device=self.device)))
         rows = Rows(*(dim_zero_cat(getattr(self, name)) for name in Rows._fields))
         if shares.apart():
-            if bool(shares.largest(told(rows).to(torch.uint8)).any()):
+            if not shares.all_agree(not bool(told(rows).any()), rows.speakers.device):
                 raise ValueError("Expected no `is_reference`, `sessions` or `groups` with gather=False.")
             rows = rows_by_speaker(rows)
         if self.validate_args:

@@ -109,8 +109,9 @@ def order_parts(parts: Iterable[tuple[Tensor, Tensor]]) -> Ordered:
     pieces = [piece for part in nontargets for piece in part.split(CHUNK)]
     # NumPy lets go of the interpreter while it sorts, so that pieces are sorted side by side.
     with ThreadPoolExecutor(min(len(pieces), torch.get_num_threads())) as pool:
-        return Ordered(_sorted(torch.cat(targets)), list(pool.map(_sorted, pieces)))
+        return Ordered(in_order(torch.cat(targets)), list(pool.map(in_order, pieces)))
 
 
-def _sorted(scores: Tensor) -> Tensor:
+def in_order(scores: Tensor) -> Tensor:
+    """Scores ascending, NaN last."""
     return torch.from_numpy(np.sort(scores.numpy())) if on_host(scores) else scores.sort().values

@@ -11,7 +11,7 @@ from torch import Tensor
 from vpmetrics._precision import at_least_float32, result_dtype, widen
 from vpmetrics._trials import shares
 from vpmetrics._trials import slopes as regression
-from vpmetrics._trials.ranks import RankTally, bits_of_ranks, ranks_of
+from vpmetrics._trials.ranks import bits_of_ranks, histogram_of_ranks, no_ranks, rank_inputs
 from vpmetrics._trials.references import Tile, Trials, walk_shared
 from vpmetrics._trials.scorers import Scoring
 from vpmetrics._trials.utterances import row_keys
@@ -42,26 +42,21 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
             slopes = _cross_fit(trials, scoring)
     else:
         slopes = torch.as_tensor(slope, device=trials.column.device).expand(len(trials.inputs))
-    tally = RankTally(trials)
-    bits = slopes.new_full(slopes.shape, torch.nan, dtype=result_dtype(trials.inputs))
-    linked = torch.zeros_like(trials.usable)
-    ranks = torch.zeros(2, len(slopes), dtype=torch.int64, device=slopes.device)
+    ranks, several = no_ranks(trials), len(trials.references.speakers) > 1
+    bits = ranks.new_full(slopes.shape, 0 if several else torch.nan)
     for tile in walk_shared(trials, scoring):
-        above, tied = ranks_of(tile)
-        tally.add(tile, above, tied)
-        linked[tile.rows] = (above == 0) & (tied == 1)
-        ranks[:, tile.rows] = torch.stack([above, tied])
-        if tile.scores.shape[1] > 1:
+        ranks[:, tile.rows] = rank_inputs(tile)
+        if several:
             centred, match, deviation = centre(tile)
             # The deviation divides the slope rather than every score.
             found = local_bits(centred, match, slopes[tile.rows].to(centred.dtype).unsqueeze(1) / deviation)
-            bits[tile.rows] = found.to(bits.dtype)  # a scorer may be wider than the embeddings
-    bits, linked = shares.together(bits), shares.total(linked.to(torch.uint8)).bool()
+            bits[tile.rows] = widen(found)
+    ranks, bits = shares.totals(ranks, bits)
     used = trials.usable.nonzero().squeeze(1)
-    histogram, ranks = tally.histogram(), shares.total(ranks)
-    of_ranks = bits_of_ranks(histogram, *ranks[:, used])
-    speakers = trials.references.speakers[trials.column[used]]
-    return Identification(histogram, bits[used], linked[used], used, speakers, of_ranks, slopes)
+    histogram, (above, tied) = histogram_of_ranks(trials, ranks), ranks[:2, used].long()
+    of_ranks, linked = bits_of_ranks(histogram, above, tied), (above == 0) & (tied == 1)
+    speakers, bits = trials.references.speakers[trials.column[used]], bits[used].to(result_dtype(trials.inputs))
+    return Identification(histogram, bits, linked, used, speakers, of_ranks, slopes)
 
 
 def local_bits(z: Tensor, match: Tensor, slope: Tensor) -> Tensor:
@@ -110,16 +105,17 @@ def _cross_fit(trials: Trials, scoring: Scoring) -> Tensor:
     folds = count if inputs * len(columns) * count <= _EVALUATIONS else min(count, _FOLDS)
     fold = place % folds
     takes_part = (fold.unsqueeze(1) != torch.arange(folds, device=fold.device)) & trials.usable.unsqueeze(1)
-    # A process that shares the walk may have no tile.
-    z = trials.inputs.new_empty(0, len(columns), dtype=result_dtype(trials.inputs))
-    parts = [regression.Rows(z, z.bool(), z[:, :1], takes_part[:0])]
+    # Spacing starts elsewhere for every speaker, so that all references take part, and does so whatever the order of
+    # the inputs and the numbers of the speakers.
+    chosen = order[(place * 7919 % stride).unsqueeze(1) + columns]
+    z, match = references.sums.new_zeros(chosen.shape), references.sums.new_zeros(inputs, 1)
     for tile in walk_shared(trials, scoring):
-        rows = tile.rows
-        # Spacing starts elsewhere for every speaker, so that all references take part, and does so whatever the order
-        # of the inputs and the numbers of the speakers.
-        chosen = order[(place[rows] * 7919 % stride).unsqueeze(1) + columns]
-        parts.append(_rows_to_fit(tile, chosen, trials.column[rows], takes_part[rows]))
-    return regression.fit_slopes(regression.Rows(*map(torch.cat, zip(*parts, strict=True))))[fold]
+        centred, own, deviation = centre(tile)
+        z[tile.rows] = widen(centred.gather(1, chosen[tile.rows]) / deviation)
+        match[tile.rows] = widen(own / deviation)
+    z, match = shares.totals(z, match)
+    rows = regression.Rows(z, chosen == trials.column.unsqueeze(1), match, takes_part)
+    return regression.fit_slopes(rows)[fold]
 
 
 def _order_of_speakers(trials: Trials) -> Tensor:
@@ -131,11 +127,3 @@ def _order_of_speakers(trials: Trials) -> Tensor:
     present = torch.zeros_like(references.units).index_add(0, trials.column, trials.usable.long()) > 0
     by_key = row_keys(references.gallery(turn=0, step=-1)).argsort(stable=True)
     return by_key[(~present)[by_key].to(torch.uint8).argsort(stable=True)]
-
-
-def _rows_to_fit(tile: Tile, chosen: Tensor, column: Tensor, takes_part: Tensor) -> regression.Rows:
-    """Standardised scores of a tile to fit the slope on: all, or evenly spaced ones where all would be too many."""
-    centred, match, deviation = centre(tile)
-    return regression.Rows(
-        centred.gather(1, chosen) / deviation, chosen == column.unsqueeze(1), match / deviation, takes_part
-    )

@@ -98,11 +98,11 @@ class _Tally:
 
     def result(self) -> LeftOutRanks:
         """What all processes have found, without the column of those who are never left out."""
-        self.histograms, self.own, self.sums = (shares.total(x) for x in (self.histograms, self.own, self.sums))
-        histograms, own = (sums.view(-1, self.ranks + 1).cumsum(1)[:-1, :-1] for sums in (self.histograms, self.own))
+        *steps, sums = shares.totals(self.histograms, self.own, self.sums)
+        histograms, own = (each.view(-1, self.ranks + 1).cumsum(1)[:-1, :-1] for each in steps)
         fewer = histograms[:1] - pad(own[1:], (0, 0, 1, 0))
         # Tied ranks share an input, so what is left of a share that is taken away may be but a rounding, below none.
-        kept = (histograms.clamp(min=0), self.ranks - self.sizes[:-1], fewer.clamp(min=0), self.sums[:, :-1])
+        kept = (histograms.clamp(min=0), self.ranks - self.sizes[:-1], fewer.clamp(min=0), sums[:, :-1])
         return LeftOutRanks(*kept)
 
 

@@ -88,7 +88,7 @@ def _matrix_of_means(grid: TrialGrid, means: Iterator[tuple[Cells, Tensor]]) -> 
     matrix = _unknown(grid, len(grid.voices), len(grid.voices))
     for cells, mean in means:
         matrix[cells.rows, cells.columns] = mean
-    return _in_order(grid, matrix)
+    return _in_order(grid, *shares.together(matrix))
 
 
 def _unknown(grid: TrialGrid, *shape: int) -> Tensor:
@@ -98,7 +98,6 @@ def _unknown(grid: TrialGrid, *shape: int) -> Tensor:
 
 def _in_order(grid: TrialGrid, matrix: Tensor) -> Tensor:
     """Both halves of a matrix, by ascending speaker: voices are ordered by group first."""
-    matrix = shares.together(matrix)
     matrix = torch.where(matrix.isnan(), matrix.T, matrix) if grid.within else matrix
     order = grid.voices.argsort(stable=True)
     return matrix[order][:, order]
@@ -112,11 +111,11 @@ def likeness_of_condition(
     A ``tally`` of what each speaker discloses is filled in on the way.
     """
     count = len(grid.voices)
-    own, matrix = _unknown(grid, count), _unknown(grid, count, count) if count <= _MOST_KEPT else None
+    own, matrices = _unknown(grid, count), [_unknown(grid, count, count)] if count <= _MOST_KEPT else []
     # Sums over other voices of 1, of similarities and of their logarithms.
     others, met = own.new_zeros(3, count), own.new_zeros(3, count)
     for cells, mean in _similarities(grid, scores, similarity, tally):
-        if matrix is not None:
+        for matrix in matrices:
             matrix[cells.rows, cells.columns] = mean
         known = ~mean.isnan()
         if cells.near:
@@ -129,13 +128,14 @@ def likeness_of_condition(
         met[:, cells.columns] += each.sum(1)
         if grid.within:  # the pair is met in one order, and counts for both
             others[:, cells.columns] += each.sum(1)
-    own, (others, met) = shares.together(own), shares.total(torch.stack([others, met]))
+    (own, *matrices), sums = shares.together(own, *matrices), shares.total(torch.stack([others, met]))
+    others, met = sums
     number, alike, log_alike = others.sum(1)
     log_own = own.log2()
     dominance = (own.nanmean() - alike / number).abs(), log_own.nanmean() - log_alike / number
     order = grid.voices.argsort(stable=True)
-    matrix = None if matrix is None else _in_order(grid, matrix)
-    return Likeness(own[order], (others[1] / others[0])[order], *dominance, met[:, order]), matrix
+    likeness = Likeness(own[order], (others[1] / others[0])[order], *dominance, met[:, order])
+    return likeness, _in_order(grid, *matrices) if matrices else None
 
 
 def _similarities(

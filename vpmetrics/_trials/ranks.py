@@ -18,10 +18,10 @@ def histogram_of_trials(trials: Trials, scoring: Scoring, bandwidth: float | Non
     """The rank histogram of trials that are formed already."""
     if bandwidth is not None:
         return _smooth_histogram(trials, scoring, bandwidth)
-    tally = RankTally(trials)
+    ranks = no_ranks(trials)
     for tile in walk_shared(trials, scoring):
-        tally.add(tile, *ranks_of(tile))
-    return tally.histogram()
+        ranks[:, tile.rows] = rank_inputs(tile)
+    return histogram_of_ranks(trials, shares.total(ranks))
 
 
 def _smooth_histogram(trials: Trials, scoring: Scoring, bandwidth: float) -> Tensor:
@@ -48,29 +48,30 @@ def _smooth_histogram(trials: Trials, scoring: Scoring, bandwidth: float) -> Ten
     return torch.where(trials.finite & ~histogram.isnan().any(), histogram, torch.nan).to(result_dtype(trials.inputs))
 
 
-class RankTally:
-    """A rank histogram in the making: whole numbers, so that no order of additions shows in the sum."""
+def no_ranks(trials: Trials) -> Tensor:
+    """Where ranks of inputs ``(3, B)`` are gathered, as :func:`rank_inputs` has them, in the type of sums."""
+    return trials.references.sums.new_zeros(3, len(trials.inputs))
 
-    def __init__(self, trials: Trials) -> None:
-        self._trials = trials
-        # The mass of one input; that of all stays within 63 bits.
-        self._unit = 2 ** (62 - len(trials.inputs).bit_length())
-        self._steps = trials.column.new_zeros(len(trials.references.speakers) + 1, dtype=torch.int64)
-        self._defined = trials.finite
 
-    def add(self, tile: Tile, above: Tensor, tied: Tensor) -> None:
-        """Spread each input's mass over the ranks it is tied for, as a step up before them and one down after."""
-        self._defined = self._defined & ~tile.scores.isnan().any()
-        mass = torch.where(self._trials.usable[tile.rows], self._unit // tied, 0)
-        self._steps.index_add_(0, above, mass)
-        self._steps.index_add_(0, above + tied, -mass)
+def rank_inputs(tile: Tile) -> Tensor:
+    """What :func:`ranks_of` says of each input, and whether some of its scores are NaN; ``(3, b)``."""
+    return widen(torch.stack([*ranks_of(tile), tile.scores.isnan().any(dim=1)]))
 
-    def histogram(self) -> Tensor:
-        """Inputs per rank, ``(N,)``, of all processes that share the walk."""
-        steps, undefined = shares.total(self._steps), shares.total((~self._defined).to(torch.uint8))
-        counts = (widen(steps[:-1].cumsum(dim=0)) / self._unit).to(result_dtype(self._trials.inputs))
-        # A comparison with NaN is False, and would be a rank: what is not a number must not become one.
-        return torch.where(undefined == 0, counts, torch.nan)
+
+def histogram_of_ranks(trials: Trials, ranks: Tensor) -> Tensor:
+    """Inputs per rank, ``(N,)``, by the ranks ``(3, B)`` of all inputs.
+
+    Each one's mass is spread over the ranks it is tied for, as a step up before them and one down after: in whole
+    numbers, so that no order of additions shows in the sum.
+    """
+    above, tied = ranks[:2].long()
+    unit = 2 ** (62 - len(above).bit_length())  # the mass of one input; that of all stays within 63 bits
+    mass = torch.where(trials.usable, unit // tied.clamp(min=1), 0)
+    steps = mass.new_zeros(len(trials.references.speakers) + 1)
+    steps = steps.index_add(0, above, mass).index_add(0, above + tied, -mass)
+    counts = (widen(steps[:-1].cumsum(dim=0)) / unit).to(result_dtype(trials.inputs))
+    # A comparison with NaN is False, and would be a rank: what is not a number must not become one.
+    return torch.where(trials.finite & ~ranks[2].any(), counts, torch.nan)
 
 
 def ranks_of(tile: Tile) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from vpmetrics._precision import at_least_float32, wide_dtype, widen
 from vpmetrics._scores.counting import count_by_bin, count_ordered, counts_on_grid
 from vpmetrics._scores.look_up import look_up_in
-from vpmetrics._scores.ordered import Counted, Ordered, order_parts, order_scores
+from vpmetrics._scores.ordered import Counted, Ordered, in_order, order_parts, order_scores
 from vpmetrics._scores.smooth import lay_grid, read_off
 from vpmetrics._scores.steps import ScoreCounts, condense
 from vpmetrics._trials import shares
@@ -138,7 +138,7 @@ class _Axis(NamedTuple):
 
 def _lay_axis(grid: TrialGrid) -> _Axis:
     sample = grid.sample().flatten()
-    ordered = sample[sample.isfinite()].sort().values
+    ordered = in_order(sample[sample.isfinite()])
     if len(ordered) == 0:
         ordered = sample.new_zeros(1)
     low, first, middle, last, high = (ordered[round(share * (len(ordered) - 1))] for share in (0, 0.01, 0.5, 0.99, 1))

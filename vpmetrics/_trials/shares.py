@@ -88,21 +88,25 @@ def in_turns(count: int) -> range:
 
 def total(part: Tensor) -> Tensor:
     """The sum of what all processes have found."""
-    return _reduce(part, distributed.ReduceOp.SUM)
+    return totals(part)[0]
 
 
-def largest(part: Tensor) -> Tensor:
-    """The largest of what all processes have found, number by number."""
-    return _reduce(part, distributed.ReduceOp.MAX)
+def totals(*parts: Tensor) -> list[Tensor]:
+    """The sums of several parts of one type, in one exchange: each waits for the slowest process."""
+    return _reduce(parts, distributed.ReduceOp.SUM)
 
 
-def together(part: Tensor) -> Tensor:
-    """What each process has found of one whole, with NaN where another one has."""
+def largest(*parts: Tensor) -> list[Tensor]:
+    """The largest of what all processes have found, number by number, of several parts of one type."""
+    return _reduce(parts, distributed.ReduceOp.MAX)
+
+
+def together(*parts: Tensor) -> list[Tensor]:
+    """What each process has found of one whole, finite, with NaN where another one has; of several wholes."""
     if _share.get().processes == 1:
-        return part
-    known = ~part.isnan()
-    found = total(torch.where(known, part, 0))
-    return torch.where(total(known.to(torch.uint8)) > 0, found, torch.nan)
+        return list(parts)
+    found = largest(*(torch.where(part.isnan(), -torch.inf, part) for part in parts))
+    return [torch.where(part.isneginf(), torch.nan, part) for part in found]
 
 
 def of_first(values: Tensor) -> Tensor:
@@ -112,7 +116,9 @@ def of_first(values: Tensor) -> Tensor:
 
 def all_agree(opinion: bool, device: torch.device) -> bool:
     """Whether all processes say so."""
-    return opinion if _share.get().processes == 1 else not bool(largest(torch.tensor(int(not opinion), device=device)))
+    if _share.get().processes == 1:
+        return opinion
+    return bool(total(torch.tensor(int(not opinion), device=device)) == 0)
 
 
 def lengths(own: int) -> list[int]:
@@ -156,6 +162,9 @@ def _table(own: list[int], number: int, processes: int, device: torch.device) ->
     return total(table)
 
 
-def _reduce(part: Tensor, how: Any) -> Tensor:
+def _reduce(parts: Sequence[Tensor], how: Any) -> list[Tensor]:
     company = _share.get().company
-    return part if company is None else company.reduce(part, how)
+    if company is None:
+        return list(parts)
+    whole = company.reduce(torch.cat([part.detach().flatten() for part in parts]), how)
+    return [part.view(own.shape) for part, own in zip(whole.split([own.numel() for own in parts]), parts, strict=True)]

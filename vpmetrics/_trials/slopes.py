@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from vpmetrics._checks import warn_where
 from vpmetrics._precision import widen
@@ -18,10 +17,7 @@ _APART = 1e-2  # standard deviations between two trials that contradict each oth
 
 
 class Rows(NamedTuple):
-    """Standardised scores of some trials: all of the true speakers, and all or some of the others.
-
-    Processes that share a computation have rows of their own each, and find the slopes of all.
-    """
+    """Standardised scores of some trials: all of the true speakers, and all or some of the others."""
 
     z: Tensor  # (R, K)
     is_match: Tensor  # (R, K), where the true speaker is among them, and so at most once in a row
@@ -46,11 +42,16 @@ def fit_slopes(rows: Rows) -> Tensor:
     if number > 1:
         together = rows._replace(takes_part=rows.takes_part.any(dim=1, keepdim=True))
         start, _ = _fit(together, start, SOON)
-    # From one place for all, so that the first step costs what that of one does.
-    theta, converged = _fit(rows, start)
+    own = shares.in_turns(number)
+    found = start.new_zeros(2, number)  # slopes, and whether they did not converge
+    if len(own):
+        # From one place for all, so that the first step costs what that of one does.
+        theta, converged = _fit(rows._replace(takes_part=rows.takes_part[:, own.start :: own.step]), start)
+        found[:, own.start :: own.step] = torch.stack([theta[:, 0], widen(~converged)])
+    found = shares.total(found)
     too_small = "A slope of local information did not converge; it may be too small."
-    warn_where((~converged).any(), lambda found: too_small if found else None)
-    return theta[:, 0]
+    warn_where(found[1].any(), lambda failed: too_small if failed else None)
+    return found[0]
 
 
 def _fit(rows: Rows, theta: Tensor, *iterations: int) -> tuple[Tensor, Tensor]:
@@ -86,7 +87,6 @@ def _sums(rows: Rows, theta: Tensor) -> tuple[Tensor, Tensor]:
         counted = widen(takes_part.T)  # (F, r)
         targets = targets + (counted * sum_derivatives(match.unsqueeze(0), theta, label=1)).sum(dim=2)
         nontargets = nontargets + (counted * sum_derivatives(z.unsqueeze(0), theta, 0, is_match)).sum(dim=2)
-    targets, nontargets = shares.total(torch.stack([targets, nontargets]))
     return targets, nontargets
 
 
@@ -95,11 +95,9 @@ def _find_border(rows: Rows) -> Border:
     lowest = rows.z.masked_fill(rows.is_match, torch.inf).amin(dim=1, keepdim=True)
 
     def top(values: Tensor) -> Tensor:
-        # One row more, for a process may have none.
-        return pad(torch.where(rows.takes_part, values, -torch.inf), (0, 0, 0, 1), value=-torch.inf).amax(dim=0)
+        return widen(torch.where(rows.takes_part, values, -torch.inf).amax(dim=0).unsqueeze(1))
 
-    tops = shares.largest(widen(torch.stack([top(-lowest), top(highest), top(-rows.match), top(rows.match)])))
-    low, high, first, last = (sign * top.unsqueeze(1) for sign, top in zip((-1, 1, -1, 1), tops, strict=True))
+    low, high, first, last = -top(-lowest), top(highest), -top(-rows.match), top(rows.match)
     above, below = first > high - _TIED, last < low + _TIED
     # Which sides of the border meet: the lowest target and the highest non-target, or the other way round.
     target, nontarget = torch.where(above, first, last), torch.where(above, high, low)

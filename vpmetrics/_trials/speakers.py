@@ -101,11 +101,6 @@ class _Sums(NamedTuple):
             empty.high.scatter_reduce(0, voices, self.high, "amax"),
         )
 
-    def of_all_processes(self) -> _Sums:
-        """Of all processes that share the walk."""
-        ends = -shares.largest(-self.low), shares.largest(self.high)
-        return _Sums(shares.total(self.evidence), shares.total(self.trials), *ends)
-
     def beside(self, other: _Sums) -> _Sums:
         """Both sides together, where the targets of one are those of the other."""
         own = 1 - torch.arange(2, device=self.low.device, dtype=self.evidence.dtype).unsqueeze(1)  # non-targets
@@ -150,8 +145,8 @@ class SpeakerTally:
         """What each speaker's trials disclose, of all tiles tallied; speakers of several groups once for each."""
         voices = self._grid.voices
         sides = zip((self._rows, self._columns), (self._grid.rows, self._grid.columns), strict=True)
-        rows, columns = (sums.by_voice(of.side.voices, len(voices)).of_all_processes() for sums, of in sides)
-        return _disclosure(self._scores, voices, rows, columns, self._grid.within)
+        both = _of_all_processes(*(sums.by_voice(of.side.voices, len(voices)) for sums, of in sides))
+        return _disclosure(self._scores, voices, *both, self._grid.within)
 
 
 def disclosure_of_trials(
@@ -173,6 +168,15 @@ def identification_by_speaker(found: Identification) -> SpeakerIdentification:
     bits = torch.stack([found.rank_bits, found.bits]).to(wide_dtype(names.device))
     sums = bits.new_zeros(2, len(names)).index_add(1, place, bits)
     return SpeakerIdentification(names, inputs, *(sums / inputs))
+
+
+def _of_all_processes(rows: _Sums, columns: _Sums) -> tuple[_Sums, _Sums]:
+    """Those of both sides of all processes that share the walk."""
+    both = rows, columns
+    sums = shares.totals(*(part for side in both for part in side[:2]))
+    ends = shares.largest(*(end for side in both for end in (-side.low, side.high)))
+    first, second = (_Sums(sums[at], sums[at + 1], -ends[at], ends[at + 1]) for at in (0, 2))
+    return first, second
 
 
 def _tables(scores: ConditionScores) -> tuple[Tensor, Tensor]:
