@@ -27,6 +27,10 @@ from vpmetrics._report import System
 from vpmetrics._scalars import names_with_ends, scalar
 from vpmetrics._scores.intervals import interval_of, probability_below, students_t
 from vpmetrics._trials import left_out
+from vpmetrics._trials.conditions import CONDITIONS
+from vpmetrics._trials.pairs import TrialGrid
+from vpmetrics._trials.scorers import SCORERS
+from vpmetrics._trials.utterances import pack, sides_of
 from vpmetrics.attacks import Plain, RidgeToOriginal
 
 
@@ -221,6 +225,24 @@ def test_thinned_pairs_say_about_the_same(monkeypatch):
     for key in ("op_d_ece", "pp_eer", "op_min_cllr", "deid", "gvd"):
         width = [float(scalars[f"{key}_high"] - scalars[f"{key}_low"]) for scalars in (every_pair, some)]
         assert 0.7 < width[1] / width[0] < 1.4, key
+
+
+@pytest.mark.parametrize("condition", ["OO", "OP", "within"])
+def test_only_tiles_with_a_voice_on_both_sides_are_compared_for_targets(condition):
+    rows = voices(speakers=20, utterances=3, sessions=2)
+    sides, compared = sides_of(pack(**rows)), []
+
+    def compare(a, b):
+        compared.append(len(a) * len(b))
+        return a @ b.T
+
+    scorer = SCORERS["dot"]._replace(compare=compare)
+    grid = TrialGrid(*sides.pair(CONDITIONS[condition]), sides.voices, scorer, CONDITIONS[condition], tile=6)
+    expected = [(tile.row, tile.column) for tile in grid.shared() if tile.same_speaker is not None]
+    compared.clear()
+    assert [(tile.row, tile.column) for tile in grid.near()] == expected
+    assert len(expected) == 10  # of two voices each
+    assert sum(compared) <= 2 * 10 * 6 * 6  # those on the diagonal both ways round
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

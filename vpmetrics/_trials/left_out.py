@@ -190,11 +190,10 @@ class Tally:
         return self.cell_of_bin[x.clamp_(0, _FINE - 1).long()]
 
     def add_targets(self, grid: TrialGrid) -> None:
-        """Count trials of one speaker, of the tiles that have any."""
+        """Count trials of one speaker."""
         voices, cells = [], []
-        for tile in grid.shared():
-            if tile.same_speaker is None:
-                continue
+        for tile in grid.near():
+            assert tile.same_speaker is not None
             kept = tile.same_speaker if tile.excluded is None else tile.same_speaker & ~tile.excluded
             voices.append(grid.voices_of(tile)[0][:, None].expand_as(kept)[kept])
             cells.append(self._cells(tile.scores[kept]))

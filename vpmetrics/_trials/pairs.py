@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from itertools import groupby, product
+from itertools import groupby, product, starmap
 from typing import NamedTuple
 
 import torch
@@ -139,14 +139,23 @@ class TrialGrid:
         return rows * (rows - 1) // 2 if self.within else rows * columns
 
     def __iter__(self) -> Iterator[Tile]:
-        return self._walk((block, 0, cost) for block, cost in enumerate(self._costs()))
+        return starmap(self._tile, self._places((block, 0, cost) for block, cost in enumerate(self._costs())))
 
     def shared(self) -> Iterator[Tile]:
         """Those tiles that fall to this process where several share a walk: whole pairs of blocks."""
-        return self._walk(shares.spans(self._costs()))
+        return starmap(self._tile, self._places(shares.spans(self._costs())))
 
-    def _walk(self, spans: Iterable[tuple[int, int, int]]) -> Iterator[Tile]:
-        """Tiles of some blocks of rows with those of columns whose middle lies in a span of the cost."""
+    def near(self) -> Iterator[Tile]:
+        """Those of them with some voice on both sides, which alone hold trials of one speaker; few of all."""
+        places = self._places(shares.spans(self._costs()))
+        return starmap(self._tile, (place for place in places if self._is_near(*place)))
+
+    def _is_near(self, row: int, column: int) -> bool:
+        rows, columns = self.rows, self.columns
+        return rows.first[row] <= columns.last[column] and columns.first[column] <= rows.last[row]
+
+    def _places(self, spans: Iterable[tuple[int, int, int]]) -> Iterator[tuple[int, int]]:
+        """Where the tiles are of some blocks of rows with those of columns whose middle lies in a span of the cost."""
         for block, begin, end in spans:
             others, height = self._columns(block), self.rows.size(range(block, block + 1))
             edge = self.columns.begin(others.start)
@@ -154,7 +163,7 @@ class TrialGrid:
                 middle = self.columns.begin(other) + self.columns.begin(other + 1) - 2 * edge
                 if 2 * begin <= height * middle < 2 * end:
                     places = product(self.rows.blocks[block], self.columns.blocks[other])
-                    yield from (self._tile(*place) for place in places if not self.within or place[0] <= place[1])
+                    yield from (place for place in places if not self.within or place[0] <= place[1])
 
     def _costs(self) -> list[int]:
         """Pairs of each block of rows with all it is compared with."""
@@ -182,8 +191,7 @@ class TrialGrid:
         rows, columns = self.rows, self.columns
         a, b = rows.at(row), columns.at(column)
         scores = self._scores(row - column, self.vectors[0][a], self.vectors[1][b])
-        near = rows.first[row] <= columns.last[column] and columns.first[column] <= rows.last[row]
-        same = rows.side.voices[a, None] == columns.side.voices[None, b] if near else None
+        same = rows.side.voices[a, None] == columns.side.voices[None, b] if self._is_near(row, column) else None
         return Tile(row, column, scores, same, excluded_pairs(rows.side, columns.side, self.condition, a, b, same))
 
     def speakers_of(self, tiles: Iterable[Tile]) -> tuple[Tensor, Tensor]:
