@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from vpmetrics import LocalInformationDisclosure, SimilarityRankDisclosure
 from vpmetrics._identity import identify_sides
 from vpmetrics._scores import logistic
+from vpmetrics._scores.nodes import nodes_of, sums_at_nodes
 from vpmetrics._trials import identification as implementation
 from vpmetrics._trials import references as walking
 from vpmetrics._trials import slopes as regression
@@ -148,6 +149,38 @@ def test_slopes_converge_however_small_the_overlap(kind, dtype):
         assert slope.item() == pytest.approx(expected, rel=1e-7)
 
 
+@pytest.mark.parametrize("steepness", [1e-3, 0.3, 1.0])
+def test_sums_over_all_numbers_are_those_at_nodes(steepness):
+    draw = torch.Generator().manual_seed(0)
+    numbers = torch.randn(40_000, generator=draw, dtype=torch.float64).exp()  # dense here, sparse there
+    group = torch.randint(3, (40_000,), generator=draw)
+    nodes = nodes_of(numbers, group, 3)
+    slope = steepness * nodes.steepest
+    for at in (numbers.median(), numbers.max(), 2 * numbers.max()):  # all sums of the last are tiny
+        for sign, atol in ((1, 0), (-1, 1e-11)):  # 1 less what is all but 1 has lost its digits in both
+            theta = sign * torch.stack([slope * torch.ones(()), -slope * at])[None].double()
+            found = sums_at_nodes(nodes.places, nodes.weights, theta, label=0)
+            for one in range(3):
+                expected = logistic.sum_derivatives(numbers[group == one][None], theta, label=0)
+                assert_close(found[:, one], expected[:, 0], rtol=1e-11, atol=atol)
+
+
+def test_slopes_by_way_of_nodes_are_those_of_all_scores(monkeypatch):
+    inputs, speakers = utterances(rows=600, speakers=24)[1:]
+    found = identify(inputs, speakers).bits
+    asked = []
+    monkeypatch.setattr(regression, "nodes_of", lambda *args: asked.append(args))
+    assert_close(identify(inputs, speakers).bits, found, rtol=1e-11, atol=1e-12)
+    assert asked  # without an answer
+
+
+def test_few_or_infinite_numbers_have_no_nodes():
+    one = torch.zeros(1000, dtype=torch.int64)
+    assert nodes_of(torch.arange(100.0), one[:100], 1) is None
+    assert nodes_of(torch.ones(1000), one, 1) is None
+    assert nodes_of(torch.arange(1000.0).log(), one, 1) is None
+
+
 def test_a_slope_that_did_not_converge_is_said_once(monkeypatch):
     monkeypatch.setattr(logistic, "_ITERATIONS", 2)
     with pytest.warns(UserWarning, match="did not converge") as caught:
@@ -238,7 +271,7 @@ def test_a_speaker_has_no_part_in_the_own_slope():
     inputs, speakers = torch.eye(6, dtype=torch.float64).repeat_interleave(4, 0), torch.arange(24) // 4
     inputs[speakers == 2] = torch.eye(6, dtype=torch.float64)[[0, 1, 3, 4]]
     trials = walking.prepare_trials(inputs, speakers, None, None)
-    slopes = implementation._cross_fit(trials, "cosine").view(6, 4)
+    slopes = implementation._cross_fit(trials, walking.walk(trials, "cosine")).view(6, 4)
     assert (slopes == slopes[:, :1]).all()
     assert slopes[2, 0] > 1.3 * slopes[[0, 1, 3, 4, 5], 0].max()
     rows = torch.cat([tile.scores for tile in walking.walk(trials, "cosine")])[trials.order.argsort()]
@@ -366,7 +399,8 @@ def test_everything_of_a_condition_at_once():
     assert len(found.together().bits) == found.together().histogram.sum()
 
 
-def test_the_walk_never_waits_for_the_device():
+def test_the_walk_never_waits_for_the_device(monkeypatch):
+    monkeypatch.setattr(regression, "on_host", lambda _: False)  # where a look costs nothing
     original, protected, speakers = utterances(rows=300)
     trials = walking.prepare_trials(protected, speakers, original, None)
     with Dispatched() as seen:

@@ -54,7 +54,7 @@ def crowd_of_conversations(sides: Sides, listening: Listening, most: int) -> Cro
     known, heard = hear(sides, listening)
     references = form_trials(known, known, torch.full_like(known.utterances, -1)).references
     places = dealt_places(heard.speakers, row_keys(heard.vectors))
-    means = references.gallery(turn=0, step=-1).to(known.vectors.dtype)
+    means = references.whole().to(known.vectors.dtype)
     return gather_crowd(means, references.speakers, heard.vectors, heard.speakers, places, most)
 
 

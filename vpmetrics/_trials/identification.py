@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -37,14 +38,15 @@ class Identification(NamedTuple):
 
 def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | None) -> Identification:
     """What ``identify`` returns, of trials that are formed already. Bits have a gradient, slopes fitted have none."""
+    walk = _walks(trials, scoring)
     if slope is None:
         with torch.no_grad():
-            slopes = _cross_fit(trials, scoring)
+            slopes = _cross_fit(trials, walk())
     else:
         slopes = torch.as_tensor(slope, device=trials.column.device).expand(len(trials.inputs))
     ranks, several = no_ranks(trials), len(trials.references.speakers) > 1
     bits = ranks.new_full(slopes.shape, 0 if several else torch.nan)
-    for tile in walk_shared(trials, scoring):
+    for tile in walk():
         ranks[:, tile.rows] = rank_inputs(tile)
         if several:
             centred, match, deviation = centre(tile)
@@ -57,6 +59,14 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
     of_ranks, linked = bits_of_ranks(histogram, above, tied), (above == 0) & (tied == 1)
     speakers, bits = trials.references.speakers[trials.column[used]], bits[used].to(result_dtype(trials.inputs))
     return Identification(histogram, bits, linked, used, speakers, of_ranks, slopes)
+
+
+def _walks(trials: Trials, scoring: Scoring) -> Callable[[], Iterator[Tile]]:
+    """What walks the scores, any number of times; where they are few, they are compared once."""
+    if len(trials.inputs) * len(trials.references.speakers) > _AT_HAND:
+        return lambda: walk_shared(trials, scoring)
+    tiles = list(walk_shared(trials, scoring))
+    return lambda: (tile._replace(scores=tile.scores.clone()) for tile in tiles)
 
 
 def local_bits(z: Tensor, match: Tensor, slope: Tensor) -> Tensor:
@@ -92,7 +102,7 @@ def equal_up_to(scores: Tensor) -> Tensor:
     return widen(scores.detach().abs().sum(dim=1, keepdim=True)) / max(1, scores.shape[1]) * unit
 
 
-def _cross_fit(trials: Trials, scoring: Scoring) -> Tensor:
+def _cross_fit(trials: Trials, tiles: Iterable[Tile]) -> Tensor:
     """The slope for each input, ``(B,)``, fitted on other speakers: all of them, or those of the other folds."""
     references, inputs = trials.references, len(trials.inputs)
     count = len(references.speakers)
@@ -109,7 +119,7 @@ def _cross_fit(trials: Trials, scoring: Scoring) -> Tensor:
     # the inputs and the numbers of the speakers.
     chosen = order[(place * 7919 % stride).unsqueeze(1) + columns]
     z, match = references.sums.new_zeros(chosen.shape), references.sums.new_zeros(inputs, 1)
-    for tile in walk_shared(trials, scoring):
+    for tile in tiles:
         centred, own, deviation = centre(tile)
         z[tile.rows] = widen(centred.gather(1, chosen[tile.rows]) / deviation)
         match[tile.rows] = widen(own / deviation)
@@ -125,5 +135,5 @@ def _order_of_speakers(trials: Trials) -> Tensor:
     """
     references = trials.references
     present = torch.zeros_like(references.units).index_add(0, trials.column, trials.usable.long()) > 0
-    by_key = row_keys(references.gallery(turn=0, step=-1)).argsort(stable=True)
+    by_key = row_keys(references.whole()).argsort(stable=True)
     return by_key[(~present)[by_key].to(torch.uint8).argsort(stable=True)]

@@ -9,7 +9,6 @@ direction alone would say which it is.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -41,25 +40,29 @@ class References(NamedTuple):
     rows: Tensor  # (M,), in the order of their units, within a unit in one that their values determine
     first_row: Tensor  # (U,)
 
-    def gallery(self, turn: int, step: int) -> Tensor:
-        """A reference for every speaker, ``(N, D)``: of its unit number ``turn``, without its utterance ``step``.
+    def galleries(self, turn: Tensor, step: Tensor) -> Tensor:
+        """References for every speaker, ``(P, N, D)``: of its unit number ``turn``, without its utterance ``step``.
 
-        Both count round and round; a step below 0 leaves nothing out, and of a single utterance nothing is left out.
+        Both ``(P,)``, and they count round and round. A step below 0 leaves nothing out, and of a single utterance
+        nothing is left out.
         """
-        unit = self.first_unit + turn % self.units
-        sums, counts = self.sums[unit], self.counts[unit]
-        if step >= 0:
-            out = widen(self.vectors[self.rows[self.first_row[unit] + step % counts]]) - self.anchor
-            several = (counts > 1).unsqueeze(1)
-            sums, counts = sums - torch.where(several, out, 0), (counts - 1).clamp(min=1)
-        return self.anchor + sums / counts.unsqueeze(1)
+        unit = self.first_unit + turn[:, None] % self.units
+        counts, step = self.counts[unit], step[:, None]
+        lacks = (counts > 1) & (step >= 0)
+        out = widen(self.vectors[self.rows[self.first_row[unit] + step.clamp(min=0) % counts]]) - self.anchor
+        sums = self.sums[unit] - torch.where(lacks[..., None], out, 0)
+        return self.anchor + sums / (counts - lacks.long())[..., None]
+
+    def whole(self) -> Tensor:
+        """The first unit of every speaker with nothing left out, ``(N, D)``."""
+        first = self.units.new_zeros(1)
+        return self.galleries(first, first - 1).squeeze(0)
 
 
 class Part(NamedTuple):
-    """Inputs ``start`` to ``end`` in order, which share their gallery."""
+    """Inputs ``start`` to ``end`` in order, which share a gallery."""
 
-    turn: int
-    step: int
+    gallery: int
     start: int
     end: int
 
@@ -73,6 +76,7 @@ class Trials(NamedTuple):
     usable: Tensor  # (B,), whether a reference of that speaker is left
     finite: Tensor  # (), whether everything is a number
     order: Tensor  # (B,), inputs that share a gallery side by side
+    galleries: Tensor  # (2, P), turn and step of each
     parts: list[Part]
 
 
@@ -129,7 +133,7 @@ def form_trials(reference: Side, probe: Side, own: Tensor, own_session: str = "a
     known, column = column >= 0, column.clamp(min=0)
     turn, step = torch.zeros_like(own), torch.full_like(own, -1)
     if len(references.speakers) == 0:
-        return Trials(probe.vectors, references, column, known, finite, own, [])
+        return Trials(probe.vectors, references, column, known, finite, own, own.new_zeros(2, 0), [])
     unit = references.first_unit[column]
     if session_of_unit is not None and probe.sessions is not None:
         turn = _turn_of(probe.sessions, column, references, session_of_unit)
@@ -187,12 +191,11 @@ def _turn_of(sessions: Tensor, column: Tensor, references: References, session_o
     return torch.where(unit >= 0, unit - references.first_unit[column], -1)
 
 
-def _parts(turn: Tensor, step: Tensor) -> tuple[Tensor, list[Part]]:
-    """Inputs put in the order of their galleries, and where each gallery's begin and end."""
+def _parts(turn: Tensor, step: Tensor) -> tuple[Tensor, Tensor, list[Part]]:
+    """Inputs put in the order of their galleries, the galleries, and where those of each begin and end."""
     galleries, gallery, counts = torch.unique(torch.stack([turn, step]), dim=1, return_inverse=True, return_counts=True)
-    ends = counts.cumsum(0)
-    rows = torch.stack([*galleries, ends - counts, ends]).T.tolist()
-    return gallery.argsort(stable=True), [Part(*row) for row in rows]
+    ends = [0, *counts.cumsum(0).tolist()]
+    return gallery.argsort(stable=True), galleries, [Part(at, *ends[at : at + 2]) for at in range(len(counts))]
 
 
 def walk(trials: Trials, scoring: Scoring) -> Iterator[Tile]:
@@ -203,34 +206,53 @@ def walk(trials: Trials, scoring: Scoring) -> Iterator[Tile]:
 def walk_shared(trials: Trials, scoring: Scoring) -> Iterator[Tile]:
     """The tiles that fall to this process, where several share a walk."""
     pieces = _pieces(trials)
-    chosen = shares.mine([rows.stop - rows.start for _, rows in pieces])
+    chosen = shares.mine([piece.end - piece.start for piece in pieces])
     return _walk(trials, scoring, [pieces[number] for number in chosen])
 
 
-def _pieces(trials: Trials) -> list[tuple[Part, slice]]:
-    """A tile each: which places in order, and the part they are of."""
+def _pieces(trials: Trials) -> list[Part]:
+    """Parts cut to what is scored at once at most."""
     step = tile_rows(trials.inputs, len(trials.references.speakers))
     return [
-        (part, slice(part.start + piece.start, part.start + piece.stop))
+        Part(part.gallery, part.start + piece.start, part.start + piece.stop)
         for part in trials.parts
         for piece in slices(part.end - part.start, step)
     ]
 
 
-def _walk(trials: Trials, scoring: Scoring, pieces: list[tuple[Part, slice]]) -> Iterator[Tile]:
+def _walk(trials: Trials, scoring: Scoring, pieces: list[Part]) -> Iterator[Tile]:
     references, dtype, scorer = trials.references, result_dtype(trials.inputs), resolve_scoring(scoring)
-    for part, of_part in groupby(pieces, key=lambda piece: piece[0]):
-        gallery = references.gallery(part.turn, part.step)
-        against = prepared(gallery, scorer, references.anchor, dtype)
-        for _, places in of_part:
-            rows = trials.order[places]
-            probes = prepared(trials.inputs[rows], scorer, references.anchor, dtype)
-            with torch.autocast(probes.device.type, enabled=False):
-                scores = scorer.compare(probes, against)
-                match = scores.gather(1, trials.column[rows].unsqueeze(1))
-                with torch.no_grad():
-                    rounding = scorer.rounding(probes, against, scores, match)
-            yield Tile(rows, scores, match, rounding)
+    for some in _some_at_once(trials, pieces):
+        rows = torch.cat([trials.order[piece.start : piece.end] for piece in some])
+        probes = prepared(trials.inputs[rows], scorer, references.anchor, dtype)
+        probes_of = probes.split([piece.end - piece.start for piece in some])
+        chosen = trials.galleries[:, some[0].gallery : some[-1].gallery + 1]
+        galleries = references.galleries(*chosen)
+        against = prepared(galleries.flatten(0, 1), scorer, references.anchor, dtype).view(galleries.shape)
+        pairs = [(part, against[piece.gallery - some[0].gallery]) for piece, part in zip(some, probes_of, strict=True)]
+        with torch.autocast(probes.device.type, enabled=False):
+            parts = [scorer.compare(*pair) for pair in pairs]
+            scores = torch.cat(parts)
+            match = scores.gather(1, trials.column[rows].unsqueeze(1))
+            with torch.no_grad():
+                ends = zip(pairs, parts, match.split([len(part) for part in parts]), strict=True)
+                rounding = torch.cat([scorer.rounding(*pair, part, own) for pair, part, own in ends])
+        yield Tile(rows, scores, match, rounding)
+
+
+def _some_at_once(trials: Trials, pieces: list[Part]) -> Iterator[list[Part]]:
+    """Neighbouring pieces that together are no more than what is scored at once, nor are their galleries."""
+    names, width = len(trials.references.speakers), trials.inputs.shape[1]
+    most, some = tile_rows(trials.inputs, names), list[Part]()
+    most_galleries = max(1, most * max(1, names, width) // max(1, names * width))
+    for piece in pieces:
+        rows = sum(each.end - each.start for each in some) + piece.end - piece.start
+        if some and (rows > most or piece.gallery - some[0].gallery >= most_galleries):
+            yield some
+            some = []
+        some.append(piece)
+    if some:
+        yield some
 
 
 def tile_rows(inputs: Tensor, columns: int) -> int:

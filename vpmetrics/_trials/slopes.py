@@ -9,8 +9,12 @@ from torch import Tensor
 
 from vpmetrics._checks import warn_where
 from vpmetrics._precision import widen
+from vpmetrics._scores.host import on_host, select
 from vpmetrics._scores.logistic import SOON, Derivatives, mean_of_classes, minimise, sum_derivatives
+from vpmetrics._scores.nodes import Nodes, nodes_of, sums_at_nodes
 from vpmetrics._trials import shares
+from vpmetrics._trials.references import slices
+from vpmetrics._trials.utterances import row_keys
 
 _TIED = 1e-6  # standard deviations, below which the order of two scores may be a matter of rounding
 _APART = 1e-2  # standard deviations between two trials that contradict each other, at least
@@ -38,15 +42,15 @@ def fit_slopes(rows: Rows) -> Tensor:
 
     Regressions that share most of their trials start from the one on all of these, which is close to each of them.
     """
-    start, number = widen(rows.z.new_zeros(1, 2)), rows.takes_part.shape[1]
+    start, number, nodes = widen(rows.z.new_zeros(1, 2)), rows.takes_part.shape[1], _nodes_of_others(rows)
     if number > 1:
         together = rows._replace(takes_part=rows.takes_part.any(dim=1, keepdim=True))
-        start, _ = _fit(together, start, SOON)
+        start, _ = _fit(together, nodes, start, SOON)
     own = shares.in_turns(number)
     found = start.new_zeros(2, number)  # slopes, and whether they did not converge
     if len(own):
         # From one place for all, so that the first step costs what that of one does.
-        theta, converged = _fit(rows._replace(takes_part=rows.takes_part[:, own.start :: own.step]), start)
+        theta, converged = _fit(rows._replace(takes_part=rows.takes_part[:, own.start :: own.step]), nodes, start)
         found[:, own.start :: own.step] = torch.stack([theta[:, 0], widen(~converged)])
     found = shares.total(found)
     too_small = "A slope of local information did not converge; it may be too small."
@@ -54,40 +58,79 @@ def fit_slopes(rows: Rows) -> Tensor:
     return found[0]
 
 
-def _fit(rows: Rows, theta: Tensor, *iterations: int) -> tuple[Tensor, Tensor]:
+def _fit(rows: Rows, nodes: _Nodes | None, theta: Tensor, *iterations: int) -> tuple[Tensor, Tensor]:
     border = _find_border(rows)
-    return minimise(lambda at: _derivatives(rows, border, at), theta, *iterations)
+    some = None if nodes is None else nodes.weigh(rows.takes_part)
+    return minimise(lambda at: _derivatives(rows, some, border, at), theta, *iterations)
 
 
-def _derivatives(rows: Rows, border: Border, theta: Tensor) -> Derivatives:
+def _derivatives(rows: Rows, nodes: Nodes | None, border: Border, theta: Tensor) -> Derivatives:
     """Those of what each regression costs.
 
     Where a threshold separates the classes no slope is steep enough. One more target is then put where the nearest
     non-target is, and one more non-target where the nearest target is: what one trial more might have shown. Where
     these two are all but tied they are put a little apart, for a slope that contradicts neither is steep without bound.
     """
-    targets, nontargets = _sums(rows, theta)
+    targets, nontargets = _sums(rows, nodes, theta)
     extra = widen(border.separable)[:, 0]
     targets = targets + extra * sum_derivatives(widen(border.target), theta, label=1)
     nontargets = nontargets + extra * sum_derivatives(widen(border.nontarget), theta, label=0)
     return mean_of_classes(targets, nontargets)
 
 
-def _sums(rows: Rows, theta: Tensor) -> tuple[Tensor, Tensor]:
+class _Nodes(NamedTuple):
+    """Nodes of the non-targets, the groups of rows they are weighed by, and a row of each group."""
+
+    nodes: Nodes
+    example: Tensor
+
+    def weigh(self, takes_part: Tensor) -> Nodes:
+        """The nodes, weighed for each regression that rows take part in, ``(R, F)``."""
+        return self.nodes._replace(weights=widen(takes_part[self.example]).mT @ self.nodes.weights)
+
+
+def _nodes_of_others(rows: Rows) -> _Nodes | None:
+    """Nodes of the non-targets by the regressions that their rows take part in; None where that is no shorter way."""
+    if not on_host(rows.z) or not bool(rows.z.isfinite().all()):
+        return None
+    groups, group = row_keys(rows.takes_part).unique(return_inverse=True)
+    example = torch.zeros_like(groups, dtype=torch.int64).scatter(0, group, torch.arange(len(group)))
+    nodes = nodes_of(select(rows.z, ~rows.is_match), group.repeat_interleave((~rows.is_match).sum(1)), len(groups))
+    return None if nodes is None else _Nodes(nodes, example)
+
+
+def _sums(rows: Rows, nodes: Nodes | None, theta: Tensor) -> tuple[Tensor, Tensor]:
     """What the targets and the non-targets add to each cost, as :func:`sum_derivatives` gives it, ``(6, F)`` each.
+
+    Non-targets are many, and go by nodes in all regressions that are not too steep for these.
+    """
+    targets = _sums_of_rows(rows.match, None, rows.takes_part, theta, label=1)
+    if nodes is None:
+        nontargets = _sums_of_rows(rows.z, rows.is_match, rows.takes_part, theta, label=0)
+    else:
+        theta, nontargets = theta.expand(rows.takes_part.shape[1], 2), torch.empty_like(targets)
+        steep = theta[:, 0].abs() > nodes.steepest
+        if bool(steep.any()):
+            takes_part = rows.takes_part[:, steep]
+            nontargets[:, steep] = _sums_of_rows(rows.z, rows.is_match, takes_part, theta[steep], label=0)
+        nontargets[:, ~steep] = sums_at_nodes(nodes.places, nodes.weights[~steep], theta[~steep], label=0)
+    return targets, nontargets
+
+
+def _sums_of_rows(z: Tensor, excluded: Tensor | None, takes_part: Tensor, theta: Tensor, label: int) -> Tensor:
+    """Those of trials ``(R, K)``.
 
     Every score is evaluated in all regressions, and its row counted where it takes part: the sum over all trials less
     that over a few would lose digits where these few are the only ones that contradict.
     """
-    evaluations = 2**17 if rows.z.device.type == "cpu" else 2**22  # at a time: what a CPU's cache holds, or fills a GPU
-    targets, nontargets = widen(theta.new_zeros(2, 6, rows.takes_part.shape[1]))
-    pieces = (part.split(max(1, evaluations // (rows.z.shape[1] * len(theta)))) for part in rows)
-    for z, is_match, match, takes_part in zip(*pieces, strict=True):
-        z, match = widen(z), widen(match)  # a steep slope is decided in the last digits
-        counted = widen(takes_part.T)  # (F, r)
-        targets = targets + (counted * sum_derivatives(match.unsqueeze(0), theta, label=1)).sum(dim=2)
-        nontargets = nontargets + (counted * sum_derivatives(z.unsqueeze(0), theta, 0, is_match)).sum(dim=2)
-    return targets, nontargets
+    evaluations = 2**17 if z.device.type == "cpu" else 2**22  # at a time: what a CPU's cache holds, or fills a GPU
+    sums = widen(theta.new_zeros(6, takes_part.shape[1]))
+    for rows in slices(len(z), max(1, evaluations // (z.shape[1] * len(theta)))):
+        none = None if excluded is None else excluded[rows]
+        # A steep slope is decided in the last digits.
+        found = sum_derivatives(widen(z[rows]).unsqueeze(0), theta, label, none)
+        sums = sums + (widen(takes_part[rows].T) * found).sum(dim=2)
+    return sums
 
 
 def _find_border(rows: Rows) -> Border:
