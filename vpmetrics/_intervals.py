@@ -41,17 +41,22 @@ class LeftOut(NamedTuple):
     """What leaving speakers out changes.
 
     ``changes``: by how much each number differs without each block of speakers, ``(G,)``. ``bias``: by how much it is
-    too large for having been fitted to what it is measured on. ``ratio``: speakers kept over speakers left out.
+    too large for having been fitted to what it is measured on. ``blocks``: who is left out together.
     """
 
     changes: dict[str, Tensor]
     bias: dict[str, Tensor]
-    ratio: float
+    blocks: Blocks
+
+    @property
+    def ratio(self) -> float:
+        """Speakers kept over speakers left out."""
+        return self.blocks.ratio
 
     def under(self, condition: str) -> LeftOut:
         """The same, with the names that numbers of a condition have."""
         changes, bias = ({key_of(condition, key): x for key, x in each.items()} for each in self[:2])
-        return LeftOut(changes, bias, self.ratio)
+        return LeftOut(changes, bias, self.blocks)
 
     def interval(self, key: str, value: Tensor, confidence: float) -> tuple[Tensor, Tensor]:
         """Both ends for a number, by its name."""
@@ -130,7 +135,7 @@ def left_out_of_scores(
     ``voices``: those of ``likeness``, ascending.
     """
     if counts is None:
-        return LeftOut({}, {}, blocks.ratio)
+        return LeftOut({}, {}, blocks)
     seen, times = scores.trials.table()
     values = scores_without(counts, seen[(times > 0).any(0)], _links(scores))
     if likeness is not None:
@@ -191,14 +196,14 @@ def left_out_of_values(values: Mapping[str, Tensor], blocks: Blocks) -> LeftOut:
     """What leaving speakers out changes in numbers that are known of all, then without each block, ``(1 + G,)``."""
     changes = {key: each[1:] - each[0] for key, each in values.items()}
     bias = {key: blocks.ratio * changes[key].mean() for key in _CORRECTED & set(changes)}
-    return LeftOut(changes, bias, blocks.ratio)
+    return LeftOut(changes, bias, blocks)
 
 
 def joined(parts: Sequence[LeftOut]) -> LeftOut:
     """The changes of numbers of several kinds."""
     changes = {key: change for part in parts for key, change in part.changes.items()}
     bias = {key: value for part in parts for key, value in part.bias.items()}
-    return LeftOut(changes, bias, parts[0].ratio)
+    return LeftOut(changes, bias, parts[0].blocks)
 
 
 def left_out_of_system(scalars: Mapping[str, Tensor], conditions: Mapping[str, LeftOut | None]) -> LeftOut | None:
@@ -206,7 +211,7 @@ def left_out_of_system(scalars: Mapping[str, Tensor], conditions: Mapping[str, L
     known = {name: each for name, each in conditions.items() if each is not None}
     if not known:
         return None
-    changes, bias, ratio = joined([each.under(name) for name, each in known.items()])
+    changes, bias, blocks = joined([each.under(name) for name, each in known.items()])
     without = {key: widen(scalars[key]) + change for key, change in changes.items() if key in scalars}
     if {"oo_d_diag", "op_d_diag"} <= set(without):
         changes["deid"] = 1 - without["op_d_diag"] / without["oo_d_diag"] - scalars["deid"]
@@ -214,7 +219,7 @@ def left_out_of_system(scalars: Mapping[str, Tensor], conditions: Mapping[str, L
         changes["gvd"] = 10 * (without["pp_d_diag"] / without["oo_d_diag"]).log10() - scalars["gvd"]
     if "d_ece_op_oo" in scalars and set(without) >= {f"{name}_d_ece" for name in ("oo", "op", "pp")}:
         changes |= {key: value - scalars[key] for key, value in normalised_relatives(without).items()}
-    return LeftOut(changes, bias, ratio)
+    return LeftOut(changes, bias, blocks)
 
 
 def with_ends(scalars: Mapping[str, Tensor], left_out: LeftOut | None, confidence: float) -> dict[str, Tensor]:
@@ -254,7 +259,7 @@ def difference_of(
     What is hard about a speaker is so for both systems, and goes out of their difference.
     """
     first, second = left_out
-    if len(first.changes[key]) != len(second.changes[key]) or first.ratio != second.ratio:
+    if not first.blocks.same_as(second.blocks):
         raise ValueError("Expected two systems on the same speakers, but other numbers of them were left out.")
     value = widen(values[0]) - widen(values[1])
     replicates = value + first.changes[key] - second.changes[key]

@@ -79,10 +79,13 @@ def test_an_option_that_would_do_nothing_with_embeddings_is_refused(tmp_path, ca
     assert message in capsys.readouterr().err
 
 
-def test_speakers_of_scores_without_a_condition_are_refused(tmp_path, voices, capsys):
+@pytest.mark.parametrize(
+    ("given", "idle"), [(("--intervals", "0"), "--utt2spk"), (("--similarity", "sigmoid"), "--similarity")]
+)
+def test_what_does_nothing_for_scores_without_a_condition_is_refused(tmp_path, voices, capsys, given, idle):
     scores = write_scores(tmp_path / "s", voices, trials_of(voices, "OP"), fourth=True)
-    run("evaluate", scores, "--utt2spk", write_utt2spk(tmp_path, voices), expect=2)
-    assert "Expected --oo, --op or --pp with --utt2spk" in capsys.readouterr().err
+    run("evaluate", scores, "--utt2spk", write_utt2spk(tmp_path, voices), *given, expect=2)
+    assert f"Expected --oo, --op or --pp with {idle}" in capsys.readouterr().err
 
 
 def test_no_system_is_called_as_unprotected_speech_is(tmp_path, capsys):

@@ -8,7 +8,7 @@ import json
 import jsonschema
 import numpy as np
 import pytest
-from app.cases import run, trials_of, write_scores
+from app.cases import run, trials_of, write_scores, write_utt2spk
 from app.test_results import SCHEMA
 from app.test_verdict import system
 
@@ -68,10 +68,74 @@ def test_other_than_shares_are_refused(files, capsys, share):
     assert "expected a number from 0 to below 1" in capsys.readouterr().err
 
 
-def test_scores_have_no_speakers_to_leave_out(tmp_path, voices, capsys):
+def ends_of(scalars, key):
+    return scalars[f"{key}_low"], scalars[f"{key}_high"]
+
+
+def test_scores_are_as_sure_as_the_embeddings_they_are_of(tmp_path, voices):
+    np.savez(tmp_path / "e.npz", original=voices.original, protected=voices.protected["B2"], speakers=voices.speakers)
+    options = []
+    for condition in ("OO", "OP", "PP"):
+        scores = write_scores(tmp_path / condition, voices, trials_of(voices, condition), fourth=True)
+        options += [f"--{condition.lower()}", scores]
+    run("evaluate", tmp_path / "e.npz", "--no-attacks", "--json", tmp_path / "e.json")
+    run("evaluate", *options, "--utt2spk", write_utt2spk(tmp_path, voices), "--json", tmp_path / "s.json")
+    expected, got = (results(tmp_path / name)["systems"][0]["scalars"] for name in ("e.json", "s.json"))
+    for key in ("deid", "gvd", "op_d_ece", "pp_min_cllr", "oo_eer", "d_ece_op_oo"):
+        width = expected[f"{key}_high"] - expected[f"{key}_low"]
+        assert ends_of(got, key) == pytest.approx(ends_of(expected, key), abs=0.1 * width), key
+
+
+def test_target_trials_say_who_speaks_where_no_list_does(tmp_path, voices, capsys):
     scores = write_scores(tmp_path / "s", voices, trials_of(voices, "OP"), fourth=True)
-    run("evaluate", scores, "--intervals", "0.95", expect=2)
-    assert "Expected no --intervals with score files" in capsys.readouterr().err
+    run("evaluate", scores, "--out", tmp_path / "joined")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "In brackets: 95 % intervals, from leaving speakers out" in said
+    assert "intervals take names that target trials join for one speaker: 6 speakers" in said
+    run("evaluate", scores, "--utt2spk", write_utt2spk(tmp_path, voices), "--json", tmp_path / "told.json")
+    assert "target trials join" not in capsys.readouterr().out
+    joined, told = (results(path)["systems"][0] for path in (tmp_path / "joined/results.json", tmp_path / "told.json"))
+    assert joined["scalars"] == pytest.approx(told["scalars"])
+    assert joined["speakers"] == told["speakers"] == 6
+    assert joined["scalars"]["d_ece_low"] < joined["scalars"]["d_ece"] < joined["scalars"]["d_ece_high"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (["a b 1 target", "c d 2 target", "a e 0 nontarget"], "1 names are in no target trial, as 'e'"),
+        (["a b 1 target", "b c 2 target", "a c 0 nontarget", "d e 3 target", "a d 1 nontarget"], "are of one speaker"),
+        (["1.0 target", "0.5 nontarget", "2.0 target"], "the scores do not name what they compare"),
+    ],
+)
+def test_where_nobody_can_know_who_speaks_the_output_says_why_nothing_is_sure(tmp_path, capsys, lines, why):
+    (tmp_path / "scores").write_text("\n".join(lines))
+    run("evaluate", tmp_path / "scores", "--json", tmp_path / "r.json")
+    (system,) = results(tmp_path / "r.json")["systems"]
+    assert [note for note in system["notes"] if note.startswith("No intervals: ") and why in note]
+    assert not [key for key in system["scalars"] if key.endswith("_low")]
+    said = capsys.readouterr().out
+    assert "No intervals: " in said
+    assert "In brackets" not in said
+    run("evaluate", tmp_path / "scores", "--intervals", "0")
+    assert "No intervals" not in capsys.readouterr().out
+
+
+def test_two_sets_of_scores_are_told_apart_where_their_speakers_do(tmp_path, voices, capsys):
+    files = [
+        f"{name}={write_scores(tmp_path / name, voices, trials_of(voices, 'OP', name), fourth=True)}"
+        for name in ("B2", "B2r0", "B2r1")
+    ]
+    run("compare", *files, "--out", tmp_path / "out")
+    found = {(d["first"], d["second"]): d for d in results(tmp_path / "out/results.json")["differences"]}
+    assert len(found) == 3
+    worst = found["B2", "B2r1"]
+    assert worst["scalar"] == "d_ece"
+    assert worst["told_apart"]
+    assert worst["low"] > 0
+    said = capsys.readouterr().out
+    assert "B2r1 discloses less" in said
+    assert "not told apart by these data" in said
 
 
 def test_spreadsheets_have_ends_in_columns_of_their_own(files, tmp_path):

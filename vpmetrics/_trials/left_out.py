@@ -53,6 +53,10 @@ class Blocks(NamedTuple):
         """Speakers kept over speakers left out."""
         return (len(self.names) - self.size) / max(self.size, 1)
 
+    def same_as(self, other: Blocks) -> bool:
+        """Whether the speakers of each place are left out together with those of the same places."""
+        return torch.equal(self.of_name, other.of_name)
+
     def of(self, speakers: Tensor) -> Tensor:
         """The block of each of some speakers."""
         return self.of_name[torch.searchsorted(self.names, speakers.contiguous())]

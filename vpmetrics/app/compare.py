@@ -27,7 +27,8 @@ from vpmetrics.app.settings import (
     wanted_of,
 )
 from vpmetrics.app.sides import holds_arrays
-from vpmetrics.app.trials import label_trials, speakers_of
+from vpmetrics.app.speakers import read_speakers
+from vpmetrics.app.trials import label_trials
 
 _ORIGINAL = "original"  # what tables call unprotected speech
 
@@ -46,7 +47,7 @@ def compare(options: Namespace, console: Console) -> None:
     systems = (_compare_embeddings if of_arrays else _compare_scores)(options, named)
     require_something(systems)
     lead = f"{len(systems)} systems side by side"
-    pairs = pairs_of(systems, confidence_of(options) if of_arrays else None)
+    pairs = pairs_of(systems, confidence_of(options))
     publish(options.title, lead, systems, console, run_of(options, systems), wanted_of(options), True, pairs)
 
 
@@ -87,9 +88,10 @@ def _compare_scores(options: Namespace, named: Sequence[tuple[str, str]]) -> lis
             raise InputError(f"Expected NAME=OP or NAME=OP,PP, but got {len(paths)} score files for {name}.")
         files = {**shared, **{c: read_scores(path, names) for c, path in zip(conditions, paths, strict=True)}}
         trials = {condition: label_trials(file, key, names, options.strict) for condition, file in files.items()}
-        speakers = speakers_of(options.speakers, trials.values(), names)
+        speakers = read_speakers(options.speakers, trials.values(), names)
         with phase(f"calibrating {name}"):
-            systems.append(evaluate_trials(name, trials, None, speakers, options.similarity))
+            similarity = options.similarity or "geometric"
+            systems.append(evaluate_trials(name, trials, None, speakers, similarity, confidence_of(options)))
     return systems
 
 

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-import torch
-
-from vpmetrics._intervals import Difference, LeftOut, difference_of
+from vpmetrics._intervals import Difference, difference_of
 from vpmetrics._report import System
 from vpmetrics._scalars import key_of, scalar
 from vpmetrics.app.tables import Table, with_interval
@@ -52,7 +50,7 @@ def table_of_pairs(pairs: Sequence[Pair]) -> list[Table]:
         says = f"{name} discloses less" if apart else f"not told apart by these data, rather {name}"
         difference = with_interval(known, *(float(part) for part in pair.found[:3]))
         rows.append((f"{pair.first} less {pair.second}", difference, says, f"{likely:.3f}"))
-    title = f"Differences on the same speakers: {known.heading}, {known.condition}"
+    title = f"Differences on the same speakers: {', '.join(filter(None, (known.heading, known.condition)))}"
     heads = ("", f"difference [{known.unit.name}]", "verdict", "probability")
     return [Table(title, heads, rows, (known.key,))]
 
@@ -62,15 +60,9 @@ def compare(first: System, second: System, key: str, confidence: float) -> Pair 
     one, other = first.report.left_out, second.report.left_out
     if one is None or other is None or key not in one.changes or key not in other.changes:
         return None
-    if math.isnan(first.scalar(key) + second.scalar(key)) or not _same_speakers(first, second, one, other):
+    if math.isnan(first.scalar(key) + second.scalar(key)) or first.speakers != second.speakers:
+        return None
+    if not one.blocks.same_as(other.blocks):
         return None
     values = first.report.scalars[key], second.report.scalars[key]
     return Pair(first.name, second.name, key, difference_of(key, values, (one, other), confidence))
-
-
-def _same_speakers(first: System, second: System, one: LeftOut, other: LeftOut) -> bool:
-    """Whether the same speakers were left out each time: one by one, or else as original speech has dealt them."""
-    own, others = (each.changes.get("oo_d_ece") for each in (one, other))
-    if first.speakers != second.speakers or own is None or others is None or len(own) != len(others):
-        return False
-    return len(own) == len(first.speakers) or torch.equal(own, others)

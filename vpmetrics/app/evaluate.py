@@ -39,7 +39,8 @@ from vpmetrics.app.settings import (
     wanted_of,
 )
 from vpmetrics.app.sides import Files, holds_arrays
-from vpmetrics.app.trials import Trials, label_trials, speakers_of
+from vpmetrics.app.speakers import read_speakers
+from vpmetrics.app.trials import Trials, label_trials
 
 
 def evaluate(options: Namespace, console: Console) -> None:
@@ -83,7 +84,8 @@ def _evaluate_listed(options: Namespace) -> list[System]:
     sides = files.side(sources.original, "original"), files.side(sources.protected, "protected")
     protocol = read_protocol(options.trials, options.enrolls, options.speakers, options.groups, options.weights)
     scoring = scoring_of(options)
-    system = evaluate_listed(_title(options), score_listed(*sides, protocol, scoring), protocol.weights)
+    listed = score_listed(*sides, protocol, scoring)
+    system = evaluate_listed(_title(options), listed, protocol.weights, confidence_of(options))
     return [_attacked(system, [Attackable(*sides, protocol)], scoring, options)]
 
 
@@ -98,7 +100,8 @@ def _evaluate_results(options: Namespace) -> list[System]:
         listed, sets = read_results(results, scoring, options.speakers)
         weights = read_weights(options.weights, set(listed.groups)) or results.weights()
         name = printable(results.name) if len(found) > 1 else _title(options)
-        systems.append(_attacked(evaluate_listed(name, listed, weights), sets, scoring, options))
+        system = evaluate_listed(name, listed, weights, confidence_of(options))
+        systems.append(_attacked(system, sets, scoring, options))
     return systems
 
 
@@ -126,9 +129,9 @@ def _evaluate_scores(options: Namespace) -> list[System]:
     files = {condition: read_scores(path, names) for condition, path in scored.items()}
     fit = _read_fit(options, scored, key, names)
     trials = {condition: label_trials(file, key, names, options.strict) for condition, file in files.items()}
-    speakers = speakers_of(options.speakers, trials.values(), names)
+    speakers, similarity = read_speakers(options.speakers, trials.values(), names), options.similarity or "geometric"
     with phase(f"calibrating {_title(options)}"):
-        return [evaluate_trials(_title(options), trials, fit, speakers, options.similarity)]
+        return [evaluate_trials(_title(options), trials, fit, speakers, similarity, confidence_of(options))]
 
 
 def _score_files(options: Namespace) -> tuple[dict[str, str], str | None]:

@@ -20,7 +20,8 @@ from vpmetrics.app.columns import Array
 from vpmetrics.app.embeddings import Embeddings
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.listed import Listed
-from vpmetrics.app.trials import Speakers, Trials
+from vpmetrics.app.speakers import Speakers
+from vpmetrics.app.trials import Trials
 from vpmetrics.suite import VoicePrivacy
 
 _SAMPLE = 10_000  # trials looked for the other way round
@@ -87,25 +88,29 @@ def evaluate_trials(
     fit: Trials | None = None,
     speakers: Speakers | None = None,
     similarity: str | None = None,
+    confidence: float | None = None,
 ) -> System:
-    """All of a system from its scores: ``fit`` those of another run, matrices where speakers are known."""
+    """All of a system from its scores: ``fit`` those of another run, matrices where a list says who speaks."""
     speakers = speakers or Speakers()
     notes = [note for trials in conditions.values() for note in trials.notes]
+    notes += [speakers.note] if confidence and speakers.note else []
     with collected_notes(notes):
         scored = {
             name: scored_trials(trials, speakers.speaker_of, one_sided=bool(name) and CONDITIONS[name].one_sided)
             for name, trials in conditions.items()
         }
         other = None if fit is None else scored_trials(fit)
-        report = report_of_trials(scored, other, len(speakers.names), similarity or "geometric")
+        similarity = similarity if speakers.told else None
+        confidence = None if speakers.speaker_of is None else confidence
+        report = report_of_trials(scored, other, len(speakers.names), similarity, confidence)
     notes += _notes_on_sign(name, report.conditions, "scores seem to fall with likeness: negate them?")
     count = _count_names(conditions)
     return System(name, report, speakers.names, tuple(notes), utterances=count, unattacked=_SCORES_ALONE)
 
 
-def evaluate_listed(name: str, listed: Listed, weights: Mapping[str, float]) -> System:
+def evaluate_listed(name: str, listed: Listed, weights: Mapping[str, float], confidence: float | None = None) -> System:
     """All of a system from listed trials: of all together, of each group, and averaged over the groups."""
-    system = evaluate_trials(name, listed.trials)
+    system = evaluate_trials(name, listed.trials, speakers=listed.speakers, confidence=confidence)
     groups = {}
     for number, group in enumerate(listed.groups):
         own = {condition: group_of == number for condition, group_of in listed.group.items()}
@@ -114,7 +119,8 @@ def evaluate_listed(name: str, listed: Listed, weights: Mapping[str, float]) -> 
             for condition, columns in listed.trials.items()
             if own[condition].any()
         }
-        groups[group] = evaluate_trials(f"{name}, {group}", trials)
+        speakers = listed.speakers.among(trials.values())
+        groups[group] = evaluate_trials(f"{name}, {group}", trials, speakers=speakers, confidence=confidence)
     notes = [*listed.notes, *system.notes, *(note for group in groups.values() for note in group.notes)]
     return replace(system, notes=tuple(dict.fromkeys(notes)), groups=groups, weights=weights)
 

@@ -16,6 +16,7 @@ from vpmetrics.app.errors import InputError
 from vpmetrics.app.progress import Advance, phase
 from vpmetrics.app.protocol import Protocol, lookup
 from vpmetrics.app.sides import Column, rows_by_name
+from vpmetrics.app.speakers import Speakers, speakers_of
 from vpmetrics.app.trials import Trials
 
 CONDITIONS = ("OO", "OP", "PP")
@@ -25,12 +26,13 @@ _TILE = 1 << 10
 
 
 class Listed(NamedTuple):
-    """The trials of each condition, and the number of each trial's group; −1 where it is in none."""
+    """The trials of each condition, the number of each trial's group, −1 where it is in none, and who speaks."""
 
     trials: Mapping[str, Trials]
     group: Mapping[str, Array]
     groups: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    speakers: Speakers = Speakers()
 
 
 def score_listed(original: Column, protected: Column, protocol: Protocol, scoring: Scoring = "cosine") -> Listed:
@@ -58,7 +60,8 @@ def score_listed(original: Column, protected: Column, protocol: Protocol, scorin
         trials[condition] = Trials(listed.enrol, listed.trial, scores.numpy(), protocol.is_target)
     if not trials:
         raise InputError(f"Nothing to score: {'; '.join(notes)}.")
-    return Listed(trials, dict.fromkeys(trials, group), groups, notes)
+    speakers = speakers_of(protocol.speaker_of, trials.values(), protocol.names)
+    return Listed(trials, dict.fromkeys(trials, group), groups, notes, speakers)
 
 
 def score_pairs(

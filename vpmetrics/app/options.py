@@ -102,8 +102,8 @@ def _add_speakers(group: _ArgumentGroup) -> None:
         "--speakers",
         "--utt2spk",
         metavar="SOURCE",
-        help="of every row; text files have a speaker a line, or lines `utterance speaker`. Score files get similarity "
-        "matrices by it",
+        help="of every row; text files have a speaker a line, or lines `utterance speaker`. Score files get "
+        "similarity matrices by it, and intervals where target trials do not say who speaks",
     )
 
 
@@ -115,8 +115,6 @@ def _add_scoring(group: _ArgumentGroup) -> None:
     group.add_argument("--similarity", choices=("geometric", "sigmoid"), help="of 2022 (geometric) or of 2020")
     says = "also how often somebody is found, and singled out, among so many: numbers, as 20,1000"
     group.add_argument("--people", type=_people, metavar="N,...", help=says)
-    says = "how often an interval is to hold the truth, from leaving speakers out (0.95); 0 for none, which is quicker"
-    group.add_argument("--intervals", type=_confidence, metavar="SHARE", help=says)
     group.add_argument("--no-attacks", action="store_true", help="compare embeddings only, which is quicker")
 
 
@@ -145,6 +143,8 @@ def _add_key(group: _ArgumentGroup) -> None:
 def _add_output(command: ArgumentParser, title: str | None = None) -> None:
     group = command.add_argument_group("output")
     group.add_argument("--title", default=title, metavar="TEXT", help="heading of the report")
+    says = "how often an interval is to hold the truth, from leaving speakers out (0.95); 0 for none, which is quicker"
+    group.add_argument("--intervals", type=_confidence, metavar="SHARE", help=says)
     group.add_argument(
         "--out", type=Path, metavar="DIR", help="write report.html, results.json, tables and figures there"
     )

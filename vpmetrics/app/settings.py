@@ -16,15 +16,15 @@ from vpmetrics.app.results import Run
 from vpmetrics.suite import VoicePrivacy
 
 # What each kind of input makes use of, beside what concerns the output.
-_ALWAYS = {"command", "argv", "inputs", "systems", "title", "out", "json", "figures"}
-_COMPARED = {"scoring", "plda_fit", "speakers", "no_attacks", "intervals"}
+_ALWAYS = {"command", "argv", "inputs", "systems", "title", "out", "json", "figures", "intervals"}
+_COMPARED = {"scoring", "plda_fit", "speakers", "no_attacks"}
 CONFIDENCE = 0.95  # of intervals, where nothing else is asked for
 _USED = {
     "embeddings": _COMPARED
     | {"original", "protected", "similarity", "utterances", "partial", "enrolls", "groups", "weights", "people"},
     "a list of trials": _COMPARED | {"original", "protected", "trials", "enrolls", "groups", "weights"},
     "a folder of embeddings": _COMPARED | {"weights"},
-    "a folder of scores": {"weights"},
+    "a folder of scores": {"weights", "speakers"},
     "score files": {"oo", "op", "pp", "key", "strict", "fit", "speakers", "similarity"},
 }
 _NAMES = {"speakers": "utt2spk"}
@@ -50,9 +50,11 @@ def refuse_idle(options: Namespace, what: str) -> None:
 
 
 def check_speakers(options: Namespace, conditions: Mapping[str, object]) -> None:
-    """Matrices are of a condition, and need speakers."""
-    if options.speakers and set(conditions) == {""}:
-        raise InputError("Expected --oo, --op or --pp with --utt2spk: without a condition it would do nothing.")
+    """Matrices are of a condition, and need speakers; of speakers, intervals need no more."""
+    of_none = set(conditions) == {""}
+    if options.speakers and of_none and (options.similarity or confidence_of(options) is None):
+        idle = "--similarity" if options.similarity else "--utt2spk"
+        raise InputError(f"Expected --oo, --op or --pp with {idle}: without a condition it would do nothing.")
     if options.similarity and not options.speakers:
         raise InputError("Expected --utt2spk with --similarity: without matrices it would do nothing.")
 
@@ -82,8 +84,9 @@ def run_of(options: Namespace, systems: Sequence[System]) -> Run:
     hidden = {"argv", "out", "json", "figures", "command", "title"}
     given = {key: value for key, value in vars(options).items() if key not in hidden and value not in (None, False, [])}
     of_embeddings = any(known.identification for known in systems[0].report.conditions.values())
-    defaults = {"scoring": "cosine", "similarity": "geometric", "intervals": CONFIDENCE} if of_embeddings else {}
-    return Run(("vpmetrics", *options.argv), {**defaults, **given}, files_seen())
+    defaults = {"scoring": "cosine", "similarity": "geometric"} if of_embeddings else {}
+    settings = {**defaults, **given, "intervals": confidence_of(options)}
+    return Run(("vpmetrics", *options.argv), settings, files_seen())
 
 
 def wanted_of(options: Namespace) -> Wanted:

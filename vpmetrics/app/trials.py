@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple, cast
 
 import numpy as np
 import polars as pl
 
 from vpmetrics.app.columns import Array
-from vpmetrics.app.errors import InputError, printable
+from vpmetrics.app.errors import InputError
 from vpmetrics.app.lists import Names, TrialFile
-from vpmetrics.app.pairs import read_pairs
 
 
 class Trials(NamedTuple):
@@ -45,34 +43,6 @@ def label_trials(scores: TrialFile, key: TrialFile | None, names: Names, strict:
         raise InputError("; ".join(notes))
     enrol, trial, values = (column[found] for column in (scores.enrol, scores.trial, cast(Array, scores.scores)))
     return Trials(enrol, trial, values, labels[places[found]], tuple(notes))
-
-
-class Speakers(NamedTuple):
-    """The speaker of every name by number, −1 where it is in no trial, and the names of the speakers."""
-
-    speaker_of: Array | None = None
-    names: tuple[str, ...] = ()
-
-
-def speakers_of(path: str | None, sets: Iterable[Trials], names: Names) -> Speakers:
-    """The speaker of every name in the trials; an enrolment may be called by its speaker instead of an utterance."""
-    if path is None:
-        return Speakers()
-    columns = read_pairs(path)
-    if len(columns) != 2:
-        raise InputError("expected lines `utterance speaker`", path, 1)
-    if not len(names):
-        raise InputError("Expected the names of both sides of a trial for --utt2spk, but the scores name none.")
-    by_name = dict(zip(columns[1], columns[1], strict=True)) | dict(zip(columns[0], columns[1], strict=True))
-    used = np.unique(np.concatenate([side for trials in sets for side in (trials.enrol, trials.trial)]))
-    missing = [names[number] for number in used if names[number] not in by_name]
-    if missing:
-        message = f"expected the speaker of every utterance, but {len(missing):,} are missing: {missing[0]!r}"
-        raise InputError(message, path)
-    speakers, numbers = np.unique(np.array([by_name[names[number]] for number in used]), return_inverse=True)
-    speaker_of = np.full(len(names), -1, dtype=np.int64)
-    speaker_of[used] = numbers
-    return Speakers(speaker_of, tuple(map(printable, speakers.tolist())))
 
 
 def _refuse_copies(file: TrialFile, names: Names) -> None:
