@@ -33,9 +33,6 @@ from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.rank import rank_disclosure
 from vpmetrics.functional.similarity import normalised_relatives
 
-# The attack chosen is calibrated on what it is counted for, as everything that is fitted.
-_CORRECTED = FITTED | {"d_ece_strongest"}
-
 
 class LeftOut(NamedTuple):
     """What leaving speakers out changes.
@@ -195,7 +192,7 @@ def _over_groups(values: Tensor, inputs: Tensor, key: str) -> Tensor:
 def left_out_of_values(values: Mapping[str, Tensor], blocks: Blocks) -> LeftOut:
     """What leaving speakers out changes in numbers that are known of all, then without each block, ``(1 + G,)``."""
     changes = {key: each[1:] - each[0] for key, each in values.items()}
-    bias = {key: blocks.ratio * changes[key].mean() for key in _CORRECTED & set(changes)}
+    bias = {key: blocks.ratio * changes[key].mean() for key in FITTED & set(changes)}
     return LeftOut(changes, bias, blocks)
 
 
