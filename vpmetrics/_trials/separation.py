@@ -13,7 +13,13 @@ from vpmetrics._trials.moments import Moments
 
 
 class Maps(NamedTuple):
-    """What a linear attacker does to each side: ``(x - mean) @ map``; None for a mean of zero and a map to itself."""
+    """What a linear attacker does to each side: ``(x - mean) @ map``; None for a mean of zero and a map to itself.
+
+    Example:
+        >>> mean = torch.tensor([1.0, 2.0])
+        >>> Maps(mean_o=mean, mean_p=-mean).map_p is None
+        True
+    """
 
     mean_o: Tensor | None = None  # (..., D)
     map_o: Tensor | None = None  # (..., D, d)

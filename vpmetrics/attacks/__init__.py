@@ -23,23 +23,8 @@ Example:
     plain: 0.18 bit
     canonical correlation: 0.34 bit
 
-    An attack of one's own is a class with these two methods. Where it is linear it says what follows from the means
-    and covariances of pairs (``moments.pp``, ``moments.po``, ...), and can then also watch a training:
-
-    >>> class Subspace(LinearAttack):
-    ...     '''Both sides in the largest directions of protected speech.'''
-    ...
-    ...     name, needs, settings = "subspace", "protected speech", (10, 50)
-    ...
-    ...     def maps(self, moments, setting):
-    ...         directions = moments.eigen_pp[1][..., -setting:]
-    ...         return Maps(moments.mean_o, directions, moments.mean_p, directions)
-    >>> watching = Subspace()
-    >>> for part in (0, 1):
-    ...     rows = voices.utterances % 2 == part
-    ...     watching.observe(voices.original[rows], protected[rows], voices.speakers[rows])
-    >>> watching.fit().attack(None, protected)[1].shape
-    torch.Size([1036, 50])
+An attack of one's own is a class with these two methods, see :class:`Attack`; one that is linear can also watch a
+training, see :class:`LinearAttack`.
 """
 
 from vpmetrics._trials.separation import Maps

@@ -30,6 +30,18 @@ class Attack(nn.Module):
     Anything with these two methods is one. ``name`` tells it from others, ``needs`` says what it takes: ``"nothing"``,
     ``"protected speech"``, ``"protected speech with speakers"`` or ``"pairs of original and protected speech"``, which
     whoever can run the anonymiser has.
+
+    Example:
+        >>> class Flipped(Attack):
+        ...     name, needs = "flipped", "nothing"
+        ...
+        ...     def fit(self, original, protected, speakers):
+        ...         return self
+        ...
+        ...     def attack(self, original, protected):
+        ...         return original, None if protected is None else protected.flip(-1)
+        >>> Flipped().attack(None, torch.tensor([[1.0, 2.0]]))
+        (None, tensor([[2., 1.]]))
     """
 
     name: str
@@ -51,8 +63,26 @@ class LinearAttack(Attack, Resizable):
     """An attacker who moves and maps each side linearly, by what the moments of pairs of other speakers tell.
 
     It is fitted with :meth:`fit` on embeddings, or by watching: :meth:`observe` any number of times, at constant
-    memory, then ``fit()``. A subclass says in ``maps`` what follows from moments, and which ``settings`` there are to
-    choose from: the one that best separates speakers left out is taken.
+    memory, then ``fit()``. A subclass says in ``maps`` what follows from the means and covariances of pairs
+    (``moments.mean_p``, ``moments.pp``, ``moments.po``, ...), and which ``settings`` there are to choose from: the one
+    that best separates speakers left out is taken.
+
+    Example:
+        >>> from vpmetrics.data import demo_voices
+        >>> class Subspace(LinearAttack):
+        ...     '''Both sides in the largest directions of protected speech.'''
+        ...
+        ...     name, needs, settings = "subspace", "protected speech", (10, 50)
+        ...
+        ...     def maps(self, moments, setting):
+        ...         directions = moments.eigen_pp[1][..., -setting:]
+        ...         return Maps(moments.mean_o, directions, moments.mean_p, directions)
+        >>> watching, voices = Subspace(), demo_voices()
+        >>> for part in (0, 1):
+        ...     rows = voices.utterances % 2 == part
+        ...     watching.observe(voices.original[rows], voices.protected["B2u"][rows], voices.speakers[rows])
+        >>> watching.fit().attack(None, voices.protected["B2u"])[1].shape
+        torch.Size([1036, 50])
     """
 
     settings: tuple[Any, ...] = (None,)

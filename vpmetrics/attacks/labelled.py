@@ -17,6 +17,14 @@ class WithinClassWhitening(LinearAttack):
     """Protected speech whitened within speakers; original speech by the same map.
 
     The attacker must have protected speech and know which of it is of one speaker.
+
+    Example:
+        >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(80) // 4
+        >>> voices = torch.nn.functional.pad(torch.randn(20, 2, generator=draw), (0, 2))[speakers]
+        >>> protected = voices + torch.randn(80, 4, generator=draw) * torch.tensor([0.1, 0.1, 9.0, 9.0])
+        >>> _, found = WithinClassWhitening().fit(protected=protected, speakers=speakers).attack(None, protected)
+        >>> [bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5) for x in (protected, found)]
+        [False, True]
     """
 
     name, needs, settings = "within-class whitening", LABELLED, RIDGES
@@ -30,6 +38,14 @@ class Discriminant(LinearAttack):
     """Linear discriminant analysis: the few directions that tell protected speakers apart best, for both sides.
 
     The attacker must have protected speech and know which of it is of one speaker.
+
+    Example:
+        >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(80) // 4
+        >>> voices = torch.nn.functional.pad(torch.randn(20, 2, generator=draw), (0, 2))[speakers]
+        >>> protected = voices + torch.randn(80, 4, generator=draw) * torch.tensor([0.1, 0.1, 9.0, 9.0])
+        >>> _, found = Discriminant().fit(protected=protected, speakers=speakers).attack(None, protected)
+        >>> [bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5) for x in (protected, found)]
+        [False, True]
     """
 
     name, needs = "discriminant", LABELLED
@@ -50,6 +66,14 @@ class PLDAPosterior(LinearAttack):
     :math:`b / (1 + 2b)` times their product about being of one speaker (see :class:`vpmetrics.scoring.PLDA`): large
     where speakers differ, nothing where they do not. The attacker must have protected speech and know which of it is of
     one speaker.
+
+    Example:
+        >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(80) // 4
+        >>> voices = torch.nn.functional.pad(torch.randn(20, 2, generator=draw), (0, 2))[speakers]
+        >>> protected = voices + torch.randn(80, 4, generator=draw) * torch.tensor([0.1, 0.1, 9.0, 9.0])
+        >>> _, found = PLDAPosterior().fit(protected=protected, speakers=speakers).attack(None, protected)
+        >>> [bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5) for x in (protected, found)]
+        [False, True]
     """
 
     name, needs, settings = "PLDA", LABELLED, RIDGES

@@ -14,7 +14,13 @@ _SOFT = 1e-6  # of the largest singular value: directions far below it are not t
 
 
 class Plain(LinearAttack):
-    """Embeddings as they are. The attacker must have nothing: it is who compares voices by cosine."""
+    """Embeddings as they are. The attacker must have nothing: it is who compares voices by cosine.
+
+    Example:
+        >>> attack = Plain().fit(protected=torch.eye(2), speakers=torch.arange(2))
+        >>> attack.attack(None, torch.tensor([[1.0, 2.0]]))
+        (None, tensor([[1., 2.]]))
+    """
 
     name, needs = "plain", NOTHING
 
@@ -24,7 +30,13 @@ class Plain(LinearAttack):
 
 
 class Centred(LinearAttack):
-    """The mean of each side subtracted. The attacker must have protected speech of anybody."""
+    """The mean of each side subtracted. The attacker must have protected speech of anybody.
+
+    Example:
+        >>> attack = Centred().fit(protected=torch.tensor([[4.0, 9.0], [6.0, 9.0]]), speakers=torch.arange(2))
+        >>> attack.attack(None, torch.tensor([[6.0, 8.0]]))
+        (None, tensor([[ 1., -1.]]))
+    """
 
     name, needs = "centred", PROTECTED
 
@@ -34,7 +46,17 @@ class Centred(LinearAttack):
 
 
 class Whitened(LinearAttack):
-    """Each side decorrelated, all directions made alike. The attacker must have protected speech of anybody."""
+    """Each side decorrelated, all directions made alike. The attacker must have protected speech of anybody.
+
+    Example:
+        >>> speakers = torch.arange(60) // 3
+        >>> original = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))[speakers]
+        >>> original = original + 0.1 * torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
+        >>> protected = original * torch.tensor([1.0, 10.0, 100.0, 100.0])
+        >>> _, white = Whitened().fit(original, protected, speakers).attack(None, protected)
+        >>> [bool(x.std(dim=0).amax() < 2 * x.std(dim=0).amin()) for x in (protected, white)]
+        [False, True]
+    """
 
     name, needs, settings = "whitened", PROTECTED, RIDGES
 
@@ -45,7 +67,17 @@ class Whitened(LinearAttack):
 
 
 class RidgeToOriginal(LinearAttack):
-    """Original speech predicted from protected speech. The attacker must have pairs, that is, the anonymiser."""
+    """Original speech predicted from protected speech. The attacker must have pairs, that is, the anonymiser.
+
+    Example:
+        >>> speakers = torch.arange(60) // 3
+        >>> original = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))[speakers]
+        >>> original = original + 0.1 * torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
+        >>> protected = original.flip(1) - 3  # turned and moved
+        >>> o, p = RidgeToOriginal().fit(original, protected, speakers).attack(original, protected)
+        >>> round(torch.cosine_similarity(o, p).amin().item(), 2)
+        1.0
+    """
 
     name, needs, settings = "ridge to original", PAIRS, RIDGES
 
@@ -55,7 +87,17 @@ class RidgeToOriginal(LinearAttack):
 
 
 class RidgeToProtected(LinearAttack):
-    """Protected speech predicted from original speech. The attacker must have pairs, that is, the anonymiser."""
+    """Protected speech predicted from original speech. The attacker must have pairs, that is, the anonymiser.
+
+    Example:
+        >>> speakers = torch.arange(60) // 3
+        >>> original = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))[speakers]
+        >>> original = original + 0.1 * torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
+        >>> protected = original.flip(1) - 3  # turned and moved
+        >>> o, p = RidgeToProtected().fit(original, protected, speakers).attack(original, protected)
+        >>> round(torch.cosine_similarity(o, p).amin().item(), 2)
+        1.0
+    """
 
     name, needs, settings = "ridge to protected", PAIRS, RIDGES
 
@@ -68,6 +110,15 @@ class Procrustes(LinearAttack):
     """Protected speech turned onto original speech. The attacker must have pairs, that is, the anonymiser.
 
     With numbers of principal components as ``settings`` each side is first reduced to that many; None keeps all.
+
+    Example:
+        >>> speakers = torch.arange(60) // 3
+        >>> original = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))[speakers]
+        >>> original = original + 0.1 * torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
+        >>> protected = original.flip(1) - 3  # turned and moved
+        >>> o, p = Procrustes().fit(original, protected, speakers).attack(original, protected)
+        >>> round(torch.cosine_similarity(o, p).amin().item(), 2)
+        1.0
     """
 
     name, needs = "Procrustes", PAIRS
@@ -81,7 +132,17 @@ class Procrustes(LinearAttack):
 
 
 class ReducedProcrustes(Procrustes):
-    """Principal components of protected speech turned onto those of original speech. The attacker must have pairs."""
+    """Principal components of protected speech turned onto those of original speech. The attacker must have pairs.
+
+    Example:
+        >>> speakers = torch.arange(60) // 3
+        >>> original = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))[speakers]
+        >>> original = original + 0.1 * torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
+        >>> protected = original.flip(1) - 3  # turned and moved
+        >>> o, p = ReducedProcrustes().fit(original, protected, speakers).attack(original, protected)
+        >>> round(torch.cosine_similarity(o, p).amin().item(), 2)
+        1.0
+    """
 
     name, settings = "Procrustes after PCA", (5, 10, 20, 40, 70, 100, 150, 200)
 
@@ -91,6 +152,15 @@ class CanonicalCorrelation(LinearAttack):
 
     With canonical correlations :math:`\rho`, two utterances say :math:`\rho / (1 - \rho^2)` times the product of their
     canonical variates about being a pair. The attacker must have pairs, that is, the anonymiser.
+
+    Example:
+        >>> speakers = torch.arange(60) // 3
+        >>> original = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))[speakers]
+        >>> original = original + 0.1 * torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
+        >>> protected = original @ original[:4]  # any linear map
+        >>> o, p = CanonicalCorrelation().fit(original, protected, speakers).attack(original, protected)
+        >>> round(torch.cosine_similarity(o, p).amin().item(), 2)
+        1.0
     """
 
     name, needs, settings = "canonical correlation", PAIRS, RIDGES
@@ -110,6 +180,14 @@ def ridge_map(covariance: Tensor, products: Tensor, ridge: float) -> Tensor:
         covariance: Of the side to map, ``(..., D, D)``.
         products: Of the side to map with the other, ``(..., D, E)``.
         ridge: Added to the diagonal, relative to its mean.
+
+    Returns:
+        The map, ``(..., D, E)``: what is mapped stands in rows, ``rows @ map``.
+
+    Example:
+        >>> ridge_map(torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([[6.0], [3.0]]), ridge=0.5)
+        tensor([[2.],
+                [1.]])
     """
     diagonal = covariance.diagonal(dim1=-2, dim2=-1)
     added = ridge * diagonal.mean(-1, keepdim=True).expand_as(diagonal) + torch.finfo(covariance.dtype).tiny
