@@ -314,6 +314,10 @@ def _keep_apart(rank, world, path):
         assert condition.trials == conditions[name].trials
         assert condition.average_scores is None
         assert_close(condition.matrix, conditions[name].matrix, atol=1e-4, rtol=0, equal_nan=True)
+    # Distances are taken from one middle, wherever a row is.
+    distances = [suite(metrics=["op_d_ece"], scoring="euclidean", gather=gather) for gather in (True, False)]
+    together, apart = (give(metric, parts_of(PLAIN, world, "unevenly")[rank]).compute() for metric in distances)
+    assert_close(apart, together, atol=1e-4, rtol=0)
     refused = give(suite(metrics=APART, gather=False), parts_of(rows(), world, "in turns")[rank])
     with pytest.raises(ValueError, match="Expected no `is_reference`, `sessions` or `groups` with gather=False"):
         refused.compute()

@@ -14,7 +14,7 @@ from vpmetrics._metric.base import PrivacyMetric, SureMetric
 from vpmetrics._trials import shares
 from vpmetrics._trials.galleries import conversations_of_sides
 from vpmetrics._trials.passing import rows_by_speaker
-from vpmetrics._trials.utterances import Rows, Sides, check_rows, pack, sides_of, told
+from vpmetrics._trials.utterances import Rows, Sides, check_rows, pack, sides_of
 
 
 class EmbeddingMetric(PrivacyMetric):
@@ -118,11 +118,8 @@ class EmbeddingMetric(PrivacyMetric):
         if len(self.speakers) == 0:
             empty = torch.empty(0, 1, device=self.device)
             return sides_of(pack(empty, empty, torch.empty(0, dtype=torch.int64, device=self.device)))
-        rows = Rows(*(dim_zero_cat(getattr(self, name)) for name in Rows._fields))
-        if shares.apart():
-            if not shares.all_agree(not bool(told(rows).any()), rows.speakers.device):
-                raise ValueError("Expected no `is_reference`, `sessions` or `groups` with gather=False.")
-            rows = rows_by_speaker(rows)
+        batches = dict(self._lists())
+        rows = rows_by_speaker(batches) if shares.apart() else Rows(*(dim_zero_cat(batches[n]) for n in Rows._fields))
         if self.validate_args:
             check_rows(rows)
         return sides_of(rows)

@@ -67,9 +67,10 @@ def check_mergeable(own: Mapping[str, Any], incoming: Mapping[str, Any]) -> None
         agree(name, [form_of(state), form_of(incoming[name])], "in both metrics")
 
 
-def rows_of_form(rows: Sequence[Tensor], form: Form, device: torch.device) -> list[Tensor]:
-    """A list state that can be gathered: one tensor of the common form, also where there are no rows."""
+def rows_of_form(rows: Sequence[Tensor], form: Form, device: torch.device, joined: bool) -> list[Tensor]:
+    """A list state of the common form, also where there are no rows; ``joined`` to one tensor it can be gathered."""
     if form.kind == _NO_ROWS:
         return []
     empty = torch.empty((0, form.width)[: 1 + form.dims], dtype=_DTYPES[form.kind], device=device)
-    return [torch.cat([empty, *(part.to(empty.dtype) for part in rows)])]
+    parts = [empty, *(part.to(empty.dtype) for part in rows)]
+    return [torch.cat(parts)] if joined else parts

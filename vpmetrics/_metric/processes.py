@@ -115,7 +115,7 @@ class SharedMetric(Metric):
         # A process without a batch knows neither dtype nor width, and gathering needs both to agree.
         forms = agree_on_forms(self.metric_state, gather, self.device)
         for name, rows in self._lists():
-            setattr(self, name, rows_of_form(rows, forms[name], self.device))
+            setattr(self, name, rows_of_form(rows, forms[name], self.device, joined=self.gather))
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Add what another metric of this kind, or its ``metric_state``, has accumulated."""
@@ -130,6 +130,14 @@ class SharedMetric(Metric):
     def _aligned(self, incoming_state: dict[str, Any]) -> dict[str, Any]:
         """The states of another metric, made fit to be added to those of this one."""
         return incoming_state
+
+    def _copy_state_dict(self) -> dict[str, Any]:
+        """The states as they are put aside while those of all processes take their place.
+
+        Rows are kept as they came and nothing changes them, so there need be no second copy of them.
+        """
+        states = self.metric_state.items()
+        return {name: list(kept) if isinstance(kept, list) else kept.detach().clone() for name, kept in states}
 
     def _lists(self) -> list[tuple[str, list[Tensor]]]:
         """Names and rows of the states that are lists."""

@@ -13,7 +13,7 @@ from vpmetrics._precision import at_least_float32, wide_dtype, widen
 from vpmetrics._scores.host import select
 from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
-from vpmetrics._trials.rows import sort_rows
+from vpmetrics._trials.rows import SortedRows, sort_rows
 from vpmetrics._trials.scorers import Scorer, prepared
 from vpmetrics._trials.utterances import Side
 
@@ -113,24 +113,29 @@ class TrialGrid:
         digits: bool = True,
     ) -> None:
         self.voices, self.tile, self.scorer, self.condition = voices, tile or TILE, scorer, condition
-        self.within = reference is probe
-        self.rows = sort_rows(reference, len(voices), self.tile)
-        self.columns = self.rows if self.within else sort_rows(probe, len(voices), self.tile)
+        rows = sort_rows(reference, len(voices), self.tile)
+        columns = rows if reference is probe else sort_rows(probe, len(voices), self.tile)
         # With all digits, scores that are equal on paper can be told from those that are not. In both orders, so that
         # a system that does nothing goes the same way within a side as between sides.
-        self.few = len(self.rows.side.voices) * len(self.columns.side.voices) <= FEW_PAIRS and digits
-        self._prepare()
+        few = len(rows.side.voices) * len(columns.side.voices) <= FEW_PAIRS and digits
+        self._lay(*self._prepared(rows, columns, few), few)
+
+    def _lay(self, rows: SortedRows, columns: SortedRows, few: bool = False) -> None:
+        """Take rows that are sorted, cut into tiles and prepared."""
+        self.rows, self.columns, self.within, self.few = rows, columns, rows is columns, few
+        self.vectors = rows.side.vectors, columns.side.vectors
         self.nan_seen = self.vectors[0].isnan().any() | self.vectors[1].isnan().any()
         self._kept: dict[tuple[int, int], Tile] = {}
 
-    def _prepare(self) -> None:
-        sides = [rows.side.vectors for rows in ((self.rows,) if self.within else (self.rows, self.columns))]
-        dtype = at_least_float32(sides[0]).dtype
-        if self.few and self.scorer.any_precision:
-            dtype = wide_dtype(sides[0].device)
-        centre = widen(sides[0]).mean(dim=0)
-        rows = [prepared(side, self.scorer, centre, dtype) for side in sides]
-        self.vectors = rows[0], rows[-1]
+    def _prepared(self, rows: SortedRows, columns: SortedRows, few: bool) -> tuple[SortedRows, SortedRows]:
+        first = rows.side.vectors
+        dtype = wide_dtype(first.device) if few and self.scorer.any_precision else at_least_float32(first).dtype
+        centre = widen(first).mean(dim=0) if self.scorer.centred else first
+        both = [
+            part._replace(side=part.side._replace(vectors=prepared(part.side.vectors, self.scorer, centre, dtype)))
+            for part in ((rows,) if rows is columns else (rows, columns))
+        ]
+        return both[0], both[-1]
 
     @property
     def pairs(self) -> int:

@@ -6,31 +6,43 @@ all rows of a voice are in one place, what the pairs of two voices add up to is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from vpmetrics._precision import at_least_float32, widen
 from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
-from vpmetrics._trials.pairs import Cells, Tile, TrialGrid
-from vpmetrics._trials.scorers import Scorer
-from vpmetrics._trials.utterances import Rows, Side, Sides
+from vpmetrics._trials.pairs import TILE, Cells, Tile, TrialGrid
+from vpmetrics._trials.rows import SortedRows, cut_rows
+from vpmetrics._trials.scorers import Scorer, prepared
+from vpmetrics._trials.utterances import Rows, Side, Sides, told
 
 
-def rows_by_speaker(rows: Rows) -> Rows:
-    """All rows of some speakers, of whichever process had them; each process gets about as many."""
-    own, place, counts = rows.speakers.unique(return_inverse=True, return_counts=True)
+def rows_by_speaker(batches: Mapping[str, Sequence[Tensor]]) -> Rows:
+    """All rows of some speakers, of whichever process had them; each process gets about as many.
+
+    ``batches``: those of each column of :class:`Rows`; put together one column at a time, as copies take room.
+    """
+    speakers, holds = torch.cat(list(batches["speakers"])), torch.cat(list(batches["row_holds"]))
+    if not shares.all_agree(not bool(told(holds).any()), holds.device):
+        raise ValueError("Expected no `is_reference`, `sessions` or `groups` with gather=False.")
+    own, place, counts = speakers.unique(return_inverse=True, return_counts=True)
     names, speaker = shares.of_all(own).unique(return_inverse=True)
     sizes = torch.zeros_like(names).index_add(0, speaker, shares.of_all(counts))
     # A speaker goes where their middle lies, when all rows stand in order.
     middle = 2 * sizes.cumsum(0) - sizes
-    owner = middle * shares.place()[1] // (2 * sizes.sum()).clamp(min=1)
-    return Rows(*shares.sent(owner[torch.searchsorted(names, own)][place], rows))
+    owner = (middle * shares.place()[1] // (2 * sizes.sum()).clamp(min=1))[torch.searchsorted(names, own)][place]
+    return Rows(*shares.sent(owner, (torch.cat(list(batches[name])) for name in Rows._fields)))
 
 
 class _Block(TrialGrid):
-    """All trials of one block of rows with another, which this process walks alone."""
+    """All trials of rows that are laid out with others, which this process walks alone."""
+
+    def __init__(self, grid: TrialGrid, rows: SortedRows, columns: SortedRows) -> None:
+        self.voices, self.tile, self.scorer, self.condition = grid.voices, grid.tile, grid.scorer, grid.condition
+        self._lay(rows, columns)
 
     def shared(self) -> Iterator[Tile]:
         return iter(self)
@@ -39,15 +51,18 @@ class _Block(TrialGrid):
 class PassedGrid(TrialGrid):
     """The trials of a condition whose rows are apart; to this process fall those of its own rows with all that visits.
 
-    Of two blocks of one side, one process compares both, or each of the two does a half.
+    Of two blocks of one side, one process compares both, or each of the two does a half. Rows are sorted and prepared
+    once, before they go round.
     """
 
     def __init__(self, sides: Sides, condition: Condition, scorer: Scorer) -> None:
+        self.tile, self.scorer, self.condition = TILE, scorer, condition
+        self.voices = shares.of_all(sides.voices)
+        reference, probe = sides.pair(condition)
+        centre = _middle(reference.vectors) if scorer.centred else reference.vectors.new_zeros(())
         first = sum(shares.lengths(len(sides.voices))[: shares.place()[0]])  # as all processes number voices
-        both = [side._replace(voices=side.voices + first) for side in (sides.original, sides.protected)]
-        voices = shares.of_all(sides.voices)
-        numbered = Sides(both[0], both[1], voices)
-        super().__init__(*numbered.pair(condition), voices, scorer, condition, digits=False)
+        rows = self._cut(_laid_out(reference, first, scorer, centre))
+        self._lay(rows, rows if reference is probe else self._cut(_laid_out(probe, first, scorer, centre)))
 
     def shared(self) -> Iterator[Tile]:
         """The tiles of this process's rows with all that visits."""
@@ -63,9 +78,8 @@ class PassedGrid(TrialGrid):
         return shares.of_all(super()._some(rows, max(2, size // shares.place()[1])))
 
     def _blocks(self) -> Iterator[TrialGrid]:
-        own, visitor = self.rows.side, self.columns.side
-        yield self._block(own, visitor)
-        number, processes = shares.place()
+        yield _Block(self, self.rows, self.columns)
+        visitor, (number, processes) = self.columns.side, shares.place()
         sizes = shares.lengths(len(visitor.voices))
         for step in range(1, processes // 2 + 1 if self.within else processes):
             size = sizes[(number + step) % processes]
@@ -73,18 +87,35 @@ class PassedGrid(TrialGrid):
             # A recording is on one process: none is met again, whatever its number.
             visitor = Side(vectors, voices, torch.full_like(voices, -1), voices)
             if not self.within or 2 * step < processes:
-                yield self._block(own, visitor)
+                yield _Block(self, self.rows, self._cut(visitor))
             elif number < step:  # each of the two has the other as a visitor
-                yield self._block(_half(own, second=False), visitor)
+                yield _Block(self, self._cut(_half(self.rows.side, second=False)), self._cut(visitor))
             else:
-                yield self._block(own, _half(visitor, second=True))
+                yield _Block(self, self.rows, self._cut(_half(visitor, second=True)))
 
-    def _block(self, rows: Side, columns: Side) -> TrialGrid:
-        return _Block(rows, columns, self.voices, self.scorer, self.condition, self.tile, digits=False)
+    def _cut(self, side: Side) -> SortedRows:
+        return cut_rows(side, len(self.voices), self.tile)
+
+
+def _laid_out(side: Side, first: int, scorer: Scorer, centre: Tensor) -> Side:
+    """A side sorted by voice, these numbered from the first of this process, with rows as they are compared."""
+    order = side.voices.argsort(stable=True)
+    vectors = at_least_float32(side.vectors[:0]).new_empty(side.vectors.shape)
+    for rows in torch.arange(len(order), device=order.device).split(TILE):  # so that there is no copy but this one
+        vectors[rows] = prepared(side.vectors[order[rows]], scorer, centre, vectors.dtype)
+    voices = side.voices[order] + first
+    return Side(vectors, voices, side.utterances[order], voices)
+
+
+def _middle(vectors: Tensor) -> Tensor:
+    """The mean of the rows of all processes, on all of them."""
+    sums = torch.stack([widen(rows).sum(0) for rows in vectors.split(TILE)]).sum(0)
+    whole, count = shares.totals(sums, torch.full_like(sums[:1], len(vectors)))
+    return whole / count.clamp(min=1)
 
 
 def _half(side: Side, second: bool) -> Side:
-    """Whole voices of a side sorted by them: those before the one in the middle, or all others."""
-    middle = side.voices[len(side.voices) // 2 :][:1]
-    later = side.voices >= middle if len(middle) else torch.zeros_like(side.voices, dtype=torch.bool)
-    return side.take(later if second else ~later)
+    """Whole voices of a side sorted by them: those before the one in the middle, or all others; no copy."""
+    middle = len(side.voices) // 2
+    begin = int(torch.searchsorted(side.voices, side.voices[middle])) if len(side.voices) else 0
+    return side.take(slice(begin, None) if second else slice(None, begin))

@@ -53,7 +53,11 @@ class SortedRows(NamedTuple):
 
 def sort_rows(side: Side, voices: int, tile: int) -> SortedRows:
     """A side as tiles of at most so many rows."""
-    side = side.take(side.voices.argsort(stable=True))
+    return cut_rows(side.take(side.voices.argsort(stable=True)), voices, tile)
+
+
+def cut_rows(side: Side, voices: int, tile: int) -> SortedRows:
+    """The same of a side that is sorted."""
     ends = occurrences(side.voices, voices).cumsum(0)
     known = [ends] if side.groups is None else [ends, torch.zeros_like(ends).scatter(0, side.voices, side.groups)]
     end_of_voice, *group_of_voice = torch.stack(known).tolist()

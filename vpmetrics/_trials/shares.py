@@ -6,9 +6,11 @@ Whatever decides how a walk goes on must be the same on all of them, or they wou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -138,15 +140,16 @@ def of_all(own: Tensor) -> Tensor:
     return total(whole)
 
 
-def sent(owner: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
-    """Every row to the process that owns it; returns those that have come here."""
+def sent(owner: Tensor, parts: Iterable[Tensor]) -> list[Tensor]:
+    """Every row to the process that owns it; returns those that have come here. Asks for one part after the other."""
     share = _share.get()
     if share.company is None:
         return list(parts)
     given = torch.bincount(owner, minlength=share.processes).tolist()
     table = _table(given, share.number, share.processes, owner.device).tolist()
     taken, order = [row[share.number] for row in table], owner.argsort(stable=True)
-    return [share.company.send(part[order], given, taken) for part in parts]
+    # No name for a part: it would be held while the next one is put in order.
+    return [*map(partial(share.company.send, given=given, taken=taken), map(itemgetter(order), parts))]
 
 
 def passed_on(parts: Sequence[Tensor], length: int) -> list[Tensor]:

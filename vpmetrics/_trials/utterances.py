@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._checks import check_embedding_values, check_embeddings, check_recordings, warn_undefined, warn_where
-from vpmetrics._precision import at_least_float32, widen
+from vpmetrics._precision import at_least_float32, wide_dtype, widen
 from vpmetrics._trials.conditions import Condition
 
 # What a row holds, as bits of one small number.
@@ -131,9 +131,9 @@ def check_rows(rows: Rows) -> None:
     check_recordings(rows.utterances[numbered], speakers=rows.speakers[numbered], groups=rows.groups[numbered])
 
 
-def told(rows: Rows) -> Tensor:
+def told(row_holds: Tensor) -> Tensor:
     """Whether anybody said which rows are references, of which session, and of which group, ``(3,)``."""
-    return torch.stack([(rows.row_holds & bit).any() for bit in (_CHOOSES, _SESSION, _GROUP)])
+    return torch.stack([(row_holds & bit).any() for bit in (_CHOOSES, _SESSION, _GROUP)])
 
 
 def sides_of(rows: Rows) -> Sides:
@@ -143,7 +143,7 @@ def sides_of(rows: Rows) -> Sides:
     # An utterance without a number is one of its own.
     own = torch.arange(count, 2 * count, device=rows.speakers.device)
     ids = torch.where(numbered, torch.unique(rows.utterances, return_inverse=True)[1], own)
-    given = told(rows).tolist()
+    given = told(rows.row_holds).tolist()
     columns = (rows.row_holds & _REFERENCE) != 0, rows.sessions, rows.groups
     known = [column if said else None for column, said in zip(columns, given, strict=True)]
     # Protected anew in another session, a recording is another one; its original is still the same.
@@ -151,7 +151,8 @@ def sides_of(rows: Rows) -> Sides:
     sides = []
     for vectors, numbers, bit in ((rows.original, ids, _ORIGINAL), (rows.protected, drawn, _PROTECTED)):
         kept = _first_of_each(numbers, (rows.row_holds & bit) != 0)
-        sides.append(Side(vectors, rows.speakers, ids, rows.speakers, *known).take(kept))
+        side = Side(vectors, rows.speakers, ids, rows.speakers, *known)
+        sides.append(side if len(kept) == count else side.take(kept))  # ascending: all are the rows as they stand
     # Protected recordings may well come out alike; only where there is nothing else to look at are they looked at.
     _warn_of_copies(*(("original", sides[0]) if len(sides[0].speakers) else ("protected", sides[1])))
     return with_voices(*sides)
@@ -236,8 +237,14 @@ def _first_of_each(ids: Tensor, present: Tensor) -> Tensor:
 
 def row_keys(vectors: Tensor) -> Tensor:
     """A number per row that equal rows share and different rows hardly ever do."""
-    wide = widen(vectors.detach())
-    return (wide * torch.cos(torch.arange(wide.shape[1], device=wide.device, dtype=wide.dtype))).sum(1)
+    weights = torch.arange(vectors.shape[1], device=vectors.device, dtype=wide_dtype(vectors.device)).cos()
+    # In pieces, so that there is never a wider copy of all rows.
+    pieces = vectors.detach().split(_rows_at_once(vectors))
+    return torch.cat([(widen(piece) * weights).sum(1) for piece in pieces])
+
+
+def _rows_at_once(vectors: Tensor) -> int:
+    return max(1, 2**20 // max(1, vectors.shape[1]))
 
 
 def occurrences(values: Tensor, count: int) -> Tensor:
@@ -268,10 +275,11 @@ def with_sessions_in_order(side: Side) -> Side:
 
 def _warn_of_copies(name: str, side: Side) -> None:
     """Two recordings never have the same embedding; a sampler that fills up its last batch makes such rows."""
-    order = row_keys(side.vectors).argsort()
-    vectors, speakers = side.vectors.detach()[order], side.speakers[order]
+    vectors, order = side.vectors.detach(), row_keys(side.vectors).argsort()
+    neighbours = zip(*(rows.split(_rows_at_once(vectors)) for rows in (order[1:], order[:-1])), strict=True)
+    alike = torch.cat([(vectors[a] == vectors[b]).all(1) for a, b in neighbours])
     warn_where(
-        ((vectors[1:] == vectors[:-1]).all(1) & (speakers[1:] == speakers[:-1])).sum(),
+        (alike & (side.speakers[order[1:]] == side.speakers[order[:-1]])).sum(),
         lambda copies: (
             f"{copies:.0f} of {len(vectors)} {name} embeddings equal another one of their speaker. If a "
             "sampler repeated utterances, pass `utterances=` so that each counts once."
