@@ -143,8 +143,8 @@ _TABLE = {
         Scalar("max_d", "MaxD", BITS, "low", "similarity rank disclosure at the rank that discloses most"),
         Scalar("mean_d", "MeanD", BITS, "low", "similarity rank disclosure on average; perfect privacy is the level "
                "of chance, not 0"),
-        Scalar("mean_d_chance", "MeanD by chance", BITS, None, "the MeanD that as many inputs would show if they "
-               "disclosed nothing"),
+        Scalar("mean_d_chance", "MeanD by chance", BITS, None, "the MeanD that as many inputs would show, each by "
+               "itself, if they disclosed nothing; inputs of a speaker that err alike show more"),
         Scalar("id_rate", "identified", PERCENT, "low", "share of utterances whose own speaker is the most similar "
                "one"),
         Scalar("rank_spread", "rank spread", PERCENT, None, "share of the ranks that are likelier than by chance"),
