@@ -109,3 +109,18 @@ def test_bits_over_utterances_are_those_of_the_suite():
             assert line.get_ydata() == pytest.approx([value[key].item() for value in expected.values()])
         by_chance = [value["op_mean_d_chance"].item() for value in expected.values()]
         assert drawn(right, "chance")[0].get_ydata() == pytest.approx(by_chance)
+
+
+def test_the_strongest_attack_is_drawn_beside_rates_over_utterances():
+    original, protected, speakers = people(number=20, each=8, noise=1.5)
+    suite = VoicePrivacy(sizes=(10,), attacks=[Plain()])
+    suite.update(original, protected, speakers)
+    report = suite.report()
+    ax = figures_of([System("system", report)], PAGE)["utterances"].axes[0]
+    lines = {line.get_label(): line for line in drawn(ax, "system")}
+    assert set(lines) == {"OO", "OP", "OP, attacked", "PP", "PP, attacked"}
+    rates = report.conditions["OP"].rates
+    values = [rates.of_strongest((10,), length)["rate_10"].item() for length in (1, 2, 4)]
+    assert lines["OP, attacked"].get_ydata() == pytest.approx(values)
+    assert values[0] == pytest.approx(report.scalars["op_rate_10_strongest"].item())
+    assert values[2] > values[0]

@@ -316,8 +316,10 @@ def _utterances(systems: Sequence[System], layout: Layout) -> Figure | None:
     ax, people = layout.one(), min(sizes_of(shown[0][0].known.scalars))
     for one, rates in shown:
         lengths = [2**power for power in range(6) if 2**power <= rates.longest()]
-        curve = {length: float(rates((people,), length)[f"rate_{people}"]) for length in lengths}
-        draw_over_utterances(curve, 1 / people, ax, one.label, f"share found among {people}")
+        for values_of, label in ((rates, one.label), (rates.of_strongest, f"{one.label}, attacked")):
+            found = {length: values_of((people,), length) for length in lengths}
+            if curve := _curve(found, f"rate_{people}"):
+                draw_over_utterances(curve, 1 / people, ax, label, f"share found among {people}")
     legend_beside(ax)
     return figure_of(ax)
 
@@ -457,15 +459,15 @@ FIGURES = (
         "people",
         "In a crowd",
         "How often the speaker of an utterance is the most similar of so many people, by cosine and, where attacks "
-        "were tried, after the strongest, which looks among the people of a fold. Dotted, it is extrapolated beyond "
-        "the people there are.",
+        "were tried, after the strongest, which looks among people it has not learnt from: those of a fold or, for "
+        "more, of one half of all. Dotted, it is extrapolated beyond the people there are.",
         _people,
     ),
     FigureKind(
         "utterances",
         "Longer conversations",
-        "How often the speaker is found by the mean of several utterances: what grows is hidden by noise that "
-        "listening for longer takes away.",
+        "How often the speaker is found by the mean of several utterances, by cosine and, where attacks were tried, "
+        "after the strongest: what grows is hidden by noise that listening for longer takes away.",
         _utterances,
     ),
     FigureKind(

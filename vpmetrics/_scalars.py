@@ -189,13 +189,12 @@ _TABLE = {
     ),
     "attacked_crowd": (
         Scalar("rate_strongest", "found among {} after the strongest attack", PERCENT, "low", "the same after the "
-               "attack chosen for each fold of speakers, fitted on all others; ≈ where they are more than the people "
-               "of a fold"),
+               "strongest attack, fitted on people who are not among them: on other folds or, for more people than a "
+               "fold has, on the other half of all; ≈ where they are more than that"),
         Scalar("singling_out_strongest", "singled out of {} after the strongest attack", PERCENT, "low", "the same "
-               "after the attack that most folds chose, fitted on people who are not among them; of more than half of "
-               "all people it is not known"),
-        Scalar("gallery_strongest", "references of a fold", COUNT, None, "how many people somebody is looked for among "
-               "after that attack"),
+               "after that attack; of more than half of all people it is not known"),
+        Scalar("gallery_strongest", "references after the strongest attack", COUNT, None, "how many people somebody is "
+               "looked for among at most, after that attack"),
     ),
     "relative": (
         Scalar("d_ece_op_oo", "D_ECE (OP/OO)", PERCENT, "high", "de-identification by expected disclosure; compare "

@@ -44,11 +44,11 @@ class Folds(NamedTuple):
         )
 
 
-def deal_speakers(sides: Sides, people: int = 1) -> Folds | None:
+def deal_speakers(sides: Sides, halves: bool = False) -> Folds | None:
     """Folds of speakers, within each group; None where there are too few speakers anywhere.
 
-    They depend on the embeddings alone: neither on numbers of speakers, nor on rows, batches or processes. There are
-    fewer of them where each is to hold so many ``people``, but no fewer than two.
+    They depend on the embeddings alone: neither on numbers of speakers, nor on rows, batches or processes. With
+    ``halves`` there are two of each group.
     """
     side = sides.original if len(sides.original.voices) else sides.protected
     count = len(sides.voices)
@@ -63,7 +63,7 @@ def deal_speakers(sides: Sides, people: int = 1) -> Folds | None:
         if size_of_group < FEWEST_SPEAKERS:
             continue
         folds = _MANY_FOLDS if size_of_group >= _MANY else min(_FOLDS, size_of_group // _OF_FOLD)
-        folds = max(2, min(folds, size_of_group // people))
+        folds = 2 if halves else folds
         place = torch.arange(size_of_group, device=order.device)
         fold_of_voice[order[begin : begin + size_of_group]] = first + place % folds
         groups.append(range(first, first + folds))

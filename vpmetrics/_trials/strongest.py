@@ -81,12 +81,14 @@ class Attackers:
         watched: Moments | None = None,
         enrolment: str | None = None,
     ) -> None:
-        self.sides, self.attacks, self.watched, self.enrolment = sides, attacks, watched, enrolment
+        self.sides, self.attacks, self._watched, self.enrolment = sides, attacks, watched, enrolment
         self._given = sides.original.vectors, sides.protected.vectors, *(() if watched is None else watched.tensors())
         self.folds = deal_speakers(sides)
         with _exactly(sides):
             self._fits = None if self.folds is None else _Fits(self.folds, attacks, watched)
         self._fitted: dict[bool, dict[int, list[Any]]] = {}
+        self._halves: _Fits | None = None
+        self._halved: dict[str, dict[int, list[Any]]] = {}
 
     def strongest(self, condition: Condition, blocks: Blocks | None = None) -> Strongest:
         """The strongest attack on one condition; NaN and one warning where there are too few speakers.
@@ -132,37 +134,43 @@ class Attackers:
     def _finite(self) -> bool:
         return bool(torch.stack([values.isfinite().all() for values in self._given]).all())
 
-    def chosen(self, condition: Condition, found: Strongest) -> Iterator[tuple[Sides, ChosenAttack]]:
-        """The utterances of every fold, and the attack that was chosen for it; nothing where none was possible."""
-        folds, fits = self.folds, self._fits
-        if folds is None or fits is None or bool(found.d_ece.isnan()):
-            return
-        for fold, (number, is_turned) in enumerate(found.chosen.T.tolist()):
-            with _exactly(self.sides):
-                fitted = self._fitted[condition.one_sided][number][fold]
-                if fitted is None:
-                    fitted = fits.anew(number, fold, "PP" if condition.one_sided else "OP")
-            yield folds.part(fold), ChosenAttack(fitted, bool(is_turned))
+    def fewest(self) -> int:
+        """How many people every fold has at least."""
+        return 0 if self.folds is None else int(torch.bincount(self.folds.fold_of_voice).amin())
 
-    def among(self, people: int, condition: Condition, found: Strongest) -> Iterator[tuple[Sides, ChosenAttack]]:
-        """The same in folds of so many people at least, where there are twice as many.
+    def chosen(
+        self, condition: Condition, found: Strongest, halves: bool = False
+    ) -> Iterator[tuple[Sides, ChosenAttack]]:
+        """The utterances of every fold, and the attack that was chosen for it; nothing where none was possible.
 
-        Of fewer folds than the choice was made with, each is attacked by what most of those chose.
+        ``halves``: those of either half of all people, and what most folds chose, fitted on the other half.
         """
-        folds = deal_speakers(self.sides, people)
-        if folds is None or self.folds is None or folds.number == self.folds.number or bool(found.d_ece.isnan()):
-            yield from self.chosen(condition, found)
+        fits = self._fits
+        if fits is None or bool(found.d_ece.isnan()):
             return
-        how, number = divmod(int(found.attack), len(self.attacks))
-        is_turned = bool(found.chosen[1, found.chosen[0] == found.attack].mode().values)
-        kind = "PP" if condition.one_sided else "OP"
-        with _exactly(self.sides):
-            fits = _Fits(folds, [self.attacks[number]], self.watched)
-            fitted = fits.of(kind)[how]
-        for fold in range(folds.number):
+        kind, choices = "PP" if condition.one_sided else "OP", found.chosen.T.tolist()
+        fitted = self._fitted[condition.one_sided]
+        if halves:
+            choice = max(choices, key=choices.count)
+            fits, fitted = self._fitted_in_halves(choice[0], kind)
+            choices = [choice] * fits.folds.number
+        for fold, (number, is_turned) in enumerate(choices):
             with _exactly(self.sides):
-                attack = fits.anew(how, fold, kind) if fitted[fold] is None else fitted[fold]
-            yield folds.part(fold), ChosenAttack(attack, is_turned)
+                attack = fitted[number][fold]
+                attack = fits.anew(number, fold, kind) if attack is None else attack
+            yield fits.folds.part(fold), ChosenAttack(attack, bool(is_turned))
+
+    def _fitted_in_halves(self, number: int, kind: str) -> tuple[_Fits, dict[int, list[Any]]]:
+        """One attack for both halves of the people of every group, fitted once."""
+        with _exactly(self.sides):
+            if self._halves is None:
+                halves = deal_speakers(self.sides, halves=True)
+                assert halves is not None
+                self._halves = _Fits(halves, self.attacks, self._watched)
+            fits, known = self._halves, self._halved.setdefault(kind, {})
+            if number not in known:
+                known[number] = [fits.anew(number, fold, kind) for fold in range(fits.folds.number)]
+        return fits, known
 
     def _nothing(self) -> Strongest:
         device = self.sides.voices.device

@@ -91,4 +91,4 @@ def _split(heading: str, cells: Sequence[str]) -> list[tuple[str, ...]]:
 
 def _plain(cell: str) -> str:
     """A number without the marks of print: a hyphen for minus, nothing for what is not known."""
-    return "" if cell == "–" else cell.replace("−", "-").replace(",", "")
+    return "" if cell == "–" else cell.replace("−", "-").replace(",", "").removeprefix("≈ ")

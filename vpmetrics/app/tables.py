@@ -96,7 +96,7 @@ def show(name: str, system: System, ends: bool = True) -> str:
     value, known = system.scalar(name), scalar(name)
     if math.isnan(value):
         return _NONE_TRIED if _names_attack(name) else DASH
-    if known.unit is COUNT and 0 <= int(value) < len(system.attacks):
+    if _names_attack(name) and 0 <= int(value) < len(system.attacks):
         return system.attacks[int(value)][0]
     if known.unit is SPEAKER:
         return system.name_of(value)
