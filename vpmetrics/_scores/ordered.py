@@ -106,7 +106,9 @@ def order_scores(scores: Tensor, is_target: Tensor) -> Ordered:
 def order_parts(parts: Iterable[tuple[Tensor, Tensor]]) -> Ordered:
     """Targets and non-targets in order, given in parts, at least one."""
     targets, nontargets = zip(*parts, strict=True)
-    pieces = [piece for part in nontargets for piece in part.split(CHUNK)]
+    pieces = torch.cat(nontargets).split(CHUNK)
+    if len(pieces) == 1 or torch.get_num_threads() == 1:
+        return Ordered(in_order(torch.cat(targets)), list(map(in_order, pieces)))
     # NumPy lets go of the interpreter while it sorts, so that pieces are sorted side by side.
     with ThreadPoolExecutor(min(len(pieces), torch.get_num_threads())) as pool:
         return Ordered(in_order(torch.cat(targets)), list(pool.map(in_order, pieces)))

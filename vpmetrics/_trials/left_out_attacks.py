@@ -157,9 +157,10 @@ def _less(whole: Tensor, gone: Tensor, rows: _Rows) -> Tensor:
 
 def _value(targets: _Counts, nontargets: _Counts, rows: _Rows, best: Tensor) -> dict[str, Tensor]:
     """What is found by the attacks chosen, each calibrated on all folds."""
-    pooled = [_less(each.of_folds.sum(1), each.of_rows.mT, rows).mT for each in (targets, nontargets)]
     folds, sets = (torch.arange(size, device=best.device) for size in best.shape)
-    llr = calibrate(Steps(pooled[0].new_empty(0), *pooled))[best, sets]
+    some, place = best.unique(return_inverse=True)  # few of all attacks
+    pooled = [_less(each.of_folds[some].sum(1), each.of_rows[some].mT, rows).mT for each in (targets, nontargets)]
+    llr = calibrate(Steps(pooled[0].new_empty(0), *pooled))[place, sets]
     counts = []
     for each in (targets, nontargets):
         left = each.of_folds[best, folds[:, None]]

@@ -17,7 +17,8 @@ from vpmetrics._trials.rows import SortedRows, sort_rows
 from vpmetrics._trials.scorers import Scorer, prepared
 from vpmetrics._trials.utterances import Side
 
-TILE = 1024  # rows and columns: large enough for a fast matrix product, small enough to stay in the cache
+TILE = 512  # rows and columns: large enough for a fast matrix product, small enough to stay in a core's cache
+_SAMPLE = 1024  # rows and columns of the scores that tell in which range all of them lie
 # In both orders: up to here every score is its own, with all digits there are; beyond, those of a bin are one.
 FEW_PAIRS = 1 << 22
 
@@ -112,7 +113,8 @@ class TrialGrid:
         tile: int | None = None,
         digits: bool = True,
     ) -> None:
-        self.voices, self.tile, self.scorer, self.condition = voices, tile or TILE, scorer, condition
+        self.voices, self.scorer, self.condition = voices, scorer, condition
+        self.tile = tile or (TILE if voices.device.type == "cpu" else 2 * TILE)
         rows = sort_rows(reference, len(voices), self.tile)
         columns = rows if reference is probe else sort_rows(probe, len(voices), self.tile)
         # With all digits, scores that are equal on paper can be told from those that are not. In both orders, so that
@@ -221,7 +223,7 @@ class TrialGrid:
         scores = torch.cat([self.vectors[0].new_empty(0), *(scores for scores, _ in parts)])
         return scores, torch.cat([self.voices.new_empty(0, dtype=torch.bool), *(labels for _, labels in parts)])
 
-    def sample(self, size: int = TILE) -> Tensor:
+    def sample(self, size: int = _SAMPLE) -> Tensor:
         """Scores of pairs of neighbours spread over both sides: some of one speaker, most of two."""
         return self._compare(*(self._some(rows, size) for rows in self.vectors))
 

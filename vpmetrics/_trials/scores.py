@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,7 +12,8 @@ from torch import Tensor
 
 from vpmetrics._precision import at_least_float32, wide_dtype, widen
 from vpmetrics._scores.counting import count_by_bin, count_ordered, counts_on_grid
-from vpmetrics._scores.look_up import look_up_in
+from vpmetrics._scores.host import on_host
+from vpmetrics._scores.look_up import Finder, look_up_in
 from vpmetrics._scores.ordered import Counted, Ordered, in_order, order_parts, order_scores
 from vpmetrics._scores.smooth import lay_grid, read_off
 from vpmetrics._scores.steps import ScoreCounts, condense
@@ -36,7 +38,7 @@ class ConditionScores(NamedTuple):
 
     trials: Ordered | Counted
     counts: ScoreCounts
-    look_up: Callable[[Sequence[Tensor]], Callable[[Tensor], list[Tensor]]]
+    look_up: Callable[[Sequence[Tensor]], Finder]
     within: bool
     separated: Callable[[], ScoreCounts] | None = None
     width: Tensor | None = None
@@ -61,7 +63,7 @@ def _smooth_scores(grid: TrialGrid, scores: Tensor, is_target: Tensor, bandwidth
     points = lay_grid(scores, bandwidth)
     counts = counts_on_grid(points, scores, is_target)
 
-    def look_up(tables: Sequence[Tensor]) -> Callable[[Tensor], list[Tensor]]:
+    def look_up(tables: Sequence[Tensor]) -> Finder:
         return lambda values: [read_off(points, table, values.flatten()).view(values.shape) for table in tables]
 
     trials = Counted(scores, torch.stack([~is_target, is_target]))
@@ -70,7 +72,7 @@ def _smooth_scores(grid: TrialGrid, scores: Tensor, is_target: Tensor, bandwidth
 
 def _keep_scores(grid: TrialGrid) -> ConditionScores:
     tiles = list(grid)
-    unit = _unit_of(grid)
+    unit = _unit_of([tile.scores for tile in tiles], grid.vectors[0])
     tiles = [tile._replace(scores=tile.scores.contiguous().div(unit).round_().mul_(unit)) for tile in tiles]
     grid.keep(tiles)
     nothing = unit.new_empty(0)  # where there is no tile
@@ -83,24 +85,26 @@ def keep_scores(scores: Tensor, is_target: Tensor, within: bool = False) -> Cond
 
 
 def _in_order(trials: Ordered, within: bool) -> ConditionScores:
-    counts, number = count_ordered(trials), sum(trials.numbers())
-
-    def look_up(tables: Sequence[Tensor]) -> Callable[[Tensor], list[Tensor]]:
-        finders = [look_up_in(counts.ascending, table, number) for table in tables]
-        return lambda scores: [find(scores) for find in finders]
-
-    return ConditionScores(trials, counts, look_up, within)
+    counts = count_ordered(trials)
+    return ConditionScores(trials, counts, partial(look_up_in, counts.ascending), within)
 
 
-def _unit_of(grid: TrialGrid) -> Tensor:
+def _unit_of(scores: Sequence[Tensor], like: Tensor) -> Tensor:
     """What scores are rounded to: a matrix product adds up in an order that depends on where a pair stands.
 
     A power of two, so that rounding to it is exact, well above what is left of that order.
     """
-    sample = grid.sample()
-    largest = sample.abs().nan_to_num(0, 0, 0).amax() if sample.numel() else sample.new_ones(())
+    largest = torch.stack([like.new_zeros(()), *map(_largest, scores)]).amax()
     exponent = torch.frexp(torch.where(largest > 0, largest, 1)).exponent
-    return torch.ldexp(torch.full_like(largest, torch.finfo(sample.dtype).eps * 2 ** _SNAP[sample.dtype]), exponent)
+    return torch.ldexp(torch.full_like(largest, torch.finfo(largest.dtype).eps * 2 ** _SNAP[largest.dtype]), exponent)
+
+
+def _largest(scores: Tensor) -> Tensor:
+    """The largest in size of those scores that are finite."""
+    ends = torch.stack(scores.aminmax())
+    if on_host(scores) and bool(ends.isfinite().all()):
+        return ends.abs().amax()
+    return scores.abs().nan_to_num(0, 0, 0).amax()
 
 
 class _Axis(NamedTuple):
@@ -174,7 +178,7 @@ def _bin_scores(grid: TrialGrid) -> ConditionScores:
     ascending, step_of_bin = condense(every_bin.ascending)
     counts = ScoreCounts(ascending, condense(every_bin.descending)[0])
 
-    def look_up(tables: Sequence[Tensor]) -> Callable[[Tensor], list[Tensor]]:
+    def look_up(tables: Sequence[Tensor]) -> Finder:
         per_bin = [table[step_of_bin] for table in tables]
 
         def find(scores: Tensor) -> list[Tensor]:

@@ -7,13 +7,15 @@ to the probe's. Sums per row and column come from the pass that makes similarity
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vpmetrics._precision import wide_dtype
+from vpmetrics._scores.look_up import Finder
 from vpmetrics._scores.measures import evidence
 from vpmetrics._scores.steps import calibrate
 from vpmetrics._trials import shares
@@ -118,17 +120,17 @@ class SpeakerTally:
 
     def look_up(self, per_step: Tensor) -> Callable[[Tile], Tensor]:
         """What finds values of what is known per step at the scores of a tile, and tallies its trials on the way."""
-        of_kinds = [self._scores.look_up([per_step, *self._tables[:kinds]]) for kinds in (1, 2)]
+        of_kinds = cache(lambda kinds: self._scores.look_up([per_step, *self._tables[:kinds]]))
         return lambda tile: self._tally(tile, of_kinds)
 
-    def _tally(self, tile: Tile, of_kinds: Sequence[Callable[[Tensor], list[Tensor]]]) -> Tensor:
+    def _tally(self, tile: Tile, of_kinds: Callable[[int], Finder]) -> Tensor:
         low, high = _masked(tile, torch.inf), _masked(tile, -torch.inf)
         a, b = self._grid.rows.at(tile.row), self._grid.columns.at(tile.column)
         for sums, part, dim in ((self._rows, a, 1), (self._columns, b, 0)):
             sums.low[part] = torch.minimum(sums.low[part], low.amin(dim))
             sums.high[part] = torch.maximum(sums.high[part], high.amax(dim))
         kinds = 1 if tile.same_speaker is None else 2
-        found, *values = of_kinds[kinds - 1](tile.scores)
+        found, *values = of_kinds(kinds)(tile.scores)
         for kind in range(kinds):
             self._add(kind, values[kind], _trials_of_kind(tile, kind), a, b)
         return found
@@ -199,20 +201,20 @@ def _masked(tile: Tile, value: float) -> Tensor:
 
 
 def _disclosure(scores: ConditionScores, names: Tensor, rows: _Sums, columns: _Sums, within: bool) -> SpeakerDisclosure:
-    order = names.argsort(stable=True)
-    both = rows.beside(columns)
+    order, both = names.argsort(stable=True), rows.beside(columns)
     # Where both sides are the same, which of two utterances was the row says nothing.
-    sides = (both, both, both) if within else (rows, columns, both)
-    disclosed = (_disclosed(scores, side) for side in sides)
+    sides = [both] if within else [rows, columns, both]
+    # Evidence grows with the score, so the strongest is that of the lowest score or of the highest.
+    seen = torch.stack([side.trials.sum(0) > 0 for side in sides])
+    ends = torch.stack([torch.stack([side.low, side.high]) for side in sides], dim=1)
+    ends = torch.where(seen, ends, 0)
+    (strongest,) = scores.look_up([calibrate(scores.counts.ascending, laplace=True).abs()])(ends)
+    l_w = torch.where(seen, strongest.amax(0) / math.log(10), torch.nan)
+    disclosed = [_disclosed(*each) for each in zip(sides, l_w, strict=True)] * (3 if within else 1)
     enrolled, probed, either = (Disclosed(*(column[order] for column in side)) for side in disclosed)
     return SpeakerDisclosure(names[order], enrolled, probed, either)
 
 
-def _disclosed(scores: ConditionScores, sums: _Sums) -> Disclosed:
+def _disclosed(sums: _Sums, l_w: Tensor) -> Disclosed:
     means = torch.where(sums.trials > 0, sums.evidence / sums.trials, torch.nan) / (2 * math.log(2))
-    seen = sums.trials.sum(0) > 0
-    # Evidence grows with the score, so the strongest is that of the lowest score or of the highest.
-    ends = torch.where(seen, torch.stack([sums.low, sums.high]), 0)
-    (strongest,) = scores.look_up([calibrate(scores.counts.ascending, laplace=True).abs()])(ends)
-    l_w = torch.where(seen, strongest.amax(0) / math.log(10), torch.nan)
     return Disclosed(means[1], means[0], sums.trials[1], sums.trials[0], l_w)
