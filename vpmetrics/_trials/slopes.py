@@ -42,7 +42,7 @@ def fit_slopes(rows: Rows) -> Tensor:
 
     Regressions that share most of their trials start from the one on all of these, which is close to each of them.
     """
-    start, number, nodes = widen(rows.z.new_zeros(1, 2)), rows.takes_part.shape[1], _nodes_of_others(rows)
+    start, number, nodes = _start(rows), rows.takes_part.shape[1], _nodes_of_others(rows)
     if number > 1:
         together = rows._replace(takes_part=rows.takes_part.any(dim=1, keepdim=True))
         start, _ = _fit(together, nodes, start, SOON)
@@ -58,13 +58,27 @@ def fit_slopes(rows: Rows) -> Tensor:
     return found[0]
 
 
+def _start(rows: Rows) -> Tensor:
+    """Where slope and offset of all rows together would be, ``(1, 2)``, were both classes normal and equally wide."""
+    counted = widen(rows.takes_part.any(dim=1, keepdim=True))
+    sums = []
+    for z, weight in ((rows.match, counted), (rows.z, counted * widen(~rows.is_match))):
+        mean = (weight * z).sum() / weight.sum()
+        sums.append(torch.stack([mean, (weight * (z - mean).square()).sum() / weight.sum()]))
+    (match, wide), (other, narrow) = sums
+    slope = 2 * (match - other) / (wide + narrow)
+    start = torch.stack([slope, -slope * (match + other) / 2])
+    return torch.where(start.isfinite().all(), start, 0).unsqueeze(0)
+
+
 def _fit(rows: Rows, nodes: _Nodes | None, theta: Tensor, *iterations: int) -> tuple[Tensor, Tensor]:
-    border = _find_border(rows)
+    found = _find_border(rows)
+    border = None if on_host(rows.z) and not bool(found.separable.any()) else found
     some = None if nodes is None else nodes.weigh(rows.takes_part)
     return minimise(lambda at: _derivatives(rows, some, border, at), theta, *iterations)
 
 
-def _derivatives(rows: Rows, nodes: Nodes | None, border: Border, theta: Tensor) -> Derivatives:
+def _derivatives(rows: Rows, nodes: Nodes | None, border: Border | None, theta: Tensor) -> Derivatives:
     """Those of what each regression costs.
 
     Where a threshold separates the classes no slope is steep enough. One more target is then put where the nearest
@@ -72,9 +86,10 @@ def _derivatives(rows: Rows, nodes: Nodes | None, border: Border, theta: Tensor)
     these two are all but tied they are put a little apart, for a slope that contradicts neither is steep without bound.
     """
     targets, nontargets = _sums(rows, nodes, theta)
-    extra = widen(border.separable)[:, 0]
-    targets = targets + extra * sum_derivatives(widen(border.target), theta, label=1)
-    nontargets = nontargets + extra * sum_derivatives(widen(border.nontarget), theta, label=0)
+    if border is not None:
+        extra = widen(border.separable)[:, 0]
+        targets = targets + extra * sum_derivatives(widen(border.target), theta, label=1)
+        nontargets = nontargets + extra * sum_derivatives(widen(border.nontarget), theta, label=0)
     return mean_of_classes(targets, nontargets)
 
 
