@@ -66,11 +66,13 @@ def blocks(page: str, language: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
-def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
+def test_python_blocks_run_in_order_and_print_what_they_say(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     for lines_before, code in blocks(page, "python"):
         exec(compile("\n" * lines_before + code, page, "exec"), names)
+        said = capsys.readouterr().out.splitlines()
+        assert set(re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)) <= set(said)
 
 
 @pytest.mark.parametrize("page", PAGES)
