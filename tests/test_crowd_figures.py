@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -124,3 +125,14 @@ def test_the_strongest_attack_is_drawn_beside_rates_over_utterances():
     assert lines["OP, attacked"].get_ydata() == pytest.approx(values)
     assert values[0] == pytest.approx(report.scalars["op_rate_10_strongest"].item())
     assert values[2] > values[0]
+
+
+def test_figures_of_a_crowd_say_nothing_that_its_numbers_have_not_said():
+    suite = VoicePrivacy(sizes=(10,), attacks=[Plain()])
+    suite.update(*people(number=2, each=20))
+    with pytest.warns(UserWarning, match=UNDEFINED) as warned:
+        report = suite.report()
+    assert len(warned) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "people" in figures_of([System("system", report)], PAGE)

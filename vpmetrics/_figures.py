@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vpmetrics._checks import unsaid
 from vpmetrics._crowds import Rates
 from vpmetrics._plot import (
     PROFILE_LOG_ODDS,
@@ -301,7 +302,9 @@ def _people(systems: Sequence[System], layout: Layout) -> Figure | None:
     ax = layout.one()
     for one, rates in shown:
         sizes = sizes_for_curve(max(100, *sizes_of(one.known.scalars)))
-        for values, label in ((rates(sizes), one.label), (rates.of_strongest(sizes), f"{one.label}, attacked")):
+        with unsaid():
+            drawn = ((rates(sizes), one.label), (rates.of_strongest(sizes), f"{one.label}, attacked"))
+        for values, label in drawn:
             if values and bool(values["gallery"].isfinite()):
                 curve = {n: float(values[f"rate_{n}"]) for n in sizes}
                 draw_rate_over_people(curve, float(values["gallery"]), ax, label)
@@ -317,7 +320,8 @@ def _utterances(systems: Sequence[System], layout: Layout) -> Figure | None:
     for one, rates in shown:
         lengths = [2**power for power in range(6) if 2**power <= rates.longest()]
         for values_of, label in ((rates, one.label), (rates.of_strongest, f"{one.label}, attacked")):
-            found = {length: values_of((people,), length) for length in lengths}
+            with unsaid():
+                found = {length: values_of((people,), length) for length in lengths}
             if curve := _curve(found, f"rate_{people}"):
                 draw_over_utterances(curve, 1 / people, ax, label, f"share found among {people}")
     legend_beside(ax)

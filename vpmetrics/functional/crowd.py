@@ -79,7 +79,8 @@ def reidentification_rate(histogram: Tensor, sizes: Sequence[int]) -> dict[str, 
     counts = widen(histogram)
     shares, names = counts / counts.sum(), [*(f"rate_{n}" for n in sizes), *(f"chance_{n}" for n in sizes), "gallery"]
     if people < 2 or bool(shares.isnan().any()):
-        warn_undefined(f"Finding somebody needs inputs and two references at least, but there are {people} references.")
+        lacking = f"two references at least, but there are {people}" if people < 2 else "inputs, and none that are NaN"
+        warn_undefined(f"Finding somebody needs {lacking}.")
         values = [counts.new_full((), torch.nan)] * len(names)
     else:
         if people == 2 < max(sizes):
