@@ -213,3 +213,21 @@ def cover_embeddings(system: System, speakers: int, sets: int, ways: Sequence[st
         for way in ways:
             found.add(way, WAYS_OF_EMBEDDINGS[way](rows, system.measures))
     return found
+
+
+def cover_strongest(system: System, speakers: int, sets: int) -> Coverage:
+    """Intervals of the strongest attack, of many sets.
+
+    An attacker learns from as many speakers as there are, so what is true is what one finds on average of as many.
+    """
+    draw, keys = torch.Generator().manual_seed(7 + speakers), ("op_d_ece_strongest", "op_eer_strongest")
+    names = [f"{key}{end}" for key in keys for end in ("", "_low", "_high")]
+    values = []
+    for _ in range(sets):
+        suite = vp.VoicePrivacy(metrics=list(keys), intervals=0.95, validate_args=False)
+        suite.update(**system.draw(speakers, draw))
+        values.append({name: float(value) for name, value in suite.compute().items() if name in names})
+    found = Coverage({key: sum(value[key] for value in values) / sets for key in keys})
+    for value in values:
+        found.add("suite", {key: (value[f"{key}_low"], value[f"{key}_high"]) for key in keys})
+    return found
