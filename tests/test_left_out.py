@@ -141,6 +141,32 @@ def test_ranks_without_a_speaker_are_exact():
             assert_close(changes[key][speaker], scalars[key] - full[key], atol=1e-12, rtol=0)
 
 
+@pytest.mark.parametrize("grouped", [False, True])
+def test_rates_without_a_speaker_are_exact(grouped):
+    rows = voices(speakers=9)
+    rows["is_reference"] = torch.arange(len(rows["speakers"])) % 2 == 0  # or utterances would be dealt anew
+    rows |= {"groups": (rows["speakers"] > 4).long()} if grouped else {}
+    sizes = (2, 3) if grouped else (2, 3, 8)
+    full = measured(rows, intervals=0.95, sizes=(*sizes, 40))
+    for speaker in (0, 4, 8):
+        scalars = measured(without(rows, speaker), sizes=sizes).scalars
+        for key in ("op_rate_2", "pp_rate_3", f"oo_rate_{sizes[-1]}"):
+            assert_close(full.left_out.changes[key][speaker], scalars[key] - full.scalars[key], atol=1e-6, rtol=0)
+    assert 0 <= full.scalars["op_rate_3_low"] < full.scalars["op_rate_3"] < full.scalars["op_rate_3_high"] <= 1
+    # Among all there are, somebody is looked for among all who are left; beyond them a model speaks, not speakers.
+    assert full.scalars["op_rate_40_low"].isnan()
+    assert "op_singling_out_3_low" not in full.scalars
+
+
+def test_rates_after_the_strongest_attack_lose_a_speaker_in_one_fold():
+    rows = voices(speakers=20, utterances=6)
+    full = measured(rows, intervals=0.95, sizes=(2,), attacks=[Plain()])
+    found, change = full.scalars, full.left_out.changes["op_rate_2_strongest"]
+    spread = full.left_out.changes["op_rate_2"].std()
+    assert 0.3 < float(change.std() / spread) < 3
+    assert found["op_rate_2_strongest_low"] < found["op_rate_2_strongest"] < found["op_rate_2_strongest_high"]
+
+
 def test_every_scalar_but_extremes_is_followed_by_its_ends():
     metric = VoicePrivacy(attacks=[Plain(), RidgeToOriginal()], intervals=0.95)
     metric.update(**voices())

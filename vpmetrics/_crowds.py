@@ -14,11 +14,13 @@ from vpmetrics._trials.attacked import ChosenAttack
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.galleries import Listening, crowd_of_conversations, hear, trials_of_conversations
 from vpmetrics._trials.isolation import isolation_rates
+from vpmetrics._trials.left_out import Blocks
+from vpmetrics._trials.left_out_ranks import LeftOutRanks, identify_without
 from vpmetrics._trials.ranks import histogram_of_trials
 from vpmetrics._trials.scorers import Scoring
 from vpmetrics._trials.strongest import Attackers, Strongest
 from vpmetrics._trials.utterances import Sides, places_of
-from vpmetrics.functional.crowd import reidentification_rate
+from vpmetrics.functional.crowd import first_among, reidentification_rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +51,21 @@ class Rates:
             return _rates(fold, Listening(self.condition, utterances, attack=attack), some, attack.compare)
 
         return self._after_attack(sizes, names, found)
+
+    def without(self, sizes: Sequence[int], blocks: Blocks) -> dict[str, Tensor]:
+        """The rates of all speakers, then without each block, ``(1 + G,)``; of sizes that are counted everywhere."""
+        groups = self.sides.groups()
+        parts = [self.sides] if len(groups) < 2 else [self.sides.of_group(group) for group in groups]
+        listening = Listening(self.condition)
+        return _rates_without([(part, listening, self.scoring) for part in parts], sizes, blocks)
+
+    def strongest_without(self, sizes: Sequence[int], blocks: Blocks) -> dict[str, Tensor]:
+        """The same after the attack of each fold, as it was chosen and fitted."""
+        if self.attackers is None or self.strongest is None:
+            return {}
+        chosen = self.attackers.chosen(self.condition, self.strongest)
+        heard = [(fold, Listening(self.condition, attack=attack), attack.compare) for fold, attack in chosen]
+        return _rates_without(heard, sizes, blocks)
 
     def isolation_of_strongest(self, sizes: Sequence[int]) -> dict[str, Tensor]:
         """How often a predicate singles one out of people whom that attack has not seen, and the error of it.
@@ -92,6 +109,33 @@ class Rates:
         heard = hear(self.sides, Listening(self.condition))[1]
         counts = torch.bincount(places_of(heard, "sessions")[0])
         return int(counts.median()) if len(counts) else 0
+
+
+def _rates_without(
+    parts: Sequence[tuple[Sides, Listening, Scoring]], sizes: Sequence[int], blocks: Blocks
+) -> dict[str, Tensor]:
+    heard = [(trials_of_conversations(sides, listening), scoring) for sides, listening, scoring in parts]
+    heard = [(trials, scoring) for trials, scoring in heard if len(trials.references.speakers) > 1]
+    fewest = min((len(trials.references.speakers) for trials, _ in heard), default=0)
+    counted = [size for size in sizes if size <= fewest]
+    if not counted:  # beyond, the error of a model would come on top, which leaving speakers out does not show
+        return {}
+    found = [identify_without(trials, None, scoring, blocks) for trials, scoring in heard]
+    rates = torch.stack([_first_of(each, counted) for each in found])
+    inputs = torch.stack([each.histograms.sum(1) for each in found]).unsqueeze(1)
+    means = torch.where(inputs > 0, inputs * rates, 0).sum(0) / inputs.sum(0)
+    return {f"rate_{size}": mean for size, mean in zip(counted, means, strict=True)}
+
+
+def _first_of(found: LeftOutRanks, sizes: Sequence[int]) -> Tensor:
+    """Rates ``(sizes, 1 + G)`` among as many people, or among all who are left; there are few numbers of these."""
+    rates = found.histograms.new_zeros(len(sizes), len(found.references))
+    for number in found.references.unique().long().tolist():
+        rows = (found.references == number).nonzero().flatten()
+        shares = found.histograms[rows, :number]
+        shares = shares / shares.sum(1, keepdim=True)
+        rates[:, rows] = first_among(shares, [min(size, number) for size in sizes]).T
+    return rates
 
 
 class _Weighted(NamedTuple):

@@ -48,7 +48,7 @@ from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS, Condition
 from vpmetrics._trials.galleries import Listening
 from vpmetrics._trials.identification import Identification
-from vpmetrics._trials.left_out import deal_blocks
+from vpmetrics._trials.left_out import Blocks, deal_blocks
 from vpmetrics._trials.matrices import (
     Likeness,
     SimilarityMatrices,
@@ -274,6 +274,7 @@ def report_condition(
     if rates is not None:
         rates = replace(rates, attackers=attackers, strongest=strongest)
         scalars |= _scalars_of_crowd(rates, settings)
+        left_out += [] if blocks is None else [left_out_of_values(_crowd_without(rates, settings, blocks), blocks)]
     return ConditionReport(
         scalars,
         scores,
@@ -325,6 +326,17 @@ def _scalars_of_crowd(rates: Rates, settings: Settings) -> dict[str, Tensor]:
             attacked |= rates.isolation_of_strongest(settings.sizes)
         scalars |= {of_strongest(key): value for key, value in attacked.items()}
     return {key: value for key, value in scalars.items() if not key.startswith("chance")}
+
+
+def _crowd_without(rates: Rates, settings: Settings, blocks: Blocks) -> dict[str, Tensor]:
+    """Rates without each block of speakers. Not who is singled out: for that sets of people would be drawn anew."""
+    name, found = rates.condition.name, dict[str, Tensor]()
+    if settings.asks_for(name, "crowd"):
+        found |= rates.without(settings.sizes, blocks)
+    if settings.asks_for(name, "attacked_crowd"):
+        attacked = rates.strongest_without(settings.sizes, blocks)
+        found |= {of_strongest(key): value for key, value in attacked.items()}
+    return found
 
 
 def average_scores(sides: Sides, condition: Condition, settings: Settings) -> Callable[[], Tensor] | None:

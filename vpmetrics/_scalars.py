@@ -72,11 +72,14 @@ class Scalar:
 
     @property
     def has_interval(self) -> bool:
-        """Whether leaving speakers out says how sure it is: not of extremes, of chance, or of what is but a name."""
-        return (
-            self.family not in (*OF_CROWDS, "calibration", "speaker")
-            and self.key.removeprefix(_prefix(self)) not in _UNSURE
-        )
+        """Whether leaving speakers out says how sure it is.
+
+        Not of extremes, of chance, of what is but a name, nor where sets of people or calibrations would be made anew.
+        """
+        key = self.key.removeprefix(_prefix(self))
+        if self.family in OF_CROWDS:
+            return key.startswith("rate_")
+        return self.family not in ("calibration", "speaker") and key not in _UNSURE
 
     @property
     def title(self) -> str:
@@ -98,7 +101,7 @@ _RANGES = {
     **dict.fromkeys(("d_ece", "d_ece_reversed", "d_ece_strongest"), (0.0, _FULL)),
     **dict.fromkeys(("eer", "eer_strongest"), (0.0, 0.5)),
     **dict.fromkeys(("raw_eer", "min_cllr", "min_dcf", "linkability"), (0.0, 1.0)),
-    **dict.fromkeys(("id_rate", "link_rate", "pdr", "ndr"), (0.0, 1.0)),
+    **dict.fromkeys(("id_rate", "link_rate", "pdr", "ndr", "rate", "rate_strongest"), (0.0, 1.0)),
     **dict.fromkeys(("cllr", "d_diag", "max_d", "mean_d"), (0.0, _NO_END)),
     "deid": (-_NO_END, 1.0),
 }

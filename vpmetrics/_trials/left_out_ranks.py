@@ -32,8 +32,8 @@ class LeftOutRanks(NamedTuple):
     sums: Tensor
 
 
-def identify_without(trials: Trials, found: Identification, scoring: Scoring, blocks: Blocks) -> LeftOutRanks:
-    """One more walk through the scores of inputs against references."""
+def identify_without(trials: Trials, found: Identification | None, scoring: Scoring, blocks: Blocks) -> LeftOutRanks:
+    """One more walk through the scores of inputs against references; without what is found, of ranks alone."""
     names = trials.references.speakers
     tally = _Tally(trials, found, blocks.of(names), blocks.number)
     for tile in walk_shared(trials, scoring):
@@ -44,7 +44,7 @@ def identify_without(trials: Trials, found: Identification, scoring: Scoring, bl
 class _Tally:
     """Sums in the making. Column 0 leaves nobody out, the last one those who never are."""
 
-    def __init__(self, trials: Trials, found: Identification, block: Tensor, number: int) -> None:
+    def __init__(self, trials: Trials, found: Identification | None, block: Tensor, number: int) -> None:
         self.trials, self.found, self.number = trials, found, number
         self.column = 1 + block  # of every reference
         self.ranks = len(block)
@@ -65,8 +65,8 @@ class _Tally:
         self._spread(self.histograms, torch.arange(len(self.sizes), device=column.device), first, ties, keeps)
         self._spread(self.own, column[:, None], above[:, None], tied[:, None], usable)
         self.sums[4] += (keeps * ((first == 0) & (ties == 1))).sum(0)
-        if self.ranks > 1:
-            self._add_bits(tile, keeps)
+        if self.ranks > 1 and self.found is not None:
+            self._add_bits(tile, keeps, self.found.slopes[tile.rows])
 
     def _by_block(self, values: Tensor) -> Tensor:
         """Sums over the references of each block, ``(b, 2 + G)``."""
@@ -79,9 +79,9 @@ class _Tally:
         histograms.index_add_(0, start.flatten(), each)
         histograms.index_add_(0, (start + ties).flatten(), -each)
 
-    def _add_bits(self, tile: Tile, keeps: Tensor) -> None:
+    def _add_bits(self, tile: Tile, keeps: Tensor, slopes: Tensor) -> None:
         centred, match, deviation = centre(tile)
-        slope = self.found.slopes[tile.rows].to(centred.dtype).unsqueeze(1) / deviation
+        slope = slopes.to(centred.dtype).unsqueeze(1) / deviation
         logits = slope * centred
         top = logits.amax(dim=1, keepdim=True)
         weights = (logits - top).exp()

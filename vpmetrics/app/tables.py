@@ -29,7 +29,6 @@ _COMPARED = ("d_ece", "d_ece_reversed", "l_w", "tag", "eer", "max_d", "mean_d")
 _WITHIN = ("d_ece_strongest", "d_ece")
 _OF_GROUPS = ("eer", "raw_eer", "min_cllr", "cllr", "d_ece")
 _NONE_TRIED = "none tried"
-_WITHOUT_ENDS = ("matrix", "rank", "local")  # theirs are in the JSON: a table of all of them no page is wide enough for
 _INTERVAL = re.compile(r"(.*) \[(.*), (.*)\]")
 
 
@@ -103,7 +102,7 @@ def show(name: str, system: System, ends: bool = True) -> str:
     if (counted := gallery_of(name)) is not None and counted[1] > system.scalar(counted[0]):
         return f"≈ {known.show(value)}"  # extrapolated
     low, high = (system.scalar(f"{name}{end}") for end in ENDS)
-    sure = ends and known.family not in _WITHOUT_ENDS and not math.isnan(low + high)
+    sure = ends and not math.isnan(low + high)
     return with_interval(known, value, low, high) if sure else known.show(value)
 
 

@@ -92,24 +92,24 @@ def reidentification_rate(histogram: Tensor, sizes: Sequence[int]) -> dict[str, 
 
 def _rates(shares: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     counted, beyond = [n for n in sizes if n <= len(shares)], [n for n in sizes if n > len(shares)]
-    found = [*_first_among(shares, counted), *_first_beyond(shares, beyond)]
+    found = [*first_among(shares, counted).unbind(), *_first_beyond(shares, beyond)]
     by_size = dict(zip([*counted, *beyond], found, strict=True))
     return [by_size[size] for size in sizes]
 
 
-def _first_among(shares: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    """The rate for every size up to the number of references, as scalars.
+def first_among(shares: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The rate for every size up to the number of references, ``(..., N)``, of shares of ranks ``(..., M)``.
 
     A rank's chance follows from the one before by a factor, so that no binomial coefficient is ever formed.
     """
-    people = len(shares)
+    people = shares.shape[-1]
     left = people - torch.arange(1, people, dtype=shares.dtype, device=shares.device)
-    rates = []
+    rates = [shares[..., :0]]
     for some in slices(len(sizes), max(1, 2**22 // people)):
         drawn = torch.tensor(sizes[some], dtype=shares.dtype, device=shares.device).unsqueeze(1) - 1
         chances = torch.log1p(-(drawn / left).clamp(max=1)).cumsum(dim=1).exp()
-        rates.append(shares[0] + (chances * shares[1:]).sum(dim=1))
-    return list(torch.cat(rates).unbind()) if rates else []
+        rates.append(shares[..., :1] + (chances * shares[..., None, 1:]).sum(dim=-1))
+    return torch.cat(rates, dim=-1)
 
 
 def _first_beyond(shares: Tensor, sizes: Sequence[int]) -> list[Tensor]:
