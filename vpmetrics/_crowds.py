@@ -16,11 +16,11 @@ from vpmetrics._trials.galleries import Listening, crowd_of_conversations, hear,
 from vpmetrics._trials.isolation import isolation_rates
 from vpmetrics._trials.left_out import Blocks
 from vpmetrics._trials.left_out_ranks import LeftOutRanks, identify_without
-from vpmetrics._trials.ranks import histogram_of_trials
+from vpmetrics._trials.ranks import first_among, histogram_of_trials
 from vpmetrics._trials.scorers import Scoring
 from vpmetrics._trials.strongest import Attackers, Strongest
 from vpmetrics._trials.utterances import Sides, places_of
-from vpmetrics.functional.crowd import first_among, reidentification_rate
+from vpmetrics.functional.crowd import reidentification_rate
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,8 +79,9 @@ class VoicePrivacy(AttackedMetric):
             extrapolated, and nothing is known of singling out.
         metrics: Names of the scalars ``compute`` returns, if not all: what these do not need is not calculated.
         intervals: How often an interval is to hold the truth, such as 0.95: adds ``<key>_low`` and ``<key>_high``, for
-            all but extremes (``l_w``, ``tag``, ``lid_max``), from leaving speakers out one after the other, as trials
-            that share a speaker are not independent. None calculates none.
+            all but extremes (``l_w``, ``tag``, ``lid_max``), single speakers, ``c_ece`` and who is singled out, from
+            leaving speakers out one after the other, as trials that share a speaker are not independent; NaN for rates
+            that are extrapolated. None calculates none.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. Meant for
             batches: every score is kept, whatever their number.
         validate_args: Look for NaN and infinite embeddings; forces a GPU sync per update. Without, ``update`` never

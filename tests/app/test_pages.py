@@ -175,6 +175,8 @@ def test_demo_trains_measures_and_logs(tmp_path, capsys):
     content = json.loads((tmp_path / "results.json").read_text())
     assert [system["name"] for system in content["systems"]] == ["B2", "B2r", "B2u", "averaging", "trained"]
     assert all(system["name"] in shown for system in content["systems"])
+    assert "In brackets: 95 % intervals, from leaving speakers out" in shown
+    assert len(content["differences"]) == 10  # pairs of the five
     trained = content["systems"][-1]["scalars"]
     limits = "the trained model moves embeddings and makes no speech, unlike B2, B2r, B2u; whoever knows the key of a"
     within = f"(within a session {trained['within_d_ece']:.3f} bit)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch.nn.functional import pad
 
 from vpmetrics._precision import result_dtype, widen
 from vpmetrics._trials import shares
-from vpmetrics._trials.references import Tile, Trials, walk, walk_shared
+from vpmetrics._trials.references import Tile, Trials, slices, walk, walk_shared
 from vpmetrics._trials.scorers import Scoring
 
 
@@ -95,6 +96,21 @@ def bits_of_ranks(histogram: Tensor, above: Tensor, tied: Tensor) -> Tensor:
     bits = torch.where(shares == 0, 0, shares.log2())  # of a rank that no input has
     total = pad(bits.cumsum(0), (1, 0))
     return torch.where(tied == 1, bits[above], (total[above + tied] - total[above]) / tied)
+
+
+def first_among(shares: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The rate for every size up to the number of references, ``(..., N)``, of shares of ranks ``(..., M)``.
+
+    A rank's chance follows from the one before by a factor, so that no binomial coefficient is ever formed.
+    """
+    people = shares.shape[-1]
+    left = people - torch.arange(1, people, dtype=shares.dtype, device=shares.device)
+    rates = [shares[..., :0]]
+    for some in slices(len(sizes), max(1, 2**22 // people)):
+        drawn = torch.tensor(sizes[some], dtype=shares.dtype, device=shares.device).unsqueeze(1) - 1
+        chances = torch.log1p(-(drawn / left).clamp(max=1)).cumsum(dim=1).exp()
+        rates.append(shares[..., :1] + (chances * shares[..., None, 1:]).sum(dim=-1))
+    return torch.cat(rates, dim=-1)
 
 
 def mean_by_chance(histogram: Tensor, inputs: int) -> Tensor:

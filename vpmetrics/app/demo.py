@@ -22,12 +22,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vpmetrics._report import System
 from vpmetrics.app.anonymiser import Anonymiser, Split, average_speakers, split_speakers, two_sessions
+from vpmetrics.app.differences import pairs_of
 from vpmetrics.app.embeddings import Embeddings
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.evaluation import evaluate_embeddings
 from vpmetrics.app.output import check_folder
 from vpmetrics.app.report import Wanted, publish
 from vpmetrics.app.results import Run
+from vpmetrics.app.settings import CONFIDENCE
 from vpmetrics.app.verdict import disclosed
 from vpmetrics.attacks import Centred, Plain, RidgeToOriginal, WithinClassWhitening
 from vpmetrics.data import DemoVoices, SpeakerBatchSampler, demo_voices
@@ -64,8 +66,9 @@ def demo(options: Namespace, console: Console) -> None:
         f"systems on, in two sessions each; attackers learn from both; {options.epochs} epochs, seed {options.seed}; "
         "last weights, none chosen by results"
     )
-    run = Run(("vpmetrics", *options.argv), {"seed": options.seed, "epochs": options.epochs})
-    publish("Speakers held out of training", lead, systems, console, run, Wanted(options.out), side_by_side=True)
+    settings = {"seed": options.seed, "epochs": options.epochs, "intervals": CONFIDENCE}
+    run, pairs = Run(("vpmetrics", *options.argv), settings), pairs_of(systems, CONFIDENCE)
+    publish("Speakers held out of training", lead, systems, console, run, Wanted(options.out), True, pairs)
     console.print(f"\n{verdict(systems)}")
     console.print(f"\n{time.monotonic() - began:.0f} s. All curves and figures of the training:")
     console.print(f"  tensorboard --logdir {escape(str(options.out / 'tensorboard'))}", soft_wrap=True)
@@ -118,7 +121,7 @@ def measure(voices: DemoVoices, split: Split, model: Anonymiser, draw: torch.Gen
         "averaging": average_speakers(voices, split, draw),
         OURS: ours,
     }
-    metric = VoicePrivacy(attacks=[attack() for attack in _ATTACKS])
+    metric = VoicePrivacy(attacks=[attack() for attack in _ATTACKS], intervals=CONFIDENCE)
     systems = []
     for name, side in protected.items():
         metric.reset(observed=True)

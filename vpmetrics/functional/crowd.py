@@ -24,7 +24,7 @@ from vpmetrics._checks import (
 from vpmetrics._precision import result_dtype, widen
 from vpmetrics._trials.conversations import dealt_places
 from vpmetrics._trials.isolation import gather_crowd, isolation_rates
-from vpmetrics._trials.references import slices
+from vpmetrics._trials.ranks import first_among
 from vpmetrics._trials.scorers import Scoring
 from vpmetrics._trials.utterances import row_keys
 from vpmetrics.functional.beta_binomial import fit_beta_binomial
@@ -95,21 +95,6 @@ def _rates(shares: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     found = [*first_among(shares, counted).unbind(), *_first_beyond(shares, beyond)]
     by_size = dict(zip([*counted, *beyond], found, strict=True))
     return [by_size[size] for size in sizes]
-
-
-def first_among(shares: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The rate for every size up to the number of references, ``(..., N)``, of shares of ranks ``(..., M)``.
-
-    A rank's chance follows from the one before by a factor, so that no binomial coefficient is ever formed.
-    """
-    people = shares.shape[-1]
-    left = people - torch.arange(1, people, dtype=shares.dtype, device=shares.device)
-    rates = [shares[..., :0]]
-    for some in slices(len(sizes), max(1, 2**22 // people)):
-        drawn = torch.tensor(sizes[some], dtype=shares.dtype, device=shares.device).unsqueeze(1) - 1
-        chances = torch.log1p(-(drawn / left).clamp(max=1)).cumsum(dim=1).exp()
-        rates.append(shares[..., :1] + (chances * shares[..., None, 1:]).sum(dim=-1))
-    return torch.cat(rates, dim=-1)
 
 
 def _first_beyond(shares: Tensor, sizes: Sequence[int]) -> list[Tensor]:
