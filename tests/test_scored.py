@@ -12,6 +12,7 @@ from vpmetrics import VoicePrivacy
 from vpmetrics import functional as F
 from vpmetrics._intervals import difference_of
 from vpmetrics._report import report_of_trials
+from vpmetrics._scores.measures import disclosure_of_llr
 from vpmetrics._trials import left_out
 from vpmetrics._trials.scored import ScoredTrials, deal_names
 
@@ -81,6 +82,21 @@ def test_a_list_is_about_as_sure_as_speakers_drawn_anew_are():
         width = drawn[key].high - drawn[key].low
         assert float((found[f"{key}_high"] - found[f"{key}_low"]) / width) == pytest.approx(1, abs=0.3)
         assert abs(found[f"{key}_low"] - drawn[key].low) < 0.2 * width
+
+
+def test_a_calibration_learnt_elsewhere_stays_whoever_is_left_out():
+    attacked, learnt = (some(listed(voices(seed=seed)), 0.5) for seed in (0, 1))
+    report = report_of_trials({"": attacked}, learnt, 12, None, intervals=0.95)
+    llr, blocks = report.transfer.llr["linear"], deal_names(torch.arange(12))
+    for speaker in (0, 5):
+        kept = (attacked.speakers != speaker).all(0)
+        expected = disclosure_of_llr(llr[kept], attacked.is_target[kept])
+        assert_close(attacked.disclosure_without(llr, blocks)[1 + speaker], expected, rtol=0, atol=1e-12)
+        expected = F.cllr(llr[kept], attacked.is_target[kept])
+        assert_close(attacked.cllr_without(llr, blocks)[1 + speaker], expected, rtol=0, atol=1e-12)
+    for key in ("c_ece_linear", "c_ece_isotonic", "cllr_linear", "cllr_isotonic"):
+        low, value, high = (report.scalars[f"{key}{end}"] for end in ("_low", "", "_high"))
+        assert low < value < high
 
 
 def test_neither_order_nor_sides_of_pairs_within_a_side_matter():

@@ -71,7 +71,7 @@ from vpmetrics._trials.speakers import (
     identification_by_speaker,
 )
 from vpmetrics._trials.strongest import Attackers, Strongest
-from vpmetrics._trials.transfer import distortion_of_sessions
+from vpmetrics._trials.transfer import calibrated_between_sessions, distortion_of_runs
 from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.similarity import (
     normalised_relatives,
@@ -347,9 +347,21 @@ def average_scores(sides: Sides, condition: Condition, settings: Settings) -> Ca
     return None if shares.apart() else lambda: averages_of_grid(_pairs(sides, condition, settings))
 
 
-def transferred_disclosure(sides: Sides, settings: Settings) -> Tensor:
-    """C_ECE of OP between sessions, by a linear calibration."""
-    return distortion_of_sessions(sides, lambda run: _pairs(run, CONDITIONS["OP"], settings).all_trials())
+def with_transfer(known: ConditionReport, sides: Sides, settings: Settings) -> ConditionReport:
+    """What is known of OP with C_ECE between sessions, by a linear calibration, which stays whoever is left out."""
+
+    def trials_of(run: Sides) -> ScoredTrials:
+        grid = _pairs(run, CONDITIONS["OP"], settings)
+        if settings.intervals is None:
+            return ScoredTrials(*grid.all_trials())
+        return ScoredTrials(*grid.all_trials(), torch.stack(grid.speakers_of(grid)))
+
+    runs = calibrated_between_sessions(sides, trials_of)
+    scalars, left_out = {**known.scalars, "c_ece": distortion_of_runs(runs)}, known.left_out
+    if left_out is not None:
+        without = torch.stack([run.disclosure_without(run.scores, left_out.blocks) for run in runs]).mean(0)
+        left_out = joined([left_out, left_out_of_values({"c_ece": without}, left_out.blocks)])
+    return replace(known, scalars=scalars, left_out=left_out)
 
 
 def _pairs(sides: Sides, condition: Condition, settings: Settings) -> TrialGrid:
@@ -377,8 +389,9 @@ def report_of_trials(
         report = join_conditions(conditions, names, intervals=intervals)
         if fit is None:
             return report
-        transfer = _transfer(trials[report.attacked], fit)
-    return report._replace(scalars={**report.scalars, **transfer.scalars}, transfer=transfer)
+        transfer, left_out = _transfer(trials[report.attacked], fit, names if intervals else None)
+        scalars = transfer.scalars if intervals is None else with_ends(transfer.scalars, left_out, intervals)
+    return report._replace(scalars={**report.scalars, **scalars}, transfer=transfer)
 
 
 def join_conditions(
@@ -451,16 +464,24 @@ def _report_scored(given: ScoredTrials, condition: str, names: Tensor, settings:
     )
 
 
-def _transfer(attacked: ScoredTrials, fit: ScoredTrials) -> Transfer:
-    """What an attacker makes of scores who learnt to calibrate on another run (figure 8 of the 2022 paper)."""
+def _transfer(attacked: ScoredTrials, fit: ScoredTrials, names: Tensor | None) -> tuple[Transfer, LeftOut | None]:
+    """What an attacker makes of scores who learnt to calibrate on another run (figure 8 of the 2022 paper).
+
+    And with names of speakers, what leaving these out changes; the calibration stays.
+    """
     scores = keep_scores(fit.scores, fit.is_target)
     other = ConditionReport(_scalars_of_scores(scores), scores, claims_llr=True)
     llr = {kind: learn(fit.scores, fit.is_target)(attacked.scores) for kind, learn in CALIBRATIONS.items()}
-    scalars = {}
+    scalars, without = {}, {}
+    blocks = None if names is None or attacked.speakers is None else deal_names(names.to(attacked.scores.device))
     for kind, values in llr.items():
         scalars[f"c_ece_{kind}"] = disclosure_of_llr(values, attacked.is_target)
         scalars[f"cllr_{kind}"] = cllr_of_sums(*cllr_sums(values, attacked.is_target))
-    return Transfer(other, llr, torch.stack([~attacked.is_target, attacked.is_target]), scalars)
+        if blocks is not None:
+            without[f"c_ece_{kind}"] = attacked.disclosure_without(values, blocks)
+            without[f"cllr_{kind}"] = attacked.cllr_without(values, blocks)
+    transfer = Transfer(other, llr, torch.stack([~attacked.is_target, attacked.is_target]), scalars)
+    return transfer, None if blocks is None else left_out_of_values(without, blocks)
 
 
 def _scalars_of_scores(scores: ConditionScores) -> dict[str, Tensor]:

@@ -74,12 +74,12 @@ class Scalar:
     def has_interval(self) -> bool:
         """Whether leaving speakers out says how sure it is.
 
-        Not of extremes, of chance, of what is but a name, nor where sets of people or calibrations would be made anew.
+        Not of extremes, of chance, of single speakers and names, nor where sets of people would be drawn anew.
         """
         key = self.key.removeprefix(_prefix(self))
         if self.family in OF_CROWDS:
             return key.startswith("rate_")
-        return self.family not in ("calibration", "speaker") and key not in _UNSURE
+        return self.family != "speaker" and key not in _UNSURE
 
     @property
     def title(self) -> str:

@@ -21,7 +21,7 @@ from vpmetrics._report import (
     join_conditions,
     rates_of,
     report_condition,
-    transferred_disclosure,
+    with_transfer,
 )
 from vpmetrics._scalars import TAG, key_of, names_with_ends, origins_of, scalar, scalars_of
 from vpmetrics._trials import shares
@@ -79,9 +79,9 @@ class VoicePrivacy(AttackedMetric):
             extrapolated, and nothing is known of singling out.
         metrics: Names of the scalars ``compute`` returns, if not all: what these do not need is not calculated.
         intervals: How often an interval is to hold the truth, such as 0.95: adds ``<key>_low`` and ``<key>_high``, for
-            all but extremes (``l_w``, ``tag``, ``lid_max``), single speakers, ``c_ece`` and who is singled out, from
-            leaving speakers out one after the other, as trials that share a speaker are not independent; NaN for rates
-            that are extrapolated. None calculates none.
+            all but extremes (``l_w``, ``tag``, ``lid_max``), single speakers and who is singled out, from leaving
+            speakers out one after the other, as trials that share a speaker are not independent; NaN for rates that are
+            extrapolated. None calculates none.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. Meant for
             batches: every score is kept, whatever their number.
         validate_args: Look for NaN and infinite embeddings; forces a GPU sync per update. Without, ``update`` never
@@ -279,7 +279,7 @@ class VoicePrivacy(AttackedMetric):
             else:
                 conditions[name] = report_condition(sides, CONDITIONS[name], wanted, attackers)
         if of_sessions and wanted.asks_for("OP", "calibration"):
-            conditions["OP"].scalars["c_ece"] = transferred_disclosure(sides, wanted)
+            conditions["OP"] = with_transfer(conditions["OP"], sides, wanted)
         dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
         voices = shares.of_all(sides.voices).sort().values
         report = join_conditions(conditions, voices, dtype, wanted.sizes, wanted.intervals)

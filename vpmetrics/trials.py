@@ -18,8 +18,9 @@ from vpmetrics._metric.scores import ScoreMetric
 from vpmetrics._precision import result_dtype
 from vpmetrics._trials.conditions import condition_of
 from vpmetrics._trials.pairs import Tile, TrialGrid
+from vpmetrics._trials.scored import ScoredTrials
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.transfer import distortion_of_sessions
+from vpmetrics._trials.transfer import calibrated_between_sessions, distortion_of_runs
 from vpmetrics._trials.utterances import Sides
 from vpmetrics.zebra import CalibrationDistortion
 
@@ -92,7 +93,8 @@ class EmbeddingTrials(EmbeddingMetric):
         if sides.protected.sessions is None:
             warn_undefined("Nobody said which sessions there are, and a calibration carries over from some to others.")
             return torch.full((), torch.nan, device=sides.voices.device)
-        return distortion_of_sessions(sides, lambda run: self._grid(run).all_trials(), calibration)
+        trials_of = lambda run: ScoredTrials(*self._grid(run).all_trials())  # noqa: E731
+        return distortion_of_runs(calibrated_between_sessions(sides, trials_of, calibration))
 
     def _value_of_grid(self, grid: TrialGrid) -> Any:
         if grid.pairs == 0 and not all(isinstance(member, PrivacyMetric) for member in self._members()):

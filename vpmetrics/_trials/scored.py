@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad, softplus
 
 from vpmetrics._precision import wide_dtype, widen
+from vpmetrics._scores.measures import evidence
 from vpmetrics._scores.steps import Steps
 from vpmetrics._trials.left_out import MOST, Blocks, Counts, deal_in_turn, lay_edges
 
@@ -57,6 +60,26 @@ class ScoredTrials(NamedTuple):
                 for kind, counts in ((self.is_target, targets), (~self.is_target, nontargets))
             )
         return Counts(finest, step, targets, nontargets, own, others)
+
+    def disclosure_without(self, llr: Tensor, blocks: Blocks) -> Tensor:
+        """D_ECE of log-likelihood ratios of the trials, as they stand, with and without each block, ``(1 + G,)``."""
+        return self._costs_without(evidence(torch.where(self.is_target, llr, -llr)), blocks)
+
+    def cllr_without(self, llr: Tensor, blocks: Blocks) -> Tensor:
+        """The same of Cllr."""
+        return self._costs_without(softplus(torch.where(self.is_target, -llr, llr)), blocks)
+
+    def _costs_without(self, values: Tensor, blocks: Blocks) -> Tensor:
+        means = [self._mean_without(widen(values), kind, blocks) for kind in (self.is_target, ~self.is_target)]
+        return (means[0] + means[1]) / (2 * math.log(2))
+
+    def _mean_without(self, values: Tensor, kind: Tensor, blocks: Blocks) -> Tensor:
+        first, second = blocks.of(self._places()[:, kind])
+        second = torch.where(first == second, blocks.number, second)
+        each = torch.stack([values[kind], torch.ones_like(values[kind])])
+        gone = each.new_zeros(2, blocks.number + 1).index_add(1, first, each).index_add(1, second, each)
+        sums = each.sum(1, keepdim=True) - pad(gone[:, :-1], (1, 0))
+        return sums[0] / sums[1]
 
     def _count(self, cell: Tensor, kind: Tensor, cells: int, blocks: Blocks) -> Tensor:
         """Trials of a kind per cell, ``(1 + G, C)``: all, and those without each block."""

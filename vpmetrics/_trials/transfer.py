@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from vpmetrics._scores.calibration import transferred_llr
 from vpmetrics._scores.measures import disclosure_of_llr
+from vpmetrics._trials.scored import ScoredTrials
 from vpmetrics._trials.utterances import Sides, runs_of_sessions
 
 
-def distortion_of_sessions(
-    sides: Sides, trials_of: Callable[[Sides], tuple[Tensor, Tensor]], calibration: str = "linear"
-) -> Tensor:
-    """C_ECE between sessions: a calibration learnt on half of every speaker's sessions, used on the other half.
-
-    Both ways, averaged; NaN where nobody has two sessions. ``trials_of`` gives scores and labels of a half.
-    """
+def calibrated_between_sessions(
+    sides: Sides, trials_of: Callable[[Sides], ScoredTrials], calibration: str = "linear"
+) -> list[ScoredTrials]:
+    """The trials of either half of every speaker's sessions, their scores calibrated as learnt on the other half."""
     runs = [trials_of(run) for run in runs_of_sessions(sides)]
-    values = [
-        disclosure_of_llr(transferred_llr(*attacked, *learnt, calibration, validate_args=False), attacked[1])
+    return [
+        attacked._replace(scores=transferred_llr(*attacked[:2], *learnt[:2], calibration, validate_args=False))
         for attacked, learnt in (runs, runs[::-1])
     ]
-    return torch.stack(values).mean()
+
+
+def distortion_of_runs(runs: Sequence[ScoredTrials]) -> Tensor:
+    """C_ECE, averaged over runs; NaN where nobody has two sessions."""
+    return torch.stack([disclosure_of_llr(run.scores, run.is_target) for run in runs]).mean()
