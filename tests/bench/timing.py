@@ -22,6 +22,13 @@ def in_turns(functions: dict[str, Callable[[], Any]], repeat: int = 5) -> dict[s
     return {name: min(values) for name, values in seconds.items()}
 
 
+def afresh(metric: Any) -> Any:
+    """What ``compute`` returns, by a copy that remembers no result: neither its own nor one of the same data before."""
+    copy = metric.clone()
+    copy._computed = None
+    return copy.compute()
+
+
 def report(what: str, ours: float, peer: str, theirs: float) -> float:
     """Print a comparison and return how many times the peer's time ours is."""
     print(f"\n{what}: {ours:.4g} s = {ours / theirs:.3f} x {peer} ({theirs:.4g} s)")
