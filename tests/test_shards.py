@@ -293,7 +293,9 @@ def test_a_process_killed_in_mid_compute_ends_the_others_who_say_which(tmp_path)
 # Without its sessions, whose calibrations are learnt on every process.
 PLAIN = {name: column for name, column in rows(speakers=12).items() if name != "sessions"}
 TWO = {name: column for name, column in rows(speakers=2).items() if name != "sessions"}
+RANKED = tuple(f"{name}_{key}" for name in ("oo", "op") for key in ("max_d", "mean_d", "mean_d_chance", "id_rate"))
 APART = ("op_d_ece", "op_d_ece_reversed", "op_min_cllr", "op_raw_eer", "pp_d_ece", "op_d_diag_log", "deid", "gvd")
+APART += RANKED
 
 
 def _keep_apart(rank, world, path):
@@ -308,6 +310,10 @@ def _keep_apart(rank, world, path):
         value = metric.compute()
         # Bins lie elsewhere, by other rows, and each holds next to nothing.
         assert_close(value, alone, atol=1e-4, rtol=0, equal_nan=True)
+        for key in RANKED:  # ranks know no bins
+            assert_close(
+                value[key], alone[key], atol=1e-9, rtol=0, equal_nan=True, msg=lambda m, key=key: f"{key}: {m}"
+            )
         assert all(same_bits(value, other) for other in everyone(value))
     metric = give(suite(metrics=APART, gather=False), parts_of(PLAIN, world, "in turns")[rank])
     for name, condition in metric.report().conditions.items():
@@ -332,8 +338,8 @@ def test_embeddings_that_stay_apart_say_the_same(world, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "`metrics` to name only scalars of scores and of matrices"),
-        ({"metrics": ["op_mean_d"]}, "but got those of rank"),
+        ({}, "`metrics` to name only scalars of scores, matrices and ranks"),
+        ({"metrics": ["op_mean_d", "op_alid"]}, "but got those of local"),
         ({"metrics": ["op_d_ece"], "intervals": 0.9}, "no `intervals` with gather=False, but got 0.9"),
         ({"metrics": ["op_d_ece"], "dist_sync_fn": as_it_is}, "no `dist_sync_fn` with gather=False"),
     ],

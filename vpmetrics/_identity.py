@@ -16,6 +16,7 @@ from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.identification import Identification, identify_trials
 from vpmetrics._trials.left_out import Blocks
 from vpmetrics._trials.left_out_ranks import LeftOutRanks, identify_without
+from vpmetrics._trials.passed_ranks import histogram_of_passed
 from vpmetrics._trials.ranks import histogram_of_trials, mean_by_chance
 from vpmetrics._trials.references import trials_of_sides
 from vpmetrics._trials.scorers import Scoring
@@ -77,6 +78,13 @@ def identify_sides(
         parts.append(found)
     several = _with_others([part.histogram for part in parts])
     return Identified([parts[at] for at in several], [without[at] for at in several if without])
+
+
+def ranks_of_passed(sides: Sides, condition: Condition, scoring: Scoring, model: str) -> dict[str, Tensor]:
+    """What ranks disclose where embeddings stay apart, and the MeanD that as many inputs would show by chance."""
+    histogram, inputs = histogram_of_passed(sides, condition, scoring)
+    chance = expected_by_chance(histogram, model, inputs)
+    return rank_disclosure(histogram, model, validate_args=False) | {"mean_d_chance": chance}
 
 
 def histograms_of_sides(

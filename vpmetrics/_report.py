@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid, pad
 
 from vpmetrics._checks import warn_once, warn_where
 from vpmetrics._crowds import Rates, isolation_of_sides
-from vpmetrics._identity import identify_sides
+from vpmetrics._identity import identify_sides, ranks_of_passed
 from vpmetrics._intervals import (
     LeftOut,
     Profiles,
@@ -252,7 +252,9 @@ def report_condition(
         voices = grid.voices.sort().values
         left_out.append(left_out_of_scores(voices, scores, counts, likeness, settings.similarity, blocks))
         profiles = None if counts is None else Profiles(counts, blocks.ratio, settings.intervals)
-    if by_speaker or settings.asks_for(condition.name, "rank", "local"):
+    if shares.apart() and settings.asks_for(condition.name, "rank"):
+        scalars |= ranks_of_passed(sides, condition, settings.scoring, settings.rank_model)
+    elif by_speaker or settings.asks_for(condition.name, "rank", "local"):
         found = identify_sides(sides, condition, settings.scoring, settings.slope, settings.bandwidth, blocks)
         identification, model = found.together(), settings.rank_model
         identified = identification_by_speaker(identification)

@@ -92,7 +92,7 @@ class VoicePrivacy(AttackedMetric):
             compares probes with each of the chosen references, ``"speaker"`` with their mean per speaker.
         gather: With False processes never gather embeddings: each keeps those of some speakers, and blocks of them pass
             from one process to the next, so that memory per process falls as there are more. Only for ``metrics`` of
-            scores and matrices, which are then binned whatever their number.
+            scores and matrices, which are then binned whatever their number, and of ranks.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -148,10 +148,11 @@ class VoicePrivacy(AttackedMetric):
     def _refuse_apart(self) -> None:
         """Raise where something is asked for that one process cannot say without the rows of all others."""
         families = {family for _, family in self._settings().origins or (("", "all"),)}
-        if not families <= {"score", "matrix"}:
+        known = {"score", "matrix", "rank"}
+        if not families <= known:
             raise ValueError(
-                "Expected `metrics` to name only scalars of scores and of matrices with gather=False, such as "
-                f"'op_d_ece' and 'deid', but got those of {', '.join(sorted(families))}."
+                "Expected `metrics` to name only scalars of scores, matrices and ranks with gather=False, such as "
+                f"'op_d_ece', 'deid' and 'op_mean_d', but got those of {', '.join(sorted(families - known))}."
             )
         given = {"bandwidth": self.bandwidth, "enrolment": self.enrolment, "intervals": self.intervals}
         for name, value in {**given, "dist_sync_fn": self.dist_sync_fn}.items():

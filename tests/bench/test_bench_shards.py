@@ -5,6 +5,8 @@ Run with ``pytest -m bench -s tests/bench/test_bench_shards.py``, on a machine t
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 import warnings
 from pathlib import Path
@@ -137,6 +139,35 @@ def test_two_hundred_thousand_utterances_in_three_gigabytes_less_with_each_proce
         held.append(peak - floor)
     assert held[1] < 0.7 * held[0]
     assert held[2] < 0.7 * held[1]
+
+
+def _lose_one(rank, world, path, said):
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    metric = VoicePrivacy(attacks=None)
+    for original, protected, names in utterances(2000, 100):
+        metric.update(*(column[rank::world] for column in (original, protected, names)))
+    if rank == 1:
+        TrialGrid._tile = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    start = time.perf_counter()
+    try:
+        metric.compute()
+    except RuntimeError as error:
+        said.put((rank, time.perf_counter() - start, str(error)))
+
+
+def test_a_process_killed_in_mid_compute_ends_the_others(tmp_path):
+    spawn = mp.get_context("spawn")
+    said = spawn.Queue()
+    processes = [spawn.Process(target=_lose_one, args=(rank, 4, tmp_path / "meeting", said)) for rank in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    print()
+    for rank, seconds, error in sorted(said.get(timeout=5) for process in processes if process.exitcode == 0):
+        print(f"process {rank}, after {seconds:.1f} s: {error}")
+        assert seconds < 20
 
 
 @pytest.mark.parametrize(("number", "processes"), [(10**6, 64), (10**7, 512)])

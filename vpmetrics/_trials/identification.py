@@ -56,6 +56,7 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
     ranks, bits = shares.totals(ranks, bits)
     used = trials.usable.nonzero().squeeze(1)
     histogram, (above, tied) = histogram_of_ranks(trials, ranks), ranks[:2, used].long()
+    tied = tied.clamp(min=1)  # with itself, also where scores are NaN
     of_ranks, linked = bits_of_ranks(histogram, above, tied), (above == 0) & (tied == 1)
     speakers, bits = trials.references.speakers[trials.column[used]], bits[used].to(result_dtype(trials.inputs))
     return Identification(histogram, bits, linked, used, speakers, of_ranks, slopes)

@@ -55,8 +55,8 @@ def no_ranks(trials: Trials) -> Tensor:
 
 
 def rank_inputs(tile: Tile) -> Tensor:
-    """What :func:`ranks_of` says of each input, and whether some of its scores are NaN; ``(3, b)``."""
-    return widen(torch.stack([*ranks_of(tile), tile.scores.isnan().any(dim=1)]))
+    """References above each input's own, those tied with it, and whether a score is NaN, ``(3, b)``: they add up."""
+    return widen(torch.stack([*_above_and_tied(tile), tile.scores.isnan().any(dim=1)]))
 
 
 def histogram_of_ranks(trials: Trials, ranks: Tensor) -> Tensor:
@@ -65,23 +65,42 @@ def histogram_of_ranks(trials: Trials, ranks: Tensor) -> Tensor:
     Each one's mass is spread over the ranks it is tied for, as a step up before them and one down after: in whole
     numbers, so that no order of additions shows in the sum.
     """
+    inputs = len(trials.inputs)
+    steps = steps_of_ranks(ranks, trials.usable, len(trials.references.speakers), inputs)
+    return counts_of_steps(steps, inputs, ~trials.finite | ranks[2].any()).to(result_dtype(trials.inputs))
+
+
+def steps_of_ranks(ranks: Tensor, usable: Tensor, references: int, inputs: int) -> Tensor:
+    """Steps ``(N + 1,)`` of the histogram of so many inputs, or of those of them that have ranks here."""
     above, tied = ranks[:2].long()
-    unit = 2 ** (62 - len(above).bit_length())  # the mass of one input; that of all stays within 63 bits
-    mass = torch.where(trials.usable, unit // tied.clamp(min=1), 0)
-    steps = mass.new_zeros(len(trials.references.speakers) + 1)
-    steps = steps.index_add(0, above, mass).index_add(0, above + tied, -mass)
-    counts = (widen(steps[:-1].cumsum(dim=0)) / unit).to(result_dtype(trials.inputs))
-    # A comparison with NaN is False, and would be a rank: what is not a number must not become one.
-    return torch.where(trials.finite & ~ranks[2].any(), counts, torch.nan)
+    tied = tied.clamp(min=1)
+    mass = torch.where(usable, _mass(inputs) // tied, 0)
+    steps = mass.new_zeros(references + 1)
+    return steps.index_add(0, above, mass).index_add(0, above + tied, -mass)
+
+
+def counts_of_steps(steps: Tensor, inputs: int, undefined: Tensor) -> Tensor:
+    """The histogram ``(N,)``; NaN where some score is: a comparison with NaN is False, and would be a rank."""
+    return torch.where(undefined, torch.nan, widen(steps[:-1].cumsum(dim=0)) / _mass(inputs))
+
+
+def _mass(inputs: int) -> int:
+    """That of one input; that of all stays within 63 bits."""
+    return 1 << (62 - inputs.bit_length())
 
 
 def ranks_of(tile: Tile) -> tuple[Tensor, Tensor]:
     """For each input of a tile, the references above its own, and those tied with it, itself included; ``(b,)``."""
+    above, tied = _above_and_tied(tile)
+    return above, tied.clamp(min=1)
+
+
+def _above_and_tied(tile: Tile) -> tuple[Tensor, Tensor]:
     # Masks of the scores' own type: comparing and summing them runs many times as fast as with booleans.
     mask = torch.empty_like(tile.scores)
     at_least = torch.ge(tile.scores, tile.match - tile.rounding, out=mask).sum(dim=1)
     above = torch.gt(tile.scores, tile.match + tile.rounding, out=mask).sum(dim=1)
-    return above.long(), (at_least - above).long().clamp(min=1)
+    return above.long(), (at_least - above).long()
 
 
 def bits_of_ranks(histogram: Tensor, above: Tensor, tied: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def form_trials(reference: Side, probe: Side, own: Tensor, own_session: str = "a
     if own_session != "other":
         step = torch.where(own >= 0, _steps(references, unit_of_row, keys)[own.clamp(min=0)], -1)
     usable = known & (references.counts[unit] > (step >= 0).long())
-    return Trials(probe.vectors, references, column, usable, finite, *_parts(turn.clamp(min=0), step))
+    return Trials(probe.vectors, references, column, usable, finite, *_parts(turn.clamp(min=0), step, len(keys)))
 
 
 def _build(side: Side, keys: Tensor, by_session: bool) -> tuple[References, Tensor, Tensor | None]:
@@ -152,9 +152,10 @@ def _build(side: Side, keys: Tensor, by_session: bool) -> tuple[References, Tens
     vectors = side.vectors
     names, column = side.speakers.unique(return_inverse=True)
     sessions = side.sessions if by_session else None
-    codes = column if sessions is None else torch.stack([column, sessions])
-    units, unit = torch.unique(codes, dim=-1, return_inverse=True)
-    speaker_of_unit, session_of_unit = (units, None) if sessions is None else (units[0], units[1])
+    speaker_of_unit, session_of_unit, unit = torch.arange(len(names), device=names.device), None, column
+    if sessions is not None:
+        units, unit = torch.unique(torch.stack([column, sessions]), dim=1, return_inverse=True)
+        speaker_of_unit, session_of_unit = units
     anchor = widen(vectors[:1]).sum(dim=0)  # zeros when there is no row
     sums = anchor.new_zeros(len(speaker_of_unit), vectors.shape[1])
     # In pieces, so that there is never a second, wider copy of all utterances.
@@ -191,10 +192,14 @@ def _turn_of(sessions: Tensor, column: Tensor, references: References, session_o
     return torch.where(unit >= 0, unit - references.first_unit[column], -1)
 
 
-def _parts(turn: Tensor, step: Tensor) -> tuple[Tensor, Tensor, list[Part]]:
-    """Inputs put in the order of their galleries, the galleries, and where those of each begin and end."""
-    galleries, gallery, counts = torch.unique(torch.stack([turn, step]), dim=1, return_inverse=True, return_counts=True)
+def _parts(turn: Tensor, step: Tensor, most: int) -> tuple[Tensor, Tensor, list[Part]]:
+    """Inputs put in the order of their galleries, the galleries, and where those of each begin and end.
+
+    ``most``: more than any step. One number for turn and step: to sort pairs takes many times as long.
+    """
+    codes, gallery, counts = torch.unique(turn * (most + 1) + step + 1, return_inverse=True, return_counts=True)
     ends = [0, *counts.cumsum(0).tolist()]
+    galleries = torch.stack([codes // (most + 1), codes % (most + 1) - 1])
     return gallery.argsort(stable=True), galleries, [Part(at, *ends[at : at + 2]) for at in range(len(counts))]
 
 
