@@ -23,9 +23,11 @@ from vpmetrics import (
 )
 from vpmetrics._figures import PAGE, figures_of
 from vpmetrics._intervals import difference_of
+from vpmetrics._plot import draw_trade_off
 from vpmetrics._report import System
 from vpmetrics._scalars import names_with_ends, scalar
 from vpmetrics._scores.intervals import interval_of, probability_below, students_t
+from vpmetrics._scores.measures import entropy_of_prior
 from vpmetrics._trials import left_out
 from vpmetrics._trials.conditions import CONDITIONS
 from vpmetrics._trials.pairs import TrialGrid
@@ -397,6 +399,8 @@ def test_a_profile_without_a_speaker_is_the_profile_of_all_others():
     profile = report.cross_entropy(odds)
     assert bool(((low <= profile) & (profile <= high)).all())
     assert float((high - low).amax()) > 0.01
+    hidden = measured(voices(leak=0.05), intervals=0.95).conditions["OP"]
+    assert bool((hidden.ends_of_cross_entropy(odds)[1] <= entropy_of_prior(odds) + 1e-12).all())
 
 
 def test_figures_show_how_sure_they_are():
@@ -410,6 +414,12 @@ def test_figures_show_how_sure_they_are():
     ((whisker,),) = list(_segments(sure["deid_gvd"].axes[0], horizontal=True))[-1:]
     scalars = measured(voices(), intervals=0.95).scalars
     assert whisker == pytest.approx([100 * float(scalars[f"deid{end}"]) for end in ("_low", "_high")])
+
+
+def test_a_whisker_that_reaches_below_nothing_is_inside_its_axis():
+    ends = {"deid_low": -0.3, "deid_high": 0.9, "gvd_low": -3.0, "gvd_high": -1.0}
+    _, ax = draw_trade_off([("system", {"deid": 0.3, "gvd": -2.0, **ends})])
+    assert ax.get_xlim()[0] <= -30
 
 
 def _segments(ax, horizontal):

@@ -11,7 +11,7 @@ from torch import Tensor
 from vpmetrics._precision import widen
 from vpmetrics._scalars import ENDS, key_of, scalar
 from vpmetrics._scores.intervals import interval_of, probability_below
-from vpmetrics._scores.measures import edges_of_linkability
+from vpmetrics._scores.measures import edges_of_linkability, entropy_of_prior
 from vpmetrics._scores.without import FITTED
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.left_out import (
@@ -72,11 +72,12 @@ class Profiles(NamedTuple):
     def ends(self, profile: Tensor, prior_log_odds: Tensor) -> tuple[Tensor, Tensor]:
         """Both ends of the least cross-entropy, ``(P,)``, at each prior."""
         low, high = [], []
-        for value, odds in zip(profile, prior_log_odds, strict=True):  # some hundred points of a figure
+        most = entropy_of_prior(prior_log_odds).tolist()  # of what is not known, not even calibrated scores add any
+        for value, odds, highest in zip(profile, prior_log_odds, most, strict=True):  # some hundred points of a figure
             without = self.counts.least_cross_entropy(odds)
             replicates = value + without[1:] - without[0]
             bias = self.ratio * (replicates.mean() - value)
-            ends = interval_of(value, replicates, self.confidence, 0.0, ratio=self.ratio, bias=bias)
+            ends = interval_of(value, replicates, self.confidence, 0.0, highest, self.ratio, bias)
             low.append(ends[0])
             high.append(ends[1])
         return torch.stack(low), torch.stack(high)

@@ -228,8 +228,9 @@ def draw_trade_off(systems: Sequence[tuple[str, Mapping[str, Any]]], ax: Axes | 
         marks = {**style.of_markers, **edge, "markersize": max(12 - 1.5 * style.number, 6)}
         ax.plot(100 * deid, gvd, linestyle="none", **marks, label=as_label(name), gid="system")
         reach = [100 * _reach("deid", scalars), _reach("gvd", scalars)]
-        ax.errorbar(100 * deid, gvd, yerr=reach[1], xerr=reach[0], color=style.colour, linewidth=1.1, capsize=2.5)
-        ax.set_xlim(left=min(ax.get_xlim()[0], 100 * deid - 3))
+        whiskers: dict[str, Any] = {"linewidth": 1.1, "capsize": 2.5, "alpha": 0.6, "zorder": 1.5}  # below the points
+        ax.errorbar(100 * deid, gvd, yerr=reach[1], xerr=reach[0], color=style.colour, **whiskers)
+        ax.set_xlim(left=min(ax.get_xlim()[0], 100 * deid - float(reach[0][0, 0]) - 3))
     low, high = ax.get_ylim()
     if high - low < _LEAST_DECIBELS:  # rounding errors would look like differences
         middle = (low + high) / 2
@@ -367,7 +368,8 @@ def draw_attacks(
     if math.isfinite(chance):
         ax.axvline(chance, color="black", linewidth=1.0, linestyle="--", label="chance")
     if ax.get_legend_handles_labels()[0]:
-        ax.legend(loc="lower right", **_SMALL_LEGEND)
+        ax.legend(loc="lower right", ncols=2, columnspacing=1.0, **{**_SMALL_LEGEND, "handlelength": 1.5})
+        ax.set_ylim(-1.4, len(known) - 0.4)  # below all bars, which may be as long as the axis
     ax.set_yticks(places, [as_label(name) for _, name in known], fontsize="small")
     longest = [value for value, _ in known] + [(strongest or {}).get("d_ece_strongest_high", math.nan)]
     ax.set(xlim=(0, max(0.1, 1.15 * max(filter(math.isfinite, longest), default=0.0))), xlabel=axis_of("d_ece"))
