@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vpmetrics._checks import unsaid, warn_undefined
-from vpmetrics._trials.attacked import ChosenAttack
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.galleries import Listening, crowd_of_conversations, hear, trials_of_conversations
 from vpmetrics._trials.isolation import isolation_rates
@@ -42,15 +42,18 @@ class Rates:
     def of_strongest(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
         """The same after the attack that each fold of speakers was given; nothing without any.
 
-        People are looked for among those of their fold, as the attack has seen all others. ``gallery`` is that of the
-        largest size.
+        People are looked for within their fold, for the attack has seen all others. Larger folds would need less
+        extrapolation, but leave so few to learn from that, of some dozens, the attack finds less than it could.
         """
+        if self.attackers is None or self.strongest is None:
+            return {}
+        parts = [
+            _rates(fold, Listening(self.condition, utterances, attack=attack), sizes, attack.compare)
+            for fold, attack in self.attackers.chosen(self.condition, self.strongest)
+        ]
         names = [*(f"rate_{size}" for size in sizes), *(f"chance_{size}" for size in sizes), "gallery"]
-
-        def found(fold: Sides, attack: ChosenAttack, some: Sequence[int]) -> _Weighted:
-            return _rates(fold, Listening(self.condition, utterances, attack=attack), some, attack.compare)
-
-        return self._after_attack(sizes, names, found)
+        unknown = torch.full_like(self.strongest.d_ece, torch.nan)
+        return _averaged(parts) if parts else dict.fromkeys(names, unknown)
 
     def without(self, sizes: Sequence[int], blocks: Blocks) -> dict[str, Tensor]:
         """The rates of all speakers, then without each block, ``(1 + G,)``; of sizes that are counted everywhere."""
@@ -70,38 +73,27 @@ class Rates:
     def isolation_of_strongest(self, sizes: Sequence[int]) -> dict[str, Tensor]:
         """How often a predicate singles one out of people whom that attack has not seen, and the error of it.
 
-        NaN for more people than half of all.
+        There is no extrapolating this, so there are as many folds as still hold so many people. NaN for more than half
+        of all.
         """
-
-        def isolated(fold: Sides, attack: ChosenAttack, some: Sequence[int]) -> _Weighted:
-            return _isolated(fold, Listening(self.condition, attack=attack), some, attack.compare)
-
+        if self.attackers is None or self.strongest is None:
+            return {}
         names = [f"singling_out_{size}{end}" for size in sizes for end in ("", "_error")]
-        with unsaid():
-            values = self._after_attack(sizes, names, isolated)
-        lacking = [size for size in sizes if values and bool(values[f"singling_out_{size}"].isnan())]
-        if lacking and self.strongest is not None and not bool(self.strongest.d_ece.isnan()):
+        values = dict.fromkeys(names, torch.full_like(self.strongest.d_ece, torch.nan))
+        for most, some in groupby(sorted(sizes), self.attackers.folds_for):
+            among = list(some)
+            with unsaid():
+                parts = [
+                    _isolated(fold, Listening(self.condition, attack=attack), among, attack.compare)
+                    for fold, attack in self.attackers.chosen(self.condition, self.strongest, most)
+                ]
+            values |= _averaged(parts) if parts else {}
+        lacking = [size for size in sizes if bool(values[f"singling_out_{size}"].isnan())]
+        if lacking and not bool(self.strongest.d_ece.isnan()):
             warn_undefined(
                 f"Singling one out of {max(lacking)} people after an attack needs twice as many, each with two "
                 "conversations, for the others teach the attack."
             )
-        return values
-
-    def _after_attack(
-        self,
-        sizes: Sequence[int],
-        names: Sequence[str],
-        value_of: Callable[[Sides, ChosenAttack, Sequence[int]], _Weighted],
-    ) -> dict[str, Tensor]:
-        """Values by name: for sizes beyond the people of a fold among those of a half, as large as an attack leaves."""
-        if self.attackers is None or self.strongest is None:
-            return {}
-        fewest, values = self.attackers.fewest(), dict.fromkeys(names, torch.full_like(self.strongest.d_ece, torch.nan))
-        for halves in (False, True):
-            some = [size for size in sizes if (size > fewest) == halves]
-            chosen = self.attackers.chosen(self.condition, self.strongest, halves) if some else ()
-            parts = [value_of(fold, attack, some) for fold, attack in chosen]
-            values |= _averaged(parts) if parts else {}
         return values
 
     def longest(self) -> int:

@@ -463,8 +463,8 @@ FIGURES = (
         "people",
         "In a crowd",
         "How often the speaker of an utterance is the most similar of so many people, by cosine and, where attacks "
-        "were tried, after the strongest, which looks among people it has not learnt from: those of a fold or, for "
-        "more, of one half of all. Dotted, it is extrapolated beyond the people there are.",
+        "were tried, after the strongest, which looks among the people of a fold, whom it has not learnt "
+        "from. Dotted, it is extrapolated beyond the people there are.",
         _people,
     ),
     FigureKind(

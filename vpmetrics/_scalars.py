@@ -192,12 +192,13 @@ _TABLE = {
     ),
     "attacked_crowd": (
         Scalar("rate_strongest", "found among {} after the strongest attack", PERCENT, "low", "the same after the "
-               "strongest attack, fitted on people who are not among them: on other folds or, for more people than a "
-               "fold has, on the other half of all; ≈ where they are more than that"),
+               "attack chosen for each fold of speakers, fitted on all others; ≈ where they are more than the people "
+               "of a fold, and it is extrapolated"),
         Scalar("singling_out_strongest", "singled out of {} after the strongest attack", PERCENT, "low", "the same "
-               "after that attack; of more than half of all people it is not known"),
+               "after that attack, fitted on people who are not among them, the fewer the more are asked for; of more "
+               "than half of all it is not known"),
         Scalar("gallery_strongest", "references after the strongest attack", COUNT, None, "how many people somebody is "
-               "looked for among at most, after that attack"),
+               "looked for among after that attack: those of a fold"),
     ),
     "relative": (
         Scalar("d_ece_op_oo", "D_ECE (OP/OO)", PERCENT, "high", "de-identification by expected disclosure; compare "

@@ -72,11 +72,11 @@ class VoicePrivacy(AttackedMetric):
         slope: Slope of the local information; cross-fitted when left out, see :class:`LocalInformationDisclosure`.
         sizes: Numbers of people to look for somebody among; adds ``op_rate_<N>``, ``op_singling_out_<N>`` with its
             error and ``op_gallery``, and the same of the other conditions, of single utterances and cosines: see
-            :class:`ReidentificationRate` and :class:`SinglingOut`. Beside them stand ``op_rate_<N>_strongest``
-            and ``op_singling_out_<N>_strongest`` with its error, after the attack that was chosen for each fold of
-            speakers, among people of that fold; for more people than it has, among one half of all, after the attack
-            that most folds chose, fitted on the other half. Beyond these ``op_gallery_strongest`` people rates are
-            extrapolated, and nothing is known of singling out.
+            :class:`ReidentificationRate` and :class:`SinglingOut`. Beside them stand ``op_rate_<N>_strongest``,
+            after the attack that was chosen for each fold of speakers: among the ``op_gallery_strongest`` people of a
+            fold, and extrapolated beyond; and ``op_singling_out_<N>_strongest`` with its error, in fewer folds where
+            these are too small: what most folds chose is then fitted on fewer people, and finds less where they are
+            but dozens. NaN for more than half of all people.
         metrics: Names of the scalars ``compute`` returns, if not all: what these do not need is not calculated.
         intervals: How often an interval is to hold the truth, such as 0.95: adds ``<key>_low`` and ``<key>_high``, for
             all but extremes (``l_w``, ``tag``, ``lid_max``), single speakers and who is singled out, from leaving

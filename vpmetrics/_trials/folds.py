@@ -12,7 +12,7 @@ from vpmetrics._trials.utterances import Side, Sides, keys_of_means, places_in, 
 
 FEWEST_SPEAKERS = 6  # two folds of three: with fewer, a fold has no pairs that could stand for chance
 _OF_FOLD = 3
-_FOLDS, _MANY, _MANY_FOLDS = 5, 100, 10  # of so many speakers and more, folds are large enough to be more
+_FOLDS, _MANY, MOST_FOLDS = 5, 100, 10  # of so many speakers and more, folds are large enough to be more
 
 
 class Folds(NamedTuple):
@@ -31,6 +31,11 @@ class Folds(NamedTuple):
         """How many folds there are."""
         return len(self.bounds[0]) - 1
 
+    def fewest(self, most: int = MOST_FOLDS) -> int:
+        """How many speakers every fold would have at least, were there at most so many folds of each group."""
+        counts: list[int] = torch.bincount(self.fold_of_voice).tolist()
+        return min(sum(counts[fold] for fold in folds) // min(len(folds), most) for folds in self.groups)
+
     def rows(self, fold: int) -> tuple[slice, slice]:
         """Rows of the original and of the protected side."""
         first, second = (slice(bounds[fold], bounds[fold + 1]) for bounds in self.bounds)
@@ -44,11 +49,11 @@ class Folds(NamedTuple):
         )
 
 
-def deal_speakers(sides: Sides, halves: bool = False) -> Folds | None:
+def deal_speakers(sides: Sides, most: int = MOST_FOLDS) -> Folds | None:
     """Folds of speakers, within each group; None where there are too few speakers anywhere.
 
-    They depend on the embeddings alone: neither on numbers of speakers, nor on rows, batches or processes. With
-    ``halves`` there are two of each group.
+    They depend on the embeddings alone: neither on numbers of speakers, nor on rows, batches or processes. There
+    are at most so many of each group.
     """
     side = sides.original if len(sides.original.voices) else sides.protected
     count = len(sides.voices)
@@ -62,8 +67,8 @@ def deal_speakers(sides: Sides, halves: bool = False) -> Folds | None:
     for size_of_group, begin in _runs(group[order]):
         if size_of_group < FEWEST_SPEAKERS:
             continue
-        folds = _MANY_FOLDS if size_of_group >= _MANY else min(_FOLDS, size_of_group // _OF_FOLD)
-        folds = 2 if halves else folds
+        folds = MOST_FOLDS if size_of_group >= _MANY else min(_FOLDS, size_of_group // _OF_FOLD)
+        folds = min(folds, most)
         place = torch.arange(size_of_group, device=order.device)
         fold_of_voice[order[begin : begin + size_of_group]] = first + place % folds
         groups.append(range(first, first + folds))

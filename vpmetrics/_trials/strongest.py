@@ -27,7 +27,7 @@ from vpmetrics._scores.steps import Steps, calibrate
 from vpmetrics._trials import shares
 from vpmetrics._trials.attacked import ChosenAttack, compared
 from vpmetrics._trials.conditions import Condition
-from vpmetrics._trials.folds import FEWEST_SPEAKERS, Folds, deal_speakers, is_linear, pairs_of
+from vpmetrics._trials.folds import FEWEST_SPEAKERS, MOST_FOLDS, Folds, deal_speakers, is_linear, pairs_of
 from vpmetrics._trials.left_out import Blocks
 from vpmetrics._trials.left_out_attacks import attacks_without
 from vpmetrics._trials.moments import Moments, moments_of
@@ -87,8 +87,7 @@ class Attackers:
         with _exactly(sides):
             self._fits = None if self.folds is None else _Fits(self.folds, attacks, watched)
         self._fitted: dict[bool, dict[int, list[Any]]] = {}
-        self._halves: _Fits | None = None
-        self._halved: dict[str, dict[int, list[Any]]] = {}
+        self._fewer: dict[int, tuple[_Fits, dict[str, dict[int, list[Any]]]]] = {}
 
     def strongest(self, condition: Condition, blocks: Blocks | None = None) -> Strongest:
         """The strongest attack on one condition; NaN and one warning where there are too few speakers.
@@ -134,25 +133,31 @@ class Attackers:
     def _finite(self) -> bool:
         return bool(torch.stack([values.isfinite().all() for values in self._given]).all())
 
-    def fewest(self) -> int:
-        """How many people every fold has at least."""
-        return 0 if self.folds is None else int(torch.bincount(self.folds.fold_of_voice).amin())
+    def folds_for(self, people: int) -> int:
+        """How many folds there are at most where each is to hold so many people; two where half of all are fewer.
+
+        The more there are, the more speakers teach the attack on each.
+        """
+        most = MOST_FOLDS
+        while self.folds is not None and most > 2 and self.folds.fewest(most) < people:
+            most = (most + 1) // 2
+        return most
 
     def chosen(
-        self, condition: Condition, found: Strongest, halves: bool = False
+        self, condition: Condition, found: Strongest, most: int = MOST_FOLDS
     ) -> Iterator[tuple[Sides, ChosenAttack]]:
         """The utterances of every fold, and the attack that was chosen for it; nothing where none was possible.
 
-        ``halves``: those of either half of all people, and what most folds chose, fitted on the other half.
+        Where folds are to be fewer than the choice was made with, each is attacked by what most of those chose.
         """
         fits = self._fits
         if fits is None or bool(found.d_ece.isnan()):
             return
         kind, choices = "PP" if condition.one_sided else "OP", found.chosen.T.tolist()
         fitted = self._fitted[condition.one_sided]
-        if halves:
+        if max(map(len, fits.folds.groups)) > most:
             choice = max(choices, key=choices.count)
-            fits, fitted = self._fitted_in_halves(choice[0], kind)
+            fits, fitted = self._fitted_in(most, choice[0], kind)
             choices = [choice] * fits.folds.number
         for fold, (number, is_turned) in enumerate(choices):
             with _exactly(self.sides):
@@ -160,17 +165,17 @@ class Attackers:
                 attack = fits.anew(number, fold, kind) if attack is None else attack
             yield fits.folds.part(fold), ChosenAttack(attack, bool(is_turned))
 
-    def _fitted_in_halves(self, number: int, kind: str) -> tuple[_Fits, dict[int, list[Any]]]:
-        """One attack for both halves of the people of every group, fitted once."""
+    def _fitted_in(self, most: int, number: int, kind: str) -> tuple[_Fits, dict[int, list[Any]]]:
+        """One attack, fitted once for every one of so many folds of each group."""
         with _exactly(self.sides):
-            if self._halves is None:
-                halves = deal_speakers(self.sides, halves=True)
-                assert halves is not None
-                self._halves = _Fits(halves, self.attacks, self._watched)
-            fits, known = self._halves, self._halved.setdefault(kind, {})
-            if number not in known:
-                known[number] = [fits.anew(number, fold, kind) for fold in range(fits.folds.number)]
-        return fits, known
+            if most not in self._fewer:
+                folds = deal_speakers(self.sides, most)
+                assert folds is not None
+                self._fewer[most] = _Fits(folds, self.attacks, self._watched), {"OP": {}, "PP": {}}
+            fits, known = self._fewer[most]
+            if number not in known[kind]:
+                known[kind][number] = [fits.anew(number, fold, kind) for fold in range(fits.folds.number)]
+        return fits, known[kind]
 
     def _nothing(self) -> Strongest:
         device = self.sides.voices.device
