@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
+import reference.verification as reference
 import torch
+from scipy.optimize import minimize
 from test_left_out import voices
 from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 from vpmetrics import VoicePrivacy
 from vpmetrics import functional as F
+from vpmetrics._figures import PAGE, figures_of
 from vpmetrics._intervals import difference_of
-from vpmetrics._report import report_of_trials
+from vpmetrics._report import System, report_of_trials
 from vpmetrics._scores.measures import disclosure_of_llr
 from vpmetrics._trials import left_out
 from vpmetrics._trials.scored import ScoredTrials, deal_names
@@ -97,6 +100,23 @@ def test_a_calibration_learnt_elsewhere_stays_whoever_is_left_out():
     for key in ("c_ece_linear", "c_ece_isotonic", "cllr_linear", "cllr_isotonic"):
         low, value, high = (report.scalars[f"{key}{end}"] for end in ("_low", "", "_high"))
         assert low < value < high
+
+
+def test_scores_are_calibrated_by_other_speakers():
+    trials = some(listed(voices()), 0.5)
+    halves = trials.calibrated_by_others()
+    within = [(trials.speakers % 2 == number).all(0) for number in (0, 1)]
+    for own, learnt, found in zip(within, within[::-1], halves, strict=True):
+        scores, labels = trials.scores[learnt].numpy(), trials.is_target[learnt].numpy()
+        best = minimize(lambda x, s, t: reference.cllr(x[0] * s + x[1], t), [1.0, 0.0], (scores, labels), tol=1e-10)
+        expected = best.x[0] * trials.scores[own] + best.x[1]
+        assert_close(found.scores, expected, rtol=0, atol=1e-3)
+        assert bool((found.is_target == trials.is_target[own]).all())
+    report = report_of_trials({"": trials}, None, 12, None)
+    (ax,) = figures_of([System("scores", report)], PAGE)["reliability"].axes
+    assert [line.get_label() for line in ax.lines] == ["calibrated", "scores", "scores, by other speakers"]
+    lone = without(listed(voices(speakers=3)), 2)  # of two speakers, one in each half
+    assert lone.calibrated_by_others() == []
 
 
 def test_neither_order_nor_sides_of_pairs_within_a_side_matter():

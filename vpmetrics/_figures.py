@@ -182,6 +182,11 @@ def _reliability(systems: Sequence[System], layout: Layout) -> Figure | None:
     ax = layout.one()
     for one, scores in shown:
         draw_reliability(*scores.trials.table(), ax, one.label)
+        # Twice as many curves of several systems could not be told apart.
+        halves = one.known.calibrated() if one.known.calibrated is not None and len(systems) == 1 else []
+        if halves:
+            llr, is_target = (torch.cat(column) for column in list(zip(*halves, strict=True))[:2])
+            draw_reliability(llr, torch.stack([~is_target, is_target]), ax, f"{one.label}, by other speakers")
         transfer = one.system.report.transfer
         if transfer is not None and one.condition == one.system.report.attacked:
             for kind, llr in transfer.llr.items():
@@ -414,7 +419,8 @@ FIGURES = (
         "reliability",
         "Calibration plot",
         "Share of target trials where scores, taken as log-likelihood ratios, promise a posterior; larger marks are of "
-        "more trials. On the dotted line scores mean what they say.",
+        "more trials. On the dotted line scores mean what they say. Where it is known who speaks, also of the scores "
+        "under a linear calibration learnt on other speakers.",
         _reliability,
     ),
     FigureKind(

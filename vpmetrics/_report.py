@@ -109,7 +109,8 @@ class ConditionReport:
     ``average_scores()`` are the mean scores of all pairs of speakers, ``(S, S)``; they cost another pass over the
     trials. ``claims_llr``: scores that somebody gave may be log-likelihood ratios as they stand, cosines are not.
     ``rates`` say how often somebody is found in a crowd, ``left_out`` what leaving speakers out changes, where that was
-    asked for. ``speakers`` and ``identified``: what each speaker's trials and inputs disclose.
+    asked for. ``speakers`` and ``identified``: what each speaker's trials and inputs disclose. ``calibrated()``: given
+    scores, as either half of the speakers has them calibrated by the other.
     """
 
     scalars: dict[str, Tensor]
@@ -125,6 +126,7 @@ class ConditionReport:
     identified: SpeakerIdentification | None = None
     left_out: LeftOut | None = None
     profiles: Profiles | None = None
+    calibrated: Callable[[], list[ScoredTrials]] | None = None
 
     @property
     def trials(self) -> tuple[int, int]:
@@ -463,6 +465,7 @@ def _report_scored(given: ScoredTrials, condition: str, names: Tensor, settings:
         speakers=speakers,
         left_out=left_out,
         profiles=profiles,
+        calibrated=given.calibrated_by_others,
     )
 
 

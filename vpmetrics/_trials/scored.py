@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
+from vpmetrics._checks import unsaid
 from vpmetrics._precision import wide_dtype, widen
+from vpmetrics._scores.calibration import linear_map
 from vpmetrics._scores.measures import evidence
 from vpmetrics._scores.steps import Steps
 from vpmetrics._trials.left_out import MOST, Blocks, Counts, deal_in_turn, lay_edges
@@ -60,6 +62,17 @@ class ScoredTrials(NamedTuple):
                 for kind, counts in ((self.is_target, targets), (~self.is_target, nontargets))
             )
         return Counts(finest, step, targets, nontargets, own, others)
+
+    def calibrated_by_others(self) -> list[ScoredTrials]:
+        """Trials within either half of the speakers, their scores calibrated as learnt, linearly, within the other.
+
+        Nothing where either half has no such calibration.
+        """
+        halves = [(self._places() % 2 == number).all(0) for number in (0, 1)]
+        trials = [(self.scores[half], self.is_target[half]) for half in halves]
+        with unsaid():
+            runs = [ScoredTrials(linear_map(*learnt)(own[0]), own[1]) for own, learnt in (trials, trials[::-1])]
+        return [] if any(bool(run.scores.isnan().any()) or not len(run.scores) for run in runs) else runs
 
     def disclosure_without(self, llr: Tensor, blocks: Blocks) -> Tensor:
         """D_ECE of log-likelihood ratios of the trials, as they stand, with and without each block, ``(1 + G,)``."""
