@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from vpmetrics._intervals import Difference
 from vpmetrics._report import System, report_of_trials
 from vpmetrics._trials.scored import ScoredTrials
 from vpmetrics._trials.strongest import Strongest
 from vpmetrics.app.changes import changes_between
+from vpmetrics.app.demo import verdict as verdict_of_demonstration
+from vpmetrics.app.differences import Pair
 from vpmetrics.app.tables import show
 from vpmetrics.app.verdict import easiest_speakers, verdict_of, verdict_of_systems
 
@@ -70,6 +73,17 @@ def test_systems_are_ranked_by_what_they_disclose():
     verdict = verdict_of_systems([system("weak", 3.0, gvd=-0.1), system("strong", 0.3, gvd=-7.0)])
     assert verdict.headline == "strong hides speakers best."
     assert "Voices stay most distinct with weak (G_VD −0.10 dB)." in verdict.sentences
+
+
+def test_a_demonstration_says_ahead_only_of_what_its_speakers_tell_apart():
+    known = [system(name, 0.0, op_d_ece_strongest=bits) for name, bits in (("a", 0.6), ("b", 0.08), ("trained", 0.02))]
+
+    def pair(first, low):
+        found = Difference(*(torch.tensor(value) for value in (0.1, low, 0.7, 0.02)))
+        return Pair(first, "trained", "op_d_ece_strongest", found)
+
+    said = verdict_of_demonstration(known, [pair("a", 0.2), pair("b", -0.01)]).splitlines()
+    assert [line.split(":")[0] for line in said] == ["trained is ahead of a", "trained is not told apart from b"]
 
 
 def test_changes_say_better_or_worse_by_where_privacy_lies():

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vpmetrics._report import System
 from vpmetrics.app.anonymiser import Anonymiser, Split, average_speakers, split_speakers, two_sessions
-from vpmetrics.app.differences import pairs_of
+from vpmetrics.app.differences import Pair, pairs_of
 from vpmetrics.app.embeddings import Embeddings
 from vpmetrics.app.errors import InputError
 from vpmetrics.app.evaluation import evaluate_embeddings
@@ -69,7 +69,7 @@ def demo(options: Namespace, console: Console) -> None:
     settings = {"seed": options.seed, "epochs": options.epochs, "intervals": CONFIDENCE}
     run, pairs = Run(("vpmetrics", *options.argv), settings), pairs_of(systems, CONFIDENCE)
     publish("Speakers held out of training", lead, systems, console, run, Wanted(options.out), True, pairs)
-    console.print(f"\n{verdict(systems)}")
+    console.print(f"\n{verdict(systems, pairs)}")
     console.print(f"\n{time.monotonic() - began:.0f} s. All curves and figures of the training:")
     console.print(f"  tensorboard --logdir {escape(str(options.out / 'tensorboard'))}", soft_wrap=True)
 
@@ -143,16 +143,21 @@ def limits(ours: System) -> str:
     )
 
 
-def verdict(systems: Sequence[System]) -> str:
+def verdict(systems: Sequence[System], pairs: Sequence[Pair]) -> str:
     """How the trained system compares with each baseline, whatever the outcome: the strongest attack leads."""
     *baselines, ours = systems
+    told_apart = {pair.first for pair in pairs if pair.second == ours.name and pair.found.told_apart}
     lines = []
     for system in baselines:
-        bits, cosine = ([disclosed(each, "OP"), each.scalars["op_d_ece"]] for each in (ours, system))
-        better = "ahead of" if bits[0] < cosine[0] else "behind"
+        (strongest, cosine), (its_strongest, its_cosine) = (
+            (disclosed(each, "OP"), each.scalars["op_d_ece"]) for each in (ours, system)
+        )
+        how = "is not told apart from"
+        if system.name in told_apart:
+            how = "is ahead of" if strongest < its_strongest else "is behind"
         lines.append(
-            f"{OURS} is {better} {system.name}: {bits[0]:.3f} against {cosine[0]:.3f} bit to the strongest attack, "
-            f"{bits[1]:.3f} against {cosine[1]:.3f} to cosines"
+            f"{OURS} {how} {system.name}: {strongest:.3f} against {its_strongest:.3f} bit to the strongest attack, "
+            f"{cosine:.3f} against {its_cosine:.3f} to cosines"
         )
     return "\n".join(lines)
 
