@@ -38,11 +38,11 @@ def test_ten_million_trials(trials):
         },
         repeat=3,
     )
-    for name in ("min_cllr", "zebra_disclosure", "pav_llr"):
+    for name, most in (("min_cllr", 2.2), ("zebra_disclosure", 2.2), ("pav_llr", 4)):
         against_peer = report(name, seconds[name], "NumPy stable argsort + SciPy", seconds["peer"])
         against_sort = report(name, seconds[name], "numpy.sort", seconds["sort"])
         assert against_peer <= 1 / 8, name
-        assert against_sort <= 4, name
+        assert against_sort <= most, name
 
 
 def test_crafted_input_costs_no_more_than_random():

@@ -14,7 +14,7 @@ from torch.nn.functional import pad, softplus
 from vpmetrics._precision import widen
 from vpmetrics._scores.host import on_host, select
 
-CHUNK = 1 << 20  # scores sorted at a time: about what one core's cache holds
+CHUNK = 1 << 20  # scores worked on at a time: about what the caches hold
 
 
 class Ordered(NamedTuple):
@@ -42,7 +42,7 @@ class Ordered(NamedTuple):
 
     def cllr_sums(self) -> tuple[Tensor, Tensor]:
         """Costs in nats of the scores taken as log-likelihood ratios, and numbers of trials: non-targets, targets."""
-        costs = [softplus(widen(piece)).sum() for piece in self.nontargets]
+        costs = [softplus(widen(part)).sum() for piece in self.nontargets for part in piece.split(CHUNK)]
         return torch.stack([torch.stack(costs).sum(), softplus(-widen(self.targets)).sum()]), self.sizes
 
     def between(self, edges: Tensor) -> Tensor:
@@ -106,11 +106,13 @@ def order_scores(scores: Tensor, is_target: Tensor) -> Ordered:
 def order_parts(parts: Iterable[tuple[Tensor, Tensor]]) -> Ordered:
     """Targets and non-targets in order, given in parts, at least one."""
     targets, nontargets = zip(*parts, strict=True)
-    pieces = torch.cat(nontargets).split(CHUNK)
-    if len(pieces) == 1 or torch.get_num_threads() == 1:
-        return Ordered(in_order(torch.cat(targets)), list(map(in_order, pieces)))
+    threads, others = torch.get_num_threads(), nontargets[0] if len(nontargets) == 1 else torch.cat(nontargets)
+    # The fewer the pieces, the fewer places there are to look for a score in.
+    pieces = others.split(max(CHUNK, -(-len(others) // threads)))
+    if len(pieces) == 1:
+        return Ordered(in_order(torch.cat(targets)), [in_order(others)])
     # NumPy lets go of the interpreter while it sorts, so that pieces are sorted side by side.
-    with ThreadPoolExecutor(min(len(pieces), torch.get_num_threads())) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         return Ordered(in_order(torch.cat(targets)), list(pool.map(in_order, pieces)))
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, pad, softplus
 
 from vpmetrics._precision import widen
+from vpmetrics._scores.host import select
 from vpmetrics._scores.measures import (
     cross_entropy,
     eer_of_steps,
@@ -199,8 +200,8 @@ class Tally:
         for tile in grid.near():
             assert tile.same_speaker is not None
             kept = tile.same_speaker if tile.excluded is None else tile.same_speaker & ~tile.excluded
-            voices.append(grid.voices_of(tile)[0][:, None].expand_as(kept)[kept])
-            cells.append(self._cells(tile.scores[kept]))
+            voices.append(grid.voices_of(tile)[0].repeat_interleave(kept.sum(1)))
+            cells.append(self._cells(select(tile.scores, kept)))
         voice, cell = (torch.cat([self.targets[:0], *parts]) for parts in (voices, cells))
         for slot in (cell, cell + self.count * (1 + self.block[voice])):
             self.targets.index_add_(0, slot, torch.ones_like(slot))
