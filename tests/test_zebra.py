@@ -12,6 +12,7 @@ from golden import PRIOR_ENTROPY, PRIOR_LOG_ODDS, SCORE_SETS, TRANSFER_SETS, ZEB
 from torch.testing import assert_close
 
 from vpmetrics import CalibrationDistortion, ZebraDisclosure
+from vpmetrics._scores import ordered
 from vpmetrics._scores.calibration import fit_logistic
 from vpmetrics._scores.measures import evidence
 from vpmetrics.functional import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
@@ -195,6 +196,19 @@ def test_unchecked_nan_never_leaves_as_a_number(thresholds):
 def test_bad_options_are_refused(options, error):
     with pytest.raises(error, match="Expected `"):
         ZebraDisclosure(**options)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_pieces_sorted_side_by_side_are_as_one_and_no_score_given_is_moved(threads, monkeypatch):
+    preds, target = gaussians(200, 3_000)
+    given, expected = preds.clone(), zebra_disclosure(preds, target)
+    monkeypatch.setattr(ordered, "CHUNK", 100)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    pieces = ordered.order_scores(preds, target).nontargets
+    assert len(pieces) == threads
+    assert all(bool((piece.diff() >= 0).all()) for piece in pieces)
+    assert_close(zebra_disclosure(preds, target), expected, rtol=0, atol=0)
+    assert_close(preds, given, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -104,16 +104,24 @@ def order_scores(scores: Tensor, is_target: Tensor) -> Ordered:
 
 
 def order_parts(parts: Iterable[tuple[Tensor, Tensor]]) -> Ordered:
-    """Targets and non-targets in order, given in parts, at least one."""
+    """Targets and non-targets in order, given in parts, at least one; a single one is overwritten."""
     targets, nontargets = zip(*parts, strict=True)
     threads, others = torch.get_num_threads(), nontargets[0] if len(nontargets) == 1 else torch.cat(nontargets)
     # The fewer the pieces, the fewer places there are to look for a score in.
     pieces = others.split(max(CHUNK, -(-len(others) // threads)))
     if len(pieces) == 1:
-        return Ordered(in_order(torch.cat(targets)), [in_order(others)])
+        return Ordered(_put_in_order(torch.cat(targets)), [_put_in_order(others)])
     # NumPy lets go of the interpreter while it sorts, so that pieces are sorted side by side.
     with ThreadPoolExecutor(threads) as pool:
-        return Ordered(in_order(torch.cat(targets)), list(pool.map(in_order, pieces)))
+        return Ordered(_put_in_order(torch.cat(targets)), list(pool.map(_put_in_order, pieces)))
+
+
+def _put_in_order(scores: Tensor) -> Tensor:
+    """:func:`in_order`, and where that saves memory in place."""
+    if not on_host(scores):
+        return in_order(scores)
+    scores.numpy().sort()
+    return scores
 
 
 def in_order(scores: Tensor) -> Tensor:
