@@ -57,7 +57,7 @@ class Glance(NamedTuple):
 def render_page(content: Content, pictures: Sequence[Picture]) -> str:
     """The page as text."""
     systems = content.systems
-    keys = dict.fromkeys(key for table in content.tables for key in table.keys)
+    named = {entry.heading: entry for table in content.tables for entry in map(scalar, table.keys)}
     conditions = dict.fromkeys(name for system in systems for name in system.report.conditions if name)
     text: str = _template().render(
         version=__version__,
@@ -75,7 +75,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         pictures=[{**p._asdict(), "base64": base64.b64encode(p.files["png"]).decode()} for p in pictures],
         tables=content.tables,
         wide=len(systems) > 1,
-        terms=[scalar(key) for key in keys],
+        terms=list(named.values()),  # of several conditions once
         command=shlex.join(content.results["command"]),
         inputs=content.results["inputs"],
     )
