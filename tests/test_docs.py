@@ -122,14 +122,17 @@ def test_a_table_of_metrics_in_the_readme_is_complete():
 
 
 def test_numbers_of_the_bundled_voices_are_those_measured():
-    voices, metric = demo_voices(), vpmetrics.VoicePrivacy()
-    told = re.findall(r"^\| (B2\w*) \| ([-\d.]+) % \| ([-\d.]+) dB \|$", text_of("README.md"), re.MULTILINE)
-    assert {system for system, _, _ in told} == set(voices.protected)
-    for system, deid, gvd in told:
+    shown = {"deid": (100, ".1f"), "gvd": (1, ".2f"), "op_d_ece_strongest": (1, ".2f")}
+    voices, metric = demo_voices(), vpmetrics.VoicePrivacy(metrics=list(shown), intervals=0.95)
+    rows = re.findall(r"^\| (B2\w*) \| (.+ % .+ dB .+ bit .+) \|$", text_of("README.md"), re.MULTILINE)
+    assert {system for system, _ in rows} == set(voices.protected)
+    for system, row in rows:
         metric.reset()
         metric.update(voices.original, voices.protected[system], voices.speakers)
         values = metric.compute()
-        assert (f"{100 * values['deid']:.1f}", f"{values['gvd']:.2f}") == (deid, gvd), system
+        ends = [(key, end) for key in shown for end in ("", "_low", "_high")]
+        expected = [format(shown[key][0] * float(values[f"{key}{end}"]), shown[key][1]) for key, end in ends]
+        assert re.findall(r"-?\d+\.\d+", row) == expected, system
 
 
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
