@@ -11,7 +11,7 @@ from crowds import UNDEFINED, people
 
 from vpmetrics import ReidentificationRate, SinglingOut, VoicePrivacy
 from vpmetrics._figures import CARD, PAGE, figures_of
-from vpmetrics._plot_crowd import draw_over_utterances
+from vpmetrics._plot.crowd import draw_over_utterances
 from vpmetrics._report import System
 from vpmetrics.attacks import Plain
 

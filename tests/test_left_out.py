@@ -23,7 +23,7 @@ from vpmetrics import (
 )
 from vpmetrics._figures import PAGE, figures_of
 from vpmetrics._intervals import difference_of
-from vpmetrics._plot import draw_trade_off
+from vpmetrics._plot.systems import draw_trade_off
 from vpmetrics._report import System
 from vpmetrics._scalars import names_with_ends, scalar
 from vpmetrics._scores.intervals import interval_of, probability_below, students_t

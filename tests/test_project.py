@@ -13,9 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DISTRIBUTIONS = {"pytorch_lightning": "pytorch-lightning"}
 EXTRAS = {  # of the rooms that need more than what everybody has
-    "_plot.py": ("plot",),
-    "_plot_crowd.py": ("plot",),
-    "_plot_speakers.py": ("plot",),
+    "_plot": ("plot",),
     "_figures.py": ("plot",),
     "lightning": ("plot", "lightning"),
     "app": ("plot", "lightning", "app"),

@@ -16,7 +16,8 @@ from vpmetrics import VoicePrivacy
 from vpmetrics import functional as F
 from vpmetrics._figures import CARD, FIGURES, PAGE, figures_of
 from vpmetrics._identity import expected_by_chance
-from vpmetrics._plot import COLOURS, as_label, draw_ece_profile, style_of
+from vpmetrics._plot.axes import COLOURS, as_label, style_of
+from vpmetrics._plot.scores import draw_ece_profile
 from vpmetrics._report import System, report_of_trials
 from vpmetrics._scores import counting
 from vpmetrics._scores.measures import actual_cross_entropy, entropy_of_prior

@@ -21,7 +21,7 @@ LAYERS = (
     ("_metric", "_crowds", "_intervals", "_identity"),
     ("scoring", "similarity", "zebra", "verification", "rank", "local", "trials", "attacks", "strongest", "crowd"),
     ("_report", "suite"),
-    ("_plot", "_plot_crowd", "_plot_speakers", "_figures"),
+    ("_plot", "_figures"),
     ("data", "losses", "lightning"),
     ("app",),
     ("__main__",),
@@ -29,7 +29,7 @@ LAYERS = (
 HEIGHT = {room: height for height, layer in enumerate(LAYERS) for room in layer}
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
 # A metric draws itself by what is imported where it is needed.
-DRAWING = {"_plot", "_plot_crowd", "_plot_speakers", "_figures"}
+DRAWING = {"_plot", "_figures"}
 
 
 def room_of(module: str) -> str:

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from vpmetrics import VoicePrivacy
 from vpmetrics._figures import CARD, PAGE, figures_of
-from vpmetrics._plot_speakers import draw_speakers
+from vpmetrics._plot.speakers import draw_speakers
 from vpmetrics._report import System, report_of_trials
 from vpmetrics._trials import pairs as pairs_of_tiles
 from vpmetrics._trials.scored import ScoredTrials

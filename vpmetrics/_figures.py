@@ -16,27 +16,19 @@ from torch import Tensor
 
 from vpmetrics._checks import unsaid
 from vpmetrics._crowds import Rates
-from vpmetrics._plot import (
+from vpmetrics._plot.axes import as_label, axes_in_grid, axes_or_new, axis_of, figure_of, legend_beside
+from vpmetrics._plot.crowd import draw_over_utterances, draw_rate_over_people, sizes_for_curve, sizes_of
+from vpmetrics._plot.ranks import draw_local_information, draw_rank_histogram
+from vpmetrics._plot.scores import (
     PROFILE_LOG_ODDS,
-    as_label,
-    axes_in_grid,
-    axes_or_new,
-    axis_of,
     draw_attacks,
     draw_calibrated_profile,
     draw_ece_profile,
-    draw_local_information,
-    draw_path,
-    draw_quadrants,
-    draw_rank_histogram,
     draw_reliability,
-    draw_trade_off,
-    draw_zoo,
-    figure_of,
-    legend_beside,
 )
-from vpmetrics._plot_crowd import draw_over_utterances, draw_rate_over_people, sizes_for_curve, sizes_of
-from vpmetrics._plot_speakers import draw_speakers
+from vpmetrics._plot.speakers import draw_speakers
+from vpmetrics._plot.systems import draw_path, draw_trade_off
+from vpmetrics._plot.voices import draw_quadrants, draw_zoo
 from vpmetrics._report import ConditionReport, System, Transfer, report_of_trials, unprotected
 from vpmetrics._scalars import ENDS, key_of, scalar
 from vpmetrics._scores.measures import actual_cross_entropy, entropy_of_prior

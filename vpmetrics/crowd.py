@@ -138,7 +138,7 @@ class ReidentificationRate(_CrowdMetric):
         """
         if val is not None:
             return super().plot(val, ax)
-        from vpmetrics._plot_crowd import draw_rate_over_people, sizes_for_curve
+        from vpmetrics._plot.crowd import draw_rate_over_people, sizes_for_curve
 
         sizes = sorted({*sizes_for_curve(max(100, *self.sizes)), *self.sizes} - {1})
         with warn_once(), self._gathered():
@@ -222,7 +222,7 @@ class SinglingOut(_CrowdMetric):
         value = self.compute() if val is None else val
         if not isinstance(value, dict):
             return super().plot(value, ax)
-        from vpmetrics._plot_crowd import draw_singling_out
+        from vpmetrics._plot.crowd import draw_singling_out
 
         curve = {n: (float(value[f"singling_out_{n}"]), float(value[f"singling_out_{n}_error"])) for n in self.sizes}
         return draw_singling_out(curve, ax, label)

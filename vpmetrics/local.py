@@ -100,7 +100,7 @@ class LocalInformationDisclosure(SureEmbeddingMetric):
         """
         if val is not None:
             return super().plot(val, ax)
-        from vpmetrics._plot import draw_local_information
+        from vpmetrics._plot.ranks import draw_local_information
 
         with self._gathered():
             values = self._identify(self._sides()).together()

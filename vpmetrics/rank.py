@@ -107,7 +107,7 @@ class SimilarityRankDisclosure(SureEmbeddingMetric):
         """
         if val is not None:
             return super().plot(val, ax)
-        from vpmetrics._plot import draw_rank_histogram
+        from vpmetrics._plot.ranks import draw_rank_histogram
 
         with self._gathered():
             histogram = pooled(self._histograms(self._sides()))

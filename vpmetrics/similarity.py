@@ -98,7 +98,7 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         Returns:
             Figure and axes; neither shown nor saved.
         """
-        from vpmetrics._plot import draw_quadrants, draw_zoo
+        from vpmetrics._plot.voices import draw_quadrants, draw_zoo
 
         val = self.compute() if val is None else val
         if not isinstance(val, SimilarityMatrices):

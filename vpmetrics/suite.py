@@ -201,7 +201,7 @@ class VoicePrivacy(AttackedMetric):
         Returns:
             Figure and axes; neither shown nor saved.
         """
-        from vpmetrics._plot import draw_path, draw_trade_off
+        from vpmetrics._plot.systems import draw_path, draw_trade_off
 
         val = self.compute() if val is None else val
         if not isinstance(val, Mapping):

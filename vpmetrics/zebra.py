@@ -81,7 +81,7 @@ class ZebraDisclosure(ScoreMetric):
         """
         if val is not None:
             return super().plot(val, ax)
-        from vpmetrics._plot import PROFILE_LOG_ODDS, draw_ece_profile
+        from vpmetrics._plot.scores import PROFILE_LOG_ODDS, draw_ece_profile
 
         with self._gathered():
             counts = self._counts()
@@ -166,7 +166,7 @@ class CalibrationDistortion(PrivacyMetric):
             return super().plot(val, ax)
         check_choice("kind", kind, ("calibrated", "raw", "profile"))
         from vpmetrics._figures import draw_transfer_of_trials
-        from vpmetrics._plot import draw_reliability
+        from vpmetrics._plot.scores import draw_reliability
 
         with self._gathered():
             (preds, target), learnt = self._trials(1), self._trials(0)

@@ -24,7 +24,7 @@ from app.cases import (
 
 from vpmetrics import VoicePrivacy, ZebraDisclosure
 from vpmetrics._figures import PAGE, figures_of
-from vpmetrics._plot import draw_trade_off
+from vpmetrics._plot.systems import draw_trade_off
 from vpmetrics.app.embeddings import Embeddings
 from vpmetrics.app.evaluation import evaluate_embeddings
 from vpmetrics.functional import (

@@ -7,7 +7,8 @@ import json
 import torch
 from torch.testing import assert_close
 
-from vpmetrics._plot import draw_pareto_front, draw_path, draw_zoo
+from vpmetrics._plot.systems import draw_pareto_front, draw_path
+from vpmetrics._plot.voices import draw_zoo
 from vpmetrics._trials.matrices import own_and_others
 from vpmetrics.lightning.pareto import ParetoPoint
 

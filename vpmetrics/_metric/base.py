@@ -85,7 +85,7 @@ class PrivacyMetric(SharedMetric):
         Returns:
             Figure and axes; neither shown nor saved.
         """
-        from vpmetrics._plot import draw_scalars
+        from vpmetrics._plot.systems import draw_scalars
 
         bounds = self.plot_lower_bound, self.plot_upper_bound
         return draw_scalars(self.compute() if val is None else val, ax, name=type(self).__name__, bounds=bounds)

@@ -71,7 +71,7 @@ class ScalarView(WrapperMetric):
         Returns:
             Figure and axes; neither shown nor saved.
         """
-        from vpmetrics._plot import draw_scalars
+        from vpmetrics._plot.systems import draw_scalars
 
         return draw_scalars(self.compute() if val is None else val, ax, name=self.key, bounds=(None, None))
 

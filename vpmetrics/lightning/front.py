@@ -84,7 +84,7 @@ class Front:
             return
         try:
             from vpmetrics._figures import CARD
-            from vpmetrics._plot import draw_pareto_front, draw_whiskers
+            from vpmetrics._plot.systems import draw_pareto_front, draw_whiskers
         except ModuleNotFoundError:  # of matplotlib; a monitor has said so
             return
         for name, budget in self.budgets.items():

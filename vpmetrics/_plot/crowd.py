@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from vpmetrics._plot import PlotResult, as_label, axes_or_new, figure_of, next_style
+from vpmetrics._plot.axes import PlotResult, as_label, axes_or_new, figure_of, next_style
 
 
 def sizes_for_curve(largest: int, steps: int = 40) -> list[int]:

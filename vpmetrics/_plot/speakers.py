@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from vpmetrics._plot import COLOURS, PlotResult, as_label, axes_or_new, figure_of
+from vpmetrics._plot.axes import COLOURS, PlotResult, as_label, axes_or_new, figure_of
 from vpmetrics._trials.speakers import SpeakerDisclosure
 
 _NAMED = 3  # who is protected worst, and what can still be read
