@@ -175,7 +175,7 @@ def test_undefined_conditions_are_drawn_all_the_same():
 def test_a_monitor_lacks_no_figure_of_the_page_and_the_page_none_of_a_monitor():
     history = [{"deid": 0.1, "gvd": -1.0, "epoch": 0}, {"deid": 0.2, "gvd": -0.5, "epoch": 1}]
     (one,) = systems(1)
-    one = System(one.name, report_of_embeddings(sizes=(5, 8)), history=history)
+    one = System(one.name, report_of_embeddings(sizes=(2, 3)), history=history)
     assert list(figures_of([one], CARD)) == list(figures_of([one], PAGE))
     known = {kind.key for kind in FIGURES}
     scored = System("scores", report_of_trials({"OP": trials_of(0)}, trials_of(1), speakers=6))
