@@ -143,6 +143,7 @@ def test_ranks_without_a_speaker_are_exact():
             assert_close(changes[key][speaker], scalars[key] - full[key], atol=1e-12, rtol=0)
 
 
+@pytest.mark.filterwarnings("ignore:Singling one out")
 @pytest.mark.parametrize("grouped", [False, True])
 def test_rates_without_a_speaker_are_exact(grouped):
     rows = voices(speakers=9)
