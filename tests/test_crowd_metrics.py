@@ -160,6 +160,8 @@ def test_further_odd_arguments_are_refused():
         SinglingOut(condition="within")
     with pytest.raises(ValueError, match="Expected `draws` to be at least 2"):
         SinglingOut(draws=1)
+    with pytest.raises(TypeError, match="takes no `intervals`: without a speaker other sets of people"):
+        SinglingOut(intervals=0.95)
 
 
 def test_the_metric_has_a_gradient_where_ranks_are_soft():

@@ -57,10 +57,7 @@ class Rates:
 
     def without(self, sizes: Sequence[int], blocks: Blocks) -> dict[str, Tensor]:
         """The rates of all speakers, then without each block, ``(1 + G,)``; of sizes that are counted everywhere."""
-        groups = self.sides.groups()
-        parts = [self.sides] if len(groups) < 2 else [self.sides.of_group(group) for group in groups]
-        listening = Listening(self.condition)
-        return _rates_without([(part, listening, self.scoring) for part in parts], sizes, blocks)
+        return rates_without(self.sides, Listening(self.condition), sizes, self.scoring, blocks)
 
     def strongest_without(self, sizes: Sequence[int], blocks: Blocks) -> dict[str, Tensor]:
         """The same after the attack of each fold, as it was chosen and fitted."""
@@ -142,6 +139,15 @@ def rates_of_sides(
 ) -> dict[str, Tensor]:
     """How often the speaker of a conversation comes first among so many people of their group."""
     return _over_groups(sides, lambda part: _rates(part, listening, sizes, scoring, bandwidth))
+
+
+def rates_without(
+    sides: Sides, listening: Listening, sizes: Sequence[int], scoring: Scoring, blocks: Blocks
+) -> dict[str, Tensor]:
+    """The same of all speakers, then without each block, ``(1 + G,)``; of sizes that are counted everywhere."""
+    groups = sides.groups()
+    parts = [sides] if len(groups) < 2 else [sides.of_group(group) for group in groups]
+    return _rates_without([(part, listening, scoring) for part in parts], sizes, blocks)
 
 
 def _rates(

@@ -8,10 +8,12 @@ from typing import Any
 from torch import Tensor
 
 from vpmetrics._checks import check_choice, check_sizes, check_whole, refuse_options, warn_once
-from vpmetrics._crowds import isolation_of_sides, rates_of_sides
-from vpmetrics._metric.embeddings import EmbeddingMetric
+from vpmetrics._crowds import isolation_of_sides, rates_of_sides, rates_without
+from vpmetrics._intervals import left_out_of_values, with_ends
+from vpmetrics._metric.embeddings import EmbeddingMetric, SureEmbeddingMetric
 from vpmetrics._trials.conditions import ALWAYS, condition_of
 from vpmetrics._trials.galleries import ACCUMULATED, Listening
+from vpmetrics._trials.left_out import deal_blocks
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.utterances import Sides
 
@@ -58,7 +60,7 @@ class _CrowdMetric(EmbeddingMetric):
         return Listening(condition_of(self.condition), length, self.accumulated, self.attack)
 
 
-class ReidentificationRate(_CrowdMetric):
+class ReidentificationRate(_CrowdMetric, SureEmbeddingMetric):
     r"""How often the true speaker of a conversation comes first among N people (Vauquier et al., 2025).
 
     .. math::
@@ -94,6 +96,8 @@ class ReidentificationRate(_CrowdMetric):
         bandwidth: Width, in standard deviations of a probe's scores, over which two scores are compared softly, so that
             ranks have a gradient; None counts ranks.
         validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
+        intervals: How often an interval is to hold the truth, such as 0.95: adds ``rate_<N>_low``, ``rate_<N>_high``
+            from leaving speakers out one after the other; NaN where the rate is extrapolated. None calculates none.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -115,13 +119,20 @@ class ReidentificationRate(_CrowdMetric):
         scoring: Scoring = "cosine",
         bandwidth: float | None = None,
         validate_args: bool = True,
+        intervals: float | None = None,
         **kwargs: Any,
     ) -> None:
-        given = {"bandwidth": bandwidth, "validate_args": validate_args, **kwargs}
+        given = {"bandwidth": bandwidth, "validate_args": validate_args, "intervals": intervals, **kwargs}
         super().__init__(sizes, 1, utterances, accumulated, condition, attack, scoring, **given)
 
     def _value(self, sides: Sides, length: int, sizes: Sequence[int]) -> dict[str, Tensor]:
-        return rates_of_sides(sides, self._listening(length), sizes, self.scoring, self.bandwidth)
+        listening = self._listening(length)
+        values = rates_of_sides(sides, listening, sizes, self.scoring, self.bandwidth)
+        if self.intervals is None:
+            return values
+        blocks = deal_blocks(sides)
+        without = rates_without(sides, listening, sizes, self.scoring, blocks)
+        return with_ends(values, left_out_of_values(without, blocks), self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the rate over the number of people beside chance: a line, and dots where it is extrapolated.
@@ -142,7 +153,7 @@ class ReidentificationRate(_CrowdMetric):
 
         sizes = sorted({*sizes_for_curve(max(100, *self.sizes)), *self.sizes} - {1})
         with warn_once(), self._gathered():
-            values = self._value(self._sides(), self.length, sizes)
+            values = rates_of_sides(self._sides(), self._listening(self.length), sizes, self.scoring, self.bandwidth)
         curve = {n: float(values[f"rate_{n}"]) for n in sizes}
         return draw_rate_over_people(curve, float(values["gallery"]), ax, label)
 
@@ -197,7 +208,11 @@ class SinglingOut(_CrowdMetric):
         validate_args: bool = True,
         **kwargs: Any,
     ) -> None:
-        refuse_options(self, kwargs, {"bandwidth": "singling out either succeeds or does not"})
+        reasons = {
+            "bandwidth": "singling out either succeeds or does not",
+            "intervals": "without a speaker other sets of people would be drawn; the error of drawing stands beside it",
+        }
+        refuse_options(self, kwargs, reasons)
         check_choice("condition", condition, ALWAYS)
         check_whole("calibration", calibration, least=1)
         check_whole("draws", draws, least=2)
