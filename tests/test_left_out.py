@@ -16,6 +16,7 @@ from vpmetrics import (
     MinCllr,
     ReidentificationRate,
     SimilarityRankDisclosure,
+    SinglingOut,
     StrongestAttack,
     VoiceDistinctiveness,
     VoicePrivacy,
@@ -96,6 +97,8 @@ def test_what_lies_within_its_range_or_has_none_is_as_sure_as_it_seems():
     inside = torch.tensor(0.3)
     assert interval_of(inside, inside.expand(20), 0.95, 0.0, 1.0) == (inside, inside)
     assert interval_of(torch.zeros(()), torch.zeros(20), 0.95, lowest=0.0) == (0, 0)
+    # That nothing is hidden is no end of the range: hiding may be worse than nothing.
+    assert interval_of(torch.zeros(()), torch.zeros(20), 0.95, highest=1.0) == (0, 0)
 
 
 @pytest.mark.filterwarnings("ignore:Linkability")
@@ -104,11 +107,12 @@ def test_three_voices_told_apart_do_not_show_that_all_can_be():
     rows["speakers"] = torch.arange(6) % 3
     noise = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
     rows["original"], rows["protected"] = torch.eye(16)[rows["speakers"]] + 0.01 * noise
-    scalars = measured(rows, intervals=0.95, metrics=["op_d_ece", "op_eer"]).scalars
-    d_ece, eer = ([float(scalars[f"{key}{end}"]) for end in ("_low", "", "_high")] for key in ("op_d_ece", "op_eer"))
-    most = 1 / math.log(4)
-    assert d_ece == pytest.approx([most * 0.05 ** (1 / 3), most, most], rel=1e-5)
-    assert eer == pytest.approx([0, 0, 0.5 * (1 - 0.05 ** (1 / 3))], rel=1e-5)
+    scalars = measured(rows, intervals=0.95, metrics=["op_d_ece", "op_max_d"]).scalars
+    share = 0.05 ** (1 / 3)  # of all, at least, or three like these would come less than once in twenty times
+    for key, most in (("d_ece", 1 / math.log(4)), ("max_d", math.log2(3)), ("mean_d", math.log2(3)), ("id_rate", 1)):
+        ends = [float(scalars[f"op_{key}{end}"]) for end in ("_low", "", "_high")]
+        assert ends == pytest.approx([most * share, most, most], rel=1e-5), key
+    assert [float(scalars[f"op_eer{end}"]) for end in ("", "_high")] == pytest.approx([0, 0.5 * (1 - share)], rel=1e-5)
 
 
 @pytest.mark.parametrize("case", ["plain", "sigmoid", "groups", "sessions", "speaker"])
@@ -383,9 +387,7 @@ def test_ranks_and_local_information_keep_to_groups():
             assert_close(whole.compute()[key], (values[0][key] + values[1][key]) / 2)
 
 
-@pytest.mark.parametrize(
-    "make", [VoiceSimilarityMatrix, ReidentificationRate, lambda **kw: EmbeddingTrials(MinCllr(), **kw)]
-)
+@pytest.mark.parametrize("make", [VoiceSimilarityMatrix, SinglingOut, lambda **kw: EmbeddingTrials(MinCllr(), **kw)])
 def test_a_metric_without_intervals_says_so(make):
     with pytest.raises((TypeError, ValueError), match="intervals"):
         make(intervals=0.95)

@@ -57,7 +57,7 @@ class LeftOut(NamedTuple):
 
     def interval(self, key: str, value: Tensor, confidence: float) -> tuple[Tensor, Tensor]:
         """Both ends for a number, by its name."""
-        lowest, highest = scalar(key).range
+        lowest, highest = scalar(key).range_among(len(self.blocks.names))
         bias = self.bias.get(key, torch.zeros_like(value))
         return interval_of(value, widen(value) + self.changes[key], confidence, lowest, highest, self.ratio, bias)
 

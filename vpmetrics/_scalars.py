@@ -81,6 +81,12 @@ class Scalar:
             return key.startswith("rate_")
         return self.family != "speaker" and key not in _UNSURE
 
+    def range_among(self, speakers: int) -> tuple[float, float]:
+        """The range where there are so many speakers: of nobody more can be told than who it is."""
+        lowest, highest = self.range
+        tells_who = self.key.removeprefix(_prefix(self)) in ("max_d", "mean_d", "alid")
+        return lowest, math.log2(speakers) if tells_who and speakers else highest
+
     @property
     def title(self) -> str:
         """Heading and unit."""

@@ -54,30 +54,27 @@ def interval_of(
     centre, deviation = _jackknife(seen, widen(replicates.detach()), ratio, bias)
     reach = students_t(confidence, len(replicates) - 1) * deviation
     low, high = torch.minimum(centre - reach, seen), torch.maximum(centre + reach, seen)
-    low, high = reach_unseen((low, high), len(replicates), confidence, lowest, highest)
+    unseen = reach_of_unseen(seen, reach, len(replicates), confidence, lowest, highest)
+    low, high = torch.minimum(low, seen - unseen), torch.maximum(high, seen + unseen)
     return low.clamp(lowest, highest).to(value.dtype), high.clamp(lowest, highest).to(value.dtype)
 
 
-def reach_unseen(
-    ends: tuple[Tensor, Tensor], speakers: int, confidence: float, lowest: float, highest: float
-) -> tuple[Tensor, Tensor]:
-    """Both ends, apart where they met at one end of a range: as far as people could move it of whom none was seen.
+def reach_of_unseen(
+    value: Tensor, reach: Tensor, speakers: int, confidence: float, lowest: float, highest: float
+) -> Tensor:
+    """How far people could move a number of whom none was seen, where it stands still at one end of its range; else 0.
 
     Example:
-        >>> low, high = reach_unseen((torch.ones(()), torch.ones(())), 20, 0.95, 0.0, 1.0)
-        >>> round(float(low), 2)  # of twenty people, all told apart
-        0.86
+        >>> round(float(reach_of_unseen(torch.ones(()), torch.zeros(()), 20, 0.95, 0.0, 1.0)), 2)  # all told apart
+        0.14
     """
-    low, high = ends
-    width = highest - lowest
+    width = highest - max(lowest, 0.0)  # what has no least value is 0 of people for whom there is nothing of it
     if not math.isfinite(width):
-        return ends
-    tolerance, reach = width * 1e-6, width * (1 - (1 - confidence) ** (1 / speakers))
-    still = high - low <= tolerance
-    return (
-        torch.where(still & (high >= highest - tolerance), highest - reach, low),
-        torch.where(still & (low <= lowest + tolerance), lowest + reach, high),
-    )
+        return torch.zeros_like(value)
+    tolerance = width * 1e-6
+    at_end = (value <= lowest + tolerance) | (value >= highest - tolerance)
+    still = (at_end & (reach <= tolerance)).to(value.dtype)
+    return still * (width * (1.0 - math.pow(1 - confidence, 1 / speakers)))
 
 
 def probability_below(

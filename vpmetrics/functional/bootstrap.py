@@ -21,7 +21,7 @@ from vpmetrics._checks import (
 )
 from vpmetrics._precision import result_dtype, widen
 from vpmetrics._scalars import scalar
-from vpmetrics._scores.intervals import reach_unseen, students_t
+from vpmetrics._scores.intervals import reach_of_unseen, students_t
 from vpmetrics._scores.weighted import MEASURES, sort_trials, values_under
 from vpmetrics._trials.conditions import ALWAYS
 from vpmetrics._trials.drawn import DrawnCondition, inputs_of_speakers
@@ -208,7 +208,8 @@ def _interval(values: Tensor, name: str, speakers: int, confidence: float, dtype
     if len(known) > 1:
         reach = students_t(confidence, speakers - 1) * known.std() * math.sqrt(speakers / (speakers - 1))
         centre = 2 * value - known.mean()
-        bounds = scalar(name).range
-        ends = reach_unseen((centre - reach, centre + reach), speakers, confidence, *bounds)
+        bounds = scalar(name).range_among(speakers)
+        unseen = reach_of_unseen(value, reach, speakers, confidence, *bounds)
+        ends = centre - reach - unseen, centre + reach + unseen
         low, high = (end.clamp(*bounds) for end in ends)
     return Bootstrapped(value.to(dtype), low.to(dtype), high.to(dtype), replicates.to(dtype))
