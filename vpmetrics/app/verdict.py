@@ -9,9 +9,9 @@ from typing import NamedTuple
 import torch
 
 from vpmetrics._report import System
-from vpmetrics._scalars import ENDS, scalar
+from vpmetrics._scalars import ENDS, key_of, scalar
 from vpmetrics.app.differences import Pair
-from vpmetrics.app.tables import with_interval
+from vpmetrics.app.tables import show, with_interval
 
 # Bits of expected disclosure, of 0.721 at most, from which on speakers count as recognised, and as partly hidden.
 RECOGNISED, PARTLY = 0.25, 0.05
@@ -94,12 +94,12 @@ def _of_attackers(system: System, attacked: str, bits: float) -> list[str]:
         return ["D_ECE is not defined for these trials; the notes below say why."]
     shown, most = scalar("d_ece").show, scalar("d_ece").show(0.5 / math.log(2))
     before = system.scalar("d_ece", "OO")
-    of_before = "" if math.isnan(before) or not attacked else f"; original speech discloses {shown(before)}"
+    of_before = "" if math.isnan(before) or not attacked else f"; original speech discloses {show('oo_d_ece', system)}"
     found = strongest(system, attacked)
     if found is None:
         weak = f"An attacker who only compares voices learns {show_disclosed(system)} of {most} bit{of_before}."
         return [weak, f"No stronger attack was tried{_why_not(system)}: take this as the least that is disclosed."]
-    plain = shown(system.scalar("d_ece", attacked))
+    plain = show(key_of(attacked, "d_ece"), system)
     chance = system.scalar("d_ece_chance", attacked)
     by_chance = "" if math.isnan(chance) else f", where chance finds {shown(chance)}"
     learns = show_disclosed(system)
