@@ -440,3 +440,14 @@ def test_voices_told_apart_by_the_wrong_sign_are_measured():
     # The slope learns the sign, and every trial names its speaker.
     assert value["alid"] > 5
     assert value["pdr"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:Ranks need|ignore:Local information needs")
+@pytest.mark.parametrize("metric", [SimilarityRankDisclosure, LocalInformationDisclosure])
+@pytest.mark.parametrize("intervals", [None, 0.95])
+@pytest.mark.parametrize("given", [{"condition": "OP"}, {"condition": "PP", "is_reference": torch.zeros(12).bool()}])
+def test_where_there_is_no_reference_nothing_is_known(metric, intervals, given):
+    found = metric(condition=given["condition"], intervals=intervals)
+    rows = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
+    found.update(protected=rows, speakers=torch.arange(12) % 4, is_reference=given.get("is_reference"))
+    assert all(value.isnan() for value in found.compute().values())

@@ -75,8 +75,8 @@ def steps_of_ranks(ranks: Tensor, usable: Tensor, references: int, inputs: int) 
     above, tied = ranks[:2].long()
     tied = tied.clamp(min=1)
     mass = torch.where(usable, _mass(inputs) // tied, 0)
-    steps = mass.new_zeros(references + 1)
-    return steps.index_add(0, above, mass).index_add(0, above + tied, -mass)
+    steps = mass.new_zeros(max(references, 1) + 1)  # room for inputs that nobody can be told for
+    return steps.index_add(0, above, mass).index_add(0, above + tied, -mass)[: references + 1]
 
 
 def counts_of_steps(steps: Tensor, inputs: int, undefined: Tensor) -> Tensor:
