@@ -182,7 +182,8 @@ def test_few_or_infinite_numbers_have_no_nodes():
 
 
 def test_a_slope_that_did_not_converge_is_said_once(monkeypatch):
-    monkeypatch.setattr(logistic, "_ITERATIONS", 2)
+    monkeypatch.setattr(logistic, "_ITERATIONS", 1)
+    monkeypatch.setattr(regression, "_FEW", 1)
     with pytest.warns(UserWarning, match="did not converge") as caught:
         identify(*utterances()[1:])
     assert len(caught) == 1

@@ -52,19 +52,23 @@ def mean_of_classes(targets: Tensor, nontargets: Tensor) -> Derivatives:
 
 
 def minimise(
-    derivatives: Callable[[Tensor], Derivatives], theta: Tensor, iterations: int | None = None
+    derivatives: Callable[[Tensor], Derivatives],
+    theta: Tensor,
+    iterations: int | None = None,
+    near: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Slope and offset of least cost ``(F, 2)``, from a start, and whether each regression got there ``(F,)``.
 
     Newton's method. Its step is no longer than what has helped before, and is taken only where it does not go far
     beyond the lowest point on its way, so that it converges wherever the classes overlap; the cost itself is never
     needed. Once near it squares the distance at every step. A regression that got there stays, however long the others
-    take; so no number depends on how often the device is looked at.
+    take; so no number depends on how often the device is looked at. ``near``: how long a step may be, next to slope and
+    offset, for the last one; as a rule so short that its square is below the last digit.
     """
-    here, longest = derivatives(theta), torch.ones_like(theta[:, :1])
+    here, longest = derivatives(theta), torch.linalg.vector_norm(theta, dim=1, keepdim=True).clamp(min=1)
     for iteration in range(iterations or _ITERATIONS):
         step = _newton(here)
-        done = _is_last(step, theta)
+        done = _is_last(step, theta, near)
         if (iteration == SOON or theta.device.type == "cpu") and bool(done.all()):
             break
         length = torch.linalg.vector_norm(step, dim=1, keepdim=True)
@@ -77,7 +81,7 @@ def minimise(
         theta = torch.where(better, theta - step, theta)
         here = Derivatives(*torch.where(better, torch.stack(there, 1), torch.stack(here, 1)).unbind(1))
     step = _newton(here)
-    done = _is_last(step, theta)
+    done = _is_last(step, theta, near)
     return torch.where(done.unsqueeze(1), theta - step, theta), done
 
 
@@ -86,10 +90,10 @@ def _along(at: Derivatives, step: Tensor) -> Tensor:
     return (at.slope * step[:, 0] + at.offset * step[:, 1]).unsqueeze(1)
 
 
-def _is_last(step: Tensor, theta: Tensor) -> Tensor:
+def _is_last(step: Tensor, theta: Tensor, near: float | None) -> Tensor:
     """Whether what is left after the step is the square of something small; also where there is nothing to fit."""
     step, theta = torch.linalg.vector_norm(step, dim=1), torch.linalg.vector_norm(theta, dim=1)
-    last: Tensor = ~(step > torch.finfo(theta.dtype).eps ** 0.4 * (1 + theta))
+    last: Tensor = ~(step > (near or torch.finfo(theta.dtype).eps ** 0.4) * (1 + theta))
     return last
 
 

@@ -61,7 +61,7 @@ def _look_up_by_cell(edges: Tensor, values: Tensor) -> Finder:
 
     with_edge = cell_of(edges).long()
     edges_up_to = torch.bincount(with_edge, minlength=_CELLS + 2).cumsum(0)
-    tables = values[:, edges_up_to].index_fill(1, with_edge, torch.nan)
+    tables = values[:, edges_up_to].index_fill_(1, with_edge, torch.nan)
 
     def look_up_all(scores: Tensor) -> list[Tensor]:
         flat = scores.to(edges.dtype).flatten()

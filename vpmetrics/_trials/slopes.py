@@ -18,6 +18,8 @@ from vpmetrics._trials.utterances import row_keys
 
 _TIED = 1e-6  # standard deviations, below which the order of two scores may be a matter of rounding
 _APART = 1e-2  # standard deviations between two trials that contradict each other, at least
+_NEAR = 1e-2  # of slope and offset, what may be left before the last step to where others start
+_FEW = 3  # steps that are enough for most regressions, as they start from one that shares most of their trials
 
 
 class Rows(NamedTuple):
@@ -44,13 +46,12 @@ def fit_slopes(rows: Rows) -> Tensor:
     """
     start, number, nodes = _start(rows), rows.takes_part.shape[1], _nodes_of_others(rows)
     if number > 1:
-        together = rows._replace(takes_part=rows.takes_part.any(dim=1, keepdim=True))
-        start, _ = _fit(together, nodes, start, SOON)
+        start, _ = _fit(rows._replace(takes_part=rows.takes_part.any(dim=1, keepdim=True)), nodes, start, SOON, _NEAR)
     own = shares.in_turns(number)
     found = start.new_zeros(2, number)  # slopes, and whether they did not converge
     if len(own):
         # From one place for all, so that the first step costs what that of one does.
-        theta, converged = _fit(rows._replace(takes_part=rows.takes_part[:, own.start :: own.step]), nodes, start)
+        theta, converged = _fit_all(rows._replace(takes_part=rows.takes_part[:, own.start :: own.step]), nodes, start)
         found[:, own.start :: own.step] = torch.stack([theta[:, 0], widen(~converged)])
     found = shares.total(found)
     too_small = "A slope of local information did not converge; it may be too small."
@@ -59,23 +60,42 @@ def fit_slopes(rows: Rows) -> Tensor:
 
 
 def _start(rows: Rows) -> Tensor:
-    """Where slope and offset of all rows together would be, ``(1, 2)``, were both classes normal and equally wide."""
+    """Where slope and offset of all rows together may be, ``(1, 2)``.
+
+    Were both classes normal and equally wide, the slope would be their distance by their variance. Far apart they are
+    not: the few trials in between decide, and three by the deviation is a better guess.
+    """
     counted = widen(rows.takes_part.any(dim=1, keepdim=True))
     sums = []
     for z, weight in ((rows.match, counted), (rows.z, counted * widen(~rows.is_match))):
         mean = (weight * z).sum() / weight.sum()
-        sums.append(torch.stack([mean, (weight * (z - mean).square()).sum() / weight.sum()]))
+        sums.append(torch.stack([mean, ((weight * (z - mean).square()).sum() / weight.sum()).sqrt()]))
     (match, wide), (other, narrow) = sums
-    slope = 2 * (match - other) / (wide + narrow)
+    width, apart = (wide + narrow) / 2, match - other
+    slope = apart / (width * torch.hypot(width, apart / 3))
     start = torch.stack([slope, -slope * (match + other) / 2])
     return torch.where(start.isfinite().all(), start, 0).unsqueeze(0)
 
 
-def _fit(rows: Rows, nodes: _Nodes | None, theta: Tensor, *iterations: int) -> tuple[Tensor, Tensor]:
+def _fit_all(rows: Rows, nodes: _Nodes | None, theta: Tensor) -> tuple[Tensor, Tensor]:
+    """:func:`_fit`, on a CPU at first a few steps of all regressions, then the others of those that need more."""
+    if not on_host(rows.z):
+        return _fit(rows, nodes, theta)
+    theta, converged = _fit(rows, nodes, theta, _FEW)
+    rest = (~converged).nonzero().squeeze(1)
+    if len(rest):
+        some = rows._replace(takes_part=rows.takes_part[:, rest])
+        theta[rest], converged[rest] = _fit(some, nodes, theta[rest])
+    return theta, converged
+
+
+def _fit(
+    rows: Rows, nodes: _Nodes | None, theta: Tensor, iterations: int | None = None, near: float | None = None
+) -> tuple[Tensor, Tensor]:
     found = _find_border(rows)
     border = None if on_host(rows.z) and not bool(found.separable.any()) else found
     some = None if nodes is None else nodes.weigh(rows.takes_part)
-    return minimise(lambda at: _derivatives(rows, some, border, at), theta, *iterations)
+    return minimise(lambda at: _derivatives(rows, some, border, at), theta, iterations, near)
 
 
 def _derivatives(rows: Rows, nodes: Nodes | None, border: Border | None, theta: Tensor) -> Derivatives:
@@ -121,14 +141,14 @@ def _sums(rows: Rows, nodes: Nodes | None, theta: Tensor) -> tuple[Tensor, Tenso
     """
     targets = _sums_of_rows(rows.match, None, rows.takes_part, theta, label=1)
     if nodes is None:
-        nontargets = _sums_of_rows(rows.z, rows.is_match, rows.takes_part, theta, label=0)
-    else:
-        theta, nontargets = theta.expand(rows.takes_part.shape[1], 2), torch.empty_like(targets)
-        steep = theta[:, 0].abs() > nodes.steepest
-        if bool(steep.any()):
-            takes_part = rows.takes_part[:, steep]
-            nontargets[:, steep] = _sums_of_rows(rows.z, rows.is_match, takes_part, theta[steep], label=0)
-        nontargets[:, ~steep] = sums_at_nodes(nodes.places, nodes.weights[~steep], theta[~steep], label=0)
+        return targets, _sums_of_rows(rows.z, rows.is_match, rows.takes_part, theta, label=0)
+    steep = theta[:, 0].abs() > nodes.steepest
+    if not bool(steep.any()):
+        return targets, sums_at_nodes(nodes.places, nodes.weights, theta, label=0)
+    steep, theta = steep.expand(len(nodes.weights)), theta.expand(len(nodes.weights), 2)
+    nontargets, takes_part = torch.empty_like(targets), rows.takes_part[:, steep]
+    nontargets[:, steep] = _sums_of_rows(rows.z, rows.is_match, takes_part, theta[steep], label=0)
+    nontargets[:, ~steep] = sums_at_nodes(nodes.places, nodes.weights[~steep], theta[~steep], label=0)
     return targets, nontargets
 
 
@@ -141,10 +161,13 @@ def _sums_of_rows(z: Tensor, excluded: Tensor | None, takes_part: Tensor, theta:
     evaluations = 2**17 if z.device.type == "cpu" else 2**22  # at a time: what a CPU's cache holds, or fills a GPU
     sums = widen(theta.new_zeros(6, takes_part.shape[1]))
     for rows in slices(len(z), max(1, evaluations // (z.shape[1] * len(theta)))):
-        none = None if excluded is None else excluded[rows]
+        counted = widen(takes_part[rows].T)
         # A steep slope is decided in the last digits.
-        found = sum_derivatives(widen(z[rows]).unsqueeze(0), theta, label, none)
-        sums = sums + (widen(takes_part[rows].T) * found).sum(dim=2)
+        if excluded is None:
+            sums = sums + sums_at_nodes(widen(z[rows, 0]), counted, theta, label)
+            continue
+        found = sum_derivatives(widen(z[rows]).unsqueeze(0), theta, label, excluded[rows])
+        sums = sums + (counted * found).sum(dim=2)
     return sums
 
 
