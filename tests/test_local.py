@@ -272,7 +272,7 @@ def test_a_speaker_has_no_part_in_the_own_slope():
     inputs, speakers = torch.eye(6, dtype=torch.float64).repeat_interleave(4, 0), torch.arange(24) // 4
     inputs[speakers == 2] = torch.eye(6, dtype=torch.float64)[[0, 1, 3, 4]]
     trials = walking.prepare_trials(inputs, speakers, None, None)
-    slopes = implementation._cross_fit(trials, walking.walk(trials, "cosine")).view(6, 4)
+    slopes = implementation._cross_fit(trials, walking.walk(trials, "cosine"), torch.float64).view(6, 4)
     assert (slopes == slopes[:, :1]).all()
     assert slopes[2, 0] > 1.3 * slopes[[0, 1, 3, 4, 5], 0].max()
     rows = torch.cat([tile.scores for tile in walking.walk(trials, "cosine")])[trials.order.argsort()]

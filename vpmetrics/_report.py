@@ -300,7 +300,7 @@ def _warn_of_wide_bins(condition: Condition, scores: ConditionScores, d_ece: Ten
         return
     # Pooling a bin forgets an order, so its D_ECE is the least there can be; with all bins apart it is the most.
     warn_where(
-        expected_disclosure(scores.separated().ascending) - d_ece,
+        expected_disclosure(scores.counts.ascending.apart) - d_ece,
         lambda bound: (
             f"Scores of {condition.name} share bins too wide for them: its D_ECE may be off by {bound:.3f} "
             "bit. Measure fewer utterances, or scale what is compared."

@@ -20,6 +20,7 @@ _ORDER = 16  # nodes of a piece
 # half axes passes it, and 12 ** -16 is below the last digit (Trefethen, Approximation Theory, theorem 8.2).
 _LENGTH = 1.0
 _NUMBERS, _PIECES = 128, 256  # numbers for a piece, at least, and pieces, at most
+_AT_ONCE = 1 << 15  # numbers worked on at a time: what a core's cache holds
 
 
 class Nodes(NamedTuple):
@@ -33,18 +34,24 @@ class Nodes(NamedTuple):
     steepest: float
 
 
-def nodes_of(numbers: Tensor, group: Tensor, groups: int) -> Nodes | None:
-    """Nodes for numbers ``(P,)``, each of a group; None where they are too few or infinite."""
-    pieces, numbers = min(len(numbers) // _NUMBERS, _PIECES), widen(numbers)
+def nodes_of(numbers: Tensor, group: Tensor, groups: int, turn: range = range(1)) -> Nodes | None:
+    """Nodes for numbers ``(P,)``, each of a group; None where they are too few or infinite.
+
+    Weights add up: those made of the numbers whose ``turn`` it is, one in so many, are a part of the whole.
+    """
+    pieces = min(len(numbers) // _NUMBERS, _PIECES)
     if pieces == 0:
         return None
-    low, high = numbers.aminmax()
+    low, high = map(widen, numbers.aminmax())
     length = float(high - low) / pieces
     if not 0 < length < math.inf:
         return None
-    place = (numbers - low) / length
-    piece = place.long().clamp(max=pieces - 1)
-    sums = _sums_of_polynomials(2 * (place - piece) - 1, group * pieces + piece, groups * pieces)
+    sums = low.new_zeros(_ORDER, groups * pieces)
+    own = (column[turn.start :: turn.step].split(_AT_ONCE) for column in (numbers, group))
+    for some, of in zip(*own, strict=True):
+        place = (widen(some) - low) / length
+        piece = place.long().clamp(max=pieces - 1)
+        _add_polynomials(sums, 2 * (place - piece) - 1, of * pieces + piece)
     # Of the polynomial that is 1 at one node and 0 at all others.
     angle = torch.arange(0.5, _ORDER, device=sums.device, dtype=sums.dtype) * (math.pi / _ORDER)
     degree = torch.arange(_ORDER, device=sums.device)[:, None]
@@ -54,13 +61,12 @@ def nodes_of(numbers: Tensor, group: Tensor, groups: int) -> Nodes | None:
     return Nodes(places.flatten(), (sums.mT @ parts).view(groups, -1), _LENGTH / length)
 
 
-def _sums_of_polynomials(x: Tensor, slot: Tensor, slots: int) -> Tensor:
-    """Sums of Chebyshev's polynomials of numbers within [-1, 1], ``(_ORDER, slots)``."""
-    sums, before, value = x.new_zeros(_ORDER, slots), x, torch.ones_like(x)
-    for degree in range(_ORDER):
-        sums[degree].index_add_(0, slot, value)
-        before, value = value, 2 * x * value - before
-    return sums
+def _add_polynomials(sums: Tensor, x: Tensor, slot: Tensor) -> None:
+    """Add Chebyshev's polynomials of numbers within [-1, 1] to their sums, ``(_ORDER, slots)``."""
+    before, value, twice = x, torch.ones_like(x), 2 * x
+    for of_degree in sums:
+        of_degree.index_add_(0, slot, value)
+        before, value = value, twice * value - before
 
 
 def sums_at_nodes(places: Tensor, weights: Tensor, theta: Tensor, label: int) -> Tensor:

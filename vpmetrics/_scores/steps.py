@@ -72,6 +72,14 @@ class Steps:
         return (ratio - _log_ratio(*(orders * total for total in self._totals))).gather(-1, self.block)
 
     @property
+    def apart(self) -> Steps:
+        """The same with all non-targets of a tie below its targets: no order within a tie discloses more."""
+        tied = self.nontargets if self.tied is None else self.tied
+        nontargets = pad(self.nontargets - tied, (1, 0)) + pad(tied, (0, 1))
+        below = torch.cat([self.edges.new_full((1,), -torch.inf), self.edges])
+        return Steps(below, pad(self.targets, (1, 0)), nontargets, torch.zeros_like(nontargets))
+
+    @property
     def _totals(self) -> tuple[Tensor, Tensor]:
         return self.targets.sum(-1, keepdim=True), self.nontargets.sum(-1, keepdim=True)
 

@@ -41,7 +41,7 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
     walk = _walks(trials, scoring)
     if slope is None:
         with torch.no_grad():
-            slopes = _cross_fit(trials, walk())
+            slopes = _cross_fit(trials, walk(), _type_of_scores(trials, scoring))
     else:
         slopes = torch.as_tensor(slope, device=trials.column.device).expand(len(trials.inputs))
     ranks, several = no_ranks(trials), len(trials.references.speakers) > 1
@@ -103,7 +103,12 @@ def equal_up_to(scores: Tensor) -> Tensor:
     return widen(scores.detach().abs().sum(dim=1, keepdim=True)) / max(1, scores.shape[1]) * unit
 
 
-def _cross_fit(trials: Trials, tiles: Iterable[Tile]) -> Tensor:
+def _type_of_scores(trials: Trials, scoring: Scoring) -> torch.dtype:
+    """As they are compared, where that is known before: widened, processes would exchange twice as many bytes."""
+    return result_dtype(trials.inputs) if isinstance(scoring, str) else trials.references.sums.dtype
+
+
+def _cross_fit(trials: Trials, tiles: Iterable[Tile], dtype: torch.dtype) -> Tensor:
     """The slope for each input, ``(B,)``, fitted on other speakers: all of them, or those of the other folds."""
     references, inputs = trials.references, len(trials.inputs)
     count = len(references.speakers)
@@ -119,11 +124,11 @@ def _cross_fit(trials: Trials, tiles: Iterable[Tile]) -> Tensor:
     # Spacing starts elsewhere for every speaker, so that all references take part, and does so whatever the order of
     # the inputs and the numbers of the speakers.
     chosen = order[(place * 7919 % stride).unsqueeze(1) + columns]
-    z, match = references.sums.new_zeros(chosen.shape), references.sums.new_zeros(inputs, 1)
+    z, match = (references.sums.new_zeros(inputs, width, dtype=dtype) for width in (chosen.shape[1], 1))
     for tile in tiles:
         centred, own, deviation = centre(tile)
-        z[tile.rows] = widen(centred.gather(1, chosen[tile.rows]) / deviation)
-        match[tile.rows] = widen(own / deviation)
+        z[tile.rows] = (centred.gather(1, chosen[tile.rows]) / deviation).to(dtype)
+        match[tile.rows] = (own / deviation).to(dtype)
     z, match = shares.totals(z, match)
     rows = regression.Rows(z, chosen == trials.column.unsqueeze(1), match, takes_part)
     return regression.fit_slopes(rows)[fold]

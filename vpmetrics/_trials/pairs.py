@@ -126,7 +126,7 @@ class TrialGrid:
         """Take rows that are sorted, cut into tiles and prepared."""
         self.rows, self.columns, self.within, self.few = rows, columns, rows is columns, few
         self.vectors = rows.side.vectors, columns.side.vectors
-        self.nan_seen = self.vectors[0].isnan().any() | self.vectors[1].isnan().any()
+        self.nan_seen = torch.stack([_holds_nan(vectors) for vectors in self.vectors[self.within :]]).any()
         self._kept: dict[tuple[int, int], Tile] = {}
 
     def _prepared(self, rows: SortedRows, columns: SortedRows, few: bool) -> tuple[SortedRows, SortedRows]:
@@ -256,12 +256,17 @@ class TrialGrid:
         """
         if self.within or below < 0 or not self.scorer.any_precision:
             return self._compare(a, b)
-        turned = self._compare(b, a).mT
+        turned = self._compare(b, a).mT.contiguous()  # or all that follows would jump from row to row
         return turned if below else self._compare(a, b).triu() + turned.tril(-1)
 
     def _compare(self, a: Tensor, b: Tensor) -> Tensor:
         with torch.autocast(a.device.type, enabled=False):
             return self.scorer.compare(a, b)
+
+
+def _holds_nan(vectors: Tensor) -> Tensor:
+    """Whether some number is NaN: the largest tells, and is found several times as fast as each is looked at."""
+    return vectors.detach().amax().isnan() if vectors.numel() else vectors.new_zeros((), dtype=torch.bool)
 
 
 def _sum_by_runs(tile: Tile, values: Tensor, row_runs: Tensor, column_runs: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._checks import check_same_device, check_utterances
-from vpmetrics._precision import result_dtype, widen
+from vpmetrics._precision import all_finite, result_dtype, widen
 from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.scorers import Scoring, prepared, resolve_scoring
@@ -128,7 +128,7 @@ def form_trials(reference: Side, probe: Side, own: Tensor, own_session: str = "a
     """Galleries for every probe: ``own`` ``(B,)`` is the row of its own recording among the references, or -1."""
     keys = row_keys(reference.vectors)
     references, unit_of_row, session_of_unit = _build(reference, keys, by_session=own_session != "any")
-    finite = probe.vectors.isfinite().all() & reference.vectors.isfinite().all()
+    finite = all_finite(probe.vectors) & all_finite(reference.vectors)
     column = places_in(references.speakers, probe.speakers)
     known, column = column >= 0, column.clamp(min=0)
     turn, step = torch.zeros_like(own), torch.full_like(own, -1)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._precision import at_least_float32, wide_dtype, widen
+from vpmetrics._precision import all_finite, at_least_float32, wide_dtype, widen
 from vpmetrics._scores.counting import count_by_bin, count_ordered, counts_on_grid
 from vpmetrics._scores.host import on_host
 from vpmetrics._scores.look_up import Finder, look_up_in
@@ -142,7 +142,8 @@ class _Axis(NamedTuple):
 
 def _lay_axis(grid: TrialGrid) -> _Axis:
     sample = grid.sample().flatten()
-    ordered = in_order(sample[sample.isfinite()])
+    # On a CPU it costs little to look, and a copy of most of them as much as to sort them.
+    ordered = in_order(sample if on_host(sample) and bool(all_finite(sample)) else sample[sample.isfinite()])
     if len(ordered) == 0:
         ordered = sample.new_zeros(1)
     low, first, middle, last, high = (ordered[round(share * (len(ordered) - 1))] for share in (0, 0.01, 0.5, 0.99, 1))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._checks import warn_where
-from vpmetrics._precision import widen
+from vpmetrics._precision import all_finite, widen
 from vpmetrics._scores.host import on_host, select
 from vpmetrics._scores.logistic import SOON, Derivatives, mean_of_classes, minimise, sum_derivatives
 from vpmetrics._scores.nodes import Nodes, nodes_of, sums_at_nodes
@@ -69,7 +69,7 @@ def _start(rows: Rows) -> Tensor:
     sums = []
     for z, weight in ((rows.match, counted), (rows.z, counted * widen(~rows.is_match))):
         mean = (weight * z).sum() / weight.sum()
-        sums.append(torch.stack([mean, ((weight * (z - mean).square()).sum() / weight.sum()).sqrt()]))
+        sums.append(torch.stack([mean, ((weight * (widen(z) - mean).square()).sum() / weight.sum()).sqrt()]))
     (match, wide), (other, narrow) = sums
     width, apart = (wide + narrow) / 2, match - other
     slope = apart / (width * torch.hypot(width, apart / 3))
@@ -126,12 +126,14 @@ class _Nodes(NamedTuple):
 
 def _nodes_of_others(rows: Rows) -> _Nodes | None:
     """Nodes of the non-targets by the regressions that their rows take part in; None where that is no shorter way."""
-    if not on_host(rows.z) or not bool(rows.z.isfinite().all()):
+    if not on_host(rows.z) or not bool(all_finite(rows.z)):
         return None
     groups, group = row_keys(rows.takes_part).unique(return_inverse=True)
     example = torch.zeros_like(groups, dtype=torch.int64).scatter(0, group, torch.arange(len(group)))
-    nodes = nodes_of(select(rows.z, ~rows.is_match), group.repeat_interleave((~rows.is_match).sum(1)), len(groups))
-    return None if nodes is None else _Nodes(nodes, example)
+    others = ~rows.is_match
+    numbers, of = select(rows.z, others), group.repeat_interleave(others.sum(1))
+    nodes = nodes_of(numbers, of, len(groups), shares.in_turns(len(numbers)))
+    return None if nodes is None else _Nodes(nodes._replace(weights=shares.total(nodes.weights)), example)
 
 
 def _sums(rows: Rows, nodes: Nodes | None, theta: Tensor) -> tuple[Tensor, Tensor]:
