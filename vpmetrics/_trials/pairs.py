@@ -165,17 +165,26 @@ class TrialGrid:
         """Where the tiles are of some blocks of rows with those of columns whose middle lies in a span of the cost."""
         for block, begin, end in spans:
             others, height = self._columns(block), self.rows.size(range(block, block + 1))
-            edge = self.columns.begin(others.start)
+            edge, extra = self.columns.begin(others.start), self._extra(block)
             for other in others:
                 middle = self.columns.begin(other) + self.columns.begin(other + 1) - 2 * edge
+                middle += extra if other == block else 2 * extra
                 if 2 * begin <= height * middle < 2 * end:
                     places = product(self.rows.blocks[block], self.columns.blocks[other])
                     yield from (place for place in places if not self.within or place[0] <= place[1])
 
     def _costs(self) -> list[int]:
-        """Pairs of each block of rows with all it is compared with."""
+        """Pairs of each block of rows with all it is compared with, of a block with itself twice."""
         blocks = range(len(self.rows.blocks))
-        return [self.rows.size(range(at, at + 1)) * self.columns.size(self._columns(at)) for at in blocks]
+        widths = (self.columns.size(self._columns(at)) + self._extra(at) for at in blocks)
+        return [self.rows.size(range(at, at + 1)) * width for at, width in zip(blocks, widths, strict=True)]
+
+    def _extra(self, block: int) -> int:
+        """Columns to count more where a block meets itself: to tell which of its pairs are trials takes as long again.
+
+        Between two sides there are as many of these in every stretch of rows, and none need be told.
+        """
+        return self.rows.size(range(block, block + 1)) if self.within else 0
 
     def _columns(self, block: int) -> range:
         """The blocks of columns that a block of rows is compared with."""
