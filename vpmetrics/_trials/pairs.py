@@ -126,7 +126,8 @@ class TrialGrid:
         """Take rows that are sorted, cut into tiles and prepared."""
         self.rows, self.columns, self.within, self.few = rows, columns, rows is columns, few
         self.vectors = rows.side.vectors, columns.side.vectors
-        self.nan_seen = torch.stack([_holds_nan(vectors) for vectors in self.vectors[self.within :]]).any()
+        first, second = self.vectors
+        self.nan_seen = _holds_nan(first) if self.within else _holds_nan(first) | _holds_nan(second)
         self._kept: dict[tuple[int, int], Tile] = {}
 
     def _prepared(self, rows: SortedRows, columns: SortedRows, few: bool) -> tuple[SortedRows, SortedRows]:
