@@ -165,6 +165,14 @@ def test_sums_over_all_numbers_are_those_at_nodes(steepness):
                 assert_close(found[:, one], expected[:, 0], rtol=1e-11, atol=atol)
 
 
+def test_nodes_of_numbers_in_turns_add_up_to_those_of_all():
+    draw = torch.Generator().manual_seed(0)
+    numbers, group = torch.randn(100_000, generator=draw), torch.randint(3, (100_000,), generator=draw)
+    whole, parts = nodes_of(numbers, group, 3), [nodes_of(numbers, group, 3, range(turn, 4, 4)) for turn in range(4)]
+    assert_close(sum(part.weights for part in parts), whole.weights, rtol=1e-12, atol=1e-9)
+    assert all(torch.equal(part.places, whole.places) for part in parts)
+
+
 def test_slopes_by_way_of_nodes_are_those_of_all_scores(monkeypatch):
     inputs, speakers = utterances(rows=600, speakers=24)[1:]
     found = identify(inputs, speakers).bits

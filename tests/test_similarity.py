@@ -19,6 +19,7 @@ import vpmetrics._trials.pairs
 import vpmetrics._trials.scores
 from vpmetrics import DeIdentification, VoiceDistinctiveness, VoicePrivacy, VoiceSimilarityMatrix
 from vpmetrics._scores.counting import count_by_bin
+from vpmetrics._scores.measures import expected_disclosure
 from vpmetrics._scores.steps import calibrate, condense
 from vpmetrics._trials import conditions
 from vpmetrics._trials.pairs import TrialGrid
@@ -364,3 +365,15 @@ def test_bins_without_targets_change_no_ratio_when_put_together():
     assert len(few.targets) == int((targets > 0).sum()) + 1
     for laplace in (False, True):
         assert_close(calibrate(few, laplace)[place], calibrate(every, laplace))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_bins_apart_disclose_as_much_whether_or_not_they_were_put_together(seed):
+    draw = torch.Generator().manual_seed(seed)
+    targets, nontargets = (torch.poisson(torch.rand(500, generator=draw) * of, generator=draw) for of in (0.5, 3))
+    edges = torch.arange(499.0)
+    together = condense(count_by_bin(edges, targets, nontargets).ascending)[0]
+    expected = expected_disclosure(count_by_bin(edges, targets, nontargets, separated=True).ascending)
+    assert_close(expected_disclosure(together.apart), expected, rtol=1e-12, atol=0)
+    assert_close(expected_disclosure(count_by_bin(edges, targets, nontargets).ascending.apart), expected)
+    assert expected > expected_disclosure(together)
