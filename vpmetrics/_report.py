@@ -60,6 +60,7 @@ from vpmetrics._trials.matrices import (
 )
 from vpmetrics._trials.pairs import TrialGrid
 from vpmetrics._trials.passing import PassedGrid
+from vpmetrics._trials.rows import Layouts
 from vpmetrics._trials.scored import ScoredTrials, deal_names
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
 from vpmetrics._trials.scores import ConditionScores, keep_scores, score_condition
@@ -232,10 +233,17 @@ def numbers_of(scalars: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def report_condition(
-    sides: Sides, condition: Condition, settings: Settings, attackers: Attackers | None = None
+    sides: Sides,
+    condition: Condition,
+    settings: Settings,
+    attackers: Attackers | None = None,
+    layouts: Layouts | None = None,
 ) -> ConditionReport:
-    """One condition of embeddings, from two passes over its pairs; of what is not asked for, only the scores."""
-    grid = _pairs(sides, condition, settings)
+    """One condition of embeddings, from two passes over its pairs; of what is not asked for, only the scores.
+
+    ``layouts``: what conditions of the same sides share.
+    """
+    grid = _pairs(sides, condition, settings, layouts)
     scores = score_condition(grid, settings.bandwidth)
     scalars = _scalars_of_scores(scores)
     _warn_of_wide_bins(condition, scores, scalars["d_ece"])
@@ -368,11 +376,13 @@ def with_transfer(known: ConditionReport, sides: Sides, settings: Settings) -> C
     return replace(known, scalars=scalars, left_out=left_out)
 
 
-def _pairs(sides: Sides, condition: Condition, settings: Settings) -> TrialGrid:
+def _pairs(sides: Sides, condition: Condition, settings: Settings, layouts: Layouts | None = None) -> TrialGrid:
     if shares.apart():
         return PassedGrid(sides, condition, resolve_scoring(settings.scoring))
     both, scorer = sides.pair(condition, settings.enrolment), resolve_scoring(settings.scoring)
-    return TrialGrid(*both, sides.voices, scorer, condition, digits=settings.bandwidth is None)
+    if settings.enrolment is not None:  # then sides are cut out anew for every condition
+        layouts = None
+    return TrialGrid(*both, sides.voices, scorer, condition, digits=settings.bandwidth is None, layouts=layouts)
 
 
 def report_of_trials(

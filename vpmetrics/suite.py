@@ -29,8 +29,9 @@ from vpmetrics._trials.bounds import error_bounds
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
 from vpmetrics._trials.galleries import conversations_of_sides
 from vpmetrics._trials.matrices import SIMILARITIES
+from vpmetrics._trials.rows import Layouts
 from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.utterances import Sides, row_keys
+from vpmetrics._trials.utterances import Sides
 from vpmetrics.functional.rank import MODELS
 from vpmetrics.strongest import AttackedMetric, Attacks
 
@@ -273,12 +274,12 @@ class VoicePrivacy(AttackedMetric):
         names = [name for name in (tuple(CONDITIONS) if of_sessions else ALWAYS) if wanted.asks_for(name)]
         attacked = any(wanted.asks_for(name, "attack", "attacked_crowd") for name in names)
         attackers = self._attackers(sides) if self.attacks is not None and attacked else None
-        conditions = {}
+        conditions, layouts = {}, Layouts()
         for name in names:
             if name == "OO" and cached:
-                conditions[name] = self._report_of_original(sides)
+                conditions[name] = self._report_of_original(sides, layouts)
             else:
-                conditions[name] = report_condition(sides, CONDITIONS[name], wanted, attackers)
+                conditions[name] = report_condition(sides, CONDITIONS[name], wanted, attackers, layouts)
         if of_sessions and wanted.asks_for("OP", "calibration"):
             conditions["OP"] = with_transfer(conditions["OP"], sides, wanted)
         dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
@@ -298,18 +299,18 @@ class VoicePrivacy(AttackedMetric):
                 for length in lengths
             }
 
-    def _report_of_original(self, sides: Sides) -> ConditionReport:
+    def _report_of_original(self, sides: Sides, layouts: Layouts) -> ConditionReport:
         """Original speech is the same in every epoch of a training, so its report outlives ``reset``.
 
         Not where scores are smooth, for of batches no two are alike, and not of a scorer that may have been trained on.
         """
         if self.bandwidth is not None or not isinstance(self.scoring, str):
-            return report_condition(sides, CONDITIONS["OO"], self._settings())
+            return report_condition(sides, CONDITIONS["OO"], self._settings(), layouts=layouts)
         seen, settings, baseline = _fingerprint(sides), self._settings(), self._baseline
         known = baseline is not None and baseline[0] == settings and _same(baseline[1], seen)
         # One process may have it from before and another not: all of them walk, or none does.
         if not shares.all_agree(known, sides.voices.device) or baseline is None:
-            report = report_condition(sides, CONDITIONS["OO"], settings)
+            report = report_condition(sides, CONDITIONS["OO"], settings, layouts=layouts)
             self._baseline = settings, seen, replace(report, average_scores=None, rates=None)
             return report
         return replace(
@@ -322,7 +323,7 @@ class VoicePrivacy(AttackedMetric):
 def _fingerprint(sides: Sides) -> tuple[Tensor, ...]:
     """What tells one set of original utterances from another, in whatever order."""
     side = sides.original
-    keys = row_keys(side.vectors)
+    keys = side.keys
     order = keys.argsort()
     columns = [side.speakers, *(column for column in side[4:] if column is not None)]
     return keys[order], torch.stack([column.to(torch.int64) for column in columns])[:, order], sides.voices

@@ -11,7 +11,7 @@ from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.conversations import averaged, dealt_places, whole
 from vpmetrics._trials.isolation import Crowd, gather_crowd
 from vpmetrics._trials.references import Trials, form_trials
-from vpmetrics._trials.utterances import Side, Sides, places_of, row_keys, with_voices
+from vpmetrics._trials.utterances import Side, Sides, places_of, with_voices
 
 ACCUMULATED = ("probes", "references", "both")
 
@@ -53,7 +53,7 @@ def crowd_of_conversations(sides: Sides, listening: Listening, most: int) -> Cro
     """One reference per known speaker, and the conversations out of which one may be singled out."""
     known, heard = hear(sides, listening)
     references = form_trials(known, known, torch.full_like(known.utterances, -1)).references
-    places = dealt_places(heard.speakers, row_keys(heard.vectors))
+    places = dealt_places(heard.speakers, heard.keys)
     means = references.whole().to(known.vectors.dtype)
     return gather_crowd(means, references.speakers, heard.vectors, heard.speakers, places, most)
 
@@ -73,7 +73,7 @@ def _dealt_recordings(first: Side, second: Side) -> tuple[Tensor, Tensor, Tensor
     A recording is dealt once, whatever versions of it there are, and by what all of them have in common.
     """
     recordings, recording = torch.cat([first.utterances, second.utterances]).unique(return_inverse=True)
-    keys = _smallest(torch.cat([row_keys(first.vectors), row_keys(second.vectors)]), recording, len(recordings))
+    keys = _smallest(torch.cat([first.keys, second.keys]), recording, len(recordings))
     columns = [name for name in ("speakers", "sessions", "groups", "is_reference") if getattr(second, name) is not None]
     known_of = [torch.cat([getattr(first, name), getattr(second, name)]).long() for name in columns]
     codes = torch.stack([_smallest(column, recording, len(recordings)) for column in known_of])
@@ -105,13 +105,13 @@ def _smallest(values: Tensor, place: Tensor, count: int) -> Tensor:
 def _conversations(side: Side, length: int, *columns: str) -> Tensor:
     """Rows of the conversations of every speaker and combination of ``columns``, in their order, ``(C, L)``."""
     group, _ = places_of(side, *columns)
-    return whole(group, dealt_places(group, row_keys(side.vectors)), length)
+    return whole(group, dealt_places(group, side.keys), length)
 
 
 def _first_conversation(side: Side, length: int, *columns: str) -> Side:
     """As many utterances of everybody as a conversation has; nothing of those of whom there is less."""
     group, _ = places_of(side, *columns)
-    places = dealt_places(group, row_keys(side.vectors))
+    places = dealt_places(group, side.keys)
     members = whole(group, places, length)
     return side.take(members[places[members[:, 0]] == 0].flatten())
 

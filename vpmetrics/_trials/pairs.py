@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._precision import at_least_float32, wide_dtype, widen
+from vpmetrics._precision import at_least_float32, wide_dtype
 from vpmetrics._scores.host import select
 from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
-from vpmetrics._trials.rows import SortedRows, sort_rows
-from vpmetrics._trials.scorers import Scorer, prepared
+from vpmetrics._trials.rows import Layouts, SortedRows
+from vpmetrics._trials.scorers import Scorer
 from vpmetrics._trials.utterances import Side
 
 TILE = 512  # rows and columns: large enough for a fast matrix product, small enough to stay in a core's cache
@@ -112,15 +112,17 @@ class TrialGrid:
         condition: Condition,
         tile: int | None = None,
         digits: bool = True,
+        layouts: Layouts | None = None,
     ) -> None:
         self.voices, self.scorer, self.condition = voices, scorer, condition
         self.tile = tile or (TILE if voices.device.type == "cpu" else 2 * TILE)
-        rows = sort_rows(reference, len(voices), self.tile)
-        columns = rows if reference is probe else sort_rows(probe, len(voices), self.tile)
         # With all digits, scores that are equal on paper can be told from those that are not. In both orders, so that
         # a system that does nothing goes the same way within a side as between sides.
-        few = len(rows.side.voices) * len(columns.side.voices) <= FEW_PAIRS and digits
-        self._lay(*self._prepared(rows, columns, few), few)
+        few, first = len(reference.voices) * len(probe.voices) <= FEW_PAIRS and digits, reference.vectors
+        dtype = wide_dtype(first.device) if few and scorer.any_precision else at_least_float32(first[:0]).dtype
+        laid = Layouts() if layouts is None else layouts
+        rows, columns = (laid.of(side, reference, len(voices), self.tile, scorer, dtype) for side in (reference, probe))
+        self._lay(rows, columns, few)
 
     def _lay(self, rows: SortedRows, columns: SortedRows, few: bool = False) -> None:
         """Take rows that are sorted, cut into tiles and prepared."""
@@ -129,16 +131,6 @@ class TrialGrid:
         first, second = self.vectors
         self.nan_seen = _holds_nan(first) if self.within else _holds_nan(first) | _holds_nan(second)
         self._kept: dict[tuple[int, int], Tile] = {}
-
-    def _prepared(self, rows: SortedRows, columns: SortedRows, few: bool) -> tuple[SortedRows, SortedRows]:
-        first = rows.side.vectors
-        dtype = wide_dtype(first.device) if few and self.scorer.any_precision else at_least_float32(first).dtype
-        centre = widen(first).mean(dim=0) if self.scorer.centred else first
-        both = [
-            part._replace(side=part.side._replace(vectors=prepared(part.side.vectors, self.scorer, centre, dtype)))
-            for part in ((rows,) if rows is columns else (rows, columns))
-        ]
-        return both[0], both[-1]
 
     @property
     def pairs(self) -> int:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vpmetrics._precision import at_least_float32, widen
+from vpmetrics._precision import widen
 from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.pairs import TILE, Cells, Tile, TrialGrid
-from vpmetrics._trials.rows import SortedRows, cut_rows
-from vpmetrics._trials.scorers import Scorer, prepared
+from vpmetrics._trials.rows import SortedRows, cut_rows, lay_out
+from vpmetrics._trials.scorers import Scorer
 from vpmetrics._trials.utterances import Rows, Side, Sides, told
 
 
@@ -61,8 +61,9 @@ class PassedGrid(TrialGrid):
         reference, probe = sides.pair(condition)
         centre = _middle(reference.vectors) if scorer.centred else reference.vectors.new_zeros(())
         first = sum(shares.lengths(len(sides.voices))[: shares.place()[0]])  # as all processes number voices
-        rows = self._cut(_laid_out(reference, first, scorer, centre))
-        self._lay(rows, rows if reference is probe else self._cut(_laid_out(probe, first, scorer, centre)))
+        both = (reference,) if reference is probe else (reference, probe)
+        rows = [self._cut(_numbered(lay_out(side, scorer, centre), first)) for side in both]
+        self._lay(rows[0], rows[-1])
 
     def shared(self) -> Iterator[Tile]:
         """The tiles of this process's rows with all that visits."""
@@ -97,14 +98,9 @@ class PassedGrid(TrialGrid):
         return cut_rows(side, len(self.voices), self.tile)
 
 
-def _laid_out(side: Side, first: int, scorer: Scorer, centre: Tensor) -> Side:
-    """A side sorted by voice, these numbered from the first of this process, with rows as they are compared."""
-    order = side.voices.argsort(stable=True)
-    vectors = at_least_float32(side.vectors[:0]).new_empty(side.vectors.shape)
-    for rows in torch.arange(len(order), device=order.device).split(TILE):  # so that there is no copy but this one
-        vectors[rows] = prepared(side.vectors[order[rows]], scorer, centre, vectors.dtype)
-    voices = side.voices[order] + first
-    return Side(vectors, voices, side.utterances[order], voices)
+def _numbered(side: Side, first: int) -> Side:
+    """A side with voices numbered from the first of this process."""
+    return side._replace(speakers=side.voices + first, voices=side.voices + first)
 
 
 def _middle(vectors: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from vpmetrics._precision import all_finite, result_dtype, widen
 from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.scorers import Scoring, prepared, resolve_scoring
-from vpmetrics._trials.utterances import Side, Sides, places_in, row_keys, with_sessions_in_order
+from vpmetrics._trials.utterances import Side, Sides, places_in, with_sessions_in_order
 
 
 class References(NamedTuple):
@@ -126,7 +126,7 @@ def trials_of_sides(sides: Sides, condition: Condition) -> Trials:
 
 def form_trials(reference: Side, probe: Side, own: Tensor, own_session: str = "any") -> Trials:
     """Galleries for every probe: ``own`` ``(B,)`` is the row of its own recording among the references, or -1."""
-    keys = row_keys(reference.vectors)
+    keys = reference.keys
     references, unit_of_row, session_of_unit = _build(reference, keys, by_session=own_session != "any")
     finite = all_finite(probe.vectors) & all_finite(reference.vectors)
     column = places_in(references.speakers, probe.speakers)

@@ -1,4 +1,4 @@
-"""One side of a grid of trials: its rows sorted by voice, and cut into tiles."""
+"""One side of a grid of trials: its rows sorted by voice, prepared to be compared, and cut into tiles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from vpmetrics._precision import at_least_float32, widen
+from vpmetrics._trials.scorers import Scorer, prepared
 from vpmetrics._trials.utterances import Side, occurrences
+
+_AT_ONCE = 1 << 10  # rows prepared
 
 
 class SortedRows(NamedTuple):
@@ -51,9 +55,40 @@ class SortedRows(NamedTuple):
         return occurrences(voices, self.last[tile] - self.first[tile] + 1)
 
 
-def sort_rows(side: Side, voices: int, tile: int) -> SortedRows:
-    """A side as tiles of at most so many rows."""
-    return cut_rows(side.take(side.voices.argsort(stable=True)), voices, tile)
+class Layouts:
+    """Sides laid out for grids of trials: once for all that compare them alike, of one scorer and the same voices."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, torch.dtype, int], tuple[Side, Side, SortedRows]] = {}
+
+    def of(self, side: Side, reference: Side, voices: int, tile: int, scorer: Scorer, dtype: torch.dtype) -> SortedRows:
+        """A side of trials with this reference, in tiles of at most so many rows."""
+        about = reference if scorer.centred else side
+        key = id(side), id(about), dtype, tile
+        if key not in self._known:
+            rows = cut_rows(lay_out(side, scorer, _centre(reference, scorer), dtype), voices, tile)
+            self._known[key] = side, about, rows  # with sides, whose numbers are nobody else's as long as they live
+        return self._known[key][-1]
+
+
+def _centre(side: Side, scorer: Scorer) -> Tensor:
+    """What is best taken out of rows that are compared with this side."""
+    if not scorer.centred:
+        return side.vectors.new_zeros(())
+    return widen(side.vectors[side.voices.argsort(stable=True)]).mean(dim=0)
+
+
+def lay_out(side: Side, scorer: Scorer, centre: Tensor, dtype: torch.dtype | None = None) -> Side:
+    """A side sorted by voice, its rows as they are compared; of all of them there is no copy but this one."""
+    order = side.voices.argsort(stable=True)
+    dtype = dtype or at_least_float32(side.vectors[:0]).dtype
+    vectors = side.vectors.new_empty(side.vectors.shape, dtype=dtype)
+    # With a graph all at once, or its way back would go over all rows for every piece.
+    step = len(order) if side.vectors.requires_grad else _AT_ONCE
+    for start in range(0, len(order), max(1, step)):
+        rows = slice(start, start + step)
+        vectors[rows] = prepared(side.vectors[order[rows]], scorer, centre, dtype)
+    return Side(vectors, *(None if column is None else column[order] for column in side[1:]))  # type: ignore[arg-type]
 
 
 def cut_rows(side: Side, voices: int, tile: int) -> SortedRows:

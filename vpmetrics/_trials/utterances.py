@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vpmetrics._checks import check_embedding_values, check_embeddings, check_recordings, warn_undefined, warn_where
 from vpmetrics._precision import at_least_float32, wide_dtype, widen
+from vpmetrics._scores.cached import cached_property
 from vpmetrics._trials.conditions import Condition
 
 # What a row holds, as bits of one small number.
@@ -27,14 +28,7 @@ class Rows(NamedTuple):
     row_holds: Tensor
 
 
-class Side(NamedTuple):
-    """Embeddings of one side, original or protected, with what is known of each row.
-
-    ``vectors`` ``(N, D)``; ``speakers`` ``(N,)``; ``utterances`` ``(N,)``, the same number for the same recording on
-    both sides; ``voices`` ``(N,)``, the place in :attr:`Sides.voices`; ``is_reference``, ``sessions`` and ``groups``
-    ``(N,)``, or None where nobody said.
-    """
-
+class _Columns(NamedTuple):
     vectors: Tensor
     speakers: Tensor
     utterances: Tensor
@@ -42,6 +36,20 @@ class Side(NamedTuple):
     is_reference: Tensor | None = None
     sessions: Tensor | None = None
     groups: Tensor | None = None
+
+
+class Side(_Columns):
+    """Embeddings of one side, original or protected, with what is known of each row.
+
+    ``vectors`` ``(N, D)``; ``speakers`` ``(N,)``; ``utterances`` ``(N,)``, the same number for the same recording on
+    both sides; ``voices`` ``(N,)``, the place in :attr:`Sides.voices`; ``is_reference``, ``sessions`` and ``groups``
+    ``(N,)``, or None where nobody said.
+    """
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """A number per row, ``(N,)``, see :func:`row_keys`."""
+        return row_keys(self.vectors)
 
     def take(self, rows: Tensor | slice) -> Side:
         """Some of the rows, by number, by a mask, or side by side."""
@@ -153,9 +161,11 @@ def sides_of(rows: Rows) -> Sides:
         kept = _first_of_each(numbers, (rows.row_holds & bit) != 0)
         side = Side(vectors, rows.speakers, ids, rows.speakers, *known)
         sides.append(side if len(kept) == count else side.take(kept))  # ascending: all are the rows as they stand
+    found = with_voices(*sides)
     # Protected recordings may well come out alike; only where there is nothing else to look at are they looked at.
-    _warn_of_copies(*(("original", sides[0]) if len(sides[0].speakers) else ("protected", sides[1])))
-    return with_voices(*sides)
+    name = "original" if len(found.original.speakers) else "protected"
+    _warn_of_copies(name, getattr(found, name))
+    return found
 
 
 def with_voices(original: Side, protected: Side) -> Sides:
@@ -193,7 +203,7 @@ def _thinned(side: Side, most: int) -> Side:
     """Some of the rows, the same ones in whatever order they come."""
     if len(side.speakers) <= most:
         return side
-    order = row_keys(side.vectors).argsort(stable=True)
+    order = side.keys.argsort(stable=True)
     return side.take(order[torch.arange(most, device=order.device) * len(order) // most])
 
 
@@ -275,7 +285,7 @@ def with_sessions_in_order(side: Side) -> Side:
 
 def _warn_of_copies(name: str, side: Side) -> None:
     """Two recordings never have the same embedding; a sampler that fills up its last batch makes such rows."""
-    vectors, order = side.vectors.detach(), row_keys(side.vectors).argsort()
+    vectors, order = side.vectors.detach(), side.keys.argsort()
     neighbours = zip(*(rows.split(_rows_at_once(vectors)) for rows in (order[1:], order[:-1])), strict=True)
     alike = torch.cat([(vectors[a] == vectors[b]).all(1) for a, b in neighbours])
     warn_where(
