@@ -194,6 +194,28 @@ def test_each_process_walks_its_part(tmp_path):
     mp.spawn(_divide, args=(3, tmp_path / "meeting"), nprocs=3)
 
 
+def _meet_once(rank, world, path):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    take_small_tiles()
+    given, met = rows(), Counter()
+    del given["sessions"]
+    meet = company.Company._meet
+    company.Company._meet = lambda *args, **kwargs: met.update(["times"]) or meet(*args, **kwargs)
+    distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    part, times = parts_of(given, world, "in turns")[rank], []
+    for names in (["op_d_ece", "op_d_diag", "op_worst_speaker", "op_alid", "op_max_d"], None):
+        met.clear()
+        give(suite(metrics=names), part).compute()
+        times.append(met["times"])
+    assert times[1] == 1 + times[0]  # to agree on what is known of original speech
+    distributed.destroy_process_group()
+
+
+def test_all_conditions_wait_for_the_slowest_process_as_often_as_one(tmp_path):
+    mp.spawn(_meet_once, args=(2, tmp_path / "meeting"), nprocs=2)
+
+
 def _subset(rank, world, path, expected):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from torchmetrics import MetricCollection
 
 import vpmetrics as vp
-from vpmetrics import suite
+from vpmetrics import _trials, suite
 from vpmetrics.attacks import Plain, RidgeToOriginal
 from vpmetrics.suite import VoicePrivacy
 
@@ -58,6 +58,23 @@ def test_original_speech_is_scored_once(monkeypatch):
     metric.reset()
     alone(metric, {**rows, "original": rows["original"] + 0.01})
     assert walked[5:] == ["OO", "OP", "PP"]
+
+
+@pytest.mark.parametrize(("scoring", "times"), [("cosine", 2), ("euclidean", 3)])
+def test_each_side_is_laid_out_once_and_its_rows_are_numbered_once(monkeypatch, scoring, times):
+    """Distances are taken about the mean of the references, which of protected speech is not always the same."""
+    found = []
+
+    def watched(name, make):
+        return lambda *args: found.append((name, args[0])) or make(*args)
+
+    monkeypatch.setattr(_trials.rows, "lay_out", watched("laid out", _trials.rows.lay_out))
+    monkeypatch.setattr(_trials.utterances, "row_keys", watched("numbered", _trials.utterances.row_keys))
+    rows = join(embeddings())
+    alone(VoicePrivacy(attacks=None, scoring=scoring), rows)
+    assert [name for name, _ in found].count("laid out") == times
+    numbered = [vectors for name, vectors in found if name == "numbered"]
+    assert all(sum(torch.equal(vectors, rows[side]) for vectors in numbered) == 1 for side in ("original", "protected"))
 
 
 def test_one_copy_in_a_collection():

@@ -274,12 +274,12 @@ class VoicePrivacy(AttackedMetric):
         names = [name for name in (tuple(CONDITIONS) if of_sessions else ALWAYS) if wanted.asks_for(name)]
         attacked = any(wanted.asks_for(name, "attack", "attacked_crowd") for name in names)
         attackers = self._attackers(sides) if self.attacks is not None and attacked else None
-        conditions, layouts = {}, Layouts()
-        for name in names:
-            if name == "OO" and cached:
-                conditions[name] = self._report_of_original(sides, layouts)
-            else:
-                conditions[name] = report_condition(sides, CONDITIONS[name], wanted, attackers, layouts)
+        known = self._known_of_original(sides, wanted) if cached and "OO" in names else {}
+        layouts, asked = Layouts(), [name for name in names if name not in known]
+        reports = [partial(report_condition, sides, CONDITIONS[name], wanted, attackers, layouts) for name in asked]
+        conditions = known | dict(zip(asked, shares.in_step(reports), strict=True))
+        if cached and "OO" in asked:
+            self._keep_original(sides, wanted, conditions["OO"])
         if of_sessions and wanted.asks_for("OP", "calibration"):
             conditions["OP"] = with_transfer(conditions["OP"], sides, wanted)
         dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
@@ -299,25 +299,28 @@ class VoicePrivacy(AttackedMetric):
                 for length in lengths
             }
 
-    def _report_of_original(self, sides: Sides, layouts: Layouts) -> ConditionReport:
+    def _known_of_original(self, sides: Sides, settings: Settings) -> dict[str, ConditionReport]:
         """Original speech is the same in every epoch of a training, so its report outlives ``reset``.
 
         Not where scores are smooth, for of batches no two are alike, and not of a scorer that may have been trained on.
         """
-        if self.bandwidth is not None or not isinstance(self.scoring, str):
-            return report_condition(sides, CONDITIONS["OO"], self._settings(), layouts=layouts)
-        seen, settings, baseline = _fingerprint(sides), self._settings(), self._baseline
-        known = baseline is not None and baseline[0] == settings and _same(baseline[1], seen)
+        if not self._keeps_original:
+            return {}
+        baseline, condition = self._baseline, CONDITIONS["OO"]
+        known = baseline is not None and baseline[0] == settings and _same(baseline[1], _fingerprint(sides))
         # One process may have it from before and another not: all of them walk, or none does.
         if not shares.all_agree(known, sides.voices.device) or baseline is None:
-            report = report_condition(sides, CONDITIONS["OO"], settings, layouts=layouts)
-            self._baseline = settings, seen, replace(report, average_scores=None, rates=None)
-            return report
-        return replace(
-            baseline[2],
-            average_scores=average_scores(sides, CONDITIONS["OO"], settings),
-            rates=rates_of(sides, CONDITIONS["OO"], settings),
-        )
+            return {}
+        averages, rates = average_scores(sides, condition, settings), rates_of(sides, condition, settings)
+        return {"OO": replace(baseline[2], average_scores=averages, rates=rates)}
+
+    def _keep_original(self, sides: Sides, settings: Settings, report: ConditionReport) -> None:
+        if self._keeps_original:
+            self._baseline = settings, _fingerprint(sides), replace(report, average_scores=None, rates=None)
+
+    @property
+    def _keeps_original(self) -> bool:
+        return self.bandwidth is None and isinstance(self.scoring, str)
 
 
 def _fingerprint(sides: Sides) -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ the store that the group was formed with, and the others are named.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,11 +47,16 @@ class Company:
 
     def reduce(self, part: Tensor, how: Any) -> Tensor:
         """What the parts of all processes come to."""
+        return self.reduce_all([(part, how)])[0]
+
+    def reduce_all(self, parts: Sequence[tuple[Tensor, Any]]) -> list[Tensor]:
+        """The same of several, each with how it is reduced."""
         self._meet()
-        whole = part.detach().clone(memory_format=torch.contiguous_format)
+        found = [part.detach().clone(memory_format=torch.contiguous_format) for part, _ in parts]
         with self._naming_the_missing():
-            distributed.all_reduce(whole, how, group=self.group)
-        return whole
+            for whole, (_, how) in zip(found, parts, strict=True):
+                distributed.all_reduce(whole, how, group=self.group)
+        return found
 
     def send(self, part: Tensor, given: list[int], taken: list[int]) -> Tensor:
         """So many rows to each of the processes, in order; returns those that come from each."""
