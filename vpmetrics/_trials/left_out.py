@@ -12,6 +12,7 @@ meets thousands of others' then.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -196,36 +197,53 @@ class Tally:
 
     def add_targets(self, grid: TrialGrid) -> None:
         """Count trials of one speaker."""
-        voices, cells = [], []
-        for tile in grid.near():
-            assert tile.same_speaker is not None
-            kept = tile.same_speaker if tile.excluded is None else tile.same_speaker & ~tile.excluded
-            voices.append(grid.voices_of(tile)[0].repeat_interleave(kept.sum(1)))
-            cells.append(self._cells(select(tile.scores, kept)))
-        voice, cell = (torch.cat([self.targets[:0], *parts]) for parts in (voices, cells))
+        voice, cell = (
+            torch.cat(parts) for parts in zip(*grid.by_threads(partial(self._find_targets, grid)), strict=True)
+        )
         for slot in (cell, cell + self.count * (1 + self.block[voice])):
             self.targets.index_add_(0, slot, torch.ones_like(slot))
         if self.slopes is not None:
             trials = shares.total(torch.bincount(voice, minlength=len(grid.voices)))
             self.own.index_add_(1, cell, (self.slopes.own / ((trials > 0).sum() * trials))[:, voice])
 
+    def _find_targets(self, grid: TrialGrid) -> tuple[Tensor, Tensor]:
+        """The voice and the cell of each trial of one speaker."""
+        voices, cells = [self.targets[:0]], [self.targets[:0]]
+        for tile in grid.near():
+            assert tile.same_speaker is not None
+            kept = tile.same_speaker if tile.excluded is None else tile.same_speaker & ~tile.excluded
+            voices.append(grid.voices_of(tile)[0].repeat_interleave(kept.sum(1)))
+            cells.append(self._cells(select(tile.scores, kept)))
+        return torch.cat(voices), torch.cat(cells)
+
     def add_others(self, grid: TrialGrid) -> None:
         """Count trials of two speakers, once for each of them."""
-        one, nowhere = self.nontargets.new_ones(()), len(self.nontargets) - 1
+        for nontargets, others, pairs in grid.by_threads(partial(self._count_others, grid)):
+            self.nontargets += nontargets
+            self.others, self.pairs = self.others + others, self.pairs + pairs
+
+    def _count_others(self, grid: TrialGrid) -> tuple[Tensor, Tensor, Tensor]:
+        """Trials of two speakers by cell and block, what similarities grow with, and pairs of voices."""
+        counts, others, pairs = (torch.zeros_like(part) for part in (self.nontargets, self.others, self.pairs))
+        one, nowhere = counts.new_ones(()), len(counts) - 1
         for tile in grid.shared():
             cell, (a, b) = self._cells(tile.scores), grid.voices_of(tile)
             masks = [mask for mask in (tile.same_speaker, tile.excluded) if mask is not None]
             drop = torch.stack(masks).any(0) if masks else None
             if self.slopes is not None:
-                self._weigh(grid, cell, a, b, drop)
+                each, grown = self._weights(grid, a, b, drop)
+                others.index_add_(1, cell.flatten(), grown.flatten(1))
+                pairs += each.sum()
             first, second = (1 + self.block[a])[:, None], (1 + self.block[b])[None]
             # A trial of two speakers of one block is one trial of the block.
             both = torch.where(first == second, nowhere, cell + self.count * second)
             for slot in (cell, cell + self.count * first, both):
                 slot = slot if drop is None else slot.masked_fill(drop, nowhere)
-                self.nontargets.index_add_(0, slot.flatten(), one.expand(slot.numel()))
+                counts.index_add_(0, slot.flatten(), one.expand(slot.numel()))
+        return counts, others, pairs
 
-    def _weigh(self, grid: TrialGrid, cell: Tensor, a: Tensor, b: Tensor, drop: Tensor | None) -> None:
+    def _weights(self, grid: TrialGrid, a: Tensor, b: Tensor, drop: Tensor | None) -> tuple[Tensor, Tensor]:
+        """How much of a pair of voices each trial is, and what it then adds to what similarities grow with."""
         assert self.slopes is not None
         rows, columns = (
             torch.bincount(side.side.voices, minlength=len(grid.voices)) for side in (grid.rows, grid.columns)
@@ -233,9 +251,7 @@ class Tally:
         each = (1 / rows[a].to(self.edges.dtype))[:, None] / columns[b]
         each = each if drop is None else each.masked_fill_(drop, 0)
         slopes = self.slopes.others
-        slopes = slopes if slopes.shape[-1] == 1 else slopes[:, a][:, :, b]
-        self.others.index_add_(1, cell.flatten(), (each * slopes).flatten(1))
-        self.pairs = self.pairs + each.sum()
+        return each, each * (slopes if slopes.shape[-1] == 1 else slopes[:, a][:, :, b])
 
     def _join(self) -> None:
         """Add up what all processes have found."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -76,18 +77,22 @@ def matrices_of_sides(
 
 def matrix_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Tensor:
     """The matrix of one condition ``(V, V)``, from a second pass over its tiles."""
-    return _matrix_of_means(grid, _similarities(grid, scores, similarity))
+    return _matrix_of_means(grid, partial(_similarities, grid, scores, similarity))
 
 
 def averages_of_grid(grid: TrialGrid) -> Tensor:
     """Mean score of every pair of voices, ``(V, V)``."""
-    return _matrix_of_means(grid, _means(grid, lambda tile: tile.scores))
+    return _matrix_of_means(grid, partial(_means, grid, lambda tile: tile.scores))
 
 
-def _matrix_of_means(grid: TrialGrid, means: Iterator[tuple[Cells, Tensor]]) -> Tensor:
+def _matrix_of_means(grid: TrialGrid, means: Callable[[], Iterator[tuple[Cells, Tensor]]]) -> Tensor:
     matrix = _unknown(grid, len(grid.voices), len(grid.voices))
-    for cells, mean in means:
-        matrix[cells.rows, cells.columns] = mean
+
+    def fill() -> None:
+        for cells, mean in means():
+            matrix[cells.rows, cells.columns] = mean
+
+    grid.by_threads(fill)
     return _in_order(grid, *shares.together(matrix))
 
 
@@ -112,30 +117,39 @@ def likeness_of_condition(
     """
     count = len(grid.voices)
     own, matrices = _unknown(grid, count), [_unknown(grid, count, count)] if count <= _MOST_KEPT else []
-    # Sums over other voices of 1, of similarities and of their logarithms.
-    others, met = own.new_zeros(3, count), own.new_zeros(3, count)
-    for cells, mean in _similarities(grid, scores, similarity, tally):
-        for matrix in matrices:
-            matrix[cells.rows, cells.columns] = mean
-        known = ~mean.isnan()
-        if cells.near:
-            apart = cells.row - cells.column
-            own[max(cells.row, cells.column) :][: len(mean.diagonal(apart))] = mean.diagonal(apart)
-            known.diagonal(apart).fill_(False)
-        each = torch.stack([torch.where(known, x, 0) for x in (torch.ones_like(mean), mean, mean.log2())])
-        for sums in (others, met):
-            sums[:, cells.rows] += each.sum(2)
-        met[:, cells.columns] += each.sum(1)
-        if grid.within:  # the pair is met in one order, and counts for both
-            others[:, cells.columns] += each.sum(1)
-    (own, *matrices), sums = shares.together(own, *matrices), shares.total(torch.stack([others, met]))
-    others, met = sums
+
+    def walk() -> Tensor:
+        sums = own.new_zeros(2, 3, count)
+        for cells, mean in _similarities(grid, scores, similarity, tally):
+            for matrix in matrices:
+                matrix[cells.rows, cells.columns] = mean
+            if cells.near:
+                apart = cells.row - cells.column
+                own[max(cells.row, cells.column) :][: len(mean.diagonal(apart))] = mean.diagonal(apart)
+            _add_others(sums, cells, mean, both=grid.within)
+        return sums
+
+    sums = torch.stack(grid.by_threads(walk)).sum(0)
+    (own, *matrices), (others, met) = shares.together(own, *matrices), shares.total(sums)
     number, alike, log_alike = others.sum(1)
     log_own = own.log2()
     dominance = (own.nanmean() - alike / number).abs(), log_own.nanmean() - log_alike / number
     order = grid.voices.argsort(stable=True)
     likeness = Likeness(own[order], (others[1] / others[0])[order], *dominance, met[:, order])
     return likeness, _in_order(grid, *matrices) if matrices else None
+
+
+def _add_others(sums: Tensor, cells: Cells, mean: Tensor, both: bool) -> None:
+    """Count other voices, and add up similarities with them and their logarithms: to those of rows, and of all met.
+
+    ``both``: pairs are met in one order, and count for both of their voices.
+    """
+    known = ~mean.isnan()
+    if cells.near:
+        known.diagonal(cells.row - cells.column).fill_(False)
+    each = torch.stack([torch.where(known, x, 0) for x in (torch.ones_like(mean), mean, mean.log2())])
+    sums[:, :, cells.rows] += each.sum(2)
+    sums[0 if both else 1 :, :, cells.columns] += each.sum(1)
 
 
 def _similarities(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, product, starmap
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.rows import Layouts, SortedRows
 from vpmetrics._trials.scorers import Scorer
 from vpmetrics._trials.utterances import Side
+
+_T = TypeVar("_T")
 
 TILE = 512  # rows and columns: large enough for a fast matrix product, small enough to stay in a core's cache
 _SAMPLE = 1024  # rows and columns of the scores that tell in which range all of them lie
@@ -144,6 +146,16 @@ class TrialGrid:
     def shared(self) -> Iterator[Tile]:
         """Those tiles that fall to this process where several share a walk: whole pairs of blocks."""
         return starmap(self._tile, self._places(shares.spans(self._costs())))
+
+    def by_threads(self, work: Callable[[], _T]) -> list[_T]:
+        """What each of the threads finds by the same work on the tiles of this process, which are divided among them.
+
+        One does all of it where pairs are few or scores have a graph, and for a scorer of the caller's, who is not
+        asked whether it may be called twice at once.
+        """
+        vectors, own = self.vectors[0], self.scorer.any_precision
+        alone = self.pairs <= FEW_PAIRS or vectors.device.type != "cpu" or vectors.requires_grad or not own
+        return [work()] if alone else shares.by_threads(work)
 
     def near(self) -> Iterator[Tile]:
         """Those of them with some voice on both sides, which alone hold trials of one speaker; few of all."""

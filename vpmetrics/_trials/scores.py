@@ -24,6 +24,7 @@ _BINS = 1 << 16  # equal ones, over the range in which most scores lie
 _MARGIN = 0.25  # by which that range, of a sample, is widened on both sides
 _OUTLIER = 6.0  # times the distance of the middle of a sample to its outermost hundredth: no longer that range
 _TAIL, _PER_OCTAVE = 1 << 15, 256  # bins beyond it on either side, ever wider; as many as float32 can need
+_EVERY = _BINS + 2 * _TAIL
 _SNAP = {torch.float64: 12, torch.float32: 4}  # bits given up so that scores that are equal on paper are equal
 
 
@@ -155,22 +156,26 @@ def _lay_axis(grid: TrialGrid) -> _Axis:
     return _Axis(*shares.of_first(torch.stack([low - margin, _BINS / (high - low + 2 * margin)])))
 
 
-def _bin_scores(grid: TrialGrid) -> ConditionScores:
-    axis = _lay_axis(grid)
-    bins = _BINS + 2 * _TAIL
-    flat = torch.zeros(2 * bins + 1, dtype=torch.int64, device=axis.low.device)
+def _count_by_bin(grid: TrialGrid, axis: _Axis) -> Tensor:
+    """Non-targets and then targets in every bin, of those tiles that fall here; and whether a score is NaN."""
+    flat = torch.zeros(2 * _EVERY + 1, dtype=torch.int64, device=axis.low.device)
     one, nan_seen = flat.new_ones(()), grid.nan_seen
     for tile in grid.shared():
         nan_seen = nan_seen | tile.scores.amax().isnan()
         slots = axis.bin_of(tile.scores)
         if tile.same_speaker is not None:
-            slots += tile.same_speaker * bins
+            slots += tile.same_speaker * _EVERY
         if tile.excluded is not None:
-            slots.masked_fill_(tile.excluded, 2 * bins)
+            slots.masked_fill_(tile.excluded, 2 * _EVERY)
         flat.index_add_(0, slots.flatten(), one.expand(slots.numel()))
     flat[-1] = nan_seen
-    flat = shares.total(flat)
-    by_class, nan_seen = flat[:-1].view(2, bins), flat[-1] > 0
+    return flat
+
+
+def _bin_scores(grid: TrialGrid) -> ConditionScores:
+    axis = _lay_axis(grid)
+    flat = shares.total(torch.stack(grid.by_threads(partial(_count_by_bin, grid, axis))).sum(0))
+    by_class, nan_seen = flat[:-1].view(2, _EVERY), flat[-1] > 0
     edges = axis.edges()
     middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
     middles = torch.where(nan_seen, torch.nan, middles)

@@ -1,14 +1,16 @@
 """Processes that share one computation: which part of a walk each of them takes, and what the parts add up to.
 
 Within :func:`shared` all processes hold the same rows, and each walks its own part; everywhere else one does all of it.
-Whatever decides how a walk goes on must be the same on all of them, or they would wait for one another in vain.
+Whatever decides how a walk goes on must be the same on all of them, or they would wait for one another in vain. On a
+CPU the threads of a process share its part in turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
@@ -21,12 +23,16 @@ from vpmetrics._trials.company import Company
 
 _T = TypeVar("_T")
 
+_MOST_THREADS = 16  # that Python keeps busy; where there are more, several work on one tile
+
 
 class _Share(NamedTuple):
     number: int  # of this process, from 0
     processes: int
     company: Company | None
     apart: bool = False
+    thread: int = 0
+    threads: int = 1
 
 
 _ALONE = _Share(0, 1, None)
@@ -70,10 +76,10 @@ def place() -> tuple[int, int]:
 
 
 def spans(costs: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """What falls to this process of work that costs so much, piece by piece: its number, from where, and to where."""
+    """What falls to this process, or thread, of work that costs so much: pieces, each from where and to where."""
     share, begin = _share.get(), 0
-    every = sum(costs)
-    first, last = (every * number // share.processes for number in (share.number, share.number + 1))
+    every, own = sum(costs), share.number * share.threads + share.thread
+    first, last = (every * number // (share.processes * share.threads) for number in (own, own + 1))
     for number, cost in enumerate(costs):
         if begin < last and begin + cost > first:
             yield number, max(first - begin, 0), min(last - begin, cost)
@@ -94,6 +100,30 @@ def in_step(tasks: Sequence[Callable[[], _T]]) -> list[_T]:
         return task()
 
     return go_abreast(company, [partial(at, task=task) for task in tasks])
+
+
+def by_threads(work: Callable[[], _T]) -> list[_T]:
+    """What each thread of this process finds by the same work, whose walks are divided among them.
+
+    A sum over scores, or a count of them, is as slow on two threads as on one: only whole tiles can be divided.
+    """
+    share, threads = _share.get(), torch.get_num_threads()
+    number = min(threads, _MOST_THREADS)
+    if number == 1 or share.threads > 1 or share.apart:
+        return [work()]
+    inference = torch.is_inference_mode_enabled()
+
+    def of(thread: int) -> _T:
+        torch.set_num_threads(threads // number)
+        _share.set(share._replace(thread=thread, threads=number))
+        with torch.inference_mode(inference):
+            return work()
+
+    try:
+        with ThreadPoolExecutor(number) as pool:
+            return [*pool.map(lambda thread: copy_context().run(of, thread), range(number))]
+    finally:
+        torch.set_num_threads(threads)  # what one thread sets, those that come later begin with
 
 
 def mine(costs: Sequence[int]) -> list[int]:

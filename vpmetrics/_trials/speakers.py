@@ -7,7 +7,7 @@ to the probe's. Sums per row and column come from the pass that makes similarity
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -115,40 +115,59 @@ class SpeakerTally:
 
     def __init__(self, grid: TrialGrid, scores: ConditionScores) -> None:
         self._grid, self._scores, self._tables = grid, scores, _tables(scores)
-        sides = grid.rows.side, grid.columns.side
-        self._rows, self._columns = (_Sums.empty(len(side.voices), grid.vectors[0]) for side in sides)
+        self._found: tuple[list[_Sums], list[_Sums]] = [], []  # by all who look up: of rows, and of columns
 
     def look_up(self, per_step: Tensor) -> Callable[[Tile], Tensor]:
-        """What finds values of what is known per step at the scores of a tile, and tallies its trials on the way."""
+        """What finds values of what is known per step at the scores of a tile, and tallies its trials on the way.
+
+        Each of several threads has one of its own.
+        """
         of_kinds = cache(lambda kinds: self._scores.look_up([per_step, *self._tables[:kinds]]))
-        return lambda tile: self._tally(tile, of_kinds)
+        rows, columns = self._grid.rows.side.voices, self._grid.columns.side.voices
+        own = [_Sums.empty(len(voices), self._grid.vectors[0]) for voices in (rows, columns)]
+        for every, one in zip(self._found, own, strict=True):
+            every.append(one)
 
-    def _tally(self, tile: Tile, of_kinds: Callable[[int], Finder]) -> Tensor:
-        low, high = _masked(tile, torch.inf), _masked(tile, -torch.inf)
-        a, b = self._grid.rows.at(tile.row), self._grid.columns.at(tile.column)
-        for sums, part, dim in ((self._rows, a, 1), (self._columns, b, 0)):
-            sums.low[part] = torch.minimum(sums.low[part], low.amin(dim))
-            sums.high[part] = torch.maximum(sums.high[part], high.amax(dim))
-        kinds = 1 if tile.same_speaker is None else 2
-        found, *values = of_kinds(kinds)(tile.scores)
-        for kind in range(kinds):
-            self._add(kind, values[kind], _trials_of_kind(tile, kind), a, b)
-        return found
+        def find(tile: Tile) -> Tensor:
+            places = self._grid.rows.at(tile.row), self._grid.columns.at(tile.column)
+            return _tally(tile, of_kinds, [*zip(own, places, (1, 0), strict=True)])
 
-    def _add(self, kind: int, values: Tensor, kept: Tensor | None, a: slice, b: slice) -> None:
-        counted = None if kept is None else kept.float()  # sums of booleans run many times as long
-        if kept is not None:
-            values = torch.where(kept, values, 0)
-        for sums, part, dim in ((self._rows, a, 1), (self._columns, b, 0)):
-            sums.evidence[kind, part] += values.sum(dim)
-            sums.trials[kind, part] += values.shape[dim] if counted is None else counted.sum(dim)
+        return find
 
     def disclosure(self) -> SpeakerDisclosure:
         """What each speaker's trials disclose, of all tiles tallied; speakers of several groups once for each."""
         voices = self._grid.voices
-        sides = zip((self._rows, self._columns), (self._grid.rows, self._grid.columns), strict=True)
-        both = _of_all_processes(*(sums.by_voice(of.side.voices, len(voices)) for sums, of in sides))
+        sides = zip(self._found, (self._grid.rows, self._grid.columns), strict=True)
+        both = _of_all_processes(*(_joined(sums).by_voice(of.side.voices, len(voices)) for sums, of in sides))
         return _disclosure(self._scores, voices, *both, self._grid.within)
+
+
+def _tally(tile: Tile, of_kinds: Callable[[int], Finder], own: Sequence[tuple[_Sums, slice, int]]) -> Tensor:
+    """Look up the scores of a tile, and add its trials to sums of its rows and of its columns."""
+    low, high = _masked(tile, torch.inf), _masked(tile, -torch.inf)
+    for sums, part, dim in own:
+        sums.low[part] = torch.minimum(sums.low[part], low.amin(dim))
+        sums.high[part] = torch.maximum(sums.high[part], high.amax(dim))
+    kinds = 1 if tile.same_speaker is None else 2
+    found, *values = of_kinds(kinds)(tile.scores)
+    for kind in range(kinds):
+        _add(kind, values[kind], _trials_of_kind(tile, kind), own)
+    return found
+
+
+def _add(kind: int, values: Tensor, kept: Tensor | None, own: Sequence[tuple[_Sums, slice, int]]) -> None:
+    counted = None if kept is None else kept.float()  # sums of booleans run many times as long
+    if kept is not None:
+        values = torch.where(kept, values, 0)
+    for sums, part, dim in own:
+        sums.evidence[kind, part] += values.sum(dim)
+        sums.trials[kind, part] += values.shape[dim] if counted is None else counted.sum(dim)
+
+
+def _joined(parts: Sequence[_Sums]) -> _Sums:
+    """What several threads have found."""
+    evidence, trials, low, high = map(torch.stack, zip(*parts, strict=True))
+    return _Sums(evidence.sum(0), trials.sum(0), low.amin(0), high.amax(0))
 
 
 def disclosure_of_trials(
