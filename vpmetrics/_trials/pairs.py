@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from itertools import groupby, product, starmap
 from typing import NamedTuple, TypeVar
 
@@ -13,7 +14,7 @@ from vpmetrics._precision import at_least_float32, wide_dtype
 from vpmetrics._scores.host import select
 from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
-from vpmetrics._trials.rows import Layouts, SortedRows
+from vpmetrics._trials.rows import Layouts, Runs, SortedRows
 from vpmetrics._trials.scorers import Scorer
 from vpmetrics._trials.utterances import Side
 
@@ -23,6 +24,7 @@ TILE = 512  # rows and columns: large enough for a fast matrix product, small en
 _SAMPLE = 1024  # rows and columns of the scores that tell in which range all of them lie
 # In both orders: up to here every score is its own, with all digits there are; beyond, those of a bin are one.
 FEW_PAIRS = 1 << 22
+_BLOCKS = 4  # of columns whose sums are put together
 
 
 class Tile(NamedTuple):
@@ -254,13 +256,18 @@ class TrialGrid:
         Within one side a pair of voices is met in one order only, from the lower one to the higher.
         """
         rows, columns = self.rows, self.columns
-        row_runs, column_runs = ([side.runs(tile) for tile in range(len(side.first))] for side in (rows, columns))
-        # All pairs of two voices lie in tiles that start with the same two.
-        for (row, column), tiles in groupby(
-            self.shared(), key=lambda tile: (rows.first[tile.row], columns.first[tile.column])
-        ):
-            sums = [_sum_by_runs(tile, value_of(tile), row_runs[tile.row], column_runs[tile.column]) for tile in tiles]
-            yield Cells(row, column, *torch.stack(sums).sum(0))
+        of_row, of_column, runs = rows.block_of_tile(), columns.block_of_tile(), cache(rows.runs)
+        # All pairs of two voices lie in one pair of blocks; some blocks at once take as few steps as one.
+        for _, tiles in groupby(self.shared(), key=lambda tile: (of_row[tile.row], of_column[tile.column] // _BLOCKS)):
+            row, found = 0, dict[int, Tensor]()
+            for tile in tiles:
+                sums = _sum_rows(tile, value_of(tile), runs(tile.row, tile.row + 1))
+                row, at = rows.first[tile.row], tile.column
+                found[at] = found[at] + sums if at in found else sums
+            first, end = min(found), max(found) + 1
+            across = torch.cat([*found.values()], dim=1).T.contiguous()
+            sums, trials = columns.runs(first, end).add_up(across).T.chunk(2)
+            yield Cells(row, columns.first[first], sums, trials)
 
     def _scores(self, below: int, a: Tensor, b: Tensor) -> Tensor:
         """Scores of a tile, below the diagonal from the product the other way round.
@@ -283,22 +290,11 @@ def _holds_nan(vectors: Tensor) -> Tensor:
     return vectors.detach().amax().isnan() if vectors.numel() else vectors.new_zeros((), dtype=torch.bool)
 
 
-def _sum_by_runs(tile: Tile, values: Tensor, row_runs: Tensor, column_runs: Tensor) -> Tensor:
-    """Sums of values and numbers of trials of each pair of voices in a tile, ``(2, v, w)``."""
-
-    def summed(x: Tensor) -> Tensor:
-        return _sum_runs(_sum_runs(x, row_runs).T.contiguous(), column_runs).T
-
+def _sum_rows(tile: Tile, values: Tensor, runs: Runs) -> Tensor:
+    """Sums of values over the rows of each voice of a tile, and below them the numbers of trials, ``(2 v, B)``."""
     values = values.to(wide_dtype(values.device))
     if tile.excluded is None:
-        return torch.stack([summed(values), row_runs.outer(column_runs).to(values.dtype)])
-    return torch.stack([summed(values.masked_fill(tile.excluded, 0)), summed((~tile.excluded).to(values.dtype))])
-
-
-def _sum_runs(rows: Tensor, runs: Tensor) -> Tensor:
-    """Sums of neighbouring rows."""
-    if rows.device.type != "cpu":  # where to add rows one by one is neither fast nor repeatable
-        # Unsafe only if lengths did not add up; to check that would wait for the device in every tile.
-        return torch.segment_reduce(rows, "sum", lengths=runs, axis=0, unsafe=True)
-    place = torch.arange(len(runs)).repeat_interleave(runs)
-    return rows.new_zeros(len(runs), rows.shape[1]).index_add(0, place, rows)
+        counts = runs.lengths.to(values.dtype)[:, None].expand(-1, values.shape[1])
+        return torch.cat([runs.add_up(values), counts])
+    sums = runs.add_up(values.masked_fill(tile.excluded, 0))
+    return torch.cat([sums, runs.add_up((~tile.excluded).to(values.dtype))])

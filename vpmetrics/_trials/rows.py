@@ -15,6 +15,21 @@ from vpmetrics._trials.utterances import Side, occurrences
 _AT_ONCE = 1 << 10  # rows prepared
 
 
+class Runs(NamedTuple):
+    """Rows that are sorted by voice: the place of the voice of each row, and how many rows each voice has."""
+
+    place: Tensor
+    lengths: Tensor
+
+    def add_up(self, rows: Tensor) -> Tensor:
+        """Sums of the rows of each voice."""
+        if rows.device.type == "cpu":
+            return rows.new_zeros(len(self.lengths), rows.shape[1]).index_add(0, self.place, rows)
+        # Where to add rows one by one is neither fast nor repeatable. Unsafe only if lengths did not add up; to check
+        # that would wait for the device in every tile.
+        return torch.segment_reduce(rows, "sum", lengths=self.lengths, axis=0, unsafe=True)
+
+
 class SortedRows(NamedTuple):
     """One side, sorted by voice: a speaker within a group.
 
@@ -49,10 +64,14 @@ class SortedRows(NamedTuple):
         low, high = other.lowest[block], other.highest[block]
         return range(bisect_left(self.highest, low), bisect_right(self.lowest, high))
 
-    def runs(self, tile: int) -> Tensor:
-        """How many rows each voice has in a tile, from its first voice to its last."""
-        voices = self.side.voices[self.at(tile)] - self.first[tile]
-        return occurrences(voices, self.last[tile] - self.first[tile] + 1)
+    def block_of_tile(self) -> list[int]:
+        """The number of the block of each tile."""
+        return [number for number, tiles in enumerate(self.blocks) for _ in tiles]
+
+    def runs(self, begin: int, end: int) -> Runs:
+        """The rows of each voice in some tiles side by side, from their first voice to their last."""
+        voices = self.side.voices[self.starts[begin] : self.starts[end]] - self.first[begin]
+        return Runs(voices, occurrences(voices, self.last[end - 1] - self.first[begin] + 1))
 
 
 class Layouts:

@@ -123,7 +123,7 @@ class _Axis(NamedTuple):
         # On a CPU it costs little to look whether all scores are inside; a GPU would have to wait.
         if x.device.type == "cpu" and x.numel():
             least, most = x.aminmax()
-            if bool((least >= 0) & (most < _BINS)):
+            if least.item() >= 0 and most.item() < _BINS:
                 return x.to(torch.int32).add_(_TAIL)
         x = x.nan_to_num_()
         inside = x.clamp(0, _BINS - 1).to(torch.int32).add_(_TAIL)

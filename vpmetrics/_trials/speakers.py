@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -93,6 +94,11 @@ class _Sums(NamedTuple):
         zeros = like.new_zeros(2, count, dtype=wide_dtype(like.device))
         return cls(zeros, zeros.clone(), zeros[0] + torch.inf, zeros[0] - torch.inf)
 
+    def by_tile(self, starts: Sequence[int]) -> list[_Sums]:
+        """Those of the rows of each tile, in the same memory."""
+        sizes = [end - start for start, end in pairwise(starts)]
+        return [_Sums(*parts) for parts in zip(*(part.split(sizes, dim=-1) for part in self), strict=True)]
+
     def by_voice(self, voices: Tensor, count: int) -> _Sums:
         """Added up."""
         empty = _Sums.empty(count, self.evidence)
@@ -123,16 +129,12 @@ class SpeakerTally:
         Each of several threads has one of its own.
         """
         of_kinds = cache(lambda kinds: self._scores.look_up([per_step, *self._tables[:kinds]]))
-        rows, columns = self._grid.rows.side.voices, self._grid.columns.side.voices
-        own = [_Sums.empty(len(voices), self._grid.vectors[0]) for voices in (rows, columns)]
-        for every, one in zip(self._found, own, strict=True):
-            every.append(one)
-
-        def find(tile: Tile) -> Tensor:
-            places = self._grid.rows.at(tile.row), self._grid.columns.at(tile.column)
-            return _tally(tile, of_kinds, [*zip(own, places, (1, 0), strict=True)])
-
-        return find
+        of_tiles = []
+        for found, rows in zip(self._found, (self._grid.rows, self._grid.columns), strict=True):
+            found.append(_Sums.empty(len(rows.side.voices), self._grid.vectors[0]))
+            of_tiles.append(found[-1].by_tile(rows.starts))
+        rows_of, columns_of = of_tiles
+        return lambda tile: _tally(tile, of_kinds, (rows_of[tile.row], columns_of[tile.column]))
 
     def disclosure(self) -> SpeakerDisclosure:
         """What each speaker's trials disclose, of all tiles tallied; speakers of several groups once for each."""
@@ -142,26 +144,26 @@ class SpeakerTally:
         return _disclosure(self._scores, voices, *both, self._grid.within)
 
 
-def _tally(tile: Tile, of_kinds: Callable[[int], Finder], own: Sequence[tuple[_Sums, slice, int]]) -> Tensor:
+def _tally(tile: Tile, of_kinds: Callable[[int], Finder], sides: tuple[_Sums, _Sums]) -> Tensor:
     """Look up the scores of a tile, and add its trials to sums of its rows and of its columns."""
     low, high = _masked(tile, torch.inf), _masked(tile, -torch.inf)
-    for sums, part, dim in own:
-        sums.low[part] = torch.minimum(sums.low[part], low.amin(dim))
-        sums.high[part] = torch.maximum(sums.high[part], high.amax(dim))
+    for sums, dim in zip(sides, (1, 0), strict=True):
+        torch.minimum(sums.low, low.amin(dim), out=sums.low)
+        torch.maximum(sums.high, high.amax(dim), out=sums.high)
     kinds = 1 if tile.same_speaker is None else 2
     found, *values = of_kinds(kinds)(tile.scores)
     for kind in range(kinds):
-        _add(kind, values[kind], _trials_of_kind(tile, kind), own)
+        _add(kind, values[kind], _trials_of_kind(tile, kind), sides)
     return found
 
 
-def _add(kind: int, values: Tensor, kept: Tensor | None, own: Sequence[tuple[_Sums, slice, int]]) -> None:
+def _add(kind: int, values: Tensor, kept: Tensor | None, sides: tuple[_Sums, _Sums]) -> None:
     counted = None if kept is None else kept.float()  # sums of booleans run many times as long
     if kept is not None:
         values = torch.where(kept, values, 0)
-    for sums, part, dim in own:
-        sums.evidence[kind, part] += values.sum(dim)
-        sums.trials[kind, part] += values.shape[dim] if counted is None else counted.sum(dim)
+    for sums, dim in zip(sides, (1, 0), strict=True):
+        sums.evidence[kind] += values.sum(dim)
+        sums.trials[kind] += values.shape[dim] if counted is None else counted.sum(dim)
 
 
 def _joined(parts: Sequence[_Sums]) -> _Sums:
