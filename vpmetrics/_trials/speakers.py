@@ -96,8 +96,7 @@ class _Sums(NamedTuple):
 
     def by_tile(self, starts: Sequence[int]) -> list[_Sums]:
         """Those of the rows of each tile, in the same memory."""
-        sizes = [end - start for start, end in pairwise(starts)]
-        return [_Sums(*parts) for parts in zip(*(part.split(sizes, dim=-1) for part in self), strict=True)]
+        return [_Sums(*(part[..., start:end] for part in self)) for start, end in pairwise(starts)]
 
     def by_voice(self, voices: Tensor, count: int) -> _Sums:
         """Added up."""
