@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from vpmetrics import LocalInformationDisclosure, SimilarityRankDisclosure
 from vpmetrics._identity import identify_sides
 from vpmetrics._scores import logistic
-from vpmetrics._scores.nodes import nodes_of, sums_at_nodes
+from vpmetrics._scores.nodes import Extent, nodes_of, sums_at_nodes
 from vpmetrics._trials import identification as implementation
 from vpmetrics._trials import references as walking
 from vpmetrics._trials import slopes as regression
@@ -140,7 +140,7 @@ def test_slopes_converge_however_small_the_overlap(kind, dtype):
         targets, others = (side.to(dtype) for side in SMALL_SETS[kind](targets, others))
         z = torch.cat([targets[:, None], others.view(10, 4)], dim=1)
         is_match = torch.arange(5).expand(10, 5) == 0
-        (slope,) = regression.fit_slopes(regression.Rows(z, is_match, z[:, :1], torch.ones(10, 1).bool()))
+        (slope,) = regression.fit_slopes(regression.Rows(z, is_match, z[:, :1], torch.zeros(10).long(), torch.ones(1, 1).bool()))
         sides, sign = (
             (targets.double().numpy(), others.double().numpy()),
             1.0 if targets.mean() > others.mean() else -1.0,
@@ -165,10 +165,11 @@ def test_sums_over_all_numbers_are_those_at_nodes(steepness):
                 assert_close(found[:, one], expected[:, 0], rtol=1e-11, atol=atol)
 
 
-def test_nodes_of_numbers_in_turns_add_up_to_those_of_all():
+def test_nodes_of_parts_of_the_numbers_add_up_to_those_of_all():
     draw = torch.Generator().manual_seed(0)
     numbers, group = torch.randn(100_000, generator=draw), torch.randint(3, (100_000,), generator=draw)
-    whole, parts = nodes_of(numbers, group, 3), [nodes_of(numbers, group, 3, range(turn, 4, 4)) for turn in range(4)]
+    extent, whole = Extent.of(numbers), nodes_of(numbers, group, 3)
+    parts = [nodes_of(numbers[turn::4], group[turn::4], 3, extent) for turn in range(4)]
     assert_close(sum(part.weights for part in parts), whole.weights, rtol=1e-12, atol=1e-9)
     assert all(torch.equal(part.places, whole.places) for part in parts)
 
@@ -255,7 +256,7 @@ def test_many_speakers_share_slopes_in_folds(monkeypatch):
     values = identify(protected, speakers, original)
     scores, true = reference_scores(original.numpy(), protected.numpy(), speakers.numpy())
     trials = walking.prepare_trials(protected, speakers, original, None)
-    fold = implementation._order_of_speakers(trials).argsort()[trials.column[trials.usable]].numpy() % 10
+    fold = implementation.order_of_speakers(trials).argsort()[trials.column[trials.usable]].numpy() % 10
     assert_close(values.bits, torch.from_numpy(cross_fitted(scores, true, fold)), atol=1e-9, rtol=0)
     assert not torch.equal(values.bits, alone.bits)
     assert_close(values.bits.mean(), alone.bits.mean(), atol=2e-2, rtol=0)

@@ -23,6 +23,23 @@ _NUMBERS, _PIECES = 128, 256  # numbers for a piece, at least, and pieces, at mo
 _AT_ONCE = 1 << 15  # numbers worked on at a time: what a core's cache holds
 
 
+class Extent(NamedTuple):
+    """Where numbers lie, and how many they are."""
+
+    low: float
+    high: float
+    count: int
+
+    @classmethod
+    def of(cls, numbers: Tensor) -> Extent:
+        """That of numbers ``(P,)``: without end where one is not finite, and of none the other way round."""
+        if len(numbers) == 0:
+            return cls(math.inf, -math.inf, 0)
+        low, high = (float(end) for end in numbers.aminmax())
+        known = math.isfinite(low) and math.isfinite(high)
+        return cls(*((low, high) if known else (-math.inf, math.inf)), len(numbers))
+
+
 class Nodes(NamedTuple):
     """Places ``(K,)``, and how much each of them weighs in every group of the numbers, ``(G, K)``.
 
@@ -34,21 +51,18 @@ class Nodes(NamedTuple):
     steepest: float
 
 
-def nodes_of(numbers: Tensor, group: Tensor, groups: int, turn: range = range(1)) -> Nodes | None:
+def nodes_of(numbers: Tensor, group: Tensor, groups: int, whole: Extent | None = None) -> Nodes | None:
     """Nodes for numbers ``(P,)``, each of a group; None where they are too few or infinite.
 
-    Weights add up: those made of the numbers whose ``turn`` it is, one in so many, are a part of the whole.
+    Weights add up: where these numbers are a part of the ``whole``, so are their weights.
     """
-    pieces = min(len(numbers) // _NUMBERS, _PIECES)
-    if pieces == 0:
+    low, high, count = whole or Extent.of(numbers)
+    pieces = min(count // _NUMBERS, _PIECES)
+    length = (high - low) / max(pieces, 1)
+    if pieces == 0 or not 0 < length < math.inf:
         return None
-    low, high = map(widen, numbers.aminmax())
-    length = float(high - low) / pieces
-    if not 0 < length < math.inf:
-        return None
-    sums = low.new_zeros(_ORDER, groups * pieces)
-    own = (column[turn.start :: turn.step].split(_AT_ONCE) for column in (numbers, group))
-    for some, of in zip(*own, strict=True):
+    sums = widen(numbers[:0]).new_zeros(_ORDER, groups * pieces)
+    for some, of in zip(numbers.split(_AT_ONCE), group.split(_AT_ONCE), strict=True):
         place = (widen(some) - low) / length
         piece = place.long().clamp(max=pieces - 1)
         _add_polynomials(sums, 2 * (place - piece) - 1, of * pieces + piece)

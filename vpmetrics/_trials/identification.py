@@ -41,7 +41,7 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
     walk = _walks(trials, scoring)
     if slope is None:
         with torch.no_grad():
-            slopes = _cross_fit(trials, walk(), _type_of_scores(trials, scoring))
+            slopes = _cross_fit(trials, walk(), type_of_scores(trials, scoring))
     else:
         slopes = torch.as_tensor(slope, device=trials.column.device).expand(len(trials.inputs))
     ranks, several = no_ranks(trials), len(trials.references.speakers) > 1
@@ -103,43 +103,64 @@ def equal_up_to(scores: Tensor) -> Tensor:
     return widen(scores.detach().abs().sum(dim=1, keepdim=True)) / max(1, scores.shape[1]) * unit
 
 
-def _type_of_scores(trials: Trials, scoring: Scoring) -> torch.dtype:
+def type_of_scores(trials: Trials, scoring: Scoring) -> torch.dtype:
     """As they are compared, where that is known before: widened, processes would exchange twice as many bytes."""
     return result_dtype(trials.inputs) if isinstance(scoring, str) else trials.references.sums.dtype
+
+
+class Deal(NamedTuple):
+    """Which references slopes are fitted on, and which inputs share one."""
+
+    chosen: Tensor  # (B, K), references of each input
+    fold: Tensor  # (B,)
+    folds: int
+
+    def fit(self, z: Tensor, match: Tensor, is_match: Tensor, usable: Tensor) -> Tensor:
+        """The slope for each input ``(B,)``, fitted on the inputs of the other folds.
+
+        From standardised scores of the chosen references ``(B, K)``, those of the own one ``(B, 1)``, and where that is
+        among the chosen.
+        """
+        others = ~torch.eye(self.folds, dtype=torch.bool, device=z.device)
+        takes_part = torch.cat([others, torch.zeros_like(others[:1])])
+        group = torch.where(usable, self.fold, self.folds)
+        return regression.fit_slopes(regression.Rows(z, is_match, match, group, takes_part))[self.fold]
+
+
+def deal(order: Tensor, column: Tensor, inputs: int) -> Deal:
+    """Deal inputs, of so many of all processes, whose speakers are at ``column`` ``(B,)`` of references in order."""
+    count, place = len(order), order.argsort()[column]
+    stride = min(-(-inputs * count // _AT_HAND), count)
+    columns = stride * torch.arange(count // stride, device=order.device)
+    # Speakers with trials come first, and are no more than these.
+    folds = min(count, inputs if inputs * len(columns) * count <= _EVALUATIONS else _FOLDS)
+    # Spacing starts elsewhere for every speaker, so that all references take part, and does so whatever the order of
+    # the inputs and the numbers of the speakers.
+    return Deal(order[(place * 7919 % stride).unsqueeze(1) + columns], place % folds, folds)
 
 
 def _cross_fit(trials: Trials, tiles: Iterable[Tile], dtype: torch.dtype) -> Tensor:
     """The slope for each input, ``(B,)``, fitted on other speakers: all of them, or those of the other folds."""
     references, inputs = trials.references, len(trials.inputs)
-    count = len(references.speakers)
-    if count < 2 or inputs == 0:
+    if len(references.speakers) < 2 or inputs == 0:
         return references.anchor.new_full((inputs,), torch.nan)
-    order = _order_of_speakers(trials)
-    place = order.argsort()[trials.column]
-    stride = min(-(-inputs * count // _AT_HAND), count)
-    columns = stride * torch.arange(count // stride, device=order.device)
-    folds = count if inputs * len(columns) * count <= _EVALUATIONS else min(count, _FOLDS)
-    fold = place % folds
-    takes_part = (fold.unsqueeze(1) != torch.arange(folds, device=fold.device)) & trials.usable.unsqueeze(1)
-    # Spacing starts elsewhere for every speaker, so that all references take part, and does so whatever the order of
-    # the inputs and the numbers of the speakers.
-    chosen = order[(place * 7919 % stride).unsqueeze(1) + columns]
-    z, match = (references.sums.new_zeros(inputs, width, dtype=dtype) for width in (chosen.shape[1], 1))
+    dealt = deal(order_of_speakers(trials), trials.column, inputs)
+    z, match = (references.sums.new_zeros(inputs, width, dtype=dtype) for width in (dealt.chosen.shape[1], 1))
     for tile in tiles:
         centred, own, deviation = centre(tile)
-        z[tile.rows] = (centred.gather(1, chosen[tile.rows]) / deviation).to(dtype)
+        z[tile.rows] = (centred.gather(1, dealt.chosen[tile.rows]) / deviation).to(dtype)
         match[tile.rows] = (own / deviation).to(dtype)
     z, match = shares.totals(z, match)
-    rows = regression.Rows(z, chosen == trials.column.unsqueeze(1), match, takes_part)
-    return regression.fit_slopes(rows)[fold]
+    return dealt.fit(z, match, dealt.chosen == trials.column.unsqueeze(1), trials.usable)
 
 
-def _order_of_speakers(trials: Trials) -> Tensor:
-    """Columns of the references in an order that does not depend on the numbers of their speakers, ``(N,)``.
+def order_of_speakers(trials: Trials) -> Tensor:
+    """Columns of the references of all processes in an order that the numbers of their speakers do not decide, ``(N,)``.
 
     Those with trials come first, so that as many of them are dealt to every fold.
     """
     references = trials.references
-    present = torch.zeros_like(references.units).index_add(0, trials.column, trials.usable.long()) > 0
-    by_key = row_keys(references.whole()).argsort(stable=True)
-    return by_key[(~present)[by_key].to(torch.uint8).argsort(stable=True)]
+    absent = torch.zeros_like(references.units).index_add(0, trials.column, trials.usable.long()) == 0
+    keys, absent = shares.of_all(torch.stack([row_keys(references.whole()), widen(absent)], dim=1)).unbind(1)
+    by_key = keys.argsort(stable=True)
+    return by_key[absent[by_key].argsort(stable=True)]

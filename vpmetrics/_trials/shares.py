@@ -189,6 +189,16 @@ def of_all(own: Tensor) -> Tensor:
     return total(whole)
 
 
+def pooled(*parts: Tensor) -> list[Tensor]:
+    """The sums of what all processes have found in rows that are apart; else all of them have the whole already."""
+    return totals(*parts) if apart() else list(parts)
+
+
+def most(*parts: Tensor) -> list[Tensor]:
+    """The largest of that, number by number."""
+    return largest(*parts) if apart() else list(parts)
+
+
 def sent(owner: Tensor, parts: Iterable[Tensor]) -> list[Tensor]:
     """Every row to the process that owns it; returns those that have come here. Asks for one part after the other."""
     share = _share.get()

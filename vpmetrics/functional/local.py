@@ -101,7 +101,8 @@ def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
     with torch.no_grad():
         z, column = standardise(widen(scores), equal_up_to(scores)), target_index.unsqueeze(1)
         is_match = torch.zeros_like(z, dtype=torch.bool).scatter(1, column, True)
-        rows = regression.Rows(z, is_match, z.gather(1, column), torch.ones_like(column, dtype=torch.bool))
+        group, takes_part = torch.zeros_like(target_index), torch.ones_like(column[:1], dtype=torch.bool)
+        rows = regression.Rows(z, is_match, z.gather(1, column), group, takes_part)
         return regression.fit_slopes(rows)[0].to(result_dtype(scores))
 
 
