@@ -315,7 +315,9 @@ def test_a_process_killed_in_mid_compute_ends_the_others_who_say_which(tmp_path)
 # Without its sessions, whose calibrations are learnt on every process.
 PLAIN = {name: column for name, column in rows(speakers=12).items() if name != "sessions"}
 TWO = {name: column for name, column in rows(speakers=2).items() if name != "sessions"}
+LOCAL = ("alid", "pdr", "ndr", "lid_pos", "lid_neg", "lid_max", "link_rate")
 RANKED = tuple(f"{name}_{key}" for name in ("oo", "op") for key in ("max_d", "mean_d", "mean_d_chance", "id_rate"))
+RANKED += tuple(f"{name}_{key}" for name in ("op", "pp") for key in LOCAL)
 APART = ("op_d_ece", "op_d_ece_reversed", "op_min_cllr", "op_raw_eer", "pp_d_ece", "op_d_diag_log", "deid", "gvd")
 APART += RANKED
 

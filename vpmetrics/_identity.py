@@ -12,11 +12,12 @@ from torch.nn.functional import pad
 
 from vpmetrics._intervals import LeftOut, left_out_of_ranks
 from vpmetrics._precision import widen
+from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.identification import Identification, identify_trials
 from vpmetrics._trials.left_out import Blocks
 from vpmetrics._trials.left_out_ranks import LeftOutRanks, identify_without
-from vpmetrics._trials.passed_ranks import histogram_of_passed
+from vpmetrics._trials.passed_references import identify_passed
 from vpmetrics._trials.ranks import histogram_of_trials, mean_by_chance
 from vpmetrics._trials.references import trials_of_sides
 from vpmetrics._trials.scorers import Scoring
@@ -45,7 +46,8 @@ class Identified(NamedTuple):
     def of_chance(self, model: str) -> Tensor:
         """The MeanD that as many inputs would show if they disclosed nothing."""
         histograms = [part.histogram for part in self.parts]
-        expected = [expected_by_chance(part.histogram, model, len(part.trials)) for part in self.parts]
+        inputs = [shares.number_of_all(len(part.trials)) for part in self.parts]
+        expected = [expected_by_chance(each, model, number) for each, number in zip(histograms, inputs, strict=True)]
         return _over_groups([{"mean_d": each} for each in expected], histograms)["mean_d"]
 
     def of_information(self) -> dict[str, Tensor]:
@@ -65,8 +67,14 @@ def identify_sides(
     slope: float | None,
     bandwidth: float | None = None,
     blocks: Blocks | None = None,
+    informed: bool = True,
 ) -> Identified:
-    """One walk for each group; with ``blocks`` of speakers to leave out, one more."""
+    """One walk for each group; with ``blocks`` of speakers to leave out, one more.
+
+    Where processes keep their rows apart, of the inputs of this one; these have bits only where ``informed``.
+    """
+    if shares.apart():
+        return Identified([identify_passed(sides, condition, scoring, slope, informed)], [])
     parts, without = [], []
     for part in _groups_of(sides):
         trials = trials_of_sides(part, condition)
@@ -78,13 +86,6 @@ def identify_sides(
         parts.append(found)
     several = _with_others([part.histogram for part in parts])
     return Identified([parts[at] for at in several], [without[at] for at in several if without])
-
-
-def ranks_of_passed(sides: Sides, condition: Condition, scoring: Scoring, model: str) -> dict[str, Tensor]:
-    """What ranks disclose where embeddings stay apart, and the MeanD that as many inputs would show by chance."""
-    histogram, inputs = histogram_of_passed(sides, condition, scoring)
-    chance = expected_by_chance(histogram, model, inputs)
-    return rank_disclosure(histogram, model, validate_args=False) | {"mean_d_chance": chance}
 
 
 def histograms_of_sides(

@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid, pad
 
 from vpmetrics._checks import warn_once, warn_where
 from vpmetrics._crowds import Rates, isolation_of_sides
-from vpmetrics._identity import identify_sides, ranks_of_passed
+from vpmetrics._identity import identify_sides
 from vpmetrics._intervals import (
     LeftOut,
     Profiles,
@@ -262,13 +262,15 @@ def report_condition(
         voices = grid.voices.sort().values
         left_out.append(left_out_of_scores(voices, scores, counts, likeness, settings.similarity, blocks))
         profiles = None if counts is None else Profiles(counts, blocks.ratio, settings.intervals)
-    if shares.apart() and settings.asks_for(condition.name, "rank"):
-        scalars |= ranks_of_passed(sides, condition, settings.scoring, settings.rank_model)
-    elif by_speaker or settings.asks_for(condition.name, "rank", "local"):
-        found = identify_sides(sides, condition, settings.scoring, settings.slope, settings.bandwidth, blocks)
-        identification, model = found.together(), settings.rank_model
-        identified = identification_by_speaker(identification)
-        scalars |= found.of_ranks(model) | {"mean_d_chance": found.of_chance(model)} | found.of_information()
+    if by_speaker or settings.asks_for(condition.name, "rank", "local"):
+        informed = by_speaker or not shares.apart() or settings.asks_for(condition.name, "local")
+        found = identify_sides(sides, condition, settings.scoring, settings.slope, settings.bandwidth, blocks, informed)
+        together, model = found.together(), settings.rank_model
+        # No figure shows the inputs of one process for those of all.
+        identification = None if shares.apart() else together
+        identified = identification_by_speaker(together)
+        scalars |= found.of_ranks(model) | {"mean_d_chance": found.of_chance(model)}
+        scalars |= found.of_information() if informed else {}
         left_out += [] if blocks is None else [found.left_out(model, blocks)]
     if speakers is not None:
         scalars |= _scalars_of_speakers(speakers, identified)

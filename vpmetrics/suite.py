@@ -149,11 +149,12 @@ class VoicePrivacy(AttackedMetric):
     def _refuse_apart(self) -> None:
         """Raise where something is asked for that one process cannot say without the rows of all others."""
         families = {family for _, family in self._settings().origins or (("", "all"),)}
-        known = {"score", "matrix", "rank"}
+        known = {"score", "matrix", "rank", "local"}
         if not families <= known:
             raise ValueError(
-                "Expected `metrics` to name only scalars of scores, matrices and ranks with gather=False, such as "
-                f"'op_d_ece', 'deid' and 'op_mean_d', but got those of {', '.join(sorted(families - known))}."
+                "Expected `metrics` to name only scalars of scores, matrices, ranks and local information with "
+                "gather=False, such as 'op_d_ece', 'deid', 'op_mean_d' and 'op_alid', but got those of "
+                f"{', '.join(sorted(families - known))}."
             )
         given = {"bandwidth": self.bandwidth, "enrolment": self.enrolment, "intervals": self.intervals}
         for name, value in {**given, "dist_sync_fn": self.dist_sync_fn}.items():

@@ -27,7 +27,7 @@ _FOLDS = 10  # otherwise
 class Identification(NamedTuple):
     """All that one walk through the scores of inputs against references says."""
 
-    histogram: Tensor  # (N,), inputs per rank
+    histogram: Tensor  # (N,), inputs per rank; where processes keep their rows apart those of all, all else of one
     bits: Tensor  # (P,), local information of each trial
     linked: Tensor  # (P,), whether its true speaker strictly beats all others
     trials: Tensor  # (P,), the row of the input
@@ -54,8 +54,13 @@ def identify_trials(trials: Trials, scoring: Scoring, slope: float | Tensor | No
             found = local_bits(centred, match, slopes[tile.rows].to(centred.dtype).unsqueeze(1) / deviation)
             bits[tile.rows] = widen(found)
     ranks, bits = shares.totals(ranks, bits)
+    return tell(trials, ranks, bits, slopes, histogram_of_ranks(trials, ranks))
+
+
+def tell(trials: Trials, ranks: Tensor, bits: Tensor, slopes: Tensor, histogram: Tensor) -> Identification:
+    """What is known of the inputs that have a reference: from the ranks ``(3, B)`` and the bits ``(B,)`` of each."""
     used = trials.usable.nonzero().squeeze(1)
-    histogram, (above, tied) = histogram_of_ranks(trials, ranks), ranks[:2, used].long()
+    above, tied = ranks[:2, used].long()
     tied = tied.clamp(min=1)  # with itself, also where scores are NaN
     of_ranks, linked = bits_of_ranks(histogram, above, tied), (above == 0) & (tied == 1)
     speakers, bits = trials.references.speakers[trials.column[used]], bits[used].to(result_dtype(trials.inputs))

@@ -179,6 +179,11 @@ def lengths(own: int) -> list[int]:
     return [own] if company is None else _table([own], number, processes, company.device)[:, 0].tolist()
 
 
+def number_of_all(own: int) -> int:
+    """How many rows there are of something, on all processes where they are apart."""
+    return sum(lengths(own)) if apart() else own
+
+
 def of_all(own: Tensor) -> Tensor:
     """The rows of all processes where they are apart, one process after the other; else they are that already."""
     if not apart():

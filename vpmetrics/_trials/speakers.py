@@ -188,8 +188,9 @@ def identification_by_speaker(found: Identification) -> SpeakerIdentification:
     """What all inputs of each speaker disclose, by ascending speaker."""
     names, place, inputs = found.speakers.unique(return_inverse=True, return_counts=True)
     bits = torch.stack([found.rank_bits, found.bits]).to(wide_dtype(names.device))
-    sums = bits.new_zeros(2, len(names)).index_add(1, place, bits)
-    return SpeakerIdentification(names, inputs, *(sums / inputs))
+    means = bits.new_zeros(2, len(names)).index_add(1, place, bits) / inputs
+    names, inputs, means = map(shares.of_all, (names, inputs, means.mT))
+    return SpeakerIdentification(names, inputs, *means.unbind(1))
 
 
 def _of_all_processes(rows: _Sums, columns: _Sums) -> tuple[_Sums, _Sums]:

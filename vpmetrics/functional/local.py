@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vpmetrics._checks import check_identification, check_slopes, warn_undefined
 from vpmetrics._precision import at_least_float32, result_dtype, widen
+from vpmetrics._trials import shares
 from vpmetrics._trials import slopes as regression
 from vpmetrics._trials.identification import Identification, equal_up_to, identify_trials, local_bits, standardise
 from vpmetrics._trials.references import prepare_trials
@@ -167,25 +168,23 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
         >>> values["alid"], values["lid_pos"], values["link_rate"]
         (tensor(0.5000), tensor(2.), tensor(0.5000))
     """
-    wide, links = widen(bits), widen(linked)
-    # One trial of which nothing is known makes every mean, share and extreme NaN.
-    unknown = wide.new_full((1,), torch.nan)
-    wide, links = (wide, links) if len(bits) else (unknown, unknown)
-    undefined = wide.isnan().any()
-    warn_undefined("Local information needs two references, trials of two speakers, and numbers.", undefined)
-    links = torch.where(undefined, torch.nan, links)
-    wide = torch.where(undefined, torch.nan, wide)
+    wide, none = widen(bits), widen(bits).new_full((1,), -torch.inf)
     # What rounding leaves of a slope of nothing is no disclosure.
-    nothing = 16 * torch.finfo(at_least_float32(bits).dtype).eps
-    positive = torch.where(wide.isnan(), torch.nan, (wide > nothing).to(wide.dtype))
-    negative = 1 - positive
+    above = wide > 16 * torch.finfo(at_least_float32(bits).dtype).eps
+    disclosed, missed = (torch.where(side, wide, 0).sum() for side in (above, ~above))
+    counts = (torch.ones_like(linked), linked, above, wide.isnan())
+    sums = shares.pooled(torch.stack([*(widen(each).sum() for each in counts), disclosed, missed]))[0]
+    count, links, positive, unknown, disclosed, missed = sums
     values = {
-        "alid": wide.mean(),
-        "pdr": positive.mean(),
-        "ndr": negative.mean(),
-        "lid_pos": (positive * wide).sum() / positive.sum(),
-        "lid_neg": (negative * wide).sum() / negative.sum(),
-        "lid_max": wide.amax(),
-        "link_rate": links.mean(),
+        "alid": (disclosed + missed) / count,
+        "pdr": positive / count,
+        "ndr": (count - positive) / count,
+        "lid_pos": disclosed / positive,
+        "lid_neg": missed / (count - positive),
+        "lid_max": shares.most(torch.cat([wide, none]).amax())[0],
+        "link_rate": links / count,
     }
-    return {name: value.to(result_dtype(bits)) for name, value in values.items()}
+    # One trial of which nothing is known makes every mean, share and extreme NaN.
+    undefined = (unknown > 0) | (count == 0)
+    warn_undefined("Local information needs two references, trials of two speakers, and numbers.", undefined)
+    return {name: torch.where(undefined, torch.nan, value).to(result_dtype(bits)) for name, value in values.items()}
