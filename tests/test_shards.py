@@ -15,7 +15,7 @@ from torch import distributed
 from torch.testing import assert_close
 
 import vpmetrics as vp
-from vpmetrics._trials import company, pairs, references, shares
+from vpmetrics._trials import company, identification, pairs, references, shares
 from vpmetrics.attacks import Plain, RidgeToOriginal
 
 ATTACKS = (Plain(), RidgeToOriginal())
@@ -313,8 +313,9 @@ def test_a_process_killed_in_mid_compute_ends_the_others_who_say_which(tmp_path)
 
 
 # Without its sessions, whose calibrations are learnt on every process.
-PLAIN = {name: column for name, column in rows(speakers=12).items() if name != "sessions"}
-TWO = {name: column for name, column in rows(speakers=2).items() if name != "sessions"}
+PLAIN, TWO, LONELY = (
+    {name: column for name, column in rows(speakers).items() if name != "sessions"} for speakers in (12, 2, 1)
+)
 LOCAL = ("alid", "pdr", "ndr", "lid_pos", "lid_neg", "lid_max", "link_rate")
 RANKED = tuple(f"{name}_{key}" for name in ("oo", "op") for key in ("max_d", "mean_d", "mean_d_chance", "id_rate"))
 RANKED += tuple(f"{name}_{key}" for name in ("op", "pp") for key in LOCAL)
@@ -359,11 +360,52 @@ def test_embeddings_that_stay_apart_say_the_same(world, tmp_path):
     mp.spawn(_keep_apart, args=(world, tmp_path / "meeting"), nprocs=world)
 
 
+# A threshold separates targets from others, of whom some are zero and have no deviation.
+SEPARATE = {**PLAIN, "protected": PLAIN["original"] + 100 * torch.eye(12, dtype=torch.float64)[PLAIN["speakers"]]}
+SEPARATE["protected"][:20] = 0
+INFORMED = tuple(f"{name}_{key}" for name in ("op", "pp") for key in LOCAL)
+
+
+def told_of_inputs(given, few_at_hand=False, **settings):
+    """What all inputs and those of each speaker disclose."""
+    with pytest.MonkeyPatch.context() as patch:
+        if few_at_hand:
+            patch.setattr(identification, "_AT_HAND", 1000)
+            patch.setattr(identification, "_EVALUATIONS", 500)
+        report = give(suite(metrics=INFORMED, **settings), given).report()
+    scalars = {key: report.scalars[key] for key in INFORMED}
+    return scalars, [tuple(report.conditions[name].identified) for name in ("OP", "PP")]
+
+
+CASES = [(PLAIN, {}), (PLAIN, {"few_at_hand": True}), (SEPARATE, {}), (TWO, {"slope": 2.0}), (LONELY, {})]
+
+
+def _inform_apart(rank, world, path, expected):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    take_small_tiles()
+    distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    watched = Watched()
+    for (given, settings), alone in zip(CASES, expected, strict=True):
+        found = told_of_inputs(parts_of(given, world, "unevenly")[rank], gather=False, **settings)
+        assert_close(found, alone, atol=1e-9, rtol=0, equal_nan=True)
+        assert all(same_bits(found[0], other) for other in everyone(found[0]))
+    assert len(set(map(tuple, everyone(watched.calls)))) == 1
+    distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_inputs_that_stay_apart_disclose_what_they_do_to_one_process(tmp_path):
+    expected = [told_of_inputs(given, **settings) for given, settings in CASES]
+    assert len({float(scalars["op_alid"]) for scalars, _ in expected[:4]}) == 4
+    mp.spawn(_inform_apart, args=(3, tmp_path / "meeting", expected), nprocs=3)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "`metrics` to name only scalars of scores, matrices and ranks"),
-        ({"metrics": ["op_mean_d", "op_alid"]}, "but got those of local"),
+        ({}, "`metrics` to name only scalars of scores, matrices, ranks and local information"),
+        ({"metrics": ["op_mean_d", "op_worst_speaker"]}, "but got those of speaker"),
         ({"metrics": ["op_d_ece"], "intervals": 0.9}, "no `intervals` with gather=False, but got 0.9"),
         ({"metrics": ["op_d_ece"], "dist_sync_fn": as_it_is}, "no `dist_sync_fn` with gather=False"),
     ],

@@ -262,6 +262,7 @@ def report_condition(
         voices = grid.voices.sort().values
         left_out.append(left_out_of_scores(voices, scores, counts, likeness, settings.similarity, blocks))
         profiles = None if counts is None else Profiles(counts, blocks.ratio, settings.intervals)
+    del grid  # which holds all rows once more
     if by_speaker or settings.asks_for(condition.name, "rank", "local"):
         informed = by_speaker or not shares.apart() or settings.asks_for(condition.name, "local")
         found = identify_sides(sides, condition, settings.scoring, settings.slope, settings.bandwidth, blocks, informed)

@@ -93,7 +93,7 @@ class VoicePrivacy(AttackedMetric):
             compares probes with each of the chosen references, ``"speaker"`` with their mean per speaker.
         gather: With False processes never gather embeddings: each keeps those of some speakers, and blocks of them pass
             from one process to the next, so that memory per process falls as there are more. Only for ``metrics`` of
-            scores and matrices, which are then binned whatever their number, and of ranks.
+            scores and matrices, which are then binned whatever their number, of ranks and of local information.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:

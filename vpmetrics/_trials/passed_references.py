@@ -128,6 +128,7 @@ class _Rounds:
             for tile in walk(visited, self.scoring):
                 match, rounding = (of[tile.rows].to(tile.scores.dtype) for of in (self.match, self.rounding))
                 yield first, tile._replace(match=match, rounding=rounding)
+            del visited  # before the next comes
 
     def _visited(self) -> Iterator[tuple[int, Trials]]:
         """Inputs with the references of one other process after the other; the own speaker is never among these."""
@@ -136,6 +137,10 @@ class _Rounds:
             whose = (number + step) % processes
             vectors, speakers = shares.passed_on([reference.vectors, reference.speakers], self._rows[whose])
             reference = Side(vectors, speakers, torch.full_like(speakers, -1), speakers)
-            if self._rows[whose]:  # inputs leave out of each reference what they leave out of their own
-                there = form_trials(reference, self._probe, torch.full_like(self._probe.speakers, -1))
-                yield self.first(whose), self.own._replace(references=there.references, column=there.column)
+            if self._rows[whose]:
+                yield self.first(whose), self._against(reference)
+
+    def _against(self, visitor: Side) -> Trials:
+        """Inputs with other references, which lack what their own lack."""
+        there = form_trials(visitor, self._probe, torch.full_like(self._probe.speakers, -1))
+        return self.own._replace(references=there.references, column=there.column)

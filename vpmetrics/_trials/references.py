@@ -49,9 +49,10 @@ class References(NamedTuple):
         unit = self.first_unit + turn[:, None] % self.units
         counts, step = self.counts[unit], step[:, None]
         lacks = (counts > 1) & (step >= 0)
-        out = widen(self.vectors[self.rows[self.first_row[unit] + step.clamp(min=0) % counts]]) - self.anchor
-        sums = self.sums[unit] - torch.where(lacks[..., None], out, 0)
-        return self.anchor + sums / (counts - lacks.long())[..., None]
+        out = widen(self.vectors[self.rows[self.first_row[unit] + step.clamp(min=0) % counts]]).sub_(self.anchor)
+        # In place: there may be a wide row for each of very many speakers.
+        sums = self.sums[unit].sub_(out.masked_fill_(~lacks[..., None], 0))
+        return sums.div_((counts - lacks.long())[..., None]).add_(self.anchor)
 
     def whole(self) -> Tensor:
         """The first unit of every speaker with nothing left out, ``(N, D)``."""
@@ -232,8 +233,8 @@ def _walk(trials: Trials, scoring: Scoring, pieces: list[Part]) -> Iterator[Tile
         probes = prepared(trials.inputs[rows], scorer, references.anchor, dtype)
         probes_of = probes.split([piece.end - piece.start for piece in some])
         chosen = trials.galleries[:, some[0].gallery : some[-1].gallery + 1]
-        galleries = references.galleries(*chosen)
-        against = prepared(galleries.flatten(0, 1), scorer, references.anchor, dtype).view(galleries.shape)
+        against = prepared(references.galleries(*chosen).flatten(0, 1), scorer, references.anchor, dtype)
+        against = against.unflatten(0, (chosen.shape[1], len(references.speakers)))
         pairs = [(part, against[piece.gallery - some[0].gallery]) for piece, part in zip(some, probes_of, strict=True)]
         with torch.autocast(probes.device.type, enabled=False):
             parts = [scorer.compare(*pair) for pair in pairs]
