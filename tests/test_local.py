@@ -140,7 +140,8 @@ def test_slopes_converge_however_small_the_overlap(kind, dtype):
         targets, others = (side.to(dtype) for side in SMALL_SETS[kind](targets, others))
         z = torch.cat([targets[:, None], others.view(10, 4)], dim=1)
         is_match = torch.arange(5).expand(10, 5) == 0
-        (slope,) = regression.fit_slopes(regression.Rows(z, is_match, z[:, :1], torch.zeros(10).long(), torch.ones(1, 1).bool()))
+        group, takes_part = torch.zeros(10).long(), torch.ones(1, 1).bool()
+        (slope,) = regression.fit_slopes(regression.Rows(z, is_match, z[:, :1], group, takes_part))
         sides, sign = (
             (targets.double().numpy(), others.double().numpy()),
             1.0 if targets.mean() > others.mean() else -1.0,

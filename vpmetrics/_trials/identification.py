@@ -160,7 +160,7 @@ def _cross_fit(trials: Trials, tiles: Iterable[Tile], dtype: torch.dtype) -> Ten
 
 
 def order_of_speakers(trials: Trials) -> Tensor:
-    """Columns of the references of all processes in an order that the numbers of their speakers do not decide, ``(N,)``.
+    """Columns of the references of all processes in an order that does not depend on speakers' numbers, ``(N,)``.
 
     Those with trials come first, so that as many of them are dealt to every fold.
     """
