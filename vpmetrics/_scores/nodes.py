@@ -28,7 +28,7 @@ class Extent(NamedTuple):
 
     low: float
     high: float
-    count: int
+    number: int
 
     @classmethod
     def of(cls, numbers: Tensor) -> Extent:
@@ -56,8 +56,8 @@ def nodes_of(numbers: Tensor, group: Tensor, groups: int, whole: Extent | None =
 
     Weights add up: where these numbers are a part of the ``whole``, so are their weights.
     """
-    low, high, count = whole or Extent.of(numbers)
-    pieces = min(count // _NUMBERS, _PIECES)
+    low, high, number = whole or Extent.of(numbers)
+    pieces = min(number // _NUMBERS, _PIECES)
     length = (high - low) / max(pieces, 1)
     if pieces == 0 or not 0 < length < math.inf:
         return None

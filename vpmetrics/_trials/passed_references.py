@@ -97,7 +97,8 @@ def _bits(rounds: _Rounds, mean: Tensor, slope: Tensor) -> Tensor:
         total[tile.rows] = total[tile.rows] * (before - highest).exp() + summed
         top[tile.rows] = highest
     # The mean of exponentials, not their sum: equal scores then give 0 exactly.
-    return (slope * (rounds.match - mean) - top - (total / rounds.references).log()) / math.log(2)
+    bits: Tensor = (slope * (rounds.match - mean) - top - (total / rounds.references).log()) / math.log(2)
+    return bits
 
 
 class _Rounds:

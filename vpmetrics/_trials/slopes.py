@@ -142,10 +142,9 @@ def _nodes_of_others(rows: Rows) -> Nodes | None:
 
 def _extent_of(numbers: Tensor) -> Extent:
     """That of the numbers of all processes."""
-    low, high, count = Extent.of(numbers)
-    ends, counts = torch.tensor([-low, high], dtype=wide_dtype(numbers.device)), torch.tensor(count)
-    (ends,), (counts,) = shares.most(ends), shares.pooled(counts)
-    return Extent(-float(ends[0]), float(ends[1]), int(counts))
+    low, high, number = Extent.of(numbers)
+    (ends,) = shares.most(torch.tensor([-low, high], dtype=wide_dtype(numbers.device)))
+    return Extent(-float(ends[0]), float(ends[1]), shares.number_of_all(number))
 
 
 def _sums(rows: Rows, nodes: Nodes | None, theta: Tensor) -> tuple[Tensor, Tensor]:
