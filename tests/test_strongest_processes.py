@@ -10,9 +10,10 @@ import torch.multiprocessing as mp
 from torch.testing import assert_close
 
 from vpmetrics import StrongestAttack, VoicePrivacy
-from vpmetrics.attacks import Plain, RidgeToOriginal
+from vpmetrics.attacks import KernelRidge, Plain, RidgeToOriginal
 
-FEW = (Plain(), RidgeToOriginal())
+LINEAR = (Plain(), RidgeToOriginal())
+FEW = (*LINEAR, KernelRidge())  # that is not fitted in one place, but fold by fold
 # By process: the batches it sees, and those its attackers observe.
 SHARES = {
     2: [([[0], [1, 2, 3]], [[], [0, 1, 2]]), ([[], [2, 0, 3, 1]], [[0, 2], [1]])],
@@ -35,6 +36,7 @@ def batches(seed, speakers, first=0):
 def metrics():
     yield VoicePrivacy(attacks=FEW)
     yield StrongestAttack("OP", attacks=FEW)
+    yield StrongestAttack("PP", attacks=FEW, intervals=0.95)
 
 
 def give(metric, seen, observed):
@@ -67,5 +69,5 @@ def test_processes_find_what_one_finds_whoever_saw_and_observed_what(world, tmp_
 
 def test_what_these_attackers_observe_changes_what_they_find():
     measured, watched = batches(0, speakers=8), batches(1, speakers=30, first=100)
-    found = [give(StrongestAttack("OP", attacks=FEW), measured, seen).compute() for seen in (watched[:3], [])]
+    found = [give(StrongestAttack("OP", attacks=LINEAR), measured, seen).compute() for seen in (watched[:3], [])]
     assert found[0]["d_ece_strongest"] != found[1]["d_ece_strongest"]

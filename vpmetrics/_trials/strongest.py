@@ -21,11 +21,10 @@ import torch
 from torch import Tensor
 
 from vpmetrics._checks import warn_undefined
-from vpmetrics._precision import wide_dtype, widen
-from vpmetrics._scores.measures import eer_of_steps, expected_disclosure
-from vpmetrics._scores.steps import Steps, calibrate
+from vpmetrics._precision import wide_dtype
 from vpmetrics._trials import shares
 from vpmetrics._trials.attacked import ChosenAttack, compared
+from vpmetrics._trials.choices import AS_STRONG, NOISE, choose
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.folds import FEWEST_SPEAKERS, MOST_FOLDS, Folds, deal_speakers, is_linear, pairs_of
 from vpmetrics._trials.left_out import Blocks
@@ -35,8 +34,6 @@ from vpmetrics._trials.pairs import TILE, excluded_pairs
 from vpmetrics._trials.utterances import Side, Sides
 
 _BINS = 1 << 14  # of cosines
-_STEPS = 1 << 10  # of the score axis that choices are made with
-_AS_STRONG, _NOISE = 0.97, 0.001  # share of the strongest, and bits below that
 _OTHERS, _NEXT, _OWN, _NONE = range(4)  # pairs of two speakers, of one and the next, of one speaker; no trials
 
 
@@ -106,21 +103,21 @@ class Attackers:
             if one_sided not in self._fitted:
                 self._fitted[one_sided] = fits.of("PP" if one_sided else "OP")
             fitted = self._fitted[one_sided]
-            counts = _count(folds, condition, self.enrolment, list(fitted.values()))
-            found = _choose(counts[:, :, _OWN], counts[:, :, _OTHERS] + counts[:, :, _NEXT])
-            chance = _choose(counts[:, :, _NEXT], counts[:, :, _OTHERS])
-            known = torch.stack([counts[:, :, _OTHERS] + counts[:, :, _NEXT], counts[:, :, _OWN]], dim=2)
+            counts, own = self._counts(condition, fitted, whole=blocks is not None)
+            others, after, of_one = (counts[own, :, kind] for kind in (_OTHERS, _NEXT, _OWN))
+            sets = (of_one, others + after), (after, others)
+            found, chance = choose(sets, own, len(fitted))
             without = None
             if blocks is not None and not bool(found.d_ece.isnan()):
                 attacks = list(fitted.values())
-                without = attacks_without(
-                    folds, condition, self.enrolment, attacks, known, blocks, (_AS_STRONG, _NOISE)
-                )
+                known = torch.stack([counts[:, :, _OTHERS] + counts[:, :, _NEXT], counts[:, :, _OWN]], dim=2)
+                without = attacks_without(folds, condition, self.enrolment, attacks, known, blocks, (AS_STRONG, NOISE))
         undefined = found.d_ece.isnan()
         warn_undefined(f"There are no trials of one kind to attack in {condition.name}.", undefined)
         numbers = torch.tensor(list(fitted), device=counts.device)
         each = found.each.new_full((3 * len(self.attacks),), torch.nan).scatter(0, numbers, found.each)
-        return found._replace(
+        return Strongest(
+            d_ece=found.d_ece,
             attack=torch.where(undefined, -1, numbers.index_select(0, found.attack.view(1)).squeeze(0)),
             chance=torch.where(undefined, torch.nan, chance.d_ece),
             each=torch.where(undefined, torch.nan, each),
@@ -128,6 +125,27 @@ class Attackers:
             chosen=torch.where(undefined, -1, torch.stack([numbers[found.chosen[0]], found.chosen[1]])),
             without=without,
         )
+
+    def _counts(
+        self, condition: Condition, fitted: dict[int, list[Any]], whole: bool
+    ) -> tuple[Tensor, slice | list[int]]:
+        """Counts of pairs by attack, and for which attacks they are here; for each they are in one of the processes.
+
+        Where an attack was fitted it has been counted; of those fitted fold by fold, counts are added up, and of all
+        where every process needs the ``whole``.
+        """
+        assert self.folds is not None
+        attacks = list(fitted.values())
+        counts = _count(self.folds, condition, self.enrolment, attacks)
+        shared = [at for at, number in enumerate(fitted) if not is_linear(self.attacks[number % len(self.attacks)])]
+        if whole:
+            counts = shares.total(counts)
+        elif shared:
+            for at, sums in zip(shared, shares.totals(*(counts[at] for at in shared)), strict=True):
+                counts[at] = sums
+        turn = shares.in_turns(len(attacks))
+        own = [at for at, maps in enumerate(attacks) if (at in turn if at in shared else maps[0] is not None)]
+        return counts, slice(None) if len(own) == len(attacks) else own
 
     @cached_property
     def _finite(self) -> bool:
@@ -186,7 +204,7 @@ class Attackers:
 
 
 def _count(folds: Folds, condition: Condition, enrolment: str | None, fitted: Sequence[list[Any]]) -> Tensor:
-    """Pairs by attack, fold, kind and bin of their score, ``(A, K, 4, B)``, by whichever process fitted the attack."""
+    """Pairs by attack, fold, kind and bin of their score, ``(A, K, 4, B)``, of what this process has fitted."""
     counts = torch.zeros(len(fitted), folds.number, 4 * _BINS, dtype=torch.int32, device=folds.fold_of_voice.device)
     one = counts.new_ones(())
     for fold in range(folds.number):
@@ -200,7 +218,7 @@ def _count(folds: Folds, condition: Condition, enrolment: str | None, fitted: Se
                 )
                 slots += kinds
                 counts[number, fold].index_add_(0, slots.flatten(), one.expand(slots.numel()))
-    by_kind: Tensor = shares.total(counts).unflatten(-1, (4, _BINS))
+    by_kind: Tensor = counts.unflatten(-1, (4, _BINS))
     return by_kind
 
 
@@ -308,55 +326,3 @@ def _tiles(reference: Side, probe: Side, condition: Condition) -> Iterator[tuple
             kinds = (kinds * _BINS).int()
             excluded = excluded_pairs(reference, probe, condition, a, b, same)
             yield a, b, kinds if excluded is None else kinds.masked_fill_(excluded, _NONE * _BINS)
-
-
-def _choose(targets: Tensor, nontargets: Tensor) -> Strongest:
-    """What is found where for every fold the others choose the attack; counts ``(A, K, B)``."""
-    targets, nontargets = _condense(targets, nontargets)
-    attacks, folds = targets.shape[:2]
-    # Two directions of every attack: (2 A, K, S).
-    targets, nontargets = (torch.cat([counts, counts.flip(-1)]) for counts in (targets, nontargets))
-    pooled = Steps(targets.new_empty(0), targets.sum(1), nontargets.sum(1))
-    each = expected_disclosure(pooled)
-    found = targets.new_zeros(2 * attacks, folds)
-    for own in shares.in_turns(2 * attacks):
-        others = (counts.sum(0) - counts for counts in (targets[own], nontargets[own]))
-        found[own] = expected_disclosure(Steps(targets.new_empty(0), *others))
-    found = shares.total(found).nan_to_num(-torch.inf)
-    # The first that is as strong but for noise: of attacks that find the same, the one best elsewhere is worst here.
-    best = (found >= _AS_STRONG * found.amax(0) - _NOISE).to(torch.uint8).argmax(0)
-    llr, fold = calibrate(pooled)[best], torch.arange(folds, device=best.device)
-    together = _steps_of_llr(llr.flatten(), targets[best, fold].flatten(), nontargets[best, fold].flatten())
-    attack = (best % attacks).mode().values
-    d_ece = expected_disclosure(together)
-    chosen = torch.stack([best % attacks, best // attacks])
-    return Strongest(d_ece, eer_of_steps(together), attack, d_ece, each.view(2, attacks).amax(0), chosen)
-
-
-def _condense(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts in steps that hold as many targets each, ``(A, K, S)``.
-
-    Bins without targets are a step of their own where they lie between two such, or beyond all targets, so that with
-    few targets nothing is lost in either direction.
-    """
-    targets, nontargets = widen(targets), widen(nontargets)
-    mass = targets.sum(1)
-    up_to, total = mass.cumsum(-1), mass.sum(-1, keepdim=True)
-
-    def step_of(number: Tensor) -> Tensor:
-        return (number * _STEPS / total).nan_to_num().floor().clamp(-1, _STEPS - 1).long()
-
-    after, before = step_of(up_to), step_of(up_to - 1)
-    between = 2 * before + torch.where((after == before) & (up_to < total), 0, 1)
-    step = 1 + torch.where(mass > 0, 2 * step_of(up_to - mass), between)
-    step = torch.where(up_to == 0, 0, step)[:, None]
-    empty = targets.new_zeros(*targets.shape[:2], 2 * _STEPS + 1)
-    condensed = [empty.scatter_add(-1, step.expand_as(counts), counts) for counts in (targets, nontargets)]
-    return condensed[0], condensed[1]
-
-
-def _steps_of_llr(llr: Tensor, targets: Tensor, nontargets: Tensor) -> Steps:
-    """Steps of log-likelihood ratios that occur so often in each class."""
-    values, place = torch.unique(llr, return_inverse=True)
-    sums = (counts.new_zeros(len(values)).index_add(0, place, counts) for counts in (targets, nontargets))
-    return Steps(values[1:], *sums)
