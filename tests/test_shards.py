@@ -320,7 +320,7 @@ LOCAL = ("alid", "pdr", "ndr", "lid_pos", "lid_neg", "lid_max", "link_rate")
 RANKED = tuple(f"{name}_{key}" for name in ("oo", "op") for key in ("max_d", "mean_d", "mean_d_chance", "id_rate"))
 RANKED += tuple(f"{name}_{key}" for name in ("op", "pp") for key in LOCAL)
 APART = ("op_d_ece", "op_d_ece_reversed", "op_min_cllr", "op_raw_eer", "pp_d_ece", "op_d_diag_log", "deid", "gvd")
-APART += RANKED
+APART += ("op_worst_speaker", "op_worst_speaker_d_ece", "pp_speaker_d_ece_spread", *RANKED)
 
 
 def _keep_apart(rank, world, path):
@@ -344,6 +344,11 @@ def _keep_apart(rank, world, path):
     for name, condition in metric.report().conditions.items():
         assert condition.trials == conditions[name].trials
         assert condition.average_scores is None
+        if name != "OO":
+            for found, alone in zip(condition.speakers[1:], conditions[name].speakers[1:], strict=True):
+                assert_close(found[2:4], alone[2:4], atol=0, rtol=0)
+                assert_close(found.d_ece, alone.d_ece, atol=1e-3, rtol=0, equal_nan=True)
+                assert_close(found.l_w, alone.l_w, atol=1e-3, rtol=0, equal_nan=True)
         assert_close(condition.matrix, conditions[name].matrix, atol=1e-4, rtol=0, equal_nan=True)
     # Distances are taken from one middle, wherever a row is.
     distances = [suite(metrics=["op_d_ece"], scoring="euclidean", gather=gather) for gather in (True, False)]
@@ -404,8 +409,8 @@ def test_inputs_that_stay_apart_disclose_what_they_do_to_one_process(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "`metrics` to name only scalars of scores, matrices, ranks and local information"),
-        ({"metrics": ["op_mean_d", "op_worst_speaker"]}, "but got those of speaker"),
+        ({}, "`metrics` to name only scalars of scores, matrices, ranks, local information and speakers"),
+        ({"metrics": ["op_mean_d", "op_c_ece"]}, "but got those of calibration"),
         ({"metrics": ["op_d_ece"], "intervals": 0.9}, "no `intervals` with gather=False, but got 0.9"),
         ({"metrics": ["op_d_ece"], "dist_sync_fn": as_it_is}, "no `dist_sync_fn` with gather=False"),
     ],

@@ -93,7 +93,8 @@ class VoicePrivacy(AttackedMetric):
             compares probes with each of the chosen references, ``"speaker"`` with their mean per speaker.
         gather: With False processes never gather embeddings: each keeps those of some speakers, and blocks of them pass
             from one process to the next, so that memory per process falls as there are more. Only for ``metrics`` of
-            scores and matrices, which are then binned whatever their number, of ranks and of local information.
+            scores, matrices and speakers, which are then binned whatever their number, of ranks and of local
+            information.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -149,12 +150,12 @@ class VoicePrivacy(AttackedMetric):
     def _refuse_apart(self) -> None:
         """Raise where something is asked for that one process cannot say without the rows of all others."""
         families = {family for _, family in self._settings().origins or (("", "all"),)}
-        known = {"score", "matrix", "rank", "local"}
+        known = {"score", "matrix", "rank", "local", "speaker"}
         if not families <= known:
             raise ValueError(
-                "Expected `metrics` to name only scalars of scores, matrices, ranks and local information with "
-                "gather=False, such as 'op_d_ece', 'deid', 'op_mean_d' and 'op_alid', but got those of "
-                f"{', '.join(sorted(families - known))}."
+                "Expected `metrics` to name only scalars of scores, matrices, ranks, local information and speakers "
+                "with gather=False, such as 'op_d_ece', 'deid', 'op_mean_d', 'op_alid' and 'op_worst_speaker', but got "
+                f"those of {', '.join(sorted(families - known))}."
             )
         given = {"bandwidth": self.bandwidth, "enrolment": self.enrolment, "intervals": self.intervals}
         for name, value in {**given, "dist_sync_fn": self.dist_sync_fn}.items():

@@ -158,9 +158,10 @@ def _similarities(
     llr = scores.llr_of_both_orders()
     per_step = logsigmoid(llr) if similarity == "geometric" else llr
     find = scores.look_up([per_step])
-    value_of = (lambda tile: find(tile.scores)[0]) if tally is None else tally.look_up(per_step)
-    for cells, mean in _means(grid, value_of):
-        yield cells, mean.exp() if similarity == "geometric" else mean.sigmoid()
+    for part in grid.parts():
+        value_of = (lambda tile: find(tile.scores)[0]) if tally is None else tally.look_up(part, per_step)
+        for cells, mean in _means(part, value_of):
+            yield cells, mean.exp() if similarity == "geometric" else mean.sigmoid()
 
 
 def _means(grid: TrialGrid, value_of: Callable[[Tile], Tensor]) -> Iterator[tuple[Cells, Tensor]]:

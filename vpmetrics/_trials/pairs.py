@@ -149,6 +149,10 @@ class TrialGrid:
         """Those tiles that fall to this process where several share a walk: whole pairs of blocks."""
         return starmap(self._tile, self._places(shares.spans(self._costs())))
 
+    def parts(self) -> Iterator[TrialGrid]:
+        """Grids that together are this one: itself, unless its rows meet one block of columns after the other."""
+        yield self
+
     def by_threads(self, work: Callable[[], _T]) -> list[_T]:
         """What each of the threads finds by the same work on the tiles of this process, which are divided among them.
 

@@ -67,18 +67,19 @@ class PassedGrid(TrialGrid):
 
     def shared(self) -> Iterator[Tile]:
         """The tiles of this process's rows with all that visits."""
-        for block in self._blocks():
+        for block in self.parts():
             yield from block
 
     def cells(self, value_of: Callable[[Tile], Tensor]) -> Iterator[Cells]:
         """What the trials of this process add up to, for each pair of voices."""
-        for block in self._blocks():
+        for block in self.parts():
             yield from block.cells(value_of)
 
     def _some(self, rows: Tensor, size: int) -> Tensor:
         return shares.of_all(super()._some(rows, max(2, size // shares.place()[1])))
 
-    def _blocks(self) -> Iterator[TrialGrid]:
+    def parts(self) -> Iterator[TrialGrid]:
+        """The trials of this process's rows with its own columns, and with those of each process that visit."""
         yield _Block(self, self.rows, self.columns)
         visitor, (number, processes) = self.columns.side, shares.place()
         sizes = shares.lengths(len(visitor.voices))

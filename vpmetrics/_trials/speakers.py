@@ -115,32 +115,42 @@ class _Sums(NamedTuple):
         return _Sums(self.evidence + own * other.evidence, self.trials + own * other.trials, low, high)
 
 
+_OfRows = tuple[_Sums, Tensor]  # of each row, and its voice
+
+
 class SpeakerTally:
     """Evidence per speaker in the making, tile by tile."""
 
     def __init__(self, grid: TrialGrid, scores: ConditionScores) -> None:
-        self._grid, self._scores, self._tables = grid, scores, _tables(scores)
-        self._found: tuple[list[_Sums], list[_Sums]] = [], []  # by all who look up: of rows, and of columns
+        self._voices, self._within, self._scores, self._tables = grid.voices, grid.within, scores, _tables(scores)
+        self._places = torch.arange(len(grid.voices), device=grid.voices.device)
+        self._found: tuple[list[_OfRows], list[_OfRows]] = [], []  # by all who look up: of rows, and of columns
 
-    def look_up(self, per_step: Tensor) -> Callable[[Tile], Tensor]:
+    def look_up(self, part: TrialGrid, per_step: Tensor) -> Callable[[Tile], Tensor]:
         """What finds values of what is known per step at the scores of a tile, and tallies its trials on the way.
 
-        Each of several threads has one of its own.
+        Each of several threads has one of its own, and so has each part of a grid.
         """
         of_kinds = cache(lambda kinds: self._scores.look_up([per_step, *self._tables[:kinds]]))
         of_tiles = []
-        for found, rows in zip(self._found, (self._grid.rows, self._grid.columns), strict=True):
-            found.append(_Sums.empty(len(rows.side.voices), self._grid.vectors[0]))
-            of_tiles.append(found[-1].by_tile(rows.starts))
+        for found, rows in zip(self._found, (part.rows, part.columns), strict=True):
+            if shares.apart() and found:  # parts come one after the other, as many as there are processes
+                found[:] = [(self._by_voice(found), self._places)]
+            found.append((_Sums.empty(len(rows.side.voices), part.vectors[0]), rows.side.voices))
+            of_tiles.append(found[-1][0].by_tile(rows.starts))
         rows_of, columns_of = of_tiles
         return lambda tile: _tally(tile, of_kinds, (rows_of[tile.row], columns_of[tile.column]))
 
+    def _by_voice(self, found: Sequence[_OfRows]) -> _Sums:
+        """What all who looked up have found."""
+        parts = [sums.by_voice(voices, len(self._voices)) for sums, voices in found]
+        evidence, trials, low, high = map(torch.stack, zip(*parts, strict=True))
+        return _Sums(evidence.sum(0), trials.sum(0), low.amin(0), high.amax(0))
+
     def disclosure(self) -> SpeakerDisclosure:
         """What each speaker's trials disclose, of all tiles tallied; speakers of several groups once for each."""
-        voices = self._grid.voices
-        sides = zip(self._found, (self._grid.rows, self._grid.columns), strict=True)
-        both = _of_all_processes(*(_joined(sums).by_voice(of.side.voices, len(voices)) for sums, of in sides))
-        return _disclosure(self._scores, voices, *both, self._grid.within)
+        both = _of_all_processes(*map(self._by_voice, self._found))
+        return _disclosure(self._scores, self._voices, *both, self._within)
 
 
 def _tally(tile: Tile, of_kinds: Callable[[int], Finder], sides: tuple[_Sums, _Sums]) -> Tensor:
@@ -163,12 +173,6 @@ def _add(kind: int, values: Tensor, kept: Tensor | None, sides: tuple[_Sums, _Su
     for sums, dim in zip(sides, (1, 0), strict=True):
         sums.evidence[kind] += values.sum(dim)
         sums.trials[kind] += values.shape[dim] if counted is None else counted.sum(dim)
-
-
-def _joined(parts: Sequence[_Sums]) -> _Sums:
-    """What several threads have found."""
-    evidence, trials, low, high = map(torch.stack, zip(*parts, strict=True))
-    return _Sums(evidence.sum(0), trials.sum(0), low.amin(0), high.amax(0))
 
 
 def disclosure_of_trials(
