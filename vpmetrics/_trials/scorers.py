@@ -67,6 +67,15 @@ def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
+def _unless_too_large(x: Tensor) -> Tensor:
+    """Rows as they are, and no numbers where a product with another one may overflow, which would pass for a score.
+
+    Not left to the product: one that overflows on both sides of 0 is NaN on some processors and infinite on others.
+    """
+    squares = x.detach().square().sum(dim=1, keepdim=True)
+    return torch.where(squares.isfinite(), x, torch.nan)
+
+
 def _dot(a: Tensor, b: Tensor) -> Tensor:
     return a @ b.mT
 
@@ -97,7 +106,7 @@ def _rounding_of_distances(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) 
 
 SCORERS = {
     "cosine": Scorer(_directions, _dot, _rounding_of_cosines),
-    "dot": Scorer(_as_it_is, _dot, _relative_rounding),
+    "dot": Scorer(_unless_too_large, _dot, _relative_rounding),
     "euclidean": Scorer(_as_it_is, _negative_distance, _rounding_of_distances, centred=True),
 }
 
