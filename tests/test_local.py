@@ -328,6 +328,16 @@ def test_constant_features_disclose_nothing(dtype):
     assert not values.linked.any()
 
 
+@pytest.mark.parametrize("count", [2, 30, 5000])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_slope_of_two_references_told_apart_is_what_one_trial_more_would_leave(count, sign):
+    """Standardised, scores are 1 and -1 but for rounding; of n trials and one the other way round, it is log n."""
+    draw = torch.Generator().manual_seed(0)
+    scores = sign * torch.tensor([1.0, -1.0], dtype=torch.float64) * torch.rand(count, 1, generator=draw).double()
+    slope = fit_local_slope(scores + 0.3, torch.zeros(count, dtype=torch.int64))
+    assert_close(slope.item(), sign * math.log(count), rtol=1e-6, atol=0)
+
+
 def test_separated_speakers_disclose_everything():
     values = identify(torch.eye(16).repeat_interleave(3, 0), torch.arange(48) // 3)
     summary = summarise_information(values.bits, values.linked)

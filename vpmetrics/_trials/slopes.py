@@ -19,6 +19,7 @@ from vpmetrics._trials.references import slices
 _TIED = 1e-6  # standard deviations, below which the order of two scores may be a matter of rounding
 _APART = 1e-2  # standard deviations between two trials that contradict each other, at least
 _NEAR = 1e-2  # of slope and offset, what may be left before the last step to where others start
+_SURE = 20.0  # log-odds of the middle of either class to start from, at most: what a billion trials could show
 _FEW = 3  # steps that are enough for most regressions, as they start from one that shares most of their trials
 
 
@@ -86,6 +87,8 @@ def _start(rows: Rows) -> Tensor:
     wide, narrow = ((square / count).sqrt() for square, (count, _) in zip(squares, sums, strict=True))
     width, apart = (wide + narrow) / 2, match - other
     slope = apart / (width * torch.hypot(width, apart / 3))
+    # However narrow, they are not told apart so surely that nothing would change with the slope.
+    slope = slope.clamp(-2 * _SURE / apart.abs(), 2 * _SURE / apart.abs())
     start = torch.stack([slope, -slope * (match + other) / 2])
     return torch.where(start.isfinite().all(), start, 0).unsqueeze(0)
 
