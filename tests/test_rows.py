@@ -55,7 +55,7 @@ class Copies(TorchDispatchMode):
 def test_of_rows_that_are_laid_out_there_is_no_copy_but_one():
     vectors, names = torch.randn(9000, 6, generator=torch.Generator().manual_seed(0)), torch.arange(9000) % 7
     with Copies(vectors.numel()) as copies:
-        lay_out(Side(vectors, names, names, names), resolve_scoring("cosine"), vectors.new_zeros(()))
+        lay_out(Side(vectors, names, names, names), resolve_scoring("cosine"), vectors.new_zeros(()), torch.float32)
     assert copies.made == 1
     with Copies(vectors.numel()) as copies:  # which finds those there are
         prepared(vectors[names.argsort()], resolve_scoring("cosine"), vectors.new_zeros(()), torch.float32)

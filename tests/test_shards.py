@@ -7,6 +7,7 @@ import signal
 import time
 import warnings
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.testing import assert_close
 
 import vpmetrics as vp
 from vpmetrics._trials import company, identification, pairs, references, shares
-from vpmetrics.attacks import Plain, RidgeToOriginal
+from vpmetrics.attacks import Attack, KernelRidge, Plain, RidgeToOriginal
 
 ATTACKS = (Plain(), RidgeToOriginal())
 COLLECTIVES = ("all_reduce", "all_gather", "all_gather_object", "barrier", "broadcast")
@@ -66,9 +67,9 @@ def give(metric, *batches):
     return metric
 
 
-def take_small_tiles(setting=setattr):
-    """Let small sets be walked in many tiles, as large ones are."""
-    setting(pairs, "FEW_PAIRS", 0)
+def take_small_tiles(setting=setattr, few=0):
+    """Let small sets be walked in many tiles, as large ones are, and scores share bins but for so many pairs."""
+    setting(pairs, "FEW_PAIRS", few)
     setting(pairs, "TILE", 30)
     setting(references, "tile_rows", lambda inputs, columns: 30)  # noqa: ARG005
 
@@ -312,62 +313,79 @@ def test_a_process_killed_in_mid_compute_ends_the_others_who_say_which(tmp_path)
     assert all(seconds < 60 for *_, seconds in found)
 
 
-# Without its sessions, whose calibrations are learnt on every process.
-PLAIN, TWO, LONELY = (
-    {name: column for name, column in rows(speakers).items() if name != "sessions"} for speakers in (12, 2, 1)
-)
-LOCAL = ("alid", "pdr", "ndr", "lid_pos", "lid_neg", "lid_max", "link_rate")
-RANKED = tuple(f"{name}_{key}" for name in ("oo", "op") for key in ("max_d", "mean_d", "mean_d_chance", "id_rate"))
-RANKED += tuple(f"{name}_{key}" for name in ("op", "pp") for key in LOCAL)
-APART = ("op_d_ece", "op_d_ece_reversed", "op_min_cllr", "op_raw_eer", "pp_d_ece", "op_d_diag_log", "deid", "gvd")
-APART += ("op_worst_speaker", "op_worst_speaker_d_ece", "pp_speaker_d_ece_spread", *RANKED)
+def without(given, *names):
+    return {name: column for name, column in given.items() if name not in names}
 
 
-def _keep_apart(rank, world, path):
+GIVEN = rows(speakers=12)
+PLAIN, TWO, LONELY = (without(rows(speakers), "sessions") for speakers in (12, 2, 1))
+KNOWN = torch.arange(len(GIVEN["speakers"])) % 3 == 0
+# What each process is given of one set, and how the suite is to take it.
+APART = {
+    "plain": (PLAIN, {}),
+    "sessions": (GIVEN, {}),
+    "groups": (with_groups(GIVEN), {}),
+    "references": ({**PLAIN, "is_reference": KNOWN}, {}),
+    "enrolment": ({**PLAIN, "is_reference": KNOWN}, {"enrolment": "utterance"}),
+    "means": ({**GIVEN, "is_reference": KNOWN}, {"enrolment": "speaker"}),
+    "copies": ({**PLAIN, "utterances": torch.arange(len(KNOWN)) // 2 * 2 + GIVEN["speakers"] * 1000}, {}),
+    "distances": (PLAIN, {"scoring": "euclidean"}),
+    "protected": (without(PLAIN, "original"), {}),
+    "two": (TWO, {}),
+    "lonely": (LONELY, {}),
+}
+LEARNT = (*ATTACKS, KernelRidge())
+
+
+def apart_or_not(case, gather, rank=0, world=1):
+    given, settings = APART[case]
+    return give(vp.VoicePrivacy(attacks=LEARNT, gather=gather, **settings), parts_of(given, world, "unevenly")[rank])
+
+
+def told_of_groups(report):
+    """Numbers of each group; and of each condition how often each step occurs, matrix, and who discloses what."""
+    conditions = report.conditions.values()
+    steps = [each.scores.counts.ascending for each in conditions]
+    return (
+        {group: dict(part.scalars) for group, part in report.groups.items()},
+        [(each.targets, each.nontargets) for each in steps],
+        [(each.matrix, *map(tuple, each.speakers[1:])) for each in conditions],
+    )
+
+
+def _keep_apart(rank, world, path, few, expected, of_groups):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    take_small_tiles()
-    expected = [give(suite(metrics=APART), case).compute() for case in (PLAIN, PLAIN, TWO)]
-    conditions = give(suite(metrics=APART), PLAIN).report().conditions
+    take_small_tiles(few=few)
     distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
-    for case, how, alone in zip((PLAIN, PLAIN, TWO), ("in turns", "unevenly", "in turns"), expected, strict=True):
-        metric = give(suite(metrics=APART, gather=False), parts_of(case, world, how)[rank])
-        value = metric.compute()
-        # Bins lie elsewhere, by other rows, and each holds next to nothing.
-        assert_close(value, alone, atol=1e-4, rtol=0, equal_nan=True)
-        for key in RANKED:  # ranks know no bins
-            assert_close(
-                value[key], alone[key], atol=1e-9, rtol=0, equal_nan=True, msg=lambda m, key=key: f"{key}: {m}"
-            )
-        assert all(same_bits(value, other) for other in everyone(value))
-    metric = give(suite(metrics=APART, gather=False), parts_of(PLAIN, world, "in turns")[rank])
-    for name, condition in metric.report().conditions.items():
-        assert condition.trials == conditions[name].trials
-        assert condition.average_scores is None
-        if name != "OO":
-            for found, alone in zip(condition.speakers[1:], conditions[name].speakers[1:], strict=True):
-                assert_close(found[2:4], alone[2:4], atol=0, rtol=0)
-                assert_close(found.d_ece, alone.d_ece, atol=1e-3, rtol=0, equal_nan=True)
-                assert_close(found.l_w, alone.l_w, atol=1e-3, rtol=0, equal_nan=True)
-        assert_close(condition.matrix, conditions[name].matrix, atol=1e-4, rtol=0, equal_nan=True)
-    # Distances are taken from one middle, wherever a row is.
-    distances = [suite(metrics=["op_d_ece"], scoring="euclidean", gather=gather) for gather in (True, False)]
-    together, apart = (give(metric, parts_of(PLAIN, world, "unevenly")[rank]).compute() for metric in distances)
-    assert_close(apart, together, atol=1e-4, rtol=0)
-    refused = give(suite(metrics=APART, gather=False), parts_of(rows(), world, "in turns")[rank])
-    with pytest.raises(ValueError, match="Expected no `is_reference`, `sessions` or `groups` with gather=False"):
-        refused.compute()
+    watched = Watched()
+    for case, value in expected.items():
+        found = apart_or_not(case, False, rank, world).compute()
+        assert found.keys() == value.keys()
+        assert_close(found, value, atol=1e-9, rtol=0, equal_nan=True, msg=partial("{}: {}".format, case))
+        assert all(same_bits(found, other) for other in everyone(found))
+    report = apart_or_not("groups", False, rank, world).report()
+    assert_close(told_of_groups(report), of_groups, atol=1e-9, rtol=0, equal_nan=True)
+    assert len(set(map(tuple, everyone(watched.calls)))) == 1
+    # What all have is told in the end, and never rows of embeddings.
+    assert not [shape for name, *shapes in watched.calls if name == "all_gather" for shape in shapes if 12 in shape]
     distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_embeddings_that_stay_apart_say_the_same(world, tmp_path):
-    mp.spawn(_keep_apart, args=(world, tmp_path / "meeting"), nprocs=world)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("world", "few"), [(2, 1 << 22), (3, 0)])
+def test_embeddings_that_stay_apart_say_the_same_of_everything(world, few, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        take_small_tiles(patch.setattr, few)
+        expected = {case: apart_or_not(case, gather=True).compute() for case in APART}
+        of_groups = told_of_groups(apart_or_not("groups", gather=True).report())
+    mp.spawn(_keep_apart, args=(world, tmp_path / "meeting", few, expected, of_groups), nprocs=world)
 
 
 # A threshold separates targets from others, of whom some are zero and have no deviation.
 SEPARATE = {**PLAIN, "protected": PLAIN["original"] + 100 * torch.eye(12, dtype=torch.float64)[PLAIN["speakers"]]}
 SEPARATE["protected"][:20] = 0
+LOCAL = ("alid", "pdr", "ndr", "lid_pos", "lid_neg", "lid_max", "link_rate")
 INFORMED = tuple(f"{name}_{key}" for name in ("op", "pp") for key in LOCAL)
 
 
@@ -406,18 +424,27 @@ def test_inputs_that_stay_apart_disclose_what_they_do_to_one_process(tmp_path):
     mp.spawn(_inform_apart, args=(3, tmp_path / "meeting", expected), nprocs=3)
 
 
+class Unbounded(Attack):
+    """Learns from as many rows as there are."""
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "`metrics` to name only scalars of scores, matrices, ranks, local information and speakers"),
-        ({"metrics": ["op_mean_d", "op_c_ece"]}, "but got those of calibration"),
         ({"metrics": ["op_d_ece"], "intervals": 0.9}, "no `intervals` with gather=False, but got 0.9"),
         ({"metrics": ["op_d_ece"], "dist_sync_fn": as_it_is}, "no `dist_sync_fn` with gather=False"),
+        ({"sizes": (10,)}, r"no `sizes` with gather=False, but got \(10,\)"),
+        ({"bandwidth": 0.1}, "no `bandwidth` with gather=False, but got 0.1"),
+        ({"attacks": [Unbounded()]}, "to say by `most_rows` how many rows .* but got Unbounded"),
     ],
 )
 def test_what_needs_all_rows_in_one_place_is_refused_without_gathering(settings, message):
     with pytest.raises(ValueError, match=message):
-        suite(gather=False, **settings)
+        vp.VoicePrivacy(**{"attacks": None, **settings, "gather": False})
+
+
+def test_an_attack_that_is_not_asked_for_may_learn_from_all_rows():
+    vp.VoicePrivacy(attacks=[Unbounded()], metrics=["op_d_ece"], gather=False)
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 7, 64])

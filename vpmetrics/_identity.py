@@ -73,10 +73,11 @@ def identify_sides(
 
     Where processes keep their rows apart, of the inputs of this one; these have bits only where ``informed``.
     """
-    if shares.apart():
-        return Identified([identify_passed(sides, condition, scoring, slope, informed)], [])
     parts, without = [], []
     for part in _groups_of(sides):
+        if shares.apart():
+            parts.append(identify_passed(part, condition, scoring, slope, informed))
+            continue
         trials = trials_of_sides(part, condition)
         found = identify_trials(trials, scoring, slope)
         if blocks is not None:

@@ -381,7 +381,7 @@ def with_transfer(known: ConditionReport, sides: Sides, settings: Settings) -> C
 
 def _pairs(sides: Sides, condition: Condition, settings: Settings, layouts: Layouts | None = None) -> TrialGrid:
     if shares.apart():
-        return PassedGrid(sides, condition, resolve_scoring(settings.scoring))
+        return PassedGrid(sides, condition, resolve_scoring(settings.scoring), settings.enrolment)
     both, scorer = sides.pair(condition, settings.enrolment), resolve_scoring(settings.scoring)
     if settings.enrolment is not None:  # then sides are cut out anew for every condition
         layouts = None

@@ -27,6 +27,7 @@ from vpmetrics._scalars import TAG, key_of, names_with_ends, origins_of, scalar,
 from vpmetrics._trials import shares
 from vpmetrics._trials.bounds import error_bounds
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
+from vpmetrics._trials.folds import is_linear
 from vpmetrics._trials.galleries import conversations_of_sides
 from vpmetrics._trials.matrices import SIMILARITIES
 from vpmetrics._trials.rows import Layouts
@@ -92,9 +93,8 @@ class VoicePrivacy(AttackedMetric):
         enrolment: None takes every utterance for a reference and a probe. With ``is_reference``, ``"utterance"``
             compares probes with each of the chosen references, ``"speaker"`` with their mean per speaker.
         gather: With False processes never gather embeddings: each keeps those of some speakers, and blocks of them pass
-            from one process to the next, so that memory per process falls as there are more. Only for ``metrics`` of
-            scores, matrices and speakers, which are then binned whatever their number, of ranks and of local
-            information.
+            from one process to the next, so that memory per process falls as there are more. Without ``intervals`` and
+            ``sizes``, and with attacks that are linear or say by ``most_rows`` how many rows they learn from at most.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -149,18 +149,18 @@ class VoicePrivacy(AttackedMetric):
 
     def _refuse_apart(self) -> None:
         """Raise where something is asked for that one process cannot say without the rows of all others."""
-        families = {family for _, family in self._settings().origins or (("", "all"),)}
-        known = {"score", "matrix", "rank", "local", "speaker"}
-        if not families <= known:
-            raise ValueError(
-                "Expected `metrics` to name only scalars of scores, matrices, ranks, local information and speakers "
-                "with gather=False, such as 'op_d_ece', 'deid', 'op_mean_d', 'op_alid' and 'op_worst_speaker', but got "
-                f"those of {', '.join(sorted(families - known))}."
-            )
-        given = {"bandwidth": self.bandwidth, "enrolment": self.enrolment, "intervals": self.intervals}
+        given = {"bandwidth": self.bandwidth, "intervals": self.intervals, "sizes": self.sizes or None}
         for name, value in {**given, "dist_sync_fn": self.dist_sync_fn}.items():
             if value is not None:
                 raise ValueError(f"Expected no `{name}` with gather=False, but got {value!r}.")
+        origins = self._settings().origins
+        attacked = origins is None or any(family == "attack" for _, family in origins)
+        for attack in (self.attacks or ()) if attacked else ():
+            if not (is_linear(attack) or hasattr(attack, "most_rows")):
+                raise ValueError(
+                    "Expected `attacks` to be linear, or to say by `most_rows` how many rows they learn from, with "
+                    f"gather=False, but got {type(attack).__name__}."
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         """Everything but reports, which are soon made again."""

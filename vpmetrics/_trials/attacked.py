@@ -13,20 +13,18 @@ from vpmetrics._trials.scorers import SCORERS
 from vpmetrics._trials.separation import map_rows
 from vpmetrics._trials.utterances import Side
 
-_FEW_ROWS = 512  # of a fold, compared in double precision
 
-
-def compared(fitted: Any, reference: Side, probe: Side, condition: Condition) -> tuple[Tensor, Tensor]:
-    """References and probes as the attacker compares them, at length 1."""
-    right = _mapped(fitted, None, probe.vectors)
+def compared(fitted: Any, reference: Side, probe: Side, condition: Condition, few: bool) -> tuple[Tensor, Tensor]:
+    """References and probes as the attacker compares them, at length 1; where they are ``few``, in all digits."""
+    right = _mapped(fitted, None, probe.vectors, few)
     if reference is probe:
         return right, right
     if condition.one_sided:
-        return _mapped(fitted, None, reference.vectors), right
-    return _mapped(fitted, reference.vectors, None), right
+        return _mapped(fitted, None, reference.vectors, few), right
+    return _mapped(fitted, reference.vectors, None, few), right
 
 
-def _mapped(fitted: Any, original: Tensor | None, protected: Tensor | None) -> Tensor:
+def _mapped(fitted: Any, original: Tensor | None, protected: Tensor | None, few: bool) -> Tensor:
     """Rows of one side, mapped and at length 1."""
     if hasattr(fitted, "attack"):
         rows = next(side for side in fitted.attack(original, protected) if side is not None)
@@ -36,7 +34,7 @@ def _mapped(fitted: Any, original: Tensor | None, protected: Tensor | None) -> T
         assert protected is not None
         rows = map_rows(protected, fitted.mean_p, fitted.map_p)
     # What is known to few digits is compared in few; a few pairs cost nothing in all digits.
-    dtype = wide_dtype(rows.device) if len(rows) <= _FEW_ROWS else torch.float32
+    dtype = wide_dtype(rows.device) if few else torch.float32
     directions: Tensor = SCORERS["cosine"].prepare(rows.detach().to(dtype)).nan_to_num()
     return directions
 
@@ -46,10 +44,11 @@ class ChosenAttack(NamedTuple):
 
     fitted: Any
     is_turned: bool
+    few: bool
 
     def attack(self, original: Tensor | None, protected: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Either side as it is compared."""
-        mapped = _mapped(self.fitted, original, protected)
+        mapped = _mapped(self.fitted, original, protected, self.few)
         return (None, mapped) if original is None else (mapped, None)
 
     def compare(self, a: Tensor, b: Tensor) -> Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from vpmetrics._trials import shares
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,15 @@ class Covariances:
         """Of some of the sets together, ``(E, F)`` of 0 and 1, by adding what is in them and between them."""
         counts = chosen * self.count
         count = counts.sum(1)
-        shares = counts / at_least_tiny(count)[:, None]
-        mean_o, mean_p = shares @ self.mean_o, shares @ self.mean_p
+        weights = counts / at_least_tiny(count)[:, None]
+        mean_o, mean_p = weights @ self.mean_o, weights @ self.mean_p
         apart_o, apart_p = self.mean_o - mean_o[:, None], self.mean_p - mean_p[:, None]  # (E, F, D)
 
         def add(inside: Tensor) -> Tensor:
-            return torch.einsum("ef,fij->eij", shares, inside)
+            return torch.einsum("ef,fij->eij", weights, inside)
 
         def between(a: Tensor, b: Tensor) -> Tensor:
-            return torch.einsum("ef,efi,efj->eij", shares, a, b)
+            return torch.einsum("ef,efi,efj->eij", weights, a, b)
 
         return Covariances(
             count=count,
@@ -75,26 +78,44 @@ class SameSpeaker:
 
 
 def describe_speakers(
-    counts: Tensor, original: Tensor, protected: Tensor, within: tuple[Tensor, Tensor, Tensor]
+    sets: Sequence[tuple[Tensor, Tensor, Tensor]], within: Sequence[Tensor]
 ) -> tuple[Covariances, SameSpeaker]:
-    """One set, from the means ``(S, D)`` of its speakers and the sums of products ``(D, D)`` within them."""
-    count = counts.sum()
-    shares = (counts / at_least_tiny(count))[:, None]
-    mean_o, mean_p = (shares * original).sum(0), (shares * protected).sum(0)
-    o, p, pairs = original - mean_o, protected - mean_p, counts.square()[:, None]
-    within_oo, within_pp, within_po = (part / at_least_tiny(count) for part in within)
+    """Sets of pairs: from the numbers of utterances ``(S,)`` of the speakers of each, and their means on both sides.
+
+    ``within``: sums of products of what utterances deviate from these, ``(F, D, D)`` each. Where processes keep their
+    rows apart, each has other speakers, and what is found is of all.
+    """
+    numbers = [(counts.sum(), (counts > 0).sum().to(counts), counts.square().sum()) for counts, *_ in sets]
+    count, speakers, squares = shares.pooled(torch.stack([torch.stack(each) for each in numbers]))[0].unbind(1)
+    weights = [(counts / at_least_tiny(of_all))[:, None] for (counts, *_), of_all in zip(sets, count, strict=True)]
+    weighted = zip(weights, sets, strict=True)
+    sums = [torch.stack([(weight * side).sum(0) for side in sides]) for weight, (_, *sides) in weighted]
+    (means,) = shares.pooled(torch.stack(sums))  # (F, 2, D)
+    parts = [
+        _products(counts.square()[:, None], weight, *(side - mean for side, mean in zip(sides, of_set, strict=True)))
+        for weight, (counts, *sides), of_set in zip(weights, sets, means, strict=True)
+    ]
+    mean_o, mean_p = means.unbind(1)
+    oo, pp, po, *same, in_oo, in_pp, in_po = shares.pooled(*map(torch.stack, zip(*parts, strict=True)), *within)
+    in_oo, in_pp, in_po = (each / at_least_tiny(count)[:, None, None] for each in (in_oo, in_pp, in_po))
     found = Covariances(
         count=count,
-        speakers=(counts > 0).sum().to(counts),
-        squares=pairs.sum(),
+        speakers=speakers,
+        squares=squares,
         mean_o=mean_o,
         mean_p=mean_p,
-        oo=within_oo + o.T @ (shares * o),
-        pp=within_pp + p.T @ (shares * p),
-        po=within_po + p.T @ (shares * o),
-        within_pp=within_pp,
+        oo=in_oo + oo,
+        pp=in_pp + pp,
+        po=in_po + po,
+        within_pp=in_pp,
     )
-    return found, SameSpeaker(p.T @ (pairs * o), (pairs * o).sum(0), (pairs * p).sum(0))
+    return found, SameSpeaker(*same)
+
+
+def _products(pairs: Tensor, weight: Tensor, o: Tensor, p: Tensor) -> tuple[Tensor, ...]:
+    """Sums over the speakers of one set, of deviations from its means: weighted, and then over pairs of utterances."""
+    between = o.T @ (weight * o), p.T @ (weight * p), p.T @ (weight * o)
+    return *between, p.T @ (pairs * o), (pairs * o).sum(0), (pairs * p).sum(0)
 
 
 def eigen(matrices: Tensor) -> tuple[Tensor, Tensor]:

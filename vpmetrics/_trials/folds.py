@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Iterator
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vpmetrics._trials.utterances import Side, Sides, keys_of_means, places_in, row_keys
+from vpmetrics._trials import shares
+from vpmetrics._trials.utterances import Side, Sides, keys_of_means, places_in
 
 FEWEST_SPEAKERS = 6  # two folds of three: with fewer, a fold has no pairs that could stand for chance
 _OF_FOLD = 3
 _FOLDS, _MANY, MOST_FOLDS = 5, 100, 10  # of so many speakers and more, folds are large enough to be more
+_FEW_ROWS = 512  # of a fold, on average
 
 
 class Folds(NamedTuple):
     """Both sides with their rows in an order that only their values determine, and where folds begin and end.
 
-    Voices are numbered by fold, so those of a fold lie side by side, the next of a voice being the one after it.
+    Voices are numbered by fold, so those of a fold lie side by side, the next of a voice being the one after it. Where
+    processes keep their rows apart, voices are those of all of them, and rows those of one.
     """
 
     sides: Sides
     fold_of_voice: Tensor  # (V,)
     bounds: tuple[list[int], list[int]]  # where the rows of each fold begin, of the original and the protected side
     groups: list[range]  # the folds of each group
+    few: bool  # whether folds have so few rows that it costs nothing to compare them in all digits
 
     @property
     def number(self) -> int:
@@ -41,6 +46,13 @@ class Folds(NamedTuple):
         first, second = (slice(bounds[fold], bounds[fold + 1]) for bounds in self.bounds)
         return first, second
 
+    def cut(self, side: Side) -> Iterator[Side]:
+        """The rows of each fold, of some that are in order of voices."""
+        every = torch.arange(1, self.number, device=side.voices.device)
+        first_voice = torch.searchsorted(self.fold_of_voice, every)
+        ends = [0, *torch.searchsorted(side.voices, first_voice).tolist(), len(side.voices)]
+        return (side.take(slice(*both)) for both in pairwise(ends))
+
     def part(self, fold: int) -> Sides:
         """The utterances of a fold."""
         first, second = self.rows(fold)
@@ -55,42 +67,48 @@ def deal_speakers(sides: Sides, most: int = MOST_FOLDS) -> Folds | None:
     They depend on the embeddings alone: neither on numbers of speakers, nor on rows, batches or processes. There
     are at most so many of each group.
     """
-    side = sides.original if len(sides.original.voices) else sides.protected
-    count = len(sides.voices)
-    if count == 0 or len(side.voices) == 0:
-        return None
-    keys = keys_of_means(side.vectors, side.voices, count)
-    group = _groups_of_voices(sides, count)
+    originals, others = (shares.number_of_all(len(side.voices)) for side in (sides.original, sides.protected))
+    side, own = (sides.original if originals else sides.protected), len(sides.voices)
+    keys = shares.of_all(keys_of_means(side.vectors, side.voices, own, side.by_value))
+    group = shares.of_all(_groups_of_voices(sides, own))
     order = keys.argsort(stable=True)
     order = order[group[order].argsort(stable=True)]
-    fold_of_voice, first, kept, groups = torch.full_like(group, -1), 0, 0, []
-    for size_of_group, begin in _runs(group[order]):
-        if size_of_group < FEWEST_SPEAKERS:
-            continue
-        folds = MOST_FOLDS if size_of_group >= _MANY else min(_FOLDS, size_of_group // _OF_FOLD)
-        folds = min(folds, most)
-        place = torch.arange(size_of_group, device=order.device)
-        fold_of_voice[order[begin : begin + size_of_group]] = first + place % folds
-        groups.append(range(first, first + folds))
-        first, kept = first + folds, kept + size_of_group
-    if not groups:
+    fold_of_voice, groups = _folds_of(group, order, most)
+    if not (groups and originals + others):
         return None
     # Number voices by fold; those in none come last and are dropped.
-    by_fold = order[torch.where(fold_of_voice < 0, first, fold_of_voice)[order].argsort(stable=True)]
-    number = torch.empty_like(by_fold).scatter(0, by_fold, torch.arange(count, device=by_fold.device))
-    arranged = [_arranged(each, number, kept) for each in (sides.original, sides.protected)]
-    folds_of = fold_of_voice[by_fold[:kept]]
-    every = torch.arange(first + 1, device=number.device)
+    by_fold = order[fold_of_voice[order].argsort(stable=True)]
+    number = torch.empty_like(by_fold).scatter(0, by_fold, torch.arange(len(by_fold), device=by_fold.device))
+    folds_of = fold_of_voice[by_fold]
+    folds_of = folds_of[folds_of < groups[-1].stop]
+    first, every = shares.first(own), torch.arange(groups[-1].stop + 1, device=number.device)
+    arranged = [_arranged(each, number[first:][:own], len(folds_of)) for each in (sides.original, sides.protected)]
     bounds = torch.stack([torch.searchsorted(folds_of[each.voices].contiguous(), every) for each in arranged]).tolist()
     original, protected = arranged
-    named = Sides(original, protected, sides.voices[by_fold[:kept]])
-    return Folds(named, folds_of, (bounds[0], bounds[1]), groups)
+    named = Sides(original, protected, shares.of_all(sides.voices)[by_fold[: len(folds_of)]])
+    few = max(originals, others) <= _FEW_ROWS * groups[-1].stop
+    return Folds(named, folds_of, (bounds[0], bounds[1]), groups, few)
+
+
+def _folds_of(group: Tensor, order: Tensor, most: int) -> tuple[Tensor, list[range]]:
+    """The fold of each voice, one beyond all for those in none, and the folds of each group; voices in order by group.
+
+    Voices are dealt in turns.
+    """
+    fold, first, groups = torch.full_like(group, -1), 0, list[range]()
+    for size, begin in _runs(group[order]):
+        if size < FEWEST_SPEAKERS:
+            continue
+        folds = min(most, MOST_FOLDS if size >= _MANY else min(_FOLDS, size // _OF_FOLD))
+        fold[order[begin : begin + size]] = first + torch.arange(size, device=order.device) % folds
+        groups.append(range(first, first + folds))
+        first += folds
+    return torch.where(fold < 0, first, fold), groups
 
 
 def _arranged(side: Side, number: Tensor, kept: int) -> Side:
     voices = number[side.voices]
-    order = row_keys(side.vectors).argsort(stable=True)
-    order = order[voices[order].argsort(stable=True)]
+    order = side.ordered_by(voices)
     order = order[voices[order] < kept]
     return side.take(order)._replace(voices=voices[order])
 

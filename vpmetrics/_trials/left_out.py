@@ -34,7 +34,7 @@ from vpmetrics._scores.steps import Steps, calibrate, mean_over
 from vpmetrics._trials import shares
 from vpmetrics._trials.matrices import Likeness
 from vpmetrics._trials.pairs import TrialGrid
-from vpmetrics._trials.utterances import Sides, keys_of_means, row_keys
+from vpmetrics._trials.utterances import Sides, keys_of_means
 
 MOST = 250  # left out one after the other: a standard error of so many is known to 4 %; as many of every fold
 _CELLS = 1 << 10  # of the score axis, each with as large a share of the trials
@@ -70,7 +70,7 @@ def deal_blocks(sides: Sides) -> Blocks:
     turn = torch.arange(len(names), device=names.device)
     if len(names) > MOST:
         side = sides.original if len(sides.original.voices) else sides.protected
-        keys = keys_of_means(side.vectors, place[side.voices], len(names))
+        keys = keys_of_means(side.vectors, place[side.voices], len(names), side.by_value)
         turn = keys.argsort(stable=True).argsort()
     return deal_in_turn(names, turn)
 
@@ -166,8 +166,7 @@ def thinned(grid: TrialGrid, pairs: int) -> TrialGrid:
     stride = -(-len(rows.voices) * len(columns.voices) // pairs)
     if stride < 2:
         return grid
-    order = row_keys(columns.vectors).argsort(stable=True)
-    some = columns.take(order[::stride])
+    some = columns.take(columns.by_value[::stride])
     return TrialGrid(rows, some, grid.voices, grid.scorer, grid.condition, grid.tile, digits=False)
 
 

@@ -110,7 +110,7 @@ def _grids(
     for number, attack in enumerate(fitted):
         if attack[fold] is None:
             continue
-        left, right = compared(attack[fold], reference, probe, condition)
+        left, right = compared(attack[fold], reference, probe, condition, folds.few)
         known = reference._replace(vectors=left)
         unknown = known if reference is probe else probe._replace(vectors=right)
         yield (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,8 +12,6 @@ from torch import Tensor
 from vpmetrics._precision import widen
 from vpmetrics._trials.covariances import Covariances, SameSpeaker, describe_speakers
 from vpmetrics._trials.utterances import keys_of_means
-
-_Parts = TypeVar("_Parts", Covariances, SameSpeaker)
 
 _ROWS = 1 << 13  # of embeddings made double at once
 
@@ -83,13 +80,9 @@ class Moments:
 
     @cached_property
     def _parts(self) -> tuple[Covariances, SameSpeaker]:
-        within = zip(self.within_oo, self.within_pp, self.within_po, strict=True)
-        found = [
-            describe_speakers(self.counts[rows], self.original[rows], self.protected[rows], products)
-            for rows, products in zip(_rows_of_groups(self.groups, len(self.within_oo)), within, strict=True)
-        ]
-        every, same = zip(*found, strict=True)
-        return _stack(every), _stack(same)
+        rows = _rows_of_groups(self.groups, len(self.within_oo))
+        sets = [(self.counts[own], self.original[own], self.protected[own]) for own in rows]
+        return describe_speakers(sets, (self.within_oo, self.within_pp, self.within_po))
 
 
 def moments_of(
@@ -153,9 +146,3 @@ def _rows_of_groups(groups: Tensor, count: int) -> tuple[Tensor, ...]:
     """Positions of the rows of every group."""
     sizes: list[int] = torch.bincount(groups, minlength=count).tolist()
     return torch.split(groups.argsort(stable=True), sizes)
-
-
-def _stack(parts: Sequence[_Parts]) -> _Parts:
-    """One dataclass of tensors from several, with a leading dimension."""
-    first = parts[0]
-    return type(first)(*(torch.stack([getattr(part, field.name) for part in parts]) for field in fields(first)))

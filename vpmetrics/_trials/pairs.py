@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby, product, starmap
 from typing import NamedTuple, TypeVar
@@ -73,6 +73,21 @@ def excluded_pairs(
     return None if not masks else masks[0] if len(masks) == 1 else torch.stack(masks).any(dim=0)
 
 
+def are_few(reference: Side, probe: Side) -> bool:
+    """Whether there are so few pairs that each is a score for itself, with all digits.
+
+    Scores that are equal on paper can then be told from those that are not. In both orders, so that a system that does
+    nothing goes the same way within a side as between sides.
+    """
+    rows, columns = (shares.number_of_all(len(side.voices)) for side in (reference, probe))
+    return rows * columns <= FEW_PAIRS
+
+
+def type_of_pairs(vectors: Tensor, widest: bool) -> torch.dtype:
+    """In which rows are compared."""
+    return wide_dtype(vectors.device) if widest else at_least_float32(vectors[:0]).dtype
+
+
 class Cells(NamedTuple):
     """All trials of some voices with some others: what they add up to, and how many there are, ``(v, w)`` each."""
 
@@ -120,10 +135,8 @@ class TrialGrid:
     ) -> None:
         self.voices, self.scorer, self.condition = voices, scorer, condition
         self.tile = tile or (TILE if voices.device.type == "cpu" else 2 * TILE)
-        # With all digits, scores that are equal on paper can be told from those that are not. In both orders, so that
-        # a system that does nothing goes the same way within a side as between sides.
-        few, first = len(reference.voices) * len(probe.voices) <= FEW_PAIRS and digits, reference.vectors
-        dtype = wide_dtype(first.device) if few and scorer.any_precision else at_least_float32(first[:0]).dtype
+        few = are_few(reference, probe) and digits
+        dtype = type_of_pairs(reference.vectors, few and scorer.any_precision)
         laid = Layouts() if layouts is None else layouts
         rows, columns = (laid.of(side, reference, len(voices), self.tile, scorer, dtype) for side in (reference, probe))
         self._lay(rows, columns, few)
@@ -208,7 +221,7 @@ class TrialGrid:
         first, second = (rows.side.voices[rows.at(number)] for rows, number in places)
         return first, second
 
-    def keep(self, tiles: list[Tile]) -> None:
+    def keep(self, tiles: Sequence[Tile]) -> None:
         """Take these from now on, for few pairs, instead of comparing anew."""
         self._kept = {(tile.row, tile.column): tile for tile in tiles}
 
@@ -249,10 +262,11 @@ class TrialGrid:
 
     def _some(self, rows: Tensor, size: int) -> Tensor:
         """Pairs of neighbours, spread over all rows."""
-        if len(rows) <= size:
-            return rows
-        starts = torch.arange(size // 2, device=rows.device) * (len(rows) - 1) // (size // 2)
-        return rows[torch.stack([starts, starts + 1], dim=1).flatten()]
+        count = shares.number_of_all(len(rows))
+        if count <= size:
+            return shares.of_all(rows)
+        starts = torch.arange(size // 2, device=rows.device) * (count - 1) // (size // 2)
+        return shares.picked(rows, torch.stack([starts, starts + 1], dim=1).flatten())
 
     def cells(self, value_of: Callable[[Tile], Tensor]) -> Iterator[Cells]:
         """Sums of ``value_of(tile)`` over the trials of each pair of voices that falls to this process, some at once.

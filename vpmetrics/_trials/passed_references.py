@@ -17,7 +17,7 @@ from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.identification import Identification, deal, order_of_speakers, tell, type_of_scores
 from vpmetrics._trials.ranks import counts_of_steps, no_ranks, rank_inputs, steps_of_ranks
-from vpmetrics._trials.references import Tile, Trials, form_trials, trials_of_sides, walk
+from vpmetrics._trials.references import Tile, Trials, build_references, known_and_unknown, trials_of_sides, walk
 from vpmetrics._trials.scorers import Scoring
 from vpmetrics._trials.utterances import Side, Sides
 
@@ -109,7 +109,8 @@ class _Rounds:
 
     def __init__(self, sides: Sides, condition: Condition, scoring: Scoring) -> None:
         self.own, self.scoring = trials_of_sides(sides, condition), scoring
-        self._reference, self._probe = sides.pair(condition)
+        self._reference, _ = known_and_unknown(sides, condition)
+        self._by_session = condition.own_session != "any"
         self._rows = shares.lengths(len(self._reference.speakers))
         self._speakers = shares.lengths(len(self.own.references.speakers))
         self.references, self.inputs = sum(self._speakers), sum(shares.lengths(len(self.own.inputs)))
@@ -136,12 +137,13 @@ class _Rounds:
         reference, (number, processes) = self._reference, shares.place()
         for step in range(1, processes):
             whose = (number + step) % processes
-            vectors, speakers = shares.passed_on([reference.vectors, reference.speakers], self._rows[whose])
-            reference = Side(vectors, speakers, torch.full_like(speakers, -1), speakers)
+            columns = [reference.vectors, reference.speakers, *([reference.sessions] if self._by_session else [])]
+            vectors, speakers, *sessions = shares.passed_on(columns, self._rows[whose])
+            reference = Side(vectors, speakers, speakers, speakers, sessions=sessions[0] if sessions else None)
             if self._rows[whose]:
                 yield self.first(whose), self._against(reference)
 
     def _against(self, visitor: Side) -> Trials:
         """Inputs with other references, which lack what their own lack."""
-        there = form_trials(visitor, self._probe, torch.full_like(self._probe.speakers, -1))
-        return self.own._replace(references=there.references, column=there.column)
+        references, *_ = build_references(visitor, self._by_session)
+        return self.own._replace(references=references, column=torch.zeros_like(self.own.column))

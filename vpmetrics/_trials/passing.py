@@ -14,10 +14,10 @@ from torch import Tensor
 from vpmetrics._precision import widen
 from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
-from vpmetrics._trials.pairs import TILE, Cells, Tile, TrialGrid
+from vpmetrics._trials.pairs import TILE, Cells, Tile, TrialGrid, are_few, type_of_pairs
 from vpmetrics._trials.rows import SortedRows, cut_rows, lay_out
 from vpmetrics._trials.scorers import Scorer
-from vpmetrics._trials.utterances import Rows, Side, Sides, told
+from vpmetrics._trials.utterances import Rows, Side, Sides
 
 
 def rows_by_speaker(batches: Mapping[str, Sequence[Tensor]]) -> Rows:
@@ -25,9 +25,7 @@ def rows_by_speaker(batches: Mapping[str, Sequence[Tensor]]) -> Rows:
 
     ``batches``: those of each column of :class:`Rows`; put together one column at a time, as copies take room.
     """
-    speakers, holds = torch.cat(list(batches["speakers"])), torch.cat(list(batches["row_holds"]))
-    if not shares.all_agree(not bool(told(holds).any()), holds.device):
-        raise ValueError("Expected no `is_reference`, `sessions` or `groups` with gather=False.")
+    speakers = torch.cat(list(batches["speakers"]))
     own, place, counts = speakers.unique(return_inverse=True, return_counts=True)
     names, speaker = shares.of_all(own).unique(return_inverse=True)
     sizes = torch.zeros_like(names).index_add(0, speaker, shares.of_all(counts))
@@ -52,18 +50,20 @@ class PassedGrid(TrialGrid):
     """The trials of a condition whose rows are apart; to this process fall those of its own rows with all that visits.
 
     Of two blocks of one side, one process compares both, or each of the two does a half. Rows are sorted and prepared
-    once, before they go round.
+    once, before they go round; where pairs are few, what has visited is kept.
     """
 
-    def __init__(self, sides: Sides, condition: Condition, scorer: Scorer) -> None:
+    def __init__(self, sides: Sides, condition: Condition, scorer: Scorer, enrolment: str | None = None) -> None:
         self.tile, self.scorer, self.condition = TILE, scorer, condition
         self.voices = shares.of_all(sides.voices)
-        reference, probe = sides.pair(condition)
+        reference, probe = sides.pair(condition, enrolment)
         centre = _middle(reference.vectors) if scorer.centred else reference.vectors.new_zeros(())
-        first = sum(shares.lengths(len(sides.voices))[: shares.place()[0]])  # as all processes number voices
-        both = (reference,) if reference is probe else (reference, probe)
-        rows = [self._cut(_numbered(lay_out(side, scorer, centre), first)) for side in both]
-        self._lay(rows[0], rows[-1])
+        first = shares.first(len(sides.voices))  # as all processes number voices
+        both, few = (reference,) if reference is probe else (reference, probe), are_few(reference, probe)
+        dtype = type_of_pairs(reference.vectors, few and scorer.any_precision)
+        rows = [self._cut(_numbered(lay_out(side, scorer, centre, dtype), first)) for side in both]
+        self._lay(rows[0], rows[-1], few)
+        self._blocks = list(self._met()) if few else []
 
     def shared(self) -> Iterator[Tile]:
         """The tiles of this process's rows with all that visits."""
@@ -75,28 +75,42 @@ class PassedGrid(TrialGrid):
         for block in self.parts():
             yield from block.cells(value_of)
 
-    def _some(self, rows: Tensor, size: int) -> Tensor:
-        return shares.of_all(super()._some(rows, max(2, size // shares.place()[1])))
-
     def parts(self) -> Iterator[TrialGrid]:
         """The trials of this process's rows with its own columns, and with those of each process that visit."""
-        yield _Block(self, self.rows, self.columns)
-        visitor, (number, processes) = self.columns.side, shares.place()
-        sizes = shares.lengths(len(visitor.voices))
-        for step in range(1, processes // 2 + 1 if self.within else processes):
-            size = sizes[(number + step) % processes]
-            vectors, voices = shares.passed_on([visitor.vectors, visitor.voices], size)
-            # A recording is on one process: none is met again, whatever its number.
-            visitor = Side(vectors, voices, torch.full_like(voices, -1), voices)
-            if not self.within or 2 * step < processes:
-                yield _Block(self, self.rows, self._cut(visitor))
-            elif number < step:  # each of the two has the other as a visitor
-                yield _Block(self, self._cut(_half(self.rows.side, second=False)), self._cut(visitor))
-            else:
-                yield _Block(self, self.rows, self._cut(_half(visitor, second=True)))
+        return iter(self._blocks) if self.few else self._met()
+
+    def _met(self) -> Iterator[TrialGrid]:
+        for reference, probe in visits(self.rows.side, self.columns.side):
+            rows = self.rows if reference is self.rows.side else self._cut(reference)
+            yield _Block(self, rows, self.columns if probe is self.columns.side else self._cut(probe))
 
     def _cut(self, side: Side) -> SortedRows:
         return cut_rows(side, len(self.voices), self.tile)
+
+
+def visits(reference: Side, probe: Side) -> Iterator[tuple[Side, Side]]:
+    """References of this process with its probes, and where rows are apart, with those of each process that visit.
+
+    Both are sorted by voice. Where they are one side, each pair of two rows is met once, by one of the processes.
+    """
+    yield reference, probe
+    if not shares.apart():
+        return
+    within, visitor, (number, processes) = reference is probe, probe, shares.place()
+    sizes = shares.lengths(len(visitor.voices))
+    for step in range(1, processes // 2 + 1 if within else processes):
+        size = sizes[(number + step) % processes]
+        columns = [visitor.vectors, visitor.voices, *([] if visitor.groups is None else [visitor.groups])]
+        vectors, voices, *groups = shares.passed_on(columns, size)
+        # A voice is on one process, with all its recordings and sessions: none of them is met again.
+        none = torch.full_like(voices, torch.iinfo(voices.dtype).min)
+        visitor = Side(vectors, voices, none, voices, groups=groups[0] if groups else None)
+        if not within or 2 * step < processes:
+            yield reference, visitor
+        elif number < step:  # each of the two has the other as a visitor
+            yield _half(reference, second=False), visitor
+        else:
+            yield reference, _half(visitor, second=True)
 
 
 def _numbered(side: Side, first: int) -> Side:

@@ -115,9 +115,7 @@ def prepare_trials(
 
 def trials_of_sides(sides: Sides, condition: Condition) -> Trials:
     """Trials of a condition: one reference per speaker, and every probe an input."""
-    if condition.own_session != "any":
-        sides = sides._replace(protected=with_sessions_in_order(sides.protected))
-    reference, probe = sides.pair(condition, enrolment="utterance")
+    reference, probe = known_and_unknown(sides, condition)
     if reference is probe:
         own = torch.arange(len(probe.speakers), device=probe.speakers.device)
     else:
@@ -125,10 +123,16 @@ def trials_of_sides(sides: Sides, condition: Condition) -> Trials:
     return form_trials(reference, probe, own, condition.own_session)
 
 
+def known_and_unknown(sides: Sides, condition: Condition) -> tuple[Side, Side]:
+    """The utterances that references are made of, and the inputs."""
+    if condition.own_session != "any":
+        sides = sides._replace(protected=with_sessions_in_order(sides.protected))
+    return sides.pair(condition, enrolment="utterance")
+
+
 def form_trials(reference: Side, probe: Side, own: Tensor, own_session: str = "any") -> Trials:
     """Galleries for every probe: ``own`` ``(B,)`` is the row of its own recording among the references, or -1."""
-    keys = reference.keys
-    references, unit_of_row, session_of_unit = _build(reference, keys, by_session=own_session != "any")
+    references, unit_of_row, session_of_unit = build_references(reference, by_session=own_session != "any")
     finite = all_finite(probe.vectors) & all_finite(reference.vectors)
     column = places_in(references.speakers, probe.speakers)
     known, column = column >= 0, column.clamp(min=0)
@@ -143,12 +147,13 @@ def form_trials(reference: Side, probe: Side, own: Tensor, own_session: str = "a
             turn, known = turn + 1, known & (references.units[column] > 1)
         unit = unit + turn.clamp(min=0) % references.units[column]
     if own_session != "other":
-        step = torch.where(own >= 0, _steps(references, unit_of_row, keys)[own.clamp(min=0)], -1)
+        step = torch.where(own >= 0, _steps(references, unit_of_row, reference.keys)[own.clamp(min=0)], -1)
     usable = known & (references.counts[unit] > (step >= 0).long())
-    return Trials(probe.vectors, references, column, usable, finite, *_parts(turn.clamp(min=0), step, len(keys)))
+    galleries = _parts(turn.clamp(min=0), step, len(reference.speakers))
+    return Trials(probe.vectors, references, column, usable, finite, *galleries)
 
 
-def _build(side: Side, keys: Tensor, by_session: bool) -> tuple[References, Tensor, Tensor | None]:
+def build_references(side: Side, by_session: bool) -> tuple[References, Tensor, Tensor | None]:
     """References, the unit of each row, and the session of each unit."""
     vectors = side.vectors
     names, column = side.speakers.unique(return_inverse=True)
@@ -166,9 +171,8 @@ def _build(side: Side, keys: Tensor, by_session: bool) -> tuple[References, Tens
     per_speaker = torch.zeros_like(names, dtype=torch.int64).index_add_(
         0, speaker_of_unit, torch.ones_like(speaker_of_unit)
     )
-    by_value = keys.argsort(stable=True)
-    order = by_value[unit[by_value].argsort(stable=True)]
     first_unit, first_row = (totals.cumsum(0) - totals for totals in (per_speaker, counts))
+    order = side.ordered_by(unit)
     built = References(vectors, names, anchor, sums, counts, per_speaker, first_unit, order, first_row)
     return built, unit, session_of_unit
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._precision import at_least_float32, widen
+from vpmetrics._precision import widen
 from vpmetrics._trials.scorers import Scorer, prepared
 from vpmetrics._trials.utterances import Side, occurrences
 
@@ -94,13 +94,12 @@ def _centre(side: Side, scorer: Scorer) -> Tensor:
     """What is best taken out of rows that are compared with this side."""
     if not scorer.centred:
         return side.vectors.new_zeros(())
-    return widen(side.vectors[side.voices.argsort(stable=True)]).mean(dim=0)
+    return widen(side.vectors[side.ordered_by(side.voices)]).mean(dim=0)
 
 
-def lay_out(side: Side, scorer: Scorer, centre: Tensor, dtype: torch.dtype | None = None) -> Side:
-    """A side sorted by voice, its rows as they are compared; of all of them there is no copy but this one."""
-    order = side.voices.argsort(stable=True)
-    dtype = dtype or at_least_float32(side.vectors[:0]).dtype
+def lay_out(side: Side, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Side:
+    """A side sorted by voice and by value, its rows as they are compared; of all of them no copy but this one."""
+    order = side.ordered_by(side.voices)
     vectors = side.vectors.new_empty(side.vectors.shape, dtype=dtype)
     # With a graph all at once, or its way back would go over all rows for every piece.
     step = len(order) if side.vectors.requires_grad else _AT_ONCE

@@ -72,12 +72,18 @@ def _smooth_scores(grid: TrialGrid, scores: Tensor, is_target: Tensor, bandwidth
 
 
 def _keep_scores(grid: TrialGrid) -> ConditionScores:
-    tiles = list(grid)
-    unit = _unit_of([tile.scores for tile in tiles], grid.vectors[0])
-    tiles = [tile._replace(scores=tile.scores.contiguous().div(unit).round_().mul_(unit)) for tile in tiles]
-    grid.keep(tiles)
+    parts = [(part, list(part)) for part in grid.parts()]
+    unit = _unit_of([tile.scores for _, tiles in parts for tile in tiles], grid.vectors[0])
     nothing = unit.new_empty(0)  # where there is no tile
-    return _in_order(order_parts([(nothing, nothing), *(tile.classes() for tile in tiles)]), grid.within)
+    classes = [(nothing, nothing)]
+    for part, tiles in parts:
+        tiles = [tile._replace(scores=tile.scores.contiguous().div(unit).round_().mul_(unit)) for tile in tiles]
+        part.keep(tiles)
+        classes += [tile.classes() for tile in tiles]
+    if shares.apart():
+        targets, nontargets = (shares.of_all(torch.cat(scores)) for scores in zip(*classes, strict=True))
+        classes = [(targets, nontargets)]
+    return _in_order(order_parts(classes), grid.within)
 
 
 def keep_scores(scores: Tensor, is_target: Tensor, within: bool = False) -> ConditionScores:
@@ -95,7 +101,7 @@ def _unit_of(scores: Sequence[Tensor], like: Tensor) -> Tensor:
 
     A power of two, so that rounding to it is exact, well above what is left of that order.
     """
-    largest = torch.stack([like.new_zeros(()), *map(_largest, scores)]).amax()
+    (largest,) = shares.most(torch.stack([like.new_zeros(()), *map(_largest, scores)]).amax())
     exponent = torch.frexp(torch.where(largest > 0, largest, 1)).exponent
     return torch.ldexp(torch.full_like(largest, torch.finfo(largest.dtype).eps * 2 ** _SNAP[largest.dtype]), exponent)
 

@@ -179,6 +179,11 @@ def lengths(own: int) -> list[int]:
     return [own] if company is None else _table([own], number, processes, company.device)[:, 0].tolist()
 
 
+def first(own: int) -> int:
+    """The number of this process's first of so many rows, among those of all processes where they are apart."""
+    return sum(lengths(own)[: place()[0]]) if apart() else 0
+
+
 def number_of_all(own: int) -> int:
     """How many rows there are of something, on all processes where they are apart."""
     return sum(lengths(own)) if apart() else own
@@ -192,6 +197,16 @@ def of_all(own: Tensor) -> Tensor:
     whole = own.new_zeros(sum(sizes), *own.shape[1:])
     whole[sum(sizes[:number]) :][: len(own)] = own
     return total(whole)
+
+
+def picked(own: Tensor, places: Tensor) -> Tensor:
+    """The rows at some places among those of all processes where they are apart, one process after the other."""
+    if not apart():
+        return own[places]
+    found, place = own.new_zeros(len(places), *own.shape[1:]), places - first(len(own))
+    here = (place >= 0) & (place < len(own))
+    found[here] = own[place[here]]
+    return total(found)
 
 
 def pooled(*parts: Tensor) -> list[Tensor]:

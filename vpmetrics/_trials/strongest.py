@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._checks import warn_undefined
-from vpmetrics._precision import wide_dtype
+from vpmetrics._precision import all_finite, wide_dtype
 from vpmetrics._trials import shares
 from vpmetrics._trials.attacked import ChosenAttack, compared
 from vpmetrics._trials.choices import AS_STRONG, NOISE, choose
@@ -31,7 +31,8 @@ from vpmetrics._trials.left_out import Blocks
 from vpmetrics._trials.left_out_attacks import attacks_without
 from vpmetrics._trials.moments import Moments, moments_of
 from vpmetrics._trials.pairs import TILE, excluded_pairs
-from vpmetrics._trials.utterances import Side, Sides
+from vpmetrics._trials.passing import visits
+from vpmetrics._trials.utterances import Side, Sides, evenly, row_keys
 
 _BINS = 1 << 14  # of cosines
 _OTHERS, _NEXT, _OWN, _NONE = range(4)  # pairs of two speakers, of one and the next, of one speaker; no trials
@@ -131,13 +132,14 @@ class Attackers:
     ) -> tuple[Tensor, slice | list[int]]:
         """Counts of pairs by attack, and for which attacks they are here; for each they are in one of the processes.
 
-        Where an attack was fitted it has been counted; of those fitted fold by fold, counts are added up, and of all
-        where every process needs the ``whole``.
+        Where an attack was fitted it has been counted; of those fitted fold by fold, or whose rows are apart, counts
+        are added up, and of all where every process needs the ``whole``.
         """
         assert self.folds is not None
         attacks = list(fitted.values())
         counts = _count(self.folds, condition, self.enrolment, attacks)
-        shared = [at for at, number in enumerate(fitted) if not is_linear(self.attacks[number % len(self.attacks)])]
+        linear = [is_linear(self.attacks[number % len(self.attacks)]) for number in fitted]
+        shared = [at for at, is_whole in enumerate(linear) if shares.apart() or not is_whole]
         if whole:
             counts = shares.total(counts)
         elif shared:
@@ -149,7 +151,8 @@ class Attackers:
 
     @cached_property
     def _finite(self) -> bool:
-        return bool(torch.stack([values.isfinite().all() for values in self._given]).all())
+        (some_are_not,) = shares.most(~torch.stack([all_finite(values) for values in self._given]).all())
+        return not bool(some_are_not)
 
     def folds_for(self, people: int) -> int:
         """How many folds there are at most where each is to hold so many people; two where half of all are fewer.
@@ -181,7 +184,7 @@ class Attackers:
             with _exactly(self.sides):
                 attack = fitted[number][fold]
                 attack = fits.anew(number, fold, kind) if attack is None else attack
-            yield fits.folds.part(fold), ChosenAttack(attack, bool(is_turned))
+            yield fits.folds.part(fold), ChosenAttack(attack, bool(is_turned), fits.folds.few)
 
     def _fitted_in(self, most: int, number: int, kind: str) -> tuple[_Fits, dict[int, list[Any]]]:
         """One attack, fitted once for every one of so many folds of each group."""
@@ -207,11 +210,10 @@ def _count(folds: Folds, condition: Condition, enrolment: str | None, fitted: Se
     """Pairs by attack, fold, kind and bin of their score, ``(A, K, 4, B)``, of what this process has fitted."""
     counts = torch.zeros(len(fitted), folds.number, 4 * _BINS, dtype=torch.int32, device=folds.fold_of_voice.device)
     one = counts.new_ones(())
-    for fold in range(folds.number):
-        reference, probe = folds.part(fold).pair(condition, enrolment)
+    for fold, reference, probe, within in _pairs_of_folds(folds, condition, enrolment):
         own = [number for number, attack in enumerate(fitted) if attack[fold] is not None]
-        rows = [(number, *compared(fitted[number][fold], reference, probe, condition)) for number in own]
-        for a, b, kinds in _tiles(reference, probe, condition) if rows else ():
+        rows = [(number, *compared(fitted[number][fold], reference, probe, condition, folds.few)) for number in own]
+        for a, b, kinds in _tiles(reference, probe, condition, within) if rows else ():
             for number, left, right in rows:
                 slots = (
                     (left[a] @ right[b].mT.to(left.dtype)).add_(1).mul_(_BINS / 2).clamp_(0, _BINS - 1).to(torch.int32)
@@ -220,6 +222,27 @@ def _count(folds: Folds, condition: Condition, enrolment: str | None, fitted: Se
                 counts[number, fold].index_add_(0, slots.flatten(), one.expand(slots.numel()))
     by_kind: Tensor = counts.unflatten(-1, (4, _BINS))
     return by_kind
+
+
+def _pairs_of_folds(
+    folds: Folds, condition: Condition, enrolment: str | None
+) -> Iterator[tuple[int, Side, Side, bool]]:
+    """References and probes of each fold; where rows are apart, with those of one process after the other.
+
+    And whether both are rows of one side, of which each pair is met once.
+    """
+    if not shares.apart():
+        for fold in range(folds.number):
+            reference, probe = folds.part(fold).pair(condition, enrolment)
+            yield fold, reference, probe, reference is probe
+        return
+    known, unknown = folds.sides.pair(condition, enrolment)
+    if enrolment is not None:  # then means are in the order of speakers
+        known, unknown = (side.take(side.voices.argsort(stable=True)) for side in (known, unknown))
+    for reference, probe in visits(known, unknown):
+        both = (reference,) if reference is probe else (reference, probe)
+        for fold, parts in enumerate(zip(*map(folds.cut, both), strict=True)):
+            yield fold, parts[0], parts[-1], known is unknown
 
 
 @contextmanager
@@ -241,7 +264,7 @@ class _Fits:
     def __init__(self, folds: Folds, attacks: Sequence[Any], watched: Moments | None) -> None:
         self.folds, self.attacks, self.watched = folds, attacks, watched
         sides, (left, right) = folds.sides, pairs_of(folds.sides)
-        self.paired = len(left) > 0
+        self.paired = shares.number_of_all(len(left)) > 0
         if not self.paired:  # then there is protected speech alone, for those who need no more
             left = right = torch.arange(len(sides.protected.voices), device=sides.voices.device)
         originals = (sides.original if self.paired else sides.protected).vectors[left]
@@ -256,10 +279,11 @@ class _Fits:
     def of(self, condition: str) -> dict[int, list[Any]]:
         """For every attack, by its number, what maps the rows of each fold: maps, or a fitted attack.
 
-        None where another process fits it: attacks are dealt, those that are no moments' fold by fold.
+        None where another process fits it: attacks are dealt, those that are no moments' fold by fold. Where rows are
+        apart, every process needs all of them.
         """
         fitted: dict[int, list[Any]] = {}
-        own = shares.in_turns(len(self.attacks))
+        own = _turns(len(self.attacks))
         for number, attack in enumerate(self.attacks):
             if not self.paired and getattr(attack, "needs", "").startswith("pairs"):
                 continue
@@ -271,7 +295,7 @@ class _Fits:
             if by_group:
                 fitted[len(self.attacks) + number] = [maps for group in by_group for maps in group]
             if self.watched is not None:
-                watcher = copy.deepcopy(attack).fit_moments(self.watched, condition) if number in own else None
+                watcher = self._watcher(attack, condition) if number in own else None
                 fitted[2 * len(self.attacks) + number] = [watcher] * self.folds.number
         return dict(sorted(fitted.items()))
 
@@ -282,9 +306,14 @@ class _Fits:
         if not is_linear(attack):
             return _fit_on(attack, *self.pairs, rows=self.fold != fold)
         if how == 2:
-            return copy.deepcopy(attack).fit_moments(self.watched, condition)
+            return self._watcher(attack, condition)
         parts = self.moments[1:] if how else self.moments[:1]
         return [maps for part in parts for maps in _maps_of_folds(attack, part, condition, own=True)][fold]
+
+    def _watcher(self, attack: Any, condition: str) -> Any:
+        """An attack fitted on what was watched, which all processes know."""
+        with shares.alone():
+            return copy.deepcopy(attack).fit_moments(self.watched, condition)
 
     def _moments(self, chosen: range) -> Moments:
         rows = (self.fold >= chosen.start) & (self.fold < chosen.stop)
@@ -293,7 +322,7 @@ class _Fits:
 
     def _learn(self, number: int, attack: Any) -> list[Any]:
         if number not in self.learnt:
-            folds, own = range(self.folds.number), shares.in_turns(self.folds.number)
+            folds, own = range(self.folds.number), _turns(self.folds.number)
             self.learnt[number] = [
                 _fit_on(attack, *self.pairs, rows=self.fold != fold) if fold in own else None for fold in folds
             ]
@@ -306,22 +335,37 @@ def _maps_of_folds(attack: Any, moments: Moments, condition: str, own: bool) -> 
     return [None if maps is None else maps.of(fold) for fold in folds]
 
 
-def _fit_on(attack: Any, original: Tensor, protected: Tensor, speakers: Tensor, rows: Tensor) -> Any:
+def _turns(count: int) -> range:
+    return range(count) if shares.apart() else shares.in_turns(count)
+
+
+def _fit_on(attack: Any, *pairs: Tensor, rows: Tensor) -> Any:
+    chosen = [column[rows] for column in pairs]
+    if shares.apart():
+        chosen = _some_of_all(chosen, attack.most_rows)
     fitted = copy.deepcopy(attack)
-    with torch.enable_grad():  # an attacker may learn by descent
-        fitted.fit(original[rows], protected[rows], speakers[rows])
+    with shares.alone(), torch.enable_grad():  # an attacker may learn by descent
+        fitted.fit(*chosen)
     return fitted
 
 
-def _tiles(reference: Side, probe: Side, condition: Condition) -> Iterator[tuple[slice, slice, Tensor]]:
+def _some_of_all(pairs: Sequence[Tensor], most: int) -> list[Tensor]:
+    """Of the pairs of all processes those that an attack would learn from that learns from no more."""
+    places = evenly(shares.of_all(row_keys(pairs[1])).argsort(stable=True), most)
+    return [shares.picked(column, places) for column in pairs]
+
+
+def _tiles(reference: Side, probe: Side, condition: Condition, within: bool) -> Iterator[tuple[slice, slice, Tensor]]:
     """Blocks of rows and columns, and the kind of every pair in them as an offset; what is no trial lies beyond all."""
-    within = reference is probe
+    one = reference is probe
     for start in range(0, len(reference.voices), TILE):
         a = slice(start, start + TILE)
-        for other in range(start if within else 0, len(probe.voices), TILE):
+        for other in range(start if one else 0, len(probe.voices), TILE):
             b = slice(other, other + TILE)
             rows, columns = reference.voices[a, None], probe.voices[None, b]
             same, after = rows == columns, rows + 1 == columns
+            if within:  # who visits may come before those who are here, or after them
+                after = after | (rows == columns + 1)
             kinds = torch.where(same, _OWN, torch.where(after, _NEXT, _OTHERS))
             kinds = (kinds * _BINS).int()
             excluded = excluded_pairs(reference, probe, condition, a, b, same)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vpmetrics._scores.calibration import transferred_llr
 from vpmetrics._scores.measures import disclosure_of_llr
+from vpmetrics._trials import shares
 from vpmetrics._trials.scored import ScoredTrials
 from vpmetrics._trials.utterances import Sides, runs_of_sessions
 
@@ -17,7 +18,9 @@ def calibrated_between_sessions(
     sides: Sides, trials_of: Callable[[Sides], ScoredTrials], calibration: str = "linear"
 ) -> list[ScoredTrials]:
     """The trials of either half of every speaker's sessions, their scores calibrated as learnt on the other half."""
-    runs = [trials_of(run) for run in runs_of_sessions(sides)]
+    halves = runs_of_sessions(sides)
+    with shares.alone():  # few rows, which all processes have
+        runs = [trials_of(run) for run in halves]
     return [
         attacked._replace(scores=transferred_llr(*attacked[:2], *learnt[:2], calibration, validate_args=False))
         for attacked, learnt in (runs, runs[::-1])

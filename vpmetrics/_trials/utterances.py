@@ -10,6 +10,7 @@ from torch import Tensor
 from vpmetrics._checks import check_embedding_values, check_embeddings, check_recordings, warn_undefined, warn_where
 from vpmetrics._precision import at_least_float32, wide_dtype, widen
 from vpmetrics._scores.cached import cached_property
+from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
 
 # What a row holds, as bits of one small number.
@@ -51,6 +52,15 @@ class Side(_Columns):
         """A number per row, ``(N,)``, see :func:`row_keys`."""
         return row_keys(self.vectors)
 
+    @cached_property
+    def by_value(self) -> Tensor:
+        """Positions of the rows, in an order that their values alone determine."""
+        return self.keys.argsort(stable=True)
+
+    def ordered_by(self, numbers: Tensor) -> Tensor:
+        """Positions of the rows in the order of a number of each, and by value where that is the same."""
+        return self.by_value[numbers[self.by_value].argsort(stable=True)]
+
     def take(self, rows: Tensor | slice) -> Side:
         """Some of the rows, by number, by a mask, or side by side."""
         return Side(*(None if column is None else column[rows] for column in self))  # type: ignore[arg-type]
@@ -85,7 +95,7 @@ class Sides(NamedTuple):
     def groups(self) -> list[int]:
         """All groups, ascending; none where nobody named any."""
         named = [side.groups for side in (self.original, self.protected) if side.groups is not None]
-        return torch.unique(torch.cat(named)).tolist() if named else []
+        return torch.unique(shares.of_all(torch.cat(named))).tolist() if named else []
 
     def of_group(self, group: int) -> Sides:
         """The utterances of one group."""
@@ -140,8 +150,8 @@ def check_rows(rows: Rows) -> None:
 
 
 def told(row_holds: Tensor) -> Tensor:
-    """Whether anybody said which rows are references, of which session, and of which group, ``(3,)``."""
-    return torch.stack([(row_holds & bit).any() for bit in (_CHOOSES, _SESSION, _GROUP)])
+    """Whether anybody said which rows are references, of which session, and of which group, ``(3,)``: 0 or 1."""
+    return torch.stack([(row_holds & bit).any() for bit in (_CHOOSES, _SESSION, _GROUP)]).to(torch.uint8)
 
 
 def sides_of(rows: Rows) -> Sides:
@@ -150,8 +160,8 @@ def sides_of(rows: Rows) -> Sides:
     numbered = (rows.row_holds & _UTTERANCE) != 0
     # An utterance without a number is one of its own.
     own = torch.arange(count, 2 * count, device=rows.speakers.device)
-    ids = torch.where(numbered, torch.unique(rows.utterances, return_inverse=True)[1], own)
-    given = told(rows.row_holds).tolist()
+    ids = torch.where(numbered, torch.unique(rows.utterances, return_inverse=True)[1], own) + 2 * shares.first(count)
+    given = shares.most(told(rows.row_holds))[0].tolist()
     columns = (rows.row_holds & _REFERENCE) != 0, rows.sessions, rows.groups
     known = [column if said else None for column, said in zip(columns, given, strict=True)]
     # Protected anew in another session, a recording is another one; its original is still the same.
@@ -192,19 +202,25 @@ def runs_of_sessions(sides: Sides, most: int = 2048) -> tuple[Sides, Sides]:
     count = occurrences(pairs[0], len(sides.voices))
     turn = torch.arange(pairs.shape[1], device=place.device) - (count.cumsum(0) - count)[pairs[0]]
     later, several = (2 * turn >= count[pairs[0]])[place], (count[pairs[0]] > 1)[place]
-    first, second = (
-        sides._replace(original=_thinned(sides.original, most), protected=_thinned(side.take(several & half), most))
-        for half in (~later, later)
-    )
+    original = _thinned(sides.original, most)
+    first, second = (with_voices(original, _thinned(side.take(several & half), most)) for half in (~later, later))
     return first, second
 
 
 def _thinned(side: Side, most: int) -> Side:
-    """Some of the rows, the same ones in whatever order they come."""
-    if len(side.speakers) <= most:
-        return side
-    order = side.keys.argsort(stable=True)
-    return side.take(order[torch.arange(most, device=order.device) * len(order) // most])
+    """Some of the rows of all processes, the same ones in whatever order they come."""
+    every = shares.number_of_all(len(side.speakers))
+    if every <= most:
+        places = torch.arange(every, device=side.speakers.device)
+    else:
+        places = evenly(shares.of_all(side.keys).argsort(stable=True), most)
+    return Side(*(None if column is None else shares.picked(column, places) for column in side))  # type: ignore[arg-type]
+
+
+def evenly(order: Tensor, most: int) -> Tensor:
+    """At most so many, evenly spaced."""
+    count = min(most, len(order))
+    return order[torch.arange(count, device=order.device) * len(order) // max(1, count)]
 
 
 def places_of(side: Side, *columns: str) -> tuple[Tensor, Tensor]:
@@ -262,13 +278,20 @@ def occurrences(values: Tensor, count: int) -> Tensor:
     return torch.zeros(count, dtype=torch.int64, device=values.device).index_add_(0, values, torch.ones_like(values))
 
 
-def keys_of_means(vectors: Tensor, place: Tensor, count: int) -> Tensor:
+def keys_of_means(vectors: Tensor, place: Tensor, count: int, by_value: Tensor | None = None) -> Tensor:
     """A number for the mean of the rows at each place, which no order of rows changes."""
+    sums, counts = _sums_of(vectors, place, count, by_value)
+    return row_keys(sums / counts.clamp(min=1))
+
+
+def _sums_of(vectors: Tensor, place: Tensor, count: int, by_value: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Sums of the rows at each place, and how many these are ``(count, 1)``."""
     sums = widen(vectors).new_zeros(count, vectors.shape[1])
     # Rows in an order of their own: a sum depends on the order of what it adds.
-    order = row_keys(vectors).argsort(stable=True)
-    sums.index_add_(0, place[order], widen(vectors.detach())[order])
-    return row_keys(sums / occurrences(place, count).clamp(min=1)[:, None])
+    order = row_keys(vectors).argsort(stable=True) if by_value is None else by_value
+    for rows in order.split(_rows_at_once(vectors)):  # so that there is never a wider copy of all of them
+        sums.index_add_(0, place[rows], widen(vectors.detach()[rows]))
+    return sums, occurrences(place, count).to(sums)[:, None]
 
 
 def with_sessions_in_order(side: Side) -> Side:
@@ -278,14 +301,17 @@ def with_sessions_in_order(side: Side) -> Side:
     """
     if side.sessions is None:
         return side
-    names, place = side.sessions.unique(return_inverse=True)
-    number = keys_of_means(side.vectors, place, len(names)).argsort(stable=True).argsort()
+    first, count = shares.first(len(side.sessions)), len(side.sessions)
+    names, place = shares.of_all(side.sessions).unique(return_inverse=True)
+    place = place[first:][:count]
+    sums, counts = shares.pooled(*_sums_of(side.vectors, place, len(names), side.by_value))
+    number = row_keys(sums / counts).argsort(stable=True).argsort()
     return side._replace(sessions=number[place])
 
 
 def _warn_of_copies(name: str, side: Side) -> None:
     """Two recordings never have the same embedding; a sampler that fills up its last batch makes such rows."""
-    vectors, order = side.vectors.detach(), side.keys.argsort()
+    vectors, order = side.vectors.detach(), side.by_value
     neighbours = zip(*(rows.split(_rows_at_once(vectors)) for rows in (order[1:], order[:-1])), strict=True)
     alike = torch.cat([(vectors[a] == vectors[b]).all(1) for a, b in neighbours])
     warn_where(

@@ -11,7 +11,7 @@ from vpmetrics._checks import check_embeddings, check_tensor
 from vpmetrics._precision import at_least_float32, widen
 from vpmetrics._trials.moments import deal, moments_of
 from vpmetrics._trials.separation import Maps, disclosed_share, separation
-from vpmetrics._trials.utterances import row_keys
+from vpmetrics._trials.utterances import evenly, row_keys
 from vpmetrics.attacks.base import PAIRS, Attack, check_width
 from vpmetrics.attacks.watching import Resizable
 
@@ -61,7 +61,7 @@ class KernelRidge(Attack, Resizable):
         check_embeddings(original, protected, speakers)
         if len(protected) == 0:
             raise ValueError("Expected `protected` to have at least one row, but got none.")
-        chosen = _thin(protected, self.most_rows)
+        chosen = evenly(row_keys(protected).argsort(stable=True), self.most_rows)
         o, p, names = widen(original[chosen]), widen(protected[chosen]), speakers[chosen]
         self.mean_o, self.mean_p = o.mean(0), p.mean(0)
         o, self.rows = o - self.mean_o, p - self.mean_p
@@ -113,9 +113,3 @@ def fit_kernel(kernel: Tensor, ridge: float, target: Tensor, groups: LeftOut) ->
 def _kernel(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
     squared = torch.cdist(a, b).square()
     return torch.exp(-squared / scale.clamp(min=torch.finfo(a.dtype).tiny))
-
-
-def _thin(rows: Tensor, most: int) -> Tensor:
-    """Positions of at most so many rows, the same ones in whatever order they come."""
-    order = row_keys(rows).argsort(stable=True)
-    return order[torch.linspace(0, len(order) - 1, min(most, len(order)), device=rows.device).long()]
