@@ -338,7 +338,19 @@ def test_settings_are_judged_by_the_pairs_of_the_condition(condition):
         left = map_rows(o[chosen], of.mean_o, of.map_o) if condition == "OP" else right
         expected = reference.separation(left.numpy(), right.numpy(), speakers[chosen].numpy())
         expected = np.sign(expected) * (1 - np.exp(-(expected**2) / 6.5))
-        assert attack._separations(moments, condition)[1, group].item() == pytest.approx(expected, abs=1e-9)
+        assert attack._separations(moments, attack._of_others(moments), condition)[1, group].item() == pytest.approx(
+            expected, abs=1e-9
+        )
+
+
+@pytest.mark.parametrize("attack", [RidgeToOriginal(), Plain()])
+def test_maps_for_several_conditions_are_those_for_each(attack):
+    o, p, speakers = voices()
+    groups, count = deal(p, speakers)
+    moments = moments_of(o, p, speakers, groups, count)
+    both = attack.fit_groups_for(moments, ("OP", "PP"))
+    alone = [attack.fit_groups(moments, condition) for condition in ("OP", "PP")]
+    assert_close([tuple(maps) for maps in both], [tuple(maps) for maps in alone], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("apart", [0.25, 0.5, 1.0, 2.0, 3.0, 5.0])

@@ -211,3 +211,11 @@ def test_pooling_runs_finds_the_blocks_that_merging_halves_finds(steps):
     mass = targets + nontargets
     expected = pav_blocks(torch.where(mass > 0, targets / mass, 0), mass)
     assert torch.equal(blocks_of_counts(targets, nontargets), expected)
+    # And beside other rows: each by itself.
+    others = torch.randint(0, 4, (2, 3, len(mass)), generator=draw).to(mass)
+    others[:, 2] = torch.nan
+    rows = torch.cat([others[:, :2], torch.stack([targets, nontargets])[:, None], others[:, 2:]], dim=1)
+    found = blocks_of_counts(*rows)
+    assert torch.equal(found[:3], torch.stack([blocks_of_counts(*rows[:, row]) for row in range(3)]))
+    assert torch.equal(found[2], expected)
+    assert not found[3].any()  # nothing is known of it

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vpmetrics._trials.rows import lay_out
 from vpmetrics._trials.scorers import prepared, resolve_scoring
-from vpmetrics._trials.utterances import Side
+from vpmetrics._trials.utterances import Side, row_keys
 
 
 @pytest.mark.parametrize("scoring", ["cosine", "dot", "euclidean"])
@@ -19,12 +19,16 @@ def test_rows_are_laid_out_in_pieces_as_all_at_once(scoring, dtype):
     vectors = torch.randn(2500, 5, generator=draw)
     names = torch.randint(0, 40, (2500,), generator=draw)
     side = Side(vectors, names, torch.arange(2500), names, sessions=names % 3)
-    order, centre = names.argsort(stable=True), vectors.mean(dim=0)
+    by_value = row_keys(vectors).argsort()
+    order, centre = by_value[names[by_value].argsort(stable=True)], vectors.mean(dim=0)
     laid = lay_out(side, scorer, centre, dtype)
     assert torch.equal(laid.vectors, prepared(vectors[order], scorer, centre, dtype))
     assert all(torch.equal(ours, column[order]) for ours, column in zip(laid[1:4], side[1:4], strict=True))
     assert torch.equal(laid.sessions, side.sessions[order])
     assert laid.groups is None
+    # In whatever order they came.
+    mixed = torch.randperm(2500, generator=draw)
+    assert torch.equal(lay_out(side.take(mixed), scorer, centre, dtype).vectors, laid.vectors)
     # With a graph, too, which leads back to the rows.
     followed = vectors.clone().requires_grad_()
     weights = torch.randn(2500, 5, generator=draw, dtype=dtype)
@@ -54,8 +58,10 @@ class Copies(TorchDispatchMode):
 
 def test_of_rows_that_are_laid_out_there_is_no_copy_but_one():
     vectors, names = torch.randn(9000, 6, generator=torch.Generator().manual_seed(0)), torch.arange(9000) % 7
+    side = Side(vectors, names, names, names)
+    assert len(side.by_value) == 9000  # found once, whatever is laid out how often
     with Copies(vectors.numel()) as copies:
-        lay_out(Side(vectors, names, names, names), resolve_scoring("cosine"), vectors.new_zeros(()), torch.float32)
+        lay_out(side, resolve_scoring("cosine"), vectors.new_zeros(()), torch.float32)
     assert copies.made == 1
     with Copies(vectors.numel()) as copies:  # which finds those there are
         prepared(vectors[names.argsort()], resolve_scoring("cosine"), vectors.new_zeros(()), torch.float32)

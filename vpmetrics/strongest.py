@@ -74,11 +74,11 @@ class AttackedMetric(SureEmbeddingMetric):
         if observed:
             self._watched[0].clear()
 
-    def _attackers(self, sides: Sides) -> Attackers:
+    def _attackers(self, sides: Sides, conditions: Sequence[str]) -> Attackers:
         watched, device = self._observed(), sides.voices.device
         if watched is not None:
             watched = Moments(*(part.to(device) for part in watched.tensors()))
-        return Attackers(sides, self.attacks or (), watched, getattr(self, "enrolment", None))
+        return Attackers(sides, self.attacks or (), watched, getattr(self, "enrolment", None), conditions)
 
     def _width(self) -> int | None:
         return super()._width() or self._watched[0].width
@@ -148,7 +148,7 @@ class StrongestAttack(AttackedMetric):
 
     def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
         blocks = None if self.intervals is None else deal_blocks(sides)
-        found = self._attackers(sides).strongest(condition_of(self.condition), blocks)
+        found = self._attackers(sides, (self.condition,)).strongest(condition_of(self.condition), blocks)
         dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
         scalars = {key: value.to(dtype) for key, value in found.scalars().items()}
         if self.intervals is None or blocks is None:

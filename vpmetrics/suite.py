@@ -274,8 +274,8 @@ class VoicePrivacy(AttackedMetric):
     def _report(self, sides: Sides, cached: bool = True, settings: Settings | None = None) -> PrivacyReport:
         wanted, of_sessions = settings or self._settings(), sides.protected.sessions is not None
         names = [name for name in (tuple(CONDITIONS) if of_sessions else ALWAYS) if wanted.asks_for(name)]
-        attacked = any(wanted.asks_for(name, "attack", "attacked_crowd") for name in names)
-        attackers = self._attackers(sides) if self.attacks is not None and attacked else None
+        attacked = [name for name in names if name != "OO" and wanted.asks_for(name, "attack", "attacked_crowd")]
+        attackers = self._attackers(sides, attacked) if self.attacks is not None and attacked else None
         known = self._known_of_original(sides, wanted) if cached and "OO" in names else {}
         layouts, asked = Layouts(), [name for name in names if name not in known]
         reports = [partial(report_condition, sides, CONDITIONS[name], wanted, attackers, layouts) for name in asked]

@@ -31,35 +31,39 @@ def blocks_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
 
 
 def number_of_blocks(counts: Tensor, block: Tensor) -> int:
-    """How many blocks there are where that is known at once; otherwise as many as there could be."""
-    return int(block[-1]) + 1 if _in_sight(counts) and len(block) else block.shape[-1]
+    """How many blocks a row has at most where that is known at once; otherwise as many as there could be."""
+    return int(block[..., -1].amax()) + 1 if _in_sight(counts) and block.numel() else block.shape[-1]
 
 
 def _in_sight(counts: Tensor) -> bool:
-    """Whether sizes may depend on the values: on a CPU, of one row that nobody differentiates or compiles."""
-    return counts.dim() == 1 and on_host(counts) and not counts.requires_grad
+    """Whether sizes may depend on the values: on a CPU, of what nobody differentiates or compiles."""
+    return on_host(counts) and not counts.requires_grad
 
 
 def _pool_runs(targets: Tensor, mass: Tensor) -> Tensor:
-    """:func:`blocks_of_counts` of one row: every run of shares that do not increase is pooled, again and again.
+    """:func:`blocks_of_counts`: every run of shares that do not increase is pooled, again and again, in all rows.
 
     Rounds get shorter as they go. What is not done after some of them is left to :func:`pav_blocks`.
     """
-    first = mass.nonzero().flatten() if bool(mass.sum() > 0) else mass.new_zeros(0, dtype=torch.int64)
-    block, share = torch.zeros_like(mass, dtype=torch.int64), (targets / mass)[first]
-    targets, masses = targets[first], mass[first]
+    known = (mass != 0) & (mass.sum(-1, keepdim=True) > 0)  # nothing of a row that holds NaN
+    first = known.flatten().nonzero().flatten()
+    row, targets, masses = first // mass.shape[-1], targets.flatten()[first], mass.flatten()[first]
+    share = targets / masses
     for _ in range(_ROUNDS):
-        begins = pad(share[1:] > share[:-1], (1, 0), value=True)
+        fresh = row[1:] != row[:-1]
+        begins = pad((share[1:] > share[:-1]) | fresh, (1, 0), value=True)
         if bool(begins.all()):
             break
         run = begins.cumsum(0) - 1
-        first = first[begins]
+        first, row = first[begins], row[begins]
         targets, masses = (part.new_zeros(len(first)).index_add(0, run, part) for part in (targets, masses))
         share = targets / masses
     else:
-        first = first[pav_blocks(share, masses).diff(prepend=share.new_full((1,), -1, dtype=torch.int64)) > 0]
-    block[first[1:]] = 1
-    return block.cumsum(0)
+        # No row's shares reach those of the next, so none is pooled with it.
+        first = first[pav_blocks(share + 2 * row, masses).diff(prepend=row.new_full((1,), -1)) > 0]
+    begins = torch.zeros(mass.numel(), dtype=torch.int64, device=mass.device)
+    begins[first] = 1
+    return (begins.view(mass.shape).cumsum(-1) - 1).clamp(min=0)
 
 
 def pav_blocks(values: Tensor, weights: Tensor) -> Tensor:

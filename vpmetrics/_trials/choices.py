@@ -48,11 +48,9 @@ class _Candidates(NamedTuple):
 
     def found(self, attacks: int) -> Tensor:
         """D_ECE of every attack in all folds but each, and then in all, ``(2 A, K + 1)``; 0 for those elsewhere."""
-        found = self.targets.new_empty(len(self.place), self.targets.shape[1] + 1)
-        found[:, -1] = expected_disclosure(self.pooled)
-        for row, *both in zip(found, self.targets, self.nontargets, strict=True):  # one by one, as memory goes
-            others = (counts.sum(0) - counts for counts in both)
-            row[:-1] = expected_disclosure(Steps(found.new_empty(0), *others))
+        sums = [counts.sum(1, keepdim=True) for counts in (self.targets, self.nontargets)]
+        both = (torch.cat([whole - counts, whole], dim=1) for whole, counts in zip(sums, self[1:], strict=True))
+        found = expected_disclosure(Steps(self.targets.new_empty(0), *both))
         return found.new_zeros(2 * attacks, found.shape[1]).index_copy(0, self.place, found)
 
     def of_best(self, best: Tensor) -> Tensor:

@@ -136,4 +136,4 @@ def pairs_of(sides: Sides) -> tuple[Tensor, Tensor]:
 
 def is_linear(attack: Any) -> bool:
     """Whether moments are all that the attack needs to be fitted in every fold at once."""
-    return hasattr(attack, "fit_groups") and hasattr(attack, "fit_moments")
+    return hasattr(attack, "fit_groups_for") and hasattr(attack, "fit_moments")

@@ -137,7 +137,8 @@ class _Rounds:
         reference, (number, processes) = self._reference, shares.place()
         for step in range(1, processes):
             whose = (number + step) % processes
-            columns = [reference.vectors, reference.speakers, *([reference.sessions] if self._by_session else [])]
+            told = [reference.sessions] if self._by_session and reference.sessions is not None else []
+            columns = [reference.vectors, reference.speakers, *told]
             vectors, speakers, *sessions = shares.passed_on(columns, self._rows[whose])
             reference = Side(vectors, speakers, speakers, speakers, sessions=sessions[0] if sessions else None)
             if self._rows[whose]:

@@ -25,7 +25,7 @@ from vpmetrics._precision import all_finite, wide_dtype
 from vpmetrics._trials import shares
 from vpmetrics._trials.attacked import ChosenAttack, compared
 from vpmetrics._trials.choices import AS_STRONG, NOISE, choose
-from vpmetrics._trials.conditions import Condition
+from vpmetrics._trials.conditions import CONDITIONS, Condition
 from vpmetrics._trials.folds import FEWEST_SPEAKERS, MOST_FOLDS, Folds, deal_speakers, is_linear, pairs_of
 from vpmetrics._trials.left_out import Blocks
 from vpmetrics._trials.left_out_attacks import attacks_without
@@ -69,7 +69,7 @@ class Strongest(NamedTuple):
 class Attackers:
     """Attacks on some embeddings, fitted in folds of their speakers and, where they watched others, on those.
 
-    One object serves several conditions.
+    One object serves several conditions, named beforehand.
     """
 
     def __init__(
@@ -78,13 +78,14 @@ class Attackers:
         attacks: Sequence[Any],
         watched: Moments | None = None,
         enrolment: str | None = None,
+        conditions: Sequence[str] = ("OP", "PP"),
     ) -> None:
         self.sides, self.attacks, self._watched, self.enrolment = sides, attacks, watched, enrolment
+        self._kinds = tuple(sorted({_kind_of(CONDITIONS[name]) for name in conditions}))
         self._given = sides.original.vectors, sides.protected.vectors, *(() if watched is None else watched.tensors())
         self.folds = deal_speakers(sides)
         with _exactly(sides):
-            self._fits = None if self.folds is None else _Fits(self.folds, attacks, watched)
-        self._fitted: dict[bool, dict[int, list[Any]]] = {}
+            self._fits = None if self.folds is None else _Fits(self.folds, attacks, watched, self._kinds)
         self._fewer: dict[int, tuple[_Fits, dict[str, dict[int, list[Any]]]]] = {}
 
     def strongest(self, condition: Condition, blocks: Blocks | None = None) -> Strongest:
@@ -100,10 +101,7 @@ class Attackers:
             warn_undefined("Some embeddings, measured or observed, are not finite.")
             return self._nothing()
         with _exactly(self.sides):
-            one_sided = condition.one_sided
-            if one_sided not in self._fitted:
-                self._fitted[one_sided] = fits.of("PP" if one_sided else "OP")
-            fitted = self._fitted[one_sided]
+            fitted = fits.of(_kind_of(condition))
             counts, own = self._counts(condition, fitted, whole=blocks is not None)
             others, after, of_one = (counts[own, :, kind] for kind in (_OTHERS, _NEXT, _OWN))
             sets = (of_one, others + after), (after, others)
@@ -174,8 +172,8 @@ class Attackers:
         fits = self._fits
         if fits is None or bool(found.d_ece.isnan()):
             return
-        kind, choices = "PP" if condition.one_sided else "OP", found.chosen.T.tolist()
-        fitted = self._fitted[condition.one_sided]
+        kind, choices = _kind_of(condition), found.chosen.T.tolist()
+        fitted = fits.of(kind)
         if max(map(len, fits.folds.groups)) > most:
             choice = max(choices, key=choices.count)
             fits, fitted = self._fitted_in(most, choice[0], kind)
@@ -192,7 +190,8 @@ class Attackers:
             if most not in self._fewer:
                 folds = deal_speakers(self.sides, most)
                 assert folds is not None
-                self._fewer[most] = _Fits(folds, self.attacks, self._watched), {"OP": {}, "PP": {}}
+                fits = _Fits(folds, self.attacks, self._watched, self._kinds)
+                self._fewer[most] = fits, {kind: {} for kind in self._kinds}
             fits, known = self._fewer[most]
             if number not in known[kind]:
                 known[kind][number] = [fits.anew(number, fold, kind) for fold in range(fits.folds.number)]
@@ -252,6 +251,11 @@ def _exactly(sides: Sides) -> Iterator[None]:
         yield
 
 
+def _kind_of(condition: Condition) -> str:
+    """The condition whose pairs attacks are fitted for."""
+    return "PP" if condition.one_sided else "OP"
+
+
 def names_of_attacks(attacks: Sequence[Any]) -> tuple[str, ...]:
     """What numbers of attacks mean: fitted in folds of all speakers, of those of a group, or on what was observed."""
     names = [getattr(attack, "name", type(attack).__name__) for attack in attacks]
@@ -259,10 +263,10 @@ def names_of_attacks(attacks: Sequence[Any]) -> tuple[str, ...]:
 
 
 class _Fits:
-    """All attacks, fitted to what folds of speakers say, for one kind of condition after another."""
+    """All attacks, fitted to what folds of speakers say, for some kinds of conditions: ``"OP"`` and ``"PP"``."""
 
-    def __init__(self, folds: Folds, attacks: Sequence[Any], watched: Moments | None) -> None:
-        self.folds, self.attacks, self.watched = folds, attacks, watched
+    def __init__(self, folds: Folds, attacks: Sequence[Any], watched: Moments | None, kinds: Sequence[str]) -> None:
+        self.folds, self.attacks, self.watched, self.kinds = folds, attacks, watched, kinds
         sides, (left, right) = folds.sides, pairs_of(folds.sides)
         self.paired = shares.number_of_all(len(left)) > 0
         if not self.paired:  # then there is protected speech alone, for those who need no more
@@ -274,65 +278,71 @@ class _Fits:
         self.moments = [self._moments(range(folds.number))]
         if len(folds.groups) > 1:
             self.moments += [self._moments(group) for group in folds.groups]
-        self.learnt: dict[int, list[Any]] = {}
+        self._known: dict[str, dict[int, list[Any]]] = {}
 
-    def of(self, condition: str) -> dict[int, list[Any]]:
+    def of(self, kind: str) -> dict[int, list[Any]]:
         """For every attack, by its number, what maps the rows of each fold: maps, or a fitted attack.
 
         None where another process fits it: attacks are dealt, those that are no moments' fold by fold. Where rows are
         apart, every process needs all of them.
         """
-        fitted: dict[int, list[Any]] = {}
-        own = _turns(len(self.attacks))
+        if not self._known:
+            self._fit_all()
+        return self._known[kind]
+
+    def _fit_all(self) -> None:
+        """Fit each attack for all kinds of conditions, which share most of the work."""
+        found: dict[str, dict[int, list[Any]]] = {kind: {} for kind in self.kinds}
+        count, own = len(self.attacks), _turns(len(self.attacks))
         for number, attack in enumerate(self.attacks):
             if not self.paired and getattr(attack, "needs", "").startswith("pairs"):
                 continue
             if not is_linear(attack):
-                fitted[number] = self._learn(number, attack)
+                learnt = self._learn(attack)
+                for fitted in found.values():
+                    fitted[number] = learnt
                 continue
-            together, *by_group = (_maps_of_folds(attack, part, condition, number in own) for part in self.moments)
-            fitted[number] = together
-            if by_group:
-                fitted[len(self.attacks) + number] = [maps for group in by_group for maps in group]
-            if self.watched is not None:
-                watcher = self._watcher(attack, condition) if number in own else None
-                fitted[2 * len(self.attacks) + number] = [watcher] * self.folds.number
-        return dict(sorted(fitted.items()))
+            parts = [_maps_of_folds(attack, part, self.kinds, number in own) for part in self.moments]
+            for kind, together, *by_group in zip(self.kinds, *parts, strict=True):
+                found[kind][number] = together
+                if by_group:
+                    found[kind][count + number] = [maps for group in by_group for maps in group]
+                if self.watched is not None:
+                    watcher = self._watcher(attack, kind) if number in own else None
+                    found[kind][2 * count + number] = [watcher] * self.folds.number
+        self._known = {kind: dict(sorted(fitted.items())) for kind, fitted in found.items()}
 
-    def anew(self, number: int, fold: int, condition: str) -> Any:
+    def anew(self, number: int, fold: int, kind: str) -> Any:
         """What maps the rows of one fold, where another process has it."""
         how, number = divmod(number, len(self.attacks))
         attack = self.attacks[number]
         if not is_linear(attack):
             return _fit_on(attack, *self.pairs, rows=self.fold != fold)
         if how == 2:
-            return self._watcher(attack, condition)
+            return self._watcher(attack, kind)
         parts = self.moments[1:] if how else self.moments[:1]
-        return [maps for part in parts for maps in _maps_of_folds(attack, part, condition, own=True)][fold]
+        return [maps for part in parts for maps in _maps_of_folds(attack, part, (kind,), own=True)[0]][fold]
 
-    def _watcher(self, attack: Any, condition: str) -> Any:
+    def _watcher(self, attack: Any, kind: str) -> Any:
         """An attack fitted on what was watched, which all processes know."""
         with shares.alone():
-            return copy.deepcopy(attack).fit_moments(self.watched, condition)
+            return copy.deepcopy(attack).fit_moments(self.watched, kind)
 
     def _moments(self, chosen: range) -> Moments:
         rows = (self.fold >= chosen.start) & (self.fold < chosen.stop)
         original, protected, speakers = (part[rows] for part in self.pairs)
         return moments_of(original, protected, speakers, self.fold[rows] - chosen.start, len(chosen))
 
-    def _learn(self, number: int, attack: Any) -> list[Any]:
-        if number not in self.learnt:
-            folds, own = range(self.folds.number), _turns(self.folds.number)
-            self.learnt[number] = [
-                _fit_on(attack, *self.pairs, rows=self.fold != fold) if fold in own else None for fold in folds
-            ]
-        return self.learnt[number]
+    def _learn(self, attack: Any) -> list[Any]:
+        folds, own = range(self.folds.number), _turns(self.folds.number)
+        return [_fit_on(attack, *self.pairs, rows=self.fold != fold) if fold in own else None for fold in folds]
 
 
-def _maps_of_folds(attack: Any, moments: Moments, condition: str, own: bool) -> list[Any]:
+def _maps_of_folds(attack: Any, moments: Moments, kinds: Sequence[str], own: bool) -> list[list[Any]]:
+    """Maps of every fold for each kind of condition; None where they are not to be found here."""
     folds = range(len(moments.within_oo))
-    maps = attack.fit_groups(moments, condition) if own else None
-    return [None if maps is None else maps.of(fold) for fold in folds]
+    found = attack.fit_groups_for(moments, kinds) if own else [None] * len(kinds)
+    return [[None if maps is None else maps.of(fold) for fold in folds] for maps in found]
 
 
 def _turns(count: int) -> range:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -125,7 +126,9 @@ class LinearAttack(Attack, Resizable):
 
         With the condition ``"PP"`` the setting is the one that best separates protected from protected speech.
         """
-        best = self._best(self._separations(moments, condition).sum(1, keepdim=True))[0]
+        best = 0
+        if len(self.settings) > 1:
+            best = self._best(self._separations(moments, self._of_others(moments), condition).sum(1, keepdim=True))[0]
         for name, part in zip(Maps._fields, self.maps(moments.together, self.settings[best]).of(0), strict=True):
             setattr(self, name, part)
         self.is_fitted = True
@@ -134,10 +137,21 @@ class LinearAttack(Attack, Resizable):
     @torch.no_grad()
     def fit_groups(self, moments: Moments, condition: str = "OP") -> Maps:
         """Maps for every group, fitted on all others, ``(G, ...)``; no group has a say in the setting of its own."""
-        found = self._separations(moments, condition)
-        best = self._best(found @ (1 - torch.eye(found.shape[1], device=found.device, dtype=found.dtype)))
-        by_setting = {index: self.maps(moments.others, self.settings[index]) for index in set(best)}
-        return _stack([by_setting[index].of(group) for group, index in enumerate(best)])
+        return self.fit_groups_for(moments, (condition,))[0]
+
+    @torch.no_grad()
+    def fit_groups_for(self, moments: Moments, conditions: Sequence[str]) -> list[Maps]:
+        """The same for each of some conditions, which differ in the setting alone."""
+        found = self._of_others(moments)
+        if len(found) == 1:
+            return found * len(conditions)
+        chosen = []
+        for condition in conditions:
+            separated = self._separations(moments, found, condition)
+            of_others = 1 - torch.eye(separated.shape[1], device=separated.device, dtype=separated.dtype)
+            best = self._best(separated @ of_others)
+            chosen.append(_stack([found[index].of(group) for group, index in enumerate(best)]))
+        return chosen
 
     def observe(
         self, original: Tensor | None, protected: Tensor | None, speakers: Tensor, sessions: Tensor | None = None
@@ -172,12 +186,13 @@ class LinearAttack(Attack, Resizable):
         """Take over whether it was fitted."""
         self.is_fitted = state
 
-    def _separations(self, moments: Moments, condition: str) -> Tensor:
-        """How well each setting separates each group, fitted on the others, ``(settings, G)``; 0 where unknown."""
+    def _of_others(self, moments: Moments) -> list[Maps]:
+        """Maps of each setting for every group, fitted on the others."""
+        return [self.maps(moments.others, setting) for setting in self.settings]
+
+    def _separations(self, moments: Moments, found: list[Maps], condition: str) -> Tensor:
+        """How well the maps of each setting separate each group, ``(settings, G)``; 0 where unknown."""
         check_choice("condition", condition, ("OP", "PP"))
-        if len(self.settings) == 1:
-            return moments.counts.new_zeros(1, len(moments.within_oo))
-        found = [self.maps(moments.others, setting) for setting in self.settings]
         if condition == "PP":
             found = [Maps(each.mean_p, each.map_p, each.mean_p, each.map_p) for each in found]
             moments = moments.of_protected
@@ -188,8 +203,6 @@ class LinearAttack(Attack, Resizable):
 
         Settings go from the finest to the most regular.
         """
-        if len(separations) == 1:
-            return [0] * separations.shape[1]
         top = separations.amax(0)
         as_good = separations >= top - _AS_GOOD * top.abs()
         best: list[int] = (len(separations) - 1 - as_good.to(torch.uint8).flip(0).argmax(0)).tolist()
