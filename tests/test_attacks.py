@@ -343,6 +343,15 @@ def test_settings_are_judged_by_the_pairs_of_the_condition(condition):
         )
 
 
+@pytest.mark.parametrize(("speakers", "groups"), [(1, 1), (2, 2), (3, 2), (5, 2), (6, 3), (40, 5)])
+def test_of_few_speakers_somebody_is_left_to_learn_from(speakers, groups):
+    """Were all of them left out together, rounding would choose between settings."""
+    names = torch.arange(2 * speakers) % speakers
+    group, count = deal(torch.randn(2 * speakers, 4, generator=torch.Generator().manual_seed(0)), names)
+    assert count == groups == len(group.unique())
+    assert all(len(names[group == one].unique()) >= speakers // groups for one in range(groups))
+
+
 @pytest.mark.parametrize("attack", [RidgeToOriginal(), Plain()])
 def test_maps_for_several_conditions_are_those_for_each(attack):
     o, p, speakers = voices()

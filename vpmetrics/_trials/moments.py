@@ -138,7 +138,8 @@ def deal(vectors: Tensor, speakers: Tensor, most: int = 5) -> tuple[Tensor, int]
     """Groups of speakers that depend neither on their numbers nor on the order of rows: of each row, and how many."""
     names, index = speakers.unique(return_inverse=True)
     place = keys_of_means(vectors, index, len(names)).argsort(stable=True).argsort()
-    count = max(1, min(most, len(names) // 2))
+    # Of three, two and one: were all left out together, there would be nobody to learn from, and noise to judge by.
+    count = max(1, min(most, len(names), max(2, len(names) // 2)))
     return (place % count)[index], count
 
 
