@@ -320,25 +320,24 @@ def without(given, *names):
 GIVEN = rows(speakers=12)
 PLAIN, TWO, LONELY = (without(rows(speakers), "sessions") for speakers in (12, 2, 1))
 KNOWN = torch.arange(len(GIVEN["speakers"])) % 3 == 0
-# What each process is given of one set, and how the suite is to take it.
-APART = {
-    "plain": (PLAIN, {}),
-    "sessions": (GIVEN, {}),
-    "groups": (with_groups(GIVEN), {}),
-    "references": ({**PLAIN, "is_reference": KNOWN}, {}),
-    "enrolment": ({**PLAIN, "is_reference": KNOWN}, {"enrolment": "utterance"}),
-    "means": ({**GIVEN, "is_reference": KNOWN}, {"enrolment": "speaker"}),
+# What the processes are given, and how the suite is to take it: where every score is kept, and where they share bins.
+EXACT = {
+    "groups": (with_groups(PLAIN), {}),
     "copies": ({**PLAIN, "utterances": torch.arange(len(KNOWN)) // 2 * 2 + GIVEN["speakers"] * 1000}, {}),
-    "distances": (PLAIN, {"scoring": "euclidean"}),
-    "protected": (without(PLAIN, "original"), {}),
+    "enrolment": ({**PLAIN, "is_reference": KNOWN}, {"enrolment": "utterance"}),
     "two": (TWO, {}),
     "lonely": (LONELY, {}),
+}
+BINNED = {
+    "groups": (with_groups(GIVEN), {}),
+    "means": ({**GIVEN, "is_reference": KNOWN}, {"enrolment": "speaker"}),
+    "distances": ({**PLAIN, "is_reference": KNOWN}, {"scoring": "euclidean"}),
+    "protected": (without(PLAIN, "original"), {}),
 }
 LEARNT = (*ATTACKS, KernelRidge())
 
 
-def apart_or_not(case, gather, rank=0, world=1):
-    given, settings = APART[case]
+def apart_or_not(given, settings, gather, rank=0, world=1):
     return give(vp.VoicePrivacy(attacks=LEARNT, gather=gather, **settings), parts_of(given, world, "unevenly")[rank])
 
 
@@ -353,18 +352,18 @@ def told_of_groups(report):
     )
 
 
-def _keep_apart(rank, world, path, few, expected, of_groups):
+def _keep_apart(rank, world, path, few, cases, expected, of_groups):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     take_small_tiles(few=few)
     distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
     watched = Watched()
     for case, value in expected.items():
-        found = apart_or_not(case, False, rank, world).compute()
+        found = apart_or_not(*cases[case], False, rank, world).compute()
         assert found.keys() == value.keys()
         assert_close(found, value, atol=1e-9, rtol=0, equal_nan=True, msg=partial("{}: {}".format, case))
         assert all(same_bits(found, other) for other in everyone(found))
-    report = apart_or_not("groups", False, rank, world).report()
+    report = apart_or_not(*cases["groups"], False, rank, world).report()
     assert_close(told_of_groups(report), of_groups, atol=1e-9, rtol=0, equal_nan=True)
     assert len(set(map(tuple, everyone(watched.calls)))) == 1
     # What all have is told in the end, and never rows of embeddings.
@@ -373,13 +372,13 @@ def _keep_apart(rank, world, path, few, expected, of_groups):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(("world", "few"), [(2, 1 << 22), (3, 0)])
-def test_embeddings_that_stay_apart_say_the_same_of_everything(world, few, tmp_path):
+@pytest.mark.parametrize(("world", "few", "cases"), [(2, 1 << 22, EXACT), (3, 0, BINNED)], ids=["exact", "binned"])
+def test_embeddings_that_stay_apart_say_the_same_of_everything(world, few, cases, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         take_small_tiles(patch.setattr, few)
-        expected = {case: apart_or_not(case, gather=True).compute() for case in APART}
-        of_groups = told_of_groups(apart_or_not("groups", gather=True).report())
-    mp.spawn(_keep_apart, args=(world, tmp_path / "meeting", few, expected, of_groups), nprocs=world)
+        expected = {name: apart_or_not(*case, gather=True).compute() for name, case in cases.items()}
+        of_groups = told_of_groups(apart_or_not(*cases["groups"], gather=True).report())
+    mp.spawn(_keep_apart, args=(world, tmp_path / "meeting", few, cases, expected, of_groups), nprocs=world)
 
 
 # A threshold separates targets from others, of whom some are zero and have no deviation.
