@@ -14,6 +14,7 @@ from vpmetrics._trials.covariances import Covariances, SameSpeaker, describe_spe
 from vpmetrics._trials.utterances import keys_of_means
 
 _ROWS = 1 << 13  # of embeddings made double at once
+_BLOCKS = 8  # of them put together at once
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,27 @@ class Moments:
         return describe_speakers(sets, (self.within_oo, self.within_pp, self.within_po))
 
 
+@dataclass(frozen=True)
+class Picked:
+    """Some rows of embeddings, of which there is no copy but those of a few at a time."""
+
+    vectors: Tensor
+    rows: Tensor
+
+    def __getitem__(self, some: Tensor) -> Tensor:
+        return self.vectors[self.rows[some]]
+
+    def take(self, some: Tensor) -> Picked:
+        """Some of them."""
+        return Picked(self.vectors, self.rows[some])
+
+
 def moments_of(
-    original: Tensor, protected: Tensor, speakers: Tensor, groups: Tensor | None = None, count: int = 1
+    original: Tensor | Picked,
+    protected: Tensor | Picked,
+    speakers: Tensor,
+    groups: Tensor | None = None,
+    count: int = 1,
 ) -> Moments:
     """Moments of pairs of utterances, in one pass.
 
@@ -100,9 +120,10 @@ def moments_of(
     groups = torch.zeros_like(speakers) if groups is None else groups
     found: list[Moments] = []
     for rows in speakers.argsort(stable=True).split(_ROWS):  # in order, so that most speakers are in one block
-        block = rows_as_moments(original[rows], protected[rows], speakers[rows], groups[rows], count)
-        found = [merge([*found, block])]
-    return found[0]
+        found.append(merge([rows_as_moments(original[rows], protected[rows], speakers[rows], groups[rows], count)]))
+        if len(found) == _BLOCKS:
+            found = [merge(found)]
+    return merge(found) if len(found) > 1 else found[0]
 
 
 def rows_as_moments(original: Tensor, protected: Tensor, speakers: Tensor, groups: Tensor, count: int) -> Moments:

@@ -29,7 +29,7 @@ from vpmetrics._trials.conditions import CONDITIONS, Condition
 from vpmetrics._trials.folds import FEWEST_SPEAKERS, MOST_FOLDS, Folds, deal_speakers, is_linear, pairs_of
 from vpmetrics._trials.left_out import Blocks
 from vpmetrics._trials.left_out_attacks import attacks_without
-from vpmetrics._trials.moments import Moments, moments_of
+from vpmetrics._trials.moments import Moments, Picked, moments_of
 from vpmetrics._trials.pairs import TILE, excluded_pairs
 from vpmetrics._trials.passing import visits
 from vpmetrics._trials.utterances import Side, Sides, evenly, row_keys
@@ -271,9 +271,10 @@ class _Fits:
         self.paired = shares.number_of_all(len(left)) > 0
         if not self.paired:  # then there is protected speech alone, for those who need no more
             left = right = torch.arange(len(sides.protected.voices), device=sides.voices.device)
-        originals = (sides.original if self.paired else sides.protected).vectors[left]
-        self.pairs = originals, sides.protected.vectors[right], sides.protected.voices[right]
-        self.fold = folds.fold_of_voice[self.pairs[2]]
+        originals = (sides.original if self.paired else sides.protected).vectors
+        self.pairs = Picked(originals, left), Picked(sides.protected.vectors, right)
+        self.voices = sides.protected.voices[right]
+        self.fold = folds.fold_of_voice[self.voices]
         # What does not depend on the condition is found once.
         self.moments = [self._moments(range(folds.number))]
         if len(folds.groups) > 1:
@@ -317,7 +318,7 @@ class _Fits:
         how, number = divmod(number, len(self.attacks))
         attack = self.attacks[number]
         if not is_linear(attack):
-            return _fit_on(attack, *self.pairs, rows=self.fold != fold)
+            return self._fit_without(attack, fold)
         if how == 2:
             return self._watcher(attack, kind)
         parts = self.moments[1:] if how else self.moments[:1]
@@ -329,13 +330,27 @@ class _Fits:
             return copy.deepcopy(attack).fit_moments(self.watched, kind)
 
     def _moments(self, chosen: range) -> Moments:
-        rows = (self.fold >= chosen.start) & (self.fold < chosen.stop)
-        original, protected, speakers = (part[rows] for part in self.pairs)
-        return moments_of(original, protected, speakers, self.fold[rows] - chosen.start, len(chosen))
+        some = ((self.fold >= chosen.start) & (self.fold < chosen.stop)).nonzero().flatten()
+        original, protected = (side.take(some) for side in self.pairs)
+        return moments_of(original, protected, self.voices[some], self.fold[some] - chosen.start, len(chosen))
 
     def _learn(self, attack: Any) -> list[Any]:
         folds, own = range(self.folds.number), _turns(self.folds.number)
-        return [_fit_on(attack, *self.pairs, rows=self.fold != fold) if fold in own else None for fold in folds]
+        return [self._fit_without(attack, fold) if fold in own else None for fold in folds]
+
+    def _fit_without(self, attack: Any, fold: int) -> Any:
+        """An attack fitted on the pairs of all folds but one; of those of all processes, on those it would choose."""
+        columns, some = (*self.pairs, self.voices), (self.fold != fold).nonzero().flatten()
+        if shares.apart():
+            keys = shares.of_all(row_keys(self.pairs[1][some]))
+            places = evenly(keys.argsort(stable=True), attack.most_rows)
+            chosen = [shares.picked(column[some], places) for column in columns]
+        else:
+            chosen = [column[some] for column in columns]
+        fitted = copy.deepcopy(attack)
+        with shares.alone(), torch.enable_grad():  # an attacker may learn by descent
+            fitted.fit(*chosen)
+        return fitted
 
 
 def _maps_of_folds(attack: Any, moments: Moments, kinds: Sequence[str], own: bool) -> list[list[Any]]:
@@ -347,22 +362,6 @@ def _maps_of_folds(attack: Any, moments: Moments, kinds: Sequence[str], own: boo
 
 def _turns(count: int) -> range:
     return range(count) if shares.apart() else shares.in_turns(count)
-
-
-def _fit_on(attack: Any, *pairs: Tensor, rows: Tensor) -> Any:
-    chosen = [column[rows] for column in pairs]
-    if shares.apart():
-        chosen = _some_of_all(chosen, attack.most_rows)
-    fitted = copy.deepcopy(attack)
-    with shares.alone(), torch.enable_grad():  # an attacker may learn by descent
-        fitted.fit(*chosen)
-    return fitted
-
-
-def _some_of_all(pairs: Sequence[Tensor], most: int) -> list[Tensor]:
-    """Of the pairs of all processes those that an attack would learn from that learns from no more."""
-    places = evenly(shares.of_all(row_keys(pairs[1])).argsort(stable=True), most)
-    return [shares.picked(column, places) for column in pairs]
 
 
 def _tiles(reference: Side, probe: Side, condition: Condition, within: bool) -> Iterator[tuple[slice, slice, Tensor]]:
