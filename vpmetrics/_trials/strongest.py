@@ -149,7 +149,8 @@ class Attackers:
 
     @cached_property
     def _finite(self) -> bool:
-        (some_are_not,) = shares.most(~torch.stack([all_finite(values) for values in self._given]).all())
+        finite = torch.stack([all_finite(values) for values in self._given]).all()
+        (some_are_not,) = shares.most((~finite).to(torch.uint8))
         return not bool(some_are_not)
 
     def folds_for(self, people: int) -> int:
