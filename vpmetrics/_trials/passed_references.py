@@ -17,7 +17,7 @@ from vpmetrics._trials import shares
 from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.identification import Identification, deal, order_of_speakers, tell, type_of_scores
 from vpmetrics._trials.ranks import counts_of_steps, no_ranks, rank_inputs, steps_of_ranks
-from vpmetrics._trials.references import Tile, Trials, build_references, known_and_unknown, trials_of_sides, walk
+from vpmetrics._trials.references import Tile, Trials, build_references, known_and_unknown, trials_between, walk
 from vpmetrics._trials.scorers import Scoring
 from vpmetrics._trials.utterances import Side, Sides
 
@@ -108,10 +108,9 @@ class _Rounds:
     """
 
     def __init__(self, sides: Sides, condition: Condition, scoring: Scoring) -> None:
-        self.own, self.scoring = trials_of_sides(sides, condition), scoring
-        self._reference, _ = known_and_unknown(sides, condition)
+        self._reference, probe = known_and_unknown(sides, condition)
+        self.own, self.scoring = trials_between(self._reference, probe, condition), scoring
         self._by_session = condition.own_session != "any"
-        self._rows = shares.lengths(len(self._reference.speakers))
         self._speakers = shares.lengths(len(self.own.references.speakers))
         self.references, self.inputs = sum(self._speakers), sum(shares.lengths(len(self.own.inputs)))
         self.match, self.rounding = self.own.references.sums.new_zeros(2, len(self.own.inputs), 1)
@@ -134,15 +133,13 @@ class _Rounds:
 
     def _visited(self) -> Iterator[tuple[int, Trials]]:
         """Inputs with the references of one other process after the other; the own speaker is never among these."""
-        reference, (number, processes) = self._reference, shares.place()
-        for step in range(1, processes):
-            whose = (number + step) % processes
-            told = [reference.sessions] if self._by_session and reference.sessions is not None else []
-            columns = [reference.vectors, reference.speakers, *told]
-            vectors, speakers, *sessions = shares.passed_on(columns, self._rows[whose])
-            reference = Side(vectors, speakers, speakers, speakers, sessions=sessions[0] if sessions else None)
-            if self._rows[whose]:
-                yield self.first(whose), self._against(reference)
+        known, (number, processes) = self._reference, shares.place()
+        told = [known.sessions] if self._by_session and known.sessions is not None else []
+        passing = shares.visitors([known.vectors, known.speakers, *told], processes - 1)
+        for step, (vectors, speakers, *sessions) in enumerate(passing, start=1):
+            visitor = Side(vectors, speakers, speakers, speakers, sessions=sessions[0] if sessions else None)
+            if len(speakers):
+                yield self.first((number + step) % processes), self._against(visitor)
 
     def _against(self, visitor: Side) -> Trials:
         """Inputs with other references, which lack what their own lack."""

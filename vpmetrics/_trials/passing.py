@@ -96,12 +96,10 @@ def visits(reference: Side, probe: Side) -> Iterator[tuple[Side, Side]]:
     yield reference, probe
     if not shares.apart():
         return
-    within, visitor, (number, processes) = reference is probe, probe, shares.place()
-    sizes = shares.lengths(len(visitor.voices))
-    for step in range(1, processes // 2 + 1 if within else processes):
-        size = sizes[(number + step) % processes]
-        columns = [visitor.vectors, visitor.voices, *([] if visitor.groups is None else [visitor.groups])]
-        vectors, voices, *groups = shares.passed_on(columns, size)
+    within, (number, processes) = reference is probe, shares.place()
+    columns = [probe.vectors, probe.voices, *([] if probe.groups is None else [probe.groups])]
+    passing = shares.visitors(columns, processes // 2 if within else processes - 1)
+    for step, (vectors, voices, *groups) in enumerate(passing, start=1):
         # A voice is on one process, with all its recordings and sessions: none of them is met again.
         none = torch.full_like(voices, torch.iinfo(voices.dtype).min)
         visitor = Side(vectors, voices, none, voices, groups=groups[0] if groups else None)

@@ -115,7 +115,11 @@ def prepare_trials(
 
 def trials_of_sides(sides: Sides, condition: Condition) -> Trials:
     """Trials of a condition: one reference per speaker, and every probe an input."""
-    reference, probe = known_and_unknown(sides, condition)
+    return trials_between(*known_and_unknown(sides, condition), condition)
+
+
+def trials_between(reference: Side, probe: Side, condition: Condition) -> Trials:
+    """Trials of the utterances that :func:`known_and_unknown` finds."""
     if reference is probe:
         own = torch.arange(len(probe.speakers), device=probe.speakers.device)
     else:

@@ -231,10 +231,15 @@ def sent(owner: Tensor, parts: Iterable[Tensor]) -> list[Tensor]:
     return [*map(partial(share.company.send, given=given, taken=taken), map(itemgetter(order), parts))]
 
 
-def passed_on(parts: Sequence[Tensor], length: int) -> list[Tensor]:
-    """Those of the next process, so many rows, for those that are here."""
-    company = _share.get().company
-    return list(parts) if company is None else [company.pass_on(part, length) for part in parts]
+def visitors(columns: Sequence[Tensor], steps: int) -> Iterator[list[Tensor]]:
+    """The rows of so many of the next processes, one after the other, as each passes on what it has."""
+    (number, processes), company = place(), _share.get().company
+    if company is None:
+        return
+    sizes = lengths(len(columns[0]))
+    for step in range(1, steps + 1):
+        columns = [company.pass_on(column, sizes[(number + step) % processes]) for column in columns]
+        yield list(columns)
 
 
 def _table(own: list[int], number: int, processes: int, device: torch.device) -> Tensor:

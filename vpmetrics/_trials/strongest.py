@@ -32,7 +32,7 @@ from vpmetrics._trials.left_out_attacks import attacks_without
 from vpmetrics._trials.moments import Moments, Picked, moments_of
 from vpmetrics._trials.pairs import TILE, excluded_pairs
 from vpmetrics._trials.passing import visits
-from vpmetrics._trials.utterances import Side, Sides, evenly, row_keys
+from vpmetrics._trials.utterances import Side, Sides, evenly
 
 _BINS = 1 << 14  # of cosines
 _OTHERS, _NEXT, _OWN, _NONE = range(4)  # pairs of two speakers, of one and the next, of one speaker; no trials
@@ -343,7 +343,7 @@ class _Fits:
         """An attack fitted on the pairs of all folds but one; of those of all processes, on those it would choose."""
         columns, some = (*self.pairs, self.voices), (self.fold != fold).nonzero().flatten()
         if shares.apart():
-            keys = shares.of_all(row_keys(self.pairs[1][some]))
+            keys = shares.of_all(self.folds.sides.protected.keys[self.pairs[1].rows[some]])
             places = evenly(keys.argsort(stable=True), attack.most_rows)
             chosen = [shares.picked(column[some], places) for column in columns]
         else:
