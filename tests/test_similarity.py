@@ -138,8 +138,8 @@ def test_every_trial_is_walked_once_whatever_the_tile(condition, tile):
         assert part.scores.shape == (len(a), len(b))
         same = a[:, None] == b
         assert torch.equal(part.same_speaker, same) if part.same_speaker is not None else not same.any()
-    cells = list(grid.cells(lambda tile: torch.ones_like(tile.scores)))
-    assert all(torch.equal(block.sums, block.trials) for block in cells)
+    cells = list(grid.cells(lambda tile: [torch.ones_like(tile.scores)]))
+    assert all(torch.equal(block.sums[0], block.trials) for block in cells)
     # Whole voices: each pair of them is in one place, and there once.
     met = torch.zeros(len(sides.voices), len(sides.voices))
     for block in cells:

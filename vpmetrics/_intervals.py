@@ -147,7 +147,7 @@ def left_out_of_similarity(
     """Diagonal dominance in a condition, and what leaving speakers out changes in it."""
     grid = TrialGrid(*sides.pair(condition), sides.voices, scorer, condition)
     scores = score_condition(grid)
-    likeness, matrix = likeness_of_condition(grid, scores, similarity)
+    likeness, matrix, _ = likeness_of_condition(grid, scores, similarity)
     counts = counts_of_blocks(grid, scores, likeness, matrix, similarity, blocks)
     return likeness.dominance, left_out_of_scores(
         grid.voices.sort().values, scores, counts, likeness, similarity, blocks

@@ -67,7 +67,6 @@ from vpmetrics._trials.scores import ConditionScores, keep_scores, score_conditi
 from vpmetrics._trials.speakers import (
     SpeakerDisclosure,
     SpeakerIdentification,
-    SpeakerTally,
     disclosure_of_trials,
     identification_by_speaker,
 )
@@ -253,10 +252,8 @@ def report_condition(
     left_out: list[LeftOut] = []
     profiles = None
     if by_speaker or settings.asks_for(condition.name, "matrix"):
-        tally = SpeakerTally(grid, scores) if by_speaker else None
-        likeness, matrix = likeness_of_condition(grid, scores, settings.similarity, tally)
+        likeness, matrix, speakers = likeness_of_condition(grid, scores, settings.similarity, by_speaker)
         scalars |= {"d_diag": likeness.dominance, "d_diag_log": likeness.dominance_log}
-        speakers = None if tally is None else tally.disclosure()
     if blocks is not None and settings.intervals is not None:
         counts = counts_of_blocks(grid, scores, likeness, matrix, settings.similarity, blocks)
         voices = grid.voices.sort().values

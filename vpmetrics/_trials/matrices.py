@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
 from vpmetrics._trials.pairs import Cells, Tile, TrialGrid
 from vpmetrics._trials.scorers import Scorer
 from vpmetrics._trials.scores import ConditionScores, score_condition
-from vpmetrics._trials.speakers import SpeakerTally
+from vpmetrics._trials.speakers import Evidence, SpeakerDisclosure, disclosure_of_sums
 from vpmetrics._trials.utterances import Sides
 
 SIMILARITIES = ("geometric", "sigmoid")
@@ -77,12 +77,12 @@ def matrices_of_sides(
 
 def matrix_of_condition(grid: TrialGrid, scores: ConditionScores, similarity: str) -> Tensor:
     """The matrix of one condition ``(V, V)``, from a second pass over its tiles."""
-    return _matrix_of_means(grid, partial(_similarities, grid, scores, similarity))
+    return _matrix_of_means(grid, lambda: _similarities(grid, scores, similarity))
 
 
 def averages_of_grid(grid: TrialGrid) -> Tensor:
     """Mean score of every pair of voices, ``(V, V)``."""
-    return _matrix_of_means(grid, partial(_means, grid, lambda tile: tile.scores))
+    return _matrix_of_means(grid, lambda: ((cells, _mean(cells)) for cells in grid.cells(lambda tile: [tile.scores])))
 
 
 def _matrix_of_means(grid: TrialGrid, means: Callable[[], Iterator[tuple[Cells, Tensor]]]) -> Tensor:
@@ -109,65 +109,92 @@ def _in_order(grid: TrialGrid, matrix: Tensor) -> Tensor:
 
 
 def likeness_of_condition(
-    grid: TrialGrid, scores: ConditionScores, similarity: str, tally: SpeakerTally | None = None
-) -> tuple[Likeness, Tensor | None]:
+    grid: TrialGrid, scores: ConditionScores, similarity: str, by_speaker: bool = False
+) -> tuple[Likeness, Tensor | None, SpeakerDisclosure | None]:
     """What the matrix of one condition comes to, some voices at a time; and the matrix, where they are few enough.
 
-    A ``tally`` of what each speaker discloses is filled in on the way.
+    Also what each speaker discloses, where that is asked for.
     """
-    count = len(grid.voices)
-    own, matrices = _unknown(grid, count), [_unknown(grid, count, count)] if count <= _MOST_KEPT else []
+    count, evidence = len(grid.voices), Evidence(scores) if by_speaker else None
+    matrices = [_unknown(grid, count, count)] if count <= _MOST_KEPT else []
+    nothing = _unknown(grid, count).zero_()
 
-    def walk() -> Tensor:
-        sums = own.new_zeros(2, 3, count)
-        for cells, mean in _similarities(grid, scores, similarity, tally):
+    def walk() -> tuple[Tensor, Tensor]:
+        sums, strongest = nothing.expand(3, 5 if by_speaker else 3, -1).clone(), nothing.expand(2, -1).clone()
+        for cells, mean in _similarities(grid, scores, similarity, evidence, strongest):
             for matrix in matrices:
                 matrix[cells.rows, cells.columns] = mean
-            if cells.near:
-                apart = cells.row - cells.column
-                own[max(cells.row, cells.column) :][: len(mean.diagonal(apart))] = mean.diagonal(apart)
-            _add_others(sums, cells, mean, both=grid.within)
-        return sums
+            known = ~mean.isnan()
+            of_pairs = [torch.where(known, each, 0) for each in (torch.ones_like(mean), mean, mean.log2())]
+            evident = [*cells.sums[1:], cells.trials] if by_speaker else []
+            _add_by_voice(sums, cells, torch.stack([*of_pairs, *evident]))
+        return sums, strongest
 
-    sums = torch.stack(grid.by_threads(walk)).sum(0)
-    (own, *matrices), (others, met) = shares.together(own, *matrices), shares.total(sums)
-    number, alike, log_alike = others.sum(1)
-    log_own = own.log2()
-    dominance = (own.nanmean() - alike / number).abs(), log_own.nanmean() - log_alike / number
-    order = grid.voices.argsort(stable=True)
-    likeness = Likeness(own[order], (others[1] / others[0])[order], *dominance, met[:, order])
-    return likeness, _in_order(grid, *matrices) if matrices else None
+    sums, strongest = (torch.stack(parts) for parts in zip(*grid.by_threads(walk), strict=True))
+    (sums,), (strongest, *matrices) = shares.totals(sums.sum(0)), shares.together(strongest.amax(0), *matrices)
+    similar, evident = sums[:, :3], sums[:, 3:]
+    disclosed = disclosure_of_sums(grid.voices, evident, strongest, grid.within) if by_speaker else None
+    matrix = _in_order(grid, *matrices) if matrices else None
+    return _likeness(grid, similar), matrix, disclosed
 
 
-def _add_others(sums: Tensor, cells: Cells, mean: Tensor, both: bool) -> None:
-    """Count other voices, and add up similarities with them and their logarithms: to those of rows, and of all met.
-
-    ``both``: pairs are met in one order, and count for both of their voices.
-    """
-    known = ~mean.isnan()
+def _add_by_voice(sums: Tensor, cells: Cells, each: Tensor) -> None:
+    """Add what pairs of voices are known by ``(K, v, w)``: of voices with themselves, of rows, and of columns."""
     if cells.near:
-        known.diagonal(cells.row - cells.column).fill_(False)
-    each = torch.stack([torch.where(known, x, 0) for x in (torch.ones_like(mean), mean, mean.log2())])
-    sums[:, :, cells.rows] += each.sum(2)
-    sums[0 if both else 1 :, :, cells.columns] += each.sum(1)
+        own = each.diagonal(cells.row - cells.column, dim1=1, dim2=2)
+        first = max(cells.row, cells.column)
+        sums[0, :, first : first + own.shape[1]] += own
+        own.fill_(0)
+    sums[1, :, cells.rows] += each.sum(2)
+    sums[2, :, cells.columns] += each.sum(1)
+
+
+def _likeness(grid: TrialGrid, sums: Tensor) -> Likeness:
+    """From sums of 1, of similarities and of their logarithms: of voices with themselves, of rows, and of columns."""
+    (known, own, log_own), of_rows, of_columns = sums[..., grid.voices.argsort(stable=True)]
+    own, log_own = own / known, log_own / known
+    # Within one side, pairs are met in one order, and count for both of their voices.
+    met = of_rows + of_columns
+    compared, alike, _ = met if grid.within else of_rows
+    others = alike / compared
+    number, alike, log_alike = of_rows.sum(1)
+    dominance = (own.nanmean() - alike / number).abs(), log_own.nanmean() - log_alike / number
+    return Likeness(own, others, *dominance, met)
 
 
 def _similarities(
-    grid: TrialGrid, scores: ConditionScores, similarity: str, tally: SpeakerTally | None = None
+    grid: TrialGrid,
+    scores: ConditionScores,
+    similarity: str,
+    evidence: Evidence | None = None,
+    strongest: Tensor | None = None,
 ) -> Iterator[tuple[Cells, Tensor]]:
+    """Similarities of some pairs of voices, and what their trials add up to: their evidence, where that is asked for.
+
+    ``strongest`` is filled in on the way.
+    """
     llr = scores.llr_of_both_orders()
-    per_step = logsigmoid(llr) if similarity == "geometric" else llr
-    find = scores.look_up([per_step])
+    tables = [logsigmoid(llr) if similarity == "geometric" else llr, *(evidence.tables if evidence else ())]
+    find = cache(lambda number: scores.look_up(tables[:number]))
+
+    def values_of(part: TrialGrid, tile: Tile) -> list[Tensor]:
+        if evidence is None or strongest is None:
+            return find(1)(tile.scores)
+        evidence.strengthen(part, tile, strongest)
+        if tile.same_speaker is None:
+            return find(2)(tile.scores)
+        value, of_nontarget, of_target = find(3)(tile.scores)
+        return [value, torch.where(tile.same_speaker, of_target, of_nontarget)]
+
     for part in grid.parts():
-        value_of = (lambda tile: find(tile.scores)[0]) if tally is None else tally.look_up(part, per_step)
-        for cells, mean in _means(part, value_of):
+        for cells in part.cells(partial(values_of, part)):
+            mean = _mean(cells)
             yield cells, mean.exp() if similarity == "geometric" else mean.sigmoid()
 
 
-def _means(grid: TrialGrid, value_of: Callable[[Tile], Tensor]) -> Iterator[tuple[Cells, Tensor]]:
-    """Means of the trials of some pairs of voices, some at a time; NaN where two voices have no trial."""
-    for cells in grid.cells(value_of):
-        yield cells, torch.where(cells.trials > 0, cells.sums / cells.trials, torch.nan)
+def _mean(cells: Cells) -> Tensor:
+    """Means of the first of what was added up; NaN where two voices have no trial."""
+    return torch.where(cells.trials > 0, cells.sums[0] / cells.trials, torch.nan)
 
 
 def ratio_to_original(dominance: Tensor, original: Tensor) -> Tensor:

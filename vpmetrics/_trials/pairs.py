@@ -89,28 +89,28 @@ def type_of_pairs(vectors: Tensor, widest: bool) -> torch.dtype:
 
 
 class Cells(NamedTuple):
-    """All trials of some voices with some others: what they add up to, and how many there are, ``(v, w)`` each."""
+    """All trials of some voices with some others: what they add up to, and how many there are."""
 
     row: int  # the first voice of either side
     column: int
-    sums: Tensor
-    trials: Tensor
+    sums: Tensor  # (K, v, w)
+    trials: Tensor  # (v, w)
 
     @property
     def near(self) -> bool:
         """Whether some voice is on both sides."""
-        height, width = self.sums.shape
+        height, width = self.trials.shape
         return self.row < self.column + width and self.column < self.row + height
 
     @property
     def rows(self) -> slice:
         """The voices of the rows."""
-        return slice(self.row, self.row + self.sums.shape[0])
+        return slice(self.row, self.row + self.trials.shape[0])
 
     @property
     def columns(self) -> slice:
         """The voices of the columns."""
-        return slice(self.column, self.column + self.sums.shape[1])
+        return slice(self.column, self.column + self.trials.shape[1])
 
 
 class TrialGrid:
@@ -145,9 +145,13 @@ class TrialGrid:
         """Take rows that are sorted, cut into tiles and prepared."""
         self.rows, self.columns, self.within, self.few = rows, columns, rows is columns, few
         self.vectors = rows.side.vectors, columns.side.vectors
-        first, second = self.vectors
-        self.nan_seen = _holds_nan(first) if self.within else _holds_nan(first) | _holds_nan(second)
         self._kept: dict[tuple[int, int], Tile] = {}
+
+    @property
+    def nan_seen(self) -> Tensor:
+        """Whether a number of some row is NaN: the largest tells, and is found faster than each is looked at."""
+        largest = [rows.detach().amax() for rows in self.vectors if rows.numel()]
+        return torch.stack([self.vectors[0].new_zeros(()), *largest]).isnan().any()
 
     @property
     def pairs(self) -> int:
@@ -268,24 +272,23 @@ class TrialGrid:
         starts = torch.arange(size // 2, device=rows.device) * (count - 1) // (size // 2)
         return shares.picked(rows, torch.stack([starts, starts + 1], dim=1).flatten())
 
-    def cells(self, value_of: Callable[[Tile], Tensor]) -> Iterator[Cells]:
-        """Sums of ``value_of(tile)`` over the trials of each pair of voices that falls to this process, some at once.
+    def cells(self, values_of: Callable[[Tile], Sequence[Tensor]]) -> Iterator[Cells]:
+        """Sums of values over the trials of each pair of voices that falls to this process, some at once.
 
         Within one side a pair of voices is met in one order only, from the lower one to the higher.
         """
         rows, columns = self.rows, self.columns
-        of_row, of_column, runs = rows.block_of_tile(), columns.block_of_tile(), cache(rows.runs)
+        of_row, of_column = rows.block_of_tile(), columns.block_of_tile()
+        of_rows, of_columns = cache(rows.runs), cache(columns.runs)
         # All pairs of two voices lie in one pair of blocks; some blocks at once take as few steps as one.
         for _, tiles in groupby(self.shared(), key=lambda tile: (of_row[tile.row], of_column[tile.column] // _BLOCKS)):
-            row, found = 0, dict[int, Tensor]()
+            found = dict[tuple[int, int], Tensor]()
             for tile in tiles:
-                sums = _sum_rows(tile, value_of(tile), runs(tile.row, tile.row + 1))
-                row, at = rows.first[tile.row], tile.column
+                sums = _sum_by_voice(tile, values_of(tile), of_rows(tile.row), of_columns(tile.column))
+                at = rows.first[tile.row], columns.first[tile.column]
                 found[at] = found[at] + sums if at in found else sums
-            first, end = min(found), max(found) + 1
-            across = torch.cat([*found.values()], dim=1).T.contiguous()
-            sums, trials = columns.runs(first, end).add_up(across).T.chunk(2)
-            yield Cells(row, columns.first[first], sums, trials)
+            whole = torch.cat([*found.values()], dim=2)
+            yield Cells(*min(found), whole[:-1], whole[-1])
 
     def _scores(self, below: int, a: Tensor, b: Tensor) -> Tensor:
         """Scores of a tile, below the diagonal from the product the other way round.
@@ -295,7 +298,7 @@ class TrialGrid:
         """
         if self.within or below < 0 or not self.scorer.any_precision:
             return self._compare(a, b)
-        turned = self._compare(b, a).mT.contiguous()  # or all that follows would jump from row to row
+        turned = self._compare(b, a).mT
         return turned if below else self._compare(a, b).triu() + turned.tril(-1)
 
     def _compare(self, a: Tensor, b: Tensor) -> Tensor:
@@ -303,16 +306,19 @@ class TrialGrid:
             return self.scorer.compare(a, b)
 
 
-def _holds_nan(vectors: Tensor) -> Tensor:
-    """Whether some number is NaN: the largest tells, and is found several times as fast as each is looked at."""
-    return vectors.detach().amax().isnan() if vectors.numel() else vectors.new_zeros((), dtype=torch.bool)
-
-
-def _sum_rows(tile: Tile, values: Tensor, runs: Runs) -> Tensor:
-    """Sums of values over the rows of each voice of a tile, and below them the numbers of trials, ``(2 v, B)``."""
-    values = values.to(wide_dtype(values.device))
+def _sum_by_voice(tile: Tile, values: Sequence[Tensor], of_rows: Runs, of_columns: Runs) -> Tensor:
+    """Sums of values over the trials of every two voices of a tile, and how many these are, ``(K + 1, v, w)``."""
+    values = [each.to(wide_dtype(each.device)) for each in values]
     if tile.excluded is None:
-        counts = runs.lengths.to(values.dtype)[:, None].expand(-1, values.shape[1])
-        return torch.cat([runs.add_up(values), counts])
-    sums = runs.add_up(values.masked_fill(tile.excluded, 0))
-    return torch.cat([sums, runs.add_up((~tile.excluded).to(values.dtype))])
+        trials = (of_rows.lengths[:, None] * of_columns.lengths).to(values[0].dtype)
+    else:
+        values = [each.masked_fill(tile.excluded, 0) for each in values]
+        trials = _add_up((~tile.excluded).to(values[0].dtype), of_rows, of_columns)
+    return torch.stack([*(_add_up(each, of_rows, of_columns) for each in values), trials])
+
+
+def _add_up(values: Tensor, of_rows: Runs, of_columns: Runs) -> Tensor:
+    """Along that side first which would otherwise be jumped over."""
+    if not values.is_contiguous():
+        return _add_up(values.mT, of_columns, of_rows).mT
+    return of_columns.add_up(of_rows.add_up(values).mT.contiguous()).mT

@@ -70,10 +70,10 @@ class PassedGrid(TrialGrid):
         for block in self.parts():
             yield from block
 
-    def cells(self, value_of: Callable[[Tile], Tensor]) -> Iterator[Cells]:
+    def cells(self, values_of: Callable[[Tile], Sequence[Tensor]]) -> Iterator[Cells]:
         """What the trials of this process add up to, for each pair of voices."""
         for block in self.parts():
-            yield from block.cells(value_of)
+            yield from block.cells(values_of)
 
     def parts(self) -> Iterator[TrialGrid]:
         """The trials of this process's rows with its own columns, and with those of each process that visit."""

@@ -68,10 +68,14 @@ class SortedRows(NamedTuple):
         """The number of the block of each tile."""
         return [number for number, tiles in enumerate(self.blocks) for _ in tiles]
 
-    def runs(self, begin: int, end: int) -> Runs:
-        """The rows of each voice in some tiles side by side, from their first voice to their last."""
-        voices = self.side.voices[self.starts[begin] : self.starts[end]] - self.first[begin]
-        return Runs(voices, occurrences(voices, self.last[end - 1] - self.first[begin] + 1))
+    def runs(self, tile: int) -> Runs:
+        """The rows of each voice in a tile, from its first voice to its last."""
+        voices = self.side.voices[self.at(tile)] - self.first[tile]
+        return Runs(voices, occurrences(voices, self.last[tile] - self.first[tile] + 1))
+
+    def voices_at(self, tile: int) -> slice:
+        """The voices of a tile."""
+        return slice(self.first[tile], self.last[tile] + 1)
 
 
 class Layouts:

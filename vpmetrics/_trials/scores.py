@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from vpmetrics._precision import all_finite, at_least_float32, wide_dtype, widen
 from vpmetrics._scores.counting import count_by_bin, count_ordered, counts_on_grid
@@ -117,30 +118,31 @@ def _largest(scores: Tensor) -> Tensor:
 class _Axis(NamedTuple):
     """Bins of the score axis: equal ones where most scores lie, and ever wider ones beyond on either side.
 
-    One loud recording then costs the others no resolution, and no score lies outside.
+    One loud recording then costs the others no resolution, and no score lies outside. The equal ones are numbered
+    first, so that nothing need be added for most scores; then come those above and, the lowest first, those below.
     """
 
     low: Tensor  # where the equal bins begin
     scale: Tensor  # how many of them there are to a unit
 
     def bin_of(self, scores: Tensor) -> Tensor:
-        """The bin of every score, in their shape; of NaN, any. Overwrites the scores."""
+        """The number of the bin of every score, in their shape; NaN has the last one. Overwrites the scores."""
         x = scores.sub_(self.low).mul_(self.scale)
         # On a CPU it costs little to look whether all scores are inside; a GPU would have to wait.
         if x.device.type == "cpu" and x.numel():
-            least, most = x.aminmax()
+            least, most = _in_memory_order(x).aminmax()
             if least.item() >= 0 and most.item() < _BINS:
-                return x.to(torch.int32).add_(_TAIL)
-        x = x.nan_to_num_()
-        inside = x.clamp(0, _BINS - 1).to(torch.int32).add_(_TAIL)
+                return x.to(torch.int32)
+        nan, x = x.isnan(), x.nan_to_num_()
+        inside = x.clamp(0, _BINS - 1).to(torch.int32)
         beyond = torch.maximum(-x, x - _BINS)
         octaves = torch.log2(1 + beyond.clamp(min=0) / _BINS)
         steps = (octaves * _PER_OCTAVE).clamp(max=_TAIL - 1).to(torch.int32)
-        outside = torch.where(x < 0, _TAIL - 1 - steps, _TAIL + _BINS + steps)
-        return torch.where(beyond > 0, outside, inside)
+        outside = torch.where(x < 0, _EVERY - 1 - steps, _BINS + steps)
+        return torch.where(beyond > 0, outside, inside).masked_fill_(nan, _EVERY)
 
     def edges(self) -> Tensor:
-        """Lower ends of all bins but the first."""
+        """Lower ends of all bins but the lowest, ascending."""
         steps = torch.arange(1, _TAIL, device=self.low.device, dtype=wide_dtype(self.low.device))
         tail = _BINS * torch.expm1(steps * (math.log(2) / _PER_OCTAVE))
         middle = torch.arange(_BINS + 1, device=self.low.device, dtype=tail.dtype)
@@ -163,25 +165,39 @@ def _lay_axis(grid: TrialGrid) -> _Axis:
 
 
 def _count_by_bin(grid: TrialGrid, axis: _Axis) -> Tensor:
-    """Non-targets and then targets in every bin, of those tiles that fall here; and whether a score is NaN."""
-    flat = torch.zeros(2 * _EVERY + 1, dtype=torch.int64, device=axis.low.device)
-    one, nan_seen = flat.new_ones(()), grid.nan_seen
+    """Non-targets and targets in every bin by its number ``(2, _EVERY + 1)``, of those tiles that fall here."""
+    every = _EVERY + 1
+    counts = torch.zeros(2 * every + 1, dtype=torch.int64, device=axis.low.device)
+    some, pairs = counts.int(), 0  # half as many bytes are faster
+    one = some.new_ones(())
     for tile in grid.shared():
-        nan_seen = nan_seen | tile.scores.amax().isnan()
         slots = axis.bin_of(tile.scores)
         if tile.same_speaker is not None:
-            slots += tile.same_speaker * _EVERY
+            slots += tile.same_speaker * every
         if tile.excluded is not None:
-            slots.masked_fill_(tile.excluded, 2 * _EVERY)
-        flat.index_add_(0, slots.flatten(), one.expand(slots.numel()))
-    flat[-1] = nan_seen
-    return flat
+            slots.masked_fill_(tile.excluded, 2 * every)
+        pairs += slots.numel()
+        if pairs > torch.iinfo(some.dtype).max:
+            counts, pairs = counts + some, slots.numel()
+            some.zero_()
+        some.index_add_(0, _in_memory_order(slots), one.expand(slots.numel()))
+    return (counts + some)[:-1].view(2, every)
+
+
+def _in_memory_order(values: Tensor) -> Tensor:
+    """Flat, without a copy also of what stands in memory column by column."""
+    return (values if values.is_contiguous() else values.mT).flatten()
+
+
+def _shaped_as(values: Tensor, flat: Tensor) -> Tensor:
+    """What was found for values in that order, in their shape."""
+    return flat.view(values.shape) if values.is_contiguous() else flat.view(values.mT.shape).mT
 
 
 def _bin_scores(grid: TrialGrid) -> ConditionScores:
     axis = _lay_axis(grid)
-    flat = shares.total(torch.stack(grid.by_threads(partial(_count_by_bin, grid, axis))).sum(0))
-    by_class, nan_seen = flat[:-1].view(2, _EVERY), flat[-1] > 0
+    by_class = shares.total(torch.stack(grid.by_threads(partial(_count_by_bin, grid, axis))).sum(0))
+    by_class, nan_seen = by_class[:, :-1].roll(_TAIL, 1), by_class[:, -1].sum() > 0
     edges = axis.edges()
     middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
     middles = torch.where(nan_seen, torch.nan, middles)
@@ -191,11 +207,11 @@ def _bin_scores(grid: TrialGrid) -> ConditionScores:
     counts = ScoreCounts(ascending, condense(every_bin.descending)[0])
 
     def look_up(tables: Sequence[Tensor]) -> Finder:
-        per_bin = [table[step_of_bin] for table in tables]
+        per_bin = [pad(table[step_of_bin].roll(-_TAIL), (0, 1), value=torch.nan) for table in tables]
 
         def find(scores: Tensor) -> list[Tensor]:
-            slots = axis.bin_of(scores).flatten()
-            return [table.index_select(0, slots).view(scores.shape) for table in per_bin]
+            slots = axis.bin_of(scores)
+            return [_shaped_as(slots, table.index_select(0, _in_memory_order(slots))) for table in per_bin]
 
         return find
 
