@@ -9,12 +9,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from vpmetrics._precision import widen
+from vpmetrics._precision import wide_dtype, widen
 from vpmetrics._trials.covariances import Covariances, SameSpeaker, describe_speakers
 from vpmetrics._trials.utterances import keys_of_means
 
-_ROWS = 1 << 13  # of embeddings made double at once
-_BLOCKS = 8  # of them put together at once
+_ROWS = 1 << 12  # of embeddings made double at once
 
 
 @dataclass(frozen=True)
@@ -93,6 +92,9 @@ class Picked:
     vectors: Tensor
     rows: Tensor
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
     def __getitem__(self, some: Tensor) -> Tensor:
         return self.vectors[self.rows[some]]
 
@@ -108,7 +110,7 @@ def moments_of(
     groups: Tensor | None = None,
     count: int = 1,
 ) -> Moments:
-    """Moments of pairs of utterances, in one pass.
+    """Moments of pairs of utterances, from two passes over the rows.
 
     Args:
         original: Floating embeddings ``(N, D)``, with their graph.
@@ -118,12 +120,25 @@ def moments_of(
         count: The number of groups.
     """
     groups = torch.zeros_like(speakers) if groups is None else groups
-    found: list[Moments] = []
-    for rows in speakers.argsort(stable=True).split(_ROWS):  # in order, so that most speakers are in one block
-        found.append(merge([rows_as_moments(original[rows], protected[rows], speakers[rows], groups[rows], count)]))
-        if len(found) == _BLOCKS:
-            found = [merge(found)]
-    return merge(found) if len(found) > 1 else found[0]
+    names, index, numbers = speakers.to(torch.int64).unique(return_inverse=True, return_counts=True)
+    blocks = index.argsort(stable=True).split(_ROWS)  # those of a speaker side by side
+    wide, width = wide_dtype(speakers.device), original[speakers[:0]].shape[1]
+    counts, means = numbers.to(wide), torch.zeros(2, len(names), width, dtype=wide, device=speakers.device)
+    for rows in blocks:
+        means.index_add_(1, index[rows], torch.stack([widen(original[rows]), widen(protected[rows])]))
+    means = means / counts[:, None]
+    scatter = means.new_zeros(3, count, width, width)
+    for rows in blocks:
+        o, p = (widen(side[rows]) - mean[index[rows]] for side, mean in zip((original, protected), means, strict=True))
+        _add_products(scatter, o, p, groups[rows])
+    return Moments(names, groups.new_zeros(len(names)).index_copy(0, index, groups), counts, *means, *scatter)
+
+
+def _add_products(scatter: Tensor, o: Tensor, p: Tensor, groups: Tensor) -> None:
+    """Add the products of deviations to those of their groups ``(3, G, D, D)``."""
+    for group, chosen in enumerate(_rows_of_groups(groups, scatter.shape[1])):
+        for products, a, b in ((0, o, o), (1, p, p), (2, p, o)):
+            scatter[products, group] += a[chosen].T @ b[chosen]
 
 
 def rows_as_moments(original: Tensor, protected: Tensor, speakers: Tensor, groups: Tensor, count: int) -> Moments:
@@ -148,10 +163,8 @@ def merge(parts: Sequence[Moments]) -> Moments:
     several = (rows[index] > 1).nonzero().flatten()
     index, weights = index[several], counts[several].sqrt()[:, None]
     o, p = (weights * (side[several] - mean[index]) for side, mean in zip((original, protected), means, strict=True))
-    scatter = [torch.stack(column).sum(0) for column in columns[5:]]
-    for group, chosen in enumerate(_rows_of_groups(group_of[index], len(scatter[0]))):
-        for products, a, b in zip(scatter, (o, p, p), (o, p, o), strict=True):
-            products[group] += a[chosen].T @ b[chosen]
+    scatter = torch.stack([torch.stack(column).sum(0) for column in columns[5:]])
+    _add_products(scatter, o, p, group_of[index])
     return Moments(names, group_of, total, *means, *scatter)
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from functools import partial
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, distributed
@@ -199,11 +199,17 @@ def of_all(own: Tensor) -> Tensor:
     return total(whole)
 
 
-def picked(own: Tensor, places: Tensor) -> Tensor:
+class _Rows(Protocol):
+    def __len__(self) -> int: ...
+    def __getitem__(self, places: Tensor, /) -> Tensor: ...
+
+
+def picked(own: _Rows, places: Tensor) -> Tensor:
     """The rows at some places among those of all processes where they are apart, one process after the other."""
     if not apart():
         return own[places]
-    found, place = own.new_zeros(len(places), *own.shape[1:]), places - first(len(own))
+    place, like = places - first(len(own)), own[places[:0]]
+    found = like.new_zeros(len(places), *like.shape[1:])
     here = (place >= 0) & (place < len(own))
     found[here] = own[place[here]]
     return total(found)

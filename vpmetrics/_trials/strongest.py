@@ -12,7 +12,7 @@ speaker and the next. As many pairs of as many speakers overfit as much.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -209,19 +209,23 @@ class Attackers:
 def _count(folds: Folds, condition: Condition, enrolment: str | None, fitted: Sequence[list[Any]]) -> Tensor:
     """Pairs by attack, fold, kind and bin of their score, ``(A, K, 4, B)``, of what this process has fitted."""
     counts = torch.zeros(len(fitted), folds.number, 4 * _BINS, dtype=torch.int32, device=folds.fold_of_voice.device)
-    one = counts.new_ones(())
     for fold, reference, probe, within in _pairs_of_folds(folds, condition, enrolment):
         own = [number for number, attack in enumerate(fitted) if attack[fold] is not None]
-        rows = [(number, *compared(fitted[number][fold], reference, probe, condition, folds.few)) for number in own]
-        for a, b, kinds in _tiles(reference, probe, condition, within) if rows else ():
-            for number, left, right in rows:
-                slots = (
-                    (left[a] @ right[b].mT.to(left.dtype)).add_(1).mul_(_BINS / 2).clamp_(0, _BINS - 1).to(torch.int32)
-                )
-                slots += kinds
-                counts[number, fold].index_add_(0, slots.flatten(), one.expand(slots.numel()))
+        mapped = (compared(fitted[number][fold], reference, probe, condition, folds.few) for number in own)
+        rows = [(counts[number, fold], *both) for number, both in zip(own, mapped, strict=True)]
+        _count_tiles(rows, _tiles(reference, probe, condition, within) if rows else ())
+        del rows  # or those of two folds would be held
     by_kind: Tensor = counts.unflatten(-1, (4, _BINS))
     return by_kind
+
+
+def _count_tiles(rows: Sequence[tuple[Tensor, Tensor, Tensor]], tiles: Iterable[tuple[slice, slice, Tensor]]) -> None:
+    """Count scores of tiles by kind, of references and probes as each attack maps them."""
+    for a, b, kinds in tiles:
+        for counts, left, right in rows:
+            scores = left[a] @ right[b].mT.to(left.dtype)
+            slots = scores.add_(1).mul_(_BINS / 2).clamp_(0, _BINS - 1).to(torch.int32).add_(kinds)
+            counts.index_add_(0, slots.flatten(), counts.new_ones(()).expand(slots.numel()))
 
 
 def _pairs_of_folds(
@@ -341,13 +345,14 @@ class _Fits:
 
     def _fit_without(self, attack: Any, fold: int) -> Any:
         """An attack fitted on the pairs of all folds but one; of those of all processes, on those it would choose."""
-        columns, some = (*self.pairs, self.voices), (self.fold != fold).nonzero().flatten()
-        if shares.apart():
-            keys = shares.of_all(self.folds.sides.protected.keys[self.pairs[1].rows[some]])
+        some = (self.fold != fold).nonzero().flatten()
+        if hasattr(attack, "most_rows"):  # then all others need not be copied
+            original, protected = (side.take(some) for side in self.pairs)
+            keys = shares.of_all(self.folds.sides.protected.keys[protected.rows])
             places = evenly(keys.argsort(stable=True), attack.most_rows)
-            chosen = [shares.picked(column[some], places) for column in columns]
+            chosen = [shares.picked(column, places) for column in (original, protected, self.voices[some])]
         else:
-            chosen = [column[some] for column in columns]
+            chosen = [column[some] for column in (*self.pairs, self.voices)]
         fitted = copy.deepcopy(attack)
         with shares.alone(), torch.enable_grad():  # an attacker may learn by descent
             fitted.fit(*chosen)

@@ -286,7 +286,7 @@ def keys_of_means(vectors: Tensor, place: Tensor, count: int, by_value: Tensor |
 
 def _sums_of(vectors: Tensor, place: Tensor, count: int, by_value: Tensor | None) -> tuple[Tensor, Tensor]:
     """Sums of the rows at each place, and how many these are ``(count, 1)``."""
-    sums = widen(vectors).new_zeros(count, vectors.shape[1])
+    sums = vectors.new_zeros(count, vectors.shape[1], dtype=wide_dtype(vectors.device))
     # Rows in an order of their own: a sum depends on the order of what it adds.
     order = row_keys(vectors).argsort(stable=True) if by_value is None else by_value
     for rows in order.split(_rows_at_once(vectors)):  # so that there is never a wider copy of all of them

@@ -18,6 +18,7 @@ from vpmetrics.attacks.watching import Resizable
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+_AT_ONCE = 1 << 9  # rows attacked
 _WIDTH = 4.0  # of the kernel, in total variances; between 2 and 8 it hardly matters
 
 
@@ -80,12 +81,16 @@ class KernelRidge(Attack, Resizable):
             raise RuntimeError("Expected KernelRidge to be fitted before it attacks: see `fit`.")
         check_width(original, protected, len(self.mean_o))
         if protected is not None:
-            # Weights are large and cancel, so they need the digits of the type they were found in.
-            predicted = _kernel(widen(protected) - self.mean_p, self.rows, self.scale) @ self.weights
-            protected = predicted.to(at_least_float32(protected).dtype)
+            # Some at a time, since each row has as many numbers as there are rows to compare it with.
+            protected = torch.cat([self._predicted(rows) for rows in protected.split(_AT_ONCE)])
         if original is not None:
             original = at_least_float32(original) - self.mean_o.to(at_least_float32(original))
         return original, protected
+
+    def _predicted(self, protected: Tensor) -> Tensor:
+        # Weights are large and cancel, so they need the digits of the type they were found in.
+        predicted = _kernel(widen(protected) - self.mean_p, self.rows, self.scale) @ self.weights
+        return predicted.to(at_least_float32(protected).dtype)
 
 
 class LeftOut(NamedTuple):
