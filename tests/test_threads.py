@@ -24,7 +24,7 @@ def small_tiles(monkeypatch):
 
 def report_on(threads, **kwargs):
     torch.set_num_threads(threads)
-    metric = vp.VoicePrivacy(attacks=None, **kwargs)
+    metric = vp.VoicePrivacy(**{"attacks": None, **kwargs})
     metric.update(**{name: column for name, column in rows().items() if name != "sessions"})
     return metric.report()
 
@@ -36,6 +36,15 @@ def test_any_number_of_threads_says_what_one_says():
         assert_close(dict(found.scalars), dict(alone.scalars), rtol=1e-9, atol=1e-9, equal_nan=True)
         assert_close(counts_of(found), counts_of(alone), rtol=0, atol=0)
         assert torch.get_num_threads() == threads
+
+
+def test_threads_that_leave_speakers_out_of_attacks_say_what_one_says():
+    alone, found = (report_on(threads, attacks="standard", intervals=0.95) for threads in (1, 3))
+    ends = [key for key in alone.scalars if "strongest" in key and key.endswith(("_low", "_high"))]
+    assert len(ends) == 8
+    assert not any(alone.scalars[key].isnan() for key in ends)
+    for key in ends:
+        assert_close(found.scalars[key], alone.scalars[key], rtol=1e-9, atol=1e-9)
 
 
 def who_walks(monkeypatch, then=lambda: None):

@@ -149,7 +149,7 @@ def test_two_hundred_thousand_utterances_in_few_gigabytes_less_with_each_process
         print(f"{seconds:.0f} s, {sent / 1e6:.0f} sent by each")
         assert together < most
         held.append(peak - floor)
-    assert held[1] < 0.7 * held[0]
+    assert held[1] < 0.8 * held[0]  # one process has no visitors
     assert held[2] < 0.7 * held[1]
 
 

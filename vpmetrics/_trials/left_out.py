@@ -34,6 +34,7 @@ from vpmetrics._scores.steps import Steps, calibrate, mean_over
 from vpmetrics._trials import shares
 from vpmetrics._trials.matrices import Likeness
 from vpmetrics._trials.pairs import TrialGrid
+from vpmetrics._trials.rows import cut_rows
 from vpmetrics._trials.utterances import Sides, keys_of_means
 
 MOST = 250  # left out one after the other: a standard error of so many is known to 4 %; as many of every fold
@@ -166,8 +167,8 @@ def thinned(grid: TrialGrid, pairs: int) -> TrialGrid:
     stride = -(-len(rows.voices) * len(columns.voices) // pairs)
     if stride < 2:
         return grid
-    some = columns.take(columns.by_value[::stride])
-    return TrialGrid(rows, some, grid.voices, grid.scorer, grid.condition, grid.tile, digits=False)
+    some = cut_rows(columns.take(columns.by_value[::stride].sort().values), len(grid.voices), grid.tile)
+    return TrialGrid.laid(grid.rows, some, grid.voices, grid.scorer, grid.condition, grid.tile)
 
 
 class Tally:
@@ -192,7 +193,8 @@ class Tally:
     def _cells(self, scores: Tensor) -> Tensor:
         """By way of fine equal bins: a search for every score would take longer than the scores."""
         x = (scores - self.low.to(scores.dtype)).mul_(self.scale.to(scores.dtype)).add_(1).nan_to_num_()
-        return self.cell_of_bin[x.clamp_(0, _FINE - 1).long()]
+        bins = x.clamp_(0, _FINE - 1).to(torch.int32)
+        return self.cell_of_bin.index_select(0, bins.flatten()).view(x.shape)
 
     def add_targets(self, grid: TrialGrid) -> None:
         """Count trials of one speaker."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
@@ -23,11 +24,13 @@ from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.folds import Folds
 from vpmetrics._trials.left_out import Blocks, Tally, thinned
 from vpmetrics._trials.pairs import TrialGrid
+from vpmetrics._trials.rows import cut_rows
 from vpmetrics._trials.scorers import SCORERS
 from vpmetrics._trials.utterances import places_in
 
 _CELLS = 1 << 8  # of the score axis of an attack
 _PAIRS = 1 << 18  # of two speakers, by attack and fold
+_MAPPING = Lock()  # an attack of the caller's is not asked whether it may be called twice at once
 _TILE = 256  # speakers of a fold are few, and only tiles near the diagonal hold their targets
 
 
@@ -74,12 +77,19 @@ def attacks_without(
     # Targets and non-targets, of all speakers of a fold and of each row.
     whole = widen(counts).new_zeros(2, len(fitted), folds.number, _CELLS)
     parts = whole.new_zeros(2, len(fitted), len(rows.fold), _CELLS)
-    for fold in range(folds.number):
-        own = (rows.fold == fold).nonzero().flatten()
-        block = places_in(rows.block[own], inside)
-        for number, grid in _grids(folds, fold, condition, enrolment, fitted):
-            table = widen(_table(grid, edges[number], block, len(own)))
-            whole[:, number, fold], parts[:, number, own] = table[:, 0], table[:, 1:]
+
+    def count() -> None:
+        for fold in shares.of_thread(range(folds.number)):
+            own = (rows.fold == fold).nonzero().flatten()
+            block = places_in(rows.block[own], inside)
+            for number, grid in _grids(folds, fold, condition, enrolment, fitted):
+                table = widen(_table(grid, edges[number], block, len(own)))
+                whole[:, number, fold], parts[:, number, own] = table[:, 0], table[:, 1:]
+
+    if counts.device.type == "cpu":
+        shares.by_threads(count)
+    else:
+        count()
     whole, parts = shares.total(whole), shares.total(parts)
     # Thinned, there are as many non-targets as there were.
     scale = (counts[:, :, 0].sum(-1) / whole[1].sum(-1)).nan_to_num(1)[..., None]
@@ -107,16 +117,18 @@ def _grids(
 ) -> Iterator[tuple[int, TrialGrid]]:
     """The pairs of a fold, as each attack that this process fitted compares them, with its number."""
     reference, probe = folds.part(fold).pair(condition, enrolment)
+    within, voices = reference is probe, folds.sides.voices
+    if enrolment is not None:  # then means are in the order of speakers
+        reference, probe = (side.take(side.voices.argsort(stable=True)) for side in (reference, probe))
+    rows, columns = (cut_rows(side, len(voices), _TILE) for side in (reference, probe))
     for number, attack in enumerate(fitted):
         if attack[fold] is None:
             continue
-        left, right = compared(attack[fold], reference, probe, condition, folds.few)
-        known = reference._replace(vectors=left)
-        unknown = known if reference is probe else probe._replace(vectors=right)
-        yield (
-            number,
-            TrialGrid(known, unknown, folds.sides.voices, SCORERS["cosine"], condition, tile=_TILE, digits=False),
-        )
+        with _MAPPING:
+            left, right = compared(attack[fold], reference, probe, condition, folds.few)
+        known = rows._replace(side=reference._replace(vectors=left))
+        unknown = known if within else columns._replace(side=probe._replace(vectors=right))
+        yield number, TrialGrid.laid(known, unknown, voices, SCORERS["cosine"], condition, _TILE)
 
 
 def _table(grid: TrialGrid, edges: Tensor, block: Tensor, number: int) -> Tensor:

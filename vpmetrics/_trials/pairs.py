@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import groupby, product, starmap
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.rows import Layouts, Runs, SortedRows
 from vpmetrics._trials.scorers import Scorer
 from vpmetrics._trials.utterances import Side
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _T = TypeVar("_T")
 
@@ -140,6 +143,16 @@ class TrialGrid:
         laid = Layouts() if layouts is None else layouts
         rows, columns = (laid.of(side, reference, len(voices), self.tile, scorer, dtype) for side in (reference, probe))
         self._lay(rows, columns, few)
+
+    @classmethod
+    def laid(
+        cls, rows: SortedRows, columns: SortedRows, voices: Tensor, scorer: Scorer, condition: Condition, tile: int
+    ) -> Self:
+        """All trials of rows that are sorted, cut into such tiles and prepared already."""
+        grid = cls.__new__(cls)
+        grid.voices, grid.scorer, grid.condition, grid.tile = voices, scorer, condition, tile
+        grid._lay(rows, columns)
+        return grid
 
     def _lay(self, rows: SortedRows, columns: SortedRows, few: bool = False) -> None:
         """Take rows that are sorted, cut into tiles and prepared."""

@@ -36,11 +36,7 @@ def rows_by_speaker(batches: Mapping[str, Sequence[Tensor]]) -> Rows:
 
 
 class _Block(TrialGrid):
-    """All trials of rows that are laid out with others, which this process walks alone."""
-
-    def __init__(self, grid: TrialGrid, rows: SortedRows, columns: SortedRows) -> None:
-        self.voices, self.tile, self.scorer, self.condition = grid.voices, grid.tile, grid.scorer, grid.condition
-        self._lay(rows, columns)
+    """All trials of rows with others, which this process walks alone."""
 
     def shared(self) -> Iterator[Tile]:
         return iter(self)
@@ -82,7 +78,8 @@ class PassedGrid(TrialGrid):
     def _met(self) -> Iterator[TrialGrid]:
         for reference, probe in visits(self.rows.side, self.columns.side):
             rows = self.rows if reference is self.rows.side else self._cut(reference)
-            yield _Block(self, rows, self.columns if probe is self.columns.side else self._cut(probe))
+            columns = self.columns if probe is self.columns.side else self._cut(probe)
+            yield _Block.laid(rows, columns, self.voices, self.scorer, self.condition, self.tile)
 
     def _cut(self, side: Side) -> SortedRows:
         return cut_rows(side, len(self.voices), self.tile)

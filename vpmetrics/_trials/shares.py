@@ -111,12 +111,12 @@ def by_threads(work: Callable[[], _T]) -> list[_T]:
     number = min(threads, _MOST_THREADS)
     if number == 1 or share.threads > 1 or share.apart:
         return [work()]
-    inference = torch.is_inference_mode_enabled()
+    inference, gradient = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 
     def of(thread: int) -> _T:
         torch.set_num_threads(threads // number)
         _share.set(share._replace(thread=thread, threads=number))
-        with torch.inference_mode(inference):
+        with torch.inference_mode(inference), torch.set_grad_enabled(gradient):
             return work()
 
     try:
@@ -124,6 +124,12 @@ def by_threads(work: Callable[[], _T]) -> list[_T]:
             return [*pool.map(lambda thread: copy_context().run(of, thread), range(number))]
     finally:
         torch.set_num_threads(threads)  # what one thread sets, those that come later begin with
+
+
+def of_thread(pieces: Sequence[_T]) -> Sequence[_T]:
+    """Those that fall to this thread of so many pieces that are alike."""
+    share = _share.get()
+    return pieces[share.thread :: share.threads]
 
 
 def mine(costs: Sequence[int]) -> list[int]:
