@@ -150,6 +150,18 @@ def test_every_trial_is_walked_once_whatever_the_tile(condition, tile):
 
 
 @pytest.mark.usefixtures("few_are_many")
+def test_more_pairs_than_a_narrow_count_holds_are_counted(monkeypatch):
+    sides, how = sides_of(pack(**join(embeddings()))), conditions.CONDITIONS["OP"]
+    counts = []
+    for most in (2**31 - 1, 300):
+        monkeypatch.setattr(vpmetrics._trials.scores, "_COUNTED", most)
+        grid = TrialGrid(*sides.pair(how), sides.voices, resolve_scoring("cosine"), how, 16)
+        counts.append(vpmetrics._trials.scores.score_condition(grid).trials.table()[1])
+    assert counts[0].sum() > 300
+    assert torch.equal(*counts)
+
+
+@pytest.mark.usefixtures("few_are_many")
 def test_tile_size_changes_nothing_beyond_rounding():
     rows = join(embeddings(dtype=torch.float32))
     sides = sides_of(pack(**rows))

@@ -48,10 +48,9 @@ def utterances(number, speakers, seed=0):
         yield original, 0.3 * original + torch.randn(len(names), WIDTH, generator=draw), names
 
 
-def megabytes(of="VmHWM"):
-    """At the peak, or of files such as libraries, whose pages all processes share."""
+def peak_megabytes():
     status = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in status if line.startswith(of)) / 1024
+    return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
 
 def count_bytes(sent):
@@ -78,7 +77,7 @@ def walk_some(share):
 
 
 def _measure(rank, world, path, said, number, speakers, repeat, walked, settings):
-    floor = megabytes()  # Python and torch
+    floor = peak_megabytes()  # Python and torch
     walk_some(walked)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -103,7 +102,7 @@ def _measure(rank, world, path, said, number, speakers, repeat, walked, settings
         metric.compute()
         seconds.append(time.perf_counter() - start)
         work.append(time.process_time() - busy)
-    said.put((min(seconds), min(work), sum(sent), len(sent), floor, megabytes("RssFile"), megabytes()))
+    said.put((min(seconds), min(work), sum(sent), len(sent), floor, peak_megabytes()))
     if world > 1:
         distributed.destroy_process_group()
 
@@ -111,15 +110,13 @@ def _measure(rank, world, path, said, number, speakers, repeat, walked, settings
 def measure(tmp_path, world, number, speakers, repeat=3, walked=1.0, **settings):
     """Seconds of the slowest process, and of the busiest; bytes, exchanges, megabytes without data and at the peak.
 
-    And the peaks of all, what they share counted once.
+    And the peaks of all.
     """
     said = mp.get_context("spawn").SimpleQueue()
     args = (world, tmp_path / f"{world}", said, number, speakers, repeat, walked, settings)
     mp.spawn(_measure, args=args, nprocs=world)
     each = [said.get() for _ in range(world)]
-    columns = [*zip(*each, strict=True)]
-    shared, peaks = columns[-2:]
-    return [max(column) for column in columns], sum(peaks) - sum(shared) + max(shared)
+    return [max(column) for column in zip(*each, strict=True)], sum(memory for *_, memory in each)
 
 
 @pytest.mark.parametrize("attacks", [None, "standard"])
@@ -134,22 +131,19 @@ def test_two_processes_take_little_more_than_half_the_time(attacks, tmp_path):
     assert found[4][0] <= 1.1 * found[2][0]  # on two cores
 
 
-@pytest.mark.parametrize(
-    ("metrics", "most"),
-    [(["pp_d_ece"], 3000), (["op_d_ece", "deid"], 3000), (["op_alid"], 3000), (["op_d_ece_strongest"], 4000)],
-)
-def test_two_hundred_thousand_utterances_in_few_gigabytes_less_with_each_process(metrics, most, tmp_path):
+@pytest.mark.parametrize("metrics", [["pp_d_ece"], ["op_d_ece", "deid"], ["op_alid"], ["op_d_ece_strongest"]])
+def test_two_hundred_thousand_utterances_in_three_gigabytes_less_with_each_process(metrics, tmp_path):
     """All rows pass by, and a fiftieth of the pairs is compared: memory is what is measured."""
     asked = {"metrics": metrics, "gather": False, "repeat": 1, "walked": 0.02}
     print(f"\n200,000 utterances of 40,000 speakers, {', '.join(metrics)}: megabytes")
     held = []
     for world in (1, 2, 4):
-        (seconds, _, sent, _, floor, _, peak), together = measure(tmp_path, world, 200_000, 40_000, **asked)
+        (seconds, _, sent, _, floor, peak), together = measure(tmp_path, world, 200_000, 40_000, **asked)
         print(f"{world} processes: {peak:.0f} each, {floor:.0f} of it without data, {together:.0f} in all;", end=" ")
         print(f"{seconds:.0f} s, {sent / 1e6:.0f} sent by each")
-        assert together < most
+        assert together < 3000
         held.append(peak - floor)
-    assert held[1] < 0.8 * held[0]  # one process has no visitors
+    assert held[1] < 0.7 * held[0]
     assert held[2] < 0.7 * held[1]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._trials import shares
+from vpmetrics._trials.conditions import Condition
 from vpmetrics._trials.utterances import Side, Sides, keys_of_means, places_in
 
 FEWEST_SPEAKERS = 6  # two folds of three: with fewer, a fold has no pairs that could stand for chance
@@ -52,6 +53,14 @@ class Folds(NamedTuple):
         first_voice = torch.searchsorted(self.fold_of_voice, every)
         ends = [0, *torch.searchsorted(side.voices, first_voice).tolist(), len(side.voices)]
         return (side.take(slice(*both)) for both in pairwise(ends))
+
+    def pair(self, condition: Condition, enrolment: str | None, fold: int | None = None) -> tuple[Side, Side]:
+        """References and probes of a condition in order of voices, of all folds or of one."""
+        both = (self.sides if fold is None else self.part(fold)).pair(condition, enrolment)
+        if enrolment is None:
+            return both
+        first, second = (side.take(side.voices.argsort(stable=True)) for side in both)  # means are in that of speakers
+        return first, second
 
     def part(self, fold: int) -> Sides:
         """The utterances of a fold."""

@@ -116,10 +116,8 @@ def _grids(
     folds: Folds, fold: int, condition: Condition, enrolment: str | None, fitted: Sequence[list[Any]]
 ) -> Iterator[tuple[int, TrialGrid]]:
     """The pairs of a fold, as each attack that this process fitted compares them, with its number."""
-    reference, probe = folds.part(fold).pair(condition, enrolment)
-    within, voices = reference is probe, folds.sides.voices
-    if enrolment is not None:  # then means are in the order of speakers
-        reference, probe = (side.take(side.voices.argsort(stable=True)) for side in (reference, probe))
+    reference, probe = folds.pair(condition, enrolment, fold)
+    voices = folds.sides.voices
     rows, columns = (cut_rows(side, len(voices), _TILE) for side in (reference, probe))
     for number, attack in enumerate(fitted):
         if attack[fold] is None:
@@ -127,7 +125,7 @@ def _grids(
         with _MAPPING:
             left, right = compared(attack[fold], reference, probe, condition, folds.few)
         known = rows._replace(side=reference._replace(vectors=left))
-        unknown = known if within else columns._replace(side=probe._replace(vectors=right))
+        unknown = known if reference is probe else columns._replace(side=probe._replace(vectors=right))
         yield number, TrialGrid.laid(known, unknown, voices, SCORERS["cosine"], condition, _TILE)
 
 

@@ -26,6 +26,7 @@ _MARGIN = 0.25  # by which that range, of a sample, is widened on both sides
 _OUTLIER = 6.0  # times the distance of the middle of a sample to its outermost hundredth: no longer that range
 _TAIL, _PER_OCTAVE = 1 << 15, 256  # bins beyond it on either side, ever wider; as many as float32 can need
 _EVERY = _BINS + 2 * _TAIL
+_COUNTED = 2**31 - 1  # pairs that counts of 32 bits hold, wherever they fall
 _SNAP = {torch.float64: 12, torch.float32: 4}  # bits given up so that scores that are equal on paper are equal
 
 
@@ -177,7 +178,7 @@ def _count_by_bin(grid: TrialGrid, axis: _Axis) -> Tensor:
         if tile.excluded is not None:
             slots.masked_fill_(tile.excluded, 2 * every)
         pairs += slots.numel()
-        if pairs > torch.iinfo(some.dtype).max:
+        if pairs > _COUNTED:
             counts, pairs = counts + some, slots.numel()
             some.zero_()
         some.index_add_(0, _in_memory_order(slots), one.expand(slots.numel()))

@@ -82,8 +82,8 @@ class Evidence:
     def __init__(self, scores: ConditionScores) -> None:
         llr = calibrate(scores.counts.ascending)
         self.tables = evidence(-llr), evidence(llr)  # of non-targets and of targets
-        # Evidence grows with the score, so the strongest is that of the lowest score or of the highest.
-        self.strength = scores.look_up([calibrate(scores.counts.ascending, laplace=True).abs().detach()])
+        self.strengths = calibrate(scores.counts.ascending, laplace=True).abs().detach()
+        self._strength_of = scores.look_up([self.strengths])
 
     def strengthen(self, part: TrialGrid, tile: Tile, strongest: Tensor) -> None:
         """Take in the strongest of a tile, for each voice as a reference and as a probe ``(2, V)``."""
@@ -91,9 +91,10 @@ class Evidence:
         scores = tile.scores.detach()
         low, high = (scores if tile.excluded is None else scores.masked_fill(tile.excluded, end) for end in _NOWHERE)
         for side, (voices, place) in enumerate(zip(part.voices_of(tile), places, strict=True)):
+            # Evidence grows with the score, so the strongest is that of the lowest score or of the highest.
             ends = torch.stack([low.amin(1 - side), high.amax(1 - side)])
             unseen = ends[0] > ends[1]  # without a trial
-            found = self.strength(ends)[0].amax(0).masked_fill(unseen, 0)
+            found = self._strength_of(ends)[0].amax(0).masked_fill(unseen, 0)
             strongest[side, place].scatter_reduce_(0, voices - place.start, found, "amax")
 
 
@@ -103,16 +104,15 @@ _NOWHERE = (torch.inf, -torch.inf)  # neither the lowest nor the highest
 def disclosure_of_trials(
     scores: ConditionScores, preds: Tensor, is_target: Tensor, speakers: Tensor, names: Tensor
 ) -> SpeakerDisclosure:
-    """The same of trials ``(P,)`` and the places ``(2, P)`` of their speakers among the names ``(S,)``."""
+    """What trials ``(P,)`` disclose of the names ``(S,)`` among which their speakers have the places ``(2, P)``."""
     known = Evidence(scores)
-    of_nontargets, of_targets = scores.look_up(known.tables)(preds.clone())
+    of_nontargets, of_targets, strengths = scores.look_up([*known.tables, known.strengths])(preds.clone())
     each = torch.where(is_target, of_targets, of_nontargets)
     each = torch.stack([each, torch.ones_like(each)])
     empty = each.new_zeros(2, len(names))
     sums = [empty.index_add(1, speakers[0], each * is_target)]
     sums += [empty.index_add(1, place, each * ~is_target) for place in speakers]
-    (found,) = known.strength(preds.clone())
-    strongest = empty.scatter_reduce(1, speakers, found.expand(2, -1), "amax")
+    strongest = empty.scatter_reduce(1, speakers, strengths.expand(2, -1), "amax")
     return disclosure_of_sums(names, torch.stack(sums), strongest, scores.within)
 
 

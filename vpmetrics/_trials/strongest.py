@@ -240,9 +240,7 @@ def _pairs_of_folds(
             reference, probe = folds.part(fold).pair(condition, enrolment)
             yield fold, reference, probe, reference is probe
         return
-    known, unknown = folds.sides.pair(condition, enrolment)
-    if enrolment is not None:  # then means are in the order of speakers
-        known, unknown = (side.take(side.voices.argsort(stable=True)) for side in (known, unknown))
+    known, unknown = folds.pair(condition, enrolment)
     for reference, probe in visits(known, unknown):
         both = (reference,) if reference is probe else (reference, probe)
         for fold, parts in enumerate(zip(*map(folds.cut, both), strict=True)):
