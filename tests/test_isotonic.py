@@ -12,6 +12,7 @@ from golden import SCORE_SETS, score_set
 from scipy.optimize import isotonic_regression as scipy_isotonic_regression
 from torch.testing import assert_close
 
+from vpmetrics._scores import pav
 from vpmetrics._scores.pav import blocks_of_counts, pav_blocks
 from vpmetrics.functional import isotonic_regression, pav_llr
 
@@ -198,13 +199,21 @@ def test_huge_values_and_weights_do_not_overflow():
     assert isotonic_regression(y, torch.full_like(y, 1e300)).tolist() == [2.0] * 3
 
 
-@pytest.mark.parametrize("steps", ["random", "a drop behind an ascent", "none with a trial", "empty steps at the ends"])
-def test_pooling_runs_finds_the_blocks_that_merging_halves_finds(steps):
+@pytest.mark.parametrize("in_turn", [True, False], ids=["the rest in turn", "the rest by halves"])
+@pytest.mark.parametrize(
+    "steps", ["random", "smooth", "a drop behind an ascent", "none with a trial", "empty steps at the ends"]
+)
+def test_pooling_runs_finds_the_blocks_that_merging_halves_finds(steps, in_turn, monkeypatch):
+    if not in_turn:
+        monkeypatch.setattr(pav, "_FEW", 0)
     draw = torch.Generator().manual_seed(4)
     targets, nontargets = torch.randint(0, 4, (2, 300), generator=draw).double()
     if steps == "a drop behind an ascent":  # of which every round pools one step more
         targets, nontargets = torch.arange(100.0), 100 - torch.arange(100.0)
         targets[-1], nontargets[-1] = 0, 1e4
+    elif steps == "smooth":  # shares that rise and fall: at every fall a block grows to both sides
+        place = torch.linspace(0, 9, 300).double()
+        targets, nontargets = 1.5 + place.sin() + 0.2 * place, 1.5 - 0.5 * (2 * place).sin()
     elif steps != "random":
         empty = slice(None) if steps == "none with a trial" else [0, 1, -1]
         targets[empty] = nontargets[empty] = 0

@@ -186,11 +186,11 @@ def test_autocast_scores_in_float32(loss, dtype):
 
 
 @each_loss
-def test_nothing_is_read_from_the_device(loss):
-    original, protected, speakers = batch()
+def test_nothing_is_read_from_the_device(loss, device):
+    original, protected, speakers = (each.to(device) for each in batch())
     protected.requires_grad_()
-    sessions = torch.arange(len(speakers)) % 2
-    loss = copy.deepcopy(loss).train()
+    sessions = torch.arange(len(speakers), device=device) % 2
+    loss = copy.deepcopy(loss).to(device).train()
     for _ in range(4):  # of which the first, second and fourth look for batches that train nothing
         loss(original, protected, speakers, sessions).backward()
     for _ in range(3):

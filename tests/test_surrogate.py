@@ -239,8 +239,8 @@ def test_nan_stays_nan():
     assert all(counts.isnan().all() for counts in soft_counts(preds, target, 0.1)[1:])
 
 
-def test_nothing_is_sorted_or_read_from_the_device():
-    preds, target = gaussians(1.0, 50, 500, dtype=torch.float32)
+def test_nothing_is_sorted_or_read_from_the_device(device):
+    preds, target = (each.to(device) for each in gaussians(1.0, 50, 500, dtype=torch.float32))
     preds.requires_grad_()
     with Dispatched() as run:
         grid, targets, nontargets = soft_counts(preds, target, 0.1)

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from vpmetrics._scores.host import on_host
 
 _ROUNDS = 32  # of pooling runs; random trials need about ten, crafted ones as many as there are
+_FEW = 1 << 13  # that are pooled one by one in less time than many more rounds would take
 
 
 def sum_by_block(values: Tensor, blocks: Tensor) -> Tensor:
@@ -24,26 +25,22 @@ def sum_by_block(values: Tensor, blocks: Tensor) -> Tensor:
 
 def blocks_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
     """Which PAV block each step belongs to, ``(..., S)``, where the share of targets is to increase."""
-    if _in_sight(targets):
-        return _pool_runs(targets, targets + nontargets)
     targets, mass = targets.detach(), (targets + nontargets).detach()
+    if on_host(targets):
+        return _pool_runs(targets, mass)
     return pav_blocks(torch.where(mass > 0, targets / mass, 0), mass)
 
 
 def number_of_blocks(counts: Tensor, block: Tensor) -> int:
     """How many blocks a row has at most where that is known at once; otherwise as many as there could be."""
-    return int(block[..., -1].amax()) + 1 if _in_sight(counts) and block.numel() else block.shape[-1]
-
-
-def _in_sight(counts: Tensor) -> bool:
-    """Whether sizes may depend on the values: on a CPU, of what nobody differentiates or compiles."""
-    return on_host(counts) and not counts.requires_grad
+    return int(block[..., -1].amax()) + 1 if on_host(counts) and block.numel() else block.shape[-1]
 
 
 def _pool_runs(targets: Tensor, mass: Tensor) -> Tensor:
     """:func:`blocks_of_counts`: every run of shares that do not increase is pooled, again and again, in all rows.
 
-    Rounds get shorter as they go. What is not done after some of them is left to :func:`pav_blocks`.
+    Rounds get shorter as they go. Where a block takes in one neighbour per round, as on smooth counts, the few that are
+    left are pooled one by one, and many by :func:`pav_blocks`.
     """
     known = (mass != 0) & (mass.sum(-1, keepdim=True) > 0)  # nothing of a row that holds NaN
     first = known.flatten().nonzero().flatten()
@@ -52,18 +49,34 @@ def _pool_runs(targets: Tensor, mass: Tensor) -> Tensor:
     for _ in range(_ROUNDS):
         fresh = row[1:] != row[:-1]
         begins = pad((share[1:] > share[:-1]) | fresh, (1, 0), value=True)
-        if bool(begins.all()):
-            break
         run = begins.cumsum(0) - 1
+        pooled = len(run) - 1 - int(run[-1]) if len(run) else 0
+        if pooled == 0 or 8 * pooled < len(run) <= _FEW:
+            break
         first, row = first[begins], row[begins]
         targets, masses = (part.new_zeros(len(first)).index_add(0, run, part) for part in (targets, masses))
         share = targets / masses
-    else:
+    if pooled and len(first) <= _FEW:
+        first = first[_pool_in_turn(row, targets, masses)]
+    elif pooled:
         # No row's shares reach those of the next, so none is pooled with it.
         first = first[pav_blocks(share + 2 * row, masses).diff(prepend=row.new_full((1,), -1)) > 0]
     begins = torch.zeros(mass.numel(), dtype=torch.int64, device=mass.device)
     begins[first] = 1
     return (begins.view(mass.shape).cumsum(-1) - 1).clamp(min=0)
+
+
+def _pool_in_turn(row: Tensor, targets: Tensor, masses: Tensor) -> list[int]:
+    """Where blocks begin: each takes in those before it, of its row, whose share of targets is not below its own."""
+    begins, blocks = list[int](), list[tuple[int, float, float]]()
+    for place, (of, target, mass) in enumerate(zip(row.tolist(), targets.tolist(), masses.tolist(), strict=True)):
+        begin = place
+        while blocks and blocks[-1][0] == of and blocks[-1][1] / blocks[-1][2] >= target / mass:
+            begin, (_, more, weight) = begins.pop(), blocks.pop()
+            target, mass = target + more, mass + weight
+        begins.append(begin)
+        blocks.append((of, target, mass))
+    return begins
 
 
 def pav_blocks(values: Tensor, weights: Tensor) -> Tensor:
