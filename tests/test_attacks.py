@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 from vpmetrics._trials.moments import Moments, deal, moments_of
-from vpmetrics._trials.separation import Maps, disclosed_share, separation
+from vpmetrics._trials.separation import Maps, disclosed_share, separation, separation_of_rows
 from vpmetrics.attacks import (
     STANDARD,
     Attack,
@@ -163,6 +163,14 @@ def test_separation_is_counted_pair_by_pair():
         left, right = (o[chosen] - mean_o[group]) @ a[group], (p[chosen] - mean_p[group]) @ b[group]
         expected = reference.separation(left.numpy(), right.numpy(), speakers[chosen].numpy())
         assert found[group].item() == pytest.approx(expected, abs=1e-10)
+        assert separation_of_rows(left, right, speakers[chosen]).item() == pytest.approx(expected, abs=1e-10)
+
+
+def test_separation_is_unknown_without_a_second_speaker_or_utterance():
+    rows = torch.eye(4, dtype=torch.float64)
+    for speakers in (torch.zeros(4).long(), torch.arange(4)):
+        assert separation(moments_of(rows, rows, speakers), Maps()).isnan().all()
+        assert separation_of_rows(rows, rows, speakers).isnan()
 
 
 def test_moments_of_groups_are_those_of_their_rows():

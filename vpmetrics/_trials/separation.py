@@ -40,16 +40,31 @@ def separation(moments: Moments, maps: Maps) -> Tensor:
     where it counts for little. NaN for a group of fewer than two speakers or without a second utterance of anybody.
     """
     each, same, matrix = moments.each, moments.same_speaker, _product(maps)
-    pairs, of_one = each.count.square(), each.squares - each.count
     o, p = _shift(each.mean_o, maps.mean_o), _shift(each.mean_p, maps.mean_p)
     seen_o, seen_p = _times(matrix, o), _times(None if matrix is None else matrix.mT, p)  # by the other side
     mean = (p * seen_o).sum(1)
     own = each.count * (_sum(each.po, matrix) + mean)
     total_same = _sum(same.po, matrix) + (same.protected * seen_o + same.original * seen_p).sum(1) + each.squares * mean
-    gap = (total_same - own) / of_one - (pairs * mean - total_same) / (pairs - each.squares)
     pp, oo = (each.pp, each.oo) if matrix is None else (each.pp @ matrix, matrix @ each.oo)
     variance = (pp * oo).sum((1, 2)) + (_times(each.oo, seen_p) * seen_p + _times(each.pp, seen_o) * seen_o).sum(1)
-    share = of_one / (pairs - each.count)
+    return _in_deviations(each.count, each.squares, own, total_same, mean, variance)
+
+
+def separation_of_rows(original: Tensor, protected: Tensor, speakers: Tensor) -> Tensor:
+    """The same of the rows of one group as they are: where they are few, all pairs take less time than moments."""
+    scores = protected @ original.mT
+    same = (speakers[:, None] == speakers).to(scores)
+    own, total_same = scores.diagonal().sum(), (scores * same).sum()
+    return _in_deviations(len(scores), same.sum(), own, total_same, scores.mean(), scores.var(correction=0))
+
+
+def _in_deviations(
+    count: Tensor | int, squares: Tensor, own: Tensor, total_same: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    """From sums over an utterance and itself and over all pairs of one speaker, and what all pairs are on average."""
+    pairs, of_one = count * count, squares - count
+    gap = (total_same - own) / of_one - (pairs * mean - total_same) / (pairs - squares)
+    share = of_one / (pairs - count)
     within = variance - share * (1 - share) * gap.square()
     return gap / at_least_tiny(within).sqrt()
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vpmetrics._checks import check_embeddings, check_tensor
 from vpmetrics._precision import at_least_float32, widen
-from vpmetrics._trials.moments import deal, moments_of
-from vpmetrics._trials.separation import Maps, disclosed_share, separation
+from vpmetrics._trials.moments import deal
+from vpmetrics._trials.separation import disclosed_share, separation_of_rows
 from vpmetrics._trials.utterances import evenly, row_keys
 from vpmetrics.attacks.base import PAIRS, Attack, check_width
 from vpmetrics.attacks.watching import Resizable
@@ -107,12 +107,11 @@ def fit_kernel(kernel: Tensor, ridge: float, target: Tensor, groups: LeftOut) ->
     inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(ridged).L)
     weights = inverse @ target
     # Without a group, its predictions are off the targets by what its own block of the inverse says of the weights.
-    predicted = target.clone()
+    found = []
     for chosen in (groups.group == torch.arange(groups.number, device=target.device)[:, None]).unbind():
-        block = inverse[chosen][:, chosen]
-        predicted[chosen] -= torch.linalg.solve_ex(block, weights[chosen]).result
-    found = separation(moments_of(target, predicted, *groups), Maps())
-    return weights, disclosed_share(found).sum()
+        off = torch.linalg.solve_ex(inverse[chosen][:, chosen], weights[chosen]).result
+        found.append(separation_of_rows(target[chosen], target[chosen] - off, groups.speakers[chosen]))
+    return weights, disclosed_share(torch.stack(found)).sum()
 
 
 def _kernel(a: Tensor, b: Tensor, scale: Tensor) -> Tensor:
