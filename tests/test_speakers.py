@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -244,3 +245,15 @@ def test_speakers_without_trials_are_not_drawn():
     _, ax = draw_speakers(found, 0.1, str, None)
     (probed,) = (line for line in ax.lines if line.get_gid() == "probed")
     assert len(probed.get_xdata()) == 1
+
+
+def test_names_of_speakers_who_disclose_as_much_do_not_run_into_one_another():
+    names = torch.arange(12)  # each is compared with the next and with itself
+    speakers = torch.stack([names.repeat(2), torch.cat([names.roll(1), names])])
+    found = speaker_disclosure(torch.arange(24.0) // 12, torch.arange(24) // 12, speakers)
+    figure, ax = draw_speakers(found, 0.5, lambda place: f"speaker {place}", None)
+    figure.draw_without_rendering()
+    texts = [text.get_window_extent() for text in ax.texts]
+    assert len(texts) == 3
+    assert not any(one.overlaps(other) for one, other in combinations(texts, 2))
+    assert all(text.y1 <= ax.get_window_extent().y1 for text in texts)
