@@ -12,9 +12,9 @@ import weakref
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from cases import CASES, RUN_CASES, SCORE_CASES, cut, join, mapped
 from dispatched import Dispatched
+from processes import run
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 from torchmetrics import MetricCollection
@@ -484,7 +484,7 @@ def _process(rank, world, path):
 
 
 def test_processes_with_uneven_and_with_no_batches(tmp_path):
-    mp.spawn(_process, args=(2, tmp_path / "meeting"), nprocs=2)
+    run(_process, 2, tmp_path / "meeting")
 
 
 def _unlike_processes(rank, world, path):
@@ -520,7 +520,7 @@ def _unlike_processes(rank, world, path):
 
 
 def test_unlike_processes_all_raise_and_none_waits(tmp_path):
-    mp.spawn(_unlike_processes, args=(2, tmp_path / "meeting"), nprocs=2)
+    run(_unlike_processes, 2, tmp_path / "meeting")
 
 
 SETTINGS = [

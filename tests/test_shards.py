@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 import torch
 import torch.multiprocessing as mp
+from processes import METHOD, run
 from torch import distributed
 from torch.testing import assert_close
 
@@ -152,7 +153,7 @@ def same_bits(one, other):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_processes_say_what_one_says_with_as_many_calls_whatever_each_has_seen(world, tmp_path, alone):
-    mp.spawn(_say_the_same, args=(world, tmp_path / "meeting", alone), nprocs=world)
+    run(_say_the_same, world, tmp_path / "meeting", alone)
 
 
 def _divide(rank, world, path):
@@ -192,7 +193,7 @@ def _divide(rank, world, path):
 
 
 def test_each_process_walks_its_part(tmp_path):
-    mp.spawn(_divide, args=(3, tmp_path / "meeting"), nprocs=3)
+    run(_divide, 3, tmp_path / "meeting")
 
 
 def _meet_once(rank, world, path):
@@ -214,7 +215,7 @@ def _meet_once(rank, world, path):
 
 
 def test_all_conditions_wait_for_the_slowest_process_as_often_as_one(tmp_path):
-    mp.spawn(_meet_once, args=(2, tmp_path / "meeting"), nprocs=2)
+    run(_meet_once, 2, tmp_path / "meeting")
 
 
 def _subset(rank, world, path, expected):
@@ -239,7 +240,7 @@ def _subset(rank, world, path, expected):
 
 
 def test_some_of_the_processes_can_be_a_group(tmp_path, alone):
-    mp.spawn(_subset, args=(3, tmp_path / "meeting", alone[0]["suite"]), nprocs=3)
+    run(_subset, 3, tmp_path / "meeting", alone[0]["suite"])
 
 
 def _resume(rank, world, path, expected):
@@ -281,7 +282,7 @@ def raises_in_mid_compute(metric, message):
 
 
 def test_what_two_processes_saved_is_resumed_by_three_and_a_failure_of_one_ends_all(tmp_path, alone):
-    mp.spawn(_resume, args=(3, tmp_path / "meeting", alone[0]["suite"]), nprocs=3)
+    run(_resume, 3, tmp_path / "meeting", alone[0]["suite"])
 
 
 def _lose_one(rank, world, path, said):
@@ -300,9 +301,9 @@ def _lose_one(rank, world, path, said):
 
 
 def test_a_process_killed_in_mid_compute_ends_the_others_who_say_which(tmp_path):
-    spawn = mp.get_context("spawn")
-    said = spawn.Queue()
-    processes = [spawn.Process(target=_lose_one, args=(rank, 4, tmp_path / "meeting", said)) for rank in range(4)]
+    context = mp.get_context(METHOD)
+    said = context.Queue()
+    processes = [context.Process(target=_lose_one, args=(rank, 4, tmp_path / "meeting", said)) for rank in range(4)]
     for process in processes:
         process.start()
     for process in processes:
@@ -378,7 +379,7 @@ def test_embeddings_that_stay_apart_say_the_same_of_everything(world, few, cases
         take_small_tiles(patch.setattr, few)
         expected = {name: apart_or_not(*case, gather=True).compute() for name, case in cases.items()}
         of_groups = told_of_groups(apart_or_not(*cases["groups"], gather=True).report())
-    mp.spawn(_keep_apart, args=(world, tmp_path / "meeting", few, cases, expected, of_groups), nprocs=world)
+    run(_keep_apart, world, tmp_path / "meeting", few, cases, expected, of_groups)
 
 
 # A threshold separates targets from others, of whom some are zero and have no deviation.
@@ -420,7 +421,7 @@ def _inform_apart(rank, world, path, expected):
 def test_inputs_that_stay_apart_disclose_what_they_do_to_one_process(tmp_path):
     expected = [told_of_inputs(given, **settings) for given, settings in CASES]
     assert len({float(scalars["op_alid"]) for scalars, _ in expected[:4]}) == 4
-    mp.spawn(_inform_apart, args=(3, tmp_path / "meeting", expected), nprocs=3)
+    run(_inform_apart, 3, tmp_path / "meeting", expected)
 
 
 class Unbounded(Attack):

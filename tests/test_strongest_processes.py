@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-import torch.multiprocessing as mp
+from processes import run
 from torch.testing import assert_close
 
 from vpmetrics import StrongestAttack, VoicePrivacy
@@ -64,7 +64,7 @@ def _process(rank, world, path):
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_processes_find_what_one_finds_whoever_saw_and_observed_what(world, tmp_path):
-    mp.spawn(_process, args=(world, tmp_path / "meeting"), nprocs=world)
+    run(_process, world, tmp_path / "meeting")
 
 
 def test_what_these_attackers_observe_changes_what_they_find():
