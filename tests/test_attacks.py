@@ -92,6 +92,13 @@ def test_whitening_is_the_inverse_root_of_the_covariance():
     assert_close(attack.map_p.numpy(), reference.whiten(p.numpy(), 1e-3), atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_speakers_may_be_numbered_by_any_integers(dtype):
+    o, p, speakers = voices()
+    attack, expected = (RidgeToOriginal().fit(o, p, names) for names in (speakers.to(dtype), speakers))
+    assert torch.equal(attack.map_p, expected.map_p)
+
+
 def test_canonical_correlation_is_the_generalised_eigenproblem():
     o, p, speakers = voices()
     attack = only(CanonicalCorrelation(), 1e-2).fit(o, p, speakers)
@@ -140,7 +147,8 @@ def test_kernel_ridge_leaves_out_speakers_as_if_it_had_never_seen_them():
     o, p = o - o.mean(0), p - p.mean(0)
     groups, count = deal(p, speakers)
     kernel = torch.exp(-(p[:, None] - p).square().sum(2) / 50)
-    _, found = fit_kernel(kernel, 1e-2, o, LeftOut(speakers, groups, count))
+    of_groups = [(groups == group).nonzero().flatten() for group in range(count)]
+    _, found = fit_kernel(kernel, 1e-2, o, [LeftOut(rows, speakers[rows]) for rows in of_groups])
     expected = 0
     for group in range(count):
         own, ridged = (groups == group).numpy(), (kernel + 1e-2 * torch.eye(60).double()).numpy()

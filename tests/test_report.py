@@ -90,6 +90,20 @@ def test_calibration_of_another_run_is_that_of_the_function():
     assert_close(report.transfer.other.scalars["d_ece"], F.zebra_disclosure(*other[:2])["d_ece"])
 
 
+def test_scores_may_lie_in_memory_as_they_like():
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, 720, 8, generator=draw, dtype=torch.float64)  # too many pairs to be kept
+    found = []
+    for scoring in (
+        lambda a, b: a @ b.mT,
+        lambda a, b: torch.stack([a @ b.mT, a.new_zeros(len(a), len(b))], -1)[..., 0],
+    ):
+        metric = VoicePrivacy(attacks=None, scoring=scoring)
+        metric.update(*rows, torch.arange(720) // 6)
+        found.append(metric.report().conditions["OP"].average_scores())
+    assert_close(found[0], found[1], rtol=0, atol=1e-12)
+
+
 def test_average_scores_of_embeddings_are_those_of_a_loop():
     rows = join(embeddings())
     report = report_of_embeddings(rows)

@@ -400,7 +400,12 @@ def told_of_inputs(given, few_at_hand=False, **settings):
     return scalars, [tuple(report.conditions[name].identified) for name in ("OP", "PP")]
 
 
-CASES = [(PLAIN, {}), (PLAIN, {"few_at_hand": True}), (SEPARATE, {}), (TWO, {"slope": 2.0}), (LONELY, {})]
+# Of whom the last process keeps, nobody has a reference.
+ENROLLED = {**PLAIN, "is_reference": KNOWN & (PLAIN["speakers"] < 5)}
+CASES = [
+    *[(PLAIN, {}), (PLAIN, {"few_at_hand": True}), (SEPARATE, {}), (ENROLLED, {})],
+    *[(TWO, {"slope": 2.0}), (LONELY, {})],
+]
 
 
 def _inform_apart(rank, world, path, expected):
@@ -420,7 +425,7 @@ def _inform_apart(rank, world, path, expected):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_inputs_that_stay_apart_disclose_what_they_do_to_one_process(tmp_path):
     expected = [told_of_inputs(given, **settings) for given, settings in CASES]
-    assert len({float(scalars["op_alid"]) for scalars, _ in expected[:4]}) == 4
+    assert len({float(scalars["op_alid"]) for scalars, _ in expected[:5]}) == 5
     run(_inform_apart, 3, tmp_path / "meeting", expected)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import combinations
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -20,6 +21,7 @@ from vpmetrics._plot.speakers import draw_speakers
 from vpmetrics._report import System, report_of_trials
 from vpmetrics._trials import pairs as pairs_of_tiles
 from vpmetrics._trials.scored import ScoredTrials
+from vpmetrics._trials.speakers import disclosure_of_sums
 from vpmetrics.functional import speaker_disclosure, zebra_disclosure
 
 SIDES = ("enrolled", "probed", "both")
@@ -84,6 +86,31 @@ def test_embeddings_give_what_a_loop_over_their_pairs_gives(condition, few, monk
         # What some have no trials of weighs nothing, and the rest is the whole.
         assert_close(found.contributions.sum(), known.scalars["d_ece"], rtol=0, atol=1e-12)
         assert_close(found.l_w[~found.l_w.isnan()].max(), known.scalars["l_w"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("absent", [[2], [2, 3], [0, 5], [4]])
+def test_who_speaks_on_one_side_alone_changes_nothing_of_others(absent, monkeypatch):
+    original, protected, speakers = people(0, number=6, each=8, noise=1.5)
+    protected[torch.isin(speakers, speakers.unique()[absent])] = torch.nan  # none of theirs is given
+    monkeypatch.setattr(pairs_of_tiles, "FEW_PAIRS", 0)
+    found = []
+    for tile in (48, 8):  # with smaller ones, voices stand where a tile ends
+        monkeypatch.setattr(pairs_of_tiles, "TILE", tile)
+        metric = VoicePrivacy(attacks=None)
+        given = protected.isfinite().all(1)
+        metric.update(original[given], protected[given], speakers[given])
+        metric.update(original=original[~given], speakers=speakers[~given])
+        known = metric.report().conditions["OP"]
+        found.append((known.matrix, *known.likeness, *known.speakers.probed, *known.speakers.enrolled))
+    assert_close(found[1], found[0], atol=1e-12, rtol=0, equal_nan=True)
+    assert torch.equal(found[0][0].isnan().all(0).nonzero().flatten(), torch.tensor(absent))
+
+
+def test_a_strongest_that_one_process_does_not_know_is_known_to_none():
+    # Both met others; the first had a score that is no number, of which only the sums of all processes tell.
+    sums = torch.tensor([[[0.0, 0.0], [0.0, 0.0]], [[torch.nan, 1.0], [3.0, 3.0]], [[0.0, 0.0], [0.0, 0.0]]])
+    found = disclosure_of_sums(torch.arange(2), sums, torch.ones(2, 2), within=True)
+    assert found.both.l_w.isnan().tolist() == [True, False]
 
 
 def test_halves_by_hand():
@@ -247,7 +274,9 @@ def test_speakers_without_trials_are_not_drawn():
     assert len(probed.get_xdata()) == 1
 
 
-def test_names_of_speakers_who_disclose_as_much_do_not_run_into_one_another():
+@pytest.mark.parametrize("size", [8, 10, 14])
+def test_names_of_speakers_who_disclose_as_much_do_not_run_into_one_another(size, monkeypatch):
+    monkeypatch.setitem(matplotlib.rcParams, "font.size", size)
     names = torch.arange(12)  # each is compared with the next and with itself
     speakers = torch.stack([names.repeat(2), torch.cat([names.roll(1), names])])
     found = speaker_disclosure(torch.arange(24.0) // 12, torch.arange(24) // 12, speakers)
@@ -256,4 +285,4 @@ def test_names_of_speakers_who_disclose_as_much_do_not_run_into_one_another():
     texts = [text.get_window_extent() for text in ax.texts]
     assert len(texts) == 3
     assert not any(one.overlaps(other) for one, other in combinations(texts, 2))
-    assert all(text.y1 <= ax.get_window_extent().y1 for text in texts)
+    assert all(text.y1 <= figure.bbox.y1 for text in texts)

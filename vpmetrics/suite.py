@@ -156,7 +156,7 @@ class VoicePrivacy(AttackedMetric):
         origins = self._settings().origins
         attacked = origins is None or any(family == "attack" for _, family in origins)
         for attack in (self.attacks or ()) if attacked else ():
-            if not (is_linear(attack) or hasattr(attack, "most_rows")):
+            if not (is_linear(attack) or getattr(attack, "most_rows", None) is not None):
                 raise ValueError(
                     "Expected `attacks` to be linear, or to say by `most_rows` how many rows they learn from, with "
                     f"gather=False, but got {type(attack).__name__}."

@@ -7,6 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import MaxNLocator
 
 from vpmetrics._plot.axes import COLOURS, PlotResult, as_label, axes_or_new, figure_of
@@ -14,7 +15,7 @@ from vpmetrics._scores.host import Array
 from vpmetrics._trials.speakers import SpeakerDisclosure
 
 _NAMED = 3  # who is protected worst, and what can still be read
-_LINE, _ABOVE = 8, 4  # points that a name is high, and stands above its own
+_ABOVE = 4  # points that a name stands above its own
 
 
 def draw_speakers(
@@ -45,6 +46,8 @@ def _name(ax: Axes, names: Sequence[str], places: Array, values: Array) -> None:
     ax.get_ylim()  # or what was drawn last would not count yet
     points = np.column_stack([places, values])[: len(names)]
     heights = ax.transData.transform(points)[:, 1] * 72 / figure_of(ax).dpi
-    above = [*accumulate(heights[::-1] + _ABOVE, lambda below, own: max(below + _LINE, own))][::-1]
+    font = FontProperties(size="x-small")  # as large as figures are set to now
+    line = 1.2 * font.get_size_in_points()
+    above = [*accumulate(heights[::-1] + _ABOVE, lambda below, own: max(below + line, own))][::-1]
     for name, point, offset in zip(names, points, above - heights, strict=True):
-        ax.annotate(name, point, (0, offset), textcoords="offset points", fontsize="x-small")
+        ax.annotate(name, point, (0, offset), textcoords="offset points", fontproperties=font)

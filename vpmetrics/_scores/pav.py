@@ -1,6 +1,7 @@
-r"""Pool adjacent violators (PAV), without a loop over elements.
+r"""Pool adjacent violators (PAV), without a loop over all elements.
 
-The solution for a sequence is built from the solutions of its halves. Both halves are already increasing, so
+Where a look costs nothing, runs that do not increase are pooled until few elements are left. Everywhere else the
+solution for a sequence is built from the solutions of its halves. Both halves are already increasing, so
 merging them forms at most one new block, across the border: a tail of the left half and a head of the right half.
 Its two ends are found by bisection, for all pairs of one level at once. That is :math:`\log_2 n` levels whatever
 the values are: no worst case, no data-dependent shape and no look at the device from the host.

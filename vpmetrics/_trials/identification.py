@@ -165,7 +165,8 @@ def order_of_speakers(trials: Trials) -> Tensor:
     Those with trials come first, so that as many of them are dealt to every fold.
     """
     references = trials.references
-    absent = torch.zeros_like(references.units).index_add(0, trials.column, trials.usable.long()) == 0
+    own = slice(None if len(references.units) else 0)  # a process may have inputs alone
+    absent = torch.zeros_like(references.units).index_add(0, trials.column[own], trials.usable[own].long()) == 0
     keys, absent = shares.of_all(torch.stack([row_keys(references.whole()), widen(absent)], dim=1)).unbind(1)
     by_key = keys.argsort(stable=True)
     return by_key[absent[by_key].argsort(stable=True)]

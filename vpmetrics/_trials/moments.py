@@ -122,7 +122,7 @@ def moments_of(
     groups = torch.zeros_like(speakers) if groups is None else groups
     names, index, numbers = speakers.to(torch.int64).unique(return_inverse=True, return_counts=True)
     blocks = index.argsort(stable=True).split(_ROWS)  # those of a speaker side by side
-    wide, width = wide_dtype(speakers.device), original[speakers[:0]].shape[1]
+    wide, width = wide_dtype(speakers.device), original[index[:0]].shape[1]
     counts, means = numbers.to(wide), torch.zeros(2, len(names), width, dtype=wide, device=speakers.device)
     for rows in blocks:
         means.index_add_(1, index[rows], torch.stack([widen(original[rows]), widen(protected[rows])]))

@@ -300,8 +300,12 @@ class TrialGrid:
                 sums = _sum_by_voice(tile, values_of(tile), of_rows(tile.row), of_columns(tile.column))
                 at = rows.first[tile.row], columns.first[tile.column]
                 found[at] = found[at] + sums if at in found else sums
-            whole = torch.cat([*found.values()], dim=2)
-            yield Cells(*min(found), whole[:-1], whole[-1])
+            (row, first), (_, last) = min(found), max(found)
+            # Voices without rows on this side stand between tiles.
+            whole = sums.new_zeros(*sums.shape[:2], last - first + found[row, last].shape[2])
+            for (_, column), part in found.items():
+                whole[..., column - first :][..., : part.shape[2]] = part
+            yield Cells(row, first, whole[:-1], whole[-1])
 
     def _scores(self, below: int, a: Tensor, b: Tensor) -> Tensor:
         """Scores of a tile, below the diagonal from the product the other way round.
@@ -332,6 +336,6 @@ def _sum_by_voice(tile: Tile, values: Sequence[Tensor], of_rows: Runs, of_column
 
 def _add_up(values: Tensor, of_rows: Runs, of_columns: Runs) -> Tensor:
     """Along that side first which would otherwise be jumped over."""
-    if not values.is_contiguous():
+    if values.stride(0) < values.stride(1):
         return _add_up(values.mT, of_columns, of_rows).mT
     return of_columns.add_up(of_rows.add_up(values).mT.contiguous()).mT

@@ -47,7 +47,9 @@ def _histogram(rounds: _Rounds, ranks: Tensor) -> Tensor:
 def _inform(rounds: _Rounds, ranks: Tensor, slope: float | None) -> tuple[Tensor, Tensor]:
     """Local information and slope of each input; ranks are filled in on the way."""
     own, first = rounds.own, rounds.first(shares.place()[0])
-    dealt = deal(order_of_speakers(own), own.column + first, rounds.inputs)
+    # Whose reference is nowhere is at whatever place there is.
+    column = (own.column + first).clamp(max=rounds.references - 1)
+    dealt = deal(order_of_speakers(own), column, rounds.inputs)
     # A slope that is given is fitted on nothing.
     chosen = dealt.chosen if slope is None else dealt.chosen[:, :0]
     some = ranks.new_zeros(chosen.shape, dtype=type_of_scores(own, rounds.scoring))
@@ -61,7 +63,7 @@ def _inform(rounds: _Rounds, ranks: Tensor, slope: float | None) -> tuple[Tensor
     deviation = torch.where(deviation > rounds.rounding, deviation, torch.inf)
     if slope is None:
         z, match = (((scores - mean) / deviation).to(some.dtype) for scores in (some, rounds.match))
-        slopes = dealt.fit(z, match, chosen == (own.column + first).unsqueeze(1), own.usable)
+        slopes = dealt.fit(z, match, chosen == column.unsqueeze(1), own.usable)
     else:
         slopes = torch.full_like(ranks[0], slope)
     return _bits(rounds, mean, slopes.unsqueeze(1) / deviation).squeeze(1), slopes

@@ -1,4 +1,4 @@
-"""How well linear maps separate speakers they were not fitted on, from moments alone."""
+"""How well attackers separate speakers they were not fitted on: linear ones, from moments alone."""
 
 from __future__ import annotations
 

@@ -140,5 +140,7 @@ def disclosure_of_sums(names: Tensor, sums: Tensor, strongest: Tensor, within: b
 
 def _disclosed(own: Tensor, others: Tensor, strongest: Tensor) -> Disclosed:
     of_targets, of_nontargets = (sums / trials / (2 * math.log(2)) for sums, trials in (own, others))
-    l_w = torch.where(own[1] + others[1] > 0, strongest / math.log(10), torch.nan)
+    sums, trials = own + others
+    # Of what is unknown to one process another may know a strongest.
+    l_w = torch.where((trials > 0) & ~sums.isnan(), strongest / math.log(10), torch.nan)
     return Disclosed(of_targets, of_nontargets, own[1], others[1], l_w)

@@ -344,7 +344,7 @@ class _Fits:
     def _fit_without(self, attack: Any, fold: int) -> Any:
         """An attack fitted on the pairs of all folds but one; of those of all processes, on those it would choose."""
         some = (self.fold != fold).nonzero().flatten()
-        if hasattr(attack, "most_rows"):  # then all others need not be copied
+        if getattr(attack, "most_rows", None) is not None:  # then all others need not be copied
             original, protected = (side.take(some) for side in self.pairs)
             keys = shares.of_all(self.folds.sides.protected.keys[protected.rows])
             places = evenly(keys.argsort(stable=True), attack.most_rows)

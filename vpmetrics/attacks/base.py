@@ -30,7 +30,8 @@ class Attack(nn.Module):
 
     Anything with these two methods is one. ``name`` tells it from others, ``needs`` says what it takes: ``"nothing"``,
     ``"protected speech"``, ``"protected speech with speakers"`` or ``"pairs of original and protected speech"``, which
-    whoever can run the anonymiser has.
+    whoever can run the anonymiser has. Of more rows than ``most_rows``, where there is such an attribute, it is given
+    that many, the same ones in whatever order they come.
 
     Example:
         >>> class Flipped(Attack):

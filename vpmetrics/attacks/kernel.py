@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
@@ -66,7 +67,9 @@ class KernelRidge(Attack, Resizable):
         o, p, names = widen(original[chosen]), widen(protected[chosen]), speakers[chosen]
         self.mean_o, self.mean_p = o.mean(0), p.mean(0)
         o, self.rows = o - self.mean_o, p - self.mean_p
-        groups = LeftOut(names, *deal(p, names))
+        group, number = deal(p, names)
+        every = torch.arange(number, device=group.device)[:, None]
+        groups = [LeftOut(rows, names[rows]) for rows in (mask.nonzero().flatten() for mask in group == every)]
         self.scale = 2 * _WIDTH * self.rows.square().sum(1).mean()
         kernel = _kernel(self.rows, self.rows, self.scale)
         weights, separated = map(
@@ -94,23 +97,22 @@ class KernelRidge(Attack, Resizable):
 
 
 class LeftOut(NamedTuple):
-    """Rows by the speakers to be left out together."""
+    """The rows of some speakers to be left out together, and who speaks."""
 
+    rows: Tensor
     speakers: Tensor
-    group: Tensor
-    number: int
 
 
-def fit_kernel(kernel: Tensor, ridge: float, target: Tensor, groups: LeftOut) -> tuple[Tensor, Tensor]:
+def fit_kernel(kernel: Tensor, ridge: float, target: Tensor, groups: Sequence[LeftOut]) -> tuple[Tensor, Tensor]:
     """Weights of a kernel regression, and how well it separates speakers it was not fitted on."""
     ridged = kernel + ridge * torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(ridged).L)
     weights = inverse @ target
     # Without a group, its predictions are off the targets by what its own block of the inverse says of the weights.
     found = []
-    for chosen in (groups.group == torch.arange(groups.number, device=target.device)[:, None]).unbind():
-        off = torch.linalg.solve_ex(inverse[chosen][:, chosen], weights[chosen]).result
-        found.append(separation_of_rows(target[chosen], target[chosen] - off, groups.speakers[chosen]))
+    for rows, speakers in groups:
+        off = torch.linalg.solve_ex(inverse[rows[:, None], rows], weights[rows]).result
+        found.append(separation_of_rows(target[rows], target[rows] - off, speakers))
     return weights, disclosed_share(torch.stack(found)).sum()
 
 
