@@ -50,4 +50,4 @@ def _name(ax: Axes, names: Sequence[str], places: Array, values: Array) -> None:
     line = 1.2 * font.get_size_in_points()
     above = [*accumulate(heights[::-1] + _ABOVE, lambda below, own: max(below + line, own))][::-1]
     for name, point, offset in zip(names, points, above - heights, strict=True):
-        ax.annotate(name, point, (0, offset), textcoords="offset points", fontproperties=font)
+        ax.annotate(name, point, (5, offset), textcoords="offset points", fontproperties=font)
