@@ -13,7 +13,7 @@ from reference import attacks as reference
 from torch.nn.functional import normalize
 from torch.testing import assert_close
 
-from vpmetrics._trials.moments import Moments, deal, moments_of
+from vpmetrics._trials.moments import Moments, deal, moments_of, rows_of_groups
 from vpmetrics._trials.separation import Maps, disclosed_share, separation, separation_of_rows
 from vpmetrics.attacks import (
     STANDARD,
@@ -147,8 +147,8 @@ def test_kernel_ridge_leaves_out_speakers_as_if_it_had_never_seen_them():
     o, p = o - o.mean(0), p - p.mean(0)
     groups, count = deal(p, speakers)
     kernel = torch.exp(-(p[:, None] - p).square().sum(2) / 50)
-    of_groups = [(groups == group).nonzero().flatten() for group in range(count)]
-    _, found = fit_kernel(kernel, 1e-2, o, [LeftOut(rows, speakers[rows]) for rows in of_groups])
+    left_out = [LeftOut(rows, speakers[rows]) for rows in rows_of_groups(groups, count)]
+    _, found = fit_kernel(kernel, 1e-2, o, left_out)
     expected = 0
     for group in range(count):
         own, ridged = (groups == group).numpy(), (kernel + 1e-2 * torch.eye(60).double()).numpy()

@@ -92,7 +92,7 @@ def test_calibration_of_another_run_is_that_of_the_function():
 
 def test_scores_may_lie_in_memory_as_they_like():
     draw = torch.Generator().manual_seed(0)
-    rows = torch.randn(2, 720, 8, generator=draw, dtype=torch.float64)  # too many pairs to be kept
+    rows = torch.randn(2, 720, 8, generator=draw, dtype=torch.float64)
     found = []
     for scoring in (
         lambda a, b: a @ b.mT,

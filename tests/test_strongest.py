@@ -144,6 +144,25 @@ def test_attackers_of_ones_own_need_two_methods():
             StrongestAttack(attacks=wrong)
 
 
+@pytest.mark.parametrize(("most", "given"), [(10, 10), (None, 48), (1000, 48)])
+def test_attackers_of_ones_own_are_given_as_many_rows_as_they_say(most, given):
+    class Counting(Unrotate):
+        most_rows, seen = most, []
+
+        def fit(self, original, protected, speakers):
+            self.seen.append(protected.sort(dim=0).values)
+            return super().fit(original, protected, speakers)
+
+    original, speakers, draw = voices(15, 4)  # folds of three
+    protected = turned(original, draw)
+    for rows in (torch.arange(len(speakers)), torch.randperm(len(speakers), generator=draw)):
+        found(original[rows], protected[rows], speakers[rows], attacks=[Counting(torch.eye(24))])
+    assert len(Counting.seen) == 2 * 5
+    for one, other in zip(Counting.seen[:5], Counting.seen[5:], strict=True):
+        assert len(one) == given
+        assert torch.equal(one, other)  # whatever order they come in
+
+
 def test_attackers_who_observe_other_speakers_need_fewer_of_these():
     # Twelve measured speakers of three utterances in 60 dimensions: too few to learn a rotation from.
     original, names, draw = voices(12, utterances=3, width=60)

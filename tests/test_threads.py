@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -101,5 +102,6 @@ def test_threads_work_in_inference_mode():
 
 def test_a_thread_does_not_divide_its_part_again():
     torch.set_num_threads(2)
-    parts = shares.by_threads(lambda: (shares.by_threads(lambda: [*shares.spans([10])]), torch.get_num_threads()))
+    divide = partial(shares.by_threads, device=torch.device("cpu"))
+    parts = divide(lambda: (divide(lambda: [*shares.spans([10])]), torch.get_num_threads()))
     assert parts == [([[(0, 0, 5)]], 1), ([[(0, 5, 10)]], 1)]

@@ -27,7 +27,7 @@ from vpmetrics._scalars import TAG, key_of, names_with_ends, origins_of, scalar,
 from vpmetrics._trials import shares
 from vpmetrics._trials.bounds import error_bounds
 from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
-from vpmetrics._trials.folds import is_linear
+from vpmetrics._trials.folds import is_bounded, is_linear
 from vpmetrics._trials.galleries import conversations_of_sides
 from vpmetrics._trials.matrices import SIMILARITIES
 from vpmetrics._trials.rows import Layouts
@@ -156,7 +156,7 @@ class VoicePrivacy(AttackedMetric):
         origins = self._settings().origins
         attacked = origins is None or any(family == "attack" for _, family in origins)
         for attack in (self.attacks or ()) if attacked else ():
-            if not (is_linear(attack) or getattr(attack, "most_rows", None) is not None):
+            if not (is_linear(attack) or is_bounded(attack)):
                 raise ValueError(
                     "Expected `attacks` to be linear, or to say by `most_rows` how many rows they learn from, with "
                     f"gather=False, but got {type(attack).__name__}."

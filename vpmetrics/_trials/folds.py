@@ -143,6 +143,11 @@ def pairs_of(sides: Sides) -> tuple[Tensor, Tensor]:
     return place[found], found
 
 
+def is_bounded(attack: Any) -> bool:
+    """Whether the attack says how many rows it learns from at most."""
+    return getattr(attack, "most_rows", None) is not None
+
+
 def is_linear(attack: Any) -> bool:
     """Whether moments are all that the attack needs to be fitted in every fold at once."""
     return hasattr(attack, "fit_groups_for") and hasattr(attack, "fit_moments")

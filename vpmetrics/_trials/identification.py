@@ -15,7 +15,7 @@ from vpmetrics._trials import slopes as regression
 from vpmetrics._trials.ranks import bits_of_ranks, histogram_of_ranks, no_ranks, rank_inputs
 from vpmetrics._trials.references import Tile, Trials, walk_shared
 from vpmetrics._trials.scorers import Scoring
-from vpmetrics._trials.utterances import row_keys
+from vpmetrics._trials.utterances import occurrences, row_keys
 
 _AT_HAND = 2**19  # scores that slopes are fitted on, and the only ones that are ever stored
 
@@ -165,8 +165,8 @@ def order_of_speakers(trials: Trials) -> Tensor:
     Those with trials come first, so that as many of them are dealt to every fold.
     """
     references = trials.references
-    own = slice(None if len(references.units) else 0)  # a process may have inputs alone
-    absent = torch.zeros_like(references.units).index_add(0, trials.column[own], trials.usable[own].long()) == 0
+    count = len(references.units)
+    absent = occurrences(torch.where(trials.usable, trials.column, count), count + 1)[:-1] == 0
     keys, absent = shares.of_all(torch.stack([row_keys(references.whole()), widen(absent)], dim=1)).unbind(1)
     by_key = keys.argsort(stable=True)
     return by_key[absent[by_key].argsort(stable=True)]

@@ -86,10 +86,7 @@ def attacks_without(
                 table = widen(_table(grid, edges[number], block, len(own)))
                 whole[:, number, fold], parts[:, number, own] = table[:, 0], table[:, 1:]
 
-    if counts.device.type == "cpu":
-        shares.by_threads(count)
-    else:
-        count()
+    shares.by_threads(count, counts.device)
     whole, parts = shares.total(whole), shares.total(parts)
     # Thinned, there are as many non-targets as there were.
     scale = (counts[:, :, 0].sum(-1) / whole[1].sum(-1)).nan_to_num(1)[..., None]

@@ -80,7 +80,7 @@ class Moments:
 
     @cached_property
     def _parts(self) -> tuple[Covariances, SameSpeaker]:
-        rows = _rows_of_groups(self.groups, len(self.within_oo))
+        rows = rows_of_groups(self.groups, len(self.within_oo))
         sets = [(self.counts[own], self.original[own], self.protected[own]) for own in rows]
         return describe_speakers(sets, (self.within_oo, self.within_pp, self.within_po))
 
@@ -136,7 +136,7 @@ def moments_of(
 
 def _add_products(scatter: Tensor, o: Tensor, p: Tensor, groups: Tensor) -> None:
     """Add the products of deviations to those of their groups ``(3, G, D, D)``."""
-    for group, chosen in enumerate(_rows_of_groups(groups, scatter.shape[1])):
+    for group, chosen in enumerate(rows_of_groups(groups, scatter.shape[1])):
         for products, a, b in ((0, o, o), (1, p, p), (2, p, o)):
             scatter[products, group] += a[chosen].T @ b[chosen]
 
@@ -177,7 +177,7 @@ def deal(vectors: Tensor, speakers: Tensor, most: int = 5) -> tuple[Tensor, int]
     return (place % count)[index], count
 
 
-def _rows_of_groups(groups: Tensor, count: int) -> tuple[Tensor, ...]:
+def rows_of_groups(groups: Tensor, count: int) -> tuple[Tensor, ...]:
     """Positions of the rows of every group."""
     sizes: list[int] = torch.bincount(groups, minlength=count).tolist()
     return torch.split(groups.argsort(stable=True), sizes)

@@ -190,8 +190,8 @@ class TrialGrid:
         asked whether it may be called twice at once.
         """
         vectors, own = self.vectors[0], self.scorer.any_precision
-        alone = self.pairs <= FEW_PAIRS or vectors.device.type != "cpu" or vectors.requires_grad or not own
-        return [work()] if alone else shares.by_threads(work)
+        alone = self.pairs <= FEW_PAIRS or vectors.requires_grad or not own
+        return [work()] if alone else shares.by_threads(work, vectors.device)
 
     def near(self) -> Iterator[Tile]:
         """Those of them with some voice on both sides, which alone hold trials of one speaker; few of all."""

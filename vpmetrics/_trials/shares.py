@@ -102,14 +102,15 @@ def in_step(tasks: Sequence[Callable[[], _T]]) -> list[_T]:
     return go_abreast(company, [partial(at, task=task) for task in tasks])
 
 
-def by_threads(work: Callable[[], _T]) -> list[_T]:
+def by_threads(work: Callable[[], _T], device: torch.device) -> list[_T]:
     """What each thread of this process finds by the same work, whose walks are divided among them.
 
     A sum over scores, or a count of them, is as slow on two threads as on one: only whole tiles can be divided.
+    Anything but a CPU is kept busy by one.
     """
     share, threads = _share.get(), torch.get_num_threads()
     number = min(threads, _MOST_THREADS)
-    if number == 1 or share.threads > 1 or share.apart:
+    if number == 1 or share.threads > 1 or share.apart or device.type != "cpu":
         return [work()]
     inference, gradient = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
 

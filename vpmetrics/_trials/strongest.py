@@ -26,7 +26,7 @@ from vpmetrics._trials import shares
 from vpmetrics._trials.attacked import ChosenAttack, compared
 from vpmetrics._trials.choices import AS_STRONG, NOISE, choose
 from vpmetrics._trials.conditions import CONDITIONS, Condition
-from vpmetrics._trials.folds import FEWEST_SPEAKERS, MOST_FOLDS, Folds, deal_speakers, is_linear, pairs_of
+from vpmetrics._trials.folds import FEWEST_SPEAKERS, MOST_FOLDS, Folds, deal_speakers, is_bounded, is_linear, pairs_of
 from vpmetrics._trials.left_out import Blocks
 from vpmetrics._trials.left_out_attacks import attacks_without
 from vpmetrics._trials.moments import Moments, Picked, moments_of
@@ -344,7 +344,7 @@ class _Fits:
     def _fit_without(self, attack: Any, fold: int) -> Any:
         """An attack fitted on the pairs of all folds but one; of those of all processes, on those it would choose."""
         some = (self.fold != fold).nonzero().flatten()
-        if getattr(attack, "most_rows", None) is not None:  # then all others need not be copied
+        if is_bounded(attack):  # then all others need not be copied
             original, protected = (side.take(some) for side in self.pairs)
             keys = shares.of_all(self.folds.sides.protected.keys[protected.rows])
             places = evenly(keys.argsort(stable=True), attack.most_rows)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vpmetrics._checks import check_embeddings, check_tensor
 from vpmetrics._precision import at_least_float32, widen
-from vpmetrics._trials.moments import deal
+from vpmetrics._trials.moments import deal, rows_of_groups
 from vpmetrics._trials.separation import disclosed_share, separation_of_rows
 from vpmetrics._trials.utterances import evenly, row_keys
 from vpmetrics.attacks.base import PAIRS, Attack, check_width
@@ -67,9 +67,7 @@ class KernelRidge(Attack, Resizable):
         o, p, names = widen(original[chosen]), widen(protected[chosen]), speakers[chosen]
         self.mean_o, self.mean_p = o.mean(0), p.mean(0)
         o, self.rows = o - self.mean_o, p - self.mean_p
-        group, number = deal(p, names)
-        every = torch.arange(number, device=group.device)[:, None]
-        groups = [LeftOut(rows, names[rows]) for rows in (mask.nonzero().flatten() for mask in group == every)]
+        groups = [LeftOut(rows, names[rows]) for rows in rows_of_groups(*deal(p, names))]
         self.scale = 2 * _WIDTH * self.rows.square().sum(1).mean()
         kernel = _kernel(self.rows, self.rows, self.scale)
         weights, separated = map(
