@@ -56,7 +56,8 @@ def no_ranks(trials: Trials) -> Tensor:
 
 def rank_inputs(tile: Tile) -> Tensor:
     """References above each input's own, those tied with it, and whether a score is NaN, ``(3, b)``: they add up."""
-    return widen(torch.stack([*_above_and_tied(tile), tile.scores.isnan().any(dim=1)]))
+    # The highest of a row tells whether one is NaN, in a fraction of the time that it takes to look at each.
+    return widen(torch.stack([*_above_and_tied(tile), tile.scores.detach().amax(dim=1).isnan()]))
 
 
 def histogram_of_ranks(trials: Trials, ranks: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ direction alone would say which it is.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -236,17 +237,24 @@ def _pieces(trials: Trials) -> list[Part]:
 
 def _walk(trials: Trials, scoring: Scoring, pieces: list[Part]) -> Iterator[Tile]:
     references, dtype, scorer = trials.references, result_dtype(trials.inputs), resolve_scoring(scoring)
+
+    @lru_cache(maxsize=1)  # of many references a gallery costs more than to compare the few inputs there are at once
+    def known(first: int, last: int) -> Tensor:
+        galleries = references.galleries(*trials.galleries[:, first:last]).flatten(0, 1)
+        rows: Tensor = prepared(galleries, scorer, references.anchor, dtype)
+        return rows.view(last - first, len(references.speakers), -1)
+
     for some in _some_at_once(trials, pieces):
         rows = torch.cat([trials.order[piece.start : piece.end] for piece in some])
         probes = prepared(trials.inputs[rows], scorer, references.anchor, dtype)
         probes_of = probes.split([piece.end - piece.start for piece in some])
-        chosen = trials.galleries[:, some[0].gallery : some[-1].gallery + 1]
-        against = prepared(references.galleries(*chosen).flatten(0, 1), scorer, references.anchor, dtype)
-        against = against.unflatten(0, (chosen.shape[1], len(references.speakers)))
-        pairs = [(part, against[piece.gallery - some[0].gallery]) for piece, part in zip(some, probes_of, strict=True)]
+        first, last = some[0].gallery, some[-1].gallery
+        against = known(first, last + 1)
+        pairs = [(part, against[piece.gallery - first]) for piece, part in zip(some, probes_of, strict=True)]
         with torch.autocast(probes.device.type, enabled=False):
             parts = [scorer.compare(*pair) for pair in pairs]
-            scores = torch.cat(parts)
+            # What a scorer of the caller's returns may be kept there, and a tile is overwritten.
+            scores = parts[0] if len(parts) == 1 and scorer.any_precision else torch.cat(parts)
             match = scores.gather(1, trials.column[rows].unsqueeze(1))
             with torch.no_grad():
                 ends = zip(pairs, parts, match.split([len(part) for part in parts]), strict=True)
