@@ -13,6 +13,8 @@ from vpmetrics._trials.scorers import SCORERS
 from vpmetrics._trials.separation import map_rows
 from vpmetrics._trials.utterances import Side
 
+_AT_ONCE = 1 << 13  # rows mapped
+
 
 def compared(fitted: Any, reference: Side, probe: Side, condition: Condition, few: bool) -> tuple[Tensor, Tensor]:
     """References and probes as the attacker compares them, at length 1; where they are ``few``, in all digits."""
@@ -25,17 +27,20 @@ def compared(fitted: Any, reference: Side, probe: Side, condition: Condition, fe
 
 
 def _mapped(fitted: Any, original: Tensor | None, protected: Tensor | None, few: bool) -> Tensor:
-    """Rows of one side, mapped and at length 1."""
+    """Rows of one side, mapped and at length 1; some at a time, so that there is no copy of all of them but this."""
+    mean = matrix = None
     if hasattr(fitted, "attack"):
         rows = next(side for side in fitted.attack(original, protected) if side is not None)
     elif original is not None:
-        rows = map_rows(original, fitted.mean_o, fitted.map_o)
+        rows, mean, matrix = original, fitted.mean_o, fitted.map_o
     else:
         assert protected is not None
-        rows = map_rows(protected, fitted.mean_p, fitted.map_p)
+        rows, mean, matrix = protected, fitted.mean_p, fitted.map_p
     # What is known to few digits is compared in few; a few pairs cost nothing in all digits.
     dtype = wide_dtype(rows.device) if few else torch.float32
-    directions: Tensor = SCORERS["cosine"].prepare(rows.detach().to(dtype)).nan_to_num()
+    directions: Tensor = rows.new_empty(len(rows), (rows if matrix is None else matrix).shape[1], dtype=dtype)
+    for some, into in zip(rows.detach().split(_AT_ONCE), directions.split(_AT_ONCE), strict=True):
+        into.copy_(SCORERS["cosine"].prepare(map_rows(some, mean, matrix).to(dtype)).nan_to_num_())
     return directions
 
 

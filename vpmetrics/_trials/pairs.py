@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
 from itertools import groupby, product, starmap
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -292,12 +291,12 @@ class TrialGrid:
         """
         rows, columns = self.rows, self.columns
         of_row, of_column = rows.block_of_tile(), columns.block_of_tile()
-        of_rows, of_columns = cache(rows.runs), cache(columns.runs)
+        of_rows, of_columns = rows.runs(), columns.runs()
         # All pairs of two voices lie in one pair of blocks; some blocks at once take as few steps as one.
         for _, tiles in groupby(self.shared(), key=lambda tile: (of_row[tile.row], of_column[tile.column] // _BLOCKS)):
             found = dict[tuple[int, int], Tensor]()
             for tile in tiles:
-                sums = _sum_by_voice(tile, values_of(tile), of_rows(tile.row), of_columns(tile.column))
+                sums = _sum_by_voice(tile, values_of(tile), of_rows[tile.row], of_columns[tile.column])
                 at = rows.first[tile.row], columns.first[tile.column]
                 found[at] = found[at] + sums if at in found else sums
             (row, first), (_, last) = min(found), max(found)

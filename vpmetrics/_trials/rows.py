@@ -68,8 +68,11 @@ class SortedRows(NamedTuple):
         """The number of the block of each tile."""
         return [number for number, tiles in enumerate(self.blocks) for _ in tiles]
 
-    def runs(self, tile: int) -> Runs:
-        """The rows of each voice in a tile, from its first voice to its last."""
+    def runs(self) -> list[Runs]:
+        """The rows of each voice in every tile, from its first voice to its last."""
+        return [self._runs(tile) for tile in range(len(self.first))]
+
+    def _runs(self, tile: int) -> Runs:
         voices = self.side.voices[self.at(tile)] - self.first[tile]
         return Runs(voices, occurrences(voices, self.last[tile] - self.first[tile] + 1))
 

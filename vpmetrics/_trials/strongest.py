@@ -35,6 +35,7 @@ from vpmetrics._trials.passing import visits
 from vpmetrics._trials.utterances import Side, Sides, evenly
 
 _BINS = 1 << 14  # of cosines
+_AT_ONCE = 4  # attacks whose rows are held: more would take more room, and fewer tell kinds of pairs more often
 _OTHERS, _NEXT, _OWN, _NONE = range(4)  # pairs of two speakers, of one and the next, of one speaker; no trials
 
 
@@ -211,10 +212,11 @@ def _count(folds: Folds, condition: Condition, enrolment: str | None, fitted: Se
     counts = torch.zeros(len(fitted), folds.number, 4 * _BINS, dtype=torch.int32, device=folds.fold_of_voice.device)
     for fold, reference, probe, within in _pairs_of_folds(folds, condition, enrolment):
         own = [number for number, attack in enumerate(fitted) if attack[fold] is not None]
-        mapped = (compared(fitted[number][fold], reference, probe, condition, folds.few) for number in own)
-        rows = [(counts[number, fold], *both) for number, both in zip(own, mapped, strict=True)]
-        _count_tiles(rows, _tiles(reference, probe, condition, within) if rows else ())
-        del rows  # or those of two folds would be held
+        for some in (own[start : start + _AT_ONCE] for start in range(0, len(own), _AT_ONCE)):
+            mapped = (compared(fitted[number][fold], reference, probe, condition, folds.few) for number in some)
+            rows = [(counts[number, fold], *both) for number, both in zip(some, mapped, strict=True)]
+            _count_tiles(rows, _tiles(reference, probe, condition, within))
+            del rows  # or those of twice as many would be held
     by_kind: Tensor = counts.unflatten(-1, (4, _BINS))
     return by_kind
 

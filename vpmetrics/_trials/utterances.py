@@ -264,9 +264,11 @@ def _first_of_each(ids: Tensor, present: Tensor) -> Tensor:
 def row_keys(vectors: Tensor) -> Tensor:
     """A number per row that equal rows share and different rows hardly ever do."""
     weights = torch.arange(vectors.shape[1], device=vectors.device, dtype=wide_dtype(vectors.device)).cos()
+    keys = weights.new_empty(len(vectors))  # before all that passes, or what stays would lie in between
     # In pieces, so that there is never a wider copy of all rows.
-    pieces = vectors.detach().split(_rows_at_once(vectors))
-    return torch.cat([(widen(piece) * weights).sum(1) for piece in pieces])
+    for rows, own in zip(*(each.split(_rows_at_once(vectors)) for each in (vectors.detach(), keys)), strict=True):
+        own.copy_((widen(rows) * weights).sum(1))
+    return keys
 
 
 def _rows_at_once(vectors: Tensor) -> int:
@@ -311,11 +313,12 @@ def with_sessions_in_order(side: Side) -> Side:
 
 def _warn_of_copies(name: str, side: Side) -> None:
     """Two recordings never have the same embedding; a sampler that fills up its last batch makes such rows."""
-    vectors, order = side.vectors.detach(), side.by_value
-    neighbours = zip(*(rows.split(_rows_at_once(vectors)) for rows in (order[1:], order[:-1])), strict=True)
-    alike = torch.cat([(vectors[a] == vectors[b]).all(1) for a, b in neighbours])
+    vectors, one, other = side.vectors.detach(), side.by_value[1:], side.by_value[:-1]
+    alike = side.speakers[one] == side.speakers[other]
+    for a, b, both in zip(*(each.split(_rows_at_once(vectors)) for each in (one, other, alike)), strict=True):
+        both &= (vectors[a] == vectors[b]).all(1)
     warn_where(
-        (alike & (side.speakers[order[1:]] == side.speakers[order[:-1]])).sum(),
+        alike.sum(),
         lambda copies: (
             f"{copies:.0f} of {len(vectors)} {name} embeddings equal another one of their speaker. If a "
             "sampler repeated utterances, pass `utterances=` so that each counts once."
