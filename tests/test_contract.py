@@ -303,6 +303,27 @@ def test_siblings_share_one_copy_and_keep_their_values():
     assert not collection["MinCllr"].scores
 
 
+@each_case
+def test_what_was_accumulated_is_kept_once_and_added_to(case):
+    """Rows are put together where they are kept, for all of a collection, and no second time."""
+    collection = MetricCollection({"one": case.metric(), "other": case.metric()})
+    batches = case.batches()
+    for batch in batches[:2]:
+        collection.update(**batch)
+    for _ in range(2):
+        collection.compute()
+        lists = [(kept, getattr(collection.other, name)) for name, kept in collection.one._lists()]
+        assert all(len(one) <= 1 and one is other for one, other in lists)
+    collection.reset()
+    for batch in batches[:2]:
+        collection.update(**batch)
+    collection.one.compute()
+    for batch in batches[2:]:
+        collection.update(**batch)
+    for name in ("one", "other"):
+        assert_same(collection[name].compute(), updated(case).compute())
+
+
 def test_a_collection_can_be_called():
     collection = MetricCollection({case.name: case.metric() for case in SCORE_CASES})
     for batch in SCORE_CASES[0].batches():

@@ -17,7 +17,7 @@ from torch import distributed
 from torch.testing import assert_close
 
 import vpmetrics as vp
-from vpmetrics._trials import company, identification, pairs, references, shares
+from vpmetrics._trials import company, identification, pairs, passing, references, shares
 from vpmetrics.attacks import Attack, KernelRidge, Plain, RidgeToOriginal
 
 ATTACKS = (Plain(), RidgeToOriginal())
@@ -69,10 +69,15 @@ def give(metric, *batches):
 
 
 def take_small_tiles(setting=setattr, few=0):
-    """Let small sets be walked in many tiles, as large ones are, and scores share bins but for so many pairs."""
+    """Let small sets be walked in many tiles and visit in many parts, as large ones do.
+
+    Scores share bins but for so many pairs.
+    """
     setting(pairs, "FEW_PAIRS", few)
     setting(pairs, "TILE", 30)
     setting(references, "tile_rows", lambda inputs, columns: 30)  # noqa: ARG005
+    for name in ("_SENT", "_VISITING"):
+        setting(passing, name, 12 * 40)
 
 
 SMALL = (with_groups(rows()), rows(speakers=1), rows(speakers=2))
@@ -380,6 +385,34 @@ def test_embeddings_that_stay_apart_say_the_same_of_everything(world, few, cases
         expected = {name: apart_or_not(*case, gather=True).compute() for name, case in cases.items()}
         of_groups = told_of_groups(apart_or_not(*cases["groups"], gather=True).report())
     run(_keep_apart, world, tmp_path / "meeting", few, cases, expected, of_groups)
+
+
+def _go_on(rank, world, path, expected):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    metric = suite(gather=False, metrics=["op_d_ece", "deid"])
+    for at, value in zip((slice(0, 100), slice(100, None)), expected, strict=True):
+        for how in ("in turns", "unevenly"):  # the second time, everybody has these utterances twice
+            give(metric, parts_of(some(PLAIN, at), world, how)[rank])
+            assert_close(metric.compute(), value, atol=1e-9, rtol=0)
+        # Everybody has the rows of some speakers from now on, and none but these.
+        assert len(metric.original) == len(metric.speakers) == 1
+        kept = everyone(metric.speakers[0].unique().tolist())
+        assert sum(map(len, kept)) == len(set().union(*kept))
+    distributed.destroy_process_group()
+
+
+def some(given, rows):
+    """Some of the utterances, which have numbers so that each counts once."""
+    numbered = {**given, "utterances": torch.arange(len(given["speakers"]))}
+    return {name: column[rows] for name, column in numbered.items()}
+
+
+def test_metrics_whose_embeddings_stay_apart_go_on_from_what_each_has_been_sent(tmp_path):
+    every = [some(PLAIN, slice(0, end)) for end in (100, None)]
+    expected = [give(suite(metrics=["op_d_ece", "deid"]), given).compute() for given in every]
+    run(_go_on, 2, tmp_path / "meeting", expected)
 
 
 # A threshold separates targets from others, of whom some are zero and have no deviation.

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics.utilities import dim_zero_cat
 
 from vpmetrics._checks import check_choice, check_trials, refuse_options
 from vpmetrics._metric.base import PrivacyMetric
@@ -178,10 +177,11 @@ class CalibrationDistortion(PrivacyMetric):
         return draw_reliability(llr, torch.stack([~target, target]), ax, name)
 
     def _trials(self, run: int) -> tuple[Tensor, Tensor]:
-        scores, is_target = getattr(self, f"scores_run{run}"), getattr(self, f"is_target_run{run}")
-        if len(scores) == 0:
+        names = f"scores_run{run}", f"is_target_run{run}"
+        if len(getattr(self, names[0])) == 0:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
-        return dim_zero_cat(scores), dim_zero_cat(is_target)
+        scores, is_target = map(self._joined, names)
+        return scores, is_target
 
     def _value_of_step(self, *args: Any, **kwargs: Any) -> Any:
         # The batches of one step are often of one run: NaN, and nothing to warn of.

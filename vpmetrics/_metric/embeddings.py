@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torchmetrics.utilities import dim_zero_cat
 
 from vpmetrics._checks import check_sizes, warn_once
 from vpmetrics._metric.base import PrivacyMetric, SureMetric
@@ -118,8 +117,9 @@ class EmbeddingMetric(PrivacyMetric):
         if len(self.speakers) == 0:
             empty = torch.empty(0, 1, device=self.device)
             return sides_of(pack(empty, empty, torch.empty(0, dtype=torch.int64, device=self.device)))
-        batches = dict(self._lists())
-        rows = rows_by_speaker(batches) if shares.apart() else Rows(*(dim_zero_cat(batches[n]) for n in Rows._fields))
+        if shares.apart():
+            self._keep(rows_by_speaker(dict(self._lists()))._asdict())
+        rows = Rows(*map(self._joined, Rows._fields))
         if self.validate_args:
             check_rows(rows)
         return sides_of(rows)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, distributed
 from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
@@ -142,3 +143,22 @@ class SharedMetric(Metric):
     def _lists(self) -> list[tuple[str, list[Tensor]]]:
         """Names and rows of the states that are lists."""
         return [(name, getattr(self, name)) for name, default in self._defaults.items() if isinstance(default, list)]
+
+    def _keep(self, columns: Mapping[str, Tensor]) -> None:
+        """Have list states hold these rows from now on, also once a synchronised metric is on its own again."""
+        for name, rows in columns.items():
+            kept: Any = (self._cache or self.metric_state)[name]
+            kept[:] = [rows]
+            setattr(self, name, kept)
+
+    def _joined(self, name: str) -> Tensor:
+        """All rows of a state that has some. It keeps them as one batch from now on, and no second copy of them.
+
+        In its list, which the metrics of a collection share.
+        """
+        kept: Tensor | list[Tensor] = getattr(self, name)
+        if isinstance(kept, Tensor):  # of all processes
+            return kept
+        if len(kept) > 1:
+            kept[:] = [torch.cat(kept)]
+        return kept[0]

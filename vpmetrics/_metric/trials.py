@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
-from torchmetrics.utilities import dim_zero_cat
 
 from vpmetrics._checks import check_speakers_of_trials, check_trials, warn_once
 from vpmetrics._metric.base import SureMetric
@@ -56,7 +55,7 @@ class TrialMetric(SureMetric):
     def _trials(self) -> tuple[Tensor, Tensor]:
         if len(self.scores) == 0:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
-        return dim_zero_cat(self.scores), dim_zero_cat(self.is_target)
+        return self._joined("scores"), self._joined("is_target")
 
     def _value(self) -> Any:
         """The value over all trials so far, without intervals."""
@@ -67,7 +66,7 @@ class TrialMetric(SureMetric):
         if self.intervals is None:
             return self._value()
         scores, is_target = self._trials()
-        speakers = dim_zero_cat(self.trial_speakers) if len(self.trial_speakers) else is_target.new_empty(0, 2).long()
+        speakers = self._joined("trial_speakers") if len(self.trial_speakers) else is_target.new_empty(0, 2).long()
         with warn_once():
             return self._with_ends(self._value(), scores, is_target, speakers)
 

@@ -58,13 +58,11 @@ class Company:
                 distributed.all_reduce(whole, how, group=self.group)
         return found
 
-    def send(self, part: Tensor, given: list[int], taken: list[int]) -> Tensor:
-        """So many rows to each of the processes, in order; returns those that come from each."""
+    def send(self, part: Tensor, given: list[int], taken: list[int], place: Tensor) -> None:
+        """So many rows to each of the processes, in order, and so many from each to a place for them."""
         self._meet()
-        found = part.new_empty(sum(taken), *part.shape[1:])
         with self._naming_the_missing():
-            distributed.all_to_all_single(found, part.contiguous(), taken, given, group=self.group)
-        return found
+            distributed.all_to_all_single(place, part.contiguous(), taken, given, group=self.group)
 
     def pass_on(self, part: Tensor, length: int) -> Tensor:
         """Rows to the process before this one; returns those, so many, of the one after."""

@@ -1,12 +1,14 @@
 """Embeddings that stay apart: each process keeps those of some speakers, and blocks of them pass from one to the next.
 
-No process ever holds more than its own rows and one block that visits, so memory falls as there are more of them. As
+No process ever holds more than its own rows and a block that visits, so memory falls as there are more of them. As
 all rows of a voice are in one place, what the pairs of two voices add up to is known where their blocks meet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -19,11 +21,13 @@ from vpmetrics._trials.rows import SortedRows, cut_rows, lay_out
 from vpmetrics._trials.scorers import Scorer
 from vpmetrics._trials.utterances import Rows, Side, Sides
 
+_SENT, _VISITING = 1 << 20, 1 << 23  # numbers of rows at once: who visits is compared, and takes steps of its own
+
 
 def rows_by_speaker(batches: Mapping[str, Sequence[Tensor]]) -> Rows:
     """All rows of some speakers, of whichever process had them; each process gets about as many.
 
-    ``batches``: those of each column of :class:`Rows`; put together one column at a time, as copies take room.
+    ``batches``: those of each column of :class:`Rows`.
     """
     speakers = torch.cat(list(batches["speakers"]))
     own, place, counts = speakers.unique(return_inverse=True, return_counts=True)
@@ -32,7 +36,22 @@ def rows_by_speaker(batches: Mapping[str, Sequence[Tensor]]) -> Rows:
     # A speaker goes where their middle lies, when all rows stand in order.
     middle = 2 * sizes.cumsum(0) - sizes
     owner = (middle * shares.place()[1] // (2 * sizes.sum()).clamp(min=1))[torch.searchsorted(names, own)][place]
-    return Rows(*shares.sent(owner, (torch.cat(list(batches[name])) for name in Rows._fields)))
+    columns = (partial(_some, batches[name]) for name in Rows._fields)
+    return Rows(*shares.sent(owner, columns, _times(len(owner), batches["original"][0].shape[1], _SENT)))
+
+
+def _times(rows: int, width: int, most: int) -> int:
+    """In how many parts so many rows of each process have at most so many numbers."""
+    return max(1, -(-max(shares.lengths(rows)) * width // most))
+
+
+def _some(batches: Sequence[Tensor], start: int, end: int) -> Tensor:
+    """Some rows of batches, one after the other."""
+    places = zip(batches, pairwise(accumulate(map(len, batches), initial=0)), strict=True)
+    chosen = [
+        rows[max(0, start - first) : end - first] for rows, (first, last) in places if first < end and last > start
+    ]
+    return torch.cat([batches[0][:0], *chosen])
 
 
 class _Block(TrialGrid):
@@ -89,23 +108,28 @@ def visits(reference: Side, probe: Side) -> Iterator[tuple[Side, Side]]:
     """References of this process with its probes, and where rows are apart, with those of each process that visit.
 
     Both are sorted by voice. Where they are one side, each pair of two rows is met once, by one of the processes.
+    Those who visit come in several parts, as whoever passes on holds what comes beside what goes.
     """
     yield reference, probe
     if not shares.apart():
         return
     within, (number, processes) = reference is probe, shares.place()
-    columns = [probe.vectors, probe.voices, *([] if probe.groups is None else [probe.groups])]
-    passing = shares.visitors(columns, processes // 2 if within else processes - 1)
-    for step, (vectors, voices, *groups) in enumerate(passing, start=1):
-        # A voice is on one process, with all its recordings and sessions: none of them is met again.
-        none = torch.full_like(voices, torch.iinfo(voices.dtype).min)
-        visitor = Side(vectors, voices, none, voices, groups=groups[0] if groups else None)
-        if not within or 2 * step < processes:
-            yield reference, visitor
-        elif number < step:  # each of the two has the other as a visitor
-            yield _half(reference, second=False), visitor
-        else:
-            yield reference, _half(visitor, second=True)
+    halves = 2 if within and processes % 2 == 0 else 1
+    times, first = _times(len(probe.voices), probe.vectors.shape[1], _VISITING), _parts(reference, halves)[0]
+    parts = -(-times // halves) * halves
+    for place, part in enumerate(_parts(probe, parts)):
+        columns = [part.vectors, part.voices, *([] if part.groups is None else [part.groups])]
+        passing = shares.visitors(columns, processes // 2 if within else processes - 1)
+        for step, (vectors, voices, *groups) in enumerate(passing, start=1):
+            # A voice is on one process, with all its recordings and sessions: none of them is met again.
+            none = torch.full_like(voices, torch.iinfo(voices.dtype).min)
+            visitor = Side(vectors, voices, none, voices, groups=groups[0] if groups else None)
+            if not within or 2 * step < processes:
+                yield reference, visitor
+            elif number < step:  # each of the two has the other as a visitor
+                yield first, visitor
+            elif 2 * place >= parts:
+                yield reference, visitor
 
 
 def _numbered(side: Side, first: int) -> Side:
@@ -120,8 +144,8 @@ def _middle(vectors: Tensor) -> Tensor:
     return whole / count.clamp(min=1)
 
 
-def _half(side: Side, second: bool) -> Side:
-    """Whole voices of a side sorted by them: those before the one in the middle, or all others; no copy."""
-    middle = len(side.voices) // 2
-    begin = int(torch.searchsorted(side.voices, side.voices[middle])) if len(side.voices) else 0
-    return side.take(slice(begin, None) if second else slice(None, begin))
+def _parts(side: Side, number: int) -> list[Side]:
+    """A side sorted by voice in so many parts, about equally long, of whole voices; no copy."""
+    rows = torch.arange(number, device=side.voices.device) * len(side.voices) // number
+    starts = torch.searchsorted(side.voices, side.voices[rows]).tolist() if len(side.voices) else [0] * number
+    return [side.take(slice(*both)) for both in pairwise([*starts, len(side.voices)])]

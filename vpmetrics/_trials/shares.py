@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from functools import partial
-from operator import itemgetter
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -232,16 +232,28 @@ def most(*parts: Tensor) -> list[Tensor]:
     return largest(*parts) if apart() else list(parts)
 
 
-def sent(owner: Tensor, parts: Iterable[Tensor]) -> list[Tensor]:
-    """Every row to the process that owns it; returns those that have come here. Asks for one part after the other."""
-    share = _share.get()
+def sent(owner: Tensor, columns: Iterable[Callable[[int, int], Tensor]], times: int) -> list[Tensor]:
+    """Every row to the process that owns it; returns those that have come here.
+
+    ``columns``: what gives the rows from one place to another, asked so many ``times``, as what is sent is copied.
+    """
+    share, found = _share.get(), list[Tensor]()
     if share.company is None:
-        return list(parts)
-    given = torch.bincount(owner, minlength=share.processes).tolist()
-    table = _table(given, share.number, share.processes, owner.device).tolist()
-    taken, order = [row[share.number] for row in table], owner.argsort(stable=True)
-    # No name for a part: it would be held while the next one is put in order.
-    return [*map(partial(share.company.send, given=given, taken=taken), map(itemgetter(order), parts))]
+        return [rows(0, len(owner)) for rows in columns]
+    parts = list(pairwise(len(owner) * time // times for time in range(times + 1)))
+    orders = [owner[start:end].argsort(stable=True) for start, end in parts]
+    given = torch.stack([torch.bincount(owner[start:end], minlength=share.processes) for start, end in parts]).tolist()
+    table = _table([rows for part in given for rows in part], share.number, share.processes, owner.device)
+    taken = table.view(share.processes, times, share.processes)[..., share.number].mT.tolist()
+    for rows in columns:
+        like = rows(0, 0)
+        whole = like.new_empty(sum(map(sum, taken)), *like.shape[1:])
+        places = whole.split([*map(sum, taken)])
+        for part, order, there, here, place in zip(parts, orders, given, taken, places, strict=True):
+            share.company.send(rows(*part)[order], there, here, place)
+        found.append(whole)
+    total(owner.new_zeros(1))  # until all have what is theirs, nobody is to forget what they had
+    return found
 
 
 def visitors(columns: Sequence[Tensor], steps: int) -> Iterator[list[Tensor]]:
