@@ -77,7 +77,7 @@ def take_small_tiles(setting=setattr, few=0):
     setting(pairs, "TILE", 30)
     setting(references, "tile_rows", lambda inputs, columns: 30)  # noqa: ARG005
     for name in ("_SENT", "_VISITING"):
-        setting(passing, name, 12 * 40)
+        setting(passing, name, 12 * 70)  # of rows that are 12 wide
 
 
 SMALL = (with_groups(rows()), rows(speakers=1), rows(speakers=2))
