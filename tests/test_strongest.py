@@ -10,6 +10,7 @@ import torch
 from torch.testing import assert_close
 
 from vpmetrics import CalibrationDistortion, EmbeddingTrials, StrongestAttack, VoicePrivacy
+from vpmetrics._trials import strongest
 from vpmetrics._trials.strongest import names_of_attacks
 from vpmetrics.attacks import STANDARD, Centred, Plain, Procrustes, RidgeToOriginal
 from vpmetrics.functional import calibration_distortion, equal_error_rate
@@ -161,6 +162,21 @@ def test_attackers_of_ones_own_are_given_as_many_rows_as_they_say(most, given):
     for one, other in zip(Counting.seen[:5], Counting.seen[5:], strict=True):
         assert len(one) == given
         assert torch.equal(one, other)  # whatever order they come in
+
+
+@pytest.mark.parametrize("tile", [7, 32])
+@pytest.mark.parametrize("columns", [(), ("sessions",), ("groups",)])
+def test_pairs_are_counted_as_what_they_are_whatever_the_tile(tile, columns, monkeypatch):
+    original, speakers, draw = voices(24, 6)
+    protected = 0.5 * original + torch.randn(original.shape, generator=draw, dtype=original.dtype)
+    numbers = {"sessions": torch.arange(len(speakers)) // 24 % 2, "groups": speakers % 2}
+    values = []
+    for size in (512, tile):  # one tile for all of a fold, and many, most of them of strangers
+        monkeypatch.setattr(strongest, "TILE", size)
+        metric = VoicePrivacy(attacks=[Plain(), RidgeToOriginal()])
+        metric.update(original, protected, speakers, **{name: numbers[name] for name in columns})
+        values.append({key: value for key, value in metric.compute().items() if "strongest" in key or "chance" in key})
+    assert_close(values[1], values[0], atol=1e-9, rtol=0, equal_nan=True)
 
 
 def test_attackers_who_observe_other_speakers_need_fewer_of_these():

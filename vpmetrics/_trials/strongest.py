@@ -12,6 +12,7 @@ speaker and the next. As many pairs of as many speakers overfit as much.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from vpmetrics._checks import warn_undefined
 from vpmetrics._precision import all_finite, wide_dtype
+from vpmetrics._scores.host import on_host
 from vpmetrics._trials import shares
 from vpmetrics._trials.attacked import ChosenAttack, compared
 from vpmetrics._trials.choices import AS_STRONG, NOISE, choose
@@ -221,12 +223,15 @@ def _count(folds: Folds, condition: Condition, enrolment: str | None, fitted: Se
     return by_kind
 
 
-def _count_tiles(rows: Sequence[tuple[Tensor, Tensor, Tensor]], tiles: Iterable[tuple[slice, slice, Tensor]]) -> None:
+def _count_tiles(
+    rows: Sequence[tuple[Tensor, Tensor, Tensor]], tiles: Iterable[tuple[slice, slice, Tensor | None]]
+) -> None:
     """Count scores of tiles by kind, of references and probes as each attack maps them."""
     for a, b, kinds in tiles:
         for counts, left, right in rows:
             scores = left[a] @ right[b].mT.to(left.dtype)
-            slots = scores.add_(1).mul_(_BINS / 2).clamp_(0, _BINS - 1).to(torch.int32).add_(kinds)
+            slots = scores.add_(1).mul_(_BINS / 2).clamp_(0, _BINS - 1).to(torch.int32)
+            slots = slots if kinds is None else slots.add_(kinds)
             counts.index_add_(0, slots.flatten(), counts.new_ones(()).expand(slots.numel()))
 
 
@@ -370,18 +375,35 @@ def _turns(count: int) -> range:
     return range(count) if shares.apart() else shares.in_turns(count)
 
 
-def _tiles(reference: Side, probe: Side, condition: Condition, within: bool) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Blocks of rows and columns, and the kind of every pair in them as an offset; what is no trial lies beyond all."""
-    one = reference is probe
-    for start in range(0, len(reference.voices), TILE):
-        a = slice(start, start + TILE)
-        for other in range(start if one else 0, len(probe.voices), TILE):
-            b = slice(other, other + TILE)
+def _tiles(
+    reference: Side, probe: Side, condition: Condition, within: bool
+) -> Iterator[tuple[slice, slice, Tensor | None]]:
+    """Blocks of rows and columns, and the kind of every pair in them as an offset; what is no trial lies beyond all.
+
+    None where all are of two speakers, of whom neither is the next.
+    """
+    one, (of_rows, of_columns) = reference is probe, (_spans(side.voices) for side in (reference, probe))
+    for number, (first, last) in enumerate(of_rows):
+        a = slice(number * TILE, (number + 1) * TILE)
+        for other, (low, high) in enumerate(of_columns):
+            if one and other < number:
+                continue
+            b = slice(other * TILE, (other + 1) * TILE)
             rows, columns = reference.voices[a, None], probe.voices[None, b]
-            same, after = rows == columns, rows + 1 == columns
-            if within:  # who visits may come before those who are here, or after them
-                after = after | (rows == columns + 1)
-            kinds = torch.where(same, _OWN, torch.where(after, _NEXT, _OTHERS))
-            kinds = (kinds * _BINS).int()
+            same = kinds = None
+            if low <= last + 1 and first <= high + 1:  # few of all, as rows are in order of voices
+                same, after = rows == columns, rows + 1 == columns
+                if within:  # who visits may come before those who are here, or after them
+                    after = after | (rows == columns + 1)
+                kinds = (torch.where(same, _OWN, torch.where(after, _NEXT, _OTHERS)) * _BINS).int()
             excluded = excluded_pairs(reference, probe, condition, a, b, same)
-            yield a, b, kinds if excluded is None else kinds.masked_fill_(excluded, _NONE * _BINS)
+            if excluded is not None:
+                kinds = torch.zeros_like(excluded, dtype=torch.int32) if kinds is None else kinds
+                kinds.masked_fill_(excluded, _NONE * _BINS)
+            yield a, b, kinds
+
+
+def _spans(voices: Tensor) -> list[tuple[float, float]]:
+    """The lowest and the highest voice of each tile; those of all there could be, where to look would cost time."""
+    tiles = voices.split(TILE) if len(voices) else ()
+    return [(rows.amin().item(), rows.amax().item()) if on_host(rows) else (-math.inf, math.inf) for rows in tiles]
