@@ -5,17 +5,22 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vpmetrics.crowd import ReidentificationRate, SinglingOut
+    from vpmetrics._engine.combination import combine_reports
+    from vpmetrics._engine.registry import scalar
+    from vpmetrics._engine.utterances import encode_labels
+    from vpmetrics.attributes import AttributeDisclosure
     from vpmetrics.local import LocalInformationDisclosure
     from vpmetrics.rank import SimilarityRankDisclosure
+    from vpmetrics.reidentification import ReidentificationRate, SinglingOut
     from vpmetrics.similarity import DeIdentification, VoiceDistinctiveness, VoiceSimilarityMatrix
     from vpmetrics.strongest import StrongestAttack
     from vpmetrics.suite import VoicePrivacy
     from vpmetrics.trials import EmbeddingTrials
-    from vpmetrics.verification import Cllr, EqualErrorRate, Linkability, MinCllr
+    from vpmetrics.verification import Cllr, EqualErrorRate, Linkability, MinCllr, TPRAtFPR
     from vpmetrics.zebra import CalibrationDistortion, ZebraDisclosure
 
 __all__ = [
+    "AttributeDisclosure",
     "CalibrationDistortion",
     "Cllr",
     "DeIdentification",
@@ -28,15 +33,33 @@ __all__ = [
     "SimilarityRankDisclosure",
     "SinglingOut",
     "StrongestAttack",
+    "TPRAtFPR",
     "VoiceDistinctiveness",
     "VoicePrivacy",
     "VoiceSimilarityMatrix",
     "ZebraDisclosure",
+    "combine_reports",
+    "encode_labels",
+    "scalar",
 ]
 __version__ = "0.1.0"
 
 # Torch and torchmetrics take seconds to import: they wait until a metric is asked for, as `--help` never does.
-_HOMES = ("crowd", "local", "rank", "similarity", "strongest", "suite", "trials", "verification", "zebra")
+_HOMES = (
+    "_engine.combination",
+    "_engine.registry",
+    "_engine.utterances",
+    "attributes",
+    "local",
+    "rank",
+    "reidentification",
+    "similarity",
+    "strongest",
+    "suite",
+    "trials",
+    "verification",
+    "zebra",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,6 @@
 
 import sys
 
-from vpmetrics.app import main
+from vpmetrics.cli import main
 
 sys.exit(main())

@@ -6,18 +6,19 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._checks import check_slope
-from vpmetrics._identity import Identified, identify_sides
-from vpmetrics._intervals import with_ends
-from vpmetrics._metric.embeddings import SureEmbeddingMetric
-from vpmetrics._trials.conditions import condition_of
-from vpmetrics._trials.left_out import Blocks, deal_blocks
-from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.utterances import Sides
+from vpmetrics._engine.conditions import resolve_condition
+from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
+from vpmetrics._engine.identification import Identification, identify_condition
+from vpmetrics._engine.jackknife import add_intervals, group_speakers
+from vpmetrics._engine.references import IdentificationTrials
+from vpmetrics._engine.report import jackknife_parts, pool_parts
+from vpmetrics._engine.scorers import Scoring, resolve_scoring
+from vpmetrics._engine.utterances import EvaluationData
+from vpmetrics._engine.validation import check_slope
 from vpmetrics.functional.local import summarise_information
 
 
-class LocalInformationDisclosure(SureEmbeddingMetric):
+class LocalInformationDisclosure(IntervalEmbeddingMetric):
     r"""How many bits every single trial discloses, and what that comes to (arXiv 2607.06259, 2026).
 
     .. math:: \mathrm{LID}_i = \log_2 \bigl(N\, \mathrm{softmax}(w z_i)_{t_i}\bigr)
@@ -70,20 +71,21 @@ class LocalInformationDisclosure(SureEmbeddingMetric):
         **kwargs: Any,
     ) -> None:
         super().__init__(bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
-        condition_of(condition)
+        resolve_condition(condition)
         resolve_scoring(scoring)
         check_slope(slope)
         self.condition, self.scoring, self.slope = condition, scoring, slope
 
-    def _identify(self, sides: Sides, blocks: Blocks | None = None) -> Identified:
-        return identify_sides(sides, condition_of(self.condition), self.scoring, self.slope, blocks=blocks)
+    def _identify(self, data: EvaluationData) -> list[tuple[IdentificationTrials, Identification]]:
+        return identify_condition(data, resolve_condition(self.condition), self.scoring, self.slope)
 
-    def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
+    def _value(self, data: EvaluationData) -> dict[str, Tensor]:
+        parts = self._identify(data)
+        values = _summarise(parts)
         if self.intervals is None:
-            return self._identify(sides).of_information()
-        blocks = deal_blocks(sides)
-        found = self._identify(sides, blocks)
-        return with_ends(found.of_information(), found.left_out("empirical", blocks), self.intervals)
+            return values
+        jackknife = jackknife_parts(parts, self.scoring, group_speakers(data), "empirical")
+        return add_intervals(values, jackknife, self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
         """Draw which share of the trials discloses more than so many bits.
@@ -100,9 +102,16 @@ class LocalInformationDisclosure(SureEmbeddingMetric):
         """
         if val is not None:
             return super().plot(val, ax)
-        from vpmetrics._plot.ranks import draw_local_information
+        from vpmetrics.plotting.identification import draw_local_information
 
         with self._gathered():
-            values = self._identify(self._sides()).together()
-        summary = summarise_information(values.bits, values.linked)
-        return draw_local_information(values.bits, len(values.histogram), summary, ax, label)
+            parts = self._identify(self._data())
+        together = pool_parts([found for _, found in parts])
+        assert together.bits is not None
+        return draw_local_information(together.bits, len(together.histogram), _summarise(parts), ax, label)
+
+
+def _summarise(parts: list[tuple[IdentificationTrials, Identification]]) -> dict[str, Tensor]:
+    together = pool_parts([found for _, found in parts])
+    assert together.bits is not None
+    return summarise_information(together.bits, together.linked)

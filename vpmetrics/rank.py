@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_choice
-from vpmetrics._identity import disclosure_of_groups, histograms_of_sides, identify_sides, pooled
-from vpmetrics._intervals import with_ends
-from vpmetrics._metric.embeddings import SureEmbeddingMetric
-from vpmetrics._trials.conditions import condition_of
-from vpmetrics._trials.left_out import deal_blocks
-from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.utterances import Sides
-from vpmetrics.functional.beta_binomial import fit_beta_binomial
+from vpmetrics._engine.beta_binomial import fit_beta_binomial
+from vpmetrics._engine.conditions import resolve_condition
+from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
+from vpmetrics._engine.identification import identify_condition, mean_over_groups, pool_histograms, rank_condition
+from vpmetrics._engine.jackknife import add_intervals, group_speakers
+from vpmetrics._engine.report import jackknife_parts
+from vpmetrics._engine.scorers import Scoring, resolve_scoring
+from vpmetrics._engine.utterances import EvaluationData
+from vpmetrics._engine.validation import check_choice
 from vpmetrics.functional.rank import MODELS, rank_disclosure
 
 
-class SimilarityRankDisclosure(SureEmbeddingMetric):
+class SimilarityRankDisclosure(IntervalEmbeddingMetric):
     r"""How many bits the rank of the true speaker among all speakers discloses (Chandra et al., 2026).
 
     .. math::
@@ -77,20 +78,25 @@ class SimilarityRankDisclosure(SureEmbeddingMetric):
     ) -> None:
         super().__init__(bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
         check_choice("model", model, MODELS)
-        condition_of(condition)
+        resolve_condition(condition)
         resolve_scoring(scoring)
         self.model, self.condition, self.scoring = model, condition, scoring
 
-    def _histograms(self, sides: Sides) -> list[Tensor]:
-        return histograms_of_sides(sides, condition_of(self.condition), self.scoring, self.bandwidth)
+    def _histograms(self, data: EvaluationData) -> list[Tensor]:
+        return rank_condition(data, resolve_condition(self.condition), self.scoring, self.bandwidth)
 
-    def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
-        if self.intervals is None:
-            return disclosure_of_groups(self._histograms(sides), self.model)
-        blocks = deal_blocks(sides)
-        # Ranks need no slope.
-        found = identify_sides(sides, condition_of(self.condition), self.scoring, 0.0, blocks=blocks)
-        return with_ends(found.of_ranks(self.model), found.left_out(self.model, blocks), self.intervals)
+    def _value(self, data: EvaluationData) -> dict[str, Tensor]:
+        condition = resolve_condition(self.condition)
+        parts = None
+        if self.intervals is not None:
+            parts = identify_condition(data, condition, self.scoring, has_bits=False)
+        histograms = self._histograms(data) if parts is None else [found.histogram for _, found in parts]
+        disclosures = [rank_disclosure(each, self.model, validate_args=False) for each in histograms]
+        values = mean_over_groups(disclosures, _num_inputs(histograms))
+        if parts is None or self.intervals is None:
+            return values
+        jackknife = jackknife_parts(parts, self.scoring, group_speakers(data), self.model)
+        return add_intervals(values, jackknife, self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the rank histogram on logarithmic axes, with the uniform line and the beta-binomial fit.
@@ -107,9 +113,13 @@ class SimilarityRankDisclosure(SureEmbeddingMetric):
         """
         if val is not None:
             return super().plot(val, ax)
-        from vpmetrics._plot.ranks import draw_rank_histogram
+        from vpmetrics.plotting.identification import draw_rank_histogram
 
         with self._gathered():
-            histogram = pooled(self._histograms(self._sides()))
+            histogram = pool_histograms(self._histograms(self._data()))
         values = rank_disclosure(histogram, self.model)
         return draw_rank_histogram(histogram, fit_beta_binomial(histogram).probabilities, values, ax, label)
+
+
+def _num_inputs(histograms: list[Tensor]) -> Tensor:
+    return torch.stack([each.detach().sum() for each in histograms])

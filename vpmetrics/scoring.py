@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vpmetrics._checks import check_embeddings
+from vpmetrics._engine.validation import check_embeddings
 
 __all__ = ["PLDA"]
 

@@ -7,15 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._checks import check_choice
-from vpmetrics._intervals import left_out_of_similarity, left_out_of_system, with_ends
-from vpmetrics._metric.embeddings import EmbeddingMetric, SureEmbeddingMetric
-from vpmetrics._scalars import key_of
-from vpmetrics._trials.conditions import ALWAYS, CONDITIONS
-from vpmetrics._trials.left_out import deal_blocks
-from vpmetrics._trials.matrices import SIMILARITIES, SimilarityMatrices, matrices_of_sides, own_and_others
-from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.utterances import Sides
+from vpmetrics._engine.conditions import WITHOUT_SESSIONS
+from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
+from vpmetrics._engine.registry import add_interval_keys
+from vpmetrics._engine.report import Settings, report_embeddings
+from vpmetrics._engine.scorers import Scoring, resolve_scoring
+from vpmetrics._engine.similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, split_matrix
+from vpmetrics._engine.utterances import EvaluationData
+from vpmetrics._engine.validation import check_choice
 from vpmetrics.functional.similarity import de_identification, voice_distinctiveness
 
 
@@ -37,9 +36,9 @@ class _SimilarityMetric(EmbeddingMetric):
         self.similarity, self.scoring = similarity, scoring
         resolve_scoring(scoring)
 
-    def _matrices(self, sides: Sides) -> SimilarityMatrices:
+    def _matrices(self, data: EvaluationData) -> SimilarityMatrices:
         scorer = resolve_scoring(self.scoring)
-        return matrices_of_sides(sides, self.similarity, scorer, self.bandwidth, self.conditions)
+        return compute_matrices(data, self.similarity, scorer, self.bandwidth, self.conditions)
 
 
 class VoiceSimilarityMatrix(_SimilarityMetric):
@@ -75,8 +74,8 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 1.0
 
-    def _value_of_sides(self, sides: Sides) -> SimilarityMatrices:
-        return self._matrices(sides)
+    def _value(self, data: EvaluationData) -> SimilarityMatrices:
+        return self._matrices(data)
 
     def plot(
         self,
@@ -98,35 +97,30 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         Returns:
             Figure and axes; neither shown nor saved.
         """
-        from vpmetrics._plot.voices import draw_quadrants, draw_zoo
+        from vpmetrics.plotting.speakers import draw_similarity_matrices, draw_zoo
 
         val = self.compute() if val is None else val
         if not isinstance(val, SimilarityMatrices):
             val = val[-1]
         if zoo is None:
-            return draw_quadrants(val, ax, names)
-        check_choice("zoo", zoo, ALWAYS)
-        return draw_zoo(*own_and_others(val[ALWAYS.index(zoo)]), ax, zoo, names)
+            return draw_similarity_matrices(val, ax, names)
+        check_choice("zoo", zoo, WITHOUT_SESSIONS)
+        return draw_zoo(*split_matrix(val[WITHOUT_SESSIONS.index(zoo)]), ax, zoo, names)
 
 
-class _SureSimilarityMetric(_SimilarityMetric, SureEmbeddingMetric):
-    """One number of matrices, and how sure it is."""
+class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):
+    """One number of two matrices, with its confidence interval."""
 
-    def _with_ends(self, key: str, sides: Sides, value: Tensor) -> Tensor | dict[str, Tensor]:
-        """The value as it is, or with the ends of its interval, from what leaving speakers out does to its matrices."""
+    def _add_interval(self, key: str, data: EvaluationData, value: Tensor) -> Tensor | dict[str, Tensor]:
         if self.intervals is None:
             return value
-        blocks, scorer = deal_blocks(sides), resolve_scoring(self.scoring)
-        found = {
-            name: left_out_of_similarity(sides, CONDITIONS[name], scorer, self.similarity, blocks)
-            for name in self.conditions
-        }
-        dominance = {key_of(name, "d_diag"): each[0] for name, each in found.items()}
-        left_out = left_out_of_system({**dominance, key: value}, {name: each[1] for name, each in found.items()})
-        return with_ends({key: value}, left_out, self.intervals)
+        families = frozenset((name, "matrix") for name in self.conditions)
+        settings = Settings(self.similarity, self.scoring, families=families, intervals=self.intervals)
+        scalars = report_embeddings(data, settings).scalars
+        return {key: value, **{name: scalars[name] for name in add_interval_keys([key]) if name != key}}
 
 
-class DeIdentification(_SureSimilarityMetric):
+class DeIdentification(_SimilarityRatio):
     r"""DeID: how much of the diagonal of the original voices is gone between original and protected speech.
 
     .. math:: \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
@@ -159,12 +153,12 @@ class DeIdentification(_SureSimilarityMetric):
     higher_is_better: bool = True
     plot_upper_bound: float = 1.0
 
-    def _value_of_sides(self, sides: Sides) -> Tensor | dict[str, Tensor]:
-        matrices = self._matrices(sides)
-        return self._with_ends("deid", sides, de_identification(matrices.oo, matrices.op))
+    def _value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
+        matrices = self._matrices(data)
+        return self._add_interval("deid", data, de_identification(matrices.oo, matrices.op))
 
 
-class VoiceDistinctiveness(_SureSimilarityMetric):
+class VoiceDistinctiveness(_SimilarityRatio):
     r"""G_VD: gain of voice distinctiveness from original to protected speech.
 
     .. math:: G_\mathrm{VD} = 10 \log_{10} \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
@@ -197,6 +191,6 @@ class VoiceDistinctiveness(_SureSimilarityMetric):
     conditions = ("OO", "PP")
     higher_is_better: bool = True
 
-    def _value_of_sides(self, sides: Sides) -> Tensor | dict[str, Tensor]:
-        matrices = self._matrices(sides)
-        return self._with_ends("gvd", sides, voice_distinctiveness(matrices.oo, matrices.pp))
+    def _value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
+        matrices = self._matrices(data)
+        return self._add_interval("gvd", data, voice_distinctiveness(matrices.oo, matrices.pp))

@@ -1,118 +1,152 @@
-"""The strongest of several attackers."""
+"""The strongest of several attacks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor, distributed
+import torch
+from torch import Tensor
 from torchmetrics import Metric
 
-from vpmetrics._checks import check_choice, check_embedding_values, check_embeddings, check_floating, refuse_options
-from vpmetrics._intervals import left_out_of_values, with_ends
-from vpmetrics._metric.embeddings import SureEmbeddingMetric
-from vpmetrics._precision import result_dtype
-from vpmetrics._trials.conditions import condition_of
-from vpmetrics._trials.left_out import deal_blocks
-from vpmetrics._trials.moments import Moments, merge
-from vpmetrics._trials.strongest import Attackers, names_of_attacks
-from vpmetrics._trials.utterances import Sides
+from vpmetrics._engine.conditions import Condition, resolve_condition
+from vpmetrics._engine.distributed import gather_objects
+from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
+from vpmetrics._engine.moments import Moments, measure_moments, merge_moments
+from vpmetrics._engine.registry import FAMILIES, add_interval_keys, scalar_key
+from vpmetrics._engine.report import Settings, report_embeddings
+from vpmetrics._engine.utterances import EvaluationData, encode_labels
+from vpmetrics._engine.validation import (
+    check_choice,
+    check_embedding_values,
+    check_embeddings,
+    check_floating,
+    reject_options,
+)
 from vpmetrics.attacks import STANDARD
-from vpmetrics.attacks.watching import Watched
+
+if TYPE_CHECKING:
+    from vpmetrics._engine.cross_fitting import CrossFittedAttacks
 
 Attacks = str | Sequence[Any] | None
 
 
-class AttackedMetric(SureEmbeddingMetric):
+class AttackedMetric(IntervalEmbeddingMetric):
     """A metric that tries attacks, which may have observed other speakers than it measures."""
+
+    __jit_unused_properties__: ClassVar[list[str]] = [*EmbeddingMetric.__jit_unused_properties__, "attack_names"]
 
     def __init__(self, attacks: Attacks = "standard", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.attacks = _resolve(attacks)
-        self.attack_names = names_of_attacks(self.attacks or ())
-        """What the number of the strongest attack means; "observed" ones learnt from :meth:`observe` alone."""
         # In a list, so that it is no module of the metric: what attackers know is no state of a model.
-        self._watched = [Watched()]
+        self._observed: list[Moments] = []
+        self._observed_count = 0
 
     def observe(
         self,
         original: Tensor,
         protected: Tensor,
-        speakers: Tensor,
+        speakers: Tensor | Sequence[str],
         sessions: Tensor | None = None,  # noqa: ARG002
     ) -> None:
-        """Let the attackers watch pairs of speakers other than the measured ones, beside what they learn in folds.
+        """Let the attackers observe pairs of speakers other than the measured ones, beside what they learn in folds.
 
-        Those who have the anonymiser can run it as often as they like: on training batches, or several times on the
-        same speech. Memory is that of moments, whatever the amount; processes add up what they saw. Kept until
+        Attackers with the anonymiser can run it as often as they like: on training batches, or several times on the
+        same speech. Memory is that of moments, whatever the amount; ranks add up what they observed. Kept until
         ``reset(observed=True)``.
 
         Args:
             original: Embeddings ``(B, D)`` of original speech.
             protected: Those of the protected versions, row by row.
-            speakers: Who speaks, ``(B,)``; a speaker has the same number in every batch.
+            speakers: Speaker of each row, ``(B,)``; a speaker has the same label in every batch.
             sessions: As in ``update``; the attacker wants the speaker behind all sessions.
         """
         for name, side in (("original", original), ("protected", protected)):
             check_floating(name, side)
-        check_embeddings(original, protected, speakers, width=self._width())
+        labels = encode_labels(speakers).to(original.device)
+        check_embeddings(original, protected, labels, width=self._width())
         if self.validate_args:
             check_embedding_values(original, protected)
-        self._refuse_if_synced()
-        self._watched[0].add(original, protected, speakers)
+        self._raise_if_synced()
+        self._add_observed([measure_moments(original, protected, labels)])
+        self._observed_count += 1
         self._computed = None
+
+    def _add_observed(self, moments: Sequence[Moments]) -> None:
+        """Keep the moments of everything observed, merged."""
+        if moments:
+            self._observed[:] = [merge_moments([*self._observed, *moments])]
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Add what another metric of this kind has accumulated, and what its attackers have observed."""
         super().merge_state(incoming_state)
         if isinstance(incoming_state, AttackedMetric):
-            self._watched[0].join(incoming_state._watched[0])
+            self._add_observed(incoming_state._observed)
+            self._observed_count += 1
 
     def reset(self, observed: bool = False) -> None:
-        """Forget all utterances; with ``observed``, also what attackers have watched."""
+        """Reset all states; with ``observed`` also what attackers have observed."""
         super().reset()
         if observed:
-            self._watched[0].clear()
+            self._observed.clear()
+            self._observed_count += 1
 
-    def _attackers(self, sides: Sides, conditions: Sequence[str]) -> Attackers:
-        watched, device = self._observed(), sides.voices.device
-        if watched is not None:
-            watched = Moments(*(part.to(device) for part in watched.tensors()))
-        return Attackers(sides, self.attacks or (), watched, getattr(self, "enrolment", None), conditions)
+    @property
+    def attack_names(self) -> tuple[str, ...]:
+        """What the number of the strongest attack means."""
+        from vpmetrics._engine.cross_fitting import describe_attacks
+
+        return tuple(name for name, _ in describe_attacks(self.attacks or ()))
+
+    def _fit_attacks(self, data: EvaluationData, conditions: Sequence[Condition]) -> CrossFittedAttacks:
+        from vpmetrics._engine.cross_fitting import CrossFittedAttacks
+
+        observed = self._gathered_moments()
+        if observed is not None:
+            observed = Moments(*(part.to(data.speakers.device) for part in observed.tensors()))
+        return CrossFittedAttacks(data, self.attacks or (), conditions, observed, getattr(self, "enrolment", None))
 
     def _width(self) -> int | None:
-        return super()._width() or self._watched[0].width
+        return super()._width() or next((moments.width for moments in self._observed), None)
 
-    def _observed(self) -> Moments | None:
-        """What the attackers of all processes have watched, where their embeddings are together."""
-        own = self._watched[0].moments
-        if not (self._is_synced and distributed.is_available() and distributed.is_initialized()):
+    def _gathered_moments(self) -> Moments | None:
+        """Return what the attackers of all ranks have observed, where their embeddings are gathered."""
+        own = next(iter(self._observed), None)
+        if self._processes().world_size == 1:
             return own
-        found: list[Any] = [None] * distributed.get_world_size(self.process_group)
         tensors = None if own is None else [part.cpu() for part in own.tensors()]
-        distributed.all_gather_object(found, tensors, group=self.process_group)
-        parts = [Moments(*(part.to(self.device) for part in each)) for each in found if each is not None]
-        return merge(parts) if parts else None
+        gathered = gather_objects(tensors, self.process_group)
+        parts = [Moments(*(part.to(self.device) for part in each)) for each in gathered if each is not None]
+        return merge_moments(parts) if parts else None
 
 
 class StrongestAttack(AttackedMetric):
-    """What the strongest of several attackers finds, each fitted on other speakers than they attack.
+    """Disclosure to the strongest of several attacks, each fitted on other speakers than it attacks.
 
     Cosine is a weak attacker. Whoever can run the anonymiser learns, from pairs of original and protected speech of
-    other speakers, a map that undoes much of it. ``update(original, protected, speakers)`` takes embeddings ``(B, D)``
-    and integers ``(B,)``. Speakers are dealt to folds; attacks are fitted on all folds but one and score the pairs
-    within that one. For each fold the attack is chosen by what it finds in the others, so that the largest of several
-    noisy numbers is not taken for a finding. ``compute()`` returns a dictionary: ``d_ece_strongest`` in bits and
-    ``eer_strongest``; ``strongest``, the number of the attack in :attr:`attack_names`; ``d_ece_chance``, what the same
-    procedure finds for pairs of one speaker and another. NaN with one warning for fewer than six speakers.
+    other speakers, a map that undoes much of it. Speakers are dealt to folds; attacks are fitted on all folds but one
+    and compare the utterances within that one. For each fold the attack is chosen by what it finds in the others, so
+    that the largest of several noisy numbers is not taken for a finding. The result is never below what plain
+    comparison finds on all trials, in either direction.
+
+    As input to ``forward`` and ``update`` the metric accepts ``original`` ``(B, D)``, ``protected`` ``(B, D)`` and
+    ``speakers`` ``(B,)``, see :class:`vpmetrics.VoicePrivacy`.
+
+    As output of ``compute`` the metric returns a dictionary: ``d_ece_strongest`` in bits and ``eer_strongest``;
+    ``strongest``, the number of the attack in :attr:`attack_names`; ``d_ece_chance``, what the same procedure finds for
+    pairs of one speaker and another; ``attack_speakers``, how many speakers attacks were fitted on. NaN with one
+    warning for fewer than six speakers.
 
     Args:
         condition: ``"OP"``, ``"PP"``, or, with sessions, ``"within"`` or ``"across"``.
-        attacks: ``"standard"``, the battery :data:`vpmetrics.attacks.STANDARD`; or a sequence of attacks, modules with
-            ``fit(original, protected, speakers)`` and ``attack(original, protected)``.
-        validate_args: Look for NaN and infinite embeddings; forces a GPU sync per update.
-        intervals: How often an interval is to hold the truth, such as 0.95; adds ``<key>_low`` and ``<key>_high``, from
-            leaving speakers out one after the other. The attack is then chosen anew, not fitted anew.
+        attacks: ``"standard"``, the battery :data:`vpmetrics.attacks.STANDARD`; or a sequence of attacks, objects with
+            ``fit(original, protected, speakers)`` and ``attack(original, protected)`` or
+            ``score(original, protected)``, see :class:`vpmetrics.attacks.Attack`.
+        validate_args: Whether values are validated; forces a GPU sync per update.
+        intervals: Confidence level, such as 0.95; adds ``<key>_low`` and ``<key>_high`` from leaving speakers out one
+            after the other. Attacks and choices then stay as they are.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -122,8 +156,8 @@ class StrongestAttack(AttackedMetric):
         >>> metric = StrongestAttack(attacks=[Plain(), RidgeToOriginal()])
         >>> metric.update(voices.original, voices.protected["B2"], voices.speakers)
         >>> values = metric.compute()
-        >>> round(values["d_ece_strongest"].item(), 2), metric.attack_names[int(values["strongest"])]
-        (0.61, 'ridge to original')
+        >>> round(values["d_ece_strongest"].item(), 1), metric.attack_names[int(values["strongest"])]
+        (0.6, 'ridge to original')
     """
 
     higher_is_better: bool = False
@@ -137,24 +171,27 @@ class StrongestAttack(AttackedMetric):
         intervals: float | None = None,
         **kwargs: Any,
     ) -> None:
-        refuse_options(self, kwargs, {"bandwidth": "attacks are chosen, and a choice has no gradient"})
+        reject_options(self, kwargs, {"bandwidth": "attacks are chosen, and a choice has no gradient"})
         super().__init__(attacks=attacks, validate_args=validate_args, intervals=intervals, **kwargs)
-        condition_of(condition)
+        resolve_condition(condition)
         if condition == "OO":
             raise ValueError("Expected `condition` to have a protected side to attack, but got 'OO'.")
         if not self.attacks:
             raise ValueError("Expected `attacks` to name at least one attack, but got none.")
         self.condition = condition
 
-    def _value_of_sides(self, sides: Sides) -> dict[str, Tensor]:
-        blocks = None if self.intervals is None else deal_blocks(sides)
-        found = self._attackers(sides, (self.condition,)).strongest(condition_of(self.condition), blocks)
-        dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
-        scalars = {key: value.to(dtype) for key, value in found.scalars().items()}
-        if self.intervals is None or blocks is None:
-            return scalars
-        left_out = None if found.without is None else left_out_of_values(found.without, blocks)
-        return with_ends(scalars, left_out, self.intervals)
+    def _value(self, data: EvaluationData) -> dict[str, Tensor]:
+        name = self.condition
+        settings = Settings(
+            families=frozenset([(name, "attack")]), intervals=self.intervals, measures=frozenset(["d_ece"])
+        )
+        report = report_embeddings(data, settings, partial(self._fit_attacks, data))
+        keys = [entry.key for entry in FAMILIES["attack"]]
+        keys = list(add_interval_keys(keys)) if self.intervals is not None else keys
+        if name not in report.conditions:
+            data.sides(resolve_condition(name))  # warns of what is missing
+        nan = torch.tensor(torch.nan, device=data.speakers.device)
+        return {key: report.scalars.get(scalar_key(name, key), nan) for key in keys}
 
 
 def _resolve(attacks: Any) -> tuple[Any, ...] | None:
@@ -167,6 +204,7 @@ def _resolve(attacks: Any) -> tuple[Any, ...] | None:
     if not isinstance(attacks, Sequence):
         raise TypeError(f"Expected `attacks` to be 'standard', None or a sequence, but got {type(attacks).__name__}.")
     for attack in attacks:
-        if not (callable(getattr(attack, "fit", None)) and callable(getattr(attack, "attack", None))):
-            raise TypeError(f"Expected `attacks` to have `fit` and `attack`, but got {type(attack).__name__}.")
+        if not (hasattr(attack, "fit") and (hasattr(attack, "attack") or hasattr(attack, "score"))):
+            name = type(attack).__name__
+            raise TypeError(f"Expected `attacks` to have `fit` and `attack` or `score`, but got {name}.")
     return tuple(attacks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,18 +10,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric, MetricCollection
 
-from vpmetrics._checks import refuse_options, warn_undefined
-from vpmetrics._metric.base import PrivacyMetric
-from vpmetrics._metric.constants import OfEachMetric
-from vpmetrics._metric.embeddings import EmbeddingMetric
-from vpmetrics._metric.scores import ScoreMetric
-from vpmetrics._precision import result_dtype
-from vpmetrics._trials.conditions import condition_of
-from vpmetrics._trials.pairs import Tile, TrialGrid
-from vpmetrics._trials.scored import ScoredTrials
-from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.transfer import calibrated_between_sessions, distortion_of_runs
-from vpmetrics._trials.utterances import Sides
+from vpmetrics._engine.conditions import resolve_condition
+from vpmetrics._engine.embedding_metric import EmbeddingMetric
+from vpmetrics._engine.metric_base import InstanceConstant, PrivacyMetric
+from vpmetrics._engine.pair_blocks import Block, PairBlocks
+from vpmetrics._engine.precision import result_dtype
+from vpmetrics._engine.score_metric import ScoreMetric
+from vpmetrics._engine.scorers import Scoring, resolve_scoring
+from vpmetrics._engine.trial_list import TrialList, calibrate_across_sessions, mean_distortion
+from vpmetrics._engine.utterances import EvaluationData
+from vpmetrics._engine.validation import reject_options, warn_undefined
 from vpmetrics.zebra import CalibrationDistortion
 
 
@@ -51,7 +49,7 @@ class EmbeddingTrials(EmbeddingMetric):
     """
 
     # What the metric fed says of itself.
-    higher_is_better = OfEachMetric(None, lambda own: getattr(own.metric, "higher_is_better", None))
+    higher_is_better = InstanceConstant(None, lambda own: getattr(own.metric, "higher_is_better", None))
 
     def __init__(
         self,
@@ -61,10 +59,10 @@ class EmbeddingTrials(EmbeddingMetric):
         validate_args: bool = True,
         **kwargs: Any,
     ) -> None:
-        condition_of(condition)
+        resolve_condition(condition)
         _check_metric(metric)
         own = "give it to the metric that is fed"
-        refuse_options(self, kwargs, {"bandwidth": own, "intervals": own})
+        reject_options(self, kwargs, {"bandwidth": own, "intervals": own})
         super().__init__(getattr(metric, "bandwidth", None), validate_args, **kwargs)
         resolve_scoring(scoring)
         self.condition, self.scoring, self.metric = condition, scoring, metric.clone()
@@ -76,36 +74,38 @@ class EmbeddingTrials(EmbeddingMetric):
             if hasattr(member, "normalization"):
                 member.normalization = None
 
-    def _value_of_sides(self, sides: Sides) -> Any:
-        dtype = result_dtype(sides.original.vectors, sides.protected.vectors)
+    def _value(self, data: EvaluationData) -> Any:
+        dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
         if isinstance(self.metric, CalibrationDistortion):
-            return self._value_of_runs(sides, self.metric.calibration).to(dtype)
-        grid = self._grid(sides)
+            return self._value_of_runs(data, self.metric.calibration).to(dtype)
+        pairs = self._pairs(data)
         if self.bandwidth is not None and isinstance(self.metric, ScoreMetric):
-            value = self.metric._value_of_trials(*grid.all_trials())
+            value = self.metric._value_of_trials(*pairs.all_trials())
         else:
-            value = self._value_of_grid(grid)
+            value = self._value_of_pairs(pairs)
         # Few trials have all digits there are, so that equal scores tie; what they come to is as wide as what came in.
         return tree_map_only(Tensor, lambda part: part.to(dtype) if part.dtype == torch.float64 else part, value)
 
-    def _value_of_runs(self, sides: Sides, calibration: str) -> Tensor:
-        """Half of every speaker's sessions is one run, the other half the other: both ways, averaged."""
-        if sides.protected.sessions is None:
-            warn_undefined("Nobody said which sessions there are, and a calibration carries over from some to others.")
-            return torch.full((), torch.nan, device=sides.voices.device)
-        trials_of = lambda run: ScoredTrials(*self._grid(run).all_trials())  # noqa: E731
-        return distortion_of_runs(calibrated_between_sessions(sides, trials_of, calibration))
+    def _value_of_runs(self, data: EvaluationData, calibration: str) -> Tensor:
+        """Return C_ECE with half of every speaker's sessions as one run and the other half as the other, both ways."""
+        if data.protected.sessions is None:
+            warn_undefined(
+                "Calibration distortion requires `sessions`: a calibration learnt on some is used on others."
+            )
+            return torch.full((), torch.nan, device=data.speakers.device)
+        runs = calibrate_across_sessions(data, lambda run: TrialList(*self._pairs(run).all_trials()), calibration)
+        return mean_distortion(runs)
 
-    def _value_of_grid(self, grid: TrialGrid) -> Any:
-        if grid.pairs == 0 and not all(isinstance(member, PrivacyMetric) for member in self._members()):
+    def _value_of_pairs(self, pairs: PairBlocks) -> Any:
+        if pairs.num_pairs == 0 and not all(isinstance(member, PrivacyMetric) for member in self._members()):
             warn_undefined("There are no trials.")
-            return torch.full((), torch.nan, device=grid.voices.device)
+            return torch.full((), torch.nan, device=pairs.enrolment.embeddings.device)
         try:
-            self._feed(grid)
+            self._feed(pairs)
             value = self.metric.compute()
         finally:
             self.metric.reset()
-        if bool(grid.nan_seen):
+        if bool(pairs.enrolment.embeddings.isnan().any() | pairs.test.embeddings.isnan().any()):
             warn_undefined("Some embeddings are NaN.")
             value = tree_map_only(Tensor, _nan_like, value)
         return value
@@ -128,7 +128,7 @@ class EmbeddingTrials(EmbeddingMetric):
             return super().plot(None, ax)
         try:
             with self._gathered():
-                self._feed(self._grid(self._sides()))
+                self._feed(self._pairs(self._data()))
             drawn = self.metric.plot(None, ax, **kwargs)
         finally:
             self.metric.reset()
@@ -137,28 +137,33 @@ class EmbeddingTrials(EmbeddingMetric):
     def _members(self) -> list[Metric]:
         return [module for module in self.metric.modules() if isinstance(module, Metric)]
 
-    def _grid(self, sides: Sides) -> TrialGrid:
-        condition = condition_of(self.condition)
-        return TrialGrid(*sides.pair(condition), sides.voices, resolve_scoring(self.scoring), condition)
+    def _pairs(self, data: EvaluationData) -> PairBlocks:
+        condition = resolve_condition(self.condition)
+        scorer = resolve_scoring(self.scoring)
+        return PairBlocks(*data.sides(condition), len(data.speakers), scorer, condition)
 
-    def _feed(self, grid: TrialGrid) -> None:
+    def _feed(self, pairs: PairBlocks) -> None:
         self.metric.reset()
-        batches: Iterable[Iterable[Tile]] = ([tile] for tile in grid)
-        # torchmetrics' metrics of decisions squash a batch that leaves [0, 1]: all trials are one batch for them, and
-        # tiles do not show.
-        if not all(isinstance(member, PrivacyMetric) or hasattr(member, "normalization") for member in self._members()):
-            batches = [list(grid)]
-        for tiles in batches:
-            self._update(grid, list(tiles))
-        if not any(member.update_called for member in self._members()):
-            self._update(grid, [])
+        batches = [[block] for block in pairs] if pairs.is_exact else ([block] for block in pairs)
+        # torchmetrics' metrics of decisions squash a batch that leaves [0, 1]: all trials are one batch for them, so
+        # that blocks do not show.
+        members = self._members()
+        if not all(isinstance(member, PrivacyMetric) or hasattr(member, "normalization") for member in members):
+            batches = [list(pairs)]
+        for blocks in batches:
+            self._update(pairs, blocks)
+        if not any(member.update_called for member in members):
+            self._update(pairs, [])
 
-    def _update(self, grid: TrialGrid, tiles: list[Tile]) -> None:
-        """One batch of trials, and where the metric wants intervals those who speak in them."""
-        scores, is_target = grid.trials_of(tiles)
-        asked = any(getattr(member, "intervals", None) is not None for member in self._members())
-        speakers = {"speakers": grid.speakers_of(tiles)} if asked else {}
-        if len(scores) or not tiles:
+    def _update(self, pairs: PairBlocks, blocks: Sequence[Block]) -> None:
+        """Update the metric with one batch of trials, and where it has intervals with their speakers."""
+        empty = pairs.enrolment.embeddings.new_empty(0)
+        parts = [block.trials() for block in blocks]
+        scores = torch.cat([empty, *(scores for scores, _ in parts)])
+        is_target = torch.cat([empty.bool(), *(labels for _, labels in parts)])
+        has_intervals = any(getattr(member, "intervals", None) is not None for member in self._members())
+        speakers = {"speakers": list(pairs.trial_speakers(blocks))} if has_intervals else {}
+        if len(scores) or not blocks:
             self.metric.update(scores.nan_to_num(), is_target, **speakers)
 
 

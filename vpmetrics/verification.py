@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import refuse_options
-from vpmetrics._metric.constants import OfEachMetric
-from vpmetrics._metric.scores import ScoreMetric
-from vpmetrics._metric.trials import TrialMetric
-from vpmetrics._precision import wide_dtype
-from vpmetrics._scores.measures import cllr_of_sums, cllr_sums, eer_of_steps, linkability_of, min_cllr_of_steps
-from vpmetrics._scores.ordered import Counted
-from vpmetrics._scores.steps import ScoreCounts
-from vpmetrics.functional.verification import cllr, linkability
+from vpmetrics._engine.measures import (
+    cllr_from_sums,
+    cllr_sums,
+    eer_of_steps,
+    linkability_of_trials,
+    min_cllr_of_steps,
+    tpr_at_fpr_of_steps,
+)
+from vpmetrics._engine.metric_base import InstanceConstant
+from vpmetrics._engine.precision import wide_dtype
+from vpmetrics._engine.score_counts import Counted, ScoreCounts
+from vpmetrics._engine.score_metric import ScoreMetric, TrialMetric
+from vpmetrics._engine.validation import reject_options
+from vpmetrics.functional.verification import check_rates, cllr, linkability, rate_key
 
 _NOTHING_TO_CALIBRATE = {
     "thresholds": "four sums are all that is kept, so there is nothing to bin",
@@ -133,14 +138,14 @@ class Linkability(ScoreMetric):
         intervals: float | None = None,
         **kwargs: Any,
     ) -> None:
-        refuse_options(self, kwargs, {"bandwidth": "the bins of a histogram have no gradient"})
+        reject_options(self, kwargs, {"bandwidth": "the bins of a histogram have no gradient"})
         super().__init__(thresholds, score_range, validate_args=validate_args, intervals=intervals, **kwargs)
 
     def _value(self) -> Tensor:
         if self.keeps_scores:
             return linkability(*self._trials(), validate_args=False)
         middles, counts = self._bin_middles()
-        return linkability_of(Counted(middles, counts)).to(torch.float32)
+        return linkability_of_trials(Counted(middles, counts)).to(torch.float32)
 
     def error_bound(self) -> Tensor:
         """Not known for bins: NaN; 0 where the scores themselves are kept."""
@@ -174,7 +179,7 @@ class Cllr(TrialMetric):
     """
 
     # What processes gather has no gradient.
-    is_differentiable = OfEachMetric(True, lambda metric: not metric.dist_sync_on_step)
+    is_differentiable = InstanceConstant(True, lambda metric: not metric.dist_sync_on_step)
     measure = "cllr"
     higher_is_better: bool = True
     plot_lower_bound: float = 0.0
@@ -184,7 +189,7 @@ class Cllr(TrialMetric):
         saw_float64: Tensor
 
     def __init__(self, validate_args: bool = True, intervals: float | None = None, **kwargs: Any) -> None:
-        refuse_options(self, kwargs, _NOTHING_TO_CALIBRATE)
+        reject_options(self, kwargs, _NOTHING_TO_CALIBRATE)
         super().__init__(validate_args=validate_args, intervals=intervals, **kwargs)
         wide = wide_dtype(self.device)
         self.add_state("cllr_costs", default=torch.zeros(2, dtype=wide), dist_reduce_fx="sum")
@@ -200,17 +205,62 @@ class Cllr(TrialMetric):
             speakers: Who speaks on the enrolment side and on the probe side, two tensors of integers of that shape;
                 for ``intervals``.
         """
-        self._check_batch(preds, target, speakers)
+        both = self._check_batch(preds, target, speakers)
         if self.intervals is not None:
-            self._append(preds, target, speakers)
+            self._append(preds, target, both)
         costs, trials = cllr_sums(preds.detach(), target.detach())
         self.cllr_costs, self.cllr_trials = self.cllr_costs + costs, self.cllr_trials + trials
         if preds.dtype == torch.float64:
             self.saw_float64 = torch.ones_like(self.saw_float64)
 
     def _value(self) -> Tensor:
-        value = cllr_of_sums(self.cllr_costs, self.cllr_trials)
+        value = cllr_from_sums(self.cllr_costs, self.cllr_trials)
         return value if self.saw_float64 else value.float()
 
     def _value_of_trials(self, preds: Tensor, target: Tensor) -> Tensor:
         return cllr(preds, target, validate_args=False)
+
+
+class TPRAtFPR(ScoreMetric):
+    r"""Share of target trials above the threshold that a given share of non-target trials exceeds.
+
+    .. math:: \mathrm{TPR}(f) = P(s_\mathrm{tar} > t_f), \quad P(s_\mathrm{non} > t_f) = f
+
+    A low false-positive rate is where an attacker with many candidates works; the equal error rate does not see it.
+
+    As input to ``forward`` and ``update`` the metric accepts ``preds``, scores in any shape and on any scale, and
+    ``target``, 1 = same speaker. As output of ``compute`` the metric returns a dictionary ``tpr_at_1e-2``, ...; perfect
+    privacy is the rate itself. Tied scores are one step of the ROC, linear in between. NaN where fewer than ten
+    non-targets exceed the threshold.
+
+    Args:
+        fpr: False-positive rates.
+        thresholds: None keeps every score and is exact; a number of bins or a tensor of edges keeps two histograms.
+        score_range: Range of the bins where their number is given; learnt when left out.
+        validate_args: Whether values are validated for NaN and labels other than 0 and 1; forces a GPU sync per update.
+        kwargs: Those of :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> metric = TPRAtFPR(fpr=(0.1,))
+        >>> metric(torch.cat([torch.arange(100.0), torch.arange(50.0, 150.0)]), torch.arange(200) >= 100)
+        {'tpr_at_1e-1': tensor(0.6000)}
+    """
+
+    higher_is_better: bool = False
+    plot_lower_bound: float = 0.0
+    plot_upper_bound: float = 1.0
+
+    def __init__(
+        self,
+        fpr: Sequence[float] = (0.01, 0.001),
+        thresholds: int | Tensor | None = None,
+        score_range: tuple[float, float] | None = None,
+        validate_args: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        reject_options(self, kwargs, {"bandwidth": "a rate at a threshold has no gradient"})
+        super().__init__(thresholds, score_range, validate_args=validate_args, **kwargs)
+        self.fpr = check_rates(fpr)
+
+    def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {rate_key(rate): tpr_at_fpr_of_steps(counts.ascending, rate).to(dtype) for rate in self.fpr}

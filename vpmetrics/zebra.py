@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_choice, check_trials, refuse_options
-from vpmetrics._metric.base import PrivacyMetric
-from vpmetrics._metric.scores import ScoreMetric
-from vpmetrics._precision import at_least_float32
-from vpmetrics._scores.calibration import transferred_llr
-from vpmetrics._scores.measures import disclosure_of_counts, entropy_of_prior, least_cross_entropy
-from vpmetrics._scores.steps import ScoreCounts
-from vpmetrics.functional.zebra import calibration_distortion, ece_profile
+from vpmetrics._engine.calibration import transferred_llr
+from vpmetrics._engine.measures import minimum_cross_entropy, prior_entropy
+from vpmetrics._engine.metric_base import PrivacyMetric
+from vpmetrics._engine.precision import at_least_float32
+from vpmetrics._engine.score_counts import ScoreCounts
+from vpmetrics._engine.score_metric import ScoreMetric
+from vpmetrics._engine.validation import check_choice, check_trials, reject_options
+from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_of_counts
 
 
 class ZebraDisclosure(ScoreMetric):
@@ -61,7 +61,7 @@ class ZebraDisclosure(ScoreMetric):
     plot_lower_bound: float = 0.0
 
     def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
-        return disclosure_of_counts(counts, dtype)
+        return zebra_of_counts(counts, dtype)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "minimum", actual: bool = True) -> tuple[Any, Any]:
         """Draw the ECE profile: what an attacker does not know before and after the scores, over all priors.
@@ -80,17 +80,17 @@ class ZebraDisclosure(ScoreMetric):
         """
         if val is not None:
             return super().plot(val, ax)
-        from vpmetrics._plot.scores import PROFILE_LOG_ODDS, draw_ece_profile
+        from vpmetrics.plotting.scores import PROFILE_LOG_ODDS, draw_ece_profile
 
         with self._gathered():
             counts = self._counts()
             odds = torch.as_tensor(PROFILE_LOG_ODDS, device=self.device)
-            minimum = least_cross_entropy(counts.ascending, odds)
+            minimum = minimum_cross_entropy(counts.ascending, odds)
             stand = None
             if actual and self.keeps_scores:  # bins have forgotten the scores themselves
                 stand = ece_profile(*self._trials(), odds, validate_args=False).actual
             triple = self._value_of_counts(counts, torch.float64)
-        return draw_ece_profile(entropy_of_prior(odds), minimum, stand, triple, ax, label)
+        return draw_ece_profile(prior_entropy(odds), minimum, stand, triple, ax, label)
 
 
 class CalibrationDistortion(PrivacyMetric):
@@ -118,7 +118,7 @@ class CalibrationDistortion(PrivacyMetric):
     higher_is_better: bool = False
 
     def __init__(self, calibration: str = "linear", validate_args: bool = True, **kwargs: Any) -> None:
-        refuse_options(self, kwargs, {"bandwidth": "one batch is of one run, and so has no value to descend"})
+        reject_options(self, kwargs, {"bandwidth": "one batch is of one run, and so has no value to descend"})
         super().__init__(validate_args=validate_args, **kwargs)
         check_choice("calibration", calibration, ("linear", "isotonic"))
         self.calibration = calibration
@@ -164,13 +164,13 @@ class CalibrationDistortion(PrivacyMetric):
         if val is not None:
             return super().plot(val, ax)
         check_choice("kind", kind, ("calibrated", "raw", "profile"))
-        from vpmetrics._figures import draw_transfer_of_trials
-        from vpmetrics._plot.scores import draw_reliability
+        from vpmetrics.plotting.figures import draw_transfer
+        from vpmetrics.plotting.scores import draw_reliability
 
         with self._gathered():
             (preds, target), learnt = self._trials(1), self._trials(0)
         if kind == "profile":
-            return draw_transfer_of_trials(preds, target, *learnt, ax=ax)
+            return draw_transfer(preds, target, *learnt, ax=ax)
         is_raw = kind == "raw"
         llr = preds if is_raw else transferred_llr(preds, target, *learnt, self.calibration, validate_args=False)
         name = label or ("scores" if is_raw else self.calibration)
@@ -180,14 +180,14 @@ class CalibrationDistortion(PrivacyMetric):
         names = f"scores_run{run}", f"is_target_run{run}"
         if len(getattr(self, names[0])) == 0:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
-        scores, is_target = map(self._joined, names)
+        scores, is_target = map(self._concatenate, names)
         return scores, is_target
 
-    def _value_of_step(self, *args: Any, **kwargs: Any) -> Any:
+    def _step_value(self, *args: Any, **kwargs: Any) -> Any:
         # The batches of one step are often of one run: NaN, and nothing to warn of.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            return super()._value_of_step(*args, **kwargs)
+            return super()._step_value(*args, **kwargs)
 
-    def _value_of_batch(self, preds: Tensor, *_: Any, **__: Any) -> Tensor:
+    def _batch_value(self, preds: Tensor, *_: Any, **__: Any) -> Tensor:
         return torch.full((), torch.nan, device=preds.device)

@@ -1,19 +1,17 @@
-"""What attackers have in common, and those that are linear: functions of the moments of what they have seen."""
+"""What attacks have in common: the interface, linear maps of normalised rows, and how a setting is chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch import Tensor
 
-from vpmetrics._checks import check_choice, check_embeddings, check_floating, check_integers, check_shape, check_tensor
-from vpmetrics._trials.covariances import Covariances
-from vpmetrics._trials.moments import Moments, deal, moments_of
-from vpmetrics._trials.separation import Maps, disclosed_share, map_rows, separation
-from vpmetrics.attacks.watching import Resizable, Watched
+from vpmetrics._engine.moments import Chain, Normalisation, PairStatistics, TrainingPairs, apply_chain, unit_length
+from vpmetrics._engine.precision import at_least_float32
+from vpmetrics._engine.utterances import row_keys
+from vpmetrics._engine.validation import check_embedding_values, check_embeddings, check_floating, check_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,228 +20,293 @@ NOTHING, PROTECTED = "nothing", "protected speech"
 LABELLED, PAIRS = "protected speech with speakers", "pairs of original and protected speech"
 
 _GROUPS = 5  # of speakers, each left out once to choose a setting
-_AS_GOOD = 0.01  # of the share disclosed, by which two settings hardly differ
+_AS_GOOD = 0.01  # share of the best below which a setting is worse, and not only unlike by chance or rounding
 
 
-class Attack(nn.Module):
-    """An attacker, who learns from some speakers and changes embeddings of others before they are compared by cosine.
+class Attack:
+    """An attacker who learns from some speakers and then compares embeddings of others.
 
-    Anything with these two methods is one. ``name`` tells it from others, ``needs`` says what it takes: ``"nothing"``,
-    ``"protected speech"``, ``"protected speech with speakers"`` or ``"pairs of original and protected speech"``, which
-    whoever can run the anonymiser has. Of more rows than ``most_rows``, where there is such an attribute, it is given
-    that many, the same ones in whatever order they come.
+    Subclass it, or write any class with these methods. ``fit`` learns from embeddings of unit length; ``attack``
+    changes both sides before they are compared, and may be left out. They are compared by cosine, or by a method
+    ``score(original, protected)`` from what ``attack`` returned, ``(A, E)`` and ``(B, E)``, to scores ``(A, B)``,
+    higher = more alike. An attacker who uses all utterances of an enrolled speaker has a method
+    ``enrol(rows, speakers)``: from enrolment rows ``(A, E)`` after ``attack``, and an integer speaker of each, to as
+    many rows. It is given half of the utterances of each speaker, and these are compared with the other half, so that
+    no recording meets itself.
+
+    ``name`` stands beside results. ``needs`` says what the attacker must have: ``"nothing"``, ``"protected speech"``,
+    ``"protected speech with speakers"`` or ``"pairs of original and protected speech"``, that is, the anonymiser. An
+    attack with an attribute ``most_rows`` is fitted on that many utterances at most, the same ones in any order.
 
     Example:
-        >>> class Flipped(Attack):
-        ...     name, needs = "flipped", "nothing"
+        Protected speech is compared with the mean of an enrolled speaker, by distance:
+
+        >>> from vpmetrics import StrongestAttack
+        >>> from vpmetrics.data import demo_voices
+        >>> class NearestMean(Attack):
+        ...     name, needs = "nearest mean", "nothing"
         ...
         ...     def fit(self, original, protected, speakers):
         ...         return self
         ...
-        ...     def attack(self, original, protected):
-        ...         return original, None if protected is None else protected.flip(-1)
-        >>> Flipped().attack(None, torch.tensor([[1.0, 2.0]]))
-        (None, tensor([[2., 1.]]))
+        ...     def enrol(self, rows, speakers):
+        ...         same = (speakers[:, None] == speakers).to(rows)
+        ...         return same @ rows / same.sum(dim=1, keepdim=True)
+        ...
+        ...     def score(self, original, protected):
+        ...         return -torch.cdist(original, protected)
+        >>> voices = demo_voices()
+        >>> metric = StrongestAttack(attacks=[NearestMean()])
+        >>> metric.update(voices.original, voices.protected["B2"], voices.speakers)
+        >>> values = metric.compute()
+        >>> metric.attack_names[int(values["strongest"])], values["d_ece_strongest"].item() > 0.4
+        ('nearest mean', True)
     """
 
     name: str
     needs: str
 
     def fit(self, original: Tensor, protected: Tensor, speakers: Tensor) -> Any:
-        """Learn from embeddings ``(N, D)`` of both sides and the speakers ``(N,)`` of their rows; returns itself."""
+        """Learn from embeddings ``(N, D)`` of both sides and the speakers ``(N,)`` of their rows; return itself."""
         raise NotImplementedError(f"Expected {type(self).__name__} to define `fit`.")
 
     def attack(self, original: Tensor | None, protected: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Both sides as the attacker compares them, by cosine; None for a side that was left out.
-
-        To compare protected speech with protected speech, only ``protected`` is given.
-        """
-        raise NotImplementedError(f"Expected {type(self).__name__} to define `attack`.")
+        """Return both sides as they are compared; None for a side that was left out."""
+        return original, protected
 
 
-class LinearAttack(Attack, Resizable):
-    """An attacker who moves and maps each side linearly, by what the moments of pairs of other speakers tell.
-
-    It is fitted with :meth:`fit` on embeddings, or by watching: :meth:`observe` any number of times, at constant
-    memory, then ``fit()``. A subclass says in ``maps`` what follows from the means and covariances of pairs
-    (``moments.mean_p``, ``moments.pp``, ``moments.po``, ...), and which ``settings`` there are to choose from: the one
-    that best separates speakers left out is taken.
+class Maps(NamedTuple):
+    """What a linear attack does to each side: ``(x - mean) @ map``; None for a mean of zero and for the identity.
 
     Example:
-        >>> from vpmetrics.data import demo_voices
-        >>> class Subspace(LinearAttack):
-        ...     '''Both sides in the largest directions of protected speech.'''
-        ...
-        ...     name, needs, settings = "subspace", "protected speech", (10, 50)
-        ...
-        ...     def maps(self, moments, setting):
-        ...         directions = moments.eigen_pp[1][..., -setting:]
-        ...         return Maps(moments.mean_o, directions, moments.mean_p, directions)
-        >>> watching, voices = Subspace(), demo_voices()
-        >>> for part in (0, 1):
-        ...     rows = voices.utterances % 2 == part
-        ...     watching.observe(voices.original[rows], voices.protected["B2u"][rows], voices.speakers[rows])
-        >>> watching.fit().attack(None, voices.protected["B2u"])[1].shape
-        torch.Size([1036, 50])
+        >>> mean = torch.tensor([1.0, 2.0])
+        >>> Maps(mean_o=mean, mean_p=-mean).map_p is None
+        True
     """
 
-    settings: tuple[Any, ...] = (None,)
+    mean_o: Tensor | None = None  # (D,)
+    map_o: Tensor | Chain | None = None  # (D, d), or several maps one after another
+    mean_p: Tensor | None = None
+    map_p: Tensor | Chain | None = None
+
+
+class Solution(Protocol):
+    """An attack fitted with one setting."""
+
+    def original(self, rows: Tensor) -> Tensor:
+        """Return original rows as they are compared."""
+
+    def protected(self, rows: Tensor) -> Tensor:
+        """Return protected rows as they are compared."""
+
+
+class LinearSolution(NamedTuple):
+    """Normalisations and maps of both sides."""
+
+    maps: Maps
+    norm_o: Normalisation = Normalisation()
+    norm_p: Normalisation = Normalisation()
+
+    def original(self, rows: Tensor) -> Tensor:
+        """Return original rows as they are compared."""
+        return map_rows(self.norm_o(rows), self.maps.mean_o, self.maps.map_o)
+
+    def protected(self, rows: Tensor) -> Tensor:
+        """Return protected rows as they are compared."""
+        return map_rows(self.norm_p(rows), self.maps.mean_p, self.maps.map_p)
+
+
+class TunedAttack(Attack):
+    """An attack with settings, of which the one that best separates speakers left out is taken.
+
+    ``settings`` go from the finest to the most regular: of those that are as good the last one is taken, so that
+    rounding has no say. ``conditions`` names the kinds of pairs it is made for: ``"OP"``, ``"PP"`` or both.
+
+    Example:
+        >>> from vpmetrics.attacks import KernelRidge
+        >>> isinstance(KernelRidge(), TunedAttack), KernelRidge.settings
+        (True, (0.03,))
+    """
+
+    settings: Sequence[Any] = (None,)
+    conditions: Sequence[str] = ("OP", "PP")
+    views: Sequence[str] | None = None  # ways of normalising rows; None for all that the pairs offer
 
     def __init__(self) -> None:
-        super().__init__()
-        self.watched = Watched(_GROUPS)
-        self.is_fitted = False
-        for name in Maps._fields:
-            self.register_buffer(name, None)
+        self.solution: Solution | None = None
+        self.width = 0
 
-    def maps(self, moments: Covariances, setting: Any) -> Maps:
-        """The maps that follow from each of ``F`` sets of pairs, with a leading dimension of ``F``."""
-        raise NotImplementedError(f"Expected {type(self).__name__} to define `maps`.")
+    def solve(self, pairs: TrainingPairs, view: str, setting: Any) -> Solution:
+        """Return the attack fitted with one setting."""
+        raise NotImplementedError(f"Expected {type(self).__name__} to define `solve`.")
 
+    def choices(self, views: Sequence[str]) -> list[tuple[str, Any]]:
+        """Return all settings, each with every way of normalising rows."""
+        return [(view, setting) for view in self.views or views for setting in self.settings]
+
+    @torch.no_grad()
     def fit(
         self, original: Tensor | None = None, protected: Tensor | None = None, speakers: Tensor | None = None
     ) -> Self:
-        """Learn from embeddings or, without arguments, from what was observed.
+        """Learn from embeddings ``(N, D)``, row by row, and the integer speakers ``(N,)`` of the rows.
 
         Args:
-            original: Floating embeddings ``(N, D)``; may be left out where the attacker needs no pairs.
-            protected: Those of the protected versions, row by row.
-            speakers: Integer speaker of each row, ``(N,)``.
+            original: Embeddings of original speech; may be left out where the attacker needs no pairs.
+            protected: Those of the protected versions.
+            speakers: Speaker of each row.
 
         Returns:
             The attack itself.
         """
-        if original is None and protected is None and speakers is None:
-            if self.watched.moments is None:
-                raise RuntimeError("Expected `observe` before `fit` without arguments.")
-            return self.fit_moments(self.watched.moments)
-        left, right, names = self._check(original, protected, speakers)
-        groups, count = deal(right, names, _GROUPS)
-        return self.fit_moments(moments_of(left.detach(), right.detach(), names, groups, count))
-
-    @torch.no_grad()
-    def fit_moments(self, moments: Moments, condition: str = "OP") -> Self:
-        """Learn from moments: the setting by leaving out one group of speakers after the other, the maps from all.
-
-        With the condition ``"PP"`` the setting is the one that best separates protected from protected speech.
-        """
-        best = 0
-        if len(self.settings) > 1:
-            best = self._best(self._separations(moments, self._of_others(moments), condition).sum(1, keepdim=True))[0]
-        for name, part in zip(Maps._fields, self.maps(moments.together, self.settings[best]).of(0), strict=True):
-            setattr(self, name, part)
-        self.is_fitted = True
-        return self
-
-    @torch.no_grad()
-    def fit_groups(self, moments: Moments, condition: str = "OP") -> Maps:
-        """Maps for every group, fitted on all others, ``(G, ...)``; no group has a say in the setting of its own."""
-        return self.fit_groups_for(moments, (condition,))[0]
-
-    @torch.no_grad()
-    def fit_groups_for(self, moments: Moments, conditions: Sequence[str]) -> list[Maps]:
-        """The same for each of some conditions, which differ in the setting alone."""
-        found = self._of_others(moments)
-        if len(found) == 1:
-            return found * len(conditions)
-        chosen = []
-        for condition in conditions:
-            separated = self._separations(moments, found, condition)
-            of_others = 1 - torch.eye(separated.shape[1], device=separated.device, dtype=separated.dtype)
-            best = self._best(separated @ of_others)
-            chosen.append(_stack([found[index].of(group) for group, index in enumerate(best)]))
-        return chosen
-
-    def observe(
-        self, original: Tensor | None, protected: Tensor | None, speakers: Tensor, sessions: Tensor | None = None
-    ) -> None:
-        """Watch some more pairs, given as to :meth:`fit`, which then learns from all of them.
-
-        A speaker has the same number in every batch. ``sessions`` ``(N,)`` may be given as to a metric and change
-        nothing: the attacker wants the speaker behind all of them.
-        """
-        left, right, names = self._check(original, protected, speakers)
-        if sessions is not None:
-            check_integers("sessions", sessions)
-            check_shape("sessions", sessions, (len(right),), "one per row of `protected`")
-        self.watched.add(left, right, names)
-
-    def attack(self, original: Tensor | None, protected: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Both sides as the attacker compares them, by cosine; None for a side that was left out."""
-        if not self.is_fitted:
-            raise RuntimeError(f"Expected {type(self).__name__} to be fitted before it attacks: see `fit`.")
-        maps = Maps(*(getattr(self, name) for name in Maps._fields))
-        check_width(original, protected, None if maps.mean_p is None else len(maps.mean_p))
-        return (
-            None if original is None else map_rows(original, maps.mean_o, maps.map_o),
-            None if protected is None else map_rows(protected, maps.mean_p, maps.map_p),
-        )
-
-    def get_extra_state(self) -> bool:
-        """Whether it was fitted: an attack without means and maps may be."""
-        return self.is_fitted
-
-    def set_extra_state(self, state: bool) -> None:
-        """Take over whether it was fitted."""
-        self.is_fitted = state
-
-    def _of_others(self, moments: Moments) -> list[Maps]:
-        """Maps of each setting for every group, fitted on the others."""
-        return [self.maps(moments.others, setting) for setting in self.settings]
-
-    def _separations(self, moments: Moments, found: list[Maps], condition: str) -> Tensor:
-        """How well the maps of each setting separate each group, ``(settings, G)``; 0 where unknown."""
-        check_choice("condition", condition, ("OP", "PP"))
-        if condition == "PP":
-            found = [Maps(each.mean_p, each.map_p, each.mean_p, each.map_p) for each in found]
-            moments = moments.of_protected
-        return disclosed_share(torch.stack([separation(moments, each) for each in found]))
-
-    def _best(self, separations: Tensor) -> list[int]:
-        """The best setting of each column, or the last that is as good, so that groups agree where it hardly matters.
-
-        Settings go from the finest to the most regular.
-        """
-        top = separations.amax(0)
-        as_good = separations >= top - _AS_GOOD * top.abs()
-        best: list[int] = (len(separations) - 1 - as_good.to(torch.uint8).flip(0).argmax(0)).tolist()
-        return best
-
-    def _check(self, original: Any, protected: Any, speakers: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Both sides, checked; who has no original speech takes the protected to be like it."""
         check_tensor("protected", protected)
         if self.needs == PAIRS:
             check_tensor("original", original)
         check_embeddings(original, protected, speakers)
+        check_embedding_values(original, protected)
+        assert protected is not None
+        assert speakers is not None
         if len(protected) == 0:
             raise ValueError("Expected `protected` to have at least one row, but got none.")
-        return (protected if original is None else original), protected, speakers
+        pairs = TrainingPairs(original, protected, speakers)
+        choices = self.choices(pairs.views)
+        best = choices[0] if len(choices) == 1 else choices[self._tune(pairs, original is not None, choices)]
+        self.solution, self.width = self.solve(pairs, *best), protected.shape[1]
+        return self
+
+    def attack(self, original: Tensor | None, protected: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return both sides as they are compared; None for a side that was left out."""
+        if self.solution is None:
+            raise RuntimeError(f"Expected {type(self).__name__} to be fitted before it attacks: see `fit`.")
+        mapped = []
+        for name, rows, change in (
+            ("original", original, self.solution.original),
+            ("protected", protected, self.solution.protected),
+        ):
+            if rows is not None:
+                check_floating(name, rows)
+                if self.needs != NOTHING and rows.shape[-1] != self.width:
+                    raise ValueError(
+                        f"Expected `{name}` to be {self.width} wide, as what was fitted on, but got {rows.shape[-1]}."
+                    )
+            mapped.append(None if rows is None else change(rows).to(at_least_float32(rows).dtype))
+        return mapped[0], mapped[1]
+
+    def _tune(self, pairs: TrainingPairs, has_original: bool, choices: Sequence[tuple[str, Any]]) -> int:
+        """Return the choice that best separates groups of speakers, each left out once."""
+        means = pairs.protected.new_zeros(pairs.num_speakers, pairs.protected.shape[1])
+        means = means.index_add(0, pairs.speaker_index, pairs.protected)
+        number = max(1, min(_GROUPS, pairs.num_speakers, max(2, pairs.num_speakers // 2)))
+        group = (row_keys(means).argsort(stable=True).argsort() % number)[pairs.speaker_index]
+        is_one_sided = "OP" not in self.conditions or not has_original
+        totals = torch.zeros(len(choices), dtype=means.dtype, device=means.device)
+        for left_out in range(number if number > 1 else 0):
+            is_known = group != left_out
+            known = TrainingPairs(
+                pairs.original[is_known], pairs.protected[is_known], pairs.speaker_index[is_known], pairs.views
+            )
+            o, p, speakers = (x[~is_known] for x in (pairs.original, pairs.protected, pairs.speaker_index))
+            is_same = speakers[:, None] == speakers
+            is_trial = ~torch.eye(len(speakers), dtype=torch.bool, device=speakers.device)
+            for index, choice in enumerate(choices):
+                solution = self.solve(known, *choice)
+                test = solution.protected(p)
+                scores = compare(self, test if is_one_sided else solution.original(o), test)
+                totals[index] += separation_share(scores, is_same & is_trial, ~is_same)
+        return choose_setting(totals)
 
 
-def check_width(original: Any, protected: Any, width: int | None) -> None:
-    """Refuse sides that are not rows of numbers, or of another width than what was fitted on."""
-    for name, side in (("original", original), ("protected", protected)):
-        if side is None:
-            continue
-        check_floating(name, side)
-        if width is not None and side.shape[-1] != width:
-            raise ValueError(f"Expected `{name}` to be {width} wide, as what was fitted on, but got {side.shape[-1]}.")
+class LinearAttack(TunedAttack):
+    """An attack that centres, normalises and maps each side linearly, as follows from the moments of pairs.
+
+    A subclass says in ``maps`` what follows from means and covariances of normalised pairs: ``statistics.mean_p``,
+    ``statistics.pp``, ``statistics.po`` and so on, see ``statistics.whiten`` for a whitening that uses no direction
+    without variance. It also learns from what a metric has observed.
+
+    Example:
+        >>> class Subspace(LinearAttack):
+        ...     '''Both sides in the largest directions of protected speech.'''
+        ...
+        ...     name, needs, settings = "subspace", "protected speech", (5, 20)
+        ...
+        ...     def maps(self, statistics, setting):
+        ...         directions = torch.linalg.eigh(statistics.pp)[1][:, -setting:]
+        ...         return Maps(statistics.mean_o, directions, statistics.mean_p, directions)
+        >>> from vpmetrics.data import demo_voices
+        >>> voices = demo_voices()
+        >>> attack = Subspace().fit(voices.original, voices.protected["B2u"], voices.speakers)
+        >>> attack.attack(None, voices.protected["B2u"])[1].shape
+        torch.Size([1036, 20])
+    """
+
+    form: type[LinearSolution] = LinearSolution  # what is made of the maps
+
+    def maps(self, statistics: PairStatistics, setting: Any) -> Maps:
+        """Return the maps that follow from some pairs."""
+        raise NotImplementedError(f"Expected {type(self).__name__} to define `maps`.")
+
+    def solve(self, pairs: TrainingPairs, view: str, setting: Any) -> LinearSolution:
+        """Return maps of rows normalised as fitted."""
+        maps = self.maps(pairs.statistics(view), setting)
+        return self.form(maps, pairs.normalisation("original", view), pairs.normalisation("protected", view))
+
+    def solve_moments(self, statistics: PairStatistics, setting: Any) -> LinearSolution:
+        """Return maps of rows of unit length, from observed moments."""
+        return self.form(self.maps(statistics, setting))
 
 
-def _stack(maps: list[Maps]) -> Maps:
-    """Maps of all groups; those to fewer dimensions are filled up with zeros, which no cosine sees."""
-    return Maps(*(_stack_parts(parts) for parts in zip(*maps, strict=True)))
+def map_rows(rows: Tensor, mean: Tensor | None, chain: Tensor | Chain | None) -> Tensor:
+    """Return ``(rows - mean) @ map`` in the type of the rows."""
+    rows = rows if mean is None else rows - mean.to(rows)
+    with torch.autocast(rows.device.type, enabled=False):
+        return apply_chain(rows, (chain,) if isinstance(chain, Tensor) else chain or ())
 
 
-def _stack_parts(parts: tuple[Tensor | None, ...]) -> Tensor | None:
-    given = [part for part in parts if part is not None]
-    if not given:
-        return None
-    nothing = (
-        torch.zeros_like(given[0])
-        if given[0].ndim == 1
-        else torch.eye(len(given[0]), device=given[0].device, dtype=given[0].dtype)
-    )
-    filled = [nothing if part is None else part for part in parts]
-    widest = max(part.shape[-1] for part in filled)
-    return torch.stack([pad(part, (0, widest - part.shape[-1])) for part in filled])
+def compare(attack: Any, original: Tensor, protected: Tensor) -> Tensor:
+    """Return the scores ``(..., A, B)`` of rows as an attack compares them: its own, or cosines."""
+    if hasattr(attack, "score"):
+        scores: Tensor = attack.score(original, protected)
+        return scores
+    left = unit_length(original)
+    return left @ (left if protected is original else unit_length(protected)).mT
+
+
+def is_tuned(attack: Any) -> bool:
+    """Return whether an attack learns and compares as built-in ones do, so that fits and settings may be shared."""
+    kind = type(attack)
+    return isinstance(attack, TunedAttack) and kind.fit is TunedAttack.fit and kind.attack is TunedAttack.attack
+
+
+def learns_from_moments(attack: Any) -> bool:
+    """Return whether an attack can be fitted on observed moments: one whose maps are all there is to it."""
+    return is_tuned(attack) and isinstance(attack, LinearAttack) and type(attack).solve is LinearAttack.solve
+
+
+def separation_share(scores: Tensor, is_target: Tensor, is_nontarget: Tensor) -> Tensor:
+    """Return how well scores ``(A, B)`` separate targets, see :func:`share_of_sums`."""
+    sums = [
+        torch.stack([weight.sum(), (weight * scores).sum(), (weight * scores.square()).sum()])
+        for weight in (is_nontarget.to(scores), is_target.to(scores))
+    ]
+    return share_of_sums(torch.stack(sums))
+
+
+def share_of_sums(sums: Tensor) -> Tensor:
+    r"""Return roughly the share of D_ECE that Gaussian scores would reach, in [-1, 1]; 0 where a class is missing.
+
+    With the gap :math:`d` between the class means in standard deviations it is
+    :math:`\mathrm{sign}(d) (1 - e^{-d^2 / 6.5})`, within 0.012 of D_ECE over its maximum.
+
+    Args:
+        sums: Number, sum and sum of squares of the scores of non-targets and of targets, ``(2, 3, ...)``.
+    """
+    number, total, squares = sums.unbind(1)
+    mean = total / number
+    variance = (squares - total * mean).clamp(min=0).sum(0) / number.sum(0)
+    gap = (mean[1] - mean[0]) / variance.clamp(min=torch.finfo(sums.dtype).tiny).sqrt()
+    return (-torch.expm1(-gap.square() / 6.5) * gap.sign()).nan_to_num(0)
+
+
+def choose_setting(totals: Tensor) -> int:
+    """Return the best of settings, finest first, in either direction; the last of those that are as good."""
+    size = totals.abs()
+    return len(totals) - 1 - int((size >= (1 - _AS_GOOD) * size.amax()).flip(0).to(torch.uint8).argmax())

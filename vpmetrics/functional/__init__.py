@@ -1,9 +1,9 @@
 """The mathematics as pure functions: what each class computes, under the same words in snake case."""
 
-from vpmetrics.functional.beta_binomial import fit_beta_binomial
+from vpmetrics._engine.beta_binomial import fit_beta_binomial
+from vpmetrics.functional.attributes import attribute_disclosure
 from vpmetrics.functional.bootstrap import bootstrap, bootstrap_embeddings
 from vpmetrics.functional.conversations import conversations
-from vpmetrics.functional.crowd import reidentification_rate, singling_out
 from vpmetrics.functional.features import codebook_histogram, f0_histogram
 from vpmetrics.functional.isotonic import isotonic_regression, pav_llr
 from vpmetrics.functional.local import (
@@ -14,6 +14,7 @@ from vpmetrics.functional.local import (
     summarise_information,
 )
 from vpmetrics.functional.rank import combine_disclosures, rank_disclosure, rank_histogram
+from vpmetrics.functional.reidentification import reidentification_rate, singling_out
 from vpmetrics.functional.similarity import (
     de_identification,
     diagonal_dominance,
@@ -29,10 +30,12 @@ from vpmetrics.functional.verification import (
     min_cllr,
     min_dcf,
     raw_equal_error_rate,
+    tpr_at_fpr,
 )
 from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
 
 __all__ = [
+    "attribute_disclosure",
     "bootstrap",
     "bootstrap_embeddings",
     "calibration_distortion",
@@ -63,6 +66,7 @@ __all__ = [
     "singling_out",
     "speaker_disclosure",
     "summarise_information",
+    "tpr_at_fpr",
     "voice_distinctiveness",
     "voice_similarity_matrix",
     "zebra_disclosure",

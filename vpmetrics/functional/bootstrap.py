@@ -1,41 +1,49 @@
-r"""Intervals by drawing speakers anew: slow, exact, and so what quicker intervals are checked against."""
+r"""Confidence intervals by the bootstrap over speakers: slow, and the second source of the jackknife."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid, pad
 
-from vpmetrics._checks import (
+from vpmetrics._engine.condition_scores import ConditionScores, score_pairs, score_trials
+from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
+from vpmetrics._engine.identification import count_above_and_tied, identify
+from vpmetrics._engine.jackknife import ScoreCells, clopper_pearson_reach, students_t_quantile
+from vpmetrics._engine.measures import SCORE_MEASURES, linkability_edges
+from vpmetrics._engine.pair_blocks import PairBlocks
+from vpmetrics._engine.precision import result_dtype, widen
+from vpmetrics._engine.references import form_condition_trials, score_inputs
+from vpmetrics._engine.registry import scalar
+from vpmetrics._engine.score_counts import Counted, CountedTrials, ScoreCounts, Steps
+from vpmetrics._engine.scorers import Scoring, resolve_scoring
+from vpmetrics._engine.similarity import SIMILARITIES
+from vpmetrics._engine.utterances import EvaluationData, build_data, mean_keys, pack_utterances
+from vpmetrics._engine.validation import (
     check_choice,
     check_choices,
     check_confidence,
     check_speakers_of_trials,
     check_trials,
     check_whole,
-    warn_once,
+    collect_warnings,
     warn_undefined,
 )
-from vpmetrics._precision import result_dtype, widen
-from vpmetrics._scalars import scalar
-from vpmetrics._scores.intervals import reach_of_unseen, students_t
-from vpmetrics._scores.weighted import MEASURES, sort_trials, values_under
-from vpmetrics._trials.conditions import ALWAYS
-from vpmetrics._trials.drawn import DrawnCondition, inputs_of_speakers
-from vpmetrics._trials.matrices import SIMILARITIES
-from vpmetrics._trials.scorers import Scoring
-from vpmetrics._trials.utterances import Sides, pack, sides_of
 from vpmetrics.functional.rank import rank_disclosure
 
+MEASURES = tuple(key for key, measure in SCORE_MEASURES.items() if measure.has_interval)
 _OF_MATRICES = {"deid": ("OO", "OP"), "gvd": ("OO", "PP")}
 _OF_INPUTS = ("mean_d", "alid")
 EMBEDDING_MEASURES = (
     *_OF_MATRICES,
-    *(f"{name.lower()}_{measure}" for name in ALWAYS for measure in (*MEASURES, *_OF_INPUTS)),
+    *(f"{name.lower()}_{measure}" for name in WITHOUT_SESSIONS for measure in (*MEASURES, *_OF_INPUTS)),
 )
+_MOST_CELLS = 1 << 12  # up to so many different scores each has a cell of its own
+_MOST_COUNTS = 1 << 22  # of the replicates worked on at a time
 
 
 class Bootstrapped(NamedTuple):
@@ -51,7 +59,7 @@ def bootstrap(
     preds: Tensor,
     target: Tensor,
     speakers: Sequence[Tensor],
-    measures: Sequence[str] = tuple(MEASURES),
+    measures: Sequence[str] = MEASURES,
     replicates: int = 1000,
     confidence: float = 0.95,
     seed: int = 0,
@@ -75,8 +83,9 @@ def bootstrap(
         preds: Scores in any shape and on any scale, higher = more alike; for ``cllr``, log-likelihood ratios.
         target: 1 (same speaker) or 0 (different), of the same shape.
         speakers: Who speaks on the enrolment side and on the probe side: two tensors of integers of the same shape.
-        measures: Any of ``d_ece``, ``d_ece_reversed``, ``eer``, ``raw_eer``, ``min_cllr``, ``cllr``, ``linkability``;
-            the bins of the last stay those of all trials.
+        measures: Any score measure with an interval, such as ``d_ece`` or ``eer``; the bins of ``linkability`` stay
+            those of
+            all trials.
         replicates: How many times to draw.
         confidence: How often an interval is to hold the truth.
         seed: Of the draws; the labels of speakers and the order of trials do not show.
@@ -96,15 +105,21 @@ def bootstrap(
     """
     check_trials(preds, target, validate_args)
     check_speakers_of_trials(speakers, target, validate_args)
-    check_choices("measures", measures, tuple(MEASURES))
+    check_choices("measures", measures, MEASURES)
     check_whole("replicates", replicates, least=2)
     check_whole("seed", seed, least=0)
     check_confidence("confidence", confidence)
-    trials = sort_trials(preds.detach().flatten(), target.flatten().bool(), [side.flatten() for side in speakers])
-    count = len(trials.speakers)
-    values = values_under(trials, _draw(count, replicates, seed).to(preds.device), measures)
+    scores, is_target = preds.detach().flatten(), target.flatten().bool()
+    labels, places = torch.stack([side.flatten() for side in speakers]).unique(return_inverse=True)
+    # The sums of ranks identify a speaker whatever the labels are.
+    rank = scores.argsort(stable=True).argsort() * 2 + is_target
+    order = rank.new_zeros(len(labels)).index_add(0, places.flatten(), rank.repeat(2)).argsort(stable=True)
+    weights = _draw(len(labels), replicates, seed).to(preds.device)[:, order.argsort()]
+    with collect_warnings():
+        trials = SpeakerTrials(score_trials(scores, is_target), scores, is_target, places, len(labels))
+        values = trials.measures(weights, measures)
     dtype = result_dtype(preds)
-    return {name: _interval(values[name], name, count, confidence, dtype) for name in measures}
+    return {key: _interval(values[key], key, len(labels), confidence, dtype) for key in measures}
 
 
 def bootstrap_embeddings(
@@ -149,67 +164,169 @@ def bootstrap_embeddings(
         >>> protected = 0.5 * original + torch.randn(40, 16, generator=draw)
         >>> value, low, high, _ = bootstrap_embeddings(original, protected, speakers, ["deid"], 100)["deid"]
         >>> value, low, high
-        (tensor(0.3973), tensor(0.3207), tensor(0.5292))
+        (tensor(0.3973), tensor(0.3154), tensor(0.5277))
     """
     check_choices("measures", measures, EMBEDDING_MEASURES)
     check_choice("similarity", similarity, SIMILARITIES)
     check_whole("replicates", replicates, least=2)
     check_confidence("confidence", confidence)
     check_whole("seed", seed, least=0)
-    sides = sides_of(pack(original, protected, speakers, values=validate_args))
-    count, dtype = len(sides.voices), result_dtype(original, protected)
-    with warn_once():
+    data = build_data(pack_utterances(original, protected, speakers, validate_values=validate_args))
+    count, dtype = len(data.speakers), result_dtype(original, protected)
+    with collect_warnings():
         if count > 1:
-            values = _values_of_sides(sides, measures, seed, replicates, scoring, similarity)
+            values = _embedding_values(data, measures, seed, replicates, scoring, similarity)
         else:
-            warn_undefined("Drawing speakers needs two of them.")
+            warn_undefined("The bootstrap needs two speakers.")
             values = dict.fromkeys(measures, widen(original.new_full((1 + replicates,), torch.nan)))
-    return {name: _interval(values[name], name, count, confidence, dtype) for name in measures}
+    return {key: _interval(values[key], key, count, confidence, dtype) for key in measures}
 
 
-def _values_of_sides(
-    sides: Sides, measures: Sequence[str], seed: int, replicates: int, scoring: Scoring, similarity: str
+def _embedding_values(
+    data: EvaluationData, measures: Sequence[str], seed: int, replicates: int, scoring: Scoring, similarity: str
 ) -> dict[str, Tensor]:
-    """Every measure of all speakers and of those of each replicate, ``(1 + R,)``."""
+    """Return every measure of all speakers and of those of each replicate, ``(1 + R,)``."""
     needed = {key[:2].upper() for key in measures if key[2] == "_"}
     similar = {name for key, pair in _OF_MATRICES.items() if key in measures for name in pair}
-    known = {name: DrawnCondition(sides, name, scoring) for name in ALWAYS if name in needed | similar}
-    # Weights are those of places in an order that labels do not show in.
-    order = next(iter(known.values())).trials.speakers
+    side = data.original if len(data.original) else data.protected
+    order = mean_keys(side, side.speaker_index, len(data.speakers)).argsort(stable=True)
     weights = widen(_draw(len(order), replicates, seed).to(order.device))[:, order.argsort()]
-    dominance = {name: known[name].dominance(weights, similarity) for name in similar}
+    trials = {name: _condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed | similar}
+    dominance = {name: trials[name].dominance(weights, similarity) for name in similar}
     values = {}
     if "deid" in measures:
         values["deid"] = 1 - dominance["OP"] / dominance["OO"]
     if "gvd" in measures:
         values["gvd"] = 10 * (dominance["PP"] / dominance["OO"]).log10()
-    for name, condition in known.items():
+    for name, condition in trials.items():
         keys = [key[3:] for key in measures if key[:3] == f"{name.lower()}_"]
-        found = condition.measures(keys, weights)
+        found = condition.measures(weights, [key for key in keys if key in MEASURES])
         if not set(keys) <= set(found):
-            histograms, bits, inputs = inputs_of_speakers(sides, name, scoring)
+            histograms, bits, inputs = _inputs_by_speaker(data, name, scoring)
             found["mean_d"] = rank_disclosure(weights @ histograms)["mean_d"]
             found["alid"] = (weights @ bits) / (weights @ inputs)
         values |= {f"{name.lower()}_{key}": value for key, value in found.items()}
     return values
 
 
+class SpeakerTrials:
+    """Trials counted by pair of speakers and cell of the score axis, under many weightings of the speakers.
+
+    A target trial weighs what its speaker does, a non-target trial the product of its two, so that copies of one
+    speaker never meet.
+    """
+
+    def __init__(
+        self, scored: ConditionScores, scores: Tensor, is_target: Tensor, places: Tensor, speakers: int
+    ) -> None:
+        self.scored, self.is_one_sided = scored, scored.is_one_sided
+        scores = widen(scores)
+        values, cell = scores.unique(return_inverse=True)
+        if len(values) > _MOST_CELLS:
+            cells = ScoreCells(scored, most=_MOST_CELLS)
+            values, cell = cells.values, torch.searchsorted(cells.edges, scores, right=True)
+        codes, pair = (places[0] * speakers + places[1]).unique(return_inverse=True)
+        self.values, self.pairs = values, torch.stack([codes // max(1, speakers), codes % max(1, speakers)])
+        table = torch.zeros(2, len(codes) * len(values), dtype=values.dtype, device=values.device)
+        for kind, chosen in enumerate((~is_target, is_target)):
+            slots = (pair * len(values) + cell)[chosen]
+            table[kind].index_add_(0, slots, torch.ones_like(slots, dtype=table.dtype))
+        self.table = table.view(2, len(codes), len(values))  # non-targets and targets, by pair and cell
+
+    def measures(self, weights: Tensor, keys: Sequence[str]) -> dict[str, Tensor]:
+        """Return score measures under weightings ``(R, S)`` of whole numbers, ``(R,)`` each; NaN if undefined."""
+        edges = linkability_edges(self.scored.trials) if "linkability" in keys else self.values[:0]
+
+        def measure(part: Tensor) -> Tensor:
+            counts = self._counts(part)
+            nontargets, targets = counts
+            empty = self.values[:0]
+            steps = ScoreCounts(Steps(empty, targets, nontargets), Steps(empty, targets.flip(1), nontargets.flip(1)))
+            trials = CountedTrials(Counted(self.values, counts), steps, edges)
+            is_defined = (targets.sum(1) > 0) & (nontargets.sum(1) > 0)
+            found = torch.stack([widen(SCORE_MEASURES[key](trials)) for key in keys], dim=1)
+            return torch.where(is_defined[:, None], found, torch.nan)
+
+        if not keys:
+            return {}
+        if bool(self.scored.counts.ascending.targets.isnan().any()):
+            unknown = weights.new_full((len(weights),), torch.nan, dtype=self.values.dtype)
+            return dict.fromkeys(keys, unknown)
+        found = self._in_parts(measure, weights)
+        return {key: found[:, place] for place, key in enumerate(keys)}
+
+    def dominance(self, weights: Tensor, similarity: str) -> Tensor:
+        """Return diagonal dominance under each weighting, recalibrated, ``(R,)``.
+
+        A speaker drawn several times is as many rows and columns, of which only each with itself has trials.
+        """
+        each = self.table.sum(0)
+        number = each.sum(1)
+        is_own = self.pairs[0] == self.pairs[1]
+
+        def dominance(part: Tensor) -> Tensor:
+            nontargets, targets = self._counts(part)
+            llr = Steps(self.values[:0], targets, nontargets).llr_of_orders(2 if self.is_one_sided else 1)
+            mean = (logsigmoid(llr) if similarity == "geometric" else llr) @ each.T / number
+            alike = mean.exp() if similarity == "geometric" else mean.sigmoid()
+            one, other = widen(part)[:, self.pairs[0]], widen(part)[:, self.pairs[1]]
+            parts = [one * is_own, one * other * ~is_own]
+            on, off = ((alike * weight).sum(1) / weight.sum(1) for weight in parts)
+            return (on - off).abs()
+
+        return self._in_parts(dominance, weights)
+
+    def _counts(self, weights: Tensor) -> Tensor:
+        """Return non-targets and targets per cell under each weighting, ``(2, R, C)``."""
+        one, other = widen(weights)[:, self.pairs[0]], widen(weights)[:, self.pairs[1]]
+        # Whole numbers in double precision, so that equal counts are equal.
+        return torch.stack([(one * other) @ self.table[0], one @ self.table[1]]).round()
+
+    def _in_parts(self, function: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
+        size = max(self.table.shape[1:])
+        return torch.cat([function(part) for part in weights.split(max(1, _MOST_COUNTS // max(1, size)))])
+
+
+def _condition_trials(data: EvaluationData, name: str, scoring: Scoring) -> SpeakerTrials:
+    condition = CONDITIONS[name]
+    pairs = PairBlocks(*data.sides(condition), len(data.speakers), resolve_scoring(scoring), condition)
+    scored = score_pairs(pairs)
+    scores, is_target = pairs.all_trials()
+    return SpeakerTrials(scored, scores, is_target, pairs.trial_speakers(), len(data.speakers))
+
+
+def _inputs_by_speaker(data: EvaluationData, name: str, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rank histogram of the inputs of each speaker ``(S, N)``; sum of their bits and their number, ``(S,)``."""
+    trials = form_condition_trials(data, CONDITIONS[name])
+    ranks = trials.num_references
+    steps = widen(trials.references.sums.new_zeros(ranks * (ranks + 1)))
+    for block in score_inputs(trials, scoring):
+        above, tied = count_above_and_tied(block)
+        start = trials.column[block.rows] * (ranks + 1) + above
+        mass = widen(trials.usable[block.rows]) / tied
+        steps = steps.index_add(0, start, mass).index_add(0, start + tied, -mass)
+    found = identify(trials, scoring)
+    assert found.bits is not None
+    speaker, empty = trials.column[found.trials], steps.new_zeros(ranks)
+    bits, number = (empty.index_add(0, speaker, widen(x)) for x in (found.bits, torch.ones_like(found.bits)))
+    return steps.view(ranks, ranks + 1).cumsum(1)[:, :-1], bits, number
+
+
 def _draw(speakers: int, replicates: int, seed: int) -> Tensor:
-    """All speakers once, then how often each is drawn, ``(1 + R, S)``; on the host: every device draws the same."""
+    """Return 1 for all speakers, then how often each is drawn, ``(1 + R, S)``; on the host, so that devices agree."""
     chosen = torch.randint(max(1, speakers), (replicates, speakers), generator=torch.Generator().manual_seed(seed))
     drawn = torch.zeros(replicates, speakers).scatter_add(1, chosen, torch.ones(replicates, speakers))
-    return torch.cat([torch.ones(1, speakers), drawn])
+    return pad(drawn, (0, 0, 1, 0), value=1.0)
 
 
-def _interval(values: Tensor, name: str, speakers: int, confidence: float, dtype: torch.dtype) -> Bootstrapped:
+def _interval(values: Tensor, key: str, speakers: int, confidence: float, dtype: torch.dtype) -> Bootstrapped:
     value, replicates = values[0], values[1:]
     known = replicates[~replicates.isnan()]
     low = high = torch.full_like(value, torch.nan)
     if len(known) > 1:
-        reach = students_t(confidence, speakers - 1) * known.std() * math.sqrt(speakers / (speakers - 1))
-        centre = 2 * value - known.mean()
-        bounds = scalar(name).range_among(speakers)
-        unseen = reach_of_unseen(value, reach, speakers, confidence, *bounds)
-        ends = centre - reach - unseen, centre + reach + unseen
-        low, high = (end.clamp(*bounds) for end in ends)
+        error = known.std() * math.sqrt(speakers / (speakers - 1))
+        reach = students_t_quantile(confidence, speakers - 1) * error
+        centre, bounds = 2 * value - known.mean(), scalar(key).range_among(speakers)
+        reach = reach + clopper_pearson_reach(value, reach, speakers, confidence, *bounds)
+        low, high = ((centre + sign * reach).clamp(*bounds) for sign in (-1, 1))
     return Bootstrapped(value.to(dtype), low.to(dtype), high.to(dtype), replicates.to(dtype))

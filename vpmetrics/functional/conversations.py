@@ -1,4 +1,4 @@
-"""Conversations: several utterances of a speaker, averaged, as those who listen for longer than a sentence have."""
+"""Conversations: several utterances of a speaker, average_rows, as those who listen for longer than a sentence have."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_embeddings, check_integers, check_shape, check_whole
-from vpmetrics._trials.conversations import averaged, dealt_places, whole
-from vpmetrics._trials.utterances import row_keys
+from vpmetrics._engine.population import average_rows, deal_places, form_conversations
+from vpmetrics._engine.utterances import row_keys
+from vpmetrics._engine.validation import check_embeddings, check_integers, check_shape, check_whole
 
 
 class Conversations(NamedTuple):
@@ -60,11 +60,11 @@ def conversations(
         columns.append(sessions)
     group = torch.unique(torch.stack(columns), dim=1, return_inverse=True)[1]
     keys = torch.stack([row_keys(side) for side in (original, protected) if side is not None]).sum(dim=0)
-    members = whole(group, dealt_places(group, keys), utterances)
+    members = form_conversations(group, deal_places(group, keys), utterances)
     first = members[:, 0]
     return Conversations(
-        None if original is None else averaged(original, members),
-        None if protected is None else averaged(protected, members),
+        None if original is None else average_rows(original, members),
+        None if protected is None else average_rows(protected, members),
         speakers[first],
         None if sessions is None else sessions[first],
     )

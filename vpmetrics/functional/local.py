@@ -9,13 +9,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_identification, check_slopes, warn_undefined
-from vpmetrics._precision import at_least_float32, result_dtype, widen
-from vpmetrics._trials import shares
-from vpmetrics._trials import slopes as regression
-from vpmetrics._trials.identification import Identification, equal_up_to, identify_trials, local_bits, standardise
-from vpmetrics._trials.references import prepare_trials
-from vpmetrics._trials.scorers import Scoring
+from vpmetrics._engine import identification
+from vpmetrics._engine.identification import Identification, local_bits, rounding_of_scores, standardize
+from vpmetrics._engine.precision import at_least_float32, result_dtype, widen
+from vpmetrics._engine.references import prepare_trials
+from vpmetrics._engine.scorers import Scoring
+from vpmetrics._engine.slopes import fit_slopes
+from vpmetrics._engine.validation import check_identification, check_slopes, warn_undefined
 
 
 def local_information(scores: Tensor, target_index: Tensor, slope: float | Tensor) -> Tensor:
@@ -46,7 +46,7 @@ def local_information(scores: Tensor, target_index: Tensor, slope: float | Tenso
         raise TypeError("Expected `slope` to be a number or a tensor, but got None: see `fit_local_slope`.")
     check_slopes(slope, len(scores))
     wide = widen(scores)
-    z = standardise(wide, equal_up_to(scores))
+    z = standardize(wide, rounding_of_scores(scores))
     slopes = torch.as_tensor(slope, dtype=wide.dtype, device=wide.device).reshape(-1, 1)
     return local_bits(z, z.gather(1, target_index.unsqueeze(1)), slopes).to(result_dtype(scores))
 
@@ -100,11 +100,10 @@ def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
         warn_undefined("The slope of local information needs trials with two references at least.")
         return scores.new_full((), torch.nan, dtype=result_dtype(scores))
     with torch.no_grad():
-        z, column = standardise(widen(scores), equal_up_to(scores)), target_index.unsqueeze(1)
+        z, column = standardize(widen(scores), rounding_of_scores(scores)), target_index.unsqueeze(1)
         is_match = torch.zeros_like(z, dtype=torch.bool).scatter(1, column, True)
-        group, takes_part = torch.zeros_like(target_index), torch.ones_like(column[:1], dtype=torch.bool)
-        rows = regression.Rows(z, is_match, z.gather(1, column), group, takes_part)
-        return regression.fit_slopes(rows)[0].to(result_dtype(scores))
+        slopes = fit_slopes(z, is_match, z.gather(1, column), torch.zeros_like(target_index), num_folds=1)
+        return slopes[0].to(result_dtype(scores))
 
 
 def identify(
@@ -150,7 +149,7 @@ def identify(
         (39, 40, True)
     """
     check_slopes(slope, len(inputs))
-    return identify_trials(prepare_trials(inputs, speakers, references, reference_speakers), scoring, slope)
+    return identification.identify(prepare_trials(inputs, speakers, references, reference_speakers), scoring, slope)
 
 
 def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
@@ -173,15 +172,14 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
     above = wide > 16 * torch.finfo(at_least_float32(bits).dtype).eps
     disclosed, missed = (torch.where(side, wide, 0).sum() for side in (above, ~above))
     counts = (torch.ones_like(linked), linked, above, wide.isnan())
-    sums = shares.pooled(torch.stack([*(widen(each).sum() for each in counts), disclosed, missed]))[0]
-    count, links, positive, unknown, disclosed, missed = sums
+    count, links, positive, unknown = (widen(each).sum() for each in counts)
     values = {
         "alid": (disclosed + missed) / count,
         "pdr": positive / count,
         "ndr": (count - positive) / count,
         "lid_pos": disclosed / positive,
         "lid_neg": missed / (count - positive),
-        "lid_max": shares.most(torch.cat([wide, none]).amax())[0],
+        "lid_max": torch.cat([wide, none]).amax(),
         "link_rate": links / count,
     }
     # One trial of which nothing is known makes every mean, share and extreme NaN.

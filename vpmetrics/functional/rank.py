@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_bandwidth, check_choice, check_histogram, warn_undefined
-from vpmetrics._precision import result_dtype, widen
-from vpmetrics._trials.ranks import histogram_of_trials
-from vpmetrics._trials.references import prepare_trials
-from vpmetrics._trials.scorers import Scoring
-from vpmetrics.functional.beta_binomial import fit_beta_binomial
+from vpmetrics._engine.beta_binomial import fit_beta_binomial
+from vpmetrics._engine.identification import rank_histogram_of
+from vpmetrics._engine.precision import result_dtype, widen
+from vpmetrics._engine.references import prepare_trials
+from vpmetrics._engine.scorers import Scoring
+from vpmetrics._engine.validation import check_bandwidth, check_choice, check_histogram, warn_undefined
 
 MODELS = ("empirical", "beta_binomial")
 
@@ -65,7 +65,7 @@ def rank_histogram(
         tensor([3., 1.])
     """
     check_bandwidth(bandwidth)
-    return histogram_of_trials(prepare_trials(inputs, speakers, references, reference_speakers), scoring, bandwidth)
+    return rank_histogram_of(prepare_trials(inputs, speakers, references, reference_speakers), scoring, bandwidth)
 
 
 def rank_disclosure(histogram: Tensor, model: str = "empirical", validate_args: bool = True) -> dict[str, Tensor]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_bandwidth, check_choice, check_tensor, warn_once
-from vpmetrics._precision import result_dtype, widen
-from vpmetrics._trials.matrices import SIMILARITIES, SimilarityMatrices, matrices_of_sides, ratio_to_original
-from vpmetrics._trials.scorers import Scoring, resolve_scoring
-from vpmetrics._trials.utterances import pack, sides_of
+from vpmetrics._engine.precision import result_dtype, widen
+from vpmetrics._engine.scorers import Scoring, resolve_scoring
+from vpmetrics._engine.similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, dominance_ratio
+from vpmetrics._engine.utterances import build_data, pack_utterances
+from vpmetrics._engine.validation import check_bandwidth, check_choice, check_tensor, collect_warnings
 
 
 def voice_similarity_matrix(
@@ -63,9 +63,9 @@ def voice_similarity_matrix(
     """
     check_choice("similarity", similarity, SIMILARITIES)
     check_bandwidth(bandwidth)
-    rows = pack(original, protected, speakers, utterances=utterances, values=validate_args)
-    with warn_once():
-        return matrices_of_sides(sides_of(rows), similarity, resolve_scoring(scoring), bandwidth)
+    rows = pack_utterances(original, protected, speakers, utterances=utterances, validate_values=validate_args)
+    with collect_warnings():
+        return compute_matrices(build_data(rows), similarity, resolve_scoring(scoring), bandwidth)
 
 
 def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:
@@ -112,7 +112,7 @@ def de_identification(oo: Tensor, op: Tensor) -> Tensor:
         >>> de_identification(torch.eye(2), torch.tensor([[0.6, 0.5], [0.4, 0.5]]))
         tensor(0.9000)
     """
-    return 1 - ratio_to_original(diagonal_dominance(op), diagonal_dominance(oo))
+    return 1 - dominance_ratio(diagonal_dominance(op), diagonal_dominance(oo))
 
 
 def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
         >>> voice_distinctiveness(torch.eye(2), torch.eye(2) / 10)
         tensor(-10.)
     """
-    return 10 * ratio_to_original(diagonal_dominance(pp), diagonal_dominance(oo)).log10()
+    return 10 * dominance_ratio(diagonal_dominance(pp), diagonal_dominance(oo)).log10()
 
 
 def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:

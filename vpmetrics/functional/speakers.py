@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vpmetrics._checks import check_integers, check_same_device, check_shape, check_trials
-from vpmetrics._precision import result_dtype
-from vpmetrics._trials.scores import keep_scores
-from vpmetrics._trials.speakers import Disclosed, SpeakerDisclosure, disclosure_of_trials
+from vpmetrics._engine.condition_scores import score_trials
+from vpmetrics._engine.precision import result_dtype
+from vpmetrics._engine.speakers import SideDisclosure, SpeakerDisclosure, disclose_trial_speakers
+from vpmetrics._engine.validation import check_integers, check_same_device, check_shape, check_trials
 
 
 def speaker_disclosure(
@@ -55,10 +55,12 @@ def speaker_disclosure(
     check_trials(preds, target, validate_args)
     places, names = _check_speakers(preds, target, speakers, validate_args)
     is_target = target.flatten().bool()
-    scores = keep_scores(preds.flatten(), is_target)
-    found = disclosure_of_trials(scores, preds.flatten(), is_target, places, names)
+    scores = score_trials(preds.flatten(), is_target)
+    found = disclose_trial_speakers(scores, preds.flatten(), is_target, places, names)
     dtype = result_dtype(preds)
-    return SpeakerDisclosure(found.speakers, *(Disclosed(*(part.to(dtype) for part in side)) for side in found[1:]))
+    return SpeakerDisclosure(
+        found.speakers, *(SideDisclosure(*(part.to(dtype) for part in side)) for side in found[1:])
+    )
 
 
 def _check_speakers(

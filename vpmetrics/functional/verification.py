@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
-from vpmetrics._checks import check_positive, check_trials
-from vpmetrics._precision import result_dtype, widen
-from vpmetrics._scores.counting import count_by_score
-from vpmetrics._scores.measures import (
-    cllr_of_sums,
+from vpmetrics._engine.measures import (
+    cllr_from_sums,
     cllr_sums,
     eer_of_steps,
-    linkability_of,
+    linkability_of_trials,
     min_cllr_of_steps,
     min_dcf_of_steps,
     raw_eer_of_steps,
+    tpr_at_fpr_of_steps,
 )
-from vpmetrics._scores.ordered import order_scores
+from vpmetrics._engine.precision import result_dtype, widen
+from vpmetrics._engine.score_counts import count_by_score, order_scores
+from vpmetrics._engine.validation import check_positive, check_trials
 
 
 def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
@@ -41,7 +43,7 @@ def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
         tensor(1.1476)
     """
     check_trials(preds, target, validate_args)
-    return cllr_of_sums(*cllr_sums(preds, target)).to(result_dtype(preds))
+    return cllr_from_sums(*cllr_sums(preds, target)).to(result_dtype(preds))
 
 
 def min_cllr(preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True) -> Tensor:
@@ -192,4 +194,47 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
     """
     check_trials(preds, target, validate_args)
     trials = order_scores(widen(preds.detach().flatten()), target.flatten().bool())
-    return linkability_of(trials).to(result_dtype(preds))
+    return linkability_of_trials(trials).to(result_dtype(preds))
+
+
+def tpr_at_fpr(
+    preds: Tensor, target: Tensor, fpr: Sequence[float] = (0.01, 0.001), validate_args: bool = True
+) -> dict[str, Tensor]:
+    """Compute the share of targets above the threshold that a share ``fpr`` of non-targets exceeds.
+
+    Args:
+        preds: Scores in any shape and on any scale, higher = more alike.
+        target: 1 (same speaker) or 0 (different), of the same shape.
+        fpr: False-positive rates between 0 and 1.
+        validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
+
+    Returns:
+        Dictionary ``tpr_at_1e-2``, ... of scalars; linear between the points of the ROC at a tie, NaN where fewer than
+        ten non-targets exceed the threshold.
+
+    Example:
+        >>> import torch
+        >>> tpr_at_fpr(torch.arange(200.0) % 150, torch.arange(200) >= 100, fpr=(0.1,))
+        {'tpr_at_1e-1': tensor(0.5000)}
+    """
+    steps = count_by_score(preds, target, validate_args=validate_args).ascending
+    return {rate_key(rate): tpr_at_fpr_of_steps(steps, rate).to(result_dtype(preds)) for rate in check_rates(fpr)}
+
+
+def check_rates(fpr: Sequence[float]) -> tuple[float, ...]:
+    """Raise unless these are rates between 0 and 1."""
+    rates = tuple(fpr) if isinstance(fpr, Sequence) and not isinstance(fpr, str) else ()
+    if not rates or not all(isinstance(rate, float) and 0 < rate < 1 for rate in rates):
+        raise ValueError(f"Expected `fpr` to be a sequence of rates between 0 and 1, but got {fpr!r}.")
+    return rates
+
+
+def rate_key(rate: float) -> str:
+    """Return the key of the true-positive rate at a false-positive rate.
+
+    Example:
+        >>> rate_key(0.01), rate_key(0.0025)
+        ('tpr_at_1e-2', 'tpr_at_2.5e-3')
+    """
+    digits, _, exponent = f"{rate:e}".partition("e")
+    return f"tpr_at_{float(digits):g}e{int(exponent)}"

@@ -12,19 +12,20 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from vpmetrics._checks import check_floating, warn_once, warn_undefined
-from vpmetrics._precision import result_dtype, widen
-from vpmetrics._scores.calibration import transferred_llr
-from vpmetrics._scores.counting import count_by_score
-from vpmetrics._scores.measures import (
-    TAG_LETTERS,
+from vpmetrics._engine.calibration import transferred_llr
+from vpmetrics._engine.measures import (
     cross_entropy,
-    disclosure_of_counts,
-    disclosure_of_llr,
-    entropy_of_prior,
-    least_cross_entropy,
+    expected_disclosure,
+    llr_disclosure,
+    minimum_cross_entropy,
+    prior_entropy,
     tag_number,
+    worst_evidence,
 )
+from vpmetrics._engine.precision import result_dtype, widen
+from vpmetrics._engine.scalar import TAG_LETTERS
+from vpmetrics._engine.score_counts import ScoreCounts, count_by_score
+from vpmetrics._engine.validation import check_floating, collect_warnings, warn_undefined
 
 
 def zebra_disclosure(
@@ -60,7 +61,18 @@ def zebra_disclosure(
         >>> zebra_disclosure(preds, target=torch.tensor([0, 1, 0, 1]))
         {'d_ece': tensor(0.3607), 'l_w': tensor(0.3010), 'tag': tensor(1.), 'd_ece_reversed': tensor(0.)}
     """
-    return disclosure_of_counts(count_by_score(preds, target, bandwidth, validate_args), result_dtype(preds))
+    return zebra_of_counts(count_by_score(preds, target, bandwidth, validate_args), result_dtype(preds))
+
+
+def zebra_of_counts(counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return what :func:`zebra_disclosure` returns, from counted trials."""
+    l_w = worst_evidence(counts.ascending)
+    return {
+        "d_ece": expected_disclosure(counts.ascending).to(dtype),
+        "l_w": l_w.to(dtype),
+        "tag": tag_number(l_w).to(dtype),  # an integer, but loggers want floating numbers
+        "d_ece_reversed": expected_disclosure(counts.descending).to(dtype),
+    }
 
 
 def zebra_tag(l_w: Tensor | float) -> str:
@@ -113,7 +125,7 @@ def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_
     """
     check_floating("prior_log_odds", prior_log_odds)
     odds = widen(prior_log_odds.flatten())
-    minimum = least_cross_entropy(count_by_score(preds, target, validate_args=validate_args).ascending, odds)
+    minimum = minimum_cross_entropy(count_by_score(preds, target, validate_args=validate_args).ascending, odds)
     scores, is_target = preds.flatten(), target.flatten().bool()
     targets, nontargets = widen(scores[is_target]), widen(scores[~is_target])
     # One prior at a time: a row of all trials for each of many priors would not fit.
@@ -122,7 +134,7 @@ def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_
         torch.stack([softplus(nontargets + odd).mean() for odd in odds]),
         odds,
     )
-    rows = entropy_of_prior(odds), minimum, actual
+    rows = prior_entropy(odds), minimum, actual
     return ECEProfile(*(row.to(result_dtype(preds)).reshape(prior_log_odds.shape) for row in rows))
 
 
@@ -157,7 +169,7 @@ def calibration_distortion(
         >>> calibration_distortion(scores, target, fit_preds=scores, fit_target=target)
         tensor(0.1069)
     """
-    with warn_once():
+    with collect_warnings():
         return _calibration_distortion(preds, target, fit_preds, fit_target, calibration, validate_args)
 
 
@@ -165,7 +177,7 @@ def _calibration_distortion(
     preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, calibration: str, validate_args: bool
 ) -> Tensor:
     llr = transferred_llr(preds, target, fit_preds, fit_target, calibration, validate_args)
-    bits = disclosure_of_llr(llr, target.flatten().bool())
+    bits = llr_disclosure(llr, target.flatten().bool())
     if bool(bits.isnan()):
         warn_undefined("A calibration needs both kinds of trials in both runs, and numbers for scores.")
     return bits.to(result_dtype(preds, fit_preds))

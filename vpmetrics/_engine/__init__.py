@@ -1,0 +1,1 @@
+"""The machinery behind the public classes and functions."""

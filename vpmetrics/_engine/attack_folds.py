@@ -1,0 +1,376 @@
+"""Folds of speakers: who is attacked in each, what attacks are fitted on for it, and which rows are compared in it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._engine.conditions import Condition
+from vpmetrics._engine.moments import KEPT_ROWS, Moments, TrainingPairs, choose_views, unit_rows
+from vpmetrics._engine.pair_blocks import mark_trials
+from vpmetrics._engine.utterances import (
+    EvaluationData,
+    Utterances,
+    count_values,
+    find_indices,
+    mean_keys,
+    row_keys,
+    take_evenly,
+)
+from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, Solution, TunedAttack, is_tuned, learns_from_moments
+from vpmetrics.attacks.linear import Plain
+
+FEWEST_SPEAKERS = 6  # two folds of three: with fewer, a fold has no pairs that could stand for chance
+_PER_FOLD, _FOLDS, _MANY, _MORE_FOLDS = 3, 5, 100, 10  # with so many speakers folds are large enough to be more
+_SAMPLED_ROWS, _SAMPLED_PER_SPEAKER = 128, 4  # of a fold and side, that choices are made with
+MOST_SAMPLED_FOLDS = 5
+_MOST_ROWS = 1 << 13  # pairs that attacks are fitted on: more change no result by what shows
+_VIEWED_ROWS = 1 << 10  # that tell how variance is spread over dimensions
+OTHER, NEXT, OWN, NONE = range(4)  # pairs of two speakers, of one and the next, of one speaker; no trials
+
+
+class Folds(NamedTuple):
+    """Speakers dealt to folds, within each group, by the values of their embeddings alone.
+
+    ``of_speaker`` ``(S,)``: the fold; -1 for speakers of a group with too few, who are fitted on but not attacked.
+    ``code`` ``(S,)``: place in the fold; only the next speaker of the same group has the next number.
+    """
+
+    of_speaker: Tensor
+    code: Tensor
+    number: int
+    num_codes: int
+
+    @property
+    def order(self) -> Tensor:
+        """A number per speaker, ascending by fold and code; negative for those in no fold."""
+        return torch.where(self.of_speaker < 0, -1, self.of_speaker * self.num_codes + self.code)
+
+    def count_fitted(self) -> int:
+        """Return how many speakers the attack of a fold is fitted on, at least."""
+        in_fold = count_values(self.of_speaker + 1, self.number + 1)[1:]
+        return len(self.of_speaker) - int(in_fold.amax())
+
+
+def deal_folds(data: EvaluationData) -> Folds | None:
+    """Return folds that depend neither on names nor on the order of rows; None where there are too few speakers."""
+    side, count = (data.original if len(data.original) else data.protected), len(data.speakers)
+    if len(side) == 0:
+        return None
+    group = torch.zeros(count, dtype=torch.int64, device=data.speakers.device)
+    for each in (data.original, data.protected):
+        if each.groups is not None:
+            group = group.scatter(0, each.speaker_index, each.groups)
+    _, group, size = group.unique(return_inverse=True, return_counts=True)
+    sizes = [each for each in size.tolist() if each >= FEWEST_SPEAKERS]
+    if not sizes:
+        return None
+    number = _MORE_FOLDS if min(sizes) >= _MANY else min(_FOLDS, min(sizes) // _PER_FOLD)
+    order = mean_keys(side, side.speaker_index, count).argsort(stable=True)
+    order = order[group[order].argsort(stable=True)]
+    place = torch.arange(count, device=order.device) - (size.cumsum(0) - size)[group[order]]
+    place = torch.empty_like(place).scatter(0, order, place)
+    longest = max(sizes) // number + 2  # leaves a gap, so that nobody is next to a speaker of another group
+    fold = torch.where(size[group] >= FEWEST_SPEAKERS, place % number, -1)
+    return Folds(fold, group * longest + place // number, number, longest * len(size))
+
+
+class Variant(NamedTuple):
+    """An attack, what it is fitted on, and its number among all."""
+
+    number: int
+    attack: Any
+    groups: tuple[int | None, ...] = (None,)
+    is_observed: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is plain comparison."""
+        return type(self.attack) is Plain
+
+    def is_for(self, condition: Condition) -> bool:
+        """Return whether the attack is made for this kind of pairs."""
+        made_for: Sequence[str] = self.attack.conditions if isinstance(self.attack, TunedAttack) else ("OP", "PP")
+        return ("PP" if condition.is_one_sided else "OP") in made_for
+
+
+class Fitted:
+    """An attack fitted with one setting, for all speakers or for each of some groups; it keeps the rows it mapped."""
+
+    def __init__(self, attack: Any, solutions: list[tuple[int | None, Solution]]) -> None:
+        self.attack, self.solutions = attack, solutions
+        self._mapped: dict[tuple[int, str], tuple[Utterances, Tensor]] = {}
+
+    def map_side(self, side: Utterances, name: str) -> Tensor:
+        """Return the rows of the ``"original"`` or ``"protected"`` side as the attack compares them."""
+        if len(side) > KEPT_ROWS:
+            return self._map_side(side, name)
+        key = id(side), name
+        if key not in self._mapped:
+            self._mapped[key] = side, self._map_side(side, name)  # with the side, so that its id stays its own
+        return self._mapped[key][1]
+
+    def _map_side(self, side: Utterances, name: str) -> Tensor:
+        parts: list[Tensor] = [getattr(solution, name)(side.embeddings) for _, solution in self.solutions]
+        if len(parts) == 1 or side.groups is None:
+            return parts[0]
+        rows = parts[0].new_zeros(len(side), max(part.shape[1] for part in parts))
+        for (group, _), part in zip(self.solutions, parts, strict=True):
+            is_inside = (side.groups == torch.as_tensor(group, device=rows.device))[:, None]
+            rows[:, : part.shape[1]] = torch.where(is_inside, part, rows[:, : part.shape[1]])
+        return rows
+
+
+class OwnSolution(NamedTuple):
+    """A fitted attack that says itself what it makes of rows; those of one without ``attack`` stay as they are."""
+
+    attack: Any
+
+    def original(self, rows: Tensor) -> Tensor:
+        """Return original rows as they are compared."""
+        mapped: Tensor = self.attack.attack(rows, None)[0] if hasattr(self.attack, "attack") else rows
+        return mapped.detach()
+
+    def protected(self, rows: Tensor) -> Tensor:
+        """Return protected rows as they are compared."""
+        mapped: Tensor = self.attack.attack(None, rows)[1] if hasattr(self.attack, "attack") else rows
+        return mapped.detach()
+
+
+class Comparison(NamedTuple):
+    """Enrolment and test rows of a fold, sorted by speaker; their ``speaker_index`` is the code in the fold."""
+
+    enrolment: Utterances
+    test: Utterances
+    condition: Condition
+
+    @property
+    def is_one_side(self) -> bool:
+        """Whether every unordered pair of rows of one side is a trial."""
+        return self.enrolment is self.test
+
+    def kinds(self) -> Tensor:
+        """Return the kind of every pair, ``(A, B)``."""
+        a, b = self.enrolment, self.test
+        is_target, is_trial = mark_trials(a, b, self.condition, self.is_one_side)
+        if a.groups is not None and b.groups is not None:
+            is_trial = is_trial & (a.groups[:, None] == b.groups)
+        return label_pairs(a.speaker_index, b.speaker_index, is_target, is_trial)
+
+    def attacked(self, fitted: Fitted) -> tuple[Tensor, Tensor]:
+        """Return the rows of both sides as an attack compares them."""
+        test = fitted.map_side(self.test, self.condition.test)
+        enrolment = test if self.is_one_side else fitted.map_side(self.enrolment, self.condition.enrolment)
+        if hasattr(fitted.attack, "enrol"):
+            enrolment = fitted.attack.enrol(enrolment, self.enrolment.speaker_index).detach()
+        return enrolment, test
+
+
+def label_pairs(a: Tensor, b: Tensor, is_target: Tensor | None, is_trial: Tensor | None) -> Tensor:
+    """Return the kind of every pair of speakers with codes ``a`` and ``b``, ``(A, B)`` int32."""
+    kinds = ((a[:, None] + 1) == b).to(torch.int32)  # 1 is NEXT, 0 is OTHER
+    if is_target is None or is_trial is None:
+        return kinds
+    return kinds.masked_fill_(is_target, OWN).masked_fill_(~is_trial, NONE)
+
+
+def thin_speakers(side: Utterances, codes: Tensor, most: int) -> Utterances:
+    """Return at most so many rows, evenly spaced, of each of some speakers, whose codes are numbered anew."""
+    number = torch.searchsorted(codes, side.speaker_index).clamp(max=len(codes) - 1)
+    is_kept = codes[number] == side.speaker_index
+    side, number = side.take(is_kept), number[is_kept]
+    size = count_values(number, len(codes))
+    place = torch.arange(len(number), device=number.device) - (size.cumsum(0) - size)[number]
+    size = size[number]
+    shares = size.clamp(max=most)
+    # Row j of n is taken where floor(j m / n) grows.
+    is_taken = (place * shares).div(size, rounding_mode="floor") > ((place - 1) * shares).div(
+        size, rounding_mode="floor"
+    )
+    if side.groups is not None:  # a gap, so that nobody is next to a speaker of another group
+        number = number + side.groups.unique(return_inverse=True)[1]
+    return replace(side, speaker_index=number).take(is_taken)
+
+
+class AttackFolds:
+    """All folds of some utterances: what attacks may learn for each of them, and what they compare in it.
+
+    Args:
+        data: Both sides; embeddings of unit length.
+        folds: Speakers by fold.
+        attacks: Attacks, not fitted.
+        observed: Moments of observed speech.
+        enrolment: How speakers are enrolled.
+    """
+
+    def __init__(
+        self,
+        data: EvaluationData,
+        folds: Folds,
+        attacks: Sequence[Any],
+        observed: Moments | None,
+        enrolment: str | None,
+    ) -> None:
+        self.data, self.folds, self.attacks = data, folds, attacks
+        self.observed = None if observed is None else observed.statistics()
+        self.enrolment = enrolment
+        self._sorted: dict[str, tuple[Utterances, list[int]]] = {}
+
+    @cached_property
+    def paired_rows(self) -> tuple[Tensor | None, Tensor]:
+        """Rows of both sides that hold one recording, by speaker and value; where there are none, protected rows."""
+        side = self.data.protected
+        rows = side.order_by(self.folds.order[side.speaker_index])
+        place = find_indices(self.data.original.ids, side.ids[rows])
+        is_found = place >= 0
+        return (place[is_found], rows[is_found]) if bool(is_found.any()) else (None, rows)
+
+    @cached_property
+    def is_sample_complete(self) -> bool:
+        """Whether choices are made with all rows of all folds."""
+        largest = max(
+            int(count_values(self.folds.of_speaker[side.speaker_index] + 1, self.folds.number + 1)[1:].amax())
+            for side in (self.data.original, self.data.protected)
+        )
+        return largest <= _SAMPLED_ROWS and self.folds.number <= MOST_SAMPLED_FOLDS
+
+    @cached_property
+    def views(self) -> tuple[str, ...]:
+        """Ways of normalising rows that are tried."""
+        sides = (self.data.original, self.data.protected)
+        return choose_views(
+            *(unit_rows(side.embeddings[take_evenly(side.value_order, _VIEWED_ROWS)]) for side in sides)
+        )
+
+    @cached_property
+    def variants(self) -> list[Variant]:
+        """All attacks that can be fitted, plain comparison first."""
+        groups, found = self.data.groups(), list[Variant]()
+        for index, attack in enumerate(self.attacks):
+            needs = getattr(attack, "needs", "")
+            has_pairs = self.paired_rows[0] is not None or needs != PAIRS
+            if has_pairs:
+                found.append(Variant(index, attack))
+            is_linear = is_tuned(attack) and isinstance(attack, LinearAttack) and needs != NOTHING
+            if has_pairs and is_linear and len(groups) > 1:
+                found.append(Variant(len(self.attacks) + index, attack, tuple(groups)))
+            if self.observed is not None and learns_from_moments(attack):
+                found.append(Variant(2 * len(self.attacks) + index, attack, is_observed=True))
+        return sorted(found, key=lambda variant: (not variant.is_plain, variant.number))
+
+    def num_settings(self, variant: Variant) -> int:
+        """Return how many settings of an attack there are to choose from."""
+        if not is_tuned(variant.attack):
+            return 1
+        return len(variant.attack.settings if variant.is_observed else variant.attack.choices(self.views))
+
+    def sort(self, condition: Condition, is_test: bool) -> tuple[Utterances, list[int]]:
+        """Return the rows of a side of a condition by fold and code, and where each fold begins and ends."""
+        sides = self.data.sides(condition, self.enrolment)
+        side = sides[int(is_test)]
+        name = condition.test if is_test else condition.enrolment
+        if (self.enrolment is not None and len(side)) or len(side) == 0:
+            name = f"{condition.name} {is_test}"
+        if name not in self._sorted:
+            number, codes = self.folds.order[side.speaker_index], self.folds.num_codes
+            rows = side.order_by(number)
+            starts = torch.arange(self.folds.number + 1, device=rows.device) * codes
+            ends: list[int] = torch.searchsorted(number[rows].contiguous(), starts).tolist()
+            self._sorted[name] = replace(side, speaker_index=number % codes).take(rows), ends
+        return self._sorted[name]
+
+
+class AttackFold:
+    """One fold: attacks fitted on the speakers of all others, and rows compared in it. What is made is kept.
+
+    Args:
+        folds: All folds.
+        number: Of this one.
+    """
+
+    def __init__(self, folds: AttackFolds, number: int) -> None:
+        self.folds, self.number = folds, number
+        self._pairs: dict[int | None, TrainingPairs] = {}
+        self._rows: dict[tuple[int, bool], Utterances] = {}
+
+    def fit(self, variant: Variant, setting: int) -> Fitted:
+        """Return an attack fitted with one of its settings."""
+        attack = variant.attack
+        if variant.is_observed:
+            return Fitted(attack, [(None, attack.solve_moments(self.folds.observed, attack.settings[setting]))])
+        if is_tuned(attack):
+            choice = attack.choices(self.folds.views)[setting]
+            return Fitted(attack, [(group, attack.solve(self._known(group), *choice)) for group in variant.groups])
+        attack = _fit_own(attack, self._known(None), self.folds.data.protected.embeddings.dtype)
+        return Fitted(attack, [(None, OwnSolution(attack))])
+
+    def forget_pairs(self) -> None:
+        """Free what attacks were fitted on; they are fitted again where that is asked for."""
+        self._pairs = {}
+
+    def _known(self, group: int | None) -> TrainingPairs:
+        """Return the pairs of the speakers of other folds, of one group or of all."""
+        if group not in self._pairs:
+            data, (original, protected) = self.folds.data, self.folds.paired_rows
+            speakers = data.protected.speaker_index[protected]
+            is_known = self.folds.folds.of_speaker[speakers] != self.number
+            if group is not None and data.protected.groups is not None:
+                is_known = is_known & (data.protected.groups[protected] == group)
+            some = take_evenly(is_known.nonzero().flatten(), _MOST_ROWS)
+            rows_o = None if original is None else data.original.embeddings[original[some]]
+            self._pairs[group] = TrainingPairs(
+                rows_o, data.protected.embeddings[protected[some]], speakers[some], self.folds.views
+            )
+        return self._pairs[group]
+
+    def compare(self, condition: Condition, attack: Any, is_sample: bool) -> list[Comparison]:
+        """Return what is compared: all rows or a sample; for an attack that enrols speakers one half with the other."""
+        a, b = (self._side(condition, is_test, is_sample) for is_test in (False, True))
+        if not hasattr(attack, "enrol") or self.folds.enrolment is not None:
+            return [Comparison(a, b, condition)]
+        in_a, in_b = halve_recordings(a, b)
+        return [Comparison(a.take(in_a == half), b.take(in_b != half), condition) for half in (False, True)]
+
+    def _side(self, condition: Condition, is_test: bool, is_sample: bool) -> Utterances:
+        side, ends = self.folds.sort(condition, is_test)
+        key = id(side), is_sample
+        if key not in self._rows:
+            rows = side.take(slice(*ends[self.number : self.number + 2]))
+            if is_sample and len(rows) > _SAMPLED_ROWS:
+                folds = self.folds.folds
+                codes = folds.code[folds.of_speaker == self.number].unique()
+                per_speaker = max(_SAMPLED_PER_SPEAKER, _SAMPLED_ROWS // len(codes))
+                rows = thin_speakers(rows, take_evenly(codes, max(2, _SAMPLED_ROWS // per_speaker)), per_speaker)
+            self._rows[key] = rows
+        return self._rows[key]
+
+
+def halve_recordings(a: Utterances, b: Utterances) -> tuple[Tensor, Tensor]:
+    """Return for the rows of two sides whether they are of the second half of their speaker's recordings, by value."""
+    ids, place = torch.cat([a.ids, b.ids]).unique(return_inverse=True)
+    keys = torch.cat([row_keys(a.embeddings), row_keys(b.embeddings)])
+    key = keys.new_full((len(ids),), torch.inf).scatter_reduce(0, place, keys, "amin")
+    speaker = torch.zeros_like(ids).scatter(0, place, torch.cat([a.speaker_index, b.speaker_index]))
+    order = key.argsort(stable=True)
+    order = order[speaker[order].argsort(stable=True)]
+    turn = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
+    halves = (turn % 2 == 1)[place]
+    return halves[: len(a)], halves[len(a) :]
+
+
+def _fit_own(attack: Any, pairs: TrainingPairs, dtype: torch.dtype) -> Any:
+    """Return a copy of an attack fitted on the pairs, or on as many of them as it asks for."""
+    columns = [pairs.original.to(dtype), pairs.protected.to(dtype), pairs.speaker_index]
+    if (most := getattr(attack, "most_rows", None)) is not None:
+        some = take_evenly(row_keys(pairs.protected).argsort(stable=True), most)
+        columns = [column[some] for column in columns]
+    fitted = copy.deepcopy(attack)
+    with torch.enable_grad():  # an attacker may learn by descent
+        fitted.fit(*columns)
+    return fitted

@@ -1,0 +1,80 @@
+r"""Score histograms of constant size, and what they certify.
+
+Bins are given (edges, or a number of them over a range) or learnt. A learnt range is :math:`[-2^k, 2^k)`: when a score
+falls outside, :math:`k` grows and neighbouring bins are added up, so nothing is estimated from a first batch,
+histograms learnt separately can be merged, and there is no GPU sync.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vpmetrics._engine.precision import wide_dtype, widen
+from vpmetrics._engine.score_counts import ScoreCounts, count_by_bin
+
+LOWEST_EXPONENT = -1000  # of a range that has held no score yet
+
+
+def edges_of(thresholds: int | Tensor, score_range: tuple[float, float] | None) -> Tensor:
+    """Edges of bins that are given: as they are, or a number of bins over a range."""
+    if isinstance(thresholds, Tensor):
+        return widen(thresholds.detach()).clone()
+    low, high = score_range or (-1.0, 1.0)
+    edges = torch.linspace(low, high, thresholds + 1, dtype=torch.float64)
+    if not bool((edges.diff() > 0).all()):
+        raise ValueError(f"Expected `score_range` to be wide enough for {thresholds} bins, but got {score_range}.")
+    return edges
+
+
+def bin_scores(scores: Tensor, is_target: Tensor, edges: Tensor) -> Tensor:
+    """Counts ``(2, E + 2)`` of non-targets and targets in the bins between edges; NaN scores in the last column."""
+    bins = torch.bucketize(scores, edges.to(scores.dtype), right=True)
+    return _count(bins, scores, is_target, len(edges) + 2)
+
+
+def exponent_of(scores: Tensor) -> Tensor:
+    """The least ``k`` with every finite score inside [-2^k, 2^k)."""
+    magnitude = torch.where(scores.isfinite(), scores.abs(), 0).amax()
+    return torch.where(magnitude > 0, torch.frexp(magnitude).exponent, LOWEST_EXPONENT).long()
+
+
+def bin_learnt(scores: Tensor, is_target: Tensor, exponent: Tensor, columns: int) -> Tensor:
+    """Counts as :func:`bin_scores` makes them with the edges :func:`learnt_edges`."""
+    half = (columns - 3) // 2
+    inside = (_times_power(widen(scores), -exponent) * half).floor().clamp(-half, half - 1).nan_to_num() + (half + 1)
+    bins = torch.where(scores.isinf(), torch.where(scores > 0, columns - 2, 0), inside.long())
+    return _count(bins, scores, is_target, columns)
+
+
+def coarsen(counts: Tensor, shift: Tensor) -> Tensor:
+    """Learnt counts for a range ``2**shift`` times as wide."""
+    half = (counts.shape[-1] - 3) // 2
+    columns = torch.arange(counts.shape[-1], device=counts.device)
+    moved = ((columns - half - 1) >> shift.clamp(max=62)) + half + 1
+    within = (columns > 0) & (columns < counts.shape[-1] - 2)
+    return torch.zeros_like(counts).index_add(-1, torch.where(within, moved, columns), counts)
+
+
+def learnt_edges(exponent: Tensor, columns: int) -> Tensor:
+    """Edges ``(columns - 2,)`` of a learnt range."""
+    half = (columns - 3) // 2
+    unit = torch.arange(-half, half + 1, device=exponent.device, dtype=wide_dtype(exponent.device)) / half
+    return _times_power(unit, exponent)
+
+
+def count_bins(edges: Tensor, counts: Tensor, separated: bool = False) -> ScoreCounts:
+    """The steps of a histogram; see :func:`count_by_bin`."""
+    nontargets, targets = counts[:, :-1]
+    return count_by_bin(edges, targets, nontargets, counts[:, -1].sum() > 0, separated)
+
+
+def _times_power(x: Tensor, exponent: Tensor) -> Tensor:
+    """``x * 2**exponent`` in the type of ``x``; torch's own takes the power in float32, whatever ``x`` is."""
+    return x * torch.exp2(exponent.to(x.dtype))
+
+
+def _count(bins: Tensor, scores: Tensor, is_target: Tensor, columns: int) -> Tensor:
+    slots = torch.where(scores.isnan(), columns - 1, bins) + is_target * columns
+    flat = torch.zeros(2 * columns, dtype=torch.long, device=scores.device)
+    return flat.index_add(0, slots, torch.ones_like(slots)).view(2, columns)

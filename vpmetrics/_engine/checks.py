@@ -1,0 +1,165 @@
+"""Can this evaluation be trusted? Checks of the encoder, the attacks and the data, shown beside every report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.nn.functional import normalize
+
+from vpmetrics._engine.precision import at_least_float32, numbers_of, widen
+from vpmetrics._engine.utterances import EvaluationData, Utterances, count_duplicates, count_values, find_indices
+
+if TYPE_CHECKING:
+    from vpmetrics._engine.report import PrivacyReport
+
+OK, WARNING, FAILED = "ok", "warning", "failed"
+_ENCODER_EER = (0.05, 0.20)  # of original speech, above which the encoder is doubtful or useless
+_FEW_SPEAKERS = 20  # that attacks are fitted on
+_SPREAD = 1e-4  # mean squared distance of unit embeddings to their mean, below which they are all the same
+
+
+class Check(NamedTuple):
+    """One question about the evaluation: ``status`` is ``"ok"``, ``"warning"`` or ``"failed"``."""
+
+    name: str
+    status: str
+    message: str
+
+
+def check_report(report: PrivacyReport, data: EvaluationData | None) -> list[Check]:
+    """Return the checks that this evaluation allows; those of embeddings only where there are embeddings."""
+    values = numbers_of(report.scalars)
+    found: list[Check | None] = [_check_encoder(values), *_check_attacks(values, report)]
+    if data is not None:
+        found += [
+            _check_duplicates(data),
+            _check_spread("original", data.original),
+            _check_spread("protected", data.protected),
+            _check_balance(data, report.speaker_names),
+            _check_enrolment(data),
+        ]
+    return [check for check in found if check is not None]
+
+
+def _check_encoder(values: Mapping[str, float]) -> Check | None:
+    eer = values.get("oo_eer")
+    if eer is None or eer != eer:
+        return None
+    text = f"The encoder separates original speakers with an EER of {eer:.1%}"
+    if eer > _ENCODER_EER[1]:
+        return Check("encoder", FAILED, f"{text}: it hardly tells them apart, so low disclosure proves nothing.")
+    if eer > _ENCODER_EER[0]:
+        return Check("encoder", WARNING, f"{text}: a better encoder may disclose more.")
+    return Check("encoder", OK, f"{text}.")
+
+
+def _check_attacks(values: Mapping[str, float], report: PrivacyReport) -> list[Check]:
+    checks = []
+    fitted = [values[key] for key in values if key.endswith("_attack_speakers") and values[key] == values[key]]
+    if not report.attacks:
+        if any(name != "OO" for name in report.conditions):
+            checks.append(Check("attacks", WARNING, "No attack was tried: the numbers are those of plain comparison."))
+        return checks
+    if not fitted:
+        message = "Attacks need six speakers; with fewer the numbers are those of plain comparison."
+        return [Check("attack speakers", FAILED, message)]
+    few = min(fitted)
+    status = WARNING if few < _FEW_SPEAKERS else OK
+    text = f"Attacks were fitted on {few:.0f} speakers"
+    more = ": they find more with more of them." if status == WARNING else "."
+    checks.append(Check("attack speakers", status, text + more))
+    for name in report.conditions:
+        key = f"{name.lower()}_d_ece_strongest"
+        if key not in values or values[key] != values[key]:
+            continue
+        found, chance = values[key], values.get(f"{name.lower()}_d_ece_chance", 0.0)
+        if found > chance:
+            continue
+        high = values.get(f"{key}_high")
+        bound = "" if high is None or high != high else f" The interval excludes more than {high:.3f} bit."
+        message = f"The strongest attack on {name} finds no more than chance ({chance:.3f} bit).{bound}"
+        checks.append(Check(f"attack on {name}", WARNING if not bound else OK, message))
+    return checks
+
+
+def _check_duplicates(data: EvaluationData) -> Check:
+    counts = {name: int(count_duplicates(side)) for name, side in _sides(data).items()}
+    if not any(counts.values()):
+        return Check("duplicates", OK, "No two embeddings of a speaker are equal.")
+    text = " and ".join(f"{count} {name}" for name, count in counts.items() if count)
+    message = f"{text} embeddings equal another one of their speaker: recordings may be there twice."
+    return Check("duplicates", WARNING, message)
+
+
+def _sides(data: EvaluationData) -> dict[str, Utterances]:
+    return {"original": data.original, "protected": data.protected}
+
+
+def _check_spread(name: str, side: Utterances) -> Check | None:
+    if len(side) < 2:
+        return None
+    unit = normalize(widen(side.embeddings.detach()), dim=1)
+    spread = float((unit - unit.mean(0)).square().sum(1).mean())
+    if spread < _SPREAD:
+        return Check(f"{name} embeddings", FAILED, f"All {name} embeddings are the same.")
+    return Check(f"{name} embeddings", OK, f"The {name} embeddings differ (spread {spread:.2g}).")
+
+
+def _check_balance(data: EvaluationData, names: Mapping[int, str]) -> Check | None:
+    side = data.protected if len(data.protected) else data.original
+    counts = widen(count_values(side.speaker_index, len(data.speakers)))
+    targets = counts * (counts - 1)
+    if len(counts) == 0 or float(targets.sum()) == 0:
+        return Check("target trials", FAILED, "Every speaker has one utterance, so there are no target trials.")
+    share = float(targets.amax() / targets.sum())
+    if len(counts) > 2 and share > 0.5:
+        label = int(data.speakers[int(targets.argmax())])
+        name = names.get(label, str(label))
+        return Check("target trials", WARNING, f"Speaker {name} holds {share:.0%} of all target trials.")
+    return Check("target trials", OK, f"No speaker holds more than {share:.0%} of the target trials.")
+
+
+def _check_enrolment(data: EvaluationData) -> Check | None:
+    """Compare how near references and tests are to their own originals: references that are much nearer are suspect."""
+    place = find_indices(data.original.ids, data.protected.ids)
+    is_reference = data.protected.is_reference
+    if is_reference is None or not bool((place >= 0).any()):
+        return None
+    paired = place >= 0
+    first = normalize(at_least_float32(data.original.embeddings[place[paired]]), dim=1)
+    second = normalize(at_least_float32(data.protected.embeddings[paired]), dim=1)
+    cosine, marks = widen((first * second).sum(1)), is_reference[paired]
+    if int(marks.sum()) < 2 or int((~marks).sum()) < 2:
+        return None
+    references, tests = cosine[marks], cosine[~marks]
+    gap = float(references.mean() - tests.mean())
+    deviation = float(torch.sqrt((references.var() + tests.var()) / 2))
+    if gap > 0.1 and gap > 2 * deviation:
+        message = (
+            f"Enrolment is much nearer to its originals (cosine {float(references.mean()):.2f}) than tests are "
+            f"({float(tests.mean()):.2f}): it looks as if enrolment was never anonymised."
+        )
+        return Check("enrolment", FAILED, message)
+    return Check("enrolment", OK, "Enrolment and tests are equally near to their originals.")
+
+
+def check_systems(reports: Mapping[str, PrivacyReport]) -> list[Check]:
+    """Return a check for every two systems with identical scores."""
+    names, checks = list(reports), []
+    for index, first in enumerate(names):
+        for second in names[index + 1 :]:
+            one, other = (reports[name].scalars for name in (first, second))
+            keys = [key for key in one if key in other and key.startswith(("op_", "pp_"))]
+            known = [key for key in keys if not bool(one[key].isnan())]
+            if known and all(bool(one[key] == other[key]) for key in known):
+                checks.append(Check("identical systems", WARNING, f"{first} and {second} have identical scores."))
+    return checks
+
+
+def check_missing_trials(missing: int, total: int) -> Check:
+    """Return the check of trials of a list that have no embeddings."""
+    if missing:
+        return Check("trials", WARNING, f"{missing:,} of {total:,} trials of the list have no embeddings.")
+    return Check("trials", OK, f"All {total:,} trials of the list have embeddings.")

@@ -1,0 +1,192 @@
+"""The scores of a condition: all of them where they are few, two fine histograms where they are many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from vpmetrics._engine.calibration import Finder, look_up_in
+from vpmetrics._engine.pair_blocks import PairBlocks
+from vpmetrics._engine.precision import all_finite, at_least_float32, is_numpy_ready, wide_dtype, widen
+from vpmetrics._engine.score_counts import (
+    Counted,
+    CountedTrials,
+    Ordered,
+    ScoreCounts,
+    condense,
+    count_by_bin,
+    count_on_smooth_grid,
+    count_ordered,
+    order_parts,
+    order_scores,
+    sort_scores,
+)
+from vpmetrics._engine.smoothing import lay_grid, read_off
+
+_BINS = 1 << 16  # equal bins, over the range in which most scores lie
+_MARGIN = 0.25  # by which that range, of a sample, is widened on both sides
+_OUTLIER = 6.0  # distances from the median of a sample to its outermost hundredth that still belong to the range
+_TAIL, _PER_OCTAVE = 1 << 15, 256  # bins beyond it on either side, ever wider; as many as float32 can need
+_ALL_BINS = _BINS + 2 * _TAIL
+_MOST_COUNTED = 2**31 - 1  # pairs that counts of 32 bits hold
+
+
+class ConditionScores(NamedTuple):
+    """What one pass over the blocks of a condition keeps.
+
+    ``trials``: every score, or the middle of every bin and its counts. ``counts`` for what follows from PAV.
+    ``look_up(tables)`` returns a function from scores to the values of tables with one entry per step.
+    ``is_one_sided``: each unordered pair was counted once. ``worst_counts`` bounds what binning may have hidden.
+    """
+
+    trials: Ordered | Counted
+    counts: ScoreCounts
+    look_up: Callable[[Sequence[Tensor]], Finder]
+    is_one_sided: bool = False
+    worst_counts: Callable[[], ScoreCounts] | None = None
+
+    @property
+    def counted(self) -> CountedTrials:
+        """What score measures are functions of."""
+        return CountedTrials(self.trials, self.counts)
+
+    def llr_of_both_orders(self) -> Tensor:
+        """Return the log-likelihood ratio of every step under Laplace's rule, with every pair counted in both orders.
+
+        Laplace's labels then weigh as much within a side as between sides, so that a system that does nothing keeps
+        all similarities.
+        """
+        return self.counts.ascending.llr_of_orders(2 if self.is_one_sided else 1)
+
+
+def score_pairs(pairs: PairBlocks, bandwidth: float | None = None) -> ConditionScores:
+    """Return the scores of a condition; with ``bandwidth`` smoothly and with a graph, so that all are kept."""
+    if bandwidth is not None:
+        return _smooth_scores(pairs, bandwidth)
+    if pairs.is_exact:
+        blocks = pairs.keep_blocks()
+        empty = pairs.enrolment.embeddings.new_empty(0)
+        return _order(order_parts([(empty, empty), *(block.classes() for block in blocks)]), pairs.is_one_side)
+    return _bin_scores(pairs)
+
+
+def score_trials(scores: Tensor, is_target: Tensor, is_one_sided: bool = False) -> ConditionScores:
+    """Return given trials ``(P,)`` with every score kept."""
+    return _order(order_scores(at_least_float32(scores.detach()), is_target), is_one_sided)
+
+
+def _order(trials: Ordered, is_one_sided: bool) -> ConditionScores:
+    counts = count_ordered(trials)
+    return ConditionScores(trials, counts, partial(look_up_in, counts.ascending), is_one_sided)
+
+
+def _smooth_scores(pairs: PairBlocks, bandwidth: float) -> ConditionScores:
+    scores, is_target = pairs.all_trials()
+    grid = lay_grid(scores, bandwidth)
+    counts = count_on_smooth_grid(grid, scores, is_target)
+
+    def look_up(tables: Sequence[Tensor]) -> Finder:
+        return lambda values: [read_off(grid, table, values.flatten()).view(values.shape) for table in tables]
+
+    trials = Counted(scores, torch.stack([~is_target, is_target]))
+    return ConditionScores(trials, counts, look_up, pairs.is_one_side)
+
+
+class _ScoreAxis(NamedTuple):
+    """Bins of the score axis: equal ones where most scores lie, and ever wider ones beyond on either side.
+
+    One outlier then costs the others no resolution, and no score lies outside. Equal bins are numbered first, so that
+    most scores need no offset; then come those above and, lowest first, those below.
+    """
+
+    low: Tensor  # where the equal bins begin
+    scale: Tensor  # bins per unit of score
+
+    def bin_of(self, scores: Tensor) -> Tensor:
+        """Return the bin of every score, in their shape; NaN has the last one. Overwrites the scores."""
+        x = scores.sub_(self.low).mul_(self.scale)
+        # On a CPU it costs little to check whether all scores are inside; a GPU would have to wait.
+        if x.device.type == "cpu" and x.numel():
+            least, most = x.aminmax()
+            if least.item() >= 0 and most.item() < _BINS:
+                return x.to(torch.int32)
+        is_nan, x = x.isnan(), x.nan_to_num_()
+        inside = x.clamp(0, _BINS - 1).to(torch.int32)
+        beyond = torch.maximum(-x, x - _BINS)
+        octaves = torch.log2(1 + beyond.clamp(min=0) / _BINS)
+        steps = (octaves * _PER_OCTAVE).clamp(max=_TAIL - 1).to(torch.int32)
+        outside = torch.where(x < 0, _ALL_BINS - 1 - steps, _BINS + steps)
+        return torch.where(beyond > 0, outside, inside).masked_fill_(is_nan, _ALL_BINS)
+
+    def edges(self) -> Tensor:
+        """Return the lower ends of all bins but the lowest, ascending."""
+        steps = torch.arange(1, _TAIL, device=self.low.device, dtype=wide_dtype(self.low.device))
+        tail = _BINS * torch.expm1(steps * (math.log(2) / _PER_OCTAVE))
+        middle = torch.arange(_BINS + 1, device=self.low.device, dtype=tail.dtype)
+        return widen(self.low) + torch.cat([-tail.flip(0), middle, _BINS + tail]) / widen(self.scale)
+
+
+def _lay_axis(pairs: PairBlocks) -> _ScoreAxis:
+    sample = pairs.sample_scores().flatten()
+    is_ready = is_numpy_ready(sample) and bool(all_finite(sample))
+    ordered = sort_scores(sample if is_ready else sample[sample.isfinite()])
+    if len(ordered) == 0:
+        ordered = sample.new_zeros(1)
+    low, first, middle, last, high = (ordered[round(share * (len(ordered) - 1))] for share in (0, 0.01, 0.5, 0.99, 1))
+    low = torch.maximum(low, middle - _OUTLIER * (middle - first))
+    high = torch.minimum(high, middle + _OUTLIER * (last - middle))
+    margin = _MARGIN * (high - low) + torch.finfo(low.dtype).tiny ** 0.5
+    return _ScoreAxis(low - margin, _BINS / (high - low + 2 * margin))
+
+
+def _count_by_bin(pairs: PairBlocks, axis: _ScoreAxis) -> Tensor:
+    """Return non-targets and targets in every bin by its number, ``(2, _ALL_BINS + 1)``, of the blocks of this rank."""
+    columns = _ALL_BINS + 1
+    counts = torch.zeros(2 * columns + 1, dtype=torch.int64, device=axis.low.device)
+    recent, num_pairs = counts.int(), 0  # half as many bytes are faster
+    one = recent.new_ones(())
+    for block in pairs:
+        slots = axis.bin_of(block.scores)
+        if block.is_target is not None and block.is_trial is not None:
+            slots += block.is_target * columns
+            slots.masked_fill_(~block.is_trial, 2 * columns)
+        num_pairs += slots.numel()
+        if num_pairs > _MOST_COUNTED:
+            counts, num_pairs = counts + recent, slots.numel()
+            recent.zero_()
+        recent.index_add_(0, slots.flatten(), one.expand(slots.numel()))
+    return (counts + recent)[:-1].view(2, columns)
+
+
+def _bin_scores(pairs: PairBlocks) -> ConditionScores:
+    axis = _lay_axis(pairs)
+    (by_class,) = pairs.processes.all_reduce(_count_by_bin(pairs, axis))
+    by_class, has_nan = by_class[:, :-1].roll(_TAIL, 1), by_class[:, -1].sum() > 0
+    edges = axis.edges()
+    middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
+    histogram = edges, by_class[1], by_class[0], has_nan
+    counts = count_by_bin(*histogram)
+    ascending, step_of_bin = condense(counts.ascending)
+
+    def look_up(tables: Sequence[Tensor]) -> Finder:
+        per_bin = [pad(table[step_of_bin].roll(-_TAIL), (0, 1), value=torch.nan) for table in tables]
+
+        def find(scores: Tensor) -> list[Tensor]:
+            slots = axis.bin_of(scores)
+            return [table.index_select(0, slots.flatten()).view(slots.shape) for table in per_bin]
+
+        return find
+
+    return ConditionScores(
+        Counted(torch.where(has_nan, torch.nan, middles), by_class),
+        ScoreCounts(ascending, condense(counts.descending)[0]),
+        look_up,
+        pairs.is_one_side,
+        lambda: count_by_bin(*histogram, separated=True),
+    )

@@ -1,0 +1,47 @@
+"""Conditions: which side is enrolled, which is tested, and which pairs of one speaker are trials."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Condition(NamedTuple):
+    """A way of forming trials.
+
+    ``enrolment`` and ``test`` name a side, ``"original"`` or ``"protected"``. Pairs of two speakers are always trials.
+    Pairs of one speaker are target trials if they come from ``"any"`` two sessions, from the ``"same"`` session, or
+    from ``"other"`` sessions. A session is one draw of the anonymiser's secret.
+    """
+
+    name: str
+    enrolment: str
+    test: str
+    target_sessions: str = "any"
+
+    @property
+    def is_one_sided(self) -> bool:
+        """Whether both sides are the same, so that a pair has no direction."""
+        return self.enrolment == self.test
+
+
+CONDITIONS = {
+    condition.name: condition
+    for condition in (
+        Condition("OO", "original", "original"),
+        Condition("OP", "original", "protected"),
+        Condition("PP", "protected", "protected"),
+        Condition("within", "protected", "protected", target_sessions="same"),
+        Condition("across", "protected", "protected", target_sessions="other"),
+    )
+}
+WITHOUT_SESSIONS = ("OO", "OP", "PP")  # the conditions that need no sessions
+
+
+def resolve_condition(name: Any) -> Condition:
+    """Return the condition of a name."""
+    if isinstance(name, str) and name in CONDITIONS:
+        return CONDITIONS[name]
+    plain, others = (
+        ", ".join(map(repr, names)) for names in (WITHOUT_SESSIONS, [*CONDITIONS][len(WITHOUT_SESSIONS) :])
+    )
+    raise ValueError(f"Expected `condition` to be one of {plain}, but got {name!r}. With sessions also: {others}.")

@@ -1,0 +1,97 @@
+"""Collectives of torch.distributed: divide work among ranks, add up results, gather rows. Nothing else communicates."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed
+
+T = TypeVar("T")
+
+_LIST_DTYPES = (torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64)  # narrowest first
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The ranks that share one computation. All of them hold the same rows."""
+
+    process_rank: int = 0
+    world_size: int = 1
+    group: Any = None
+
+    def share(self, items: Sequence[T]) -> Sequence[T]:
+        """Return the items that this rank works on."""
+        return items[self.process_rank :: self.world_size]
+
+    def all_reduce(self, *tensors: Tensor, op: str = "SUM") -> tuple[Tensor, ...]:
+        """Return the sum, or another reduction, of each tensor over all ranks."""
+        if self.world_size == 1:
+            return tensors
+        reduced = tuple(tensor.detach().contiguous().clone() for tensor in tensors)
+        for tensor in reduced:
+            distributed.all_reduce(tensor, op=getattr(distributed.ReduceOp, op), group=self.group)
+        return reduced
+
+
+SINGLE_PROCESS = Processes()
+
+
+def current_processes(group: Any) -> Processes:
+    """Return the ranks of a process group; one rank where torch.distributed is not initialised."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return SINGLE_PROCESS
+    return Processes(distributed.get_rank(group), distributed.get_world_size(group), group)
+
+
+def gather_objects(value: Any, group: Any) -> list[Any]:
+    """Return the value of every rank."""
+    values: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(values, value, group=group)
+    return values
+
+
+def describe_state(state: Tensor | Sequence[Tensor]) -> list[int]:
+    """Return dtype, number of dimensions and width of a list state; a tensor state has none of these."""
+    if isinstance(state, Tensor) or not state:
+        return [-1, 0, 0]
+    width = state[0].shape[1] if state[0].dim() > 1 else 0
+    return [max(_LIST_DTYPES.index(rows.dtype) for rows in state), state[0].dim() - 1, width]
+
+
+def align_list_states(
+    metric: str,
+    settings: Mapping[str, str],
+    states: Mapping[str, Any],
+    gather: Callable[[Tensor], Sequence[Tensor]],
+    device: torch.device,
+) -> dict[str, list[Tensor]]:
+    """Bring list states into one dtype and width on all ranks, by one exchange, so that they can be gathered.
+
+    A rank without a batch knows neither, and gathering aborts where they differ. Settings that differ raise on all
+    ranks.
+    """
+    descriptions = {name: describe_state(state) for name, state in states.items()}
+    hashes = [zlib.crc32(text.encode()) for text in (metric, *map(repr, settings.items()))]
+    own = torch.tensor([*hashes, *(number for form in descriptions.values() for number in form)], device=device)
+    every = [row.tolist() for row in gather(own)]
+    for index, name in enumerate(["class", *settings]):
+        if len({(len(row), row[index] if index < len(row) else None) for row in every}) > 1:
+            if len({row[0] for row in every}) > 1 or len({len(row) for row in every}) > 1:
+                name = "class"
+            raise ValueError(f"Expected the same metric on all ranks, but its `{name}` differs between them.")
+    aligned = {}
+    for number, (name, state) in enumerate(states.items()):
+        start = len(hashes) + 3 * number
+        forms = [row[start : start + 3] for row in every if row[start] >= 0]
+        widths = sorted({form[2] for form in forms})
+        if len(widths) > 1:
+            raise ValueError(f"Expected `{name}` to have one width on all ranks, but got {widths}.")
+        if forms and not isinstance(state, Tensor):
+            dtype, dimensions, width = max(forms)
+            empty = torch.empty((0, width)[: 1 + dimensions], dtype=_LIST_DTYPES[dtype], device=device)
+            aligned[name] = [torch.cat([empty, *(rows.to(empty.dtype) for rows in state)])]
+    return aligned

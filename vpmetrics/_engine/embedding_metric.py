@@ -1,0 +1,152 @@
+"""The base of all embedding metrics, which store the same columns, so that a collection holds one copy of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vpmetrics._engine.metric_base import IntervalMetric, PrivacyMetric
+from vpmetrics._engine.population import average_utterances
+from vpmetrics._engine.utterances import (
+    EvaluationData,
+    UtteranceColumns,
+    build_data,
+    check_column_recordings,
+    encode_labels,
+    pack_utterances,
+)
+from vpmetrics._engine.validation import check_sizes, collect_warnings
+
+
+class EmbeddingMetric(PrivacyMetric):
+    """A metric of utterances, embedded before and after protection. Trials are formed at ``compute``, never stored."""
+
+    __jit_unused_properties__: ClassVar[list[str]] = [*PrivacyMetric.__jit_unused_properties__, "speaker_names"]
+
+    if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
+        original: list[Tensor]
+        protected: list[Tensor]
+        speakers: list[Tensor]
+        utterances: list[Tensor]
+        sessions: list[Tensor]
+        groups: list[Tensor]
+        row_flags: list[Tensor]
+
+    def __init__(self, bandwidth: float | None = None, validate_args: bool = True, **kwargs: Any) -> None:
+        super().__init__(bandwidth, validate_args, **kwargs)
+        for name in UtteranceColumns._fields:
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+        self._speaker_names: dict[int, str] = {}
+
+    def update(
+        self,
+        original: Tensor | None = None,
+        protected: Tensor | None = None,
+        speakers: Tensor | Sequence[str] | None = None,
+        is_reference: Tensor | None = None,
+        utterances: Tensor | Sequence[str] | None = None,
+        sessions: Tensor | Sequence[str] | None = None,
+        groups: Tensor | Sequence[str] | None = None,
+    ) -> None:
+        """Accumulate a batch of utterances.
+
+        Tensors or NumPy arrays; embeddings may also be ``(B, 1, D)``. The columns of integers may be strings instead.
+
+        Args:
+            original: Embeddings ``(B, D)`` of the original speech; None where there is none of these utterances.
+            protected: Embeddings ``(B, D)`` of the protected speech, row i that of row i of ``original``; None where
+                there is none.
+            speakers: Speaker of each row, ``(B,)``.
+            is_reference: Booleans ``(B,)``, which utterances the attacker knows the speakers of, for the metrics of
+                identification. Left out, every speaker's other utterances are the references.
+            utterances: Recording of each row, ``(B,)``. Rows that share one, as a distributed sampler makes to fill up
+                its last batch, count once; protected in another session, a recording is another one.
+            sessions: Draw of the anonymiser's secret (key, pseudo-speaker) that a row was protected with, ``(B,)``. A
+                protected voice should be recognised within a session and not across sessions.
+            groups: Group of each row, ``(B,)``, such as sex or data set: only pairs of one group are trials.
+        """
+        self._check_batch(is_reference)
+        columns = pack_utterances(
+            original,
+            protected,
+            speakers,  # type: ignore[arg-type]
+            is_reference,
+            utterances,  # type: ignore[arg-type]
+            sessions,  # type: ignore[arg-type]
+            groups,  # type: ignore[arg-type]
+            width=self._width(),
+            validate_values=self.validate_args,
+        )
+        # Copies, because a view would keep the whole activation it was cut from alive; all of them before any is kept.
+        for name, values in zip(UtteranceColumns._fields, [each.detach().clone() for each in columns], strict=True):
+            getattr(self, name).append(values)
+        self._remember_names(speakers)
+
+    def _remember_names(self, speakers: Any) -> None:
+        """Keep the names of speakers given as strings, for reports."""
+        values = speakers.tolist() if isinstance(speakers, np.ndarray) else speakers
+        if isinstance(values, (list, tuple)) and any(isinstance(value, str) for value in values):
+            new = [name for name in dict.fromkeys(values) if isinstance(name, str)]
+            self._speaker_names |= dict(zip(encode_labels(new).tolist(), new, strict=True))
+
+    @property
+    def speaker_names(self) -> Mapping[int, str]:
+        """Names of the speakers given as strings, by the integers they are stored as."""
+        return self._speaker_names
+
+    def _check_batch(self, is_reference: Any) -> None:
+        """Raise where a batch lacks what this metric needs of it."""
+
+    def _value(self, data: EvaluationData) -> Any:
+        """Return the value of all utterances."""
+        raise NotImplementedError
+
+    def compute(self) -> Any:
+        """Return the value over all utterances so far."""
+        with collect_warnings():
+            return self._value(self._data())
+
+    def over_utterances(self, lengths: Sequence[int]) -> dict[int, Any]:
+        """Return what ``compute`` would return with so many utterances of a speaker and session averaged to one.
+
+        Noise that is drawn for every utterance averages out, a voice does not. Utterances are dealt at random, the same
+        ones for equal data and on both sides; those left over are dropped.
+
+        Args:
+            lengths: Numbers of utterances.
+
+        Returns:
+            The value for every number.
+        """
+        check_sizes(lengths, smallest=1, name="lengths")
+        with collect_warnings(), self._gathered():
+            data = self._data()
+            return {length: self._value_over(data, length) for length in lengths}
+
+    def _value_over(self, data: EvaluationData, length: int) -> Any:
+        return self._value(average_utterances(data, length))
+
+    def _batch_value(self, *args: Any, **kwargs: Any) -> Any:
+        with collect_warnings(), torch.set_grad_enabled(torch.is_grad_enabled() and self.bandwidth is not None):
+            return self._value(build_data(pack_utterances(*args, **kwargs)))
+
+    def _data(self) -> EvaluationData:
+        if len(self.speakers) == 0:
+            empty = torch.empty(0, 1, device=self.device)
+            labels = torch.empty(0, dtype=torch.int64, device=self.device)
+            return build_data(pack_utterances(empty, empty, labels))
+        columns = UtteranceColumns(*map(self._concatenate, UtteranceColumns._fields))
+        if self.validate_args:
+            check_column_recordings(columns)
+        return build_data(columns, self._processes())
+
+    def _width(self) -> int | None:
+        return self.original[0].shape[-1] if len(self.original) else None
+
+
+class IntervalEmbeddingMetric(EmbeddingMetric, IntervalMetric):
+    """An embedding metric with confidence intervals from leaving speakers out."""

@@ -1,0 +1,312 @@
+"""The only loop over pairs of utterances: blocks of scores with their labels, each one matrix product."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._engine.conditions import Condition
+from vpmetrics._engine.distributed import SINGLE_PROCESS, Processes
+from vpmetrics._engine.precision import at_least_float32, wide_dtype, widen
+from vpmetrics._engine.scorers import Scorer, prepare_rows
+from vpmetrics._engine.utterances import Utterances, count_values, mean_keys
+
+BLOCK_SIZE = 512  # rows and columns: large enough for a fast product, small enough for a core's cache
+# Up to here, in both orders of a pair, every score is kept in double precision; beyond, scores share bins.
+FEW_PAIRS = 1 << 22
+_TARGET_BLOCK_SIZE = 128  # of blocks of which only targets are used
+_ROUNDED_BITS = {torch.float64: 12, torch.float32: 4}  # last bits dropped, so that scores equal on paper are equal
+_PREPARED_AT_ONCE = 1 << 12
+
+
+class Block(NamedTuple):
+    """Scores ``(A, B)`` of some enrolment rows against some test rows.
+
+    ``is_target`` and ``is_trial`` ``(A, B)`` are None away from the diagonal, where all pairs are non-target trials.
+    """
+
+    rows: slice
+    columns: slice
+    scores: Tensor
+    is_target: Tensor | None = None
+    is_trial: Tensor | None = None
+
+    def trials(self) -> tuple[Tensor, Tensor]:
+        """Return scores and labels of the trials, flat."""
+        if self.is_target is None or self.is_trial is None:
+            return self.scores.flatten(), torch.zeros_like(self.scores, dtype=torch.bool).flatten()
+        return self.scores[self.is_trial], self.is_target[self.is_trial]
+
+    def classes(self) -> tuple[Tensor, Tensor]:
+        """Return target scores and non-target scores, flat."""
+        if self.is_target is None or self.is_trial is None:
+            return self.scores.new_empty(0), self.scores.flatten()
+        return self.scores[self.is_target & self.is_trial], self.scores[~self.is_target & self.is_trial]
+
+
+class RowGroup(NamedTuple):
+    """Adjacent speakers whose enrolment rows are compared together, and the columns they are compared with."""
+
+    first_speaker: int
+    last_speaker: int  # exclusive
+    rows: range
+    same_columns: range  # test rows of the same speakers
+    other_columns: tuple[range, ...]  # test rows of others of their group; nothing is met twice
+
+
+class PairBlocks:
+    """All trials of a condition.
+
+    Between two sides every pair of different recordings is a trial; within one side every unordered pair counts once.
+    Pairs of two groups are no trials, nor are pairs of one speaker from sessions that the condition leaves out. Both
+    sides are sorted by speaker, so only blocks near the diagonal hold targets and need masks.
+
+    Args:
+        enrolment: Enrolment side.
+        test: Test side; the same object where every utterance is on both.
+        num_speakers: How many speakers ``speaker_index`` counts.
+        scorer: How embeddings are compared.
+        condition: Which pairs of one speaker are trials.
+        processes: Ranks that share the blocks, where these are many.
+        block_size: Rows and columns of a block.
+        keep_digits: Whether few pairs are compared in double precision, and scores that are equal on paper made equal.
+    """
+
+    def __init__(
+        self,
+        enrolment: Utterances,
+        test: Utterances,
+        num_speakers: int,
+        scorer: Scorer,
+        condition: Condition,
+        processes: Processes = SINGLE_PROCESS,
+        block_size: int | None = None,
+        keep_digits: bool = True,
+    ) -> None:
+        self.is_exact = keep_digits and len(enrolment) * len(test) <= FEW_PAIRS
+        self.scorer, self.condition, self.num_speakers = scorer, condition, num_speakers
+        self.processes = SINGLE_PROCESS if len(enrolment) * len(test) <= FEW_PAIRS else processes
+        self.block_size = block_size or (BLOCK_SIZE if enrolment.embeddings.device.type == "cpu" else 2 * BLOCK_SIZE)
+        is_wide = self.is_exact and scorer.is_builtin
+        dtype = wide_dtype(enrolment.embeddings.device) if is_wide else at_least_float32(enrolment.embeddings[:0]).dtype
+        centre = enrolment.embeddings.new_zeros(())
+        if scorer.is_shift_invariant and len(enrolment):
+            centre = widen(enrolment.embeddings[enrolment.value_order]).mean(dim=0)
+        self.enrolment = _sort_and_prepare(enrolment, scorer, centre, dtype)
+        is_one_side = enrolment is test
+        self.test = self.enrolment if is_one_side else _sort_and_prepare(test, scorer, centre, dtype)
+        self._index(is_one_side)
+
+    def _index(self, is_one_side: bool) -> None:
+        """Read from the device, once, where the rows of each speaker end and which group each speaker is in."""
+        self.is_one_side = is_one_side
+        sides = (self.enrolment, self.test)
+        ends = [count_values(side.speaker_index, self.num_speakers).cumsum(0) for side in sides]
+        group = torch.zeros_like(ends[0])
+        for side in sides:
+            if side.groups is not None:
+                group = group.scatter(0, side.speaker_index, side.groups)
+        self._row_ends, self._column_ends, self._groups = torch.stack([*ends, group]).tolist()
+        self._unit: Tensor | None = None
+        self._kept: list[Block] | None = None
+
+    @property
+    def num_pairs(self) -> int:
+        """How many pairs are compared; all but a few are trials."""
+        rows, columns = len(self.enrolment), len(self.test)
+        return rows * (rows - 1) // 2 if self.is_one_side else rows * columns
+
+    def __iter__(self) -> Iterator[Block]:
+        """Yield the blocks of this rank."""
+        if self._kept is not None:
+            yield from self._kept
+            return
+        for group in self.row_groups():
+            yield from self.blocks(group)
+
+    def keep_blocks(self) -> list[Block]:
+        """Return all blocks and keep them, with scores rounded so that those equal on paper are equal."""
+        if self._kept is None:
+            blocks = [block for group in self.row_groups() for block in self.blocks(group)]
+            self._unit = _rounding_unit([block.scores for block in blocks], self.enrolment.embeddings)
+            self._kept = [block._replace(scores=self._round(block.scores)) for block in blocks]
+        return self._kept
+
+    def _round(self, scores: Tensor) -> Tensor:
+        return scores if self._unit is None else (scores / self._unit).round_().mul_(self._unit)
+
+    def row_groups(self) -> Sequence[RowGroup]:
+        """Return groups of whole speakers, with about as many rows as a block has, that this rank works on."""
+        groups, ends, speaker = [], self._row_ends, 0
+        while speaker < self.num_speakers:
+            start = ends[speaker - 1] if speaker else 0
+            last = max(bisect_right(ends, start + self.block_size), speaker + 1)
+            last = min(last, bisect_right(self._groups, self._groups[speaker], lo=speaker))
+            if ends[last - 1] > start:
+                groups.append(self._row_group(speaker, last, range(start, ends[last - 1])))
+            speaker = last
+        return self.processes.share(groups)
+
+    def _row_group(self, speaker: int, last: int, rows: range) -> RowGroup:
+        group, ends = self._groups[speaker], [0, *self._column_ends]
+        first_of_group, last_of_group = bisect_left(self._groups, group), bisect_right(self._groups, group)
+        same, after = range(ends[speaker], ends[last]), range(ends[last], ends[last_of_group])
+        before = () if self.is_one_side else (range(ends[first_of_group], ends[speaker]),)
+        return RowGroup(speaker, last, rows, same, (*before, after))
+
+    def blocks(self, group: RowGroup, targets_only: bool = False) -> Iterator[Block]:
+        """Yield the blocks of one group of rows; with ``targets_only`` those that hold targets."""
+        if self._kept is not None:
+            inside = (block for block in self._kept if block.rows.start in group.rows)
+            yield from (block for block in inside if block.is_target is not None or not targets_only)
+            return
+        for rows in self._cut(group.rows):
+            for columns in self._cut(group.same_columns):
+                if not self.is_one_side or columns.stop > rows.start:
+                    yield self._masked_block(rows, columns)
+            for others in () if targets_only else group.other_columns:
+                for columns in self._cut(others):
+                    yield Block(rows, columns, self.compare(rows, columns))
+
+    def _masked_block(self, rows: slice, columns: slice) -> Block:
+        is_target, is_trial = mark_trials(self.enrolment, self.test, self.condition, self.is_one_side, rows, columns)
+        return Block(rows, columns, self.compare(rows, columns), is_target, is_trial)
+
+    def _cut(self, rows: range) -> Iterator[slice]:
+        size = self.block_size
+        return (slice(start, min(start + size, rows.stop)) for start in range(rows.start, rows.stop, size))
+
+    def compare(self, rows: slice | Tensor, columns: slice | Tensor) -> Tensor:
+        """Return the scores of some enrolment rows against some test rows."""
+        with torch.autocast(self.enrolment.embeddings.device.type, enabled=False):
+            return self._round(self.scorer.compare(self.enrolment.embeddings[rows], self.test.embeddings[columns]))
+
+    def all_trials(self) -> tuple[Tensor, Tensor]:
+        """Return scores and labels of all trials of this rank, flat; for sets small enough to keep."""
+        parts = [block.trials() for block in self]
+        empty = self.enrolment.embeddings.new_empty(0)
+        scores = torch.cat([empty, *(scores for scores, _ in parts)])
+        return scores, torch.cat([empty.bool(), *(labels for _, labels in parts)])
+
+    def trial_speakers(self, blocks: Sequence[Block] | None = None) -> Tensor:
+        """Return the speaker index of both sides of trials, ``(2, P)``, in the order of :meth:`all_trials`."""
+        parts = [self.enrolment.speaker_index.new_empty(2, 0)]
+        for block in self if blocks is None else blocks:
+            a, b = self.enrolment.speaker_index[block.rows], self.test.speaker_index[block.columns]
+            both = torch.stack(torch.meshgrid(a, b, indexing="ij"))
+            parts.append(both.flatten(1) if block.is_trial is None else both[:, block.is_trial])
+        return torch.cat(parts, dim=1)
+
+    def sample_scores(self, size: int = 1024) -> Tensor:
+        """Return scores of pairs of neighbours spread over both sides: some targets, most non-targets."""
+        places = []
+        for side in (self.enrolment, self.test):
+            starts = torch.arange(size // 2, device=side.speaker_index.device) * max(0, len(side) - 1) // (size // 2)
+            pairs = torch.stack([starts, starts + 1], dim=1).flatten()
+            places.append(pairs if len(side) > size else torch.arange(len(side), device=starts.device))
+        return self.compare(*places)
+
+    def on_all_ranks(self) -> PairBlocks:
+        """Return the same with every block on every rank, for blocks that are few."""
+        pairs = self._with_test(self.test, self.is_one_side)
+        pairs._kept, pairs.processes = self._kept, SINGLE_PROCESS
+        return pairs
+
+    def thin(self, max_pairs: int) -> PairBlocks:
+        """Return the same with fewer test rows, evenly spaced by value, where there are more pairs."""
+        stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
+        if stride < 2:
+            return self
+        return self._with_test(self.test.take(self.test.value_order[::stride].sort().values))
+
+    def thin_enrolment(self, max_pairs: int) -> PairBlocks:
+        """Return the same with fewer enrolment rows, evenly spaced by value, where there are more pairs."""
+        stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
+        if stride < 2:
+            return self
+        pairs = self._with_test(self.test)
+        pairs.enrolment = self.enrolment.take(self.enrolment.value_order[::stride].sort().values)
+        pairs._index(is_one_side=False)
+        return pairs
+
+    def permute_speakers(self, shift: int) -> tuple[PairBlocks, Tensor]:
+        """Return the same with every speaker's test rows given to another speaker of their group, and whose they were.
+
+        Speakers are shifted in an order of their embeddings, so that their numbers change nothing. Target blocks of the
+        result hold pseudo-target trials; the second value ``(S,)`` maps its test speakers to those of this object.
+        """
+        keys = mean_keys(self.test, self.test.speaker_index, self.num_speakers)
+        group = torch.tensor(self._groups, device=keys.device)
+        has_rows = count_values(self.test.speaker_index, self.num_speakers) > 0
+        # Within a group: speakers with test rows first, sorted by value.
+        order = keys.argsort(stable=True)
+        order = order[(~has_rows[order]).to(torch.uint8).argsort(stable=True)]
+        order = order[group[order].argsort(stable=True)]
+        first = torch.searchsorted(group[order].contiguous(), group[order].contiguous())
+        count = torch.zeros_like(group).index_add(0, group.unique(return_inverse=True)[1], has_rows.long())
+        size = count[group.unique(return_inverse=True)[1]][order].clamp(min=1)
+        place = torch.arange(len(order), device=order.device) - first
+        target = torch.where(place < size, first + (place + shift) % size, first + place)
+        new_index = torch.empty_like(order).scatter(0, order, order[target])
+        side = replace(self.test, speaker_index=new_index[self.test.speaker_index], sessions=None)
+        # A speaker alone in a group has nobody to stand for.
+        side = side.take(side.speaker_index != self.test.speaker_index)
+        pairs = self._with_test(side.take(side.order_by(side.speaker_index)))
+        pairs.enrolment = replace(pairs.enrolment, sessions=None)
+        pairs.block_size = _TARGET_BLOCK_SIZE
+        return pairs, torch.empty_like(order).scatter(0, new_index, torch.arange(len(order), device=order.device))
+
+    def _with_test(self, test: Utterances, is_one_side: bool = False) -> PairBlocks:
+        pairs = object.__new__(PairBlocks)
+        pairs.__dict__.update(self.__dict__)
+        pairs.test, unit = test, self._unit
+        pairs._index(is_one_side)
+        pairs._unit = unit
+        return pairs
+
+
+def mark_trials(
+    a: Utterances,
+    b: Utterances,
+    condition: Condition,
+    is_one_side: bool,
+    rows: slice = slice(None),
+    columns: slice = slice(None),
+) -> tuple[Tensor, Tensor]:
+    """Return which pairs of enrolment and test rows of one group are target pairs, and which are trials, ``(A, B)``."""
+    is_target = a.speaker_index[rows, None] == b.speaker_index[None, columns]
+    if is_one_side:
+        place = torch.arange(len(a), device=is_target.device)
+        is_trial = place[rows, None] < place[None, columns]
+    else:
+        is_trial = torch.ones_like(is_target)
+    if not is_one_side or a.sessions is not None:
+        is_trial = is_trial & ~(is_target & (a.ids[rows, None] == b.ids[None, columns]))
+    if condition.target_sessions != "any" and a.sessions is not None and b.sessions is not None:
+        is_same = a.sessions[rows, None] == b.sessions[None, columns]
+        is_trial = is_trial & ~(is_target & (is_same if condition.target_sessions == "other" else ~is_same))
+    return is_target, is_trial
+
+
+def _sort_and_prepare(side: Utterances, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Utterances:
+    """Return a side sorted by speaker and by value, with its rows as they are compared."""
+    order = side.order_by(side.speaker_index)
+    # With a graph all at once, or its way back would go over all rows for every piece.
+    step = max(1, len(order)) if side.embeddings.requires_grad else _PREPARED_AT_ONCE
+    parts = [prepare_rows(side.embeddings[rows], scorer, centre, dtype) for rows in order.split(step)]
+    prepared = torch.cat(parts) if parts else side.embeddings.to(dtype)
+    return replace(side.take(order), embeddings=prepared)
+
+
+def _rounding_unit(scores: Sequence[Tensor], like: Tensor) -> Tensor:
+    """Return a power of two well above the rounding of a matrix product, whose order of sums depends on the block."""
+    sizes = [each.abs().nan_to_num(0, 0, 0).amax() for each in scores if each.numel()]
+    largest = torch.stack([like.new_zeros(()), *sizes]).amax()
+    exponent = torch.frexp(torch.where(largest > 0, largest, 1)).exponent
+    bits = _ROUNDED_BITS[largest.dtype]
+    return torch.ldexp(torch.full_like(largest, torch.finfo(largest.dtype).eps * 2**bits), exponent)

@@ -1,0 +1,184 @@
+r"""Pool adjacent violators (PAV), without a loop over all elements.
+
+On a CPU, runs that do not increase are pooled until few elements are left. On a GPU the solution for a sequence is
+built from the solutions of its halves. Both halves are already increasing, so merging them forms at most one new block,
+across the border: a tail of the left half and a head of the right half. Its two ends are found by bisection, for all
+pairs of one level at once. That is :math:`\log_2 n` levels whatever the values are: no worst case, no data-dependent
+shape and no GPU sync.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from vpmetrics._engine.precision import is_numpy_ready
+
+_ROUNDS = 32  # of pooling runs; random trials need about ten, crafted ones as many as there are
+_FEW = 1 << 13  # that are pooled one by one in less time than many more rounds would take
+
+
+def sum_by_block(values: Tensor, blocks: Tensor) -> Tensor:
+    """Return the sum of every element's block, of the shape of ``values``; differentiable in them."""
+    return torch.zeros_like(values).scatter_add(-1, blocks, values).gather(-1, blocks)
+
+
+def blocks_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
+    """Return the PAV block of each step, ``(..., S)``, with increasing shares of targets."""
+    targets, mass = targets.detach(), (targets + nontargets).detach()
+    if is_numpy_ready(targets):
+        return _pool_runs(targets, mass)
+    return pav_blocks(torch.where(mass > 0, targets / mass, 0), mass)
+
+
+def number_of_blocks(counts: Tensor, block: Tensor) -> int:
+    """Return how many blocks a row has at most; on a GPU an upper bound, without a sync."""
+    return int(block[..., -1].amax()) + 1 if is_numpy_ready(counts) and block.numel() else block.shape[-1]
+
+
+def _pool_runs(targets: Tensor, mass: Tensor) -> Tensor:
+    """Return :func:`blocks_of_counts`: pool every run of shares that do not increase, in rounds, in all rows at once.
+
+    Where a block pools one neighbour per round, as on smooth counts, few remaining elements are pooled one by one, and
+    many by :func:`pav_blocks`.
+    """
+    is_used = (mass != 0) & (mass.sum(-1, keepdim=True) > 0)  # False for a row with NaN
+    first = is_used.flatten().nonzero().flatten()
+    row, targets, masses = first // mass.shape[-1], targets.flatten()[first], mass.flatten()[first]
+    share = targets / masses
+    for _ in range(_ROUNDS):
+        fresh = row[1:] != row[:-1]
+        begins = pad((share[1:] > share[:-1]) | fresh, (1, 0), value=True)
+        run = begins.cumsum(0) - 1
+        pooled = len(run) - 1 - int(run[-1]) if len(run) else 0
+        if pooled == 0 or 8 * pooled < len(run) <= _FEW:
+            break
+        first, row = first[begins], row[begins]
+        targets, masses = (part.new_zeros(len(first)).index_add(0, run, part) for part in (targets, masses))
+        share = targets / masses
+    if pooled and len(first) <= _FEW:
+        first = first[_pool_one_by_one(row, targets, masses)]
+    elif pooled:
+        # No row's shares reach those of the next, so none is pooled with it.
+        first = first[pav_blocks(share + 2 * row, masses).diff(prepend=row.new_full((1,), -1)) > 0]
+    begins = torch.zeros(mass.numel(), dtype=torch.int64, device=mass.device)
+    begins[first] = 1
+    return (begins.view(mass.shape).cumsum(-1) - 1).clamp(min=0)
+
+
+def _pool_one_by_one(row: Tensor, targets: Tensor, masses: Tensor) -> list[int]:
+    """Return where blocks begin: each pools those before it, of its row.
+
+    Whose share of targets is not below its own.
+    """
+    begins, blocks = list[int](), list[tuple[int, float, float]]()
+    for place, (of, target, mass) in enumerate(zip(row.tolist(), targets.tolist(), masses.tolist(), strict=True)):
+        begin = place
+        while blocks and blocks[-1][0] == of and blocks[-1][1] / blocks[-1][2] >= target / mass:
+            begin, (_, more, weight) = begins.pop(), blocks.pop()
+            target, mass = target + more, mass + weight
+        begins.append(begin)
+        blocks.append((of, target, mass))
+    return begins
+
+
+def pav_blocks(values: Tensor, weights: Tensor) -> Tensor:
+    """Return the block of the isotonic regression of each element, ``(..., n)``, integers from 0 upwards."""
+    if values.numel() == 0:
+        return torch.zeros_like(values, dtype=torch.long)
+    # Elements of weight zero share the place of the one before them.
+    place = ((weights > 0).cumsum(-1) - 1).clamp(min=0)
+    slot = torch.where(weights > 0, place, values.shape[-1])
+    room = pad(torch.zeros_like(values), (0, 1))
+    fitted = _fit((room + _top(values)).scatter(-1, slot, values)[..., :-1], room.scatter(-1, slot, weights)[..., :-1])
+    steps = fitted[..., 1:] > fitted[..., :-1]
+    return pad(steps.cumsum(-1), (1, 0)).gather(-1, place)
+
+
+def _top(values: Tensor) -> float:
+    """Return a number above every value, from which any value can be subtracted."""
+    return torch.finfo(values.dtype).max / 4
+
+
+def _fit(values: Tensor, weights: Tensor) -> Tensor:
+    """Return the isotonic regression by merging halves.
+
+    Elements of weight zero come last and hold the largest number.
+    """
+    count = values.shape[-1]
+    levels = (count - 1).bit_length()
+    gap = (1 << levels) - count
+    values = pad(values, (0, gap), value=_top(values))
+    weights = pad(weights, (0, gap))
+    for level in range(levels):
+        halves = (-1, 2, 1 << level)
+        values = _merge(values.unflatten(-1, halves), weights.unflatten(-1, halves)).flatten(-2)
+    return values[..., :count]
+
+
+def _merge(values: Tensor, weights: Tensor) -> Tensor:
+    r"""Join pairs of increasing sequences ``(..., 2, half)`` into one where the left exceeds the right.
+
+    The block in the middle has the level :math:`m` at which what lies above it on the left outweighs as much as what
+    lies below it on the right: :math:`\sum_{l > m} w_l (l - m) = \sum_{r < m} w_r (m - r)`. Both sides are sums of
+    positive terms that only grow or only shrink with the level, rounded or not, so bisection is safe whatever the
+    weights are.
+    """
+    left, right = values[..., 0, :].contiguous(), values[..., 1, :].contiguous()
+    half = left.shape[-1]
+    # Weights from each place outward to the border, and the two sums at the levels the elements themselves have.
+    tail, head = _suffix_sums(weights[..., 0, :]), pad(weights[..., 1, :].cumsum(-1), (1, 0))
+    above = pad(_suffix_sums(left.diff() * tail[..., 1:]), (0, 1))
+    below = pad((right.diff() * head[..., 1:-1]).cumsum(-1), (2, 0))
+
+    start = _find_block_start(left, above, right, below, head)
+    high, above, tail = (side.gather(-1, start) for side in (left, above, tail))
+    end = _find_block_end(right, below, high, above, tail)
+    low = right.gather(-1, (end - 1).clamp(min=0))
+    excess = above + (high - low) * tail - below.gather(-1, end)
+    mean = low + excess / (tail + head.gather(-1, end))
+    mean = torch.minimum(torch.maximum(mean, low), high)
+
+    place, crosses = torch.arange(half, device=values.device), left[..., -1:] > right[..., :1]
+    left = torch.where(crosses & (place >= start), mean, left)
+    right = torch.where(crosses & (place < end), mean, right)
+    # Rounding may put equal values out of order by a last digit; the next level relies on the order.
+    return torch.stack([left, right], dim=-2).flatten(-2).cummax(-1).values
+
+
+def _find_block_start(left: Tensor, above: Tensor, right: Tensor, below: Tensor, head: Tensor) -> Tensor:
+    """Return the first place on the left that is not below the level of the block, ``(..., 1)``."""
+    start = torch.zeros_like(left[..., :1], dtype=torch.long)
+    for step in _halvings(left.shape[-1] // 2):
+        probe = start + (step - 1)
+        level = left.gather(-1, probe)
+        reach = torch.searchsorted(right, level)
+        last = right.gather(-1, (reach - 1).clamp(min=0))
+        outweighed = below.gather(-1, reach) + (level - last) * head.gather(-1, reach)
+        start = torch.where(above.gather(-1, probe) > outweighed, start + step, start)
+    return start
+
+
+def _find_block_end(right: Tensor, below: Tensor, high: Tensor, above: Tensor, tail: Tensor) -> Tensor:
+    """Return the place after the last on the right that is not above the level of the block, ``(..., 1)``.
+
+    The block begins on the left at ``high``; ``above`` and ``tail`` are what the left has from there on.
+    """
+    end, half = torch.zeros_like(high, dtype=torch.long), right.shape[-1]
+    for step in _halvings(half):
+        probe = end + (step - 1)
+        inside = probe.clamp(max=half - 1)
+        level = right.gather(-1, inside)
+        within = (level <= high) & (below.gather(-1, inside + 1) <= above + (high - level) * tail)
+        end = torch.where((probe < half) & within, end + step, end)
+    return end
+
+
+def _halvings(step: int) -> list[int]:
+    """Return the step and its halves down to 1."""
+    return [step >> k for k in range(step.bit_length())]
+
+
+def _suffix_sums(x: Tensor) -> Tensor:
+    return x.flip(-1).cumsum(-1).flip(-1)

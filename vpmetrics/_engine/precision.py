@@ -1,0 +1,65 @@
+"""Which floating types numbers are kept, calculated and returned in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """Type for sums, logarithms and integrals: float64 wherever the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """The tensor in the type sums are made in."""
+    return tensor.to(wide_dtype(tensor.device))
+
+
+def result_dtype(*tensors: Tensor) -> torch.dtype:
+    """Type a result is returned in: float64 if any input is float64, otherwise float32."""
+    return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Half precision to float32, everything else as it is."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def all_finite(tensor: Tensor) -> Tensor:
+    """Whether every number is finite: the ends tell, and are found several times as fast as each is looked at."""
+    if tensor.numel() == 0:
+        return tensor.new_ones((), dtype=torch.bool)
+    low, high = tensor.detach().aminmax()
+    return low.isfinite() & high.isfinite()
+
+
+def power_of_two_near(peak: Tensor, least: float) -> Tensor:
+    """A power of two within a factor of two of each magnitude, but no less than ``least``; 1 for 0.
+
+    Dividing by it rounds nothing, and keeps sums and squares from overflowing.
+    """
+    power = torch.exp2((peak.frexp().exponent - 1).to(peak.dtype))
+    return torch.where(peak == 0, 1, power.clamp(min=least))
+
+
+def is_numpy_ready(tensor: Tensor) -> bool:
+    """Whether NumPy can work on the memory as it lies: its sort is several times as fast on a CPU."""
+    return tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
+
+
+def numbers_of(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return scalars as numbers, in one device-to-host copy."""
+    row = [widen(value.detach()) for value in values.values()]
+    return dict(zip(values, torch.stack(row).tolist() if row else [], strict=True))
+
+
+def select(values: Tensor, mask: Tensor) -> Tensor:
+    """Return the masked values, flat; NumPy copies them several times as fast."""
+    return torch.from_numpy(values.numpy()[mask.numpy()]) if is_numpy_ready(values) else values[mask]

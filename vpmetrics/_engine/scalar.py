@@ -1,0 +1,88 @@
+"""What a number is: key, heading, unit, the direction of privacy, description and range."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+DASH = "–"  # of a value that is undefined or unknown
+TAG_LETTERS = "0ABCDEF"  # 0 for exactly 0, A below the first bound, and so on
+TAG_BOUNDS = (1.0, 2.0, 4.0, 5.0, 6.0)
+FULL_DISCLOSURE = 1 / (2 * math.log(2))  # bits, the largest D_ECE
+CI_SUFFIXES = ("_low", "_high")  # of the keys of a confidence interval
+
+
+class Unit(NamedTuple):
+    """A unit and how its values are written."""
+
+    name: str
+    spec: str
+    scale: float = 1.0
+
+    def show(self, value: float) -> str:
+        """Return a value as text, with a true minus sign, and zero without a sign."""
+        if math.isnan(value):
+            return DASH
+        text = format(self.scale * value, self.spec)
+        # What three decimals would hide is shown as a power of ten, unless it is rounding.
+        if self.spec == ".3f" and 1e-9 < abs(value) < 0.0005:
+            text = f"{value:.0e}"
+        if not text.strip("-+0."):
+            return text.lstrip("-+")
+        return text.replace("-", "−")
+
+
+class _Tag(Unit):
+    """A category, stored as a number and written as a letter."""
+
+    def show(self, value: float) -> str:
+        return TAG_LETTERS[int(value)] if value >= 0 else "?"
+
+
+class _Index(Unit):
+    """A speaker or an attack, stored as a number."""
+
+    def show(self, value: float) -> str:
+        return DASH if math.isnan(value) else str(int(value)).replace("-", "−")
+
+
+BITS, PERCENT, DECIBELS = Unit("bit", ".3f"), Unit("%", ".2f", 100.0), Unit("dB", "+.2f")
+LOG10, PLAIN, COUNT, TAG = Unit("log10", ".2f"), Unit("", ".3f"), Unit("", ".0f"), _Tag("", "")
+SPEAKER = _Index("", "")
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number as people read it.
+
+    ``direction`` is where privacy lies: ``"low"``, ``"high"``, or None for neither. ``has_interval``: whether leaving
+    speakers out gives a confidence interval; not of extremes, chance levels, single speakers and names.
+    ``is_limited_by_speakers``: whether it cannot exceed log2 of the number of speakers.
+    """
+
+    key: str
+    heading: str
+    unit: Unit
+    direction: str | None
+    description: str
+    range: tuple[float, float] = (-math.inf, math.inf)
+    has_interval: bool = True
+    is_limited_by_speakers: bool = False
+    is_bias_corrected: bool = False
+    family: str = ""
+    condition: str = ""
+
+    def range_among(self, speakers: int) -> tuple[float, float]:
+        """Return the range of the number with so many speakers."""
+        lowest, highest = self.range
+        return lowest, math.log2(speakers) if self.is_limited_by_speakers and speakers else highest
+
+    @property
+    def title(self) -> str:
+        """Heading and unit."""
+        return f"{self.heading} [{self.unit.name}]" if self.unit.name else self.heading
+
+    def show(self, value: float) -> str:
+        """Return a value of it as text."""
+        return self.unit.show(value)

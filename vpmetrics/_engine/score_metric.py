@@ -1,0 +1,254 @@
+"""The base of all score metrics: they store the scores, or two histograms of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from vpmetrics._engine.binning import (
+    LOWEST_EXPONENT,
+    bin_learnt,
+    bin_scores,
+    coarsen,
+    count_bins,
+    edges_of,
+    exponent_of,
+    learnt_edges,
+)
+from vpmetrics._engine.condition_scores import score_trials
+from vpmetrics._engine.jackknife import add_intervals, count_trial_replicates, group_labels, jackknife_of
+from vpmetrics._engine.metric_base import IntervalMetric
+from vpmetrics._engine.precision import at_least_float32, result_dtype, widen
+from vpmetrics._engine.score_counts import ScoreCounts, count_by_score
+from vpmetrics._engine.utterances import encode_labels
+from vpmetrics._engine.validation import (
+    check_speakers_of_trials,
+    check_thresholds,
+    check_trials,
+    collect_warnings,
+    warn_undefined,
+)
+
+
+class TrialMetric(IntervalMetric):
+    """A metric of trials. With ``intervals`` it stores every score and both speakers of each trial."""
+
+    measure: ClassVar[str]  # key of the value in a dictionary
+    if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
+        scores: list[Tensor]
+        is_target: list[Tensor]
+        trial_speakers: list[Tensor]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.intervals is not None:
+            self._add_score_states()
+            self.add_state("trial_speakers", default=[], dist_reduce_fx="cat")
+
+    def _add_score_states(self) -> None:
+        # State names say what is in them: a collection shares states of one name and value.
+        self.add_state("scores", default=[], dist_reduce_fx="cat")
+        self.add_state("is_target", default=[], dist_reduce_fx="cat")
+
+    def _check_batch(self, preds: Tensor, target: Tensor, speakers: Sequence[Any] | None) -> Tensor | None:
+        """Return the speakers of both sides, ``(B, 2)``, after validation."""
+        check_trials(preds, target, self.validate_args)
+        if speakers is None:
+            if self.intervals is not None:
+                raise ValueError("Expected `speakers` with `intervals`: speakers are left out, not trials.")
+            return None
+        if isinstance(speakers, (list, tuple)) and len(speakers) == 2:
+            speakers = [encode_labels(each).to(preds.device) for each in speakers]
+        check_speakers_of_trials(speakers, target, self.validate_args)
+        return torch.stack([side.detach().flatten().long() for side in speakers], dim=1)
+
+    def _append(self, preds: Tensor, target: Tensor, speakers: Tensor | None) -> None:
+        # Copies: a view would keep the activation it was cut from alive, and change with it.
+        scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
+        self.scores.append(scores.clone() if scores.dtype == preds.dtype else scores)
+        self.is_target.append(is_target.clone() if target.dtype == torch.bool else is_target)
+        if self.intervals is not None and speakers is not None:
+            self.trial_speakers.append(speakers)
+
+    def _trials(self) -> tuple[Tensor, Tensor]:
+        if len(self.scores) == 0:
+            return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
+        return self._concatenate("scores"), self._concatenate("is_target")
+
+    def _value(self) -> Any:
+        """Return the value over all trials so far, without intervals."""
+        raise NotImplementedError
+
+    def compute(self) -> Any:
+        """Return the value over all trials so far."""
+        if self.intervals is None:
+            return self._value()
+        scores, is_target = self._trials()
+        has_trials = len(self.trial_speakers) > 0
+        speakers = self._concatenate("trial_speakers") if has_trials else is_target.new_empty(0, 2).long()
+        with collect_warnings():
+            return self._add_intervals(self._value(), scores, is_target, speakers)
+
+    def _value_of_trials(self, preds: Tensor, target: Tensor) -> Any:
+        """Return the value of some trials alone, without intervals."""
+        raise NotImplementedError
+
+    def _batch_value(self, preds: Tensor, target: Tensor, speakers: Sequence[Tensor] | None = None) -> Any:
+        with collect_warnings():
+            value = self._value_of_trials(preds, target)
+            if self.intervals is None or speakers is None:
+                return value
+            both = torch.stack([encode_labels(side).flatten().long() for side in speakers], dim=1).to(preds.device)
+            return self._add_intervals(value, preds.detach().flatten(), target.flatten().bool(), both)
+
+    def _add_intervals(self, value: Any, scores: Tensor, is_target: Tensor, speakers: Tensor) -> dict[str, Tensor]:
+        """Return the value as a dictionary, with the ends of the interval of each number that has one."""
+        named = value if isinstance(value, dict) else {self.measure: value}
+        labels, places = speakers.T.unique(return_inverse=True)
+        groups, scored = group_labels(labels), score_trials(scores, is_target)
+        counts = count_trial_replicates(scored, at_least_float32(scores), is_target, places, groups)
+        jackknife = None
+        if counts is not None:
+            jackknife = jackknife_of(counts.measures(), groups, counts.has_enough)
+            if not counts.has_enough:
+                warn_undefined("Intervals need three speakers with target trials.")
+        values = add_intervals(named, jackknife, self.intervals or 0.0)
+        return {key: each.to(result_dtype(scores)) for key, each in values.items()}
+
+
+class ScoreMetric(TrialMetric):
+    """A metric of trials that stores the scores, or two histograms of them."""
+
+    __jit_unused_properties__: ClassVar[list[str]] = [*TrialMetric.__jit_unused_properties__, "keeps_scores"]
+
+    bin_edges: Tensor
+    bin_counts: Tensor
+    learnt_bin_exponent: Tensor
+    learnt_bin_counts: Tensor
+
+    def __init__(
+        self,
+        thresholds: int | Tensor | None = None,
+        score_range: tuple[float, float] | None = None,
+        bandwidth: float | None = None,
+        validate_args: bool = True,
+        intervals: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bandwidth, validate_args, intervals, **kwargs)
+        check_thresholds(thresholds, score_range)
+        for name, value in (("bandwidth", bandwidth), ("intervals", intervals)):
+            if thresholds is not None and value is not None:
+                raise ValueError(f"Expected `{name}` only without `thresholds`: histograms do not keep single trials.")
+        self.thresholds, self.score_range = thresholds, score_range  # which all ranks must agree on
+        if thresholds is None:
+            self._storage = "scores"
+            self._add_score_states()
+        elif isinstance(thresholds, int) and score_range is None:
+            self._storage = "learnt bins"
+            columns = 2 * ((thresholds + 1) // 2) + 3
+            self.add_state("learnt_bin_exponent", default=torch.tensor(LOWEST_EXPONENT), dist_reduce_fx="max")
+            self.add_state("learnt_bin_counts", default=torch.zeros(2, columns).long(), dist_reduce_fx="sum")
+        else:
+            self._storage = "given bins"
+            edges = edges_of(thresholds, score_range)
+            self.add_state("bin_edges", default=edges, dist_reduce_fx="max")
+            self.add_state("bin_counts", default=torch.zeros(2, len(edges) + 2).long(), dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor, speakers: Sequence[Any] | None = None) -> None:
+        """Accumulate a batch of trials.
+
+        Args:
+            preds: Scores in any shape and on any scale, higher = more alike.
+            target: 1 (same speaker) or 0 (different), boolean or integer, of the same shape.
+            speakers: Speakers of the enrolment side and of the test side, two tensors of integers of that shape or two
+                lists of strings; for ``intervals``.
+        """
+        both = self._check_batch(preds, target, speakers)
+        if self.keeps_scores:
+            self._append(preds, target, both)
+            return
+        scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
+        if self._storage == "given bins":
+            self.bin_counts = self.bin_counts + bin_scores(scores, is_target, self.bin_edges)
+        elif len(scores):
+            self._widen_range(torch.maximum(self.learnt_bin_exponent, exponent_of(scores)))
+            counts = bin_learnt(scores, is_target, self.learnt_bin_exponent, self.learnt_bin_counts.shape[1])
+            self.learnt_bin_counts = self.learnt_bin_counts + counts
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether the scores themselves are stored, not histograms of them."""
+        return self._storage == "scores"
+
+    def _value(self) -> Any:
+        return self._value_of_counts(self._counts(), self._result_dtype())
+
+    def error_bound(self) -> Any:
+        """Return by how much binning may have lowered each value at most; 0 where the scores themselves are stored."""
+        with self._gathered():
+            lower = self._value_of_counts(self._counts(), torch.float64)
+            upper = lower if self.keeps_scores else self._value_of_counts(self._counts(separated=True), torch.float64)
+        if isinstance(upper, dict):
+            return {key: (upper[key] - lower[key]).abs() for key in upper if key != "tag"}
+        return (upper - lower).abs()
+
+    def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> Any:
+        raise NotImplementedError
+
+    def _value_of_trials(self, preds: Tensor, target: Tensor) -> Any:
+        counts = count_by_score(preds, target, validate_args=False, bandwidth=self.bandwidth)
+        return self._value_of_counts(counts, result_dtype(preds))
+
+    def _counts(self, separated: bool = False) -> ScoreCounts:
+        if self.keeps_scores:
+            return count_by_score(*self._trials(), validate_args=False, bandwidth=self.bandwidth)
+        return count_bins(*self._bins(), separated)
+
+    def _bins(self) -> tuple[Tensor, Tensor]:
+        """Return edges of the histograms, and their counts with NaN in the last column."""
+        if self._storage == "given bins":
+            return self.bin_edges, self.bin_counts
+        return learnt_edges(self.learnt_bin_exponent, self.learnt_bin_counts.shape[1]), self.learnt_bin_counts
+
+    def _bin_middles(self) -> tuple[Tensor, Tensor]:
+        """Return the middle of every bin, of an outer bin its edge, and counts ``(2, bins)``."""
+        edges, counts = self._bins()
+        edges = widen(edges)
+        middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
+        return torch.where(counts[:, -1].sum() > 0, torch.nan, middles), counts[:, :-1]
+
+    def _result_dtype(self) -> torch.dtype:
+        return result_dtype(self._trials()[0]) if self.keeps_scores else torch.float32
+
+    def _widen_range(self, exponent: Tensor) -> None:
+        self.learnt_bin_counts = coarsen(self.learnt_bin_counts, exponent - self.learnt_bin_exponent)
+        self.learnt_bin_exponent = exponent
+
+    def _align_states(self, gather: Callable[[Tensor], Sequence[Tensor]]) -> None:
+        super()._align_states(gather)
+        if self._storage == "given bins":
+            _check_same_bins(gather(self.bin_edges), "on all ranks")
+        elif self._storage == "learnt bins":
+            self._widen_range(torch.stack(list(gather(self.learnt_bin_exponent))).amax())
+
+    def _prepare_merge(self, incoming_state: dict[str, Any]) -> dict[str, Any]:
+        if self._storage == "given bins":
+            _check_same_bins([self.bin_edges, incoming_state["bin_edges"]], "in both metrics")
+        if self._storage != "learnt bins":
+            return incoming_state
+        theirs = incoming_state["learnt_bin_exponent"]
+        self._widen_range(torch.maximum(self.learnt_bin_exponent, theirs))
+        counts = coarsen(incoming_state["learnt_bin_counts"], self.learnt_bin_exponent - theirs)
+        return {"learnt_bin_exponent": self.learnt_bin_exponent, "learnt_bin_counts": counts}
+
+
+def _check_same_bins(edges: Sequence[Tensor], where: str) -> None:
+    first, *others = edges
+    for other in others:
+        if not torch.equal(first, other):
+            got = " and ".join(f"{float(e[0]):g} to {float(e[-1]):g}" for e in (first, other))
+            raise ValueError(f"Expected the same edges of bins {where}, but got {len(first)} edges from {got}.")

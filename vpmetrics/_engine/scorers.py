@@ -1,0 +1,119 @@
+"""Scoring functions: how two embeddings are compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from vpmetrics._engine.precision import widen
+from vpmetrics._engine.validation import check_choice, check_floating, check_shape
+
+ScoreFunction = Callable[[Tensor, Tensor], Tensor]
+Scoring = str | ScoreFunction
+
+
+class Scorer(NamedTuple):
+    """A scoring function and its rounding error.
+
+    ``prepare(rows)`` runs once per embedding, ``compare(a, b)`` per block of pairs. ``rounding(a, b, scores, match)``
+    bounds the difference of two scores that are equal in exact arithmetic, ``(A, 1)``. ``is_builtin``: prepared rows
+    may be float64 whatever the embeddings were. ``is_shift_invariant``: a common shift changes no score, so that the
+    mean is subtracted first.
+    """
+
+    prepare: Callable[[Tensor], Tensor]
+    compare: ScoreFunction
+    rounding: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+    is_builtin: bool = True
+    is_shift_invariant: bool = False
+
+
+def resolve_scoring(scoring: Scoring) -> Scorer:
+    """Return the scorer of a name or a callable.
+
+    Args:
+        scoring: ``"cosine"``, ``"dot"`` or ``"euclidean"`` (the negative distance); or a callable, such as a fitted
+            :class:`vpmetrics.scoring.PLDA`, from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher =
+            more alike.
+    """
+    if isinstance(scoring, str):
+        check_choice("scoring", scoring, tuple(SCORERS))
+        return SCORERS[scoring]
+    if isinstance(scoring, type) or not callable(scoring):
+        got = f"the class {scoring.__name__}" if isinstance(scoring, type) else type(scoring).__name__
+        raise TypeError(f"Expected `scoring` to be a name or a callable, but got {got}.")
+
+    def compare(a: Tensor, b: Tensor) -> Tensor:
+        scores = scoring(a, b)
+        check_floating("scoring(a, b)", scores)
+        check_shape("scoring(a, b)", scores, (len(a), len(b)), "one score per pair")
+        return scores
+
+    return Scorer(_identity, compare, _relative_rounding, is_builtin=False)
+
+
+def _normalize(x: Tensor) -> Tensor:
+    """Return rows of unit length. Dividing by the largest entry first keeps squares from overflow and underflow."""
+    largest = x.detach().abs().amax(dim=1, keepdim=True) if x.shape[1] else x.new_ones(len(x), 1)
+    return normalize(x / torch.where(largest > 0, largest, 1))
+
+
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
+def _mask_overflow(x: Tensor) -> Tensor:
+    """Return the rows, NaN where a product may overflow: some processors give NaN for it, others infinity."""
+    squares = x.detach().square().sum(dim=1, keepdim=True)
+    return torch.where(squares.isfinite(), x, torch.nan)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b.mT
+
+
+def _negative_distance(a: Tensor, b: Tensor) -> Tensor:
+    return -torch.cdist(a, b)
+
+
+# Matrix products sum in an order that depends on the column, so equal references may differ by an ulp or two.
+def _unit(a: Tensor) -> float:
+    return torch.finfo(a.dtype).eps * max(8.0, math.sqrt(a.shape[1]))
+
+
+def _rounding_of_cosines(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
+    return torch.full_like(match, _unit(a))
+
+
+def _relative_rounding(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
+    return _unit(a) * scores.abs().amax(dim=1, keepdim=True)
+
+
+def _rounding_of_distances(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
+    # The error of a squared distance is relative to the norms; divided by the slope of the square it is that of the
+    # distance.
+    squared = _unit(a) * (a.square().sum(dim=1, keepdim=True) + b.square().sum(dim=1).amax())
+    return squared / torch.maximum(2 * match.abs(), squared.sqrt()).clamp(min=torch.finfo(a.dtype).tiny)
+
+
+SCORERS = {
+    "cosine": Scorer(_normalize, _dot, _rounding_of_cosines),
+    "dot": Scorer(_mask_overflow, _dot, _relative_rounding),
+    "euclidean": Scorer(_identity, _negative_distance, _rounding_of_distances, is_shift_invariant=True),
+}
+
+
+def prepare_rows(rows: Tensor, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return rows as they are compared; shifted to the origin where that changes no score.
+
+    Since it loses fewer digits.
+    """
+    if scorer.is_shift_invariant:
+        rows = widen(rows) - centre
+    with torch.autocast(rows.device.type, enabled=False):
+        return scorer.prepare(rows.to(dtype))

@@ -1,0 +1,208 @@
+"""Similarity of all pairs of speakers, and what follows from it: diagonal dominance, de-identification.
+
+Distinctiveness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from vpmetrics._engine.condition_scores import ConditionScores, score_pairs
+from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
+from vpmetrics._engine.pair_blocks import PairBlocks, RowGroup
+from vpmetrics._engine.precision import result_dtype, wide_dtype
+from vpmetrics._engine.scorers import Scorer
+from vpmetrics._engine.utterances import EvaluationData, count_values
+from vpmetrics._engine.validation import warn_undefined
+
+SIMILARITIES = ("geometric", "sigmoid")
+_MOST_SPEAKERS = 2048  # whose matrix a report keeps for its figures
+
+
+class SimilarityMatrices(NamedTuple):
+    """Similarities ``(S, S)`` of all pairs of speakers: rows by the first letter, columns by the second."""
+
+    oo: Tensor
+    op: Tensor
+    pp: Tensor
+    speakers: Tensor
+
+
+class SimilaritySummary(NamedTuple):
+    """What a similarity matrix gives, without the matrix.
+
+    ``within_speaker`` and ``between_speakers`` ``(S,)``: similarity of each speaker to itself, and on average to
+    others. ``dominance``, ``dominance_log``: see :func:`vpmetrics.functional.diagonal_dominance`, of similarities and
+    of their logarithms. ``pair_sums`` ``(3, S)``: sums of 1, of similarities and of their logarithms over the pairs
+    with another speaker that each speaker is in, on either side.
+    """
+
+    within_speaker: Tensor
+    between_speakers: Tensor
+    dominance: Tensor
+    dominance_log: Tensor
+    pair_sums: Tensor
+
+
+def compute_matrices(
+    data: EvaluationData,
+    similarity: str,
+    scorer: Scorer,
+    bandwidth: float | None = None,
+    conditions: tuple[str, ...] = WITHOUT_SESSIONS,
+) -> SimilarityMatrices:
+    """Return the matrices of some conditions, speakers ascending; NaN for others and where a side is missing."""
+    dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
+    count = len(data.speakers)
+    if count == 0:
+        warn_undefined("There are no utterances.")
+    order = data.speakers.argsort(stable=True)
+    matrices: list[Tensor] = []
+    for name in WITHOUT_SESSIONS:
+        enrolment, test = data.sides(CONDITIONS[name])
+        matrix = torch.full((count, count), torch.nan, dtype=dtype, device=data.speakers.device)
+        if name in conditions and len(enrolment) and len(test):
+            pairs = PairBlocks(
+                enrolment, test, count, scorer, CONDITIONS[name], data.processes, keep_digits=bandwidth is None
+            )
+            matrix = similarity_matrix(pairs, score_pairs(pairs, bandwidth), similarity).to(dtype)[order][:, order]
+        matrices.append(matrix)
+    oo, op, pp = matrices
+    return SimilarityMatrices(oo, op, pp, data.speakers[order])
+
+
+def similarity_matrix(pairs: PairBlocks, scores: ConditionScores, similarity: str) -> Tensor:
+    """Return the matrix of one condition ``(S, S)``, by speaker index."""
+    return _fill_matrix(pairs, similarity_rows(pairs, scores, similarity))
+
+
+def mean_score_matrix(pairs: PairBlocks) -> Tensor:
+    """Return the mean score of every pair of speakers, ``(S, S)``."""
+    return _fill_matrix(pairs, pair_means(pairs, lambda scores: scores))
+
+
+def _fill_matrix(pairs: PairBlocks, parts: Iterator[tuple[RowGroup, Tensor]]) -> Tensor:
+    matrix = _empty_matrix(pairs)
+    for group, means in parts:
+        matrix[group.first_speaker : group.last_speaker] = means
+    return _join_matrix(pairs, matrix)
+
+
+def _empty_matrix(pairs: PairBlocks) -> Tensor:
+    device = pairs.enrolment.speaker_index.device
+    return torch.full((pairs.num_speakers,) * 2, torch.nan, dtype=wide_dtype(device), device=device)
+
+
+def _join_matrix(pairs: PairBlocks, matrix: Tensor) -> Tensor:
+    """Return the matrix of all ranks; within one side with both halves."""
+    if pairs.processes.world_size > 1:
+        # Whatever a rank did not compute is -inf, and the largest of all ranks is the value.
+        (matrix,) = pairs.processes.all_reduce(torch.where(matrix.isnan(), -torch.inf, matrix), op="MAX")
+        matrix = torch.where(matrix == -torch.inf, torch.nan, matrix)
+    return torch.where(matrix.isnan(), matrix.T, matrix) if pairs.is_one_side else matrix
+
+
+def similarity_rows(pairs: PairBlocks, scores: ConditionScores, similarity: str) -> Iterator[tuple[RowGroup, Tensor]]:
+    """Yield similarities ``(v, S)`` of the speakers of a row group with all speakers; NaN where there is no trial."""
+    llr = scores.llr_of_both_orders()
+    is_geometric = similarity == "geometric"
+    find = scores.look_up([logsigmoid(llr) if is_geometric else llr])
+    for group, means in pair_means(pairs, lambda block_scores: find(block_scores)[0]):
+        yield group, means.exp() if is_geometric else means.sigmoid()
+
+
+def pair_means(pairs: PairBlocks, values_of: Callable[[Tensor], Tensor]) -> Iterator[tuple[RowGroup, Tensor]]:
+    """Yield means ``(v, S)``, over trials, of a function of scores, for the speakers of a row group and all speakers.
+
+    Within one side every pair of speakers is met once, in ascending order.
+    """
+    rows, columns = pairs.enrolment.speaker_index, pairs.test.speaker_index
+    dtype = wide_dtype(rows.device)
+    for group in pairs.row_groups():
+        size = group.last_speaker - group.first_speaker
+        sums = torch.zeros(size, pairs.num_speakers, dtype=dtype, device=rows.device)
+        row_counts = count_values(rows[group.rows.start : group.rows.stop] - group.first_speaker, size)
+        counts = torch.zeros_like(sums)
+        for others in group.other_columns:
+            if len(others):
+                inside = count_values(columns[others.start : others.stop], pairs.num_speakers)
+                counts += row_counts[:, None] * inside
+        for block in pairs.blocks(group):
+            values = values_of(block.scores.clone() if pairs.is_exact else block.scores).to(dtype)
+            own, other = rows[block.rows] - group.first_speaker, columns[block.columns]
+            if block.is_trial is not None:
+                values = values.masked_fill(~block.is_trial, 0)
+                counts += _sum_by_speaker(block.is_trial.to(dtype), own, other, counts)
+            sums += _sum_by_speaker(values, own, other, sums)
+        yield group, torch.where(counts > 0, sums / counts, torch.nan)
+
+
+def _sum_by_speaker(values: Tensor, rows: Tensor, columns: Tensor, like: Tensor) -> Tensor:
+    by_row = values.new_zeros(len(like), values.shape[1]).index_add(0, rows, values)
+    return torch.zeros_like(like).index_add(1, columns, by_row)
+
+
+def summarize_similarity(
+    pairs: PairBlocks, scores: ConditionScores, similarity: str
+) -> tuple[SimilaritySummary, Tensor | None]:
+    """Return what the matrix of one condition gives, some rows at a time; and the matrix, where it is small enough."""
+    count, dtype = pairs.num_speakers, wide_dtype(pairs.enrolment.speaker_index.device)
+    matrix = _empty_matrix(pairs) if count <= _MOST_SPEAKERS else None
+    # Sums of 1, of similarities and of their logarithms: of speakers with themselves, of rows, and of columns.
+    sums = torch.zeros(3, 3, count, dtype=dtype, device=pairs.enrolment.speaker_index.device)
+    for group, means in similarity_rows(pairs, scores, similarity):
+        rows = slice(group.first_speaker, group.last_speaker)
+        if matrix is not None:
+            matrix[rows] = means.detach()
+        each = torch.where(means.isnan(), 0, torch.stack([torch.ones_like(means), means, means.log2()]))
+        own = each.diagonal(group.first_speaker, dim1=1, dim2=2)
+        part = torch.zeros_like(sums)
+        part[0, :, rows] = own
+        part[1, :, rows] = each.sum(2) - own
+        part[2] = each.sum(1)
+        part[2, :, rows] -= own
+        sums = sums + part
+    (sums,) = pairs.processes.all_reduce(sums)
+    return _summary(sums, pairs.is_one_side), None if matrix is None else _join_matrix(pairs, matrix)
+
+
+def _summary(sums: Tensor, is_one_sided: bool) -> SimilaritySummary:
+    (known, own, log_own), of_rows, of_columns = sums
+    own, log_own = own / known, log_own / known
+    # Within one side a pair is met in one order and counts for both of its speakers.
+    pair_sums = of_rows + of_columns
+    compared, alike, _ = pair_sums if is_one_sided else of_rows
+    number, total, log_total = of_rows.sum(1)
+    dominance = (own.nanmean() - total / number).abs(), log_own.nanmean() - log_total / number
+    return SimilaritySummary(own, alike / compared, *dominance, pair_sums)
+
+
+def summarize_matrix(matrix: Tensor, is_one_sided: bool) -> SimilaritySummary:
+    """Return what a matrix gives; ``is_one_sided``: a pair of speakers was met once and stands in both halves."""
+    each = torch.where(matrix.isnan(), 0, torch.stack([torch.ones_like(matrix), matrix, matrix.log2()]))
+    own = each.diagonal(dim1=1, dim2=2)
+    apart = each - torch.diag_embed(own)
+    apart = apart.triu() if is_one_sided else apart
+    return _summary(torch.stack([own, apart.sum(2), apart.sum(1)]), is_one_sided)
+
+
+def split_matrix(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the diagonal ``(S,)`` of a matrix, and the mean of each row without it."""
+    others = matrix.detach().clone().fill_diagonal_(torch.nan)
+    return matrix.detach().diagonal(), others.nanmean(1)
+
+
+def dominance_ratio(dominance: Tensor, original: Tensor) -> Tensor:
+    """Return diagonal dominance relative to that of original speech; NaN and one warning where there is none."""
+    # Equal similarities average to equal numbers but for the last digits.
+    digits = 16 * torch.finfo(original.dtype).eps
+    original = torch.where(original > digits, original, torch.nan)
+    ratio = torch.where(dominance <= digits, 0, dominance) / original
+    reason = "The matrix of original speech has no dominant diagonal: too few or too similar speakers."
+    warn_undefined(reason, ratio.isnan())
+    return ratio

@@ -1,0 +1,193 @@
+r"""PAV with a gradient: scores counted softly.
+
+PAV is piecewise constant in the scores, so its gradient is zero. Counted on a fine grid instead, with each score split
+between its two neighbours and both histograms smoothed by a Gaussian, the counts move with the scores, and what is
+calculated from them has a gradient. Reading values back off the grid is the exact adjoint of counting: the sum over
+scores of what :func:`read_off` returns is the sum over cells of counts times values.
+
+The partition into blocks needs no derivative. Where two blocks touch, moving the border changes a proper score only to
+second order, because PAV minimises all of them at once; so gradients flow through the sums of the blocks alone. The
+grid does: it follows the range and the spread of the scores, and its own part makes the gradient that of the whole.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._engine.precision import at_least_float32, power_of_two_near, widen
+
+_REACH = 8.0  # scores further from the mean than this, in standard deviations, count as lying there
+_MARGIN = 6.0  # room outside the outermost score, in bandwidths: the Gaussian is down to 1e-8 of its height
+_CELLS_PER_BANDWIDTH = 2.5  # the spectrum of the Gaussian is down to 1e-13 at the highest frequency of such a grid
+_SPLIT_VARIANCE = 1 / 6  # in cells: how much splitting scores between neighbours widens the Gaussian, on average
+_MOST_CELLS = 1 << 16
+_FLOOR = 1e-6  # share of a class that empty cells are taken to hold: no logarithm is infinite, or one of rounding
+
+
+class Grid(NamedTuple):
+    """Where scores are counted: ``cells`` points ``low + k * step``, within ``[lowest, highest]`` for scores.
+
+    ``low``, ``step``, ``lowest``, ``highest`` (all in units of ``unit``) and ``width`` (of the Gaussian, in steps) are
+    ``(..., 1)``; they carry the gradient of the scores' range and spread.
+    """
+
+    unit: Tensor
+
+    low: Tensor
+    step: Tensor
+    lowest: Tensor
+    highest: Tensor
+    width: Tensor
+    cells: int
+
+    @property
+    def points(self) -> Tensor:
+        """The scores of the grid points, ``(..., cells)``, ascending."""
+        place = torch.arange(self.cells, dtype=self.low.dtype, device=self.low.device)
+        return (self.low + self.step * place) * self.unit
+
+
+def lay_grid(preds: Tensor, bandwidth: float) -> Grid:
+    r"""The grid for scores: it follows their range and spread.
+
+    Shifting or stretching all scores moves the grid along, so that neither changes a value, and no gradient pushes
+    that way. Scores that differ by less than 1e-23 in float32 or 1e-162 in float64 are tied.
+
+    Args:
+        preds: Scores of shape ``(..., P)``; every row gets a grid of its own.
+        bandwidth: Width of the Gaussian in (population) standard deviations of the scores, above 0.
+
+    Returns:
+        The grid; its number of cells depends on ``bandwidth`` alone, so nothing is read from the device.
+
+    Example:
+        >>> grid = lay_grid(torch.tensor([-1.0, 1.0]), bandwidth=0.1)
+        >>> grid.cells, grid.lowest, grid.highest
+        (512, tensor([-1.]), tensor([1.]))
+    """
+    scores = at_least_float32(preds)
+    if scores.shape[-1] == 0:
+        scores = scores.new_zeros(*scores.shape[:-1], 1)
+    numbers, largest = torch.finfo(scores.dtype), scores.detach().abs().amax(-1, keepdim=True)
+    # Not for the smallest scores there are: divided by such a unit, the gradient would overflow.
+    unit = power_of_two_near(largest, least=math.sqrt(numbers.tiny))
+    scores, largest = scores / unit, largest / unit
+    variance, mean = torch.var_mean(scores, dim=-1, correction=0, keepdim=True)
+    # Scores that agree in half their digits are tied: the rest of their spread is mostly rounding.
+    deviation = torch.maximum(variance, numbers.eps * largest.clamp(min=1).square()).sqrt()
+    lowest = torch.maximum(scores.amin(-1, keepdim=True), mean - _REACH * deviation)
+    highest = torch.minimum(scores.amax(-1, keepdim=True), mean + _REACH * deviation)
+    width = bandwidth * deviation
+    low, high = lowest - _MARGIN * width, highest + _MARGIN * width
+    cells = _number_of_cells(bandwidth)
+    step = (high - low) / (cells - 1)
+    return Grid(unit, low, step, lowest, highest, width / step, cells)
+
+
+def count_on_grid(grid: Grid, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    r"""Soft counts of targets and non-targets on a grid.
+
+    .. math::
+        T_g = \sum_{i : y_i = 1} \sum_j K_{gj} \max\left(0, 1 - \frac{|s_i - u_j|}{\Delta} \right), \qquad
+        K_{gj} \propto \exp\left( -\frac{(u_g - u_j)^2}{2 (b \sigma)^2} \right)
+
+    for grid points :math:`u_j` at distance :math:`\Delta`, bandwidth :math:`b` and standard deviation :math:`\sigma`;
+    the same for non-targets. Linear in the number of scores; nothing is sorted or read from the device.
+
+    Args:
+        grid: From :func:`lay_grid`, of these scores or others.
+        preds: Scores of shape ``(..., P)``.
+        target: 1 (same speaker) or 0 (different), of the same shape.
+        weights: How much each score counts, of the same shape; 0 leaves one out where a mask would change shapes.
+
+    Returns:
+        Two tensors ``(..., cells)`` of sums in the wide type, whose totals are the numbers of targets and non-targets.
+        A score that is NaN or infinite makes its row NaN.
+
+    Example:
+        >>> preds, target = torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 0])
+        >>> targets, nontargets = count_on_grid(lay_grid(preds, bandwidth=0.1), preds, target)
+        >>> round(targets.sum().item(), 4), round(nontargets.sum().item(), 4)
+        (1.0, 2.0)
+    """
+    cell, share = _locate(grid, preds)
+    # One flat vector of sums, whatever the leading dimensions: non-targets and targets of the first row, and so on.
+    rows = torch.arange(0, 2 * math.prod(cell.shape[:-1]), 2, device=cell.device).view(*cell.shape[:-1], 1)
+    place = (cell + torch.where(target == 1, grid.cells, 0) + rows * grid.cells).flatten()
+    above = widen(share).flatten()
+    whole = above.new_ones(()).expand(len(place)) if weights is None else weights.to(above.dtype).flatten()
+    empty = torch.zeros(2 * rows.numel() * grid.cells, dtype=above.dtype, device=above.device)
+    trials = empty.scatter_add(0, place, whole)
+    moved_up = empty.scatter_add(0, place, above * whole).view(*cell.shape[:-1], 2, grid.cells)
+    # The last cell is empty: scores keep away from the ends of the grid.
+    sums = trials.view_as(moved_up) - moved_up + moved_up.roll(1, -1)
+    counts = _smooth(sums, grid.width.unsqueeze(-1))
+    floor = counts.detach().sum(-1, keepdim=True) * (_FLOOR / grid.cells)
+    nontargets, targets = torch.maximum(counts, floor).unbind(-2)
+    return targets, nontargets
+
+
+def read_off(grid: Grid, values: Tensor, preds: Tensor) -> Tensor:
+    r"""The value at every score of something known per cell, smoothed and interpolated as scores are when counted.
+
+    .. math:: v(s) = \sum_j \max\left(0, 1 - \frac{|s - u_j|}{\Delta} \right) \sum_g K_{gj} v_g
+
+    The gradient reaches both the values and the scores.
+
+    Args:
+        grid: The grid the values belong to.
+        values: Finite values of shape ``(..., cells)``, such as log-likelihood ratios.
+        preds: Scores of shape ``(..., P)``.
+
+    Returns:
+        Shape ``(..., P)``, in the type of ``values``.
+
+    Example:
+        >>> preds = torch.tensor([1.0, 2.0, 4.0])
+        >>> grid = lay_grid(preds, bandwidth=0.1)
+        >>> read_off(grid, 3 * grid.points, preds)
+        tensor([ 3.0000,  6.0000, 12.0000])
+    """
+    cell, share = _locate(grid, preds)
+    smooth = _smooth(values, grid.width)
+    below, above = smooth.gather(-1, cell), smooth.gather(-1, cell + 1)
+    return below + share.to(values.dtype) * (above - below)
+
+
+def soft_counts(
+    preds: Tensor, target: Tensor, bandwidth: float, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Grid points and soft counts of both classes, each ``(..., cells)``: :func:`lay_grid` and :func.
+
+    `count_on_grid`.
+    """
+    grid = lay_grid(preds, bandwidth)
+    return grid.points, *count_on_grid(grid, preds, target, weights)
+
+
+def _number_of_cells(bandwidth: float) -> int:
+    widest = 2 * (_REACH / bandwidth + _MARGIN) * _CELLS_PER_BANDWIDTH
+    return min(_MOST_CELLS, 1 << math.ceil(math.log2(widest)))
+
+
+def _locate(grid: Grid, preds: Tensor) -> tuple[Tensor, Tensor]:
+    """The grid point below every score, and the share of the score that belongs to the next one."""
+    inside = torch.clamp(at_least_float32(preds) / grid.unit, grid.lowest, grid.highest)
+    position = (inside - grid.low) / grid.step
+    # A NaN must not become an index; it stays in the share.
+    below = position.detach().nan_to_num(0.0, 0.0, 0.0).clamp_(0, grid.cells - 2).floor_()
+    return below.long(), position - below
+
+
+def _smooth(values: Tensor, width: Tensor) -> Tensor:
+    """Convolve the last dimension with a Gaussian: as a product of spectra, because its width is on the device."""
+    cells = values.shape[-1]
+    frequency = torch.arange(cells // 2 + 1, dtype=values.dtype, device=values.device) * (2 * math.pi / cells)
+    variance = (width.to(values.dtype).square() - _SPLIT_VARIANCE).clamp(min=0)
+    response = torch.exp(-0.5 * variance * frequency.square())
+    smooth: Tensor = torch.fft.irfft(torch.fft.rfft(values) * response, n=cells)
+    return smooth

@@ -1,0 +1,255 @@
+"""What the trials of every single speaker disclose, and what they would with speakers permuted."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from vpmetrics._engine.condition_scores import ConditionScores
+from vpmetrics._engine.identification import Identification
+from vpmetrics._engine.jackknife import ScoreCells
+from vpmetrics._engine.measures import evidence, expected_disclosure, linkability_edges, linkability_of_bins
+from vpmetrics._engine.pair_blocks import PairBlocks
+from vpmetrics._engine.precision import wide_dtype, widen
+from vpmetrics._engine.score_counts import Counted, Steps, calibrate
+
+_PERMUTATIONS = 4  # of speakers, for chance levels
+_MOST_PAIRS = 1 << 20  # non-target pairs that are counted by speaker
+_MOST_COUNTS = 1 << 22  # of all speakers together
+
+
+class SideDisclosure(NamedTuple):
+    r"""What the trials of each speaker on one side disclose; all fields ``(S,)``.
+
+    ``of_targets`` and ``of_nontargets`` are the two halves of a speaker's D_ECE in bits, ``targets`` and ``nontargets``
+    the numbers of trials they are means of; NaN for none. ``l_w``: the strongest evidence among them.
+    """
+
+    of_targets: Tensor
+    of_nontargets: Tensor
+    targets: Tensor
+    nontargets: Tensor
+    l_w: Tensor
+
+    @property
+    def d_ece(self) -> Tensor:
+        """D_ECE of each speaker, both kinds of trials with equal weight; NaN where one kind is missing."""
+        return self.of_targets + self.of_nontargets
+
+    @property
+    def contributions(self) -> Tensor:
+        """What each speaker adds to the D_ECE of all trials, which is the sum of these."""
+        halves = (self.of_targets, self.targets), (self.of_nontargets, self.nontargets)
+        parts = [torch.where(trials > 0, half * trials, 0) / trials.sum() for half, trials in halves]
+        return parts[0] + parts[1]
+
+
+class SpeakerDisclosure(NamedTuple):
+    """Disclosure of every speaker by the calibration of all trials: as enrolled, as tested, and as either.
+
+    ``speakers`` ``(S,)``, ascending. A target trial counts once in ``both``, a non-target trial for both its speakers.
+    """
+
+    speakers: Tensor
+    enrolled: SideDisclosure
+    probed: SideDisclosure
+    both: SideDisclosure
+
+
+class SpeakerIdentification(NamedTuple):
+    """Mean bits of the inputs of each speaker in identification; all fields ``(S,)``.
+
+    Weighted by ``inputs``, the number of them, ``mean_d`` and ``alid`` average to those of all inputs.
+    """
+
+    speakers: Tensor
+    inputs: Tensor
+    mean_d: Tensor
+    alid: Tensor
+
+
+def disclose_speakers(pairs: PairBlocks, scores: ConditionScores, speakers: Tensor) -> SpeakerDisclosure:
+    """Return the disclosure of every speaker, from one more pass over the pairs."""
+    llr = calibrate(scores.counts.ascending)
+    find = scores.look_up([evidence(-llr), evidence(llr)])
+    device, count = speakers.device, len(speakers)
+    # Evidence and numbers of trials: of targets, of non-targets by enrolled and by tested speaker.
+    sums = torch.zeros(3, 2, count, dtype=wide_dtype(device), device=device)
+    ends = torch.full((2, 2, count), torch.inf, dtype=sums.dtype, device=device)  # lowest, and highest negated
+    for block in pairs:
+        index = pairs.enrolment.speaker_index[block.rows], pairs.test.speaker_index[block.columns]
+        masked = [block.scores, block.scores]
+        if block.is_trial is not None:
+            masked = [block.scores.masked_fill(~block.is_trial, end) for end in (torch.inf, -torch.inf)]
+        nontarget, target = find(block.scores.clone())
+        nontarget, trials = nontarget.to(sums.dtype), torch.ones_like(nontarget, dtype=sums.dtype)
+        if block.is_target is not None and block.is_trial is not None:
+            chosen = block.is_target & block.is_trial
+            each = torch.stack([torch.where(chosen, target, 0).to(sums.dtype).sum(1), chosen.sum(1).to(sums.dtype)])
+            sums[0].index_add_(1, index[0], each)
+            trials = (~block.is_target & block.is_trial).to(sums.dtype)
+            nontarget = torch.where(trials > 0, nontarget, 0)
+        for side in (0, 1):
+            extremes = torch.stack([masked[0].amin(1 - side), -masked[1].amax(1 - side)])
+            ends[:, side].scatter_reduce_(1, index[side].expand(2, -1), widen(extremes), "amin")
+            sums[1 + side].index_add_(1, index[side], torch.stack([nontarget.sum(1 - side), trials.sum(1 - side)]))
+    (sums,), (ends,) = pairs.processes.all_reduce(sums), pairs.processes.all_reduce(ends, op="MIN")
+    find_strength = scores.look_up([calibrate(scores.counts.ascending, laplace=True).abs().detach()])
+    is_seen = ends.isfinite()
+    extremes = torch.stack([ends[0], -ends[1]]).masked_fill(~is_seen, 0).to(pairs.enrolment.embeddings.dtype)
+    strongest = find_strength(extremes)[0].to(sums.dtype).masked_fill(~is_seen, 0).amax(0)
+    return speaker_disclosure_of_sums(speakers, sums, strongest, scores.is_one_sided)
+
+
+def disclose_trial_speakers(
+    scores: ConditionScores, preds: Tensor, is_target: Tensor, places: Tensor, names: Tensor
+) -> SpeakerDisclosure:
+    """Return the disclosure of every speaker from given trials ``(P,)``; ``places`` ``(2.
+
+    P)`` are places in ``names``.
+    """
+    llr = calibrate(scores.counts.ascending)
+    tables = [evidence(-llr), evidence(llr), calibrate(scores.counts.ascending, laplace=True).abs().detach()]
+    nontarget, target, strengths = scores.look_up(tables)(preds.clone())
+    each = torch.where(is_target, target, nontarget)
+    each = torch.stack([each, torch.ones_like(each)])
+    empty = each.new_zeros(2, len(names))
+    sums = [empty.index_add(1, places[0], each * is_target)]
+    sums += [empty.index_add(1, place, each * ~is_target) for place in places]
+    strongest = empty.scatter_reduce(1, places, strengths.expand(2, -1), "amax")
+    return speaker_disclosure_of_sums(names, torch.stack(sums), strongest, scores.is_one_sided)
+
+
+def speaker_disclosure_of_sums(names: Tensor, sums: Tensor, strongest: Tensor, is_one_sided: bool) -> SpeakerDisclosure:
+    """Return the disclosure from sums of evidence and numbers of trials ``(3, 2, S)``, and strongest evidence ``(2.
+
+    S)``.
+    """
+    order = names.argsort(stable=True)
+    own, *others = sums[..., order]
+    sides = [(other, worst) for other, worst in zip(others, strongest[:, order], strict=True)]
+    sides.append((others[0] + others[1], strongest.amax(0)[order]))
+    # Within one side it is arbitrary which of two utterances was the row.
+    chosen = [sides[-1] if is_one_sided else side for side in sides]
+    return SpeakerDisclosure(names[order], *(_side_disclosure(own, *side) for side in chosen))
+
+
+def _side_disclosure(own: Tensor, others: Tensor, strongest: Tensor) -> SideDisclosure:
+    of_targets, of_nontargets = (sums / trials / (2 * math.log(2)) for sums, trials in (own, others))
+    sums, trials = own + others
+    l_w = torch.where((trials > 0) & ~sums.isnan(), strongest / math.log(10), torch.nan)
+    return SideDisclosure(of_targets, of_nontargets, own[1], others[1], l_w)
+
+
+def identify_speakers(found: Identification) -> SpeakerIdentification:
+    """Return the mean bits of the inputs of each speaker, ascending."""
+    names, place, inputs = found.speakers.unique(return_inverse=True, return_counts=True)
+    unknown = torch.full_like(found.rank_bits, torch.nan)
+    bits = torch.stack([found.rank_bits, unknown if found.bits is None else found.bits.to(unknown.dtype)])
+    means = bits.new_zeros(2, len(names)).index_add(1, place, bits) / inputs
+    return SpeakerIdentification(names, inputs, *means)
+
+
+class WorstSpeaker(NamedTuple):
+    """The largest two-sided D_ECE of one speaker's own trials, calibrated on these alone, and its chance level.
+
+    ``d_ece`` ``(S,)``: that of every speaker as the one tested, by speaker index. ``chance``: what the largest of as
+    many speakers reaches with speakers permuted.
+    """
+
+    d_ece: Tensor
+    chance: Tensor
+
+    @property
+    def largest(self) -> tuple[Tensor, Tensor]:
+        """The largest value and its speaker index; NaN where no value is known."""
+        return find_largest(self.d_ece)
+
+
+def find_largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest number and its index, as a floating number; NaN for both where there is none."""
+    values = pad(values, (0, 1), value=math.nan)
+    place = torch.where(values.isnan(), -torch.inf, values).argmax(0, keepdim=True)
+    largest = values.gather(0, place).squeeze(0)
+    return largest, torch.where(largest.isnan(), torch.nan, place.squeeze(0).to(largest.dtype))
+
+
+def permute_targets(pairs: PairBlocks) -> list[tuple[Tensor, Tensor]]:
+    """Return pseudo-target scores and their tested speakers, for a few permutations of the speakers."""
+    found = []
+    for shift in range(1, 1 + min(_PERMUTATIONS, pairs.num_speakers - 1)):
+        permuted, original_index = pairs.permute_speakers(shift)
+        whole = permuted.on_all_ranks()
+        parts = [(permuted.enrolment.embeddings.new_empty(0), permuted.test.speaker_index[:0])]
+        for group in whole.row_groups():
+            for block in whole.blocks(group, targets_only=True):
+                assert block.is_target is not None
+                tested = original_index[permuted.test.speaker_index[block.columns]].expand(len(block.scores), -1)
+                parts.append((block.scores[block.is_target], tested[block.is_target]))
+        scores, tested = (torch.cat(column) for column in zip(*parts, strict=True))
+        found.append((scores, tested))
+    return found
+
+
+def find_worst_speaker(
+    pairs: PairBlocks, scores: ConditionScores, permuted: list[tuple[Tensor, Tensor]]
+) -> WorstSpeaker:
+    """Return what each tested speaker's own trials disclose, calibrated on these alone."""
+    count = pairs.num_speakers
+    cells = ScoreCells(scores, most=max(64, min(1024, _MOST_COUNTS // max(1, count))))
+    size = cells.number
+    targets, nontargets = torch.zeros(2, count * size, dtype=torch.int64, device=pairs.test.speaker_index.device)
+    whole = pairs.on_all_ranks()
+    for group in whole.row_groups():
+        for block in whole.blocks(group, targets_only=True):
+            if block.is_target is not None and block.is_trial is not None:
+                slots = cells.of(block.scores) + size * pairs.test.speaker_index[block.columns]
+                slots = slots[block.is_target & block.is_trial]
+                targets.index_add_(0, slots, torch.ones_like(slots))
+    thinned = pairs.thin_enrolment(_MOST_PAIRS)
+    one = nontargets.new_ones(())
+    for block in thinned:
+        slots = cells.of(block.scores) + size * thinned.test.speaker_index[block.columns]
+        own = [slots]
+        if thinned.is_one_side:  # an unordered pair is a trial of either speaker
+            own.append(cells.of(block.scores) + (size * thinned.test.speaker_index[block.rows])[:, None])
+        for slot in own:
+            if block.is_target is not None and block.is_trial is not None:
+                slot = slot[~block.is_target & block.is_trial]
+            nontargets.index_add_(0, slot.flatten(), one.expand(slot.numel()))
+    (nontargets,) = thinned.processes.all_reduce(nontargets)
+    nontargets = widen(nontargets.view(count, size))
+    values = _two_sided(widen(targets.view(count, size)), nontargets)
+    chances = []
+    for pseudo, tested in permuted:
+        slots = cells.of(pseudo) + size * tested
+        counts = torch.zeros_like(targets).index_add_(0, slots, torch.ones_like(slots))
+        chances.append(find_largest(_two_sided(widen(counts.view(count, size)), nontargets))[0])
+    chance = torch.stack(chances).nanmean() if chances else torch.full_like(values.sum(), torch.nan)
+    return WorstSpeaker(values, chance)
+
+
+def _two_sided(targets: Tensor, nontargets: Tensor) -> Tensor:
+    empty = targets.new_empty(0)
+    steps = Steps(empty, targets, nontargets), Steps(empty, targets.flip(1), nontargets.flip(1))
+    return torch.stack([expected_disclosure(each) for each in steps]).amax(0)
+
+
+def linkability_chance(scores: ConditionScores, permuted: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the linkability with speakers permuted, the mean over a few permutations."""
+    edges = linkability_edges(scores.trials)
+    nontargets = widen(scores.trials.between(edges))[0]
+    values = [
+        linkability_of_bins(torch.stack([nontargets, Counted(pseudo, _ones(pseudo)).between(edges)[1]]))
+        for pseudo, _ in permuted
+    ]
+    value = torch.stack(values).mean() if values else torch.full_like(nontargets.sum(), torch.nan)
+    return torch.where(edges[0].isnan(), torch.nan, value)
+
+
+def _ones(scores: Tensor) -> Tensor:
+    return torch.ones(2, len(scores), dtype=torch.int64, device=scores.device)

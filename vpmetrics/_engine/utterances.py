@@ -1,0 +1,398 @@
+"""Accumulated utterances: columns of embeddings and labels, and the two sides that trials are formed from."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vpmetrics._engine.conditions import Condition
+from vpmetrics._engine.distributed import SINGLE_PROCESS, Processes
+from vpmetrics._engine.precision import at_least_float32, wide_dtype, widen
+from vpmetrics._engine.validation import (
+    check_embedding_values,
+    check_embeddings,
+    check_recordings,
+    warn_if,
+    warn_undefined,
+)
+
+# Flags of a row, as bits of one small number: which columns were given for it.
+_HAS_ORIGINAL, _HAS_PROTECTED, _HAS_UTTERANCE, _HAS_REFERENCE, _IS_REFERENCE, _HAS_SESSION, _HAS_GROUP = (
+    1 << bit for bit in range(7)
+)
+_ENTRIES_AT_ONCE = 1 << 20  # entries of embeddings widened at a time
+
+
+class UtteranceColumns(NamedTuple):
+    """Utterances as metrics store them: one row each in every column, with flags for what was left out."""
+
+    original: Tensor
+    protected: Tensor
+    speakers: Tensor
+    utterances: Tensor
+    sessions: Tensor
+    groups: Tensor
+    row_flags: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Utterances:
+    """One side, original or protected.
+
+    ``embeddings`` ``(N, D)``; ``speakers`` ``(N,)``, labels; ``ids`` ``(N,)``, the same for one recording on both
+    sides; ``speaker_index`` ``(N,)``, the row of :attr:`EvaluationData.speakers`; ``is_reference``, ``sessions``,
+    ``groups`` ``(N,)``, or None where they were not given.
+    """
+
+    embeddings: Tensor
+    speakers: Tensor
+    ids: Tensor
+    speaker_index: Tensor
+    is_reference: Tensor | None = None
+    sessions: Tensor | None = None
+    groups: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.speaker_index)
+
+    def take(self, rows: Tensor | slice) -> Utterances:
+        """Return some of the rows, by index, mask or slice."""
+        columns = (getattr(self, field.name) for field in fields(self))
+        return Utterances(*(None if column is None else column[rows] for column in columns))  # type: ignore[arg-type]
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """A number per row that depends on its embedding alone, see :func:`row_keys`."""
+        return row_keys(self.embeddings)
+
+    @cached_property
+    def value_order(self) -> Tensor:
+        """Indices of the rows, in an order that depends on their embeddings alone."""
+        return self.keys.argsort(stable=True)
+
+    def order_by(self, numbers: Tensor) -> Tensor:
+        """Return row indices sorted by a number of each, and by value where it is equal."""
+        return self.value_order[numbers[self.value_order].argsort(stable=True)]
+
+
+class EvaluationData(NamedTuple):
+    """Both sides and their speakers.
+
+    ``speakers`` ``(S,)`` are the labels that ``speaker_index`` refers to. With groups, a speaker in two groups counts
+    as two, and those of one group have adjacent indices. ``processes`` share the work.
+    """
+
+    original: Utterances
+    protected: Utterances
+    speakers: Tensor
+    processes: Processes = SINGLE_PROCESS
+
+    def sides(self, condition: Condition, enrolment: str | None = None) -> tuple[Utterances, Utterances]:
+        """Return the enrolment and the test side of a condition; the same object where every utterance is on both.
+
+        With ``enrolment``, references are on the enrolment side and all others on the test side: each reference by
+        itself (``"utterance"``), or their mean per speaker (``"speaker"``).
+        """
+        first, second = getattr(self, condition.enrolment), getattr(self, condition.test)
+        if condition.target_sessions != "any" and second.sessions is None:
+            warn_undefined(f"Condition {condition.name!r} requires `sessions`.")
+            return first.take(slice(0, 0)), second.take(slice(0, 0))
+        if enrolment is None or first.is_reference is None or second.is_reference is None:
+            return first, second
+        references, tests = first.take(first.is_reference), second.take(~second.is_reference)
+        if enrolment == "speaker":
+            references = average_by_speaker(references, by_session=condition.target_sessions != "any")
+        return references, tests
+
+    def groups(self) -> list[int]:
+        """Return all groups, ascending; an empty list where none were given."""
+        columns = [side.groups for side in (self.original, self.protected) if side.groups is not None]
+        return torch.unique(torch.cat(columns)).tolist() if columns else []
+
+    def by_group(self) -> list[EvaluationData]:
+        """Return the data of each group; the data as they are where there are no two groups."""
+        groups = self.groups()
+        return [self] if len(groups) < 2 else [self.of_group(group) for group in groups]
+
+    def of_group(self, group: int) -> EvaluationData:
+        """Return the utterances of one group."""
+        sides = (self.original, self.protected)
+        first, second = (side if side.groups is None else side.take(side.groups == group) for side in sides)
+        return index_speakers(replace(first, groups=None), replace(second, groups=None), self.processes)
+
+
+def encode_labels(labels: Any) -> Tensor:
+    """Return an integer for each label, the same for the same string in every batch, process and run.
+
+    Args:
+        labels: Strings or integers: a list, a tuple, a NumPy array or a tensor. Strings become 63-bit hashes.
+
+    Returns:
+        int64 tensor of the same length.
+
+    Example:
+        >>> first, second, third = encode_labels(["p225", "p226", "p225"])
+        >>> bool(first == third), bool(first == second)
+        (True, False)
+    """
+    if isinstance(labels, Tensor):
+        return labels
+    if isinstance(labels, np.ndarray) and labels.dtype.kind in "iub":
+        return torch.from_numpy(labels.astype(bool if labels.dtype.kind == "b" else np.int64))
+    values = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
+    if values and all(isinstance(value, Tensor) and value.numel() == 1 for value in values):
+        return torch.stack([value.flatten()[0] for value in values])
+    if not all(isinstance(value, (str, int)) for value in values):
+        kinds = sorted({type(value).__name__ for value in values if not isinstance(value, (str, int))})
+        raise TypeError(f"Expected labels to be integers or strings, but got {', '.join(kinds)[:80]}.")
+    if all(isinstance(value, bool) for value in values) and values:
+        return torch.tensor(values)
+    if not any(isinstance(value, str) for value in values):
+        return torch.tensor(values, dtype=torch.int64)
+    return torch.tensor([_hash_label(str(value)) for value in values], dtype=torch.int64)
+
+
+def _hash_label(text: str) -> int:
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def as_embeddings(value: Any, name: str) -> Any:
+    """Return a tensor for a NumPy array, and ``(B, D)`` for ``(B, 1, D)``; anything else as it is."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind != "f":
+            raise TypeError(f"Expected `{name}` to have a floating dtype, but got {value.dtype}.")
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    return value.squeeze(1) if isinstance(value, Tensor) and value.dim() == 3 and value.shape[1] == 1 else value
+
+
+def pack_utterances(
+    original: Tensor | None = None,
+    protected: Tensor | None = None,
+    speakers: Tensor | None = None,
+    is_reference: Tensor | None = None,
+    utterances: Tensor | None = None,
+    sessions: Tensor | None = None,
+    groups: Tensor | None = None,
+    *,
+    width: int | None = None,
+    validate_values: bool = False,
+) -> UtteranceColumns:
+    """Return validated arguments of ``update`` as columns, with their graph; a missing side is zeros with its flag off.
+
+    Args:
+        original: See :meth:`EmbeddingMetric.update`.
+        protected: See there.
+        speakers: See there.
+        is_reference: See there.
+        utterances: See there.
+        sessions: See there.
+        groups: See there.
+        width: Width of earlier batches.
+        validate_values: Whether values are validated, too; forces a GPU sync.
+    """
+    original, protected = as_embeddings(original, "original"), as_embeddings(protected, "protected")
+    given = next((side for side in (original, protected) if isinstance(side, Tensor)), None)
+    labels = {"speakers": speakers, "utterances": utterances, "sessions": sessions, "groups": groups}
+    labels |= {"is_reference": is_reference}
+    for name, value in labels.items():
+        # A default collate yields lists of strings; tensors stay where they are.
+        if isinstance(value, (list, tuple, np.ndarray)) and given is not None:
+            labels[name] = encode_labels(value).to(given.device)
+    speakers, utterances, sessions, groups, is_reference = labels.values()
+    numbers = {"utterances": utterances, "sessions": sessions, "groups": groups}
+    check_embeddings(original, protected, speakers, is_reference, numbers, width)
+    assert given is not None
+    assert speakers is not None
+    if validate_values:
+        check_embedding_values(original, protected)
+        if utterances is not None:
+            check_recordings(utterances, speakers=speakers, groups=groups)
+    sides = [at_least_float32(given).detach().new_zeros(given.shape) if s is None else s for s in (original, protected)]
+    wide = torch.promote_types(torch.promote_types(sides[0].dtype, sides[1].dtype), torch.float32)
+    names = speakers.to(torch.int64)
+    flags = {_HAS_ORIGINAL: original, _HAS_PROTECTED: protected, _HAS_REFERENCE: is_reference}
+    flags |= {_HAS_UTTERANCE: utterances, _HAS_SESSION: sessions, _HAS_GROUP: groups}
+    row_flags = torch.full_like(names, sum(bit for bit, x in flags.items() if x is not None), dtype=torch.uint8)
+    if is_reference is not None:
+        row_flags = row_flags + is_reference.to(torch.uint8) * _IS_REFERENCE
+    integers = [torch.zeros_like(names) if x is None else x.to(torch.int64) for x in numbers.values()]
+    recordings, draws, parts = integers
+    return UtteranceColumns(sides[0].to(wide), sides[1].to(wide), names, recordings, draws, parts, row_flags)
+
+
+def check_column_recordings(columns: UtteranceColumns) -> None:
+    """Raise where one recording has two speakers or groups, which may show only over several batches."""
+    has_id = (columns.row_flags & _HAS_UTTERANCE) != 0
+    check_recordings(columns.utterances[has_id], speakers=columns.speakers[has_id], groups=columns.groups[has_id])
+
+
+def build_data(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS) -> EvaluationData:
+    """Return both sides of stored utterances, with every recording once on each."""
+    count = len(columns.speakers)
+    has_id = (columns.row_flags & _HAS_UTTERANCE) != 0
+    # An utterance without an id is a recording of its own.
+    unnamed = torch.arange(count, 2 * count, device=columns.speakers.device)
+    ids = torch.where(has_id, torch.unique(columns.utterances, return_inverse=True)[1], unnamed)
+    bits = (_HAS_REFERENCE, _HAS_SESSION, _HAS_GROUP)
+    given = torch.stack([(columns.row_flags & bit).any() for bit in bits]).tolist()
+    values = (columns.row_flags & _IS_REFERENCE) != 0, columns.sessions, columns.groups
+    optional = [value if is_given else None for value, is_given in zip(values, given, strict=True)]
+    # The same recording protected in another session is another recording; its original is still the same.
+    sessions = optional[1]
+    drawn = ids if sessions is None else torch.unique(torch.stack([ids, sessions]), dim=1, return_inverse=True)[1]
+    sides = []
+    for embeddings, recordings, bit in (
+        (columns.original, ids, _HAS_ORIGINAL),
+        (columns.protected, drawn, _HAS_PROTECTED),
+    ):
+        kept = _first_of_each(recordings, (columns.row_flags & bit) != 0)
+        side = Utterances(embeddings, columns.speakers, ids, columns.speakers, *optional)
+        sides.append(side if len(kept) == count else side.take(kept))
+    data = index_speakers(sides[0], sides[1], processes)
+    name = "original" if len(data.original) else "protected"
+    side = getattr(data, name)
+    warn_if(
+        count_duplicates(side),
+        lambda copies: (
+            f"{copies:.0f} of {len(side)} {name} embeddings equal another one of their speaker. If a sampler "
+            "repeats utterances, pass `utterances=` so that each counts once."
+            if 0 < copies < len(side) - 1
+            else None
+        ),
+    )
+    return data
+
+
+def index_speakers(original: Utterances, protected: Utterances, processes: Processes) -> EvaluationData:
+    """Return both sides with ``speaker_index`` numbered anew; speakers of one group get adjacent numbers."""
+    speakers = torch.cat([original.speakers, protected.speakers])
+    names, place = torch.unique(speakers, return_inverse=True)
+    if original.groups is not None and protected.groups is not None:
+        groups = torch.unique(torch.cat([original.groups, protected.groups]), return_inverse=True)[1]
+        codes, place = torch.unique(groups * len(names) + place, return_inverse=True)
+        names = names[codes % max(1, len(names))]
+    first, second = place.split([len(original), len(protected)])
+    sides = replace(original, speaker_index=first), replace(protected, speaker_index=second)
+    return EvaluationData(*sides, names, processes)
+
+
+def count_duplicates(side: Utterances) -> Tensor:
+    """Return how many embeddings equal another one of their speaker; two recordings never do."""
+    vectors, one, other = side.embeddings.detach(), side.value_order[1:], side.value_order[:-1]
+    is_same = side.speakers[one] == side.speakers[other]
+    step = max(1, _ENTRIES_AT_ONCE // max(1, vectors.shape[1]))
+    for a, b, both in zip(one.split(step), other.split(step), is_same.split(step), strict=True):
+        both &= (vectors[a] == vectors[b]).all(1)
+    return is_same.sum()
+
+
+def average_by_speaker(side: Utterances, by_session: bool) -> Utterances:
+    """Return the mean of every speaker's rows, within a group and, on request, within a session."""
+    place, first = number_combinations(side, "groups", *(["sessions"] if by_session else []))
+    sums = widen(side.embeddings).new_zeros(len(first), side.embeddings.shape[1])
+    sums = sums.index_add(0, place, widen(side.embeddings))
+    means = sums / count_values(place, len(first)).unsqueeze(1)
+    # A mean is no recording: its id is below those of all recordings.
+    ids = -1 - torch.arange(len(first), device=place.device)
+    return replace(side.take(first), embeddings=means.to(side.embeddings.dtype), ids=ids)
+
+
+def number_combinations(side: Utterances, *columns: str) -> tuple[Tensor, Tensor]:
+    """Return for every row the number of its combination of speaker and ``columns``.
+
+    And one row of each combination.
+    """
+    given = [side.speakers, *(column for name in columns if (column := getattr(side, name)) is not None)]
+    combinations, place = torch.unique(torch.stack(given), dim=1, return_inverse=True)
+    first = torch.full((combinations.shape[1],), len(place), device=place.device)
+    return place, first.scatter_reduce(0, place, torch.arange(len(place), device=place.device), "amin")
+
+
+def find_indices(values: Tensor, wanted: Tensor) -> Tensor:
+    """Return the index of each wanted value among distinct values; -1 where it is missing."""
+    if len(values) == 0:
+        return torch.full_like(wanted, -1)
+    ordered, order = values.sort()
+    place = torch.searchsorted(ordered, wanted.contiguous()).clamp(max=len(values) - 1)
+    return torch.where(ordered[place] == wanted, order[place], -1)
+
+
+def take_evenly(order: Tensor, most: int) -> Tensor:
+    """Return at most so many entries, evenly spaced."""
+    count = min(most, len(order))
+    return order[torch.arange(count, device=order.device) * len(order) // max(1, count)]
+
+
+def count_values(values: Tensor, count: int) -> Tensor:
+    """Return how often each of ``0 ... count - 1`` occurs; unlike bincount without a GPU sync."""
+    return torch.zeros(count, dtype=torch.int64, device=values.device).index_add_(0, values, torch.ones_like(values))
+
+
+def row_keys(embeddings: Tensor) -> Tensor:
+    """Return a number per row, ``(N,)``; equal rows share it, different rows hardly ever do."""
+    weights = torch.arange(embeddings.shape[1], device=embeddings.device, dtype=wide_dtype(embeddings.device)).cos()
+    step = max(1, _ENTRIES_AT_ONCE // max(1, embeddings.shape[1]))
+    parts = [(widen(rows) * weights).sum(1) for rows in embeddings.detach().split(step)]
+    return torch.cat([weights.new_empty(0), *parts])
+
+
+def mean_keys(side: Utterances, place: Tensor, count: int) -> Tensor:
+    """Return a number for the mean of the rows at each place, whatever the order of rows and places is."""
+    sums = side.embeddings.new_zeros(count, side.embeddings.shape[1], dtype=wide_dtype(place.device))
+    # Rows in an order of their values: rounding of a sum depends on the order.
+    step = max(1, _ENTRIES_AT_ONCE // max(1, side.embeddings.shape[1]))
+    for rows in side.value_order.split(step):
+        sums.index_add_(0, place[rows], widen(side.embeddings.detach()[rows]))
+    return row_keys(sums / count_values(place, count).clamp(min=1)[:, None])
+
+
+def number_sessions_by_value(side: Utterances) -> Utterances:
+    """Return the side with sessions numbered by their embeddings, so that session names change no result.
+
+    One numbering serves all speakers, since speakers may share a session.
+    """
+    if side.sessions is None:
+        return side
+    names, place = side.sessions.unique(return_inverse=True)
+    number = mean_keys(side, place, len(names)).argsort(stable=True).argsort()
+    return replace(side, sessions=number[place])
+
+
+def split_sessions(data: EvaluationData, most: int = 2048) -> tuple[EvaluationData, EvaluationData]:
+    """Return the protected utterances of half of every speaker's sessions and of the other half; originals in both.
+
+    Speakers with one session are left out. Of many utterances ``most`` are taken from each side, evenly spaced.
+    """
+    side = number_sessions_by_value(data.protected)
+    if side.sessions is None:
+        raise ValueError("Expected `sessions`, but got None: a calibration is carried from some sessions to others.")
+    pairs, place = torch.unique(torch.stack([side.speaker_index, side.sessions]), dim=1, return_inverse=True)
+    count = count_values(pairs[0], len(data.speakers))
+    turn = torch.arange(pairs.shape[1], device=place.device) - (count.cumsum(0) - count)[pairs[0]]
+    is_later, has_several = (2 * turn >= count[pairs[0]])[place], (count[pairs[0]] > 1)[place]
+    original = thin(data.original, most)
+    halves = (thin(side.take(has_several & half), most) for half in (~is_later, is_later))
+    first, second = (index_speakers(original, half, SINGLE_PROCESS) for half in halves)
+    return first, second
+
+
+def thin(side: Utterances, most: int) -> Utterances:
+    """Return at most so many rows, chosen by their values."""
+    return side if len(side) <= most else side.take(take_evenly(side.value_order, most))
+
+
+def _first_of_each(ids: Tensor, is_present: Tensor) -> Tensor:
+    """Return indices of the first present row of every id, ascending."""
+    rows = is_present.nonzero().flatten()
+    order = ids[rows].argsort(stable=True)
+    ordered = ids[rows][order]
+    is_first = torch.ones_like(ordered, dtype=torch.bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    return rows[order[is_first]].sort().values

@@ -1,0 +1,416 @@
+"""Every check of an argument, with its message.
+
+Kinds, dtypes and shapes are free to look at. Values are not: reading one forces a GPU sync,
+so those checks are functions of their own and read everything they need at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics.utilities import rank_zero_warn
+
+from vpmetrics._engine.precision import widen
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Raise unless the value is a tensor."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"Expected `{name}` to be a tensor, but got {type(value).__name__}.")
+
+
+def check_floating(name: str, value: Any) -> None:
+    """Raise unless the value is a tensor of a floating type."""
+    check_tensor(name, value)
+    if not value.is_floating_point():
+        raise TypeError(f"Expected `{name}` to have a floating dtype, but got {value.dtype}.")
+
+
+def check_integers(name: str, value: Any) -> None:
+    """Raise unless the value is a tensor of whole numbers."""
+    check_tensor(name, value)
+    if value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"Expected `{name}` to have an integer dtype, but got {value.dtype}.")
+
+
+def check_shape(name: str, value: Tensor, expected: tuple[int, ...], because: str) -> None:
+    """Raise for a tensor of another shape."""
+    if tuple(value.shape) != expected:
+        raise ValueError(f"Expected `{name}` to have shape {expected}, {because}, but got {tuple(value.shape)}.")
+
+
+def check_same_device(first: str, a: Tensor, second: str, b: Tensor) -> None:
+    """Raise for two tensors that lie on different devices."""
+    if a.device != b.device:
+        raise ValueError(f"Expected `{first}` and `{second}` to be on one device, but got {a.device} and {b.device}.")
+
+
+def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Raise for anything outside a fixed set; True is no 1, and a tensor no number."""
+    if isinstance(value, bool) or not any(isinstance(value, type(one)) and value == one for one in choices):
+        expected = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"Expected `{name}` to be one of {expected}, but got {value!r}.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise unless the value is True and False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"Expected `{name}` to be True or False, but got {value!r}.")
+
+
+def reject_options(metric: Any, options: dict[str, Any], reasons: dict[str, str]) -> None:
+    """Raise for what related metrics take and this one has no use for, saying why; None asks for nothing."""
+    for name, reason in reasons.items():
+        if options.pop(name, None) is not None:
+            raise TypeError(f"{type(metric).__name__} takes no `{name}`: {reason}.")
+
+
+def check_epochs(name: str, value: Any) -> None:
+    """Raise unless the value is a number of epochs, one at least."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"Expected `{name}` to be a whole number of epochs, but got {value!r}.")
+    if value < 1:
+        raise ValueError(f"Expected `{name}` to be at least 1, but got {value}.")
+
+
+def check_bandwidth(bandwidth: Any) -> None:
+    """Raise for a kernel width that is neither absent nor a positive number."""
+    if bandwidth is None:
+        return
+    if not _is_number(bandwidth):
+        raise TypeError(f"Expected `bandwidth` to be a float or None, but got {type(bandwidth).__name__}.")
+    if not 0 < bandwidth < float("inf"):
+        raise ValueError(f"Expected `bandwidth` to be positive and finite, but got {bandwidth}.")
+
+
+def check_thresholds(thresholds: Any, score_range: Any) -> None:
+    """Raise unless the value is None, a number of bins or ascending edges; and for a range without a number of bins."""
+    if isinstance(thresholds, bool) or not (thresholds is None or isinstance(thresholds, (int, Tensor))):
+        raise TypeError(
+            f"Expected `thresholds` to be None, a number of bins or a tensor of edges, but got {thresholds!r}."
+        )
+    if isinstance(thresholds, int) and thresholds < 2:
+        raise ValueError(f"Expected `thresholds` to be at least 2 bins, but got {thresholds}.")
+    if isinstance(thresholds, Tensor):
+        check_floating("thresholds", thresholds)
+        if thresholds.dim() != 1 or len(thresholds) == 0:
+            raise ValueError(f"Expected `thresholds` to have shape (edges,), but got {tuple(thresholds.shape)}.")
+        if not bool(thresholds.isfinite().all() & (thresholds.diff() > 0).all()):
+            raise ValueError("Expected `thresholds` to be finite and strictly ascending; scores beyond have bins, too.")
+    if score_range is not None:
+        if not isinstance(thresholds, int):
+            raise ValueError("Expected `score_range` only together with `thresholds` as a number of bins.")
+        _check_range(score_range)
+
+
+def _check_range(score_range: Any) -> None:
+    """Raise unless the value is two finite numbers, the lower one first."""
+    if not (isinstance(score_range, (tuple, list)) and len(score_range) == 2 and all(map(_is_number, score_range))):
+        raise TypeError(f"Expected `score_range` to be two numbers, but got {score_range!r}.")
+    low, high = score_range
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"Expected `score_range` to be two finite ascending numbers, but got {score_range}.")
+
+
+def check_slope(slope: Any) -> None:
+    """Raise for a slope that is neither absent nor one finite number, as a float or a tensor."""
+    if slope is None:
+        return
+    if isinstance(slope, Tensor) and slope.numel() == 1 and slope.is_floating_point():
+        slope = slope.item()
+    if not _is_number(slope):
+        raise TypeError(f"Expected `slope` to be a number or None, but got {slope!r}.")
+    if not math.isfinite(slope):
+        raise ValueError(f"Expected `slope` to be finite, but got {slope}.")
+
+
+def check_slopes(slope: Any, trials: int) -> None:
+    """Raise unless the value is a number or a floating tensor of one slope, or of one per trial.
+
+    Values are not read.
+    """
+    if not isinstance(slope, Tensor):
+        check_slope(slope)
+        return
+    check_floating("slope", slope)
+    if slope.numel() not in (1, trials) or slope.dim() > 1:
+        raise ValueError(f"Expected `slope` to have shape () or ({trials},), but got {tuple(slope.shape)}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_trials(preds: Any, target: Any, values: bool) -> None:
+    """Kinds, dtypes, shapes and devices of scores and labels; with ``values``, what is in them, too."""
+    check_floating("preds", preds)
+    check_tensor("target", target)
+    if target.is_floating_point() or target.is_complex():
+        raise TypeError(f"Expected `target` to be boolean or integer, but got {target.dtype}.")
+    check_shape("target", target, tuple(preds.shape), "the shape of `preds`")
+    check_same_device("preds", preds, "target", target)
+    if values:
+        _check_trial_values(preds, target)
+
+
+def _check_trial_values(preds: Tensor, target: Tensor) -> None:
+    """Raise for NaN scores and labels other than 0 and 1; one GPU sync for both."""
+    if preds.numel() == 0:
+        return
+    found = [preds.isnan().any()]
+    if target.dtype != torch.bool:
+        found.append(((target != 0) & (target != 1)).any())
+    nan, *labels = torch.stack(found).tolist()
+    if nan:
+        raise ValueError(f"Expected `preds` to hold no NaN, but got {int(preds.isnan().sum())} of {preds.numel()}.")
+    if any(labels):
+        odd = target[(target != 0) & (target != 1)].unique()[:5].tolist()
+        raise ValueError(f"Expected `target` to hold only 0 and 1, but got {odd}.")
+
+
+def check_speakers_of_trials(speakers: Any, target: Tensor, values: bool) -> None:
+    """Kinds, shapes and devices of the speakers of both sides; with ``values``, that labels say the same of them."""
+    if not (isinstance(speakers, Sequence) and len(speakers) == 2):
+        got = f"{len(speakers)} of them" if isinstance(speakers, Sequence) else type(speakers).__name__
+        raise TypeError(f"Expected `speakers` to be two tensors, of the enrolment and the probe side, but got {got}.")
+    for side, each in zip(("enrolment", "probe"), speakers, strict=True):
+        name = f"speakers of the {side} side"
+        check_integers(name, each)
+        check_shape(name, each, tuple(target.shape), "the shape of `target`")
+        check_same_device("target", target, name, each)
+    if values and bool(((speakers[0] == speakers[1]) != target.bool()).any()):
+        wrong = int(((speakers[0] == speakers[1]) != target.bool()).sum())
+        raise ValueError(
+            f"Expected `target` to be 1 where both `speakers` are the same and 0 elsewhere, but {wrong} of "
+            f"{target.numel()} trials are labelled otherwise."
+        )
+
+
+def check_confidence(name: str, value: Any) -> None:
+    """Raise unless the value is a number between 0 and 1."""
+    if not _is_number(value):
+        raise TypeError(f"Expected `{name}` to be a number, but got {value!r}.")
+    if not 0 < value < 1:
+        raise ValueError(f"Expected `{name}` to lie between 0 and 1, but got {value}.")
+
+
+def check_choices(name: str, values: Any, choices: Sequence[str]) -> None:
+    """Raise unless the value is some of a fixed set."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise TypeError(f"Expected `{name}` to be a sequence of names, but got {values!r}.")
+    if len(values) == 0 or not set(values) <= set(choices):
+        raise ValueError(f"Expected `{name}` to be some of {', '.join(choices)}, but got {values!r}.")
+
+
+def check_embeddings(
+    original: Any,
+    protected: Any,
+    speakers: Any,
+    is_reference: Any = None,
+    numbers: Mapping[str, Any] | None = None,
+    width: int | None = None,
+) -> None:
+    """Kinds, dtypes, shapes and devices of a batch of utterances; ``numbers`` are further columns of integers."""
+    sides = {"original": original, "protected": protected}
+    given = {name: side for name, side in sides.items() if side is not None}
+    if not given:
+        raise ValueError("Expected `original` or `protected`, but got neither.")
+    for name, side in given.items():
+        check_floating(name, side)
+        if side.dim() != 2:
+            raise ValueError(f"Expected `{name}` to have shape (B, D), but got {tuple(side.shape)}.")
+        if side.shape[1] == 0:
+            raise ValueError(f"Expected `{name}` to have at least one dimension, but got shape {tuple(side.shape)}.")
+        if width is not None and side.shape[1] != width:
+            raise ValueError(f"Expected `{name}` to be {width} wide, as earlier batches, but got {side.shape[1]}.")
+    (first, rows), *others = given.items()
+    for name, side in others:
+        check_shape(name, side, tuple(rows.shape), f"the shape of `{first}`")
+        check_same_device(first, rows, name, side)
+    columns = {"speakers": speakers} | {name: column for name, column in (numbers or {}).items() if column is not None}
+    for name, column in columns.items():
+        check_integers(name, column)
+    if is_reference is not None:
+        _check_booleans("is_reference", is_reference)
+        columns["is_reference"] = is_reference
+    for name, column in columns.items():
+        check_shape(name, column, (len(rows),), f"one per row of `{first}`")
+        check_same_device(first, rows, name, column)
+
+
+def _check_booleans(name: str, value: Any) -> None:
+    check_tensor(name, value)
+    if value.dtype != torch.bool:
+        raise TypeError(f"Expected `{name}` to be boolean, but got {value.dtype}.")
+
+
+def check_embedding_values(original: Tensor | None, protected: Tensor | None) -> None:
+    """Raise for NaN and infinite embeddings; one GPU sync for both sides."""
+    given = {"original": original, "protected": protected}
+    sides = {name: side for name, side in given.items() if side is not None}
+    bad = torch.stack([side.isfinite().logical_not().any() for side in sides.values()]).tolist()
+    for (name, side), found in zip(sides.items(), bad, strict=True):
+        if found:
+            rows = int(side.isfinite().logical_not().any(1).sum())
+            raise ValueError(f"Expected `{name}` to hold finite numbers, but got {rows} of {len(side)} rows without.")
+
+
+def check_recordings(utterances: Tensor, **columns: Tensor | None) -> None:
+    """Raise for a recording that is of two speakers, or of two values of another column; one GPU sync."""
+    given = {name: column for name, column in columns.items() if column is not None}
+    order = utterances.argsort()
+    again = utterances[order][1:] == utterances[order][:-1]
+    unlike = [again & (column[order][1:] != column[order][:-1]) for column in given.values()]
+    found = torch.stack([differ.any() for differ in unlike]).tolist()
+    for (name, column), differ, is_wrong in zip(given.items(), unlike, found, strict=True):
+        if is_wrong:
+            pair = order[int(differ.nonzero()[0]) :][:2]
+            recording, (one, other) = int(utterances[pair[0]]), column[pair].tolist()
+            raise ValueError(
+                f"Expected rows that share one of `utterances` to share `{name}`, but got {one} and {other} for "
+                f"recording {recording}."
+            )
+
+
+def check_utterances(name: str, rows: Any, speakers_name: str, speakers: Any) -> None:
+    """Kinds and shapes of utterances and their speakers."""
+    check_floating(name, rows)
+    check_integers(speakers_name, speakers)
+    if rows.ndim != 2:
+        raise ValueError(f"Expected `{name}` to have shape (rows, dimensions), but got {tuple(rows.shape)}.")
+    check_shape(speakers_name, speakers, (len(rows),), f"one per row of `{name}`")
+    check_same_device(name, rows, speakers_name, speakers)
+
+
+def check_histogram(histogram: Any) -> None:
+    """Kind and shape of a rank histogram."""
+    check_tensor("histogram", histogram)
+    if histogram.is_complex() or histogram.dtype == torch.bool:
+        raise TypeError(f"Expected `histogram` to hold real counts or shares, but got {histogram.dtype}.")
+    if histogram.ndim == 0:
+        raise ValueError("Expected `histogram` to have shape (..., N), one entry per rank, but got ().")
+
+
+def check_identification(scores: Any, target_index: Any) -> None:
+    """Kinds and shapes of identification trials."""
+    check_floating("scores", scores)
+    check_integers("target_index", target_index)
+    if scores.ndim != 2:
+        raise ValueError(f"Expected `scores` to have shape (trials, references), but got {tuple(scores.shape)}.")
+    check_shape("target_index", target_index, (len(scores),), "one per row of `scores`")
+    check_same_device("scores", scores, "target_index", target_index)
+
+
+class DeferredWarning(NamedTuple):
+    """A warning that depends on a number on the device; all are read in one sync."""
+
+    number: Tensor | None  # None warns in any case
+    text: Callable[[float], str | None]
+    is_undefined: bool  # explains a NaN, for which one reason is enough
+
+
+_deferred: ContextVar[list[DeferredWarning] | None] = ContextVar("_deferred", default=None)
+
+
+def warn_undefined(reason: str, condition: Tensor | None = None) -> None:
+    """Warn on one rank why a value is NaN, in any case or where ``condition`` holds; under collect_warnings once."""
+    _defer(DeferredWarning(condition, lambda is_so: f"{reason} The result is NaN." if is_so else None, True))
+
+
+def warn_first(reasons: Mapping[str, Tensor]) -> None:
+    """Warn of the first of these reasons that holds."""
+    if torch.compiler.is_compiling():
+        return
+    with collect_warnings():
+        for reason, condition in reasons.items():
+            warn_undefined(reason, condition)
+
+
+def warn_if(number: Tensor, text: Callable[[float], str | None]) -> None:
+    """Warn on one rank with the text for a number; not where there is no text."""
+    _defer(DeferredWarning(number, text, is_undefined=False))
+
+
+def _defer(warning: DeferredWarning) -> None:
+    if torch.compiler.is_compiling():  # a graph cannot warn
+        return
+    warnings = _deferred.get()
+    if warnings is None:
+        _emit([warning])
+    else:
+        warnings.append(warning)
+
+
+def _emit(warnings: list[DeferredWarning]) -> None:
+    """Read all numbers in one sync, then warn; of several reasons for NaN only the first."""
+    numbers = [widen(each.number.detach()) for each in warnings if each.number is not None]
+    values = iter(torch.stack(numbers).tolist() if numbers else ())
+    is_explained = False
+    for each in warnings:
+        text = each.text(1 if each.number is None else next(values))
+        if text is not None and not (is_explained and each.is_undefined):
+            rank_zero_warn(text, UserWarning, stacklevel=4)
+            is_explained = is_explained or each.is_undefined
+
+
+@contextmanager
+def collect_warnings() -> Iterator[None]:
+    """Collect warnings and emit them once, at the end, with one GPU sync: one cause leaves many values undefined."""
+    if torch.compiler.is_compiling() or _deferred.get() is not None:
+        yield
+        return
+    warnings: list[DeferredWarning] = []
+    token = _deferred.set(warnings)
+    try:
+        yield
+    finally:
+        _deferred.reset(token)
+    _emit(warnings)
+
+
+@contextmanager
+def suppress_warnings() -> Iterator[None]:
+    """Suppress warnings of too few data, as for a figure over smaller and smaller subsets."""
+    token = _deferred.set([])
+    try:
+        yield
+    finally:
+        _deferred.reset(token)
+
+
+def check_weight(name: str, value: Any) -> None:
+    """Raise unless the value is a finite number of at least 0."""
+    if not _is_number(value):
+        raise TypeError(f"Expected `{name}` to be a number, but got {type(value).__name__}.")
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"Expected `{name}` to be at least 0 and finite, but got {value}.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise unless the value is a finite number above 0."""
+    check_weight(name, value)
+    if value == 0:
+        raise ValueError(f"Expected `{name}` to be above 0, but got {value}.")
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """Raise unless the value is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"Expected `{name}` to be a whole number, but got {value!r}.")
+    if value < least:
+        raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
+
+
+def check_sizes(sizes: Any, smallest: int, name: str = "sizes") -> None:
+    """Raise unless the value is some whole numbers, all different."""
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str) or not all(type(size) is int for size in sizes):
+        raise TypeError(f"Expected `{name}` to be a sequence of whole numbers, but got {sizes!r}.")
+    if len(sizes) == 0 or min(sizes) < smallest or len(set(sizes)) < len(sizes):
+        raise ValueError(f"Expected `{name}` to be different numbers of at least {smallest}, but got {sizes!r}.")

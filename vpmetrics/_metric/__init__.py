@@ -1,1 +1,0 @@
-"""What metrics keep, and how processes merge it."""

@@ -1,1 +1,0 @@
-"""Drawing: the one room that imports matplotlib."""

@@ -1,1 +1,0 @@
-"""From utterances to trials: which pairs are compared, and how they are walked without being stored."""

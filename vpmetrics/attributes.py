@@ -1,0 +1,167 @@
+"""Attribute disclosure: what protected speech tells about sex, accent, age or emotion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vpmetrics._engine.metric_base import PrivacyMetric
+from vpmetrics._engine.precision import at_least_float32
+from vpmetrics._engine.utterances import as_embeddings, encode_labels
+from vpmetrics._engine.validation import (
+    check_confidence,
+    check_embedding_values,
+    check_embeddings,
+    check_floating,
+    check_integers,
+    check_shape,
+    collect_warnings,
+    reject_options,
+)
+from vpmetrics.functional.attributes import AttributeResult, attribute_disclosure
+
+
+class AttributeDisclosure(PrivacyMetric):
+    r"""How many bits protected speech discloses about attributes of a speaker or an utterance.
+
+    .. math:: D = \max\left(0,\; H(A) - \frac1N \sum_i -\log_2 p(a_i \mid x_i)\right)
+
+    with the posteriors of a classifier that is fitted and calibrated on other speakers: the third criterion of
+    regulators beside singling out and linkability. See :func:`vpmetrics.functional.attribute_disclosure`.
+
+    As input to ``forward`` and ``update`` the metric accepts ``original (B, D)``, ``protected (B, D)``,
+    ``speakers (B,)`` and ``attributes``, a dictionary of labels ``(B,)``, integers or strings.
+
+    As output of ``compute`` the metric returns a dictionary with, for every attribute: ``<name>_disclosure`` in bits, 0
+    = nothing, with ``<name>_low`` and ``<name>_high`` where ``intervals`` is given; ``<name>_chance``, the disclosure
+    with labels permuted; ``<name>_accuracy`` of the classifier beside ``<name>_majority``, that of always naming the
+    largest class; ``<name>_original``, the disclosure of original speech.
+
+    Args:
+        attributes: Names of the attributes.
+        intervals: Confidence level such as 0.95; None adds no intervals.
+        permutations: How often labels are permuted for the chance level.
+        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
+        kwargs: Those of :class:`torchmetrics.Metric`.
+
+    Example:
+        >>> draw = torch.Generator().manual_seed(0)
+        >>> speakers = torch.arange(40).repeat_interleave(5)
+        >>> sex = ["f" if speaker % 2 else "m" for speaker in speakers.tolist()]
+        >>> original = torch.randn(200, 8, generator=draw) + 2 * (speakers % 2)[:, None]
+        >>> metric = AttributeDisclosure(attributes=["sex"])
+        >>> metric.update(original, torch.randn(200, 8, generator=draw), speakers, attributes={"sex": sex})
+        >>> values = metric.compute()
+        >>> bool(values["sex_disclosure"] < 0.1), bool(values["sex_original"] > 0.8)
+        (True, True)
+    """
+
+    higher_is_better: bool = False
+    plot_lower_bound: float = 0.0
+    if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
+        original: list[Tensor]
+        protected: list[Tensor]
+        speakers: list[Tensor]
+
+    def __init__(
+        self,
+        attributes: Sequence[str],
+        intervals: float | None = None,
+        permutations: int = 10,
+        validate_args: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        reject_options(self, kwargs, {"bandwidth": "a classifier is fitted on all utterances, not on a batch"})
+        super().__init__(validate_args=validate_args, **kwargs)
+        if isinstance(attributes, str) or not attributes or not all(isinstance(name, str) for name in attributes):
+            raise TypeError(f"Expected `attributes` to be a sequence of names, but got {attributes!r}.")
+        if intervals is not None:
+            check_confidence("intervals", intervals)
+        self.attributes, self.intervals, self.permutations = tuple(attributes), intervals, permutations
+        for name in ("original", "protected", "speakers", *map(_state_name, self.attributes)):
+            self.add_state(name, default=[], dist_reduce_fx="cat")
+
+    def update(
+        self,
+        original: Tensor,
+        protected: Tensor,
+        speakers: Tensor | Sequence[str],
+        attributes: Mapping[str, Tensor | Sequence[str]],
+    ) -> None:
+        """Accumulate a batch of utterances.
+
+        Args:
+            original: Embeddings ``(B, D)`` of the original speech.
+            protected: Embeddings ``(B, D)`` of the protected speech, row by row.
+            speakers: Speaker of each row, ``(B,)``: integers or strings.
+            attributes: Labels ``(B,)`` of each attribute, integers or strings.
+        """
+        original, protected = as_embeddings(original, "original"), as_embeddings(protected, "protected")
+        for name, side in (("original", original), ("protected", protected)):
+            check_floating(name, side)
+        missing = [name for name in self.attributes if name not in attributes]
+        if missing:
+            raise ValueError(
+                f"Expected `attributes` to hold {missing[0]!r}, but got {', '.join(attributes) or 'none'}."
+            )
+        names = encode_labels(speakers).to(protected.device)
+        width = self.protected[0].shape[-1] if len(self.protected) else None
+        check_embeddings(original, protected, names, width=width)
+        labels = {name: encode_labels(attributes[name]).to(protected.device) for name in self.attributes}
+        for name, values in labels.items():
+            check_integers(f"attributes[{name!r}]", values)
+            check_shape(f"attributes[{name!r}]", values, (len(protected),), "one per row of `protected`")
+        if self.validate_args:
+            check_embedding_values(original, protected)
+        self.original.append(at_least_float32(original.detach()).clone())
+        self.protected.append(at_least_float32(protected.detach()).clone())
+        self.speakers.append(names.detach().long().clone())
+        for name, values in labels.items():
+            getattr(self, _state_name(name)).append(values.detach().long().clone())
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the disclosure of every attribute over all utterances so far."""
+        if len(self.speakers) == 0:
+            empty = torch.empty(0, 1, device=self.device)
+            none = torch.empty(0, dtype=torch.int64, device=self.device)
+            return self._values(empty, empty, none, dict.fromkeys(self.attributes, none))
+        labels = {name: self._concatenate(_state_name(name)) for name in self.attributes}
+        original, protected, speakers = (self._concatenate(name) for name in ("original", "protected", "speakers"))
+        return self._values(original, protected, speakers, labels)
+
+    def _batch_value(
+        self, original: Tensor, protected: Tensor, speakers: Any, attributes: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        return self._values(original, protected, speakers, attributes)
+
+    def _values(
+        self, original: Tensor, protected: Tensor, speakers: Any, labels: Mapping[str, Any]
+    ) -> dict[str, Tensor]:
+        values: dict[str, Tensor] = {}
+        with collect_warnings():
+            for name in self.attributes:
+                found, before = (
+                    attribute_disclosure(side, labels[name], speakers, self.intervals or 0.95, self.permutations)
+                    for side in (protected, original)
+                )
+                values |= self._named(name, found, before)
+        return values
+
+    def _named(self, name: str, found: AttributeResult, before: AttributeResult) -> dict[str, Tensor]:
+        ends = {} if self.intervals is None else {f"{name}_low": found.low, f"{name}_high": found.high}
+        return {
+            f"{name}_disclosure": found.disclosure,
+            **ends,
+            f"{name}_chance": found.chance,
+            f"{name}_accuracy": found.accuracy,
+            f"{name}_majority": found.majority,
+            f"{name}_original": before.disclosure,
+        }
+
+
+def _state_name(attribute: str) -> str:
+    """Return the name of a state; letters and digits only, since states are attributes of the metric."""
+    return "attribute_" + "".join(letter if letter.isalnum() else f"_{ord(letter):x}_" for letter in attribute)

@@ -1,0 +1,152 @@
+r"""Re-identification in a crowd: how often somebody is found among N people, and how often one is singled out.
+
+Vauquier et al., "Legally validated evaluation framework for voice anonymization", Interspeech 2025.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vpmetrics._engine.population import deal_places, gather_population, isolation_rates, rates_of_histogram
+from vpmetrics._engine.scorers import Scoring
+from vpmetrics._engine.utterances import row_keys
+from vpmetrics._engine.validation import (
+    check_histogram,
+    check_same_device,
+    check_shape,
+    check_sizes,
+    check_tensor,
+    check_utterances,
+    check_whole,
+)
+
+CHANCE_OF_ISOLATION = math.exp(-1)
+"""How often a predicate that fires on anybody with probability 1/N fires on exactly one of many people."""
+
+
+def reidentification_rate(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
+    r"""How often the true speaker comes first among N people, from the ranks among all M references.
+
+    .. math::
+        \pi_N = \sum_{r=1}^{M} h_r \binom{M - r}{N - 1} \Big/ \binom{M - 1}{N - 1}
+
+    where :math:`h_r` is the share of probes whose own speaker has rank r: of the others, N - 1 are drawn at random, and
+    none of the r - 1 better ones may be among them. This is the expectation over all draws, exactly, ties included.
+    Vauquier et al. call it *linkability*; :func:`linkability` here is another measure, that of Gomez-Barrero et al.
+
+    Beyond M nothing is counted, and the value is a model's: each probe is beaten by a stranger with a probability of
+    its own, and these are beta distributed.
+
+    .. math::
+        \pi_N = \frac{B(\alpha, \beta + N - 1)}{B(\alpha, \beta)}, \qquad \alpha \le 1
+
+    The ranks are beta-binomial then, and :func:`fit_beta_binomial` keeps the share at rank 1, so the curve has no step
+    at M. An alpha above 1 would say that few are beaten by nobody and more by some, which contradicts a concave ROC
+    curve and comes from too few probes: it is replaced by 1, with the beta that keeps the share. So the rate falls no
+    faster than chance. From 400 to 8,000 simulated voices it came out within a factor of 1.7, rather too high than too
+    low; from 40 it is rough. If everybody has rank 1 it stays at 1, which is a bound and no estimate.
+
+    Args:
+        histogram: Counts or shares of the ranks 1 ... M, shape ``(M,)``, as :func:`rank_histogram` returns them.
+        sizes: Numbers of people N, the true speaker included; 1 at least.
+
+    Returns:
+        Dict of ``rate_<N>`` and ``chance_<N>`` = 1/N for every size, and ``gallery``, the number M: where N is larger,
+        the rate is extrapolated. NaN for a histogram without inputs, or of fewer than two references; beyond M, for
+        fewer than three.
+
+    Example:
+        >>> values = reidentification_rate(torch.tensor([6.0, 2.0, 0.0, 0.0]), sizes=(2, 4, 100))
+        >>> {name: round(value.item(), 4) for name, value in values.items() if name.startswith("rate")}
+        {'rate_2': 0.9167, 'rate_4': 0.75, 'rate_100': 0.0833}
+    """
+    check_histogram(histogram)
+    if histogram.ndim != 1:
+        raise ValueError(
+            f"Expected `histogram` to have shape (M,), one entry per rank, but got {tuple(histogram.shape)}."
+        )
+    check_sizes(sizes, smallest=1)
+    return rates_of_histogram(histogram, sizes)
+
+
+def singling_out(
+    references: Tensor,
+    reference_speakers: Tensor,
+    conversations: Tensor,
+    speakers: Tensor,
+    sizes: Sequence[int],
+    is_tested: Tensor | None = None,
+    calibration: int = 9,
+    scoring: Scoring = "cosine",
+    draws: int = 20,
+) -> dict[str, Tensor]:
+    r"""How often an attacker's predicate fires on exactly one of N people (Vauquier et al., 2025).
+
+    .. math::
+        \pi_N = \Pr \{\exists!\, i : s(x_i, e) > t\}
+
+    The attacker has a reference e of one of N speakers, and one conversation x of each of them. The threshold t is
+    calibrated on other conversations of the same N speakers: with M of the reference's own speaker among them, it lies
+    midway between the M-th highest score and the next, so that the predicate fires on one in N. Whether it fires on the
+    speaker it was made from does not matter. A predicate that never errs always isolates somebody, one that gives
+    everybody the same score never, and one that knows nothing with probability exp(-1) = 0.368: somewhat less where few
+    conversations calibrate, 0.27 for one of each speaker, 0.30 for two, 0.35 for nine.
+
+    Sets of N speakers are drawn at random, always alike: disjoint blocks of shuffles that all references share. Only
+    with N = all speakers is nothing drawn.
+
+    Args:
+        references: Floating tensor of shape ``(R, D)``, each row a predicate of its own.
+        reference_speakers: Integer tensor of shape ``(R,)``. References without two conversations are left out.
+        conversations: Floating tensor of shape ``(K, D)``, averaged over as many utterances as a conversation has.
+        speakers: Integer tensor of shape ``(K,)``; those with a single conversation are left out.
+        sizes: Numbers of people N, the reference's speaker included; 2 at least.
+        is_tested: Boolean tensor of shape ``(K,)`` that marks the one conversation of each speaker the predicate is
+            applied to; without it every conversation takes its turn, while the next ones calibrate.
+        calibration: Conversations of a speaker that calibrate, at most.
+        scoring: As in :func:`rank_histogram`.
+        draws: How many sets to draw for each reference and size, at least; 2 or more.
+
+    Returns:
+        Dict of ``singling_out_<N>`` and ``singling_out_<N>_error``, the standard error of drawing the sets, for every
+        size; NaN with one warning for sizes that exceed the number of speakers.
+
+    Example:
+        >>> voices = torch.eye(4).repeat_interleave(2, 0)
+        >>> people = torch.arange(4)
+        >>> singling_out(torch.eye(4), people, voices, people.repeat_interleave(2), sizes=(4,))
+        {'singling_out_4': tensor(1.), 'singling_out_4_error': tensor(0.)}
+    """
+    check_sizes(sizes, smallest=2)
+    check_utterances("references", references, "reference_speakers", reference_speakers)
+    check_utterances("conversations", conversations, "speakers", speakers)
+    check_same_device("references", references, "conversations", conversations)
+    check_whole("calibration", calibration, least=1)
+    check_whole("draws", draws, least=2)
+    places = deal_places(speakers, row_keys(conversations))
+    if is_tested is None:
+        crowd = gather_population(references, reference_speakers, conversations, speakers, places, calibration)
+    else:
+        _check_tested(is_tested, speakers)
+        # Tested first, and only once: all others calibrate.
+        places = torch.where(is_tested, -1, places)
+        crowd = gather_population(
+            references, reference_speakers, conversations, speakers, places, len(speakers), folds=1
+        )
+    return isolation_rates(crowd, sizes, scoring, draws)
+
+
+def _check_tested(is_tested: Tensor, speakers: Tensor) -> None:
+    check_tensor("is_tested", is_tested)
+    if is_tested.dtype != torch.bool:
+        raise TypeError(f"Expected `is_tested` to be boolean, but got {is_tested.dtype}.")
+    check_shape("is_tested", is_tested, tuple(speakers.shape), "the shape of `speakers`")
+    names, index = speakers.unique(return_inverse=True)
+    tested = torch.zeros_like(names, dtype=torch.int64).index_add(0, index, is_tested.long())
+    if bool((tested != 1).any()):
+        odd = tested[tested != 1][:5].tolist()
+        raise ValueError(f"Expected `is_tested` to mark one conversation of every speaker, but got {odd} of some.")
