@@ -1,0 +1,198 @@
+"""The base class of the losses: arguments, unit length, bounded gradients, and D_ECE of a batch with a gradient."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from torchmetrics.utilities import rank_zero_warn
+
+from vpmetrics._engine.measures import expected_disclosure
+from vpmetrics._engine.precision import at_least_float32, widen
+from vpmetrics._engine.score_counts import Steps, count_by_score
+from vpmetrics._engine.smoothing import soft_counts
+from vpmetrics._engine.utterances import as_embeddings, encode_labels
+from vpmetrics._engine.validation import check_embeddings, check_floating
+
+_LARGEST_GRADIENT = 10.0  # of all unit rows together; a tenth of it is rare
+_SMALLEST_LENGTH = 1e-2  # of a row; the gradient of a shorter one grows no further
+_SMALLEST_NORM = 1e-6  # of a centred or mapped unit row; a shorter one has no direction
+_WIDE_BANDWIDTH = 0.5  # has a gradient even where all targets lie far above all non-targets
+_WIDE_WEIGHT = 0.1  # enough to leave that place, and too little to matter elsewhere
+
+
+class Batch(NamedTuple):
+    """Unit rows ``(B, D)`` of both sides, with the speaker and the session of each row, ``(B,)``."""
+
+    original: Tensor
+    protected: Tensor
+    speakers: Tensor
+    sessions: Tensor | None
+
+
+class Trials(NamedTuple):
+    """Scores ``(A, P)`` of ``P`` pairs by ``A`` attackers.
+
+    ``is_target`` ``(P,)``; ``is_counted`` ``(A, P)``: the pairs each attacker may use; ``is_defined`` ``(A,)``: whether
+    these hold both classes. Nothing is read from the device.
+    """
+
+    scores: Tensor
+    is_target: Tensor
+    is_counted: Tensor
+    is_defined: Tensor
+
+
+class EmbeddingLoss(nn.Module):
+    """A loss of a batch of embeddings; a subclass defines ``measure``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batches, self._useless_batches, self._has_warned = 0, torch.zeros((), dtype=torch.long), False
+
+    def forward(self, original: Tensor, protected: Tensor, speakers: Tensor, sessions: Tensor | None = None) -> Tensor:
+        """Compute the loss of a batch, a scalar.
+
+        Args:
+            original: Floating tensor of shape ``(B, D)``.
+            protected: Floating tensor of shape ``(B, D)``; row i is the anonymised version of row i.
+            speakers: Speaker of each row, ``(B,)``: integers, or a list of strings.
+            sessions: Session of each row, ``(B,)``: a speaker's utterances of one session share a key.
+        """
+        original, protected = as_embeddings(original, "original"), as_embeddings(protected, "protected")
+        check_floating("original", original)
+        check_floating("protected", protected)
+        if not isinstance(speakers, Tensor) and speakers is not None:
+            speakers = encode_labels(speakers).to(original.device)
+        if not isinstance(sessions, Tensor) and sessions is not None:
+            sessions = encode_labels(sessions).to(original.device)
+        check_embeddings(original, protected, speakers, numbers={"sessions": sessions})
+        self._warn_of_useless_batches(speakers)
+        if len(speakers) < 2:
+            return torch.stack([at_least_float32(side[:0]).sum() for side in (original, protected)]).sum()
+        with torch.autocast(protected.device.type, enabled=False):
+            return self.measure(Batch(_unit_rows(original), _unit_rows(protected), speakers, sessions))
+
+    def measure(self, batch: Batch) -> Tensor:
+        """Return the loss of a validated batch of two rows or more."""
+        raise NotImplementedError(f"Expected {type(self).__name__} to define `measure`.")
+
+    def _warn_of_useless_batches(self, speakers: Tensor) -> None:
+        """Warn once; the device is read in the first, second, fourth, ... batch only."""
+        if self._has_warned or torch.compiler.is_compiling():
+            return
+        is_same = equal(speakers)
+        is_useless = (is_same.sum() == len(speakers)) | is_same.all()
+        self._useless_batches = self._useless_batches.to(speakers.device) + is_useless
+        self._batches += 1
+        if self._batches & (self._batches - 1) == 0 and 10 * int(self._useless_batches) >= self._batches:
+            self._has_warned = True
+            rank_zero_warn(
+                f"{int(self._useless_batches)} of {self._batches} batches so far had no two utterances of one speaker, "
+                "or no second speaker, so they train nothing. Draw batches with `vpmetrics.data.SpeakerBatchSampler`.",
+                UserWarning,
+                stacklevel=7,  # the line that calls the loss, past those of nn.Module
+            )
+
+
+def _unit_rows(rows: Tensor) -> Tensor:
+    unit: Tensor = _UnitRows.apply(rows)  # type: ignore[no-untyped-call]
+    return unit
+
+
+class _UnitRows(torch.autograd.Function):
+    """Rows at unit length. The gradient is tangential by construction, and bounded where scores are nearly tied."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        wide = at_least_float32(rows)
+        # Without the division, squares of very long and very short rows leave the range of float32.
+        largest = wide.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(wide.dtype).tiny)
+        scaled = wide / largest
+        norm = scaled.norm(dim=1, keepdim=True)
+        unit: Tensor = scaled / norm.clamp(min=torch.finfo(wide.dtype).tiny)
+        ctx.save_for_backward(unit, norm * largest)
+        ctx.dtype = rows.dtype
+        return unit
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        unit, length = ctx.saved_tensors
+        tangential = gradient - (gradient * unit).sum(dim=1, keepdim=True) * unit
+        bounded = tangential * (_LARGEST_GRADIENT / tangential.norm().clamp(min=_LARGEST_GRADIENT))
+        result: Tensor = (bounded / length.clamp(min=_SMALLEST_LENGTH)).to(ctx.dtype)
+        return result
+
+
+def equal(labels: Tensor) -> Tensor:
+    """Return which pairs of rows have the same label, ``(B, B)``."""
+    return labels[:, None] == labels
+
+
+def cosines(first: Tensor, second: Tensor) -> Tensor:
+    """Return the cosines of all rows of one side with all rows of the other, ``(B, B)``."""
+    wide = torch.promote_types(first.dtype, second.dtype)
+    first, second = (normalize(side.to(wide), dim=1, eps=_SMALLEST_NORM) for side in (first, second))
+    return first @ second.T
+
+
+def off_diagonal(squares: Tensor) -> Tensor:
+    """Return all entries of ``(..., B, B)`` but the diagonals, ``(..., B * B - B)``."""
+    # After the first entry, every diagonal entry is the last of B + 1.
+    size = squares.shape[-1]
+    rest = squares.flatten(-2)[..., 1:].reshape(*squares.shape[:-2], size - 1, size + 1)
+    return rest[..., :-1].flatten(-2)
+
+
+def above_diagonal(squares: Tensor) -> Tensor:
+    """Return the entries of ``(..., B, B)`` above the diagonals, ``(..., B * (B - 1) / 2)``."""
+    size = squares.shape[-1]
+    row, column = torch.triu_indices(size, size, offset=1, device=squares.device)
+    return squares[..., row, column]
+
+
+def make_trials(scores: Tensor, is_target: Tensor, is_counted: Tensor) -> Trials:
+    """Return trials of scores ``(A, P)``; ``is_counted`` broadcasts against them."""
+    is_counted = is_counted.expand(scores.shape)
+    is_defined = (is_counted & is_target).any(-1) & (is_counted & ~is_target).any(-1)
+    return Trials(scores, is_target.long(), is_counted, is_defined)
+
+
+def two_sided_disclosure(trials: Trials, bandwidth: float, exact: bool) -> Tensor:
+    """Return D_ECE of the scores plus D_ECE of their negatives, ``(A,)``; 0 with a graph where undefined."""
+    narrow, wide = (_smooth_disclosure(trials, width, sides=2) for width in (bandwidth, _WIDE_BANDWIDTH))
+    return _replace_value(trials, (1 - _WIDE_WEIGHT) * narrow + _WIDE_WEIGHT * wide, exact).sum(0)
+
+
+def one_sided_disclosure(trials: Trials, bandwidth: float, exact: bool) -> Tensor:
+    """Return D_ECE of the scores, ``(A,)``; 0 with a graph where undefined."""
+    return _replace_value(trials, _smooth_disclosure(trials, bandwidth, sides=1), exact)[0]
+
+
+def _smooth_disclosure(trials: Trials, bandwidth: float, sides: int) -> Tensor:
+    """Return D_ECE by smoothed PAV of the scores, and with two sides of their negatives, ``(sides, A)``."""
+    scores, is_target, is_counted, is_defined = trials
+    grid, *counts = soft_counts(scores, is_target.expand_as(scores), bandwidth, is_counted)
+    # Where a class is missing, any counts will do: the logarithm of 0 would reach the gradient through `where`.
+    counts = [torch.where(is_defined[:, None], count, 1) for count in counts]
+    return expected_disclosure(Steps(grid[..., 1:], *(torch.stack([n, n.flip(-1)][:sides]) for n in counts)))
+
+
+def _replace_value(trials: Trials, smooth: Tensor, exact: bool) -> Tensor:
+    """Return the smooth values ``(sides, A)``, or the exact ones with their gradient; 0 where undefined."""
+    if exact:
+        smooth = smooth + (_exact_disclosure(trials)[: len(smooth)] - smooth).detach()
+    return torch.where(trials.is_defined, smooth, 0)
+
+
+def _exact_disclosure(trials: Trials) -> Tensor:
+    """Return exact D_ECE of scores and of their negatives, ``(2, A)``."""
+    values = widen(trials.scores.new_zeros(2, len(trials.scores)))
+    for attacker in trials.is_defined.nonzero().flatten().tolist():
+        is_counted = trials.is_counted[attacker]
+        scores = trials.scores.detach()[attacker, is_counted]
+        both = count_by_score(scores, trials.is_target[is_counted], validate_args=False)
+        values[:, attacker] = torch.stack([expected_disclosure(steps) for steps in both])
+    return values
