@@ -1,0 +1,36 @@
+"""From recordings to embeddings: reading and pairing of audio files, speaker encoders, pitch histograms.
+
+Two folders of recordings become the arguments of every embedding metric::
+
+    import vpmetrics as vp
+    from vpmetrics.audio import embed_pairs, pair_recordings
+
+    voices = embed_pairs(pair_recordings("original", "protected"), encoder="resemblyzer")
+    metric = vp.VoicePrivacy()
+    metric.update(voices.original, voices.protected, voices.speakers)
+    print(metric.report())
+
+Requires the extra ``audio``; ``f0_histograms`` the extra ``f0``.
+"""
+
+from vpmetrics.audio.embedding import embed_folder, embed_pairs, embed_recordings
+from vpmetrics.audio.encoders import SpeakerEncoder, as_encoder, load_encoder
+from vpmetrics.audio.pitch import f0_histograms
+from vpmetrics.audio.reading import AudioError, read_audio, resample
+from vpmetrics.audio.recordings import Recording, list_recordings, pair_recordings
+
+__all__ = [
+    "AudioError",
+    "Recording",
+    "SpeakerEncoder",
+    "as_encoder",
+    "embed_folder",
+    "embed_pairs",
+    "embed_recordings",
+    "f0_histograms",
+    "list_recordings",
+    "load_encoder",
+    "pair_recordings",
+    "read_audio",
+    "resample",
+]

@@ -1,0 +1,348 @@
+"""Embed recordings: read by threads, batch by length, cache by content."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from vpmetrics.audio.cache import Array, EmbeddingCache, write_npz
+from vpmetrics.audio.encoders import SpeakerEncoder, load_encoder
+from vpmetrics.audio.reading import SHORTEST_SECONDS, AudioError, decode_audio, printable, resample
+from vpmetrics.audio.recordings import Recording, RecordingPairs, list_recordings
+
+_READ_AHEAD = 64  # files per worker: what is read while a batch is embedded
+_BATCHES_SORTED = 4  # so many batches of speech are held to be sorted by length
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True)
+class _Embedded:
+    """What is known of embedded recordings.
+
+    Attributes:
+        rows: The recording of each row.
+        encoder: The name of the encoder, None for a callable without one.
+        skipped: A sentence on every recording that was left out.
+        assumptions: Sentences on how speakers and pairs were found.
+    """
+
+    rows: tuple[Recording, ...]
+    encoder: str | None
+    skipped: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def utterances(self) -> list[str]:
+        """The name of the utterance of each row."""
+        return [row.utterance for row in self.rows]
+
+    @property
+    def speakers(self) -> list[str] | None:
+        """The speaker of each row, None if some are unknown."""
+        return self._column("speaker")
+
+    @property
+    def sessions(self) -> list[str] | None:
+        """The session of each row, None if some are unknown."""
+        return self._column("session")
+
+    @property
+    def groups(self) -> list[str] | None:
+        """The group of each row, None if some are unknown."""
+        return self._column("group")
+
+    def _column(self, name: str) -> list[str] | None:
+        values = [getattr(row, name) for row in self.rows]
+        return None if None in values else values
+
+
+@dataclass(frozen=True)
+class AudioEmbeddings(_Embedded):
+    """Embeddings ``(N, D)`` of recordings, float32, on the CPU; see :func:`embed_folder`."""
+
+    embeddings: Tensor
+
+    def save(self, path: str | Path) -> None:
+        """Write ``.npz`` with ``embeddings``, ``utterances``, ``encoder``, and ``speakers`` and so on where known."""
+        columns = {name: getattr(self, name) for name in ("utterances", "speakers", "sessions", "groups", "encoder")}
+        known = {name: np.array(values) for name, values in columns.items() if values is not None}
+        write_npz(Path(path), {"embeddings": self.embeddings.numpy(), **known})
+
+
+@dataclass(frozen=True)
+class PairedEmbeddings(_Embedded):
+    """Embeddings of both sides, ``(N, D)`` each, row by row; see :func:`embed_pairs`."""
+
+    original: Tensor
+    protected: Tensor
+
+
+def embed_recordings(
+    recordings: Sequence[Recording],
+    encoder: str | Path | Callable[..., Any] = "resemblyzer",
+    *,
+    device: str | torch.device | None = None,
+    cache: str | Path | None = None,
+    partial: bool = False,
+    workers: int = 2,
+    batch_seconds: float = 60.0,
+    segment_seconds: float | None = None,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> AudioEmbeddings:
+    """Embed recordings in bounded memory; neither batches nor the order change an embedding.
+
+    Args:
+        recordings: What :func:`list_recordings` finds, or made by hand.
+        encoder: Whatever :func:`load_encoder` takes, or its result.
+        device: Where the encoder runs; the CPU by default.
+        cache: Folder to keep embeddings in, by the content of the recordings and the weights of the encoder.
+        partial: Leave out recordings that cannot be used, which is an error otherwise.
+        workers: Threads that read.
+        batch_seconds: Seconds of speech in a batch, padding included.
+        segment_seconds: Cut recordings into segments of this length, a row each, called ``utterance#1`` and so on. A
+            rest of less than half is dropped.
+        progress: Called with the number of recordings done, that of all recordings, and the seconds left.
+
+    Returns:
+        :class:`AudioEmbeddings`, in the order of the recordings.
+
+    Raises:
+        AudioError: If recordings are broken, cut off, short, silent or clipped, with their names.
+
+    Example:
+        >>> import soundfile, tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "p225_001.wav"
+        >>> soundfile.write(path, torch.rand(8000).numpy() - 0.5, samplerate=16000)
+        >>> encoder = load_encoder(lambda waveforms: waveforms[:, :4], sample_rate=16000)
+        >>> embed_recordings([Recording("p225_001", path)], encoder).embeddings.shape
+        torch.Size([1, 4])
+    """
+    network = load_encoder(encoder, device=device)
+    store = EmbeddingCache(cache, network)
+    paths = list(dict.fromkeys(one.path for one in recordings))
+    found: dict[Path, Array] = {}
+    problems: dict[Path, str] = {}
+    waiting: list[_Speech] = []
+    limit = int(batch_seconds * network.sample_rate)
+    began = time.monotonic()
+    try:
+        for path, content in _read_ahead(paths, _Reader(network, store, segment_seconds), workers):
+            if isinstance(content, str):
+                problems[path] = content
+            elif isinstance(content, _Speech):
+                waiting.append(content)
+            else:
+                found[path] = content
+            if problems and not partial:
+                waiting.clear()  # the run will end, but first the other files are read, to name all at once
+            if sum(speech.samples for speech in waiting) > _BATCHES_SORTED * limit or path == paths[-1]:
+                rows, undefined = _embed_speech(waiting, network, limit)
+                store.add({speech.key: rows[speech.path] for speech in waiting if speech.path in rows})
+                found.update(rows)
+                problems.update(undefined)
+                waiting.clear()
+            done = len(found) + len(problems)
+            if progress is not None and done:
+                progress(done, len(paths), (time.monotonic() - began) * (len(paths) - done) / done)
+    finally:
+        store.save()  # a run that is interrupted goes on where it was
+    if problems and not (partial and found):
+        raise AudioError(_describe_problems(list(problems.values()), len(paths)))
+    is_segmented = segment_seconds is not None
+    named = [
+        (one._replace(utterance=f"{one.utterance}#{number}") if is_segmented else one, row)
+        for one in recordings
+        for number, row in enumerate(found.get(one.path, ()), start=1)
+    ]
+    embeddings = torch.from_numpy(np.stack([row for _, row in named]))
+    skipped = tuple(problems.values())
+    return AudioEmbeddings(tuple(one for one, _ in named), network.name, skipped, (), embeddings)
+
+
+def embed_folder(
+    folder: str | Path,
+    encoder: str | Path | Callable[..., Any] = "resemblyzer",
+    *,
+    utt2spk: str | Path | None = None,
+    speaker_pattern: str | None = None,
+    **options: Any,
+) -> AudioEmbeddings:
+    """Embed all recordings of a folder, ``wav.scp`` or manifest.
+
+    Args:
+        folder: Where recordings are; see :func:`list_recordings`, also for ``utt2spk`` and ``speaker_pattern``.
+        encoder: Whatever :func:`load_encoder` takes, or its result.
+        utt2spk: File of lines ``utterance speaker``.
+        speaker_pattern: Regular expression that finds the speaker in the name of an utterance.
+        options: ``device``, ``cache``, ``partial`` and more; see :func:`embed_recordings`.
+
+    Returns:
+        :class:`AudioEmbeddings`; ``speakers`` is None where they cannot be told.
+
+    Example:
+        >>> import soundfile, tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in ("p225_001", "p225_002", "p226_001"):
+        ...     soundfile.write(folder / f"{name}.wav", torch.rand(8000).numpy() - 0.5, samplerate=16000)
+        >>> encoder = load_encoder(lambda waveforms: waveforms[:, :4], sample_rate=16000)
+        >>> embedded = embed_folder(folder, encoder)
+        >>> embedded.utterances, embedded.speakers
+        (['p225_001', 'p225_002', 'p226_001'], ['p225', 'p225', 'p226'])
+    """
+    recordings = list_recordings(folder, utt2spk=utt2spk, speaker_pattern=speaker_pattern)
+    embedded = embed_recordings(recordings.items, encoder, **options)
+    return AudioEmbeddings(
+        embedded.rows, embedded.encoder, embedded.skipped, recordings.assumptions, embedded.embeddings
+    )
+
+
+def embed_pairs(
+    pairs: RecordingPairs, encoder: str | Path | Callable[..., Any] = "resemblyzer", **options: Any
+) -> PairedEmbeddings:
+    """Embed both sides of paired recordings.
+
+    Args:
+        pairs: What :func:`pair_recordings` finds.
+        encoder: Whatever :func:`load_encoder` takes, or its result.
+        options: ``device``, ``cache``, ``partial`` and more; see :func:`embed_recordings`. Systems with the same
+            originals share these by ``cache``.
+
+    Returns:
+        :class:`PairedEmbeddings` with the arguments of embedding metrics: ``original``, ``protected``, ``speakers``,
+        ``utterances``, ``sessions``, ``groups``. Under ``partial`` a pair without one of its sides is left out.
+
+    Example:
+        >>> import soundfile, tempfile
+        >>> from vpmetrics.audio import pair_recordings
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in ("a/p1_1", "a/p1_2", "a/p2_1", "b/p1_1_anon", "b/p1_2_anon", "b/p2_1_anon"):
+        ...     (folder / name).parent.mkdir(exist_ok=True)
+        ...     soundfile.write(folder / f"{name}.wav", torch.rand(8000).numpy() - 0.5, samplerate=16000)
+        >>> encoder = load_encoder(lambda waveforms: waveforms[:, :4], sample_rate=16000)
+        >>> voices = embed_pairs(pair_recordings(folder / "a", folder / "b"), encoder)
+        >>> voices.original.shape, voices.protected.shape, voices.speakers
+        (torch.Size([3, 4]), torch.Size([3, 4]), ['p1', 'p1', 'p2'])
+    """
+    both = embed_recordings([*pairs.original, *pairs.protected], encoder, **options)
+    row_numbers: dict[Path, list[int]] = defaultdict(list)
+    for number, row in enumerate(both.rows):
+        row_numbers[row.path].append(number)
+    # Protected recordings may be a little shorter, and have a segment less.
+    kept = [
+        (left, right)
+        for one, two in zip(pairs.original, pairs.protected, strict=True)
+        for left, right in zip(row_numbers[one.path], row_numbers[two.path], strict=False)
+    ]
+    if not kept:
+        raise AudioError(_describe_problems(both.skipped, 2 * len(pairs.original)))
+    original, protected = (both.embeddings[list(side)] for side in zip(*kept, strict=True))
+    rows = tuple(both.rows[right] for _, right in kept)
+    return PairedEmbeddings(rows, both.encoder, both.skipped, pairs.assumptions, original, protected)
+
+
+def _describe_problems(problems: Sequence[str], total: int) -> str:
+    shown = "; ".join(problems[:_EXAMPLES])
+    rest = f"; and {len(problems) - _EXAMPLES} more" if len(problems) > _EXAMPLES else ""
+    hint = " `partial=True` leaves them out." if len(problems) < total else ""
+    return f"{len(problems)} of {total} recordings cannot be used: {shown}{rest}.{hint}"
+
+
+class _Speech(NamedTuple):
+    """A recording to embed, whole or in segments, and the key of its content."""
+
+    path: Path
+    key: str
+    pieces: tuple[Tensor, ...]
+
+    @property
+    def samples(self) -> int:
+        return sum(map(len, self.pieces))
+
+
+class _Reader:
+    """Reads a file as speech to embed, as rows known from the cache, or as a sentence on why it cannot be used."""
+
+    def __init__(self, encoder: SpeakerEncoder, cache: EmbeddingCache, segment_seconds: float | None) -> None:
+        self.rate, self.cache, self.segment_seconds = encoder.sample_rate, cache, segment_seconds
+        self.shortest = max(encoder.shortest, int(SHORTEST_SECONDS * self.rate))
+
+    def __call__(self, path: Path) -> _Speech | Array | str:
+        try:
+            data = path.read_bytes()
+            key = hashlib.blake2b(data, digest_size=16).hexdigest()
+            key += "" if self.segment_seconds is None else f"@{self.segment_seconds:g}s"
+            if key in self.cache.rows:
+                return self.cache.rows[key]
+            waveform = resample(*decode_audio(data), self.rate)
+        except OSError as error:
+            return f"{printable(path)} cannot be read ({error.strerror})"
+        except AudioError as error:
+            return f"{printable(path)} {error}"
+        if len(waveform) < self.shortest:
+            needed = f"{self.shortest / self.rate:.2f} s are needed"
+            return f"{printable(path)} is too short: {len(waveform) / self.rate:.2f} s, {needed}"
+        return _Speech(path, key, self._cut(waveform))
+
+    def _cut(self, waveform: Tensor) -> tuple[Tensor, ...]:
+        if self.segment_seconds is None:
+            return (waveform,)
+        size = max(self.shortest, int(self.segment_seconds * self.rate))
+        pieces: tuple[Tensor, ...] = waveform.split(size)
+        return pieces[:-1] if len(pieces) > 1 and len(pieces[-1]) < max(self.shortest, size / 2) else pieces
+
+
+def _read_ahead(paths: Sequence[Path], reader: _Reader, workers: int) -> Iterator[tuple[Path, _Speech | Array | str]]:
+    """Read files by threads, in order, and only so many before they are asked for."""
+    with ThreadPoolExecutor(workers) as threads:
+        pending: deque[tuple[Path, Future[_Speech | Array | str]]] = deque()
+        for path in paths:
+            pending.append((path, threads.submit(reader, path)))
+            if len(pending) > _READ_AHEAD * workers:
+                first, future = pending.popleft()
+                yield first, future.result()
+        while pending:
+            first, future = pending.popleft()
+            yield first, future.result()
+
+
+def _embed_speech(
+    speeches: Sequence[_Speech], encoder: SpeakerEncoder, limit: int
+) -> tuple[dict[Path, Array], dict[Path, str]]:
+    """Return the rows ``(n, D)`` of each recording, and a sentence on each that has none."""
+    embedded = iter(_embed_waveforms([piece for speech in speeches for piece in speech.pieces], encoder, limit))
+    rows = {speech.path: np.stack([next(embedded) for _ in speech.pieces]) for speech in speeches}
+    undefined = {
+        path: f"{printable(path)} {encoder.undefined_reason}"
+        for path, own in rows.items()
+        if not np.isfinite(own).all()
+    }
+    return {path: own for path, own in rows.items() if path not in undefined}, undefined
+
+
+def _embed_waveforms(waveforms: Sequence[Tensor], encoder: SpeakerEncoder, limit: int) -> Array:
+    """Embed waveforms in batches of similar length, of at most ``limit`` samples; rows keep their order."""
+    result = np.empty((len(waveforms), encoder.dimension), dtype=np.float32)
+    order = sorted(range(len(waveforms)), key=lambda row: len(waveforms[row]))
+    while order:
+        longest, size = len(waveforms[order[-1]]), 1
+        while size < len(order) and (size + 1) * longest <= limit:
+            if not encoder.can_pad and len(waveforms[order[-size - 1]]) != longest:
+                break
+            size += 1
+        batch, order = order[-size:], order[:-size]
+        lengths = torch.tensor([len(waveforms[row]) for row in batch], device=encoder.device)
+        padded = pad_sequence([waveforms[row] for row in batch], batch_first=True).to(encoder.device)
+        with torch.no_grad():
+            result[batch] = encoder(padded, lengths).float().cpu().numpy()
+    return result

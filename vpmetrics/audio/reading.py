@@ -1,0 +1,146 @@
+"""Read recordings: decode, average channels, resample, and name what cannot be used."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_FRAMES_AT_ONCE = 1 << 20
+SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3")
+SILENCE = 1e-4  # peak below -80 dBFS: no speech is that quiet
+CLIPPED_SHARE = 0.01  # of samples on flat peaks
+SHORTEST_SECONDS = 0.1  # no encoder tells a speaker by less, whatever it accepts
+
+
+class AudioError(ValueError):
+    """Something about recordings or an encoder that the user can put right; the text may be shown as it is."""
+
+
+def printable(name: object) -> str:
+    """Return a file name with characters that cannot be printed spelt out."""
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in str(name))
+
+
+def decode_audio(data: bytes) -> tuple[Tensor, int]:
+    """Decode the content of an audio file and average its channels.
+
+    Args:
+        data: Bytes of a wav, flac, ogg or mp3 file, told apart by content.
+
+    Returns:
+        Waveform of shape ``(T,)``, float32, and its sample rate.
+
+    Raises:
+        AudioError: With what is wrong: no bytes, no audio, cut off, silent, clipped, NaN.
+    """
+    import soundfile
+
+    if not data:
+        raise AudioError("is an empty file")
+    declared = int.from_bytes(data[4:8], "little") + 8 if data[:4] == b"RIFF" else 0
+    # Writers to a pipe put a size near 2 or 4 GB, because they cannot go back to correct it.
+    if len(data) + 1 < declared < 0x7FFFF000:
+        raise AudioError(f"is cut off: it has {len(data):,} of {declared:,} bytes")
+    try:
+        with soundfile.SoundFile(io.BytesIO(data)) as file:
+            rate, expected = file.samplerate, file.frames
+            # In parts, because a damaged header may promise more samples than memory holds.
+            parts = [np.empty((0, file.channels), dtype=np.float32)]
+            while len(part := file.read(_FRAMES_AT_ONCE, dtype="float32", always_2d=True)):
+                parts.append(part)
+            samples = torch.from_numpy(np.concatenate(parts))
+    except (soundfile.SoundFileError, RuntimeError) as error:
+        reason = str(error).rpartition(">: ")[2].strip().rstrip(".") or "unknown format"
+        raise AudioError(f"is no audio that can be read ({reason})") from None
+    if len(samples) == 0:
+        raise AudioError("has no samples that can be read")
+    if len(samples) < expected:
+        raise AudioError(f"is cut off: it has {len(samples):,} of {expected:,} samples")
+    _check_samples(samples)
+    return samples.mean(1) if samples.shape[1] > 1 else samples.squeeze(1), rate
+
+
+def _check_samples(samples: Tensor) -> None:
+    level = samples.abs()
+    peak = level.max()
+    if not peak.isfinite():
+        raise AudioError("has NaN or infinite samples")
+    if peak < SILENCE:
+        raise AudioError("is silent")
+    # Flat tops, in any channel: an average of channels hides them. 16 bits end at 1 - 1/32768 and at -1.
+    at_peak = level >= peak * (1 - 5e-5)
+    if at_peak.count_nonzero() > CLIPPED_SHARE * len(samples):
+        share = float((at_peak[1:] & at_peak[:-1]).sum(0).max()) / len(samples)
+        if share > CLIPPED_SHARE:
+            raise AudioError(f"is clipped: {share:.0%} of its samples lie on flat peaks")
+
+
+def read_audio(path: str | Path, sample_rate: int) -> Tensor:
+    """Read a recording as one channel at a given sample rate.
+
+    Args:
+        path: A wav, flac, ogg or mp3 file of any sample rate and number of channels.
+        sample_rate: Samples per second of the result.
+
+    Returns:
+        Waveform of shape ``(T,)``, float32 in [-1, 1].
+
+    Raises:
+        AudioError: If it is missing, broken, silent or clipped.
+
+    Example:
+        >>> import soundfile, tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "tone.wav"
+        >>> soundfile.write(path, torch.arange(24000).mul(0.1).sin().mul(0.5).numpy(), samplerate=24000)
+        >>> read_audio(path, sample_rate=16000).shape
+        torch.Size([16000])
+    """
+    try:
+        waveform, rate = decode_audio(Path(path).read_bytes())
+    except OSError as error:
+        raise AudioError(f"{printable(path)} cannot be read ({error.strerror})") from None
+    except AudioError as error:
+        raise AudioError(f"{printable(path)} {error}") from None
+    return resample(waveform, rate, sample_rate)
+
+
+def resample(waveforms: Tensor, from_rate: int, to_rate: int) -> Tensor:
+    """Change the sample rate of waveforms in the frequency domain.
+
+    Frequencies above 95 % of the lower Nyquist frequency fade out by a raised cosine. Gradients pass.
+
+    Args:
+        waveforms: Floating tensor of shape ``(..., T)``.
+        from_rate: Samples per second of ``waveforms``.
+        to_rate: Samples per second of the result.
+
+    Returns:
+        Tensor of shape ``(..., ceil(T * to_rate / from_rate))``.
+
+    Example:
+        >>> resample(torch.zeros(2, 24000), from_rate=24000, to_rate=16000).shape
+        torch.Size([2, 16000])
+    """
+    if from_rate == to_rate or waveforms.shape[-1] == 0:
+        return waveforms
+    divisor = math.gcd(from_rate, to_rate)
+    step_in, step_out = from_rate // divisor, to_rate // divisor
+    length = waveforms.shape[-1]
+    # Whole steps keep the ratio exact. The transform is circular: at least 10 ms of zeros keep the end apart from the
+    # beginning. It is fast for small factors: the number of steps is 8 to 16 times a power of two.
+    steps = math.ceil((length + from_rate // 100) / step_in)
+    unit = 1 << max(1, steps.bit_length() - 4)
+    steps = math.ceil(steps / unit) * unit
+    spectrum = torch.fft.rfft(waveforms, n=steps * step_in)
+    last = steps * min(step_in, step_out) // 2
+    first = int(0.95 * last)
+    position = torch.linspace(0, math.pi, last - first + 1, dtype=waveforms.dtype, device=waveforms.device)
+    faded = spectrum[..., first : last + 1] * (0.5 + 0.5 * position.cos())
+    narrow = torch.cat([spectrum[..., :first], faded], dim=-1)
+    wide: Tensor = torch.fft.irfft(narrow, n=steps * step_out) * (step_out / step_in)
+    return wide[..., : math.ceil(length * step_out / step_in)]

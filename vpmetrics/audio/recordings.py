@@ -1,0 +1,346 @@
+"""Find recordings, who speaks in them, and which original belongs to which protected one."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from vpmetrics.audio.reading import SUFFIXES, AudioError, printable
+
+_COLUMNS = ("path", "speaker", "utterance", "session", "group")
+
+
+class Recording(NamedTuple):
+    """One audio file: the name of its utterance, where it is, and what is known of it."""
+
+    utterance: str
+    path: Path
+    speaker: str | None = None
+    session: str | None = None
+    group: str | None = None
+
+
+class Recordings(NamedTuple):
+    """Recordings, and what was assumed of them, in sentences to print."""
+
+    items: tuple[Recording, ...]
+    assumptions: tuple[str, ...] = ()
+
+
+class RecordingPairs(NamedTuple):
+    """Original and protected recordings, row by row, and what was assumed, in sentences to print."""
+
+    original: tuple[Recording, ...]
+    protected: tuple[Recording, ...]
+    assumptions: tuple[str, ...] = ()
+
+
+def list_recordings(
+    source: str | Path, *, utt2spk: str | Path | None = None, speaker_pattern: str | None = None
+) -> Recordings:
+    """List the recordings of a folder, a ``wav.scp`` or a manifest, with their speakers where these can be told.
+
+    Speakers are those of the manifest or of ``utt2spk``, else what ``speaker_pattern`` finds, else a folder of the path
+    (``p225/p225_001.wav``), else the first part of the file name (``1272-128104-0000.flac``).
+
+    Args:
+        source: A folder, searched in depth; a Kaldi ``wav.scp``, or the folder it is in; or a CSV or TSV file with the
+            columns ``path`` and, if known, ``speaker``, ``utterance``, ``session``, ``group``, paths relative to it.
+        utt2spk: File of lines ``utterance speaker``; utterances of a folder are paths without the ending.
+        speaker_pattern: Regular expression that is searched in the utterance; the speaker is its group ``speaker``, or
+            its first group, or the whole match.
+
+    Returns:
+        :class:`Recordings`, ordered by utterance; ``speaker`` is None where it cannot be told.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in ("p225_001", "p225_002", "p226_001"):
+        ...     _ = (folder / f"{name}.wav").write_bytes(b"")
+        >>> found = list_recordings(folder)
+        >>> [recording.speaker for recording in found.items]
+        ['p225', 'p225', 'p226']
+        >>> print(*found.assumptions)
+        Speakers are the first part of file names: 'p225_001' is of 'p225' (2 speakers, 3 recordings).
+    """
+    source = Path(source)
+    notes: list[str] = []
+    if source.is_dir() and (source / "wav.scp").is_file():
+        source = source / "wav.scp"
+        notes.append(f"{printable(source)} was taken for the list of recordings.")
+    if source.is_dir():
+        items = _list_folder(source)
+    elif not source.is_file():
+        raise AudioError(f"Expected a folder, wav.scp or manifest, but there is none at {printable(source)}.")
+    elif source.suffix.lower() in (".csv", ".tsv"):
+        items = _read_manifest(source)
+    elif source.suffix.lower() == ".scp":
+        items = _read_scp(source)
+        utt2spk = utt2spk or (beside if (beside := source.with_name("utt2spk")).is_file() else None)
+    else:
+        raise AudioError(f"Expected a folder, wav.scp, .csv or .tsv, but got {printable(source)}.")
+    doubled = [name for name, count in Counter(one.utterance for one in items).items() if count > 1]
+    if doubled:
+        paths = [one.path for one in items if one.utterance == doubled[0]]
+        raise AudioError(
+            f"Expected utterances of different names in {printable(source)}, but {printable(paths[0])} and "
+            f"{printable(paths[1])} are both {printable(doubled[0])!r} ({len(doubled)} names occur twice). Remove one "
+            "of each, or name them in a manifest (path,speaker,utterance)."
+        )
+    items.sort()
+    if utt2spk is not None:
+        items = _set_speakers(items, _speakers_by_file(Path(utt2spk)))
+    elif speaker_pattern is not None:
+        items = _set_speakers(items, _speakers_by_pattern(speaker_pattern))
+        notes.append(_example(f"Speakers are what {speaker_pattern!r} finds", items))
+    elif any(one.speaker is None for one in items):
+        items, note = _guess_speakers(items)
+        notes += note
+    return Recordings(tuple(items), tuple(notes))
+
+
+def pair_recordings(
+    original: str | Path,
+    protected: str | Path,
+    *,
+    strip_suffix: str | None = None,
+    utt2spk: str | Path | None = None,
+    speaker_pattern: str | None = None,
+    partial: bool = False,
+) -> RecordingPairs:
+    """Pair original recordings with their protected versions, by relative path or else by file name.
+
+    Names of protected recordings may be longer by a suffix, such as ``_anon``, which is found.
+
+    Args:
+        original: Folder, ``wav.scp`` or manifest of the originals; see :func:`list_recordings`.
+        protected: The same of the protected recordings.
+        strip_suffix: What protected names end in; by default what most of them have beyond the original's.
+        utt2spk: File of lines ``utterance speaker`` for the originals.
+        speaker_pattern: Regular expression that finds the speaker in the name of an original.
+        partial: Leave out recordings that are on one side only, which is an error otherwise.
+
+    Returns:
+        :class:`RecordingPairs`; the protected recordings have the speakers of their originals.
+
+    Raises:
+        AudioError: If recordings have no partner, names are ambiguous, or speakers cannot be told.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for name in ("a/p1/1", "a/p1/2", "a/p2/1", "b/p1/1_anon", "b/p1/2_anon", "b/p2/1_anon"):
+        ...     (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        ...     _ = (folder / f"{name}.wav").write_bytes(b"")
+        >>> print(pair_recordings(folder / "a", folder / "b").assumptions[1])
+        Pairs are recordings of the same relative path and '_anon': 'p1/1' and 'p1/1_anon' (3 pairs).
+    """
+    if Path(original).resolve() == Path(protected).resolve():
+        raise AudioError(f"Expected two places, but `original` and `protected` are both {printable(original)}.")
+    left = list_recordings(original, utt2spk=utt2spk, speaker_pattern=speaker_pattern)
+    right = list_recordings(protected)
+    unknown = [one for one in left.items if one.speaker is None]
+    if unknown:
+        raise AudioError(
+            f"Expected to tell who speaks in {printable(unknown[0].path)} ({len(unknown)} of {len(left.items)} "
+            "recordings) by a folder per speaker or names such as 'p225_001'. Give `utt2spk`, a `speaker_pattern`, or "
+            "a manifest (path,speaker)."
+        )
+    pairs, notes = _match(left.items, right.items, strip_suffix)
+    for side, items, own in (("original", left.items, 0), ("protected", right.items, 1)):
+        paired = {pair[own].path for pair in pairs}
+        alone = [one for one in items if one.path not in paired]
+        if alone:
+            other = ("protected", "original")[own]
+            text = (
+                f"{len(alone)} of {len(items)} {side} recordings have no {other} one, first {printable(alone[0].path)}"
+            )
+            if not partial or not pairs:
+                least = f"; names on the other side are like {printable((left, right)[1 - own].items[0].utterance)!r}"
+                hint = "`partial=True` leaves them out." if pairs else "`strip_suffix` or a manifest can pair them."
+                raise AudioError(f"{text}{least if not pairs else ''}. {hint}")
+            notes.append(f"{text}; they are left out.")
+    protected_items = tuple(
+        Recording(one.utterance, two.path, one.speaker, two.session or one.session, two.group or one.group)
+        for one, two in pairs
+    )
+    return RecordingPairs(tuple(one for one, _ in pairs), protected_items, (*left.assumptions, *notes))
+
+
+def _match(
+    original: Sequence[Recording], protected: Sequence[Recording], strip_suffix: str | None
+) -> tuple[list[tuple[Recording, Recording]], list[str]]:
+    """Pair by the way that pairs most: by path or file name, with or without a suffix."""
+    best: list[tuple[Recording, Recording]] = []
+    note, problem = "", ""
+    for way, key in (("relative path", lambda name: name), ("file name", lambda name: PurePosixPath(name).name)):
+        by_key: dict[str, list[Recording]] = defaultdict(list)
+        for one in original:
+            by_key[key(one.utterance)].append(one)
+        found = _common_suffix(by_key, [key(one.utterance) for one in protected])
+        for suffix in [strip_suffix] if strip_suffix is not None else dict.fromkeys(("", found)):
+            matched: dict[str, list[Recording]] = defaultdict(list)
+            for two in protected:
+                name = key(two.utterance)
+                matched[name[: len(name) - len(suffix)] if name.endswith(suffix) else name].append(two)
+            shared = [name for name in by_key if name in matched]
+            doubled = next((name for name in shared if len(by_key[name]) > 1 or len(matched[name]) > 1), None)
+            if doubled is not None:
+                same = by_key[doubled] if len(by_key[doubled]) > 1 else matched[doubled]
+                first, second = (printable(one.path) for one in same[:2])
+                problem = problem or f"{first} and {second} are both {printable(doubled)!r}"
+            elif len(shared) > len(best):
+                best = [(by_key[name][0], matched[name][0]) for name in shared]
+                beyond = f" and {suffix!r}" if suffix else ""
+                one, two = best[0]
+                note = (
+                    f"Pairs are recordings of the same {way}{beyond}: {printable(one.utterance)!r} and "
+                    f"{printable(two.utterance)!r} ({len(best)} pairs)."
+                )
+    if not best and problem:
+        raise AudioError(
+            f"Expected one original and one protected recording of each file name, but {problem}. Keep the same "
+            "folders on both sides, or name utterances in a manifest (path,speaker,utterance)."
+        )
+    return best, [note] if best else []
+
+
+def _common_suffix(originals: Iterable[str], protected: Sequence[str]) -> str:
+    """Return what most protected names have beyond the longest original name they begin with."""
+    names = set(originals)
+    counts: Counter[str] = Counter()
+    for name in protected:
+        size = next((size for size in range(len(name), 0, -1) if name[:size] in names), None)
+        if size is not None:
+            counts[name[size:]] += 1
+    suffix, count = counts.most_common(1)[0] if counts else ("", 0)
+    return suffix if 2 * count > len(protected) else ""
+
+
+def _list_folder(folder: Path) -> list[Recording]:
+    items = []
+    for place, _, files in os.walk(folder):
+        for name in files:
+            # A leading dot: macOS leaves such twins of every file on other file systems.
+            if not name.startswith(".") and name.lower().endswith(SUFFIXES):
+                path = Path(place, name)
+                items.append(Recording(_normalise(path.relative_to(folder).with_suffix("").as_posix()), path))
+    if not items:
+        raise AudioError(f"Expected recordings ({', '.join(SUFFIXES)}) in {printable(folder)}, but there are none.")
+    return items
+
+
+def _normalise(name: str) -> str:
+    """Write accents in one form: macOS takes them apart, other systems do not."""
+    return unicodedata.normalize("NFC", name)
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise AudioError(f"{printable(path)} cannot be read ({error.strerror}).") from None
+    except UnicodeDecodeError:
+        raise AudioError(f"Expected {printable(path)} to be a text in UTF-8.") from None
+    return text.splitlines()
+
+
+def _read_scp(path: Path) -> list[Recording]:
+    items = []
+    for number, line in enumerate(_read_lines(path), start=1):
+        utterance, _, place = line.strip().partition(" ")
+        place = place.strip()
+        if not line.strip():
+            continue
+        if not place or place.endswith("|"):
+            got = "a command, which is not run" if place else "one column"
+            raise AudioError(f"{printable(path)}:{number}: expected `utterance path`, but got {got}.")
+        # Kaldi's paths are relative to where it was started, or else to the list.
+        items.append(Recording(_normalise(utterance), Path(place) if Path(place).exists() else path.parent / place))
+    if not items:
+        raise AudioError(f"Expected lines `utterance path` in {printable(path)}, but there are none.")
+    return items
+
+
+def _read_manifest(path: Path) -> list[Recording]:
+    lines = csv.reader(_read_lines(path), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
+    header = [name.strip().lower() for name in next(lines, [])]
+    if "path" not in header or "" in header:
+        raise AudioError(f"Expected {printable(path)} to begin with `{','.join(_COLUMNS)}`, but got {header}.")
+    items = []
+    for row in filter(any, lines):
+        if len(row) != len(header):
+            raise AudioError(f"{printable(path)}:{lines.line_num}: expected {len(header)} columns, but got {len(row)}.")
+        values = {name: value.strip() or None for name, value in zip(header, row, strict=True)}
+        place = values["path"] or ""
+        name = values.get("utterance") or PurePosixPath(place).with_suffix("").as_posix()
+        rest = {column: values.get(column) for column in ("speaker", "session", "group")}
+        items.append(Recording(_normalise(name), path.parent / place, **rest))
+    if not items:
+        raise AudioError(f"Expected recordings in {printable(path)}, but it has a header only.")
+    return items
+
+
+def _speakers_by_file(path: Path) -> Callable[[str], str | None]:
+    speakers: dict[str, str] = {}
+    for number, line in enumerate(_read_lines(path), start=1):
+        words = line.split()
+        if len(words) not in (0, 2):
+            raise AudioError(f"{printable(path)}:{number}: expected `utterance speaker`, but got {len(words)} words.")
+        speakers.update([(words[0], words[1])] if words else [])
+    return lambda utterance: speakers.get(utterance) or speakers.get(PurePosixPath(utterance).name)
+
+
+def _speakers_by_pattern(pattern: str) -> Callable[[str], str | None]:
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise AudioError(f"Expected `speaker_pattern` to be a regular expression, but {error}: {pattern!r}.") from None
+    group: str | int = "speaker" if "speaker" in expression.groupindex else min(expression.groups, 1)
+    return lambda utterance: found[group] if (found := expression.search(utterance)) else None
+
+
+def _set_speakers(items: list[Recording], speaker_of: Callable[[str], str | None]) -> list[Recording]:
+    named = [one._replace(speaker=speaker_of(one.utterance)) for one in items]
+    missing = [one for one in named if not one.speaker]
+    if missing:
+        raise AudioError(
+            f"Expected a speaker for every recording, but {len(missing)} of {len(named)} have none, first "
+            f"{printable(missing[0].utterance)!r}."
+        )
+    return named
+
+
+def _guess_speakers(items: list[Recording]) -> tuple[list[Recording], list[str]]:
+    """Set speakers by folder or by file name, whichever tells several speakers apart."""
+    parts = [PurePosixPath(one.utterance).parts for one in items]
+    first_words = [re.match(r"([^\W_]+)[-_.]", names[-1]) for names in parts]
+    words = [match[1] if match else None for match in first_words]
+    depth = min(map(len, parts)) - 1
+    levels = [level for level in range(depth) if 1 < len({names[level] for names in parts}) < len(items)]
+    # In train/p225/p225_001.wav two folders differ; the one that file names begin with is the speaker.
+    named = [level for level in levels if all(names[level] == word for names, word in zip(parts, words, strict=True))]
+    if levels:
+        level = (named or levels)[0]
+        found = [one._replace(speaker=names[level]) for one, names in zip(items, parts, strict=True)]
+        return found, [_example(f"Speakers are folders (level {level + 1} of the path)", found)]
+    if None not in words and 1 < len(set(words)) < len(items):
+        found = [one._replace(speaker=word) for one, word in zip(items, words, strict=True)]
+        return found, [_example("Speakers are the first part of file names", found)]
+    return items, []
+
+
+def _example(text: str, items: list[Recording]) -> str:
+    count = len({one.speaker for one in items})
+    first = items[0]
+    return (
+        f"{text}: {printable(first.utterance)!r} is of {printable(first.speaker)!r} "
+        f"({count} speakers, {len(items)} recordings)."
+    )

@@ -1,0 +1,138 @@
+"""The offline default: Resemblyzer's speaker encoder in PyTorch, with its published weights."""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize, pad
+
+from vpmetrics.audio.reading import AudioError
+
+SAMPLE_RATE = 16000
+_FRAME, _HOP, _BANDS = 400, 160, 40  # 25 ms every 10 ms
+_PARTIAL, _STEP = 160, 77  # frames: partial utterances of 1.6 s, 1.3 of them begin in a second
+_COVERAGE = 0.75  # of a last partial utterance by speech
+_LEVEL = 10 ** (-30 / 20)  # quieter recordings are raised to -30 dBFS
+_PARTIALS_AT_ONCE = 256  # bounds the memory of the LSTM
+_WHEEL = (
+    "https://files.pythonhosted.org/packages/d9/b5/d897d5de5b2123a1ad5d32e8e007d83f76582f5c32c60992577263bd7c7e/"
+    "Resemblyzer-0.1.4-py3-none-any.whl"
+)
+_SHA256 = "8f12eb2f1a9982d32e8db7856de754709b59c93a77bcf0ff536584b619a9dd1f"
+
+
+class Resemblyzer(nn.Module):
+    """GE2E speaker encoder (Wan et al., 2018) as trained for Resemblyzer 0.1.4, from waveforms to embeddings.
+
+    Equals ``VoiceEncoder.embed_utterance`` of the package after its volume normalisation: the utterance is cut into
+    overlapping partial utterances, and their embeddings are averaged. Pauses are not removed. Gradients pass.
+    """
+
+    filters: Tensor
+    window: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(_BANDS, 256, 3, batch_first=True)
+        self.linear = nn.Linear(256, 256)
+        self.register_buffer("filters", _mel_filters(), persistent=False)
+        self.register_buffer("window", torch.hann_window(_FRAME), persistent=False)
+
+    def train(self, mode: bool = True) -> Resemblyzer:
+        """Set the mode, but for the LSTM: cuDNN passes gradients in training mode only, and there is no dropout."""
+        super().train(mode)
+        self.lstm.train()
+        return self
+
+    def forward(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
+        """Embed waveforms ``(B, T)``, zero beyond ``lengths (B,)``, as ``(B, 256)``."""
+        energy = waveforms.square().sum(1) / lengths
+        waveforms = waveforms * (_LEVEL / energy.clamp(min=1e-16).sqrt()).clamp(min=1)[:, None]
+        starts = [_partial_starts(length) for length in lengths.tolist()]
+        rows = torch.tensor([row for row, own in enumerate(starts) for _ in own], device=waveforms.device)
+        first = torch.tensor([start for own in starts for start in own], device=waveforms.device)
+        missing = _HOP * (int(first.max()) + _PARTIAL) - waveforms.shape[1]
+        spectrogram = self.mel_spectrogram(pad(waveforms, (0, max(0, missing))))
+        frames = first[:, None] + torch.arange(_PARTIAL, device=waveforms.device)
+        embeddings = torch.cat(
+            [
+                self.embed_partials(spectrogram[some_rows[:, None], some_frames])
+                for some_rows, some_frames in zip(
+                    rows.split(_PARTIALS_AT_ONCE), frames.split(_PARTIALS_AT_ONCE), strict=True
+                )
+            ]
+        )
+        # The sum has the direction of the mean.
+        total = embeddings.new_zeros(len(waveforms), embeddings.shape[1]).index_add(0, rows, embeddings)
+        return normalize(total)
+
+    def mel_spectrogram(self, waveforms: Tensor) -> Tensor:
+        """Compute the power in mel bands, ``(B, frames, 40)``, as librosa does."""
+        spectrum = torch.stft(
+            waveforms, _FRAME, _HOP, window=self.window, center=True, pad_mode="constant", return_complex=True
+        )
+        return (self.filters @ (spectrum.real.square() + spectrum.imag.square())).mT
+
+    def embed_partials(self, spectrograms: Tensor) -> Tensor:
+        """Embed mel spectrograms ``(P, 160, 40)`` by the network alone."""
+        _, (hidden, _) = self.lstm(spectrograms)
+        return normalize(self.linear(hidden[-1]).relu())
+
+
+def load_resemblyzer() -> Resemblyzer:
+    """Load the network with the weights in Resemblyzer's wheel.
+
+    They are taken from the installed package, which is not imported (its dependencies need a compiler and
+    ``pkg_resources``), or else from its wheel on PyPI, downloaded once.
+    """
+    spec = find_spec("resemblyzer")
+    if spec is not None and spec.origin is not None:
+        weights = Path(spec.origin).with_name("pretrained.pt").read_bytes()
+    else:
+        with zipfile.ZipFile(_download_wheel()) as wheel:
+            weights = wheel.read("resemblyzer/pretrained.pt")
+    checkpoint: dict[str, Any] = torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True)
+    network = Resemblyzer()
+    # The checkpoint also holds the two parameters of the training loss.
+    network.load_state_dict({name: checkpoint["model_state"][name] for name in network.state_dict()})
+    return network
+
+
+def _download_wheel() -> Path:
+    path = Path(torch.hub.get_dir(), "vpmetrics", _WHEEL.rpartition("/")[2])
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.hub.download_url_to_file(_WHEEL, str(path), hash_prefix=_SHA256, progress=False)
+        except (OSError, RuntimeError) as error:
+            raise AudioError(
+                f"The weights of 'resemblyzer' (16 MB) could not be downloaded from PyPI ({error}). Install them by "
+                "`pip install --no-deps resemblyzer`, or choose another encoder."
+            ) from None
+    return path
+
+
+def _partial_starts(length: int) -> list[int]:
+    """Return the first frames of the partial utterances of ``length`` samples."""
+    frames = math.ceil((length + 1) / _HOP)
+    starts = list(range(0, max(1, frames - _PARTIAL + _STEP + 1), _STEP))
+    covered = (length - starts[-1] * _HOP) / (_PARTIAL * _HOP)
+    return starts[:-1] if covered < _COVERAGE and len(starts) > 1 else starts
+
+
+def _mel_filters() -> Tensor:
+    """Return triangular filters ``(40, 201)`` of unit area on Slaney's mel scale, linear up to 1 kHz."""
+    highest = 15 + 27 * math.log(SAMPLE_RATE / 2000) / math.log(6.4)
+    mel = torch.linspace(0, highest, _BANDS + 2, dtype=torch.float64)[:, None]
+    edges = torch.where(mel < 15, mel * 200 / 3, 1000 * torch.exp((mel - 15) * math.log(6.4) / 27))
+    low, middle, high = edges[:-2], edges[1:-1], edges[2:]
+    hertz = torch.linspace(0, SAMPLE_RATE / 2, _FRAME // 2 + 1, dtype=torch.float64)
+    rising, falling = (hertz - low) / (middle - low), (high - hertz) / (high - middle)
+    return (torch.minimum(rising, falling).clamp(min=0) * 2 / (high - low)).float()
