@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,89 +11,80 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._checks import check_confidence
-from vpmetrics._names import closest
-from vpmetrics._scalars import ENDS
-from vpmetrics.lightning.arguments import budgets_of, check_number_kept
-from vpmetrics.lightning.front import Front, beside
-from vpmetrics.lightning.handover import register, send_home
-from vpmetrics.lightning.names import reversed_twin, with_end
-from vpmetrics.lightning.pareto import ParetoPoint, is_finite
-from vpmetrics.lightning.trainers import ModelCheckpointBase, is_fitting, logging_step
-from vpmetrics.lightning.watched import (
-    monitors_of,
-    refuse_unlogged,
-    refuse_unpromised,
-    refuse_without_intervals,
-    refuse_wrong_loaders,
-    warn_of_forgotten_monitor,
-    warn_of_weak_attackers,
-    why_unlogged,
+from vpmetrics._engine.names import closest, last_component, without_loader
+from vpmetrics._engine.registry import CI_SUFFIXES, Scalar, scalar
+from vpmetrics._engine.validation import check_confidence
+from vpmetrics.lightning.loggers import figure_writers, group_tag, log_scalars
+from vpmetrics.lightning.monitor import PrivacyMonitor, monitors_of
+from vpmetrics.lightning.pareto import ParetoFront, ParetoPoint, relative_path
+from vpmetrics.lightning.trainers import (
+    ModelCheckpointBase,
+    is_fitting,
+    loader_suffixes,
+    logging_step,
+    warn_of_spawned_processes,
 )
 
 FRONT_FILE = "pareto_front"
-_NOT_TAKEN = {
-    "monitor": "it watches `privacy` and `utility`",
-    "enable_version_counter": "no file of the front may be overwritten",
-    "every_n_train_steps": "it saves what was measured; `Trainer(val_check_interval=...)` measures by steps",
-    "train_time_interval": "it saves what was measured; `Trainer(val_check_interval=...)` measures by time",
-}
+_NOT_TAKEN = ("monitor", "every_n_train_steps", "train_time_interval", "enable_version_counter")
 
 
 class PrivacyCheckpoint(ModelCheckpointBase):
-    r"""Saves the checkpoints of best utility for what they disclose, and chooses one under a budget of disclosure.
+    r"""Save the checkpoints of best utility for what they disclose, and choose one within a budget of disclosure.
 
-    A checkpoint is on the Pareto front while no other that is kept is at least as good in utility and in every
-    disclosure. At most ``save_top_k`` of the front stay on disk: always the chosen one, then those that lie farthest
-    apart. The chosen one is that of best utility within all budgets, or the one of least disclosure while there is
-    none; ``trainer.test(ckpt_path="best")`` takes it. ``pareto_front.json`` beside the files lists every measurement,
-    kept or not, and figures show them as ``<privacy>/pareto_front`` whenever the front changes.
+    A checkpoint is on the Pareto front while no other kept one is at least as good in utility and in every disclosure.
+    At most ``save_top_k`` of the front stay on disk: always the chosen one, then those that lie farthest apart. The
+    chosen one is that of best utility within all budgets, or the one of least disclosure while there is none;
+    ``trainer.test(ckpt_path="best")`` loads it. ``pareto_front.json`` beside the files lists every measurement, kept
+    or not, and never names a checkpoint that is not there. Loggers get the values of the chosen checkpoint as
+    ``val_chosen/<name>``, and figures of the front as ``val_figures/<name>/pareto_front`` whenever it changes.
 
-    A disclosure that is logged in both directions, such as ``op_d_ece`` with ``op_d_ece_reversed``, counts by the
+    A disclosure that is logged in both directions, such as ``op_d_ece`` and ``op_d_ece_reversed``, counts by the
     larger of the two: ``protected = -original`` deceives an attacker only until they flip the sign. Budgets should
-    include one of the strongest attack, as the default does; there is a warning where none does.
+    include ``disclosure`` or one of the strongest attack; there is a warning where none does.
 
-    An estimate from few speakers may be within the budget by luck, and the best of many is: with ``confidence``, what
-    is compared is the upper end of the interval, which ``PrivacyMonitor(intervals=confidence)`` logs.
+    An estimate from few speakers may be within the budget by luck, and the best of many is: with ``confidence``, the
+    upper end of the interval is compared, which ``PrivacyMonitor(intervals=confidence)`` logs.
 
-    What is saved is what was measured: weights that have been trained since the last validation, or that
-    :class:`PrivacyMonitor` left out, are not saved. Values that are not finite are not compared, and so not saved.
-    The folder may be moved between runs; what a resumed run finds of the front in ``dirpath``, beside the checkpoint
-    it resumes from, or where it was, stays in the front.
+    Only measured weights are saved: not those trained since the last validation, nor of an epoch that
+    :class:`PrivacyMonitor` left out. Points with values that are not finite are not saved. The folder may be moved
+    between runs; what a resumed run finds of the front in ``dirpath``, beside the checkpoint it resumes from, or where
+    it was, stays in the front.
 
     Works with the Trainer of ``pytorch_lightning`` and with that of ``lightning.pytorch``; to both it is a
-    ``ModelCheckpoint``.
+    ``ModelCheckpoint``. Strategies that spawn processes are not supported.
 
     Args:
-        privacy: Name of what is logged of disclosure, less being better; several in a sequence, or in a dictionary
-            with their budgets.
-        budget: How much may be disclosed at most; as many as there are names. Not with a dictionary.
-        utility: Name of what is logged of utility.
+        privacy: Name of the logged disclosure, less being better; several in a sequence, or in a dictionary with their
+            budgets.
+        budget: Largest disclosure allowed; one per name. Not with a dictionary.
+        utility: Name of the logged utility.
         mode: ``"min"`` or ``"max"``, which utility is better.
         dirpath: Folder of the checkpoints, as in ``ModelCheckpoint``.
         filename: Their names, as in ``ModelCheckpoint``.
-        save_top_k: How many checkpoints stay on disk at most; -1 for the whole front.
-        confidence: That of the intervals whose upper ends are compared, such as 0.95; None compares estimates.
+        save_top_k: Largest number of checkpoints on disk; -1 for the whole front.
+        confidence: Confidence level of the intervals whose upper ends are compared, such as 0.95; None compares
+            estimates.
         kwargs: Those of ``ModelCheckpoint``, but for ``monitor``, ``every_n_train_steps``, ``train_time_interval`` and
             ``enable_version_counter``.
 
     Attributes:
-        chosen: The chosen one, or None: ``epoch``, ``step``, ``disclosure`` (a dictionary), ``utility``, ``path``.
+        chosen: The chosen one, or None: ``epoch``, ``step``, ```disclosure``` (a dictionary), ``utility``, ``path``.
+        within_budget: Whether that one meets all budgets.
         pareto_front: All that are kept, least disclosure first.
         best_model_path: Path of the chosen one.
-        within_budget: Whether that one meets all budgets.
 
     Example:
         >>> checkpoint = PrivacyCheckpoint(
-        ...     {"val/privacy/op_d_ece_strongest": 0.05, "val/privacy/op_l_w": 1.0}, utility="val/wer"
+        ...     {"val/privacy/disclosure": 0.05, "val/privacy/op_l_w": 1.0}, utility="val/wer"
         ... )
         >>> checkpoint.budgets
-        {'val/privacy/op_d_ece_strongest': 0.05, 'val/privacy/op_l_w': 1.0}
+        {'val/privacy/disclosure': 0.05, 'val/privacy/op_l_w': 1.0}
     """
 
     def __init__(
         self,
-        privacy: str | Sequence[str] | Mapping[str, float] = "val/privacy/op_d_ece_strongest",
+        privacy: str | Sequence[str] | Mapping[str, float] = "val/privacy/disclosure",
         budget: float | Sequence[float] | None = None,
         utility: str = "val/loss",
         mode: str = "min",
@@ -102,25 +94,32 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         confidence: float | None = None,
         **kwargs: Any,
     ) -> None:
-        for name, reason in _NOT_TAKEN.items():
+        for name in _NOT_TAKEN:
             if kwargs.get(name) is not None:
-                raise TypeError(f"Expected no `{name}`: PrivacyCheckpoint takes none, because {reason}.")
+                raise TypeError(
+                    f"Expected no `{name}`: PrivacyCheckpoint saves what a validation measured, `privacy` and "
+                    "`utility`, into new files. `Trainer(val_check_interval=...)` says how often."
+                )
         if not isinstance(utility, str):
             raise TypeError(f"Expected `utility` to be a name, but got {type(utility).__name__}.")
-        check_number_kept(save_top_k)
+        if isinstance(save_top_k, bool) or not isinstance(save_top_k, int):
+            raise TypeError(f"Expected `save_top_k` to be an integer, but got {save_top_k!r}.")
+        if save_top_k != -1 and save_top_k < 1:
+            raise ValueError(
+                f"Expected `save_top_k` to be at least 1, or -1 for the whole front, but got {save_top_k}."
+            )
         if confidence is not None:
             check_confidence("confidence", confidence)
-        self.budgets = budgets_of(privacy, budget)
+        self.budgets = _resolve_budgets(privacy, budget)
         self.utility, self.confidence = utility, confidence
         super().__init__(
             dirpath=dirpath, filename=filename, monitor=utility, mode=mode, save_top_k=save_top_k, **kwargs
         )
-        self._front = Front(self.budgets, mode, save_top_k)
+        self._front = ParetoFront(self.budgets, mode, save_top_k)
         self._given_dirpath = None if dirpath is None else str(dirpath)
-        self._number_in_folder = 0
+        self._front_file = FRONT_FILE
         self._validated_at = self._logged_at = -1
-        self._resuming, self._folder_of_resumed = True, ""
-        self.address = register(self)
+        self._is_resuming, self._resumed_folder = True, ""
 
     @property
     def pareto_front(self) -> list[ParetoPoint]:
@@ -135,11 +134,17 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     @property
     def within_budget(self) -> bool:
         """Whether the chosen checkpoint meets all budgets."""
-        return self._front.within_budget
+        chosen = self.chosen
+        return chosen is not None and self._front.meets_budgets(chosen)
+
+    @property
+    def chosen_tags(self) -> list[str]:
+        """Names under which loggers get the values of the chosen checkpoint."""
+        return [group_tag(name, "chosen") for name in (*self.budgets, self.utility)] if self.chosen else []
 
     @property
     def state_key(self) -> str:
-        """Name of this callback's state in a checkpoint; two in one Trainer differ in something of it."""
+        """Name of this callback's state in a checkpoint; two in one Trainer differ in one of these."""
         return self._generate_state_key(
             privacy=sorted(self.budgets.items()),
             utility=self.utility,
@@ -149,82 +154,122 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         )
 
     @property
-    def _names(self) -> tuple[str, ...]:
-        ends = [with_end(name, self._compared) for name in self.budgets] if self._compared else []
-        return (*self.budgets, *ends, self.utility)
+    def _suffix(self) -> str:
+        """Suffix of what is compared, after the name of the disclosure."""
+        return "" if self.confidence is None else CI_SUFFIXES[1]
 
     @property
-    def _compared(self) -> str:
-        """How the name of what is compared ends, behind that of the disclosure."""
-        return "" if self.confidence is None else ENDS[1]
+    def _names(self) -> tuple[str, ...]:
+        """Names of all scalars that must be logged."""
+        ends = [add_suffix(name, self._suffix) for name in self.budgets] if self._suffix else []
+        return (*self.budgets, *ends, self.utility)
 
     # Names
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Find the folder, and look for names that no monitor will ever log."""
+        """Resolve the folder, and raise on names that no monitor logs."""
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
+        warn_of_spawned_processes(trainer, "PrivacyCheckpoint", "`chosen` and `pareto_front`")
         before = trainer.checkpoint_callbacks[: trainer.checkpoint_callbacks.index(self)]
-        self._number_in_folder = sum(
-            isinstance(other, PrivacyCheckpoint) and other.dirpath == self.dirpath for other in before
-        )
-        if self.confidence is not None:
-            refuse_without_intervals(trainer, self.budgets, self.confidence)
-        refuse_unpromised(trainer, self._names)
-        warn_of_forgotten_monitor(trainer, pl_module, self._names)
-        warn_of_weak_attackers(trainer, self.budgets)
-
-    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """As soon as it is known how many loaders there are, refuse names that this number makes wrong."""
-        if is_fitting(trainer):
-            refuse_wrong_loaders(trainer, self._names)
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Refuse wrong names where there was no sanity check, and forget checkpoints that are nowhere to be found."""
-        super().on_train_start(trainer, pl_module)
-        if trainer.val_dataloaders is not None:
-            refuse_wrong_loaders(trainer, self._names)
-        there = [point for point in self.pareto_front if self.file_exists(point.path, trainer)]
-        if len(there) < len(self.pareto_front):
+        same = sum(isinstance(other, PrivacyCheckpoint) and other.dirpath == self.dirpath for other in before)
+        self._front_file = f"{FRONT_FILE}-v{same}" if same else FRONT_FILE
+        for monitor in monitors_of(trainer):
+            self._check_monitor(monitor)
+        known = [entry for entry in map(_known_scalar, self.budgets) if entry is not None]
+        if known and not any(entry.family == "attack" or entry.key == "disclosure" for entry in known):
             rank_zero_warn(
-                f"PrivacyCheckpoint finds {len(there)} of the {len(self.pareto_front)} checkpoints it had kept, "
-                f"in {self.dirpath} and elsewhere; the others leave the front.",
+                f"PrivacyCheckpoint monitors {', '.join(map(repr, self.budgets))}: what an attacker learns who "
+                "compares embeddings as they are. One who transforms them first may learn far more: add a name that "
+                "ends in 'disclosure'.",
                 UserWarning,
             )
-        self._take(there)
+
+    def _check_monitor(self, monitor: PrivacyMonitor) -> None:
+        """Raise where a name belongs to a monitor that does not log it."""
+        for name in map(without_loader, self._names):
+            estimate = name.removesuffix(self._suffix)
+            if name.startswith(f"{monitor.prefix}/") and name not in monitor.logged_names:
+                is_end = estimate != name and estimate in monitor.logged_names
+                hint = f"It needs `intervals={self.confidence}`, and some scalars have no interval."
+                raise ValueError(
+                    f"PrivacyCheckpoint monitors {name!r}, but PrivacyMonitor does not log it. "
+                    f"{hint if is_end else closest(name, monitor.logged_names)}"
+                )
+            is_logged = self.confidence is not None and estimate in monitor.logged_names
+            if is_logged and monitor.intervals not in (None, self.confidence):
+                raise ValueError(
+                    f"Expected `confidence` to be that of the intervals PrivacyMonitor logs, {monitor.intervals}, but "
+                    f"got {self.confidence}."
+                )
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Drop checkpoints that were removed."""
+        super().on_train_start(trainer, pl_module)
+        found = [point for point in self.pareto_front if self.file_exists(point.path, trainer)]
+        if len(found) < len(self.pareto_front):
+            rank_zero_warn(
+                f"PrivacyCheckpoint finds {len(found)} of the {len(self.pareto_front)} checkpoints it kept, in "
+                f"{self.dirpath} and elsewhere; the others leave the front.",
+                UserWarning,
+            )
+        self._keep(found)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save after a validation; after the sanity check, refuse or warn of names nobody has logged."""
+        """Save after a validation; find wrong names in the sanity check."""
         if trainer.sanity_checking:
-            refuse_unlogged(trainer, pl_module, self._names)
+            measured = {name for monitor in monitors_of(trainer) for name in monitor.logged_names}
+            suffixes = loader_suffixes(trainer).values()
+            logged = {name + suffix for name in measured for suffix in suffixes} | set(trainer.callback_metrics)
+            for name in self._names:
+                if name not in logged and without_loader(name) in measured:
+                    raise ValueError(self._describe_missing(trainer, name, logged))
+                # Others may be logged later, and those of several dataloaders are not known here.
+                if name not in logged and name == without_loader(name) and not name.startswith("train"):
+                    rank_zero_warn(self._describe_missing(trainer, name, logged), UserWarning)
         else:
             self._validated_at, self._logged_at = trainer.global_step, logging_step(trainer)
         super().on_validation_end(trainer, pl_module)
 
+    def _describe_missing(self, trainer: Any, name: str, logged: set[str]) -> str:
+        is_forgotten = _known_scalar(name) is not None and not monitors_of(trainer)
+        hint = (
+            "No PrivacyMonitor is among the callbacks." if is_forgotten else closest(name, logged - {"epoch", "step"})
+        )
+        return f"PrivacyCheckpoint monitors {name!r}, but it was not logged. {hint}"
+
     # Saving
 
     def _save_topk_checkpoint(self, trainer: Any, monitor_candidates: dict[str, Tensor]) -> None:
-        if not self._weights_are_measured(trainer):
+        if not self._are_weights_measured(trainer):
             return
         for name in self._names:
             if name not in monitor_candidates:
-                logged = set(monitor_candidates) - {"epoch", "step"}
-                text = f"PrivacyCheckpoint watches {name!r}, but nothing has logged it. {closest(name, logged)}"
-                raise ValueError(text + why_unlogged(trainer, name))
+                raise ValueError(self._describe_missing(trainer, name, set(monitor_candidates)))
         point = self._point(trainer, monitor_candidates)
-        if not is_finite(point):
+        if not point.is_finite:
             values = {**point.disclosure, self.utility: point.utility}
-            said = ", ".join(f"{name} is {value}" for name, value in values.items())
-            rank_zero_warn(f"PrivacyCheckpoint saves nothing of epoch {point.epoch}: {said}.", UserWarning)
+            described = ", ".join(f"{name} is {value}" for name, value in values.items())
+            rank_zero_warn(f"PrivacyCheckpoint saves nothing of epoch {point.epoch}: {described}.", UserWarning)
             return
-        front = self._front.extended(point)
-        if point in front:
-            self._keep(trainer, monitor_candidates, point, front)
-        self._write(trainer)
+        front = self._front.extend(point)
+        is_new, before = point in front, self.pareto_front
+        path = self._get_metric_interpolated_filepath_name(monitor_candidates, trainer) if is_new else ""
+        if is_new:
+            # Before saving, because the file holds this state too.
+            self._keep([other._replace(path=path) if other == point else other for other in front])
+            self.current_score = torch.tensor(point.utility)
+            self._save_checkpoint(trainer, path)
+        # The order matters: if the process dies here, the front must not name a file that was removed.
+        self._write_front(trainer)
+        for other in before if is_new else ():
+            if other not in self.pareto_front and self._should_remove_checkpoint(trainer, other.path, path):
+                self._remove_checkpoint(trainer, other.path)
+        self._log_front(trainer, is_new)
 
-    def _weights_are_measured(self, trainer: Any) -> bool:
-        """Whether what has been logged is of the weights as they are now, not of earlier ones."""
+    def _are_weights_measured(self, trainer: Any) -> bool:
+        """Return whether the logged values belong to the weights as they are now, not to earlier ones."""
         if trainer.enable_validation and self._validated_at != trainer.global_step:
             return False
         for monitor in monitors_of(trainer):
@@ -235,145 +280,188 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         return True
 
     def _point(self, trainer: Any, candidates: Mapping[str, Tensor]) -> ParetoPoint:
-        disclosure = {name: _larger_direction(name, self._compared, candidates) for name in self.budgets}
+        disclosure = {name: _larger_direction(name, self._suffix, candidates) for name in self.budgets}
         intervals = {
-            name: [_larger_direction(name, end, candidates) for end in ENDS]
+            name: [_larger_direction(name, end, candidates) for end in CI_SUFFIXES]
             for name in self.budgets
-            if all(with_end(name, end) in candidates for end in ENDS)
+            if all(add_suffix(name, end) in candidates for end in CI_SUFFIXES)
         }
         place, utility = (int(candidates["epoch"]), int(candidates["step"])), float(candidates[self.utility])
         point = ParetoPoint(*place, disclosure, utility, path="", intervals=intervals)
-        # The processes must agree on what to save, also where one of them has logged a value of its own.
+        # All processes must save the same, also where one of them has logged a value of its own.
         agreed: ParetoPoint = trainer.strategy.broadcast(point)
         return agreed
 
-    def _keep(
-        self, trainer: Any, candidates: dict[str, Tensor], point: ParetoPoint, front: Sequence[ParetoPoint]
-    ) -> None:
-        path = self._get_metric_interpolated_filepath_name(candidates, trainer)
-        before = self.pareto_front
-        # Before saving, because the file holds this state too.
-        self._take([other._replace(path=path) if other == point else other for other in front])
-        self.current_score = torch.tensor(point.utility)
-        self._save_checkpoint(trainer, path)
-        for other in before:
-            if other not in self.pareto_front and self._should_remove_checkpoint(trainer, other.path, path):
-                self._remove_checkpoint(trainer, other.path)
-        # Where the scalars of the last validation stand, which the Trainer has counted past at the end of an epoch.
-        step = self._logged_at if self._validated_at == trainer.global_step else logging_step(trainer)
-        self._front.draw(trainer, self.utility, step, self._compared)
-
-    def _write(self, trainer: Any) -> None:
+    def _write_front(self, trainer: Any) -> None:
         if not trainer.is_global_zero:
             return
-        name = f"{FRONT_FILE}-v{self._number_in_folder}" if self._number_in_folder else FRONT_FILE
-        self._fs.makedirs(self.dirpath, exist_ok=True)  # nothing need be saved there so far
-        with self._fs.open(f"{self.dirpath}/{name}.json", "w") as file:
-            file.write(self._front.as_json(self._folder, self.utility))
+        self._fs.makedirs(self.dirpath, exist_ok=True)  # nothing may have been saved there so far
+        path = f"{self.dirpath}/{self._front_file}.json"
+        with self._fs.open(f"{path}.tmp", "w") as file:
+            file.write(self._front.to_json(str(self.dirpath), self.utility))
+        self._fs.mv(f"{path}.tmp", path)
 
-    def _take(self, front: Sequence[ParetoPoint]) -> None:
-        """Keep these, and say so in the words of ``ModelCheckpoint``, too."""
-        self._front.take(front)
-        self._announce()
+    def _log_front(self, trainer: Any, has_changed: bool) -> None:
+        # Where the scalars of the last validation stand; at the end of an epoch the Trainer has counted on.
+        step = self._logged_at if self._validated_at == trainer.global_step else logging_step(trainer)
+        if (chosen := self.chosen) is not None:
+            values = (*chosen.disclosure.values(), chosen.utility)
+            log_scalars(trainer, dict(zip(self.chosen_tags, values, strict=True)), step)
+        writers = figure_writers(trainer) if has_changed else []
+        if not writers:
+            return
+        try:
+            from vpmetrics.plotting.figures import CARD
+            from vpmetrics.plotting.systems import draw_pareto_front, draw_whiskers
+        except ModuleNotFoundError:  # of matplotlib, of which a monitor has warned
+            return
+        for name, budget in self.budgets.items():
+            kept, measured, choice = (
+                [(point.disclosure[name], point.utility) for point in points]
+                for points in (self._front.kept, self._front.measured, [chosen] if chosen else [])
+            )
+            known = _known_scalar(name)
+            label = add_suffix(name, self._suffix) + (f", {known.unit.name}" if known and known.unit.name else "")
+            ends = [(point.intervals[name], point.utility) for point in self._front.measured if name in point.intervals]
+            ax = draw_whiskers(ends, CARD.one())
+            figure, _ = draw_pareto_front(
+                kept, measured, choice[0] if choice else None, budget, (label, self.utility), ax
+            )
+            for write in writers:
+                write(f"{group_tag(name, 'figures')}/pareto_front", figure, step)
 
-    def _announce(self) -> None:
+    def _keep(self, points: Sequence[ParetoPoint]) -> None:
+        """Keep these, and set the attributes of ``ModelCheckpoint`` accordingly."""
+        self._front.kept = list(points)
         chosen = self.chosen
-        self.best_k_models = {point.path: torch.tensor(point.utility) for point in self.pareto_front}
+        self.best_k_models = {point.path: torch.tensor(point.utility) for point in points}
         self.best_model_path = "" if chosen is None else chosen.path
         self.best_model_score = None if chosen is None else torch.tensor(chosen.utility)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Say so if no checkpoint is private enough, or if there is none."""
+        """Warn if no checkpoint is within the budget, or if there is none."""
         super().on_train_end(trainer, pl_module)
         if not self.pareto_front and not trainer.fast_dev_run:
-            rank_zero_warn("PrivacyCheckpoint has saved nothing: no epoch was measured in all it watches.", UserWarning)
+            rank_zero_warn("PrivacyCheckpoint saved nothing: no epoch has all the values it monitors.", UserWarning)
         elif self.pareto_front and not self.within_budget:
             rank_zero_warn(
-                f"No checkpoint meets the budget {self.budgets}; `best_model_path` is the one that discloses least.",
+                f"No checkpoint is within the budget {self.budgets}; `best_model_path` is that of least disclosure.",
                 UserWarning,
             )
 
     # From one run to the next
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from, wherever the folder is then."""
+        """Return what a resumed run continues from, wherever the folder is then."""
+        folder = str(self.dirpath)
+        kept = [point._replace(path=relative_path(folder, point.path)) for point in self._front.kept]
         return {
             **super().state_dict(),
             "budgets": self.budgets,
             "mode": self.mode,
             "confidence": self.confidence,
-            **self._gathered(),
+            "pareto_front": [point._asdict() for point in kept],
+            "measured": [point._asdict() for point in self._front.measured],
+            "dirpath": folder,
+            "last_model_path": relative_path(folder, self.last_model_path),
         }
 
-    def _gathered(self) -> dict[str, Any]:
-        return {**self._front.state(self._folder), "last_model_path": beside(self._folder, self.last_model_path)}
-
-    @property
-    def _folder(self) -> str:
-        return str(self.dirpath)
-
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Find the state that is meant, also where the folder or the budgets have changed.
-
-        Weights loaded for a test do not undo what has been kept since they were saved.
-        """
-        self._resuming = is_fitting(trainer) or not self.pareto_front
-        self._folder_of_resumed = _folder_of(trainer.ckpt_path or "")
+        """Find the state of this callback, also where the folder or the budgets have changed."""
+        # Weights loaded for a test do not undo what was kept after they were saved.
+        self._is_resuming = is_fitting(trainer) or not self.pareto_front
+        self._resumed_folder = _parent(trainer.ckpt_path or "")
         states = checkpoint.get("callbacks", {})
         if self.state_key in states:
             return
         others = {callback.state_key for callback in trainer.checkpoint_callbacks}
-        kin = [state for key, state in states.items() if key not in others and self._is_alike(state)]
-        if len(kin) == 1:
-            self.load_state_dict(kin[0])
-        elif kin:
+        alike = [state for key, state in states.items() if key not in others and self._is_alike(state)]
+        if len(alike) == 1:
+            self.load_state_dict(alike[0])
+        elif alike:
             rank_zero_warn(
-                f"{len(kin)} PrivacyCheckpoints have left their state in the checkpoint, none with these budgets and "
-                "this folder; the front begins anew.",
+                f"The checkpoint holds the states of {len(alike)} PrivacyCheckpoints, none with these budgets and this "
+                "folder; the front starts empty.",
                 UserWarning,
             )
 
     def _is_alike(self, state: Any) -> bool:
-        """Whether a state is that of a PrivacyCheckpoint that watched the same."""
+        """Return whether a state is that of a PrivacyCheckpoint that monitored the same."""
         if not isinstance(state, dict) or "budgets" not in state:
             return False
-        theirs = set(state["budgets"]), state["monitor"], state["mode"], state.get("confidence")
-        return theirs == (set(self.budgets), self.utility, self.mode, self.confidence)
+        monitored = set(state["budgets"]), state["monitor"], state["mode"], state["confidence"]
+        return monitored == (set(self.budgets), self.utility, self.mode, self.confidence)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from where a run stopped; checkpoints it left in another folder stay in the front."""
-        if self._resuming:
-            folders = [folder for folder in (self.dirpath, self._folder_of_resumed, state_dict["dirpath"]) if folder]
-            self._front.resume(state_dict, lambda path: self._found(path, folders))
-            self._announce()
-            last = self._found(state_dict["last_model_path"], folders)
-            if _folder_of(last) == self.dirpath:  # anywhere else it is not ours to overwrite
+        """Continue from where a run stopped; checkpoints in another folder stay in the front."""
+        if self._is_resuming:
+            folders = [folder for folder in (self.dirpath, self._resumed_folder, state_dict["dirpath"]) if folder]
+            self._front.measured = [ParetoPoint(**point) for point in state_dict["measured"]]
+            kept = [ParetoPoint(**point) for point in state_dict["pareto_front"]]
+            self._keep([point._replace(path=self._find(point.path, folders)) for point in kept])
+            last = self._find(state_dict["last_model_path"], folders)
+            if _parent(last) == self.dirpath:  # in another folder it must not be overwritten
                 self.last_model_path = last
-        self._resuming = True
+        self._is_resuming = True
 
-    def _found(self, path: str, folders: Sequence[Any]) -> str:
-        # One that lay elsewhere already has its whole path.
+    def _find(self, path: str, folders: Sequence[Any]) -> str:
+        # A file that was in another folder already has its whole path.
         places = [*(f"{folder}/{path}" for folder in folders), path]
         return next((place for place in places if self._fs.exists(place)), path)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Leave the front where the process that started this one finds it."""
-        if stage == "fit":
-            send_home(trainer, self, self._gathered())
 
-    def receive(self, state: dict[str, Any]) -> None:
-        """Take the front a spawned process has sent home."""
-        self.dirpath, self._resuming = state["dirpath"], True
-        self.load_state_dict(state)
+def add_suffix(name: str, suffix: str) -> str:
+    """Return the name of an end of the interval, or of the other direction, of a logged scalar.
+
+    Example:
+        >>> add_suffix("val/privacy/op_d_ece/dataloader_idx_1", "_high")
+        'val/privacy/op_d_ece_high/dataloader_idx_1'
+    """
+    plain = without_loader(name)
+    return f"{plain}{suffix}{name.removeprefix(plain)}"
 
 
-def _folder_of(path: str | Path) -> str:
-    """Not by ``Path``, which would take a bucket's address for a folder."""
+def _parent(path: str | Path) -> str:
+    """Return the folder of a path; ``Path`` would change the address of a bucket."""
     return str(path).rpartition("/")[0]
 
 
 def _larger_direction(name: str, end: str, candidates: Mapping[str, Tensor]) -> float:
-    """A disclosure, or an end of its interval, in the direction that gives more away, where both are logged."""
-    names = (with_end(one, end) for one in (name, reversed_twin(name)))
-    both = [float(candidates[one]) for one in names if one in candidates]
-    return torch.tensor(both, dtype=torch.float64).max().item()  # Python's own would hide NaN
+    """Return a disclosure, or an end of its interval, in the direction of larger disclosure, where both are logged."""
+    names = (add_suffix(each, end) for each in (name, add_suffix(name, "_reversed")))
+    both = [float(candidates[each]) for each in names if each in candidates]
+    return torch.tensor(both, dtype=torch.float64).max().item()  # the built-in `max` would hide NaN
+
+
+def _known_scalar(name: str) -> Scalar | None:
+    """Return the registry's entry for a logged name; None for scalars of others."""
+    try:
+        return scalar(last_component(without_loader(name)))
+    except KeyError:
+        return None
+
+
+def _resolve_budgets(privacy: Any, budget: Any) -> dict[str, float]:
+    """Return the budget of each name."""
+    if isinstance(privacy, Mapping):
+        if budget is not None:
+            raise ValueError("Expected no `budget` beside a dictionary `privacy`, which holds the budgets.")
+        names, values = list(privacy), list(privacy.values())
+    else:
+        names = [privacy] if isinstance(privacy, str) else privacy
+        if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+            raise TypeError(f"Expected `privacy` to be a name, several, or names with budgets, but got {privacy!r}.")
+        budget = 0.05 if budget is None and len(names) == 1 else budget
+        values = list(budget) if isinstance(budget, Sequence) else [budget]
+    if not names or len(names) != len(values) or len(set(names)) != len(names):
+        raise ValueError(f"Expected one `budget` for each name in `privacy`, but got {values} for {list(names)}.")
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise ValueError(f"Expected `budget` to be a finite number of at least 0, but got {value!r} for {name!r}.")
+        known = _known_scalar(name)
+        if known is not None and known.direction != "low":
+            raise ValueError(
+                f"Expected `privacy` to name a disclosure, of which less is better, such as 'disclosure', but "
+                f"got {name!r}."
+            )
+    return {name: float(value) for name, value in zip(names, values, strict=True)}

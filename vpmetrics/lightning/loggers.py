@@ -1,63 +1,103 @@
-"""What goes to the loggers beside what a module logs: figures, each in the logger's own way, and minor scalars."""
+"""What loggers get beside the scalars a module logs: groups of scalars, figures, charts, hyperparameters."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from vpmetrics._engine.registry import CI_SUFFIXES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Draw = Callable[[str, "Figure", int], None]
+Writer = Callable[[str, "Figure", int], None]
+Chart = list[Any]  # its kind, "Multiline" or "Margin", and its tags
+
+_CONDITIONS = ("op", "pp", "across", "within")
 
 
-def ways_to_draw(trainer: Any) -> list[Draw]:
-    """One for each logger that takes figures; none on any process but the first, nor in a ``fast_dev_run``."""
-    if not trainer.is_global_zero or trainer.fast_dev_run:
-        return []
-    return [way for logger in trainer.loggers if (way := _way_of(logger)) is not None]
-
-
-def _way_of(logger: Any) -> Draw | None:
-    experiment: Any = getattr(logger, "experiment", None)
-    if hasattr(experiment, "add_figure"):  # TensorBoard
-        return lambda name, figure, step: experiment.add_figure(name, figure, step, close=False)
-    if hasattr(logger, "log_image"):  # Weights & Biases
-        return lambda name, figure, step: logger.log_image(name, [figure], step)
-    if hasattr(experiment, "log_figure") and hasattr(logger, "run_id"):  # MLflow
-        return lambda name, figure, step: experiment.log_figure(logger.run_id, figure, f"{name}/{step:08d}.png")
-    if hasattr(experiment, "log_figure"):  # Comet
-        return lambda name, figure, step: experiment.log_figure(figure_name=name, figure=figure, step=step)
-    return None
-
-
-def log_apart(trainer: Any, values: Mapping[str, float], step: int) -> None:
-    """Scalars in a group of their own: TensorBoard opens one for every first component of a name.
-
-    Where a module's own ``self.log`` would file them among what people look at first.
-    """
-    if not values or not trainer.is_global_zero or trainer.fast_dev_run:
-        return
-    for logger in trainer.loggers:
-        logger.log_metrics({apart(name): value for name, value in values.items()}, step)
-        logger.save()
-
-
-def apart(name: str) -> str:
-    """The name in the log of a scalar that is not looked at first.
+def group_tag(name: str, group: str) -> str:
+    """Return the tag of a scalar in another group: loggers make one of every first component of a name.
 
     Example:
-        >>> apart("val/privacy/op_l_w")
+        >>> group_tag("val/privacy/op_l_w", "details")
         'val_details/privacy/op_l_w'
     """
     first, slash, rest = name.partition("/")
-    return f"{first}_details{slash}{rest}"
+    return f"{first}_{group}{slash}{rest}"
 
 
-def log_hyperparameters(trainer: Any, hparams: Mapping[str, Any], values: Mapping[str, float]) -> None:
-    """A line in TensorBoard's table of hyperparameters."""
-    if not trainer.is_global_zero or trainer.fast_dev_run or not hparams or not values:
-        return
-    for logger in trainer.loggers:
+def _active_loggers(trainer: Any) -> list[Any]:
+    return trainer.loggers if trainer.is_global_zero and not trainer.fast_dev_run else []
+
+
+def log_scalars(trainer: Any, values: Mapping[str, float], step: int) -> None:
+    """Write scalars to the loggers without passing them to callbacks."""
+    for logger in _active_loggers(trainer) if values else ():
+        logger.log_metrics(dict(values), step)
+        logger.save()
+
+
+def figure_writers(trainer: Any) -> list[Writer]:
+    """Return one function for each logger that takes figures; none on any process but the first."""
+    return [writer for logger in _active_loggers(trainer) if (writer := _figure_writer(logger)) is not None]
+
+
+def _figure_writer(logger: Any) -> Writer | None:
+    experiment: Any = getattr(logger, "experiment", None)
+    if hasattr(experiment, "add_figure"):  # TensorBoard
+        return lambda tag, figure, step: experiment.add_figure(tag, figure, step, close=False)
+    if hasattr(logger, "log_image"):  # Weights & Biases
+        return lambda tag, figure, step: logger.log_image(tag, [figure], step)
+    if hasattr(experiment, "log_figure") and hasattr(logger, "run_id"):  # MLflow
+        return lambda tag, figure, step: experiment.log_figure(logger.run_id, figure, f"{tag}/{step:08d}.png")
+    if hasattr(experiment, "log_figure"):  # Comet
+        return lambda tag, figure, step: experiment.log_figure(figure_name=tag, figure=figure, step=step)
+    return None
+
+
+def chart_layout(tags: Mapping[str, str], main: Sequence[str]) -> dict[str, Chart]:
+    """Return the charts of TensorBoard's custom scalars for logged keys and their tags; intervals of ``main`` only.
+
+    Example:
+        >>> chart_layout({"pp_eer": "val/pp_eer", "op_eer": "val/op_eer"}, main=[])
+        {'eer of each condition': ['Multiline', ['^val/op_eer$', '^val/pp_eer$']]}
+    """
+    groups = {
+        f"{condition}: strongest attack, cosine and chance": [
+            f"{condition}_{key}" for key in ("d_ece_strongest", "d_ece", "d_ece_chance")
+        ]
+        for condition in _CONDITIONS
+    } | {
+        f"{key} of each condition": [f"{condition}_{key}" for condition in _CONDITIONS]
+        for key in ("d_ece_strongest", "d_ece", "eer_strongest", "eer")
+    }
+    lines = {title: [f"^{re.escape(tags[key])}$" for key in keys if key in tags] for title, keys in groups.items()}
+    layout: dict[str, Chart] = {title: ["Multiline", shown] for title, shown in lines.items() if len(shown) > 1}
+    for key in main:
+        ends = [f"{key}{suffix}" for suffix in CI_SUFFIXES]
+        if all(end in tags for end in ends):
+            layout[f"{key} and its confidence interval"] = ["Margin", [tags[name] for name in (key, *ends)]]
+    return layout
+
+
+def write_charts(trainer: Any, layout: Mapping[str, Mapping[str, Chart]]) -> None:
+    """Write the charts of TensorBoard's custom scalars, by category; a log takes them only once."""
+    for logger in _active_loggers(trainer) if layout else ():
+        if hasattr(getattr(logger, "experiment", None), "add_custom_scalars"):
+            logger.experiment.add_custom_scalars(layout)
+
+
+def write_hyperparameters(trainer: Any, hparams: Mapping[str, Any], tags: Sequence[str]) -> None:
+    """Write one row of TensorBoard's table of hyperparameters, with the last values of curves that are there."""
+    for logger in _active_loggers(trainer) if hparams and tags else ():
         if hasattr(getattr(logger, "experiment", None), "add_hparams"):
-            logger.log_hyperparams(dict(hparams), metrics=dict(values))
+            from torch.utils.tensorboard.summary import hparams as summaries
+
+            plain = {
+                key: value if isinstance(value, (bool, int, float)) else str(value) for key, value in hparams.items()
+            }
+            # `add_hparams` and Lightning's `log_hyperparams` would add a curve of one point for every value.
+            for summary in summaries(plain, dict.fromkeys(tags, 0.0)):
+                logger.experiment._get_file_writer().add_summary(summary)

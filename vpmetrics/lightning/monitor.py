@@ -1,91 +1,115 @@
-"""A callback that says after every validation how much a voice anonymiser leaks."""
+"""A callback that measures in every validation how much a voice anonymiser discloses."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._checks import check_epochs
-from vpmetrics._names import selection, without_loader
-from vpmetrics._report import numbers_of
-from vpmetrics._scalars import names_with_ends
-from vpmetrics.lightning.arguments import check_kind, check_prefix, headline_of, scalar_names
-from vpmetrics.lightning.audio import FrozenEncoder
-from vpmetrics.lightning.gallery import Gallery, Measurement
-from vpmetrics.lightning.handover import register, send_home
-from vpmetrics.lightning.loggers import log_apart, log_hyperparameters
-from vpmetrics.lightning.step_outputs import Keys, arguments_of_step, has_keys, may_have, resolve_keys
-from vpmetrics.lightning.suites import Suites, report_of_all_processes
-from vpmetrics.lightning.trainers import CallbackBase, is_fitting, loaders_in_turn, logging_step
+from vpmetrics._engine.checks import FAILED
+from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
+from vpmetrics._engine.names import selection, without_loader
+from vpmetrics._engine.precision import numbers_of
+from vpmetrics._engine.registry import add_interval_keys, headline_keys, scalar_keys
+from vpmetrics._engine.report import EvaluatedSystem, PrivacyReport
+from vpmetrics._engine.validation import check_epochs
+from vpmetrics.attributes import AttributeDisclosure
+from vpmetrics.lightning.encoder import SIDES, FrozenEncoder
+from vpmetrics.lightning.loggers import (
+    Chart,
+    chart_layout,
+    figure_writers,
+    group_tag,
+    log_scalars,
+    write_charts,
+    write_hyperparameters,
+)
+from vpmetrics.lightning.step_outputs import Keys, has_keys, read_outputs, resolve_keys
+from vpmetrics.lightning.trainers import (
+    CallbackBase,
+    is_fitting,
+    loader_suffixes,
+    logging_step,
+    warn_of_spawned_processes,
+)
 from vpmetrics.suite import VoicePrivacy
 
 _VALIDATION = re.compile(r"^(val|valid|validation)(?=[/_]|$)")
+_OBSERVED = ("original", "protected", "speakers", "sessions")  # arguments of VoicePrivacy.observe
 
 
 class PrivacyMonitor(CallbackBase):
-    r"""Measures privacy in every validation of a ``Trainer``, logs it, and draws it.
+    r"""Measure privacy in every validation of a ``Trainer``, log it, and draw it.
 
-    ``validation_step`` (and ``test_step``) returns a dictionary that holds, besides whatever else it does, the
-    embeddings of a batch before and after protection, and who speaks. The monitor gathers them in a
-    :class:`vpmetrics.VoicePrivacy` and logs each of its scalars as ``<prefix>/<name>``, so that the progress bar,
-    ``EarlyStopping`` and ``ModelCheckpoint(monitor="val/privacy/op_d_ece_strongest")`` see them. In ``trainer.test``
-    a prefix that begins with ``val`` begins with ``test`` instead; any other gets ``test/`` before it. Several loaders
-    are measured one by one; each name then ends in ``/dataloader_idx_<k>``, as Lightning's own do.
+    ``validation_step`` (and ``test_step``) returns a dictionary that holds, besides anything else, the embeddings of a
+    batch before and after protection, and the speakers. The monitor accumulates them in a
+    :class:`vpmetrics.VoicePrivacy` and logs its scalars as ``<prefix>/<key>``, so that the progress bar,
+    ``EarlyStopping`` and ``ModelCheckpoint(monitor="val/privacy/disclosure")`` see them. In ``trainer.test``
+    a prefix that begins with ``val`` begins with ``test`` instead; any other gets ``test/`` before it. Several
+    dataloaders are measured one by one; each name then ends in ``/dataloader_idx_<k>``, as Lightning's own do.
 
-    Loggers show the few numbers that are looked at first under these names, DeID, G_VD and D_ECE, the strongest
-    attack's beside it. All others stand in a group of their own, ``val_details/privacy/<name>`` for
-    ``val/privacy/<name>``; a choice of ``metrics`` is shown as chosen.
+    Loggers show at most 25 scalars under these names. All others, such as the ends of intervals, stand in a group of
+    their own: ``val_details/privacy/<key>`` for ``val/privacy/<key>``. TensorBoard's custom scalars show the strongest
+    attack beside cosine, the conditions in one chart, and values with their intervals. TensorBoard, Weights & Biases,
+    MLflow and Comet get figures, as ``val_figures/privacy/<figure>``: the similarity matrices, the ECE profile, what
+    each attack finds, ranks, and the path of DeID and G_VD over the epochs. If the module has saved hyperparameters,
+    TensorBoard's table of them shows the logged scalars; give the logger ``default_hp_metric=False`` for that.
 
     Works with the Trainer of ``pytorch_lightning`` and with that of ``lightning.pytorch``. Under a distributed
-    strategy every process logs the value of all processes together. A sampler that repeats utterances to fill up its
-    last batch should be given away by the numbers of the utterances. The sanity check is looked at for mistakes in
-    what a step returns, but neither logged nor kept. Original speech that does not change is scored once.
+    strategy every process logs the value of all processes together; strategies that spawn are not supported. A
+    distributed sampler repeats utterances to fill its last batch: return ``utterances``, so that they count once. The
+    sanity check finds mistakes in what a step returns, and is neither logged nor kept.
 
-    In epochs that ``every_n_epochs`` leaves out nothing is logged, and what was logged before is withdrawn from
-    ``trainer.callback_metrics``; ``EarlyStopping`` passes over them. A scheduler that watches one of these names
-    needs the same ``frequency``.
-
-    TensorBoard, Weights & Biases, MLflow and Comet get figures: the similarity matrices (``quadrants``), the ECE
-    profile, the zoo of speakers, their ranks, and the path of DeID and G_VD over the epochs. After training the
-    numbers of the checkpoint that a :class:`PrivacyCheckpoint` has chosen, or else the last, go to TensorBoard's
-    table of hyperparameters if the module has saved any; give the logger ``default_hp_metric=False`` for that.
+    In epochs that ``every_n_epochs`` leaves out nothing is logged, and former values are removed from
+    ``trainer.callback_metrics``; ``EarlyStopping`` passes over these epochs. A scheduler that monitors one of these
+    names needs the same ``frequency``.
 
     The profiler of the Trainer shows the time as ``[Callback]PrivacyMonitor.embed``, ``.compute`` and ``.figures``.
 
     Args:
-        prefix: What the names of the logged scalars begin with.
+        prefix: First part of the names of the logged scalars.
+        keys: Keys of ``original``, ``protected``, ``speakers`` and, if returned, ``utterances``, ``sessions`` and
+            ``groups`` in a step's dictionary: three to six names in this order. Or a dictionary from these, from
+            ``is_reference`` and from ``lengths`` to their keys. Or a function from what the step returned to a tuple
+            of these values, to a dictionary of the arguments of ``VoicePrivacy.update``, or to None for a batch that
+            does not count.
+        metrics: ``"headline"``, ``"all"`` or the keys to log, as in :class:`vpmetrics.VoicePrivacy`. Other keys are
+            neither computed nor drawn.
+        suite: The :class:`vpmetrics.VoicePrivacy` to measure with, in place of the default one. It has its own
+            ``metrics`` and ``intervals``.
+        intervals: Confidence level, such as 0.95: also logs ``<key>_low`` and ``<key>_high``.
         every_n_epochs: Epochs from one measurement to the next.
         figures_every_n_epochs: Epochs from one set of figures to the next, besides first and last; None for none.
-        keys: Where a step's dictionary has ``original``, ``protected``, ``speakers`` and, if given, ``utterances``,
-            ``sessions`` and ``groups``: three to six names in this order. Or a dictionary from these, from
-            ``is_reference`` and from ``lengths`` to their keys. Or a function of what the step returned to a tuple of
-            these tensors, to a dictionary of the arguments of ``VoicePrivacy.update``, or to None for a batch that is
-            not to be counted.
-        metrics: Names of the scalars to log; all those of the suite by default. What these do not need is neither
-            calculated nor drawn.
-        suite: The :class:`vpmetrics.VoicePrivacy` to measure with, when it is not the default one.
-        intervals: How often an interval is to hold the truth, such as 0.95: also logs ``<name>_low`` and
-            ``<name>_high``. A ``suite`` has its own.
-        encoder: The attacker's speaker encoder, from audio to embeddings ``(B, D)``. With it, ``original`` and
-            ``protected`` are audio: tensors ``(B, ..., T)``, lists of tensors ``(..., T)`` that are each as long as
-            their utterance, or anything else the encoder takes. Tensors of a list are never padded: those of one
-            length share a batch. Padded tensors need ``lengths`` in ``keys``, integers ``(B,)`` of both sides; rows
-            that end in zeros are refused without. The encoder is frozen, kept in evaluation mode, and moved to the
-            device of the module. Original speech that is the same as in the validation before is not embedded again.
-        encoder_dtype: Type the encoder runs in under autocast; None runs it in the type of its weights, whatever the
+        encoder: The attacker's speaker encoder, by name, as a module or any callable: see
+            :func:`vpmetrics.audio.as_encoder`. With it, ``original`` and ``protected`` are audio: tensors
+            ``(B, ..., T)``, or lists of tensors ``(..., T)`` that are each as long as their utterance. Padded tensors
+            need ``lengths`` in ``keys``, integers ``(B,)`` of both sides; rows that end in zeros are an error without.
+            The encoder is frozen, kept in evaluation mode, and moved to the device of the module. Original speech of
+            the validation before is not embedded again.
+        sample_rate: Samples per second of that audio; required for an encoder that knows its own, for which the audio
+            is resampled.
+        encoder_dtype: Type the encoder runs in under autocast; None runs it in the type of its weights, for any
             precision of the Trainer.
-        watch_training: Show attackers what ``training_step`` returns under the same keys, too, of other speakers than
-            are validated on; see :meth:`vpmetrics.VoicePrivacy.observe`. What they have seen is forgotten at the start
-            of every epoch, for the anonymiser is another one then.
-        prog_bar: Names of the scalars in the progress bar.
+        watch_training: Let attackers learn from what ``training_step`` returns under the same keys, too, of other
+            speakers than are validated on; see :meth:`vpmetrics.VoicePrivacy.observe`. They forget it at the start of
+            every epoch, because the anonymiser changes.
+        attributes: Names of attributes such as ``"sex"`` and their keys in a step's dictionary; logs
+            ``<prefix>/<name>_disclosure`` and ``<name>_chance``, see :class:`vpmetrics.AttributeDisclosure`.
+        prog_bar: Keys in the progress bar.
+
+    Attributes:
+        history: One row per measurement in ``trainer.fit``: ``epoch``, ``step``, ``dataloader_idx``, ``seconds`` and
+            the scalars.
 
     Example:
         >>> import pytorch_lightning as pl
@@ -97,7 +121,7 @@ class PrivacyMonitor(CallbackBase):
         ...         return {"original": original, "protected": protected, "speakers": speakers}
         >>> voices = demo_voices()
         >>> loader = DataLoader(TensorDataset(voices.original, voices.protected["B2"], voices.speakers), 518)
-        >>> monitor = PrivacyMonitor(suite=VoicePrivacy(attacks=None))  # a quick look, in which no attacker tries hard
+        >>> monitor = PrivacyMonitor(metrics=["deid", "gvd"])
         >>> quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False)
         >>> trainer = pl.Trainer(accelerator="cpu", callbacks=[monitor], **quiet)
         >>> results = trainer.validate(Anonymiser(), loader, verbose=False)
@@ -108,45 +132,59 @@ class PrivacyMonitor(CallbackBase):
     def __init__(
         self,
         prefix: str = "val/privacy",
-        every_n_epochs: int = 1,
-        figures_every_n_epochs: int | None = 5,
         keys: Keys = ("original", "protected", "speakers"),
-        metrics: Sequence[str] | None = None,
+        metrics: str | Sequence[str] = "headline",
         *,
         suite: VoicePrivacy | None = None,
         intervals: float | None = None,
-        encoder: nn.Module | None = None,
+        every_n_epochs: int = 1,
+        figures_every_n_epochs: int | None = 5,
+        encoder: Any = None,
+        sample_rate: int | None = None,
         encoder_dtype: torch.dtype | None = None,
         watch_training: bool = False,
-        prog_bar: Sequence[str] = ("deid", "gvd"),
+        attributes: Mapping[str, str] | None = None,
+        prog_bar: Sequence[str] = ("disclosure", "deid"),
     ) -> None:
         super().__init__()
-        check_prefix(prefix)
+        if not isinstance(prefix, str):
+            raise TypeError(f"Expected `prefix` to be a string, but got {type(prefix).__name__}.")
+        if not prefix or prefix != prefix.strip("/ ") or "/dataloader_idx_" in prefix:
+            raise ValueError(f"Expected `prefix` to be a name such as 'val/privacy', but got {prefix!r}.")
         check_epochs("every_n_epochs", every_n_epochs)
         if figures_every_n_epochs is not None:
             check_epochs("figures_every_n_epochs", figures_every_n_epochs)
-        check_kind("suite", suite, VoicePrivacy)
-        check_kind("encoder", encoder, nn.Module)
-        if suite is not None and intervals is not None:
-            raise ValueError("Expected no `intervals` beside `suite`, which has its own.")
-        suite = VoicePrivacy(intervals=intervals) if suite is None else suite
-        self.prefix, self.keys, self.every_n_epochs = prefix, keys, every_n_epochs
-        self.suite, self.encoder, self.watch_training = suite, encoder, watch_training
-        self.intervals = suite.intervals
+        if suite is None:
+            suite = VoicePrivacy(metrics=metrics, intervals=intervals)
+        elif not isinstance(suite, VoicePrivacy):
+            raise TypeError(f"Expected `suite` to be a VoicePrivacy or None, but got {type(suite).__name__}.")
+        elif metrics != "headline" or intervals is not None:
+            raise ValueError("Expected neither `metrics` nor `intervals` beside `suite`, which has its own.")
+        self.prefix, self.suite, self.intervals = prefix, suite, suite.intervals
+        self.every_n_epochs, self.figures_every_n_epochs = every_n_epochs, figures_every_n_epochs
+        self.watch_training = watch_training
         self._keys = resolve_keys(keys, encoder is not None)
-        known = scalar_names(suite, sessions=may_have(self._keys, "sessions"))
-        chosen = suite.metrics if metrics is None else metrics
-        plain = selection("metrics", known if chosen is None else chosen, known)
-        self.metrics = plain if suite.intervals is None else tuple(names_with_ends(plain))
-        self.prog_bar = selection("prog_bar", prog_bar, (*known, *self.metrics))
-        self.headline = headline_of(plain) if chosen is None else plain
+        self._encoder = None if encoder is None else FrozenEncoder(encoder, sample_rate, encoder_dtype)
+        # Whether a function returns sessions is not known before the first batch.
+        may_have_sessions = (False, True) if callable(self._keys) else ("sessions" in self._keys,)
+        logged = dict.fromkeys(key for has_sessions in may_have_sessions for key in _keys_of(suite, has_sessions))
+        self.metrics = tuple(logged) if self.intervals is None else tuple(add_interval_keys(logged))
+        """Keys of the suite that are logged where they are defined."""
+        first = {key for has_sessions in may_have_sessions for key in headline_keys(True, has_sessions)}
+        self.main_metrics = tuple(key for key in logged if not isinstance(suite.metrics, str) or key in first)
+        """Those of them that loggers show first."""
+        self.prog_bar = selection("prog_bar", prog_bar, scalar_keys(tuple(CONDITIONS), True, True, suite.sizes))
         self.history: list[dict[str, float]] = []
-        """One row per measurement in ``trainer.fit``: ``epoch``, ``step``, ``dataloader_idx``, ``seconds``, scalars."""
-        self._encoder = None if encoder is None else FrozenEncoder(encoder, encoder_dtype)
-        self._gallery = Gallery(figures_every_n_epochs)
-        self._suites = Suites(suite, watch_training, None if chosen is None else plain)
-        self._active = self._resuming = True
-        self.address = register(self)
+        self._suites: dict[tuple[str, int], VoicePrivacy] = {}
+        self.attributes = dict(attributes or {})
+        self._attribute_metrics: dict[int, AttributeDisclosure] = {}
+        self._counts: dict[int, Tensor] = {}
+        self._undrawn: dict[int, Callable[[], None]] = {}
+        self._layout: dict[str, dict[str, Chart]] = {}
+        self._warned: set[tuple[str, str]] = set()
+        self._can_draw = False
+        self._has_observed = False
+        self._is_active = self._is_resuming = True
 
     @property
     def state_key(self) -> str:
@@ -155,102 +193,119 @@ class PrivacyMonitor(CallbackBase):
 
     @property
     def logged_names(self) -> tuple[str, ...]:
-        """Names under which scalars of a validation are logged; of several loaders, without their suffix."""
-        return tuple(f"{self.prefix}/{name}" for name in self.metrics)
-
-    @property
-    def summary(self) -> dict[str, float]:
-        """The headline of the last measurement as a flat dictionary, as ``SummaryWriter.add_hparams`` takes it."""
-        return self._summary_of(self.history[-1]["step"]) if self.history else {}
-
-    def _summary_of(self, step: float) -> dict[str, float]:
-        rows = [row for row in self.history if row["step"] == step]
-        suffixes = [f"/dataloader_idx_{int(row['dataloader_idx'])}" if len(rows) > 1 else "" for row in rows]
-        return {
-            f"hp/{self.prefix}/{name}{suffix}": row[name]
-            for row, suffix in zip(rows, suffixes, strict=True)
-            for name in self.headline
-            if name in row
-        }
-
-    # Before the first batch
+        """Names of the scalars of a validation; with several dataloaders, without their suffix."""
+        return tuple(f"{self.prefix}/{key}" for key in self.metrics)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Look for what can be known to be wrong before anything runs."""
+        """Find what can be known to be wrong before anything runs."""
+        warn_of_spawned_processes(trainer, "PrivacyMonitor", "`history` and what attackers observed")
+        self._layout = {}
+        self._warned.clear()
         if self._encoder is not None:
             self._encoder.freeze(pl_module.parameters())
-        if stage != "predict":
-            self._gallery.setup(trainer)
-        # Early stopping is to pass over the epochs that are not measured, instead of refusing them.
+        if stage != "predict" and self.figures_every_n_epochs is not None:
+            self._can_draw = self._prepare_figures(trainer)
+        # Early stopping passes over the epochs that are not measured instead of raising.
         for stopping in trainer.early_stopping_callbacks:
             if self.every_n_epochs > 1 and without_loader(stopping.monitor) in self.logged_names:
                 stopping.strict = False
-        # What every process logs is the value of all, which Lightning cannot know.
-        own_names = "|".join(map(re.escape, (self.prefix, self._test_prefix)))
-        warnings.filterwarnings("ignore", message=rf"It is recommended to use `self.log\('(?:{own_names})/")
+        # Every process logs the value of all, which Lightning cannot know.
+        prefixes = "|".join(map(re.escape, (self.prefix, self._test_prefix)))
+        warnings.filterwarnings("ignore", message=rf"It is recommended to use `self.log\('(?:{prefixes})/")
+
+    def _prepare_figures(self, trainer: Any) -> bool:
+        if importlib.util.find_spec("matplotlib") is None:
+            missing = "matplotlib is not installed"
+        elif trainer.is_global_zero and trainer.loggers and not trainer.fast_dev_run and not figure_writers(trainer):
+            missing = f"{', '.join(type(logger).__name__ for logger in trainer.loggers)} cannot take figures"
+        else:
+            if figure_writers(trainer):  # the first epoch must not take longer than others
+                importlib.import_module("vpmetrics.plotting.figures")
+            return True
+        rank_zero_warn(f"PrivacyMonitor draws no figures: {missing}.", UserWarning)
+        return False
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Let attackers forget what an earlier anonymiser has made."""
+        """Let attackers forget what an earlier anonymiser made."""
         if self.watch_training:
             if self._encoder is not None:
                 self._encoder.begin(pl_module.device)
-            self._suites.forget_training()
+            for suite in self._suites.values():
+                suite.reset(observed=True)
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin anew."""
-        due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
-        # What an earlier epoch has logged is not true of this one, and nobody should count it again.
+        """Start a measurement, where this epoch has one."""
+        # Values of an earlier epoch are not true of this one, and must not count again.
         for name in [name for name in trainer.callback_metrics if without_loader(name) in self.logged_names]:
             del trainer.callback_metrics[name]
-        self._begin(pl_module, active=due or trainer.sanity_checking or not is_fitting(trainer))
+        is_due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        self._is_active = is_due or trainer.sanity_checking or not is_fitting(trainer)
+        if not self._is_active:
+            return
+        self._undrawn.clear()
+        self._counts.clear()
+        self._attribute_metrics.clear()
+        for suite in self._suites.values():  # an interrupted validation left its rows
+            suite.reset()
+        # What a suite keeps of original speech lies on the device that the module had then.
+        self._suites = {place: suite for place, suite in self._suites.items() if suite.device == pl_module.device}
+        if self._encoder is not None:
+            self._encoder.begin(pl_module.device)
 
-    def on_test_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin anew."""
-        self._begin(pl_module, active=True)
-
-    def _begin(self, pl_module: Any, active: bool) -> None:
-        self._active = active
-        self._suites.begin(pl_module.device)
-        if active:
-            self._gallery.forget()
-            if self._encoder is not None:
-                self._encoder.begin(pl_module.device)
+    on_test_epoch_start = on_validation_epoch_start
 
     # Every batch
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Show attackers what a training step returned, if it did."""
+        """Let attackers learn from what a training step returned."""
         if not self.watch_training or not has_keys(outputs, self._keys):
             return
-        arguments = self._arguments(trainer, pl_module, outputs, "training_step", remember=False)
+        arguments = self._arguments(trainer, pl_module, outputs, "training_step")
         if arguments is not None:
-            with self._explaining("training_step"):
-                self._suites.observe(arguments, loaders_in_turn(trainer) or (0,), pl_module.device)
+            observed = {name: arguments[name] for name in _OBSERVED if name in arguments}
+            with self._explain_errors("training_step"):
+                for loader in loader_suffixes(trainer) or (0,):
+                    self._suite("val", loader, pl_module).observe(**observed)
+            self._has_observed = True
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Gather what a step returned."""
-        self._gather(trainer, pl_module, outputs, dataloader_idx)
-
-    def on_test_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Gather what a step returned."""
-        self._gather(trainer, pl_module, outputs, dataloader_idx)
-
-    def _gather(self, trainer: Any, pl_module: Any, outputs: Any, dataloader_idx: int) -> None:
-        if not self._active:
+        """Accumulate what a step returned."""
+        if not self._is_active:
             return
+        stage = "test" if trainer.testing else "val"
         step = "test_step" if trainer.testing else "validation_step"
         arguments = self._arguments(trainer, pl_module, outputs, step)
-        if arguments is not None:
-            with self._explaining(step):
-                self._suite(trainer, dataloader_idx, pl_module).update(**arguments)
+        if arguments is None:
+            return
+        with self._explain_errors(step):
+            self._suite(stage, dataloader_idx, pl_module).update(**arguments)
+            self._update_attributes(dataloader_idx, pl_module, arguments, outputs)
+        # Read after the last batch only: a look at each would force a GPU sync.
+        rows = torch.tensor(len(arguments["speakers"]), device=pl_module.device)
+        sides = [arguments.get(side) for side in SIDES]
+        broken = [rows * 0 if side is None else (~side.isfinite()).flatten(1).any(1).sum() for side in sides]
+        self._counts[dataloader_idx] = torch.stack([rows, *broken]) + self._counts.get(dataloader_idx, 0)
+
+    on_test_batch_end = on_validation_batch_end
+
+    def _update_attributes(self, loader: int, pl_module: Any, arguments: dict[str, Any], outputs: Any) -> None:
+        if not self.attributes:
+            return
+        missing = [key for key in self.attributes.values() if not isinstance(outputs, Mapping) or key not in outputs]
+        if missing:
+            raise ValueError(f"Expected the step to return {missing[0]!r}, a label of each row, for `attributes`.")
+        if loader not in self._attribute_metrics:
+            metric = AttributeDisclosure(tuple(self.attributes), validate_args=False)
+            self._attribute_metrics[loader] = metric.to(pl_module.device)
+        original, protected, speakers = (arguments[name] for name in ("original", "protected", "speakers"))
+        labels = {name: outputs[key] for name, key in self.attributes.items()}
+        self._attribute_metrics[loader].update(original, protected, speakers, labels)
 
     @contextmanager
-    def _explaining(self, step: str) -> Iterator[None]:
-        """Say where the metric's arguments came from, if it refuses them."""
+    def _explain_errors(self, step: str) -> Iterator[None]:
+        """Add to an error of the metric where its arguments came from."""
         try:
             yield
         except (TypeError, ValueError) as error:
@@ -258,69 +313,140 @@ class PrivacyMonitor(CallbackBase):
             source = "" if callable(keys) else f" `keys` reads them from {tuple(keys.values())} of the dictionary."
             raise type(error)(f"PrivacyMonitor cannot use what `{step}` returned. {error}{source}") from error
 
-    def _arguments(
-        self, trainer: Any, pl_module: Any, outputs: Any, step: str, remember: bool = True
-    ) -> dict[str, Any] | None:
-        arguments = arguments_of_step(outputs, self._keys, step, pl_module.device)
-        if arguments is None or self._encoder is None:
-            return arguments
-        with trainer.profiler.profile("[Callback]PrivacyMonitor.embed"):
-            return self._encoder.embed(arguments, pl_module.device, remember)
+    def _arguments(self, trainer: Any, pl_module: Any, outputs: Any, step: str) -> dict[str, Any] | None:
+        arguments = read_outputs(outputs, self._keys, step)
+        if arguments is None:
+            return None
+        device = pl_module.device
+        if self._encoder is not None:
+            with trainer.profiler.profile("[Callback]PrivacyMonitor.embed"):
+                arguments = self._encoder.embed(arguments, device, is_training=step == "training_step")
+        for name, value in arguments.items():
+            if isinstance(value, Tensor) or (name in SIDES and value is not None):
+                arguments[name] = torch.as_tensor(value).to(device)
+        return arguments
 
-    def _suite(self, trainer: Any, loader: int, pl_module: Any) -> VoicePrivacy:
-        return self._suites.at("test" if trainer.testing else "val", loader, pl_module.device)
+    def _suite(self, stage: str, loader: int, pl_module: Any) -> VoicePrivacy:
+        """Return the metric of a dataloader: the same in every epoch, because it keeps its original speech."""
+        if (stage, loader) not in self._suites:
+            # In a test, attackers know what they learned from the training.
+            observed = self._suites.get(("val", 0)) if self.watch_training else None
+            suite = deepcopy(self.suite if observed is None else observed)
+            suite.reset()
+            suite.validate_args = False  # it would force a GPU sync for every batch
+            self._suites[stage, loader] = suite.to(pl_module.device)
+        return self._suites[stage, loader]
 
     # After the last batch
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Measure, log and draw."""
-        if self._active and not trainer.sanity_checking:
-            self._measure_all(trainer, pl_module)
-        self._begin(pl_module, active=False)
+        if self._is_active and not trainer.sanity_checking:
+            tags = {}
+            for loader, suffix in loader_suffixes(trainer).items():
+                tags[suffix] = self._measure(trainer, pl_module, loader, suffix)
+            if is_fitting(trainer) and any(tags.values()) and not self._layout:
+                self._layout = {
+                    f"{self.prefix}{suffix}": chart_layout(each, self.main_metrics) for suffix, each in tags.items()
+                }
+                layouts = [monitor._layout for monitor in monitors_of(trainer)]
+                if all(layouts):  # a log takes charts only once: the last monitor to measure writes those of all
+                    write_charts(
+                        trainer, {title: charts for each in layouts for title, charts in each.items() if charts}
+                    )
+        for suite in self._suites.values() if self._is_active else ():
+            suite.reset()
 
-    def on_test_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """Measure, log and draw."""
-        self._measure_all(trainer, pl_module)
-        self._begin(pl_module, active=False)
+    on_test_epoch_end = on_validation_epoch_end
 
-    def _measure_all(self, trainer: Any, pl_module: Any) -> None:
-        for loader, suffix in loaders_in_turn(trainer).items():
-            start = time.perf_counter()
-            with trainer.profiler.profile("[Callback]PrivacyMonitor.compute"):
-                report = report_of_all_processes(self._suite(trainer, loader, pl_module))
-                values = {} if report is None else numbers_of(report.scalars)
-            if report is None:
-                continue
-            if is_fitting(trainer):
-                row = {"epoch": trainer.current_epoch, "step": trainer.global_step, "dataloader_idx": loader}
-                self.history.append({**row, "seconds": time.perf_counter() - start, **values})
-            self._log(trainer, pl_module, report.scalars, values, suffix)
-            measurement = Measurement(report, self._prefix(trainer), suffix, logging_step(trainer))
-            self._gallery.show(trainer, measurement, loader, self._history_of(loader))
+    def _measure(self, trainer: Any, pl_module: Any, loader: int, suffix: str) -> dict[str, str]:
+        """Measure one dataloader, log and draw it, and return the tag of each key that was logged."""
+        stage, prefix = ("test", self._test_prefix) if trainer.testing else ("val", self.prefix)
+        counts = self._counts.get(loader, torch.zeros(3, dtype=torch.long, device=pl_module.device))
+        rows, *broken = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
+        if rows == 0:
+            return {}
+        for side, count in zip(SIDES, broken, strict=True):
+            if count:
+                rank_zero_warn(
+                    f"{count} of {rows} rows of `{side}` are not finite ({prefix}{suffix}, epoch "
+                    f"{trainer.current_epoch}). Numbers that need them are NaN.",
+                    UserWarning,
+                )
+        start = time.perf_counter()
+        with trainer.profiler.profile("[Callback]PrivacyMonitor.compute"):
+            report = self._suite(stage, loader, pl_module).report()
+            scalars = {key: report.scalars[key] for key in self.metrics if key in report.scalars}
+            if loader in self._attribute_metrics:
+                found = self._attribute_metrics[loader].compute()
+                scalars |= {key: value for key, value in found.items() if key.endswith(("_disclosure", "_chance"))}
+            values = numbers_of(scalars)
+        for check in report.checks:
+            if check.status == FAILED and (check.name, suffix) not in self._warned:
+                self._warned.add((check.name, suffix))
+                rank_zero_warn(f"PrivacyMonitor, {prefix}{suffix}: {check.message}", UserWarning)
+        if is_fitting(trainer):
+            place = {"epoch": trainer.current_epoch, "step": trainer.global_step, "dataloader_idx": loader}
+            self.history.append({**place, "seconds": time.perf_counter() - start, **values})
+        tags = self._log(trainer, pl_module, scalars, values, prefix, suffix)
+        if self._can_draw and figure_writers(trainer):
+            draw = partial(self._draw, trainer, report, prefix, suffix, logging_step(trainer), self._history_of(loader))
+            if not is_fitting(trainer) or self._is_figure_due(loader):
+                draw()
+            else:
+                self._undrawn[loader] = draw  # it may turn out to be the last
+        return tags
 
     def _log(
-        self, trainer: Any, pl_module: Any, scalars: dict[str, Tensor], values: dict[str, float], suffix: str
-    ) -> None:
-        # A test has few numbers, and returns those it logs itself.
-        shown = self.headline if is_fitting(trainer) else self.metrics
-        names = {name: f"{self._prefix(trainer)}/{name}{suffix}" for name in self.metrics if name in scalars}
-        for name, logged in names.items():
+        self,
+        trainer: Any,
+        pl_module: Any,
+        scalars: dict[str, Tensor],
+        values: dict[str, float],
+        prefix: str,
+        suffix: str,
+    ) -> dict[str, str]:
+        # A test has one value of each, and returns those that are logged.
+        main = {*(self.main_metrics if is_fitting(trainer) else self.metrics), *(set(scalars) - set(self.metrics))}
+        names = {key: f"{prefix}/{key}{suffix}" for key in scalars}
+        for key, name in names.items():
             pl_module.log(
-                logged,
-                scalars[name],
-                prog_bar=name in self.prog_bar,
-                logger=None if name in shown else False,
+                name,
+                scalars[key],
+                prog_bar=key in self.prog_bar,
+                logger=None if key in main else False,
                 add_dataloader_idx=False,
                 sync_dist=False,
             )
-        minor = {logged: values[name] for name, logged in names.items() if name not in shown}
-        log_apart(trainer, minor, logging_step(trainer))
+        tags = {key: name if key in main else group_tag(name, "details") for key, name in names.items()}
+        log_scalars(trainer, {tags[key]: values[key] for key in names if key not in main}, logging_step(trainer))
+        return tags
+
+    def _is_figure_due(self, loader: int) -> bool:
+        # Epochs finished at the measurement before and at this one, which need not be neighbours.
+        *earlier, now = [row["epoch"] + 1 for row in self._history_of(loader)]
+        every = self.figures_every_n_epochs or 1
+        return not earlier or now // every > earlier[-1] // every
+
+    def _draw(
+        self,
+        trainer: Any,
+        report: PrivacyReport,
+        prefix: str,
+        suffix: str,
+        step: int,
+        history: Sequence[dict[str, float]],
+    ) -> None:
+        from vpmetrics.plotting.figures import CARD, figures_of
+
+        system = EvaluatedSystem(prefix, report, history=history if is_fitting(trainer) else ())
+        with trainer.profiler.profile("[Callback]PrivacyMonitor.figures"):
+            for key, figure in figures_of([system], CARD).items():
+                for write in figure_writers(trainer):
+                    write(f"{group_tag(prefix, 'figures')}/{key}{suffix}", figure, step)
 
     def _history_of(self, loader: int) -> list[dict[str, float]]:
         return [row for row in self.history if row["dataloader_idx"] == loader]
-
-    def _prefix(self, trainer: Any) -> str:
-        return self._test_prefix if trainer.testing else self.prefix
 
     @property
     def _test_prefix(self) -> str:
@@ -330,38 +456,52 @@ class PrivacyMonitor(CallbackBase):
     # At the end, and from one run to the next
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Draw the last measurement; say so if there was nothing to watch."""
-        self._gallery.show_last(trainer, self._history_of)
-        if self.watch_training and not self._suites.has_seen_training:
-            wanted = "" if callable(self._keys) else f", no dictionary with {', '.join(map(repr, self._keys.values()))}"
-            text = f"PrivacyMonitor found nothing to watch in what `training_step` returned{wanted}."
-            rank_zero_warn(text, UserWarning)
+        """Draw the last measurement; warn if attackers had nothing to learn from."""
+        while self._undrawn:
+            self._undrawn.popitem()[1]()
+        if self.watch_training and not self._has_observed:
+            missing = "" if callable(self._keys) else f" without {', '.join(map(repr, self._keys.values()))}"
+            rank_zero_warn(
+                f"PrivacyMonitor(watch_training=True) observed nothing: `training_step` returned a value{missing}.",
+                UserWarning,
+            )
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Put the measurement of the chosen checkpoint beside the hyperparameters, or else the last."""
-        chosen = [point for callback in trainer.checkpoint_callbacks if (point := getattr(callback, "chosen", None))]
-        summary = (self._summary_of(chosen[0].step) if chosen else {}) or self.summary
-        log_hyperparameters(trainer, pl_module.hparams, summary)
+        """Show the logged scalars beside the hyperparameters."""
+        monitors = monitors_of(trainer)
+        if self is monitors[0]:
+            tags = [tag for callback in trainer.checkpoint_callbacks for tag in getattr(callback, "chosen_tags", ())]
+            names = [f"{monitor.prefix}/{key}" for monitor in monitors for key in monitor.main_metrics]
+            tags += [name for name in trainer.callback_metrics if without_loader(name) in names]
+            write_hyperparameters(trainer, pl_module.hparams, tags)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Drop what refers to the Trainer, so that the callback can be pickled."""
+        self._undrawn.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run goes on from."""
+        """Return what a resumed run continues from."""
         return {"history": [dict(row) for row in self.history]}
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Weights loaded for a test do not undo what has been measured since they were saved."""
-        self._resuming = is_fitting(trainer) or not self.history
+        """Keep the history where weights are loaded for a test only."""
+        self._is_resuming = is_fitting(trainer) or not self.history
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from where a run stopped."""
-        if self._resuming:
+        """Continue from where a run stopped."""
+        if self._is_resuming:
             self.history = [dict(row) for row in state_dict["history"]]
-        self._resuming = True
+        self._is_resuming = True
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Leave the history where the process that started this one finds it."""
-        if stage == "fit":
-            send_home(trainer, self, self.state_dict())
 
-    def receive(self, state: dict[str, Any]) -> None:
-        """Take the history a spawned process has sent home."""
-        self.load_state_dict(state)
+def monitors_of(trainer: Any) -> list[PrivacyMonitor]:
+    """Return every monitor among the callbacks."""
+    return [callback for callback in trainer.callbacks if isinstance(callback, PrivacyMonitor)]
+
+
+def _keys_of(suite: VoicePrivacy, has_sessions: bool) -> tuple[str, ...]:
+    """Return the keys that a suite computes."""
+    if suite.metrics == "all":
+        conditions = tuple(CONDITIONS) if has_sessions else WITHOUT_SESSIONS
+        return scalar_keys(conditions, suite.attacks is not None, has_sessions, suite.sizes)
+    return suite._keys(has_sessions)

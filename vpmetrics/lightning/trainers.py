@@ -1,7 +1,7 @@
-"""What the Lightning callbacks share: their base classes, and where a Trainer writes to.
+"""What the Lightning callbacks share: base classes of both packages, and what a Trainer says of its run.
 
 ``pytorch_lightning`` and ``lightning.pytorch`` are one program under two names, with two sets of classes. A Trainer of
-the one sorts callbacks and looks for checkpoints by its own classes, so what is to work in both inherits from both.
+the one sorts callbacks and finds checkpoints by its own classes, so the callbacks inherit from those of both.
 """
 
 from __future__ import annotations
@@ -10,28 +10,30 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from torchmetrics.utilities import rank_zero_warn
+
 _PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 
 
-def _import(name: str) -> ModuleType | None:
-    """A module, or None where it is not installed; any other failure to import it is told."""
+def _import_package(name: str) -> ModuleType | None:
+    """Return a package, or None where it is not installed; any other import error is raised."""
     try:
         return import_module(name)
-    except ModuleNotFoundError as missing:
-        if missing.name is None or not name.startswith(missing.name):
+    except ModuleNotFoundError as error:
+        if error.name is None or not name.startswith(error.name):
             raise
         return None
 
 
 def installed_packages() -> list[ModuleType]:
-    """Every Lightning there is."""
-    found = [package for package in map(_import, _PACKAGES) if package is not None]
-    if not found:
+    """Return every installed Lightning package."""
+    packages = [package for package in map(_import_package, _PACKAGES) if package is not None]
+    if not packages:
         raise ImportError(
             "Expected `pytorch-lightning` or `lightning` to be installed, but found neither. "
-            "`pip install vpmetrics[lightning]` brings the first."
+            "Run `pip install vpmetrics[lightning]`."
         )
-    return found
+    return packages
 
 
 if TYPE_CHECKING:
@@ -44,28 +46,38 @@ if TYPE_CHECKING:
 else:
 
     class CallbackBase(*(package.Callback for package in installed_packages())):
-        """A callback in the eyes of every Trainer."""
+        """A callback for the Trainer of every installed package."""
 
     class ModelCheckpointBase(*(package.callbacks.ModelCheckpoint for package in installed_packages())):
-        """A checkpoint callback in the eyes of every Trainer."""
+        """A checkpoint callback for the Trainer of every installed package."""
 
 
 def logging_step(trainer: Any) -> int:
-    """The step Lightning files the scalars of an evaluation under, so that figures stand beside them."""
+    """Return the step under which Lightning logs the scalars of a validation, so that figures stand beside them."""
     return int(getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step))
 
 
 def is_fitting(trainer: Any) -> bool:
-    """Whether this is ``trainer.fit``, with its validations, rather than ``validate`` or ``test``."""
+    """Return whether this is ``trainer.fit``, with its validations, and not ``validate`` or ``test``."""
     return bool(trainer.state.fn == "fit")
 
 
-def loaders_in_turn(trainer: Any) -> dict[int, str]:
-    """Numbers of the loaders that are run one after the other, and what the names of each end in; alike everywhere."""
+def loader_suffixes(trainer: Any) -> dict[int, str]:
+    """Return the suffix of logged names for each dataloader of this evaluation; the same on every process."""
     sizes = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
     if not sizes:
         return {}
-    # A combined loader gives one batch of all its loaders at a time.
-    in_turn = getattr(getattr(trainer, "_evaluation_loop", None), "_is_sequential", True)
-    count = len(sizes) if in_turn and isinstance(sizes, list) else 1
-    return {number: f"/dataloader_idx_{number}" if count > 1 else "" for number in range(count)}
+    # A CombinedLoader that is not sequential yields one batch of all its loaders at a time.
+    is_sequential = getattr(getattr(trainer, "_evaluation_loop", None), "_is_sequential", True)
+    count = len(sizes) if is_sequential and isinstance(sizes, list) else 1
+    return {index: f"/dataloader_idx_{index}" if count > 1 else "" for index in range(count)}
+
+
+def warn_of_spawned_processes(trainer: Any, callback: str, attributes: str) -> None:
+    """Warn where a strategy trains copies of the callbacks in processes whose memory is lost at the end."""
+    if "MultiProcessing" in type(trainer.strategy.launcher).__name__:
+        rank_zero_warn(
+            f"{callback} does not support strategies that spawn or fork, such as 'ddp_spawn': {attributes} stay in "
+            "the started processes. Use strategy='ddp'.",
+            UserWarning,
+        )

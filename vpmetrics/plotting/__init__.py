@@ -1,0 +1,1 @@
+"""Drawing: the one room that imports matplotlib."""

@@ -1,0 +1,170 @@
+"""The look of every figure: axes, colours, markers, labels, legends and the chance line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+from vpmetrics._engine.registry import scalar
+
+PlotResult = tuple[Figure, Axes]
+# The colours of Okabe and Ito, which all kinds of colour vision tell apart. Black is kept for perfect privacy.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+CHANCE: dict[str, Any] = {"color": "black", "linewidth": 1.2, "linestyle": "--", "label": "chance", "gid": "chance"}
+_MARKERS = "os^DvPX*>"  # filled, then hollow
+_LINES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))  # dotted lines are taken: uncalibrated or extrapolated
+_LONGEST_LABEL = 30
+_LEGEND = {
+    "framealpha": 0.9,
+    "edgecolor": "none",
+    "fontsize": "x-small",
+    "title_fontsize": "x-small",
+    "alignment": "left",
+    "handlelength": 2.4,
+    "borderaxespad": 0.3,
+}
+
+
+class Style(NamedTuple):
+    """Colour, marker and line of one system; 18 systems differ in marker and fill, so also without colour."""
+
+    colour: str
+    marker: str
+    is_filled: bool
+    line: Any
+    number: int
+
+    @property
+    def markers(self) -> dict[str, Any]:
+        """Arguments of a line for its markers."""
+        fill = {"fillstyle": "full" if self.is_filled else "none"}
+        return {"color": self.colour, "marker": self.marker, **fill, "markerfacecolor": self.face}
+
+    @property
+    def face(self) -> str:
+        """Colour inside the markers."""
+        return self.colour if self.is_filled else "white"
+
+    def curve(self, points: int) -> dict[str, Any]:
+        """Arguments of a line; each system has its markers at other points, so that equal curves are seen."""
+        step = max(points // 6, 1)
+        start = step * (self.number % len(_MARKERS)) // len(_MARKERS)
+        marks = {"markersize": 4.5, "markevery": (start, step)}
+        return {**self.markers, **marks, "linestyle": self.line, "linewidth": 1.3, "gid": "system"}
+
+
+def style_of(number: int) -> Style:
+    """Return the style of a system by its number, from 0."""
+    is_filled = number // len(_MARKERS) % 2 == 0
+    colour, marker = COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)]
+    return Style(colour, marker, is_filled, _LINES[number % len(_LINES)], number)
+
+
+def next_style(ax: Axes) -> Style:
+    """Return the style after those of the systems on the axes."""
+    return style_of(len([line for line in ax.lines if line.get_gid() == "system"]))
+
+
+def as_label(name: str) -> str:
+    """Return a name as matplotlib can show it: printable, without mathematics, short enough for a legend."""
+    name = "".join(letter if letter.isprintable() else "?" for letter in name)
+    if len(name) > _LONGEST_LABEL:
+        half = _LONGEST_LABEL // 2
+        name = f"{name[:half]}…{name[-half + 1 :]}"
+    # Matplotlib leaves labels with a leading underscore out of legends.
+    return (" " if name.startswith("_") else "") + name.replace("$", r"\$")
+
+
+def axis_label(key: str, separator: str = " ") -> str:
+    """Return description, symbol and unit of a scalar for an axis: ``expected disclosure D_ECE, bit``."""
+    entry = scalar(key)
+    name, _, rest = entry.description.partition(": ")
+    label = f"{name}{separator}{set_subscripts(entry.heading)}" if rest else set_subscripts(entry.heading)
+    return f"{label}, {entry.unit.name}" if entry.unit.name else label
+
+
+def set_subscripts(heading: str) -> str:
+    """Return a heading with its index set low: ``D_ECE``."""
+    return re.sub(r"\b([A-Za-z])_(\w+)", r"$\1_{\2}$", heading)
+
+
+def label_values(label: str, keys: Sequence[str], scalars: Mapping[str, Any]) -> str:
+    """Return a label with the values of some scalars in brackets, which :func:`finish_axes` names."""
+    return f"{as_label(label)} ({', '.join(scalar(key).show(float(scalars[key])) for key in keys)})"
+
+
+def axes_or_new(ax: Axes | None, size: tuple[float, float] = (5.0, 3.6)) -> Axes:
+    """Return given axes, or new ones of a figure that pyplot does not know and nobody has to close."""
+    return axes_in_grid(1, size)[0] if ax is None else ax
+
+
+def axes_in_grid(count: int, size: tuple[float, float], columns: int = 3) -> list[Axes]:
+    """Return axes side by side on one new figure, ``size`` inches each."""
+    if count == 0:
+        return []
+    columns = min(count, columns)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), layout="compressed", dpi=150)
+    grid = figure.subplots(rows, columns, squeeze=False).flatten()
+    for ax in grid[count:]:
+        ax.remove()
+    return list(grid[:count])
+
+
+def figure_of(ax: Axes) -> Figure:
+    """Return the figure of axes, also inside a subfigure."""
+    figure = ax.get_figure(root=True)
+    if figure is None:
+        raise ValueError("Expected `ax` to belong to a figure, but it was removed from its figure. Pass other axes.")
+    return figure
+
+
+def finish_axes(ax: Axes, title: str = "", keys: Sequence[str] = (), more: str = "", **legend: Any) -> PlotResult:
+    """Add grid, title and a legend, headed by the scalars in its brackets and more; return figure and axes."""
+    ax.grid(alpha=0.3)
+    if title:
+        ax.set_title(as_label(title), fontsize="medium")
+    if ax.get_legend_handles_labels()[0]:
+        titles = [scalar(key).title for key in keys]
+        separator = ", " if sum(map(len, titles)) < _LONGEST_LABEL else ",\n"
+        heading = separator.join(map(set_subscripts, titles)) + more
+        ax.legend(**{**_LEGEND, "title": heading, **legend})
+    return figure_of(ax), ax
+
+
+def move_legend_beside(ax: Axes) -> None:
+    """Move the legend out of the axes, where it hides no curve."""
+    legend = ax.get_legend()
+    if legend is not None:
+        legend.set_loc("center left")
+        legend.set_bbox_to_anchor((1.02, 0.5))
+        for text in (*legend.get_texts(), legend.get_title()):
+            text.set_fontsize("small")  # there is room
+
+
+def draw_chance(ax: Axes, x: Sequence[Any], y: Sequence[float]) -> None:
+    """Draw a chance line, once for all systems that share it."""
+    ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in ax.lines if line.get_gid() == "chance"]  # type: ignore[index]
+    if len(x) and (x[-1], y[-1]) not in ends:
+        ax.plot(x, y, **{**CHANCE, "label": "_" if ends else "chance"})
+
+
+def show_counts(ax: Axes, base: int = 10) -> None:
+    """Give a logarithmic axis of numbers of people, ranks or utterances whole numbers as labels."""
+    ax.set_xscale("log", base=base)
+    ax.xaxis.set_major_locator(LogLocator(base, (1, 2, 5) if base == 10 else (1,)))
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+
+
+def error_bars(key: str, scalars: Mapping[str, Any]) -> Any:
+    """Return the lengths of a scalar's confidence interval below and above its value, ``(2, 1)``; 0 if unknown."""
+    value, low, high = (float(scalars.get(f"{key}{suffix}", math.nan)) for suffix in ("", "_low", "_high"))
+    return np.nan_to_num([[value - low], [high - value]]).clip(min=0)

@@ -1,0 +1,456 @@
+"""The list of figures: what a report shows of one system or several, on a card of a logger or on a page.
+
+To add one, write what draws it and add its entry to :data:`FIGURES`: page, loggers and tests follow from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from vpmetrics._engine.beta_binomial import fit_beta_binomial
+from vpmetrics._engine.measures import SCORE_MEASURES, actual_cross_entropy, prior_entropy
+from vpmetrics._engine.registry import CI_SUFFIXES, scalar, scalar_key, utility_direction
+from vpmetrics._engine.report import ConditionReport, EvaluatedSystem, Transfer, original_name, report_trials
+from vpmetrics._engine.similarity import split_matrix
+from vpmetrics._engine.trial_list import TrialList
+from vpmetrics._engine.validation import suppress_warnings
+from vpmetrics.plotting import identification as of_identification
+from vpmetrics.plotting import scores as of_scores
+from vpmetrics.plotting.axes import as_label, axes_in_grid, axes_or_new, axis_label, figure_of, move_legend_beside
+from vpmetrics.plotting.speakers import draw_similarity_matrices, draw_speakers, draw_zoo
+from vpmetrics.plotting.systems import draw_path, draw_trade_off, draw_utility
+
+_MOST_NAMES, _LONGEST_NAME = 20, 5  # that can be read along a heat map
+
+
+class Layout(NamedTuple):
+    """Where figures are shown: inches of single axes with their legend, scale and number of panels side by side.
+
+    ``is_page``: whether there is room for original speech, which never changes in a training, and time for attacks on
+    means of utterances, which cost more than the report.
+    """
+
+    size: tuple[float, float]
+    scale: float
+    columns: int
+    is_page: bool
+
+    def one(self) -> Axes:
+        """Return the axes of a figure that has only these."""
+        return self.rows(1)[0]
+
+    def rows(self, count: int) -> list[Axes]:
+        """Return axes of full width, one below the other."""
+        return axes_in_grid(count, self.size, 1)
+
+    def panels(self, count: int, size: tuple[float, float]) -> list[Axes]:
+        """Return axes side by side."""
+        return axes_in_grid(count, (self.scale * size[0], self.scale * size[1]), self.columns)
+
+
+# A card of TensorBoard shows a picture at some 440 by 210 pixels: few inches keep its letters large.
+CARD = Layout(size=(5.4, 2.6), scale=0.7, columns=2, is_page=False)
+PAGE = Layout(size=(7.2, 3.8), scale=1.0, columns=3, is_page=True)
+Draw = Callable[[Sequence[EvaluatedSystem], Layout], Figure | None]
+
+
+class FigureKind(NamedTuple):
+    """A figure of some systems; ``draw`` returns None where they lack what it shows."""
+
+    key: str
+    title: str
+    description: str
+    draw: Draw
+
+
+def figures_of(systems: Sequence[EvaluatedSystem], layout: Layout) -> dict[str, Figure]:
+    """Draw all figures that the systems have something for, by key."""
+    drawn = {kind.key: kind.draw(systems, layout) for kind in FIGURES}
+    return {key: figure for key, figure in drawn.items() if figure is not None}
+
+
+class _Values(dict[str, Any]):
+    """Scalars of a condition; score measures that nobody asked for are computed, other scalars are NaN."""
+
+    def __init__(self, report: ConditionReport) -> None:
+        super().__init__(report.scalars)
+        self.report = report
+
+    def __missing__(self, key: str) -> Any:
+        return SCORE_MEASURES[key](self.report.scores.counted) if key in SCORE_MEASURES else math.nan
+
+
+class Shown:
+    """A condition of a system under the label it has in a figure; ``is_single``: there is no other system."""
+
+    def __init__(
+        self, label: str, system: EvaluatedSystem, condition: str, report: Any, is_single: bool = False
+    ) -> None:
+        self.label, self.system, self.condition, self.is_single = label, system, condition, is_single
+        self.title = label if condition in ("", label) else f"{label}, {condition}"
+        self.report = report  # a ConditionReport, with the parts that `is_known` of a figure asks for
+        self.steps, self.values = report.scores.counts.ascending, _Values(report)
+
+
+DrawOne = Callable[[Shown, Axes], object]
+IsKnown = Callable[[ConditionReport], bool]
+
+
+def _shown(systems: Sequence[EvaluatedSystem], is_known: IsKnown) -> list[Shown]:
+    """Return the conditions of one system, or the attacked condition of several beside original speech."""
+    first, conditions = systems[0], systems[0].report.conditions
+    if len(systems) == 1:
+        shown = [Shown(name or "scores", first, name, report, True) for name, report in conditions.items()]
+    else:
+        shown = [Shown(original_name(systems), first, "OO", conditions["OO"])] if "OO" in conditions else []
+        attacked = [(system, system.report.attacked) for system in systems]
+        shown += [Shown(system.name, system, name, system.report.conditions[name]) for system, name in attacked]
+    return [one for one in shown if is_known(one.report)]
+
+
+def _overlay(draw: DrawOne, is_known: IsKnown = lambda _: True) -> Draw:
+    """Return what draws all conditions on the same axes."""
+
+    def draw_all(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+        shown = _shown(systems, is_known)
+        axes = layout.rows(min(1, len(shown)))
+        for one in shown:
+            draw(one, axes[0])
+        return _finish(axes)
+
+    return draw_all
+
+
+def _panels(
+    draw: DrawOne,
+    is_known: IsKnown = lambda _: True,
+    size: tuple[float, float] = (4.2, 3.6),
+    shared: Sequence[str] = (),
+) -> Draw:
+    """Return what draws each condition in a panel; ``shared``: the axes that have the same limits in all."""
+
+    def draw_all(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+        shown = _shown(systems, is_known)
+        protected = [one for one in shown if one.condition != "OO"]
+        shown = shown if layout.is_page else protected or shown
+        axes = layout.panels(len(shown), size)
+        for one, ax in zip(shown, axes, strict=True):
+            draw(one, ax)
+        for name in shared if axes else ():
+            limits = [limit for ax in axes for limit in getattr(ax, f"get_{name}lim")()]
+            for ax in axes:
+                ax.set(**{f"{name}lim": (min(limits), max(limits))})
+        return figure_of(axes[0]) if axes else None
+
+    return draw_all
+
+
+def _finish(axes: Sequence[Axes]) -> Figure | None:
+    for ax in axes:
+        move_legend_beside(ax)
+    return figure_of(axes[0]) if axes else None
+
+
+def _draw_trade_off(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+    known = [one for one in systems if math.isfinite(one.scalar("deid")) and math.isfinite(one.scalar("gvd"))]
+    if not known or (len(systems) == 1 and systems[0].history):
+        return None  # a path ends in the same point
+    ax = layout.one()
+    # Original speech gives a single point its scale.
+    draw_trade_off([(original_name(systems), {"deid": 0, "gvd": 0}), *((one.name, one.scalars) for one in known)], ax)
+    return _finish([ax])
+
+
+def _draw_utility(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+    known = [system for system in systems if math.isfinite(system.scalar("disclosure"))]
+    names = list(dict.fromkeys(name for system in known for name in system.utility))
+    axes = layout.rows(len(names))
+    for name, ax in zip(names, axes, strict=True):
+        points = [(one.name, one.scalars, one.utility[name]) for one in known if name in one.utility]
+        draw_utility(points, name, utility_direction(name) == "low", ax)
+    return _finish(axes)
+
+
+def _draw_path(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+    shown = [one for one in systems if one.history and {"deid", "gvd"} <= set(one.scalars)]
+    axes = layout.rows(len(shown))
+    for one, ax in zip(shown, axes, strict=True):
+        deid, gvd, epochs = ([row[key] for row in one.history] for key in ("deid", "gvd", "epoch"))
+        draw_path(deid, gvd, epochs, ax)
+        ax.set_title(as_label(one.name) if len(shown) > 1 else "")
+    return figure_of(axes[0]) if axes else None
+
+
+def _draw_attacks(one: Shown, ax: Axes) -> None:
+    names, strongest = [name for name, _ in one.system.report.attacks], one.report.strongest
+    interval = [one.system.scalar(f"d_ece_strongest{suffix}", one.condition) for suffix in ("", *CI_SUFFIXES)]
+    values = dict(zip(names, strongest.d_ece_by_attack.tolist(), strict=True))
+    of_scores.draw_attacks(values, float(strongest.chance), ax, one.title, interval)
+
+
+def _draw_attributes(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+    shown = [system for system in systems if system.attributes]
+    axes = layout.panels(len(shown), (5.2, 3.8))
+    for system, ax in zip(shown, axes, strict=True):
+        of_scores.draw_attributes(system.attributes, ax, system.name)
+    return figure_of(axes[0]) if axes else None
+
+
+def _draw_profile(one: Shown, ax: Axes, has_actual: bool = True) -> None:
+    odds = torch.as_tensor(of_scores.PROFILE_LOG_ODDS, device=one.steps.targets.device)
+    actual = one.report.actual_cross_entropy(odds) if has_actual and one.report.is_llr else None
+    minimum, interval = one.report.minimum_cross_entropy(odds), one.report.cross_entropy_interval(odds)
+    of_scores.draw_ece_profile(prior_entropy(odds), minimum, actual, one.values, ax, one.label, interval)
+
+
+def _draw_calibration(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+    shown = [(system, transfer) for system in systems if (transfer := system.report.transfer) is not None]
+    axes = layout.rows(len(shown))
+    for (system, transfer), ax in zip(shown, axes, strict=True):
+        _draw_transfer(system, transfer, ax)
+        ax.set_title(as_label(system.name) if len(shown) > 1 else "")
+    return _finish(axes)
+
+
+def _draw_transfer(system: EvaluatedSystem, transfer: Transfer, ax: Axes) -> None:
+    runs = {"learnt on": transfer.other, "attacked": system.report.conditions[system.report.attacked]}
+    for label, run in runs.items():
+        _draw_profile(Shown(label, system, "", run), ax, has_actual=False)
+    odds = torch.as_tensor(of_scores.PROFILE_LOG_ODDS, device=transfer.counts.device)
+    for kind, llr in transfer.llr.items():
+        profile = actual_cross_entropy(llr, transfer.counts, odds)
+        c_ece, cllr = (float(transfer.scalars[f"{name}_{kind}"]) for name in ("c_ece", "cllr"))
+        of_scores.draw_calibrated_profile(profile, c_ece, cllr, ax, kind)
+
+
+def draw_transfer(
+    preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, ax: Axes | None
+) -> tuple[Figure, Axes]:
+    """Draw figure 8 of the 2022 paper: both runs with the oracle calibration, and one calibrated on the other."""
+    report, ax = report_trials({"": TrialList(preds, target)}, TrialList(fit_preds, fit_target)), axes_or_new(ax)
+    if report.transfer is not None:
+        _draw_transfer(EvaluatedSystem("", report), report.transfer, ax)
+    return figure_of(ax), ax
+
+
+def _draw_reliability(one: Shown, ax: Axes) -> None:
+    values, counts = one.report.scores.trials.table()
+    of_scores.draw_reliability(values, counts, ax, one.label)
+    # Twice as many curves of several systems could not be told apart.
+    halves = one.report.calibrated() if one.is_single and one.report.calibrated is not None else []
+    if halves:
+        llr, is_target = (torch.cat(column) for column in list(zip(*halves, strict=True))[:2])
+        of_scores.draw_reliability(llr, torch.stack([~is_target, is_target]), ax, f"{one.label}, calibrated")
+    transfer = one.system.report.transfer
+    if transfer is not None and one.condition == one.system.report.attacked:
+        for kind, llr in transfer.llr.items():
+            of_scores.draw_reliability(llr, transfer.counts, ax, f"{one.label}, {kind}")
+
+
+def _draw_matrices(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+    shown = [(system, matrices) for system in systems if (matrices := system.report.matrices) is not None]
+    axes = layout.panels(len(shown), (4.8, 4.2))
+    for (system, matrices), ax in zip(shown, axes, strict=True):
+        draw_similarity_matrices(matrices, ax, _short_names(system), system.name)
+    return figure_of(axes[0]) if axes else None
+
+
+def _short_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
+    names = system.speakers
+    return names if 0 < len(names) <= _MOST_NAMES and max(map(len, names)) <= _LONGEST_NAME else None
+
+
+def _draw_zoo(one: Shown, ax: Axes) -> None:
+    summary = one.report.similarity
+    draw_zoo(summary.within_speaker, summary.between_speakers, ax, one.title, _short_names(one.system))
+
+
+def _draw_zoo_of_scores(one: Shown, ax: Axes) -> None:
+    draw_zoo(*split_matrix(one.report.mean_scores()), ax, one.title, _short_names(one.system), "score")
+
+
+def _draw_ranks(one: Shown, ax: Axes) -> None:
+    histogram = one.report.identification.histogram
+    fit = fit_beta_binomial(histogram).probabilities
+    of_identification.draw_rank_histogram(histogram, fit, one.values, ax, one.title)
+
+
+def _draw_local_information(one: Shown, ax: Axes) -> None:
+    found = one.report.identification
+    of_identification.draw_local_information(found.bits, len(found.histogram), one.values, ax, one.label)
+
+
+def _has_population(report: ConditionReport, utterances: int = 1) -> bool:
+    """Return whether there are people to find, and so many utterances of them."""
+    population = report.population
+    if population is None or not bool(report.scalars["gallery"].isfinite()):
+        return False
+    return population.longest() >= utterances
+
+
+_has_conversations = partial(_has_population, utterances=2)
+
+
+def _draw_people(one: Shown, ax: Axes) -> None:
+    population, known = one.report.population, of_identification.rate_sizes(one.report.scalars)
+    sizes = of_identification.spread_sizes(max(100, *known))
+    with suppress_warnings():
+        rates = {one.label: population(sizes), f"{one.label}, attacked": population.of_strongest(sizes)}
+    for label, values in rates.items():
+        if values and bool(values["gallery"].isfinite()):
+            curve = {size: float(values[f"rate_{size}"]) for size in sizes}
+            of_identification.draw_population_rate(curve, float(values["gallery"]), ax, label)
+
+
+def _draw_utterances(one: Shown, ax: Axes) -> None:
+    population, size = one.report.population, min(of_identification.rate_sizes(one.report.scalars))
+    for rates_of, label in ((population, one.label), (population.of_strongest, f"{one.label}, attacked")):
+        with suppress_warnings():
+            values = {length: rates_of((size,), length) for length in _lengths(one)}
+        if curve := _curve(values, f"rate_{size}"):
+            name = f"re-identification rate\namong {size} people"
+            of_identification.draw_over_utterances(curve, 1 / size, ax, label, name)
+
+
+def _draw_bits(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+    shown = [one for one in _shown(systems, _has_conversations) if one.condition not in ("OO", "within")]
+    axes = layout.panels(2 if shown and layout.is_page else 0, (4.8, 3.6))
+    if not axes:
+        return None
+    for one in shown:
+        bits_over = one.system.report.bits_over
+        values = bits_over(_lengths(one)) if bits_over is not None else {}
+        keys = ("d_ece", "d_ece_strongest", "mean_d", "mean_d_chance")
+        cosine, strongest, ranks, chance = (_curve(values, scalar_key(one.condition, key)) for key in keys)
+        for curve, label in ((cosine, one.title), (strongest, f"{one.title}, attacked")):
+            if curve:
+                name, highest = axis_label("d_ece", "\n"), scalar("d_ece").range[1]
+                of_identification.draw_over_utterances(curve, math.nan, axes[0], label, name, highest)
+        name, highest = axis_label("mean_d"), 1.02 * math.log2(max(2.0, float(one.report.scalars["gallery"])))
+        of_identification.draw_over_utterances(ranks, chance, axes[1], one.title, name, highest)
+    return figure_of(axes[0])
+
+
+def _lengths(one: Shown) -> list[int]:
+    return [2**power for power in range(6) if 2**power <= one.report.population.longest()]
+
+
+def _curve(values: Mapping[int, Mapping[str, Tensor]], key: str) -> dict[int, float]:
+    """Return one number over the lengths at which it is known."""
+    curve = {length: float(each.get(key, math.nan)) for length, each in values.items()}
+    return {length: value for length, value in curve.items() if math.isfinite(value)}
+
+
+FIGURES = (
+    FigureKind(
+        "deid_gvd", "De-identification and voice distinctiveness",
+        "One point per system. Further right: original and protected voices of a speaker are harder to match by "
+        "cosine. Further up: protected voices are easier to tell apart. Whiskers are confidence intervals.",
+        _draw_trade_off),
+    FigureKind(
+        "utility", "Privacy and utility",
+        "One point per system. Further left: it discloses less to the strongest attacker tried. No system is better "
+        "than those on the line in both disclosure and utility. Whiskers are confidence intervals.", _draw_utility),
+    FigureKind(
+        "path", "Path of the training",
+        "De-identification and voice distinctiveness from epoch to epoch. The circle is the last epoch.", _draw_path),
+    FigureKind(
+        "attacks", "Disclosure to each attack",
+        "Expected disclosure to each attack, in either direction, fitted on other speakers than it is tried on. The "
+        "longest bar is the largest of many noisy numbers; the strongest attack in the tables is chosen on other "
+        "speakers.", _panels(_draw_attacks, lambda report: report.strongest is not None, (5.2, 3.8))),
+    FigureKind(
+        "attributes", "Disclosure of attributes",
+        "What protected speech discloses about attributes such as sex, to a classifier fitted on other speakers. "
+        "Dashed: chance level. Diamonds: original speech.", _draw_attributes),
+    FigureKind(
+        "score_histogram", "Distribution of scores",
+        "Densities of the scores of target trials (same speaker) and non-target trials (other speakers). The more "
+        "they overlap, the more private. At the dotted threshold misses are as frequent as false alarms.",
+        _panels(lambda one, ax: of_scores.draw_score_histogram(one.report.scores.counted, one.values, ax, one.title))),
+    FigureKind(
+        "det", "DET curve",
+        "Miss rate over false-alarm rate for all thresholds, on probit axes. The closer to the dashed line of chance, "
+        "the more private. The marker is the equal error rate (EER).",
+        _overlay(lambda one, ax: of_scores.draw_det(one.steps, one.values, ax, one.label))),
+    FigureKind(
+        "roc", "ROC at low false-positive rates",
+        "Share of target trials found (TPR) over the share of non-target trials mistaken for them (FPR), on "
+        "logarithmic axes. The closer to the dashed line of chance, the more private. Markers: FPR of 1 % and 0.1 %, "
+        "what an attacker finds who must rarely be wrong.",
+        _overlay(lambda one, ax: of_scores.draw_roc(one.steps, one.values, ax, one.label))),
+    FigureKind(
+        "ece_profile", "ECE profiles",
+        "Empirical cross-entropy: what an attacker who compares voices does not know after the scores, over all "
+        "priors. The closer to the black curve, the more private; D_ECE is the mean gap. Dotted: scores taken as "
+        "log-likelihood ratios as they are. Bands are confidence intervals.", _overlay(_draw_profile)),
+    FigureKind(
+        "calibration", "Calibration learnt on another run",
+        "ECE profiles of the run that the attacker learns on and of the attacked run, both with the oracle "
+        "calibration, and of the attacked run with the calibration learnt on the other. Above the black curve guessing "
+        "is better.", _draw_calibration),
+    FigureKind(
+        "reliability", "Calibration plot",
+        "Share of target trials over the posterior that the scores give as log-likelihood ratios. Larger markers: more "
+        "trials. On the dotted line the scores are calibrated. Where speakers are known, also after a linear "
+        "calibration learnt on other speakers.", _overlay(_draw_reliability, lambda report: report.is_llr)),
+    FigureKind(
+        "quadrants", "Voice similarity matrices",
+        "Similarity of all pairs of speakers. A bright diagonal between original and protected speech (OP): speakers "
+        "are recognised. A bright diagonal within protected speech (PP): each speaker keeps a distinct voice.",
+        _draw_matrices),
+    FigureKind(
+        "zoo", "Zoo plot",
+        "One point per speaker: mean similarity of own trials and of trials with others. Further right: easier to "
+        "recognise. Further up: easier to confuse with others. The title names the condition. An animal is a speaker "
+        "in the outer quarter of both.", _panels(_draw_zoo, lambda report: report.similarity is not None, shared="xy")),
+    FigureKind(
+        "zoo_scores", "Zoo plot of scores", "The same from mean scores, before any calibration.",
+        # Of very many speakers there is no matrix.
+        _panels(_draw_zoo_of_scores, lambda report: report.matrix is not None and report.mean_scores is not None,
+                shared="xy")),
+    FigureKind(
+        "speakers", "Disclosure of each speaker",
+        "Expected disclosure of each speaker by cosine, with one calibration for all: as the tested speaker and as the "
+        "enrolled one. The largest of many noisy numbers is too large; a speaker far above the others is protected "
+        "worse.",
+        _panels(lambda one, ax: draw_speakers(one.report.speakers, one.values["d_ece"], one.system.speaker_name, ax,
+                                              one.title), lambda report: report.speakers is not None)),
+    FigureKind(
+        "ranks", "Similarity rank disclosure",
+        "How often the true speaker is the most similar one, the second, and so on. On the dashed line nothing is "
+        "disclosed.", _panels(_draw_ranks, lambda report: report.identification is not None)),
+    FigureKind(
+        "cmc", "Cumulative match characteristic",
+        "How often the true speaker is among the k most similar ones. On the dashed line speakers are found by chance.",
+        _overlay(lambda one, ax: of_identification.draw_cmc(one.report.identification.histogram, one.values, ax,
+                                                            one.label),
+                 lambda report: report.identification is not None)),
+    FigureKind(
+        "local_information", "Local information disclosure",
+        "Share of trials that disclose more than so many bits about their speaker.",
+        _overlay(_draw_local_information,
+                 lambda report: report.identification is not None and report.identification.bits is not None)),
+    FigureKind(
+        "people", "Re-identification in a population",
+        "How often the speaker of an utterance is the most similar of so many people: by cosine and, where attacks "
+        "were tried, after the strongest attack, which searches among speakers it was not fitted on. Dotted: "
+        "extrapolated beyond the gallery.", _overlay(_draw_people, _has_population)),
+    FigureKind(
+        "utterances", "Re-identification from several utterances",
+        "How often the speaker is found by the mean of several utterances: by cosine and, where attacks were tried, "
+        "after the strongest attack. A rising curve: protection by noise, which averaging removes.",
+        _overlay(_draw_utterances, _has_conversations)),
+    FigureKind(
+        "bits_over_utterances", "Disclosure of several utterances",
+        "What the mean of several utterances discloses: by cosine, to the strongest attack where attacks were tried, "
+        "and by ranks. Dashed: chance level of ranks.", _draw_bits),
+)  # fmt: skip

@@ -1,0 +1,153 @@
+"""Figures of identification: ranks, local information, and re-identification in a population."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from torch import Tensor
+
+from vpmetrics._engine.registry import scalar
+from vpmetrics.plotting.axes import (
+    CHANCE,
+    COLOURS,
+    PlotResult,
+    as_label,
+    axes_or_new,
+    draw_chance,
+    finish_axes,
+    label_values,
+    next_style,
+    show_counts,
+)
+
+_RANK_KEYS, _LOCAL_KEYS, _CMC_KEYS = ("max_d", "mean_d"), ("alid", "pdr"), ("id_rate",)
+
+
+def draw_rank_histogram(
+    histogram: Tensor, fit: Tensor, values: Mapping[str, Any], ax: Axes | None, label: str
+) -> PlotResult:
+    """Draw the share of utterances at each rank of the true speaker, the beta-binomial fit, and chance."""
+    ax = axes_or_new(ax)
+    counts = histogram.detach().double().cpu().numpy()
+    number, ranks = max(len(counts), 1), np.arange(1, len(counts) + 1)
+    with np.errstate(invalid="ignore"):
+        shares = counts / counts.sum()
+    seen = shares > 0  # a logarithmic axis has no 0
+    ax.plot(ranks[seen], shares[seen], "o", markersize=3.5, color=COLOURS[0], label="observed", gid="system")
+    ax.plot(ranks, fit.detach().cpu(), color=COLOURS[1], label="beta-binomial fit", gid="fit")
+    ax.axhline(1 / number, **CHANCE)
+    show_counts(ax)
+    # The same limits for any counts, so that panels of several systems can be compared.
+    ax.set(yscale="log", xlim=(0.9, 1.1 * number), ylim=(1 / number / 50, 1.4))
+    ax.set(xlabel="rank of the true speaker", ylabel="share of utterances")
+    disclosed = ", ".join(f"{scalar(key).heading} {scalar(key).show(float(values[key]))}" for key in _RANK_KEYS)
+    ax.set_title(f"{as_label(label)}\n{disclosed} bit" if label else f"{disclosed} bit", fontsize="small")
+    return finish_axes(ax)
+
+
+def draw_cmc(histogram: Tensor, values: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
+    """Draw the cumulative match characteristic: the share of utterances whose speaker is among the first k."""
+    ax, counts = axes_or_new(ax), histogram.detach().double().cpu().numpy()
+    ranks = np.arange(1, len(counts) + 1)
+    if not ax.lines:
+        show_counts(ax)
+        ax.set(xlabel="rank k", ylabel="share found within first k", ylim=(0, 1.03))
+    with np.errstate(invalid="ignore"):
+        shares = counts.cumsum() / counts.sum()
+    ax.plot(ranks, shares, **next_style(ax).curve(len(ranks)), label=label_values(label, _CMC_KEYS, values))
+    draw_chance(ax, ranks.tolist(), (ranks / max(len(ranks), 1)).tolist())
+    return finish_axes(ax, keys=_CMC_KEYS, loc="lower right")
+
+
+def draw_local_information(
+    bits: Tensor, references: int, values: Mapping[str, Any], ax: Axes | None, label: str
+) -> PlotResult:
+    """Draw the share of trials that disclose more than so many bits."""
+    ax, most = axes_or_new(ax), math.log2(max(references, 1))
+    if not ax.lines:
+        ax.axvline(0, color="black", linewidth=1.2)
+        ax.set(ylim=(0, 1.02), xlabel="local information disclosure, bit", ylabel="share of trials above")
+    if most not in [text.get_position()[0] for text in ax.texts]:  # once for systems of as many speakers
+        ax.axvline(most, color="black", linewidth=1.0, linestyle=":")
+        ax.text(most, 1.04, "speaker identified", fontsize="small", ha="center", va="bottom")
+    ordered = np.sort(bits.detach().double().cpu().numpy())
+    above = 1 - np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
+    # To the bits that identify the speaker, which no trial exceeds.
+    x, y = np.concatenate([ordered[:1], ordered, [most]]), np.concatenate([np.ones(len(ordered[:1])), above, [0.0]])
+    name = label_values(label, _LOCAL_KEYS, values)
+    ax.plot(x, y, **next_style(ax).curve(len(x)), drawstyle="steps-post", label=name)
+    return finish_axes(ax, keys=_LOCAL_KEYS, loc="lower left")
+
+
+def spread_sizes(largest: int, steps: int = 40) -> list[int]:
+    """Return numbers of people from 2 to the largest, evenly spread over a logarithmic axis."""
+    return sorted({round(2 * (largest / 2) ** (step / steps)) for step in range(steps + 1)} | {2, largest})
+
+
+def rate_sizes(keys: Iterable[str]) -> list[int]:
+    """Return the numbers of people among keys of rates, ascending."""
+    return sorted(int(size) for key in keys if (size := key.removeprefix("rate_")).isdigit())
+
+
+def draw_population_rate(curve: Mapping[int, float], gallery: float, ax: Axes | None, label: str = "") -> PlotResult:
+    """Draw the re-identification rate over the size of the population: a line, and dots where it is extrapolated."""
+    ax, sizes = axes_or_new(ax), sorted(curve)
+    style = next_style(ax)
+    if not ax.lines:
+        show_counts(ax)
+        ax.set(yscale="log", xlabel="size of the population", ylabel="re-identification rate")
+    rates = [curve[size] for size in sizes]
+    inside = sum(size <= gallery for size in sizes)
+    name = f"{as_label(label)} (gallery of {gallery:.0f})" if label else f"gallery of {gallery:.0f}"
+    ax.plot(sizes[:inside], rates[:inside], **style.curve(inside), label=name)
+    if inside < len(sizes):
+        last, is_named = max(0, inside - 1), any(line.get_gid() == "extrapolated" for line in ax.lines)
+        dots: dict[str, Any] = {"linestyle": ":", "label": "_" if is_named else "extrapolated", "gid": "extrapolated"}
+        ax.plot(sizes[last:], rates[last:], color=style.colour, **dots)
+    draw_chance(ax, sizes, [1 / size for size in sizes])
+    return finish_axes(ax)
+
+
+def draw_over_utterances(
+    curve: Mapping[int, float],
+    chance: float | Mapping[int, float],
+    ax: Axes | None,
+    label: str = "",
+    name: str = "re-identification rate",
+    highest: float = 1.0,
+) -> PlotResult:
+    """Draw a number over how many utterances are averaged, from 0 to its highest value, beside its chance level.
+
+    ``chance``: one level, or one for each number of utterances.
+    """
+    ax, lengths = axes_or_new(ax), sorted(curve)
+    if not ax.lines:
+        ax.set(xlabel="utterances averaged", ylabel=name, ylim=(-0.02 * highest, 1.02 * highest))
+        show_counts(ax, base=2)
+    line = {**next_style(ax).markers, "label": as_label(label) if label else name, "gid": "system"}
+    ax.plot(lengths, [curve[length] for length in lengths], **line)
+    levels = [chance.get(length, math.nan) if isinstance(chance, Mapping) else chance for length in lengths]
+    if not np.isnan(levels).all():
+        draw_chance(ax, lengths, levels)
+    return finish_axes(ax)
+
+
+def draw_singling_out(
+    curve: Mapping[int, tuple[float, float]], ax: Axes | None, label: str = "", chance: float = math.exp(-1)
+) -> PlotResult:
+    """Draw how often one person of a population is singled out, with twice the standard error, beside chance."""
+    ax = axes_or_new(ax)
+    sizes = [size for size in sorted(curve) if not math.isnan(curve[size][0])]
+    if not ax.lines:
+        show_counts(ax)
+        ax.set(xlabel="size of the population", ylabel="rate of singling out", ylim=(-0.02, 1.02))
+    rates, errors = np.array([curve[size] for size in sizes]).reshape(-1, 2).T
+    style = next_style(ax)
+    ax.plot(sizes, rates, **style.markers, label=as_label(label) if label else "singled out", gid="system")
+    ax.vlines(sizes, rates - 2 * errors, rates + 2 * errors, color=style.colour, linewidth=1.0)
+    draw_chance(ax, sizes, [chance] * len(sizes))
+    return finish_axes(ax)

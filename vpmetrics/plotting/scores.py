@@ -1,0 +1,230 @@
+"""Figures of scores: distributions, error trade-offs, ECE profiles, calibration, and bars of disclosure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor
+from torch.special import ndtr, ndtri
+
+from vpmetrics._engine.measures import roc_of_steps
+from vpmetrics._engine.score_counts import CountedTrials, Steps
+from vpmetrics.plotting.axes import (
+    CHANCE,
+    COLOURS,
+    PlotResult,
+    as_label,
+    axes_or_new,
+    axis_label,
+    draw_chance,
+    finish_axes,
+    label_values,
+    next_style,
+)
+
+PROFILE_LOG_ODDS = np.linspace(-7, 7, 141)  # natural; beyond them the prior alone decides
+_PROFILE_KEYS, _DET_KEYS, _ROC_KEYS = ("d_ece", "l_w", "tag"), ("raw_eer",), ("tpr_at_1e-2", "tpr_at_1e-3")
+_MARKED_FPR = (1e-2, 1e-3)  # of _ROC_KEYS
+_LOWEST_FPR = 1e-4
+_DET_TICKS = (0.001, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95)
+_HISTOGRAM_BINS = 60
+
+
+def draw_score_histogram(
+    scored: CountedTrials, values: Mapping[str, Any], ax: Axes | None, label: str = ""
+) -> PlotResult:
+    """Draw the densities of target and non-target scores, and the threshold of the raw EER."""
+    ax = axes_or_new(ax)
+    low, high = (float(end) for end in scored.trials.span())
+    if min(scored.trials.numbers()) > 0 and 0 < high - low < math.inf:
+        steps = scored.counts.ascending
+        edges = torch.linspace(low, high, _HISTOGRAM_BINS + 1).to(steps.edges)
+        counts, bins = (part.double().cpu().numpy() for part in (scored.trials.between(edges[1:-1]), edges))
+        for row, name in ((1, "target"), (0, "non-target")):
+            density, colour = counts[row] / counts[row].sum() / np.diff(bins), COLOURS[1 - row]
+            ax.stairs(density, bins, fill=True, color=colour, alpha=0.35, label=name)
+            ax.stairs(density, bins, color=colour, linewidth=1.2)
+        missed, rejected = (part.cumsum(0)[:-1] / part.sum() for part in (steps.targets, steps.nontargets))
+        threshold = float(steps.edges[(missed + rejected >= 1).to(torch.uint8).argmax()])
+        name = f"EER {100 * float(values['raw_eer']):.1f} %"
+        ax.axvline(threshold, color="black", linewidth=1.2, linestyle=":", label=name, gid="threshold")
+    ax.set(xlabel="score", ylabel="density")
+    ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend
+    return finish_axes(ax, label, loc="upper center", ncols=3, handlelength=1.2, columnspacing=1.0)
+
+
+def draw_det(steps: Steps, values: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
+    """Draw the miss rate over the false-alarm rate on probit axes, and mark the raw EER."""
+    ax, places = axes_or_new(ax), ndtri(torch.tensor(_DET_TICKS, dtype=torch.float64)).tolist()
+    limits = places[0], places[-1]
+    if not ax.lines:
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_ticks(places, [f"{100 * rate:g}" for rate in _DET_TICKS])
+        ax.set(xlim=limits, ylim=limits, xlabel="false-alarm rate, %", ylabel="miss rate, %")
+        ax.plot(limits, limits, color="0.6", linewidth=0.8, linestyle=":")  # equal error rates
+        draw_chance(ax, limits, (-limits[0], -limits[1]))
+    style, x = next_style(ax), torch.linspace(limits[0], limits[1], 300, dtype=torch.float64)
+    y = ndtri(_miss_rates(steps, ndtr(x)).clamp(1e-9, 1 - 1e-9))
+    ax.plot(x, y, color=style.colour, linestyle=style.line, linewidth=1.3)
+    eer = float(ndtri(torch.tensor(float(values["raw_eer"]))))
+    line: dict[str, Any] = {"linestyle": style.line, "label": label_values(label, _DET_KEYS, values), "gid": "system"}
+    ax.plot([eer], [eer], **style.markers, **line)
+    return finish_axes(ax, keys=_DET_KEYS, loc="lower left")
+
+
+def draw_roc(steps: Steps, values: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
+    """Draw the true-positive rate over the false-positive rate on logarithmic axes; mark FPR 1 % and 0.1 %."""
+    ax = axes_or_new(ax)
+    if not ax.lines:
+        limits = (_LOWEST_FPR, 1.0)
+        ax.set(xscale="log", yscale="log", xlim=limits, ylim=(_LOWEST_FPR, 1.3))
+        ax.set(xlabel="false-positive rate (FPR)", ylabel="true-positive rate (TPR)")
+        for fpr in _MARKED_FPR:
+            ax.axvline(fpr, color="0.6", linewidth=0.8, linestyle=":")
+        draw_chance(ax, limits, limits)
+    style, rates = next_style(ax), torch.logspace(math.log10(_LOWEST_FPR), 0, 300, dtype=torch.float64)
+    ax.plot(rates, 1 - _miss_rates(steps, rates), color=style.colour, linestyle=style.line, linewidth=1.3)
+    marked = [float(values[key]) for key in _ROC_KEYS]
+    line: dict[str, Any] = {"linestyle": style.line, "label": label_values(label, _ROC_KEYS, values), "gid": "system"}
+    # The line is in the legend, and only the markers on the axes.
+    ax.plot([_MARKED_FPR[0], math.nan, _MARKED_FPR[1]], [marked[0], math.nan, marked[1]], **style.markers, **line)
+    return finish_axes(ax, keys=_ROC_KEYS, loc="lower right")
+
+
+def _miss_rates(steps: Steps, false_alarm_rates: Tensor) -> Tensor:
+    """Return the miss rate at each of ascending false-alarm rates, linear between the points of the ROC."""
+    missed, rejected = ((part / part[-1]).double().cpu().numpy() for part in roc_of_steps(steps))
+    return torch.from_numpy(np.interp(1 - false_alarm_rates.numpy(), rejected, missed))
+
+
+def draw_ece_profile(
+    prior: Tensor,
+    minimum: Tensor,
+    actual: Tensor | None,
+    values: Mapping[str, Any],
+    ax: Axes | None,
+    label: str,
+    interval: tuple[Tensor, Tensor] | None = None,
+) -> PlotResult:
+    """Draw the empirical cross-entropy over the prior: of the oracle calibration, and dotted of scores as they are.
+
+    ``interval``: both ends of the confidence interval of ``minimum``, drawn as a band.
+    """
+    ax, odds = axes_or_new(ax), PROFILE_LOG_ODDS / math.log(10)
+    if not ax.lines:
+        ax.plot(odds, prior.cpu(), color="black", linewidth=1.7, label="perfect privacy", zorder=3)
+        ax.set(xlim=(odds[0], odds[-1]), ylim=(0, 1.05))
+        ax.set(xlabel="prior log-odds, log$_{10}$", ylabel="empirical cross-entropy, bit")
+    style = next_style(ax)
+    ax.plot(odds, minimum.cpu(), **style.curve(len(odds)), label=label_values(label, _PROFILE_KEYS, values))
+    if interval is not None:
+        low, high = (end.cpu().numpy() for end in interval)
+        ax.fill_between(odds, low, high, color=style.colour, alpha=0.18, linewidth=0)
+    if actual is not None:
+        ax.plot(odds, actual.cpu(), color=style.colour, linestyle=":", linewidth=1.2)
+    # No profile reaches the upper left corner: none exceeds that of the prior.
+    return finish_axes(ax, keys=_PROFILE_KEYS, loc="upper left")
+
+
+def draw_calibrated_profile(profile: Tensor, c_ece: float, cllr: float, ax: Axes, label: str) -> PlotResult:
+    """Draw the ECE of scores that an attacker calibrated, on the axes of :func:`draw_ece_profile`."""
+    odds, name = PROFILE_LOG_ODDS / math.log(10), f"{as_label(label)} [{c_ece:.3f}; {cllr:.3f}]"
+    ax.plot(odds, profile.cpu(), **next_style(ax).curve(len(odds)), label=name)
+    return finish_axes(ax, keys=_PROFILE_KEYS, more=";\n[$C_{ECE}$ in bit; $C_{llr}$]", loc="upper left")
+
+
+def draw_reliability(llr: Tensor, counts: Tensor, ax: Axes | None, label: str, bins: int = 15) -> PlotResult:
+    """Draw the share of targets over the posterior of log-likelihood ratios, at the prior of the trials.
+
+    ``llr`` ``(V,)`` occur ``counts`` ``(2, V)`` times among non-targets and targets.
+    """
+    ax = axes_or_new(ax, size=(4.2, 3.8))
+    numbers = counts.detach().double().cpu()
+    prior = math.log(max(float(numbers[1].sum()), 1) / max(float(numbers[0].sum()), 1))
+    posterior = (llr.detach().double().cpu() + prior).sigmoid().numpy()
+    if not ax.lines:
+        ax.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="calibrated")
+        ax.set(xlabel="posterior of a target", ylabel="share of targets", xlim=(0, 1), ylim=(0, 1))
+    place, everything = np.clip((posterior * bins).astype(int), 0, bins - 1), numbers.sum(0).numpy()
+    count = np.bincount(place, everything, bins)
+    seen = count > 0
+    sums = (np.bincount(place, each, bins)[seen] for each in (posterior * everything, numbers[1].numpy()))
+    mean, share = (each / count[seen] for each in sums)
+    style = next_style(ax)
+    line = {"linestyle": style.line, "linewidth": 1, "markersize": 4.5}
+    ax.plot(mean, share, **style.markers, **line, label=as_label(label), gid="system")
+    # Larger marks where more trials are, on a scale that still shows the few.
+    sizes = 6 + 12 * np.log10(count[seen])
+    ax.scatter(mean, share, s=sizes, facecolor=style.face, edgecolor=style.colour, marker=style.marker, zorder=3)
+    return finish_axes(ax, loc="upper left")
+
+
+def draw_attacks(
+    values: Mapping[str, float],
+    chance: float,
+    ax: Axes | None,
+    label: str = "",
+    strongest: Sequence[float] = (math.nan,) * 3,
+) -> PlotResult:
+    """Draw the expected disclosure to each attack, the largest on top, beside its chance level.
+
+    ``strongest``: that of the attack chosen on other speakers, and both ends of its confidence interval.
+    """
+    ax = axes_or_new(ax, size=(4.8, 3.6))
+    known = sorted(((name, value) for name, value in values.items() if math.isfinite(value)), key=lambda row: row[1])
+    _draw_bars(ax, known, COLOURS[1])
+    _draw_interval(ax, len(known) - 1, strongest, "chosen on other speakers", "d")
+    if math.isfinite(chance):
+        ax.axvline(chance, **CHANCE)
+    return _finish_bars(ax, [*(value for _, value in known), *strongest], axis_label("d_ece"), label)
+
+
+def draw_attributes(attributes: Mapping[str, Mapping[str, float]], ax: Axes | None, label: str = "") -> PlotResult:
+    """Draw what protected speech discloses of each attribute, beside its chance level and that of original speech.
+
+    Each maps ``disclosure``, ``disclosure_low``, ``disclosure_high``, ``chance`` and ``original`` to bits, where known.
+    """
+    ax = axes_or_new(ax, size=(4.8, 3.6))
+    keys = ("disclosure", "disclosure_low", "disclosure_high", "chance", "original")
+    rows = [(name, [values.get(key, math.nan) for key in keys]) for name, values in attributes.items()]
+    rows.reverse()  # the first on top
+    _draw_bars(ax, [(name, values[0]) for name, values in rows])
+    for place, (_, (*interval, chance, original)) in enumerate(rows):
+        names = ("confidence interval", "chance", "original speech") if place == 0 else ("_", "_", "_")
+        _draw_interval(ax, place, interval, names[0])
+        ax.plot([chance, chance], [place - 0.4, place + 0.4], **{**CHANCE, "label": names[1]})
+        ax.plot(original, place, "D", color=COLOURS[1], markerfacecolor="white", label=names[2], gid="original")
+    return _finish_bars(ax, [value for _, row in rows for value in row], "disclosure of an attribute, bit", label)
+
+
+def _draw_bars(ax: Axes, rows: Sequence[tuple[str, float]], last_colour: str = COLOURS[0]) -> None:
+    values, places = [value for _, value in rows], range(len(rows))
+    ax.barh(places, values, color=[*[COLOURS[0]] * (len(rows) - 1), last_colour][: len(rows)], height=0.7)
+    for place, value in zip(places, values, strict=True):
+        # A column at the right, where no interval ends.
+        ax.text(
+            0.99, place, f"{value:.3f}", transform=ax.get_yaxis_transform(), ha="right", va="center", fontsize="x-small"
+        )
+    ax.set_yticks(places, [as_label(name) for name, _ in rows], fontsize="small")
+    ax.set_ylim(-0.5 - 0.13 * len(rows), len(rows) - 0.4)  # room for the legend below all bars
+
+
+def _draw_interval(ax: Axes, place: int, ends: Sequence[float], label: str, marker: str = "none") -> None:
+    """Draw value, low and high end in the lower part of a bar, where all are known."""
+    value, low, high = ends
+    if math.isfinite(value + low + high):
+        reach = [[max(0.0, value - low)], [max(0.0, high - value)]]
+        ax.errorbar(value, place - 0.22, xerr=reach, fmt=marker, color="black", markersize=4, capsize=2.5, label=label)
+
+
+def _finish_bars(ax: Axes, values: Sequence[float], name: str, label: str) -> PlotResult:
+    longest = max(filter(math.isfinite, values), default=0.0)
+    ax.set(xlim=(0, max(0.1, 1.2 * longest)), xlabel=name)
+    result = finish_axes(ax, label, loc="lower right", ncols=3, columnspacing=1.0, handlelength=1.5)
+    ax.grid(visible=False, axis="y")
+    return result

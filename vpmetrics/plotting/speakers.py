@@ -1,0 +1,132 @@
+"""Figures of speakers: similarity matrices, zoo plots, and the disclosure of each speaker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from vpmetrics._engine.similarity import SimilarityMatrices
+from vpmetrics._engine.speakers import SpeakerDisclosure
+from vpmetrics.plotting.axes import CHANCE, COLOURS, PlotResult, as_label, axes_or_new, figure_of, finish_axes
+
+_NAMED_SPEAKERS = 3
+_NAME_OFFSET = 4  # points between a name and its marker
+_FINE_MATRIX = 100  # speakers that share pixels: their diagonals are drawn on top
+
+
+def draw_similarity_matrices(
+    matrices: SimilarityMatrices, ax: Axes | None, names: Sequence[str] | None = None, label: str = ""
+) -> PlotResult:
+    """Draw OO and OP above PO and PP as one heat map from 0 to 1."""
+    oo, op, pp = (matrix.detach().float().cpu().numpy() for matrix in matrices[:3])
+    count = len(oo)
+    ax = axes_or_new(ax, size=(4.8, 4.0) if names is None else (6.0, 5.2))
+    colours: dict[str, Any] = {"vmin": 0, "vmax": 1, "cmap": "viridis"}
+    interpolation = "nearest" if count < _FINE_MATRIX else "antialiased"
+    image = ax.imshow(np.block([[oo, op], [op.T, pp]]), interpolation=interpolation, **colours)
+    place = np.arange(count)
+    for row, column, quadrant in ((0, 0, oo), (0, 1, op), (1, 0, op), (1, 1, pp)):
+        if count >= _FINE_MATRIX:
+            x, y = place + column * count, place + row * count
+            ax.scatter(x, y, c=np.diagonal(quadrant), s=1.5, marker="s", linewidths=0, **colours)
+        corner = (0.485 + column / 2, 0.985 - row / 2)  # away from the diagonal
+        text = ax.text(*corner, "OP"[row] + "OP"[column], transform=ax.transAxes, color="white", ha="right", va="top")
+        text.set(fontsize="small", path_effects=[withStroke(linewidth=1.5, foreground="black")])
+    for line in (ax.axhline, ax.axvline):
+        line(count - 0.5, color="white", linewidth=1)
+    ax.set(xlabel="speakers", ylabel="speakers")
+    for axis in (ax.xaxis, ax.yaxis):
+        if names is None:
+            axis.set_ticks([count / 2 - 0.5, 1.5 * count - 0.5], ["original", "protected"])
+        else:
+            axis.set_ticks(range(2 * count), [*names, *names])
+            axis.set_tick_params(labelsize=min(7.0, 130 / count), length=0)
+    ax.tick_params(axis="y" if names is None else "x", labelrotation=90)
+    figure = figure_of(ax)
+    figure.colorbar(image, ax=ax, label="voice similarity", fraction=0.046, pad=0.03)
+    ax.set_title(as_label(label), fontsize="medium")
+    return figure, ax
+
+
+def draw_zoo(
+    within_speaker: Tensor,
+    between_speakers: Tensor,
+    ax: Axes | None,
+    label: str = "",
+    names: Sequence[str] | None = None,
+    what: str = "similarity",
+) -> PlotResult:
+    """Draw each speaker by the mean of own trials and of those with others; count the animals in the corners.
+
+    After Yager and Dunstone, "The biometric menagerie", 2010: an animal is in the outer quarter of both.
+    """
+    ax = axes_or_new(ax, size=(4.6, 3.8))
+    x, y = (values.detach().double().cpu().numpy() for values in (within_speaker, between_speakers))
+    seen = np.isfinite(x) & np.isfinite(y)
+    x, y = x[seen], y[seen]
+    if len(x) > 3:
+        _mark_animals(ax, x, y)
+    ax.plot(x, y, "o", color=COLOURS[0], markersize=5, markeredgecolor="white", markeredgewidth=0.5)
+    if names is not None:
+        for name, *point in zip(np.asarray(names)[seen], x, y, strict=True):
+            ax.annotate(str(name), tuple(point), xytext=(3, 3), textcoords="offset points", fontsize=6)
+    ax.set(xlabel=f"{what} within speaker", ylabel=f"{what} with others")
+    ax.margins(0.12)
+    return finish_axes(ax, label)
+
+
+def _mark_animals(ax: Axes, x: Any, y: Any) -> None:
+    quartiles = [np.quantile(values, (0.25, 0.75)) for values in (x, y)]
+    if any(np.isclose(low, high) for low, high in quartiles):
+        return  # all speakers alike would be every animal
+    outer = []
+    for values, line, (low, high) in zip((x, y), (ax.axvline, ax.axhline), quartiles, strict=True):
+        outer.append((values < low, values > high))
+        for value in (low, high):
+            line(value, color="black", linewidth=0.7, linestyle=":", alpha=0.6)
+    for name, right, top in (("worms", 0, 1), ("chameleons", 1, 1), ("phantoms", 0, 0), ("doves", 1, 0)):
+        corner, number = (0.02 + 0.96 * right, 0.02 + 0.96 * top), int((outer[0][right] & outer[1][top]).sum())
+        text = ax.text(*corner, f"{name}: {number}", transform=ax.transAxes, color="0.4", fontsize="small")
+        text.set(ha=("left", "right")[right], va=("bottom", "top")[top])
+
+
+def draw_speakers(
+    disclosed: SpeakerDisclosure, mean: float, name_of: Callable[[float], str], ax: Axes | None, label: str = ""
+) -> PlotResult:
+    """Draw the D_ECE of every speaker as the tested one, sorted, and as the enrolled one, beside that of all trials."""
+    ax = axes_or_new(ax, size=(4.8, 3.6))
+    tested, enrolled = (side.d_ece.detach().cpu().double().numpy() for side in (disclosed.probed, disclosed.enrolled))
+    order = np.argsort(-tested, kind="stable")[: np.isfinite(tested).sum()]
+    tested, enrolled = tested[order], enrolled[order]
+    places = np.arange(1, len(order) + 1)
+    dots: dict[str, Any] = {"marker": "o", "linestyle": "none", "markersize": 3}
+    if not np.array_equal(tested, enrolled, equal_nan=True):
+        ax.plot(places, enrolled, **dots, fillstyle="none", color=COLOURS[1], label="enrolled", gid="enrolled")
+    ax.plot(places, tested, **dots, color=COLOURS[0], label="tested", gid="probed")
+    ax.axhline(mean, **{**CHANCE, "linewidth": 1.0, "label": "all trials", "gid": "mean"})
+    ax.set(xlabel="speakers, worst first", ylabel="$D_{ECE}$ of a speaker, bit")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.margins(y=0.25)
+    _name_points(ax, [as_label(name_of(speaker)) for speaker in order[:_NAMED_SPEAKERS]], places, tested)
+    return finish_axes(ax, label, loc="lower left")
+
+
+def _name_points(ax: Axes, names: Sequence[str], places: Any, values: Any) -> None:
+    """Write names above the first points, each above the next one where they would overlap."""
+    ax.get_ylim()  # updates the limits, which the last points drawn may have changed
+    points = np.column_stack([places, values])[: len(names)]
+    heights = ax.transData.transform(points)[:, 1] * 72 / figure_of(ax).dpi
+    font = FontProperties(size="x-small")
+    line = 1.2 * font.get_size_in_points()
+    above = [*accumulate(heights[::-1] + _NAME_OFFSET, lambda below, own: max(below + line, own))][::-1]
+    for name, point, offset in zip(names, points, above - heights, strict=True):
+        text = ax.annotate(name, point, (5, offset), textcoords="offset points", fontproperties=font)
+        text.set_path_effects([withStroke(linewidth=2, foreground="white")])

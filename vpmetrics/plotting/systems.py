@@ -1,0 +1,154 @@
+"""Figures of systems and trainings: values over steps, trade-offs, paths and Pareto fronts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor
+
+from vpmetrics.plotting.axes import (
+    COLOURS,
+    PlotResult,
+    as_label,
+    axes_or_new,
+    axis_label,
+    error_bars,
+    figure_of,
+    finish_axes,
+    next_style,
+)
+
+_LEAST_DECIBELS = 1.0  # that an axis of gains spans
+_WHISKERS: dict[str, Any] = {"linewidth": 1.1, "capsize": 2.5, "alpha": 0.6, "zorder": 1.5}  # below the points
+
+
+def draw_scalars(val: Any, ax: Axes | None, name: str, bounds: tuple[float | None, float | None]) -> PlotResult:
+    """Draw one value as a point, several as a line over steps; one line for every entry of a dictionary."""
+    ax = axes_or_new(ax)
+    has_steps = isinstance(val, Sequence) or (isinstance(val, Tensor) and val.dim() == 1)
+    rows = [step if isinstance(step, Mapping) else {name: step} for step in (val if has_steps else [val])]
+    for key in rows[0]:
+        label = "_" if len(rows[0]) == 1 else as_label(key)
+        ax.plot([float(row[key]) for row in rows], **next_style(ax).markers, label=label, gid="system")
+    ax.set(xlabel="step", ylabel=name if len(rows[0]) == 1 else "value")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    ax.set_xlim(-0.5, max(len(rows) - 0.5, ax.get_xlim()[1]))
+    low, high = bounds
+    if len(rows[0]) == 1:
+        margin = 0.03 * ((1.0 if high is None else high) - (low or 0.0))
+        ax.set_ylim(None if low is None else low - margin, None if high is None else high + margin)
+    return finish_axes(ax)
+
+
+def draw_trade_off(systems: Sequence[tuple[str, Mapping[str, Any]]], ax: Axes | None = None) -> PlotResult:
+    """Draw gain of voice distinctiveness over de-identification, one labelled point per system.
+
+    Each system is a name and its scalars: ``deid``, ``gvd`` and, where known, the ends of their confidence intervals.
+    """
+    ax = axes_or_new(ax, size=(4.6, 3.4))
+    if not ax.lines:
+        _prepare_trade_off(ax)
+    for name, scalars in systems:
+        style, deid, gvd = next_style(ax), float(scalars["deid"]), float(scalars["gvd"])
+        # Smaller and smaller, and with an edge, so that all points of the same place are seen.
+        edge = {"markeredgecolor": "white", "markeredgewidth": 0.8} if style.is_filled else {}
+        marks: dict[str, Any] = {
+            **style.markers,
+            **edge,
+            "markersize": max(12 - 1.5 * style.number, 6),
+            "gid": "system",
+        }
+        ax.plot(100 * deid, gvd, linestyle="none", **marks, label=as_label(name))
+        reach = {"xerr": 100 * error_bars("deid", scalars), "yerr": error_bars("gvd", scalars)}
+        ax.errorbar(100 * deid, gvd, **reach, color=style.colour, **_WHISKERS)
+        ax.set_xlim(left=min(ax.get_xlim()[0], 100 * deid - float(reach["xerr"][0, 0]) - 3))
+    low, high = ax.get_ylim()
+    if high - low < _LEAST_DECIBELS:  # rounding errors would look like differences
+        middle = (low + high) / 2
+        # Systems drawn later may still widen it.
+        ax.set_ylim(middle - _LEAST_DECIBELS / 2, middle + _LEAST_DECIBELS / 2, auto=True)
+    return finish_axes(ax)
+
+
+def _prepare_trade_off(ax: Axes) -> None:
+    ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
+    ax.set(xlabel=axis_label("deid"), ylabel=axis_label("gvd", "\n"), xlim=(-3, 103))
+
+
+def draw_path(deid: Sequence[float], gvd: Sequence[float], epochs: Sequence[float], ax: Axes | None) -> PlotResult:
+    """Draw de-identification and gain of voice distinctiveness of a training, epoch by epoch."""
+    ax = axes_or_new(ax, size=(4.8, 3.4))
+    points = np.array([(100 * x, y, epoch) for x, y, epoch in zip(deid, gvd, epochs, strict=True)]).reshape(-1, 3)
+    points = points[np.isfinite(points).all(1)]
+    ax.plot(points[:, 0], points[:, 1], color="0.6", linewidth=1.0, zorder=1)
+    dots = ax.scatter(points[:, 0], points[:, 1], c=points[:, 2], cmap="viridis", s=28, zorder=2)
+    if len(points):
+        ax.plot(*points[-1, :2], "o", markersize=11, markerfacecolor="none", color=COLOURS[1], label="last epoch")
+        figure_of(ax).colorbar(dots, ax=ax, label="epoch", ticks=MaxNLocator(integer=True, nbins=6))
+    _prepare_trade_off(ax)
+    ax.set_xlim(left=min(0, *points[:, 0], 0) - 3)
+    return finish_axes(ax)
+
+
+def draw_utility(
+    systems: Sequence[tuple[str, Mapping[str, Any], float]], name: str, is_lower_better: bool, ax: Axes | None = None
+) -> PlotResult:
+    """Draw a utility over the disclosure, one labelled point per system, and the Pareto front.
+
+    Each system is a name, its scalars with ``disclosure`` and the ends of its confidence interval, and its utility.
+    """
+    ax = axes_or_new(ax, size=(4.8, 3.4))
+    sign, best, front = 1 if is_lower_better else -1, math.inf, []
+    for bits, loss in sorted((float(scalars["disclosure"]), sign * utility) for _, scalars, utility in systems):
+        if loss < best:
+            best = loss
+            front.append((bits, sign * loss))
+    _draw_front(ax, front, color="0.6")
+    for label, scalars, utility in systems:
+        style, bits = next_style(ax), float(scalars["disclosure"])
+        ax.errorbar(bits, utility, xerr=error_bars("disclosure", scalars), color=style.colour, **_WHISKERS)
+        ax.plot(bits, utility, linestyle="none", **style.markers, label=as_label(label), gid="system")
+    better = "lower" if is_lower_better else "higher"
+    ax.set(xlabel="disclosure, bit", ylabel=f"{as_label(name)} ({better} is better)", xlim=(-0.02, 0.74))
+    return finish_axes(ax)
+
+
+def _draw_front(ax: Axes, front: Sequence[tuple[float, float]], **line: Any) -> None:
+    # A step: what can be had at each disclosure, not a mixture of two.
+    label = "Pareto front" if len(front) > 1 else "_"
+    ax.plot(*zip(*front, strict=True), linewidth=1.0, drawstyle="steps-post", label=label, **line)
+
+
+def draw_pareto_front(
+    front: Sequence[tuple[float, float]],
+    others: Sequence[tuple[float, float]],
+    chosen: tuple[float, float] | None,
+    budget: float,
+    labels: tuple[str, str],
+    ax: Axes | None,
+) -> PlotResult:
+    """Draw checkpoints by disclosure and utility: the Pareto front, all others, the budget and the chosen one."""
+    ax = axes_or_new(ax, size=(4.8, 3.6))
+    if others:
+        ax.plot(*zip(*others, strict=True), "o", color="0.75", markersize=4, label="measured")
+    if front:
+        _draw_front(ax, sorted(front), color=COLOURS[0], marker="o", markersize=6)
+    if chosen is not None:
+        ax.plot(*chosen, "*", color=COLOURS[1], markersize=15, markeredgecolor="white", label="chosen")
+    ax.axvline(budget, color="black", linewidth=1.0, linestyle="--", label=f"budget {budget:g}")
+    left, right = ax.get_xlim()
+    ax.axvspan(left, budget, color=COLOURS[2], alpha=0.08, linewidth=0)
+    ax.set(xlim=(left, right), xlabel=labels[0], ylabel=labels[1])
+    return finish_axes(ax)
+
+
+def draw_whiskers(intervals: Sequence[tuple[Sequence[float], float]], ax: Axes) -> Axes:
+    """Draw confidence intervals of disclosures, each at its utility."""
+    for ends, utility in intervals:
+        ax.plot(ends, [utility, utility], color="0.55", linewidth=1.5, zorder=1.5)
+    return ax
