@@ -1,0 +1,371 @@
+"""Both sides of a system and their speakers, paired by utterance where files name these."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vpmetrics.cli.errors import InputError, printable, quote, shorten
+from vpmetrics.cli.formats import Arrays, is_embedding_file, read_arrays
+from vpmetrics.cli.inputs import Array
+from vpmetrics.cli.scores import read_labels, read_list, read_map
+from vpmetrics.scoring import PLDA
+
+_ALIASES = {
+    "original": ("original", "emb_original", "emb_o", "orig", "o", "unprotected", "clean", "x"),
+    "protected": ("protected", "emb_protected", "emb_p", "anonymised", "anonymized", "anon", "pseudonymised", "p", "y"),
+    "speakers": ("speakers", "speaker", "speaker_ids", "speaker_id", "spk", "spkid", "spk_id", "labels", "label"),
+}
+
+
+class Embeddings(NamedTuple):
+    """The arguments of an embedding metric's ``update``, names of speakers and groups, and what was left out."""
+
+    original: Tensor
+    protected: Tensor
+    speakers: Tensor
+    speaker_names: tuple[str, ...]
+    utterances: Tensor | None = None
+    notes: tuple[str, ...] = ()
+    sessions: Tensor | None = None
+    is_reference: Tensor | None = None
+    groups: Tensor | None = None
+    group_names: tuple[str, ...] = ()
+    utterance_names: tuple[str, ...] = ()
+
+    def labels(self, label_of: Mapping[str, str], source: str) -> list[str]:
+        """Return the label of each row, by the name of its utterance or of its speaker."""
+        speakers = [self.speaker_names[number] for number in self.speakers.tolist()]
+        rows = zip(self.utterance_names or speakers, speakers, strict=True)
+        labels = [label_of.get(name, label_of.get(speaker, "")) for name, speaker in rows]
+        if "" in labels:
+            first = quote((self.utterance_names or speakers)[labels.index("")])
+            got = f"none for {first} ({labels.count('')} of {len(labels)})"
+            raise InputError(f"expected a label for every row, but got {got}", source)
+        return labels
+
+
+class Sources(NamedTuple):
+    """Files of one system: ``FILE``, ``FILE:ARRAY``, or names of arrays in the container."""
+
+    container: str | None = None
+    original: tuple[str, ...] = ()
+    protected: tuple[str, ...] = ()
+    speakers: str | None = None
+    utterances: str | None = None
+    sessions: str | None = None
+    references: str | None = None
+    groups: str | None = None
+    speaker_pattern: str | None = None
+    strip_suffix: str | None = None
+    kind: str | None = None
+
+
+class Column(NamedTuple):
+    """Values of utterances, with their names where the file gives them, and where they come from."""
+
+    values: Array
+    utterances: list[str] | None
+    source: str
+    path: str = ""
+    alias: str | None = None  # the name it was found by, where the user gave none
+
+    def rows_by_name(self) -> dict[str, int]:
+        """Return the row of every utterance."""
+        if self.utterances is None:
+            raise InputError("expected it to name its utterances, as the other files do", self.source)
+        rows = {utterance: row for row, utterance in enumerate(self.utterances)}
+        if len(rows) < len(self.utterances):
+            again = len(self.utterances) - len(rows)
+            raise InputError(f"expected every utterance once, but {again} occur again", self.source)
+        return rows
+
+    def tensor(self, role: str) -> Tensor:
+        """Return embeddings ``(N, D)``, float32 or wider."""
+        values = self.values
+        if values.ndim == 3 and values.shape[1] == 1:
+            values = values[:, 0]
+        if values.ndim != 2 or values.dtype.kind not in "fiu" or not values.shape[1]:
+            got = f"{values.dtype} of shape {values.shape}"
+            raise InputError(f"expected {role} embeddings, numbers of shape (N, D), but got {got}", self.source)
+        wide = np.float64 if values.dtype == np.float64 else np.float32
+        tensor = torch.tensor(np.asarray(values, dtype=wide))
+        broken = ~tensor.isfinite().all(dim=1)
+        if broken.any():
+            row = int(broken.nonzero()[0])
+            first = f"row {row}" if self.utterances is None else quote(self.utterances[row])
+            got = f"{int(broken.sum()):,} of {len(tensor):,} rows with NaN or infinity, first {first}"
+            raise InputError(f"expected {role} embeddings to hold finite numbers, but got {got}", self.source)
+        return tensor
+
+    def number_labels(self, rows: int) -> tuple[Tensor, tuple[str, ...]]:
+        """Return a number for every label, by ascending labels, and the labels as text."""
+        values = self.values
+        if values.shape != (rows,):
+            got = f"shape {values.shape}"
+            raise InputError(f"expected {rows} labels, one per embedding, but got {got}", self.source)
+        is_missing = np.array([value is None or value in ("", b"") for value in values.tolist()])
+        if is_missing.any():
+            got = f"{int(is_missing.sum()):,} of {rows:,} missing, first in row {int(is_missing.argmax())}"
+            raise InputError(f"expected a label for every row, but got {got}", self.source)
+        if values.dtype.kind not in "iuUSb":
+            raise InputError(f"expected whole numbers or names, but got {values.dtype}", self.source)
+        kinds, numbers = np.unique(values, return_inverse=True)
+        texts = [kind.decode(errors="replace") if isinstance(kind, bytes) else str(kind) for kind in kinds.tolist()]
+        return torch.from_numpy(numbers.astype(np.int64)), tuple(map(printable, texts))
+
+
+class Files:
+    """Files read once, and the arrays picked from them."""
+
+    def __init__(self, container: str | None = None, kind: str | None = None) -> None:
+        self.container, self.kind = container, kind
+        self._arrays: dict[str, Arrays] = {}
+        if container is not None and set(self.arrays(container).by_name) == {""}:
+            raise InputError("expected several arrays, but got one; give it by --original or --protected", container)
+
+    def arrays(self, path: str) -> Arrays:
+        """Return what a file holds."""
+        if path not in self._arrays:
+            self._arrays[path] = read_arrays(path, self.kind)
+        return self._arrays[path]
+
+    def side(self, sources: Sequence[str], role: str) -> Column:
+        """Return the embeddings of one side, from one file or from several whose rows are named."""
+        columns = [self.column(source, role) for source in sources] or [self.column(None, role)]
+        return columns[0] if len(columns) == 1 else merge(columns)
+
+    def column(self, source: str | None, role: str) -> Column:
+        """Return an array by ``FILE``, ``FILE:ARRAY`` or ``ARRAY``; by one of its usual names if nothing is given."""
+        path, name = (None, None) if source is None else locate(source)
+        if path is None and self.container is None:
+            if source is not None:
+                raise InputError(f"no such file for --{role}", source)
+            raise InputError(f"Expected --{role} FILE[:ARRAY] or a file that holds all arrays, but got neither.")
+        if path is None:
+            return _pick(self.arrays(str(self.container)), source, role, str(self.container))
+        return _pick(self.arrays(path), name, role, path, is_side=role in ("original", "protected", "plda-fit"))
+
+    def labels(self, source: str | None, role: str) -> Column:
+        """Return a label of every row: from an array, or from a text with lines ``utterance label`` or ``label``."""
+        path, name = (None, None) if source is None else locate(source)
+        if path is None or name is not None or self.kind is not None or is_embedding_file(path):
+            return self.column(source, role)
+        names, labels = read_labels(path, role.removesuffix("s"))
+        return Column(np.array(labels), names, path, path)
+
+    def speakers(self, source: str | None, pattern: str | None, original: Column) -> Column:
+        """Return the speaker of every row: as told, by a pattern of the names, or as the file of the originals has."""
+        if source is not None or (pattern is None and not self.knows_speakers(original)):
+            if source is None and original.utterances is not None:
+                raise InputError(
+                    "expected the speaker of every utterance, but got none; give --utt2spk FILE, or "
+                    "--speaker-pattern REGEX, as '^[^-_]+'",
+                    original.source,
+                )
+            return self.labels(source, "speakers")
+        if pattern is None:
+            return _pick(self.arrays(original.path), None, "speakers", original.path)
+        if original.utterances is None:
+            raise InputError("expected it to name its utterances for --speaker-pattern", original.source)
+        speakers = np.array([match_speaker(pattern, name) for name in original.utterances])
+        return Column(speakers, original.utterances, original.source, original.path)
+
+    def knows_speakers(self, column: Column) -> bool:
+        """Return whether the file of some embeddings also says whose they are."""
+        beside = self._arrays.get(column.path or str(self.container))
+        return beside is not None and any(name.lower() in _ALIASES["speakers"] for name in beside.by_name)
+
+
+def match_speaker(pattern: str, utterance: str) -> str:
+    """Return what a pattern finds in the name of an utterance: its first group, or all of it."""
+    found = re.search(pattern, utterance)
+    if found is None:
+        raise InputError(f"Expected --speaker-pattern to match every utterance, but not {quote(utterance)}.")
+    return found[1] if found.re.groups else found[0]
+
+
+def read_embeddings(sources: Sources, partial: bool = False) -> Embeddings:
+    """Read both sides and their speakers, by the names of utterances or, where files have none, row by row.
+
+    Args:
+        sources: Where they are.
+        partial: Leave out utterances that are not on both sides, instead of raising.
+    """
+    files = Files(sources.container, sources.kind)
+    original, protected = (
+        strip_suffix(files.side(getattr(sources, role), role), sources.strip_suffix)
+        for role in ("original", "protected")
+    )
+    columns = {"original": original, "protected": protected}
+    columns["speakers"] = strip_suffix(
+        files.speakers(sources.speakers, sources.speaker_pattern, original), sources.strip_suffix
+    )
+    for role in ("utterances", "sessions"):
+        if (source := getattr(sources, role)) is not None:
+            columns[role] = files.labels(source, role)
+    notes = _notes_on_aliases(sources.container, columns)
+    is_named = original.utterances is not None or protected.utterances is not None
+    named_files = {column.path for column in columns.values() if column.utterances is not None}
+    if len(named_files) > 1 or (is_named and original.path != protected.path):
+        if "utterances" in columns:
+            raise InputError("Expected --utterances for rows without names only, but the files name their utterances.")
+        columns, left_out = _align(columns, partial)
+        notes += left_out
+    elif original.path != protected.path:
+        notes += (f"rows of {original.source} and {protected.source} were paired by position: they have no names",)
+    names = columns["original"].utterances
+    packed = _pack(columns, notes)._replace(utterance_names=tuple(names or ()))
+    if sources.references is not None:
+        packed = packed._replace(is_reference=_find_references(names, sources.references))
+    if sources.groups is None:
+        return packed
+    labels = packed.labels(read_map(sources.groups, ("utterance", "group")), sources.groups)
+    groups, group_names = Column(np.array(labels), None, sources.groups).number_labels(len(labels))
+    return packed._replace(groups=groups, group_names=group_names)
+
+
+def strip_suffix(column: Column, suffix: str | None) -> Column:
+    """Return a column whose utterances are named without a suffix."""
+    if not suffix or column.utterances is None:
+        return column
+    return column._replace(utterances=[name.removesuffix(suffix) for name in column.utterances])
+
+
+def _find_references(names: list[str] | None, path: str) -> Tensor:
+    if names is None:
+        raise InputError("expected files that name their utterances beside it, but got rows without names", path)
+    enrolled = set(read_list(path))
+    missing = enrolled.difference(names)
+    if missing:
+        message = f"expected embeddings of all {len(enrolled):,} utterances, but {len(missing):,} are missing"
+        raise InputError(f"{message}, first {quote(min(missing))}", path)
+    return torch.tensor([name in enrolled for name in names])
+
+
+def read_plda(path: str, utt2spk: str | None = None, kind: str | None = None) -> PLDA:
+    """Fit a PLDA on labelled embeddings: speakers are in their file, or found by the names of its rows."""
+    files = Files(None, kind)
+    vectors = files.column(path, "plda-fit")
+    if files.knows_speakers(vectors):
+        speakers = files.speakers(None, None, vectors)
+    elif vectors.utterances is None or utt2spk is None:
+        raise InputError("expected speakers in it, or utterances that --utt2spk has the speakers of", vectors.source)
+    else:
+        speaker_of = read_map(utt2spk)
+        missing = [name for name in vectors.utterances if name not in speaker_of]
+        if missing:
+            message = f"expected the speaker of every utterance of {vectors.source}, but {len(missing):,} are missing"
+            raise InputError(f"{message}, first {quote(missing[0])}", utt2spk)
+        speakers = Column(np.array([speaker_of[name] for name in vectors.utterances]), None, utt2spk)
+    try:
+        return PLDA().fit(vectors.tensor("training").double(), speakers.number_labels(len(vectors.values))[0])
+    except (ValueError, RuntimeError) as error:
+        raise InputError(f"cannot be fitted ({error})", path) from None
+
+
+def locate(source: str) -> tuple[str | None, str | None]:
+    """Return the file and the array in ``FILE`` or ``FILE:ARRAY``; nothing where there is no such file."""
+    if Path(source).exists():
+        return source, None
+    path, _, name = source.rpartition(":")
+    return (path, name) if path and Path(path).exists() else (None, None)
+
+
+def merge(columns: Sequence[Column]) -> Column:
+    """Join several files of one side; an utterance in two of them is the same in both."""
+    for column in columns:
+        if column.utterances is None:
+            raise InputError("expected it to name its utterances, so that several files can be one side", column.source)
+        if column.values.shape[1:] != columns[0].values.shape[1:]:
+            expected, got = (f"width {c.values.shape[-1]}" for c in (columns[0], column))
+            raise InputError(f"expected {expected}, that of {columns[0].source}, but got {got}", column.source)
+    values = np.concatenate([column.values for column in columns])
+    names = [name for column in columns for name in column.utterances or ()]
+    _, first, number = np.unique(np.array(names), return_index=True, return_inverse=True)
+    differs = (values != values[first[number]]).any(axis=1)
+    if differs.any():
+        name = quote(names[int(differs.argmax())])
+        raise InputError(f"expected the same vector for {name} as in the files before, but got another one")
+    kept = np.sort(first)
+    source = ", ".join(column.source for column in columns)
+    return Column(values[kept], [names[at] for at in kept], source, source)
+
+
+def _pick(arrays: Arrays, name: str | None, role: str, path: str, is_side: bool = False) -> Column:
+    """Return an array by its name or one of its usual names; of a file of one side, its only matrix."""
+    by_lower = {key.lower(): key for key in arrays.by_name}
+    wanted = (name.lower(),) if name is not None else _ALIASES.get(role, (role, role.removesuffix("s")))
+    key = next((by_lower[one] for one in wanted if one in by_lower), "" if name is None and "" in by_lower else None)
+    matrices = [name for name, values in arrays.by_name.items() if values.ndim > 1]
+    if key is None and name is None and is_side and len(matrices) == 1:
+        key = matrices[0]
+    if key is None:
+        found = shorten(", ".join(f"{key} {values.shape}" for key, values in arrays.by_name.items()), 200)
+        expected = (
+            f"an array {role!r} (--{role} NAME gives another name)" if name is None else f"an array {quote(name)}"
+        )
+        raise InputError(f"expected {expected}, but got {found or 'none'}", path)
+    values = arrays.by_name[key]
+    named = arrays.utterances if values.ndim and len(values) == len(arrays.utterances or ()) else None
+    return Column(values, named, f"{path}:{key}" if key else path, path, key if name is None and key else None)
+
+
+def _notes_on_aliases(container: str | None, columns: Mapping[str, Column]) -> tuple[str, ...]:
+    """Say which array became what, where its name had to be guessed."""
+    guessed = {role: column for role, column in columns.items() if column.alias is not None}
+    if all(column.alias == role for role, column in guessed.items()):
+        return ()
+    says = ", ".join(f"{column.alias if container else column.source} as {role}" for role, column in guessed.items())
+    return (f"{container}: taken {says}" if container else f"taken {says}",)
+
+
+def _align(columns: Mapping[str, Column], partial: bool) -> tuple[dict[str, Column], tuple[str, ...]]:
+    """Return the utterances that all files name, in the order of the originals."""
+    rows = {role: column.rows_by_name() for role, column in columns.items()}
+    kept = [name for name in rows["original"] if all(name in rows[role] for role in rows)]
+    if not kept:
+        raise InputError(_message_without_pairs(columns, rows))
+    notes = []
+    for role in ("original", "protected"):
+        missing = [name for name in rows[role] if any(name not in others for others in rows.values())]
+        if missing:
+            left_out = f"{len(missing):,} of {len(rows[role]):,} utterances"
+            notes.append(f"{columns[role].source}: {left_out} left out, the other files do not name them")
+            if not partial:
+                message = f"{left_out} are not in the other files, first {quote(missing[0])}; --partial leaves them out"
+                raise InputError(message, columns[role].source)
+    aligned = {
+        role: column._replace(values=column.values[[rows[role][name] for name in kept]], utterances=kept)
+        for role, column in columns.items()
+    }
+    return aligned, tuple(notes)
+
+
+def _message_without_pairs(columns: Mapping[str, Column], rows: Mapping[str, Mapping[str, int]]) -> str:
+    """Show one name of each file, and the suffix that would pair them if there is one."""
+    names = {role: next(iter(of_role), "") for role, of_role in rows.items()}
+    shown = ", ".join(f"{quote(name)} in {columns[role].source}" for role, name in names.items())
+    suffixes = (name[len(start) :] for name in names.values() for start in names.values() if name.startswith(start))
+    suffix = next(filter(None, suffixes), "")
+    hint = f" Try --strip-suffix={suffix}" if suffix else ""
+    return f"Expected utterances of the same name in all files, but they share none: {shown}.{hint}"
+
+
+def _pack(columns: Mapping[str, Column], notes: tuple[str, ...]) -> Embeddings:
+    original, protected = (columns[role].tensor(role) for role in ("original", "protected"))
+    if original.shape != protected.shape:
+        expected = f"shape {tuple(original.shape)}, that of {columns['original'].source}"
+        raise InputError(f"expected {expected}, but got {tuple(protected.shape)}", columns["protected"].source)
+    speakers, names = columns["speakers"].number_labels(len(original))
+    utterances, sessions = (
+        columns[role].number_labels(len(original))[0] if role in columns else None
+        for role in ("utterances", "sessions")
+    )
+    return Embeddings(original, protected, speakers, names, utterances, notes, sessions)

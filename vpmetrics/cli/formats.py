@@ -1,0 +1,379 @@
+"""Arrays from files of embeddings, one reader per format; the suffix of a file tells its format."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import polars as pl
+import torch
+from kaldiio.matio import read_kaldi, read_token
+from safetensors.torch import load as load_safetensors
+from torch import Tensor
+
+from vpmetrics.cli.errors import InputError, quote, reason_of, shorten
+from vpmetrics.cli.inputs import Array, check_unpacked_size, open_binary, record_file, suffix_of
+from vpmetrics.cli.scores import read_map
+
+UTTERANCES = (
+    "utterances",
+    "utterance",
+    "utts",
+    "utt",
+    "utt_ids",
+    "utt_id",
+    "utterance_ids",
+    "utterance_id",
+    "ids",
+    "id",
+)
+VECTORS = "speaker_vectors.pt"  # in a folder of the VoicePrivacy challenges from 2024 on
+_INDEX, _SPEAKERS = "id2idx", "idx2spk"  # beside it: its rows are in no order
+_NUMBERED = re.compile(r"(.*?)[\s_.\-\[]*\d+\]?")
+_KALDI_VECTORS = b"\0BFV", b"\0BDV", b"\0BFM", b"\0BDM", b"\0BCM"
+
+
+class Arrays(NamedTuple):
+    """The arrays of a file by name, under no name where it holds a single one, and the names of their rows."""
+
+    by_name: dict[str, Array]
+    utterances: list[str] | None = None
+
+
+def is_embedding_file(path: str) -> bool:
+    """Return whether the suffix of a file is one of a format of embeddings."""
+    return suffix_of(path) in READERS
+
+
+def read_arrays(path: str, kind: str | None = None) -> Arrays:
+    """Read all arrays of a file, or of a folder with one file per utterance.
+
+    Args:
+        path: The file or folder.
+        kind: Its format, a key of ``READERS``; by the suffix of its name when left out.
+    """
+    kind = kind or suffix_of(path)
+    if Path(path).is_dir():
+        arrays, kind = _read_folder(Path(path)), "folder"
+    elif kind not in READERS:
+        raise InputError(f"expected a file of embeddings (.{', .'.join(READERS)}); --format tells another's", path)
+    else:
+        with open_binary(path) as file:
+            arrays = _read_file(file, path, kind)
+    shapes = ", ".join(f"{name} {_shape(values)}".strip() for name, values in list(arrays.by_name.items())[:8])
+    record_file(path, f"{kind}: {shapes}{', named rows' if arrays.utterances is not None else ''}")
+    return arrays
+
+
+def _read_file(file: BinaryIO, path: str, kind: str) -> Arrays:
+    check_unpacked_size(file, path)
+    file.seek(0)
+    try:
+        return READERS[kind](file, path)
+    except (InputError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # whatever libraries raise for a damaged file
+        raise InputError(f"is not a readable .{kind} file ({reason_of(error)})", path) from None
+
+
+def _shape(values: Array) -> str:
+    return " x ".join(map(str, values.shape)) or "a number"
+
+
+def _read_folder(folder: Path) -> Arrays:
+    """Read a folder with one ``.npy`` or ``.pt`` file per utterance; names are those of the files, without suffix."""
+    if (folder / VECTORS).is_file():
+        return read_arrays(str(folder / VECTORS))
+    files = sorted(path for path in folder.rglob("*") if path.suffix in (".npy", ".pt", ".pth"))
+    if not files:
+        raise InputError("expected one .npy or .pt file per utterance in this folder, but got none", folder)
+    vectors = {}
+    stems = [path.stem for path in files]
+    is_flat = len(set(stems)) == len(stems)
+    for path in files:
+        with path.open("rb") as file:
+            by_name = _read_file(file, str(path), path.suffix[1:]).by_name
+        if set(by_name) != {""}:
+            raise InputError("expected one vector, but got several arrays", path)
+        vectors[path.stem if is_flat else path.relative_to(folder).with_suffix("").as_posix()] = by_name[""].squeeze()
+    return Arrays({"": _stack(vectors, str(folder))}, list(vectors))
+
+
+def _stack(vectors: Mapping[str, Array], path: str) -> Array:
+    first = next(iter(vectors))
+    for name, vector in vectors.items():
+        if vector.ndim != 1 or vector.shape != vectors[first].shape:
+            got = f"shapes {vectors[first].shape} of {quote(first)} and {vector.shape} of {quote(name)}"
+            raise InputError(f"expected one vector per utterance, all of one length, but got {got}", path)
+    return np.stack(list(vectors.values()))
+
+
+def _arrays_of(content: Mapping[Any, Any], path: str) -> Arrays:
+    """Return what a file holds by name: several arrays, one of which may name the rows, or one vector per utterance."""
+    read = {str(name): _as_array(values, f"{path}:{name}" if name else path) for name, values in content.items()}
+    arrays = {name: values for name, values in read.items() if values is not None}
+    vectors = {
+        name: values.reshape(-1) for name, values in arrays.items() if values.ndim == 1 or values.shape[:1] == (1,)
+    }
+    is_dictionary = len(vectors) == len(arrays) > 0 and "" not in arrays
+    if is_dictionary and all(vector.dtype.kind == "f" and len(vector) > 1 for vector in vectors.values()):
+        return Arrays({"": _stack(vectors, path)}, list(vectors))
+    for name in UTTERANCES:
+        key = next((key for key in arrays if key.lower() == name), None)
+        if key is not None and arrays[key].ndim == 1 and arrays[key].dtype.kind in "US":
+            return Arrays(arrays, arrays[key].astype(str).tolist())
+    return Arrays(arrays)
+
+
+def _as_array(values: Any, where: str) -> Array | None:
+    """Return an array of what a library reads; None for what is none, such as a text."""
+    if isinstance(values, (list, tuple)) and len(values) and all(isinstance(value, Tensor) for value in values):
+        if any(value.shape != values[0].shape for value in values):
+            kind = type(values).__name__
+            raise InputError(f"holds a {kind} of tensors of several shapes; save a dictionary of tensors", where)
+        values = torch.stack(tuple(values))
+    if isinstance(values, Tensor):
+        for is_kind, kind, remedy in (
+            (values.layout != torch.strided, "a sparse tensor", "to_dense()"),
+            (values.is_quantized, "a quantised tensor", "dequantize()"),
+        ):
+            if is_kind:
+                raise InputError(f"expected a dense tensor of numbers, but got {kind}; save its .{remedy}", where)
+        values = values.detach().cpu()
+        # NumPy has neither bfloat16 nor floats of 8 bits.
+        is_known = values.dtype in (torch.float16, torch.float32, torch.float64) or not values.is_floating_point()
+        return np.asarray((values if is_known else values.float()).numpy())
+    if isinstance(values, np.ndarray) or (isinstance(values, (list, tuple)) and len(values)):
+        return np.asarray(values)
+    return None
+
+
+def _read_npy(file: BinaryIO, path: str) -> Arrays:
+    return _arrays_of({"": _load_numpy(file, path)}, path)
+
+
+def _read_npz(file: BinaryIO, path: str) -> Arrays:
+    with _load_numpy(file, path) as archive:
+        return _arrays_of({name: _load_numpy(archive, f"{path}:{name}", name) for name in archive.files}, path)
+
+
+def _load_numpy(source: Any, where: str, name: str | None = None) -> Any:
+    try:
+        return np.load(source, allow_pickle=False) if name is None else source[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        advice = "save numbers or text, as np.array(names, dtype=str)"
+        raise InputError(f"holds Python objects, which are not read; {advice}", where) from None
+
+
+def _read_torch(file: BinaryIO, path: str) -> Arrays:
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except UnpicklingError:  # PyTorch advises to run whatever the file holds
+        raise InputError(
+            "holds other objects than tensors, numbers and texts; save tensors, or use .npz", path
+        ) from None
+    if isinstance(content, tuple) or (isinstance(content, list) and not all(isinstance(v, Tensor) for v in content)):
+        got = f"a {type(content).__name__} of {len(content)}"
+        expected = "a tensor or a dictionary, as {'original': ..., 'protected': ..., 'speakers': ...}"
+        raise InputError(f"expected {expected}, but got {got}", path)
+    arrays = _arrays_of(content if isinstance(content, Mapping) else {"": content}, path)
+    index = Path(path).with_name(_INDEX)
+    is_matrix = set(arrays.by_name) == {""} and arrays.by_name[""].ndim == 2 and arrays.utterances is None
+    return _name_rows(arrays.by_name[""], index) if is_matrix and index.is_file() else arrays
+
+
+def _name_rows(vectors: Array, index: Path) -> Arrays:
+    """Name rows by a list of lines ``utterance row``, and their speakers by one of lines ``row speaker``."""
+    row_of = read_map(index, ("utterance", "row"))
+    if sorted(row_of.values()) != sorted(map(str, range(len(vectors)))):
+        got = f"{len(row_of)} lines" if len(row_of) != len(vectors) else "some rows twice and others not at all"
+        raise InputError(f"expected every row of {len(vectors)} once, but got {got}", index)
+    name_of = {int(row): name for name, row in row_of.items()}
+    arrays, listed = {"": vectors}, index.with_name(_SPEAKERS)
+    speaker_of = read_map(listed, ("row", "speaker")) if listed.is_file() else {}
+    if set(speaker_of) >= set(row_of.values()):
+        arrays["speakers"] = np.array([speaker_of[str(row)] for row in range(len(vectors))])
+    return Arrays(arrays, [name_of[row] for row in range(len(vectors))])
+
+
+def _read_safetensors(file: BinaryIO, path: str) -> Arrays:
+    return _arrays_of(load_safetensors(file.read()), path)
+
+
+def _read_hdf5(file: BinaryIO, path: str) -> Arrays:
+    import h5py
+
+    content: dict[str, Any] = {}
+
+    def add(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            content[name] = item.asstr()[...].astype(str) if h5py.check_string_dtype(item.dtype) else item[...]
+
+    with h5py.File(file, "r") as archive:
+        archive.visititems(add)
+    return _arrays_of(content, path)
+
+
+def _read_parquet(file: BinaryIO, path: str) -> Arrays:
+    return _arrays_of_frame(pl.read_parquet(file), path)
+
+
+def _read_delimited(separator: str) -> Callable[[BinaryIO, str], Arrays]:
+    def read(file: BinaryIO, path: str) -> Arrays:
+        frame = pl.read_csv(file.read(), separator=separator, infer_schema=False)
+        if number := next((name for name in frame.columns if re.fullmatch(r"[-+\d.]+(e[-+]?\d+)?", name)), None):
+            raise InputError(f"expected a first line of column names, but got {quote(number)}", path, 1)
+        for name in frame.columns:
+            if not _NUMBERED.fullmatch(name):
+                continue
+            numbers = frame[name].cast(pl.Float64, strict=False)
+            if numbers.is_null().any():
+                at = int(numbers.is_null().arg_max() or 0)
+                raise InputError(f"expected a number as {name}, but got {quote(frame[name][at])}", path, at + 2)
+            frame = frame.with_columns(numbers)
+        return _arrays_of_frame(frame, path)
+
+    return read
+
+
+def _arrays_of_frame(frame: pl.DataFrame, path: str) -> Arrays:
+    """Return a table by name: columns of lists are matrices, and so are numbered columns, as ``x0``, ``x1``."""
+    numbered: dict[str, list[str]] = {}
+    for name, dtype in frame.schema.items():
+        if dtype.is_numeric() and (match := _NUMBERED.fullmatch(name)):
+            numbered.setdefault(match[1], []).append(name)
+    arrays: dict[str, Any] = {}
+    for name, column in frame.to_dict().items():
+        if isinstance(column.dtype, (pl.List, pl.Array)):
+            arrays[name] = _matrix_of_lists(column, path)
+        elif all(name not in columns for columns in numbered.values()):
+            # Missing values stay None, so that they are seen where they matter.
+            values = column if column.dtype.is_numeric() else column.cast(pl.String)
+            arrays[name] = np.array(values.to_list(), dtype=object) if column.has_nulls() else values.to_numpy()
+            if arrays[name].dtype == object and not column.has_nulls():
+                arrays[name] = arrays[name].astype(str)
+    if not arrays and not numbered:
+        raise InputError("expected columns of numbers, but got an empty table", path)
+    for name, columns in numbered.items():
+        arrays["" if len(numbered) == 1 else name] = frame.select(columns).to_numpy()
+    return _arrays_of(arrays, path)
+
+
+def _matrix_of_lists(column: pl.Series, path: str) -> Array:
+    lists = column if isinstance(column.dtype, pl.List) else column.arr.to_list()
+    lengths = lists.list.len()
+    if lengths.n_unique() > 1 or lengths.has_nulls():
+        got = sorted(set(lengths.to_list()), key=str)[:3]
+        raise InputError(f"expected lists of one length in column {quote(column.name)}, but got {got}", path)
+    return np.asarray(lists.explode().to_numpy().reshape(len(lists), -1))
+
+
+def _read_ark(file: BinaryIO, path: str) -> Arrays:
+    is_binary = re.match(rb"[^\s\0]+ \0B", file.read(4096)) is not None
+    file.seek(0)
+    return _arrays_of_vectors(_binary_vectors(file, path) if is_binary else _text_vectors(file, path), path)
+
+
+def _arrays_of_vectors(vectors: Iterator[tuple[str, Array, str]], path: str) -> Arrays:
+    names, rows = [], list[Array]()
+    for name, vector, where in vectors:
+        if rows and vector.shape != rows[0].shape:
+            raise InputError(f"expected {len(rows[0])} numbers as in the vectors before, but got {len(vector)}", where)
+        names.append(name)
+        rows.append(vector)
+    if not rows:
+        raise InputError("expected vectors, but got an empty file", path)
+    return Arrays({"": np.stack(rows)}, names)
+
+
+def _binary_vectors(file: BinaryIO, path: str) -> Iterator[tuple[str, Array, str]]:
+    for number in itertools.count(1):
+        try:
+            name = (read_token(file) or "").strip()
+        except UnicodeDecodeError:
+            raise InputError(f"expected the name of vector {number}, but got other bytes", path) from None
+        if not name:
+            return
+        where = f"{path}: vector {number}, {shorten(name)}"
+        yield name, _read_kaldi_vector(file, where), where
+
+
+def _text_vectors(file: BinaryIO, path: str) -> Iterator[tuple[str, Array, str]]:
+    # Not by kaldiio, which takes all numbers of a vector for integers where the first has no point.
+    for number, line in enumerate(file, 1):
+        name, *fields = line.decode(errors="replace").replace("[", " ").replace("]", " ").split() or [""]
+        values = pl.Series(fields, dtype=pl.String).cast(pl.Float64, strict=False)
+        if name and (not fields or values.has_nulls()):
+            got = quote(fields[values.is_null().arg_max() or 0]) if fields else "no numbers"
+            raise InputError(f"expected `utterance [ 0.1 ... ]`, but got {got}", path, number)
+        if name:
+            yield name, values.to_numpy().astype(np.float32), f"{path}:{number}"
+
+
+def _read_scp(file: BinaryIO, path: str) -> Arrays:
+    """Read a table of lines ``utterance archive:offset``; archives may have moved together with the table."""
+
+    def vectors() -> Iterator[tuple[str, Array, str]]:
+        archive, opened = None, open_binary(path)
+        for number, line in enumerate(file.read().decode(errors="replace").splitlines(), 1):
+            name, _, place = line.strip().partition(" ")
+            if not name:
+                continue
+            if "|" in place:  # Kaldi would run it
+                got = f"the command {quote(place)}"
+                raise InputError(f"expected `utterance archive:offset`, but got {got}", path, number)
+            current, _, offset = place.strip().rpartition(":") if re.search(r":\d+$", place) else (place, "", "0")
+            if current != archive:
+                opened.close()
+                archive, opened = current, open_binary(_find_archive(current, path, number))
+            opened.seek(int(offset))
+            where = f"{path}:{number}: {current}:{offset}"
+            yield name, _read_kaldi_vector(opened, where), where
+        opened.close()
+
+    return _arrays_of_vectors(vectors(), path)
+
+
+def _find_archive(archive: str, path: str, number: int) -> Path:
+    for candidate in (Path(archive), Path(path).parent / archive, Path(path).parent / Path(archive).name):
+        if candidate.is_file():
+            return candidate
+    raise InputError(f"no such archive: {shorten(archive)}", path, number)
+
+
+def _read_kaldi_vector(file: BinaryIO, where: str) -> Array:
+    # kaldiio also runs pickles and opens sound files; only numbers are asked for here.
+    flag = file.read(4)
+    if flag not in _KALDI_VECTORS:
+        raise InputError(f"expected a vector of numbers, but got {flag!r}", where)
+    file.seek(-4, 1)
+    try:
+        values = np.asarray(read_kaldi(file))
+    except Exception as error:  # whatever kaldiio raises for a damaged archive
+        raise InputError(f"expected a vector, but it is damaged ({reason_of(error)})", where) from None
+    if values.ndim != 1 and 1 not in values.shape:
+        raise InputError(f"expected one vector per utterance, but got a matrix of shape {values.shape}", where)
+    return values.reshape(-1)
+
+
+READERS: dict[str, Callable[[BinaryIO, str], Arrays]] = {
+    "npz": _read_npz,
+    "npy": _read_npy,
+    "pt": _read_torch,
+    "pth": _read_torch,
+    "safetensors": _read_safetensors,
+    "parquet": _read_parquet,
+    "csv": _read_delimited(","),
+    "tsv": _read_delimited("\t"),
+    "ark": _read_ark,
+    "scp": _read_scp,
+    "h5": _read_hdf5,
+    "hdf5": _read_hdf5,
+}

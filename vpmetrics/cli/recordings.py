@@ -1,0 +1,159 @@
+"""Recordings instead of embeddings: paired, embedded by one or several encoders, and cached beside the report."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import tempfile
+import wave
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vpmetrics._engine.report import EvaluatedSystem
+from vpmetrics.cli.embeddings import Column, Embeddings
+from vpmetrics.cli.errors import InputError
+from vpmetrics.cli.inputs import record_file, suffix_of
+from vpmetrics.cli.progress import show_progress
+from vpmetrics.cli.report import Sample
+
+F0_SEGMENT = 30.0  # seconds
+_SAMPLE_RATE, _SAMPLE_SECONDS = 16000, 4
+
+
+def holds_recordings(source: str) -> bool:
+    """Return whether an input is a folder of recordings, a ``wav.scp`` or a manifest with a column ``path``."""
+    path = Path(source)
+    if path.is_dir():
+        from vpmetrics.audio.reading import SUFFIXES
+
+        return any(each.suffix.lower() in SUFFIXES for each in path.rglob("*"))
+    if suffix_of(path) in ("csv", "tsv") and path.is_file():
+        with path.open(errors="replace") as file:
+            return "path" in re.split("[,\t]", file.readline(1 << 12).strip().lower())
+    return path.name == "wav.scp"
+
+
+@contextmanager
+def audio_errors() -> Iterator[None]:
+    """Raise what is wrong with recordings as an error of the command, with its options by their names."""
+    from vpmetrics.audio import AudioError
+
+    try:
+        yield
+    except AudioError as error:
+        # Arguments of the functions are options of the command.
+        says = re.sub(r"`(partial|strip_suffix|utt2spk|speaker_pattern)(=True)?`", r"--\1", str(error))
+        raise InputError(re.sub(r"--[a-z_]+", lambda option: option[0].replace("_", "-"), says)) from None
+
+
+@contextmanager
+def cache_folder(options: Namespace) -> Iterator[Path]:
+    """Return where embeddings are kept: beside the report, or for this run only."""
+    with ExitStack() as stack:
+        if options.out is None:
+            yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vpmetrics-")))
+        else:
+            yield options.out.with_name(f"{options.out.name}-embeddings")
+
+
+def encoders_of(options: Namespace) -> list[str]:
+    """Return the encoders asked for, the offline default if none is."""
+    features = ["f0"] if options.feature == "f0" else []
+    return [*(options.encoder or ([] if features else ["resemblyzer"])), *features]
+
+
+def embed_sides(
+    original: str, protected: str, encoder: str, options: Namespace, cache: Path
+) -> tuple[Embeddings, Sequence[tuple[Path, Path]]]:
+    """Embed paired recordings.
+
+    Returns:
+        The embeddings, and the files of both sides of each row.
+    """
+    from vpmetrics.audio import embed_pairs, load_encoder, pair_recordings
+
+    with audio_errors():
+        pairs = pair_recordings(
+            original,
+            protected,
+            strip_suffix=options.strip_suffix,
+            utt2spk=options.speakers,
+            speaker_pattern=options.speaker_pattern,
+            partial=options.partial,
+        )
+        network = load_encoder(encoder, device=options.device)
+        total = 2 * len(pairs.original)
+        with show_progress(f"embedding {protected} by {network.name}", total) as advance:
+            embedded = embed_pairs(
+                pairs,
+                network,
+                cache=cache,
+                partial=options.partial,
+                workers=options.workers,
+                segment_seconds=F0_SEGMENT if encoder == "f0" else None,
+                progress=lambda done, _total, _left: advance(done),
+            )
+    record_file(original, f"{len(pairs.original):,} recordings")
+    record_file(protected, f"{len(pairs.protected):,} recordings, embedded by {network.name}")
+    notes = [*embedded.assumptions, *embedded.skipped]
+    if network.is_weak:
+        notes.append(f"{network.name} is a weak encoder: others, by --encoder, may tell speakers better")
+    rows = len(embedded.original)
+    speakers, speaker_names = _number(embedded.speakers, rows)
+    sessions, _ = _number(embedded.sessions, rows)
+    groups, group_names = _number(embedded.groups, rows)
+    if speakers is None:
+        raise InputError("expected the speaker of every recording, but some are unknown", original)
+    found = Embeddings(
+        embedded.original,
+        embedded.protected,
+        speakers,
+        speaker_names,
+        notes=tuple(notes),
+        sessions=sessions,
+        groups=groups,
+        group_names=group_names,
+        utterance_names=tuple(embedded.utterances),
+    )
+    original_of = {two.path: one.path for one, two in zip(pairs.original, pairs.protected, strict=True)}
+    return found, [(original_of[row.path], row.path) for row in embedded.rows]
+
+
+def _number(labels: Sequence[str] | None, rows: int) -> tuple[Tensor | None, Any]:
+    return (None, ()) if labels is None else Column(np.array(labels), None, "recordings").number_labels(rows)
+
+
+def pick_samples(system: EvaluatedSystem, embeddings: Embeddings, files: Sequence[tuple[Path, Path]]) -> list[Sample]:
+    """Return recordings of the speakers who are protected worst, as the median, and best, by their own D_ECE of OP."""
+    from vpmetrics.audio import read_audio
+
+    speakers = system.report.conditions["OP"].speakers
+    values = [] if speakers is None else speakers.probed.d_ece.tolist()
+    ranked = sorted((place for place, value in enumerate(values) if not math.isnan(value)), key=lambda at: -values[at])
+    if not ranked:
+        return []
+    chosen = {"worst": ranked[0], "median": ranked[len(ranked) // 2], "best": ranked[-1]}
+    samples = []
+    for label, place in chosen.items():
+        row = int((embeddings.speakers == place).nonzero()[0])
+        with audio_errors():
+            sides = (_as_wav(read_audio(path, _SAMPLE_RATE)) for path in files[row])
+            samples.append(Sample(embeddings.speaker_names[place], f"{label} protected", *sides))
+    return samples
+
+
+def _as_wav(waveform: Tensor) -> bytes:
+    content = io.BytesIO()
+    with wave.open(content, "wb") as file:
+        file.setparams((1, 2, _SAMPLE_RATE, 0, "NONE", ""))
+        cut = waveform[: _SAMPLE_RATE * _SAMPLE_SECONDS].clamp(-1, 1)
+        file.writeframes((cut * 32767).to(torch.int16).numpy().tobytes())
+    return content.getvalue()
