@@ -5,7 +5,7 @@ The contract suite runs over every row, so a metric joins it by adding one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import reference
 import torch
+from torch.testing import assert_close
+from torch.utils._pytree import tree_map_only
 
 import vpmetrics as vp
 from vpmetrics import functional as F
-from vpmetrics._trials.conversations import dealt_places
-from vpmetrics._trials.utterances import row_keys
+from vpmetrics._engine.population import deal_places
+from vpmetrics._engine.utterances import row_keys
 from vpmetrics.attacks import Plain
 
 Batch = dict[str, Any]
@@ -34,9 +36,50 @@ class Case:
     batches: Callable[..., list[Batch]]
     undefined: tuple[Batch, ...] = ()
     smooth: Callable[..., Any] | None = None  # made with a bandwidth, where that is not an argument of its own
+    unreferenced: tuple[str, ...] = ()  # ends of the keys that have tests of their own in place of a reference
 
     def __str__(self) -> str:
         return self.name
+
+
+# Slopes are fitted on binned scores, and the trials of one speaker share cells of the score axis.
+_COARSE = ("alid", "lid_pos", "lid_neg", "lid_max", "worst_speaker_disclosure")
+
+
+def assert_same(value: Any, expected: Any, atol: float = 1e-12, rtol: float = 1e-12, coarse: float = 0.0) -> None:
+    """Equal in every entry, whatever the container; NaN equals NaN. ``coarse`` is allowed where bins are used."""
+    for key, one, other in _pairs_of_entries(value, expected, "value"):
+        one, other = (torch.as_tensor(number).double().cpu() for number in (one, other))
+        allowed = max(atol, coarse) if key.endswith(_COARSE) else atol
+        assert_close(one, other, atol=allowed, rtol=rtol, equal_nan=True, msg=lambda text, key=key: f"{key}: {text}")
+
+
+def _pairs_of_entries(value: Any, expected: Any, key: str) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(expected, dict):
+        assert set(value) == set(expected), f"{key} has other keys: {sorted(set(value) ^ set(expected))}"
+        for name in expected:
+            yield from _pairs_of_entries(value[name], expected[name], str(name))
+    elif isinstance(expected, (tuple, list)):
+        assert len(value) == len(expected), f"{key}: {len(value)} entries, not {len(expected)}"
+        for index, (one, other) in enumerate(zip(value, expected, strict=True)):
+            yield from _pairs_of_entries(one, other, f"{key}[{index}]")
+    else:
+        yield key, value, expected
+
+
+def entries(value: Any) -> list[torch.Tensor]:
+    """Everything in a value that is not an integer; the tag of undefined scores is -1."""
+    if isinstance(value, dict):
+        value = tuple(part for key, part in value.items() if not key.endswith("tag"))
+    return [part for part in (value if isinstance(value, tuple) else [value]) if part.is_floating_point()]
+
+
+def updated(case: Case, batches: list[Batch] | None = None, **kwargs: Any) -> Any:
+    """A metric of the case that has seen some batches; all of the case where none are given."""
+    metric = case.metric(**kwargs)
+    for batch in case.batches() if batches is None else batches:
+        metric.update(**batch)
+    return metric
 
 
 def join(batches: list[Batch]) -> Batch:
@@ -45,13 +88,27 @@ def join(batches: list[Batch]) -> Batch:
         {**batch, "run": torch.full_like(batch["target"], batch["run"])} if "run" in batch else batch
         for batch in batches
     ]
-    return {key: torch.cat([batch[key] for batch in whole]) for key in batches[0]}
+    return {key: _cat([batch[key] for batch in whole]) for key in batches[0]}
+
+
+def _cat(parts: list[Any]) -> Any:
+    if isinstance(parts[0], dict):
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return torch.cat(parts)
+
+
+def take(rows: Batch, index: Any) -> Batch:
+    """Some rows of a batch."""
+    return {
+        key: {name: each[index] for name, each in value.items()} if isinstance(value, dict) else value[index]
+        for key, value in rows.items()
+    }
 
 
 def cut(rows: Batch, size: int) -> list[Batch]:
     """Batches of at most so many of these rows, in their order and each of one run."""
     count = len(next(iter(rows.values())))
-    pieces = [{key: value[start : start + size] for key, value in rows.items()} for start in range(0, count, size)]
+    pieces = [take(rows, slice(start, start + size)) for start in range(0, count, size)]
     if "run" not in rows:
         return pieces
     return [
@@ -63,7 +120,7 @@ def cut(rows: Batch, size: int) -> list[Batch]:
 
 def mapped(batch: Batch, change: Callable[[torch.Tensor], Any]) -> Batch:
     """The batch with every tensor changed."""
-    return {key: change(value) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
+    return tree_map_only(torch.Tensor, change, batch)
 
 
 def scores(seed: int = 0, dtype: torch.dtype = torch.float64, sizes: tuple[int, ...] = (60, 50, 90, 71)) -> list[Batch]:
@@ -92,12 +149,22 @@ def _score_case(name: str, metric: Any, function: Any, second: Any) -> Case:
     return Case(name, metric, function, _trials(second), scores, _TWO_OF_ONE_KIND)
 
 
+_KEYS = {"1e-1": 0.1, "2.5e-1": 0.25}
+_RATES = tuple(_KEYS.values())
 SCORE_CASES = [
     _score_case("ZebraDisclosure", vp.ZebraDisclosure, F.zebra_disclosure, reference.zebra.zebra_disclosure),
     _score_case("MinCllr", vp.MinCllr, F.min_cllr, reference.verification.min_cllr),
     _score_case("EqualErrorRate", vp.EqualErrorRate, F.equal_error_rate, reference.verification.equal_error_rate),
     _score_case("Linkability", vp.Linkability, F.linkability, reference.verification.linkability),
     _score_case("Cllr", vp.Cllr, F.cllr, reference.verification.cllr),
+    _score_case(
+        "TPRAtFPR",
+        partial(vp.TPRAtFPR, fpr=_RATES),
+        partial(F.tpr_at_fpr, fpr=_RATES),
+        lambda *trials: {
+            f"tpr_at_{key}": reference.verification.tpr_at_fpr(*trials, rate) for key, rate in _KEYS.items()
+        },
+    ),
 ]
 
 
@@ -265,7 +332,7 @@ def _reference_speakers(near: Any, far: Any, speakers: Any, trials: Any, side: s
 
 def _attackers(protected: torch.Tensor, speakers: torch.Tensor) -> torch.Tensor:
     """The half of the utterances that is the attacker's, as dealt, where protected speech is compared with itself."""
-    return dealt_places(speakers.unique(return_inverse=True)[1], row_keys(protected)) % 2 == 0
+    return deal_places(speakers.unique(return_inverse=True)[1], row_keys(protected)) % 2 == 0
 
 
 def _found(protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -292,7 +359,7 @@ def _reference_singled_out(_: Any, protected: Any, speakers: Any) -> dict[str, f
     voices = []
     for name in np.unique(speakers):
         rows = protected[(speakers == name) & ~known]
-        places = dealt_places(torch.from_numpy(speakers[~known]), row_keys(torch.from_numpy(protected[~known])))
+        places = deal_places(torch.from_numpy(speakers[~known]), row_keys(torch.from_numpy(protected[~known])))
         voices.append(rows[places.numpy()[speakers[~known] == name].argsort()])
     cosine, isolated = reference.similarity.cosine, []
     for fold in range(min(10, max(map(len, voices)))):
@@ -333,27 +400,23 @@ def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, 
         of_speakers = *trials, np.asarray(speakers)[np.asarray(pairs).T]
         near, far = sides[condition[0]], sides[condition[1]]
         scalars = {
-            **reference.zebra.zebra_disclosure(*trials),
-            "min_cllr": reference.verification.min_cllr(*trials),
-            "cllr": reference.verification.cllr(*trials),
-            "eer": reference.verification.equal_error_rate(*trials),
-            "raw_eer": reference.verification.raw_equal_error_rate(*trials),
-            "min_dcf": reference.verification.min_dcf(*trials, p_target=0.01, c_miss=1, c_fa=1),
-            "linkability": reference.verification.linkability(*trials),
+            **reference.verification.score_measures(*trials),
             "d_diag": reference.similarity.diagonal_dominance(matrix),
             "d_diag_log": reference.similarity.diagonal_dominance(matrix, log_domain=True),
             **_reference_ranks(near, far, speakers),
-            # Half a nat for every free share and input, as a chi-square has it.
-            "mean_d_chance": reference.rank.mean_by_chance(len(speakers), len(np.unique(speakers))),
             **_reference_local(near, far, speakers),
             **_reference_speakers(near, far, speakers, of_speakers, "probed" if condition == "OP" else "both"),
         }
         value.update({f"{condition.lower()}_{key}": number for key, number in scalars.items()})
+        if condition == "OP":
+            value["worst_speaker_disclosure"] = reference.speakers.worst_alone(*of_speakers)
+    # Without attacks, plain comparison in either direction.
+    value["disclosure"] = max(value[f"{name}_d_ece{way}"] for name in ("op", "pp") for way in ("", "_reversed"))
     return value
 
 
 def _suite(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> dict[str, torch.Tensor]:
-    metric = vp.VoicePrivacy(attacks=None)
+    metric = vp.VoicePrivacy(attacks=None, metrics="all")
     metric.update(original, protected, speakers)
     return metric.compute()
 
@@ -381,7 +444,12 @@ def _fed(metric: Any) -> Any:
 
 
 EMBEDDING_CASES = [
-    _embedding_case("VoicePrivacy", partial(vp.VoicePrivacy, attacks=None), _suite, _reference_suite),
+    replace(
+        _embedding_case(
+            "VoicePrivacy", partial(vp.VoicePrivacy, attacks=None, metrics="all"), _suite, _reference_suite
+        ),
+        unreferenced=("chance",),
+    ),
     replace(
         _embedding_case(
             "StrongestAttack",
@@ -437,4 +505,45 @@ EMBEDDING_CASES = [
         smooth=lambda bandwidth: _fed(vp.EqualErrorRate(bandwidth=bandwidth))(),
     ),
 ]
-CASES = [*SCORE_CASES, *RUN_CASES, *EMBEDDING_CASES]
+
+
+def attributes(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch]:
+    """Utterances of eight speakers with an attribute of the speaker and one of the utterance."""
+    draw = torch.Generator().manual_seed(seed)
+    batches = []
+    for batch in embeddings(seed, dtype):
+        sex = (batch["speakers"] % 3 == 0).long() + 5
+        mood = torch.randint(3, sex.shape, generator=draw)
+        moved = (batch["protected"].double() + 2 * (sex == 5)[:, None]).to(dtype)
+        batches.append({**batch, "protected": moved, "attributes": {"sex": sex, "mood": mood}})
+    return batches
+
+
+def _attributes(attributes: Batch, speakers: torch.Tensor, **sides: torch.Tensor) -> dict[str, torch.Tensor]:
+    values = {}
+    for name, labels in attributes.items():
+        found, before = (
+            F.attribute_disclosure(sides[side], labels, speakers, permutations=1) for side in ("protected", "original")
+        )
+        values |= {f"{name}_{key}": getattr(found, key) for key in ("disclosure", "chance", "accuracy", "majority")}
+        values[f"{name}_original"] = before.disclosure
+    return values
+
+
+def _reference_attributes(attributes: Batch, **_: Any) -> dict[str, float]:
+    return {
+        f"{name}_majority": np.unique(each, return_counts=True)[1].max() / len(each)
+        for name, each in attributes.items()
+    }
+
+
+ATTRIBUTE_CASE = Case(
+    "AttributeDisclosure",
+    partial(vp.AttributeDisclosure, ["sex", "mood"], permutations=1),
+    _attributes,
+    _reference_attributes,
+    attributes,
+    ({**_LONE, "attributes": dict.fromkeys(("sex", "mood"), torch.arange(3))},),
+    unreferenced=("disclosure", "chance", "accuracy", "original"),
+)
+CASES = [*SCORE_CASES, *RUN_CASES, *EMBEDDING_CASES, ATTRIBUTE_CASE]

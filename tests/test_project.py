@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-DISTRIBUTIONS = {"pytorch_lightning": "pytorch-lightning"}
-EXTRAS = {  # of the rooms that need more than what everybody has
-    "_plot": ("plot",),
-    "_figures.py": ("plot",),
+DISTRIBUTIONS = {"pytorch_lightning": "pytorch-lightning", "PIL": "pillow"}
+EXTRAS = {  # of the packages that need more than the core
+    "plotting": ("plot",),
     "lightning": ("plot", "lightning"),
-    "app": ("plot", "lightning", "app"),
+    "cli": ("plot", "lightning", "cli", "audio"),
+    "audio": ("cli", "audio", "f0"),
 }
 
 
@@ -72,7 +72,7 @@ def test_every_floor_has_a_version_to_run_on():
 
 
 def test_hooks_run_the_linters_of_the_gate():
-    linters = re.findall(r"^((?:ruff|mypy).*)$", text_of(".ci/run"), re.MULTILINE)
+    linters = re.findall(r"^((?:ruff|mypy|lint-imports).*)$", text_of(".ci/run"), re.MULTILINE)
     assert re.findall(r"entry: (.*)", text_of(".pre-commit-config.yaml")) == linters
     assert "http" not in text_of(".pre-commit-config.yaml")
 

@@ -12,7 +12,7 @@ from torch.distributions import MultivariateNormal
 from torch.testing import assert_close
 
 from vpmetrics import DeIdentification
-from vpmetrics._trials.scorers import resolve_scoring
+from vpmetrics._engine.scorers import resolve_scoring
 from vpmetrics.functional import voice_similarity_matrix
 from vpmetrics.scoring import PLDA
 

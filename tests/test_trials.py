@@ -10,8 +10,8 @@ from torch.testing import assert_close
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryConfusionMatrix, BinaryEER, BinaryROC
 
-import vpmetrics._trials.pairs
 from vpmetrics import EmbeddingTrials, EqualErrorRate, Linkability, MinCllr, ZebraDisclosure
+from vpmetrics._engine import pair_blocks
 from vpmetrics.functional import equal_error_rate, zebra_disclosure
 
 
@@ -23,7 +23,7 @@ def trials_by_pairs(rows, condition):
 
 @pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
 def test_every_condition(condition, monkeypatch):
-    monkeypatch.setattr(vpmetrics._trials.pairs, "TILE", 32)
+    monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", 32)
     rows = join(embeddings())
     scores, target = trials_by_pairs(rows, condition)
     metric = EmbeddingTrials(ZebraDisclosure(), condition)
@@ -33,14 +33,14 @@ def test_every_condition(condition, monkeypatch):
 
 
 def test_torchmetrics_own_metrics_get_scores_as_they_are(monkeypatch):
-    # Half of these cosines are negative: squashed tile by tile, the area would depend on the tiles.
+    # Half of these cosines are negative: squashed block by block, the area would depend on the blocks.
     rows = join(embeddings())
     scores, target = trials_by_pairs(rows, "OP")
     assert (scores < 0).any()
     positives, negatives = scores[target == 1], scores[target == 0]
     area = (positives[:, None] > negatives).double().mean() + 0.5 * (positives[:, None] == negatives).double().mean()
     for size in (16, 2048):
-        monkeypatch.setattr(vpmetrics._trials.pairs, "TILE", size)
+        monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", size)
         metric = EmbeddingTrials(BinaryAUROC())
         metric.update(**rows)
         assert metric.compute().item() == pytest.approx(area.item(), abs=1e-6)
@@ -79,13 +79,6 @@ def test_no_trials_are_nan_and_one_warning(inner):
     assert len(caught) == 1
 
 
-def test_bad_options():
-    with pytest.raises(TypeError, match="`metric` to be a Metric"):
-        EmbeddingTrials("eer")
-    with pytest.raises(ValueError, match="`condition` to be one of 'OO', 'OP', 'PP', but got 'PO'"):
-        EmbeddingTrials(EqualErrorRate(), "PO")
-
-
 def test_plot_is_that_of_the_metric_fed():
     rows = join(embeddings())
     metric = EmbeddingTrials(ZebraDisclosure())
@@ -112,11 +105,11 @@ def test_nan_embeddings_never_leave_as_a_number(inner):
 
 
 @pytest.mark.parametrize("condition", ["OP", "PP"])
-def test_decisions_of_torchmetrics_do_not_depend_on_tiles(condition, monkeypatch):
+def test_decisions_of_torchmetrics_do_not_depend_on_blocks(condition, monkeypatch):
     rows = join(embeddings())
     values = []
     for size in (3, 149, 1024):
-        monkeypatch.setattr(vpmetrics._trials.pairs, "TILE", size)
+        monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", size)
         metric = EmbeddingTrials(BinaryConfusionMatrix(), condition)
         metric.update(**rows)
         values.append(metric.compute())

@@ -12,9 +12,8 @@ from golden import SCORE_SETS, score_set
 from torch.testing import assert_close
 
 from vpmetrics import Cllr, EqualErrorRate, Linkability, MinCllr
-from vpmetrics._scores.counting import count_by_bin, count_by_score
-from vpmetrics._scores.measures import min_dcf_of_steps, raw_eer_of_steps
-from vpmetrics._scores.steps import condense
+from vpmetrics._engine.measures import min_dcf_of_steps, raw_eer_of_steps
+from vpmetrics._engine.score_counts import condense, count_by_bin, count_by_score
 from vpmetrics.functional import cllr, equal_error_rate, linkability, min_cllr, min_dcf, raw_equal_error_rate
 
 GOLDEN = [
@@ -61,12 +60,6 @@ def test_hand_values():
     preds, target = torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([0, 1, 0, 1])
     assert min_cllr(preds, target).item() == pytest.approx(0.5)
     assert equal_error_rate(preds, target).item() == pytest.approx(0.25)
-
-
-def test_the_hull_is_not_the_threshold_sweep():
-    # Every row is linked, and yet a single threshold over the pool errs half the time on both sides.
-    rows = torch.tensor([[0.9, 0.8, 0.8, 0.8], [0.6, 0.7, 0.6, 0.6], [0.4, 0.4, 0.5, 0.4], [0.2, 0.2, 0.2, 0.3]])
-    assert equal_error_rate(rows, torch.eye(4).long()).item() == pytest.approx(0.375)
 
 
 def test_scores_the_wrong_way_round_are_worth_nothing():
@@ -206,18 +199,6 @@ def test_histograms_bound_the_exact_value(metric):
     assert exact.error_bound() == 0
 
 
-def test_scalars_plot_over_epochs():
-    metric = EqualErrorRate()
-    values = [metric(torch.rand(20), torch.arange(20) % 2) for _ in range(4)]
-    figure, ax = metric.plot(values)
-    assert figure is ax.figure
-    assert ax.get_ylabel() == "EqualErrorRate"
-    np.testing.assert_allclose(ax.lines[0].get_ydata(), [float(value) for value in values])
-    import matplotlib.pyplot as plt
-
-    assert not plt.get_fignums()
-
-
 def test_linkability_of_bins_is_near_that_of_scores():
     draw = torch.Generator().manual_seed(0)
     preds = torch.randn(20_000, generator=draw)
@@ -228,10 +209,3 @@ def test_linkability_of_bins_is_near_that_of_scores():
         metric.update(preds, target)
         assert metric.compute().item() == pytest.approx(exact.item(), abs=0.01)
         assert metric.error_bound().isnan()
-
-
-def test_every_score_metric_that_bins_takes_thresholds():
-    for metric in (Cllr, MinCllr, EqualErrorRate, Linkability):
-        metric(thresholds=None)
-    for metric in (MinCllr, EqualErrorRate, Linkability):
-        metric(thresholds=64)

@@ -9,12 +9,13 @@ import pytest
 import reference
 import torch
 from golden import PRIOR_ENTROPY, PRIOR_LOG_ODDS, SCORE_SETS, TRANSFER_SETS, ZEBRA_TAGS, score_set, transfer_set
+from samples import gaussians
 from torch.testing import assert_close
 
 from vpmetrics import CalibrationDistortion, ZebraDisclosure
-from vpmetrics._scores import ordered
-from vpmetrics._scores.calibration import fit_logistic
-from vpmetrics._scores.measures import evidence
+from vpmetrics._engine import score_counts
+from vpmetrics._engine.calibration import fit_logistic
+from vpmetrics._engine.measures import evidence
 from vpmetrics.functional import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
 
 
@@ -22,12 +23,6 @@ def tensors(*arrays, dtype=torch.float64):
     return [
         torch.from_numpy(np.asarray(a)).to(dtype if np.asarray(a).dtype.kind == "f" else torch.long) for a in arrays
     ]
-
-
-def gaussians(targets, nontargets, distance=1.5, seed=0, dtype=torch.float64):
-    draw = torch.Generator().manual_seed(seed)
-    preds = torch.cat([torch.randn(targets, generator=draw) + distance, torch.randn(nontargets, generator=draw)])
-    return preds.to(dtype), torch.arange(targets + nontargets) < targets
 
 
 @pytest.mark.parametrize("name", SCORE_SETS)
@@ -180,31 +175,13 @@ def test_unchecked_nan_never_leaves_as_a_number(thresholds):
     assert value["tag"] == -1
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"thresholds": "8"}, TypeError),
-        ({"thresholds": 1}, ValueError),
-        ({"thresholds": torch.tensor([1.0, 0.0])}, ValueError),
-        ({"score_range": (0, 1)}, ValueError),
-        ({"thresholds": 8, "score_range": (1, 0)}, ValueError),
-        ({"bandwidth": "0.1"}, TypeError),
-        ({"bandwidth": -0.1}, ValueError),
-        ({"thresholds": 8, "bandwidth": 0.1}, ValueError),
-    ],
-)
-def test_bad_options_are_refused(options, error):
-    with pytest.raises(error, match="Expected `"):
-        ZebraDisclosure(**options)
-
-
 @pytest.mark.parametrize("threads", [1, 4])
 def test_pieces_sorted_side_by_side_are_as_one_and_no_score_given_is_moved(threads, monkeypatch):
     preds, target = gaussians(200, 3_000)
     given, expected = preds.clone(), zebra_disclosure(preds, target)
-    monkeypatch.setattr(ordered, "CHUNK", 100)
+    monkeypatch.setattr(score_counts, "CHUNK", 100)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    pieces = ordered.order_scores(preds, target).nontargets
+    pieces = score_counts.order_scores(preds, target).nontargets
     assert len(pieces) == threads
     assert all(bool((piece.diff() >= 0).all()) for piece in pieces)
     assert_close(zebra_disclosure(preds, target), expected, rtol=0, atol=0)
@@ -241,20 +218,6 @@ def test_a_range_is_learnt_at_any_scale(scale):
     exact = zebra_disclosure(preds * scale, target)["d_ece"]
     assert value - 1e-6 <= exact <= value + bound + 1e-6
     assert bound < 0.02 or scale == 0  # one bin cannot tell equal scores from ordered ones
-
-
-def test_histograms_learnt_apart_can_be_merged():
-    preds, target = gaussians(500, 5_000)
-    whole = ZebraDisclosure(thresholds=512)
-    whole.update(preds * 100, target)
-    parts = [ZebraDisclosure(thresholds=512) for _ in range(2)]
-    order = preds.abs().argsort()
-    for part, metric in zip(order.chunk(2), parts, strict=True):
-        metric.update(preds[part] * 100, target[part])
-    assert parts[0].learnt_bin_exponent < parts[1].learnt_bin_exponent
-    parts[0].merge_state(parts[1])
-    assert torch.equal(parts[0].learnt_bin_counts, whole.learnt_bin_counts)
-    parts = [metric.clone() for metric in parts]
 
 
 def test_histogram_of_infinite_and_outlying_scores():

@@ -1,4 +1,4 @@
-"""Anonymisers trained on the bundled voices: what cosines see of them, and what attackers who learn see.
+"""Anonymisers trained on bundled or Gaussian voices: what cosines see of them, and what attackers who learn see.
 
 A small network maps an original embedding and the key of a session to a protected embedding. It is trained by Adam
 (1e-3) for 300 steps of 16 speakers with 8 utterances each, in two sessions, by one of several losses, and judged on
@@ -7,6 +7,7 @@ of the speakers trained on, and, as a check that closed forms find most, by a ne
 draws of the same.
 
     python tests/bench/anonymisers.py --splits 3 --learnt --figure anonymisers.png
+    python tests/bench/anonymisers.py --splits 3 --learnt --voices gaussian
 
 The judge (``judge.py``) shares no code with the training.
 """
@@ -17,6 +18,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,18 +26,42 @@ from judge import Speech, judge, two_sided, unit
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 
-from vpmetrics.data import DemoVoices, demo_voices
+from vpmetrics.data import demo_voices
 from vpmetrics.losses import PseudonymisationLoss
 
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-STEPS, SPEAKERS, UTTERANCES, HELD_OUT, KEY = 300, 16, 8, 12, 32
+STEPS, SPEAKERS, UTTERANCES, KEY = 300, 16, 8, 32
 COLUMNS = ("cosine", "in folds", "watched", "learnt", "within", "across")
+
+
+class Voices(NamedTuple):
+    """Embeddings and their speakers, who lie one after another with equally many utterances."""
+
+    original: Tensor
+    speakers: Tensor
+
+
+def bundled_voices() -> Voices:
+    """Return the 37 speakers of the library."""
+    voices = demo_voices()
+    return Voices(voices.original, voices.speakers)
+
+
+def gaussian_voices(speakers: int = 90, utterances: int = 10, width: int = 48, seed: int = 0) -> Voices:
+    """Return speakers of another generator, whose variance falls slowly over the dimensions."""
+    generator = torch.Generator().manual_seed(seed)
+    names, variance = torch.arange(speakers).repeat_interleave(utterances), 0.97 ** torch.arange(width)
+    voices = torch.randn(speakers, width, generator=generator)[names] * variance.sqrt()
+    return Voices(voices + 1.1 * torch.randn(len(names), width, generator=generator) * variance.pow(0.25), names)
+
+
+VOICES = {"bundled": (bundled_voices, 12), "gaussian": (gaussian_voices, 30)}  # and how many speakers are held out
 
 
 class Anonymiser(nn.Module):
     """A small network, without a path around it, from an embedding and a key; the key may be kept from it."""
 
-    def __init__(self, keyed: bool = True, width: int = 256) -> None:
+    def __init__(self, keyed: bool, width: int) -> None:
         super().__init__()
         self.keyed = keyed
         self.net = nn.Sequential(nn.Linear(width + KEY, width), nn.GELU(), nn.Linear(width, width))
@@ -47,7 +73,7 @@ class Anonymiser(nn.Module):
 class AdversarialClassification(nn.Module):
     """A classifier learns who spoke; the anonymiser learns to fool it and to stay near the original."""
 
-    def __init__(self, weight: float, speakers: int = 37, width: int = 256) -> None:
+    def __init__(self, weight: float, speakers: int, width: int) -> None:
         super().__init__()
         self.weight = weight
         self.classifier = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, speakers))
@@ -74,14 +100,15 @@ class WithoutSessions(nn.Module):
         return self.loss(original, protected, speakers)
 
 
-def systems() -> dict[str, tuple[bool, list[Callable[[], Loss]]]]:
+def systems(voices: Voices) -> dict[str, tuple[bool, list[Callable[[], Loss]]]]:
     """What is compared: whether there is a key, and the loss at a few settings; ours at its defaults."""
-    adversaries = [lambda w=w: AdversarialClassification(w) for w in (0.3, 1.0, 3.0)]  # type: ignore[misc]
-    attacked = lambda: PseudonymisationLoss(attacks=("batch", "past"), steadiness=0)  # noqa: E731
+    sizes = int(voices.speakers.max()) + 1, voices.original.shape[1]
+    adversaries = [lambda w=w: AdversarialClassification(w, *sizes) for w in (0.3, 1.0, 3.0)]  # type: ignore[misc]
+    attacked = lambda: PseudonymisationLoss(attacks=("batch", "past"), session_invariance=0)  # noqa: E731
     return {
         "PseudonymisationLoss": (True, [PseudonymisationLoss]),
-        "attacks in place of steadiness": (True, [attacked]),
-        "cosines and centring alone": (True, [lambda: PseudonymisationLoss(steadiness=0)]),
+        "attacks in place of session invariance": (True, [attacked]),
+        "cosines and centring alone": (True, [lambda: PseudonymisationLoss(session_invariance=0)]),
         "adversarial classification": (True, adversaries),
         "PseudonymisationLoss, no key": (False, [WithoutSessions]),
     }
@@ -97,13 +124,13 @@ def batches(rows: Tensor, draw: torch.Generator) -> Iterator[tuple[Tensor, Tenso
         yield chosen.flatten(), sessions.flatten(), key[sessions.flatten()]
 
 
-def train(loss: Loss, keyed: bool, voices: DemoVoices, rows: Tensor, seed: int) -> Anonymiser:
-    """An anonymiser after 300 steps."""
+def train(loss: Loss, keyed: bool, voices: Voices, rows: Tensor, seed: int, steps: int = STEPS) -> Anonymiser:
+    """Return an anonymiser after some steps."""
     torch.manual_seed(seed)
-    net = Anonymiser(keyed)
+    net = Anonymiser(keyed, voices.original.shape[1])
     optimiser = torch.optim.Adam(net.parameters(), lr=1e-3)
     source = batches(rows, torch.Generator().manual_seed(seed))
-    for _ in range(STEPS):
+    for _ in range(steps):
         chosen, sessions, key = next(source)
         original = voices.original[chosen]
         optimiser.zero_grad()
@@ -113,26 +140,27 @@ def train(loss: Loss, keyed: bool, voices: DemoVoices, rows: Tensor, seed: int) 
 
 
 @torch.no_grad()
-def speak(net: Anonymiser, voices: DemoVoices, rows: Tensor, draws: int, seed: int) -> Speech:
+def speak(net: Anonymiser, voices: Voices, rows: Tensor, draws: int, seed: int) -> Speech:
     """All utterances of some speakers, as many times as there are draws of a key for each speaker."""
     draw, utterances = torch.Generator().manual_seed(seed), rows.flatten()
-    speakers = voices.speakers[utterances]
+    speakers, number_of_speakers = voices.speakers[utterances], int(voices.speakers.max()) + 1
     parts = []
     for number in range(draws):
-        key = torch.randn(len(voices.speaker_names), KEY, generator=draw)[speakers]
+        key = torch.randn(number_of_speakers, KEY, generator=draw)[speakers]
         original = voices.original[utterances]
-        sessions = speakers + number * len(voices.speaker_names)
+        sessions = speakers + number * number_of_speakers
         parts.append([original.double(), net(original, key).double(), speakers, utterances, sessions])
     return Speech(*(torch.cat(column).numpy() for column in zip(*parts, strict=True)))
 
 
-def learn_to_undo(net: Anonymiser, voices: DemoVoices, rows: Tensor, evaluated: Speech, steps: int = 1500) -> float:
+def learn_to_undo(net: Anonymiser, voices: Voices, rows: Tensor, evaluated: Speech, steps: int = 1500) -> float:
     """What a network finds that learns, on new draws in every step, to turn protected into original speech."""
     torch.manual_seed(0)
     known = speak(net, voices, rows, 8, seed=3)
     mean_p, white_p = whitening(known.protected)
     mean_o, white_o = whitening(known.original)
-    attacker = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256))
+    width = voices.original.shape[1]
+    attacker = nn.Sequential(nn.Linear(width, 512), nn.GELU(), nn.Linear(512, width))
     optimiser = torch.optim.Adam(attacker.parameters(), lr=1e-3)
     source = batches(rows, torch.Generator().manual_seed(4))
     for _ in range(steps):
@@ -159,17 +187,17 @@ def whitening(rows: np.ndarray) -> tuple[Tensor, Tensor]:
     return torch.tensor(rows.mean(0)).float(), torch.tensor(white).float()
 
 
-def measure(voices: DemoVoices, splits: int, learnt: bool) -> dict[str, np.ndarray]:
+def measure(voices: Voices, held_out: int, splits: int, learnt: bool) -> dict[str, np.ndarray]:
     """For every system ``(settings, splits, columns)``, on the speakers held out."""
-    rows, results = torch.arange(len(voices.speakers)).view(len(voices.speaker_names), -1), {}
+    rows, results = torch.arange(len(voices.speakers)).view(int(voices.speakers.max()) + 1, -1), {}
     print("setting   " + "  ".join(f"{name:>8s}" for name in COLUMNS))
-    for name, (keyed, settings) in systems().items():
+    for name, (keyed, settings) in systems(voices).items():
         values = np.full((len(settings), splits, len(COLUMNS)), np.nan)
         start = time.process_time()
         for setting, make in enumerate(settings):
             for seed in range(splits):
                 order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
-                known, new = rows[order[HELD_OUT:]], rows[order[:HELD_OUT]]
+                known, new = rows[order[held_out:]], rows[order[:held_out]]
                 net = train(make(), keyed, voices, known, seed)
                 evaluated = speak(net, voices, new, 2 if keyed else 1, seed=1)
                 found = judge(evaluated, speak(net, voices, known, 8 if keyed else 1, seed=2))
@@ -210,11 +238,13 @@ def main() -> None:
     """Train, judge, print, draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--splits", type=int, default=3, help="random splits of the speakers")
+    parser.add_argument("--voices", choices=VOICES, default="bundled", help="whose voices")
     parser.add_argument("--learnt", action="store_true", help="also train a network to undo each")
     parser.add_argument("--figure", type=Path, default=None, help="where the figure goes")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results = measure(demo_voices(), arguments.splits, arguments.learnt)
+    make, held_out = VOICES[arguments.voices]
+    results = measure(make(), held_out, arguments.splits, arguments.learnt)
     if arguments.figure:
         draw(results, arguments.figure)
 

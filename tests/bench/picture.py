@@ -13,7 +13,7 @@ import matplotlib.image
 from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vpmetrics._plot.axes import COLOURS
+from vpmetrics.plotting.axes import COLOURS
 
 CURVES = {
     "op_d_ece_strongest": "OP, strongest attack",

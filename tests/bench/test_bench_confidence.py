@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vpmetrics.lightning.front import Front
-from vpmetrics.lightning.pareto import ParetoPoint
+from vpmetrics.lightning.pareto import ParetoFront, ParetoPoint
 from vpmetrics.suite import VoicePrivacy
 
 pytestmark = pytest.mark.bench
@@ -31,9 +30,9 @@ def estimates(generator, speakers, intervals=None):
 
 def chosen(found, end):
     """The epoch that a checkpoint callback would choose."""
-    front = Front({"leak": BUDGET}, mode="max", most=-1)
+    front = ParetoFront({"leak": BUDGET}, mode="max", size=-1)
     for epoch, values in enumerate(found):
-        front.take(front.extended(ParetoPoint(epoch, epoch, {"leak": values[end]}, SHARES[epoch], path="")))
+        front.kept = front.extend(ParetoPoint(epoch, epoch, {"leak": values[end]}, SHARES[epoch], path=""))
     return front.chosen.epoch
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.coverage import Population, System, cover_embeddings, cover_strongest, cover_trials
+from bench.interval_coverage import Population, System, cover_embeddings, cover_strongest, cover_trials
 
 pytestmark = pytest.mark.bench
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_speakers import planted
+from samples import planted
 
 from vpmetrics import VoicePrivacy
 

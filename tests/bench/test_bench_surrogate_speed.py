@@ -7,9 +7,9 @@ import time
 import pytest
 import torch
 
-from vpmetrics._scores.measures import expected_disclosure
-from vpmetrics._scores.smooth import soft_counts
-from vpmetrics._scores.steps import Steps
+from vpmetrics._engine.measures import expected_disclosure
+from vpmetrics._engine.score_counts import Steps
+from vpmetrics._engine.smoothing import soft_counts
 
 
 def milliseconds(function, repeats=9):

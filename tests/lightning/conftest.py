@@ -7,12 +7,11 @@ import pytest
 from matplotlib.figure import Figure
 from training import PACKAGES
 
-from vpmetrics import _figures as figures
-
-# Lightning's own remarks: few workers, few batches, a logger or a folder that is or is not there.
-# And ours on weak attackers, whom most tests are not about.
+# Lightning's own remarks on few workers, few batches, loggers and folders; and ours on weak attackers.
 _REMARKS = pytest.mark.filterwarnings(
-    "ignore::UserWarning:.*lightning.*", "ignore::FutureWarning", "ignore:PrivacyCheckpoint watches .* measure of an"
+    "ignore::UserWarning:.*lightning.*",
+    "ignore::FutureWarning",
+    "ignore:PrivacyCheckpoint monitors .* an attacker learns who compares",
 )
 
 
@@ -30,10 +29,10 @@ def pl():
 @pytest.fixture
 def one_small_figure(monkeypatch):
     """For tests of when figures are drawn, not of what is on them."""
-    monkeypatch.setattr(figures, "figures_of", lambda *_: {"zoo": Figure((0.3, 0.3))})
+    monkeypatch.setattr("vpmetrics.plotting.figures.figures_of", lambda *_: {"zoo": Figure((0.3, 0.3))})
 
 
 @pytest.fixture(autouse=True)
-def started_elsewhere(monkeypatch, tmp_path):
-    """What a Trainer leaves where it was started is left in a folder of the test."""
+def working_folder(monkeypatch, tmp_path):
+    """Files that a Trainer writes to the working folder."""
     monkeypatch.chdir(tmp_path)

@@ -1,147 +1,311 @@
-"""Which checkpoints are kept, and which is chosen."""
+"""Which checkpoints are kept and chosen, what is on disk at any time, and which names and arguments are wrong."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import shutil
+import sys
+import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from training import (
     LOSSES,
+    NAMES,
     PACKAGES,
     SHARES,
     anonymiser,
     assert_same,
     both_packages,
     by_hand,
-    events,
     fit,
     keeper,
     loader,
     names_in,
-    tensorboard,
     watch,
 )
 
-from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
+from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor
+
+NAME = "val/privacy/op_d_ece"
+SMALL = {"metrics": ["deid", "op_d_ece", "op_d_ece_reversed"]}
 
 
-@pytest.mark.parametrize(
-    ("pl", "mode"),
-    [(importlib.import_module(PACKAGES[0]), "min"), (importlib.import_module(PACKAGES[1]), "max")],
-    ids=["pytorch_lightning-min", "lightning.pytorch-max"],
-)
-def test_best_utility_within_the_budget(pl, tmp_path, mode):
-    logger = tensorboard(pl, tmp_path / "log")
-    checkpoint = keeper(budget=0.4, mode=mode, dirpath=tmp_path / "kept", filename="{epoch}")
+def log_rows(pl, rows):
+    """A module that logs given values in each epoch."""
+    return anonymiser(pl, validation_step=lambda self, *_: self.log_dict(rows[self.current_epoch]))
+
+
+def trade_off(pl, epochs):
+    """Every epoch leaks more at a lower loss, so that every epoch is on the front."""
+    shares = [(1 + epoch) / epochs for epoch in range(epochs)]
+    return anonymiser(pl, shares, [float(epochs - epoch) for epoch in range(epochs)])
+
+
+def read_front(folder, name="pareto_front"):
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize(("package", "mode"), list(zip(PACKAGES, ("min", "max"), strict=True)))
+def test_best_utility_within_the_budget(package, tmp_path, mode):
+    pl = importlib.import_module(package)
+    checkpoint = keeper(budget=0.4, mode=mode, dirpath=tmp_path, filename="{epoch}")
+    assert (checkpoint.chosen, checkpoint.within_budget) == (None, False)
     losses = LOSSES if mode == "min" else [-loss for loss in LOSSES]
-    module = anonymiser(pl, SHARES, losses)
-    monitor = watch(figures_every_n_epochs=None)
-    trainer = fit(pl, [checkpoint, monitor], module, epochs=5, logger=logger)
+    module, monitor = anonymiser(pl, SHARES, losses), watch()
+    trainer = fit(pl, [checkpoint, monitor], module, epochs=5)
     leaks = [by_hand(share)["op_d_ece"] for share in SHARES]
-    # The last leaks more than the fourth and is worth less; of the others, each leaks less where it is worth less.
+    # The last leaks more than the fourth at a worse utility; of the others each that leaks less has a worse one.
     assert leaks[1] < leaks[3] < 0.4 < leaks[2] < leaks[0]
-    assert leaks[3] < leaks[4]
-    assert names_in(tmp_path / "kept") == ["epoch=0.ckpt", "epoch=1.ckpt", "epoch=2.ckpt", "epoch=3.ckpt"]
-    assert checkpoint.best_model_path == str(tmp_path / "kept" / "epoch=3.ckpt")
-    assert checkpoint.best_model_score == losses[3]
-    assert checkpoint.within_budget
+    assert names_in(tmp_path) == [f"epoch={epoch}.ckpt" for epoch in range(4)]
     assert [point.epoch for point in checkpoint.pareto_front] == [1, 3, 2, 0]
-    assert [point.utility for point in checkpoint.pareto_front] == [losses[epoch] for epoch in (1, 3, 2, 0)]
-    found = [point.disclosure["val/privacy/op_d_ece"] for point in checkpoint.pareto_front]
-    assert found == pytest.approx([leaks[epoch] for epoch in (1, 3, 2, 0)])
-    # It reloads, and is the one meant.
-    assert type(module).load_from_checkpoint(checkpoint.best_model_path).trained == 4
+    assert [point.disclosure[NAME] for point in checkpoint.pareto_front] == pytest.approx(
+        [leaks[epoch] for epoch in (1, 3, 2, 0)]
+    )
+    chosen = checkpoint.chosen
+    assert (chosen.epoch, chosen.utility, checkpoint.within_budget) == (3, losses[3], True)
+    assert chosen.path == checkpoint.best_model_path == str(tmp_path / "epoch=3.ckpt")
+    assert checkpoint.best_model_score == losses[3]
+    # It loads, and a test with it does not set the callbacks back to the epoch it was saved in.
+    assert type(module).load_from_checkpoint(chosen.path).trained == 4
     trainer.test(module, loader(), ckpt_path="best", verbose=False)
-    assert module.trained == 4
-    # Loading it for a test has not taken the callbacks back to the epoch it was saved in.
-    assert len(monitor.history) == 5
-    assert len(checkpoint.pareto_front) == 4
-    assert torch.load(checkpoint.best_model_path, weights_only=True)["epoch"] == 3
-    images = events(logger).Images("val/privacy/op_d_ece/pareto_front")
-    assert len(images) == 4
-    written = json.loads((tmp_path / "kept" / "pareto_front.json").read_text())
-    assert written["chosen"] == "epoch=3.ckpt"
-    assert written["privacy"] == {"val/privacy/op_d_ece": 0.4}
-    assert [(point["path"], point["within_budget"]) for point in written["points"]] == [
+    assert (module.trained, len(monitor.history), len(checkpoint.pareto_front)) == (4, 5, 4)
+    front = read_front(tmp_path)
+    assert (front["chosen"], front["privacy"]) == ("epoch=3.ckpt", {NAME: 0.4})
+    assert [(row["path"], row["within_budget"]) for row in front["points"]] == [
         ("epoch=1.ckpt", True), ("epoch=3.ckpt", True), ("epoch=2.ckpt", False), ("epoch=0.ckpt", False),
     ]  # fmt: skip
 
 
-def test_dominated_files_are_removed(pl, tmp_path):
-    checkpoint = keeper(budget=0.4, dirpath=tmp_path, filename="{epoch}")
-    fit(pl, [watch(), checkpoint], anonymiser(pl, (0.9, 0.6, 0.3), (3.0, 2.0, 1.0)), epochs=3)
-    assert names_in(tmp_path) == ["epoch=2.ckpt"]
-    assert [point.epoch for point in checkpoint.pareto_front] == [2]
-
-
-def test_least_disclosure_where_none_meets_the_budget(pl, tmp_path):
+def test_least_disclosure_where_none_is_within_the_budget(pl, tmp_path):
     checkpoint = keeper(budget=0.0, dirpath=tmp_path, filename="{epoch}")
-    with pytest.warns(UserWarning, match="No checkpoint meets the budget"):
-        fit(pl, [watch(), checkpoint], anonymiser(pl, SHARES[::2], LOSSES[::2]), epochs=3)
-    leaks = [by_hand(share)["op_d_ece"] for share in SHARES[::2]]
-    assert Path(checkpoint.best_model_path).stem == f"epoch={leaks.index(min(leaks))}"
+    with pytest.warns(UserWarning, match="No checkpoint is within the budget"):
+        fit(pl, [watch(), checkpoint], anonymiser(pl, (0.9, 0.3, 0.6), (1.0, 3.0, 2.0)), epochs=3)
+    assert checkpoint.chosen.epoch == 1
     assert not checkpoint.within_budget
-    assert json.loads((tmp_path / "pareto_front.json").read_text())["within_budget"] is False
+    assert read_front(tmp_path)["within_budget"] is False
 
 
-def test_several_budgets(pl, tmp_path):
+def test_several_budgets_hold_together(pl, tmp_path):
     rows = [by_hand(share) for share in SHARES]
-    budgets = {"val/privacy/op_d_ece": 0.5, "val/privacy/op_l_w": 1.6}
-    checkpoint = keeper(list(budgets), list(budgets.values()), dirpath=tmp_path, filename="{epoch}")
+    budgets = {NAME: 0.5, "val/privacy/op_l_w": 1.6}
+    checkpoint = keeper(list(budgets), list(budgets.values()), dirpath=tmp_path)
     fit(pl, [watch(), checkpoint], anonymiser(pl, SHARES, LOSSES), epochs=5)
     within = [e for e, row in enumerate(rows) if all(row[name[12:]] <= limit for name, limit in budgets.items())]
     assert within == [1, 3]
     assert rows[2]["op_d_ece"] < 0.5
-    assert Path(checkpoint.best_model_path).stem == f"epoch={min(within, key=lambda epoch: LOSSES[epoch])}"
+    assert checkpoint.chosen.epoch == min(within, key=lambda epoch: LOSSES[epoch])
 
 
-def test_only_measured_weights_are_saved(pl, tmp_path):
+def test_a_trade_off_leaves_five_files_of_sixty_epochs_and_all_measurements(pl, tmp_path):
+    checkpoint, monitor = keeper(budget=0.2, dirpath=tmp_path, filename="{epoch}"), watch(**SMALL)
+    fit(pl, [monitor, checkpoint], trade_off(pl, 60), epochs=60)
+    assert {f"epoch={point.epoch}.ckpt" for point in checkpoint.pareto_front} == set(names_in(tmp_path))
+    assert len(checkpoint.pareto_front) == 5
+    leaks = [max(row["op_d_ece"], row["op_d_ece_reversed"]) for row in monitor.history]
+    assert checkpoint.chosen.epoch == max(epoch for epoch, leak in enumerate(leaks) if leak <= 0.2)
+    # Both ends of the front are kept, and no gap is wide.
+    kept = [point.disclosure[NAME] for point in checkpoint.pareto_front]
+    assert (kept[0], kept[-1]) == (pytest.approx(min(leaks)), pytest.approx(max(leaks)))
+    assert max(b - a for a, b in pairwise(kept)) < 0.6 * (kept[-1] - kept[0])
+    front = read_front(tmp_path)
+    assert [row["epoch"] for row in front["measured"]] == list(range(60))
+    assert {row["path"] for row in front["measured"]} - {None} == set(names_in(tmp_path))
+
+
+@pytest.mark.parametrize(("size", "files"), [(1, 1), (-1, 8)])
+def test_as_many_files_as_are_asked_for(pl, tmp_path, size, files):
+    checkpoint = keeper(budget=0.3, dirpath=tmp_path, save_top_k=size, save_last=True)
+    fit(pl, [watch(**SMALL), checkpoint], trade_off(pl, 8), epochs=8)
+    assert len(names_in(tmp_path)) == files + 1  # and the last
+    assert checkpoint.within_budget
+
+
+class FileWatcher:
+    """Checks at every file operation of this process that the front on disk is whole and names only whole files.
+
+    Killed between any two operations, the process would leave what is checked here.
+    """
+
+    def __init__(self, folder):
+        self.folder, self.checks, self.faults, self.is_busy = folder, 0, [], False
+        sys.addaudithook(self)  # stays for the rest of the process, and is idle without a folder
+
+    def __call__(self, event, arguments):
+        if (
+            self.folder is None
+            or self.is_busy
+            or event not in ("open", "os.rename", "os.remove", "os.link", "os.truncate")
+        ):
+            return
+        self.is_busy = True
+        self.check(event, arguments)
+        self.is_busy = False
+
+    def check(self, event, arguments):
+        path = self.folder / "pareto_front.json"
+        is_written = event == "open" and any(letter in str(arguments[1]) for letter in "wa+")
+        if is_written and str(arguments[0]) == str(path):
+            self.faults.append("the front is written in place")
+        if path.exists():
+            self.checks += 1
+            front = json.loads(path.read_text())
+            names = {row["path"] for row in front["measured"]} | {row["path"] for row in front["points"]}
+            missing = {name for name in ({front["chosen"]} | names) - {None, ""} if not (self.folder / name).exists()}
+            if missing:
+                self.faults.append(f"{missing} named before {event} {arguments}")
+
+
+def test_the_front_on_disk_never_names_a_file_that_is_not_there(pl, tmp_path):
+    checkpoint = keeper(budget=0.5, dirpath=tmp_path, filename="{epoch}", save_top_k=2)
+    watcher = FileWatcher(tmp_path)
+    fit(pl, [watch(**SMALL), checkpoint], trade_off(pl, 6), epochs=6)
+    watcher.check("end", ())
+    watcher.folder = None
+    assert watcher.checks > 12
+    assert watcher.faults == []
+    assert len(names_in(tmp_path)) == 2
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+# What is compared
+
+
+def test_flipping_every_embedding_is_not_within_the_budget(pl, tmp_path):
+    step = lambda self, batch, _: dict(zip(NAMES, (batch[0], -batch[0], batch[2]), strict=True))  # noqa: E731
+    checkpoint = keeper(NAME, 0.05, utility="val/privacy/deid", dirpath=tmp_path)
+    with pytest.warns(UserWarning, match="No checkpoint is within the budget"):
+        trainer = fit(pl, [watch(**SMALL), checkpoint], anonymiser(pl, validation_step=step), epochs=1)
+    assert trainer.callback_metrics[NAME] < 0.05
+    assert checkpoint.chosen.disclosure[NAME] == pytest.approx(float(trainer.callback_metrics[f"{NAME}_reversed"]))
+
+
+def test_by_default_the_strongest_attack_counts(pl, tmp_path):
+    """A rotation hides speakers from a cosine, and not from an attacker who ran the anonymiser on others."""
+    rotation = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(4)))[0]
+
+    def step(self, batch, _):
+        self.log("val/loss", 1.0)
+        return dict(zip(NAMES, (batch[0], batch[0] @ rotation, batch[2]), strict=True))
+
+    checkpoint = PrivacyCheckpoint(dirpath=tmp_path)
+    data = loader(speakers=16, utterances=6, batch_size=96)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="PrivacyCheckpoint monitors")
+        trainer = fit(
+            pl, [PrivacyMonitor(), checkpoint], anonymiser(pl, validation_step=step), data, 1, num_sanity_val_steps=0
+        )
+    assert trainer.callback_metrics["val/privacy/op_d_ece"] < 0.05 < 0.3 < max(checkpoint.chosen.disclosure.values())
+    assert not checkpoint.within_budget
+
+
+@pytest.mark.filterwarnings("default:PrivacyCheckpoint monitors")
+def test_a_budget_of_a_weak_attacker_only_is_warned_of(pl, tmp_path):
+    with pytest.warns(UserWarning, match="who compares embeddings as they are.* add a name that ends in 'disclosure'"):
+        fit(pl, [watch(), keeper("val/privacy/pp_d_ece", 9.0, dirpath=tmp_path)], epochs=1)
+
+
+def test_with_confidence_the_upper_end_is_compared(pl, tmp_path):
+    """An estimate within the budget by luck is not chosen."""
+    ends = [(0.4, 0.3, 0.5), (0.18, 0.1, 0.3), (0.15, 0.12, 0.19), (0.1, 0.0, 0.25)]
+    rows = [
+        {"val/leak": value, "val/leak_low": low, "val/leak_high": high, "val/loss": 1.0 + epoch}
+        for epoch, (value, low, high) in enumerate(ends)
+    ]
+    estimate = keeper("val/leak", 0.2, dirpath=tmp_path)
+    upper = keeper("val/leak", 0.2, dirpath=tmp_path, confidence=0.95)
+    fit(pl, [estimate, upper], log_rows(pl, rows))
+    assert (estimate.chosen.epoch, upper.chosen.epoch) == (1, 2)
+    assert upper.chosen.disclosure == {"val/leak": pytest.approx(0.19)}
+    assert upper.chosen.intervals == {"val/leak": pytest.approx([0.12, 0.19])}
+    # Less than the epoch before by its estimate, and no better by its upper end.
+    assert [point.epoch for point in upper.pareto_front] == [2, 1, 0]
+    assert [row["within_budget"] for row in read_front(tmp_path, "pareto_front-v1")["measured"]] == [
+        False, False, True, False,
+    ]  # fmt: skip
+
+
+def test_the_upper_end_counts_in_the_direction_of_larger_disclosure(pl, tmp_path):
+    ends = {"": 0.1, "_high": 0.2, "_low": 0.05, "_reversed": 0.0, "_reversed_high": 0.3, "_reversed_low": 0.0}
+    checkpoint = keeper("val/leak", 0.5, dirpath=tmp_path, confidence=0.95)
+    fit(
+        pl,
+        [checkpoint],
+        log_rows(pl, [{"val/loss": 1.0, **{f"val/leak{end}": v for end, v in ends.items()}}]),
+        epochs=1,
+    )
+    assert checkpoint.chosen.disclosure == {"val/leak": pytest.approx(0.3)}
+    assert checkpoint.chosen.intervals == {"val/leak": pytest.approx([0.05, 0.3])}
+
+
+@pytest.mark.parametrize("name", ["val/loss", "val/leak_reversed"])
+def test_what_is_not_finite_is_not_saved(pl, tmp_path, name):
+    rows = [{"val/leak": 0.0, "val/leak_reversed": 0.0, "val/loss": 1.0} for _ in range(2)]
+    rows[0][name] = float("nan")
+    checkpoint = keeper("val/leak", dirpath=tmp_path, filename="{epoch}")
+    with pytest.warns(UserWarning, match="saves nothing of epoch 0: .* is nan"):
+        fit(pl, [checkpoint], log_rows(pl, rows), epochs=2)
+    assert names_in(tmp_path) == ["epoch=1.ckpt"]
+
+
+# Only measured weights
+
+
+def test_an_epoch_without_a_measurement_is_not_saved(pl, tmp_path):
     checkpoint = keeper(budget=1.0, dirpath=tmp_path, filename="{epoch}")
     # A better loss in the epochs between must not be paired with the disclosure of the epoch before.
     module = anonymiser(pl, (0.9, 0.6, 0.9, 0.3), (0.1, 2.0, 0.1, 3.0))
     fit(pl, [watch(every_n_epochs=2), checkpoint], module)
     assert names_in(tmp_path) == ["epoch=1.ckpt", "epoch=3.ckpt"]
+    never = keeper(dirpath=tmp_path / "never")
+    with pytest.warns(UserWarning, match="PrivacyCheckpoint saved nothing"):
+        fit(pl, [watch(every_n_epochs=3), never], epochs=2)
+    assert names_in(tmp_path / "never") == []
 
 
-def test_nothing_measured_nothing_saved(pl, tmp_path):
-    with pytest.warns(UserWarning, match="PrivacyCheckpoint has saved nothing"):
-        fit(pl, [watch(every_n_epochs=3), keeper(dirpath=tmp_path)], epochs=2)
-    assert names_in(tmp_path) == []
-
-
-def test_what_is_not_finite_is_not_saved(pl, tmp_path):
-    checkpoint = keeper(budget=1.0, dirpath=tmp_path, filename="{epoch}")
-    module = anonymiser(pl, (0.6, 0.3), (float("nan"), 1.0))
-    with pytest.warns(UserWarning, match="saves nothing of epoch 0: .*val/loss is nan"):
-        fit(pl, [watch(), checkpoint], module, epochs=2)
+def test_saving_in_mid_epoch_takes_no_values_of_earlier_weights(pl, tmp_path):
+    rows = [{"val/leak": leak, "val/loss": 1.0} for leak in (0.1, 0.04, 0.03)]
+    checkpoint = keeper("val/leak", 1.0, dirpath=tmp_path, filename="{epoch}", save_on_train_epoch_end=True)
+    fit(pl, [checkpoint], log_rows(pl, rows), epochs=3, check_val_every_n_epoch=2)
     assert names_in(tmp_path) == ["epoch=1.ckpt"]
+    assert checkpoint.chosen.disclosure == {"val/leak": pytest.approx(0.04)}
 
 
-def test_scalars_of_another_source_and_of_a_training_step(pl, tmp_path):
+def test_validations_within_an_epoch_are_saved(pl, tmp_path):
+    checkpoint, monitor = keeper(budget=1.0, dirpath=tmp_path), watch()
+    fit(pl, [monitor, checkpoint], epochs=2, val_check_interval=0.5)
+    assert [(row["epoch"], row["step"]) for row in monitor.history] == [(0, 2), (0, 4), (1, 7), (1, 9)]
+    assert [point.step for point in checkpoint.pareto_front] == [7]
+
+
+def test_a_utility_of_the_training_step(pl, tmp_path):
     def step(self, batch, batch_idx):
         self.log("train/loss", float(self.current_epoch), on_epoch=True, on_step=False)
         return self.layer(batch[0]).square().mean()
 
-    checkpoint = PrivacyCheckpoint("val/loss", 2.5, "train/loss", dirpath=tmp_path, filename="{epoch}")
+    checkpoint = PrivacyCheckpoint("val/loss", 2.5, "train/loss", dirpath=tmp_path)
     fit(pl, [checkpoint], anonymiser(pl, training_step=step))
-    assert Path(checkpoint.best_model_path).stem == "epoch=2"
+    assert checkpoint.chosen.epoch == 2
+
+
+# From one run to the next
 
 
 @both_packages
 def test_resumed_in_mid_run(pl, tmp_path):
     def run(folder, epochs, ckpt_path=None):
-        checkpoint = keeper(budget=0.4, dirpath=folder, filename="{epoch}", save_last=True)
-        monitor = watch()
+        checkpoint, monitor = keeper(budget=0.4, dirpath=folder, filename="{epoch}", save_last=True), watch(**SMALL)
         fit(pl, [monitor, checkpoint], anonymiser(pl, SHARES, LOSSES), epochs=epochs, ckpt_path=ckpt_path)
         return monitor, checkpoint
 
     whole, expected = run(tmp_path / "whole", 5)
     run(tmp_path / "parts", 2)
     monitor, checkpoint = run(tmp_path / "parts", 5, tmp_path / "parts" / "last.ckpt")
-    assert [row["epoch"] for row in monitor.history] == [0, 1, 2, 3, 4]
+    assert len(monitor.history) == 5
     for row, other in zip(monitor.history, whole.history, strict=True):
         assert_same({**row, "seconds": 0}, {**other, "seconds": 0})
     assert [point._replace(path="") for point in checkpoint.pareto_front] == [
@@ -151,14 +315,150 @@ def test_resumed_in_mid_run(pl, tmp_path):
     assert all(Path(point.path).exists() for point in checkpoint.pareto_front)
 
 
-def test_resumed_in_another_folder_with_another_budget(pl, tmp_path):
+def test_resumed_in_another_folder_with_another_budget_and_without_a_removed_file(pl, tmp_path):
     first = keeper(budget=0.4, dirpath=tmp_path / "a", filename="{epoch}", save_last=True)
-    fit(pl, [watch(), first], anonymiser(pl, SHARES, LOSSES))
+    fit(pl, [watch(**SMALL), first], anonymiser(pl, SHARES, LOSSES))
     (tmp_path / "a" / "epoch=2.ckpt").unlink()
     second = keeper(budget=0.7, dirpath=tmp_path / "b", filename="{epoch}")
     module = anonymiser(pl, SHARES, LOSSES)
-    fit(pl, [watch(), second], module, epochs=5, ckpt_path=tmp_path / "a" / "last.ckpt")
-    # The fifth epoch is on the front now that the third, which dominated it, has been removed by hand.
-    front = {point.epoch: Path(point.path) for point in second.pareto_front}
-    assert sorted(front) == [0, 1, 3]
-    assert all(path.exists() for path in front.values())
+    with pytest.warns(UserWarning, match="finds 3 of the 4 checkpoints it kept"):
+        fit(pl, [watch(**SMALL), second], module, epochs=5, ckpt_path=tmp_path / "a" / "last.ckpt")
+    assert sorted(point.epoch for point in second.pareto_front) == [0, 1, 3]
+    assert all(Path(point.path).exists() for point in second.pareto_front)
+
+
+def test_a_moved_folder_is_resumed_with_its_whole_front(pl, tmp_path):
+    first = keeper(budget=0.2, dirpath=tmp_path / "before", filename="{epoch}", save_last=True)
+    fit(pl, [watch(**SMALL), first], trade_off(pl, 8), epochs=6)
+    shutil.move(tmp_path / "before", tmp_path / "after")
+    last = tmp_path / "after" / "last.ckpt"
+    second = keeper(budget=0.2, dirpath=tmp_path / "after", filename="{epoch}", save_last=True)
+    fit(pl, [watch(**SMALL), second], trade_off(pl, 8), epochs=7, ckpt_path=last)
+    assert len(second.pareto_front) == 5
+    assert all(point.path.startswith(str(tmp_path / "after")) for point in second.pareto_front)
+    assert len(names_in(tmp_path / "after")) == 6
+    assert [row["epoch"] for row in read_front(tmp_path / "after")["measured"]] == list(range(7))
+    third = keeper(budget=0.2, dirpath=tmp_path / "third", filename="{epoch}")
+    fit(pl, [watch(**SMALL), third], trade_off(pl, 8), epochs=8, ckpt_path=last)
+    assert sum("/after/" in point.path for point in third.pareto_front) >= 3
+
+
+def test_checkpoints_of_different_budgets_and_folders_live_in_one_trainer(pl, tmp_path):
+    shares, losses = (1.0, 0.3, 0.6), (1.0, 3.0, 2.0)
+    strict, loose = keeper(budget=0.35, dirpath=tmp_path), keeper(budget=0.5, dirpath=tmp_path, save_last=True)
+    apart = keeper(budget=0.5, dirpath=tmp_path / "apart")
+    fit(pl, [watch(**SMALL), strict, loose, apart], anonymiser(pl, shares, losses), epochs=3)
+    assert (strict.chosen.epoch, loose.chosen.epoch, apart.chosen.epoch) == (1, 2, 2)
+    assert len({point.path for one in (strict, loose, apart) for point in one.pareto_front}) == 9
+    assert {path.name for path in tmp_path.glob("*.json")} == {"pareto_front.json", "pareto_front-v1.json"}
+    # A resumed one that is none of them does not guess whose state it continues.
+    other = keeper(budget=0.3, dirpath=tmp_path / "c")
+    with pytest.warns(UserWarning, match="holds the states of 3 PrivacyCheckpoints, none with these budgets"):
+        fit(pl, [watch(**SMALL), other], anonymiser(pl, shares, losses), epochs=4, ckpt_path=tmp_path / "last.ckpt")
+    assert [point.epoch for point in other.pareto_front] == [3]
+
+
+def test_the_front_is_drawn_with_intervals(pl, tmp_path, monkeypatch):
+    drawn = []
+    write = lambda tag, figure, step: drawn.append((tag, figure))  # noqa: E731
+    monkeypatch.setattr("vpmetrics.lightning.checkpoint.figure_writers", lambda _: [write])
+    rows = [{"val/leak": 0.4, "val/leak_low": 0.3, "val/leak_high": 0.5, "val/loss": 1.0}]
+    fit(pl, [keeper("val/leak", 0.2, dirpath=tmp_path)], log_rows(pl, rows), epochs=1)
+    ((tag, figure),) = drawn
+    assert tag == "val_figures/leak/pareto_front"
+    assert isinstance(figure, Figure)
+    assert [[0.3, 1.0], [0.5, 1.0]] in [line.get_xydata().round(4).tolist() for line in figure.axes[0].lines]
+
+
+# Wrong names and arguments
+
+
+@both_packages
+@pytest.mark.parametrize(
+    ("monitor", "arguments", "message"),
+    [
+        (
+            watch,
+            {"privacy": "val/privacy/op_dece"},
+            "monitors 'val/privacy/op_dece', .* Closest: 'val/privacy/op_d_ece'",
+        ),
+        (
+            lambda: watch(metrics=["deid"]),
+            {"privacy": NAME},
+            "but PrivacyMonitor does not log it. .*'val/privacy/deid'",
+        ),
+        (watch, {"privacy": NAME, "confidence": 0.9}, "'val/privacy/op_d_ece_high', .* It needs `intervals=0.9`"),
+        (
+            lambda: watch(intervals=0.5),
+            {"privacy": NAME, "confidence": 0.9},
+            "`confidence` to be .* logs, 0.5, but got 0.9",
+        ),
+    ],
+)
+def test_a_name_that_a_monitor_does_not_log_is_an_error_at_setup(pl, tmp_path, monitor, arguments, message):
+    module = anonymiser(pl, validation_step=lambda *_: pytest.fail("too late"))
+    with pytest.raises(ValueError, match=message):
+        fit(pl, [monitor(), PrivacyCheckpoint(**arguments, dirpath=tmp_path)], module)
+
+
+@pytest.mark.parametrize("suffix", ["", "/dataloader_idx_2"])
+def test_a_wrong_dataloader_index_is_an_error_in_the_sanity_check(pl, tmp_path, suffix):
+    module = anonymiser(pl, on_train_start=lambda self: pytest.fail("too late"))
+    with pytest.raises(ValueError, match=f"monitors 'val/privacy/op_d_ece{suffix}', .*Closest: .*dataloader_idx_0'"):
+        fit(pl, [watch(), keeper(NAME + suffix, dirpath=tmp_path)], module, val=[loader(), loader(seed=1)])
+
+
+def test_right_names_of_several_dataloaders_are_not_warned_of(pl, tmp_path):
+    checkpoint = keeper(f"{NAME}/dataloader_idx_1", 1.0, utility="val/loss/dataloader_idx_0", dirpath=tmp_path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*was not logged")
+        fit(pl, [watch(), checkpoint], val=[loader(), loader(seed=1)], epochs=1)
+    assert len(checkpoint.pareto_front) == 1
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "name", "hint"),
+    [([watch()], "val/lost", "Closest: 'val/loss'"), ([], NAME, "No PrivacyMonitor is among the callbacks")],
+)
+def test_a_name_nobody_logs_is_a_warning_in_the_sanity_check_and_an_error_after_it(pl, tmp_path, callbacks, name, hint):
+    message = f"PrivacyCheckpoint monitors '{name}', but it was not logged. {hint}"
+    checkpoint = keeper(NAME, utility=name, dirpath=tmp_path) if callbacks else keeper(name, dirpath=tmp_path)
+    with pytest.warns(UserWarning, match=message), pytest.raises(ValueError, match=message):
+        fit(pl, [*callbacks, checkpoint])
+    assert names_in(tmp_path) == []
+
+
+def test_a_utility_that_a_later_validation_logs_is_waited_for(pl, tmp_path):
+    class Wer(pl.Callback):
+        def on_validation_epoch_end(self, trainer, pl_module):
+            if not trainer.sanity_checking:
+                pl_module.log("val/later", 1.0)
+
+    checkpoint = keeper(utility="val/later", budget=1.0, dirpath=tmp_path)
+    with pytest.warns(UserWarning, match="monitors 'val/later', but it was not logged"):
+        fit(pl, [watch(), Wer(), checkpoint], epochs=1)
+    assert checkpoint.pareto_front
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"budget": -0.1}, ValueError, "Expected `budget` to be a finite number of at least 0, but got -0.1"),
+        ({"budget": [True]}, ValueError, "Expected `budget` to be a finite number"),
+        ({"privacy": ["a", "b"], "budget": 0.1}, ValueError, "Expected one `budget` for each name"),
+        ({"privacy": {"a": 0.1}, "budget": 0.1}, ValueError, "Expected no `budget` beside a dictionary"),
+        ({"privacy": {}}, ValueError, "Expected one `budget` for each name"),
+        ({"privacy": 3}, TypeError, "Expected `privacy` to be a name"),
+        ({"privacy": "val/privacy/deid"}, ValueError, "of which less is better"),
+        ({"utility": None}, TypeError, "Expected `utility` to be a name"),
+        ({"monitor": "val/loss"}, TypeError, "Expected no `monitor`"),
+        ({"every_n_train_steps": 2}, TypeError, "Expected no `every_n_train_steps`.*val_check_interval"),
+        ({"save_top_k": 0}, ValueError, "Expected `save_top_k` to be at least 1, or -1"),
+        ({"save_top_k": 2.0}, TypeError, "Expected `save_top_k` to be an integer"),
+        ({"confidence": 95}, ValueError, "`confidence` to lie between 0 and 1, but got 95"),
+        ({"mode": "up"}, Exception, "mode"),
+    ],
+)
+def test_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        PrivacyCheckpoint(**arguments)

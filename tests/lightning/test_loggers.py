@@ -1,16 +1,124 @@
-"""Figures in every logger that takes them, and a log in which the numbers that matter are not lost."""
+"""What stands in the logs: groups of scalars, figures in every logger that takes them, charts, hyperparameters."""
 
 from __future__ import annotations
 
+import gc
 import importlib
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from matplotlib.figure import Figure
-from training import FIGURES, HEADLINE, PACKAGES, anonymiser, events, fit, keeper, loader, tensorboard, watch
+from tensorboard.plugins.custom_scalar import layout_pb2
+from torch.utils.data import DataLoader, TensorDataset
+from training import (
+    LOSSES,
+    NAMES,
+    PACKAGES,
+    QUIET,
+    SHARES,
+    anonymiser,
+    assert_same,
+    both_packages,
+    by_hand,
+    events,
+    fit,
+    keeper,
+    loader,
+    tensorboard,
+    voices,
+    watch,
+)
 
+from vpmetrics.lightning import PrivacyMonitor
+
+SOME_FIGURES = {"quadrants", "ece_profile", "ranks", "path"}
+MAIN = {"disclosure", "deid", "gvd", "op_d_ece", "pp_d_ece", "op_eer", "pp_eer"}
 loggers = importlib.import_module(f"{PACKAGES[0]}.loggers")
+
+
+@both_packages
+def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path):
+    logger = tensorboard(pl, tmp_path)
+    monitor = watch(metrics="all", figures_every_n_epochs=2)
+    fit(pl, [monitor], logger=logger, epochs=3)
+    log = events(logger)
+    steps = [event.step for event in log.Scalars("val/loss")]
+    assert set(monitor.main_metrics) > MAIN
+    for key in monitor.metrics:
+        scalars = log.Scalars(f"{'val' if key in monitor.main_metrics else 'val_details'}/privacy/{key}")
+        assert [event.step for event in scalars] == steps
+        assert_same([event.value for event in scalars], dict(enumerate(row[key] for row in monitor.history)))
+    assert log.Tags()["images"]
+    assert {f"val_figures/privacy/{figure}" for figure in SOME_FIGURES} <= set(log.Tags()["images"])
+    for tag in log.Tags()["images"]:
+        assert [image.step for image in log.Images(tag)] == steps
+        assert all(image.encoded_image_string.startswith(b"\x89PNG") for image in log.Images(tag))
+
+
+@pytest.mark.parametrize("metrics", ["headline", "all"])
+@pytest.mark.parametrize("keys", [NAMES, {name: name for name in (*NAMES, "sessions")}])
+def test_the_main_group_has_at_most_25_scalars(metrics, keys):
+    monitor = PrivacyMonitor(metrics=metrics, intervals=0.95, keys=keys)
+    assert 15 < len(monitor.main_metrics) <= 25
+    assert not any(key.endswith(("_low", "_high")) for key in monitor.main_metrics)
+
+
+def test_chosen_metrics_are_all_in_the_main_group_and_ends_of_intervals_are_not(pl, tmp_path):
+    logger = tensorboard(pl, tmp_path)
+    fit(pl, [watch(metrics=["op_l_w", "oo_eer"], intervals=0.9)], epochs=1, logger=logger)
+    tags = {tag for tag in events(logger).Tags()["scalars"] if "privacy" in tag}
+    ends = {"val_details/privacy/oo_eer_low", "val_details/privacy/oo_eer_high"}
+    assert tags == {"val/privacy/op_l_w", "val/privacy/oo_eer"} | ends
+
+
+def test_charts_join_attacks_conditions_and_intervals_by_tags_that_exist(pl, tmp_path):
+    logger = tensorboard(pl, tmp_path)
+    metrics = ["op_d_ece", "op_d_ece_strongest", "pp_d_ece_strongest", "op_d_ece_chance"]
+    monitors = [PrivacyMonitor(metrics=metrics, intervals=0.9), watch(metrics=["deid", "oo_eer"], prefix="val/other")]
+    fit(pl, [*monitors, keeper(budget=1.0, dirpath=tmp_path)], epochs=2, logger=logger)
+    log = events(logger)
+    (event,) = log.Tensors("custom_scalars__config__")
+    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
+    (category,) = layout.category
+    assert category.title == "val/privacy"  # the other monitor has nothing to join
+    charts = {chart.title: chart for chart in category.chart}
+    lines = charts["op: strongest attack, cosine and chance"].multiline.tag
+    assert [tag.strip("^$") for tag in lines] == [f"val/privacy/op_d_ece{end}" for end in ("_strongest", "", "_chance")]
+    assert len(charts["d_ece_strongest of each condition"].multiline.tag) == 2
+    (margin,) = charts["op_d_ece and its confidence interval"].margin.series
+    assert {margin.value, margin.lower, margin.upper} <= set(log.Tags()["scalars"])
+
+
+def test_hyperparameters_stand_once_and_add_no_points(pl, tmp_path):
+    logger = tensorboard(pl, tmp_path / "log", default_hp_metric=False)
+    checkpoint = keeper(budget=0.5, dirpath=tmp_path / "kept")
+    fit(pl, [watch(), checkpoint], anonymiser(pl, (0.3, 0.2, 1.0), (1.0, 2.0, 3.0)), epochs=3, logger=logger)
+    log = events(logger)
+    assert "_hparams_/session_start_info" in log.summary_metadata
+    experiment = log.summary_metadata["_hparams_/experiment"].plugin_data.content
+    assert b"val/privacy/deid" in experiment
+    assert b"val_chosen/privacy/op_d_ece" in experiment
+    assert not any(tag.startswith("hp") for tag in log.Tags()["scalars"])
+    assert all(len(log.Scalars(tag)) > 1 for tag in log.Tags()["scalars"])
+    assert checkpoint.chosen.epoch == 0
+    values = [event.value for event in log.Scalars("val_chosen/privacy/op_d_ece")]
+    assert values == pytest.approx([by_hand(0.3)["op_d_ece"]] * 3)
+
+
+def test_csv_has_the_scalars_and_no_figures(pl, tmp_path):
+    logger = loggers.CSVLogger(tmp_path)
+    with pytest.warns(UserWarning, match="draws no figures: CSVLogger cannot take figures") as caught:
+        trainer = fit(pl, [watch(metrics="all")], logger=logger, epochs=2)
+    assert sum("draws no figures" in str(warning.message) for warning in caught) == 1
+    header, *rows = Path(logger.log_dir, "metrics.csv").read_text().splitlines()
+    names = header.split(",")
+    values = [float(cell) for row in rows if (cell := row.split(",")[names.index("val/privacy/op_d_ece")])]
+    assert values == pytest.approx([by_hand(share)["op_d_ece"] for share in (0.9, 0.6)])
+    assert "val_details/privacy/oo_eer" in names
+    assert "val/privacy/oo_eer" in trainer.callback_metrics
 
 
 class Recorder(loggers.CSVLogger):
@@ -44,106 +152,70 @@ class LikeComet(Recorder):
         return super().experiment
 
 
+@pytest.mark.usefixtures("one_small_figure")
 @pytest.mark.parametrize("kind", [LikeWandb, LikeMlflow, LikeComet])
 def test_every_way_of_taking_figures_is_used(pl, tmp_path, kind):
-    logger = kind(tmp_path / "log")
+    pair = [kind(tmp_path / "log"), loggers.CSVLogger(tmp_path / "csv")]
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="PrivacyMonitor draws")
-        fit(pl, [watch(), keeper(budget=1.0, dirpath=tmp_path / "kept")], epochs=1, logger=logger)
-    names = {f"val/privacy/{figure}" for figure in FIGURES} | {"val/privacy/op_d_ece/pareto_front"}
-    assert {name for name, _, _ in logger.drawn} == names
-    assert all(isinstance(figure, Figure) for _, figure, _ in logger.drawn)
-    assert {step for _, _, step in logger.drawn} == {4}
+        fit(pl, [watch(), keeper(budget=1.0, dirpath=tmp_path / "kept")], epochs=1, logger=pair)
+    names = {"val_figures/privacy/zoo", "val_figures/privacy/op_d_ece/pareto_front"}
+    assert {name for name, _, _ in pair[0].drawn} == names
+    assert all(isinstance(figure, Figure) and step == 4 for _, figure, step in pair[0].drawn)
 
 
-def test_one_logger_that_takes_figures_is_enough(pl, tmp_path):
-    pair = [loggers.CSVLogger(tmp_path / "csv"), tensorboard(pl, tmp_path / "board")]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="PrivacyMonitor draws")
-        fit(pl, [watch()], epochs=1, logger=pair)
-    assert len(events(pair[1]).Images("val/privacy/zoo")) == 1
-
-
-def test_a_choice_of_scalars_is_shown_as_chosen(pl, tmp_path):
+def test_a_test_and_a_lone_speaker_have_figures(pl, tmp_path):
     logger = tensorboard(pl, tmp_path)
-    fit(pl, [watch(metrics=["op_l_w", "oo_eer"], prog_bar=["oo_eer"])], epochs=1, logger=logger)
-    names = {name for name in events(logger).Tags()["scalars"] if "privacy" in name and not name.startswith("hp/")}
-    assert names == {"val/privacy/op_l_w", "val/privacy/oo_eer"}
+    trainer = pl.Trainer(logger=logger, callbacks=[watch()], enable_checkpointing=False, **QUIET)
+    trainer.test(anonymiser(pl), loader(), verbose=False)
+    images = set(events(logger).Tags()["images"])
+    assert {f"test_figures/privacy/{figure}" for figure in SOME_FIGURES - {"path"} | {"deid_gvd"}} <= images
+    assert "test_figures/privacy/path" not in images
+    logger = tensorboard(pl, tmp_path)
+    data = DataLoader(TensorDataset(*(part[:3] for part in voices(speakers=1))), 3)
+    with pytest.warns(UserWarning, match="The result is NaN"):
+        fit(pl, [watch()], val=data, epochs=1, logger=logger)
+    assert "val_figures/privacy/ranks" in events(logger).Tags()["images"]
 
 
-def test_scalars_apart_keep_their_names_for_callbacks(pl, tmp_path):
-    logger = loggers.CSVLogger(tmp_path)
-    trainer = fit(pl, [watch(figures_every_n_epochs=None)], epochs=2, logger=logger)
-    header = Path(logger.log_dir, "metrics.csv").read_text().splitlines()[0].split(",")
-    assert "val/privacy/op_l_w" in trainer.callback_metrics
-    assert "val/privacy/op_l_w" not in header
-    assert "val_details/privacy/op_l_w" in header
-    assert {name for name in header if name.startswith("val/privacy/")} == {f"val/privacy/{name}" for name in HEADLINE}
+def test_without_matplotlib_there_are_scalars(pl, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    logger = tensorboard(pl, tmp_path)
+    with pytest.warns(UserWarning, match="draws no figures: matplotlib is not installed"):
+        fit(pl, [watch()], logger=logger, epochs=1)
+    assert events(logger).Tags()["images"] == []
+    assert len(events(logger).Scalars("val/privacy/deid")) == 1
 
 
-def test_weights_and_biases_offline(pl, tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    logger = loggers.WandbLogger(project="vpmetrics", save_dir=tmp_path, offline=True)
-    fit(pl, [watch(), keeper(budget=1.0, dirpath=tmp_path / "kept")], epochs=2, logger=logger)
-    summary = {key: logger.experiment.summary[key] for key in logger.experiment.summary.keys()}  # noqa: SIM118
-    folder = Path(logger.experiment.dir)
-    logger.experiment.finish()
-    assert {f"val/privacy/{name}" for name in HEADLINE} <= set(summary)
-    assert "val_details/privacy/op_l_w" in summary
-    pictures = list((folder / "media" / "images").rglob("*.png"))
-    assert {path.name.partition("_")[0] for path in pictures} >= {"quadrants", "zoo", "ranks", "path", "pareto"}
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+@pytest.mark.parametrize("interval", [1.0, 0.5])
+def test_the_front_is_drawn_at_the_step_of_its_scalars(pl, tmp_path, interval):
+    logger = tensorboard(pl, tmp_path / "log")
+    callbacks = [watch(figures_every_n_epochs=None), keeper(budget=1.0, dirpath=tmp_path / "kept")]
+    fit(pl, callbacks, anonymiser(pl, SHARES, LOSSES), epochs=3, val_check_interval=interval, logger=logger)
+    log = events(logger)
+    measured = {event.step for event in log.Scalars("val/privacy/deid")}
+    drawn = {image.step for image in log.Images("val_figures/privacy/op_d_ece/pareto_front")}
+    chosen = {event.step for event in log.Scalars("val_chosen/loss")}
+    assert len(drawn) >= 3
+    assert drawn <= measured
+    assert chosen <= measured
 
 
-def test_mlflow_in_a_folder(pl, tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    logger = loggers.MLFlowLogger("vpmetrics", tracking_uri=f"file:{tmp_path}/mlruns")
-    fit(pl, [watch()], epochs=1, logger=logger)
-    pictures = list(Path(tmp_path, "mlruns").rglob("*.png"))
-    assert {path.parent.name for path in pictures} == FIGURES
-    assert {path.stem for path in pictures} == {"00000004"}
-    values = logger.experiment.get_run(logger.run_id).data.metrics
-    assert {f"val/privacy/{name}" for name in HEADLINE} <= set(values)
+@pytest.mark.usefixtures("one_small_figure")
+def test_sixty_epochs_with_figures_keep_a_row_each_and_nothing_more(pl, tmp_path):
+    counts = []
 
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read as Linux tells it")
-def test_memory_is_flat_over_two_hundred_epochs_with_figures(pl, tmp_path, monkeypatch):
-    """One small figure each time: what figures hold, their number shows."""
-    import gc
-
-    from vpmetrics import _figures
-
-    drawn = []
-
-    def one(systems, _):
-        figure = Figure((0.3, 0.3))
-        drawn.append(len(systems[0].history))
-        return {"zoo": figure}
-
-    monkeypatch.setattr(_figures, "figures_of", one)
-    held = []
-
-    class Weigh(pl.Callback):
+    class Count(pl.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
-            if trainer.current_epoch in (50, 199):
+            if trainer.current_epoch in (19, 59):
                 gc.collect()
-                figures = sum(isinstance(thing, Figure) for thing in gc.get_objects())
-                held.append((resident_megabytes(), figures))
+                tracked = gc.get_objects()
+                counts.append((len(tracked), sum(issubclass(type(thing), (Figure, torch.Tensor)) for thing in tracked)))
 
     monitor = watch(figures_every_n_epochs=1, metrics=["deid", "op_d_ece", "op_d_ece_reversed"])
     checkpoint = keeper(budget=0.3, dirpath=tmp_path / "kept")
-    options = {"epochs": 200, "logger": tensorboard(pl, tmp_path), "limit_train_batches": 1}
-    fit(pl, [monitor, checkpoint, Weigh()], anonymiser(pl), val=loader(batch_size=24), **options)
-    assert len(drawn) == 200
-    (before, figures_before), (after, figures_after) = held
-    assert figures_after == figures_before
-    # What is kept on purpose is a row of some 80 numbers per measurement: 150 of them in less than 3 MB.
-    assert after - before < 10
-
-
-def resident_megabytes():
-    status = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
+    options = {"epochs": 60, "logger": tensorboard(pl, tmp_path), "limit_train_batches": 1}
+    fit(pl, [monitor, checkpoint, Count()], val=loader(batch_size=24), **options)
+    (before, held_before), (after, held_after) = counts
+    assert held_after <= held_before + 4  # tensors of the files that are kept
+    assert after - before < 40 * 5  # a row of numbers, a point and its parts

@@ -1,15 +1,18 @@
-"""What a monitor measures, when, and where it leaves it."""
+"""What a monitor measures, and when."""
 
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
+import pickle
+import warnings
+from copy import deepcopy
 
+import numpy as np
 import pytest
-from torch.testing import assert_close
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 from training import (
-    FIGURES,
-    HEADLINE,
+    NAMES,
     QUIET,
     anonymiser,
     assert_same,
@@ -17,7 +20,6 @@ from training import (
     by_hand,
     events,
     fit,
-    keeper,
     loader,
     protect,
     tensorboard,
@@ -25,51 +27,22 @@ from training import (
     watch,
 )
 
-from vpmetrics import suite
-from vpmetrics.lightning.monitor import PrivacyMonitor
+from vpmetrics.attacks import Plain, RidgeToOriginal
+from vpmetrics.lightning import PrivacyMonitor
 from vpmetrics.suite import VoicePrivacy
 
+PREFIX = "val/privacy/"
+
 
 @both_packages
-def test_tensorboard_holds_every_scalar_and_figure_at_its_step(pl, tmp_path):
-    logger = tensorboard(pl, tmp_path, default_hp_metric=False)
-    monitor = watch(figures_every_n_epochs=2)
-    trainer = fit(pl, [monitor], logger=logger)
-    found = events(logger)
-    steps = [event.step for event in found.Scalars("val/loss")]
-    assert len(steps) == 4
+def test_every_epoch_logs_what_the_suite_computes(pl):
+    monitor = watch()
+    trainer = fit(pl, [monitor])
     expected = [by_hand(share) for share in (0.9, 0.6, 0.3, 0.1)]
-    for name in expected[0]:
-        group = "val" if name in HEADLINE else "val_details"
-        scalars = found.Scalars(f"{group}/privacy/{name}")
-        assert [event.step for event in scalars] == steps
-        assert_same(dict(enumerate(event.value for event in scalars)), dict(enumerate(row[name] for row in expected)))
-    assert set(found.Tags()["images"]) == {f"val/privacy/{figure}" for figure in FIGURES}
-    for tag in found.Tags()["images"]:
-        images = found.Images(tag)
-        assert [image.step for image in images] == [steps[0], steps[1], steps[3]]
-        assert all(image.width > 300 and image.encoded_image_string.startswith(b"\x89PNG") for image in images)
-    assert_same({name: trainer.callback_metrics[f"val/privacy/{name}"].item() for name in expected[3]}, expected[3])
     for row, values in zip(monitor.history, expected, strict=True):
-        assert_same({name: row[name] for name in values}, values)
-    assert {tag.partition("/")[2] for tag in found.Tags()["scalars"] if tag.startswith("val/")} == {
-        "loss", *(f"privacy/{name}" for name in HEADLINE)
-    }  # fmt: skip
-    assert_same(monitor.summary, {f"hp/val/privacy/{name}": expected[3][name] for name in HEADLINE})
-    assert "_hparams_/session_start_info" in found.summary_metadata
-    assert found.Scalars("hp/val/privacy/deid")[0].value == pytest.approx(expected[3]["deid"])
-
-
-@both_packages
-def test_csv_has_the_scalars_and_no_figures(pl, tmp_path):
-    logger = importlib.import_module(f"{pl.__name__}.loggers").CSVLogger(tmp_path)
-    with pytest.warns(UserWarning, match="draws no figures: of CSVLogger, no logger takes them") as said:
-        fit(pl, [watch()], logger=logger, epochs=2)
-    assert sum("draws no figures" in str(one.message) for one in said) == 1
-    header, *rows = Path(logger.log_dir, "metrics.csv").read_text().splitlines()
-    column = header.split(",").index("val/privacy/op_d_ece")
-    values = [float(row.split(",")[column]) for row in rows if row.split(",")[column]]
-    assert values == pytest.approx([by_hand(share)["op_d_ece"] for share in (0.9, 0.6)])
+        assert_same(row, values)
+    assert_same({name: trainer.callback_metrics[PREFIX + name] for name in expected[3]}, expected[3])
+    assert [row["epoch"] for row in monitor.history] == [0, 1, 2, 3]
 
 
 @both_packages
@@ -77,117 +50,322 @@ def test_validate_and_test_without_a_fit(pl):
     monitor = watch()
     trainer = pl.Trainer(logger=False, enable_checkpointing=False, callbacks=[monitor], **QUIET)
     expected = by_hand(0.9)
-    for run, prefix in ((trainer.validate, "val/privacy/"), (trainer.test, "test/privacy/")):
-        (found,) = run(anonymiser(pl), loader(), verbose=False)
-        assert_same({name: found[prefix + name] for name in expected}, expected)
+    for run, prefix in ((trainer.validate, PREFIX), (trainer.test, "test/privacy/")):
+        (values,) = run(anonymiser(pl), loader(), verbose=False)
+        assert_same({name: values[prefix + name] for name in expected}, expected)
     assert monitor.history == []
-    # What was kept in inference mode serves a training, too.
+    # States made in inference mode serve a training, too.
     trainer.fit_loop.max_epochs = 1
     trainer.fit(anonymiser(pl), loader(), loader())
-    assert_same({name: trainer.callback_metrics["val/privacy/" + name] for name in expected}, expected)
+    assert_same({name: trainer.callback_metrics[PREFIX + name] for name in expected}, expected)
 
 
 @pytest.mark.parametrize(
     ("prefix", "expected"),
-    [
-        ("val/p", "test/p"),
-        ("valid", "test"),
-        ("validation_p", "test_p"),
-        ("valley/p", "test/valley/p"),
-        ("p", "test/p"),
-    ],
+    [("val/p", "test/p"), ("valid", "test"), ("validation_p", "test_p"), ("valley/p", "test/valley/p")],
 )
 def test_prefix_in_a_test(pl, prefix, expected):
-    trainer = pl.Trainer(logger=False, callbacks=[watch(prefix=prefix)], enable_checkpointing=False, **QUIET)
-    (found,) = trainer.test(anonymiser(pl), loader(), verbose=False)
-    assert f"{expected}/deid" in found
+    callbacks = [watch(metrics=["deid"], prefix=prefix)]
+    trainer = pl.Trainer(logger=False, callbacks=callbacks, enable_checkpointing=False, **QUIET)
+    (values,) = trainer.test(anonymiser(pl), loader(), verbose=False)
+    assert f"{expected}/deid" in values
 
 
-def test_a_test_has_figures_without_a_path(pl, tmp_path):
-    logger = tensorboard(pl, tmp_path)
-    trainer = pl.Trainer(logger=logger, callbacks=[watch()], enable_checkpointing=False, **QUIET)
-    trainer.test(anonymiser(pl), loader(), verbose=False)
-    assert set(events(logger).Tags()["images"]) == {
-        f"test/privacy/{figure}" for figure in FIGURES - {"path"} | {"deid_gvd"}
-    }
+def test_dataloaders_are_measured_one_by_one_and_those_without_rows_not_at_all(pl):
+    silent = DataLoader(TensorDataset(*voices()[:2], torch.full((24,), 99)), 5)
 
+    def read(outputs):
+        return None if (outputs["speakers"] == 99).any() else tuple(outputs[name] for name in NAMES)
 
-def test_several_loaders_are_measured_one_by_one(pl, tmp_path):
-    logger = tensorboard(pl, tmp_path)
-    monitor = watch(figures_every_n_epochs=1)
-    trainer = fit(pl, [monitor], val=[loader(), loader(seed=1, speakers=5)], epochs=1, logger=logger)
+    monitor = watch(keys=read)
+    trainer = fit(pl, [monitor], val=[loader(), loader(seed=1, speakers=5), silent], epochs=1)
     for number, data in enumerate(({}, {"seed": 1, "speakers": 5})):
         expected = by_hand(0.9, **data)
-        suffix = f"/dataloader_idx_{number}"
-        assert_same({key: trainer.callback_metrics[f"val/privacy/{key}{suffix}"] for key in expected}, expected)
-        assert len(events(logger).Images(f"val/privacy/path{suffix}")) == 1
-    assert "val/privacy/deid" not in trainer.callback_metrics
-    assert set(monitor.summary) == {
-        f"hp/val/privacy/{name}/dataloader_idx_{number}" for name in HEADLINE for number in (0, 1)
-    }
+        logged = {key: trainer.callback_metrics[f"{PREFIX}{key}/dataloader_idx_{number}"] for key in expected}
+        assert_same(logged, expected)
+    assert not any("dataloader_idx_2" in name for name in trainer.callback_metrics if "privacy" in name)
+    assert {row["dataloader_idx"] for row in monitor.history} == {0, 1}
 
 
-def test_loaders_combined_into_one_have_no_suffix(pl):
+def test_combined_dataloaders_have_no_suffix(pl):
     combined = importlib.import_module(f"{pl.__name__}.utilities").CombinedLoader([loader(), loader()], "max_size")
-
-    def step(self, batch, batch_idx):
-        return dict(zip(("original", "protected", "speakers"), batch[0], strict=True))
-
-    trainer = fit(pl, [watch()], anonymiser(pl, validation_step=step), val=combined, epochs=1)
+    module = anonymiser(pl, validation_step=lambda self, batch, _: dict(zip(NAMES, batch[0], strict=True)))
+    trainer = fit(pl, [watch()], module, val=combined, epochs=1)
     assert_same({"deid": trainer.callback_metrics["val/privacy/deid"]}, {"deid": by_hand(0.0)["deid"]})
 
 
-@pytest.mark.usefixtures("one_small_figure")
-def test_epochs_between_measurements_and_figures(pl, tmp_path):
-    logger = tensorboard(pl, tmp_path)
-    monitor = watch(every_n_epochs=2, figures_every_n_epochs=3)
-    fit(pl, [monitor], logger=logger, epochs=7)
+def test_the_sanity_check_is_neither_logged_nor_kept(pl):
+    seen = []
+    module = anonymiser(pl, on_train_start=lambda self: seen.append(dict(self.trainer.callback_metrics)))
+    monitor = watch()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", category=UserWarning, module="vpmetrics")
+        fit(pl, [monitor], module, epochs=1)
+    assert "val/privacy/deid" not in seen[0]
+    assert_same(monitor.history[0], by_hand(0.9))
+
+
+def test_an_epoch_that_is_not_measured_logs_nothing_and_accumulates_nothing(pl):
+    seen, updates = [], []
+
+    class Look(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            seen.append("val/privacy/deid" in trainer.callback_metrics)
+            updates.append(len(monitor._counts))
+
+    monitor = watch(every_n_epochs=2)
+    fit(pl, [monitor, Look()], num_sanity_val_steps=0)
+    assert seen == [False, True, False, True]
+    assert updates[0] == 0
+    assert [row["epoch"] for row in monitor.history] == [1, 3]
+
+
+@both_packages
+@pytest.mark.parametrize("strict", [True, False])
+def test_early_stopping_waits_for_measurements_and_counts_none_twice(pl, strict):
+    counted = []
+
+    class Stopping(importlib.import_module(f"{pl.__name__}.callbacks").EarlyStopping):
+        def _evaluate_stopping_criteria(self, current):
+            counted.append(float(current))
+            return super()._evaluate_stopping_criteria(current)
+
+    stopping = Stopping("val/privacy/op_d_ece", patience=2, strict=strict)
+    monitor = watch(every_n_epochs=2)
+    trainer = fit(pl, [monitor, stopping], anonymiser(pl, (0.9, 0.1, 0.9, 0.9)), epochs=12)
+    assert counted == pytest.approx([row["op_d_ece"] for row in monitor.history])
     assert [row["epoch"] for row in monitor.history] == [1, 3, 5]
-    found = events(logger)
-    steps = [event.step for event in found.Scalars("val/privacy/deid")]
-    # The first; the third epoch is over at the second measurement, the sixth at the third, which is the last as well.
-    assert [image.step for image in found.Images("val/privacy/zoo")] == steps
+    assert trainer.current_epoch == 6  # two measurements without a better one, not two epochs
 
 
-@pytest.mark.usefixtures("one_small_figure")
-def test_validations_between_epochs_and_within_one(pl, tmp_path):
-    logger = tensorboard(pl, tmp_path / "sparse")
-    fit(pl, [watch(figures_every_n_epochs=3)], logger=logger, epochs=8, check_val_every_n_epoch=2)
-    found = events(logger)
-    steps = [event.step for event in found.Scalars("val/privacy/deid")]
-    # After 2, 4, 6 and 8 epochs: the first; the third is over at the second, the sixth at the third; and the last.
-    assert [image.step for image in found.Images("val/privacy/zoo")] == steps
-    checkpoint = keeper(budget=1.0, dirpath=tmp_path, filename="{epoch}-{step}")
-    monitor = watch()
-    fit(pl, [monitor, checkpoint], epochs=2, val_check_interval=0.5)
-    assert [(row["epoch"], row["step"]) for row in monitor.history] == [(0, 2), (0, 4), (1, 7), (1, 9)]
-    assert [point.step for point in checkpoint.pareto_front] == [7]
-
-
-def test_original_speech_is_scored_once(pl, monkeypatch):
-    walked = []
-    original = suite.report_condition
-    monitor = watch()
-    monkeypatch.setattr(suite, "report_condition", lambda *which: walked.append(which) or original(*which))
-    fit(pl, [monitor])
-    assert len(walked) == 1 + 4 * 2
-
-
-def test_a_metric_of_ones_own_and_a_choice_of_scalars(pl):
-    suite = VoicePrivacy(scoring="dot", similarity="sigmoid", attacks=None)
-    trainer = fit(pl, [PrivacyMonitor(suite=suite, metrics=["gvd"], prog_bar=["gvd"])], epochs=1)
-    assert [name for name in trainer.callback_metrics if "privacy" in name] == ["val/privacy/gvd"]
-    original, noise, speakers = voices()
-    suite.update(original, protect(original, noise, 0.9), speakers)
-    assert_close(trainer.callback_metrics["val/privacy/gvd"], suite.compute()["gvd"])
+def test_model_checkpoint_and_progress_bar_see_the_scalars(pl, tmp_path):
+    best = importlib.import_module(f"{pl.__name__}.callbacks").ModelCheckpoint(tmp_path, monitor="val/privacy/op_d_ece")
+    trainer = fit(pl, [watch(prog_bar=["gvd"]), best], enable_checkpointing=True, epochs=2)
+    assert best.best_model_score == pytest.approx(min(by_hand(share)["op_d_ece"] for share in (0.9, 0.6)))
     assert list(trainer.progress_bar_metrics) == ["val/privacy/gvd"]
 
 
-def test_early_stopping_and_model_checkpoint_see_the_scalars(pl, tmp_path):
-    callbacks = importlib.import_module(f"{pl.__name__}.callbacks")
-    stop = callbacks.EarlyStopping("val/privacy/op_d_ece", stopping_threshold=0.3, patience=9)
-    best = callbacks.ModelCheckpoint(tmp_path, monitor="val/privacy/op_d_ece")
-    trainer = fit(pl, [watch(), stop, best], enable_checkpointing=True)
-    values = [by_hand(share)["op_d_ece"] for share in (0.9, 0.6, 0.3, 0.1)]
-    assert trainer.current_epoch == 1 + next(epoch for epoch, value in enumerate(values) if value < 0.3)
-    assert best.best_model_score == pytest.approx(min(values[: trainer.current_epoch]))
+def test_only_the_metrics_asked_for_are_logged_with_both_ends_of_their_intervals(pl):
+    monitor = PrivacyMonitor(metrics=["op_d_ece", "op_l_w"], intervals=0.9)
+    assert monitor.logged_names == tuple(
+        PREFIX + name for name in ("op_d_ece", "op_d_ece_low", "op_d_ece_high", "op_l_w")
+    )
+    trainer = fit(pl, [monitor], epochs=1)
+    assert {name for name in trainer.callback_metrics if name.startswith(PREFIX)} == set(monitor.logged_names)
+    low, value, high = (float(trainer.callback_metrics[f"{PREFIX}op_d_ece{end}"]) for end in ("_low", "", "_high"))
+    assert value == pytest.approx(by_hand(0.9)["op_d_ece"])
+    assert low < value < high
+
+
+def test_a_suite_of_ones_own(pl):
+    suite = VoicePrivacy(scoring="dot", similarity="sigmoid", attacks=None, metrics=["gvd"])
+    trainer = fit(pl, [PrivacyMonitor(suite=suite, prog_bar=[])], epochs=1)
+    assert [name for name in trainer.callback_metrics if "privacy" in name] == ["val/privacy/gvd"]
+    original, noise, speakers = voices()
+    suite.update(original, protect(original, noise, 0.9), speakers)
+    assert_same({"gvd": trainer.callback_metrics["val/privacy/gvd"]}, suite.compute())
+
+
+@pytest.mark.parametrize("precision", ["16-mixed", "bf16-true"])
+def test_half_precision(pl, precision):
+    trainer = fit(pl, [watch()], precision=precision, epochs=1)
+    original, noise, speakers = voices()
+    if precision == "bf16-true":
+        original, noise = original.bfloat16(), noise.bfloat16()
+    metric = VoicePrivacy(attacks=None)
+    metric.update(original, protect(original, noise, 0.9), speakers)
+    expected = metric.compute()
+    assert_same({name: trainer.callback_metrics[PREFIX + name] for name in expected}, expected)
+
+
+def test_rows_that_are_not_finite_are_counted(pl):
+    def step(self, batch, batch_idx):
+        protected = batch[0].clone()
+        protected[0, 1] = float("nan")
+        return dict(zip(NAMES, (batch[0], protected, batch[2]), strict=True))
+
+    with pytest.warns(UserWarning, match=r"5 of 24 rows of `protected` are not finite \(val/privacy, epoch 0\)"):
+        trainer = fit(pl, [watch()], anonymiser(pl, validation_step=step), epochs=1, num_sanity_val_steps=0)
+    assert trainer.callback_metrics["val/privacy/op_d_ece"].isnan()
+
+
+@both_packages
+def test_one_speaker_is_a_warning_and_nan(pl):
+    data = DataLoader(TensorDataset(*(part[:3] for part in voices(speakers=1))), 3)
+    with pytest.warns(UserWarning, match="The result is NaN"):
+        trainer = fit(pl, [watch()], val=data, fast_dev_run=True)
+    assert trainer.callback_metrics["val/privacy/deid"].isnan()
+
+
+def test_the_profiler_shows_the_cost(pl):
+    trainer = fit(pl, [watch()], profiler="simple", epochs=2)
+    assert len(trainer.profiler.recorded_durations["[Callback]PrivacyMonitor.compute"]) == 2
+
+
+@pytest.mark.usefixtures("one_small_figure")
+@pytest.mark.parametrize(
+    ("ends", "drawn"),
+    [
+        ({"max_steps": 17}, [0, 2]),  # in the fourth epoch, after the validations of the first three
+        ({"epochs": 9, "patience": 0}, [0, 1]),
+        ({"epochs": 1}, [0]),
+        ({"epochs": 7, "figures": 3}, [0, 2, 5, 6]),
+        ({"epochs": 7, "figures": 3, "every": 2}, [0, 1, 2]),  # epochs 1, 3, 5: the third and sixth are over
+    ],
+)
+def test_first_and_last_measurement_are_drawn_and_some_between(pl, tmp_path, ends, drawn):
+    logger = tensorboard(pl, tmp_path)
+    options = {"figures_every_n_epochs": ends.pop("figures", 100), "every_n_epochs": ends.pop("every", 1)}
+    callbacks = [watch(metrics=["deid"], **options)]
+    if "patience" in ends:
+        stopping = importlib.import_module(f"{pl.__name__}.callbacks").EarlyStopping
+        callbacks.append(stopping("val/privacy/deid", mode="min", patience=ends.pop("patience") + 1))
+    fit(pl, callbacks, anonymiser(pl, (1.0, 0.3)), **{"epochs": -1, **ends}, logger=logger)
+    log = events(logger)
+    steps = [event.step for event in log.Scalars("val/privacy/deid")]
+    assert [image.step for image in log.Images("val_figures/privacy/zoo")] == [steps[at] for at in drawn]
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.array])
+def test_speakers_may_be_strings_and_embeddings_arrays(pl, form):
+    def step(self, batch, batch_idx):
+        speakers = form(["abcdef"[number] for number in batch[2]])
+        protected = protect(batch[0], batch[1], 0.9).numpy()
+        return dict(zip(NAMES, (batch[0].numpy(), protected, speakers), strict=True))
+
+    trainer = fit(pl, [watch()], anonymiser(pl, validation_step=step), epochs=2)
+    expected = by_hand(0.9)
+    assert_same({name: trainer.callback_metrics[PREFIX + name] for name in expected}, expected)
+
+
+@pytest.mark.parametrize(
+    ("protected", "speakers", "message"),
+    [
+        (
+            lambda rows: torch.ones_like(rows),
+            lambda names: names,
+            "val/privacy: All protected embeddings are the same.",
+        ),
+        (lambda rows: rows, lambda names: torch.arange(len(names)), "val/privacy: Every speaker has one utterance"),
+    ],
+)
+def test_the_cause_of_undefined_values_is_named_once(pl, protected, speakers, message):
+    def step(self, batch, batch_idx):
+        return dict(zip(NAMES, (batch[0], protected(batch[0]), speakers(batch[2])), strict=True))
+
+    with pytest.warns(UserWarning, match=message) as caught:
+        fit(pl, [watch()], anonymiser(pl, validation_step=step), val=loader(24), epochs=2)
+    assert sum(message in str(warning.message) for warning in caught) == 1
+
+
+# What attackers learn from a training
+
+
+class Observer(VoicePrivacy):
+    """A suite that records its calls."""
+
+    def __init__(self):
+        super().__init__(attacks=None)
+        self.calls = []
+
+    def observe(self, original, protected, speakers, sessions=None):
+        self.calls.append(("observe", len(original)))
+
+    def update(self, *args, **kwargs):
+        self.calls.append("update")
+        super().update(*args, **kwargs)
+
+    def reset(self, observed=False):
+        if observed:
+            self.calls.append("forget")
+        super().reset()
+
+
+def returning_step(self, batch, batch_idx):
+    loss = self.layer(batch[0]).square().mean()
+    return {"loss": loss, "original": batch[0], "protected": batch[1].requires_grad_(), "speakers": batch[2]}
+
+
+def test_attackers_observe_the_batches_of_an_epoch_and_forget_them_with_it(pl):
+    monitor = PrivacyMonitor(suite=Observer(), watch_training=True)
+    trainer = fit(
+        pl, [monitor], anonymiser(pl, training_step=returning_step), val=[loader(24), loader(24, seed=1)], epochs=2
+    )
+    epoch = ["forget", *[("observe", size) for size in (5, 5, 5, 5, 4)], "update"]
+    for number in (0, 1):
+        calls = monitor._suites["val", number].calls
+        assert calls[calls.index("forget") :] == [*epoch, *epoch]  # the sanity check is before
+    trainer.test(anonymiser(pl), loader(), verbose=False)
+    assert ("observe", 5) in monitor._suites["test", 0].calls
+
+
+def test_a_training_step_that_returns_nothing_is_warned_of(pl):
+    monitor = PrivacyMonitor(suite=Observer(), watch_training=True)
+    with pytest.warns(UserWarning, match="observed nothing: `training_step` returned a value without 'original'"):
+        fit(pl, [monitor], epochs=1)
+    ignoring = PrivacyMonitor(suite=Observer())
+    fit(pl, [ignoring], anonymiser(pl, training_step=returning_step), epochs=1)
+    assert set(ignoring._suites["val", 0].calls) == {"update"}
+
+
+def test_an_attacker_who_observed_the_training_undoes_a_rotation(pl):
+    """Eight speakers are too few to learn the rotation from in folds, the others of the training are not."""
+    rotation = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(4)))[0]
+
+    def step(self, batch, batch_idx):
+        values = dict(zip(NAMES, (batch[0], batch[0] @ rotation, batch[2]), strict=True))
+        return {**values, "loss": self.layer(batch[0]).square().mean()} if self.training else values
+
+    disclosure = {}
+    for observes in (False, True):
+        monitor = watch(attacks=[Plain(), RidgeToOriginal()], watch_training=observes)
+        trainer = pl.Trainer(max_epochs=1, callbacks=[monitor], logger=False, num_sanity_val_steps=0, **QUIET)
+        module = anonymiser(pl, training_step=step, validation_step=step)
+        trainer.fit(module, loader(speakers=40, utterances=6, seed=5), loader(speakers=8, utterances=3, batch_size=24))
+        disclosure[observes] = monitor.history[-1]["op_d_ece_strongest"]
+    assert disclosure[True] > disclosure[False] + 0.02
+
+
+# Wrong arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"prefix": 3}, TypeError, "Expected `prefix` to be a string, but got int"),
+        ({"prefix": "val/"}, ValueError, "Expected `prefix` to be a name such as"),
+        ({"every_n_epochs": 0}, ValueError, "Expected `every_n_epochs` to be at least 1"),
+        ({"figures_every_n_epochs": 2.0}, TypeError, "Expected `figures_every_n_epochs` to be a whole number"),
+        ({"metrics": ["op_dece"]}, ValueError, "but got 'op_dece'. Closest: 'op_d_ece'"),
+        ({"prog_bar": ["did"]}, ValueError, "Expected `prog_bar` to name .* Closest: 'deid'"),
+        ({"suite": VoicePrivacy}, TypeError, "Expected `suite` to be a VoicePrivacy or None, but got ABCMeta"),
+        ({"suite": VoicePrivacy(), "intervals": 0.9}, ValueError, "neither `metrics` nor `intervals` beside `suite`"),
+        ({"suite": VoicePrivacy(), "metrics": ["deid"]}, ValueError, "neither `metrics` nor `intervals` beside"),
+        ({"encoder": 3}, TypeError, "Expected `encoder` to be a name, a path or a callable"),
+    ],
+)
+def test_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        PrivacyMonitor(**arguments)
+
+
+def test_a_wrong_value_names_the_step_and_the_keys_before_training(pl):
+    def step(self, batch, batch_idx):
+        return dict(zip(NAMES, (batch[0], batch[0][:, :3], batch[2]), strict=True))
+
+    steps = []
+    module = anonymiser(pl, validation_step=step, on_train_start=lambda self: steps.append("too late"))
+    message = (
+        r"`validation_step` returned. Expected `protected` to have shape \(5, 8\).*from \('original', 'protected', "
+    )
+    with pytest.raises(ValueError, match=message):
+        fit(pl, [watch()], module)
+    assert steps == []
+
+
+def test_copies_and_pickles_measure_the_same(pl):
+    monitor = watch(metrics=["deid", "op_d_ece"])
+    for copy in (deepcopy(monitor), pickle.loads(pickle.dumps(monitor))):
+        assert copy.state_key == monitor.state_key
+        fit(pl, [copy], epochs=1)
+        assert_same(copy.history[-1], {key: by_hand(0.9)[key] for key in ("deid", "op_d_ece")})

@@ -1,115 +1,96 @@
-"""What a step returns, and what a monitor makes of it."""
+"""From what a step returns to arguments: keys in three forms, and messages for those that are not there."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
-from torch.testing import assert_close
-from torch.utils.data import DataLoader, TensorDataset
-from training import anonymiser, assert_same, by_hand, fit, loader, protect, voices, watch
+from training import anonymiser, assert_same, by_hand, fit, protect, watch
 
-from vpmetrics.suite import VoicePrivacy
+from vpmetrics.lightning import PrivacyMonitor
+from vpmetrics.lightning.step_outputs import ARGUMENTS, read_outputs, resolve_keys
+
+OUTPUTS = dict(zip("abcdef", range(6), strict=True))
 
 
-def test_names_of_keys_and_utterances(pl):
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("abc", {"original": 0, "protected": 1, "speakers": 2}),
+        ("abcdef", dict(zip(ARGUMENTS, range(6), strict=True))),
+        (
+            {"original": "a", "protected": "b", "speakers": "c", "groups": "f", "is_reference": "d"},
+            {"original": 0, "protected": 1, "speakers": 2, "groups": 5, "is_reference": 3},
+        ),
+        (lambda outputs: tuple(outputs.values()), dict(zip(ARGUMENTS, range(6), strict=True))),
+        (
+            lambda outputs: {"original": 5, "protected": 6, "speakers": 7},
+            {"original": 5, "protected": 6, "speakers": 7},
+        ),
+        (lambda outputs: None, None),
+    ],
+    ids=["three", "six", "dictionary", "function to a tuple", "function to a dictionary", "function to None"],
+)
+def test_keys(keys, expected):
+    keys = tuple(keys) if isinstance(keys, str) else keys
+    assert read_outputs(OUTPUTS, resolve_keys(keys, has_encoder=False), "validation_step") == expected
+
+
+@pytest.mark.parametrize(
+    "keys",
+    ["original", ("original", "protected"), tuple("abcdefg"), (1, 2, 3), {"original": "x", "speakers": "y"},
+     {"original": "x", "protected": "y", "speakers": "z", "sexes": "s"}],
+)  # fmt: skip
+def test_wrong_keys(keys):
+    with pytest.raises(ValueError, match=f"Expected `keys` to be the keys of .* but got {re.escape(repr(keys))}"):
+        PrivacyMonitor(keys=keys)
+
+
+def test_lengths_need_an_encoder():
+    keys = {"original": "x", "protected": "y", "speakers": "who", "lengths": "n"}
+    with pytest.raises(ValueError, match="Expected no 'lengths' in `keys` without an `encoder`"):
+        resolve_keys(keys, has_encoder=False)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "error", "message"),
+    [
+        (None, TypeError, "Expected `test_step` to return {'original': ..., .* but got NoneType"),
+        (torch.ones(2), TypeError, "but got Tensor"),
+        ({"original": 0, "protectd": 0, "speakers": 0}, ValueError, "'protected' is missing. Closest: 'protectd'"),
+    ],
+)
+def test_what_a_step_must_return(outputs, error, message):
+    with pytest.raises(error, match=message):
+        read_outputs(outputs, resolve_keys(ARGUMENTS[:3], has_encoder=False), "test_step")
+
+
+@pytest.mark.parametrize("value", [(1, 2), {"original": 1}, 3])
+def test_what_a_function_must_return(value):
+    with pytest.raises(TypeError, match=r"Expected the function `keys` to return \(original, .* but got"):
+        read_outputs({}, lambda _: value, "validation_step")
+
+
+def test_utterances_of_a_padding_sampler_count_once(pl):
     def step(self, batch, batch_idx):
         original, noise, speakers = batch
-        # Copies, as a sampler makes that fills up its last batch.
         x, y, who = (torch.cat([part, part[:2]]) for part in (original, protect(original, noise, 0.9), speakers))
         utterances = 5 * batch_idx + torch.arange(len(original))
         return {"x": x, "y": y, "who": who, "file": torch.cat([utterances, utterances[:2]])}
 
-    module = anonymiser(pl, validation_step=step)
-    trainer = fit(pl, [watch(keys=("x", "y", "who", "file"))], module, epochs=1)
+    trainer = fit(pl, [watch(keys=("x", "y", "who", "file"))], anonymiser(pl, validation_step=step), epochs=1)
     expected = by_hand(0.9)
     assert_same({name: trainer.callback_metrics[f"val/privacy/{name}"] for name in expected}, expected)
 
 
-def test_a_function_for_keys(pl):
-    calls = []
+def test_sessions_of_a_step_are_measured_within_and_across(pl):
+    def step(self, batch, batch_idx):
+        draws = (5 * batch_idx + torch.arange(len(batch[0]))) // 6 % 2
+        return {"x": batch[0], "y": batch[0] + 0.1 * batch[1], "who": batch[2], "draw": draws}
 
-    def read(outputs):
-        calls.append(outputs)
-        if len(outputs["original"]) < 5:
-            return None
-        row = {name: outputs[name] for name in ("original", "protected", "speakers")}
-        return row if len(calls) % 2 else tuple(row.values())
-
-    trainer = fit(pl, [watch(keys=read)], epochs=1, num_sanity_val_steps=0)
-    metric = VoicePrivacy(attacks=None)
-    original, noise, speakers = (part[:20] for part in voices())
-    metric.update(original, protect(original, noise, 0.9), speakers)
-    expected = metric.compute()
-    assert_same({name: trainer.callback_metrics[f"val/privacy/{name}"] for name in expected}, expected)
-
-
-def test_a_loader_without_voices_is_left_out(pl):
-    def read(outputs):
-        return (
-            None
-            if (outputs["speakers"] == 99).any()
-            else tuple(outputs[name] for name in ("original", "protected", "speakers"))
-        )
-
-    silent = DataLoader(TensorDataset(*voices()[:2], torch.full((24,), 99)), 5)
-    trainer = fit(pl, [watch(keys=read)], val=[loader(), silent], epochs=1)
-    assert "val/privacy/deid/dataloader_idx_0" in trainer.callback_metrics
-    assert "val/privacy/deid/dataloader_idx_1" not in trainer.callback_metrics
-
-
-class Encoder(torch.nn.Module):
-    """An attacker's encoder of sorts; whether it was used as it should is in ``seen``."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(8, 6, bias=False)
-        self.dropout = torch.nn.Dropout(0.5)
-        self.seen = set()
-
-    def forward(self, audio):
-        out = self.dropout(self.layer(audio))
-        self.seen.add((self.training, torch.is_grad_enabled(), out.dtype))
-        return out
-
-
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
-def test_an_encoder_embeds_audio(pl, dtype, precision):
-    torch.manual_seed(0)
-    encoder = Encoder()
-    trainer = fit(pl, [watch(encoder=encoder, encoder_dtype=dtype)], epochs=1, precision=precision)
-    assert encoder.seen == {(False, False, dtype or torch.float32)}
-    assert not any(weight.requires_grad for weight in encoder.parameters())
-    original, noise, speakers = voices()
-    if precision == "bf16-true":
-        original, noise = original.bfloat16(), noise.bfloat16()
-    metric = VoicePrivacy(attacks=None)
-    with torch.no_grad():
-        sides = [encoder.layer(side.float()) for side in (original, protect(original, noise, 0.9))]
-    metric.update(*sides, speakers)
-    exact = dtype is None
-    assert_close(
-        trainer.callback_metrics["val/privacy/op_d_ece"],
-        metric.compute()["op_d_ece"],
-        atol=1e-6 if exact else 0.03,  # three digits of bfloat16 move some scores past their neighbours
-        rtol=0,
-    )
-
-
-def test_an_encoder_that_is_being_trained_is_no_attacker(pl):
-    module = anonymiser(pl)
-    module.encoder = Encoder()
-    with pytest.raises(ValueError, match="Expected `encoder` to be an attacker of its own"):
-        fit(pl, [watch(encoder=module.encoder)], module)
-
-
-@pytest.mark.parametrize("precision", ["16-mixed", "bf16-mixed", "bf16-true"])
-def test_half_precision(pl, precision):
-    trainer = fit(pl, [watch()], precision=precision, epochs=1)
-    original, noise, speakers = voices()
-    if precision == "bf16-true":
-        original, noise = original.bfloat16(), noise.bfloat16()
-    metric = VoicePrivacy(attacks=None)
-    metric.update(original, protect(original, noise, 0.9), speakers)
-    expected = metric.compute()
-    assert_same({name: trainer.callback_metrics[f"val/privacy/{name}"] for name in expected}, expected)
+    monitor = watch(keys={"original": "x", "protected": "y", "speakers": "who", "sessions": "draw"})
+    trainer = fit(pl, [monitor], anonymiser(pl, validation_step=step), epochs=1)
+    assert {"within_d_ece", "across_d_ece"} <= set(monitor.metrics)
+    assert trainer.callback_metrics["val/privacy/within_d_ece"] > 0
+    assert "within_d_ece" not in watch().metrics

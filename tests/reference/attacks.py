@@ -1,7 +1,25 @@
-"""Linear attackers from rows, in loops and by SciPy's own solvers."""
+"""Attacks from rows, in loops and by SciPy's own solvers. ``o`` and ``p`` are normalised rows of both sides."""
 
 import numpy as np
 import scipy.linalg
+from scipy.stats import multivariate_normal
+
+
+def unit(x):
+    """Rows of unit length."""
+    return np.array([row / np.linalg.norm(row) for row in x])
+
+
+def normalise(x, known, is_scaled=False):
+    """Rows of unit length, centred (and scaled) as known rows of unit length are, and of unit length again."""
+    known = unit(known)
+    x = unit(x) - known.mean(0)
+    return unit(x / known.std(0) if is_scaled else x)
+
+
+def cosines(a, b):
+    """Cosine of every row of one with every row of the other."""
+    return np.array([[x @ y / np.linalg.norm(x) / np.linalg.norm(y) for y in b] for x in a])
 
 
 def covariance(a, b):
@@ -10,10 +28,9 @@ def covariance(a, b):
     return sum(np.outer(x, y) for x, y in zip(a, b, strict=True)) / len(a)
 
 
-def whiten(x, ridge):
-    """Symmetric inverse square root of the covariance with a ridge."""
-    c = covariance(x, x)
-    return scipy.linalg.inv(scipy.linalg.sqrtm(c + ridge * np.trace(c) / len(c) * np.eye(len(c)))).real
+def with_ridge(c, strength):
+    """A covariance with a ridge relative to the mean of its diagonal."""
+    return c + strength * np.trace(c) / len(c) * np.eye(len(c))
 
 
 def ridge(source, target, strength):
@@ -28,43 +45,27 @@ def procrustes(source, target):
     return scipy.linalg.orthogonal_procrustes(source - source.mean(0), target - target.mean(0))[0]
 
 
-def principal(x, dimensions):
-    """Directions of largest variance."""
-    return np.linalg.svd(x - x.mean(0))[2][:dimensions].T
-
-
-def separation(o, p, speakers):
-    """Mean product of two utterances of one speaker above that of two speakers, in standard deviations, pair by pair.
-
-    An utterance and itself counts in the variance only: that of all pairs, less what the means explain.
-    """
-    same, other, every = [], [], []
-    for k in range(len(o)):
-        for j in range(len(p)):
-            score = o[k] @ p[j]
-            every.append(score)
-            if speakers[k] != speakers[j]:
-                other.append(score)
-            elif k != j:
-                same.append(score)
-    gap = np.mean(same) - np.mean(other)
-    share = len(same) / (len(same) + len(other))
-    return gap / np.sqrt(np.var(every) - share * (1 - share) * gap**2)
-
-
-def canonical(o, p, strength):
-    """Directions of original and protected speech, from the generalised eigenproblem of the two-block covariance.
-
-    Scaled to unit variance, ridge included, and by the root of what a product of two variates says.
-    """
-    c_oo, c_pp, c_po = covariance(o, o), covariance(p, p), covariance(p, o)
-    d = len(c_oo)
-    c_oo, c_pp = (c + strength * np.trace(c) / d * np.eye(d) for c in (c_oo, c_pp))
+def canonical(o, p, strength, added):
+    """Maps to canonical variates, from the generalised eigenproblem of the two-block covariance, weighted."""
+    d = o.shape[1]
+    c_oo, c_pp, c_po = with_ridge(covariance(o, o), strength), with_ridge(covariance(p, p), strength), covariance(p, o)
     zero = np.zeros((d, d))
     rho, v = scipy.linalg.eigh(np.block([[zero, c_po.T], [c_po, zero]]), np.block([[c_oo, zero], [zero, c_pp]]))
     rho, v = rho[-d:], v[:, -d:] * np.sqrt(2)  # a pair of blocks has variance 1, so each half of it
-    v = v * np.sqrt(rho / (1 - rho**2 + 1e-3))
-    return v[:d], v[d:]
+    weight = 1 / np.sqrt(1 + added - rho**2)
+    return v[:d] * weight, v[d:] * rho * weight
+
+
+def likelihood_ratios(o, p, known_o, known_p, strength):
+    """Log-likelihood ratio of every pair of rows, from Gaussian densities of pairs and of single rows."""
+    c_oo, c_pp = (with_ridge(covariance(x, x), strength) for x in (known_o, known_p))
+    c_po = covariance(known_p, known_o)
+    mean_o, mean_p = known_o.mean(0), known_p.mean(0)
+    both = multivariate_normal(np.concatenate([mean_o, mean_p]), np.block([[c_oo, c_po.T], [c_po, c_pp]]))
+    alone_o, alone_p = multivariate_normal(mean_o, c_oo), multivariate_normal(mean_p, c_pp)
+    return np.array(
+        [[both.logpdf(np.concatenate([x, y])) - alone_o.logpdf(x) - alone_p.logpdf(y) for y in p] for x in o]
+    )
 
 
 def within_and_between(p, speakers):
@@ -77,20 +78,38 @@ def within_and_between(p, speakers):
     return within, between
 
 
-def discriminant(p, speakers, strength, directions):
-    """Fisher's directions, of unit variance within speakers."""
+def plda(p, speakers, strength):
+    """The matrix of products that PLDA weighs two rows by."""
     within, between = within_and_between(p, speakers)
-    within = within + strength * np.trace(within) / len(within) * np.eye(len(within))
-    return scipy.linalg.eigh(between, within)[1][:, -directions:]
+    white = scipy.linalg.inv(scipy.linalg.sqrtm(with_ridge(within, strength))).real
+    b = white @ between @ white
+    return white @ b @ np.linalg.inv(np.eye(len(b)) + 2 * b) @ white
 
 
-def kernel_ridge(source, target, queries, strength, width):
+def kernel_ridge(source, target, queries, strength, kernel):
     """Predicted deviations of the target, row by row."""
-    centre, mean = source.mean(0), target.mean(0)
-    scale = 2 * width * ((source - centre) ** 2).sum(1).mean()
+    table = np.array([[kernel(x, y) for y in source] for x in source])
+    alpha = scipy.linalg.solve(
+        table + strength * np.mean(np.diag(table)) * np.eye(len(source)), target - target.mean(0)
+    )
+    return np.array([[kernel(x, y) for y in source] for x in queries]) @ alpha
 
-    def kernel(a, b):
-        return np.array([[np.exp(-((x - y) ** 2).sum() / scale) for y in b] for x in a])
 
-    alpha = scipy.linalg.solve(kernel(source, source) + strength * np.eye(len(source)), target - mean)
-    return kernel(queries, source) @ alpha
+def outer_products(x, known):
+    """All products of two dimensions, centred on known rows."""
+    return np.array([np.outer(row, row).ravel() for row in x]) - np.mean(
+        [np.outer(row, row).ravel() for row in known], 0
+    )
+
+
+def separation(o, p, speakers):
+    """Mean score of two utterances of one speaker above that of two speakers, in standard deviations, pair by pair."""
+    same, other = [], []
+    for k in range(len(o)):
+        for j in range(len(p)):
+            if speakers[k] != speakers[j]:
+                other.append(o[k] @ p[j])
+            elif k != j:
+                same.append(o[k] @ p[j])
+    spread = np.sum((same - np.mean(same)) ** 2) + np.sum((other - np.mean(other)) ** 2)
+    return (np.mean(same) - np.mean(other)) / np.sqrt(spread / (len(same) + len(other)))

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.stats import t
 
-from . import similarity
+from . import similarity, verification
 from .isotonic import pav_llr
 
 
@@ -62,3 +62,11 @@ def similarity_matrix(original, protected, speakers, drawn, condition):
         own = [value for value, where in zip(llr, cells, strict=True) if where == cell]
         matrix[cell] = np.exp(-np.mean(np.logaddexp(0, -np.array(own))))
     return matrix
+
+
+def measures(preds, target, edges):
+    """All measures by their definitions; the bins of linkability are given."""
+    p, q = (np.histogram(preds[target == label], edges)[0] for label in (1, 0))
+    p, q = p / p.sum(), q / q.sum()
+    linkability = np.where(p > q, p * (p - q) / np.maximum(p + q, 1e-300), 0).sum()
+    return {**verification.score_measures(preds, target), "linkability": linkability}

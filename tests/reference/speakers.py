@@ -4,7 +4,7 @@ import numpy as np
 
 from .isotonic import pav_llr
 from .rank import rank_histogram
-from .zebra import z
+from .zebra import z, zebra_disclosure
 
 SIDES = {"enrolled": (0,), "probed": (1,), "both": (0, 1)}
 
@@ -54,3 +54,13 @@ def worst_and_spread(preds, target, speakers, side):
         "worst_speaker": list(found).index(worst),
         "speaker_d_ece_spread": np.std(list(values.values()), ddof=1),
     }
+
+
+def worst_alone(preds, target, speakers):
+    """The largest two-sided D_ECE of one tested speaker's trials, calibrated on these alone; NaN if none has any."""
+    values = []
+    for name in np.unique(speakers[1]):
+        own = speakers[1] == name
+        found = zebra_disclosure(preds[own], target[own])
+        values.append(max(found["d_ece"], found["d_ece_reversed"]))
+    return np.nanmax(values)

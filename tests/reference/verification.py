@@ -5,7 +5,22 @@ from itertools import pairwise
 import numpy as np
 
 from .isotonic import has_both, pav_llr
-from .zebra import ece, split
+from .zebra import ece, split, zebra_disclosure
+
+
+def score_measures(preds, target):
+    """Every score measure of the registry, by its key."""
+    return {
+        **zebra_disclosure(preds, target),
+        "min_cllr": min_cllr(preds, target),
+        "cllr": cllr(preds, target),
+        "eer": equal_error_rate(preds, target),
+        "raw_eer": raw_equal_error_rate(preds, target),
+        "min_dcf": min_dcf(preds, target, p_target=0.01, c_miss=1, c_fa=1),
+        "tpr_at_1e-2": tpr_at_fpr(preds, target, 1e-2),
+        "tpr_at_1e-3": tpr_at_fpr(preds, target, 1e-3),
+        "linkability": linkability(preds, target),
+    }
 
 
 def cllr(preds, target):
@@ -73,6 +88,21 @@ def min_dcf(preds, target, p_target, c_miss, c_fa):
         return np.nan
     costs = [c_miss * p_target * miss + c_fa * (1 - p_target) * accepted for accepted, miss in roc(preds, target)]
     return min(costs) / min(c_miss * p_target, c_fa * (1 - p_target))
+
+
+def tpr_at_fpr(preds, target, fpr):
+    """Share of targets above the threshold that a share ``fpr`` of non-targets exceeds; in proportion within a tie.
+
+    NaN where fewer than ten non-targets are expected above it.
+    """
+    tar, non = split(preds, target)
+    if len(tar) == 0 or fpr * len(non) < 10:
+        return np.nan
+    for (x0, y0), (x1, y1) in pairwise(roc(preds, target)):
+        if x0 > fpr + 1e-12 >= x1:  # a share of whole numbers is known to some digits only
+            # Of two thresholds that reject as many non-targets, the lower one accepts more targets.
+            return 1 - (y0 + (y1 - y0) * (x0 - fpr) / (x0 - x1))
+    return 1.0
 
 
 def turn(a, b, c):

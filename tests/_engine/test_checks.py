@@ -1,0 +1,187 @@
+"""Checks: for each a made-up evaluation that triggers it and one that does not; and the verdict that follows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from samples import voices
+
+from vpmetrics import VoicePrivacy
+from vpmetrics._engine.checks import check_missing_trials, check_systems
+from vpmetrics._engine.headline import HIGH_LEAKAGE, LOW_LEAKAGE
+from vpmetrics.attacks import Plain, RidgeToOriginal
+
+
+def report_of(rows, **settings):
+    metric = VoicePrivacy(**{"attacks": None} | settings)
+    metric.update(**rows)
+    return metric.report()
+
+
+def found(report, name):
+    """Status and message of a check; None where it was not made."""
+    return next(((check.status, check.message) for check in report.checks if check.name == name), None)
+
+
+def noise(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def clear(spread=0.3, speakers=30, utterances=6):
+    """Voices that an encoder separates as well as ``spread`` is small, and hidden versions."""
+    rows = voices(speakers=speakers, utterances=utterances, leak=0.0)
+    rows["original"] = noise(speakers, 16)[rows["speakers"]] + spread * noise(len(rows["speakers"]), 16, seed=1)
+    return rows
+
+
+@pytest.mark.parametrize(("spread", "status"), [(0.2, "ok"), (1.0, "warning"), (4.0, "failed")])
+def test_the_encoder_separates_original_speakers(spread, status):
+    assert found(report_of(clear(spread)), "encoder")[0] == status
+
+
+def test_no_attack_was_tried():
+    status, message = found(report_of(clear()), "attacks")
+    assert (status, message.startswith("No attack was tried")) == ("warning", True)
+    attacked = report_of(clear(), attacks=[Plain()])
+    assert found(attacked, "attacks") is None
+    assert found(attacked, "attack speakers")[0] == "ok"
+    assert found(report_of(clear(speakers=12), attacks=[Plain()]), "attack speakers")[0] == "warning"
+
+
+@pytest.mark.filterwarnings("ignore:.*The result is NaN")
+def test_too_few_speakers_for_an_attack():
+    assert found(report_of(clear(speakers=5), attacks=[Plain()]), "attack speakers")[0] == "failed"
+
+
+def test_the_attack_beats_chance():
+    assert found(report_of(voices(speakers=30, leak=1.0), attacks=[Plain()]), "attack on OP") is None
+    rows = clear(speakers=30)
+    for seed in range(20):  # some of which, by chance, disclose less than chance
+        rows["protected"] = noise(*rows["protected"].shape, seed=seed)
+        report = report_of(rows, attacks=[Plain()], intervals=0.95)
+        if report.scalars["op_d_ece_strongest"] <= report.scalars["op_d_ece_chance"]:
+            break
+    status, message = found(report, "attack on OP")
+    assert status == "ok"
+    assert "no more than chance" in message
+    assert f"excludes more than {report.scalars['op_d_ece_strongest_high']:.3f} bit" in message
+
+
+@pytest.mark.filterwarnings("ignore:.* equal another")
+def test_duplicate_recordings():
+    rows = clear()
+    assert found(report_of(rows), "duplicates")[0] == "ok"
+    again = {key: torch.cat([column, column[:5]]) for key, column in rows.items()}
+    status, message = found(report_of(again), "duplicates")
+    assert status == "warning"
+    assert message.startswith("5 original and 5 protected embeddings equal another one of their speaker")
+    ids = torch.cat([torch.arange(len(rows["speakers"])), torch.arange(5)])
+    assert found(report_of(again | {"utterances": ids}), "duplicates")[0] == "ok"
+
+
+@pytest.mark.filterwarnings("ignore:.* equal another", "ignore:.*The result is NaN", "ignore:Linkability")
+@pytest.mark.parametrize("value", [0.0, 1.0])
+def test_collapsed_embeddings(value):
+    rows = clear()
+    assert found(report_of(rows), "protected embeddings")[0] == "ok"
+    rows["protected"] = torch.full_like(rows["protected"], value)
+    assert found(report_of(rows), "protected embeddings") == ("failed", "All protected embeddings are the same.")
+    assert found(report_of(rows), "original embeddings")[0] == "ok"
+
+
+@pytest.mark.parametrize("names", [None, ["p225", "p226", "p227"]])
+def test_one_speaker_holds_most_target_trials(names):
+    labels = torch.tensor([0] * 20 + [1] * 5 + [2] * 5)
+    rows = {"original": noise(30, 8), "protected": noise(30, 8, seed=1), "speakers": labels}
+    rows["speakers"] = labels if names is None else [names[label] for label in labels]
+    status, message = found(report_of(rows), "target trials")
+    assert status == "warning"
+    assert message == f"Speaker {0 if names is None else 'p225'} holds 90% of all target trials."
+    assert found(report_of(clear()), "target trials")[0] == "ok"
+
+
+@pytest.mark.filterwarnings("ignore:.*The result is NaN", "ignore:.* target trials")
+def test_every_speaker_has_one_utterance():
+    rows = {"original": noise(8, 8), "protected": noise(8, 8, seed=1), "speakers": torch.arange(8)}
+    assert found(report_of(rows), "target trials")[0] == "failed"
+
+
+def test_enrolment_that_was_not_anonymised():
+    rows = clear()
+    rows["is_reference"] = torch.arange(len(rows["speakers"])) % 2 == 0
+    assert found(report_of(rows), "enrolment")[0] == "ok"
+    rows["protected"] = torch.where(rows["is_reference"][:, None], rows["original"], rows["protected"])
+    status, message = found(report_of(rows), "enrolment")
+    assert status == "failed"
+    assert "enrolment was never anonymised" in message
+    assert found(report_of(clear()), "enrolment") is None
+
+
+def test_two_systems_with_identical_scores():
+    reports = {name: report_of(voices(seed=seed)) for name, seed in (("a", 0), ("b", 0), ("c", 1))}
+    (check,) = check_systems(reports)
+    assert (check.status, check.message) == ("warning", "a and b have identical scores.")
+
+
+def test_trials_of_a_list_without_embeddings():
+    assert check_missing_trials(0, 1000).status == "ok"
+    assert check_missing_trials(3, 1000) == ("trials", "warning", "3 of 1,000 trials of the list have no embeddings.")
+
+
+# --- The headline
+
+
+@pytest.mark.parametrize(("leak", "level"), [(2.0, "high"), (0.0, "low")])
+def test_the_level_follows_the_upper_end_of_the_disclosure(leak, level):
+    rows = clear(speakers=60)
+    rows["protected"] = leak * rows["original"] + noise(*rows["original"].shape, seed=5)
+    report = report_of(rows, attacks=[Plain(), RidgeToOriginal()], intervals=0.95)
+    headline = report.headline
+    assert headline.level == level
+    assert headline.verdict == f"{level.capitalize()} speaker leakage."
+    assert headline.low <= headline.disclosure <= headline.high
+    assert (headline.high > HIGH_LEAKAGE) if level == "high" else (headline.high <= LOW_LEAKAGE)
+    values = report.scalars
+    assert headline.disclosure == pytest.approx(max(float(values[f"{name}_d_ece_strongest"]) for name in ("op", "pp")))
+    assert headline.attack in ("plain", "ridge to original")
+    assert str(report).lower().startswith(level)
+    assert f"{headline.disclosure:.3f}" in report._repr_html_()
+
+
+def test_the_headline_names_condition_and_attack():
+    turn = torch.linalg.qr(noise(16, 16, seed=3))[0]
+    rows = clear()
+    rows["protected"] = rows["original"] @ turn  # steady, so that PP discloses all without any map
+    headline = report_of(rows, attacks=[Plain(), RidgeToOriginal()]).headline
+    assert headline.disclosure > 0.6
+    rows["sessions"] = torch.arange(len(rows["speakers"])) % 2
+    rows["protected"] = torch.where((rows["sessions"] == 0)[:, None], rows["protected"], noise(180, 16, seed=8))
+    headline = report_of(rows, attacks=[Plain(), RidgeToOriginal()]).headline
+    assert headline.condition in ("OP", "across")  # within a session voices are meant to stay distinct
+
+
+def test_low_leakage_is_not_claimed_where_a_check_failed():
+    rows = clear(spread=20.0, speakers=60)  # an encoder that hears nothing
+    rows["protected"] = noise(*rows["protected"].shape, seed=5)
+    headline = report_of(rows).headline
+    assert headline.disclosure < LOW_LEAKAGE
+    assert headline.level != "low"
+    assert any("proves nothing" in reason for reason in headline.reasons)
+
+
+def test_the_exposed_speaker_is_named():
+    rows = clear(speakers=40, utterances=10)
+    rows["protected"] = torch.where((rows["speakers"] == 7)[:, None], rows["original"], rows["protected"])
+    rows["speakers"] = [f"speaker-{label:02}" for label in rows["speakers"].tolist()]
+    headline = report_of(rows).headline
+    assert any(reason.startswith("Speaker speaker-07 is exposed:") for reason in headline.reasons)
+
+
+@pytest.mark.filterwarnings("ignore:.*The result is NaN", "ignore:There are no", "ignore:Linkability")
+def test_nothing_known_is_no_verdict():
+    report = report_of({"original": noise(4, 3), "speakers": torch.arange(4) // 2})
+    assert report.headline is None
+    lone = report_of({"original": noise(4, 3), "protected": noise(4, 3), "speakers": torch.zeros(4).long()})
+    assert lone.headline is None or lone.headline.level == "unknown" or math.isnan(lone.headline.disclosure)

@@ -1,0 +1,350 @@
+"""The leave-one-speaker-out jackknife: replicates are what is measured without a speaker, and intervals follow."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from samples import voices
+from scipy import stats
+from torch.testing import assert_close
+
+from vpmetrics import (
+    DeIdentification,
+    EmbeddingTrials,
+    LocalInformationDisclosure,
+    MinCllr,
+    ReidentificationRate,
+    SimilarityRankDisclosure,
+    SinglingOut,
+    VoiceDistinctiveness,
+    VoicePrivacy,
+    VoiceSimilarityMatrix,
+)
+from vpmetrics._engine import jackknife
+from vpmetrics._engine.jackknife import _probability_below, compare_jackknives, jackknife_interval, students_t_quantile
+from vpmetrics._engine.measures import minimum_cross_entropy, prior_entropy
+from vpmetrics._engine.registry import add_interval_keys, scalar
+from vpmetrics.attacks import Plain, RidgeToOriginal
+
+
+def measured(rows, **settings):
+    metric = VoicePrivacy(**{"attacks": None, "metrics": "all", **settings})
+    metric.update(**rows)
+    return metric.report()
+
+
+def without(rows, speaker):
+    return {key: column[rows["speakers"] != speaker] for key, column in rows.items()}
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+@pytest.mark.parametrize("freedom", [1, 2, 3, 7, 20, 249])
+def test_students_t_is_that_of_scipy(freedom, confidence):
+    expected = stats.t.ppf((1 + confidence) / 2, freedom)
+    assert students_t_quantile(confidence, freedom) == pytest.approx(expected, rel=5e-6)  # Hill's approximation
+
+
+def test_the_interval_of_a_mean_is_the_one_of_the_textbook():
+    values = torch.randn(15, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    replicates = (values.sum() - values) / 14
+    low, high = jackknife_interval(values.mean(), replicates, 0.9)
+    expected = stats.t.interval(0.9, 14, loc=values.mean().item(), scale=stats.sem(values.numpy()))
+    assert (low.item(), high.item()) == pytest.approx(expected, rel=1e-8)
+
+
+def test_an_interval_keeps_to_its_range_and_holds_what_was_measured():
+    value, replicates = torch.tensor(0.01), torch.tensor([0.0, 0.03, 0.03, 0.04])
+    low, high = jackknife_interval(value, replicates, 0.95, lowest=0.0, highest=0.02, bias=-1.0)
+    assert (low.item(), high.item()) == pytest.approx((0.01, 0.02))
+
+
+@pytest.mark.parametrize(("value", "highest"), [(0.0, 1.0), (1.0, 1.0), (0.5, 0.5)])
+def test_people_of_whom_none_was_seen_are_not_ruled_out(value, highest):
+    """The ends are those of Clopper and Pearson for as many people who are all alike."""
+    one, share = torch.tensor(value, dtype=torch.float64), value / highest
+    low, high = jackknife_interval(one, one.expand(20), 0.95, lowest=0.0, highest=highest)
+    exact = stats.binomtest(round(20 * share), 20).proportion_ci(0.9, method="exact")  # only one of its ends is open
+    assert (low.item() / highest, high.item() / highest) == pytest.approx((exact.low, exact.high), rel=1e-12)
+
+
+def test_what_lies_within_its_range_or_has_none_is_as_sure_as_it_seems():
+    inside = torch.tensor(0.3)
+    assert jackknife_interval(inside, inside.expand(20), 0.95, 0.0, 1.0) == (inside, inside)
+    assert jackknife_interval(torch.zeros(()), torch.zeros(20), 0.95, lowest=0.0) == (0, 0)
+    # That nothing is hidden is no end of the range: hiding may be worse than nothing.
+    assert jackknife_interval(torch.zeros(()), torch.zeros(20), 0.95, highest=1.0) == (0, 0)
+
+
+@pytest.mark.filterwarnings("ignore:Linkability")
+def test_three_voices_told_apart_do_not_show_that_all_can_be():
+    rows = {key: column[:6] for key, column in voices().items()}
+    rows["speakers"] = torch.arange(6) % 3
+    noise = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
+    rows["original"], rows["protected"] = torch.eye(16)[rows["speakers"]] + 0.01 * noise
+    scalars = measured(rows, intervals=0.95, metrics=["op_d_ece", "op_max_d"]).scalars
+    share = 0.05 ** (1 / 3)  # of all, at least, or three like these would come less than once in twenty times
+    for key, most in (("d_ece", 1 / math.log(4)), ("max_d", math.log2(3)), ("mean_d", math.log2(3)), ("id_rate", 1)):
+        ends = [float(scalars[f"op_{key}{end}"]) for end in ("_low", "", "_high")]
+        assert ends == pytest.approx([most * share, most, most], rel=1e-5), key
+    assert [float(scalars[f"op_eer{end}"]) for end in ("", "_high")] == pytest.approx([0, 0.5 * (1 - share)], rel=1e-5)
+
+
+@pytest.mark.parametrize("case", ["plain", "sigmoid", "groups", "sessions", "speaker"])
+def test_leaving_a_speaker_out_is_measuring_without_them(case):
+    rows, settings = voices(sessions=2 if case == "sessions" else None), {}
+    if case == "sigmoid":
+        settings["similarity"] = "sigmoid"
+    if case == "groups":
+        rows["groups"] = rows["speakers"] % 2
+    if case == "speaker":
+        settings["enrolment"], rows["is_reference"] = "speaker", torch.arange(len(rows["speakers"])) % 2 == 0
+    report = measured(rows, intervals=0.95, **settings)
+    assert report.jackknife is not None
+    again = [measured(without(rows, speaker), **settings).scalars for speaker in range(12)]
+    for key, change in report.jackknife.changes.items():
+        expected = torch.stack([values[key] - report.scalars[key] for values in again])
+        # Bins of linkability and slopes of local information stay as they were, and ties of few scores are not told
+        # apart; of all others, what is second order does.
+        if report.scalars[key].isnan():
+            continue
+        coarse = any(part in key for part in ("linkability", "alid", "pdr", "ndr", "raw_eer", "tpr", "min_dcf"))
+        spread = (expected - expected.mean()).square().mean().sqrt()
+        allowed = (1.0 if coarse else 0.15) * spread + 0.003 * abs(report.scalars[key]) + (5e-3 if coarse else 2e-3)
+        assert (change - expected).square().mean().sqrt() <= allowed, key
+
+
+def test_ranks_without_a_speaker_are_exact():
+    rows = voices(speakers=9)
+    changes = measured(rows, intervals=0.95).jackknife.changes
+    for speaker in (0, 4):
+        scalars = measured(without(rows, speaker)).scalars
+        full = measured(rows).scalars
+        for key in ("op_mean_d", "pp_max_d", "oo_id_rate", "op_link_rate"):
+            assert_close(changes[key][speaker], scalars[key] - full[key], atol=1e-12, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Singling one out")
+@pytest.mark.parametrize("grouped", [False, True])
+def test_rates_without_a_speaker_are_exact(grouped):
+    rows = voices(speakers=9)
+    rows["is_reference"] = torch.arange(len(rows["speakers"])) % 2 == 0  # or utterances would be dealt anew
+    rows |= {"groups": (rows["speakers"] > 4).long()} if grouped else {}
+    sizes = (2, 3) if grouped else (2, 3, 8)
+    full = measured(rows, intervals=0.95, sizes=(*sizes, 40))
+    for speaker in (0, 4, 8):
+        scalars = measured(without(rows, speaker), sizes=sizes).scalars
+        for key in ("op_rate_2", "pp_rate_3", f"oo_rate_{sizes[-1]}"):
+            assert_close(full.jackknife.changes[key][speaker], scalars[key] - full.scalars[key], atol=1e-6, rtol=0)
+    assert 0 <= full.scalars["op_rate_3_low"] < full.scalars["op_rate_3"] < full.scalars["op_rate_3_high"] <= 1
+    # Among all there are, somebody is looked for among all who are left; beyond them a model speaks, not speakers.
+    assert full.scalars["op_rate_40_low"].isnan()
+    assert "op_singling_out_3_low" not in full.scalars
+
+
+def test_rates_after_the_strongest_attack_lose_a_speaker_in_one_fold():
+    rows = voices(speakers=20, utterances=6)
+    full = measured(rows, intervals=0.95, sizes=(2,), attacks=[Plain()])
+    found, change = full.scalars, full.jackknife.changes["op_rate_2_strongest"]
+    spread = full.jackknife.changes["op_rate_2"].std()
+    assert 0.3 < float(change.std() / spread) < 3
+    assert found["op_rate_2_strongest_low"] < found["op_rate_2_strongest"] < found["op_rate_2_strongest_high"]
+
+
+def test_every_scalar_but_extremes_is_followed_by_its_ends():
+    metric = VoicePrivacy(attacks=[Plain(), RidgeToOriginal()], intervals=0.95, metrics="all")
+    metric.update(**voices())
+    values = metric.compute()
+    names = [name for name in values if not name.endswith(("_low", "_high"))]
+    assert list(values) == list(add_interval_keys(names))
+    for name in names:
+        if scalar(name).has_interval and not values[name].isnan():
+            low, value, high = (float(values[name + end]) for end in ("_low", "", "_high"))
+            assert low <= value <= high, name
+    assert "op_l_w_low" not in values
+    assert values["op_d_ece_strongest_high"] > values["op_d_ece_strongest"]
+
+
+def test_a_choice_of_scalars_brings_their_ends_and_no_others():
+    metric = VoicePrivacy(attacks=None, intervals=0.95, metrics=["deid", "op_l_w"])
+    metric.update(**voices())
+    assert list(metric.compute()) == ["deid", "deid_low", "deid_high", "op_l_w"]
+
+
+def test_neither_order_nor_names_of_speakers_matter():
+    rows = voices()
+    shuffled = torch.randperm(len(rows["speakers"]), generator=torch.Generator().manual_seed(3))
+    names = torch.randperm(12, generator=torch.Generator().manual_seed(4)) * 7 + 1
+    other = {key: column[shuffled] for key, column in rows.items()}
+    other["speakers"] = names[other["speakers"]]
+    expected = measured(rows, intervals=0.95, attacks=[Plain()]).scalars
+    found = measured(other, intervals=0.95, attacks=[Plain()]).scalars
+    for key, value in expected.items():
+        if not key.endswith("worst_speaker"):  # who that is goes by name
+            assert_close(found[key], value, atol=1e-9, rtol=1e-9, equal_nan=True, msg=key)
+
+
+def test_doing_nothing_is_known_to_do_nothing():
+    rows = voices()
+    rows["protected"] = rows["original"]
+    scalars = measured(rows, intervals=0.95).scalars
+    for key in ("deid", "deid_low", "deid_high", "gvd_low", "gvd_high"):
+        assert abs(float(scalars[key])) < 1e-3, key
+
+
+@pytest.mark.filterwarnings("ignore:Linkability")
+@pytest.mark.parametrize("nothing", [0.0, 1.0])
+def test_scores_that_are_all_one_say_nothing_of_people_who_were_not_seen(nothing):
+    rows = voices()
+    rows["protected"] = torch.full_like(rows["original"], nothing)
+    scalars = measured(rows, intervals=0.95).scalars
+    share = 1 - 0.05 ** (1 / 12)  # of all, with whom twelve like these would come once in twenty times
+    found = [float(scalars[f"op_d_ece{end}"]) for end in ("", "_low", "_high")]
+    assert found == pytest.approx([0.0, 0.0, share / math.log(4)])
+
+
+def test_fewer_speakers_are_less_sure():
+    few, many = (measured(voices(speakers=count), intervals=0.95).scalars for count in (8, 32))
+    for key in ("op_d_ece", "deid", "op_mean_d", "op_eer"):
+        width = [float(scalars[f"{key}_high"] - scalars[f"{key}_low"]) for scalars in (few, many)]
+        assert width[1] < 0.8 * width[0], key
+
+
+def test_blocks_of_many_speakers_say_about_the_same(monkeypatch):
+    rows = voices(speakers=60, utterances=4)
+    one_by_one = measured(rows, intervals=0.95).scalars
+    monkeypatch.setattr(jackknife, "MOST_GROUPS", 20)
+    in_blocks = measured(rows, intervals=0.95).scalars
+    for key in ("op_d_ece", "pp_eer", "op_mean_d", "deid"):
+        width = [float(scalars[f"{key}_high"] - scalars[f"{key}_low"]) for scalars in (one_by_one, in_blocks)]
+        assert 0.5 < width[1] / width[0] < 2, key
+
+
+def test_thinned_pairs_say_about_the_same(monkeypatch):
+    rows = voices(speakers=30, utterances=10)
+    every_pair = measured(rows, intervals=0.95).scalars
+    monkeypatch.setattr(jackknife, "_MOST_PAIRS", 20_000)
+    some = measured(rows, intervals=0.95).scalars
+    for key in ("op_d_ece", "pp_eer", "op_min_cllr", "deid", "gvd"):
+        width = [float(scalars[f"{key}_high"] - scalars[f"{key}_low"]) for scalars in (every_pair, some)]
+        assert 0.7 < width[1] / width[0] < 1.4, key
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("speakers", [1, 2])
+def test_of_too_few_speakers_nothing_is_sure(speakers):
+    scalars = measured(voices(speakers=speakers), intervals=0.95).scalars
+    assert math.isnan(scalars["op_d_ece_low"])
+    assert math.isnan(scalars["deid_high"])
+
+
+def test_two_systems_are_compared_on_the_speakers_they_share():
+    rows = voices(speakers=24)
+    weaker = {**rows, "protected": 0.7 * rows["protected"] + 0.3 * rows["original"]}
+    reports = [measured(each, intervals=0.95) for each in (rows, weaker)]
+
+    def compared(first, second, key="op_d_ece"):
+        pair = (reports[first], reports[second])
+        return compare_jackknives(key, tuple(r.scalars[key] for r in pair), tuple(r.jackknife for r in pair), 0.95)
+
+    better, worse = compared(0, 1), compared(1, 0)
+    assert better.is_significant
+    assert better.probability_below > 0.99
+    assert_close(better.probability_below + worse.probability_below, torch.ones_like(better.probability_below))
+    assert_close(better.low, -worse.high)
+    # Speakers that are hard are so for both, so the difference is surer than two numbers apart.
+    widths = [float(report.scalars["op_d_ece_high"] - report.scalars["op_d_ece_low"]) for report in reports]
+    assert float(better.high - better.low) < (widths[0] ** 2 + widths[1] ** 2) ** 0.5
+    same = compared(0, 0)
+    assert not same.is_significant
+    assert float(same.probability_below) == 0.5
+
+
+def test_how_likely_a_number_is_below_a_limit_is_that_of_students_t():
+    values = torch.randn(15, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    replicates = (values.sum() - values) / 14
+    for limit in (-1.0, 0.0, 0.3):
+        expected = stats.t.cdf(limit, 14, loc=values.mean().item(), scale=stats.sem(values.numpy()))
+        found = _probability_below(values.mean() - limit, replicates - limit, 14.0, torch.zeros(()))
+        assert found.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_systems_of_other_speakers_are_not_compared():
+    found = [measured(voices(speakers=count), intervals=0.95).jackknife for count in (8, 9)]
+    with pytest.raises(ValueError, match="the same speakers"):
+        compare_jackknives("deid", (torch.tensor(0.5), torch.tensor(0.4)), tuple(found), 0.95)
+
+
+@pytest.mark.parametrize(
+    ("metric", "prefix"),
+    [
+        (DeIdentification(intervals=0.9), ""),
+        (VoiceDistinctiveness(intervals=0.9, similarity="sigmoid"), ""),
+        (SimilarityRankDisclosure(condition="OP", intervals=0.9), "op_"),
+        (SimilarityRankDisclosure(condition="OO", model="beta_binomial", intervals=0.9), "oo_"),
+        (LocalInformationDisclosure(condition="PP", intervals=0.9), "pp_"),
+        (ReidentificationRate(sizes=(2, 5), condition="OP", intervals=0.9), "op_"),
+    ],
+    ids=lambda metric: type(metric).__name__,
+)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_each_metric_has_the_ends_that_the_suite_has(metric, prefix, grouped):
+    rows = voices(speakers=14)
+    if grouped:
+        rows["groups"] = rows["speakers"] % 2
+    metric.reset()
+    metric.update(**rows)
+    suite = VoicePrivacy(
+        intervals=0.9,
+        similarity=getattr(metric, "similarity", "geometric"),
+        rank_model=getattr(metric, "model", "empirical"),
+        attacks=None,
+        metrics="all",
+        sizes=getattr(metric, "sizes", None),
+    )
+    suite.update(**rows)
+    values, expected = metric.compute(), suite.compute()
+    assert any(key.endswith("_low") for key in values)
+    for key, value in values.items():
+        if key.startswith("chance"):  # 1/N, which the suite does not say
+            continue
+        assert_close(value, expected[prefix + key], atol=1e-9, rtol=1e-9, equal_nan=True, msg=key)
+
+
+def test_ranks_and_local_information_keep_to_groups():
+    rows = voices(speakers=10)
+    rows["groups"] = rows["speakers"] % 2
+    for make in (SimilarityRankDisclosure, LocalInformationDisclosure):
+        values = []
+        for group in (0, 1):
+            part = make(condition="OP")
+            part.update(**{key: column[rows["groups"] == group] for key, column in rows.items()})
+            values.append(part.compute())
+        whole = make(condition="OP")
+        whole.update(**rows)
+        for key in ("mean_d", "id_rate") if make is SimilarityRankDisclosure else ("alid", "pdr", "link_rate"):
+            assert_close(whole.compute()[key], (values[0][key] + values[1][key]) / 2)
+
+
+@pytest.mark.parametrize("make", [VoiceSimilarityMatrix, SinglingOut, lambda **kw: EmbeddingTrials(MinCllr(), **kw)])
+def test_a_metric_without_intervals_says_so(make):
+    with pytest.raises((TypeError, ValueError), match="intervals"):
+        make(intervals=0.95)
+
+
+def test_a_profile_without_a_speaker_is_the_profile_of_all_others():
+    rows = voices()
+    odds = torch.linspace(-3, 3, 7, dtype=torch.float64)
+    report = measured(rows, intervals=0.95).conditions["OP"]
+    counts = report.profiles.counts
+    for speaker in (0, 7):
+        others = measured(without(rows, speaker)).conditions["OP"].minimum_cross_entropy(odds)
+        found = minimum_cross_entropy(counts.counted.counts.ascending, odds)[1 + speaker]
+        assert_close(found, others, atol=2e-3, rtol=0)
+    low, high = report.cross_entropy_interval(odds)
+    profile = report.minimum_cross_entropy(odds)
+    assert bool(((low <= profile) & (profile <= high)).all())
+    assert float((high - low).amax()) > 0.01
+    hidden = measured(voices(leak=0.05), intervals=0.95).conditions["OP"]
+    assert bool((hidden.cross_entropy_interval(odds)[1] <= prior_entropy(odds) + 1e-12).all())

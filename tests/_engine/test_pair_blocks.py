@@ -1,0 +1,202 @@
+"""The loop over pairs: every trial once, whatever the block size, the number of ranks, sessions and groups."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+
+import numpy as np
+import pytest
+import reference
+import torch
+from cases import embeddings, join
+from torch.nn.functional import normalize
+from torch.testing import assert_close
+
+from vpmetrics import VoicePrivacy
+from vpmetrics._engine import condition_scores, pair_blocks
+from vpmetrics._engine.condition_scores import score_pairs
+from vpmetrics._engine.conditions import CONDITIONS
+from vpmetrics._engine.distributed import Processes
+from vpmetrics._engine.measures import expected_disclosure
+from vpmetrics._engine.pair_blocks import PairBlocks
+from vpmetrics._engine.scorers import SCORERS, prepare_rows
+from vpmetrics._engine.similarity import similarity_matrix
+from vpmetrics._engine.utterances import build_data, pack_utterances
+from vpmetrics.data import demo_voices
+
+SIDES = {"original": 0, "protected": 1}
+
+
+def labelled(**columns):
+    """Rows with sessions, groups and recordings, as far as they are asked for."""
+    rows = join(embeddings())
+    count = len(rows["speakers"])
+    place = rows["speakers"].unique(return_inverse=True)[1]
+    known = {"sessions": torch.arange(count) % 3, "groups": place % 2, "utterances": torch.arange(count) // 2 * 2}
+    known["utterances"] = known["utterances"] + 1000 * place  # the same only for the same speaker
+    return rows | {name: known[name] for name in columns}
+
+
+def pairs_of(rows, name, **settings):
+    data = build_data(pack_utterances(**rows))
+    condition = CONDITIONS[name]
+    settings = {"scorer": SCORERS["cosine"], "condition": condition} | settings
+    return PairBlocks(*data.sides(condition), len(data.speakers), **settings)
+
+
+def trials_of(blocks):
+    scores, labels = (torch.cat(parts) for parts in zip(*(block.trials() for block in blocks), strict=True))
+    return scores, labels
+
+
+def expected_trials(rows, name):
+    """Every pair by a loop, from the definition of the condition."""
+    condition, unit = CONDITIONS[name], [normalize(rows[side].double()) for side in SIDES]
+    first, second = unit[SIDES[condition.enrolment]], unit[SIDES[condition.test]]
+    count, found = len(rows["speakers"]), []
+    speakers, sessions, groups = (
+        rows.get(key, torch.zeros(count)).tolist() for key in ("speakers", "sessions", "groups")
+    )
+    pairs = combinations(range(count), 2) if condition.is_one_sided else product(range(count), repeat=2)
+    for i, j in pairs:
+        is_target = speakers[i] == speakers[j]
+        if (not condition.is_one_sided and i == j) or groups[i] != groups[j]:
+            continue
+        wanted = {"any": True, "same": sessions[i] == sessions[j], "other": sessions[i] != sessions[j]}
+        if is_target and not wanted[condition.target_sessions]:
+            continue
+        found.append((float(first[i] @ second[j]), is_target))
+    return found
+
+
+@pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+def test_every_trial_is_there_once_whatever_the_block_size(condition, size):
+    rows = join(embeddings())
+    pairs = pairs_of(rows, condition, block_size=size)
+    scores, labels = trials_of(pairs)
+    arrays = (rows["original"].numpy(), rows["protected"].numpy(), rows["speakers"].numpy())
+    expected, target, _ = reference.similarity.trials(*arrays, condition)
+    for label in (False, True):
+        ours, theirs = scores[labels == label].sort().values, np.sort(np.asarray(expected)[np.asarray(target) == label])
+        assert_close(ours.numpy(), theirs)
+    both = pairs.trial_speakers()
+    assert torch.equal(both[0] == both[1], pairs.all_trials()[1])
+    # Only blocks of the same speakers have masks, and those that are left to targets are these.
+    for group in pairs.row_groups():
+        near = [block.columns for block in pairs.blocks(group, targets_only=True)]
+        assert near == [block.columns for block in pairs.blocks(group) if block.is_target is not None]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("columns", [("sessions",), ("sessions", "groups")], ids=lambda names: "+".join(names))
+def test_sessions_and_groups_choose_trials(condition, columns):
+    rows = labelled(**dict.fromkeys(columns))
+    scores, labels = trials_of(pairs_of(rows, condition, block_size=40))
+    expected = expected_trials(rows, condition)
+    for label in (False, True):
+        ours = scores[labels == label].sort().values
+        assert_close(ours, torch.tensor(sorted(s for s, is_target in expected if is_target == label)).double())
+
+
+@pytest.mark.parametrize("condition", ["OO", "OP"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_ranks_share_the_blocks_and_leave_none_out(condition, world, monkeypatch):
+    monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
+    rows = join(embeddings())
+    whole = pairs_of(rows, condition, block_size=16)
+    parts = [pairs_of(rows, condition, block_size=16, processes=Processes(rank, world)) for rank in range(world)]
+    shared = [trials_of(part)[0] for part in parts]
+    assert_close(torch.cat(shared).sort().values, trials_of(whole)[0].sort().values)
+    assert max(map(len, shared)) < 2 * len(torch.cat(shared)) / world
+    # What every rank needs whole it has whole.
+    assert torch.equal(trials_of(parts[0].on_all_ranks())[0], trials_of(whole)[0])
+
+
+def test_more_pairs_than_a_narrow_count_holds_are_counted(monkeypatch):
+    monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
+    counts = []
+    for most in (2**31 - 1, 300):
+        monkeypatch.setattr(condition_scores, "_MOST_COUNTED", most)
+        counts.append(score_pairs(pairs_of(join(embeddings()), "OP", block_size=16)).trials.table()[1])
+    assert counts[0].sum() > 300
+    assert torch.equal(*counts)
+
+
+def test_block_size_changes_nothing_beyond_rounding(monkeypatch):
+    monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
+    matrices = []
+    for size in (16, 50, 2048):
+        pairs = pairs_of(join(embeddings(dtype=torch.float32)), "OP", block_size=size)
+        matrices.append(similarity_matrix(pairs, score_pairs(pairs), "geometric"))
+    assert_close(matrices[0], matrices[1], atol=1e-4, rtol=0)
+    assert_close(matrices[0], matrices[2], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("similarity", ["geometric", "sigmoid"])
+def test_bins_agree_with_scores(monkeypatch, similarity):
+    voices, values, worst = demo_voices(), [], []
+    for few in (pair_blocks.FEW_PAIRS, 0):
+        monkeypatch.setattr(pair_blocks, "FEW_PAIRS", few)
+        metric = VoicePrivacy(similarity, attacks=None, metrics="all")
+        metric.update(voices.original[::2], voices.protected["B2r0"][::2], voices.speakers[::2])
+        report = metric.report()
+        values.append(report.scalars)
+        worst.append(report.conditions["OP"].scores.worst_counts)
+    exact, binned = values
+    for key, expected in exact.items():
+        # Extremes and interpolated rates feel their bins most; a threshold moves by one bin.
+        allowed = 2e-2 if "l_w" in key or "tpr" in key else 2e-3
+        assert_close(binned[key], expected, atol=allowed, rtol=allowed, equal_nan=True, msg=f"{key}: {binned[key]}")
+    assert worst[0] is None
+    most = expected_disclosure(worst[1]().ascending)  # with every bin taken apart
+    assert binned["op_d_ece"] - 1e-9 <= exact["op_d_ece"] <= most + 1e-9
+    assert most - binned["op_d_ece"] < 1e-3
+
+
+@pytest.mark.parametrize("scoring", SCORERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_are_prepared_in_pieces_as_all_at_once_whatever_their_order(scoring, dtype, monkeypatch):
+    monkeypatch.setattr(pair_blocks, "_PREPARED_AT_ONCE", 64)
+    rows = join(embeddings(dtype=dtype))
+    mixed = torch.randperm(len(rows["speakers"]), generator=torch.Generator().manual_seed(0))
+    sides = []
+    for order in (torch.arange(len(mixed)), mixed):
+        pairs = pairs_of({key: column[order] for key, column in rows.items()}, "OO", scorer=SCORERS[scoring])
+        sides.append(pairs.enrolment.embeddings)
+    assert torch.equal(*sides)
+    side = build_data(pack_utterances(**rows)).original
+    centre = (
+        side.embeddings[side.value_order].double().mean(0) if scoring == "euclidean" else side.embeddings.new_zeros(())
+    )
+    expected = prepare_rows(side.embeddings[side.order_by(side.speaker_index)], SCORERS[scoring], centre, torch.float64)
+    assert torch.equal(sides[0], expected)
+
+
+def test_speakers_are_permuted_within_their_group_whatever_their_labels():
+    found = []
+    for relabel in (lambda labels: labels, lambda labels: 7 - 13 * labels):
+        rows = labelled(groups=True)
+        rows["speakers"] = relabel(rows["speakers"])
+        pairs = pairs_of(rows, "OP")
+        scores = []
+        for shift in (1, 2):
+            permuted, original_index = pairs.permute_speakers(shift)
+            assert sorted(original_index.tolist()) == list(range(8))
+            assert not (original_index == torch.arange(8)).any()
+            groups = torch.tensor(pairs._groups)
+            assert torch.equal(groups[original_index], groups)
+            blocks = [block for group in permuted.row_groups() for block in permuted.blocks(group, targets_only=True)]
+            scores.append(torch.cat([block.scores[block.is_target] for block in blocks]).sort().values)
+        assert not torch.equal(scores[0], scores[1])
+        found.append(scores)
+    assert_close(found[1], found[0], atol=1e-12, rtol=0)
+
+
+def test_thinned_pairs_keep_every_speaker():
+    pairs = pairs_of(join(embeddings()), "OP")
+    thinned = pairs.thin(5000)
+    assert thinned.num_pairs <= 5000 < pairs.num_pairs
+    assert set(thinned.test.speaker_index.tolist()) == set(range(8))
+    assert len(pairs.thin_enrolment(5000).enrolment) < len(pairs.enrolment)
+    assert pairs.thin(1 << 20) is pairs

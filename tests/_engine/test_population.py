@@ -1,0 +1,155 @@
+"""Averaged utterances: which go together, and that nothing but their values decides."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import combinations
+
+import pytest
+import torch
+from samples import made_systems, people
+from torch.testing import assert_close
+
+from vpmetrics import EmbeddingTrials, SimilarityRankDisclosure, VoicePrivacy, ZebraDisclosure
+from vpmetrics._engine.population import average_utterances
+from vpmetrics._engine.utterances import build_data, pack_utterances
+from vpmetrics.attacks import Centred, Plain
+from vpmetrics.functional import conversations
+
+
+def test_conversations_average_disjoint_utterances_of_one_speaker_and_session():
+    original, protected, speakers = people(number=5, each=11)
+    sessions = torch.arange(55) % 2
+    made = conversations(original, protected, speakers, 3, sessions)
+    sizes = torch.unique(torch.stack([speakers, sessions]), dim=1, return_counts=True)[1] // 3
+    assert len(made.speakers) == sizes.sum()
+    members = [
+        [row for row in range(55) if speakers[row] == speaker and sessions[row] == session]
+        for speaker, session in zip(made.speakers, made.sessions, strict=True)
+    ]
+
+    used = []
+    for number, rows in enumerate(members):
+        of = [
+            trio
+            for trio in combinations(rows, 3)
+            if torch.allclose(original[list(trio)].mean(0), made.original[number])
+        ]
+        assert len(of) == 1
+        assert_close(protected[list(of[0])].mean(0), made.protected[number])
+        used += of[0]
+    assert len(set(used)) == len(used)
+
+
+def test_conversations_do_not_depend_on_the_order_or_the_names():
+    original, protected, speakers = people(number=5, each=11)
+    expected = conversations(original, protected, speakers, 3)
+    rows = torch.randperm(55, generator=torch.Generator().manual_seed(0))
+    found = conversations(original[rows], protected[rows], -speakers[rows], 3)
+    order, others = (made.original[:, 0].argsort() for made in (expected, found))
+    assert_close(found.original[others], expected.original[order], rtol=0, atol=0)
+    assert_close(found.protected[others], expected.protected[order], rtol=0, atol=0)
+    assert (found.speakers[others] == -expected.speakers[order]).all()
+
+
+def test_utterances_go_together_by_chance_not_by_likeness():
+    # Means of L utterances that have nothing to do with each other spread as 1 / L, along every direction.
+    draw = torch.Generator().manual_seed(0)
+    noise = torch.randn(4000, 2, generator=draw, dtype=torch.float64)
+    made = conversations(noise, None, torch.arange(4000) // 40, 4).original
+    assert_close(made.var(0), torch.full((2,), 0.25, dtype=torch.float64), rtol=0.12, atol=0)
+
+
+def test_a_conversation_of_one_utterance_is_that_one_and_of_equal_ones_too():
+    original, _, speakers = people(number=4, each=5)
+    made = conversations(original, None, speakers, 1)
+    assert set(map(tuple, made.original.tolist())) == set(map(tuple, original.tolist()))
+    assert made.protected is None
+    same = original[:1].expand(20, -1)
+    assert (conversations(same, None, speakers, 3).original == same[0]).all()
+
+
+@pytest.mark.parametrize(("utterances", "error"), [(0, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_an_odd_number_of_utterances_is_refused(utterances, error):
+    original, protected, speakers = people()
+    with pytest.raises(error, match="Expected `utterances`"):
+        conversations(original, protected, speakers, utterances)
+
+
+def test_longer_conversations_disclose_more_by_every_measure():
+    original, _, speakers = people(number=40, each=16, width=32)
+    protected = original + 3 * torch.randn(original.shape, generator=torch.Generator().manual_seed(1)).double()
+    disclosed = []
+    for length in (1, 2, 4):
+        metric = EmbeddingTrials(ZebraDisclosure(), condition="OP")
+        ranks = SimilarityRankDisclosure(condition="OP")
+        made = conversations(original, protected, speakers, length)
+        for each in (metric, ranks):
+            each.update(made.original, made.protected, made.speakers)
+        disclosed.append((metric.compute()["d_ece"], ranks.compute()["mean_d"]))
+    assert torch.tensor(disclosed).diff(dim=0).min() > 0.05
+
+
+@pytest.mark.parametrize("sessions", [False, True])
+def test_a_metric_over_utterances_is_that_of_their_averages(sessions):
+    original, protected, speakers = people(number=8, each=12, noise=2.0)
+    given = {"sessions": torch.arange(96) % 2} if sessions else {}
+    for make in (partial(SimilarityRankDisclosure, condition="OP"), partial(VoicePrivacy, attacks=None)):
+        metric = make()
+        metric.update(original, protected, speakers, **given)
+        for length, values in metric.over_utterances((1, 2, 3)).items():
+            # Conversations anew, from what the sides have in common.
+            alone = make()
+            made = averages(original, protected, speakers, length, **given)
+            alone.update(*made[:3], **{"sessions": made[3]} if sessions else {})
+            expected = alone.compute()
+            assert set(values) == set(expected)
+            for key, value in expected.items():
+                assert_close(values[key], value, rtol=0, atol=1e-7, equal_nan=True)
+
+
+def averages(original, protected, speakers, length, sessions=None):
+    """Rows of which the library makes one, found by going through its own averages of the original side."""
+    sides = build_data(pack_utterances(original, protected, speakers, sessions=sessions))
+    made = average_utterances(sides, length)
+    for side, of in ((made.original, original), (made.protected, protected)):
+        for vector, speaker in zip(side.embeddings, side.speakers, strict=True):
+            rows = (speakers == speaker).nonzero().flatten().tolist()
+            means = [of[list(some)].mean(0) for some in combinations(rows, length)]
+            assert min((mean - vector).abs().max() for mean in means) < 1e-12
+    assert torch.equal(made.original.ids, made.protected.ids)
+    count = [min(12 // (2 if sessions is not None else 1) // length, 12)] * 8 * (2 if sessions is not None else 1)
+    assert len(made.original.speakers) == sum(count)
+    return made.original.embeddings, made.protected.embeddings, made.original.speakers, made.protected.sessions
+
+
+def test_recordings_protected_twice_are_averaged_alike_in_both_sessions():
+    original, protected, speakers = people(number=5, each=6)
+    twice = {"sessions": torch.arange(60) // 30, "utterances": torch.arange(30).repeat(2)}
+    rows = pack_utterances(original.repeat(2, 1), torch.cat([protected, protected + 100]), speakers.repeat(2), **twice)
+    made = average_utterances(build_data(rows), 3)
+    assert len(made.original.speakers) == 10
+    assert sorted(made.protected.ids.tolist()) == sorted(made.original.ids.tolist() * 2)
+    first, second = (made.protected.take(made.protected.sessions == session) for session in (0, 1))
+    order = [side.ids.argsort() for side in (first, second)]
+    assert_close(first.embeddings[order[0]] + 100, second.embeddings[order[1]])
+
+
+def test_listening_longer_takes_away_noise_and_neither_a_key_nor_a_shared_voice():
+    curves = {}
+    for name, spoken in made_systems(number=40).items():
+        _, number, each, _ = spoken.shape
+        metric = VoicePrivacy(metrics=["op_d_ece", "op_mean_d", "op_d_ece_strongest"], attacks=[Plain(), Centred()])
+        enrolled, tried = spoken.flatten(1, 2)
+        metric.update(enrolled, tried, torch.arange(number).repeat_interleave(each))
+        found = metric.over_utterances((1, 4))
+        curves[name] = {key: (found[4][key] - found[1][key]).item() for key in found[1]}
+    shared, keyed, noisy = curves.values()
+    for key in noisy:
+        assert noisy[key] > 0.15
+        assert noisy[key] > 2 * max(shared[key], keyed[key])
+
+
+def test_odd_lengths_are_refused():
+    with pytest.raises(ValueError, match="Expected `lengths`"):
+        VoicePrivacy().over_utterances((0,))

@@ -1,0 +1,143 @@
+"""One table of numbers: what the suite returns, what a budget may limit, and how people read them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cases import embeddings, join
+
+from vpmetrics import VoicePrivacy
+from vpmetrics._engine.registry import CONDITION_TITLES, FAMILIES, scalar, scalar_keys
+from vpmetrics.functional import zebra_tag
+from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor
+
+
+def test_the_suite_returns_exactly_the_scalars_of_the_table_in_its_order():
+    metric = VoicePrivacy(metrics="all")
+    metric.update(**join(embeddings()))
+    assert tuple(metric.compute()) == scalar_keys(attacks=True) == PrivacyMonitor(metrics="all").metrics
+
+
+def test_every_name_is_there_once_and_resolves():
+    names = scalar_keys(tuple(CONDITION_TITLES), attacks=True, sessions=True)
+    assert len(set(names)) == len(names)
+    for name in names:
+        known = scalar(name)
+        assert known.key in (name, name.partition("_")[2])
+        assert known.heading
+        assert known.description
+    assert {"op_d_ece_strongest", "across_strongest", "within_eer", "op_c_ece", "g_d_ece"} <= set(names)
+    assert "oo_d_ece_strongest" not in names
+    assert "within_c_ece" not in names
+
+
+def test_a_name_says_its_condition_and_its_end_of_an_interval():
+    assert scalar("deid").condition == ""
+    assert scalar("d_ece_op_oo").condition == ""
+    assert scalar("across_d_ece_reversed").condition == "across"
+    low = scalar("op_d_ece_low")
+    assert (low.condition, low.direction, low.title) == ("OP", "low", "D_ECE from [bit]")
+    for unknown in ("opd_ece", "op_deid", "xx_eer", "op_", "low"):
+        with pytest.raises(KeyError):
+            scalar(unknown)
+
+
+def test_numbers_of_people_are_part_of_a_name():
+    names = scalar_keys(("OP", "across"), sizes=(20, 1000))
+    assert {"op_rate_20", "op_singling_out_1000_error", "op_gallery", "across_rate_1000"} <= set(names)
+    assert "across_singling_out_20" not in names
+    rate = scalar("op_rate_20000")
+    assert (rate.title, rate.direction, rate.condition, rate.show(0.125)) == (
+        "found among 20,000 [%]",
+        "low",
+        "OP",
+        "12.50",
+    )
+    assert scalar("rate_20_low").heading == "found among 20 from"
+    assert scalar("pp_singling_out_20_error").direction is None
+    attacked = scalar("op_rate_20_strongest")
+    assert (attacked.title, attacked.direction) == ("found among 20 after the strongest attack [%]", "low")
+    for unknown in (
+        *("rate", "op_rate", "op_rate_0", "op_rate_x", "singling_out_5_errors", "op_gallery_3", "rate_20_error"),
+        *("chance_20_strongest", "singling_out_20_strongest"),
+    ):
+        with pytest.raises(KeyError):
+            scalar(unknown)
+
+
+def test_privacy_lies_where_the_classes_say():
+    """``higher_is_better`` of the classes was written before the table was."""
+    import vpmetrics as vp
+
+    classes = {
+        "deid": vp.DeIdentification,
+        "d_ece": vp.ZebraDisclosure,
+        "min_cllr": vp.MinCllr,
+        "cllr": vp.Cllr,
+        "eer": vp.EqualErrorRate,
+        "linkability": vp.Linkability,
+        "max_d": vp.SimilarityRankDisclosure,
+        "alid": vp.LocalInformationDisclosure,
+        "c_ece_linear": vp.CalibrationDistortion,
+    }
+    for key, metric in classes.items():
+        assert scalar(key).direction == ("high" if metric.higher_is_better else "low"), key
+
+
+@pytest.mark.parametrize("name", ["op_ndr", "pp_eer", "op_min_cllr", "d_ece_op_oo", "deid", "across_eer_strongest"])
+def test_a_budget_limits_nothing_that_is_large_where_little_is_disclosed(name):
+    for logged in (name, f"val/privacy/{name}", f"val/privacy/{name}/dataloader_idx_1", f"val/privacy/{name}_high"):
+        with pytest.raises(ValueError, match="to name a disclosure, of which less is better"):
+            PrivacyCheckpoint(logged)
+
+
+@pytest.mark.parametrize("name", ["gvd", "g_cllr", "op_strongest", "op_rank_spread", "pp_lid_neg"])
+def test_a_budget_limits_nothing_that_does_not_measure_disclosure(name):
+    with pytest.raises(ValueError, match="to name a disclosure, of which less is better"):
+        PrivacyCheckpoint(f"val/privacy/{name}")
+
+
+def test_a_budget_may_limit_whatever_discloses_and_names_of_others():
+    for name in ("op_d_ece", "pp_alid", "across_d_ece_strongest", "op_d_ece_high", "my_leak"):
+        assert PrivacyCheckpoint(f"val/privacy/{name}").budgets == {f"val/privacy/{name}": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("d_ece", 0.12345, "0.123"),
+        ("d_ece", 0.0004, "4e−04"),
+        ("d_ece", -1e-12, "0.000"),
+        ("d_ece", math.nan, "–"),
+        ("deid", 0.98765, "98.77"),
+        ("deid", -0.17, "−17.00"),
+        ("gvd", 0.5, "+0.50"),
+        ("gvd", -math.inf, "−inf"),
+        ("gvd", -0.001, "0.00"),
+        ("tag", 3, "C"),
+        ("tag", 0, "0"),
+        ("tag", -1, "?"),
+        ("strongest", 4.0, "4"),
+    ],
+)
+def test_numbers_as_people_read_them(key, value, text):
+    assert scalar(key).show(value) == text
+
+
+def test_units_are_named():
+    assert all(scalar(key).unit.name == "bit" for key in ("alid", "cllr", "min_cllr", "lid_max", "mean_d_chance"))
+    assert scalar("l_w").title == "l_w [log10]"
+    assert scalar("linkability").title == "linkability"
+
+
+def test_the_letters_of_tags_are_those_of_the_function():
+    for number, l_w in enumerate((0.0, 0.5, 1.5, 3.0, 4.5, 5.5, 7.0)):
+        assert scalar("tag").show(number) == zebra_tag(torch.tensor(l_w))
+    assert "A below 1, B from 1, C from 2, D from 4, E from 5, F from 6" in scalar("tag").description
+
+
+def test_families_share_no_key():
+    keys = [entry.key for entries in FAMILIES.values() for entry in entries]
+    assert len(set(keys)) == len(keys)

@@ -1,0 +1,188 @@
+"""One report, from embeddings or from trials: values of the functions, mean scores, profiles, chance levels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+import torch
+from cases import embeddings, join
+from reports import make_report, make_trials
+from samples import voices
+from torch.testing import assert_close
+
+from vpmetrics import VoicePrivacy
+from vpmetrics import functional as F
+from vpmetrics._engine import score_counts
+from vpmetrics._engine.identification import expected_mean_d
+from vpmetrics._engine.measures import SCORE_MEASURES, actual_cross_entropy
+from vpmetrics._engine.report import report_trials
+from vpmetrics._engine.trial_list import TrialList
+
+ODDS = torch.linspace(-7, 7, 141, dtype=torch.float64)
+
+
+def test_scores_give_what_the_references_give():
+    trials = {name: make_trials(seed) for seed, name in enumerate(("OO", "OP", "PP"))}
+    report = report_trials(trials, speakers=6)
+    for name, (scores, is_target, *_) in trials.items():
+        expected = reference.verification.score_measures(scores.numpy(), is_target.numpy())
+        assert set(expected) == set(SCORE_MEASURES)
+        for key, value in expected.items():
+            found = report.scalars[f"{name.lower()}_{key}"].item()
+            assert found == pytest.approx(value, abs=1e-12, nan_ok=True), key
+    assert {"deid", "gvd", "d_ece_op_oo", "g_cllr"} <= set(report.scalars)
+
+
+@pytest.mark.parametrize("names", [("",), ("OO", "OP", "PP")])
+def test_every_set_of_trials_is_sorted_once(monkeypatch, names):
+    sorted_targets = []
+    rank = score_counts._ranks
+    monkeypatch.setattr(score_counts, "_ranks", lambda *args: sorted_targets.append(len(args[0])) or rank(*args))
+    report_trials({name: make_trials(seed) for seed, name in enumerate(names)}, speakers=6)
+    assert len(sorted_targets) == len(names)
+
+
+def test_trials_are_counted_even_where_a_class_is_missing():
+    scores, is_target, *_ = make_trials(0)
+    with pytest.warns(UserWarning, match="There are no non-target trials") as caught:
+        report = report_trials({"": TrialList(scores[is_target], is_target[is_target])})
+    assert len(caught) == 1
+    assert report.conditions[""].num_trials == (int(is_target.sum()), 0)
+    assert report.scalars["d_ece"].isnan()
+
+
+def test_calibration_of_another_run_is_that_of_the_function():
+    attacked, other = make_trials(1), make_trials(2, distance=1.0)
+    report = report_trials({"OO": make_trials(0), "OP": attacked}, other, speakers=6)
+    for kind in ("linear", "isotonic"):
+        expected = F.calibration_distortion(*attacked[:2], *other[:2], kind)
+        assert_close(report.scalars[f"c_ece_{kind}"], expected, rtol=0, atol=1e-12)
+        assert_close(report.scalars[f"cllr_{kind}"], F.cllr(report.transfer.llr[kind], attacked.is_target))
+    assert_close(report.transfer.other.scalars["d_ece"], F.zebra_disclosure(*other[:2])["d_ece"])
+
+
+def test_scores_may_lie_in_memory_as_they_like():
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, 720, 8, generator=draw, dtype=torch.float64)
+    found = []
+    for scoring in (
+        lambda a, b: a @ b.mT,
+        lambda a, b: torch.stack([a @ b.mT, a.new_zeros(len(a), len(b))], -1)[..., 0],
+    ):
+        metric = VoicePrivacy(attacks=None, scoring=scoring)
+        metric.update(*rows, torch.arange(720) // 6)
+        found.append(metric.report().conditions["OP"].mean_scores())
+    assert_close(found[0], found[1], rtol=0, atol=1e-12)
+
+
+def test_average_scores_of_embeddings_are_those_of_a_loop():
+    rows = join(embeddings())
+    report = make_report(rows)
+    unit = {side: torch.nn.functional.normalize(rows[side].double()) for side in ("original", "protected")}
+    names = rows["speakers"].unique()
+    for condition, known in report.conditions.items():
+        a, b = (unit["original" if letter == "O" else "protected"] for letter in condition)
+        scores = (a @ b.T).fill_diagonal_(torch.nan)  # an utterance and itself
+        expected = torch.stack(
+            [
+                torch.stack([scores[rows["speakers"] == i][:, rows["speakers"] == j].nanmean() for j in names])
+                for i in names
+            ]
+        )
+        assert_close(known.mean_scores().double(), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("condition", ["OP", "PP"])
+def test_average_scores_of_trials_are_those_of_a_loop(condition):
+    scores, is_target, pairs, _ = make_trials(3, count=200)
+    given = TrialList(scores, is_target, pairs, is_one_sided=condition == "PP")
+    known = report_trials({condition: given}, speakers=6).conditions[condition]
+    for i in range(6):
+        for j in range(6):
+            chosen = (pairs[0] == i) & (pairs[1] == j)
+            if condition == "PP":
+                chosen |= (pairs[0] == j) & (pairs[1] == i)
+            assert known.mean_scores()[i, j].item() == pytest.approx(scores[chosen].mean().item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+def test_the_profile_of_many_scores_as_they_stand_is_that_of_all_of_them(spread):
+    draw = torch.Generator().manual_seed(0)
+    is_target = torch.rand(50_000, generator=draw) < 0.1
+    scores = spread * (torch.randn(50_000, generator=draw, dtype=torch.float64) + is_target)
+    got = actual_cross_entropy(scores, torch.stack([~is_target, is_target]), ODDS)
+    assert_close(got, F.ece_profile(scores, is_target, ODDS).actual, rtol=0, atol=1e-5)
+
+
+def test_the_profile_of_infinite_scores_is_infinite_only_where_they_mislead():
+    is_target = torch.arange(40_000) % 2 == 0
+    scores = torch.where(is_target, torch.inf, torch.linspace(-1, 1, 40_000, dtype=torch.float64))
+    counts = torch.stack([~is_target, is_target])
+    assert actual_cross_entropy(scores, counts, ODDS).isfinite().all()
+    assert actual_cross_entropy(scores, counts.flip(0), ODDS).isinf().all()
+
+
+def test_mean_d_by_chance_is_what_features_that_say_nothing_show():
+    draw = torch.Generator().manual_seed(0)
+    for model in ("empirical", "beta_binomial"):
+        shown = []
+        for _ in range(40):
+            histogram = torch.bincount(torch.randint(20, (400,), generator=draw), minlength=20).float()
+            shown.append(float(F.rank_disclosure(histogram, model)["mean_d"]))
+        chance = float(expected_mean_d(histogram, model, 400))
+        assert np.mean(shown) == pytest.approx(chance, rel=0.08 if model == "empirical" else 0.6)
+
+
+def test_few_inputs_for_each_rank_show_more_by_chance_than_many():
+    # Forty speakers of two utterances: the rule for many inputs says 0.35, drawing says more.
+    draw = torch.Generator().manual_seed(0)
+    drawn = [torch.bincount(torch.randint(40, (80,), generator=draw), minlength=40).double() for _ in range(300)]
+    shown = np.mean([float(F.rank_disclosure(histogram)["mean_d"]) for histogram in drawn])
+    assert float(expected_mean_d(drawn[0], "empirical", 80)) == pytest.approx(shown, abs=0.015)
+    assert shown > 0.37
+
+
+# --- Chance levels
+
+
+def hidden(seed, steady, speakers=30, utterances=8, width=16):
+    """A system that hides everybody: noise per utterance, or a pseudo-voice per speaker that has nothing of the own."""
+    draw = torch.Generator().manual_seed(seed)
+    who = torch.arange(speakers).repeat_interleave(utterances)
+    original = torch.randn(speakers, width, generator=draw)[who] + torch.randn(len(who), width, generator=draw)
+    pseudo = torch.randn(speakers, width, generator=draw)[who] * steady
+    protected = pseudo + 0.7 * torch.randn(len(who), width, generator=draw)
+    return {"original": original, "protected": protected, "speakers": who}
+
+
+@pytest.mark.parametrize("steady", [True, False])
+def test_a_perfect_system_reads_what_chance_reads(steady):
+    keys = [f"op_{key}{suffix}" for key in ("linkability", "mean_d", "alid") for suffix in ("", "_chance")]
+    keys += ["worst_speaker_disclosure", "worst_speaker_chance"]
+    found = [make_report(hidden(seed, steady), metrics=keys).scalars for seed in range(12)]
+    mean = {key: torch.stack([scalars[key] for scalars in found]).mean().item() for key in keys}
+    for key in ("linkability", "mean_d"):
+        assert mean[f"op_{key}"] == pytest.approx(mean[f"op_{key}_chance"], rel=0.25), key
+    assert mean["op_alid"] == pytest.approx(mean["op_alid_chance"], abs=0.02)
+    assert mean["worst_speaker_disclosure"] == pytest.approx(mean["worst_speaker_chance"], rel=0.15)
+
+
+def test_a_system_that_leaks_reads_more_than_chance():
+    values = make_report(voices(leak=1.0)).scalars
+    for key in ("linkability", "mean_d", "alid"):
+        assert values[f"op_{key}"] > 1.5 * values[f"op_{key}_chance"], key
+    assert values["worst_speaker_disclosure"] > values["worst_speaker_chance"] + 0.1
+
+
+def test_chance_levels_do_not_depend_on_labels_or_order():
+    rows = voices()
+    order = torch.randperm(len(rows["speakers"]), generator=torch.Generator().manual_seed(0))
+    labels = torch.randperm(12, generator=torch.Generator().manual_seed(1)) * 5 - 20
+    other = {key: column[order] for key, column in rows.items()}
+    other["speakers"] = labels[other["speakers"]]
+    one, two = (make_report(each).scalars for each in (rows, other))
+    chance = [key for key in one if "chance" in key]
+    assert len(chance) == 10
+    for key in chance:
+        assert_close(two[key], one[key], atol=1e-9, rtol=0, msg=key)

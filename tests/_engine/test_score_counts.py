@@ -1,0 +1,36 @@
+"""Counts of scores: histograms, condensed and separated, give what sorted scores give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from vpmetrics._engine.measures import expected_disclosure
+from vpmetrics._engine.score_counts import calibrate, condense, count_by_bin
+
+
+def test_bins_without_targets_change_no_ratio_when_put_together():
+    draw = torch.Generator().manual_seed(0)
+    targets = torch.randint(0, 3, (500,), generator=draw) * (torch.rand(500, generator=draw) < 0.2)
+    nontargets = torch.randint(0, 9, (500,), generator=draw)
+    every = count_by_bin(torch.arange(499.0), targets, nontargets).ascending
+    few, place = condense(every)
+    assert len(few.targets) == int((targets > 0).sum()) + 1
+    for laplace in (False, True):
+        assert_close(calibrate(few, laplace)[place], calibrate(every, laplace))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_separated_bins_disclose_at_least_as_much_as_pooled_ones(seed):
+    draw = torch.Generator().manual_seed(seed)
+    targets, nontargets = (torch.poisson(torch.rand(500, generator=draw) * of, generator=draw) for of in (0.5, 3))
+    edges = torch.arange(499.0)
+    pooled = expected_disclosure(count_by_bin(edges, targets, nontargets).ascending)
+    # By hand: two bins per bin, first its non-targets, then its targets.
+    twice = torch.zeros(2, 1000)
+    twice[0, 1::2], twice[1, ::2] = targets, nontargets
+    expected = expected_disclosure(count_by_bin(torch.arange(999.0), *twice).ascending)
+    separated = expected_disclosure(count_by_bin(edges, targets, nontargets, separated=True).ascending)
+    assert_close(separated, expected, rtol=1e-12, atol=0)
+    assert separated > pooled

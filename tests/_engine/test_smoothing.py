@@ -1,0 +1,243 @@
+"""The differentiable surrogate of PAV: how near it comes to the exact value and to the truth, and its gradient."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from dispatched import Dispatched
+from samples import gaussians
+from scipy import integrate
+from torch.autograd import gradcheck
+from torch.testing import assert_close
+
+from vpmetrics._engine.measures import eer_of_steps, evidence, expected_disclosure, min_cllr_of_steps
+from vpmetrics._engine.score_counts import Steps, calibrate, count_by_score, mean_over
+from vpmetrics._engine.smoothing import Grid, count_on_grid, lay_grid, read_off, soft_counts
+from vpmetrics.functional import equal_error_rate, min_cllr, pav_llr, zebra_disclosure
+
+
+def d_ece(preds, target, bandwidth=None):
+    return expected_disclosure(count_by_score(preds, target, bandwidth=bandwidth).ascending)
+
+
+def d_ece_on(grid, preds, target):
+    return expected_disclosure(Steps(grid.points[..., 1:], *count_on_grid(grid, preds, target)))
+
+
+def population_d_ece(distance):
+    """D_ECE of N(distance, 1) against N(0, 1), whose log-likelihood ratio is linear in the score."""
+
+    def density(x, mean):
+        return math.exp(-0.5 * (x - mean) ** 2) / math.sqrt(2 * math.pi)
+
+    def bits(x):
+        llr = torch.tensor(distance * (x - distance / 2), dtype=torch.float64)
+        return density(x, distance) * evidence(llr).item() + density(x, 0) * evidence(-llr).item()
+
+    return integrate.quad(bits, -9, 9 + distance)[0] / (2 * math.log(2))
+
+
+@pytest.mark.parametrize("distance", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_it_comes_near_the_exact_value_and_nearer_as_the_bandwidth_falls(distance, seed):
+    preds, target = gaussians(1000, 20000, distance, seed)
+    exact = d_ece(preds, target).item()
+    errors = [abs(d_ece(preds, target, b).item() - exact) for b in (0.5, 0.1, 0.02, 0.004, 0.001)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[1] <= 0.012
+    assert errors[2] <= 0.005
+    assert errors[4] <= 0.001
+
+
+def test_other_measures_come_near_too():
+    preds, target = gaussians(1000, 20000, 1.0)
+    exact, soft = (count_by_score(preds, target, bandwidth=b) for b in (None, 0.02))
+    assert min_cllr_of_steps(soft.ascending).item() == pytest.approx(
+        min_cllr_of_steps(exact.ascending).item(), abs=0.01
+    )
+    assert eer_of_steps(soft.ascending).item() == pytest.approx(eer_of_steps(exact.ascending).item(), abs=0.005)
+    a, b = (zebra_disclosure(preds, target, bandwidth=b) for b in (None, 0.02))
+    assert b["d_ece_reversed"].item() == pytest.approx(a["d_ece_reversed"].item(), abs=0.001)
+    assert b["l_w"].item() == pytest.approx(a["l_w"].item(), rel=0.2)
+
+
+def test_with_few_trials_it_is_nearer_to_the_population_than_exact_pav():
+    truth = population_d_ece(1.0)
+    assert truth == pytest.approx(0.109, abs=0.001)
+    draws = [gaussians(200, 2000, 1.0, seed) for seed in range(40)]
+    exact, soft = (torch.stack([d_ece(*draw, b) for draw in draws]) - truth for b in (None, 0.1))
+    assert soft.square().mean() < exact.square().mean()
+    assert soft.mean().abs() < 0.5 * exact.mean().abs()
+
+
+@pytest.mark.parametrize("bandwidth", [0.1, 0.5])
+def test_gradient_with_the_grid_held_fixed(bandwidth):
+    preds, target = gaussians(6, 12, 1.0, seed=3)
+    grid = lay_grid(preds, bandwidth)
+    # Away from grid points, where linear interpolation has a kink.
+    share = ((preds - grid.low) / grid.step).frac()
+    preds = (preds + grid.step * (share.clamp(0.2, 0.8) - share)).clamp(grid.lowest + 1e-3, grid.highest - 1e-3)
+    preds.requires_grad_()
+    checks = {"check_forward_ad": True, "atol": 1e-6, "rtol": 1e-4}
+    assert gradcheck(lambda x: d_ece_on(grid, x, target), preds, **checks)
+    values = torch.linspace(-1, 1, grid.cells, dtype=torch.float64).sin()
+    assert gradcheck(lambda x: torch.stack(count_on_grid(grid, x, target)) @ values, preds, **checks)
+    assert gradcheck(
+        lambda a, x: read_off(grid, a * values, x),
+        (torch.ones(1, dtype=torch.float64, requires_grad=True), preds),
+        **checks,
+    )
+
+
+MEASURES = {
+    "d_ece": lambda *trials: zebra_disclosure(*trials)["d_ece"],
+    "d_ece_reversed": lambda *trials: zebra_disclosure(*trials)["d_ece_reversed"],
+    "l_w": lambda *trials: zebra_disclosure(*trials)["l_w"],
+    "min_cllr": min_cllr,
+    "eer": equal_error_rate,
+    "pav_llr": lambda *trials: pav_llr(trials[0], trials[1], False, trials[2]),
+    "pav_llr_laplace": lambda *trials: pav_llr(trials[0], trials[1], True, trials[2]),
+}
+
+
+@pytest.mark.parametrize("bandwidth", [0.1, 0.3])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+def test_gradient_of_the_whole_function_the_grid_included(measure, bandwidth, seed):
+    preds, target = gaussians(8, 25, 0.2, seed)
+    assert gradcheck(lambda x: measure(x, target, bandwidth), preds.requires_grad_(), atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+def test_no_gradient_pushes_along_a_shift_or_a_stretch(measure):
+    preds, target = gaussians(100, 1000, 1.0)
+    (gradient,) = torch.autograd.grad(measure(preds.requires_grad_(), target, 0.1).sum(), preds)
+    size = gradient.norm().item()
+    assert gradient.sum().item() == pytest.approx(0, abs=1e-9 * max(1, size))
+    assert (gradient * preds).sum().item() == pytest.approx(0, abs=1e-9 * max(1, size))
+
+
+def test_nearly_every_score_receives_a_gradient():
+    preds, target = gaussians(1000, 20000, 1.0, dtype=torch.float32)
+    preds.requires_grad_()
+    (gradient,) = torch.autograd.grad(d_ece(preds, target, 0.1), preds)
+    assert (gradient.abs() > 1e-6 * gradient.abs().max()).float().mean() >= 0.9
+
+
+def test_counts_keep_the_number_and_the_place_of_trials():
+    preds, target = gaussians(50, 400, 2.0)
+    grid, targets, nontargets = soft_counts(preds, target, 0.1)
+    empty = {"rtol": 2e-6, "atol": 0}  # what empty cells are taken to hold
+    assert_close(targets.sum(), torch.tensor(50.0, dtype=torch.float64), **empty)
+    assert_close(nontargets.sum(), torch.tensor(400.0, dtype=torch.float64), **empty)
+    assert_close((targets * grid).sum() / 50, preds[target == 1].mean(), **empty)
+    spread = (nontargets * (grid - preds[target == 0].mean()).square()).sum() / 400
+    kernel = 0.1 * preds.std(correction=0)
+    assert_close(spread, preds[target == 0].var(correction=0) + kernel.square(), rtol=1e-4, atol=0)
+
+
+def test_reading_off_is_the_adjoint_of_counting():
+    preds, target = gaussians(200, 2000, 1.0)
+    grid = lay_grid(preds, 0.05)
+    steps = Steps(grid.points[1:], *count_on_grid(grid, preds, target))
+    llr = calibrate(steps, laplace=True)
+    per_score = read_off(grid, llr, preds)
+    assert_close(per_score[target == 1].mean(), mean_over(steps.targets, llr), atol=1e-6, rtol=0)
+    assert_close(per_score[target == 0].mean(), mean_over(steps.nontargets, llr), atol=1e-6, rtol=0)
+    exact = count_by_score(preds, target).ascending
+    exact_llr = calibrate(exact, laplace=True)[torch.searchsorted(exact.edges, preds, right=True)]
+    assert (per_score - exact_llr).abs().mean() < 0.1
+
+
+def test_shift_scale_and_order_do_not_show():
+    preds, target = gaussians(100, 1000, 1.0)
+    value, order = d_ece(preds, target, 0.1), torch.randperm(1100, generator=torch.Generator().manual_seed(0))
+    assert_close(d_ece(1e3 * preds - 40, target, 0.1), value, atol=1e-9, rtol=0)
+    assert_close(d_ece(preds[order], target[order], 0.1), value, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_narrow_types_and_autocast(dtype):
+    preds, target = gaussians(200, 2000, 1.0)
+    narrow = preds.to(dtype).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = d_ece(narrow, target, 0.1)
+    assert value.item() == pytest.approx(d_ece(preds, target, 0.1).item(), abs=1e-5 if dtype == torch.float32 else 1e-3)
+    (gradient,) = torch.autograd.grad(value, narrow)
+    assert gradient.dtype == dtype
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "preds",
+    [torch.zeros(40), torch.full((40,), 0.7), 0.7 + 1e-8 * torch.arange(40.0), torch.arange(40.0) ** 9],
+    ids=["zero", "tied", "rounding", "outliers"],
+)
+def test_degenerate_scores_have_finite_values_and_gradients(preds):
+    preds = preds.clone().requires_grad_()
+    value = d_ece(preds, torch.arange(40) % 2, 0.1)
+    (gradient,) = torch.autograd.grad(value, preds)
+    assert -1e-6 <= value.item() <= 0.7214
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", ["spread", "tied", "two values"])
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [
+        *((torch.float32, scale) for scale in (1e-44, 1e-38, 1e-30, 1e-17, 1e20, 3e37)),
+        *((torch.float64, scale) for scale in (1e-310, 1e-300, 1e-150, 1e160, 1e300, 1.5e307)),
+    ],
+)
+def test_scores_of_any_size_have_finite_values_and_gradients(dtype, scale, kind):
+    preds, target = gaussians(30, 100, 1.0)
+    preds = {"spread": preds, "tied": torch.ones_like(preds), "two values": (preds > 0).double()}[kind]
+    moved = (preds * scale).to(dtype).requires_grad_()
+    for name, measure in MEASURES.items():
+        value = measure(moved, target, 0.1)
+        (gradient,) = torch.autograd.grad(value.sum(), moved)
+        assert value.isfinite().all(), name
+        assert gradient.isfinite().all(), name
+        if scale > torch.finfo(dtype).tiny ** 0.5:
+            assert_close(value, measure(preds, target, 0.1).to(dtype), atol=1e-3, rtol=1e-3)
+
+
+def test_nan_stays_nan():
+    preds, target = gaussians(10, 20, 1.0)
+    preds[3] = torch.nan
+    assert all(counts.isnan().all() for counts in soft_counts(preds, target, 0.1)[1:])
+
+
+def test_nothing_is_sorted_or_read_from_the_device(device):
+    preds, target = (each.to(device) for each in gaussians(50, 500, 1.0, dtype=torch.float32))
+    preds.requires_grad_()
+    with Dispatched() as run:
+        grid, targets, nontargets = soft_counts(preds, target, 0.1)
+        expected_disclosure(Steps(grid[1:], targets, nontargets)).backward()
+    assert run.synchronisations == 0
+    assert not any("sort.default" in name or name == "aten.sort" for name in run.operations)
+
+
+def test_cost_is_linear_in_the_number_of_scores():
+    touched = []
+    for size in (20_000, 40_000, 80_000):
+        preds, target = gaussians(size // 10, size - size // 10, 1.0, dtype=torch.float32)
+        with Dispatched() as run:
+            soft_counts(preds, target, 0.1)
+        touched.append(run.elements)
+    assert touched[2] - touched[1] == pytest.approx(2 * (touched[1] - touched[0]), rel=0.01)
+
+
+def test_a_score_without_weight_is_not_counted():
+    draw = torch.Generator().manual_seed(0)
+    preds, target = torch.randn(2, 60, generator=draw, dtype=torch.float64), torch.arange(60) % 3 == 0
+    kept = torch.rand(2, 60, generator=draw) < 0.5
+    grid = lay_grid(preds, bandwidth=0.1)
+    weighted = count_on_grid(grid, preds, target.expand(2, 60), kept)
+    for row in range(2):
+        own = Grid(*(part[row] for part in grid[:-1]), grid.cells)
+        chosen = count_on_grid(own, preds[row, kept[row]], target[kept[row]])
+        for counts, expected in zip(weighted, chosen, strict=True):
+            assert_close(counts[row], expected, atol=1e-9, rtol=0)

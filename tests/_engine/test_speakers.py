@@ -1,0 +1,255 @@
+"""Who is protected worst: disclosure of every speaker, by hand, by a loop, and adding up to that of all."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from reference import rank as rank_reference
+from reference import similarity
+from reference import speakers as reference
+from reference.zebra import zebra_disclosure as reference_disclosure
+from samples import people, planted
+from torch.testing import assert_close
+
+from vpmetrics import VoicePrivacy
+from vpmetrics._engine import pair_blocks
+from vpmetrics._engine.identification import bits_of_ranks
+from vpmetrics._engine.report import report_trials
+from vpmetrics._engine.trial_list import TrialList
+from vpmetrics.functional import speaker_disclosure, zebra_disclosure
+
+SIDES = ("enrolled", "probed", "both")
+FULL = 1 / (2 * math.log(2))
+
+
+def uneven(seed=0, dtype=torch.float64):
+    """Some people who have between one and nine utterances, in no order."""
+    original, protected, speakers = people(seed, number=9, each=9, noise=1.5, dtype=dtype)
+    kept = torch.arange(81) % 9 <= torch.arange(9).repeat_interleave(9)
+    rows = kept.nonzero().flatten()
+    rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
+    return original[rows], protected[rows], speakers[rows]
+
+
+def trials(seed=0, count=300):
+    draw = torch.Generator().manual_seed(seed)
+    both = torch.randint(5, (2, count), generator=draw) * 3 - 4
+    target = (both[0] == both[1]).long()
+    return torch.randint(20, (count,), generator=draw).double() + 5 * target, target, both
+
+
+def reported(condition="OP", rows=None, **options):
+    metric = VoicePrivacy(attacks=None, metrics="all", **options)
+    metric.update(*(uneven() if rows is None else rows))
+    return metric.report().conditions[condition]
+
+
+def assert_as_in_the_reference(side, names, expected):
+    for column, name in enumerate(names.tolist()):
+        found = [field[column].item() for field in side]
+        assert found == pytest.approx(expected[name], abs=1e-9, nan_ok=True)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_disclosure_of_a_speaker_is_that_of_a_loop_over_trials(side):
+    preds, target, both = trials()
+    found = speaker_disclosure(preds, target, both)
+    assert found.speakers.tolist() == sorted(both.unique().tolist())
+    expected = reference.speaker_disclosure(preds.numpy(), target.numpy(), both.numpy(), side)
+    assert_as_in_the_reference(getattr(found, side), found.speakers, expected)
+
+
+@pytest.mark.parametrize("few", [True, False], ids=["exact", "binned"])
+@pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
+def test_embeddings_give_what_a_loop_over_their_pairs_gives(condition, few, monkeypatch):
+    if not few:
+        monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
+    monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", 7)
+    original, protected, speakers = uneven()
+    known = reported(condition)
+    scores, target, pairs = similarity.trials(original.numpy(), protected.numpy(), speakers.numpy(), condition)
+    made = scores, target, speakers[torch.tensor(pairs).T].numpy()
+    for side in SIDES:
+        # A pair within one side has no first and no second utterance.
+        expected = reference.speaker_disclosure(*made, side if condition == "OP" else "both")
+        found = getattr(known.speakers, side)
+        if few:
+            assert_as_in_the_reference(found, known.speakers.speakers, expected)
+        assert found.targets.tolist() == [values[2] for values in expected.values()]
+        assert found.nontargets.tolist() == [values[3] for values in expected.values()]
+        # What some have no trials of weighs nothing, and the rest is the whole.
+        assert_close(found.contributions.sum(), known.scalars["d_ece"], rtol=0, atol=1e-12)
+        assert_close(found.l_w[~found.l_w.isnan()].max(), known.scalars["l_w"], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("absent", [[2], [2, 3], [0, 5], [4]])
+def test_who_speaks_on_one_side_alone_changes_nothing_of_others(absent, monkeypatch):
+    original, protected, speakers = people(0, number=6, each=8, noise=1.5)
+    protected[torch.isin(speakers, speakers.unique()[absent])] = torch.nan  # none of theirs is given
+    monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
+    found = []
+    for tile in (48, 8):  # with smaller ones, voices stand where a tile ends
+        monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", tile)
+        metric = VoicePrivacy(attacks=None, metrics="all")
+        given = protected.isfinite().all(1)
+        metric.update(original[given], protected[given], speakers[given])
+        metric.update(original=original[~given], speakers=speakers[~given])
+        known = metric.report().conditions["OP"]
+        found.append((known.matrix, *known.similarity, *known.speakers.probed, *known.speakers.enrolled))
+    assert_close(found[1], found[0], atol=1e-12, rtol=0, equal_nan=True)
+    assert torch.equal(found[0][0].isnan().all(0).nonzero().flatten(), torch.tensor(absent))
+
+
+def test_halves_by_hand():
+    # The voice of 7 is found at once, that of 4 is not; PAV pools the two scores in between.
+    preds, target = torch.tensor([0.0, 1.0, 2.0, 3.0]).double(), torch.tensor([0, 1, 0, 1])
+    found = speaker_disclosure(preds, target, (torch.tensor([4, 4, 7, 7]), torch.tensor([7, 4, 4, 7])))
+    assert_close(found.probed.of_targets, torch.tensor([0.0, FULL / 2]).double())
+    assert_close(found.probed.of_nontargets, torch.tensor([0.0, FULL / 2]).double())
+    assert_close(found.enrolled.of_nontargets, torch.tensor([FULL / 2, 0.0]).double())
+    assert found.both.nontargets.tolist() == [2, 2]
+    assert_close(found.both.d_ece, torch.tensor([FULL / 4, 3 * FULL / 4]).double())
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_speakers_recombine_to_all_by_the_weights_that_are_stated(side):
+    preds, target, both = trials(3, count=1000)
+    found = getattr(speaker_disclosure(preds, target, both), side)
+    whole = zebra_disclosure(preds, target)
+    by_weights = (found.targets / found.targets.sum() * found.of_targets).sum()
+    by_weights += (found.nontargets / found.nontargets.sum() * found.of_nontargets).sum()
+    assert_close(by_weights, whole["d_ece"], rtol=0, atol=1e-12)
+    assert_close(found.contributions.sum(), whole["d_ece"], rtol=0, atol=1e-12)
+    assert_close(found.l_w.max(), whole["l_w"], rtol=0, atol=0)
+
+
+def test_it_does_not_depend_on_order_names_or_increasing_maps():
+    preds, target, both = trials(1)
+    order = torch.randperm(len(preds), generator=torch.Generator().manual_seed(0))
+    one = speaker_disclosure(preds, target, both)
+    other = speaker_disclosure(preds[order].exp(), target[order], -both[:, order])
+    for side in SIDES:
+        for column, turned in zip(getattr(one, side), getattr(other, side), strict=True):
+            assert_close(column, turned.flip(0), rtol=0, atol=1e-12)
+
+
+def test_scores_say_of_every_speaker_what_embeddings_say():
+    preds, target, both = trials(2)
+    places = both.unique(return_inverse=True)[1]
+    report = report_trials({"OP": TrialList(preds, target.bool(), places)}, speakers=5)
+    expected = speaker_disclosure(preds, target, both)
+    assert_close(report.conditions["OP"].speakers.probed.d_ece, expected.probed.d_ece)
+    assert_close(report.scalars["op_worst_speaker_d_ece"], expected.probed.d_ece.max())
+    assert report.scalars["op_worst_speaker"] == expected.probed.d_ece.argmax()
+    assert_close(report.scalars["op_speaker_d_ece_spread"], expected.probed.d_ece.std())
+
+
+def test_ranks_and_local_bits_of_speakers_recombine():
+    known = reported("PP")
+    each = known.identified
+    for key in ("mean_d", "alid"):
+        whole = (each.inputs * getattr(each, key)).sum() / each.inputs.sum()
+        assert_close(whole, known.scalars[key], rtol=0, atol=1e-12)
+        assert known.scalars[f"worst_speaker_{key}"] == getattr(each, key).max()
+    names, counts = uneven()[2].unique(return_counts=True)
+    several = counts > 1  # of a single utterance no reference is left
+    assert each.speakers.tolist() == names[several].tolist()
+    assert each.inputs.tolist() == counts[several].tolist()
+
+
+def test_bits_of_a_rank_are_those_of_its_place_in_the_histogram():
+    # Four references; two inputs of one speaker come first, one of the other is tied for the first two places.
+    histogram = torch.tensor([2.5, 0.5, 0.0, 1.0], dtype=torch.float64)
+    found = bits_of_ranks(histogram, torch.tensor([0, 0, 0, 3]), torch.tensor([1, 1, 2, 1]))
+    scores = np.array([[4, 3, 2, 1], [4, 3, 2, 1], [4, 4, 2, 1], [1, 3, 2, 4]])
+    expected = reference.rank_bits(scores, np.array([0, 0, 1, 0]))
+    assert found.tolist() == pytest.approx(expected.tolist())
+    first, second, last = math.log2(2.5), math.log2(0.5), math.log2(1.0)
+    assert found.tolist() == pytest.approx([first, first, (first + second) / 2, last])
+    assert found.mean().item() == pytest.approx(rank_reference.rank_disclosure(histogram.numpy())["mean_d"])
+
+
+def test_a_planted_weak_speaker_is_named_worst():
+    named = 0
+    for seed in range(10):
+        *rows, weak = planted(seed)
+        named += int(reported(rows=rows).scalars["worst_speaker"]) == weak
+    assert named >= 9
+
+
+def test_groups_and_sessions_recombine_too():
+    original, protected, speakers = people(number=9, each=8, noise=1.5)
+    sessions, groups = torch.arange(len(speakers)) % 2, (speakers > 0).long()
+    metric = VoicePrivacy(attacks=None, metrics="all")
+    metric.update(original, protected, speakers, sessions=sessions, groups=groups)
+    for known in metric.report().conditions.values():
+        for side in known.speakers[1:]:
+            assert_close(side.contributions.sum(), known.scalars["d_ece"], rtol=0, atol=1e-12)
+        each = known.identified
+        for key in ("mean_d", "alid"):
+            whole = (each.inputs * getattr(each, key)).sum() / each.inputs.sum()
+            assert_close(whole, known.scalars[key], rtol=0, atol=1e-12)
+
+
+def test_nobody_is_worst_where_nothing_is_defined():
+    metric = VoicePrivacy(attacks=None, metrics="all", validate_args=False)
+    metric.update(*(torch.full((8, 3), torch.nan) for _ in range(2)), torch.arange(8) // 2)
+    with pytest.warns(UserWarning, match="Some scores are NaN"):
+        values = metric.compute()
+    assert values["op_worst_speaker"].isnan()
+    assert values["op_worst_speaker_d_ece"].isnan()
+    with pytest.warns(UserWarning, match="There are no target trials"):
+        found = speaker_disclosure(
+            torch.arange(3.0), torch.zeros(3).long(), (torch.zeros(3).long(), torch.arange(1, 4))
+        )
+    assert found.both.d_ece.isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("speakers", "error", "says"),
+    [
+        (torch.zeros(3), TypeError, "two tensors"),
+        ((torch.zeros(3).long(),), TypeError, "two tensors"),
+        ((torch.zeros(3), torch.zeros(3)), TypeError, "Expected `speakers`"),
+        ((torch.zeros(2).long(), torch.zeros(3).long()), ValueError, "the shape of `preds`"),
+        ((torch.zeros(3).long(), torch.zeros(3).long()), ValueError, "1 exactly where both speakers are the same"),
+    ],
+)
+def test_odd_speakers_are_refused(speakers, error, says):
+    with pytest.raises(error, match=says):
+        speaker_disclosure(torch.arange(3.0), torch.tensor([0, 1, 1]), speakers)
+
+
+def test_the_worst_speaker_alone_is_that_of_a_loop_and_named():
+    for seed in range(3):
+        original, protected, speakers, weak = planted(seed, number=12, leak=1.5)
+        known = reported(rows=(original, protected, speakers))
+        scores, target, pairs = similarity.trials(original.numpy(), protected.numpy(), speakers.numpy(), "OP")
+        tested, expected = speakers.numpy()[np.array(pairs).T[1]], []
+        for speaker in range(12):
+            own = tested == speaker
+            found = reference_disclosure(scores[own], target[own])
+            expected.append(max(found["d_ece"], found["d_ece_reversed"]))
+        # The trials of one speaker share cells of the score axis.
+        assert known.worst_speaker.d_ece.tolist() == pytest.approx(expected, abs=5e-3)
+        largest, place = known.worst_speaker.largest
+        assert int(place) == weak == int(np.argmax(expected))
+        assert largest > known.worst_speaker.chance + 0.05
+
+
+def test_one_speaker_released_unchanged_is_found():
+    draw = torch.Generator().manual_seed(0)
+    speakers = torch.arange(40).repeat_interleave(10)
+    original = torch.randn(40, 48, generator=draw)[speakers] + 1.1 * torch.randn(400, 48, generator=draw)
+    hidden = torch.randn(40, 48, generator=draw)[speakers] + 0.5 * torch.randn(400, 48, generator=draw)
+    metric = VoicePrivacy(attacks=None, intervals=0.95)
+    metric.update(original, torch.where((speakers == 7)[:, None], original, hidden), speakers)
+    values, headline = metric.compute(), metric.report().headline
+    assert values["op_d_ece"] < 0.05
+    assert values["worst_speaker_disclosure"] > max(0.5, values["worst_speaker_chance"] + 0.2)
+    assert headline.worst_speaker == 7
+    assert headline.level == "high"
+    assert any("Speaker 7 is exposed" in reason for reason in headline.reasons)

@@ -1,0 +1,150 @@
+"""Trials that come with their scores: what leaving speakers out of a list says is what the shorter list says."""
+
+from __future__ import annotations
+
+import pytest
+import reference.verification as reference
+import torch
+from samples import voices
+from scipy.optimize import minimize
+from torch.nn.functional import normalize
+from torch.testing import assert_close
+
+from vpmetrics import VoicePrivacy
+from vpmetrics import functional as F
+from vpmetrics._engine import jackknife
+from vpmetrics._engine.jackknife import compare_jackknives, group_labels
+from vpmetrics._engine.measures import llr_disclosure
+from vpmetrics._engine.report import report_trials
+from vpmetrics._engine.trial_list import TrialList
+
+
+def listed(rows, condition="OP"):
+    """All trials of a condition of embeddings, as a list has them."""
+    sides = {"O": normalize(rows["original"]), "P": normalize(rows["protected"])}
+    scores = 4 * sides[condition[0]] @ sides[condition[1]].T
+    kept = ~torch.eye(len(scores), dtype=torch.bool)
+    kept = kept.triu() if condition != "OP" else kept
+    first, second = kept.nonzero().T
+    pairs = rows["speakers"][torch.stack([first, second])]
+    return TrialList(scores[first, second], pairs[0] == pairs[1], pairs, is_one_sided=condition != "OP")
+
+
+def some(trials, share, seed=0):
+    """A list that has not all pairs, and of two speakers none."""
+    pairs = trials.speakers
+    kept = torch.rand(len(trials.scores), generator=torch.Generator().manual_seed(seed)) < share
+    kept &= ~((pairs.amin(0) == 1) & (pairs.amax(0) == 4))
+    return trials._replace(scores=trials.scores[kept], is_target=trials.is_target[kept], speakers=pairs[:, kept])
+
+
+def without(trials, speaker):
+    kept = (trials.speakers != speaker).all(0)
+    pairs = trials.speakers[:, kept]
+    # Numbers without a gap: a matrix has no row for who is in no trial.
+    pairs = pairs - (pairs > speaker).long()
+    return trials._replace(scores=trials.scores[kept], is_target=trials.is_target[kept], speakers=pairs)
+
+
+@pytest.mark.parametrize("similarity", ["geometric", "sigmoid"])
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_leaving_a_speaker_out_is_listing_the_others(similarity, share):
+    trials = {name: some(listed(voices(), name), share) for name in ("OO", "OP", "PP")}
+    report = report_trials(trials, None, 12, similarity, intervals=0.95)
+    again = []
+    for speaker in range(12):
+        shorter = {name: without(one, speaker) for name, one in trials.items()}
+        again.append(report_trials(shorter, None, 11, similarity).scalars)
+    assert {"deid", "gvd", "op_d_ece", "pp_eer", "oo_d_diag_log", "d_ece_op_oo"} <= set(report.jackknife.changes)
+    for key, change in report.jackknife.changes.items():
+        if report.scalars[key].isnan():
+            continue
+        expected = torch.stack([values[key] - report.scalars[key] for values in again])
+        coarse = any(part in key for part in ("linkability", "raw_eer", "tpr"))  # bins stay as they were, as do ties
+        spread = (expected - expected.mean()).square().mean().sqrt()
+        allowed = (1.0 if coarse else 0.15) * spread + 0.003 * abs(report.scalars[key]) + (5e-3 if coarse else 2e-3)
+        assert (change - expected).square().mean().sqrt() <= allowed, key
+
+
+def test_a_list_of_all_pairs_is_as_sure_as_the_embeddings_are():
+    rows = voices()
+    metric = VoicePrivacy(attacks=None, intervals=0.95, metrics="all")
+    metric.update(**rows)
+    expected = metric.compute()
+    found = report_trials({name: listed(rows, name) for name in ("OO", "OP", "PP")}, None, 12, intervals=0.95)
+    for key in ("deid", "gvd", "op_d_ece", "op_eer", "pp_min_cllr", "oo_d_diag", "g_d_ece"):
+        width = expected[f"{key}_high"] - expected[f"{key}_low"]
+        for end in ("low", "high"):
+            assert abs(found.scalars[f"{key}_{end}"] - expected[f"{key}_{end}"]) < 0.05 * width + 1e-6, key
+
+
+def test_a_calibration_learnt_elsewhere_stays_whoever_is_left_out():
+    attacked, learnt = (some(listed(voices(seed=seed)), 0.5) for seed in (0, 1))
+    report = report_trials({"": attacked}, learnt, 12, None, intervals=0.95)
+    llr, blocks = report.transfer.llr["linear"], group_labels(torch.arange(12))
+    for speaker in (0, 5):
+        kept = (attacked.speakers != speaker).all(0)
+        expected = llr_disclosure(llr[kept], attacked.is_target[kept])
+        assert_close(attacked.replicate_disclosure(llr, blocks)[1 + speaker], expected, rtol=0, atol=1e-12)
+        expected = F.cllr(llr[kept], attacked.is_target[kept])
+        assert_close(attacked.replicate_cllr(llr, blocks)[1 + speaker], expected, rtol=0, atol=1e-12)
+    for key in ("c_ece_linear", "c_ece_isotonic", "cllr_linear", "cllr_isotonic"):
+        low, value, high = (report.scalars[f"{key}{end}"] for end in ("_low", "", "_high"))
+        assert low < value < high
+
+
+def test_scores_are_calibrated_by_other_speakers():
+    trials = some(listed(voices()), 0.5)
+    halves = trials.calibrate_across_speakers()
+    within = [(trials.speakers % 2 == number).all(0) for number in (0, 1)]
+    for own, learnt, found in zip(within, within[::-1], halves, strict=True):
+        scores, labels = trials.scores[learnt].numpy(), trials.is_target[learnt].numpy()
+        best = minimize(lambda x, s, t: reference.cllr(x[0] * s + x[1], t), [1.0, 0.0], (scores, labels), tol=1e-10)
+        expected = best.x[0] * trials.scores[own] + best.x[1]
+        assert_close(found.scores, expected, rtol=0, atol=1e-3)
+        assert bool((found.is_target == trials.is_target[own]).all())
+    lone = without(listed(voices(speakers=3)), 2)  # of two speakers, one in each half
+    assert lone.calibrate_across_speakers() == []
+
+
+def test_neither_order_nor_sides_of_pairs_within_a_side_matter():
+    trials = some(listed(voices(), "PP"), 0.6)
+    order = torch.randperm(len(trials.scores), generator=torch.Generator().manual_seed(3))
+    turned = torch.rand(len(order), generator=torch.Generator().manual_seed(4)) < 0.5
+    pairs = torch.where(turned, trials.speakers.flip(0), trials.speakers)
+    other = TrialList(trials.scores[order], trials.is_target[order], pairs[:, order], is_one_sided=True)
+    one, two = (report_trials({"PP": each}, None, 12, intervals=0.9).scalars for each in (trials, other))
+    for key, value in one.items():
+        assert_close(two[key], value, rtol=0, atol=1e-9, msg=key, equal_nan=True)
+
+
+def test_two_systems_on_one_list_are_compared_speaker_by_speaker():
+    plain, better = (report_trials({"": some(listed(voices(leak=leak)), 0.5)}, None, 12, None, 0.95)
+                     for leak in (0.6, 0.3))  # fmt: skip
+    values = plain.scalars["d_ece"], better.scalars["d_ece"]
+    found = compare_jackknives("d_ece", values, (plain.jackknife, better.jackknife), 0.95)
+    assert found.is_significant
+    assert found.low < found.value < found.high
+
+
+def test_many_speakers_are_left_out_in_blocks_that_go_by_their_names(monkeypatch):
+    trials = some(listed(voices(speakers=30)), 0.5)
+    alone = report_trials({"": trials}, None, 30, None, intervals=0.95).scalars
+    monkeypatch.setattr(jackknife, "MOST_GROUPS", 15)
+    blocks = group_labels(torch.arange(30))
+    assert blocks.group_of_label.bincount().tolist() == [2] * 15
+    assert_close(blocks.group_of_label, group_labels(torch.arange(30)).group_of_label)
+    found = report_trials({"": trials}, None, 30, None, intervals=0.95).scalars
+    widths = [float(each["d_ece_high"] - each["d_ece_low"]) for each in (alone, found)]
+    assert widths[1] == pytest.approx(widths[0], rel=0.5)
+
+
+def test_of_one_class_nothing_is_sure():
+    trials = listed(voices(speakers=3))
+    targets = trials.is_target
+    one = TrialList(trials.scores[targets], targets[targets], trials.speakers[:, targets])
+    with pytest.warns(UserWarning, match="There are no non-target trials") as caught:
+        found = report_trials({"": one}, None, 3, None, intervals=0.95).scalars
+    assert len(caught) == 1
+    assert found["d_ece_low"].isnan()
+    assert found["d_ece_high"].isnan()

@@ -1,0 +1,315 @@
+"""Recordings embedded as if each were alone, remembered by content, labelled and saved."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from audio.conftest import describe, noise, write
+
+from vpmetrics.audio import (
+    AudioError,
+    Recording,
+    embed_folder,
+    embed_pairs,
+    embed_recordings,
+    f0_histograms,
+    list_recordings,
+    load_encoder,
+    pair_recordings,
+    read_audio,
+)
+
+
+class Counting(torch.nn.Module):
+    """An encoder that remembers the shapes of its batches."""
+
+    sample_rate = 16000
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, int]] = []
+
+    def forward(self, waveforms, lengths):
+        self.shapes.append(tuple(waveforms.shape))
+        return torch.stack([describe(row[None, :size])[0] for row, size in zip(waveforms, lengths, strict=True)])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three speakers, recordings of unlike length and sample rate."""
+    for number in range(12):
+        rate = (8000, 16000, 44100)[number % 3]
+        samples = noise(0.2 + 0.1 * (number * 5 % 12), rate, seed=number)
+        write(tmp_path / "wavs" / f"p{number % 3}" / f"p{number % 3}_{number}.wav", samples, rate)
+    return tmp_path / "wavs"
+
+
+@pytest.fixture
+def counting():
+    encoder = load_encoder(Counting(), name="counting")
+    _ = encoder.can_pad, encoder.shortest
+    encoder.function.shapes.clear()
+    return encoder
+
+
+def alone(folder) -> torch.Tensor:
+    return torch.cat([describe(read_audio(one.path, 16000)[None]) for one in list_recordings(folder).items])
+
+
+@pytest.mark.parametrize("batch_seconds", [0.1, 2.0, 60.0])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_batches_and_threads_change_nothing(folder, counting, batch_seconds, workers):
+    embedded = embed_folder(folder, counting, batch_seconds=batch_seconds, workers=workers)
+    torch.testing.assert_close(embedded.embeddings, alone(folder), atol=1e-6, rtol=1e-5)
+    rows, samples = zip(*counting.function.shapes, strict=True)
+    assert sum(rows) == 12
+    assert all(own == 1 or own * size <= batch_seconds * 16000 for own, size in zip(rows, samples, strict=True))
+
+
+def test_encoders_that_cannot_ignore_padding_get_none(folder, encoder):
+    write(folder / "p0" / "p0_12.wav", noise(0.2))
+    torch.testing.assert_close(embed_folder(folder, encoder).embeddings, alone(folder), atol=1e-6, rtol=1e-5)
+
+
+def test_rows_are_labelled(folder, encoder):
+    embedded = embed_folder(folder, encoder)
+    assert embedded.utterances[:2] == ["p0/p0_0", "p0/p0_3"]
+    assert embedded.speakers == ["p0"] * 4 + ["p1"] * 4 + ["p2"] * 4
+    assert (embedded.sessions, embedded.groups, embedded.encoder, embedded.skipped) == (None, None, "description", ())
+    assert "3 speakers, 12 recordings" in embedded.assumptions[0]
+
+
+# Cache
+
+
+def test_only_what_is_new_is_embedded(folder, counting, tmp_path):
+    first = embed_folder(folder, counting, cache=tmp_path / "cache")
+    counting.function.shapes.clear()
+    again = embed_folder(folder, counting, cache=tmp_path / "cache")
+    assert counting.function.shapes == []
+    assert torch.equal(first.embeddings, again.embeddings)
+    write(folder / "p0" / "p0_0.wav", noise(0.4, seed=99))
+    (folder / "p1" / "p1_1.wav").rename(folder / "p1" / "p1_99.wav")
+    changed = embed_folder(folder, counting, cache=tmp_path / "cache")
+    assert [rows for rows, _ in counting.function.shapes] == [1]
+    torch.testing.assert_close(changed.embeddings, alone(folder), atol=1e-6, rtol=1e-5)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_encoders_and_segments_do_not_share_rows(folder, counting, tmp_path):
+    options = {"cache": tmp_path / "cache"}
+    embed_folder(folder, counting, **options)
+    twice = load_encoder(lambda x: 2 * describe(x), sample_rate=16000, name="twice")
+    torch.testing.assert_close(
+        embed_folder(folder, twice, **options).embeddings, 2 * alone(folder), atol=1e-6, rtol=1e-5
+    )
+    assert len(embed_folder(folder, counting, segment_seconds=0.3, **options).utterances) > 12
+    assert len(embed_folder(folder, counting, **options).utterances) == 12
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_a_damaged_cache_is_made_again(folder, encoder, tmp_path):
+    cache = tmp_path / "cache"
+    embed_folder(folder, encoder, cache=cache)
+    (path,) = cache.iterdir()
+    for content in (b"", b"no archive", path.read_bytes()[:500]):
+        path.write_bytes(content)
+        torch.testing.assert_close(embed_folder(folder, encoder, cache=cache).embeddings, alone(folder))
+    assert path.stat().st_size > 500
+
+
+def test_a_run_that_is_interrupted_goes_on(folder, counting, tmp_path):
+    def stop(done, total, _):
+        assert total == 12
+        if done >= 6:
+            raise KeyboardInterrupt
+
+    options = {"cache": tmp_path / "cache", "batch_seconds": 0.2, "workers": 1}
+    with pytest.raises(KeyboardInterrupt):
+        embed_folder(folder, counting, progress=stop, **options)
+    counting.function.shapes.clear()
+    embed_folder(folder, counting, **options)
+    assert 0 < sum(rows for rows, _ in counting.function.shapes) <= 6
+
+
+def test_two_runs_at_once_keep_the_rows_of_both(folder, encoder, tmp_path):
+    cache, items = tmp_path / "cache", list_recordings(folder).items
+
+    def run_another(done, _, __):
+        if done == 6:
+            embed_recordings(items[6:], encoder, cache=cache)
+
+    embed_recordings(items[:6], encoder, cache=cache, progress=run_another)
+    with np.load(next(cache.iterdir())) as file:
+        assert len(file["keys"]) == 12
+
+
+def test_a_callable_without_a_name_is_not_cached(folder, tmp_path):
+    nameless = load_encoder(describe, sample_rate=16000)
+    with pytest.raises(AudioError, match=r"an encoder with a name to cache by: load_encoder\(callable, name=...\)"):
+        embed_folder(folder, nameless, cache=tmp_path)
+
+
+# Problems
+
+
+def test_all_problems_are_named_at_once_and_nothing_is_embedded_after_the_first(folder, counting):
+    for number in range(7):
+        (folder / "p0" / f"broken_{number}.wav").write_bytes(b"")
+    with pytest.raises(AudioError, match=r"7 of 19 recordings .*broken_0.*broken_4[^_]*; and 2 more\. `partial=True`"):
+        embed_folder(folder, counting)
+    assert counting.function.shapes == []
+
+
+def test_nothing_is_left(tmp_path, encoder):
+    write(tmp_path / "p1_1.wav", noise(0.01))
+    with pytest.raises(AudioError, match=r"1 of 1 recordings cannot be used: [^`]*$"):
+        embed_folder(tmp_path, encoder, partial=True)
+
+
+def test_embeddings_with_nan_are_named(folder):
+    write(folder / "p0" / "loud.wav", noise(0.5) * 5)
+    encoder = load_encoder(lambda x: describe(x) / (x.abs().amax(1, keepdim=True) < 0.6), sample_rate=16000)
+    with pytest.raises(AudioError, match=r"1 of 13 .*loud\.wav gets an embedding with NaN"):
+        embed_folder(folder, encoder)
+
+
+def test_progress_ends_with_all_done(folder, encoder):
+    calls = []
+    embed_folder(folder, encoder, progress=lambda *call: calls.append(call), batch_seconds=0.5)
+    done, total, left = zip(*calls, strict=True)
+    assert list(done) == sorted(done)
+    assert set(total) == {12}
+    assert done[-1] == 12
+    assert left[-1] == 0
+    assert all(seconds >= 0 for seconds in left)
+
+
+# Pairs, segments, files
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    for number in range(6):
+        name = f"p{number % 2}_{number}"
+        write(tmp_path / "o" / f"{name}.wav", noise(0.5 + 0.1 * number, seed=number))
+        write(tmp_path / "p" / f"{name}_anon.flac", 2 * noise(0.4 + 0.1 * number, 22050, seed=number), 22050)
+    return tmp_path
+
+
+def test_pairs_are_the_arguments_of_a_metric(pairs, encoder):
+    voices = embed_pairs(pair_recordings(pairs / "o", pairs / "p"), encoder)
+    torch.testing.assert_close(voices.original, alone(pairs / "o"), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(voices.protected, alone(pairs / "p"), atol=1e-6, rtol=1e-5)
+    assert voices.speakers == ["p0", "p0", "p0", "p1", "p1", "p1"]
+    assert voices.utterances == ["p0_0", "p0_2", "p0_4", "p1_1", "p1_3", "p1_5"]
+    assert [text.split()[0] for text in voices.assumptions] == ["Speakers", "Pairs"]
+
+
+def test_a_pair_without_one_side_is_left_out(pairs, encoder):
+    write(pairs / "o" / "p0_0.wav", noise(0.5) * 0)
+    (pairs / "p" / "p1_5_anon.flac").write_bytes(b"")
+    found = pair_recordings(pairs / "o", pairs / "p")
+    with pytest.raises(AudioError, match=r"2 of 12 recordings cannot be used: .*p0_0.*is silent; .*p1_5.*is an empty"):
+        embed_pairs(found, encoder)
+    voices = embed_pairs(found, encoder, partial=True)
+    assert voices.utterances == ["p0_2", "p0_4", "p1_1", "p1_3"]
+    assert voices.original.shape == voices.protected.shape == (4, 3)
+    assert len(voices.skipped) == 2
+
+
+def test_no_pair_is_left(pairs, encoder):
+    for number in range(6):
+        broken = pairs / ("o" if number % 2 else "p") / (f"p{number % 2}_{number}" + ("" if number % 2 else "_anon"))
+        broken.with_suffix(".wav" if number % 2 else ".flac").write_bytes(b"")
+    with pytest.raises(AudioError, match=r"6 of 12 recordings cannot be used"):
+        embed_pairs(pair_recordings(pairs / "o", pairs / "p"), encoder, partial=True)
+
+
+def test_several_systems_share_their_originals(pairs, counting):
+    for system in ("a", "b"):
+        for one in (pairs / "p").iterdir():
+            write(pairs / system / one.name, noise(0.5, seed=sum(map(ord, system + one.name))), subtype="PCM_16")
+    embed_pairs(pair_recordings(pairs / "o", pairs / "a"), counting, cache=pairs / "cache")
+    counting.function.shapes.clear()
+    embed_pairs(pair_recordings(pairs / "o", pairs / "b"), counting, cache=pairs / "cache")
+    assert sum(rows for rows, _ in counting.function.shapes) == 6
+
+
+def test_segments_are_rows(tmp_path, encoder):
+    samples = noise(2.7)
+    write(tmp_path / "o" / "p1_1.wav", samples, subtype="FLOAT")
+    write(tmp_path / "o" / "p2_1.wav", samples[:16000], subtype="FLOAT")
+    write(tmp_path / "o" / "p2_2.wav", samples[:6000], subtype="FLOAT")
+    embedded = embed_folder(tmp_path / "o", encoder, segment_seconds=1.0)
+    assert embedded.utterances == ["p1_1#1", "p1_1#2", "p1_1#3", "p2_1#1", "p2_2#1"]
+    assert embedded.speakers == ["p1", "p1", "p1", "p2", "p2"]
+    pieces = torch.from_numpy(samples).float().split(16000)
+    expected = torch.cat([describe(piece[None]) for piece in (*pieces, pieces[0], pieces[0][:6000])])
+    torch.testing.assert_close(embedded.embeddings, expected, atol=1e-6, rtol=1e-5)
+    # A protected recording a little shorter has a segment less; both sides keep as many.
+    write(tmp_path / "p" / "p1_1.wav", samples[:39000])
+    write(tmp_path / "p" / "p2_1.wav", samples[:16000])
+    write(tmp_path / "p" / "p2_2.wav", samples[:6000])
+    voices = embed_pairs(pair_recordings(tmp_path / "o", tmp_path / "p"), encoder, segment_seconds=1.0)
+    assert voices.utterances == ["p1_1#1", "p1_1#2", "p2_1#1", "p2_2#1"]
+
+
+def test_embeddings_are_saved_with_their_names(folder, encoder, tmp_path):
+    embedded = embed_folder(folder, encoder)
+    embedded.save(tmp_path / "emb.npz")
+    with np.load(tmp_path / "emb.npz") as file:
+        assert set(file) == {"embeddings", "utterances", "speakers", "encoder"}
+        assert np.array_equal(file["embeddings"], embedded.embeddings)
+        assert file["utterances"].tolist() == embedded.utterances
+        assert str(file["encoder"]) == "description"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["emb.npz", "wavs"]
+
+
+# Pitch
+
+
+def harmonic(pitch: float, seconds: float) -> np.ndarray:
+    """A voice of steady pitch, pulses through a filter, between two pauses."""
+    time = np.arange(int(seconds * 16000)) / 16000
+    tone = sum(np.cos(2 * np.pi * pitch * number * time) / number for number in range(1, 11))
+    return 0.1 * tone * (np.abs(time - seconds / 2) < 0.4 * seconds)
+
+
+def test_f0_histograms_count_lags(tmp_path):
+    pytest.importorskip("librosa")
+    lags = {"p1_1": 80.5, "p2_1": 40.5, "p3_1": 23.5}
+    for name, lag in lags.items():
+        write(tmp_path / f"{name}.wav", harmonic(8000 / lag, 2.0) + 1e-4 * noise(2.0))
+    found = f0_histograms(tmp_path)
+    assert found.embeddings.shape == (3, 107)
+    assert found.encoder == "f0"
+    torch.testing.assert_close(found.embeddings.sum(1), torch.ones(3))
+    # pYIN's grid has steps of 0.6 %: half a sample of the longest lag here.
+    centre = found.embeddings @ torch.arange(17, 124).float()
+    torch.testing.assert_close(centre, torch.tensor([*lags.values()]) - 0.5, atol=0.75, rtol=0)
+
+
+def test_f0_histograms_need_voiced_speech(tmp_path):
+    pytest.importorskip("librosa")
+    write(tmp_path / "p1_1.wav", noise(1.0))
+    write(tmp_path / "p2_1.wav", harmonic(120, 3.0))
+    with pytest.raises(AudioError, match=r"1 of 2 .*p1_1\.wav has no voiced speech"):
+        f0_histograms(tmp_path)
+    found = f0_histograms(tmp_path, partial=True, segment_seconds=1.5)
+    assert found.utterances == ["p2_1#1", "p2_1#2"]
+
+
+def test_f0_without_librosa_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "librosa", None)
+    with pytest.raises(AudioError, match=r"`pip install vpmetrics\[f0\]`"):
+        load_encoder("f0")
+
+
+def test_recordings_may_be_made_by_hand(tmp_path, encoder):
+    write(tmp_path / "x.wav", noise(0.5))
+    rows = [Recording("a", tmp_path / "x.wav", "ann"), Recording("b", tmp_path / "x.wav", "bob")]
+    embedded = embed_recordings(rows, encoder)
+    assert embedded.utterances == ["a", "b"]
+    assert torch.equal(embedded.embeddings[0], embedded.embeddings[1])

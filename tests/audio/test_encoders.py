@@ -1,0 +1,503 @@
+"""Encoders of every kind behind one interface, with the libraries' own classes and small random weights."""
+
+from __future__ import annotations
+
+import csv
+import importlib.machinery
+import sys
+import types
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from audio.conftest import describe
+from torch import nn
+
+from vpmetrics.audio import AudioError, SpeakerEncoder, as_encoder, load_encoder, resample
+from vpmetrics.audio import resemblyzer as ours
+
+VOICES = Path(__file__).parents[2] / "notebooks" / "voices"
+
+
+class Pooled(nn.Module):
+    """A small network with a window of 400 samples; statistics of what is speech."""
+
+    def __init__(self, dimension: int = 6) -> None:
+        super().__init__()
+        self.convolution = nn.Conv1d(1, dimension, 400, 160)
+
+    def forward(self, waveforms: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        frames = self.convolution(waveforms[:, None])
+        count = (lengths - 400) // 160 + 1
+        is_speech = torch.arange(frames.shape[2]) < count[:, None]
+        return (frames * is_speech[:, None]).sum(2) / count[:, None]
+
+
+class Unmasked(Pooled):
+    def forward(self, waveforms: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return self.convolution(waveforms[:, None]).mean(2)
+
+
+@pytest.fixture
+def pooled():
+    torch.manual_seed(0)
+    return Pooled().eval()
+
+
+def waves(*lengths: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noise in rows, and noise where there should be padding."""
+    draw = torch.Generator().manual_seed(1)
+    return 0.1 * torch.randn(len(lengths), max(lengths), generator=draw), torch.tensor(lengths)
+
+
+def assert_padding_is_ignored(encoder: SpeakerEncoder, *lengths: int, atol: float = 1e-5) -> None:
+    padded, sizes = waves(*lengths)
+    together = encoder(padded, sizes)
+    alone = torch.cat([encoder(row[None, :size]) for row, size in zip(padded, lengths, strict=True)])
+    assert together.shape == (len(lengths), encoder.dimension)
+    torch.testing.assert_close(together, alone, atol=atol, rtol=1e-4)
+
+
+# Resemblyzer
+
+
+def speech() -> list[np.ndarray]:
+    """Voices, quiet and loud, shorter than a partial utterance, as long as one, and much longer."""
+    samples, _ = soundfile.read(VOICES / "voices.ogg", dtype="float32")
+    rows = list(csv.DictReader((VOICES / "voices.csv").open()))[:8]
+    own = [samples[int(row["start"]) : int(row["end"])] for row in rows]
+    return [*own, 0.01 * own[0], 3 * own[1], own[2][:500], own[3][:25600], own[3][:25601], np.concatenate(own)]
+
+
+def test_resemblyzer_is_that_of_its_package(monkeypatch):
+    """The package imports webrtcvad, which needs `pkg_resources`, for the silences that neither side removes here."""
+    monkeypatch.setitem(sys.modules, "webrtcvad", types.ModuleType("webrtcvad"))
+    package = pytest.importorskip("resemblyzer", exc_type=ImportError)
+    theirs = package.VoiceEncoder("cpu", verbose=False)
+    loud = [package.normalize_volume(wave, -30, increase_only=True) for wave in speech()]
+    expected = np.stack([theirs.embed_utterance(wave) for wave in loud])
+    encoder = load_encoder("resemblyzer")
+    rows = nn.utils.rnn.pad_sequence([torch.from_numpy(wave) for wave in speech()], batch_first=True)
+    with torch.no_grad():
+        embeddings = encoder(rows, torch.tensor([len(wave) for wave in speech()]))
+    np.testing.assert_allclose(embeddings.numpy(), expected, atol=2e-6)
+
+
+def test_resemblyzer_knows_what_it_is():
+    encoder = load_encoder("resemblyzer")
+    assert (encoder.name, encoder.sample_rate, encoder.dimension) == ("resemblyzer", 16000, 256)
+    assert encoder.is_weak
+    assert encoder.is_differentiable
+    assert encoder.can_pad
+    assert encoder.identity == "resemblyzer-27116e42a029c434"  # of the published weights
+    assert not any(weight.requires_grad for weight in encoder.parameters())
+
+
+def test_resemblyzer_downloads_its_weights_where_the_package_is_absent(monkeypatch, tmp_path):
+    installed = Path(ours.find_spec("resemblyzer").origin).with_name("pretrained.pt")
+    asked = []
+
+    def download(url, path, hash_prefix, **_):
+        asked.append((url, hash_prefix))
+        with zipfile.ZipFile(path, "w") as wheel:
+            wheel.write(installed, "resemblyzer/pretrained.pt")
+
+    monkeypatch.setattr(ours, "find_spec", lambda _: None)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    assert load_encoder("resemblyzer").identity == load_encoder("resemblyzer").identity
+    assert len(asked) == 1
+    assert len(asked[0][1]) == 64
+
+    def fail(*_, **__):
+        raise OSError("no network")
+
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    with pytest.raises(AudioError, match=r"could not be downloaded .*no network.*`pip install --no-deps resemblyzer`"):
+        load_encoder("resemblyzer")
+
+
+# Libraries
+
+
+def xvector(folder: Path, norm: str, kind: str = "WavLM") -> str:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = getattr(transformers, f"{kind}Config")(
+        **sizes,
+        conv_dim=(8, 8), conv_stride=(80, 4), conv_kernel=(160, 4), num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2, tdnn_dim=(8, 8, 8), tdnn_kernel=(3, 1, 1), tdnn_dilation=(1, 1, 1),
+        xvector_output_dim=5, feat_extract_norm=norm,
+    )  # fmt: skip
+    getattr(transformers, f"{kind}ForXVector")(config).save_pretrained(folder)
+    transformers.Wav2Vec2FeatureExtractor(do_normalize=True, return_attention_mask=True).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize(("kind", "norm"), [("WavLM", "layer"), ("WavLM", "group"), ("Wav2Vec2", "layer")])
+def test_transformers(tmp_path, kind, norm):
+    folder = xvector(tmp_path, norm, kind)
+    transformers = sys.modules["transformers"]
+    encoder = load_encoder(f"transformers:{folder}")
+    assert (encoder.dimension, encoder.sample_rate) == (5, 16000)
+    assert encoder.is_differentiable
+    assert not encoder.is_weak
+    extractor = transformers.AutoFeatureExtractor.from_pretrained(folder)
+    model = transformers.AutoModelForAudioXVector.from_pretrained(folder).eval()
+    padded, sizes = waves(8000, 12000)
+    rows = [row[:size].numpy() for row, size in zip(padded, sizes, strict=True)]
+    with torch.no_grad():
+        expected = [model(**extractor(row, sampling_rate=16000, return_tensors="pt")).embeddings for row in rows]
+        torch.testing.assert_close(encoder(padded, sizes), torch.cat(expected), atol=1e-5, rtol=1e-4)
+        if encoder.can_pad:
+            batch = extractor(rows, sampling_rate=16000, padding=True, return_tensors="pt")
+            torch.testing.assert_close(encoder(padded, sizes), model(**batch).embeddings, atol=1e-5, rtol=1e-4)
+
+
+@pytest.fixture
+def speechbrain(monkeypatch):
+    """SpeechBrain's real classes. Replaced: the module `torchaudio`, of which loading an encoder uses nothing."""
+    if "torchaudio" not in sys.modules:
+        stand_in = types.ModuleType("torchaudio")
+        stand_in.__spec__ = importlib.machinery.ModuleSpec("torchaudio", None)
+        monkeypatch.setitem(sys.modules, "torchaudio", stand_in)
+    return pytest.importorskip("speechbrain.inference.classifiers", exc_type=ImportError)
+
+
+HYPERPARAMETERS = """
+sample_rate: 16000
+compute_features: !new:speechbrain.lobes.features.Fbank
+    n_mels: 8
+mean_var_norm: !new:speechbrain.processing.features.InputNormalization
+    norm_type: sentence
+    std_norm: False
+embedding_model: !new:speechbrain.lobes.models.ECAPA_TDNN.ECAPA_TDNN
+    input_size: 8
+    channels: [16, 16, 16, 16, 48]
+    kernel_sizes: [5, 3, 3, 3, 1]
+    dilations: [1, 2, 3, 4, 1]
+    groups: [1, 1, 1, 1, 1]
+    attention_channels: 8
+    lin_neurons: 12
+classifier: !new:speechbrain.lobes.models.ECAPA_TDNN.Classifier
+    input_size: 12
+    out_neurons: 3
+pretrainer: !new:speechbrain.utils.parameter_transfer.Pretrainer
+    loadables: {embedding_model: !ref <embedding_model>}
+    paths: {embedding_model: FOLDER/embedding_model.ckpt}
+modules:
+    compute_features: !ref <compute_features>
+    mean_var_norm: !ref <mean_var_norm>
+    embedding_model: !ref <embedding_model>
+    classifier: !ref <classifier>
+"""
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_speechbrain(tmp_path, speechbrain):
+    (tmp_path / "hyperparams.yaml").write_text(HYPERPARAMETERS.replace("FOLDER", str(tmp_path)))
+    torch.manual_seed(0)
+    load = sys.modules["hyperpyyaml"].load_hyperpyyaml
+    torch.save(load(HYPERPARAMETERS)["embedding_model"].state_dict(), tmp_path / "embedding_model.ckpt")
+    encoder = load_encoder(f"speechbrain:{tmp_path}")
+    assert (encoder.dimension, encoder.sample_rate) == (12, 16000)
+    assert encoder.is_differentiable
+    padded, _ = waves(8000, 8000)
+    model = encoder.model
+    assert isinstance(model, speechbrain.EncoderClassifier)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder(padded), model.encode_batch(padded).squeeze(1))
+        assert_padding_is_ignored(encoder, 8000, 12000)
+        # A bound method is a callable as any other; it takes no `lengths`, so that nothing is padded.
+        method = load_encoder(model.encode_batch, sample_rate=16000)
+        torch.testing.assert_close(method(padded), encoder(padded))
+        assert_padding_is_ignored(method, 8000, 12000)
+    assert sum(1 for _ in method.parameters()) > 0
+
+
+def install(monkeypatch, name: str, **attributes) -> None:
+    parts = name.split(".")
+    for end in range(1, len(parts) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:end]), types.ModuleType(".".join(parts[:end])))
+    for key, value in attributes.items():
+        setattr(sys.modules[name], key, value)
+
+
+def test_pyannote_by_its_documented_signature(monkeypatch, pooled):
+    """``PretrainedSpeakerEmbedding``: `(B, 1, T)` and masks `(B, T)` in, NumPy out."""
+
+    class PretrainedSpeakerEmbedding:
+        sample_rate = 16000
+
+        def __init__(self, embedding, device=None):  # noqa: ARG002
+            assert embedding == "pyannote/embedding"
+            self.model_ = pooled
+
+        def __call__(self, waveforms, masks=None):
+            assert waveforms.shape[1] == 1
+            masks = torch.ones_like(waveforms[:, 0]) if masks is None else masks
+            with torch.inference_mode():
+                return self.model_(waveforms[:, 0], masks.sum(1).long()).numpy()
+
+    module = "pyannote.audio.pipelines.speaker_verification"
+    install(monkeypatch, module, PretrainedSpeakerEmbedding=PretrainedSpeakerEmbedding)
+    encoder = load_encoder("pyannote:pyannote/embedding")
+    assert encoder.dimension == 6
+    assert not encoder.is_differentiable
+    assert encoder.can_pad
+    assert_padding_is_ignored(encoder, 8000, 12000)
+
+
+@pytest.mark.parametrize("source", ["titanet_large", "model.nemo"])
+def test_nemo_by_its_documented_signature(monkeypatch, pooled, source):
+    """``EncDecSpeakerLabelModel``: ``input_signal`` and ``input_signal_length`` in, logits and embeddings out."""
+
+    class EncDecSpeakerLabelModel(nn.Module):
+        cfg = types.SimpleNamespace(preprocessor=types.SimpleNamespace(sample_rate=16000))
+
+        def __init__(self):
+            super().__init__()
+            self.network = pooled
+
+        @classmethod
+        def from_pretrained(cls, model_name, map_location=None):  # noqa: ARG003
+            assert model_name == "titanet_large"
+            return cls()
+
+        @classmethod
+        def restore_from(cls, restore_path, map_location=None):  # noqa: ARG003
+            assert restore_path == "model.nemo"
+            return cls()
+
+        def forward(self, input_signal, input_signal_length):
+            return torch.zeros(len(input_signal), 3), self.network(input_signal, input_signal_length)
+
+    install(monkeypatch, "nemo.collections.asr.models", EncDecSpeakerLabelModel=EncDecSpeakerLabelModel)
+    encoder = load_encoder(f"nemo:{source}")
+    assert encoder.dimension == 6
+    assert encoder.is_differentiable
+    assert_padding_is_ignored(encoder, 8000, 12000)
+
+
+def test_libraries_that_are_absent_or_offline(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "nemo", None)
+    with pytest.raises(AudioError, match=r"Expected nemo_toolkit\[asr\] to be installed: `pip install"):
+        load_encoder("nemo:titanet_large")
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(AudioError, match=r"Encoder 'transformers:.*nowhere' could not be loaded: .*need a network"):
+        load_encoder(f"transformers:{tmp_path}/nowhere")
+
+
+# Files
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("masked", [True, False])
+def test_torchscript(tmp_path, pooled, masked):
+    network = pooled if masked else Unmasked().eval()
+    torch.jit.script(network).save(tmp_path / "model.ts")
+    encoder = load_encoder(tmp_path / "model.ts", sample_rate=16000)
+    assert (encoder.name, encoder.dimension) == ("model.ts", 6)
+    assert encoder.is_differentiable
+    assert encoder.can_pad is masked
+    assert encoder.shortest == 800  # 50 ms, the first step beyond the window of 25
+    assert_padding_is_ignored(encoder, 8000, 12000)
+
+
+def write_onnx(path: Path, network: Pooled, lengths: str | None, batch: int | str = "B") -> None:
+    """The small network by hand: convolution, mask if there are lengths, mean."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    helper, floating, integer = onnx.helper, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+    weights = {"w": network.convolution.weight, "b": network.convolution.bias}
+    constants = [onnx.numpy_helper.from_array(value.detach().numpy(), name) for name, value in weights.items()]
+    constants.append(onnx.numpy_helper.from_array(np.array([1]), "axis"))
+    nodes = [
+        helper.make_node("Unsqueeze", ["waveforms", "axis"], ["x"]),
+        helper.make_node("Conv", ["x", "w", "b"], ["frames"], strides=[160]),
+        helper.make_node("ReduceMean", ["frames"], ["embeddings"], axes=[2], keepdims=0),
+    ]
+    inputs = [helper.make_tensor_value_info("waveforms", floating, [batch, "T"])]
+    if lengths is not None:
+        inputs.append(helper.make_tensor_value_info("lengths", integer if lengths == "samples" else floating, [batch]))
+        nodes.append(helper.make_node("Cast", ["lengths"], ["told"], to=floating))
+    outputs = [helper.make_tensor_value_info("embeddings", floating, [batch, 6])]
+    if lengths is not None:
+        outputs.append(helper.make_tensor_value_info("told", floating, [batch]))
+    graph = helper.make_graph(nodes, "encoder", inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    helper.set_model_props(model, {"sample_rate": "16000"})
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize("lengths", [None, "samples", "shares"])
+@pytest.mark.parametrize("batch", ["B", 1])
+def test_onnx(tmp_path, pooled, lengths, batch):
+    write_onnx(tmp_path / "model.onnx", pooled, lengths, batch)
+    encoder = load_encoder(str(tmp_path / "model.onnx"))
+    assert (encoder.name, encoder.sample_rate, encoder.dimension) == ("model.onnx", 16000, 6)
+    assert not encoder.is_differentiable
+    padded, sizes = waves(8000, 8000)
+    torch.testing.assert_close(encoder(padded), pooled(padded, sizes), atol=1e-5, rtol=1e-4)
+    assert_padding_is_ignored(encoder, 8000, 12000)
+
+
+def test_files_with_the_same_name_are_told_apart(tmp_path, pooled):
+    for folder, network in (("a", pooled), ("b", Pooled())):
+        (tmp_path / folder).mkdir()
+        write_onnx(tmp_path / folder / "model.onnx", network, None)
+    identities = {load_encoder(tmp_path / folder / "model.onnx").identity for folder in "ab"}
+    assert len(identities) == 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_files_that_are_no_encoders(tmp_path, pooled):
+    torch.save(pooled.state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(AudioError, match=r"'weights.pt' could not be loaded"):
+        load_encoder(tmp_path / "weights.pt", sample_rate=16000)
+    torch.jit.script(pooled).save(tmp_path / "model.pt")
+    with pytest.raises(AudioError, match=r"Expected `sample_rate`: model\.pt does not say"):
+        load_encoder(tmp_path / "model.pt")
+    with pytest.raises(AudioError, match=r"there is none at .*nowhere.onnx"):
+        load_encoder(tmp_path / "nowhere.onnx")
+    with pytest.raises(AudioError, match=r"one of resemblyzer, f0, speechbrain:<model>, .*but got 'ecapa'"):
+        load_encoder("ecapa")
+
+
+# Callables
+
+
+class Output(types.SimpleNamespace):
+    pass
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x: x,
+        lambda x: x.numpy(),
+        lambda x: x[:, None],
+        lambda x: (x, None),
+        lambda x: {"logits": x[:, :1], "embeddings": x},
+        lambda x: Output(logits=x[:, :1], embeddings=x),
+        lambda x: x.double(),
+        lambda x: x.half(),
+    ],
+    ids=["tensor", "numpy", "channel", "tuple", "mapping", "output", "double", "half"],
+)
+def test_outputs_of_any_form(wrap):
+    encoder = load_encoder(lambda waveforms: wrap(describe(waveforms.detach())), sample_rate=16000)
+    padded, _ = waves(8000, 8000)
+    torch.testing.assert_close(encoder(padded), describe(padded), check_dtype=False, atol=1e-3, rtol=0)
+    assert encoder(padded).dtype in (torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: x.sum(), r"shape \(1, D\), one row per waveform, but got \(\)"),
+        (lambda x: x[:, None].expand(-1, 5, -1), r"but got \(1, 5, 16000\)"),
+        (lambda x: x.argmax(1), r"floating embeddings of shape \(B, D\), but got torch.int64"),
+        (lambda _: None, "but got NoneType"),
+        (lambda _: 1 / 0, "it failed: ZeroDivisionError"),
+    ],
+)
+def test_callables_that_are_no_encoders(function, message):
+    with pytest.raises(AudioError, match=rf"Expected the encoder to take waveforms of shape \(B, T\) .*{message}"):
+        load_encoder(function, sample_rate=16000)
+
+
+def test_callables_state_their_sample_rate(pooled):
+    with pytest.raises(AudioError, match="Expected `sample_rate`: the callable does not say"):
+        load_encoder(describe)
+    pooled.sample_rate = 8000
+    assert load_encoder(pooled).sample_rate == 8000
+    with pytest.raises(AudioError, match=r"that of encoder 'resemblyzer', 16000, but got 24000.*as_encoder"):
+        load_encoder("resemblyzer", sample_rate=24000)
+    with pytest.raises(TypeError, match="Expected `encoder` to be a name, a path or a callable, but got int"):
+        load_encoder(3)
+
+
+def test_utterances_of_unlike_length_are_never_padded_for_a_callable():
+    encoder = load_encoder(describe, sample_rate=16000)
+    assert not encoder.can_pad
+    assert_padding_is_ignored(encoder, 300, 8000, 300, 500)
+
+
+def test_lengths_reach_a_callable_that_takes_them(pooled):
+    encoder = load_encoder(pooled, sample_rate=16000)
+    assert encoder.can_pad
+    padded, sizes = waves(8000, 6000)
+    padded[1, 6000:] = torch.nan
+    assert encoder(padded, sizes).isfinite().all()
+    assert_padding_is_ignored(encoder, 3000, 8000, 500)
+    assert all(weight.requires_grad for weight in encoder.parameters()), "they are the caller's"
+
+
+def test_an_encoder_for_long_waveforms_only():
+    def three_seconds(waveforms):
+        if waveforms.shape[1] < 48000:
+            raise RuntimeError("too short")
+        return describe(waveforms)
+
+    encoder = load_encoder(three_seconds, sample_rate=16000)
+    assert (encoder.dimension, encoder.shortest) == (3, 64000)
+
+
+def test_the_shortest_waveform_has_a_finite_embedding():
+    encoder = load_encoder(lambda x: describe(x) / (x.shape[1] >= 3000), sample_rate=16000)
+    assert encoder.shortest == 3200
+
+
+@pytest.mark.parametrize(
+    ("waveforms", "lengths", "error", "message"),
+    [
+        (torch.ones(8000), None, ValueError, r"`waveforms` to have shape \(B, T\), but got \(8000,\)"),
+        (torch.ones(2, 2, 8000), None, ValueError, r"but got \(2, 2, 8000\)"),
+        (torch.ones(2, 0), None, ValueError, r"but got \(2, 0\)"),
+        (torch.ones(2, 8000).long(), None, TypeError, "`waveforms` to have a floating dtype, but got torch.int64"),
+        (torch.ones(2, 8000), torch.tensor([1]), ValueError, r"`lengths` to have shape \(2,\)"),
+        (torch.ones(2, 8000), torch.tensor([0.5, 1]), TypeError, "`lengths` to have an integer dtype"),
+        (torch.ones(2, 8000), torch.tensor([0, 8001]), ValueError, "`lengths` from 1 to 8000, but got 0 to 8001"),
+    ],
+)
+def test_waveforms_and_lengths_are_checked(waveforms, lengths, error, message):
+    encoder = load_encoder("resemblyzer")
+    with pytest.raises(error, match=message):
+        encoder(waveforms, lengths)
+
+
+# In the loop
+
+
+def test_audio_of_another_rate_is_resampled():
+    encoder, inner = as_encoder("resemblyzer", sample_rate=24000), load_encoder("resemblyzer")
+    audio = 0.1 * torch.randn(2, 36000, generator=torch.Generator().manual_seed(0))
+    assert (encoder.sample_rate, encoder.name, encoder.is_weak) == (24000, "resemblyzer", True)
+    torch.testing.assert_close(encoder(audio), inner(resample(audio, 24000, 16000)))
+    lengths = torch.tensor([36000, 24001])
+    torch.testing.assert_close(encoder(audio, lengths)[1:], encoder(audio[1:, :24001]), atol=1e-5, rtol=1e-4)
+    audio.requires_grad_()
+    assert torch.autograd.grad(encoder(audio).sum(), audio)[0].abs().max() > 0
+
+
+def test_named_encoders_need_the_rate_of_the_audio():
+    with pytest.raises(AudioError, match="Expected the `sample_rate` of the audio: encoder 'resemblyzer' takes 16000"):
+        as_encoder("resemblyzer")
+    assert as_encoder(load_encoder("resemblyzer"), 16000).sample_rate == 16000
+
+
+def test_a_module_for_other_input_than_waveforms_is_left_alone():
+    class Mean(nn.Module):
+        def forward(self, spectrograms):
+            return torch.stack(list(spectrograms)).mean(-1), "more"
+
+    encoder, spectrograms = as_encoder(Mean()), torch.ones(4, 3, 16)
+    assert encoder(spectrograms).shape == (4, 3)
+    assert encoder(list(spectrograms)).shape == (4, 3)

@@ -1,0 +1,128 @@
+"""What recordings are read as, and what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import scipy.signal
+import torch
+from audio.conftest import noise, write
+
+from vpmetrics.audio import AudioError, embed_folder, read_audio, resample
+
+LOUD = noise(1.0) * 30
+
+
+def cut(path, share: float) -> None:
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+
+
+def write_broken(path, samples) -> None:
+    write(path, samples, subtype="FLOAT")
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 22050, 24000, 44100, 48000, 16001])
+def test_resampling_keeps_tones_at_their_phase(rate):
+    """Against the tones themselves, sampled at the other rate, under an envelope that vanishes at both ends."""
+    draw = np.random.default_rng(rate)
+    pitches, phases = draw.uniform(50, 0.45 * min(rate, 16000), 12), draw.uniform(0, 6, 12)
+
+    def sound(seconds):
+        tones = np.sin(2 * np.pi * pitches[:, None] * seconds + phases[:, None]).mean(0)
+        return torch.from_numpy(tones * np.exp(-(((seconds - 1) / 0.3) ** 2)))
+
+    resampled = resample(sound(np.arange(2 * rate) / rate), rate, 16000)
+    assert resampled.shape == (32000,)
+    torch.testing.assert_close(resampled, sound(np.arange(32000) / 16000), atol=2e-5, rtol=0)
+
+
+def test_resampling_lets_no_alias_through():
+    tone = np.sin(2 * np.pi * 9000 * np.arange(48000) / 48000) * scipy.signal.windows.hann(48000)
+    assert resample(torch.from_numpy(tone), 48000, 16000).abs().max() < 1e-7  # the window ends at a slope
+
+
+def test_resampling_passes_gradients_and_rows():
+    waves = torch.randn(2, 3, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(resample(waves, 24000, 16000)[1, 2], resample(waves[1, 2], 24000, 16000))
+    assert torch.autograd.gradcheck(lambda x: resample(x, 24000, 16000), waves[0, :1].requires_grad_())
+
+
+@pytest.mark.parametrize("ending", ["wav", "flac", "ogg", "mp3"])
+def test_formats_hold_the_same_sound(tmp_path, ending):
+    samples = scipy.signal.lfilter([0.1], [1, -0.9], noise(1.0))
+    write(tmp_path / f"a.{ending}", samples)
+    read = read_audio(tmp_path / f"a.{ending}", 16000).numpy()
+    assert read.shape == (16000,)
+    assert np.corrcoef(read, samples)[0, 1] > (0.9999 if ending in ("wav", "flac") else 0.97)
+
+
+def test_channels_are_averaged(tmp_path):
+    left, right = noise(0.5, seed=1), noise(0.5, seed=2)
+    write(tmp_path / "a.wav", np.stack([left, right], 1), subtype="FLOAT")
+    assert np.allclose(read_audio(tmp_path / "a.wav", 16000), (left + right) / 2, atol=1e-7)
+
+
+@pytest.mark.parametrize(("subtype", "atol"), [("PCM_U8", 1 / 128), ("PCM_24", 2**-22), ("FLOAT", 1e-7)])
+def test_samples_of_any_width(tmp_path, subtype, atol):
+    write(tmp_path / "a.wav", noise(0.5), subtype=subtype)
+    assert np.allclose(read_audio(tmp_path / "a.wav", 16000), noise(0.5), atol=atol)
+
+
+BROKEN = {
+    "is an empty file": lambda path: path.write_bytes(b""),
+    "has no samples": lambda path: write(path, noise(0)),
+    "is no audio that can be read": lambda path: path.write_text("This is a text.\n" * 100),
+    "is cut off: it has": lambda path: (write(path), cut(path, 0.5)),
+    "is silent": lambda path: write(path, 0 * LOUD),
+    r"is clipped: \d\d% of its samples": lambda path: write(path, LOUD.clip(-1, 1)),
+    r"is clipped: \d\d% ": lambda path: write(path, np.stack([LOUD.clip(-1, 1), noise(1.0)], 1)),
+    "has NaN or infinite samples": lambda path: write_broken(path, np.where(np.arange(16000) == 9, np.nan, noise(1.0))),
+    "is too short: 0.05 s, 0.10 s are needed": lambda path: write(path, noise(0.05)),
+    "cannot be read .No such file": lambda path: path.symlink_to("nowhere"),
+}
+
+
+@pytest.mark.parametrize("message", BROKEN)
+def test_recordings_that_cannot_be_used_are_named(tmp_path, encoder, message):
+    write(tmp_path / "p1_1.wav")
+    BROKEN[message](tmp_path / "p1_2.wav")
+    with pytest.raises(AudioError, match=rf"1 of 2 recordings cannot be used: .*p1_2\.wav {message}.*`partial=True`"):
+        embed_folder(tmp_path, encoder)
+    kept = embed_folder(tmp_path, encoder, partial=True)
+    assert kept.utterances == ["p1_1"]
+    assert len(kept.skipped) == 1
+
+
+@pytest.mark.parametrize("ending", ["flac", "mp3", "ogg"])
+def test_compressed_recordings_that_are_cut_off(tmp_path, encoder, ending):
+    write(tmp_path / f"a.{ending}", noise(2.0))
+    cut(tmp_path / f"a.{ending}", 0.5)
+    with pytest.raises(AudioError, match=rf"a\.{ending} (is cut off|is no audio that can be read|has no samples)"):
+        embed_folder(tmp_path, encoder)
+
+
+@pytest.mark.parametrize("rate", [8000, 16000])
+def test_tones_and_loud_floats_are_not_clipped(tmp_path, rate):
+    write(tmp_path / "tone.wav", 0.99 * np.sin(2 * np.pi * np.arange(rate) / 160), rate)
+    write(tmp_path / "loud.wav", LOUD, subtype="FLOAT")
+    assert len(read_audio(tmp_path / "tone.wav", 16000)) == 16000
+    assert read_audio(tmp_path / "loud.wav", 16000).abs().max() > 3
+
+
+def test_a_wav_of_a_pipe_has_no_size(tmp_path):
+    """Programs that write to a pipe cannot go back to put the size."""
+    write(tmp_path / "a.wav", noise(0.5))
+    data = bytearray((tmp_path / "a.wav").read_bytes())
+    data[4:8] = data[40:44] = b"\xff\xff\xff\xff"
+    (tmp_path / "a.wav").write_bytes(data)
+    assert len(read_audio(tmp_path / "a.wav", 16000)) == 8000
+
+
+def test_names_that_are_no_text_are_printable(tmp_path):
+    path = tmp_path / os.fsdecode(b"\xff\x1b.wav")
+    path.touch()
+    with pytest.raises(AudioError) as error:
+        read_audio(path, 16000)
+    assert str(error.value).isprintable()

@@ -1,0 +1,227 @@
+"""Which recordings are found, who speaks in them, and which belong together."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from audio.conftest import write
+
+from vpmetrics.audio import AudioError, list_recordings, pair_recordings
+
+
+def touch(folder, *names: str):
+    """Files by name alone: pairing reads none."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    return folder
+
+
+def speakers_of(found) -> dict[str, str | None]:
+    return {one.utterance: one.speaker for one in found.items}
+
+
+# Speakers
+
+
+@pytest.mark.parametrize(
+    ("names", "speakers", "assumption"),
+    [
+        (["p225/a.wav", "p225/b.wav", "p226/a.wav"], ["p225", "p225", "p226"], "level 1 of the path"),
+        (["1/9/1-9-00.flac", "1/8/1-8-00.flac", "2/7/2-7-00.flac"], ["1", "1", "2"], "level 1 of the path"),
+        (["x/p1/p1_1.wav", "x/p1/p1_2.wav", "y/p2/p2_1.wav"], ["p1", "p1", "p2"], "level 2 of the path"),
+        (["wav/p1/1.wav", "wav/p1/2.wav", "wav/p2/1.wav"], ["p1", "p1", "p2"], "level 2 of the path"),
+        (["1272-128-00.ogg", "1272-128-01.ogg", "84-1-00.ogg"], ["1272", "1272", "84"], "first part of file names"),
+        (["日本_1.wav", "日本_2.wav", "Zoë_1.wav"], ["Zoë", "日本", "日本"], "first part of file names"),
+    ],
+)
+def test_speakers_by_folder_or_name(tmp_path, names, speakers, assumption):
+    found = list_recordings(touch(tmp_path, *names))
+    assert [one.speaker for one in found.items] == (speakers if "Zoë" in speakers else sorted(speakers))
+    (text,) = found.assumptions
+    assert assumption in text
+    assert "2 speakers, 3 recordings" in text
+    assert repr(found.items[0].utterance) in text
+
+
+def test_speakers_that_cannot_be_told_are_none(tmp_path):
+    found = list_recordings(touch(tmp_path, "1.wav", "2.wav"))
+    assert speakers_of(found) == {"1": None, "2": None}
+    assert found.assumptions == ()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "speakers"),
+    [("[A-Z]+", ["AB", "CD"]), (r"^\d(\w)", ["A", "C"]), (r"(\d)(?P<speaker>..)$", ["AB", "CD"])],
+)
+def test_speakers_by_pattern(tmp_path, pattern, speakers):
+    found = list_recordings(touch(tmp_path, "1AB.wav", "2CD.wav"), speaker_pattern=pattern)
+    assert [one.speaker for one in found.items] == speakers
+    assert "2 speakers" in found.assumptions[0]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [("(", "Expected `speaker_pattern` to be a regular expression"), ("^1", "1 of 2 have none, first '2'")],
+)
+def test_patterns_that_find_nothing(tmp_path, pattern, message):
+    with pytest.raises(AudioError, match=message):
+        list_recordings(touch(tmp_path, "1.wav", "2.wav"), speaker_pattern=pattern)
+
+
+def test_speakers_by_a_file_of_utterances_or_of_names(tmp_path):
+    touch(tmp_path / "wavs", "x/1.wav", "x/2.wav")
+    (tmp_path / "utt2spk").write_text("x/1 ann\n\n2 bob\n", encoding="utf-8-sig")
+    found = list_recordings(tmp_path / "wavs", utt2spk=tmp_path / "utt2spk")
+    assert speakers_of(found) == {"x/1": "ann", "x/2": "bob"}
+    (tmp_path / "utt2spk").write_text("x/1 ann\nx/2 bob b\n")
+    with pytest.raises(AudioError, match=r"utt2spk:2: expected `utterance speaker`, but got 3 words"):
+        list_recordings(tmp_path / "wavs", utt2spk=tmp_path / "utt2spk")
+
+
+# Lists
+
+
+def test_kaldi_folder(tmp_path):
+    touch(tmp_path, "wav/1.flac", "wav/2.flac")
+    (tmp_path / "wav.scp").write_text(f"u1 wav/1.flac\nu2 {tmp_path}/wav/2.flac\n")
+    (tmp_path / "utt2spk").write_text("u1 s1\nu2 s2\n")
+    found = list_recordings(tmp_path)
+    assert speakers_of(found) == {"u1": "s1", "u2": "s2"}
+    assert all(one.path.is_file() for one in found.items)
+    assert "wav.scp was taken" in found.assumptions[0]
+
+
+@pytest.mark.parametrize("separator", [",", "\t"])
+def test_manifest(tmp_path, separator):
+    path = tmp_path / ("a.csv" if separator == "," else "a.tsv")
+    rows = ["path speaker group session", "x/1.wav ann f 0", "x/2.wav bob m 1"]
+    path.write_text("\n".join(row.replace(" ", separator) for row in rows), encoding="utf-8-sig")
+    first, second = list_recordings(path).items
+    assert first == ("x/1", tmp_path / "x/1.wav", "ann", "0", "f")
+    assert (second.utterance, second.group) == ("x/2", "m")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("wav.scp", "u1 sox a.wav -t wav - |\n", r"wav.scp:1: .* a command, which is not run"),
+        ("wav.scp", "u1\n", r"wav.scp:1: expected `utterance path`, but got one column"),
+        ("wav.scp", "\n", "Expected lines `utterance path`"),
+        ("a.csv", "file,who\n", "to begin with `path,speaker,utterance,session,group`, but got .'file', 'who'."),
+        ("a.csv", "path,speaker\na.wav\n", r"a.csv:2: expected 2 columns, but got 1"),
+        ("a.csv", "path\n", "has a header only"),
+        ("a.csv", "path,utterance\n1.wav,u\n2.wav,u\n", r"1.wav and .*2.wav are both 'u'"),
+        ("a.txt", "", "Expected a folder, wav.scp, .csv or .tsv"),
+    ],
+)
+def test_lists_that_cannot_be_read(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(AudioError, match=message):
+        list_recordings(tmp_path / name)
+
+
+def test_folders_without_recordings(tmp_path):
+    touch(tmp_path, "a.m4a", "._b.wav", ".hidden.wav")
+    with pytest.raises(AudioError, match=r"Expected recordings \(\.wav, .*\) in .*, but there are none"):
+        list_recordings(tmp_path)
+    with pytest.raises(AudioError, match=r"but there is none at .*nowhere"):
+        list_recordings(tmp_path / "nowhere")
+
+
+# Pairs
+
+
+@pytest.mark.parametrize(
+    ("original", "protected", "way"),
+    [
+        (["p1/1.wav", "p2/1.wav"], ["p1/1.flac", "p2/1.flac"], "relative path: "),
+        (["p1/1.wav", "p2/1.wav"], ["p1/1_anon.wav", "p2/1_anon.wav"], "relative path and '_anon'"),
+        (["p1/p1_1.wav", "p2/p2_1.wav"], ["p1_1.wav", "p2_1.wav"], "file name: "),
+        (["p1/p1_1.wav", "p2/p2_1.wav"], ["x/p1_1-B2.mp3", "x/p2_1-B2.mp3"], "file name and '-B2'"),
+        (["p_1.wav", "p_10.wav", "q_1.wav"], ["p_1x.wav", "p_10x.wav", "q_1x.wav"], "relative path and 'x'"),
+    ],
+)
+def test_pairs_by_path_or_name_and_suffix(tmp_path, original, protected, way):
+    options = {"speaker_pattern": r"([pq])\d?"}
+    pairs = pair_recordings(touch(tmp_path / "o", *original), touch(tmp_path / "p", *protected), **options)
+    found = [(one.path.relative_to(tmp_path / "o"), two.path.relative_to(tmp_path / "p")) for one, two in zip(
+        pairs.original, pairs.protected, strict=True)]  # fmt: skip
+    assert [tuple(map(str, pair)) for pair in found] == list(zip(original, protected, strict=True))
+    assert f"Pairs are recordings of the same {way}" in pairs.assumptions[-1]
+    assert [one.speaker for one in pairs.protected] == [one.speaker for one in pairs.original]
+    assert [one.utterance for one in pairs.protected] == [one.utterance for one in pairs.original]
+
+
+def test_a_suffix_by_hand(tmp_path):
+    touch(tmp_path, "o/p1_1.wav", "o/p1_2.wav", "o/p2_1.wav", "p/p1_1.v2.wav", "p/p1_2.wav", "p/p2_1.wav")
+    with pytest.raises(AudioError, match=r"1 of 3 original recordings have no protected one, first .*p1_1.wav"):
+        pair_recordings(tmp_path / "o", tmp_path / "p")
+    assert len(pair_recordings(tmp_path / "o", tmp_path / "p", strip_suffix=".v2").original) == 3
+
+
+def test_unpaired_recordings_are_left_out_if_asked_for(tmp_path):
+    touch(tmp_path, "o/p1/1.wav", "o/p1/2.wav", "o/p2/1.wav", "p/p1/1.wav", "p/p2/1.wav", "p/p3/1.wav")
+    with pytest.raises(AudioError, match=r"1 of 3 original recordings have no protected one.*`partial=True`"):
+        pair_recordings(tmp_path / "o", tmp_path / "p")
+    pairs = pair_recordings(tmp_path / "o", tmp_path / "p", partial=True)
+    assert [one.utterance for one in pairs.original] == ["p1/1", "p2/1"]
+    assert [text.split(" ", 6)[:6] for text in pairs.assumptions[-2:]] == [
+        ["1", "of", "3", side, "recordings", "have"] for side in ("original", "protected")
+    ]
+
+
+def test_names_that_share_nothing_are_shown(tmp_path):
+    touch(tmp_path, "o/p1_1.wav", "o/p1_2.wav", "o/p2_1.wav", "p/x1.wav", "p/x2.wav")
+    with pytest.raises(AudioError, match=r"first .*p1_1\.wav; names on the other side are like 'x1'.*`strip_suffix`"):
+        pair_recordings(tmp_path / "o", tmp_path / "p", partial=True)
+
+
+@pytest.mark.parametrize("side", ["o", "p"])
+def test_file_names_that_occur_twice(tmp_path, side):
+    other = {"o": "p", "p": "o"}[side]
+    touch(tmp_path, f"{side}/p1/1.wav", f"{side}/p2/1.wav", f"{side}/p2/2.wav", f"{other}/1.wav", f"{other}/2.wav")
+    with pytest.raises(AudioError, match=r"p1/1\.wav and .*p2/1\.wav are both '1'"):
+        pair_recordings(tmp_path / "o", tmp_path / "p", speaker_pattern=".")
+
+
+def test_two_formats_of_one_recording(tmp_path):
+    with pytest.raises(AudioError, match=r"a\.flac and .*a\.wav are both 'a' \(1 names occur twice\)"):
+        list_recordings(touch(tmp_path, "a.wav", "a.flac", "b.wav"))
+
+
+def test_accents_in_either_form(tmp_path):
+    names = ["Zoë_1.wav", "Zoë_2.wav", "Bo_1.wav"]
+    touch(tmp_path / "o", *(unicodedata.normalize("NFC", name) for name in names))
+    touch(tmp_path / "p", *(unicodedata.normalize("NFD", name) for name in names))
+    assert len(pair_recordings(tmp_path / "o", tmp_path / "p").original) == 3
+
+
+def test_one_folder_given_twice(tmp_path):
+    with pytest.raises(AudioError, match="are both"):
+        pair_recordings(touch(tmp_path, "p1_1.wav"), tmp_path / "." / "")
+
+
+def test_speakers_are_needed_for_pairs(tmp_path):
+    touch(tmp_path, "o/1.wav", "o/2.wav", "p/1.wav", "p/2.wav")
+    with pytest.raises(AudioError, match=r"Expected to tell who speaks in .*1\.wav .*`utt2spk`.*`speaker_pattern`"):
+        pair_recordings(tmp_path / "o", tmp_path / "p")
+
+
+def test_sessions_are_those_of_the_protected_manifest(tmp_path):
+    write(tmp_path / "x.wav")
+    (tmp_path / "o.csv").write_text("path,utterance,speaker,session,group\nx.wav,1,ann,,f\nx.wav,2,bob,,m\n")
+    (tmp_path / "p.csv").write_text("path,utterance,session\nx.wav,1,day\nx.wav,2,night\n")
+    protected = pair_recordings(tmp_path / "o.csv", tmp_path / "p.csv").protected
+    assert [(one.speaker, one.session, one.group) for one in protected] == [("ann", "day", "f"), ("bob", "night", "m")]
+
+
+def test_ten_thousand_files_are_paired(tmp_path):
+    names = [f"s{number % 40}/s{number % 40}_{number:05d}" for number in range(10_000)]
+    touch(tmp_path / "o", *(f"{name}.wav" for name in names))
+    touch(tmp_path / "p", *(f"{name}_anon.wav" for name in names))
+    pairs = pair_recordings(tmp_path / "o", tmp_path / "p")
+    assert len(pairs.original) == 10_000
+    assert "40 speakers" in pairs.assumptions[0]

@@ -1,0 +1,85 @@
+"""Embedding of recordings by the offline encoder, against the bare network on the same speech."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from bench.timing import peak_megabytes, report
+from vpmetrics.audio import embed_folder, load_encoder
+
+pytestmark = pytest.mark.bench
+UTTERANCES = 2_000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two thousand short utterances."""
+    place = tmp_path_factory.mktemp("utterances")
+    draw = np.random.default_rng(0)
+    for number in range(UTTERANCES):
+        path = place / f"p{number % 40}" / f"p{number % 40}_{number}.wav"
+        path.parent.mkdir(exist_ok=True)
+        soundfile.write(path, 0.1 * draw.standard_normal(int(16000 * draw.uniform(1.5, 3.0))), 16000)
+    return place
+
+
+def seconds(work) -> tuple[float, float]:
+    """Seconds by the clock, and of all threads together, which a busy machine does not change."""
+    clock, processor = time.perf_counter(), time.process_time()
+    work()
+    return time.perf_counter() - clock, time.process_time() - processor
+
+
+def test_two_thousand_utterances_cost_little_more_than_the_network(folder, tmp_path, monkeypatch):
+    encoder = load_encoder("resemblyzer")
+    network, spectrograms = encoder.network, []
+    run = network.embed_partials
+
+    def remember(partials: torch.Tensor) -> torch.Tensor:
+        spectrograms.append(partials)
+        return run(partials)
+
+    _ = encoder.can_pad, encoder.shortest
+    monkeypatch.setattr(network, "embed_partials", remember)
+    embed_folder(folder, encoder)
+    monkeypatch.undo()
+
+    def bare() -> None:
+        with torch.no_grad():
+            for partials in spectrograms:
+                network.embed_partials(partials)
+
+    theirs, ours = zip(
+        *((seconds(bare), seconds(lambda: embed_folder(folder, encoder))) for _ in range(3)), strict=True
+    )
+    (network_clock, network_processor), (clock, processor) = (
+        map(min, zip(*theirs, strict=True)),
+        map(min, zip(*ours, strict=True)),
+    )
+    report(f"{UTTERANCES} utterances, {UTTERANCES / clock:.0f} a second", clock, "the network", network_clock)
+    ratio = report("seconds of the processor", processor, "the network", network_processor)
+    embed_folder(folder, encoder, cache=tmp_path)
+    second, _ = seconds(lambda: embed_folder(folder, encoder, cache=tmp_path))
+    report("from the cache", second, "the first run", clock)
+    assert ratio <= 1.3
+    assert second < 5
+
+
+def test_memory_does_not_grow_with_the_number_of_recordings(folder):
+    setup = f"""
+import torch
+from vpmetrics.audio import embed_recordings, list_recordings, load_encoder
+torch.set_num_threads(1)
+items = list_recordings({str(folder)!r}).items
+encoder = load_encoder("resemblyzer")
+embed_recordings(items[:300], encoder)
+"""
+    megabytes = peak_megabytes(setup, "embed_recordings(items[300:], encoder)")
+    audio = 4 * 16000 * 2.25 * (UTTERANCES - 300) / 2**20
+    print(f"\nmemory at its peak, 1,700 recordings after 300: {megabytes:.0f} MB more, of {audio:.0f} MB of speech")
+    assert megabytes < 0.5 * audio  # what it would hold otherwise

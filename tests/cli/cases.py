@@ -1,0 +1,160 @@
+"""The command run as a user runs it, files to run it on, and what the library says of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import reference
+import torch
+from cli.conftest import NAMES
+from torch.nn.functional import normalize
+
+from vpmetrics import VoicePrivacy
+from vpmetrics.cli import main
+
+
+def expected_scalars(voices, system="B2", attacks="standard"):
+    metric = VoicePrivacy(attacks=attacks, intervals=0.95, metrics="all")
+    metric.update(voices.original, voices.protected[system], voices.speakers)
+    return metric.compute()
+
+
+def assert_scalars(got, expected, atol=1e-6):
+    assert set(got) == set(expected), set(got) ^ set(expected)
+    for key, value in expected.items():
+        if key.endswith("tag"):
+            assert got[key] == "0ABCDEF"[int(value)], key
+        elif key.endswith("worst_speaker"):
+            assert got[key] in (NAMES[int(value)], str(int(value))), key  # speakers may be numbered in a file
+        elif math.isnan(float(value)):
+            assert got[key] is None, key
+        else:
+            assert float(got[key]) == pytest.approx(float(value), abs=atol), key
+
+
+def run(*arguments, expect=0):
+    assert main([str(argument) for argument in arguments]) == expect
+
+
+def scalars_of(path, number=0):
+    content = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)  # strict JSON has no NaN
+    return content["systems"][number]["scalars"]
+
+
+def write_npz(folder, voices):
+    np.savez(folder / "all.npz", emb_O=voices.original, anonymised=voices.protected["B2"], spk=voices.speakers)
+    return [folder / "all.npz"]
+
+
+def write_named_npz(folder, voices):
+    np.savez(
+        folder / "all.npz", a=voices.original, b=voices.protected["B2"], original=voices.original[:3], c=voices.names
+    )
+    return [folder / "all.npz", "--original", "a", "--protected", "b", "--speakers", "c"]
+
+
+def write_npy(folder, voices):
+    np.save(folder / "o.npy", voices.original)
+    np.savez(folder / "p.npz", b2=voices.protected["B2"], other=1)
+    (folder / "speakers.txt").write_text("\n".join(voices.names))
+    return ["--original", folder / "o.npy", "--protected", f"{folder}/p.npz:b2", "--speakers", folder / "speakers.txt"]
+
+
+def write_pt(folder, voices):
+    content = {"original": voices.original, "protected": voices.protected["B2"], "speakers": voices.names}
+    torch.save(content, folder / "all.pt")
+    return [folder / "all.pt"]
+
+
+def write_ark(folder, voices):
+    """Kaldi archives in different orders."""
+    order = np.random.default_rng(0).permutation(len(voices.names))
+    for side, rows in (("o", range(len(order))), ("p", order)):
+        vectors = voices.original if side == "o" else voices.protected["B2"]
+        lines = [f"{voices.utterances[k]}  [ {' '.join(map(repr, vectors[k].tolist()))} ]\n" for k in rows]
+        (folder / f"{side}.ark").write_text("".join(lines))
+    write_utt2spk(folder, voices)
+    return ["--original", folder / "o.ark", "--protected", folder / "p.ark", "--utt2spk", folder / "utt2spk"]
+
+
+def write_utt2spk(folder, voices):
+    pairs = zip(voices.utterances, voices.names, strict=True)
+    (folder / "utt2spk").write_text("".join(f"{utterance} {name}\n" for utterance, name in reversed(list(pairs))))
+    return folder / "utt2spk"
+
+
+def trials_of(voices, condition, system="B2", draw=0):
+    """All trials of a condition as the suite forms them, in random order."""
+    sides = {"O": voices.original, "P": voices.protected[system]}
+    scores = normalize(sides[condition[0]].double()) @ normalize(sides[condition[1]].double()).T
+    count = len(scores)
+    pairs = [(i, j) for i in range(count) for j in range(count) if (i < j or (condition == "OP" and i != j))]
+    order = np.random.default_rng(draw).permutation(len(pairs))
+    return [(pairs[k][0], pairs[k][1], 8 * float(scores[pairs[k]])) for k in order]
+
+
+def write_scores(path, voices, trials, fourth=False):
+    labels = [label_of(voices, i, j) for i, j, _ in trials]
+    lines = [
+        f"{voices.utterances[i]} {voices.utterances[j]} {score!r}{' ' + label if fourth else ''}\n"
+        for (i, j, score), label in zip(trials, labels, strict=True)
+    ]
+    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as file:
+        file.write("".join(lines))
+    return path
+
+
+def label_of(voices, i, j):
+    return "target" if voices.speakers[i] == voices.speakers[j] else "nontarget"
+
+
+def write_key(path, voices):
+    """A key of all pairs in an order of its own, so larger than any one set of scores."""
+    pairs = [(i, j) for j in range(60) for i in range(60)]
+    lines = [f"{voices.utterances[i]}\t{voices.utterances[j]}\t{label_of(voices, i, j)}\n" for i, j in pairs]
+    path.write_text("".join(lines))
+    return path
+
+
+def tensors_of(voices, trials):
+    rows, columns, scores = zip(*trials, strict=True)
+    rows, columns = torch.tensor(rows), torch.tensor(columns)
+    return torch.tensor(scores, dtype=torch.float64), voices.speakers[rows] == voices.speakers[columns]
+
+
+def expected_of_scores(preds, target):
+    measures = reference.verification.score_measures(preds.numpy(), target.numpy())
+    return {**measures, "disclosure": max(measures["d_ece"], measures["d_ece_reversed"])}
+
+
+def notes_of(path, number=0):
+    return json.loads(path.read_text(encoding="utf-8"))["systems"][number]["notes"]
+
+
+class Page(HTMLParser):
+    """Tags that must be closed, pictures and text of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.images, self.texts, self.tags = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag == "img":
+            self.images.append(dict(attrs))
+        elif tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data.strip())

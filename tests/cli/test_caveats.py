@@ -1,0 +1,93 @@
+"""What must not pass for privacy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from cli.cases import label_of, notes_of, run, scalars_of, trials_of, write_key, write_scores
+
+
+def test_data_too_thin_for_a_value_gives_a_dash_and_a_note(tmp_path, voices, capsys):
+    trials = trials_of(voices, "OP")
+    targets = [trial for trial in trials if label_of(voices, *trial[:2]) == "target"]
+    files = [write_scores(tmp_path / name, voices, t, fourth=True) for name, t in (("oo", trials), ("op", targets))]
+    run("evaluate", "--oo", files[0], "--op", files[1], "--json", tmp_path / "result.json", "--out", tmp_path / "out")
+    got = scalars_of(tmp_path / "result.json")
+    assert got["op_d_ece"] is None
+    assert got["oo_d_ece"] > 0
+    shown = capsys.readouterr().out
+    assert "No verdict" in shown
+    assert ">–<" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "note: There are no non-target trials" in shown
+
+
+@pytest.mark.parametrize(
+    ("speakers", "reason"),
+    [([1, 1, 1, 1], "there are no non-target trials"), ([1, 2, 3, 4], "there are no target trials")],
+)
+def test_embeddings_that_define_nothing_are_refused(tmp_path, capsys, speakers, reason):
+    draw = torch.Generator().manual_seed(0)
+    content = {name: torch.randn(4, 3, generator=draw) for name in ("original", "protected")}
+    torch.save({**content, "speakers": speakers}, tmp_path / "thin.pt")
+    for command in ("evaluate", "compare"):
+        run(command, tmp_path / "thin.pt", "--json", tmp_path / "result.json", expect=2)
+        captured = capsys.readouterr()
+        assert reason in captured.err
+        assert captured.out == ""
+        assert not (tmp_path / "result.json").exists()
+
+
+def test_scores_that_define_nothing_are_refused(tmp_path, capsys):
+    (tmp_path / "scores").write_text("a b 1 nontarget\na c 2 nontarget\n")
+    run("evaluate", tmp_path / "scores", expect=2)
+    assert "No measure of privacy is defined: there are no target trials" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_scores_of_the_wrong_sign_are_noted(tmp_path, voices, capsys, sign):
+    trials = [(i, j, sign * score) for i, j, score in trials_of(voices, "OP")]
+    files = write_scores(tmp_path / "scores", voices, trials), write_key(tmp_path / "key", voices)
+    run("evaluate", *files, "--json", tmp_path / "result.json", "--out", tmp_path / "out")
+    for text in (
+        capsys.readouterr().out,
+        " ".join(notes_of(tmp_path / "result.json")),
+        (tmp_path / "out" / "report.html").read_text(encoding="utf-8"),
+    ):
+        assert ("scores seem to fall with likeness: negate them?" in text) == (sign < 0)
+
+
+def test_chance_is_no_wrong_sign(tmp_path, voices):
+    draw = np.random.default_rng(0)
+    for number in range(10):
+        trials = [(i, j, float(draw.normal())) for i, j, _ in trials_of(voices, "OO")[:400]]
+        scores = write_scores(tmp_path / "s", voices, trials, fourth=True)
+        run("evaluate", scores, "--intervals", "0", "--json", tmp_path / f"{number}.json")
+        assert notes_of(tmp_path / f"{number}.json") == []
+
+
+def test_embeddings_whose_sign_an_attacker_would_turn_are_noted(tmp_path, voices):
+    content = {"original": voices.original, "protected": -voices.original, "speakers": voices.speakers}
+    torch.save(content, tmp_path / "all.pt")
+    run("evaluate", tmp_path / "all.pt", "--json", tmp_path / "result.json")
+    (note,) = notes_of(tmp_path / "result.json")
+    assert note.startswith("all.pt, OP: D_ECE is 0.000 bit")
+    assert note.endswith("an attacker who turns the sign undoes the protection")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda side: 0 * side, "all.pt: 60 of 60 rows of the protected embeddings are all zero; no voice is in them"),
+        (lambda side: side * (torch.arange(60) > 2)[:, None],
+         "all.pt: 3 of 60 rows of the protected embeddings are all zero; no voice is in them"),
+        (lambda side: side[:1].expand(60, -1).clone(),
+         "all.pt: all 60 rows of the protected embeddings are the same; no voice is in them"),
+    ],
+)  # fmt: skip
+def test_embeddings_of_nothing_are_noted(tmp_path, voices, capsys, change, expected):
+    content = {"original": voices.original, "protected": change(voices.protected["B2"]), "speakers": voices.speakers}
+    torch.save(content, tmp_path / "all.pt")
+    run("evaluate", tmp_path / "all.pt", "--json", tmp_path / "result.json")
+    assert expected in notes_of(tmp_path / "result.json")
+    assert f"note: {expected}" in capsys.readouterr().out

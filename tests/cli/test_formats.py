@@ -1,0 +1,327 @@
+"""Each format of embeddings written by its own library, and read back by its suffix; and what is damaged."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import zipfile
+
+import h5py
+import kaldiio
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from cli.cases import assert_scalars, expected_scalars, run, scalars_of
+from safetensors.torch import save_file
+
+from vpmetrics.cli.errors import InputError
+from vpmetrics.cli.formats import READERS, read_arrays
+
+UTTERANCES = [f"u{k}" for k in range(6)]
+SPEAKERS = ["anna", "anna", "ben", "ben", "cleo", "cleo"]
+
+
+@pytest.fixture
+def vectors():
+    return np.random.default_rng(0).normal(size=(6, 4)).astype("f")
+
+
+def by_name(vectors):
+    return dict(zip(UTTERANCES, vectors, strict=True))
+
+
+def tensors(vectors):
+    return {name: torch.from_numpy(row) for name, row in by_name(vectors).items()}
+
+
+def write_npy(path, vectors):
+    np.save(path, vectors)
+
+
+def write_npz(path, vectors):
+    np.savez(path, vectors=vectors, utterances=UTTERANCES, speakers=SPEAKERS)
+
+
+def write_compressed_npz(path, vectors):
+    np.savez_compressed(path, vectors=vectors, utterances=UTTERANCES)
+
+
+def write_npz_of_utterances(path, vectors):
+    np.savez(path, **by_name(vectors))
+
+
+def write_pt(path, vectors):
+    torch.save(torch.from_numpy(vectors), path)
+
+
+def write_old_pt(path, vectors):
+    torch.save({"vectors": torch.from_numpy(vectors), "speakers": SPEAKERS}, path, _use_new_zipfile_serialization=False)
+
+
+def write_pt_of_a_list(path, vectors):
+    torch.save(list(torch.from_numpy(vectors)), path)
+
+
+def write_pt_of_utterances(path, vectors):
+    torch.save(tensors(vectors), path)
+
+
+def write_pt_of_rows(path, vectors):
+    torch.save({name: row[None] for name, row in tensors(vectors).items()}, path)
+
+
+def write_safetensors(path, vectors):
+    save_file({"vectors": torch.from_numpy(vectors), "other": torch.zeros(1)}, path)
+
+
+def write_safetensors_of_utterances(path, vectors):
+    save_file(tensors(vectors), path)
+
+
+def write_h5(path, vectors):
+    with h5py.File(path, "w") as file:
+        file["vectors"] = vectors
+        file["utterances"] = UTTERANCES
+        file["speaker"] = SPEAKERS
+
+
+def write_h5_of_utterances(path, vectors):
+    """As Sidekit and legal-eval have it: one dataset per utterance, some as rows of a matrix."""
+    with h5py.File(path, "w") as file:
+        for number, (name, row) in enumerate(by_name(vectors).items()):
+            file[name] = row[None] if number % 2 else row
+
+
+def write_parquet_of_lists(path, vectors):
+    pq.write_table(pa.table({"utterance": UTTERANCES, "vectors": vectors.tolist(), "speaker": SPEAKERS}), path)
+
+
+def write_parquet_of_fixed_lists(path, vectors):
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 4)
+    pq.write_table(pa.table({"utterance": UTTERANCES, "vectors": lists}), path)
+
+
+def frame(vectors):
+    return pl.DataFrame({"utterance": UTTERANCES, **{f"x{k}": vectors[:, k] for k in range(4)}})
+
+
+def write_parquet(path, vectors):
+    frame(vectors).write_parquet(path)
+
+
+def write_csv(path, vectors):
+    frame(vectors).write_csv(path)
+
+
+def write_tsv(path, vectors):
+    frame(vectors).with_columns(speaker=pl.Series(SPEAKERS)).write_csv(path, separator="\t")
+
+
+def write_ark(path, vectors):
+    kaldiio.save_ark(str(path), by_name(vectors))
+
+
+def write_ark_of_matrices(path, vectors):
+    """As one-row matrices, as some toolkits have it."""
+    kaldiio.save_ark(str(path), {name: row[None] for name, row in by_name(vectors).items()})
+
+
+def write_ark_of_doubles(path, vectors):
+    kaldiio.save_ark(str(path), by_name(vectors.astype("d")))
+
+
+def write_ark_of_text(path, vectors):
+    kaldiio.save_ark(str(path), by_name(vectors), text=True)
+
+
+def write_scp(path, vectors):
+    kaldiio.save_ark(f"{path}.ark", by_name(vectors), scp=str(path))
+
+
+NAMELESS = write_npy, write_pt, write_old_pt, write_pt_of_a_list, write_safetensors
+NAMED = (
+    write_npz, write_compressed_npz, write_npz_of_utterances, write_pt_of_utterances, write_pt_of_rows,
+    write_safetensors_of_utterances, write_h5, write_h5_of_utterances, write_parquet_of_lists,
+    write_parquet_of_fixed_lists, write_parquet, write_csv, write_tsv, write_ark, write_ark_of_matrices,
+    write_ark_of_doubles, write_ark_of_text, write_scp,
+)  # fmt: skip
+
+
+def suffix_of(write):
+    return next(part for part in write.__name__.split("_") if part in READERS)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("write", [*NAMELESS, *NAMED])
+def test_a_format_is_read_back(tmp_path, vectors, write, packed):
+    path = tmp_path / f"file.{suffix_of(write)}"
+    write(path, vectors)
+    if packed:
+        (tmp_path / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path = tmp_path / f"{path.name}.gz"
+    arrays = read_arrays(str(path))
+    (values,) = [array for array in arrays.by_name.values() if array.ndim == 2]
+    assert (arrays.utterances is not None) == (write in NAMED)
+    names = arrays.utterances or UTTERANCES  # a file of Safetensors has an order of its own
+    np.testing.assert_allclose(values[[names.index(name) for name in UTTERANCES]], vectors, atol=1e-6)
+    for name, array in arrays.by_name.items():
+        if name.startswith("speaker"):
+            assert array.tolist() == SPEAKERS
+
+
+def test_every_format_is_tried_here():
+    assert {suffix_of(write) for write in (*NAMELESS, *NAMED)} | {"pth", "hdf5"} == set(READERS)
+
+
+def test_another_suffix_is_told_by_an_option(tmp_path, voices, capsys):
+    with (tmp_path / "x.unheard").open("wb") as file:
+        np.savez(file, original=voices.original, protected=voices.protected["B2"], speakers=voices.speakers)
+    run("evaluate", tmp_path / "x.unheard", "--format", "npz", "--no-attacks", "--json", tmp_path / "r.json")
+    assert_scalars(scalars_of(tmp_path / "r.json"), expected_scalars(voices, attacks=None))
+    run("evaluate", "--original", tmp_path / "x.unheard", "--protected", tmp_path / "x.unheard", expect=2)
+    assert "expected a file of embeddings (.npz, .npy" in capsys.readouterr().err
+    run("evaluate", tmp_path / "x.unheard", "--format", "mat", expect=2)
+    assert "Expected --format to be one of npz, npy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suffix", ["npy", "pt"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_folder_has_a_file_per_utterance(tmp_path, vectors, suffix, nested):
+    for number, (name, row) in enumerate(by_name(vectors).items()):
+        path = tmp_path / (f"{SPEAKERS[number]}/{number % 2}.{suffix}" if nested else f"{name}.{suffix}")
+        path.parent.mkdir(exist_ok=True)
+        np.save(path, row[None]) if suffix == "npy" else torch.save(torch.from_numpy(row), path)
+    arrays = read_arrays(str(tmp_path))
+    np.testing.assert_array_equal(arrays.by_name[""], vectors)
+    assert arrays.utterances == ([f"{s}/{k % 2}" for k, s in enumerate(SPEAKERS)] if nested else UTTERANCES)
+
+
+def test_a_vector_of_integers_in_a_text_archive_is_read_as_it_is(tmp_path):
+    (tmp_path / "x.ark").write_text("u1  [ 1 0.5 1e-05 ]\nu2  [ 0 2 -3.5 ]\n")
+    assert read_arrays(str(tmp_path / "x.ark")).by_name[""].tolist() == [[1, 0.5, np.float32(1e-5)], [0, 2, -3.5]]
+
+
+def test_a_table_of_archives_is_read_beside_them_when_a_folder_has_moved(tmp_path, vectors):
+    write_scp(tmp_path / "x.scp", vectors)
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("x.scp", "x.scp.ark"):
+        (tmp_path / name).rename(moved / name)
+    assert read_arrays(str(moved / "x.scp")).utterances == UTTERANCES
+
+
+def test_nothing_in_a_file_is_run(tmp_path):
+    bomb = Bomb(tmp_path / "ran")
+    (tmp_path / "pickled.ark").write_bytes(b"u1 PKL" + pickle.dumps(bomb))
+    (tmp_path / "hidden.ark").write_bytes(b"u1 \0BPKL" + pickle.dumps(bomb))
+    (tmp_path / "piped.scp").write_text(f"u1 touch {tmp_path / 'ran'} |\n")
+    np.save(tmp_path / "objects.npy", np.array([bomb], dtype=object), allow_pickle=True)
+    np.savez(tmp_path / "objects.npz", original=np.array([bomb], dtype=object))
+    torch.save(bomb, tmp_path / "objects.pt")
+    for path in sorted(tmp_path.iterdir()):
+        with pytest.raises(InputError, match=path.name) as error:
+            read_arrays(str(path))
+        assert "weights_only" not in str(error.value)
+        assert not (tmp_path / "ran").exists()
+
+
+class Bomb:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (type(self.path).touch, (self.path,))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.ark", b"u1 [ 1 2 ]\nu2 [ 1 2 3 ]\n", "x.ark:2: expected 2 numbers as in the vectors before, but got 3"),
+        ("x.ark", b"u1 [ 1 1_0 ]\n", "x.ark:1: expected `utterance [ 0.1 ... ]`, but got '1_0'"),
+        ("x.ark", b"", "x.ark: expected vectors, but got an empty file"),
+        ("x.csv", b"utterance,x0,x1\nu1,1,2\nu2,1,x\n", "x.csv:3: expected a number as x1, but got 'x'"),
+        ("x.csv", b"", "x.csv: is not a readable .csv file"),
+        ("x.scp", b"u1 x.ark:5\n", "x.scp:1: no such archive: x.ark"),
+        ("x.scp", b"u1 cat x.ark |\n", "x.scp:1: expected `utterance archive:offset`, but got the command"),
+        ("x.npz", b"PK\x03\x04nonsense", "x.npz: is not a readable .npz file"),
+        ("x.npy", b"\x93NUMPY\x01\x00nonsense", "x.npy: is not a readable .npy file"),
+        ("x.parquet", b"PAR1nonsense", "x.parquet: is not a readable .parquet file"),
+        ("x.h5", b"\x89HDF nonsense", "x.h5: is not a readable .h5 file"),
+        ("x.npz.gz", b"\x1f\x8bnonsense", "x.npz.gz: cannot be read"),
+    ],
+)
+def test_damage_is_told_with_its_place(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError) as error:
+        read_arrays(str(tmp_path / name))
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("write", [*NAMELESS, *NAMED])
+def test_a_file_cut_short_is_refused(tmp_path, vectors, write):
+    path = tmp_path / f"x.{suffix_of(write)}"
+    write(path, vectors)
+    whole = path.read_bytes()
+    is_text = suffix_of(write) in ("csv", "tsv", "scp") or write is write_ark_of_text
+    path.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 4] if is_text else whole[: len(whole) - 5])
+    with pytest.raises(InputError, match=path.name):
+        read_arrays(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (torch.eye(3).to_sparse(), "expected a dense tensor of numbers, but got a sparse tensor; save its .to_dense()"),
+        (lambda: torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8), "but got a quantised tensor"),
+        ((torch.eye(3), torch.eye(3)), "but got a tuple of 2"),
+        ([torch.eye(3), torch.zeros(2)], "holds a list of tensors of several shapes"),
+        ({"u1": torch.zeros(3), "u2": torch.zeros(2)}, "one vector per utterance, all of one length, but got shapes"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:TypedStorage")
+def test_unusual_tensors_are_called_what_they_are(tmp_path, content, message):
+    torch.save(content() if callable(content) else content, tmp_path / "x.pt")
+    with pytest.raises(InputError, match=r"x\.pt") as error:
+        read_arrays(str(tmp_path / "x.pt"))
+    assert message in str(error.value)
+
+
+def test_unpacking_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("vpmetrics.cli.inputs._UNPACKED_BYTES", 1 << 16)
+    zeros = np.zeros(1 << 22, dtype="f")
+    np.savez_compressed(tmp_path / "x.npz", zeros=zeros)
+    np.save(tmp_path / "x.npy", zeros)
+    (tmp_path / "x.npy.gz").write_bytes(gzip.compress((tmp_path / "x.npy").read_bytes()))
+    assert zipfile.ZipFile(tmp_path / "x.npz").infolist()[0].compress_size < 1 << 15
+    for name in ("x.npz", "x.npy.gz"):
+        with pytest.raises(InputError, match=r"expected at most .* MiB once unpacked"):
+            read_arrays(str(tmp_path / name))
+    assert len(read_arrays(str(tmp_path / "x.npy")).by_name[""]) == 1 << 22
+
+
+def test_the_challenges_vectors_are_paired_by_their_index(tmp_path, voices):
+    """Their rows are in the order of a set, another on each side."""
+    draw = np.random.default_rng(0)
+    for side, vectors in (("o", voices.original), ("p", voices.protected["B2"])):
+        order = draw.permutation(60)
+        folder = tmp_path / side
+        folder.mkdir()
+        torch.save(vectors[order], folder / "speaker_vectors.pt")
+        lines = [f"{voices.utterances[k]} {row}\n" for row, k in enumerate(order)]
+        (folder / "id2idx").write_text("".join(draw.permutation(lines)))
+        (folder / "idx2spk").write_text("".join(f"{row} {voices.names[k]}\n" for row, k in enumerate(order)))
+    for end in ("", "/speaker_vectors.pt"):
+        sides = ["--original", f"{tmp_path}/o{end}", "--protected", f"{tmp_path}/p{end}"]
+        run("evaluate", *sides, "--json", tmp_path / "r.json", "--no-attacks")
+        assert_scalars(scalars_of(tmp_path / "r.json"), expected_scalars(voices, attacks=None))
+
+
+@pytest.mark.parametrize("lines", ["a 0\nb 0\n", "a 0\n", "a 0\nb 2\n", "a 0\nb x\n", "a 0 1\nb 1 1\n"])
+def test_an_index_that_does_not_name_every_row_is_refused(tmp_path, lines):
+    torch.save(torch.zeros(2, 3), tmp_path / "speaker_vectors.pt")
+    (tmp_path / "id2idx").write_text(lines)
+    with pytest.raises(InputError, match="id2idx"):
+        read_arrays(str(tmp_path / "speaker_vectors.pt"))

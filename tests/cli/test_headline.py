@@ -1,0 +1,186 @@
+"""The verdict, and the summary it stands in: never more than was tried, and never low where something is wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from vpmetrics._engine.checks import Check
+from vpmetrics._engine.headline import find_headline
+from vpmetrics._engine.report import EvaluatedSystem, _headline_scalars, report_trials
+from vpmetrics._engine.speakers import WorstSpeaker
+from vpmetrics._engine.trial_list import TrialList
+from vpmetrics.cli.differences import pairs_of, table_of_changes, verdict_of_systems
+from vpmetrics.cli.headline import THRESHOLDS, rank_systems, verdict_of
+from vpmetrics.cli.summary import comparison_lines, summary_lines, summary_rows
+
+
+def rebuild(report, **changes):
+    """A report with some scalars or parts changed, and the headline that follows."""
+    parts = {key: changes.pop(key) for key in ("checks", "attacks", "conditions") if key in changes}
+    report = replace(report, **parts, headline=None)
+    scalars = report.scalars | {key: torch.tensor(float(value)) for key, value in changes.items()}
+    scalars |= {key: v for key, v in _headline_scalars(report.conditions, scalars).items() if key not in changes}
+    report = replace(report, scalars=scalars)
+    return replace(report, headline=find_headline(report))
+
+
+def scores(distance, seed=0, condition="OP"):
+    draw = torch.Generator().manual_seed(seed)
+    is_target = torch.arange(4000) % 4 == 0
+    values = torch.randn(4000, generator=draw, dtype=torch.float64) + distance * is_target
+    return replace(report_trials({condition: TrialList(values, is_target)}), checks=())
+
+
+def system(name, distance, **changes):
+    return EvaluatedSystem(name, rebuild(scores(distance), **changes))
+
+
+def attacked(name="x", attack="ridge to original", needs="pairs of both sides", **changes):
+    """A system on whose OP two attacks were tried, and on whose PP where scalars of it are given."""
+    known = scores(0.0)
+    if any(key.startswith("pp_") for key in changes):
+        known = replace(known, conditions={**known.conditions, **scores(0.0, condition="PP").conditions})
+    given = {"op_d_ece_strongest": 0.37, "op_strongest": 1, "op_d_ece_chance": 0.012, **changes}
+    return EvaluatedSystem(name, rebuild(known, attacks=(("plain", "nothing"), (attack, needs)), **given))
+
+
+def text_of(one):
+    return " ".join(verdict_of(one).sentences)
+
+
+@pytest.mark.parametrize(("distance", "level"), [(4.0, "high"), (1.0, "moderate"), (0.0, "low"), (-4.0, "high")])
+def test_the_verdict_follows_the_most_that_is_disclosed_in_either_direction(distance, level):
+    one = system("x", distance)
+    assert verdict_of(one).level == level
+    assert ("turn the sign" in text_of(one)) == (distance < 0)
+
+
+def test_a_weak_attackers_number_never_stands_alone():
+    assert "No attack was tried" in text_of(system("x", 0.0))
+    assert "No attack was tried" in " ".join(verdict_of_systems([system("x", 0.0), system("y", 1.0)]).sentences)
+    assert "no attack tried" in "\n".join(summary_lines(system("x", 0.0)))
+
+
+def test_the_strongest_attack_decides_and_is_named_with_what_it_needs():
+    one = attacked()
+    assert verdict_of(one).level == "high"
+    text = text_of(one)
+    assert "learns 0.370 of at most 0.721 bit in OP" in text
+    assert "The strongest of 2 attacks, ridge to original, needs pairs of both sides." in text
+    assert "chance 0.012" in text
+    assert "No attack" not in text
+
+
+def test_a_fixed_voice_per_speaker_is_no_low_leakage():
+    linked = attacked(op_d_ece_strongest=0.01, pp_d_ece_strongest=0.667, pp_d_ece=0.6, pp_strongest=1)
+    assert verdict_of(linked).level == "high"
+    assert "learns 0.667 of at most 0.721 bit in PP" in text_of(linked)
+    assert "In OP an attacker learns" in text_of(linked)
+    assert summary_rows(linked)[0].cell.text == "0.667"
+
+
+def test_voices_within_a_session_are_no_disclosure():
+    one = attacked(op_d_ece_strongest=0.01, within_d_ece_strongest=0.7, across_d_ece_strongest=0.02)
+    conditions = dict.fromkeys(("OP", "PP", "within", "across"), one.report.conditions["OP"])
+    one = replace(one, report=rebuild(one.report, conditions=conditions))
+    assert one.scalar("disclosure") == pytest.approx(0.02)
+    assert verdict_of(one).level == "low"
+
+
+@pytest.mark.parametrize(("high", "level"), [(0.047, "low"), (0.08, "moderate"), (0.30, "high")])
+def test_the_verdict_goes_by_the_upper_end(high, level):
+    one = system("x", 0.0, op_d_ece=0.04, op_d_ece_reversed=0.0, op_d_ece_low=0.02, op_d_ece_high=high,
+                 disclosure_high=high)  # fmt: skip
+    assert verdict_of(one).level == level
+    assert f"learns 0.040 [0.020, {high:.3f}]" in text_of(one)
+    assert ("goes by the upper end" in text_of(one)) == (level != "low")
+
+
+def test_leakage_is_not_low_where_a_check_failed():
+    failed, passed = Check("encoder", "failed", "It does not tell speakers apart."), Check("speakers", "ok", "40")
+    assert verdict_of(system("x", 0.0, checks=[passed])).level == "low"
+    one = system("x", 0.0, checks=[passed, failed, Check("duplicates", "warning", "2 recordings")])
+    assert verdict_of(one).level == "unknown"
+    assert "cannot be trusted: encoder failed" in text_of(one)
+    lines = summary_lines(one)
+    assert [line[0] for line in lines if line[:1] in ("✗", "!", "✓")] == ["✗", "!", "✓"]
+    assert "1 of 3 checks passed" in "\n".join(lines)
+
+
+@pytest.mark.parametrize(("bits", "level"), [(0.24, "low"), (0.4, "moderate")])
+def test_one_person_released_unchanged_is_named_in_the_verdict(bits, level):
+    known = scores(0.0)
+    values = torch.tensor([0.0] * 5 + [bits] + [0.0] * 2)
+    worst = WorstSpeaker(values, torch.tensor(0.2))
+    conditions = {"OP": replace(known.conditions["OP"], worst_speaker=worst)}
+    one = EvaluatedSystem("x", rebuild(known, conditions=conditions), tuple("abcdefgh"))
+    assert verdict_of(one).level == level
+    assert (f"Speaker f is protected worst: {bits:.3f} bit, where chance gives 0.200." in text_of(one)) == (bits > 0.25)
+    assert "worst speaker" in "\n".join(summary_lines(one))
+
+
+def test_undefined_numbers_give_no_verdict():
+    nothing = system("x", 1.0, **{f"op_{key}": math.nan for key in ("d_ece", "d_ece_reversed")})
+    assert verdict_of(nothing).level == verdict_of_systems([nothing]).level == "unknown"
+    assert summary_lines(nothing)[0] == "No verdict"
+
+
+def test_systems_are_ranked_by_what_they_disclose():
+    weak, strong = system("weak", 3.0, gvd=-0.1), system("strong", 0.3, gvd=-7.0)
+    unknown = system("?", 0.0, op_d_ece=math.nan)
+    assert [one.name for one in rank_systems([unknown, weak, strong])] == ["strong", "weak", "?"]
+    headline = verdict_of_systems([weak, strong])
+    assert headline.title == "strong discloses least."
+    assert "Voices stay most distinct with weak (G_VD −0.10 dB)." in headline.sentences
+
+
+LONG = "an_attack_whose_name_goes_on_and_on_without_end_and_without_a_single_space"
+
+
+@pytest.mark.parametrize("name", ["x", LONG, "汉" * 60, "two\nlines \x1b[31m"])
+def test_summaries_fit_a_terminal_of_80_columns(name):
+    one = attacked(name, f"{name[:20]}<b>", f"{LONG} " * 3, pp_d_ece=0.1, deid=0.5, gvd=-1.0, op_linkability=0.3)
+    one = replace(one, report=replace(one.report, checks=[Check("a check", "failed", f"It failed {LONG}. " * 3)]))
+    for lines in (summary_lines(one), comparison_lines([one, system("other", 1.0)])):
+        assert max(map(len, lines)) <= 80
+        assert all(line.isprintable() for line in lines)
+    assert len(summary_rows(one)) <= 8
+    assert "<b>" not in one.report._repr_html_()
+    assert len(comparison_lines([one] * 3)) == 4
+
+
+def test_thresholds_are_said_as_they_are():
+    assert "high above 0.25 bit, moderate above 0.05 bit" in THRESHOLDS
+
+
+def changes(before, after):
+    (table,) = table_of_changes(before, after)
+    return {row[0].text: row[3] for row in table.rows}
+
+
+def test_changes_say_better_or_worse_by_where_privacy_lies():
+    before = system("a", 2.0, deid=0.3, gvd=-1.0, disclosure=0.5)
+    after = system("b", 1.0, deid=0.3, gvd=-5.0, disclosure=0.6)
+    rows = changes(before, after)
+    assert (rows["OP D_ECE ↓ [bit]"].text, rows["OP D_ECE ↓ [bit]"].tone) == ("▼ better", "better")
+    assert (rows["OP EER ↑ [%]"].text, rows["OP EER ↑ [%]"].tone) == ("▲ better", "better")
+    assert rows["disclosure ↓ [bit]"].text == "▲ worse"
+    assert (rows["DeID ↑ [%]"].text, rows["DeID ↑ [%]"].tone) == ("same", "")
+    assert (rows["G_VD [dB]"].text, rows["G_VD [dB]"].tone) == ("▼ less distinct", "")
+
+
+@pytest.mark.parametrize(("value", "says"), [(0.52, "within error"), (0.70, "▲ worse")])
+def test_a_change_within_the_error_of_both_is_neither_better_nor_worse(value, says):
+    before = system("a", 2.0, disclosure=0.50, disclosure_low=0.45, disclosure_high=0.55)
+    after = system("b", 2.0, disclosure=value, disclosure_low=value - 0.03, disclosure_high=value + 0.03)
+    assert changes(before, after)["disclosure ↓ [bit]"].text == says
+
+
+def test_systems_of_other_speakers_are_not_subtracted():
+    first, second = system("a", 1.0), system("b", 1.0)
+    assert pairs_of([first, second], 0.95) == []
+    assert pairs_of([first, second], None) == []

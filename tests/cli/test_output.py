@@ -1,0 +1,136 @@
+"""The writer: nothing of anybody else's is lost, and a run that was killed leaves what the next one knows."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli.test_results import scored
+
+from vpmetrics._engine.report import EvaluatedSystem, report_trials
+from vpmetrics.cli.errors import InputError
+from vpmetrics.cli.output import check_file, check_folder, outdated_files, write_all, written_files
+from vpmetrics.cli.report import save_systems
+from vpmetrics.cli.results import Run, as_json, results_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_results(path, files=()):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    one = EvaluatedSystem("x", report_trials({"": scored()}))
+    path.write_bytes(as_json(results_of([one], Run(), files=files)))
+    return path
+
+
+def test_a_folder_is_new_empty_or_of_a_former_run(tmp_path):
+    check_folder(tmp_path / "new" / "below")
+    check_folder(tmp_path)
+    (tmp_path / "tensorboard").mkdir()
+    check_folder(tmp_path, ignored=("tensorboard",))
+    (tmp_path / "ranks.svg").write_text("mine")
+    with pytest.raises(InputError, match=r"expected a new folder.* holds 'ranks\.svg'"):
+        check_folder(tmp_path, ignored=("tensorboard",))
+    for text in ("", "{}", "[]", "[" * 100_000, '{"systems": 1}'):
+        (tmp_path / "results.json").write_text(text)
+        with pytest.raises(InputError, match="expected a new folder"):
+            check_folder(tmp_path)
+    write_results(tmp_path / "results.json")
+    check_folder(tmp_path)
+
+
+def test_only_files_that_a_former_run_lists_are_replaced_or_removed(tmp_path):
+    write_results(tmp_path / "results.json", ["zoo.png", "gone.png", "../outside.png", "/etc/hosts"])
+    (tmp_path / "zoo.png").write_text("of a former run")
+    (tmp_path / "ranks.svg").write_text("mine")
+    (tmp_path.parent / "outside.png").write_text("mine")
+    assert written_files(tmp_path / "results.json") == {"zoo.png", "gone.png", "results.json"}
+    assert outdated_files(tmp_path, ["results.json", "new.png"]) == [tmp_path / "zoo.png"]
+    with pytest.raises(InputError, match=r"ranks\.svg: is of no former run and would be lost"):
+        outdated_files(tmp_path, ["results.json", "ranks.svg"])
+
+
+def test_results_replace_results_and_nothing_else(tmp_path):
+    np.savez(tmp_path / "in.npz", x=1)
+    with pytest.raises(InputError, match="holds no results of vpmetrics and would be lost"):
+        check_file(tmp_path / "in.npz")
+    (tmp_path / "empty").touch()
+    for path in (tmp_path / "new.json", tmp_path / "empty", write_results(tmp_path / "r.json"), Path("/dev/null")):
+        check_file(path)
+
+
+@pytest.mark.parametrize("check", [check_file, check_folder])
+def test_names_that_no_disk_takes_are_told_in_a_line(tmp_path, check):
+    with pytest.raises(InputError, match=r"cannot be written \(File name too long\)") as caught:
+        check(tmp_path / ("x" * 300))
+    assert len(str(caught.value)) < 400
+
+
+def test_a_second_run_removes_what_it_does_not_write_again(tmp_path):
+    both = [EvaluatedSystem(name, report_trials({"OP": scored(distance=d)})) for name, d in (("a", 0.1), ("b", 2.0))]
+    save_systems([EvaluatedSystem("a", both[0].report, utility={"WER": 1.0})], tmp_path / "out")
+    assert (tmp_path / "out" / "utility.png").exists()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    save_systems(both, tmp_path / "out")
+    assert not (tmp_path / "out" / "utility.png").exists()
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    save_systems(both, tmp_path / "out")
+    names = set(json.loads((tmp_path / "out" / "results.json").read_text())["files"])
+    assert names == {path.name for path in (tmp_path / "out").iterdir()} - {"results.json", "notes.txt"}
+
+
+def test_a_full_disk_costs_nothing_that_was_there(tmp_path, monkeypatch):
+    (tmp_path / "good.json").write_bytes(b"good")
+    (tmp_path / "old.png").write_bytes(b"old")
+    whole = Path.write_bytes
+
+    def fails_later(path, content):
+        whole(path, content[:2])
+        if "other" in path.name:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fails_later)
+    with pytest.raises(InputError, match=r"other\.json: cannot be written \(No space left on device\)"):
+        write_all({tmp_path / "good.json": b"better", tmp_path / "other.json": b"other"}, [tmp_path / "old.png"])
+    assert (tmp_path / "good.json").read_bytes() == b"good"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["good.json", "old.png"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from vpmetrics.cli.output import outdated_files, write_all
+from vpmetrics.cli.results import as_json
+folder = Path(sys.argv[1])
+for number in range(10**9):
+    names = [f"{number % 3}_{part}.png" for part in range(20)]
+    outdated = outdated_files(folder, ["results.json", *names])
+    files = sorted({*names, *(path.name for path in outdated)})
+    results = {"vpmetrics": "", "systems": [], "files": files}
+    write_all({folder / "results.json": as_json(results), **{folder / name: b"x" * 10_000 for name in names}}, outdated)
+    if number == 3:
+        print("ready", flush=True)
+"""
+
+
+def test_whenever_a_run_is_killed_the_next_one_knows_its_files(tmp_path):
+    draw = random.Random(0)
+    for _ in range(5):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-c", WRITER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+            assert process.stdout.readline() == b"ready\n"
+            time.sleep(0.1 * draw.random())
+            process.send_signal(signal.SIGKILL)
+        whole = {path.name: path.stat().st_size for path in tmp_path.glob("*.png")}
+        assert set(whole) <= written_files(tmp_path / "results.json")
+        assert set(whole.values()) == {10_000}
+        check_folder(tmp_path)

@@ -1,0 +1,165 @@
+"""From folders of recordings to numbers: one command each."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from cli.cases import notes_of, run, scalars_of
+
+from vpmetrics import VoicePrivacy
+from vpmetrics.audio import embed_pairs, pair_recordings
+
+RATE = 16000
+
+
+def write_voices(folder, end="", pitch=1.0, speakers=4, each=4, nested=True):
+    """Harmonics of a pitch per speaker under noise: half a second each."""
+    draw = np.random.default_rng(0)
+    time = np.arange(RATE // 2) / RATE
+    for speaker in range(speakers):
+        for number in range(each):
+            f0 = pitch * (90 + 30 * speaker + 2 * draw.normal())
+            tone = sum(np.sin(2 * np.pi * k * f0 * time) / k for k in range(1, 9 + speaker))
+            path = folder / (f"p{speaker}" if nested else "") / f"p{speaker}_{number}{end}.wav"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            soundfile.write(path, (0.1 * tone + 0.01 * draw.normal(size=len(time))).astype("f"), RATE)
+    return folder
+
+
+class Bands(torch.nn.Module):
+    """Energies of bands, as an embedding without training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sample_rate = RATE
+
+    def forward(self, waveforms: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.fft.rfft(waveforms, n=8000).abs().add(1e-3).log()
+        return spectrum[:, :2000].unflatten(1, (50, 40)).mean(2)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("encoder") / "bands.pt"
+    torch.jit.script(Bands()).save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("voices")
+    for name, end, pitch in (("o", "", 1.0), ("a", "_anon", 1.3), ("b", "_anon", 0.8)):
+        write_voices(folder / name, end, pitch)
+    return folder
+
+
+def test_two_folders_are_enough(tmp_path, folders, capsys):
+    options = ["--no-attacks", "--out", tmp_path / "report"]
+    run("evaluate", folders / "o", folders / "a", *options)
+    said = capsys.readouterr()
+    assert "note: Speakers are folders" in said.out
+    assert "resemblyzer is a weak encoder" in " ".join(said.out.split())
+    voices = embed_pairs(pair_recordings(folders / "o", folders / "a"))
+    metric = VoicePrivacy(attacks=None, intervals=0.95, metrics="all")
+    metric.update(voices.original, voices.protected, torch.arange(4).repeat_interleave(4))
+    expected = metric.compute()
+    got = scalars_of(tmp_path / "report/results.json")
+    for key in ("deid", "op_d_ece", "pp_mean_d"):
+        assert got[key] == pytest.approx(float(expected[key]), abs=1e-6)
+    page = (tmp_path / "report/report.html").read_text(encoding="utf-8")
+    assert page.count("data:audio/wav") == 6
+    assert (tmp_path / "report-embeddings").is_dir()
+    (tmp_path / "report-embeddings").rename(tmp_path / "again-embeddings")
+    run("evaluate", folders / "o", folders / "a", "--no-attacks", "--no-audio", "--out", tmp_path / "again")
+    assert "<audio" not in (tmp_path / "again/report.html").read_text(encoding="utf-8")
+    assert scalars_of(tmp_path / "again/results.json") == got
+
+
+def test_the_best_of_several_encoders_leads(tmp_path, folders, encoder):
+    options = ["--encoder", encoder, "--encoder", "resemblyzer", "--no-attacks", "--json", tmp_path / "r.json"]
+    run("evaluate", folders / "o", folders / "a", *options, "--intervals", "0")
+    names = [system["name"] for system in json.loads((tmp_path / "r.json").read_text())["systems"]]
+    assert names == ["a", "a, bands", "a, resemblyzer"]
+    each = [scalars_of(tmp_path / "r.json", number)["disclosure"] for number in range(3)]
+    assert each[0] == max(each[1:])
+
+
+def test_systems_share_the_originals(tmp_path, folders, encoder, capsys):
+    options = ["--encoder", encoder, "--no-attacks", "--intervals", "0", "--json", tmp_path / "r.json"]
+    run("compare", "--original", folders / "o", f"A={folders / 'a'}", f"B={folders / 'b'}", *options)
+    systems = json.loads((tmp_path / "r.json").read_text())["systems"]
+    assert [system["name"] for system in systems] == ["A", "B"]
+    assert systems[0]["scalars"]["oo_d_ece"] == systems[1]["scalars"]["oo_d_ece"]
+    assert "original embeddings are not those" not in capsys.readouterr().out
+
+
+def test_a_file_of_embeddings_gives_the_same(tmp_path, folders, encoder, capsys):
+    for side in "oa":
+        run("embed", folders / side, "--encoder", encoder, "--out", tmp_path / "new" / f"{side}.npz")
+    assert "o.npz: 16 x 50" in capsys.readouterr().out
+    options = ["--no-attacks", "--intervals", "0"]
+    files = [tmp_path / "new" / f"{side}.npz" for side in "oa"]
+    run("evaluate", *files, "--strip-suffix", "_anon", *options, "--json", tmp_path / "e.json")
+    run("evaluate", folders / "o", folders / "a", "--encoder", encoder, *options, "--json", tmp_path / "r.json")
+    expected = scalars_of(tmp_path / "r.json")
+    for key, value in scalars_of(tmp_path / "e.json").items():
+        assert value == pytest.approx(expected[key], abs=1e-6), key
+    for name, message in (("o.npz", "exists already"), ("o.npy", "expected a name that ends in .npz")):
+        run("embed", folders / "o", "--out", tmp_path / "new" / name, expect=2)
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:4 of 16 original embeddings equal")
+def test_the_fundamental_frequency_is_compared_by_distance(tmp_path, folders):
+    options = ["--feature", "f0", "--rank-model", "beta_binomial", "--no-attacks", "--json", tmp_path / "r.json"]
+    run("evaluate", folders / "o", folders / "a", *options, "--intervals", "0")
+    pairs = pair_recordings(folders / "o", folders / "a")
+    voices = embed_pairs(pairs, "f0", segment_seconds=30)
+    metric = VoicePrivacy(scoring="euclidean", rank_model="beta_binomial", attacks=None, metrics="all")
+    metric.update(voices.original, voices.protected, torch.arange(4).repeat_interleave(4))
+    expected, got = metric.compute(), scalars_of(tmp_path / "r.json")
+    for key in ("oo_d_ece", "op_mean_d"):
+        assert got[key] == pytest.approx(float(expected[key]), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["o", "o"], "Expected two places, but"),
+        (["o", "less"], "1 of 16 original recordings have no protected one"),
+        (["o", "less"], "--partial leaves them out"),
+        (["o", "a", "--encoder", "unheard"], "unheard"),
+        (["o", "a", "--format", "npz"], "Expected no --format with recordings: it would do nothing"),
+        (["o", "a", "--utt2spk", "nowhere"], "nowhere cannot be read"),
+        (["o", "empty"], "Expected recordings ("),
+        (["--original", "o", "a", "--protected", "a"], "Expected one folder of original and one of protected"),
+        (["e.npz", "--encoder", "resemblyzer"], "Expected no --encoder with embeddings"),
+    ],
+)
+def test_what_is_wrong_with_recordings_is_said(tmp_path, folders, monkeypatch, capsys, options, message):
+    for name in "oa":
+        (tmp_path / name).symlink_to(folders / name)
+    write_voices(tmp_path / "less", "_anon", 1.3)
+    (tmp_path / "less/p0/p0_0_anon.wav").unlink()
+    (tmp_path / "empty").mkdir()
+    np.savez(tmp_path / "e.npz", original=np.eye(4), protected=np.eye(4), speakers=np.arange(4) // 2)
+    monkeypatch.chdir(tmp_path)
+    run("evaluate", *options, expect=2)
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_what_is_left_out_is_noted(tmp_path, folders, encoder):
+    protected = write_voices(tmp_path / "p", "_anon", 1.3)
+    (protected / "p0/p0_0_anon.wav").unlink()
+    (protected / "p1/p1_0_anon.wav").write_bytes(b"RIFF")
+    options = ["--encoder", encoder, "--partial", "--no-attacks", "--intervals", "0", "--json", tmp_path / "r.json"]
+    run("evaluate", folders / "o", protected, *options)
+    notes = " ".join(notes_of(tmp_path / "r.json"))
+    assert "they are left out" in notes
+    assert "p1_0_anon.wav" in notes

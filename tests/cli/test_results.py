@@ -1,0 +1,170 @@
+"""Results as files: JSON by its schema, tables for spreadsheets and papers, figures in several formats."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+import yaml
+from cli.cases import Page, expected_scalars, run, scalars_of, trials_of, write_key, write_npz, write_scores
+
+import vpmetrics.cli
+from vpmetrics import VoicePrivacy
+from vpmetrics._engine.report import EvaluatedSystem, report_trials
+from vpmetrics._engine.trial_list import TrialList
+from vpmetrics.cli.model_card import write_model_card
+from vpmetrics.cli.report import OutputOptions, Sample, save_systems
+from vpmetrics.cli.results import Run, results_of
+from vpmetrics.cli.tables import Cell, Table
+from vpmetrics.cli.terminal import print_tables
+
+SCHEMA = json.loads((Path(vpmetrics.cli.__file__).parent / "results.schema.json").read_text())
+
+
+def scored(seed=0, distance=1.0):
+    draw = torch.Generator().manual_seed(seed)
+    is_target = torch.arange(300) % 5 == 0
+    return TrialList(torch.randn(300, generator=draw, dtype=torch.float64) + distance * is_target, is_target)
+
+
+def test_results_follow_the_schema_and_say_what_led_to_them(tmp_path, voices):
+    files = write_npz(tmp_path, voices)
+    run("evaluate", *files, "--out", tmp_path / "out", "--similarity", "sigmoid")
+    content = json.loads((tmp_path / "out" / "results.json").read_text(encoding="utf-8"), parse_constant=pytest.fail)
+    jsonschema.validate(content, SCHEMA)
+    assert content["command"] == ["vpmetrics", "evaluate", *map(str, files), "--out", str(tmp_path / "out"),
+                                  "--similarity", "sigmoid"]  # fmt: skip
+    assert content["settings"]["similarity"] == "sigmoid"
+    assert content["settings"]["scoring"] == "cosine"
+    (source,) = content["inputs"]
+    assert source["sha256"] == hashlib.sha256(Path(files[0]).read_bytes()).hexdigest()
+    assert source["bytes"] == Path(files[0]).stat().st_size
+    (system,) = content["systems"]
+    assert (system["utterances"], system["speakers"]) == (60, 6)
+    assert system["trials"]["OO"] == {"target": 270, "nontarget": 1500}
+    assert set(content["scalars"]) == set(system["scalars"]) == set(expected_scalars(voices))
+    assert system["headline"]["disclosure"] == system["scalars"]["disclosure"]
+    assert system["headline"]["verdict"] in ("high", "moderate", "low")
+    assert set(content["files"]) == {path.name for path in (tmp_path / "out").iterdir()} - {"results.json"}
+    assert content["scalars"]["op_eer"]["direction"] == "high"
+
+
+def test_whatever_is_not_finite_is_null_and_named():
+    targets = scored()._replace(is_target=torch.ones(300, dtype=torch.bool))
+    with pytest.warns(UserWarning, match="There are no non-target trials"):
+        report = report_trials({"": targets})
+    report.scalars["cllr"] = torch.tensor(math.inf)
+    content = results_of([EvaluatedSystem("x", report)], Run())
+    jsonschema.validate(content, SCHEMA)
+    (system,) = content["systems"]
+    assert system["scalars"]["cllr"] is None
+    assert system["scalars"]["d_ece"] is None
+    assert system["scalars"]["tag"] == "?"
+    assert (system["not_finite"]["cllr"], system["not_finite"]["d_ece"]) == ("inf", "nan")
+
+
+def test_json_to_standard_output_is_nothing_else(tmp_path, voices, capsys):
+    files = write_npz(tmp_path, voices)
+    run("evaluate", *files, "--json", tmp_path / "file.json")
+    capsys.readouterr()
+    run("evaluate", *files, "--json", "-")
+    assert json.loads(capsys.readouterr().out)["systems"] == json.loads((tmp_path / "file.json").read_text())["systems"]
+
+
+def test_names_of_scores_are_counted_once(tmp_path, voices):
+    scores = write_scores(tmp_path / "scores", voices, trials_of(voices, "OP"))
+    run("evaluate", scores, write_key(tmp_path / "key", voices), "--json", tmp_path / "r.json")
+    content = json.loads((tmp_path / "r.json").read_text())
+    assert content["systems"][0]["utterances"] == 60
+    assert {Path(source["path"]).name for source in content["inputs"]} == {"scores", "key"}
+    assert scalars_of(tmp_path / "r.json")["tag"] in "0ABCDEF"
+
+
+def test_figures_are_written_in_the_formats_asked_for(tmp_path, voices):
+    files = write_npz(tmp_path, voices)
+    run("evaluate", *files, "--out", tmp_path / "out", "--figures", "pdf", "svg")
+    out = tmp_path / "out"
+    assert not list(out.glob("*.png"))
+    assert {path.stem for path in out.glob("*.pdf")} == {path.stem for path in out.glob("*.svg")}
+    assert (out / "zoo.pdf").read_bytes().startswith(b"%PDF")
+    before = (out / "zoo.svg").read_bytes()
+    run("evaluate", *files, "--out", tmp_path / "out", "--figures", "svg")
+    assert (out / "zoo.svg").read_bytes() == before
+    assert not list(out.glob("*.pdf"))  # of the run before
+
+
+@pytest.mark.parametrize("width", [200, 80, 60, 40, 20])
+def test_no_terminal_is_too_narrow_for_every_digit(capsys, width):
+    from rich.console import Console
+
+    names = ("a rather long name of a system with words", "averyveryverylongnamewithoutanyspaces", "B2")
+    rows = tuple((Cell(name), *(Cell(f"{number}.{number:03}") for number in range(100, 112))) for name in names)
+    table = Table("Systems", ("system", *(f"D_ECE of {n} [bit]" for n in range(12))), rows)
+    print_tables([table], Console(width=width))
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    for cell in rows[0][1:]:
+        assert shown.count(cell.text) == len(rows)
+    assert max(map(len, shown.splitlines())) <= width
+
+
+def test_a_report_is_saved_from_python_as_by_the_command(tmp_path, voices):
+    run("evaluate", *write_npz(tmp_path, voices), "--out", tmp_path / "command")
+    metric = VoicePrivacy(intervals=0.95, metrics="all")
+    metric.update(voices.original, voices.protected["B2"], voices.speakers)
+    one = EvaluatedSystem("B2", metric.report(), tuple("012345"), utterances=60)
+    page = save_systems([one], tmp_path / "python", "all.npz", {"intervals": 0.95})
+    assert page == tmp_path / "python" / "report.html"
+    assert {p.name for p in page.parent.iterdir()} == {p.name for p in (tmp_path / "command").iterdir()}
+    for name in ("tables.csv", "tables.md", "tables.tex", "zoo.png"):
+        assert (page.parent / name).read_bytes() == (tmp_path / "command" / name).read_bytes(), name
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"expected a new folder.* holds 'thesis\.txt'"):
+        save_systems([one], tmp_path / "other")
+
+
+def test_utility_attributes_and_recordings_are_shown_where_there_are_any(tmp_path):
+    ones = [EvaluatedSystem(name, report_trials({"OP": scored(distance=d)})) for name, d in (("a", 0.1), ("b", 2.0))]
+    assert "<audio" not in save_systems(ones, tmp_path / "without").read_text(encoding="utf-8")
+    ones = [replace(one, utility={"WER": 5.0 + d}) for d, one in enumerate(ones)]
+    ones[0] = replace(ones[0], attributes={"sex": {"disclosure": 0.25}})
+    options = OutputOptions(samples=[Sample("p225", "<read>", b"RIFForiginal", b"RIFFprotected")])
+    text = save_systems(ones, tmp_path / "with", options=options).read_text(encoding="utf-8")
+    page = Page(text)
+    assert [attributes["aria-label"] for tag, attributes in page.tags if tag == "audio"] == [
+        "p225, <read>, original",
+        "p225, <read>, protected",
+    ]
+    assert base64.b64encode(b"RIFFprotected").decode() in text
+    assert "WER ↓" in page.texts
+    assert "Attributes" in "".join(page.texts)
+    content = json.loads((tmp_path / "with" / "results.json").read_text(encoding="utf-8"))
+    jsonschema.validate(content, SCHEMA)
+    assert content["systems"][1]["utility"] == {"WER": 6.0}
+    assert content["systems"][0]["attributes"] == {"sex": {"disclosure": 0.25}}
+    assert (tmp_path / "with" / "utility.png").exists()
+
+
+@pytest.mark.parametrize("title", ["B2", 'a "quoted": title\n- x # y', "系统"])
+def test_a_model_card_has_front_matter_that_the_hub_reads(title):
+    known = report_trials({"OP": scored()})
+    text = write_model_card([EvaluatedSystem("B2: x", known), EvaluatedSystem("---", known)], title)
+    _, front, body = text.split("---\n", 2)
+    content = yaml.safe_load(front)
+    assert [entry["name"] for entry in content["model-index"]] == ["B2: x", "---"]
+    (result,) = content["model-index"][0]["results"]
+    assert result["dataset"]["name"] == " ".join(title.split())
+    assert result["task"]["type"] == "audio-to-audio"
+    values = {metric["type"]: metric["value"] for metric in result["metrics"]}
+    assert values["op_d_ece"] == pytest.approx(float(known.scalars["op_d_ece"]), rel=1e-5)
+    assert values["disclosure"] >= values["op_d_ece"]
+    assert "leakage" in body
+    assert "high above 0.25 bit" in body

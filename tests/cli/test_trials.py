@@ -1,0 +1,199 @@
+"""A challenge's protocol: listed trials, enrolment by means, results by group; against plain NumPy."""
+
+from __future__ import annotations
+
+import json
+
+import kaldiio
+import numpy as np
+import pytest
+import torch
+from cli.cases import run
+from cli.libri import CONDITIONS, SETS, expected_scores, write_libri_test
+from reference.verification import cllr, equal_error_rate, min_cllr
+
+from vpmetrics.cli.trials import score_pairs
+from vpmetrics.scoring import PLDA
+
+MEASURES = {"eer": equal_error_rate, "min_cllr": min_cllr, "cllr": cllr}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("libri")
+
+
+@pytest.fixture(scope="module")
+def libri(folder):
+    return write_libri_test(folder)
+
+
+@pytest.fixture(scope="module")
+def expected(libri):
+    """Every measure of every sex and condition."""
+    values = {}
+    for sex in "fm":
+        for condition in CONDITIONS:
+            scores, labels = expected_scores(libri, sex, condition)
+            values[sex, condition] = {name: measure(scores, labels) for name, measure in MEASURES.items()}
+    return values
+
+
+def options_of(folder, sides=("", "_anon"), sets=SETS, kind="ark"):
+    files = {side: [folder / f"libri_test_{name}{side}" / f"xvector.{kind}" for name in sets] for side in sides}
+    lists = ["--utt2spk", folder / "utt2spk", "--enrolls", folder / "enrolls", "--groups", folder / "spk2gender"]
+    lists += ["--trials", folder / "trials_f", folder / "trials_m"]
+    return ["--original", *files[sides[0]], "--protected", *files[sides[1]], *lists, "--no-attacks"]
+
+
+def results(path):
+    return json.loads(path.read_text())["systems"][0]
+
+
+@pytest.mark.parametrize("kind", ["ark", "scp"])
+def test_one_command_gives_what_numpy_gives_per_sex_and_condition(tmp_path, libri, folder, expected, kind):
+    run("evaluate", *options_of(folder, kind=kind), "--json", tmp_path / "r.json")
+    groups = results(tmp_path / "r.json")["groups"]
+    assert set(groups) == {"f", "m"}
+    for (sex, condition), values in expected.items():
+        for name, value in values.items():
+            assert groups[sex]["scalars"][f"{condition}_{name}"] == pytest.approx(value, abs=1e-9), (
+                sex,
+                condition,
+                name,
+            )
+        targets = sum(same for *_, same in libri.trials[sex])
+        counts = {"target": targets, "nontarget": len(libri.trials[sex]) - targets}
+        assert groups[sex]["trials"][condition.upper()] == counts
+
+
+@pytest.mark.usefixtures("libri")
+def test_the_strongest_attack_stands_beside_and_is_noted_where_it_counts_more_than_the_list(tmp_path, folder):
+    lines = (folder / "trials_f").read_text().splitlines()
+    (tmp_path / "some").write_text("".join(f"{line}\n" for line in lines[::7]))
+    options = options_of(folder)
+    at = options.index("--trials")
+    run("evaluate", *options[: at + 1], tmp_path / "some", "--json", tmp_path / "r.json")
+    assert results(tmp_path / "r.json")["groups"]["f"]["scalars"]["op_d_ece_strongest"] > 0
+    (note,) = results(tmp_path / "r.json")["notes"]
+    assert note.endswith(f"the list has {len(lines[::7]):,}")
+
+
+def test_all_trials_together_and_averages_by_weight_stand_beside_the_groups(tmp_path, libri, folder, expected):
+    run("evaluate", *options_of(folder), "--weights", folder / "weights", "--json", tmp_path / "r.json")
+    got = results(tmp_path / "r.json")
+    for condition in CONDITIONS:
+        parts = [expected_scores(libri, sex, condition) for sex in "fm"]
+        scores, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
+        assert got["scalars"][f"{condition}_eer"] == pytest.approx(equal_error_rate(scores, labels), abs=1e-9)
+        average = 0.6 * expected["f", condition]["eer"] + 0.4 * expected["m", condition]["eer"]
+        assert got["average"]["scalars"][f"{condition}_eer"] == pytest.approx(average, abs=1e-12)
+    assert got["average"]["weights"] == {"f": 0.6, "m": 0.4}
+    assert "op_tag" not in got["average"]["scalars"]
+
+
+def test_without_a_list_all_pairs_of_a_group_are_trials(tmp_path, libri, folder, expected):
+    """Which is what the challenge lists, so that the engine's averaged enrolment and groups have to agree with it."""
+    options = options_of(folder)
+    options = options[: options.index("--trials")]
+    options += ["--no-attacks", "--weights", folder / "weights"]
+    run("evaluate", *options, "--json", tmp_path / "r.json")
+    got = results(tmp_path / "r.json")
+    for (sex, condition), values in expected.items():
+        assert got["groups"][sex]["trials"][condition.upper()]["target"] == sum(same for *_, same in libri.trials[sex])
+        for name, value in values.items():
+            assert got["groups"][sex]["scalars"][f"{condition}_{name}"] == pytest.approx(value, abs=1e-5), name
+    average = 0.6 * expected["f", "op"]["eer"] + 0.4 * expected["m", "op"]["eer"]
+    assert got["average"]["scalars"]["op_eer"] == pytest.approx(average, abs=1e-5)
+    assert got["utterances"] == 438 + 734 + 762
+
+
+@pytest.mark.usefixtures("libri")
+def test_groups_are_shown_and_conditions_without_embeddings_are_named(tmp_path, folder, capsys):
+    protected = [folder / f"libri_test_{name}_anon/xvector.ark" for name in SETS[1:]]
+    options = options_of(folder)
+    at = options.index("--protected")
+    options[at + 1 : at + 4] = protected
+    run("evaluate", *options, "--all", "--json", tmp_path / "r.json")
+    shown = capsys.readouterr().out
+    assert "By group, OP" in shown
+    assert "PP left out: none of the enrolment utterances is in" in " ".join(shown.split())
+    assert not any(key.startswith("pp_") for key in results(tmp_path / "r.json")["scalars"])
+
+
+@pytest.mark.usefixtures("libri")
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("trials_f", lambda lines: [*lines, "1000 nobody-1-1 nontarget"],
+         "expected all trial utterances, but 1 of 1,497 are missing, first 'nobody-1-1'"),
+        ("trials_f", lambda lines: [*lines, lines[0]], "expected every trial once, but 1 of"),
+        ("trials_f", lambda lines: [lines[0].replace(" target", " nontarget"), *lines[1:]],
+         "expected labels as utt2spk has speakers, but 1 differ, first that of '1000 1000-134691-0000'"),
+        ("trials_f", lambda lines: [*lines[:3], "1000 1000-134691-0000 maybe", *lines[3:]],
+         "trials_f:4: expected target or nontarget, but got 'maybe'"),
+        ("enrolls", lambda lines: [*lines, "nobody-1-1"], "expected the speaker of every enrolment utterance"),
+        ("spk2gender", lambda lines: lines[1:], "Expected the group of every trial utterance in --groups, but got"),
+        ("spk2gender", lambda lines: [lines[0].split()[0], *lines[1:]],
+         "spk2gender:2: expected 1 columns as in the lines before, but got 2"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_protocol_is_said(tmp_path, folder, capsys, name, change, message):
+    lines = (folder / name).read_text().splitlines()
+    (tmp_path / name).write_text("".join(f"{line}\n" for line in change(lines)))
+    options = [tmp_path / name if str(option) == str(folder / name) else option for option in options_of(folder)]
+    run("evaluate", *options, "--json", tmp_path / "r.json", expect=2)
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "r.json").exists()
+
+
+@pytest.mark.usefixtures("libri")
+def test_a_speaker_is_no_utterance_unless_a_list_says_how_they_enrol(folder, capsys):
+    options = options_of(folder)
+    at = options.index("--enrolls")
+    run("evaluate", *options[:at], *options[at + 2 :], expect=2)
+    assert "Nothing to score: OO left out: none of the enrolment utterances is in" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("libri")
+def test_several_files_of_a_side_are_one_and_contradictions_between_them_are_refused(tmp_path, folder, capsys):
+    vectors = dict(kaldiio.load_ark(str(folder / "libri_test_enrolls" / "xvector.ark")))
+    name = next(iter(vectors))
+    for change in (0, 1):
+        kaldiio.save_ark(str(tmp_path / f"{change}.ark"), {name: vectors[name] + change})
+    options = options_of(folder)
+    run("evaluate", *options[:4], tmp_path / "0.ark", *options[4:])
+    run("evaluate", *options[:4], tmp_path / "1.ark", *options[4:], expect=2)
+    assert f"expected the same vector for {name!r} as in the files before" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("scoring", ["cosine", "dot", "euclidean", "plda", "callable"])
+def test_pairs_are_scored_as_whole_matrices_are(scoring, monkeypatch):
+    monkeypatch.setattr("vpmetrics.cli.trials._BLOCK", 7)
+    monkeypatch.setattr("vpmetrics.cli.trials._PAIRS", 11)
+    draw = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(n, 5, generator=draw, dtype=torch.float64) for n in (20, 33))
+    rows, columns = torch.randint(20, (90,), generator=draw), torch.randint(33, (90,), generator=draw)
+    plda = PLDA().fit(torch.randn(40, 5, generator=draw).double(), torch.arange(40) // 4)
+    scorers = {"plda": plda, "callable": lambda a, b: a[:, None, 0] - b[None, :, 1]}
+    whole = {
+        "cosine": torch.nn.functional.normalize(left) @ torch.nn.functional.normalize(right).T,
+        "dot": left @ right.T,
+        "euclidean": -(left[:, None] - right[None]).square().sum(2).sqrt(),
+    }.get(scoring)
+    whole = scorers[scoring](left, right) if whole is None else whole
+    got = score_pairs(left, right, rows, columns, scorers.get(scoring, scoring))
+    torch.testing.assert_close(got, whole[rows, columns], atol=1e-12, rtol=0)
+
+
+@pytest.mark.usefixtures("libri")
+def test_plda_is_fitted_on_other_speakers(tmp_path, folder, capsys):
+    draw = np.random.default_rng(1)
+    voices = draw.normal(size=(60, 32)).repeat(5, axis=0)
+    vectors, speakers = voices + 1.5 * draw.normal(size=(300, 32)), np.arange(60).repeat(5)
+    np.savez(tmp_path / "train.npz", vectors=vectors, speakers=speakers)
+    options = options_of(folder)
+    run("evaluate", *options, "--scoring", "plda", "--plda-fit", tmp_path / "train.npz", "--json", tmp_path / "r.json")
+    assert results(tmp_path / "r.json")["scalars"]["oo_eer"] < 0.2
+    run("evaluate", *options, "--scoring", "plda", expect=2)
+    assert "Expected --scoring plda and --plda-fit FILE together" in capsys.readouterr().err

@@ -1,0 +1,170 @@
+"""Batches by speaker: their content, how processes share them, and wrong arguments."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from vpmetrics.data import SpeakerBatchSampler, batches
+
+UNEVEN = torch.tensor([9] * 100 + [4] * 9 + [7] * 8 + [1] * 5 + [2] * 1 + [3] * 16)
+
+
+def draw_batches(speakers, speakers_per_batch=2, utterances=4, epoch=0, **settings):
+    sampler = SpeakerBatchSampler(speakers, speakers_per_batch, utterances, **settings)
+    sampler.set_epoch(epoch)
+    drawn = list(sampler)
+    assert len(drawn) == len(sampler)
+    return drawn
+
+
+def as_process(monkeypatch, process, processes):
+    monkeypatch.setattr(batches, "_rank_and_world_size", lambda: (process, processes))
+
+
+def test_every_batch_has_as_many_utterances_of_as_many_speakers():
+    speakers = torch.arange(37).repeat_interleave(28)
+    drawn = draw_batches(speakers, 16, 8)
+    assert len(drawn) == 37 * 3 // 16
+    for rows in drawn:
+        _, counts = speakers[rows].unique(return_counts=True)
+        assert counts.tolist() == [8] * 16
+
+
+def test_no_utterance_comes_twice_in_an_epoch():
+    rows = [row for batch in draw_batches(torch.arange(1000) % 30, 4, 5) for row in batch]
+    assert len(set(rows)) == len(rows) == 30 * 6 * 5  # 33 or 34 utterances are 6 chunks
+
+
+@pytest.mark.parametrize("epoch", range(5))
+def test_speakers_with_unequal_numbers_fill_the_largest_number_of_batches(epoch):
+    # Chunks: 25 of speaker 9, 2 of 4 and of 7, 1 of 1, 4 of 3, none of 2. Speaker 9 needs a partner in every batch.
+    drawn = draw_batches(UNEVEN, epoch=epoch)
+    assert len(drawn) == 9
+    for rows in drawn:
+        _, counts = UNEVEN[rows].unique(return_counts=True)
+        assert counts.tolist() == [4, 4]
+
+
+def test_a_speaker_with_few_utterances_takes_part_with_all_and_one_with_a_single_one_does_not():
+    speakers = torch.tensor([1] * 4 + [2] * 3 + [3] * 1)
+    assert sorted(draw_batches(speakers)[0]) == list(range(7))
+
+
+def test_all_utterances_have_their_chance():
+    speakers = torch.arange(37) % 3
+    used = {row for epoch in range(20) for rows in draw_batches(speakers, epoch=epoch) for row in rows}
+    assert used == set(range(37))
+
+
+def test_partners_change_within_an_epoch():
+    speakers = torch.arange(40).repeat_interleave(40)
+    drawn = draw_batches(speakers, 8, 8)
+    assert len({tuple(speakers[rows].unique().tolist()) for rows in drawn}) == len(drawn)
+
+
+def test_the_order_follows_from_seed_and_epoch():
+    speakers = torch.arange(400) % 20
+    assert draw_batches(speakers, seed=3, epoch=2) == draw_batches(speakers, seed=3, epoch=2)
+    assert draw_batches(speakers, seed=3, epoch=2) != draw_batches(speakers, seed=3, epoch=1)
+    assert draw_batches(speakers, seed=3, epoch=2) != draw_batches(speakers, seed=4, epoch=2)
+    assert draw_batches(speakers.tolist()) == draw_batches(1000 - 3 * (20 - speakers)) == draw_batches(speakers)
+
+
+@pytest.mark.parametrize("convert", [list, tuple, np.array])
+def test_speakers_may_be_strings(convert):
+    names = [f"p{number}" for number in (torch.arange(400) % 20).tolist()]
+    drawn = draw_batches(convert(names), 4, 5)
+    assert len(drawn) == 20
+    assert drawn == draw_batches(names, 4, 5)
+    for rows in drawn:
+        assert sorted(Counter(names[row] for row in rows).values()) == [5] * 4
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_share_an_epoch_in_equal_parts(monkeypatch, processes):
+    speakers = torch.arange(400) % 20
+    every_batch, shares = draw_batches(speakers), []
+    for process in range(processes):
+        as_process(monkeypatch, process, processes)
+        shares.append(draw_batches(speakers))
+    assert {len(share) for share in shares} == {50 // processes}
+    rows = [row for share in shares for batch in share for row in batch]
+    assert len(set(rows)) == len(rows) == 50 // processes * processes * 8
+    assert all(batch in every_batch for share in shares for batch in share)
+
+
+def test_more_processes_than_batches_is_an_error(monkeypatch):
+    as_process(monkeypatch, 0, 3)
+    with pytest.raises(ValueError, match="Expected a batch for each of 3 processes, but `speakers` fill only 2"):
+        draw_batches(torch.arange(16) % 2)
+
+
+def test_a_data_loader_takes_it():
+    speakers = torch.arange(60) % 6
+    data = TensorDataset(torch.arange(60), speakers)
+    loader = DataLoader(data, batch_sampler=SpeakerBatchSampler(speakers, 3, 4))
+    assert len(loader) == 4
+    for rows, names in loader:
+        assert torch.equal(speakers[rows], names)
+        assert names.unique(return_counts=True)[1].tolist() == [4, 4, 4]
+
+
+@pytest.mark.parametrize("package", ["pytorch_lightning", "lightning.pytorch"])
+def test_a_trainer_sets_the_epoch(package):
+    pl = pytest.importorskip(package)
+
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.seen = torch.nn.Parameter(torch.zeros(())), []
+
+        def training_step(self, batch):
+            self.seen.append((self.current_epoch, batch[0].tolist()))
+            return self.weight.square()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    speakers, module = torch.arange(60) % 6, Module()
+    loader = DataLoader(TensorDataset(torch.arange(60)), batch_sampler=SpeakerBatchSampler(speakers, 3, 4))
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    pl.Trainer(max_epochs=2, accelerator="cpu", **quiet).fit(module, loader)
+    assert module.seen == [(epoch, rows) for epoch in (0, 1) for rows in draw_batches(speakers, 3, 4, epoch=epoch)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (
+            {"speakers": torch.zeros(8)},
+            TypeError,
+            "Expected `speakers` to have an integer dtype, but got torch.fl",
+        ),
+        (
+            {"speakers": torch.zeros(4, 2).long()},
+            ValueError,
+            r"Expected `speakers` to have shape \(N,\), but got \(4",
+        ),
+        ({"speakers": torch.arange(8)}, ValueError, "at least 2 speakers with 2 utterances or more, but got 0"),
+        ({"speakers": torch.zeros(8).long()}, ValueError, "at least 2 speakers with 2 utterances or more, but got 1"),
+        ({"speakers": []}, ValueError, "at least 2 speakers with 2 utterances or more, but got 0"),
+        ({"speakers": ["a", None]}, TypeError, "Expected labels to be integers or strings, but got NoneType"),
+        ({"speakers_per_batch": 1}, ValueError, "Expected `speakers_per_batch` to be at least 2, but got 1"),
+        ({"utterances": 1}, ValueError, "Expected `utterances` to be at least 2, but got 1"),
+        ({"utterances": 4.0}, TypeError, "Expected `utterances` to be a whole number, but got 4.0"),
+        ({"seed": -1}, ValueError, "Expected `seed` to be at least 0, but got -1"),
+    ],
+)
+def test_wrong_settings_raise(settings, error, message):
+    with pytest.raises(error, match=message):
+        SpeakerBatchSampler(**{"speakers": torch.arange(8) % 2, "speakers_per_batch": 2} | settings)

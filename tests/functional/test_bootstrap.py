@@ -1,0 +1,252 @@
+"""Intervals by drawing speakers: against trials and voices really repeated, in every order, and thin data."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import reference
+import scipy.stats
+import torch
+from samples import UNDEFINED, trials
+from torch.testing import assert_close
+
+import vpmetrics as vp
+from vpmetrics import functional as F
+from vpmetrics._engine.condition_scores import score_trials
+from vpmetrics._engine.utterances import build_data, pack_utterances
+from vpmetrics.functional.bootstrap import MEASURES, SpeakerTrials, _condition_trials, _inputs_by_speaker
+
+implementation = sys.modules["vpmetrics.functional.bootstrap"]  # its function has the same name
+SPREADS = {"weak": 0.3, "strong": 1.5, "nothing": 0.0, "tied": 0.6}
+
+
+def counted(preds, target, speakers):
+    """Trials as the bootstrap counts them, and the labels of the speakers."""
+    labels, places = torch.stack(speakers).unique(return_inverse=True)
+    return SpeakerTrials(score_trials(preds, target), preds, target, places, len(labels)), labels
+
+
+def drawing(rows, speakers, seed=1):
+    """Speakers drawn with replacement, and how often each is."""
+    drawn = torch.randint(speakers, (rows, speakers), generator=torch.Generator().manual_seed(seed))
+    return drawn, torch.zeros(rows, speakers).scatter_add(1, drawn, torch.ones(rows, speakers))
+
+
+@pytest.mark.parametrize("kind", SPREADS)
+def test_a_weight_is_what_repeating_the_trials_of_a_speaker_comes_to(kind):
+    preds, target, speakers = trials(SPREADS[kind], tied=kind == "tied")
+    table, labels = counted(preds, target, speakers)
+    drawn, weights = drawing(12, 6)
+    values = table.measures(weights, MEASURES)
+    edges = np.linspace(preds.min(), preds.max(), int(target.sum()) // 10 + 1)
+    for row, places in enumerate(drawn):
+        names = labels[places].tolist()
+        again = reference.bootstrap.repeated(preds.tolist(), target.tolist(), [s.tolist() for s in speakers], names)
+        by_hand = reference.bootstrap.measures(again[0], again[1].astype(int), edges)
+        for name, value in values.items():
+            assert value[row].item() == pytest.approx(by_hand[name], abs=1e-12, nan_ok=True), name
+
+
+def test_values_are_those_of_the_functions():
+    preds, target, speakers = trials()
+    found = F.bootstrap(preds, target, speakers, replicates=2)
+    zebra = F.zebra_disclosure(preds, target)
+    own = {
+        **{name: zebra[name] for name in ("d_ece", "d_ece_reversed")},
+        "eer": F.equal_error_rate(preds, target),
+        "raw_eer": F.raw_equal_error_rate(preds, target),
+        **{name: getattr(F, name)(preds, target) for name in ("min_cllr", "cllr", "linkability", "min_dcf")},
+    }
+    assert set(found) == set(MEASURES) >= set(own)
+    for name, value in own.items():
+        assert_close(found[name].value, value, atol=1e-12, rtol=0)
+
+
+def test_intervals_follow_from_the_replicates():
+    preds, target, speakers = trials()
+    measures = [name for name in MEASURES if "tpr" not in name]
+    for name, (value, low, high, replicates) in F.bootstrap(preds, target, speakers, measures, confidence=0.9).items():
+        draws = replicates.numpy()[~np.isnan(replicates.numpy())]
+        reach = scipy.stats.t.ppf(0.95, 5) * draws.std(ddof=1) * (6 / 5) ** 0.5
+        ends = value.item() - (draws.mean() - value.item()) + np.array([-reach, reach])
+        limits = {"eer": (0, 0.5), "cllr": (0, np.inf)}.get(name, (0, 0.7213475) if "d_ece" in name else (0, 1))
+        np.testing.assert_allclose([low, high], ends.clip(*limits), atol=1e-6, err_msg=name)
+
+
+def test_neither_order_nor_labels_nor_sides_matter():
+    preds, target, speakers = trials(tied=True)
+    ours = F.bootstrap(preds, target, speakers, replicates=50)
+    order = torch.randperm(len(preds), generator=torch.Generator().manual_seed(2))
+    others = [
+        F.bootstrap(preds[order], target[order], [side[order] for side in speakers], replicates=50),
+        F.bootstrap(preds, target, [-5 * side for side in speakers], replicates=50),
+        F.bootstrap(preds, target, speakers[::-1], replicates=50),
+        F.bootstrap(
+            preds.view(-1, 2), target.view(-1, 2).long(), [s.view(-1, 2).int() for s in speakers], replicates=50
+        ),
+    ]
+    for other in others:
+        for name, found in ours.items():
+            assert_close(other[name].replicates, found.replicates, atol=1e-12, rtol=0, equal_nan=True, msg=name)
+
+
+def test_a_seed_draws_the_same_and_another_seed_differently():
+    preds, target, speakers = trials()
+    one, again, other = (F.bootstrap(preds, target, speakers, ["eer"], 20, seed=seed)["eer"] for seed in (4, 4, 5))
+    assert_close(one.replicates, again.replicates, atol=0, rtol=0)
+    assert not torch.equal(one.replicates, other.replicates)
+
+
+def test_parts_of_the_replicates_give_what_all_at_once_do(monkeypatch):
+    preds, target, speakers = trials()
+    whole = F.bootstrap(preds, target, speakers, replicates=9)
+    monkeypatch.setattr(implementation, "_MOST_COUNTS", 1)
+    for measure, found in F.bootstrap(preds, target, speakers, replicates=9).items():
+        assert_close(found.replicates, whole[measure].replicates, atol=1e-13, rtol=0, equal_nan=True)
+
+
+def test_cells_of_the_score_axis_give_nearly_what_all_scores_do(monkeypatch):
+    preds, target, speakers = trials(speakers=20)
+    whole = F.bootstrap(preds, target, speakers, ["d_ece", "eer"], replicates=9)
+    monkeypatch.setattr(implementation, "_MOST_CELLS", 1 << 10)
+    for measure, found in F.bootstrap(preds, target, speakers, ["d_ece", "eer"], replicates=9).items():
+        assert_close(found.replicates, whole[measure].replicates, atol=2e-3, rtol=0)
+
+
+def test_replicates_of_one_speaker_alone_are_left_out():
+    preds, target, speakers = trials(speakers=2)
+    found = F.bootstrap(preds, target, speakers, ["d_ece"], replicates=200)["d_ece"]
+    assert 60 < int(found.replicates.isnan().sum()) < 140
+    assert bool(found.low <= found.value)
+    assert bool(found.high.isfinite())
+
+
+@pytest.mark.parametrize("kind", ["one speaker", "no trials", "NaN"])
+def test_what_is_not_defined_is_nan_with_one_warning(kind):
+    preds, target, speakers = trials(speakers=1 if kind == "one speaker" else 3)
+    rows = slice(0) if kind == "no trials" else slice(None)
+    if kind == "NaN":
+        preds[3] = torch.nan
+    with pytest.warns(UserWarning, match=UNDEFINED) as warned:
+        found = F.bootstrap(preds[rows], target[rows], [s[rows] for s in speakers], replicates=3, validate_args=False)
+    assert len(warned) == 1
+    assert all(bool(part.isnan().all()) for each in found.values() for part in each)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_results_are_of_the_type_of_the_scores(dtype):
+    preds, target, speakers = trials()
+    found = F.bootstrap(preds.to(dtype), target, speakers, replicates=3)
+    kind = torch.float64 if dtype == torch.float64 else torch.float32
+    assert all(part.dtype == kind for each in found.values() for part in each)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "match"),
+    [
+        ({"speakers": torch.zeros(2)}, TypeError, "`speakers` to be two tensors, of the enrolment and the probe side"),
+        ({"speakers": [torch.zeros(4)] * 2}, TypeError, "`speakers of the enrolment side` to have an integer dtype"),
+        ({"speakers": [torch.zeros(4).long(), torch.zeros(3).long()]}, ValueError, "probe side` to have shape"),
+        ({"speakers": [torch.tensor([1, 1, 2, 2])] * 2}, ValueError, "2 of 4 trials are labelled otherwise"),
+        ({"measures": ["l_w"]}, ValueError, "`measures` to be some of d_ece, d_ece_reversed"),
+        ({"measures": "eer"}, TypeError, "`measures` to be a sequence of names"),
+        ({"measures": []}, ValueError, "`measures` to be some of"),
+        ({"replicates": 1}, ValueError, "`replicates` to be at least 2, but got 1"),
+        ({"replicates": 2.0}, TypeError, "`replicates` to be a whole number"),
+        ({"confidence": 95}, ValueError, "`confidence` to lie between 0 and 1, but got 95"),
+        ({"confidence": "0.95"}, TypeError, "`confidence` to be a number"),
+        ({"seed": 1.5}, TypeError, "`seed` to be a whole number"),
+    ],
+)
+def test_refuses(change, error, match):
+    given = {
+        "preds": torch.tensor([0.0, 1.0, 2.0, 3.0]),
+        "target": torch.tensor([0, 1, 0, 1]),
+        "speakers": (torch.tensor([1, 1, 2, 2]), torch.tensor([2, 1, 1, 2])),
+    }
+    with pytest.raises(error, match=match):
+        F.bootstrap(**{**given, **change})
+
+
+# --- Embeddings
+
+EVERYTHING = implementation.EMBEDDING_MEASURES
+
+
+def voices(speakers=6, seed=0):
+    """Two to five utterances of each speaker, whose labels are in no order."""
+    draw = torch.Generator().manual_seed(seed)
+    place = torch.arange(speakers).repeat_interleave(torch.randint(2, 6, (speakers,), generator=draw))
+    means, noise = torch.randn(speakers, 8, generator=draw), torch.randn(2, len(place), 8, generator=draw)
+    original = means[place] + 0.7 * noise[0]
+    return original.double(), (0.6 * original + noise[1]).double(), (torch.tensor([7, -3, 0, 90, 4, 5, 1, 2])[place])
+
+
+@pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
+def test_matrices_are_those_of_voices_repeated(condition):
+    rows = voices()
+    drawn, weights = drawing(8, 6, seed=3)
+    value = _condition_trials(build_data(pack_utterances(*rows)), condition, "cosine").dominance(weights, "geometric")
+    names = rows[2].unique()
+    for dominance, places in zip(value, drawn, strict=True):
+        arrays = [row.numpy() for row in rows]
+        matrix = reference.bootstrap.similarity_matrix(*arrays, names[places].tolist(), condition)
+        assert dominance.item() == pytest.approx(reference.similarity.diagonal_dominance(matrix), abs=1e-12)
+
+
+def test_ranks_are_those_of_inputs_repeated():
+    original, protected, speakers = voices()
+    drawn, weights = drawing(8, 6, seed=3)
+    data = build_data(pack_utterances(original, protected, speakers))
+    histograms, bits, number = _inputs_by_speaker(data, "OP", "cosine")
+    scores, true = reference.rank.reference_scores(original.numpy(), protected.numpy(), speakers.numpy())
+    found = F.identify(protected, speakers, original)
+    for places, row in zip(drawn, weights, strict=True):
+        again = [i for place in places.tolist() for i in range(len(true)) if true[i] == place]
+        expected = reference.rank.rank_histogram(scores[again], true[again])
+        assert_close(row.double() @ histograms, torch.as_tensor(expected).double(), atol=1e-12, rtol=0)
+        mean = (row.double() @ bits) / (row.double() @ number)
+        assert_close(mean, found.bits[again].mean(), atol=1e-12, rtol=0)
+
+
+def test_values_are_those_of_the_suite():
+    rows = voices(speakers=8, seed=1)
+    suite = vp.VoicePrivacy(attacks=None, metrics="all")
+    suite.update(*rows)
+    value = suite.compute()
+    for key, found in F.bootstrap_embeddings(*rows, EVERYTHING, replicates=2).items():
+        assert_close(found.value, value[key], atol=1e-11, rtol=0, equal_nan=True, msg=key)
+
+
+def test_neither_order_nor_labels_of_embeddings_matter():
+    original, protected, speakers = voices()
+    ours = F.bootstrap_embeddings(original, protected, speakers, replicates=30)
+    order = torch.randperm(len(speakers), generator=torch.Generator().manual_seed(2))
+    other = F.bootstrap_embeddings(original[order], protected[order], 9 - speakers[order], replicates=30)
+    for key, found in ours.items():
+        assert_close(other[key].replicates, found.replicates, atol=1e-12, rtol=0, equal_nan=True)
+
+
+def test_a_lone_speaker_is_nan_with_one_warning():
+    rows = voices(speakers=1)
+    with pytest.warns(UserWarning, match="needs two speakers") as warned:
+        found = F.bootstrap_embeddings(*rows, EVERYTHING, replicates=2)
+    assert len(warned) == 1
+    assert all(bool(part.isnan().all()) for each in found.values() for part in each)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"measures": ["d_ece"]}, "`measures` to be some of deid, gvd, oo_d_ece"),
+        ({"similarity": "linear"}, "`similarity` to be one of"),
+        ({"replicates": 0}, "`replicates` to be at least 2"),
+        ({"confidence": 1.0}, "`confidence` to lie between 0 and 1"),
+        ({"seed": -1}, "`seed` to be at least 0"),
+    ],
+)
+def test_refuses_embeddings(change, match):
+    with pytest.raises(ValueError, match=match):
+        F.bootstrap_embeddings(*voices(), **change)

@@ -1,0 +1,324 @@
+"""Local information disclosure: the worked example, what EER does not see, slopes, and the streamed walk."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from reference import local as reference
+from reference.rank import reference_scores
+from samples import utterances
+from torch.testing import assert_close
+
+from vpmetrics._engine import calibration, identification, references
+from vpmetrics._engine.slopes import fit_slopes
+from vpmetrics.functional import (
+    equal_error_rate,
+    fit_local_slope,
+    identify,
+    local_information,
+    local_information_disclosure,
+    summarise_information,
+)
+
+BLIND_SPOT = torch.tensor([[0.9, 0.8, 0.8, 0.8], [0.7, 0.6, 0.6, 0.6], [0.4, 0.5, 0.4, 0.4], [0.2, 0.2, 0.3, 0.2]])
+OF_BLIND_SPOT = torch.tensor([0, 0, 1, 2])
+BINS = 1e-3  # bits by which slopes may err, since non-targets share bins
+
+
+def trials(seed=0, count=60, references=9, shift=1.0):
+    draw = torch.Generator().manual_seed(seed)
+    scores = torch.randn(count, references, generator=draw, dtype=torch.float64)
+    target = torch.randint(0, references, (count,), generator=draw)
+    scores[torch.arange(count), target] += shift
+    return scores, target
+
+
+def test_the_worked_example():
+    bits = local_information(torch.tensor([[0.9, 0.7, 0.4, 1.1, 1.2, 0.4]]), torch.tensor([3]), slope=1.5)
+    assert round(bits.item(), 2) == 0.90
+    assert round(2 ** bits.item() / 6, 2) == 0.31
+
+
+def test_every_row_is_linked_where_the_equal_error_rate_says_half():
+    # Scores of different speakers lie on different levels: pooled, one threshold gets half of either kind wrong.
+    is_target, accepted = torch.nn.functional.one_hot(OF_BLIND_SPOT, 4).bool(), BLIND_SPOT >= 0.6
+    assert accepted[is_target].double().mean() == accepted[~is_target].double().mean() == 0.5
+    assert equal_error_rate(BLIND_SPOT, is_target) == 0.375  # on the convex hull
+    values = local_information_disclosure(BLIND_SPOT, OF_BLIND_SPOT, slope=1.5)
+    assert values["link_rate"] == 1
+    assert values["pdr"] == 1
+    assert values["alid"] > 1.8
+
+
+@pytest.mark.parametrize("shift", [-1.0, 0.0, 1.0, 4.0])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_agrees_with_the_reference(shift, dtype):
+    scores, target = trials(shift=shift)
+    slope = fit_local_slope(scores.to(dtype), target)
+    assert slope.dtype == dtype
+    atol = 1e-9 if dtype == torch.float64 else 1e-5
+    expected = reference.fit_slope(scores.numpy(), target.numpy())
+    assert_close(slope.item(), expected, atol=BINS, rtol=BINS)
+    values = local_information_disclosure(scores.to(dtype), target, expected)
+    for name, value in reference.local_information_disclosure(scores.numpy(), target.numpy(), expected).items():
+        assert values[name].dtype == dtype
+        assert_close(values[name].item(), value, atol=atol, rtol=atol, equal_nan=True)
+
+
+def test_link_rate_asks_for_a_strict_winner():
+    scores = torch.tensor([[3.0, 1, 2], [3, 3, 1], [1, 2, 3]])
+    assert_close(local_information_disclosure(scores, torch.tensor([0, 0, 1]), 1.0)["link_rate"], torch.tensor(1 / 3))
+
+
+def test_equal_scores_disclose_nothing():
+    scores = torch.full((5, 7), 0.1234567)
+    values = local_information_disclosure(scores, torch.arange(5), slope=3.0)
+    assert values["alid"] == values["lid_max"] == values["pdr"] == values["link_rate"] == 0
+    assert fit_local_slope(scores, torch.arange(5)) == 0
+
+
+def test_scale_and_level_of_a_row_do_not_matter():
+    scores, target = trials()
+    moved = scores * torch.rand(60, 1, dtype=torch.float64).add(0.1) + torch.randn(60, 1, dtype=torch.float64)
+    assert_close(local_information(moved, target, 1.3), local_information(scores, target, 1.3))
+    assert_close(fit_local_slope(moved, target), fit_local_slope(scores, target))
+
+
+def test_bits_lie_below_those_that_name_the_speaker():
+    scores, target = trials(shift=30.0)
+    slope = fit_local_slope(scores, target)  # a threshold separates the classes, and yet it is finite
+    bits = local_information(scores, target, slope)
+    assert slope.isfinite()
+    assert (bits <= math.log2(9)).all()
+    assert (bits > math.log2(9) - 1e-2).all()
+    assert_close(fit_local_slope(-scores, target), -slope)
+
+
+def test_a_slope_may_differ_between_trials_and_carries_a_gradient():
+    scores, target = trials(count=4)
+    slopes = torch.tensor([0.5, 1.0, 1.5, 2.0], dtype=torch.float64, requires_grad=True)
+    bits = local_information(scores, target, slopes)
+    for k in range(4):
+        assert_close(bits[k], local_information(scores[k : k + 1], target[k : k + 1], slopes[k].item())[0])
+    assert torch.autograd.gradcheck(lambda s, w: local_information(s, target, w), (scores.requires_grad_(), slopes))
+
+
+SMALL_SETS = {
+    "overlapping": lambda t, n: (t + 1, n),
+    "apart": lambda t, n: (t + 8, n),
+    "reversed": lambda t, n: (t - 3, n),
+    "an outlier": lambda t, n: (torch.cat([t[1:] + 4, t[:1] - 1e3]), n),
+    "ties": lambda t, n: ((2 * t).round(), (2 * n).round()),
+    "ties at the border": lambda t, n: (t.round() + 2, n.round() - 1),
+    **{
+        f"{'one trial overlaps' if by > 0 else 'apart'} by {abs(by)}": lambda t, n, by=by: (
+            torch.cat([t[1:] + 6, t.new_full((1,), 0.3)]),
+            torch.cat([n[1:] - 6, n.new_full((1,), 0.3 + by)]),
+        )
+        for by in (1e-2, 1e-4, 1e-5, 1e-8, 0, -1e-8, -1e-4, -1e-2)
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SMALL_SETS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_slopes_converge_however_small_the_overlap(kind, dtype):
+    draw = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        targets, others = (torch.randn(n, generator=draw, dtype=torch.float64) for n in (10, 40))
+        targets, others = (side.to(dtype) for side in SMALL_SETS[kind](targets, others))
+        z = torch.cat([targets[:, None], others.view(10, 4)], dim=1)
+        is_match = torch.arange(5).expand(10, 5) == 0
+        (slope,) = fit_slopes(z, is_match, z[:, :1], torch.zeros(10).long(), num_folds=1)
+        sides, sign = (
+            (targets.double().numpy(), others.double().numpy()),
+            1.0 if targets.mean() > others.mean() else -1.0,
+        )
+        expected = sign * reference.slope_of(*(sign * side for side in sides))
+        # Non-targets share bins: with forty of them, over a range of 12, the slope keeps two digits and more.
+        assert slope.item() == pytest.approx(expected, rel=2e-2)
+
+
+def test_a_slope_that_did_not_converge_is_said_once(monkeypatch):
+    monkeypatch.setattr(calibration, "_ITERATIONS", 1)
+    with pytest.warns(UserWarning, match="did not converge") as caught:
+        identify(*utterances()[1:])
+    assert len(caught) == 1
+
+
+# --- From embeddings
+
+
+def cross_fitted(scores, true, fold=None):
+    """LID with the slope of all other speakers, or of those in other folds."""
+    fold, bits = true if fold is None else fold, np.zeros(len(true))
+    for k in np.unique(fold):
+        slope = reference.fit_slope(scores[fold != k], true[fold != k])
+        bits[fold == k] = reference.local_disclosure(scores[fold == k], true[fold == k], slope)
+    return bits
+
+
+@pytest.mark.parametrize("scoring", ["cosine", "euclidean"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_cross_fitting_agrees_with_the_reference(scoring, dtype):
+    original, protected, speakers = utterances(dtype=dtype)
+    scores, true = reference_scores(
+        original.double().numpy(), protected.double().numpy(), speakers.numpy(), None, scoring
+    )
+    values = identify(protected, speakers, original, scoring=scoring)
+    assert_close(values.bits.double(), torch.from_numpy(cross_fitted(scores, true)), atol=BINS, rtol=0)
+    first = scores[np.arange(len(true)), true] >= scores.max(axis=1)
+    assert values.linked.tolist() == first.tolist()
+
+
+def test_the_cross_fit_converges_on_every_small_set():
+    for seed in range(20):
+        draw, speakers = torch.Generator().manual_seed(seed), torch.arange(20) % 5
+        voices = torch.randn(5, 16, generator=draw, dtype=torch.float64)
+        inputs = voices[speakers] + torch.randn(20, 16, generator=draw, dtype=torch.float64)
+        bits = identify(inputs, speakers).bits
+        scores, true = reference_scores(inputs.numpy(), inputs.numpy(), speakers.numpy())
+        assert_close(bits, torch.from_numpy(cross_fitted(scores, true)), atol=BINS, rtol=0)
+        order = torch.randperm(20, generator=draw)
+        assert_close(identify(inputs[order], speakers[order]).bits, bits[order], atol=1e-8, rtol=0)
+
+
+def test_many_speakers_share_slopes_in_folds(monkeypatch):
+    original, protected, speakers = utterances(rows=300, speakers=30)
+    alone = identify(protected, speakers, original)
+    monkeypatch.setattr(identification, "_MOST_FOLDS", 0)
+    values = identify(protected, speakers, original)
+    scores, true = reference_scores(original.numpy(), protected.numpy(), speakers.numpy())
+    trials = references.prepare_trials(protected, speakers, original, None)
+    fold = identification.order_speakers(trials).argsort()[trials.column[trials.usable]].numpy() % 10
+    assert_close(values.bits, torch.from_numpy(cross_fitted(scores, true, fold)), atol=BINS, rtol=0)
+    assert not torch.equal(values.bits, alone.bits)
+    assert_close(values.bits.mean(), alone.bits.mean(), atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize("few", [2**19, 2**10])
+@pytest.mark.parametrize("folds", [256, 0])
+@pytest.mark.parametrize("chosen", [False, True])
+def test_speaker_labels_do_not_matter(monkeypatch, few, folds, chosen):
+    monkeypatch.setattr(identification, "_FEW_SCORES", few)
+    monkeypatch.setattr(identification, "_MOST_FOLDS", folds)
+    original, protected, speakers = utterances(rows=200, speakers=40)  # some of whom have one utterance, or none
+    known, named = (original[:100], speakers[:100]) if chosen else (original, None)
+    bits = identify(protected, speakers, known, named).bits
+    for seed in range(3):
+        numbers = torch.randperm(200, generator=torch.Generator().manual_seed(seed)) - 100
+        renamed = [None if of is None else numbers[of + 5] for of in (speakers, named)]
+        assert_close(identify(protected, renamed[0], known, renamed[1]).bits, bits, atol=1e-9, rtol=0)
+
+
+def test_a_speaker_has_no_part_in_the_own_slope():
+    # All but one speaker, who sounds like others, are told apart: the slope of that one is steep, that of others not.
+    inputs, speakers = torch.eye(6, dtype=torch.float64).repeat_interleave(4, 0), torch.arange(24) // 4
+    inputs[speakers == 2] = torch.eye(6, dtype=torch.float64)[[0, 1, 3, 4]]
+    trials = references.prepare_trials(inputs, speakers, None, None)
+    slopes = identification.identify(trials, "cosine").slopes.view(6, 4)
+    assert (slopes == slopes[:, :1]).all()
+    assert slopes[2, 0] > 1.3 * slopes[[0, 1, 3, 4, 5], 0].max()
+    rows = torch.cat([block.scores for block in references.score_inputs(trials, "cosine")])[trials.order.argsort()]
+    expected = fit_local_slope(rows[speakers != 2], speakers[speakers != 2])
+    assert_close(slopes[2, 0], expected, atol=BINS, rtol=BINS)
+
+
+def test_slopes_fitted_on_some_of_the_scores(monkeypatch):
+    _, inputs, speakers = utterances(rows=2000, speakers=100, noise=1.5)
+    exact = identify(inputs, speakers)
+    monkeypatch.setattr(identification, "_FEW_SCORES", 2**16)  # a third
+    some = identify(inputs, speakers)
+    assert not torch.equal(some.bits, exact.bits)
+    assert_close(some.bits.mean(), exact.bits.mean(), atol=5e-3, rtol=0)
+    assert_close(some.bits, exact.bits, atol=0.2, rtol=0)
+    order = torch.randperm(2000, generator=torch.Generator().manual_seed(1))
+    assert_close(identify(inputs[order], speakers[order]).bits, some.bits[order])
+
+
+def test_neither_tiles_nor_the_order_of_rows_show(monkeypatch):
+    original, protected, speakers = utterances(rows=200)
+    whole = identify(protected, speakers, original)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(2))
+    shuffled = identify(protected[order], speakers[order], original[order])
+    assert_close(shuffled.bits[shuffled.trials.argsort()].sort().values, whole.bits.sort().values)
+    for rows in (1, 3, 64):
+        monkeypatch.setattr(references, "rows_at_once", lambda *_, rows=rows: rows)
+        assert_close(identify(protected, speakers, original).bits, whole.bits)
+
+
+def test_a_given_slope_is_used():
+    original, protected, speakers = utterances()
+    bits = identify(protected, speakers, original, slope=0.0).bits
+    assert (bits == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_constant_features_disclose_nothing(dtype):
+    voice = torch.randn(1, 193, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    values = identify(voice.repeat(300, 1), torch.arange(300) % 41)
+    assert (values.bits == 0).all()
+    assert not values.linked.any()
+
+
+@pytest.mark.parametrize("count", [2, 30, 5000])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_slope_of_two_references_told_apart_is_what_one_trial_more_would_leave(count, sign):
+    """Standardised, scores are 1 and -1 but for rounding; of n trials and one the other way round, it is log n."""
+    draw = torch.Generator().manual_seed(0)
+    scores = sign * torch.tensor([1.0, -1.0], dtype=torch.float64) * torch.rand(count, 1, generator=draw).double()
+    slope = fit_local_slope(scores + 0.3, torch.zeros(count, dtype=torch.int64))
+    assert_close(slope.item(), sign * math.log(count), rtol=1e-6, atol=0)
+
+
+def test_separated_speakers_disclose_everything():
+    values = identify(torch.eye(16).repeat_interleave(3, 0), torch.arange(48) // 3)
+    summary = summarise_information(values.bits, values.linked)
+    assert summary["alid"] > 3.99
+    assert summary["pdr"] == summary["link_rate"] == 1
+    assert summary["lid_neg"].isnan()  # the mean of no trial
+
+
+@pytest.mark.parametrize(
+    ("inputs", "speakers"),
+    [
+        (torch.randn(0, 4), torch.zeros(0, dtype=torch.int64)),
+        (torch.eye(4), torch.arange(4)),  # one utterance each
+        (torch.eye(4), torch.zeros(4, dtype=torch.int64)),  # a lone speaker
+        (torch.eye(4)[[0, 1, 2]], torch.tensor([0, 0, 1])),  # no other speaker to fit the slope on
+        (torch.eye(4).fill_diagonal_(torch.nan), torch.tensor([0, 0, 1, 1])),
+    ],
+)
+def test_thin_data_are_nan_with_one_warning(inputs, speakers):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        values = identify(inputs, speakers)
+        summary = summarise_information(values.bits, values.linked)
+    assert all(value.isnan() and value.shape == () for value in summary.values())
+    assert len(caught) == 1
+    assert "The result is NaN" in str(caught[0].message)
+
+
+def test_no_slope_without_trials():
+    with pytest.warns(UserWarning, match="The result is NaN"):
+        assert fit_local_slope(torch.ones(3, 1), torch.zeros(3, dtype=torch.int64)).isnan()
+    with pytest.warns(UserWarning, match="The result is NaN"):
+        assert local_information_disclosure(torch.ones(3, 1), torch.zeros(3, dtype=torch.int64), 1.0)["pdr"].isnan()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: local_information(torch.ones(3), torch.arange(3), 1.0), ValueError, r"got \(3,\)"),
+        (lambda: local_information(torch.ones(3, 2), torch.arange(2), 1.0), ValueError, r"`target_index` to have sh"),
+        (lambda: local_information(torch.ones(3, 2), torch.ones(3), 1.0), TypeError, "`target_index` to have an int"),
+        (lambda: fit_local_slope(torch.ones(3, 2).long(), torch.arange(3)), TypeError, "`scores` to have a floating"),
+    ],
+)
+def test_errors_say_what_was_expected(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,391 @@
+"""Rank disclosure: the paper's tables, hand values, protocols, ties, and the beta-binomial fit."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+from dispatched import Dispatched
+from reference import rank as reference
+from samples import UNDEFINED, utterances
+from scipy.stats import betabinom
+from torch.testing import assert_close
+
+from vpmetrics._engine import references
+from vpmetrics._engine.identification import rank_histogram_of
+from vpmetrics.functional import (
+    codebook_histogram,
+    combine_disclosures,
+    f0_histogram,
+    fit_beta_binomial,
+    identify,
+    rank_disclosure,
+    rank_histogram,
+)
+
+KEYS = ("max_d", "mean_d", "id_rate", "rank_spread")
+
+
+def counts_at(first: int, elsewhere: int | None = None, total: int = 800, ranks: int = 40):
+    """A histogram with so many inputs at rank 1, perhaps so many at rank 3, and the others spread evenly."""
+    histogram = torch.zeros(ranks, dtype=torch.float64)
+    histogram[0], free = first, list(range(1, ranks))
+    if elsewhere is not None:
+        histogram[2] = elsewhere
+        free.remove(2)
+    histogram[free] = (total - histogram.sum()) / len(free)
+    return histogram
+
+
+# --- The paper's arithmetic
+
+
+@pytest.mark.parametrize(
+    ("first", "max_d", "id_rate"),
+    [(453, 4.50, 56.62), (555, 4.79, 69.37), (102, 2.35, 12.75), (99, 2.30, 12.37), (61, 1.60, 7.62), (37, 0.88, 4.62)],
+)
+def test_tables_1_and_2(first, max_d, id_rate):
+    for model in ("empirical", "beta_binomial"):
+        values = rank_disclosure(counts_at(first), model=model)
+        assert math.floor(100 * values["max_d"]) / 100 == max_d  # the paper truncates
+        assert math.floor(1e4 * values["id_rate"] + 1e-9) / 100 == id_rate
+
+
+def test_a_fit_discloses_less_where_chance_filled_another_rank():
+    histogram = counts_at(43, elsewhere=50)
+    assert_close(rank_disclosure(histogram)["max_d"].item(), math.log2(40 * 50 / 800))  # T12-5: 1.32
+    assert round(rank_disclosure(histogram)["max_d"].item(), 2) == 1.32
+    assert round(rank_disclosure(histogram, model="beta_binomial")["max_d"].item(), 2) == 1.10
+
+
+def test_hand_values():
+    values = rank_disclosure(torch.tensor([4, 2, 1, 1]))
+    assert_close(values["max_d"], torch.tensor(1.0))
+    assert_close(values["mean_d"], torch.tensor(0.25))  # 1/2 * 1 + 1/4 * 0 - 1/4 * 1
+    assert_close(values["id_rate"], torch.tensor(0.5))
+    assert_close(values["rank_spread"], torch.tensor(0.25))  # 1/4 is not above chance
+
+
+# --- Ranks
+
+
+@pytest.mark.parametrize("scoring", ["cosine", "euclidean"])
+@pytest.mark.parametrize("side", ["same", "other"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_histogram_agrees_with_the_reference(scoring, side, dtype):
+    original, protected, speakers = utterances(dtype=dtype)
+    inputs = original if side == "same" else protected
+    arrays = original.double().numpy(), inputs.double().numpy(), speakers.numpy()
+    scores, true = reference.reference_scores(*arrays, None, scoring)
+    histogram = rank_histogram(inputs, speakers, original, scoring=scoring)
+    assert histogram.dtype == dtype
+    assert_close(histogram.double(), torch.from_numpy(reference.rank_histogram(scores, true)))
+    chosen = torch.rand(len(speakers), generator=torch.Generator().manual_seed(1)) < 0.4
+    scores, true = reference.reference_scores(*arrays, chosen.numpy(), scoring)
+    histogram = rank_histogram(inputs[~chosen], speakers[~chosen], original[chosen], speakers[chosen], scoring)
+    assert_close(histogram.double(), torch.from_numpy(reference.rank_histogram(scores, true)))
+
+
+@pytest.mark.parametrize("scoring", ["cosine", "euclidean", "dot", "callable"])
+@pytest.mark.parametrize("protocol", ["disjoint", "leave one out"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_constant_features_disclose_nothing(scoring, protocol, dtype):
+    # A product of matrices gives the last of equal columns other last digits, which must not count.
+    ranks, width = 41, 193
+    voice = torch.randn(1, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+    inputs, speakers = voice.repeat(300, 1), torch.arange(300) % ranks
+    given = () if protocol == "leave one out" else (voice.repeat(2 * ranks, 1), torch.arange(2 * ranks) % ranks)
+    compare = (lambda a, b: (a @ b.T).tanh()) if scoring == "callable" else scoring
+    histogram = rank_histogram(inputs, speakers, *given, scoring=compare)
+    assert_close(histogram, torch.full((ranks,), 300 / ranks, dtype=histogram.dtype))
+    assert (histogram == histogram[0]).all()
+    for model in ("empirical", "beta_binomial"):
+        values = rank_disclosure(histogram, model=model)
+        assert abs(values["max_d"]) < 1e-12
+        assert 0 <= values["mean_d"] < 1e-12
+        assert values["rank_spread"] == 0
+        assert_close(values["id_rate"].item(), 1 / ranks, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("scoring", ["cosine", "euclidean"])
+def test_separated_speakers_disclose_everything(scoring):
+    inputs, speakers = torch.eye(16).repeat_interleave(3, 0), torch.arange(48) // 3
+    for model in ("empirical", "beta_binomial"):
+        values = rank_disclosure(rank_histogram(inputs, speakers, scoring=scoring), model=model)
+        assert [values[key].item() for key in KEYS] == [4, 4, 1, 1 / 16]
+
+
+def test_ties_share_the_ranks_they_cover():
+    references, names = torch.eye(4), torch.arange(4)
+    # As like speaker 1 as speaker 2, and less like 0 and 3, which tie in turn.
+    inputs = torch.tensor([[0.0, 1.0, 1.0, 0.0]])
+    assert rank_histogram(inputs, torch.tensor([1]), references, names).tolist() == [0.5, 0.5, 0, 0]
+    assert rank_histogram(inputs, torch.tensor([3]), references, names).tolist() == [0, 0, 0.5, 0.5]
+
+
+def test_leaving_out_takes_as_many_utterances_from_every_mean():
+    # Speaker 0 says two things that have nothing in common: left out of the mean, each is nearer to speaker 1.
+    inputs, speakers = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.6], [0.6, 0.6]]), torch.tensor([0, 0, 1, 1])
+    # To the utterances of speaker 1 the one thing speaker 0 has left is no match either.
+    assert rank_histogram(inputs, speakers).tolist() == [2, 2]
+    # Not left out, the mean of speaker 0 points where speaker 1 does.
+    assert rank_histogram(inputs, speakers, inputs, speakers).tolist() == [2, 2]
+
+
+def test_inputs_without_a_reference_are_no_trials():
+    inputs, speakers = torch.eye(3), torch.tensor([0, 1, 5])
+    assert rank_histogram(inputs, speakers, torch.eye(3)[:2], torch.tensor([0, 1])).sum() == 2
+    assert rank_histogram(torch.eye(3)[[0, 0, 1]], torch.tensor([4, 4, 9])).tolist() == [2, 0]  # 9 is but a reference
+
+
+@pytest.mark.parametrize("scoring", ["cosine", "euclidean"])
+def test_neither_tiles_nor_the_order_of_rows_show(monkeypatch, scoring):
+    original, protected, speakers = utterances(rows=200, dtype=torch.float32)
+    original[::7] = original[0]  # ties among inputs and references
+    whole = rank_histogram(protected, speakers, original, scoring=scoring)
+    order = torch.randperm(200, generator=torch.Generator().manual_seed(2))
+    shuffled = rank_histogram(protected[order], speakers[order], original[order], scoring=scoring)
+    assert torch.equal(whole, shuffled)
+    for rows in (1, 3, 64):
+        monkeypatch.setattr(references, "rows_at_once", lambda *_, rows=rows: rows)
+        assert torch.equal(whole, rank_histogram(protected, speakers, original, scoring=scoring))
+
+
+def test_names_and_scale_do_not_matter():
+    _, inputs, speakers = utterances()
+    assert torch.equal(rank_histogram(inputs * 0.37, speakers * -17 + 2), rank_histogram(inputs, speakers))
+    expected = rank_histogram(inputs, speakers, scoring="euclidean")
+    assert torch.equal(rank_histogram(inputs * 2 + 0.5, speakers, scoring="euclidean"), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_half_precision_is_ranked_as_what_it_holds(dtype):
+    inputs, _, speakers = utterances(dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        histogram = rank_histogram(inputs, speakers)
+    assert histogram.dtype == torch.float32
+    assert_close(histogram, rank_histogram(inputs.double(), speakers).float())
+
+
+def test_nan_never_becomes_a_rank():
+    inputs, _, speakers = utterances()
+    inputs[3, 2] = torch.nan
+    histogram = rank_histogram(inputs, speakers)
+    assert histogram.isnan().all()
+    with pytest.warns(UserWarning, match=UNDEFINED):
+        assert all(value.isnan() for value in rank_disclosure(histogram).values())
+
+
+@pytest.mark.parametrize("bandwidth", [None, 0.1])
+def test_scores_that_are_not_numbers_never_become_a_rank(bandwidth):
+    draw = torch.Generator().manual_seed(0)
+    speakers = torch.arange(24) % 6
+    rows = torch.randn(24, 8, generator=draw)
+
+    def cosine_without_eps(a, b):
+        return (a / a.norm(dim=1, keepdim=True)) @ (b / b.norm(dim=1, keepdim=True)).T
+
+    missing = rows.index_fill(0, torch.tensor([5]), torch.nan)
+    assert rank_histogram(missing, speakers, bandwidth=bandwidth).isnan().all()
+    zero = rows.index_fill(0, torch.tensor([5]), 0)
+    assert rank_histogram(zero, speakers, scoring=cosine_without_eps, bandwidth=bandwidth).isnan().all()
+    # Products overflow, on both sides of 0 or on one.
+    for large in (1e20 * rows, 1e20 * rows.abs()):
+        assert rank_histogram(large, speakers, scoring="dot", bandwidth=bandwidth).isnan().all()
+    assert rank_histogram(1e18 * rows, speakers, scoring="dot", bandwidth=bandwidth).isfinite().all()
+
+
+def test_a_zero_row_ties_with_every_reference_in_the_surrogate():
+    rows = torch.randn(24, 8, generator=torch.Generator().manual_seed(1)).index_fill(0, torch.tensor([0]), 0)
+    rows.requires_grad_()
+    histogram = rank_histogram(rows, torch.arange(24) % 6, scoring="dot", bandwidth=0.1)
+    assert_close(histogram.sum().item(), 24.0)
+    rank_disclosure(histogram)["mean_d"].backward()
+    assert rows.grad.isfinite().all()
+    # Of six tied references the own one stands in the middle, between ranks 3 and 4.
+    middle = rank_histogram(rows[:1], torch.tensor([0]), rows, torch.arange(24) % 6, scoring="dot", bandwidth=0.1)
+    assert_close(middle, torch.tensor([0.0, 0.0, 0.5, 0.5, 0.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "speakers"),
+    [
+        (torch.randn(0, 4), torch.zeros(0, dtype=torch.int64)),
+        (torch.eye(4), torch.arange(4)),  # one utterance each
+        (torch.eye(4), torch.zeros(4, dtype=torch.int64)),  # a lone speaker
+    ],
+)
+@pytest.mark.parametrize("model", ["empirical", "beta_binomial"])
+def test_thin_data_are_nan_with_one_warning(inputs, speakers, model):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        values = rank_disclosure(rank_histogram(inputs, speakers), model=model)
+    assert all(value.isnan() and value.shape == () for value in values.values())
+    assert len(caught) == 1
+    assert UNDEFINED in str(caught[0].message)
+
+
+# --- The fit
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 10, 40, 100])
+@pytest.mark.parametrize(("alpha", "beta"), [(1, 1), (0.5, 2), (0.1, 3), (2, 5), (5, 0.7), (60, 900)])
+def test_fit_agrees_with_the_reference(ranks, alpha, beta):
+    draws = betabinom.rvs(ranks - 1, alpha, beta, size=500, random_state=ranks)
+    histogram = torch.bincount(torch.from_numpy(draws), minlength=ranks).double()
+    fit = fit_beta_binomial(histogram)
+    expected = torch.from_numpy(reference.fit_beta_binomial(histogram.numpy()))
+    # Likelihoods are compared, too, because the reference stops a little before the top.
+    assert_close(fit.probabilities, expected, atol=1e-5, rtol=0)
+    assert (histogram * (fit.probabilities / expected).log()).nan_to_num().sum() > -1e-6
+    if histogram[0] > 0:
+        assert_close(fit.probabilities[0], histogram[0] / 500, atol=1e-12, rtol=0)
+    if 1e-3 < fit.alpha < 1e3:
+        again = betabinom.pmf(range(ranks), ranks - 1, fit.alpha.item(), fit.beta.item())
+        assert_close(fit.probabilities, torch.from_numpy(again), atol=1e-9, rtol=0)
+
+
+def test_fit_of_every_histogram_in_a_batch_is_its_own():
+    histograms = torch.tensor([[5.0, 0, 0], [0, 0, 0], [0, 0, 4], [3, 2, 1], [1, 1, 1], [0, 3, 4]], dtype=torch.float64)
+    fit = fit_beta_binomial(histograms)
+    for k, histogram in enumerate(histograms):
+        assert_close(fit_beta_binomial(histogram).probabilities, fit.probabilities[k], equal_nan=True)
+    assert fit.probabilities[0].tolist() == [1, 0, 0]
+    assert fit.probabilities[1].isnan().all()
+    assert_close(fit.probabilities[2], torch.tensor([0, 0, 1.0], dtype=torch.float64))
+    assert_close(fit.probabilities[4], torch.full((3,), 1 / 3, dtype=torch.float64))
+    assert fit_beta_binomial(torch.tensor([3.0, -1, 1])).probabilities.isnan().all()
+    with pytest.warns(UserWarning, match=UNDEFINED):
+        max_d = rank_disclosure(histograms, model="beta_binomial")["max_d"]
+    assert max_d.isnan().tolist() == [False, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("histogram", [[40.0, 20, 10, 10, 3, 1], [3.0, 9, 20, 14, 6, 2, 1], [0.2, 0.5, 0.3], [3.0, 1]])
+def test_gradient_of_the_fit(histogram):
+    counts = torch.tensor(histogram, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda h: fit_beta_binomial(h)[0], counts)
+    assert torch.autograd.gradcheck(lambda h: rank_disclosure(h, model="beta_binomial")["mean_d"], counts)
+    assert torch.autograd.gradcheck(lambda h: rank_disclosure(h)["mean_d"], counts)
+    some = torch.tensor(histogram[1:], dtype=torch.float64, requires_grad=True)  # nobody at rank 1
+    assert torch.autograd.gradcheck(lambda h: fit_beta_binomial(torch.cat([h.new_zeros(1), h]))[0], some)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 40])
+def test_gradients_of_every_histogram_are_finite(ranks):
+    draw = torch.Generator().manual_seed(ranks)
+    counts = torch.poisson(torch.rand(60, ranks, generator=draw, dtype=torch.float64) ** 4 * 9, generator=draw)
+    counts = torch.cat([counts[counts.sum(1) > 0], torch.ones(1, ranks).double(), torch.eye(ranks).double()])
+    counts.requires_grad_()
+    values = rank_disclosure(counts, model="beta_binomial")
+    for name in ("max_d", "mean_d", "id_rate"):
+        (gradient,) = torch.autograd.grad(values[name].sum(), counts, retain_graph=True)
+        assert gradient.isfinite().all()
+
+
+def test_fit_of_many_ranks_is_fast_enough_to_be_exact():
+    draws = betabinom.rvs(4999, 0.6, 1.7, size=20_000, random_state=0)
+    histogram = torch.bincount(torch.from_numpy(draws), minlength=5000).double()
+    fit = fit_beta_binomial(histogram)
+    assert_close(fit.probabilities[0], histogram[0] / 20_000, atol=1e-12, rtol=0)
+    assert_close(fit.probabilities.sum().item(), 1.0)
+    assert abs(fit.alpha.log() - math.log(0.6)) < 0.05
+    assert abs(fit.beta.log() - math.log(1.7)) < 0.05
+
+
+# --- Features, and several of them
+
+
+def test_f0_histogram_has_the_papers_bins():
+    assert f0_histogram(torch.tensor([100.0])).shape == (107,)
+    for rate in (8000, 16_000):  # the frequencies of a tracker's whole lags fall into the bins of these lags
+        lags = torch.arange(math.ceil(rate / 450), rate // 65 + 1)
+        for dtype in (torch.float32, torch.float64):
+            histogram = f0_histogram((rate / lags).to(dtype).unsqueeze(1))
+            assert histogram.dtype == dtype
+            assert (histogram.argmax(1) == lags * 8000 // rate - 17).all()
+    ends = f0_histogram(torch.tensor([[65.0, 64.9], [450.0, 450.1]]))
+    assert ends[0, 106] == 1
+    assert ends[1, 0] == 1
+
+
+def test_f0_histogram_drops_unvoiced_frames():
+    frames = torch.tensor([[100.0, 0.0, torch.nan, 200.0], [0.0, 0.0, torch.nan, -1.0]])
+    histogram = f0_histogram(frames)
+    assert_close(histogram[0, [63, 23]], torch.tensor([0.5, 0.5]))
+    assert_close(histogram[0], f0_histogram(torch.tensor([100.0, 200.0])))
+    assert histogram[1].isnan().all()
+
+
+def test_codebook_histogram_cuts_what_is_speech_into_equal_parts():
+    codes = torch.arange(40) // 2
+    histogram = codebook_histogram(codes, size=20)
+    assert torch.equal(histogram, torch.eye(20))
+    scattered = torch.full((2, 100), -1)
+    scattered[:, 3:83:2] = codes
+    assert torch.equal(codebook_histogram(scattered, size=20), histogram.expand(2, -1, -1))
+    assert_close(codebook_histogram(torch.tensor([0, 1, 1]), 2, segments=1), torch.tensor([[1 / 3, 2 / 3]]))
+    assert codebook_histogram(torch.tensor([0, 1, 1]), 2, segments=5).isnan().any()
+
+
+def test_disclosures_of_independent_features_add_up():
+    first, second = torch.tensor([4.0, 2, 1, 1]), torch.tensor([3.0, 2, 2, 1])
+    joint = torch.outer(first, second).flatten() / 64  # of a pair of independent ranks
+    bits = (torch.outer(first / 8 * 4, second / 8 * 4)).log2().flatten()
+    total = combine_disclosures([rank_disclosure(first), rank_disclosure(second)])
+    assert_close(total["mean_d"], (joint * bits).sum())
+    assert_close(total["max_d"], bits.max())
+    certain = rank_disclosure(torch.tensor([5.0, 0, 0, 0]))
+    assert combine_disclosures([certain, certain], speakers=4) == {"max_d": 2, "mean_d": 2}
+
+
+# --- Arguments
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: rank_histogram(torch.eye(3), torch.arange(2)), ValueError, r"`speakers` to have shape \(3,\)"),
+        (lambda: rank_histogram(torch.eye(3), torch.rand(3)), TypeError, "`speakers` to have an integer dtype"),
+        (lambda: rank_histogram(torch.eye(3).long(), torch.arange(3)), TypeError, "`inputs` to have a floating dtype"),
+        (lambda: rank_histogram(torch.ones(3), torch.arange(3)), ValueError, r"`inputs` to have shape .* got \(3,\)"),
+        (lambda: rank_histogram(torch.eye(3), torch.arange(3), torch.eye(4)), ValueError, "`reference_speakers`"),
+        (lambda: rank_histogram(torch.eye(3), torch.arange(3), None, torch.arange(3)), ValueError, "`references`"),
+        (lambda: rank_histogram(torch.eye(3), torch.arange(3), torch.ones(3, 2)), ValueError, "3 columns"),
+        (lambda: rank_histogram(torch.eye(3), torch.arange(3), scoring="cos"), ValueError, "`scoring` to be one of"),
+        (lambda: rank_disclosure(torch.eye(3)[0], model="beta"), ValueError, "`model` to be one of"),
+        (lambda: rank_disclosure([1, 2]), TypeError, "`histogram` to be a tensor"),
+        (lambda: rank_disclosure(torch.tensor([3.0, -1])), ValueError, "`histogram` to hold no negative .* got -1"),
+        (lambda: fit_beta_binomial(torch.tensor(1.0)), ValueError, r"`histogram` to have shape \(\.\.\., N\)"),
+        (lambda: f0_histogram(torch.tensor([1])), TypeError, "`f0` to have a floating dtype"),
+        (lambda: f0_histogram(torch.ones(1), lowest=500.0), ValueError, "`lowest` < `highest`"),
+        (lambda: codebook_histogram(torch.tensor([3]), size=3), ValueError, "below `size` = 3, but got 3"),
+        (lambda: combine_disclosures([]), ValueError, "at least one feature"),
+    ],
+)
+def test_errors_say_what_was_expected(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_one_walk_gives_ranks_and_local_information():
+    original, protected, speakers = utterances()
+    assert torch.equal(identify(protected, speakers, original).histogram, rank_histogram(protected, speakers, original))
+
+
+def test_the_walk_never_waits_for_the_device():
+    original, protected, speakers = utterances(rows=300)
+    trials = references.prepare_trials(protected, speakers, original, None)
+    with Dispatched() as seen:
+        histogram = rank_histogram_of(trials, "cosine")
+        fit_beta_binomial(histogram)
+    assert seen.synchronisations == 0, seen.operations
+
+
+def test_scores_are_never_stored():
+    draw = torch.Generator().manual_seed(0)
+    inputs, speakers = torch.randn(20_000, 4, generator=draw), torch.arange(20_000) % 5000
+    trials = references.prepare_trials(inputs, speakers, None, None)
+    for tile in references.score_inputs(trials, "cosine"):
+        assert tile.scores.numel() <= 2**20

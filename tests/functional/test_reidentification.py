@@ -1,0 +1,299 @@
+"""Somebody among N people, and one singled out of N: all sets, the peer's estimators, chance, thin data."""
+
+from __future__ import annotations
+
+import math
+
+import legal_eval
+import numpy as np
+import pytest
+import torch
+from legal_eval import metrics
+from reference import crowd as reference
+from samples import UNDEFINED, demo_corpus, people, rates
+from scipy.stats import betabinom
+
+from vpmetrics._engine.population import deal_places
+from vpmetrics._engine.utterances import row_keys
+from vpmetrics.functional import rank_histogram, reidentification_rate, singling_out
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_the_rate_is_the_mean_over_all_galleries(ties):
+    draw = np.random.default_rng(1)
+    scores = draw.integers(0, 4, (5, 9)).astype(float) if ties else draw.normal(size=(5, 9))
+    # Rows of scores as dot products of probes with unit references.
+    histogram = rank_histogram(
+        torch.tensor(scores), torch.arange(5), torch.eye(9, dtype=torch.float64), torch.arange(9), scoring="dot"
+    )
+    found = rates(reidentification_rate(histogram, sizes=range(1, 10)))
+    for size, value in found.items():
+        expected = np.mean([reference.rate(row, own, size) for own, row in enumerate(scores)])
+        assert value == pytest.approx(expected, abs=1e-12)
+
+
+def test_a_rank_by_hand():
+    # Rank 3 of 5: of 2 people, the other is one of the two better ones of four in half of all galleries.
+    values = reidentification_rate(torch.tensor([0.0, 0.0, 10.0, 0.0, 0.0]), sizes=(1, 2, 3, 4))
+    assert rates(values) == pytest.approx({1: 1, 2: 1 / 2, 3: 1 / 6, 4: 0})
+    assert rates(values, "chance_") == pytest.approx({1: 1, 2: 1 / 2, 3: 1 / 3, 4: 1 / 4})
+    assert values["gallery"] == 5
+
+
+@pytest.mark.parametrize("references", [40, 20_000])
+def test_ranks_that_say_nothing_are_found_by_chance_at_every_size(references):
+    sizes = sorted({1, 2, 7, 40, references // 2, references - 1, references, 3 * references, 10**9})
+    histogram = torch.full((references,), 3.0, dtype=torch.float64)
+    values = reidentification_rate(histogram, sizes)
+    for size in sizes:
+        # What a fit leaves is left, beyond.
+        assert values[f"rate_{size}"].item() * size == pytest.approx(1, abs=1e-9 if size <= references else 1e-4)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.3, 2.0), (0.8, 1.2), (0.05, 0.7)])
+def test_beyond_the_references_ranks_that_follow_the_model_are_found_as_it_says(alpha, beta):
+    histogram = torch.tensor(betabinom(199, alpha, beta).pmf(np.arange(200)))
+    sizes = (2, 50, 200, 201, 1000, 100_000)
+    for size, value in rates(reidentification_rate(histogram, sizes)).items():
+        assert value == pytest.approx(reference.rate_beyond(alpha, beta, size), rel=2e-5), size
+
+
+def test_the_curve_has_no_step_where_it_is_extrapolated_and_falls_no_faster_than_chance():
+    original, protected, speakers = people(number=60, noise=1.5)
+    histogram = rank_histogram(protected, speakers, original, speakers)
+    sizes = range(40, 80)
+    values = torch.stack([reidentification_rate(histogram, sizes)[f"rate_{size}"] for size in sizes])
+    assert (values.diff() < 0).all()
+    counted, extrapolated = values.diff()[19:21]
+    assert 0.5 < extrapolated / counted < 2
+    # The likeliest alpha of so few is beyond all bounds; at most 1, the rate is beta / (beta + N - 1), beta 9 here.
+    few = reidentification_rate(torch.tensor([6.0, 2.0, 0.0, 0.0]), sizes=(4, 100, 4000))
+    assert few["rate_100"].item() == pytest.approx(9 / 108, rel=1e-5)
+    assert few["rate_4000"] >= few["rate_4"] / 1000
+
+
+def test_everybody_known_stays_known():
+    values = reidentification_rate(torch.tensor([8.0, 0.0, 0.0]), sizes=(2, 3, 1000))
+    assert rates(values) == {2: 1.0, 3: 1.0, 1000: 1.0}
+
+
+@pytest.mark.parametrize("histogram", [[], [4.0], [0.0, 0.0, 0.0], [1.0, math.nan]])
+def test_no_ranks_give_nan_and_one_warning(histogram):
+    with pytest.warns(UserWarning, match=UNDEFINED) as warned:
+        values = reidentification_rate(torch.tensor(histogram), sizes=(2, 100))
+    assert all(value.isnan() for value in values.values())
+    assert len(warned) == 1
+
+
+def test_two_references_are_too_few_to_go_beyond():
+    with pytest.warns(UserWarning, match="there are two"):
+        values = reidentification_rate(torch.tensor([3.0, 1.0]), sizes=(2, 3))
+    assert values["rate_2"] == 0.75
+    assert values["rate_3"].isnan()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error"),
+    [
+        ((), ValueError),
+        ((0,), ValueError),
+        ((2, 2), ValueError),
+        (5, TypeError),
+        ((2.0,), TypeError),
+        ("20", TypeError),
+    ],
+)
+def test_odd_sizes_are_refused(sizes, error):
+    with pytest.raises(error, match="Expected `sizes`"):
+        reidentification_rate(torch.ones(4), sizes)
+
+
+def test_the_rate_has_the_gradient_of_its_differences():
+    histogram = torch.tensor([9.0, 5.0, 3.0, 2.0, 2.0, 1.0], dtype=torch.float64, requires_grad=True)
+    function = lambda h: torch.stack([reidentification_rate(h, (3, 6, 20))[f"rate_{n}"] for n in (3, 6, 20)])  # noqa: E731
+    assert torch.autograd.gradcheck(function, histogram, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_the_rate_is_the_exact_linkability_of_the_peer(length):
+    enrolled, tested, embeddings = demo_corpus(number=300)
+    models = legal_eval.build_speaker_embeddings(enrolled, embeddings)
+    probes, _ = legal_eval.build_test_embeddings(tested, embeddings, length, rng=np.random.default_rng(0))
+    matrix = legal_eval.cosine_score_matrix(models, probes)
+    names = {speaker: number for number, speaker in enumerate(models)}
+    sizes = (1, 2, 20, 100, 299, 300)
+    histogram = rank_histogram(
+        torch.tensor(np.array(list(probes.values()))),
+        torch.tensor([names[speaker] for speaker in probes]),
+        torch.tensor(np.array(list(models.values()))),
+        torch.arange(300),
+    )
+    ours = rates(reidentification_rate(histogram, sizes))
+    for size in sizes:
+        assert ours[size] == pytest.approx(legal_eval.linkability(matrix, size, estimator="exact")[0], abs=1e-9)
+        drawn = legal_eval.linkability(matrix, size, n_runs=200)
+        assert ours[size] == pytest.approx(np.mean(drawn), abs=4 * np.std(drawn) / math.sqrt(200) + 1e-9)
+
+
+# --- Singling out
+
+
+def isolated(seed, number=7, counts=(1, 3, 2, 2, 1, 3, 2), width=3):
+    """References, conversations with the one that is tested, and the scores as the reference wants them."""
+    draw = np.random.default_rng(seed)
+    references = draw.normal(size=(number, width))
+    voices = [0.7 * references[i] + draw.normal(size=(counts[i] + 1, width)) for i in range(number)]
+    scores = [[references[i] @ voice.T for voice in voices] for i in range(number)]
+    return references, voices, scores
+
+
+def arguments(references, voices):
+    speakers = torch.arange(len(voices)).repeat_interleave(torch.tensor([len(voice) for voice in voices]))
+    is_tested = torch.cat([torch.arange(len(voice)) == 0 for voice in voices])
+    return {
+        "references": torch.tensor(references),
+        "reference_speakers": torch.arange(len(references)),
+        "conversations": torch.tensor(np.concatenate(voices)),
+        "speakers": speakers,
+        "is_tested": is_tested,
+    }
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_singling_out_is_the_mean_over_all_sets_within_its_error(seed):
+    references, voices, scores = isolated(seed)
+    sizes = (2, 3, 5, 7)
+    found = singling_out(**arguments(references, voices), sizes=sizes, scoring="dot", draws=1000)
+    for size in sizes:
+        expected = np.mean(
+            [
+                reference.singling_out(
+                    np.array([row[0] for row in scores[own]]), [row[1:] for row in scores[own]], own, size
+                )
+                for own in range(len(scores))
+            ]
+        )
+        error = found[f"singling_out_{size}_error"].item()
+        assert error <= 2 * 0.5 / math.sqrt(7 * 1000)
+        assert found[f"singling_out_{size}"].item() == pytest.approx(expected, abs=4 * error + 1e-12)
+        assert (error == 0) == (size == len(scores))
+
+
+def conversations_of_the_peer(scale=1, length=1):
+    """Its demo's corpus, with as many calibration conversations as there are, and models of its own making."""
+    enrolled, tested, embeddings = demo_corpus(number=40 * scale)
+    models = legal_eval.build_speaker_embeddings(enrolled, embeddings)
+    return models, legal_eval.build_conversations(tested, embeddings, length)
+
+
+def as_arguments(models, made):
+    voices = [np.stack([one.test, *one.calibration]) for one in made.values()]
+    return arguments(np.stack(list(models.values())), voices)
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_singling_out_is_that_of_the_peer(length):
+    models, made = conversations_of_the_peer(length=length)
+    scores = metrics.score_conversations(models, made)
+    sizes = (2, 5, 10, 20, 40)
+    ours = singling_out(**as_arguments(models, made), sizes=sizes, draws=500)
+    for size in sizes:
+        outcomes = np.array(list(metrics.singling_out(scores, size, n_runs=1 if size == 40 else 200).values()))
+        value, error = ours[f"singling_out_{size}"].item(), ours[f"singling_out_{size}_error"].item()
+        if size == 40:  # everybody: neither of us draws
+            assert value == outcomes.mean()
+        else:
+            spread = math.hypot(error, outcomes.std(0, ddof=1).mean() / math.sqrt(outcomes.size))
+            assert value == pytest.approx(outcomes.mean(), abs=4 * spread)
+
+
+def test_its_error_is_the_spread_over_other_shuffles():
+    models, made = conversations_of_the_peer()
+    given = as_arguments(models, made)
+    values, errors = [], []
+    for seed in range(30):
+        # Other values of the same geometry are other draws: turn everything by the same rotation.
+        turn = torch.linalg.qr(torch.randn(32, 32, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))[
+            0
+        ]
+        turned = {name: value @ turn if value.is_floating_point() else value for name, value in given.items()}
+        found = singling_out(**turned, sizes=(10,), draws=50)
+        values.append(found["singling_out_10"])
+        errors.append(found["singling_out_10_error"])
+    spread = torch.stack(values).std()
+    assert 0.6 < torch.stack(errors).mean() / spread < 1.7
+
+
+@pytest.mark.parametrize(("calibration", "expected"), [(1, 0.265), (2, 0.302), (9, 0.349)])
+def test_knowing_nothing_singles_out_as_chance_does(calibration, expected):
+    # lambda exp(-lambda) with lambda ~ Gamma(M + 1/2) / M: e^-1 less what an imprecise threshold costs.
+    m = calibration
+    assert expected == pytest.approx((1 + 0.5 / m) * (m / (m + 1)) ** (m + 1.5), abs=5e-4)
+    draw = torch.Generator().manual_seed(3)
+    names, each = torch.arange(400), calibration + 1
+    references, crowd = (torch.randn(rows, 64, generator=draw) for rows in (400, 400 * each))
+    found = singling_out(references, names, crowd, names.repeat_interleave(each), sizes=(50,))
+    assert found["singling_out_50"].item() == pytest.approx(expected, abs=0.015)
+
+
+def test_knowing_all_singles_out_always_and_one_voice_for_all_never():
+    names, voices = torch.arange(400), torch.randn(400, 64, generator=torch.Generator().manual_seed(0))
+    for voice, expected in ((voices, 1.0), (torch.ones(400, 64), 0.0)):
+        crowd = voice.repeat_interleave(3, 0)
+        found = singling_out(voices, names, crowd, names.repeat_interleave(3), sizes=(50, 400))
+        assert rates(found, "singling_out_") == {50: expected, 400: expected}
+
+
+def test_every_conversation_takes_its_turn():
+    references, voices, _ = isolated(4, counts=(1,) * 7)
+    given = arguments(references, voices)
+    del given["is_tested"]
+    places = deal_places(given["speakers"], row_keys(given["conversations"]))
+    turns = [singling_out(**given, is_tested=places == turn, sizes=(7,))["singling_out_7"] for turn in (0, 1)]
+    assert turns[0] != turns[1]
+    assert singling_out(**given, sizes=(7,))["singling_out_7"] == sum(turns) / 2
+
+
+def test_singling_out_depends_neither_on_rows_nor_on_names(monkeypatch):
+    models, made = conversations_of_the_peer()
+    given = as_arguments(models, made)
+    expected = singling_out(**given, sizes=(10, 40), draws=50)
+    draw = torch.Generator().manual_seed(1)
+    rows, columns = torch.randperm(40, generator=draw), torch.randperm(len(given["speakers"]), generator=draw)
+    names = torch.randperm(40, generator=draw) * 5 - 70
+    shuffled = {
+        "references": given["references"][rows],
+        "reference_speakers": names[given["reference_speakers"][rows]],
+        "conversations": given["conversations"][columns],
+        "speakers": names[given["speakers"][columns]],
+        "is_tested": given["is_tested"][columns],
+    }
+    assert singling_out(**shuffled, sizes=(10, 40), draws=50) == expected
+    monkeypatch.setattr("vpmetrics._engine.population.rows_at_once", lambda *_: 3)
+    assert singling_out(**given, sizes=(10, 40), draws=50) == expected
+
+
+def test_sizes_beyond_the_people_there_are_give_nan_with_one_warning():
+    references, voices, _ = isolated(0)
+    with pytest.warns(UserWarning, match=UNDEFINED) as warned:
+        found = singling_out(**arguments(references, voices), sizes=(7, 8, 100))
+    assert len(warned) == 1
+    assert found["singling_out_7"].isfinite()
+    assert found["singling_out_8"].isnan()
+    assert found["singling_out_100_error"].isnan()
+
+
+def test_nan_stays_nan_in_singling_out():
+    references, voices, _ = isolated(0)
+    references[2, 1] = np.nan
+    with pytest.warns(UserWarning, match=UNDEFINED):
+        assert singling_out(**arguments(references, voices), sizes=(7,))["singling_out_7"].isnan()
+
+
+def test_conversations_without_one_that_is_tested_are_refused():
+    references, voices, _ = isolated(0)
+    given = arguments(references, voices)
+    with pytest.raises(ValueError, match="mark one conversation of every speaker"):
+        singling_out(**(given | {"is_tested": torch.zeros_like(given["is_tested"])}), sizes=(3,))
+    with pytest.raises(TypeError, match="to be boolean"):
+        singling_out(**(given | {"is_tested": given["speakers"]}), sizes=(3,))

@@ -1,0 +1,52 @@
+"""Which points are kept, and which one is chosen."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from vpmetrics.lightning.pareto import ParetoFront, ParetoPoint, add_point, choose
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_chosen_point_is_never_dropped(seed, mode):
+    """Against a search over everything that was ever measured."""
+    draw, budgets = random.Random(seed), {"leak": 0.4, "other": 0.6}
+    budgets = {name: budgets[name] for name in list(budgets)[: 1 + seed % 2]}
+    front = ParetoFront(budgets, mode, size=3)
+    for step in range(40):
+        leaks = {name: round(draw.random(), 1) for name in budgets}
+        front.kept = front.extend(ParetoPoint(step, step, leaks, round(draw.random(), 1), ""))
+        assert len(front.kept) <= 3
+        best = choose(front.measured, budgets, mode)
+        assert (front.chosen.disclosure, front.chosen.utility) == (best.disclosure, best.utility)
+
+
+def test_the_front_holds_exactly_the_points_that_nothing_beats():
+    draw = random.Random(0)
+    points = [ParetoPoint(n, n, {"leak": draw.random()}, draw.random(), "") for n in range(60)]
+    front = []
+    for point in points:
+        front = add_point(front, point, "max")
+    expected = [
+        point
+        for point in points
+        if not any(p.disclosure["leak"] < point.disclosure["leak"] and p.utility > point.utility for p in points)
+    ]
+    assert front == sorted(expected, key=lambda point: point.disclosure["leak"])
+
+
+def test_json_holds_every_measurement_and_relative_paths_of_the_kept_ones():
+    front = ParetoFront({"leak": 0.2}, "min", size=1)
+    for step, leak in enumerate((0.3, 0.1)):
+        front.kept = front.extend(ParetoPoint(0, step, {"leak": leak}, 1.0, f"/runs/a/{step}.ckpt", {"leak": [0, 1]}))
+    content = json.loads(front.to_json("/runs/a", "loss"))
+    assert content["chosen"] == "1.ckpt"
+    assert [(row["step"], row["path"], row["within_budget"]) for row in content["measured"]] == [
+        (0, None, False), (1, "1.ckpt", True),
+    ]  # fmt: skip
+    assert [row["path"] for row in content["points"]] == ["1.ckpt"]
+    assert content["points"][0]["intervals"] == {"leak": [0, 1]}

@@ -1,0 +1,67 @@
+"""Batches for the losses, and slow references of what they compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+import torch
+
+from vpmetrics.losses import DisclosureLoss, DistinctivenessLoss, PseudonymisationLoss
+
+LOSSES = [
+    DisclosureLoss(),
+    DisclosureLoss(centred=True, flatness=1.0, attacks=("batch", "past"), session_invariance=1.0),
+    DistinctivenessLoss(),
+    PseudonymisationLoss(),
+]
+each_loss = pytest.mark.parametrize("loss", LOSSES, ids=["OP", "OP+", "PP", "both"])
+
+
+def batch(seed=0, speakers=8, utterances=6, width=12, dtype=torch.float32):
+    """Original and protected rows that share a voice, and their speakers."""
+    generator = torch.Generator().manual_seed(seed)
+    names = torch.arange(speakers).repeat_interleave(utterances)
+    voices, pseudo = torch.randn(2, speakers, width, generator=generator, dtype=torch.float64)
+    noise = 0.5 * torch.randn(2, len(names), width, generator=generator, dtype=torch.float64)
+    return (voices[names] + noise[0]).to(dtype), (voices + pseudo)[names].add(noise[1]).to(dtype), names
+
+
+def keyed_batch(seed=0, speakers=6, utterances=8, width=5, dtype=torch.float64):
+    """Two sessions per speaker; protected rows are a voice per session plus a linear map of the original."""
+    generator = torch.Generator().manual_seed(seed)
+    original, _, names = batch(seed, speakers, utterances, width, dtype=dtype)
+    sessions = 2 * names + torch.arange(len(names)) % 2
+    voices = torch.randn(2 * speakers, width, generator=generator, dtype=torch.float64).to(dtype)
+    mixing = torch.randn(width, width, generator=torch.Generator().manual_seed(7), dtype=torch.float64).to(dtype)
+    return original, voices[sessions] + 0.5 * original @ mixing, names, sessions
+
+
+def train_on(loss, batches=12, **settings):
+    """The loss after some batches, and these batches."""
+    past = [keyed_batch(seed, **settings) for seed in range(1, batches + 1)]
+    for original, protected, speakers, sessions in past:
+        loss(original, protected.clone().requires_grad_(), speakers, sessions)
+    return loss, past
+
+
+def unit(rows):
+    rows = np.asarray(rows, dtype=float)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def trials(original, protected, speakers, condition="OP"):
+    """Scores and labels by definition: OP every ordered pair but k = l, PP every unordered pair."""
+    sides = {"O": unit(original.detach()), "P": unit(protected.detach())}
+    scores, names = sides[condition[0]] @ sides[condition[1]].T, speakers.numpy()
+    size = len(names)
+    chosen = np.triu(np.ones((size, size), bool), 1) if condition == "PP" else ~np.eye(size, dtype=bool)
+    return scores[chosen], (names[:, None] == names)[chosen].astype(int)
+
+
+def d_ece(scores, target):
+    return reference.zebra.zebra_disclosure(scores, target)["d_ece"]
+
+
+def two_sided(scores, target):
+    return d_ece(scores, target) + d_ece(-scores, target)

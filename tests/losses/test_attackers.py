@@ -1,0 +1,159 @@
+"""Attackers inside the losses and the share of variance within sessions, against their definitions in NumPy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from loss_batches import keyed_batch, train_on, trials, two_sided, unit
+from torch.testing import assert_close
+
+from vpmetrics.losses import DisclosureLoss, PseudonymisationLoss
+from vpmetrics.losses.attackers import RunningMoments, session_deviations, within_session_share
+
+
+def covariance(rows, weights=None):
+    return np.cov(rows.T, aweights=weights, ddof=0)
+
+
+def add_ridge(square, share):
+    return square + share * np.trace(square) / len(square) * np.eye(len(square))
+
+
+def ridge_scores(fitted_o, fitted_p, original, protected, ridge, weights=None):
+    """Cosines of whitened originals with their ridge regression on protected rows."""
+    mean_o, mean_p = (np.average(side, axis=0, weights=weights) for side in (fitted_o, fitted_p))
+    together = covariance(np.hstack([fitted_o, fitted_p]), weights)
+    width = fitted_o.shape[1]
+    oo, pp, po = together[:width, :width], together[width:, width:], together[width:, :width]
+    lengths, axes = np.linalg.eigh(add_ridge(oo, 1e-2))
+    white = axes / np.sqrt(lengths) @ axes.T
+    predicted = (protected - mean_p) @ np.linalg.solve(add_ridge(pp, ridge), po @ white)
+    return unit((original - mean_o) @ white) @ unit(predicted).T
+
+
+def past_rows(past, side):
+    """All unit rows of a side, and weights that fall by 0.95 from batch to batch."""
+    return np.concatenate([unit(rows[side]) for rows in past]), np.repeat(
+        0.95 ** np.arange(len(past))[::-1], len(past[0][0])
+    )
+
+
+def test_the_attack_fitted_on_past_batches_is_that_of_the_definition():
+    loss, past = train_on(DisclosureLoss(straight_through=True, attacks=("past",)))
+    original, protected, speakers, _ = keyed_batch()
+    (o, weights), (p, _) = past_rows(past, 0), past_rows(past, 1)
+    scores = ridge_scores(o, p, unit(original), unit(protected), 1e-4, weights)
+    is_trial, is_same = ~np.eye(len(scores), dtype=bool), speakers.numpy()[:, None] == speakers.numpy()
+    attacked = two_sided(scores[is_trial], is_same[is_trial].astype(int))
+    plain = two_sided(*trials(original, protected, speakers))
+    assert attacked > plain + 0.1
+    assert loss(original, protected, speakers).item() == pytest.approx(plain + attacked, abs=1e-9)
+
+
+def test_the_attack_fitted_on_half_of_the_speakers_is_that_of_the_definition():
+    original, protected, speakers, _ = keyed_batch(speakers=7)
+    o, p, names = unit(original), unit(protected), speakers.numpy()
+    keys = [np.mean(o[names == name] @ np.cos(np.arange(1, 6))) for name in range(7)]
+    is_first = np.isin(names, np.argsort(keys)[::2])
+    scores, target = [], []
+    for half in (is_first, ~is_first):
+        attacked = ridge_scores(o[half], p[half], o[~half], p[~half], 1e-3)
+        is_trial = ~np.eye(len(attacked), dtype=bool)
+        scores.append(attacked[is_trial])
+        target.append((names[~half][:, None] == names[~half])[is_trial])
+    expected = two_sided(np.concatenate(scores), np.concatenate(target).astype(int))
+    expected += two_sided(*trials(original, protected, speakers))
+    loss = DisclosureLoss(straight_through=True, attacks=("batch",))
+    assert loss(original, protected, speakers).item() == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_share_within_sessions_is_that_of_the_definition():
+    (loss, past), plain = train_on(DisclosureLoss(session_invariance=2.0)), DisclosureLoss()
+    rows = keyed_batch()
+    inverse = np.linalg.inv(add_ridge(covariance(*past_rows(past, 1)), 1e-6))
+    p, sessions = unit(rows[1]), rows[3].numpy()
+    deviations = [row - p[sessions == session].mean(0) for row, session in zip(p, sessions, strict=True)]
+    share = sum(row @ inverse @ row for row in deviations) / p.size
+    added = loss(*rows) - plain(*rows)
+    assert added.item() == pytest.approx(2 * math.log1p(share / 1e-3), abs=1e-9)
+
+
+def share_of_itself(protected, speakers, sessions):
+    """The share, and its gradient, where the past is the batch."""
+    rows = protected.clone().requires_grad_()
+    deviations, moments = session_deviations(rows, speakers, sessions), RunningMoments()
+    for _ in range(12):
+        moments.observe(deviations, rows)
+    share = within_session_share(moments.covariances(rows), deviations, rows)
+    return share, torch.autograd.grad(share, rows)[0]
+
+
+def test_the_share_has_the_gradient_of_numerator_and_denominator():
+    _, protected, speakers, sessions = keyed_batch()
+    share, gradient = share_of_itself(protected, speakers, sessions)
+    steps = 1e-5 * torch.eye(protected.numel(), dtype=torch.float64).view(-1, *protected.shape)
+    values = [
+        share_of_itself(protected + sign * step, speakers, sessions)[0].item() for step in steps for sign in (1, -1)
+    ]
+    expected = torch.tensor(values, dtype=torch.float64).view(-1, 2).diff().view_as(gradient) / -2e-5
+    assert 0 < share < 1
+    assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_stretching_a_direction_does_not_lower_the_share():
+    _, protected, speakers, sessions = keyed_batch()
+    _, gradient = share_of_itself(protected, speakers, sessions)
+    stretch = (protected - protected.mean(0)).T @ gradient  # the derivative along every linear map
+    assert stretch.abs().max() < 1e-5 * gradient.norm() * protected.norm()
+
+
+def test_the_past_is_used_when_it_holds_much_more_than_a_batch():
+    rows = keyed_batch()
+    loss, plain = DisclosureLoss(attacks=("past",), session_invariance=1.0), DisclosureLoss()(*rows)
+    train_on(loss, 9)
+    assert_close(loss(*rows), plain)
+    train_on(loss, 1)
+    assert loss(*rows) > plain + 0.1
+
+
+def test_only_batches_that_are_trained_on_are_remembered():
+    original, protected, *labels = keyed_batch()
+    loss, _ = train_on(PseudonymisationLoss())
+    kept = loss.disclosure.past_sessions.moments.clone()
+    loss(original, protected, *labels)
+    with torch.no_grad():
+        loss(original, protected.clone().requires_grad_(), *labels)
+    loss.eval()(original, protected.clone().requires_grad_(), *labels)
+    assert_close(loss.disclosure.past_sessions.moments, kept, atol=0, rtol=0)
+    loss.train()(original, protected.clone().requires_grad_(), *labels)
+    assert not torch.equal(loss.disclosure.past_sessions.moments, kept)
+
+
+def test_a_batch_with_nan_shows_once_and_is_forgotten():
+    original, protected, *labels = keyed_batch()
+    loss, _ = train_on(PseudonymisationLoss())
+    before = loss(original, protected, *labels)
+    broken = protected.clone()
+    broken[3, 2] = torch.nan
+    assert loss(original, broken.requires_grad_(), *labels).isnan()
+    assert_close(loss(original, protected, *labels), before)
+
+
+def test_moments_restart_with_another_width_and_are_not_saved():
+    loss, _ = train_on(PseudonymisationLoss())
+    assert loss.state_dict() == {}
+    train_on(loss, width=7)
+    fresh, _ = train_on(PseudonymisationLoss(), width=7)
+    assert_close(loss.disclosure.past_sessions.moments, fresh.disclosure.past_sessions.moments, atol=0, rtol=0)
+
+
+def test_moments_survive_a_module_in_half_precision():
+    rows = keyed_batch(dtype=torch.float32)
+    loss, _ = train_on(DisclosureLoss(attacks=("past",)), dtype=torch.float32)
+    before = loss(*rows)
+    value = loss.to(torch.bfloat16)(rows[0], rows[1].requires_grad_(), *rows[2:])
+    assert_close(value, before, atol=0.2, rtol=0)  # moments rounded to 8 bits
+    assert loss.past_pairs.moments.dtype == torch.float64

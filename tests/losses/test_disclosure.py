@@ -1,0 +1,143 @@
+"""DisclosureLoss: exact values, both directions, flatness, and training on the bundled voices."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from loss_batches import batch, d_ece, keyed_batch, trials, two_sided, unit
+from torch import nn
+from torch.nn.functional import normalize
+from torch.testing import assert_close
+
+from vpmetrics.data import demo_voices
+from vpmetrics.functional import zebra_disclosure
+from vpmetrics.losses import DisclosureLoss, PseudonymisationLoss
+
+
+def test_straight_through_returns_exact_values_with_the_gradient_of_smooth_ones():
+    original, protected, speakers = batch(dtype=torch.float64)
+    sides = [unit(original), unit(protected)]
+    centred = [torch.tensor(side - side.mean(0)) for side in sides]
+    expected = two_sided(*trials(original, protected, speakers)) + two_sided(*trials(*centred, speakers))
+    protected.requires_grad_()
+    values = [DisclosureLoss(centred=True, straight_through=exact)(original, protected, speakers) for exact in (0, 1)]
+    assert values[1].item() == pytest.approx(expected, abs=1e-9)
+    assert values[0].item() == pytest.approx(expected, abs=0.06)
+    assert_close(*(torch.autograd.grad(value, protected)[0] for value in values), atol=0, rtol=0)
+
+
+def test_sessions_add_the_pairs_across_sessions():
+    original, protected, speakers, sessions = keyed_batch()
+    scores, target = trials(original, protected, speakers, "PP")
+    row, column = np.triu_indices(len(speakers), 1)
+    is_across = (target == 0) | (sessions[row] != sessions[column]).numpy()
+    expected = two_sided(*trials(original, protected, speakers)) + two_sided(scores[is_across], target[is_across])
+    loss = DisclosureLoss(straight_through=True)
+    assert loss(original, protected, speakers, sessions).item() == pytest.approx(expected, abs=1e-9)
+    # Session numbers may repeat from speaker to speaker.
+    assert_close(loss(original, protected, speakers, sessions % 2), loss(original, protected, speakers, sessions))
+
+
+def test_flatness_is_the_correlation_ratio():
+    original, protected, speakers = batch(dtype=torch.float64)
+    added = DisclosureLoss(flatness=2.0)(original, protected, speakers) - DisclosureLoss()(
+        original, protected, speakers
+    )
+    scores = unit(original) @ unit(protected).T
+    means = scores.reshape(8, 6, 8, 6).mean((1, 3))
+    assert added.item() == pytest.approx(2 * means.var() / scores.var(), abs=1e-9)
+
+
+def test_the_value_hardly_depends_on_the_size_of_the_batch():
+    values = {}
+    for rows in (8, 32, 128):
+        draws = [torch.randn(2, rows, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(8)]
+        values[rows] = torch.stack(
+            [DisclosureLoss()(*sides, torch.arange(rows) % (rows // 4)) for sides in draws]
+        ).mean()
+    assert values[8] < 0.2  # calibration fits noise: 1.4 would be everything
+    assert values[32] < 0.02
+    assert values[128] < 0.005
+
+
+class OneSided(nn.Module):
+    """D_ECE of OP in one direction."""
+
+    def forward(self, original, protected, speakers):
+        is_trial = ~torch.eye(len(speakers), dtype=torch.bool)
+        scores = (normalize(original) @ normalize(protected).T)[is_trial]
+        target = (speakers[:, None] == speakers)[is_trial]
+        return zebra_disclosure(scores, target.long(), bandwidth=0.02)["d_ece"]
+
+
+class Anonymiser(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.change = nn.Sequential(nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 256))
+
+    def forward(self, embeddings):
+        return embeddings + self.change(embeddings)
+
+
+def train(loss, voices, anonymise, parameters, steps, lr):
+    """Train on batches of 16 of the 37 speakers with 6 utterances each; the bundled voices lie speaker by speaker."""
+    generator, rows = torch.Generator().manual_seed(0), torch.arange(37 * 28).view(37, 28)
+    optimiser = torch.optim.Adam(parameters, lr=lr)
+    for _ in range(steps):
+        speakers, utterances = (torch.randperm(n, generator=generator)[:k] for n, k in ((37, 16), (28, 6)))
+        chosen = rows[speakers][:, utterances].flatten()
+        optimiser.zero_grad()
+        loss(voices.original[chosen], anonymise(chosen), voices.speakers[chosen]).backward()
+        optimiser.step()
+
+
+def disclosures(voices, protected):
+    """D_ECE of OP, of its negated scores, and of PP; every fourth utterance is enough."""
+    rows = voices.original[::4], protected.detach()[::4], voices.speakers[::4]
+    scores, target = trials(*rows)
+    return d_ece(scores, target), d_ece(-scores, target), d_ece(*trials(*rows, "PP"))
+
+
+@pytest.fixture(scope="module")
+def voices():
+    voices = demo_voices()
+    assert torch.equal(voices.speakers, torch.arange(37).repeat_interleave(28))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors this small are done before a second thread wakes up
+    yield voices
+    torch.set_num_threads(threads)
+
+
+def test_the_one_sided_value_ends_in_its_blind_spot_and_the_loss_does_not(voices):
+    def train_rows(loss, steps):
+        protected = voices.original.clone().requires_grad_()
+        train(loss, voices, lambda chosen: protected[chosen], [protected], steps, lr=1e-2)
+        return disclosures(voices, protected)
+
+    forwards, backwards, _ = disclosures(voices, voices.original)
+    assert forwards > 0.69
+    assert backwards < 0.01
+    forwards, backwards, _ = train_rows(OneSided(), steps=200)
+    assert forwards < 0.001
+    assert backwards > 0.01
+    forwards, backwards, _ = train_rows(DisclosureLoss(), steps=100)
+    assert forwards < 0.012
+    assert backwards < 0.005
+
+
+def test_pseudonymisation_hides_the_voice_and_keeps_voices_distinct(voices):
+    torch.manual_seed(0)
+    anonymiser = Anonymiser()
+    train(
+        PseudonymisationLoss(),
+        voices,
+        lambda chosen: anonymiser(voices.original[chosen]),
+        anonymiser.parameters(),
+        steps=100,
+        lr=1e-3,
+    )
+    forwards, backwards, distinct = disclosures(voices, anonymiser(voices.original))
+    assert forwards < 0.02
+    assert backwards < 0.02
+    assert distinct > 0.7

@@ -1,0 +1,228 @@
+"""What all losses have in common: arguments, lengths, gradients, precision, devices, and batches that train nothing."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+
+import pytest
+import torch
+from dispatched import Dispatched
+from loss_batches import LOSSES, batch, each_loss, keyed_batch, train_on
+from torch import nn
+from torch.testing import assert_close
+
+from vpmetrics.losses import DisclosureLoss, DistinctivenessLoss, PseudonymisationLoss
+
+undefined = pytest.mark.filterwarnings("ignore:.*batches so far had no two utterances")
+each_class = pytest.mark.parametrize("make", [DisclosureLoss, DistinctivenessLoss, PseudonymisationLoss])
+
+
+@each_loss
+def test_order_and_labels_of_speakers_change_nothing(loss):
+    original, protected, speakers = batch(dtype=torch.float64)
+    order = torch.randperm(len(speakers), generator=torch.Generator().manual_seed(0))
+    expected = loss(original, protected, speakers)
+    assert_close(loss(original[order], protected[order], 1000 - 7 * speakers[order]), expected, atol=1e-9, rtol=0)
+    names = [f"speaker {number}" for number in speakers.tolist()]
+    assert_close(loss(original, protected[:, None], names, names), loss(original, protected, speakers, speakers))
+
+
+@each_loss
+def test_a_gain_per_row_changes_nothing_but_the_length_of_the_gradient(loss):
+    original, protected, speakers, sessions = keyed_batch()
+    generator = torch.Generator().manual_seed(0)
+    gains = torch.randn(2, len(original), 1, generator=generator, dtype=torch.float64).exp()
+    results = []
+    for gain_o, gain_p in (torch.ones_like(gains), gains):
+        module, rows = copy.deepcopy(loss), (gain_p * protected).requires_grad_()
+        for seed in range(12):  # the past is that of louder and softer rows, too
+            before = keyed_batch(1 + seed)
+            module(gain_o * before[0], (gain_p * before[1]).requires_grad_(), *before[2:])
+        value = module(gain_o * original, rows, speakers, sessions)
+        (gradient,) = torch.autograd.grad(value, rows)
+        assert_close((gradient * rows).sum(1), torch.zeros_like(gain_p[:, 0]), atol=1e-12, rtol=0)
+        results.append((value, gain_p * gradient))
+    assert_close(results[1], results[0], atol=1e-9, rtol=1e-9)
+
+
+def test_training_a_gain_per_row_does_not_lower_the_loss():
+    losses = [DisclosureLoss(attacks=("past",)) for _ in range(2)]
+    original, protected, speakers, sessions = keyed_batch()
+    gains = torch.zeros(len(original), 1, dtype=torch.float64, requires_grad=True)
+    optimiser = torch.optim.Adam([gains], lr=0.1)  # turns a gradient of pure rounding into large steps
+    for _ in range(30):
+        optimiser.zero_grad()
+        value = losses[0](original, gains.exp() * protected, speakers, sessions)
+        value.backward()
+        assert gains.grad.abs().max() < 1e-12
+        optimiser.step()
+        assert_close(
+            value, losses[1](original, protected.clone().requires_grad_(), speakers, sessions), rtol=0, atol=1e-9
+        )
+
+
+@each_loss
+@pytest.mark.parametrize(
+    ("original", "protected"),
+    [
+        (torch.zeros(12, 4), torch.zeros(12, 4)),
+        (torch.ones(12, 4), torch.ones(12, 4)),
+        (torch.eye(4)[torch.arange(12) % 4], torch.ones(12, 4)),
+        (torch.eye(4)[torch.arange(12) % 4], torch.eye(4)[torch.arange(12) % 4]),
+        (torch.eye(4)[torch.arange(12) % 4], -torch.eye(4)[torch.arange(12) % 4]),
+        (torch.ones(12, 4), torch.eye(4)[torch.arange(12) % 4]),
+        (1e-30 * torch.eye(4).repeat(3, 1), 1e30 * torch.eye(4).repeat(3, 1)),
+    ],
+    ids=["zero", "tied", "protected tied", "separated", "reversed", "original tied", "extreme lengths"],
+)
+def test_every_stage_of_training_has_a_finite_gradient(loss, original, protected):
+    protected = protected.clone().requires_grad_()
+    value = loss(original, protected, torch.arange(12) % 4)
+    value.backward()
+    assert value.isfinite()
+    assert protected.grad.isfinite().all()
+
+
+@each_loss
+@pytest.mark.parametrize("spread", [0, 1e-7, 1e-5, 1e-3])
+@pytest.mark.parametrize("length", [0, 1, 100])
+def test_nearly_constant_output_has_a_bounded_gradient(loss, spread, length):
+    original, protected, speakers = batch(speakers=16, utterances=8)
+    constant = (length * (torch.ones_like(protected) / 12**0.5 + spread * protected)).requires_grad_()
+    sessions = torch.arange(len(speakers)) % 2
+    loss = copy.deepcopy(loss)
+    for _ in range(12):
+        (gradient,) = torch.autograd.grad(loss(original, constant, speakers, sessions), constant)
+        assert gradient.norm() <= 20 / max(length, 0.01)
+
+
+@undefined
+@each_class
+@pytest.mark.parametrize(
+    "speakers", [[], [3], [3, 3, 3], [1, 2, 3, 4]], ids=["nobody", "one row", "one speaker", "no target"]
+)
+@pytest.mark.parametrize("exact", [False, True])
+def test_without_both_classes_it_is_zero_with_a_graph(make, speakers, exact):
+    original, protected = torch.randn(2, len(speakers), 5, generator=torch.Generator().manual_seed(0)).unbind()
+    protected.requires_grad_()
+    value = make(straight_through=exact)(original, protected, torch.tensor(speakers, dtype=torch.long))
+    value.backward()
+    assert value.item() == 0
+    assert (protected.grad == 0).all()
+
+
+@each_loss
+def test_nan_is_not_hidden(loss):
+    original, protected, speakers = batch()
+    protected[3, 2] = torch.nan
+    assert loss(original, protected, speakers).isnan()
+
+
+@each_loss
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_scores_in_float32(loss, dtype):
+    original, protected, speakers = batch()
+    layer = nn.Linear(12, 12, bias=False)
+    with torch.autocast("cpu", dtype=dtype):
+        narrow = layer(protected)
+        value = loss(original, narrow, speakers)
+    assert narrow.dtype == dtype
+    assert value.dtype == torch.float32
+    assert_close(value, loss(original, narrow.float(), speakers))
+    value.backward()
+    assert layer.weight.grad.isfinite().all()
+
+
+@each_loss
+def test_nothing_is_read_from_the_device(loss, device):
+    original, protected, speakers = (each.to(device) for each in batch())
+    protected.requires_grad_()
+    sessions = torch.arange(len(speakers), device=device) % 2
+    loss = copy.deepcopy(loss).to(device).train()
+    for _ in range(4):  # of these, the first, second and fourth look for batches that train nothing
+        loss(original, protected, speakers, sessions).backward()
+    for _ in range(3):
+        with Dispatched() as run:
+            loss(original, protected, speakers, sessions).backward()
+        assert run.synchronisations == 0
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_the_gradient_is_that_of_finite_differences(keyed):
+    # The share within sessions has the gradient of another value, which tests of attackers check.
+    loss, _ = train_on(PseudonymisationLoss(bandwidth=0.1, attacks=("past",), session_invariance=0.0))
+    loss.eval()
+    original, protected, *labels = keyed_batch()
+    labels = labels if keyed else labels[:1]
+    protected.requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(original, protected, *labels), protected)
+    with torch.no_grad():
+        steps = torch.eye(protected.numel(), dtype=torch.float64).view(-1, *protected.shape) * 1e-5
+        change = [
+            loss(original, protected + step, *labels) - loss(original, protected - step, *labels) for step in steps
+        ]
+    expected = torch.stack(change).view_as(gradient) / 2e-5
+    # The partition of PAV has no derivative, so single entries differ where a block joins another.
+    assert nn.functional.cosine_similarity(gradient.flatten(), expected.flatten(), dim=0) > 0.98
+    assert (gradient - expected).norm() < 0.2 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"original": None}, TypeError, "Expected `original` to be a tensor, but got NoneType"),
+        ({"protected": torch.ones(48, 12).long()}, TypeError, "Expected `protected` to have a floating dtype"),
+        ({"protected": torch.ones(48, 11)}, ValueError, r"Expected `protected` to have shape \(48, 12\)"),
+        ({"speakers": torch.ones(48)}, TypeError, "Expected `speakers` to have an integer dtype"),
+        ({"speakers": torch.ones(47).long()}, ValueError, r"Expected `speakers` to have shape \(48,\)"),
+        ({"sessions": torch.ones(47).long()}, ValueError, r"Expected `sessions` to have shape \(48,\)"),
+        ({"sessions": torch.ones(48)}, TypeError, "Expected `sessions` to have an integer dtype"),
+    ],
+)
+def test_wrong_batches_raise(change, error, message):
+    original, protected, speakers = batch()
+    rows = {"original": original, "protected": protected, "speakers": speakers} | change
+    for loss in LOSSES:
+        with pytest.raises(error, match=message):
+            loss(**rows)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"bandwidth": 0}, ValueError, "Expected `bandwidth` to be above 0, but got 0"),
+        ({"bandwidth": None}, TypeError, "Expected `bandwidth` to be a number, but got NoneType"),
+        ({"flatness": -1}, ValueError, "Expected `flatness` to be at least 0 and finite, but got -1"),
+        ({"disclosure": math.inf}, ValueError, "Expected `disclosure` to be at least 0 and finite, but got inf"),
+        ({"session_invariance": -1}, ValueError, "Expected `session_invariance` to be at least 0 and finite, but got"),
+        ({"attacks": "past"}, TypeError, "Expected `attacks` to be a sequence of names, but got 'past'"),
+        ({"attacks": ("future",)}, ValueError, "Expected `attacks` to be one of 'batch', 'past', but got 'future'"),
+    ],
+)
+def test_wrong_settings_raise(settings, error, message):
+    with pytest.raises(error, match=message):
+        PseudonymisationLoss(**settings)
+
+
+@each_class
+def test_batches_that_train_nothing_are_reported_once_where_the_loss_is_called(make):
+    original, protected, _ = batch()
+    loss = make()
+    with pytest.warns(UserWarning, match="1 of 1 batches so far had no two utterances of one speaker") as caught:
+        loss(original, protected, torch.arange(len(original)))
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss(original, protected, torch.arange(len(original)))
+        make()(*batch())
+
+
+def test_later_batches_that_train_nothing_are_reported_too():
+    original, protected, speakers = batch()
+    loss = DisclosureLoss()
+    for names in (speakers, speakers, torch.zeros_like(speakers)):
+        loss(original, protected, names)
+    with pytest.warns(UserWarning, match="1 of 4 batches so far"):
+        loss(original, protected, speakers)

@@ -1,0 +1,40 @@
+"""Systems with everything that figures show, each made once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from reports import make_report, make_trials, score_report
+from samples import voices
+
+from vpmetrics._engine.report import EvaluatedSystem
+from vpmetrics._engine.validation import suppress_warnings
+from vpmetrics.attacks import Plain, RidgeToOriginal
+
+
+@pytest.fixture(scope="session")
+def systems():
+    made = []
+    settings = {"sizes": (2, 40), "intervals": 0.9, "attacks": [Plain(), RidgeToOriginal()]}
+    for number, leak in enumerate((0.5, 0.2, 0.8)):
+        with suppress_warnings():  # of singling one out of 40
+            report = make_report(voices(leak=leak, seed=number), **settings)
+        sex = {"disclosure": 0.3 * number, "chance": 0.05, "original": 0.9}
+        attributes = {"sex": {**sex, "disclosure_low": 0.1, "disclosure_high": 0.7}, "age": {"disclosure": 0.1}}
+        utility = {"WER [%]": 5.0 + number, "UAR [%]": 60.0 + number}
+        named = {"attributes": attributes, "utility": utility}
+        made.append(EvaluatedSystem(f"system {number}", report, **named))
+    return made
+
+
+@pytest.fixture(scope="session")
+def trained(systems):
+    history = [{"deid": 0.1 * epoch, "gvd": -0.5 * epoch, "epoch": epoch} for epoch in range(4)]
+    return [replace(system, history=history) for system in systems]
+
+
+@pytest.fixture(scope="session")
+def scored():
+    reports = [score_report(seed, fit=make_trials(seed + 1), intervals=0.9) for seed in range(2)]
+    return [EvaluatedSystem(f"scores {number}", report) for number, report in enumerate(reports)]

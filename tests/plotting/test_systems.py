@@ -1,0 +1,78 @@
+"""Figures of systems and trainings."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from vpmetrics.plotting.systems import (
+    draw_pareto_front,
+    draw_path,
+    draw_scalars,
+    draw_trade_off,
+    draw_utility,
+    draw_whiskers,
+)
+
+
+def test_values_are_points_lines_and_one_line_for_each_key():
+    _, ax = draw_scalars(torch.tensor(0.3), None, "eer", (0.0, 0.5))
+    assert (ax.get_ylabel(), ax.get_xlabel(), ax.get_legend()) == ("eer", "step", None)
+    assert ax.get_ylim() == pytest.approx((-0.015, 0.515))
+    _, ax = draw_scalars([{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 4.0}], None, "metric", (None, None))
+    assert [list(line.get_ydata()) for line in ax.lines] == [[1.0, 3.0], [2.0, 4.0]]
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b"]
+    _, ax = draw_scalars(torch.tensor([0.1, 0.2, 0.3]), None, "eer", (None, None))
+    assert len(ax.lines[0].get_xdata()) == 3
+
+
+def test_the_trade_off_spans_a_decibel_and_more_where_needed():
+    _, ax = draw_trade_off([("a", {"deid": 0.5, "gvd": 0.001}), ("b", {"deid": 0.6, "gvd": -0.002})])
+    assert ax.get_ylim()[1] - ax.get_ylim()[0] == pytest.approx(1)
+    draw_trade_off([("c", {"deid": 0.5, "gvd": -7.0})], ax)
+    assert ax.get_ylim()[0] < -7
+    assert ax.get_ylim()[1] > 0.001
+
+
+def test_a_whisker_below_0_is_inside_its_axis():
+    ends = {"deid_low": -0.3, "deid_high": 0.9, "gvd_low": -3.0, "gvd_high": -1.0}
+    _, ax = draw_trade_off([("system", {"deid": 0.3, "gvd": -2.0, **ends})])
+    assert ax.get_xlim()[0] <= -30
+
+
+def test_a_path_leaves_out_what_is_not_finite():
+    _, ax = draw_path([0.1, 0.2, math.nan], [-1.0, -math.inf, 0.0], [0, 1, 2], None)
+    assert ax.lines[0].get_data()[0].tolist() == [10.0]
+    draw_path([], [], [], None)[0].draw_without_rendering()
+
+
+@pytest.mark.parametrize("is_lower_better", [True, False])
+def test_the_front_holds_the_systems_that_no_other_beats_in_both(is_lower_better):
+    draw = random.Random(0)
+    systems = [(f"system {n}", {"disclosure": draw.randint(0, 7) / 10}, draw.randint(0, 9)) for n in range(20)]
+    _, ax = draw_utility(systems, "WER", is_lower_better)
+    sign = 1 if is_lower_better else -1
+    points = {(scalars["disclosure"], sign * utility) for _, scalars, utility in systems}
+    best = {one for one in points if not any(a <= one[0] and b <= one[1] and (a, b) != one for a, b in points)}
+    front = ax.lines[0]
+    assert front.get_label() == "Pareto front"
+    assert {(x, sign * y) for x, y in zip(*front.get_data(), strict=True)} == best
+    assert ax.get_ylabel() == f"WER ({'lower' if is_lower_better else 'higher'} is better)"
+
+
+def test_utility_shows_the_interval_of_the_disclosure():
+    scalars = {"disclosure": 0.3, "disclosure_low": 0.2, "disclosure_high": 0.5}
+    _, ax = draw_utility([("one", scalars, 5.0)], "WER", True)
+    (segment,) = ax.collections[0].get_segments()
+    assert segment[:, 0] == pytest.approx([0.2, 0.5])
+
+
+def test_the_pareto_front_shows_budget_and_choice():
+    _, ax = draw_pareto_front([(0.3, 1.0), (0.1, 3.0)], [(0.3, 4.0)], (0.1, 3.0), 0.2, ("privacy", "loss"), None)
+    names = {text.get_text() for text in ax.get_legend().get_texts()}
+    assert names == {"measured", "Pareto front", "chosen", "budget 0.2"}
+    assert list(ax.lines[1].get_xdata()) == [0.1, 0.3]
+    draw_pareto_front([], [], None, 0.2, ("privacy", "loss"), draw_whiskers([((0.1, 0.2), 1.0)], ax))

@@ -1,0 +1,107 @@
+"""Synthetic voices and trials, the corpus of a peer's package, and three systems that no equal error rate ranks."""
+
+from __future__ import annotations
+
+import torch
+from legal_eval import demo
+
+UNDEFINED = "The result is NaN"
+
+
+def people(seed=0, number=12, each=6, width=8, noise=1.0, dtype=torch.float64):
+    """Original and protected embeddings of some people, and their speakers."""
+    draw = torch.Generator().manual_seed(seed)
+    speakers = torch.arange(number).repeat_interleave(each) * 7 - 20
+    voices = torch.randn(number, width, generator=draw, dtype=dtype).repeat_interleave(each, 0)
+    original, protected = (voices + noise * torch.randn(voices.shape, generator=draw, dtype=dtype) for _ in range(2))
+    return original, protected, speakers
+
+
+def planted(seed, leak=0.8, number=40, each=6, width=32):
+    """Forty people whose voices are hidden alike, but for one, of whose voice more is left."""
+    draw = torch.Generator().manual_seed(seed)
+    weak = int(torch.randint(number, (), generator=draw))
+    speakers = torch.arange(number).repeat_interleave(each)
+    voices = torch.randn(number, width, generator=draw)[speakers]
+    original = voices + torch.randn(voices.shape, generator=draw)
+    kept = torch.where(speakers == weak, leak, 0.15)[:, None]
+    return original, kept * voices + torch.randn(voices.shape, generator=draw), speakers, weak
+
+
+def utterances(seed=0, rows=90, speakers=12, width=8, dtype=torch.float64, noise=1.0):
+    """Originals, a noisier version of them, and speakers, some of whom have a single utterance."""
+    draw = torch.Generator().manual_seed(seed)
+    names = torch.randint(0, speakers, (rows,), generator=draw) * 3 - 5
+    voices = torch.randn(3 * speakers, width, generator=draw)
+    original = voices[names + 5] + noise * torch.randn(rows, width, generator=draw)
+    protected = original + torch.randn(rows, width, generator=draw)
+    return original.to(dtype), protected.to(dtype), names
+
+
+def voices(speakers=12, utterances=8, leak=0.4, seed=0, sessions=None):
+    """Original voices, and protected ones that keep some of them, as arguments of ``update``; float64."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    who = torch.arange(speakers).repeat_interleave(utterances)
+    mean, pseudo = draw(2, speakers, 16)
+    rows = {
+        "original": mean[who] + draw(len(who), 16),
+        "protected": leak * mean[who] + 0.6 * pseudo[who] + draw(len(who), 16),
+        "speakers": who,
+    }
+    return rows if sessions is None else {**rows, "sessions": torch.arange(len(who)) % sessions}
+
+
+def trials(spread=0.6, speakers=6, utterances=4, seed=0, tied=False):
+    """Scores of all pairs of protected with original utterances, without a recording and itself; labels; speakers."""
+    draw = torch.Generator().manual_seed(seed)
+    names = torch.randperm(speakers, generator=draw).repeat_interleave(utterances) * 3 - 7
+    centres = spread * torch.randn(speakers, 8, generator=draw, dtype=torch.float64).repeat_interleave(utterances, 0)
+    sides = [centres + torch.randn(*centres.shape, generator=draw, dtype=torch.float64) for _ in range(2)]
+    kept = ~torch.eye(len(names), dtype=torch.bool)
+    scores = (sides[0] @ sides[1].T)[kept]
+    rows, columns = (side[kept] for side in torch.meshgrid(names, names, indexing="ij"))
+    return scores.round() if tied else scores, rows == columns, (rows, columns)
+
+
+def gaussians(targets, nontargets, distance=1.5, seed=0, dtype=torch.float64):
+    """Scores N(distance, 1) and N(0, 1), targets first, and their labels."""
+    draw = torch.Generator().manual_seed(seed)
+    preds = torch.randn(targets + nontargets, generator=draw, dtype=torch.float64)
+    target = torch.arange(targets + nontargets) < targets
+    return (preds + distance * target).to(dtype), target
+
+
+def demo_corpus(number=60, each=12, anonymised=True):
+    """The corpus that the peer's package makes: half of everybody's utterances to enrol, half to test."""
+    spk2utt, embeddings = demo.synthetic_corpus(number, each)
+    enrolled, tested = demo.split_corpus(spk2utt, each // 2)
+    return enrolled, tested, demo.simulate_anonymization(embeddings, 0.4) if anonymised else embeddings
+
+
+def rates(values, prefix="rate_"):
+    """The rates among those values, by number of people."""
+    return {int(n): v.item() for k, v in values.items() if k.startswith(prefix) and (n := k[len(prefix) :]).isdigit()}
+
+
+def made_systems(number=200, each=16, width=64):
+    """Three anonymisers that confuse single utterances equally often: references and probes ``(2, S, U, D)``.
+
+    A pseudo-voice that half of all people share; a key per session, that of the probes being another one; and noise
+    of every utterance, which an attacker who has more of them averages away.
+    """
+    draw = torch.Generator().manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(*shape, width, generator=draw)
+
+    shared = randn(2)[torch.arange(number) % 2].view(1, number, 1, width)
+    own = randn(1, number, 1)
+    return {
+        "shared pseudo-voice": shared + 0.3 * randn(2, number, each),
+        "key per session": own + 2.7 * randn(2, number, 1) + 0.3 * randn(2, number, each),
+        "noise per utterance": own + 2.85 * randn(2, number, each),
+    }

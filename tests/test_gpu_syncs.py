@@ -1,0 +1,68 @@
+"""GPU synchronisations: none in `update`, and in `compute` a number that does not grow with the data."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cases import ATTRIBUTE_CASE, CASES, RUN_CASES
+from second_device import Looking, sent
+
+import vpmetrics as vp
+from vpmetrics._engine import pair_blocks
+
+
+def trials(count):
+    draw = torch.Generator().manual_seed(count)
+    target = torch.rand(count, generator=draw) < 0.3
+    return {"preds": torch.randn(count, generator=draw) + target, "target": target}
+
+
+def utterances(count, each):
+    """Utterances of speakers with so many each, more alike than different."""
+    draw = torch.Generator().manual_seed(count)
+    names = torch.arange(count) // each
+    original = torch.randn(len(names), 5, generator=draw)[names] + torch.randn(count, 5, generator=draw)
+    protected = 0.5 * original + torch.randn(count, 5, generator=draw)
+    return {"original": original, "protected": protected, "speakers": names}
+
+
+def count_syncs(metric, batches, device):
+    """Return the transfers of all of `update`, and then of `compute`."""
+    metric = metric.to(device)
+    with Looking() as updating:
+        for batch in batches:
+            metric.update(**batch)
+    with Looking() as computing:
+        metric.compute()
+    return updating.looks, computing.looks
+
+
+# Reads and copies in one `compute`, whether of 400 utterances or of 400,000; six at most of those that are not here.
+MOST = {"VoicePrivacy": 64, "StrongestAttack": 32, "SinglingOut": 32, "ReidentificationRate": 7}
+# Utterances, and those of a speaker; binned also of one block and of several.
+SIZES = {"few": (60, 6), "some": (400, 5), "binned": (60, 6), "blocks": (240, 10)}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case is not ATTRIBUTE_CASE], ids=str)
+def test_update_never_syncs_and_compute_as_often_whatever_the_size(case, device, monkeypatch):
+    found = {}
+    for name, (count, each) in SIZES.items():
+        monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 1 << 22 if name in ("few", "some") else 0)
+        monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", 64 if name == "blocks" else 512)
+        rows = trials(count) if "preds" in case.batches()[0] else utterances(count, each)
+        batches = [rows | {"run": run} for run in (0, 1)] if case in RUN_CASES else [rows]
+        batches = [sent(batch, device) for batch in batches]
+        updating, computing = count_syncs(case.metric(validate_args=False), batches, device)
+        found[name] = computing.transfers
+        assert not any(updating), updating
+    assert max(found.values()) <= MOST.get(str(case), 6), found
+    if str(case) not in ("SinglingOut", "StrongestAttack"):  # sets are drawn, and folds are as many as fit
+        assert found["some"] == found["few"], found
+        assert found["blocks"] == found["binned"], found
+
+
+def test_the_headline_with_the_standard_attacks_syncs_a_bounded_number_of_times(device):
+    for count, each in ((80, 5), (240, 10)):
+        metric = vp.VoicePrivacy(validate_args=False)
+        _, computing = count_syncs(metric, [sent(utterances(count, each), device)], device)
+        assert computing.transfers <= 170, computing

@@ -1,0 +1,280 @@
+"""The metrics of a crowd: what the attacker has, what is averaged, and what no equal error rate tells."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from samples import UNDEFINED, made_systems, people, rates
+from torch.testing import assert_close
+
+from vpmetrics import ReidentificationRate, SinglingOut, VoicePrivacy
+from vpmetrics._engine.population import deal_places
+from vpmetrics._engine.registry import scalar_keys
+from vpmetrics._engine.utterances import row_keys
+from vpmetrics.attacks import STANDARD, Plain, RidgeToOriginal
+from vpmetrics.functional import conversations, equal_error_rate, rank_histogram, reidentification_rate
+
+
+def fed(metric, protected, speakers, **columns):
+    metric.update(protected=protected, speakers=speakers, **columns)
+    return metric.compute()
+
+
+@pytest.mark.parametrize("accumulated", ["probes", "references", "both"])
+def test_the_metric_averages_what_it_says(accumulated):
+    _, protected, speakers = people(number=8, each=9, noise=1.5)
+    is_reference = torch.arange(72) % 9 < 5
+    sizes = (2, 5, 8)
+    found = fed(
+        ReidentificationRate(sizes, utterances=2, accumulated=accumulated),
+        protected,
+        speakers,
+        is_reference=is_reference,
+    )
+    known, unknown = protected[is_reference], protected[~is_reference]
+    names, others = speakers[is_reference], speakers[~is_reference]
+    if accumulated != "probes":
+        # The first two that the attacker has of everybody.
+        first = deal_places(names, row_keys(known)) < 2
+        known, names = known[first], names[first]
+    if accumulated != "references":
+        unknown, _, others, _ = conversations(unknown, None, others, 2)
+    assert len(others) == (32 if accumulated == "references" else 16)
+    expected = reidentification_rate(rank_histogram(unknown, others, known, names), sizes)
+    for name, value in expected.items():
+        assert_close(found[name], value, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
+@pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
+def test_what_the_attacker_has_is_in_no_probe_whatever_the_order_the_names_and_the_batches(metric, condition):
+    original, protected, speakers = people(number=20, each=9)
+    rows = torch.randperm(180, generator=torch.Generator().manual_seed(2))
+    names = torch.randperm(200, generator=torch.Generator().manual_seed(3)) * 11 - 700
+    one, other = (metric(sizes=(5, 20), utterances=2, condition=condition) for _ in range(2))
+    one.update(original, protected, speakers)
+    for part in rows.split(50):
+        other.update(original[part], protected[part], names[speakers[part]])
+    for name, value in one.compute().items():
+        assert_close(other.compute()[name], value, rtol=0, atol=1e-12)
+    # Utterances that say nothing but which they are: only one and the same would be found.
+    alone = metric(sizes=(20,), condition=condition)
+    noise = torch.randn(400, 64, generator=torch.Generator().manual_seed(4))
+    alone.update(noise, noise, torch.arange(400) // 20)
+    (value,) = rates(alone.compute(), "rate_" if metric is ReidentificationRate else "singling_out_").values()
+    assert value < (0.12 if metric is ReidentificationRate else 0.45)
+
+
+def test_originals_of_the_attacker_are_not_probed_protected():
+    original, _, speakers = people(number=20, each=8)
+    metric = ReidentificationRate(sizes=(20,), condition="OP", scoring="euclidean")
+    # Every protected utterance is its original, and far from all others: only those would be found whose original the
+    # attacker has, were they probes.
+    own = original + 1000 * torch.randn(original.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    metric.update(own, own, speakers)
+    assert metric.compute()["rate_20"] < 0.15
+
+
+def test_sessions_are_averaged_by_themselves_and_told_apart():
+    # Within a session everybody has a voice of their own, across sessions nobody has.
+    draw = torch.Generator().manual_seed(0)
+    keyed = torch.randn(20, 2, 1, 16, generator=draw) + 0.1 * torch.randn(20, 2, 6, 16, generator=draw)
+    speakers = torch.arange(20).repeat_interleave(12)
+    sessions = torch.arange(240) // 6 % 2
+    found = {
+        condition: fed(
+            ReidentificationRate(sizes=(20,), utterances=3, condition=condition),
+            keyed.flatten(0, 2),
+            speakers,
+            sessions=sessions,
+        )["rate_20"]
+        for condition in ("within", "across")
+    }
+    assert found["within"] == 1
+    assert found["across"] < 0.25
+
+
+@pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
+def test_people_are_looked_for_within_their_group(metric):
+    _, protected, speakers = people(number=30, each=8, noise=2.0)
+    groups = (torch.arange(240) >= 80).long() * 4
+    together = fed(metric(sizes=(5, 10)), protected, speakers, groups=groups)
+    apart = [fed(metric(sizes=(5, 10)), protected[groups == g], speakers[groups == g]) for g in (0, 4)]
+    for name, value in together.items():
+        if name == "gallery":
+            assert value == 10
+        elif name.endswith("_error"):
+            assert_close(value, torch.hypot(apart[0][name] / 3, apart[1][name] * 2 / 3))
+        else:
+            assert_close(value, (apart[0][name] + 2 * apart[1][name]) / 3)
+
+
+def test_an_attack_changes_both_sides_before_they_are_averaged():
+    original, _, speakers = people(number=12, each=6, noise=0.3)
+    turn = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
+
+    class Turned:
+        def attack(self, original, protected):
+            return original, None if protected is None else (protected - 5) @ turn.T
+
+    plain, attacked = (ReidentificationRate((12,), 2, condition="OP", attack=attack) for attack in (None, Turned()))
+    for metric in (plain, attacked):
+        metric.update(original, original @ turn + 5, speakers)
+    clear = ReidentificationRate((12,), 2, condition="OP")
+    clear.update(original, original, speakers)
+    assert plain.compute()["rate_12"] < 0.4
+    assert attacked.compute()["rate_12"] >= clear.compute()["rate_12"] - 0.05 > 0.9
+
+
+def test_a_fitted_attack_of_the_library_is_one():
+    original, _, speakers = people(number=30, each=6, noise=0.3)
+    turn = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
+    protected, victims = original @ turn, speakers > 60
+    (procrustes,) = [attack for attack in STANDARD if attack.name == "Procrustes"]
+    attack = copy.deepcopy(procrustes).fit(original[~victims], protected[~victims], speakers[~victims])
+    found = {}
+    for name, given in (("plain", None), ("attacked", attack)):
+        metric = pickle.loads(pickle.dumps(ReidentificationRate((15,), 2, condition="OP", attack=given)))
+        metric.update(original[victims], protected[victims], speakers[victims])
+        found[name] = metric.clone().compute()["rate_15"].item()
+    assert found["plain"] < 0.4 < 0.95 < found["attacked"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "name"),
+    [
+        ({"sizes": (0,)}, ValueError, "sizes"),
+        ({"utterances": 0}, ValueError, "utterances"),
+        ({"condition": "XY"}, ValueError, "condition"),
+        ({"scoring": "plda"}, ValueError, "scoring"),
+        ({"attack": 3}, TypeError, "attack"),
+    ],
+)
+@pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
+def test_odd_arguments_are_refused(metric, arguments, error, name):
+    with pytest.raises(error, match=f"Expected `{name}`"):
+        metric(**arguments)
+
+
+def test_further_odd_arguments_are_refused():
+    with pytest.raises(ValueError, match="Expected `accumulated`"):
+        ReidentificationRate(accumulated="probe")
+    with pytest.raises(ValueError, match="Expected `condition`"):
+        SinglingOut(condition="within")
+    with pytest.raises(ValueError, match="Expected `draws` to be at least 2"):
+        SinglingOut(draws=1)
+    with pytest.raises(TypeError, match="takes no `intervals`: without a speaker other sets of people"):
+        SinglingOut(intervals=0.95)
+
+
+def test_the_metric_has_a_gradient_where_ranks_are_soft():
+    _, protected, speakers = people(number=6, each=6)
+    protected.requires_grad_()
+    metric = ReidentificationRate(sizes=(3, 20), bandwidth=0.3)
+    value = metric(protected=protected, speakers=speakers)
+    (value["rate_3"] + value["rate_20"]).backward()
+    assert protected.grad.isfinite().all()
+    assert protected.grad.abs().sum() > 0
+
+
+def test_three_systems_that_the_equal_error_rate_does_not_tell_apart():
+    found = {}
+    for name, spoken in made_systems().items():
+        _, number, each, _ = spoken.shape
+        first, second = torch.nn.functional.normalize(spoken[:, :, :2].flatten(1, 2), dim=-1)
+        of_pair = torch.arange(number).repeat_interleave(2)
+        values = [equal_error_rate(first @ second.T, of_pair[:, None] == of_pair).item()]
+        rows = {
+            "protected": spoken.flatten(0, 2),
+            "speakers": torch.arange(number).repeat_interleave(each).repeat(2),
+            "is_reference": torch.arange(2 * number * each) < number * each,
+        }
+        for length in (1, 8):
+            rate, singled = ReidentificationRate((100,), length), SinglingOut((100,), length)
+            values += [rate(**rows)["rate_100"].item(), singled(**rows)["singling_out_100"].item()]
+        found[name] = values
+    shared, keyed, noisy = found.values()
+    for eer, *_ in found.values():
+        assert eer == pytest.approx(0.325, abs=0.012)
+    # One sentence: half of all people are out; whoever shares a voice or has another key is harder to find, yet a key
+    # leaves everybody somebody to stand out as. Eight of them: noise is gone, a key is as good as before.
+    assert shared[1] < 0.03 < 0.05 < keyed[1] < 0.15 < 0.35 < noisy[1]
+    assert shared[3] < 0.03 < 0.05 < keyed[3] < 0.15 < 0.95 < noisy[3]
+    assert shared[4] < 0.4 < 0.7 < keyed[4] < noisy[4]
+
+
+@pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
+def test_a_curve_over_utterances_is_that_of_metrics_made_for_each(metric):
+    _, protected, speakers = people(number=12, each=12, noise=2.0)
+    one = metric(sizes=(12,))
+    one.update(protected=protected, speakers=speakers)
+    for length, values in one.over_utterances((1, 2, 3)).items():
+        assert fed(metric(sizes=(12,), utterances=length), protected, speakers) == values
+
+
+# --- In the suite
+
+SIZES = (5, 20)
+
+
+@pytest.mark.parametrize("sessions", [False, True])
+def test_the_suite_returns_what_the_classes_return(sessions):
+    original, protected, speakers = people(number=20, each=8, noise=1.5)
+    rows = {"original": original, "protected": protected, "speakers": speakers}
+    rows |= {"sessions": torch.arange(160) // 4 % 2} if sessions else {}
+    metric = VoicePrivacy(sizes=SIZES, attacks=None, metrics="all")
+    metric.update(**rows)
+    values = metric.compute()
+    conditions = ("OO", "OP", "PP", "within", "across") if sessions else ("OO", "OP", "PP")
+    assert tuple(values) == scalar_keys(conditions, sessions=sessions, sizes=SIZES)
+    for condition in conditions:
+        classes = [ReidentificationRate] if condition in ("within", "across") else [ReidentificationRate, SinglingOut]
+        for each in classes:
+            one = each(sizes=SIZES, condition=condition)
+            one.update(**rows)
+            for name, value in one.compute().items():
+                if not name.startswith("chance"):
+                    assert_close(values[f"{condition.lower()}_{name}"], value, rtol=0, atol=0)
+
+
+def rotated(number=24, each=8, width=16):
+    """Everybody's voice rotated by one secret: cosines show nothing of it, and a fitted map undoes it."""
+    original, _, speakers = people(number=number, each=each, width=width, noise=0.5)
+    turn = torch.linalg.qr(torch.randn(width, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[
+        0
+    ]
+    return original, original @ turn, speakers
+
+
+@pytest.mark.filterwarnings("ignore:Singling one out")
+def test_the_strongest_attack_stands_beside_every_rate_among_the_people_of_a_fold():
+    metric = VoicePrivacy(sizes=(4, 100), attacks=[Plain(), RidgeToOriginal()])
+    metric.update(*rotated())
+    values = metric.compute()
+    assert values["op_gallery_strongest"] == 4  # 24 speakers in five folds
+    assert values["op_rate_4"] < 0.6 < 0.8 < values["op_rate_4_strongest"]
+    assert values["op_rate_100_strongest"].isnan()
+    assert not [key for key in values if "singling_out" in key and "strongest" in key]
+    rates = metric.report().conditions["OP"].population
+    assert rates.of_strongest((4,))["rate_4"] == values["op_rate_4_strongest"]
+
+
+def test_an_attack_whose_scores_fall_with_likeness_is_turned():
+    original, _, speakers = people(number=24, each=8, width=16, noise=0.5)
+    metric = VoicePrivacy(sizes=(4,), attacks=[Plain()])
+    metric.update(original, -original, speakers)
+    values = metric.compute()
+    assert values["op_rate_4"] < 0.1
+    assert values["op_rate_4_strongest"] > 0.9
+
+
+def test_no_rate_after_an_attack_where_there_are_too_few_speakers_for_one():
+    metric = VoicePrivacy(sizes=(4,), attacks=[Plain()])
+    metric.update(*people(number=5, each=8))
+    with pytest.warns(UserWarning, match=UNDEFINED):
+        values = metric.compute()
+    assert values["op_rate_4_strongest"].isnan()
+    assert values["op_gallery_strongest"].isnan()
