@@ -13,7 +13,6 @@ from samples import gaussians
 from torch.testing import assert_close
 
 from vpmetrics import CalibrationDistortion, ZebraDisclosure
-from vpmetrics._engine import score_counts
 from vpmetrics._engine.calibration import fit_logistic
 from vpmetrics._engine.measures import evidence
 from vpmetrics.functional import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
@@ -173,19 +172,6 @@ def test_unchecked_nan_never_leaves_as_a_number(thresholds):
         value = metric.compute()
     assert value["d_ece"].isnan()
     assert value["tag"] == -1
-
-
-@pytest.mark.parametrize("threads", [1, 4])
-def test_pieces_sorted_side_by_side_are_as_one_and_no_score_given_is_moved(threads, monkeypatch):
-    preds, target = gaussians(200, 3_000)
-    given, expected = preds.clone(), zebra_disclosure(preds, target)
-    monkeypatch.setattr(score_counts, "CHUNK", 100)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    pieces = score_counts.order_scores(preds, target).nontargets
-    assert len(pieces) == threads
-    assert all(bool((piece.diff() >= 0).all()) for piece in pieces)
-    assert_close(zebra_disclosure(preds, target), expected, rtol=0, atol=0)
-    assert_close(preds, given, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

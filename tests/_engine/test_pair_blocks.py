@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from torch.testing import assert_close
 
 from vpmetrics import VoicePrivacy
-from vpmetrics._engine import condition_scores, pair_blocks
+from vpmetrics._engine import pair_blocks
 from vpmetrics._engine.condition_scores import score_pairs
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.distributed import Processes
@@ -111,16 +111,6 @@ def test_ranks_share_the_blocks_and_leave_none_out(condition, world, monkeypatch
     assert max(map(len, shared)) < 2 * len(torch.cat(shared)) / world
     # What every rank needs whole it has whole.
     assert torch.equal(trials_of(parts[0].on_all_ranks())[0], trials_of(whole)[0])
-
-
-def test_more_pairs_than_a_narrow_count_holds_are_counted(monkeypatch):
-    monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
-    counts = []
-    for most in (2**31 - 1, 300):
-        monkeypatch.setattr(condition_scores, "_MOST_COUNTED", most)
-        counts.append(score_pairs(pairs_of(join(embeddings()), "OP", block_size=16)).trials.table()[1])
-    assert counts[0].sum() > 300
-    assert torch.equal(*counts)
 
 
 def test_block_size_changes_nothing_beyond_rounding(monkeypatch):

@@ -1,90 +1,45 @@
-"""Calibration: look-up of log-likelihood ratios, logistic regression, and maps learnt on one run for another."""
+"""Calibration: log-likelihood ratios of scores, logistic regression, and maps learnt on one run for another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vpmetrics._engine.precision import is_numpy_ready, widen
-from vpmetrics._engine.score_counts import CHUNK, Steps, calibrate, count_by_score
+from vpmetrics._engine.score_counts import Steps, calibrate, count_by_score
 from vpmetrics._engine.validation import check_choice, check_trials, warn_undefined
 
-_CELLS = 1 << 16  # equal cells of the score axis to look up many scores by
-
+_ITERATIONS = 100  # mostly eight are enough, and forty where classes all but separate
+_FIRST_CHECK = 12  # iteration after which a GPU is first asked whether all have converged; a CPU is asked after each
+_GROWTH = 4.0  # of the longest step allowed, after one that helped; or its shrinking
 
 Finder = Callable[[Tensor], list[Tensor]]
 
 
 def look_up(steps: Steps, per_step: Tensor, scores: Tensor) -> Tensor:
-    """The value of every score, in the shape of the scores, of something known per step, such as their ratios."""
+    """Return the value of every score, in their shape, from a table of one entry per step."""
     return look_up_in(steps, [per_step])(scores)[0]
 
 
 def look_up_in(steps: Steps, tables: Sequence[Tensor]) -> Finder:
-    """What looks up the values of any scores in tables of something known per step."""
-    if not is_numpy_ready(tables[0]):  # without a look
+    """Return a function from scores to their values in each of some tables of one entry per step."""
+    edges, values = steps.edges, torch.stack(list(tables))
+    if is_numpy_ready(values):  # blocks are far fewer than steps; counting them would be a GPU sync
+        begins = (values[:, 1:] != values[:, :-1]).any(0)
+        edges, values = edges[begins], torch.cat([values[:, :1], values[:, 1:][:, begins]], dim=1)
 
-        def find(scores: Tensor) -> list[Tensor]:
-            places = _places(steps.edges, scores)
-            return [table[places] for table in tables]
+    def find(scores: Tensor) -> list[Tensor]:
+        places = torch.searchsorted(edges, scores.to(edges.dtype).contiguous(), right=True)
+        return [table[places] for table in values]
 
-        return find
-    known = torch.stack(list(tables))
-    if bool(known.isnan().any()):
-        return lambda scores: [torch.full_like(scores, torch.nan, dtype=known.dtype) for _ in tables]
-    # Blocks are far fewer than steps, and a shorter table is a faster one.
-    begins = (known[:, 1:] != known[:, :-1]).any(0)
-    edges, values = steps.edges[begins], torch.cat([known[:, :1], known[:, 1:][:, begins]], dim=1)
-    by_cell = cache(lambda: _look_up_by_cell(edges, values))
-    even = len(edges) > 1 and 1e-30 < float(edges[-1] - edges[0]) < 1e30
-
-    def find_fast(scores: Tensor) -> list[Tensor]:
-        many = scores.numel() > _CELLS and even
-        return by_cell()(scores) if many else list(values[:, _places(edges, scores)])
-
-    return find_fast
-
-
-def _places(edges: Tensor, scores: Tensor) -> Tensor:
-    return torch.searchsorted(edges, scores.to(edges.dtype).contiguous(), right=True)
-
-
-def _look_up_by_cell(edges: Tensor, values: Tensor) -> Finder:
-    """:func:`look_up_in` for many scores: most equal cells of the axis lie in one block and need no search."""
-    scale = (_CELLS - 1) / (edges[-1] - edges[0])
-
-    def cell_of(x: Tensor) -> Tensor:
-        return x.sub(edges[0]).mul_(scale).clamp_(-1, _CELLS).floor_().to(torch.int32) + 1
-
-    with_edge = cell_of(edges).long()
-    edges_up_to = torch.bincount(with_edge, minlength=_CELLS + 2).cumsum(0)
-    tables = values[:, edges_up_to].index_fill_(1, with_edge, torch.nan)
-
-    def look_up_all(scores: Tensor) -> list[Tensor]:
-        flat = scores.to(edges.dtype).flatten()
-        found = torch.empty(len(values), len(flat), dtype=values.dtype)
-        for piece, into in zip(flat.split(CHUNK // 4), found.split(CHUNK // 4, dim=1), strict=True):
-            cell = cell_of(piece)
-            for table, part in zip(tables, into, strict=True):
-                torch.index_select(table, 0, cell, out=part)
-            unsure = into[0].isnan().nonzero().flatten()
-            into[:, unsure] = values[:, torch.searchsorted(edges, piece[unsure], right=True)]
-        return [each.view(scores.shape) for each in found]
-
-    return look_up_all
-
-
-_ITERATIONS = 100  # mostly eight are enough, and forty where classes all but separate
-SOON = 12  # iterations after which to see whether these were enough; a CPU sees it after each
-_GROWTH = 4.0  # of the longest step allowed, after one that helped; or its shrinking
+    return find
 
 
 class Derivatives(NamedTuple):
-    """Of the cost of each regression by slope and offset, all ``(F,)``."""
+    """Derivatives of the cost of each regression by slope and offset, ``(F,)`` each."""
 
     slope: Tensor
     offset: Tensor
@@ -93,31 +48,14 @@ class Derivatives(NamedTuple):
     offset_offset: Tensor
 
 
-def sum_derivatives(z: Tensor, theta: Tensor, label: int, excluded: Tensor | None = None) -> Tensor:
-    """The five sums of :class:`Derivatives` over trials of one class, and how many they are: ``(6, F, ...)``.
+def weighted_derivatives(places: Tensor, weights: Tensor, theta: Tensor, label: int) -> Tensor:
+    """Return the sums of :class:`Derivatives` over trials of one class, and their total weight, ``(6, F)``.
 
     Args:
-        z: Scores of shape ``(F or 1, ..., K)``.
+        places: Scores ``(K,)``, or ``(F, 1)``, one for each regression.
+        weights: Weight of each score in each regression, ``(F, K)``.
         theta: Slope and offset of each regression, ``(F, 2)``.
         label: 1 for targets, 0 for non-targets.
-        excluded: Which of the scores are none, ``(..., K)``; of non-targets only.
-    """
-    slope, offset = (column.view(-1, *[1] * (z.dim() - 1)) for column in theta.unbind(1))
-    error, count = torch.addcmul(offset, slope, z).sigmoid_(), z.new_full((1,), z.shape[-1])
-    if excluded is not None:
-        # Such a score is surely no target, and a sum less what it adds would lose digits.
-        error, count = error.mul_((~excluded).to(z.dtype)), count - excluded.sum(dim=-1)
-    weight = torch.addcmul(error, error, error, value=-1)
-    by_offset, by_offset_offset = error.sub_(label).sum(dim=-1), weight.sum(dim=-1)
-    by_slope, by_both = error.mul_(z).sum(dim=-1), weight.mul_(z).sum(dim=-1)
-    sums = by_slope, by_offset, weight.mul_(z).sum(dim=-1), by_both, by_offset_offset
-    return torch.stack([*map(widen, sums), widen(count).expand_as(by_offset)])
-
-
-def weighted_derivatives(places: Tensor, weights: Tensor, theta: Tensor, label: int) -> Tensor:
-    """Return the sums of :func:`sum_derivatives` for scores ``(K,)`` that weigh ``(F, K)`` in each regression.
-
-    Scores may also be ``(F, 1)``, one for each regression.
     """
     slope, offset = theta.unsqueeze(-1).unbind(1)
     error = torch.addcmul(offset, slope, places).sigmoid_()
@@ -133,29 +71,23 @@ def weighted_derivatives(places: Tensor, weights: Tensor, theta: Tensor, label: 
 
 
 def mean_of_classes(targets: Tensor, nontargets: Tensor) -> Derivatives:
-    """Sums over both classes ``(6, F)``, as :func:`sum_derivatives` gives them, averaged by class and added."""
+    """Return the sums of both classes ``(6, F)``, averaged by class and added."""
     return Derivatives(*(targets[:-1] / targets[-1] + nontargets[:-1] / nontargets[-1]))
 
 
-def minimise(
-    derivatives: Callable[[Tensor], Derivatives],
-    theta: Tensor,
-    iterations: int | None = None,
-    near: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Slope and offset of least cost ``(F, 2)``, from a start, and whether each regression got there ``(F,)``.
+def minimise(derivatives: Callable[[Tensor], Derivatives], theta: Tensor) -> tuple[Tensor, Tensor]:
+    """Return slope and offset of least cost ``(F, 2)``, and whether each regression has converged ``(F,)``.
 
-    Newton's method. Its step is no longer than what has helped before, and is taken only where it does not go far
-    past the minimum along it, so that it converges wherever the classes overlap; the cost itself is never needed. Once
-    near it squares the distance at every step. A regression that got there stays, however long the others take; so no
-    number depends on how often the device is looked at. ``near``: how long a step may be, next to slope and offset, for
-    the last one; as a rule so short that its square is below the last digit.
+    Newton's method in a trust region: a step is no longer than what has helped before, and is taken only where it does
+    not go far past the minimum along it, so that it converges wherever the classes overlap; the cost itself is never
+    needed. A regression that has converged stays, however long the others take, so no number depends on when the
+    device is read.
     """
     here, longest = derivatives(theta), torch.linalg.vector_norm(theta, dim=1, keepdim=True).clamp(min=1)
-    for iteration in range(iterations or _ITERATIONS):
+    for iteration in range(_ITERATIONS):
         step = _newton(here)
-        done = _is_last(step, theta, near)
-        if (iteration == SOON or theta.device.type == "cpu") and bool(done.all()):
+        done = _is_last(step, theta)
+        if (iteration == _FIRST_CHECK or theta.device.type == "cpu") and bool(done.all()):
             break
         length = torch.linalg.vector_norm(step, dim=1, keepdim=True)
         step = step * (longest / length).clamp(max=1)
@@ -167,7 +99,7 @@ def minimise(
         theta = torch.where(better, theta - step, theta)
         here = Derivatives(*torch.where(better, torch.stack(there, 1), torch.stack(here, 1)).unbind(1))
     step = _newton(here)
-    done = _is_last(step, theta, near)
+    done = _is_last(step, theta)
     return torch.where(done.unsqueeze(1), theta - step, theta), done
 
 
@@ -176,15 +108,15 @@ def _directional_derivative(at: Derivatives, step: Tensor) -> Tensor:
     return (at.slope * step[:, 0] + at.offset * step[:, 1]).unsqueeze(1)
 
 
-def _is_last(step: Tensor, theta: Tensor, near: float | None) -> Tensor:
+def _is_last(step: Tensor, theta: Tensor) -> Tensor:
     """Return whether the step is so small that the next one is below the last digit, or there is nothing to fit."""
     step, theta = torch.linalg.vector_norm(step, dim=1), torch.linalg.vector_norm(theta, dim=1)
-    last: Tensor = ~(step > (near or torch.finfo(theta.dtype).eps ** 0.4) * (1 + theta))
+    last: Tensor = ~(step > torch.finfo(theta.dtype).eps ** 0.4 * (1 + theta))
     return last
 
 
 def _newton(cost: Derivatives) -> Tensor:
-    """Newton's step ``(F, 2)``, or down the slope where rounding hides the curvature."""
+    """Return Newton's step ``(F, 2)``, or the gradient where rounding hides the curvature."""
     gradient = torch.stack([cost.slope, cost.offset], dim=1)
     least = torch.finfo(gradient.dtype).tiny ** 0.5  # scores that say nothing leave the slope at 0
     by_slope, by_offset, both = cost.slope_slope + least, cost.offset_offset + least, cost.slope_offset
@@ -199,26 +131,27 @@ ScoreMap = Callable[[Tensor], Tensor]
 
 
 def linear_map(preds: Tensor, target: Tensor) -> ScoreMap:
-    """The map ``a * s + b`` with the least Cllr at prior 1/2, without regularisation."""
+    """Return the map ``a * s + b`` of least Cllr at prior 1/2, without regularisation."""
     scores, is_target = widen(preds.detach().flatten()), target.flatten().bool()
     slope, offset = fit_logistic(scores, is_target)
     return lambda values: slope * values + offset
 
 
 def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
-    """Slope and offset of a logistic regression that weighs both classes equally; NaN where there is no optimum."""
+    """Fit a logistic regression that weighs both classes equally: slope and offset; NaN where there is no optimum."""
     targets, nontargets = scores[is_target], scores[~is_target]
     # No optimum where a class is missing, where scores are constant, or where a threshold separates the classes.
     if not (len(targets) and len(nontargets) and bool(_overlap(targets, nontargets) & scores.isfinite().all())):
         warn_undefined("A linear calibration needs both kinds of trials, finite and overlapping in score.")
         return scores.new_full((), torch.nan), scores.new_full((), torch.nan)
     spread, centre = torch.std_mean(scores, correction=0)
-    targets, nontargets = (((side - centre) / spread).unsqueeze(0) for side in (targets, nontargets))
+    sides = [
+        ((side - centre) / spread, side.new_ones(1, len(side)), label)
+        for side, label in ((targets, 1), (nontargets, 0))
+    ]
 
     def derivatives(theta: Tensor) -> Derivatives:
-        return mean_of_classes(
-            *(sum_derivatives(side, theta, label) for label, side in ((1, targets), (0, nontargets)))
-        )
+        return mean_of_classes(*(weighted_derivatives(side, ones, theta, label) for side, ones, label in sides))
 
     theta, converged = minimise(derivatives, scores.new_zeros(1, 2))
     slope, offset = torch.where(converged, theta[0], torch.nan)
@@ -230,7 +163,7 @@ def _overlap(a: Tensor, b: Tensor) -> Tensor:
 
 
 def isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
-    """PAV under Laplace's rule; between training scores the posterior is interpolated, outside it is constant."""
+    """Return PAV under Laplace's rule, its posterior interpolated between training scores and constant outside."""
     steps = count_by_score(preds, target, validate_args=False).ascending
     knots = torch.unique(widen(preds.detach().flatten()))
     prior = steps.targets.sum().log() - steps.nontargets.sum().log()
@@ -253,7 +186,7 @@ def isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
 def transferred_llr(
     preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, calibration: str, validate_args: bool
 ) -> Tensor:
-    """Log-likelihood ratios ``(P,)`` of the scores of one run, calibrated on another."""
+    """Return log-likelihood ratios ``(P,)`` of the scores of one run, calibrated on another."""
     check_choice("calibration", calibration, ("linear", "isotonic"))
     for trials in ((preds, target), (fit_preds, fit_target)):
         check_trials(*trials, validate_args)

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from vpmetrics._engine.calibration import Finder, look_up_in
 from vpmetrics._engine.pair_blocks import PairBlocks
-from vpmetrics._engine.precision import all_finite, at_least_float32, is_numpy_ready, wide_dtype, widen
+from vpmetrics._engine.precision import at_least_float32, wide_dtype, widen
 from vpmetrics._engine.score_counts import (
     Counted,
     CountedTrials,
@@ -23,9 +23,7 @@ from vpmetrics._engine.score_counts import (
     count_by_bin,
     count_on_smooth_grid,
     count_ordered,
-    order_parts,
     order_scores,
-    sort_scores,
 )
 from vpmetrics._engine.smoothing import lay_grid, read_off
 
@@ -34,7 +32,6 @@ _MARGIN = 0.25  # by which that range, of a sample, is widened on both sides
 _OUTLIER = 6.0  # distances from the median of a sample to its outermost hundredth that still belong to the range
 _TAIL, _PER_OCTAVE = 1 << 15, 256  # bins beyond it on either side, ever wider; as many as float32 can need
 _ALL_BINS = _BINS + 2 * _TAIL
-_MOST_COUNTED = 2**31 - 1  # pairs that counts of 32 bits hold
 
 
 class ConditionScores(NamedTuple):
@@ -70,18 +67,14 @@ def score_pairs(pairs: PairBlocks, bandwidth: float | None = None) -> ConditionS
     if bandwidth is not None:
         return _smooth_scores(pairs, bandwidth)
     if pairs.is_exact:
-        blocks = pairs.keep_blocks()
-        empty = pairs.enrolment.embeddings.new_empty(0)
-        return _order(order_parts([(empty, empty), *(block.classes() for block in blocks)]), pairs.is_one_side)
+        pairs.keep_blocks()
+        return score_trials(*pairs.all_trials(), pairs.is_one_side)
     return _bin_scores(pairs)
 
 
 def score_trials(scores: Tensor, is_target: Tensor, is_one_sided: bool = False) -> ConditionScores:
     """Return given trials ``(P,)`` with every score kept."""
-    return _order(order_scores(at_least_float32(scores.detach()), is_target), is_one_sided)
-
-
-def _order(trials: Ordered, is_one_sided: bool) -> ConditionScores:
+    trials = order_scores(at_least_float32(scores.detach()), is_target)
     counts = count_ordered(trials)
     return ConditionScores(trials, counts, partial(look_up_in, counts.ascending), is_one_sided)
 
@@ -134,8 +127,7 @@ class _ScoreAxis(NamedTuple):
 
 def _lay_axis(pairs: PairBlocks) -> _ScoreAxis:
     sample = pairs.sample_scores().flatten()
-    is_ready = is_numpy_ready(sample) and bool(all_finite(sample))
-    ordered = sort_scores(sample if is_ready else sample[sample.isfinite()])
+    ordered = sample[sample.isfinite()].sort().values
     if len(ordered) == 0:
         ordered = sample.new_zeros(1)
     low, first, middle, last, high = (ordered[round(share * (len(ordered) - 1))] for share in (0, 0.01, 0.5, 0.99, 1))
@@ -149,19 +141,14 @@ def _count_by_bin(pairs: PairBlocks, axis: _ScoreAxis) -> Tensor:
     """Return non-targets and targets in every bin by its number, ``(2, _ALL_BINS + 1)``, of the blocks of this rank."""
     columns = _ALL_BINS + 1
     counts = torch.zeros(2 * columns + 1, dtype=torch.int64, device=axis.low.device)
-    recent, num_pairs = counts.int(), 0  # half as many bytes are faster
-    one = recent.new_ones(())
+    one = counts.new_ones(())
     for block in pairs:
         slots = axis.bin_of(block.scores)
         if block.is_target is not None and block.is_trial is not None:
             slots += block.is_target * columns
             slots.masked_fill_(~block.is_trial, 2 * columns)
-        num_pairs += slots.numel()
-        if num_pairs > _MOST_COUNTED:
-            counts, num_pairs = counts + recent, slots.numel()
-            recent.zero_()
-        recent.index_add_(0, slots.flatten(), one.expand(slots.numel()))
-    return (counts + recent)[:-1].view(2, columns)
+        counts.index_add_(0, slots.flatten(), one.expand(slots.numel()))
+    return counts[:-1].view(2, columns)
 
 
 def _bin_scores(pairs: PairBlocks) -> ConditionScores:

@@ -42,12 +42,6 @@ class Block(NamedTuple):
             return self.scores.flatten(), torch.zeros_like(self.scores, dtype=torch.bool).flatten()
         return self.scores[self.is_trial], self.is_target[self.is_trial]
 
-    def classes(self) -> tuple[Tensor, Tensor]:
-        """Return target scores and non-target scores, flat."""
-        if self.is_target is None or self.is_trial is None:
-            return self.scores.new_empty(0), self.scores.flatten()
-        return self.scores[self.is_target & self.is_trial], self.scores[~self.is_target & self.is_trial]
-
 
 class RowGroup(NamedTuple):
     """Adjacent speakers whose enrolment rows are compared together, and the columns they are compared with."""

@@ -199,7 +199,7 @@ class ConditionReport:
     @property
     def num_trials(self) -> tuple[int, int]:
         """Target and non-target trials."""
-        nontargets, targets = self.scores.trials.numbers()
+        nontargets, targets = self.scores.trials.sizes.tolist()
         return int(targets), int(nontargets)
 
     def minimum_cross_entropy(self, prior_log_odds: Tensor) -> Tensor:

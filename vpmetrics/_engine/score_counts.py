@@ -12,8 +12,7 @@ are functions of these two rows of counts. Three ways lead to them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -31,12 +30,12 @@ T = TypeVar("T")
 
 
 class _cached_property(Generic[T]):  # noqa: N801
-    """That of functools without the lock it has before Python 3.12, which breaks the graphs of torch.compile."""
+    """That of functools without its lock, which torch.compile cannot trace before Python 3.12."""
 
     def __init__(self, function: Callable[[Any], T]) -> None:
-        self.function, self.__doc__ = function, function.__doc__
+        self.function = function
 
-    def __get__(self, instance: object, owner: type) -> T:
+    def __get__(self, instance: Any, owner: type) -> T:
         value = instance.__dict__[self.function.__name__] = self.function(instance)
         return value
 
@@ -73,11 +72,6 @@ class Steps:
     def llr(self) -> Tensor:
         """Natural-log likelihood ratio of every step, see :func:`calibrate`."""
         return self.blocks.llr.gather(-1, self.block)
-
-    @_cached_property
-    def llr_laplace(self) -> Tensor:
-        """The same under Laplace's rule."""
-        return self.llr_of_orders(1)
 
     def llr_of_orders(self, orders: int) -> Tensor:
         """Return the ratios under Laplace's rule with every trial counted so many times."""
@@ -151,11 +145,8 @@ def defined_or_nan(counts: ScoreCounts, nan_seen: Tensor | None = None) -> Score
 
 
 def calibrate(steps: Steps, laplace: bool = False) -> Tensor:
-    """Return the natural-log likelihood ratio of every step, ``(S,)``: that of its PAV block.
-
-    -inf and +inf are legal.
-    """
-    return steps.llr_laplace if laplace else steps.llr
+    """Return the natural-log likelihood ratio of every step, ``(S,)``, that of its PAV block; it may be infinite."""
+    return steps.llr_of_orders(1) if laplace else steps.llr
 
 
 def mean_over(counts: Tensor, values: Tensor) -> Tensor:
@@ -164,60 +155,49 @@ def mean_over(counts: Tensor, values: Tensor) -> Tensor:
     return torch.where(counts == 0, 0, counts * values).sum(-1) / counts.sum(-1)
 
 
-CHUNK = 1 << 20  # scores worked on at a time: about what the caches hold
-
-
 class Ordered(NamedTuple):
-    """Scores of both classes, ascending, NaN last; non-targets in sorted pieces, whose counts add up.
-
-    Counts between edges are found by searching the edges in the sorted scores, not the scores in the edges.
-    """
+    """Scores of both classes, ascending, NaN last."""
 
     targets: Tensor
-    nontargets: list[Tensor]
+    nontargets: Tensor
 
     def table(self) -> tuple[Tensor, Tensor]:
         """Return all scores, and which are of non-targets and of targets, ``(2, P)``."""
-        is_target = torch.arange(sum(self.numbers()), device=self.targets.device) < len(self.targets)
-        return torch.cat([self.targets, *self.nontargets]), torch.stack([~is_target, is_target])
-
-    def numbers(self) -> list[int]:
-        """Return how many non-targets and targets there are."""
-        return [sum(map(len, self.nontargets)), len(self.targets)]
+        scores = torch.cat([self.targets, self.nontargets])
+        is_target = torch.arange(len(scores), device=scores.device) < len(self.targets)
+        return scores, torch.stack([~is_target, is_target])
 
     @property
     def sizes(self) -> Tensor:
-        """The same, ``(2,)``."""
-        return torch.stack([self.targets.new_full((), number, dtype=torch.int64) for number in self.numbers()])
+        """Numbers of non-targets and targets, ``(2,)``."""
+        return torch.stack([self.targets.new_full((), len(part), dtype=torch.int64) for part in self._classes])
+
+    @property
+    def _classes(self) -> tuple[Tensor, Tensor]:
+        return self.nontargets, self.targets
 
     def cllr_sums(self) -> tuple[Tensor, Tensor]:
         """Return costs in nats of the scores as log-likelihood ratios, and numbers of trials: non-targets, targets."""
-        costs = [softplus(widen(part)).sum() for piece in self.nontargets for part in piece.split(CHUNK)]
-        return torch.stack([torch.stack(costs).sum(), softplus(-widen(self.targets)).sum()]), self.sizes
+        return torch.stack([softplus(widen(self.nontargets)).sum(), softplus(-widen(self.targets)).sum()]), self.sizes
 
     def between(self, edges: Tensor) -> Tensor:
         """Return non-targets and targets in each of the bins between edges, ``(2, E + 1)``."""
-        nontargets = torch.stack([torch.searchsorted(piece, edges) for piece in self.nontargets]).sum(0)
-        below = nontargets, torch.searchsorted(self.targets, edges)
-        ends = zip(below, self.numbers(), strict=True)
-        return torch.stack([pad(pad(each, (1, 0)), (0, 1), value=number).diff() for each, number in ends])
+        below = torch.stack([torch.searchsorted(part, edges) for part in self._classes])
+        return torch.cat([pad(below, (1, 0)), self.sizes[:, None]], dim=1).diff()
 
     def mean_costs(self, edges: Tensor) -> Tensor:
         """Return mean costs in nats of log-likelihood ratios, non-targets and targets, between edges ``(2, E + 1)``."""
         sums = widen(edges).new_zeros(2, len(edges) + 1)
-        for kind, pieces in enumerate((self.nontargets, [self.targets])):
-            for part in (part for piece in pieces for part in piece.split(CHUNK)):
-                slots = torch.searchsorted(edges, widen(part), right=True)
-                sums[kind].index_add_(0, slots, softplus(widen(part if kind == 0 else -part)))
+        for kind, sign, scores in zip((0, 1), (1, -1), map(widen, self._classes), strict=True):
+            sums[kind].index_add_(0, torch.searchsorted(edges, scores, right=True), softplus(sign * scores))
         number = self.between(edges)
         return torch.where(number > 0, sums / number, 0)
 
     def span(self) -> tuple[Tensor, Tensor]:
         """Return the lowest and the highest score; NaN where one is NaN, infinite where there is none."""
-        parts = [part for part in (self.targets, *self.nontargets) if len(part)]
-        low, high = ([part[end] for part in parts] for end in (0, -1))
-        none = self.targets.new_full((), torch.inf)
-        return torch.stack([none, *low]).amin(), torch.stack([-none, *high]).amax()
+        none = self.targets.new_full((1,), torch.inf)
+        low = torch.cat([none, self.targets[:1], self.nontargets[:1]]).amin()
+        return low, torch.cat([-none, self.targets[-1:], self.nontargets[-1:]]).amax()
 
 
 class Counted(NamedTuple):
@@ -235,14 +215,9 @@ class Counted(NamedTuple):
         """Return values and counts."""
         return self.values, self.counts
 
-    def numbers(self) -> list[float]:
-        """Return how many non-targets and targets there are."""
-        numbers: list[float] = self.sizes.tolist()
-        return numbers
-
     @property
     def sizes(self) -> Tensor:
-        """The same, ``(2, ...)``."""
+        """Numbers of non-targets and targets, ``(2, ...)``."""
         return self.counts.sum(-1)
 
     def cllr_sums(self) -> tuple[Tensor, Tensor]:
@@ -275,33 +250,15 @@ class Counted(NamedTuple):
 
 def order_scores(scores: Tensor, is_target: Tensor) -> Ordered:
     """Return trials ``(P,)`` in order."""
-    return order_parts([(select(scores, is_target), select(scores, ~is_target))])
+    return Ordered(*(_sort(select(scores, mask)) for mask in (is_target, ~is_target)))
 
 
-def order_parts(parts: Iterable[tuple[Tensor, Tensor]]) -> Ordered:
-    """Return targets and non-targets in order, given in parts, at least one; a single part is overwritten."""
-    targets, nontargets = zip(*parts, strict=True)
-    threads, others = torch.get_num_threads(), nontargets[0] if len(nontargets) == 1 else torch.cat(nontargets)
-    # Fewer pieces mean fewer searches.
-    pieces = others.split(max(CHUNK, -(-len(others) // threads)))
-    if len(pieces) == 1:
-        return Ordered(_sort_in_place(torch.cat(targets)), [_sort_in_place(others)])
-    # NumPy releases the interpreter lock while it sorts, so that pieces are sorted in parallel.
-    with ThreadPoolExecutor(threads) as pool:
-        return Ordered(_sort_in_place(torch.cat(targets)), list(pool.map(_sort_in_place, pieces)))
-
-
-def _sort_in_place(scores: Tensor) -> Tensor:
+def _sort(scores: Tensor) -> Tensor:
     """Return sorted scores; overwrites them on a CPU."""
     if not is_numpy_ready(scores):
-        return sort_scores(scores)
-    scores.numpy().sort()
+        return scores.sort().values
+    scores.numpy().sort()  # ten times as fast as torch's
     return scores
-
-
-def sort_scores(scores: Tensor) -> Tensor:
-    """Return scores ascending, NaN last."""
-    return torch.from_numpy(np.sort(scores.numpy())) if is_numpy_ready(scores) else scores.sort().values
 
 
 def count_by_score(
@@ -321,7 +278,7 @@ def count_by_score(
 
 def count_ordered(ordered: Ordered) -> ScoreCounts:
     """Return the exact steps of trials in order."""
-    number = sum(map(len, ordered.nontargets))
+    number = len(ordered.nontargets)
     targets, times = ordered.targets.unique_consecutive(return_counts=True)
     below, up_to = _ranks(targets, ordered.nontargets)
     times, tied = widen(times), widen(up_to - below)
@@ -329,15 +286,12 @@ def count_ordered(ordered: Ordered) -> ScoreCounts:
     ascending = Steps(targets, pad(times, (1, 0)), low, pad(tied, (1, 0)))
     descending = Steps(-targets.flip(0), pad(times.flip(0), (1, 0)), high.flip(0), pad(tied.flip(0), (1, 0)))
     # Sorting puts NaN last.
-    last = torch.cat([part[-1:] for part in (targets, *ordered.nontargets)])
+    last = torch.cat([part[-1:] for part in ordered])
     return defined_or_nan(ScoreCounts(ascending, descending), last.isnan().any())
 
 
 def count_on_smooth_grid(grid: Grid, preds: Tensor, target: Tensor) -> ScoreCounts:
-    """Return the steps of the smooth surrogate, one per cell, with counts that carry a gradient to ``preds`` ``(P.
-
-    )``.
-    """
+    """Return the steps of the smooth surrogate, one per cell, with counts that carry a gradient to ``preds``."""
     targets, nontargets = count_on_grid(grid, preds, target)
     points = grid.points
     return count_by_bin((points[1:] + points[:-1]) / 2, targets, nontargets, nan_seen=targets.isnan().any())
@@ -378,19 +332,11 @@ def _gaps(ranks: Tensor, total: int) -> Tensor:
     return widen(torch.cat([pad(ranks, (1, 0)), ranks.new_full((1,), total)]).diff())
 
 
-def _ranks(targets: Tensor, nontargets: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return for every sorted target the non-targets below it and those up to it, summed over their sorted pieces."""
-    below, up_to = (torch.zeros_like(targets, dtype=torch.int64) for _ in range(2))
-    for piece in nontargets:
-        found = _ranks_in_piece(targets, piece)
-        below, up_to = below + found[0], up_to + found[1]
-    return below, up_to
-
-
-def _ranks_in_piece(targets: Tensor, piece: Tensor) -> tuple[Tensor, Tensor]:
-    if not is_numpy_ready(piece):
-        return torch.searchsorted(piece, targets), torch.searchsorted(piece, targets, right=True)
-    values, ordered = targets.numpy(), piece.numpy()
+def _ranks(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return for every sorted target the number of sorted non-targets below it, and of those up to it."""
+    if not is_numpy_ready(nontargets):
+        return torch.searchsorted(nontargets, targets), torch.searchsorted(nontargets, targets, right=True)
+    values, ordered = targets.numpy(), nontargets.numpy()
     below = np.searchsorted(ordered, values)
     up_to, ties = below.copy(), np.flatnonzero(below < len(ordered))
     ties = ties[ordered[below[ties]] == values[ties]]  # a second search, for the few ties alone
