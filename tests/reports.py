@@ -6,8 +6,7 @@ import torch
 from samples import voices
 
 from vpmetrics import VoicePrivacy
-from vpmetrics._engine.report import report_trials
-from vpmetrics._engine.trial_list import TrialList
+from vpmetrics._engine.trial_list import TrialList, report_trials
 
 
 def make_trials(seed, count=600, speakers=6, distance=2.0):

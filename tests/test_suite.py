@@ -12,7 +12,7 @@ from torchmetrics import MetricCollection
 
 import vpmetrics as vp
 from vpmetrics import VoicePrivacy
-from vpmetrics._engine import report
+from vpmetrics._engine import embedding_report
 from vpmetrics._engine.registry import headline_keys, scalar_keys
 
 Everything = partial(VoicePrivacy, attacks=None, metrics="all")
@@ -173,8 +173,8 @@ def test_all_keys_are_those_of_the_registry():
 def test_a_choice_of_scalars_costs_what_it_needs_and_changes_none(names, parts, monkeypatch):
     walked, rows = [], with_sessions()
     everything = alone(Everything(sizes=(3,)), rows)
-    make = report.report_condition
-    monkeypatch.setattr(report, "report_condition", lambda *args: walked.append(args[1].name) or make(*args))
+    make = embedding_report.report_condition
+    monkeypatch.setattr(embedding_report, "report_condition", lambda *args: walked.append(args[1].name) or make(*args))
     metric = VoicePrivacy(sizes=(3,), attacks=None, metrics=list(names))
     chosen = alone(metric, rows)
     assert tuple(chosen) == names
@@ -209,8 +209,8 @@ def test_a_choice_of_what_there_is_not_raises(settings, error, message):
 
 def test_compute_and_report_share_their_work_until_anything_changes(monkeypatch):
     walked = []
-    make = report.report_condition
-    monkeypatch.setattr(report, "report_condition", lambda *args: walked.append(args[1].name) or make(*args))
+    make = embedding_report.report_condition
+    monkeypatch.setattr(embedding_report, "report_condition", lambda *args: walked.append(args[1].name) or make(*args))
     metric, rows = Everything(), join(embeddings())
     values = alone(metric, rows)
     assert_same(metric.report().scalars, values, atol=0, rtol=0)

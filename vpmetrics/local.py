@@ -9,9 +9,9 @@ from torch import Tensor
 from vpmetrics._engine.conditions import resolve_condition
 from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
 from vpmetrics._engine.identification import Identification, identify_condition
+from vpmetrics._engine.identification_scalars import jackknife_parts, pool_parts
 from vpmetrics._engine.jackknife import add_intervals, group_speakers
 from vpmetrics._engine.references import IdentificationTrials
-from vpmetrics._engine.report import jackknife_parts, pool_parts
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import check_slope

@@ -11,8 +11,8 @@ from vpmetrics._engine.beta_binomial import fit_beta_binomial
 from vpmetrics._engine.conditions import resolve_condition
 from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
 from vpmetrics._engine.identification import identify_condition, mean_over_groups, pool_histograms, rank_condition
+from vpmetrics._engine.identification_scalars import jackknife_parts
 from vpmetrics._engine.jackknife import add_intervals, group_speakers
-from vpmetrics._engine.report import jackknife_parts
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import check_choice

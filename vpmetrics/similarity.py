@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
+from vpmetrics._engine.embedding_report import Settings, report_embeddings
 from vpmetrics._engine.registry import add_interval_keys
-from vpmetrics._engine.report import Settings, report_embeddings
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, split_matrix
 from vpmetrics._engine.utterances import EvaluationData

@@ -13,9 +13,9 @@ from torchmetrics import Metric
 from vpmetrics._engine.conditions import Condition, resolve_condition
 from vpmetrics._engine.distributed import gather_objects
 from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
+from vpmetrics._engine.embedding_report import Settings, report_embeddings
 from vpmetrics._engine.moments import Moments, measure_moments, merge_moments
 from vpmetrics._engine.registry import FAMILIES, add_interval_keys, scalar_key
-from vpmetrics._engine.report import Settings, report_embeddings
 from vpmetrics._engine.utterances import EvaluationData, encode_labels
 from vpmetrics._engine.validation import (
     check_choice,

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vpmetrics._engine.conditions import CONDITIONS
+from vpmetrics._engine.embedding_report import Settings, report_embeddings
 from vpmetrics._engine.names import selection
 from vpmetrics._engine.population import average_utterances
 from vpmetrics._engine.registry import (
@@ -21,7 +22,7 @@ from vpmetrics._engine.registry import (
     scalar,
     scalar_keys,
 )
-from vpmetrics._engine.report import PrivacyReport, Settings, assess_report, report_embeddings
+from vpmetrics._engine.report import PrivacyReport, assess_report
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.similarity import SIMILARITIES
 from vpmetrics._engine.utterances import EvaluationData

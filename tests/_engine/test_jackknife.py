@@ -337,7 +337,7 @@ def test_a_profile_without_a_speaker_is_the_profile_of_all_others():
     rows = voices()
     odds = torch.linspace(-3, 3, 7, dtype=torch.float64)
     report = measured(rows, intervals=0.95).conditions["OP"]
-    counts = report.profiles.counts
+    counts = report.counts
     for speaker in (0, 7):
         others = measured(without(rows, speaker)).conditions["OP"].minimum_cross_entropy(odds)
         found = minimum_cross_entropy(counts.counted.counts.ascending, odds)[1 + speaker]

@@ -16,8 +16,7 @@ from vpmetrics import functional as F
 from vpmetrics._engine import score_counts
 from vpmetrics._engine.identification import expected_mean_d
 from vpmetrics._engine.measures import SCORE_MEASURES, actual_cross_entropy
-from vpmetrics._engine.report import report_trials
-from vpmetrics._engine.trial_list import TrialList
+from vpmetrics._engine.trial_list import TrialList, report_trials
 
 ODDS = torch.linspace(-7, 7, 141, dtype=torch.float64)
 

@@ -17,8 +17,7 @@ from torch.testing import assert_close
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine import pair_blocks
 from vpmetrics._engine.identification import bits_of_ranks
-from vpmetrics._engine.report import report_trials
-from vpmetrics._engine.trial_list import TrialList
+from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics.functional import speaker_disclosure, zebra_disclosure
 
 SIDES = ("enrolled", "probed", "both")

@@ -15,8 +15,7 @@ from vpmetrics import functional as F
 from vpmetrics._engine import jackknife
 from vpmetrics._engine.jackknife import compare_jackknives, group_labels
 from vpmetrics._engine.measures import llr_disclosure
-from vpmetrics._engine.report import report_trials
-from vpmetrics._engine.trial_list import TrialList
+from vpmetrics._engine.trial_list import TrialList, report_trials
 
 
 def listed(rows, condition="OP"):
@@ -85,9 +84,9 @@ def test_a_calibration_learnt_elsewhere_stays_whoever_is_left_out():
     for speaker in (0, 5):
         kept = (attacked.speakers != speaker).all(0)
         expected = llr_disclosure(llr[kept], attacked.is_target[kept])
-        assert_close(attacked.replicate_disclosure(llr, blocks)[1 + speaker], expected, rtol=0, atol=1e-12)
+        assert_close(attacked.replicate_costs("c_ece", llr, blocks)[1 + speaker], expected, rtol=0, atol=1e-12)
         expected = F.cllr(llr[kept], attacked.is_target[kept])
-        assert_close(attacked.replicate_cllr(llr, blocks)[1 + speaker], expected, rtol=0, atol=1e-12)
+        assert_close(attacked.replicate_costs("cllr", llr, blocks)[1 + speaker], expected, rtol=0, atol=1e-12)
     for key in ("c_ece_linear", "c_ece_isotonic", "cllr_linear", "cllr_isotonic"):
         low, value, high = (report.scalars[f"{key}{end}"] for end in ("_low", "", "_high"))
         assert low < value < high

@@ -10,9 +10,9 @@ import torch
 
 from vpmetrics._engine.checks import Check
 from vpmetrics._engine.headline import find_headline
-from vpmetrics._engine.report import EvaluatedSystem, _headline_scalars, report_trials
+from vpmetrics._engine.report import EvaluatedSystem, _headline_scalars
 from vpmetrics._engine.speakers import WorstSpeaker
-from vpmetrics._engine.trial_list import TrialList
+from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics.cli.differences import pairs_of, table_of_changes, verdict_of_systems
 from vpmetrics.cli.headline import THRESHOLDS, rank_systems, verdict_of
 from vpmetrics.cli.summary import comparison_lines, summary_lines, summary_rows

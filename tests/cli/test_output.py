@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from cli.test_results import scored
 
-from vpmetrics._engine.report import EvaluatedSystem, report_trials
+from vpmetrics._engine.report import EvaluatedSystem
+from vpmetrics._engine.trial_list import report_trials
 from vpmetrics.cli.errors import InputError
 from vpmetrics.cli.output import check_file, check_folder, outdated_files, write_all, written_files
 from vpmetrics.cli.report import save_systems

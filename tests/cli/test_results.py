@@ -17,8 +17,8 @@ from cli.cases import Page, expected_scalars, run, scalars_of, trials_of, write_
 
 import vpmetrics.cli
 from vpmetrics import VoicePrivacy
-from vpmetrics._engine.report import EvaluatedSystem, report_trials
-from vpmetrics._engine.trial_list import TrialList
+from vpmetrics._engine.report import EvaluatedSystem
+from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics.cli.model_card import write_model_card
 from vpmetrics.cli.report import OutputOptions, Sample, save_systems
 from vpmetrics.cli.results import Run, results_of

@@ -11,8 +11,8 @@ from cli.test_headline import rebuild, system
 
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine.registry import FAMILIES, scalar, utility_direction
-from vpmetrics._engine.report import EvaluatedSystem, report_trials
-from vpmetrics._engine.trial_list import TrialList
+from vpmetrics._engine.report import EvaluatedSystem
+from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics.cli.comparison import PRESETS, check_columns, table_of_systems
 from vpmetrics.cli.errors import InputError
 from vpmetrics.cli.table_files import as_csv, as_latex, as_markdown

@@ -52,14 +52,14 @@ class Headline(NamedTuple):
 
 def disclosure_sources(conditions: Mapping[str, Any], scalars: Mapping[str, Tensor]) -> list[str]:
     """Return the keys of which ``disclosure`` is the largest: the strongest attacks, else plain scores both ways."""
-    keys = []
+
+    def is_known(key: str) -> bool:
+        return key in scalars and not bool(scalars[key].isnan())
+
+    keys: list[str] = []
     for name in ("OP", "across" if "across" in conditions else "PP", ""):
-        strongest = scalar_key(name, "d_ece_strongest")
-        if strongest in scalars and not bool(scalars[strongest].isnan()):
-            keys.append(strongest)
-        else:
-            plain = (scalar_key(name, key) for key in ("d_ece", "d_ece_reversed"))
-            keys += [key for key in plain if key in scalars]
+        strongest, *plain = (scalar_key(name, key) for key in ("d_ece_strongest", "d_ece", "d_ece_reversed"))
+        keys += [strongest] if is_known(strongest) else filter(is_known, plain)
     return keys
 
 
@@ -67,7 +67,7 @@ def find_headline(report: PrivacyReport) -> Headline | None:
     """Return the headline; None where nothing protected was compared."""
     values = numbers_of(report.scalars)
     disclosure = values.get("disclosure", math.nan)
-    keys = [key for key in disclosure_sources(report.conditions, report.scalars) if values[key] == values[key]]
+    keys = disclosure_sources(report.conditions, report.scalars)
     if not keys:
         return None
     key = max(keys, key=lambda each: values[each])

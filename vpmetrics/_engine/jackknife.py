@@ -22,7 +22,7 @@ from vpmetrics._engine.condition_scores import ConditionScores
 from vpmetrics._engine.measures import SCORE_MEASURES, linkability_edges, minimum_cross_entropy, prior_entropy
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import widen
-from vpmetrics._engine.registry import scalar
+from vpmetrics._engine.registry import scalar, scalar_key
 from vpmetrics._engine.scalar import CI_SUFFIXES, Scalar
 from vpmetrics._engine.score_counts import Counted, CountedTrials, ScoreCounts, Steps
 from vpmetrics._engine.similarity import SimilaritySummary
@@ -97,6 +97,7 @@ class ReplicateCounts(NamedTuple):
     targets: Tensor
     nontargets: Tensor
     linkability_edges: Tensor
+    groups: JackknifeGroups
     has_enough: bool
     similarity_weights: Tensor | None = None
     costs: Callable[[], Tensor] | None = None
@@ -112,10 +113,11 @@ class ReplicateCounts(NamedTuple):
             Counted(self.values, counts, self.costs), ScoreCounts(ascending, descending), self.linkability_edges
         )
 
-    def measures(self, keys: Iterable[str] = tuple(SCORE_MEASURES)) -> dict[str, Tensor]:
-        """Return score measures with an interval, of all speakers and then without each group, ``(1 + G,)``."""
-        wanted, counted = set(keys), self.counted
-        return {key: m(counted) for key, m in SCORE_MEASURES.items() if m.has_interval and key in wanted}
+    def jackknife(self, keys: Iterable[str] = tuple(SCORE_MEASURES)) -> Jackknife:
+        """Return the jackknife of the score measures that have an interval."""
+        measures = {key: SCORE_MEASURES[key] for key in keys if key in SCORE_MEASURES}
+        replicates = {key: measure(self.counted) for key, measure in measures.items() if measure.has_interval}
+        return jackknife_of(replicates, self.groups, self.has_enough)
 
 
 class ScoreCells:
@@ -227,7 +229,9 @@ def count_replicates(
             ]
         )
     has_enough = len(group[target_speakers].unique()) >= FEWEST_SPEAKERS
-    return ReplicateCounts(cells.values, targets, nontargets, cells.linkability_edges, has_enough, weights, cells.costs)
+    return ReplicateCounts(
+        cells.values, targets, nontargets, cells.linkability_edges, groups, has_enough, weights, cells.costs
+    )
 
 
 def _target_cells(pairs: PairBlocks, cells: ScoreCells) -> tuple[Tensor, Tensor]:
@@ -276,7 +280,7 @@ def count_trial_replicates(
         weights = torch.stack([torch.where(n[0] > 0, each / n[0], 0) for each, n in zip(sums, counts, strict=True)])
     has_enough = len(group[0, is_target].unique()) >= FEWEST_SPEAKERS
     return ReplicateCounts(
-        cells.values, counts[0], counts[1], cells.linkability_edges, has_enough, weights, cells.costs
+        cells.values, counts[0], counts[1], cells.linkability_edges, groups, has_enough, weights, cells.costs
     )
 
 
@@ -297,7 +301,6 @@ def replicate_dominance(
     counts: ReplicateCounts,
     summary: SimilaritySummary,
     group_of_speaker: Tensor,
-    groups: JackknifeGroups,
     is_one_sided: bool,
     similarity: str,
 ) -> dict[str, Tensor]:
@@ -314,9 +317,11 @@ def replicate_dominance(
     own = summary.within_speaker
     is_known = ~own.isnan()
     columns = (own, own.log2(), torch.ones_like(own))
-    sums = [_sum_without(torch.where(is_known, each, 0), group_of_speaker, groups.number) for each in columns]
-    within, log_within, speakers = sums
-    halves = [_sum_without(each, group_of_speaker, groups.number) - each.sum() / 2 for each in summary.pair_sums]
+    number = counts.groups.number
+    within, log_within, speakers = (
+        _leave_out(torch.where(is_known, each, 0), group_of_speaker, number) for each in columns
+    )
+    halves = [_leave_out(each, group_of_speaker, number) - each.sum() / 2 for each in summary.pair_sums]
     pairs, between, log_between = halves
     gaps = within / speakers - between / pairs, log_within / speakers - log_between / pairs
     own_left = counts.targets * (speakers[0] / speakers)[:, None]
@@ -329,7 +334,7 @@ def replicate_dominance(
     return {"d_diag": (gaps[0] + moved[0]).abs(), "d_diag_log": gaps[1] + moved[1]}
 
 
-def _sum_without(values: Tensor, group: Tensor, number: int) -> Tensor:
+def _leave_out(values: Tensor, group: Tensor, number: int) -> Tensor:
     """Return the sum of values, then without those of each group, ``(1 + G,)``."""
     of_group = values.new_zeros(number + 1).index_add(0, group, values)[:-1]
     return values.sum() - pad(of_group, (1, 0))
@@ -346,9 +351,9 @@ class Jackknife(NamedTuple):
     bias: dict[str, Tensor]
     groups: JackknifeGroups
 
-    def with_prefix(self, rename: Mapping[str, str]) -> Jackknife:
-        """Return the same with other keys."""
-        changes, bias = ({rename.get(key, key): value for key, value in part.items()} for part in self[:2])
+    def with_condition(self, name: str) -> Jackknife:
+        """Return the same with the keys of a condition."""
+        changes, bias = ({scalar_key(name, key): value for key, value in part.items()} for part in self[:2])
         return Jackknife(changes, bias, self.groups)
 
     def interval(self, scalar: Scalar, value: Tensor, confidence: float) -> tuple[Tensor, Tensor]:
@@ -370,10 +375,8 @@ def jackknife_of(replicates: Mapping[str, Tensor], groups: JackknifeGroups, has_
     return Jackknife(changes, {key: groups.ratio * changes[key].mean() for key in corrected}, groups)
 
 
-def join_jackknives(parts: Sequence[Jackknife]) -> Jackknife | None:
-    """Return the jackknife of the numbers of several kinds."""
-    if not parts:
-        return None
+def join_jackknives(parts: Sequence[Jackknife]) -> Jackknife:
+    """Return the jackknife of the numbers of several jackknives."""
     changes = {key: change for part in parts for key, change in part.changes.items()}
     bias = {key: value for part in parts for key, value in part.bias.items()}
     return Jackknife(changes, bias, parts[0].groups)
@@ -394,25 +397,18 @@ def add_intervals(values: Mapping[str, Tensor], jackknife: Jackknife | None, con
     return result
 
 
-class ProfileIntervals(NamedTuple):
-    """What confidence intervals of ECE profiles need."""
-
-    counts: ReplicateCounts
-    ratio: float
-    confidence: float
-
-    def interval(self, profile: Tensor, prior_log_odds: Tensor) -> tuple[Tensor, Tensor]:
-        """Return both ends of the minimum cross-entropy ``(P,)`` at each prior."""
-        steps, low, high = self.counts.counted.counts.ascending, [], []
-        highest = prior_entropy(prior_log_odds).tolist()
-        for value, odds, most in zip(profile, prior_log_odds, highest, strict=True):  # some hundred points of a figure
-            replicates = minimum_cross_entropy(steps, odds[None])[:, 0]
-            replicates = value + replicates[1:] - replicates[0]
-            bias = self.ratio * (replicates.mean() - value)
-            ends = jackknife_interval(value, replicates, self.confidence, 0.0, most, self.ratio, bias)
-            low.append(ends[0])
-            high.append(ends[1])
-        return torch.stack(low), torch.stack(high)
+def profile_interval(
+    counts: ReplicateCounts, profile: Tensor, prior_log_odds: Tensor, confidence: float
+) -> tuple[Tensor, Tensor]:
+    """Return both ends of the interval of the minimum cross-entropy ``(P,)`` at each prior."""
+    steps, ratio, ends = counts.counted.counts.ascending, counts.groups.ratio, []
+    highest = prior_entropy(prior_log_odds).tolist()
+    for value, odds, most in zip(profile, prior_log_odds, highest, strict=True):  # some hundred points of a figure
+        replicates = minimum_cross_entropy(steps, odds[None])[:, 0]
+        replicates = value + replicates[1:] - replicates[0]
+        ends.append(torch.stack(jackknife_interval(value, replicates, confidence, 0.0, most, ratio)))
+    low, high = torch.stack(ends, dim=1)
+    return low, high
 
 
 def jackknife_interval(

@@ -19,7 +19,7 @@ from vpmetrics._engine.binning import (
     learnt_edges,
 )
 from vpmetrics._engine.condition_scores import score_trials
-from vpmetrics._engine.jackknife import add_intervals, count_trial_replicates, group_labels, jackknife_of
+from vpmetrics._engine.jackknife import add_intervals, count_trial_replicates, group_labels
 from vpmetrics._engine.metric_base import IntervalMetric
 from vpmetrics._engine.precision import at_least_float32, result_dtype, widen
 from vpmetrics._engine.score_counts import ScoreCounts, count_by_score
@@ -112,7 +112,7 @@ class TrialMetric(IntervalMetric):
         counts = count_trial_replicates(scored, at_least_float32(scores), is_target, places, groups)
         jackknife = None
         if counts is not None:
-            jackknife = jackknife_of(counts.measures(), groups, counts.has_enough)
+            jackknife = counts.jackknife()
             if not counts.has_enough:
                 warn_undefined("Intervals need three speakers with target trials.")
         values = add_intervals(named, jackknife, self.intervals or 0.0)

@@ -178,6 +178,22 @@ def find_largest(values: Tensor) -> tuple[Tensor, Tensor]:
     return largest, torch.where(largest.isnan(), torch.nan, place.squeeze(0).to(largest.dtype))
 
 
+def speaker_scalars(disclosed: SpeakerDisclosure, identified: SpeakerIdentification | None = None) -> dict[str, Tensor]:
+    """Return which tested speaker is protected worst, and how far speakers are apart."""
+    values = disclosed.probed.d_ece
+    worst, place = find_largest(values)
+    deviations, others = values - values.nanmean(), ((~values.isnan()).sum() - 1).clamp(min=0)
+    scalars = {
+        "worst_speaker_d_ece": worst,
+        "worst_speaker": place,
+        "speaker_d_ece_spread": (deviations.square().nansum() / others).sqrt(),
+    }
+    if identified is not None:
+        for key in ("mean_d", "alid"):
+            scalars[f"worst_speaker_{key}"], _ = find_largest(getattr(identified, key))
+    return scalars
+
+
 def permute_targets(pairs: PairBlocks) -> list[tuple[Tensor, Tensor]]:
     """Return pseudo-target scores and their tested speakers, for a few permutations of the speakers."""
     found = []

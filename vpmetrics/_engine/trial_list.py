@@ -1,22 +1,42 @@
-"""Trials that come with their scores, and calibration carried from one run to another."""
+"""Trials that come with their scores, their report, and calibration carried from one run to another."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import logsigmoid, pad, softplus
 
-from vpmetrics._engine.calibration import linear_map, transferred_llr
+from vpmetrics._engine.calibration import isotonic_map, linear_map, transferred_llr
+from vpmetrics._engine.condition_scores import ConditionScores, score_trials
 from vpmetrics._engine.distributed import SINGLE_PROCESS
-from vpmetrics._engine.jackknife import JackknifeGroups
-from vpmetrics._engine.measures import evidence, llr_disclosure
+from vpmetrics._engine.jackknife import (
+    Jackknife,
+    JackknifeGroups,
+    add_intervals,
+    count_trial_replicates,
+    group_labels,
+    jackknife_of,
+    join_jackknives,
+    replicate_dominance,
+    similarity_slopes,
+)
+from vpmetrics._engine.measures import SCORE_MEASURES, cllr_from_sums, cllr_sums, evidence, llr_disclosure
 from vpmetrics._engine.precision import wide_dtype, widen
+from vpmetrics._engine.report import ConditionReport, PrivacyReport, Transfer, assess_report, join_conditions
+from vpmetrics._engine.similarity import summarize_matrix
+from vpmetrics._engine.speakers import disclose_trial_speakers, speaker_scalars
 from vpmetrics._engine.utterances import EvaluationData, split_sessions
-from vpmetrics._engine.validation import suppress_warnings
+from vpmetrics._engine.validation import collect_warnings, suppress_warnings
+
+_CALIBRATIONS = {"linear": linear_map, "isotonic": isotonic_map}
+# What a trial adds to a number, of its log-likelihood ratio with the sign turned for non-targets.
+_COSTS: dict[str, Callable[[Tensor], Tensor]] = {"c_ece": evidence, "cllr": lambda llr: softplus(-llr)}
 
 
 class TrialList(NamedTuple):
@@ -71,20 +91,14 @@ class TrialList(NamedTuple):
             runs = [TrialList(linear_map(*fit)(own[0]), own[1]) for own, fit in (trials, trials[::-1])]
         return [] if any(bool(run.scores.isnan().any()) or not len(run.scores) for run in runs) else runs
 
-    def replicate_disclosure(self, llr: Tensor, groups: JackknifeGroups) -> Tensor:
-        """Return D_ECE of log-likelihood ratios of all trials, then without each group, ``(1 + G,)``."""
-        return self._replicate_costs(evidence(torch.where(self.is_target, llr, -llr)), groups)
-
-    def replicate_cllr(self, llr: Tensor, groups: JackknifeGroups) -> Tensor:
-        """Return the same of Cllr."""
-        return self._replicate_costs(softplus(torch.where(self.is_target, -llr, llr)), groups)
-
-    def _replicate_costs(self, values: Tensor, groups: JackknifeGroups) -> Tensor:
+    def replicate_costs(self, key: str, llr: Tensor, groups: JackknifeGroups) -> Tensor:
+        """Return C_ECE or Cllr of log-likelihood ratios of all trials, then without each group, ``(1 + G,)``."""
+        values = widen(_COSTS[key](torch.where(self.is_target, llr, -llr)))
         means = []
         for kind in (self.is_target, ~self.is_target):
             first, second = groups.group_of_label[self.places()[:, kind]]
             second = torch.where(first == second, groups.number, second)
-            each = torch.stack([widen(values)[kind], torch.ones_like(widen(values)[kind])])
+            each = torch.stack([values[kind], torch.ones_like(values[kind])])
             gone = each.new_zeros(2, groups.number + 1).index_add(1, first, each).index_add(1, second, each)
             sums = each.sum(1, keepdim=True) - pad(gone[:, :-1], (1, 0))
             means.append(sums[0] / sums[1])
@@ -103,5 +117,94 @@ def calibrate_across_sessions(
 
 
 def mean_distortion(runs: Sequence[TrialList]) -> Tensor:
-    """Return C_ECE, the mean over runs; NaN where nobody has two sessions."""
+    """Return C_ECE, the mean over runs; NaN where no speaker has two sessions."""
     return torch.stack([llr_disclosure(run.scores, run.is_target) for run in runs]).mean()
+
+
+def report_trials(
+    trials: Mapping[str, TrialList],
+    fit: TrialList | None = None,
+    speakers: int = 0,
+    similarity: str | None = "geometric",
+    intervals: float | None = None,
+) -> PrivacyReport:
+    """Return everything that scores of trials give, by condition, of speakers ``0 ... speakers - 1``.
+
+    ``fit``: trials of another run, on which the scores are calibrated. Without ``similarity`` there are no matrices.
+    """
+    labels = torch.arange(speakers)
+    with collect_warnings():
+        conditions = {
+            name: _report_condition(given, labels, similarity if name else None, intervals)
+            for name, given in trials.items()
+        }
+        report = join_conditions(conditions, labels, intervals=intervals)
+        if fit is not None:
+            transfer, jackknife = _transfer_calibration(trials[report.attacked], fit, labels if intervals else None)
+            scalars = transfer.scalars
+            if intervals is not None:
+                scalars = add_intervals(scalars, jackknife, intervals)
+            report = replace(report, scalars={**report.scalars, **scalars}, transfer=transfer)
+    return assess_report(report)
+
+
+def _report_condition(
+    given: TrialList, labels: Tensor, similarity: str | None, confidence: float | None
+) -> ConditionReport:
+    scores = score_trials(given.scores, given.is_target, given.is_one_sided)
+    scalars = {key: measure(scores.counted) for key, measure in SCORE_MEASURES.items()}
+    report = ConditionReport(scalars, scores, is_llr=True)
+    if given.speakers is None:
+        return report
+    report = replace(report, calibrated=given.calibrate_across_speakers)
+    labels = labels.to(given.scores.device)
+    groups, weights, jackknives = group_labels(labels), None, []
+    if similarity:
+        matrix = _similarity_matrix(given, scores, similarity, len(labels))
+        summary = summarize_matrix(matrix, given.is_one_sided)
+        weights = given.similarity_weights(similarity_slopes(summary, matrix, similarity)[1])
+        speakers = disclose_trial_speakers(scores, given.scores, given.is_target, given.speakers, labels)
+        scalars |= {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log, **speaker_scalars(speakers)}
+        mean_scores = partial(given.pair_means, given.scores, len(labels))
+        report = replace(report, matrix=matrix, similarity=summary, mean_scores=mean_scores, speakers=speakers)
+    if confidence is None:
+        return report
+    counts = count_trial_replicates(scores, given.scores, given.is_target, given.speakers, groups, weights)
+    if counts is None:
+        return report
+    jackknives = [counts.jackknife(scalars)]
+    if report.similarity is not None and similarity:
+        place = groups.group_of_label
+        replicates = replicate_dominance(counts, report.similarity, place, given.is_one_sided, similarity)
+        jackknives.append(jackknife_of(replicates, groups, counts.has_enough))
+    return replace(report, jackknife=join_jackknives(jackknives), counts=counts, confidence=confidence)
+
+
+def _similarity_matrix(given: TrialList, scores: ConditionScores, similarity: str, speakers: int) -> Tensor:
+    (llr,) = scores.look_up([scores.llr_of_both_orders()])(given.scores)
+    if similarity == "sigmoid":
+        return given.pair_means(llr, speakers).sigmoid()
+    return given.pair_means(logsigmoid(llr), speakers).exp()
+
+
+def _transfer_calibration(
+    attacked: TrialList, fit: TrialList, labels: Tensor | None
+) -> tuple[Transfer, Jackknife | None]:
+    """Return the scores under a calibration fitted on another run (figure 8 of the 2022 paper), and their jackknife."""
+    scores = score_trials(fit.scores, fit.is_target)
+    other = ConditionReport(
+        {key: measure(scores.counted) for key, measure in SCORE_MEASURES.items()}, scores, is_llr=True
+    )
+    llr = {kind: learn(fit.scores, fit.is_target)(attacked.scores) for kind, learn in _CALIBRATIONS.items()}
+    scalars = {}
+    for kind, values in llr.items():
+        scalars[f"c_ece_{kind}"] = llr_disclosure(values, attacked.is_target)
+        scalars[f"cllr_{kind}"] = cllr_from_sums(*cllr_sums(values, attacked.is_target))
+    transfer = Transfer(other, llr, torch.stack([~attacked.is_target, attacked.is_target]), scalars)
+    if labels is None or attacked.speakers is None:
+        return transfer, None
+    groups = group_labels(labels.to(attacked.scores.device))
+    replicates = {
+        f"{key}_{kind}": attacked.replicate_costs(key, values, groups) for kind, values in llr.items() for key in _COSTS
+    }
+    return transfer, jackknife_of(replicates, groups)

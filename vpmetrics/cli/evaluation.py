@@ -16,8 +16,8 @@ from torch import Tensor
 from vpmetrics._engine.combination import combine_reports
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.registry import CI_SUFFIXES, scalar_key
-from vpmetrics._engine.report import ConditionReport, EvaluatedSystem, report_trials
-from vpmetrics._engine.trial_list import TrialList
+from vpmetrics._engine.report import ConditionReport, EvaluatedSystem
+from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.cli.embeddings import Embeddings
 from vpmetrics.cli.errors import InputError, quote

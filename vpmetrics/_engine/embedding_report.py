@@ -1,0 +1,328 @@
+"""The report of embeddings: each condition is scored once, and only what the wanted numbers need is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._engine.condition_scores import ConditionScores, score_pairs
+from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS, Condition
+from vpmetrics._engine.identification_scalars import IdentificationNumbers, PopulationRates, identify_all_groups
+from vpmetrics._engine.jackknife import (
+    Jackknife,
+    ReplicateCounts,
+    count_replicates,
+    group_speakers,
+    jackknife_of,
+    join_jackknives,
+    replicate_dominance,
+)
+from vpmetrics._engine.measures import SCORE_MEASURES, expected_disclosure
+from vpmetrics._engine.pair_blocks import PairBlocks
+from vpmetrics._engine.population import average_utterances
+from vpmetrics._engine.precision import result_dtype
+from vpmetrics._engine.report import ConditionReport, PrivacyReport, join_conditions
+from vpmetrics._engine.scorers import Scoring, resolve_scoring
+from vpmetrics._engine.similarity import SimilaritySummary, mean_score_matrix, summarize_similarity
+from vpmetrics._engine.speakers import (
+    SpeakerDisclosure,
+    WorstSpeaker,
+    disclose_speakers,
+    find_worst_speaker,
+    identify_speakers,
+    linkability_chance,
+    permute_targets,
+    speaker_scalars,
+)
+from vpmetrics._engine.trial_list import TrialList, calibrate_across_sessions, mean_distortion
+from vpmetrics._engine.utterances import EvaluationData
+from vpmetrics._engine.validation import suppress_warnings, warn_if
+
+if TYPE_CHECKING:
+    from vpmetrics._engine.cross_fitting import CrossFittedAttacks, StrongestResult
+
+_COARSE_BINS = 0.01  # bits that binning may hide before a warning
+_Numbers = tuple[dict[str, Tensor], Jackknife | None]  # scalars of some families, and their jackknife
+
+
+class Settings(NamedTuple):
+    """How embeddings are compared and what is computed from their scores, see :class:`vpmetrics.VoicePrivacy`.
+
+    ``families``: pairs of a condition and a family of numbers, ``measures``: score measures; None asks for all.
+    """
+
+    similarity: str = "geometric"
+    scoring: Scoring = "cosine"
+    slope: float | None = None
+    rank_model: str = "empirical"
+    bandwidth: float | None = None
+    enrolment: str | None = None
+    sizes: tuple[int, ...] = ()
+    families: frozenset[tuple[str, str]] | None = None
+    intervals: float | None = None
+    measures: frozenset[str] | None = None
+
+    def needs(self, condition: str, *families: str) -> bool:
+        """Whether anything of a condition is needed, or anything of some families of it."""
+        return self.families is None or any(
+            name == condition and (not families or family in families) for name, family in self.families
+        )
+
+
+class _ConditionEvaluation:
+    """One condition of embeddings. What several families share is computed once, when the first one needs it."""
+
+    def __init__(
+        self, data: EvaluationData, condition: Condition, settings: Settings, attacks: CrossFittedAttacks | None
+    ) -> None:
+        self.data, self.condition, self.settings = data, condition, settings
+        is_attacked = condition.name != "OO" and self.needs("attack", "attacked_population")
+        self.attacks = attacks if is_attacked else None
+        self.groups = None if settings.intervals is None else group_speakers(data)
+
+    def needs(self, *families: str) -> bool:
+        """Return whether any number of these families is needed."""
+        return self.settings.needs(self.condition.name, *families)
+
+    def jackknife(self, replicates: dict[str, Tensor] | None, has_enough: bool = True) -> Jackknife | None:
+        """Return the jackknife of replicates ``(1 + G,)`` by key; None without."""
+        if self.groups is None or replicates is None:
+            return None
+        return jackknife_of(replicates, self.groups, has_enough)
+
+    @cached_property
+    def pairs(self) -> PairBlocks:
+        return _form_pairs(self.data, self.condition, self.settings)
+
+    @cached_property
+    def scores(self) -> ConditionScores:
+        scores = score_pairs(self.pairs, self.settings.bandwidth)
+        _warn_of_coarse_bins(self.condition.name, scores)
+        return scores
+
+    @cached_property
+    def similarity(self) -> tuple[SimilaritySummary, Tensor | None]:
+        return summarize_similarity(self.pairs, self.scores, self.settings.similarity)
+
+    @cached_property
+    def counts(self) -> ReplicateCounts | None:
+        if self.groups is None:
+            return None
+        summary, matrix = self.similarity if self.needs("matrix") else (None, None)
+        return count_replicates(
+            self.pairs, self.scores, self.groups, self.data.speakers, summary, matrix, self.settings.similarity
+        )
+
+    @cached_property
+    def permuted(self) -> list[tuple[Tensor, Tensor]]:
+        return permute_targets(self.pairs)
+
+    @cached_property
+    def speakers(self) -> SpeakerDisclosure:
+        return disclose_speakers(self.pairs, self.scores, self.data.speakers)
+
+    @cached_property
+    def identification(self) -> IdentificationNumbers:
+        settings, has_bits = self.settings, self.needs("local", "speaker")
+        return identify_all_groups(
+            self.data, self.condition, settings.scoring, settings.slope, settings.rank_model, settings.bandwidth,
+            self.groups, has_bits,
+        )  # fmt: skip
+
+    @cached_property
+    def strongest(self) -> StrongestResult | None:
+        if self.attacks is None:
+            return None
+        replicates = None if self.counts is None else self.counts.counted.counts
+        return self.attacks.strongest(self.condition, self.groups, self.scores.counts, replicates)
+
+    @cached_property
+    def population(self) -> PopulationRates | None:
+        settings = self.settings
+        if not settings.sizes:
+            return None
+        return PopulationRates(
+            self.data, self.condition, settings.scoring, settings.bandwidth, self.attacks, self.strongest
+        )
+
+    @cached_property
+    def worst_speaker(self) -> WorstSpeaker | None:
+        if self.condition.name != "OP" or self.settings.bandwidth is not None:
+            return None
+        worst = find_worst_speaker(self.pairs, self.scores, self.permuted)
+        return worst._replace(d_ece=worst.d_ece[self.data.speakers.argsort(stable=True)])
+
+
+def _score_measures(one: _ConditionEvaluation) -> _Numbers:
+    keys = set(SCORE_MEASURES) if one.settings.measures is None else one.settings.measures
+    scalars = {key: measure(one.scores.counted) for key, measure in SCORE_MEASURES.items() if key in keys}
+    return scalars, None if one.counts is None else one.counts.jackknife(scalars)
+
+
+def _diagonal_dominance(one: _ConditionEvaluation) -> _Numbers:
+    summary, _ = one.similarity
+    scalars = {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log}
+    if one.counts is None:
+        return scalars, None
+    place = one.counts.groups.of(one.data.speakers)
+    replicates = replicate_dominance(one.counts, summary, place, one.scores.is_one_sided, one.settings.similarity)
+    return scalars, one.jackknife(replicates, one.counts.has_enough)
+
+
+def _linkability_chance(one: _ConditionEvaluation) -> _Numbers:
+    is_smooth = one.settings.bandwidth is not None
+    return {} if is_smooth else {"linkability_chance": linkability_chance(one.scores, one.permuted)}, None
+
+
+def _worst_speaker(one: _ConditionEvaluation) -> _Numbers:
+    _ = one.worst_speaker  # whose numbers are those of the whole system
+    return {}, None
+
+
+def _speaker_numbers(one: _ConditionEvaluation) -> _Numbers:
+    return speaker_scalars(one.speakers, identify_speakers(one.identification.pooled)), None
+
+
+def _attack_numbers(one: _ConditionEvaluation) -> _Numbers:
+    strongest = one.strongest
+    return ({}, None) if strongest is None else (strongest.scalars(), one.jackknife(strongest.replicates))
+
+
+def _population_numbers(one: _ConditionEvaluation) -> _Numbers:
+    population, sizes = one.population, one.settings.sizes
+    if population is None:
+        return {}, None
+    scalars = population.scalars(sizes) if one.needs("population") else {}
+    if one.needs("attacked_population"):
+        scalars |= population.attacked_scalars(sizes)
+    return scalars, None if one.groups is None else one.jackknife(population.replicates(sizes, one.groups))
+
+
+def _session_calibration(one: _ConditionEvaluation) -> _Numbers:
+    """Return C_ECE between sessions, by a linear calibration that is the same in every replicate."""
+    if one.condition.name != "OP" or one.data.protected.sessions is None:
+        return {}, None
+
+    def trials_of(run: EvaluationData) -> TrialList:
+        pairs = _form_pairs(run, one.condition, one.settings)
+        return TrialList(*pairs.all_trials(), run.speakers[pairs.trial_speakers()])
+
+    runs, replicates = calibrate_across_sessions(one.data, trials_of), None
+    if one.groups is not None:
+        labels, groups = one.groups.labels, one.groups
+        placed = [run._replace(speakers=torch.searchsorted(labels, run.places().contiguous())) for run in runs]
+        each = [run.replicate_costs("c_ece", run.scores, groups) for run in placed]
+        replicates = {"c_ece": torch.stack(each).mean(0)}
+    return {"c_ece": mean_distortion(runs)}, one.jackknife(replicates)
+
+
+# Families of the registry, and the function that computes their scalars and replicates.
+_FUNCTIONS: dict[tuple[str, ...], Callable[[_ConditionEvaluation], _Numbers]] = {
+    ("matrix",): _diagonal_dominance,
+    ("chance",): _linkability_chance,
+    ("worst",): _worst_speaker,
+    ("rank", "local", "speaker"): lambda one: one.identification[::2],
+    ("speaker",): _speaker_numbers,
+    ("attack", "attacked_population"): _attack_numbers,
+    ("population", "attacked_population"): _population_numbers,
+    ("calibration",): _session_calibration,
+}
+
+
+def report_condition(
+    data: EvaluationData, condition: Condition, settings: Settings, attacks: CrossFittedAttacks | None = None
+) -> ConditionReport:
+    """Return one condition of embeddings: its score measures, and the families that are needed."""
+    one = _ConditionEvaluation(data, condition, settings, attacks)
+    functions = [compute for families, compute in _FUNCTIONS.items() if one.needs(*families)]
+    scalars: dict[str, Tensor] = {}
+    jackknives = []
+    for compute in (_score_measures, *functions):
+        values, jackknife = compute(one)
+        scalars |= values
+        jackknives += [] if jackknife is None else [jackknife]
+    computed, order = vars(one), data.speakers.argsort(stable=True)  # a cached property is there once it was needed
+    summary, matrix = computed.get("similarity", (None, None))
+    return ConditionReport(
+        scalars,
+        one.scores,
+        None if matrix is None else matrix[order][:, order],
+        None if summary is None else _sort_summary(summary, order),
+        one.identification.pooled if "identification" in computed else None,
+        mean_scores=lambda: mean_score_matrix(_form_pairs(data, condition, settings))[order][:, order],
+        strongest=computed.get("strongest"),
+        population=computed.get("population"),
+        speakers=computed.get("speakers"),
+        worst_speaker=computed.get("worst_speaker"),
+        jackknife=join_jackknives(jackknives) if jackknives else None,
+        counts=one.counts,
+        confidence=settings.intervals,
+    )
+
+
+def _sort_summary(summary: SimilaritySummary, order: Tensor) -> SimilaritySummary:
+    within, between = summary.within_speaker[order], summary.between_speakers[order]
+    return summary._replace(within_speaker=within, between_speakers=between, pair_sums=summary.pair_sums[:, order])
+
+
+def _form_pairs(data: EvaluationData, condition: Condition, settings: Settings) -> PairBlocks:
+    sides, scorer = data.sides(condition, settings.enrolment), resolve_scoring(settings.scoring)
+    keep_digits = settings.bandwidth is None
+    return PairBlocks(*sides, len(data.speakers), scorer, condition, data.processes, keep_digits=keep_digits)
+
+
+def _warn_of_coarse_bins(name: str, scores: ConditionScores) -> None:
+    if scores.worst_counts is None:
+        return
+    # Pooling a bin forgets an order, so its D_ECE is the least there can be; with all bins separated it is the most.
+    most, least = (expected_disclosure(each.ascending) for each in (scores.worst_counts(), scores.counts))
+    warn_if(
+        most - least,
+        lambda bound: (
+            f"Scores of {name} share bins that are too wide: its D_ECE may be off by {bound:.3f} bit. "
+            "Measure fewer utterances, or scale what is compared."
+            if bound > _COARSE_BINS
+            else None
+        ),
+    )
+
+
+def report_embeddings(
+    data: EvaluationData,
+    settings: Settings,
+    make_attacks: Callable[[Sequence[Condition]], CrossFittedAttacks] | None = None,
+) -> PrivacyReport:
+    """Return everything that ``settings`` asks for of all utterances together."""
+    has_sessions = data.protected.sessions is not None
+    names = [name for name in CONDITIONS if has_sessions or name in WITHOUT_SESSIONS]
+    names = [name for name in names if settings.needs(name)]
+    attacked = [name for name in names if name != "OO" and settings.needs(name, "attack", "attacked_population")]
+    attacks = None
+    if make_attacks is not None and attacked:
+        attacks = make_attacks([CONDITIONS[name] for name in attacked])
+    conditions = {name: report_condition(data, CONDITIONS[name], settings, attacks) for name in names}
+    labels = data.speakers.sort().values
+    dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
+    report = join_conditions(conditions, labels, dtype, settings.sizes, settings.intervals, attacks)
+    if settings.sizes:
+        report = replace(report, bits_over=partial(_bits_over, data, settings, make_attacks))
+    return report
+
+
+def _bits_over(
+    data: EvaluationData, settings: Settings, make_attacks: Any, lengths: Sequence[int]
+) -> dict[int, dict[str, Tensor]]:
+    """Return what protected speech discloses in bits over conversations of so many utterances, for a figure."""
+    conditions = [name for name in CONDITIONS if name not in ("OO", "within")]
+    families = frozenset((name, family) for name in conditions for family in ("score", "rank", "attack"))
+    settings = settings._replace(sizes=(), intervals=None, families=families)
+    with suppress_warnings():
+        return {
+            length: report_embeddings(average_utterances(data, length), settings, make_attacks).scalars
+            for length in lengths
+        }

@@ -1,0 +1,212 @@
+"""Scalars of ranks, local information and re-identification over all groups of a condition, with their jackknife."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._engine.conditions import WITHOUT_SESSIONS, Condition
+from vpmetrics._engine.identification import (
+    Identification,
+    expected_mean_d,
+    identify_condition,
+    jackknife_identification,
+    mean_over_groups,
+    pool_histograms,
+    rank_condition,
+)
+from vpmetrics._engine.jackknife import Jackknife, JackknifeGroups, jackknife_of
+from vpmetrics._engine.population import (
+    EnrolmentProtocol,
+    average_rates,
+    longest_conversation,
+    rates_of_group,
+    reidentification_rates,
+    replicate_rates,
+    singling_out_rates,
+)
+from vpmetrics._engine.precision import widen
+from vpmetrics._engine.references import IdentificationTrials
+from vpmetrics._engine.scorers import Scoring
+from vpmetrics._engine.utterances import EvaluationData
+from vpmetrics.functional.local import summarise_information
+from vpmetrics.functional.rank import rank_disclosure
+
+if TYPE_CHECKING:
+    from vpmetrics._engine.cross_fitting import CrossFittedAttacks, StrongestResult
+
+
+class IdentificationNumbers(NamedTuple):
+    """Scalars of ranks and local information over all groups, inputs of all groups as one result, and the jackknife."""
+
+    scalars: dict[str, Tensor]
+    pooled: Identification
+    jackknife: Jackknife | None
+
+
+def identify_all_groups(
+    data: EvaluationData,
+    condition: Condition,
+    scoring: Scoring,
+    slope: float | None,
+    model: str,
+    bandwidth: float | None,
+    groups: JackknifeGroups | None,
+    has_bits: bool,
+) -> IdentificationNumbers:
+    """Return what ranks disclose and, with ``has_bits``, local information."""
+    is_exact = bandwidth is None
+    parts = identify_condition(data, condition, scoring, slope, has_bits, has_chance=is_exact)
+    jackknife = None if groups is None else jackknife_parts(parts, scoring, groups, model)
+    found = [each for _, each in parts]
+    if not is_exact:
+        smooth = rank_condition(data, condition, scoring, bandwidth)
+        found = [each._replace(histogram=histogram) for each, histogram in zip(found, smooth, strict=True)]
+    scalars, pooled = rank_scalars(found, model), pool_parts(found)
+    if has_bits and pooled.bits is not None:
+        scalars |= summarise_information(pooled.bits, pooled.linked)
+        if is_exact:
+            chance = pooled.chance_bits
+            scalars["alid_chance"] = torch.full_like(scalars["alid"], torch.nan) if chance is None else chance
+    return IdentificationNumbers(scalars, pooled, jackknife)
+
+
+def rank_scalars(parts: Sequence[Identification], model: str) -> dict[str, Tensor]:
+    """Return what the ranks of all groups disclose, and their chance level."""
+    inputs = torch.stack([found.histogram.detach().sum() for found in parts])
+    values = mean_over_groups([rank_disclosure(found.histogram, model, validate_args=False) for found in parts], inputs)
+    chances = []
+    for found in parts:
+        expected = expected_mean_d(found.histogram, model, len(found.trials))
+        if found.chance_histograms is not None:
+            # Inputs of one speaker err together, so the closed form is a lower bound.
+            permuted = rank_disclosure(found.chance_histograms, model, validate_args=False)["mean_d"].mean()
+            expected = torch.maximum(expected, widen(permuted))
+        chances.append({"mean_d": expected})
+    return values | {"mean_d_chance": mean_over_groups(chances, inputs)["mean_d"]}
+
+
+def pool_parts(parts: Sequence[Identification]) -> Identification:
+    """Return the inputs of all groups as one result."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    bits = None if first.bits is None else torch.cat([part.bits for part in parts if part.bits is not None])
+    chance_bits = [part.chance_bits for part in parts if part.chance_bits is not None]
+    return first._replace(
+        histogram=pool_histograms([part.histogram for part in parts]),
+        bits=bits,
+        linked=torch.cat([part.linked for part in parts]),
+        trials=torch.cat([part.trials for part in parts]),
+        speakers=torch.cat([part.speakers for part in parts]),
+        rank_bits=torch.cat([part.rank_bits for part in parts]),
+        chance_histograms=None,
+        chance_bits=torch.stack(chance_bits).mean() if chance_bits else None,
+    )
+
+
+def jackknife_parts(
+    parts: Sequence[tuple[IdentificationTrials, Identification]], scoring: Scoring, groups: JackknifeGroups, model: str
+) -> Jackknife:
+    """Return the jackknife of the numbers of identification, over all groups."""
+    replicates = [
+        jackknife_identification(trials, scoring, groups.of(trials.references.speakers), groups.number, found.slopes)
+        for trials, found in parts
+    ]
+    inputs = torch.stack([each.histograms.sum(1) for each in replicates])
+    values = mean_over_groups(
+        [_rank_replicates(each.histograms, each.references, model) for each in replicates], inputs
+    )
+    count, positive_sum, negative_sum, positive, linked = torch.stack([each.sums for each in replicates]).sum(0)
+    values |= {
+        "alid": (positive_sum + negative_sum) / count,
+        "pdr": positive / count,
+        "ndr": 1 - positive / count,
+        "link_rate": linked / inputs.sum(0),
+    }
+    has_enough = all(len(found.speakers.unique()) >= 3 for _, found in parts[:1])
+    jackknife = jackknife_of(values, groups, has_enough)
+    # With fewer references there is less to disclose, so the bias shows where inputs alone are left out.
+    fewer = [rank_disclosure(each.fewer_inputs, model)["mean_d"] for each in replicates]
+    weights = torch.stack([each.fewer_inputs.sum(1) for each in replicates])
+    mean_d = mean_over_groups([{"mean_d": each} for each in fewer], weights)["mean_d"]
+    return jackknife._replace(bias={"mean_d": groups.ratio * (mean_d[1:] - mean_d[0]).mean()})
+
+
+def _rank_replicates(histograms: Tensor, references: Tensor, model: str) -> dict[str, Tensor]:
+    """Return rank disclosure of each histogram among as many references as it has."""
+    values = {key: histograms.new_full((len(histograms),), torch.nan) for key in ("max_d", "mean_d", "id_rate")}
+    for number in references.unique().long().tolist():
+        rows = (references == number).nonzero().flatten()
+        if number > 1:
+            found = rank_disclosure(histograms[rows, :number], model)
+            values = {key: each.index_copy(0, rows, found[key].to(each.dtype)) for key, each in values.items()}
+    return values
+
+
+@dataclass(frozen=True, eq=False)
+class PopulationRates:
+    """How often speakers of a condition are found, for any sizes and any number of utterances."""
+
+    data: EvaluationData
+    condition: Condition
+    scoring: Scoring
+    bandwidth: float | None = None
+    attacks: CrossFittedAttacks | None = None
+    strongest: StrongestResult | None = None
+
+    def __call__(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
+        """Return what :class:`vpmetrics.ReidentificationRate` returns."""
+        protocol = EnrolmentProtocol(self.condition, utterances)
+        return reidentification_rates(self.data, protocol, sizes, self.scoring, self.bandwidth)
+
+    def of_strongest(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
+        """Return the same after the attack chosen for each fold of speakers; NaN for more people than a fold has.
+
+        People are searched among their fold, since the attack has seen all others.
+        """
+        folds = self._attacked_folds(utterances)
+        parts = [
+            rates_of_group(data, protocol, sizes, scoring, is_extrapolated=False) for data, protocol, scoring in folds
+        ]
+        if parts:
+            return average_rates(parts)
+        unknown = torch.tensor(torch.nan)
+        return dict.fromkeys([*(f"rate_{size}" for size in sizes), "gallery"], unknown) if self.attacks else {}
+
+    def _attacked_folds(self, utterances: int = 1) -> list[tuple[EvaluationData, EnrolmentProtocol, Any]]:
+        if self.attacks is None or self.strongest is None:
+            return []
+        return [
+            (data, EnrolmentProtocol(self.condition, utterances, attack=attack), attack.compare)
+            for data, attack in self.attacks.chosen_folds(self.condition, self.strongest)
+        ]
+
+    def replicates(self, sizes: Sequence[int], groups: JackknifeGroups) -> dict[str, Tensor]:
+        """Return the rates of all speakers and then without each group, ``(1 + G,)``."""
+        protocol = EnrolmentProtocol(self.condition)
+        plain = replicate_rates([(part, protocol, self.scoring) for part in self.data.by_group()], sizes, groups)
+        return plain | _name_attacked(replicate_rates(self._attacked_folds(), sizes, groups))
+
+    def scalars(self, sizes: Sequence[int]) -> dict[str, Tensor]:
+        """Return the rates of plain comparison and, within one session, how often a speaker is singled out."""
+        values = self(sizes)
+        if self.condition.name in WITHOUT_SESSIONS:  # conversations of several sessions cannot calibrate each other
+            values |= singling_out_rates(self.data, EnrolmentProtocol(self.condition), sizes, self.scoring)
+        return values
+
+    def attacked_scalars(self, sizes: Sequence[int]) -> dict[str, Tensor]:
+        """Return the rates after the strongest attack."""
+        return _name_attacked(self.of_strongest(sizes))
+
+    def longest(self) -> int:
+        """Return how many utterances half of all speakers, at least, have for a conversation."""
+        return longest_conversation(self.data, self.condition)
+
+
+def _name_attacked(rates: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{key}_strongest": value for key, value in rates.items()}
