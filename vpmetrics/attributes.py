@@ -21,7 +21,7 @@ from vpmetrics._engine.validation import (
     collect_warnings,
     reject_options,
 )
-from vpmetrics.functional.attributes import AttributeResult, attribute_disclosure
+from vpmetrics.functional.attributes import attribute_disclosure
 
 
 class AttributeDisclosure(PrivacyMetric):
@@ -143,23 +143,12 @@ class AttributeDisclosure(PrivacyMetric):
         values: dict[str, Tensor] = {}
         with collect_warnings():
             for name in self.attributes:
-                found, before = (
-                    attribute_disclosure(side, labels[name], speakers, self.intervals or 0.95, self.permutations)
-                    for side in (protected, original)
-                )
-                values |= self._named(name, found, before)
+                known = attribute_disclosure(protected, labels[name], speakers, self.intervals, self.permutations)
+                before = attribute_disclosure(original, labels[name], speakers, confidence=None, permutations=0)
+                keys = ["disclosure", *(["low", "high"] if self.intervals else []), "chance", "accuracy", "majority"]
+                values |= {f"{name}_{key}": getattr(known, key) for key in keys}
+                values[f"{name}_original"] = before.disclosure
         return values
-
-    def _named(self, name: str, found: AttributeResult, before: AttributeResult) -> dict[str, Tensor]:
-        ends = {} if self.intervals is None else {f"{name}_low": found.low, f"{name}_high": found.high}
-        return {
-            f"{name}_disclosure": found.disclosure,
-            **ends,
-            f"{name}_chance": found.chance,
-            f"{name}_accuracy": found.accuracy,
-            f"{name}_majority": found.majority,
-            f"{name}_original": before.disclosure,
-        }
 
 
 def _state_name(attribute: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from vpmetrics._engine.jackknife import group_labels, jackknife_interval
+from vpmetrics._engine.jackknife import jackknife_interval
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.utterances import count_values, encode_labels, row_keys, take_evenly
 from vpmetrics._engine.validation import check_confidence, check_shape, check_utterances, check_whole, warn_undefined
@@ -19,6 +20,7 @@ _SHRINKAGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the mean diagonal
 _LANDMARKS = 128  # of the kernel features
 _KERNEL_WIDTH = 1.0  # of the Gaussian kernel, in mean squared distances
 _MOST_FOLDS = 10
+_MOST_GROUPS = 30  # of speakers, left out of the whole procedure
 _NEWTON_STEPS = 12
 
 
@@ -42,7 +44,7 @@ def attribute_disclosure(
     embeddings: Tensor,
     labels: Tensor | Sequence[Any],
     speakers: Tensor | Sequence[Any],
-    confidence: float = 0.95,
+    confidence: float | None = 0.95,
     permutations: int = 10,
     seed: int = 0,
 ) -> AttributeResult:
@@ -57,9 +59,10 @@ def attribute_disclosure(
         embeddings: Floating tensor of shape ``(N, D)``.
         labels: Attribute of each row, ``(N,)``: integers or strings.
         speakers: Speaker of each row, ``(N,)``: integers or strings.
-        confidence: Confidence level of the interval, from leaving speakers out.
+        confidence: Confidence level of the jackknife interval: the classifier is fitted, chosen and calibrated again
+            without each of up to 30 groups of speakers. None for no interval.
         permutations: How often labels are permuted for the chance level: among speakers where the attribute is one of
-            the speaker, otherwise within speakers.
+            the speaker, otherwise within speakers. 0 for no chance level.
         seed: Seed of the permutations.
 
     Returns:
@@ -78,8 +81,9 @@ def attribute_disclosure(
     labels, speakers = encode_labels(labels).to(embeddings.device), encode_labels(speakers).to(embeddings.device)
     check_utterances("embeddings", embeddings, "speakers", speakers)
     check_shape("labels", labels, (len(embeddings),), "one per row of `embeddings`")
-    check_confidence("confidence", confidence)
-    check_whole("permutations", permutations, least=1)
+    if confidence is not None:
+        check_confidence("confidence", confidence)
+    check_whole("permutations", permutations, least=0)
     dtype = result_dtype(embeddings)
     # Rows, classes and speakers in an order of their values, so that neither row order nor labels change a draw.
     order = row_keys(embeddings).argsort(stable=True)
@@ -92,22 +96,29 @@ def attribute_disclosure(
         reason = "two classes" if len(classes) < 2 else "two speakers of every class"
         warn_undefined(f"Attribute disclosure needs {reason}.")
         return AttributeResult(*[torch.full((), torch.nan, dtype=dtype, device=embeddings.device)] * 7)
+    count, unknown = len(classes), widen(embeddings.new_full((), torch.nan))
+    low, high, chance = unknown, unknown, unknown
     with torch.no_grad():
-        model = _CrossFittedClassifier(embeddings, speaker, len(names), target, len(classes))
-        posterior = model.predict(target)
-        losses = -posterior.gather(1, target[:, None]).squeeze(1) / math.log(2)
-        entropy = _entropy(target, len(classes))
-        value = (entropy - losses.mean()).clamp(min=0)
-        generator = torch.Generator().manual_seed(seed)
-        chances = []
-        for _ in range(permutations):
-            permuted = _permute(target, speaker, len(names), generator)
-            other = model.predict(permuted).gather(1, permuted[:, None]).squeeze(1) / math.log(2)
-            chances.append((_entropy(permuted, len(classes)) + other.mean()).clamp(min=0))
-        low, high = _interval(value, losses, target, speaker, len(classes), names, confidence)
-        share = widen(count_values(target, len(classes)).amax()) / len(target)
-        accuracy = (posterior.argmax(1) == target).to(losses.dtype).mean()
-    values = (value, low, high, torch.stack(chances).mean(), accuracy, share, entropy)
+        model = _fit_classifiers(embeddings, speaker, len(names), target)
+        posterior, settings = model.predict(target, count)
+        bits = _information(posterior, target, count)
+        if permutations:
+            generator = torch.Generator().manual_seed(seed)
+            drawn = [_permute(target, speaker, len(names), generator) for _ in range(permutations)]
+            chances = [_information(model.predict(each, count)[0], each, count) for each in drawn]
+            chance = torch.stack(chances).clamp(min=0).mean()
+        if confidence is not None:
+            group = speaker % min(len(names), _MOST_GROUPS)
+            replicates = torch.stack([
+                _information(model.leave_out(group == g, settings).predict(target[group != g], count)[0],
+                             target[group != g], count)
+                for g in range(int(group.amax()) + 1)
+            ])  # fmt: skip
+            # More speakers make a better classifier: the mean of the replicates is no estimate of a bias.
+            low, high = jackknife_interval(bits, replicates, confidence, 0.0, math.log2(count), bias=0.0)
+        share = widen(count_values(target, count)) / len(target)
+        accuracy = widen(posterior.argmax(1) == target).mean()
+    values = (bits.clamp(min=0), low, high, chance, accuracy, share.amax(), _entropy(target, count))
     return AttributeResult(*(each.to(dtype) for each in values))
 
 
@@ -120,64 +131,88 @@ def _number_by_value(rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _CrossFittedClassifier:
-    """Ridge classifiers fitted on all folds of speakers but one, for any labels of the same rows."""
+    """Ridge classifiers fitted on all folds of speakers but one, for any labels of the same rows.
 
-    def __init__(self, embeddings: Tensor, speaker: Tensor, speakers: int, target: Tensor, classes: int) -> None:
-        self.classes = classes
-        rows = normalize(widen(embeddings.detach()), dim=1)
-        self.fold, self.folds = _deal_folds(speaker, speakers, target)
-        self.features = [_standardize(rows), _standardize(torch.cat([rows, _kernel_features(rows)], dim=1))]
-        eye = torch.eye(self.folds, dtype=torch.bool, device=rows.device)
-        self.is_other = (~eye)[self.fold].T  # (K, N), rows a fold is fitted on
-        self.factors = []
-        for features in self.features:
-            of_folds = torch.stack([features[self.fold == k].T @ features[self.fold == k] for k in range(self.folds)])
-            others = of_folds.sum(0) - of_folds
-            diagonal = torch.diagonal(others, dim1=1, dim2=2)
-            unit = diagonal.mean(1)[:, None, None] * torch.eye(features.shape[1], dtype=rows.dtype, device=rows.device)
-            self.factors.append([torch.linalg.cholesky(others + ridge * unit) for ridge in _SHRINKAGES])
+    ``features``: sets of features, ``(N, D)`` each; ``sums``: for every set ``features.T @ features`` of each fold;
+    ``settings``: pairs of a set and a shrinkage, from which each fold takes what is best on all others.
+    """
 
-    def predict(self, target: Tensor) -> Tensor:
-        """Return the log-posterior of every class, ``(N, C)``, in nats."""
-        labels = one_hot(target, self.classes).to(self.features[0].dtype)
-        found, costs = [], []
-        for features, factors in zip(self.features, self.factors, strict=True):
-            products = torch.stack([features[self.fold == k].T @ labels[self.fold == k] for k in range(self.folds)])
-            others = products.sum(0) - products
-            for factor in factors:
-                weights = torch.cholesky_solve(others, factor)  # (K, D, C)
-                scores = torch.stack([features @ each for each in weights])
-                held_out = scores.gather(0, self.fold.view(1, -1, 1).expand(1, -1, self.classes)).squeeze(0)
-                posterior = self._calibrate(held_out, target)
-                found.append(posterior)
-                loss = -posterior.gather(1, target[:, None]).squeeze(1)
-                # Of all folds but each, on which the choice for that fold is made.
-                costs.append((self.is_other * loss).sum(1) / self.is_other.sum(1))
-        best = torch.stack(costs).argmin(0)[self.fold]
-        return torch.stack(found)[best, torch.arange(len(target), device=target.device)]
+    def __init__(self, features: list[Tensor], fold: Tensor, sums: list[Tensor], settings: list[tuple[int, float]]):
+        self.features, self.fold, self.sums, self.settings = features, fold, sums, settings
+        self.folds = len(sums[0])
+        self.is_other = (
+            fold != torch.arange(self.folds, device=fold.device)[:, None]
+        )  # (K, N), rows a fold is fitted on
+        self.factors = [torch.linalg.cholesky(self._penalize(*setting)) for setting in settings]
 
-    def _calibrate(self, scores: Tensor, target: Tensor) -> Tensor:
+    def _penalize(self, number: int, shrinkage: float) -> Tensor:
+        others = self.sums[number].sum(0) - self.sums[number]
+        scale = torch.diagonal(others, dim1=1, dim2=2).mean(1)[:, None, None]
+        return others + shrinkage * scale * torch.eye(others.shape[1], dtype=others.dtype, device=others.device)
+
+    def leave_out(self, is_left_out: Tensor, settings: list[tuple[int, float]]) -> _CrossFittedClassifier:
+        """Return classifiers fitted without some rows."""
+        parts = [features[is_left_out] for features in self.features]
+        sums = [
+            total - _sum_products(part, part, self.fold[is_left_out], self.folds)
+            for total, part in zip(self.sums, parts, strict=True)
+        ]
+        kept = [features[~is_left_out] for features in self.features]
+        return _CrossFittedClassifier(kept, self.fold[~is_left_out], sums, settings)
+
+    def predict(self, target: Tensor, classes: int) -> tuple[Tensor, list[tuple[int, float]]]:
+        """Return the log-posterior of every class, ``(N, C)``, in nats, and the settings that some fold takes."""
+        labels = one_hot(target, classes).to(self.features[0].dtype)
+        products = [_sum_products(features, labels, self.fold, self.folds) for features in self.features]
+        posteriors, costs = [], []
+        for (number, _), factor in zip(self.settings, self.factors, strict=True):
+            weights = torch.cholesky_solve(products[number].sum(0) - products[number], factor)  # (K, D, C)
+            scores = labels.new_zeros(labels.shape)
+            for k, weight in enumerate(weights):
+                scores[self.fold == k] = self.features[number][self.fold == k] @ weight
+            posteriors.append(self._calibrate(scores, labels))
+            loss = -posteriors[-1].gather(1, target[:, None]).squeeze(1)
+            costs.append((self.is_other * loss).sum(1) / self.is_other.sum(1))
+        best = torch.stack(costs).argmin(0)
+        posterior = torch.stack(posteriors)[best[self.fold], torch.arange(len(target), device=target.device)]
+        return posterior, [self.settings[number] for number in best.unique().tolist()]
+
+    def _calibrate(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Return log-posteriors: softmax of ``scale * score + bias``, fitted on the held-out scores of other folds."""
-        weights = self.is_other.to(scores.dtype) / self.is_other.sum(1, keepdim=True)  # (K, N)
-        scores = scores / scores.std().clamp(min=1e-12)
-        labels = one_hot(target, self.classes).to(scores.dtype)
-        theta = scores.new_zeros(self.folds, 1 + self.classes)
-        ridge = 1e-3 * torch.eye(1 + self.classes, dtype=scores.dtype, device=scores.device)
+        weights = (self.is_other.to(scores.dtype) / self.is_other.sum(1, keepdim=True))[:, None]  # (K, 1, N)
+        scores, labels, classes = scores.T / scores.std().clamp(min=1e-12), labels.T, labels.shape[1]  # (C, N)
+        theta = scores.new_zeros(self.folds, 1 + classes)
+        ridge = 1e-3 * torch.eye(1 + classes, dtype=scores.dtype, device=scores.device)
         for _ in range(_NEWTON_STEPS):
-            p = (theta[:, :1, None] * scores + theta[:, None, 1:]).softmax(2)  # (K, N, C)
-            error = (p - labels) * weights[:, :, None]
-            gradient = torch.cat([(error * scores).sum((1, 2))[:, None], error.sum(1)], dim=1) + theta @ ridge
-            centred = scores - (p * scores).sum(2, keepdim=True)
-            weighted = p * weights[:, :, None]
-            hessian = ridge.expand(self.folds, -1, -1).clone()
+            p = (theta[:, :1, None] * scores + theta[:, 1:, None]).softmax(1)  # (K, C, N)
+            error, weighted = (p - labels) * weights, p * weights
+            gradient = torch.cat([(error * scores).sum((1, 2))[:, None], error.sum(2)], dim=1) + theta @ ridge
+            centred = scores - (p * scores).sum(1, keepdim=True)
+            cross = (weighted * centred).sum(2)
+            hessian = ridge.repeat(self.folds, 1, 1)
             hessian[:, 0, 0] += (weighted * centred.square()).sum((1, 2))
-            cross = (weighted * centred).sum(1)
             hessian[:, 0, 1:] += cross
             hessian[:, 1:, 0] += cross
-            hessian[:, 1:, 1:] += torch.diag_embed(weighted.sum(1)) - torch.einsum("knc,knd->kcd", weighted, p)
-            theta = theta - torch.linalg.solve(hessian, gradient).clamp(-4, 4)
-        own = theta[self.fold]
-        return (own[:, :1] * scores + own[:, 1:]).log_softmax(1)
+            hessian[:, 1:, 1:] += torch.diag_embed(weighted.sum(2)) - weighted @ p.mT
+            step = torch.linalg.solve(hessian, gradient).clamp(-4, 4)
+            theta = theta - step
+            if bool(step.abs().amax() < 1e-6):  # the error is about its square
+                break
+        own = theta[self.fold].T
+        return (own[:1] * scores + own[1:]).log_softmax(0).T
+
+
+def _fit_classifiers(embeddings: Tensor, speaker: Tensor, speakers: int, target: Tensor) -> _CrossFittedClassifier:
+    rows = normalize(widen(embeddings.detach()), dim=1)
+    features = [_standardize(rows), _standardize(torch.cat([rows, _kernel_features(rows)], dim=1))]
+    fold, folds = _deal_folds(speaker, speakers, target)
+    sums = [_sum_products(each, each, fold, folds) for each in features]
+    return _CrossFittedClassifier(features, fold, sums, list(product(range(len(features)), _SHRINKAGES)))
+
+
+def _sum_products(features: Tensor, columns: Tensor, fold: Tensor, folds: int) -> Tensor:
+    """Return ``features.T @ columns`` of each fold, ``(K, D, C)``."""
+    return torch.stack([features[fold == k].T @ columns[fold == k] for k in range(folds)])
 
 
 def _deal_folds(speaker: Tensor, speakers: int, target: Tensor) -> tuple[Tensor, int]:
@@ -219,19 +254,6 @@ def _entropy(target: Tensor, classes: int) -> Tensor:
     return -torch.where(share > 0, share * share.log2(), 0).sum()
 
 
-def _interval(
-    value: Tensor, losses: Tensor, target: Tensor, speaker: Tensor, classes: int, names: Tensor, confidence: float
-) -> tuple[Tensor, Tensor]:
-    """Return both ends of the jackknife interval; entropy and cross-entropy are recomputed without each group."""
-    groups = group_labels(names)
-    group = groups.group_of_label[speaker]
-    total = count_values(target, classes)
-    gone = count_values(group * classes + target, (groups.number + 1) * classes).view(-1, classes)[:-1]
-    left = widen(total - gone)
-    share = left / left.sum(1, keepdim=True)
-    entropy = -torch.where(share > 0, share * share.log2(), 0).sum(1)
-    sums = losses.new_zeros(groups.number + 1).index_add(0, group, losses)[:-1]
-    replicates = entropy - (losses.sum() - sums) / left.sum(1)
-    raw = _entropy(target, classes) - losses.mean()
-    low, high = jackknife_interval(raw, replicates, confidence, 0.0, math.log2(classes), groups.ratio, bias=0.0)
-    return torch.minimum(low, value), torch.maximum(high, value)
+def _information(posterior: Tensor, target: Tensor, classes: int) -> Tensor:
+    """Return the entropy of the labels less the cross-entropy of log-posteriors, in bits."""
+    return _entropy(target, classes) + posterior.gather(1, target[:, None]).mean() / math.log(2)
