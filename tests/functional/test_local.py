@@ -204,7 +204,7 @@ def test_many_speakers_share_slopes_in_folds(monkeypatch):
 @pytest.mark.parametrize("folds", [256, 0])
 @pytest.mark.parametrize("chosen", [False, True])
 def test_speaker_labels_do_not_matter(monkeypatch, few, folds, chosen):
-    monkeypatch.setattr(identification, "_FEW_SCORES", few)
+    monkeypatch.setattr(identification, "_MOST_SCORES", few)
     monkeypatch.setattr(identification, "_MOST_FOLDS", folds)
     original, protected, speakers = utterances(rows=200, speakers=40)  # some of whom have one utterance, or none
     known, named = (original[:100], speakers[:100]) if chosen else (original, None)
@@ -223,7 +223,9 @@ def test_a_speaker_has_no_part_in_the_own_slope():
     slopes = identification.identify(trials, "cosine").slopes.view(6, 4)
     assert (slopes == slopes[:, :1]).all()
     assert slopes[2, 0] > 1.3 * slopes[[0, 1, 3, 4, 5], 0].max()
-    rows = torch.cat([block.scores for block in references.score_inputs(trials, "cosine")])[trials.order.argsort()]
+    blocks = list(references.score_inputs(trials, "cosine"))
+    order = torch.cat([block.rows for block in blocks]).argsort()
+    rows = torch.cat([block.scores for block in blocks])[order]
     expected = fit_local_slope(rows[speakers != 2], speakers[speakers != 2])
     assert_close(slopes[2, 0], expected, atol=BINS, rtol=BINS)
 
@@ -231,7 +233,7 @@ def test_a_speaker_has_no_part_in_the_own_slope():
 def test_slopes_fitted_on_some_of_the_scores(monkeypatch):
     _, inputs, speakers = utterances(rows=2000, speakers=100, noise=1.5)
     exact = identify(inputs, speakers)
-    monkeypatch.setattr(identification, "_FEW_SCORES", 2**16)  # a third
+    monkeypatch.setattr(identification, "_MOST_SCORES", 2**16)  # a third
     some = identify(inputs, speakers)
     assert not torch.equal(some.bits, exact.bits)
     assert_close(some.bits.mean(), exact.bits.mean(), atol=5e-3, rtol=0)

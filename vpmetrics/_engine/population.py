@@ -17,7 +17,6 @@ from vpmetrics._engine.beta_binomial import fit_beta_binomial
 from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.identification import (
     IdentificationReplicates,
-    first_among,
     jackknife_identification,
     rank_histogram_of,
 )
@@ -252,9 +251,24 @@ def rates_of_histogram(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Ten
 
 def _rates(shares: Tensor, sizes: Sequence[int]) -> list[Tensor]:
     counted, beyond = [n for n in sizes if n <= len(shares)], [n for n in sizes if n > len(shares)]
-    rates = [*first_among(shares, counted).unbind(), *_extrapolate(shares, beyond)]
+    rates = [*count_first(shares, counted).unbind(), *_extrapolate(shares, beyond)]
     by_size = dict(zip([*counted, *beyond], rates, strict=True))
     return [by_size[size] for size in sizes]
+
+
+def count_first(shares: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the identification rate among so many people, ``(..., sizes)``, from shares of ranks ``(..., M)``.
+
+    The chance of a rank follows from the one before by a factor, so no binomial coefficient is formed.
+    """
+    people = shares.shape[-1]
+    left = people - torch.arange(1, people, dtype=shares.dtype, device=shares.device)
+    rates = [shares[..., :0]]
+    for some in slices(len(sizes), max(1, 2**22 // people)):
+        drawn = torch.tensor(sizes[some], dtype=shares.dtype, device=shares.device).unsqueeze(1) - 1
+        chances = torch.log1p(-(drawn / left).clamp(max=1)).cumsum(dim=1).exp()
+        rates.append(shares[..., :1] + (chances * shares[..., None, 1:]).sum(dim=-1))
+    return torch.cat(rates, dim=-1)
 
 
 def _extrapolate(shares: Tensor, sizes: Sequence[int]) -> list[Tensor]:
@@ -329,7 +343,7 @@ def _rates_of_replicates(replicates: IdentificationReplicates, sizes: Sequence[i
         rows = (replicates.references == number).nonzero().flatten()
         shares = replicates.histograms[rows, :number]
         shares = shares / shares.sum(1, keepdim=True)
-        rates[:, rows] = first_among(shares, [min(size, number) for size in sizes]).T
+        rates[:, rows] = count_first(shares, [min(size, number) for size in sizes]).T
     return rates
 
 
@@ -347,7 +361,7 @@ def singling_out_rates(
         enrolment, test = split_enrolment(part, protocol)
         references = form_trials(enrolment, enrolment, torch.full_like(enrolment.ids, -1)).references
         places = deal_places(test.speakers, test.keys)
-        means = references.whole().to(enrolment.embeddings.dtype)
+        means = references.first_gallery().to(enrolment.embeddings.dtype)
         population = gather_population(means, references.speakers, test.embeddings, test.speakers, places, calibration)
         values = isolation_rates(population, sizes, scoring, draws)
         parts.append(WeightedRates(values, population.counts.new_tensor(len(population.predicates))))
