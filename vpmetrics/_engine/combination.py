@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from vpmetrics._engine.checks import Check
-from vpmetrics._engine.headline import Headline, judge, summarize
+from vpmetrics._engine.headline import Headline, find_headline
 from vpmetrics._engine.jackknife import students_t_quantile
 from vpmetrics._engine.precision import widen
+from vpmetrics._engine.registry import CI_SUFFIXES, scalar
 from vpmetrics._engine.report import PrivacyReport
 
 FEATURE_COLUMNS = ("disclosure", "op_d_ece", "pp_d_ece", "op_max_d", "op_mean_d", "op_id_rate", "deid", "gvd")
@@ -19,35 +20,45 @@ FEATURE_COLUMNS = ("disclosure", "op_d_ece", "pp_d_ece", "op_max_d", "op_mean_d"
 
 @dataclass(frozen=True, eq=False)
 class CombinedReport:
-    """Reports of one system by encoder, and the headline of the attacker who picks the best of them.
+    """Reports of one system by encoder, and the report of the attacker who picks the best of them.
 
-    ``encoder`` is the one that leads. Its report is ``reports[encoder]``.
+    ``encoder`` is the one that leads. ``report`` is its report with the combined disclosure, headline and checks.
     """
 
     reports: Mapping[str, PrivacyReport]
     encoder: str
-    headline: Headline | None
-    checks: tuple[Check, ...]
+    report: PrivacyReport
 
     @property
     def leading(self) -> PrivacyReport:
-        """The report that leads."""
+        """The report of the encoder that leads."""
         return self.reports[self.encoder]
 
+    @property
+    def headline(self) -> Headline | None:
+        """The combined headline."""
+        return self.report.headline
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """The checks of all encoders."""
+        return self.report.checks
+
     def table(self, keys: tuple[str, ...] = FEATURE_COLUMNS) -> dict[str, dict[str, float]]:
-        """Return numbers by encoder and key, those that are known: a column of a features x systems table."""
+        """Return the known numbers by encoder and key: a column of a features x systems table."""
         return {
             name: {key: float(report.scalars[key]) for key in keys if key in report.scalars}
             for name, report in self.reports.items()
         }
 
     def __str__(self) -> str:
-        """A summary: the combined headline, then each encoder's disclosure."""
-        lines = [summarize(self.leading, self.headline)]
-        for name, report in self.reports.items():
-            value = float(report.scalars.get("disclosure", torch.tensor(math.nan)))
-            lines.append(f"  {name:20} disclosure {value:.3f} bit")
-        return "\n".join(lines)
+        """Return a summary: the combined report, then each encoder's disclosure."""
+        lines = [f"  {name:20} disclosure {_disclosure(report):.3f} bit" for name, report in self.reports.items()]
+        return "\n".join([str(self.report), *lines])
+
+
+def _disclosure(report: PrivacyReport) -> float:
+    return float(report.scalars.get("disclosure", math.nan))
 
 
 def combine_reports(reports: Mapping[str, PrivacyReport]) -> CombinedReport:
@@ -77,29 +88,24 @@ def combine_reports(reports: Mapping[str, PrivacyReport]) -> CombinedReport:
     """
     if not reports:
         raise ValueError("Expected `reports` to hold at least one report, but got none.")
-    values = {name: float(report.scalars.get("disclosure", torch.tensor(math.nan))) for name, report in reports.items()}
-    known = {name: value for name, value in values.items() if not math.isnan(value)}
+    known = {name: value for name, report in reports.items() if not math.isnan(value := _disclosure(report))}
     encoder = max(known, key=lambda name: known[name]) if known else next(iter(reports))
-    leading = reports[encoder]
-    checks = tuple(
-        check._replace(name=f"{name}: {check.name}") for name, report in reports.items() for check in report.checks
-    )
-    headline = leading.headline
+    report = reports[encoder]
+    checks = [check._replace(name=f"{name}: {check.name}") for name, each in reports.items() for check in each.checks]
+    if (interval := _choose_across_speakers(reports, list(known))) is not None:
+        values = torch.tensor(interval, dtype=torch.float64)
+        ends = {f"disclosure{end}": value for end, value in zip(("", *CI_SUFFIXES), values, strict=True)}
+        report = replace(report, scalars=report.scalars | ends)
+    headline = find_headline(report)
     if headline is not None:
-        disclosure, low, high = _choose_across_speakers(reports, list(known)) or headline[1:4]
-        attack = f"{headline.attack} of {encoder}"
-        worst = headline.worst_disclosure, headline.worst_chance, headline.worst_speaker
-        level, reasons = judge(leading, disclosure, high, *worst)
-        headline = headline._replace(
-            level=level, disclosure=disclosure, low=low, high=high, attack=attack, reasons=tuple(reasons)
-        )
-    return CombinedReport(dict(reports), encoder, headline, checks)
+        headline = headline._replace(attack=f"{headline.attack} of {encoder}")
+    return CombinedReport(dict(reports), encoder, replace(report, headline=headline, checks=tuple(checks)))
 
 
 def _choose_across_speakers(
     reports: Mapping[str, PrivacyReport], names: list[str]
 ) -> tuple[float, float, float] | None:
-    """Return disclosure and its interval with the encoder of each group chosen by the others.
+    """Return disclosure and its interval with the encoder of each jackknife group chosen by the other speakers.
 
     None without jackknife.
     """
@@ -111,11 +117,13 @@ def _choose_across_speakers(
     if not all(each.groups.matches(groups) for each in known):
         raise ValueError("Expected reports on the same speakers, but got different ones.")
     values = torch.stack([widen(reports[name].scalars["disclosure"]) for name in names])[:, None]
-    without = values + torch.stack([widen(each.changes["disclosure"]) for each in known])
-    if bool(without.isnan().any()):
+    changes = torch.stack([widen(each.changes["disclosure"]) for each in known])
+    if bool(changes.isnan().any()):
         return None
-    chosen = without.argmax(0, keepdim=True)
-    pseudo = (values + groups.ratio * (values - without)).gather(0, chosen).squeeze(0)
+    # A pseudo-value of an encoder is S times its value less S - 1 times its value without the group.
+    chosen = (values + changes).argmax(0, keepdim=True)
+    pseudo = (values - groups.ratio * changes).gather(0, chosen).squeeze(0)
     reach = students_t_quantile(0.95, len(pseudo) - 1) * float(pseudo.std()) / math.sqrt(len(pseudo))
-    value = max(0.0, float(pseudo.mean()))
-    return value, max(0.0, value - reach), value + reach
+    lowest, highest = scalar("disclosure").range
+    value = min(max(lowest, float(pseudo.mean())), highest)
+    return value, max(lowest, value - reach), min(value + reach, highest)

@@ -114,6 +114,13 @@ class PrivacyReport:
         """The condition that shows how well speakers are hidden."""
         return "OP" if "OP" in self.conditions else next(iter(self.conditions))
 
+    def speaker_name(self, place: float) -> str:
+        """Return the name of the speaker at a place among all, ascending; the label where names are unknown."""
+        if self.speakers is None or not 0 <= place < len(self.speakers):
+            return SPEAKER.show(place)
+        label = int(self.speakers[int(place)])
+        return self.speaker_names.get(label, SPEAKER.show(label))
+
     def save(self, folder: Any, name: str = "system") -> None:
         """Write the page, ``results.json``, tables and figures into a folder.
 
@@ -173,16 +180,8 @@ class EvaluatedSystem:
         return self.scalars.get(scalar_key(condition, key), math.nan)
 
     def speaker_name(self, place: float) -> str:
-        """Return the name of the speaker at a place among all, ascending; the label where names are unknown."""
-        if math.isnan(place):
-            return SPEAKER.show(place)
-        if self.speakers:
-            return self.speakers[int(place)]
-        labels = self.report.speakers
-        if labels is None:
-            return SPEAKER.show(place)
-        label = int(labels[int(place)])
-        return self.report.speaker_names.get(label, SPEAKER.show(label))
+        """Return the name of the speaker at a place among all, ascending."""
+        return self.speakers[int(place)] if 0 <= place < len(self.speakers) else self.report.speaker_name(place)
 
 
 def original_name(systems: Sequence[EvaluatedSystem]) -> str:

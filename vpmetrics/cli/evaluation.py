@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vpmetrics._engine.combination import combine_reports
 from vpmetrics._engine.conditions import CONDITIONS
-from vpmetrics._engine.registry import CI_SUFFIXES, scalar_key
+from vpmetrics._engine.registry import scalar_key
 from vpmetrics._engine.report import ConditionReport, EvaluatedSystem
 from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics.attributes import AttributeDisclosure
@@ -103,14 +103,9 @@ def combine_systems(name: str, systems: Mapping[str, EvaluatedSystem]) -> list[E
         combined = combine_reports({encoder: system.report for encoder, system in systems.items()})
     except ValueError as error:  # other speakers
         raise InputError(str(error), name) from None
-    leading, headline = systems[combined.encoder], combined.headline
-    scalars = dict(combined.leading.scalars)
-    if headline is not None:
-        values = zip(("disclosure", *(f"disclosure{end}" for end in CI_SUFFIXES)), headline[1:4], strict=True)
-        scalars |= {key: torch.tensor(value, dtype=torch.float64) for key, value in values if key in scalars}
-    report = replace(combined.leading, scalars=scalars, headline=headline, checks=combined.checks)
     notes = dict.fromkeys(note for system in systems.values() for note in system.notes)
-    return [replace(leading, name=name, report=report, notes=tuple(notes)), *systems.values()]
+    leading = replace(systems[combined.encoder], name=name, report=combined.report, notes=tuple(notes))
+    return [leading, *systems.values()]
 
 
 def _names_of(speakers: Tensor, embeddings: Embeddings) -> tuple[str, ...]:

@@ -1,0 +1,74 @@
+"""Several encoders of one system: the combined report leads with the one that discloses most."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from samples import voices
+
+from vpmetrics import VoicePrivacy, combine_reports
+
+
+def reports(speakers=20, leaks=(0.3, 0.9), **settings):
+    found = {}
+    for name, leak in zip(("weak", "strong"), leaks, strict=False):
+        metric = VoicePrivacy(attacks=None, **settings)
+        metric.update(**voices(speakers=speakers, leak=leak))
+        found[name] = metric.report()
+    return found
+
+
+def test_the_encoder_that_discloses_most_leads():
+    found = reports()
+    combined = combine_reports(found)
+    assert combined.encoder == "strong"
+    assert combined.leading is found["strong"]
+    headline, single = combined.headline, found["strong"].headline
+    assert (headline.disclosure, headline.level) == (single.disclosure, single.level)
+    assert headline.attack == f"{single.attack} of strong"
+    assert len(combined.checks) == sum(len(report.checks) for report in found.values())
+    assert combined.checks[0].name == f"weak: {found['weak'].checks[0].name}"
+    assert combined.table()["weak"]["disclosure"] == float(found["weak"].scalars["disclosure"])
+    assert f"disclosure {single.disclosure:.3f} bit" in str(combined)
+
+
+def test_the_interval_allows_for_the_choice_of_the_encoder():
+    found = reports(intervals=0.95)
+    headline = combine_reports(found).headline
+    single = found["strong"].headline
+    # One encoder is far ahead in every replicate, so that its pseudo-values alone count.
+    change = found["strong"].jackknife.changes["disclosure"]
+    assert headline.disclosure == pytest.approx(single.disclosure - 19 * float(change.mean()), abs=1e-6)
+    assert 0 <= headline.low < headline.disclosure < headline.high
+    alike = reports(leaks=(0.5, 0.5), intervals=0.95)
+    expected = alike["weak"].headline.disclosure
+    assert combine_reports(alike).headline.disclosure == pytest.approx(expected, abs=0.05)
+
+
+def test_the_interval_stays_within_the_range():
+    rows = voices(speakers=6)
+    found = {}
+    for name, noise in (("a", 0.9), ("b", 1.0)):
+        metric = VoicePrivacy(attacks=None, intervals=0.95)
+        metric.update(rows["original"], rows["original"] + 0.01 * noise * rows["protected"], rows["speakers"])
+        found[name] = metric.report()
+    headline = combine_reports(found).headline
+    assert headline.disclosure <= headline.high <= 1 / math.log(4)
+
+
+def test_reports_of_other_speakers_are_not_combined():
+    with pytest.raises(ValueError, match="on the same speakers"):
+        combine_reports({"a": reports(20, intervals=0.95)["weak"], "b": reports(21, intervals=0.95)["weak"]})
+    with pytest.raises(ValueError, match="at least one report"):
+        combine_reports({})
+
+
+@pytest.mark.filterwarnings("ignore:There are no", "ignore:.*The result is NaN")
+def test_unknown_disclosure_leads_only_alone():
+    metric = VoicePrivacy(attacks=None)
+    metric.update(torch.randn(4, 3), speakers=torch.arange(4) // 2)
+    unknown = metric.report()
+    assert combine_reports({"none": unknown}).headline is None
+    assert combine_reports({"none": unknown, **reports()}).encoder == "strong"
