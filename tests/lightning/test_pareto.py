@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from vpmetrics.lightning.pareto import ParetoFront, ParetoPoint, add_point, choose
+from vpmetrics.lightning.pareto import ParetoFront, ParetoPoint
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
@@ -21,22 +21,30 @@ def test_the_chosen_point_is_never_dropped(seed, mode):
         leaks = {name: round(draw.random(), 1) for name in budgets}
         front.kept = front.extend(ParetoPoint(step, step, leaks, round(draw.random(), 1), ""))
         assert len(front.kept) <= 3
-        best = choose(front.measured, budgets, mode)
+        best = front.choose(front.measured)
         assert (front.chosen.disclosure, front.chosen.utility) == (best.disclosure, best.utility)
 
 
 def test_the_front_holds_exactly_the_points_that_nothing_beats():
     draw = random.Random(0)
     points = [ParetoPoint(n, n, {"leak": draw.random()}, draw.random(), "") for n in range(60)]
-    front = []
+    front = ParetoFront({"leak": 1.0}, "max", size=-1)
     for point in points:
-        front = add_point(front, point, "max")
+        front.kept = front.extend(point)
     expected = [
         point
         for point in points
         if not any(p.disclosure["leak"] < point.disclosure["leak"] and p.utility > point.utility for p in points)
     ]
-    assert front == sorted(expected, key=lambda point: point.disclosure["leak"])
+    assert front.kept == sorted(expected, key=lambda point: point.disclosure["leak"])
+
+
+@pytest.mark.parametrize(("size", "kept"), [(4, [0.0, 0.1, 0.6, 1.0]), (2, [0.0, 0.1])])
+def test_the_chosen_point_both_ends_and_those_far_apart_are_kept(size, kept):
+    front = ParetoFront({"leak": 0.1}, "max", size)
+    for step, leak in enumerate((0.0, 0.1, 0.2, 0.6, 1.0)):
+        front.kept = front.extend(ParetoPoint(0, step, {"leak": leak}, leak, ""))
+    assert [point.disclosure["leak"] for point in front.kept] == kept
 
 
 def test_json_holds_every_measurement_and_relative_paths_of_the_kept_ones():

@@ -14,7 +14,6 @@ from vpmetrics.plotting.systems import (
     draw_scalars,
     draw_trade_off,
     draw_utility,
-    draw_whiskers,
 )
 
 
@@ -71,8 +70,8 @@ def test_utility_shows_the_interval_of_the_disclosure():
 
 
 def test_the_pareto_front_shows_budget_and_choice():
-    _, ax = draw_pareto_front([(0.3, 1.0), (0.1, 3.0)], [(0.3, 4.0)], (0.1, 3.0), 0.2, ("privacy", "loss"), None)
+    _, ax = draw_pareto_front([(0.3, 1.0), (0.1, 3.0)], [(0.3, 4.0)], [(0.1, 3.0)], 0.2, ("privacy", "loss"), None)
     names = {text.get_text() for text in ax.get_legend().get_texts()}
     assert names == {"measured", "Pareto front", "chosen", "budget 0.2"}
     assert list(ax.lines[1].get_xdata()) == [0.1, 0.3]
-    draw_pareto_front([], [], None, 0.2, ("privacy", "loss"), draw_whiskers([((0.1, 0.2), 1.0)], ax))
+    draw_pareto_front([], [], [], 0.2, ("privacy", "loss"), ax, [((0.1, 0.2), 1.0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +36,20 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     A checkpoint is on the Pareto front while no other kept one is at least as good in utility and in every disclosure.
     At most ``save_top_k`` of the front stay on disk: always the chosen one, then those that lie farthest apart. The
     chosen one is that of best utility within all budgets, or the one of least disclosure while there is none;
-    ``trainer.test(ckpt_path="best")`` loads it. ``pareto_front.json`` beside the files lists every measurement, kept
-    or not, and never names a checkpoint that is not there. Loggers get the values of the chosen checkpoint as
-    ``val_chosen/<name>``, and figures of the front as ``val_figures/<name>/pareto_front`` whenever it changes.
+    ``trainer.test(ckpt_path="best")`` loads it. ``pareto_front.json`` lists every measurement, kept or not, and never
+    names a checkpoint that is not on disk. Loggers get the values of the chosen checkpoint as ``val_chosen/<name>``,
+    and a figure of the front as ``val_figures/<name>/pareto_front`` whenever it changes.
 
     A disclosure that is logged in both directions, such as ``op_d_ece`` and ``op_d_ece_reversed``, counts by the
     larger of the two: ``protected = -original`` deceives an attacker only until they flip the sign. Budgets should
-    include ``disclosure`` or one of the strongest attack; there is a warning where none does.
+    include ``disclosure`` or one of the strongest attack; a warning says where none does.
 
     An estimate from few speakers may be within the budget by luck, and the best of many is: with ``confidence``, the
     upper end of the interval is compared, which ``PrivacyMonitor(intervals=confidence)`` logs.
 
     Only measured weights are saved: not those trained since the last validation, nor of an epoch that
-    :class:`PrivacyMonitor` left out. Points with values that are not finite are not saved. The folder may be moved
-    between runs; what a resumed run finds of the front in ``dirpath``, beside the checkpoint it resumes from, or where
-    it was, stays in the front.
+    :class:`PrivacyMonitor` left out, nor with values that are not finite. A resumed run keeps the front, also where
+    the folder was moved or ``dirpath`` changed.
 
     Works with the Trainer of ``pytorch_lightning`` and with that of ``lightning.pytorch``; to both it is a
     ``ModelCheckpoint``. Strategies that spawn processes are not supported.
@@ -69,7 +69,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             ``enable_version_counter``.
 
     Attributes:
-        chosen: The chosen one, or None: ``epoch``, ``step``, ```disclosure``` (a dictionary), ``utility``, ``path``.
+        chosen: The chosen one, or None: ``epoch``, ``step``, ``disclosure`` (a dictionary), ``utility``, ``path``.
         within_budget: Whether that one meets all budgets.
         pareto_front: All that are kept, least disclosure first.
         best_model_path: Path of the chosen one.
@@ -161,8 +161,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     @property
     def _names(self) -> tuple[str, ...]:
         """Names of all scalars that must be logged."""
-        ends = [add_suffix(name, self._suffix) for name in self.budgets] if self._suffix else []
-        return (*self.budgets, *ends, self.utility)
+        return tuple(dict.fromkeys([*self.budgets, *(add_suffix(n, self._suffix) for n in self.budgets), self.utility]))
 
     # Names
 
@@ -190,31 +189,18 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         """Raise where a name belongs to a monitor that does not log it."""
         for name in map(without_loader, self._names):
             estimate = name.removesuffix(self._suffix)
+            has_estimate = self.confidence is not None and estimate in monitor.logged_names
             if name.startswith(f"{monitor.prefix}/") and name not in monitor.logged_names:
-                is_end = estimate != name and estimate in monitor.logged_names
                 hint = f"It needs `intervals={self.confidence}`, and some scalars have no interval."
                 raise ValueError(
                     f"PrivacyCheckpoint monitors {name!r}, but PrivacyMonitor does not log it. "
-                    f"{hint if is_end else closest(name, monitor.logged_names)}"
+                    f"{hint if has_estimate else closest(name, monitor.logged_names)}"
                 )
-            is_logged = self.confidence is not None and estimate in monitor.logged_names
-            if is_logged and monitor.intervals not in (None, self.confidence):
+            if has_estimate and monitor.intervals not in (None, self.confidence):
                 raise ValueError(
                     f"Expected `confidence` to be that of the intervals PrivacyMonitor logs, {monitor.intervals}, but "
                     f"got {self.confidence}."
                 )
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Drop checkpoints that were removed."""
-        super().on_train_start(trainer, pl_module)
-        found = [point for point in self.pareto_front if self.file_exists(point.path, trainer)]
-        if len(found) < len(self.pareto_front):
-            rank_zero_warn(
-                f"PrivacyCheckpoint finds {len(found)} of the {len(self.pareto_front)} checkpoints it kept, in "
-                f"{self.dirpath} and elsewhere; the others leave the front.",
-                UserWarning,
-            )
-        self._keep(found)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Save after a validation; find wrong names in the sanity check."""
@@ -222,21 +208,21 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             measured = {name for monitor in monitors_of(trainer) for name in monitor.logged_names}
             suffixes = loader_suffixes(trainer).values()
             logged = {name + suffix for name in measured for suffix in suffixes} | set(trainer.callback_metrics)
-            for name in self._names:
-                if name not in logged and without_loader(name) in measured:
+            for name in set(self._names) - logged:
+                if without_loader(name) in measured:
                     raise ValueError(self._describe_missing(trainer, name, logged))
                 # Others may be logged later, and those of several dataloaders are not known here.
-                if name not in logged and name == without_loader(name) and not name.startswith("train"):
+                if name == without_loader(name) and not name.startswith("train"):
                     rank_zero_warn(self._describe_missing(trainer, name, logged), UserWarning)
         else:
             self._validated_at, self._logged_at = trainer.global_step, logging_step(trainer)
         super().on_validation_end(trainer, pl_module)
 
     def _describe_missing(self, trainer: Any, name: str, logged: set[str]) -> str:
-        is_forgotten = _known_scalar(name) is not None and not monitors_of(trainer)
-        hint = (
-            "No PrivacyMonitor is among the callbacks." if is_forgotten else closest(name, logged - {"epoch", "step"})
-        )
+        if _known_scalar(name) is not None and not monitors_of(trainer):
+            hint = "No PrivacyMonitor is among the callbacks."
+        else:
+            hint = closest(name, logged - {"epoch", "step"})
         return f"PrivacyCheckpoint monitors {name!r}, but it was not logged. {hint}"
 
     # Saving
@@ -253,17 +239,17 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             described = ", ".join(f"{name} is {value}" for name, value in values.items())
             rank_zero_warn(f"PrivacyCheckpoint saves nothing of epoch {point.epoch}: {described}.", UserWarning)
             return
-        front = self._front.extend(point)
-        is_new, before = point in front, self.pareto_front
-        path = self._get_metric_interpolated_filepath_name(monitor_candidates, trainer) if is_new else ""
+        front, before, path = self._front.extend(point), self.pareto_front, ""
+        is_new = point in front
         if is_new:
+            path = self._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
             # Before saving, because the file holds this state too.
             self._keep([other._replace(path=path) if other == point else other for other in front])
             self.current_score = torch.tensor(point.utility)
             self._save_checkpoint(trainer, path)
         # The order matters: if the process dies here, the front must not name a file that was removed.
         self._write_front(trainer)
-        for other in before if is_new else ():
+        for other in before:
             if other not in self.pareto_front and self._should_remove_checkpoint(trainer, other.path, path):
                 self._remove_checkpoint(trainer, other.path)
         self._log_front(trainer, is_new)
@@ -272,12 +258,11 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         """Return whether the logged values belong to the weights as they are now, not to earlier ones."""
         if trainer.enable_validation and self._validated_at != trainer.global_step:
             return False
-        for monitor in monitors_of(trainer):
-            if any(name.startswith(f"{monitor.prefix}/") for name in self._names):
-                last = monitor.history[-1] if monitor.history else None
-                if last is None or last["step"] != trainer.global_step:
-                    return False
-        return True
+        return all(
+            monitor.history and monitor.history[-1]["step"] == trainer.global_step
+            for monitor in monitors_of(trainer)
+            if any(name.startswith(f"{monitor.prefix}/") for name in self._names)
+        )
 
     def _point(self, trainer: Any, candidates: Mapping[str, Tensor]) -> ParetoPoint:
         disclosure = {name: _larger_direction(name, self._suffix, candidates) for name in self.budgets}
@@ -307,14 +292,13 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         if (chosen := self.chosen) is not None:
             values = (*chosen.disclosure.values(), chosen.utility)
             log_scalars(trainer, dict(zip(self.chosen_tags, values, strict=True)), step)
-        writers = figure_writers(trainer) if has_changed else []
+        # A monitor has warned of a missing matplotlib.
+        writers = figure_writers(trainer) if has_changed and find_spec("matplotlib") else []
         if not writers:
             return
-        try:
-            from vpmetrics.plotting.figures import CARD
-            from vpmetrics.plotting.systems import draw_pareto_front, draw_whiskers
-        except ModuleNotFoundError:  # of matplotlib, of which a monitor has warned
-            return
+        from vpmetrics.plotting.figures import CARD
+        from vpmetrics.plotting.systems import draw_pareto_front
+
         for name, budget in self.budgets.items():
             kept, measured, choice = (
                 [(point.disclosure[name], point.utility) for point in points]
@@ -323,10 +307,8 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             known = _known_scalar(name)
             label = add_suffix(name, self._suffix) + (f", {known.unit.name}" if known and known.unit.name else "")
             ends = [(point.intervals[name], point.utility) for point in self._front.measured if name in point.intervals]
-            ax = draw_whiskers(ends, CARD.one())
-            figure, _ = draw_pareto_front(
-                kept, measured, choice[0] if choice else None, budget, (label, self.utility), ax
-            )
+            labels = label, self.utility
+            figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.one(), ends)
             for write in writers:
                 write(f"{group_tag(name, 'figures')}/pareto_front", figure, step)
 
@@ -352,19 +334,22 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     # From one run to the next
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run continues from, wherever the folder is then."""
+        """Return what a resumed run continues from; paths are relative to the folder, which may be moved."""
         folder = str(self.dirpath)
         kept = [point._replace(path=relative_path(folder, point.path)) for point in self._front.kept]
         return {
             **super().state_dict(),
-            "budgets": self.budgets,
-            "mode": self.mode,
-            "confidence": self.confidence,
+            "monitored": self._monitored,
             "pareto_front": [point._asdict() for point in kept],
             "measured": [point._asdict() for point in self._front.measured],
             "dirpath": folder,
             "last_model_path": relative_path(folder, self.last_model_path),
         }
+
+    @property
+    def _monitored(self) -> list[Any]:
+        """What must be the same in a run that continues the front; folder and budgets may change."""
+        return [sorted(self.budgets), self.utility, self.mode, self.confidence]
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Find the state of this callback, also where the folder or the budgets have changed."""
@@ -375,7 +360,11 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         if self.state_key in states:
             return
         others = {callback.state_key for callback in trainer.checkpoint_callbacks}
-        alike = [state for key, state in states.items() if key not in others and self._is_alike(state)]
+        alike = [
+            state
+            for key, state in states.items()
+            if key not in others and isinstance(state, dict) and state.get("monitored") == self._monitored
+        ]
         if len(alike) == 1:
             self.load_state_dict(alike[0])
         elif alike:
@@ -384,13 +373,6 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 "folder; the front starts empty.",
                 UserWarning,
             )
-
-    def _is_alike(self, state: Any) -> bool:
-        """Return whether a state is that of a PrivacyCheckpoint that monitored the same."""
-        if not isinstance(state, dict) or "budgets" not in state:
-            return False
-        monitored = set(state["budgets"]), state["monitor"], state["mode"], state["confidence"]
-        return monitored == (set(self.budgets), self.utility, self.mode, self.confidence)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from where a run stopped; checkpoints in another folder stay in the front."""
@@ -408,6 +390,18 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         # A file that was in another folder already has its whole path.
         places = [*(f"{folder}/{path}" for folder in folders), path]
         return next((place for place in places if self._fs.exists(place)), path)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Drop checkpoints that were removed."""
+        super().on_train_start(trainer, pl_module)
+        found = [point for point in self.pareto_front if self.file_exists(point.path, trainer)]
+        if len(found) < len(self.pareto_front):
+            rank_zero_warn(
+                f"PrivacyCheckpoint finds {len(found)} of the {len(self.pareto_front)} checkpoints it kept, in "
+                f"{self.dirpath} and elsewhere; the others leave the front.",
+                UserWarning,
+            )
+        self._keep(found)
 
 
 def add_suffix(name: str, suffix: str) -> str:

@@ -84,6 +84,7 @@ def chart_layout(tags: Mapping[str, str], main: Sequence[str]) -> dict[str, Char
 
 def write_charts(trainer: Any, layout: Mapping[str, Mapping[str, Chart]]) -> None:
     """Write the charts of TensorBoard's custom scalars, by category; a log takes them only once."""
+    layout = {title: charts for title, charts in layout.items() if charts}
     for logger in _active_loggers(trainer) if layout else ():
         if hasattr(getattr(logger, "experiment", None), "add_custom_scalars"):
             logger.experiment.add_custom_scalars(layout)

@@ -24,9 +24,7 @@ from vpmetrics._engine.registry import add_interval_keys, headline_keys, scalar_
 from vpmetrics._engine.report import EvaluatedSystem, PrivacyReport
 from vpmetrics._engine.validation import check_epochs
 from vpmetrics.attributes import AttributeDisclosure
-from vpmetrics.lightning.encoder import SIDES, FrozenEncoder
 from vpmetrics.lightning.loggers import (
-    Chart,
     chart_layout,
     figure_writers,
     group_tag,
@@ -34,7 +32,7 @@ from vpmetrics.lightning.loggers import (
     write_charts,
     write_hyperparameters,
 )
-from vpmetrics.lightning.step_outputs import Keys, has_keys, read_outputs, resolve_keys
+from vpmetrics.lightning.step_outputs import SIDES, FrozenEncoder, Keys, has_keys, read_outputs, resolve_keys
 from vpmetrics.lightning.trainers import (
     CallbackBase,
     is_fitting,
@@ -59,11 +57,10 @@ class PrivacyMonitor(CallbackBase):
     dataloaders are measured one by one; each name then ends in ``/dataloader_idx_<k>``, as Lightning's own do.
 
     Loggers show at most 25 scalars under these names. All others, such as the ends of intervals, stand in a group of
-    their own: ``val_details/privacy/<key>`` for ``val/privacy/<key>``. TensorBoard's custom scalars show the strongest
-    attack beside cosine, the conditions in one chart, and values with their intervals. TensorBoard, Weights & Biases,
-    MLflow and Comet get figures, as ``val_figures/privacy/<figure>``: the similarity matrices, the ECE profile, what
-    each attack finds, ranks, and the path of DeID and G_VD over the epochs. If the module has saved hyperparameters,
-    TensorBoard's table of them shows the logged scalars; give the logger ``default_hp_metric=False`` for that.
+    their own: ``val_details/privacy/<key>`` for ``val/privacy/<key>``. TensorBoard's custom scalars join the strongest
+    attack with cosine, the conditions, and values with their intervals. TensorBoard, Weights & Biases, MLflow and Comet
+    get figures, as ``val_figures/privacy/<figure>``. If the module has saved hyperparameters, TensorBoard's table of
+    them shows the logged scalars; give the logger ``default_hp_metric=False`` for that.
 
     Works with the Trainer of ``pytorch_lightning`` and with that of ``lightning.pytorch``. Under a distributed
     strategy every process logs the value of all processes together; strategies that spawn are not supported. A
@@ -90,19 +87,18 @@ class PrivacyMonitor(CallbackBase):
         intervals: Confidence level, such as 0.95: also logs ``<key>_low`` and ``<key>_high``.
         every_n_epochs: Epochs from one measurement to the next.
         figures_every_n_epochs: Epochs from one set of figures to the next, besides first and last; None for none.
-        encoder: The attacker's speaker encoder, by name, as a module or any callable: see
-            :func:`vpmetrics.audio.as_encoder`. With it, ``original`` and ``protected`` are audio: tensors
-            ``(B, ..., T)``, or lists of tensors ``(..., T)`` that are each as long as their utterance. Padded tensors
-            need ``lengths`` in ``keys``, integers ``(B,)`` of both sides; rows that end in zeros are an error without.
-            The encoder is frozen, kept in evaluation mode, and moved to the device of the module. Original speech of
-            the validation before is not embedded again.
+        encoder: The attacker's speaker encoder, see :func:`vpmetrics.audio.as_encoder`. With it, ``original`` and
+            ``protected`` are audio: tensors ``(B, ..., T)``, or lists of tensors ``(..., T)`` that are each as long as
+            their utterance. Padded tensors need ``lengths`` in ``keys``, integers ``(B,)``. The encoder is frozen, kept
+            in evaluation mode, and moved to the device of the module. Original speech of the validation before is not
+            embedded again.
         sample_rate: Samples per second of that audio; required for an encoder that knows its own, for which the audio
             is resampled.
         encoder_dtype: Type the encoder runs in under autocast; None runs it in the type of its weights, for any
             precision of the Trainer.
-        watch_training: Let attackers learn from what ``training_step`` returns under the same keys, too, of other
-            speakers than are validated on; see :meth:`vpmetrics.VoicePrivacy.observe`. They forget it at the start of
-            every epoch, because the anonymiser changes.
+        watch_training: Let attackers also learn from what ``training_step`` returns under the same keys; see
+            :meth:`vpmetrics.VoicePrivacy.observe`. They forget it at the start of every epoch, because the anonymiser
+            changes.
         attributes: Names of attributes such as ``"sex"`` and their keys in a step's dictionary; logs
             ``<prefix>/<name>_disclosure`` and ``<name>_chance``, see :class:`vpmetrics.AttributeDisclosure`.
         prog_bar: Keys in the progress bar.
@@ -180,10 +176,9 @@ class PrivacyMonitor(CallbackBase):
         self._attribute_metrics: dict[int, AttributeDisclosure] = {}
         self._counts: dict[int, Tensor] = {}
         self._undrawn: dict[int, Callable[[], None]] = {}
-        self._layout: dict[str, dict[str, Chart]] = {}
+        self._tags: dict[str, dict[str, str]] = {}
         self._warned: set[tuple[str, str]] = set()
-        self._can_draw = False
-        self._has_observed = False
+        self._can_draw = self._has_charts = self._has_observed = False
         self._is_active = self._is_resuming = True
 
     @property
@@ -199,7 +194,7 @@ class PrivacyMonitor(CallbackBase):
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Find what can be known to be wrong before anything runs."""
         warn_of_spawned_processes(trainer, "PrivacyMonitor", "`history` and what attackers observed")
-        self._layout = {}
+        self._tags, self._has_charts = {}, False
         self._warned.clear()
         if self._encoder is not None:
             self._encoder.freeze(pl_module.parameters())
@@ -235,7 +230,7 @@ class PrivacyMonitor(CallbackBase):
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Start a measurement, where this epoch has one."""
-        # Values of an earlier epoch are not true of this one, and must not count again.
+        # Values of an earlier epoch must not count again.
         for name in [name for name in trainer.callback_metrics if without_loader(name) in self.logged_names]:
             del trainer.callback_metrics[name]
         is_due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
@@ -341,31 +336,36 @@ class PrivacyMonitor(CallbackBase):
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Measure, log and draw."""
-        if self._is_active and not trainer.sanity_checking:
-            tags = {}
+        if not self._is_active:
+            return
+        if not trainer.sanity_checking:
             for loader, suffix in loader_suffixes(trainer).items():
-                tags[suffix] = self._measure(trainer, pl_module, loader, suffix)
-            if is_fitting(trainer) and any(tags.values()) and not self._layout:
-                self._layout = {
-                    f"{self.prefix}{suffix}": chart_layout(each, self.main_metrics) for suffix, each in tags.items()
-                }
-                layouts = [monitor._layout for monitor in monitors_of(trainer)]
-                if all(layouts):  # a log takes charts only once: the last monitor to measure writes those of all
-                    write_charts(
-                        trainer, {title: charts for each in layouts for title, charts in each.items() if charts}
-                    )
-        for suite in self._suites.values() if self._is_active else ():
+                self._measure(trainer, pl_module, loader, suffix)
+            monitors = monitors_of(trainer)
+            # A log takes charts only once: the last monitor to measure writes those of all.
+            if is_fitting(trainer) and not self._has_charts and all(monitor._tags for monitor in monitors):
+                write_charts(
+                    trainer,
+                    {
+                        f"{monitor.prefix}{suffix}": chart_layout(tags, monitor.main_metrics)
+                        for monitor in monitors
+                        for suffix, tags in monitor._tags.items()
+                    },
+                )
+                for monitor in monitors:
+                    monitor._has_charts = True
+        for suite in self._suites.values():
             suite.reset()
 
     on_test_epoch_end = on_validation_epoch_end
 
-    def _measure(self, trainer: Any, pl_module: Any, loader: int, suffix: str) -> dict[str, str]:
-        """Measure one dataloader, log and draw it, and return the tag of each key that was logged."""
+    def _measure(self, trainer: Any, pl_module: Any, loader: int, suffix: str) -> None:
+        """Measure one dataloader, log and draw it."""
         stage, prefix = ("test", self._test_prefix) if trainer.testing else ("val", self.prefix)
         counts = self._counts.get(loader, torch.zeros(3, dtype=torch.long, device=pl_module.device))
         rows, *broken = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
         if rows == 0:
-            return {}
+            return
         for side, count in zip(SIDES, broken, strict=True):
             if count:
                 rank_zero_warn(
@@ -388,39 +388,40 @@ class PrivacyMonitor(CallbackBase):
         if is_fitting(trainer):
             place = {"epoch": trainer.current_epoch, "step": trainer.global_step, "dataloader_idx": loader}
             self.history.append({**place, "seconds": time.perf_counter() - start, **values})
-        tags = self._log(trainer, pl_module, scalars, values, prefix, suffix)
+        self._log(trainer, pl_module, scalars, values, prefix, suffix)
         if self._can_draw and figure_writers(trainer):
-            draw = partial(self._draw, trainer, report, prefix, suffix, logging_step(trainer), self._history_of(loader))
+            step = logging_step(trainer)
+            draw = partial(self._draw, trainer, report, prefix, suffix, step, self._history_of(loader))
             if not is_fitting(trainer) or self._is_figure_due(loader):
                 draw()
             else:
                 self._undrawn[loader] = draw  # it may turn out to be the last
-        return tags
 
     def _log(
         self,
         trainer: Any,
         pl_module: Any,
-        scalars: dict[str, Tensor],
-        values: dict[str, float],
+        scalars: Mapping[str, Tensor],
+        values: Mapping[str, float],
         prefix: str,
         suffix: str,
-    ) -> dict[str, str]:
+    ) -> None:
         # A test has one value of each, and returns those that are logged.
-        main = {*(self.main_metrics if is_fitting(trainer) else self.metrics), *(set(scalars) - set(self.metrics))}
+        in_details = set(self.metrics) - set(self.main_metrics) if is_fitting(trainer) else set()
         names = {key: f"{prefix}/{key}{suffix}" for key in scalars}
         for key, name in names.items():
             pl_module.log(
                 name,
                 scalars[key],
                 prog_bar=key in self.prog_bar,
-                logger=None if key in main else False,
+                logger=False if key in in_details else None,
                 add_dataloader_idx=False,
                 sync_dist=False,
             )
-        tags = {key: name if key in main else group_tag(name, "details") for key, name in names.items()}
-        log_scalars(trainer, {tags[key]: values[key] for key in names if key not in main}, logging_step(trainer))
-        return tags
+        tags = {key: group_tag(name, "details") if key in in_details else name for key, name in names.items()}
+        log_scalars(trainer, {tags[key]: values[key] for key in names if key in in_details}, logging_step(trainer))
+        if is_fitting(trainer):
+            self._tags[suffix] = tags
 
     def _is_figure_due(self, loader: int) -> bool:
         # Epochs finished at the measurement before and at this one, which need not be neighbours.
@@ -450,8 +451,8 @@ class PrivacyMonitor(CallbackBase):
 
     @property
     def _test_prefix(self) -> str:
-        renamed, count = _VALIDATION.subn("test", self.prefix)
-        return renamed if count else f"test/{self.prefix}"
+        renamed = _VALIDATION.sub("test", self.prefix)
+        return f"test/{self.prefix}" if renamed == self.prefix else renamed
 
     # At the end, and from one run to the next
 

@@ -127,28 +127,29 @@ def _draw_front(ax: Axes, front: Sequence[tuple[float, float]], **line: Any) -> 
 def draw_pareto_front(
     front: Sequence[tuple[float, float]],
     others: Sequence[tuple[float, float]],
-    chosen: tuple[float, float] | None,
+    chosen: Sequence[tuple[float, float]],
     budget: float,
     labels: tuple[str, str],
     ax: Axes | None,
+    intervals: Sequence[tuple[Sequence[float], float]] = (),
 ) -> PlotResult:
-    """Draw checkpoints by disclosure and utility: the Pareto front, all others, the budget and the chosen one."""
+    """Draw checkpoints by disclosure and utility: the Pareto front, all others, the budget and the chosen one.
+
+    ``intervals``: both ends of a disclosure, and the utility it stands at.
+    """
     ax = axes_or_new(ax, size=(4.8, 3.6))
+    for ends, utility in intervals:
+        ax.plot(ends, [utility, utility], color="0.55", linewidth=1.5, zorder=1.5)
     if others:
         ax.plot(*zip(*others, strict=True), "o", color="0.75", markersize=4, label="measured")
     if front:
         _draw_front(ax, sorted(front), color=COLOURS[0], marker="o", markersize=6)
-    if chosen is not None:
-        ax.plot(*chosen, "*", color=COLOURS[1], markersize=15, markeredgecolor="white", label="chosen")
+    if chosen:
+        ax.plot(
+            *zip(*chosen, strict=True), "*", color=COLOURS[1], markersize=15, markeredgecolor="white", label="chosen"
+        )
     ax.axvline(budget, color="black", linewidth=1.0, linestyle="--", label=f"budget {budget:g}")
     left, right = ax.get_xlim()
     ax.axvspan(left, budget, color=COLOURS[2], alpha=0.08, linewidth=0)
     ax.set(xlim=(left, right), xlabel=labels[0], ylabel=labels[1])
     return finish_axes(ax)
-
-
-def draw_whiskers(intervals: Sequence[tuple[Sequence[float], float]], ax: Axes) -> Axes:
-    """Draw confidence intervals of disclosures, each at its utility."""
-    for ends, utility in intervals:
-        ax.plot(ends, [utility, utility], color="0.55", linewidth=1.5, zorder=1.5)
-    return ax
