@@ -156,7 +156,7 @@ class FrozenEncoder:
         return [row[..., :count] for row, count in zip(audio, counts, strict=True)]
 
     def _recall(self, rows: list[Tensor], device: torch.device) -> Tensor:
-        keys = [blake2b(row.detach().cpu().contiguous().view(torch.uint8).numpy()).digest() for row in rows]
+        keys = [blake2b(row.detach().cpu().contiguous().view(torch.uint8).numpy().data).digest() for row in rows]
         if all(key in self._known for key in keys):
             embeddings = torch.stack([self._known[key] for key in keys])
         else:
