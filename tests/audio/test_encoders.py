@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import ctypes
 import importlib.machinery
 import sys
 import types
@@ -16,7 +17,7 @@ import torch
 from audio.conftest import describe
 from torch import nn
 
-from vpmetrics.audio import AudioError, SpeakerEncoder, as_encoder, load_encoder, resample
+from vpmetrics.audio import AudioError, SpeakerEncoder, as_encoder, encoders, load_encoder, resample
 from vpmetrics.audio import resemblyzer as ours
 
 VOICES = Path(__file__).parents[2] / "notebooks" / "voices"
@@ -288,6 +289,10 @@ def test_libraries_that_are_absent_or_offline(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "nemo", None)
     with pytest.raises(AudioError, match=r"Expected nemo_toolkit\[asr\] to be installed: `pip install"):
         load_encoder("nemo:titanet_large")
+    with monkeypatch.context() as patch:
+        patch.setattr(encoders, "import_module", lambda _: ctypes.CDLL("/nowhere/_torchaudio.so"))
+        with pytest.raises(AudioError, match=r"Expected speechbrain and what it imports to fit torch .*_torchaudio"):
+            load_encoder("speechbrain:x")
     pytest.importorskip("transformers")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(AudioError, match=r"Encoder 'transformers:.*nowhere' could not be loaded: .*need a network"):

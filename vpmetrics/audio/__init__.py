@@ -13,11 +13,11 @@ Two folders of recordings become the arguments of every embedding metric::
 Requires the extra ``audio``; ``f0_histograms`` the extra ``f0``.
 """
 
-from vpmetrics.audio.embedding import embed_folder, embed_pairs, embed_recordings
-from vpmetrics.audio.encoders import SpeakerEncoder, as_encoder, load_encoder
-from vpmetrics.audio.pitch import f0_histograms
+from vpmetrics.audio.embedding import embed_folder, embed_pairs, embed_recordings, f0_histograms
+from vpmetrics.audio.encoders import as_encoder, load_encoder
 from vpmetrics.audio.reading import AudioError, read_audio, resample
 from vpmetrics.audio.recordings import Recording, list_recordings, pair_recordings
+from vpmetrics.audio.speaker_encoder import SpeakerEncoder
 
 __all__ = [
     "AudioError",

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 import time
+import zipfile
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from vpmetrics.audio.cache import Array, EmbeddingCache, write_npz
-from vpmetrics.audio.encoders import SpeakerEncoder, load_encoder
+from vpmetrics.audio.encoders import load_encoder
+from vpmetrics.audio.pitch import PitchEncoder
 from vpmetrics.audio.reading import SHORTEST_SECONDS, AudioError, decode_audio, printable, resample
 from vpmetrics.audio.recordings import Recording, RecordingPairs, list_recordings
+from vpmetrics.audio.speaker_encoder import SpeakerEncoder
 
+Array = np.ndarray[Any, np.dtype[Any]]
 _READ_AHEAD = 64  # files per worker: what is read while a batch is embedded
 _BATCHES_SORTED = 4  # so many batches of speech are held to be sorted by length
+_SAVE_SECONDS = 60.0
 _EXAMPLES = 5
 
 
@@ -77,7 +83,7 @@ class AudioEmbeddings(_Embedded):
         """Write ``.npz`` with ``embeddings``, ``utterances``, ``encoder``, and ``speakers`` and so on where known."""
         columns = {name: getattr(self, name) for name in ("utterances", "speakers", "sessions", "groups", "encoder")}
         known = {name: np.array(values) for name, values in columns.items() if values is not None}
-        write_npz(Path(path), {"embeddings": self.embeddings.numpy(), **known})
+        _write_npz(Path(path), {"embeddings": self.embeddings.numpy(), **known})
 
 
 @dataclass(frozen=True)
@@ -129,45 +135,52 @@ def embed_recordings(
         torch.Size([1, 4])
     """
     network = load_encoder(encoder, device=device)
-    store = EmbeddingCache(cache, network)
+    file = None if cache is None else _cache_file(Path(cache), network)
+    rows = {} if file is None else _load_rows(file)
+    saved_rows, saved_at = len(rows), time.monotonic()
+    read = _Reader(network, rows, segment_seconds)
     paths = list(dict.fromkeys(one.path for one in recordings))
-    found: dict[Path, Array] = {}
+    keys: dict[Path, str] = {}
     problems: dict[Path, str] = {}
-    waiting: list[_Speech] = []
+    waiting: dict[str, tuple[Tensor, ...]] = {}
     limit = int(batch_seconds * network.sample_rate)
     began = time.monotonic()
     try:
-        for path, content in _read_ahead(paths, _Reader(network, store, segment_seconds), workers):
+        for number, (path, key, content) in enumerate(_read_ahead(paths, read, workers), start=1):
             if isinstance(content, str):
                 problems[path] = content
-            elif isinstance(content, _Speech):
-                waiting.append(content)
             else:
-                found[path] = content
+                keys[path] = key
+                waiting.update({key: content} if key not in rows else {})
             if problems and not partial:
                 waiting.clear()  # the run will end, but first the other files are read, to name all at once
-            if sum(speech.samples for speech in waiting) > _BATCHES_SORTED * limit or path == paths[-1]:
-                rows, undefined = _embed_speech(waiting, network, limit)
-                store.add({speech.key: rows[speech.path] for speech in waiting if speech.path in rows})
-                found.update(rows)
-                problems.update(undefined)
+            samples = sum(len(piece) for pieces in waiting.values() for piece in pieces)
+            if samples > _BATCHES_SORTED * limit or number == len(paths):
+                rows.update(_embed_batches(waiting, network, limit))
                 waiting.clear()
-            done = len(found) + len(problems)
+                if file is not None and time.monotonic() - saved_at > _SAVE_SECONDS:
+                    _save_rows(file, rows)
+                    saved_rows, saved_at = len(rows), time.monotonic()
+            done = number - len(waiting)
             if progress is not None and done:
                 progress(done, len(paths), (time.monotonic() - began) * (len(paths) - done) / done)
     finally:
-        store.save()  # a run that is interrupted goes on where it was
-    if problems and not (partial and found):
+        if file is not None and len(rows) > saved_rows:
+            _save_rows(file, rows)  # a run that is interrupted goes on where it was
+    if partial or not problems:
+        undefined = (path for path, key in keys.items() if key not in rows)
+        problems.update({path: f"{printable(path)} {network.undefined_reason}" for path in undefined})
+    if problems and not (partial and len(problems) < len(paths)):
         raise AudioError(_describe_problems(list(problems.values()), len(paths)))
     is_segmented = segment_seconds is not None
     named = [
         (one._replace(utterance=f"{one.utterance}#{number}") if is_segmented else one, row)
         for one in recordings
-        for number, row in enumerate(found.get(one.path, ()), start=1)
+        if one.path not in problems
+        for number, row in enumerate(rows[keys[one.path]], start=1)
     ]
     embeddings = torch.from_numpy(np.stack([row for _, row in named]))
-    skipped = tuple(problems.values())
-    return AudioEmbeddings(tuple(one for one, _ in named), network.name, skipped, (), embeddings)
+    return AudioEmbeddings(tuple(one for one, _ in named), network.name, tuple(problems.values()), (), embeddings)
 
 
 def embed_folder(
@@ -202,9 +215,7 @@ def embed_folder(
     """
     recordings = list_recordings(folder, utt2spk=utt2spk, speaker_pattern=speaker_pattern)
     embedded = embed_recordings(recordings.items, encoder, **options)
-    return AudioEmbeddings(
-        embedded.rows, embedded.encoder, embedded.skipped, recordings.assumptions, embedded.embeddings
-    )
+    return replace(embedded, assumptions=recordings.assumptions)
 
 
 def embed_pairs(
@@ -251,6 +262,31 @@ def embed_pairs(
     return PairedEmbeddings(rows, both.encoder, both.skipped, pairs.assumptions, original, protected)
 
 
+def f0_histograms(folder: str | Path, *, segment_seconds: float = 30.0, **options: Any) -> AudioEmbeddings:
+    """Compute histograms of the fundamental frequency of recordings (arXiv 2605.07291, section 4.2.3).
+
+    pYIN tracks 65 to 450 Hz every 10 ms. Voiced frames of a segment are counted by pitch lag, in whole samples at
+    8 kHz, and the counts are normalised.
+
+    Args:
+        folder: A folder, ``wav.scp`` or manifest; see :func:`list_recordings`.
+        segment_seconds: Length of the segments that recordings are cut into; shorter ones are one segment.
+        options: As of :func:`embed_folder`.
+
+    Returns:
+        :class:`AudioEmbeddings` with rows of 107 shares, to be compared by Euclidean distance.
+
+    Example:
+        >>> import soundfile, tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> tone = torch.arange(16000).mul(2 * torch.pi / 161).sin()  # lag 80.5 at 8 kHz, in the bin of 80
+        >>> soundfile.write(folder / "p225_001.wav", tone.numpy() * 0.5, samplerate=16000)
+        >>> f0_histograms(folder).embeddings.argmax(1)
+        tensor([63])
+    """
+    return embed_folder(folder, PitchEncoder(), segment_seconds=segment_seconds, **options)
+
+
 def _describe_problems(problems: Sequence[str], total: int) -> str:
     shown = "; ".join(problems[:_EXAMPLES])
     rest = f"; and {len(problems) - _EXAMPLES} more" if len(problems) > _EXAMPLES else ""
@@ -258,43 +294,29 @@ def _describe_problems(problems: Sequence[str], total: int) -> str:
     return f"{len(problems)} of {total} recordings cannot be used: {shown}{rest}.{hint}"
 
 
-class _Speech(NamedTuple):
-    """A recording to embed, whole or in segments, and the key of its content."""
-
-    path: Path
-    key: str
-    pieces: tuple[Tensor, ...]
-
-    @property
-    def samples(self) -> int:
-        return sum(map(len, self.pieces))
-
-
 class _Reader:
-    """Reads a file as speech to embed, as rows known from the cache, or as a sentence on why it cannot be used."""
+    """Reads a file as pieces to embed, none where the rows of its content are known, or says why it is of no use."""
 
-    def __init__(self, encoder: SpeakerEncoder, cache: EmbeddingCache, segment_seconds: float | None) -> None:
-        self.rate, self.cache, self.segment_seconds = encoder.sample_rate, cache, segment_seconds
+    def __init__(self, encoder: SpeakerEncoder, rows: Mapping[str, Array], segment_seconds: float | None) -> None:
+        self.rate, self.rows, self.segment_seconds = encoder.sample_rate, rows, segment_seconds
         self.shortest = max(encoder.shortest, int(SHORTEST_SECONDS * self.rate))
 
-    def __call__(self, path: Path) -> _Speech | Array | str:
+    def __call__(self, path: Path) -> tuple[Path, str, tuple[Tensor, ...] | str]:
+        key = ""
         try:
             data = path.read_bytes()
             key = hashlib.blake2b(data, digest_size=16).hexdigest()
             key += "" if self.segment_seconds is None else f"@{self.segment_seconds:g}s"
-            if key in self.cache.rows:
-                return self.cache.rows[key]
-            waveform = resample(*decode_audio(data), self.rate)
+            return path, key, () if key in self.rows else self._cut(resample(*decode_audio(data), self.rate))
         except OSError as error:
-            return f"{printable(path)} cannot be read ({error.strerror})"
+            return path, key, f"{printable(path)} cannot be read ({error.strerror})"
         except AudioError as error:
-            return f"{printable(path)} {error}"
-        if len(waveform) < self.shortest:
-            needed = f"{self.shortest / self.rate:.2f} s are needed"
-            return f"{printable(path)} is too short: {len(waveform) / self.rate:.2f} s, {needed}"
-        return _Speech(path, key, self._cut(waveform))
+            return path, key, f"{printable(path)} {error}"
 
     def _cut(self, waveform: Tensor) -> tuple[Tensor, ...]:
+        if len(waveform) < self.shortest:
+            needed = f"{self.shortest / self.rate:.2f} s are needed"
+            raise AudioError(f"is too short: {len(waveform) / self.rate:.2f} s, {needed}")
         if self.segment_seconds is None:
             return (waveform,)
         size = max(self.shortest, int(self.segment_seconds * self.rate))
@@ -302,36 +324,24 @@ class _Reader:
         return pieces[:-1] if len(pieces) > 1 and len(pieces[-1]) < max(self.shortest, size / 2) else pieces
 
 
-def _read_ahead(paths: Sequence[Path], reader: _Reader, workers: int) -> Iterator[tuple[Path, _Speech | Array | str]]:
+_Content = tuple[Path, str, tuple[Tensor, ...] | str]
+
+
+def _read_ahead(paths: Sequence[Path], read: _Reader, workers: int) -> Iterator[_Content]:
     """Read files by threads, in order, and only so many before they are asked for."""
     with ThreadPoolExecutor(workers) as threads:
-        pending: deque[tuple[Path, Future[_Speech | Array | str]]] = deque()
+        pending: deque[Future[_Content]] = deque()
         for path in paths:
-            pending.append((path, threads.submit(reader, path)))
+            pending.append(threads.submit(read, path))
             if len(pending) > _READ_AHEAD * workers:
-                first, future = pending.popleft()
-                yield first, future.result()
+                yield pending.popleft().result()
         while pending:
-            first, future = pending.popleft()
-            yield first, future.result()
+            yield pending.popleft().result()
 
 
-def _embed_speech(
-    speeches: Sequence[_Speech], encoder: SpeakerEncoder, limit: int
-) -> tuple[dict[Path, Array], dict[Path, str]]:
-    """Return the rows ``(n, D)`` of each recording, and a sentence on each that has none."""
-    embedded = iter(_embed_waveforms([piece for speech in speeches for piece in speech.pieces], encoder, limit))
-    rows = {speech.path: np.stack([next(embedded) for _ in speech.pieces]) for speech in speeches}
-    undefined = {
-        path: f"{printable(path)} {encoder.undefined_reason}"
-        for path, own in rows.items()
-        if not np.isfinite(own).all()
-    }
-    return {path: own for path, own in rows.items() if path not in undefined}, undefined
-
-
-def _embed_waveforms(waveforms: Sequence[Tensor], encoder: SpeakerEncoder, limit: int) -> Array:
-    """Embed waveforms in batches of similar length, of at most ``limit`` samples; rows keep their order."""
+def _embed_batches(speech: Mapping[str, tuple[Tensor, ...]], encoder: SpeakerEncoder, limit: int) -> dict[str, Array]:
+    """Embed pieces in batches of similar length, of at most ``limit`` samples; leave out what has NaN."""
+    waveforms = [piece for pieces in speech.values() for piece in pieces]
     result = np.empty((len(waveforms), encoder.dimension), dtype=np.float32)
     order = sorted(range(len(waveforms)), key=lambda row: len(waveforms[row]))
     while order:
@@ -345,4 +355,42 @@ def _embed_waveforms(waveforms: Sequence[Tensor], encoder: SpeakerEncoder, limit
         padded = pad_sequence([waveforms[row] for row in batch], batch_first=True).to(encoder.device)
         with torch.no_grad():
             result[batch] = encoder(padded, lengths).float().cpu().numpy()
-    return result
+    ends = np.cumsum([len(pieces) for pieces in speech.values()])
+    rows = dict(zip(speech, np.split(result, ends[:-1]), strict=True)) if speech else {}
+    return {key: own for key, own in rows.items() if np.isfinite(own).all()}
+
+
+def _cache_file(folder: Path, encoder: SpeakerEncoder) -> Path:
+    if encoder.identity is None:
+        raise AudioError("Expected an encoder with a name to cache by: load_encoder(callable, name=...).")
+    return folder / (re.sub(r"[^\w.-]+", "_", encoder.identity) + ".npz")
+
+
+def _load_rows(file: Path) -> dict[str, Array]:
+    """Return the rows of each recording by its content; none if there is no file, or a damaged one."""
+    try:
+        with np.load(file) as arrays:
+            keys, embeddings = arrays["keys"], arrays["embeddings"]
+        first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+        return dict(zip(keys[first].tolist(), np.split(embeddings, first[1:]), strict=True))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return {}
+
+
+def _save_rows(file: Path, rows: Mapping[str, Array]) -> None:
+    """Write all rows, with those that another run has added meanwhile."""
+    rows = {**_load_rows(file), **rows}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    keys = np.repeat(list(rows), [len(own) for own in rows.values()])
+    _write_npz(file, {"keys": keys, "embeddings": np.concatenate(list(rows.values()))})
+
+
+def _write_npz(path: Path, arrays: dict[str, Array]) -> None:
+    """Write beside the file, and rename: a reader sees the old file or the new one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)

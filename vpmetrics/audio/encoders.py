@@ -1,165 +1,22 @@
-"""Speaker encoders of any library behind one interface: waveforms and lengths in, embeddings out."""
+"""Load speaker encoders of any library, from files, and around callables."""
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity, pad
 
-from vpmetrics._engine.validation import check_floating, check_integers, check_shape
-from vpmetrics.audio.reading import AudioError, resample
-
-_PROBE_SECONDS = (1.0, 2.0, 4.0, 8.0)
-_SHORT_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
-_PADDING_TOLERANCE = 1e-4  # of a cosine, between an utterance alone and padded in a batch
-
-
-class SpeakerEncoder(nn.Module):
-    """An attacker's speaker encoder, from waveforms to embeddings, as :func:`load_encoder` returns it.
-
-    As input to ``forward`` it takes ``waveforms``, a floating tensor of shape ``(B, T)``, and ``lengths``, integers of
-    shape ``(B,)``, where rows are padded. As output it returns embeddings ``(B, D)``, float32 or wider. Neither padding
-    nor the batch changes an embedding: where an encoder cannot ignore padding, only rows of one length share a batch.
-
-    Attributes:
-        name: What the encoder is called in reports; None for a callable without a name.
-        sample_rate: Samples per second of the waveforms.
-        is_weak: Whether much stronger public encoders exist, so that its numbers are a lower bound of what leaks.
-
-    Example:
-        >>> encoder = load_encoder("resemblyzer")
-        >>> encoder.sample_rate, encoder.dimension, encoder.is_differentiable, encoder.is_weak
-        (16000, 256, True, True)
-        >>> encoder(torch.randn(2, 16000), lengths=torch.tensor([16000, 9000])).shape
-        torch.Size([2, 256])
-    """
-
-    name: str | None = None
-    sample_rate: int = 16000
-    is_weak: bool = False
-    takes_lengths: bool = True
-    undefined_reason: str = "gets an embedding with NaN"
-
-    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
-        """Run the network on waveforms that are zero beyond their lengths."""
-        raise NotImplementedError
-
-    def forward(self, waveforms: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Embed a batch of waveforms."""
-        check_floating("waveforms", waveforms)
-        waveforms = waveforms.squeeze(1) if waveforms.dim() == 3 and waveforms.shape[1] == 1 else waveforms
-        if waveforms.dim() != 2 or 0 in waveforms.shape:
-            raise ValueError(f"Expected `waveforms` to have shape (B, T), but got {tuple(waveforms.shape)}.")
-        weight = next(self.parameters(), None)
-        waveforms = waveforms.to(torch.float32 if weight is None else weight.dtype)
-        rows, samples = waveforms.shape
-        if lengths is None:
-            return self._encode(waveforms, torch.full((rows,), samples, device=waveforms.device))
-        check_integers("lengths", lengths)
-        check_shape("lengths", lengths, (rows,), "one length per waveform")
-        lengths = lengths.to(waveforms.device, torch.int64)
-        sizes = lengths.tolist()
-        if min(sizes) < 1 or max(sizes) > samples:
-            raise ValueError(f"Expected `lengths` from 1 to {samples}, but got {min(sizes)} to {max(sizes)}.")
-        if len(set(sizes)) > 1 and not self.can_pad:
-            groups = [[row for row, own in enumerate(sizes) if own == size] for size in sorted(set(sizes))]
-            parts = [self._encode(waveforms[group, : sizes[group[0]]], lengths[group]) for group in groups]
-            return torch.cat(parts)[torch.tensor([row for group in groups for row in group]).argsort()]
-        waveforms = waveforms[:, : max(sizes)]
-        is_speech = torch.arange(waveforms.shape[1], device=waveforms.device) < lengths[:, None]
-        return self._encode(torch.where(is_speech, waveforms, 0.0), lengths)
-
-    def _encode(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
-        return as_embeddings(self.encode(waveforms, lengths), len(waveforms)).to(waveforms.device)
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the weights."""
-        weight = next(self.parameters(), None)
-        return torch.device("cpu") if weight is None else weight.device
-
-    @property
-    def title(self) -> str:
-        """The encoder as messages call it."""
-        return "the encoder" if self.name is None else f"encoder '{self.name}'"
-
-    @cached_property
-    def _probe(self) -> tuple[int, int, bool]:
-        """Samples of noise that the encoder takes, the dimension of the embedding, and whether gradients pass."""
-        failure: Exception | None = None
-        for seconds in _PROBE_SECONDS:
-            # Lightning validates in inference mode, where no gradient could be seen.
-            with torch.inference_mode(mode=False), torch.enable_grad():
-                noise = self._noise(int(seconds * self.sample_rate)).requires_grad_()
-                try:
-                    embedding = self(noise)
-                except Exception as error:  # whatever the library raises for what it cannot take
-                    failure = failure or error
-                    continue
-                return noise.shape[1], embedding.shape[1], _passes_gradients(noise, embedding)
-        raise AudioError(
-            f"Expected {self.title} to take waveforms of shape (B, T) and to return embeddings of shape (B, D), but on "
-            f"one second of noise, shape (1, {self.sample_rate}), it failed: {type(failure).__name__}: {failure}"
-        ) from failure
-
-    def _noise(self, samples: int) -> Tensor:
-        return 0.1 * torch.randn(1, samples, generator=torch.Generator().manual_seed(0)).to(self.device)
-
-    @property
-    def dimension(self) -> int:
-        """The number of values of an embedding, probed."""
-        return self._probe[1]
-
-    @property
-    def is_differentiable(self) -> bool:
-        """Whether gradients pass from the embedding to the waveform, probed."""
-        return self._probe[2]
-
-    @cached_property
-    def can_pad(self) -> bool:
-        """Whether an utterance has the same embedding alone and padded in a batch, probed."""
-        if not self.takes_lengths:
-            return False
-        noise = self._noise(self._probe[0])
-        size, rest = 3 * noise.shape[1] // 4, noise.shape[1] - 3 * noise.shape[1] // 4
-        lengths = torch.tensor([size + rest, size], device=noise.device)
-        with torch.no_grad():
-            try:
-                padded = self._encode(torch.cat([noise, pad(noise[:, :size], (0, rest))]), lengths)[1:]
-                alone = self._encode(noise[:, :size], lengths[1:])
-            except Exception:  # a file may be exported for batches of one
-                return False
-        return bool((cosine_similarity(padded, alone) > 1 - _PADDING_TOLERANCE).all())
-
-    @cached_property
-    def shortest(self) -> int:
-        """The fewest samples that give a finite embedding, probed in steps."""
-        longest = self._probe[0]
-        for samples in (int(seconds * self.sample_rate) for seconds in _SHORT_SECONDS):
-            with torch.no_grad(), suppress(Exception):  # whatever the library raises for what it cannot take
-                if samples < longest and bool(self(self._noise(samples)).isfinite().all()):
-                    return samples
-        return longest
-
-    @cached_property
-    def identity(self) -> str | None:
-        """The name and a digest of the weights, by which embeddings are cached; None without a name."""
-        if self.name is None:
-            return None
-        digest = hashlib.blake2b(digest_size=8)
-        for _, weight in sorted(self.state_dict().items()):
-            if isinstance(weight, Tensor):
-                digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return f"{self.name}-{digest.hexdigest()}"
+from vpmetrics.audio.pitch import PitchEncoder
+from vpmetrics.audio.reading import AudioError, printable, resample
+from vpmetrics.audio.resemblyzer import SAMPLE_RATE, load_resemblyzer
+from vpmetrics.audio.speaker_encoder import SpeakerEncoder, as_embeddings, mask_speech
 
 
 def load_encoder(
@@ -208,17 +65,13 @@ def load_encoder(
         >>> encoder.dimension, encoder(torch.ones(2, 16000)).shape
         (4, torch.Size([2, 4]))
     """
-    from vpmetrics.audio import adapters
-
     if isinstance(encoder, SpeakerEncoder):
         loaded = encoder
     elif isinstance(encoder, (str, Path)):
-        loaded = adapters.load_by_name(str(encoder), torch.device(device or "cpu"), sample_rate)
-        loaded.requires_grad_(False)
+        loaded = _load_by_name(str(encoder), torch.device(device or "cpu"), sample_rate).requires_grad_(False)
     elif callable(encoder):
-        loaded = adapters.CallableEncoder(
-            encoder, adapters.state_rate("the callable", sample_rate, getattr(encoder, "sample_rate", None))
-        )
+        rate = _state_rate("the callable", sample_rate, getattr(encoder, "sample_rate", None))
+        loaded = CallableEncoder(encoder, rate)
     else:
         raise TypeError(f"Expected `encoder` to be a name, a path or a callable, but got {type(encoder).__name__}.")
     if name is not None:
@@ -257,11 +110,9 @@ def as_encoder(
         >>> encoder(torch.ones(2, 24000)).shape
         torch.Size([2, 4])
     """
-    from vpmetrics.audio.adapters import CallableEncoder
-
     if not isinstance(encoder, (str, Path)) and callable(encoder) and not hasattr(encoder, "sample_rate"):
-        loaded: SpeakerEncoder = CallableEncoder(encoder, sample_rate or SpeakerEncoder.sample_rate)
-        return loaded if device is None else loaded.to(device)
+        plain = CallableEncoder(encoder, sample_rate or SpeakerEncoder.sample_rate)
+        return plain if device is None else plain.to(device)
     loaded = load_encoder(encoder, device=device)
     if sample_rate is None:
         raise AudioError(
@@ -279,49 +130,234 @@ class ResampledEncoder(SpeakerEncoder):
         self.encoder, self.sample_rate = encoder, sample_rate
         self.name, self.is_weak, self.takes_lengths = encoder.name, encoder.is_weak, encoder.takes_lengths
 
-    def encode(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
+    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Resample, and run the encoder."""
         to_rate = self.encoder.sample_rate
         lengths = (lengths * to_rate + self.sample_rate - 1) // self.sample_rate
-        embeddings: Tensor = self.encoder(resample(waveforms, self.sample_rate, to_rate), lengths)
-        return embeddings
+        return self.encoder(resample(waveforms, self.sample_rate, to_rate), lengths)
 
 
-def as_embeddings(output: Any, rows: int) -> Tensor:
-    """Return embeddings ``(B, D)`` from whatever an encoder returned."""
-    if hasattr(output, "embeddings"):
-        output = output.embeddings
-    elif isinstance(output, Mapping) and "embeddings" in output:
-        output = output["embeddings"]
-    elif isinstance(output, (tuple, list)) and len(output):
-        output = output[0]
-    if isinstance(output, np.ndarray):
-        output = torch.from_numpy(output)
-    if not isinstance(output, Tensor) or not output.is_floating_point():
-        got = f"{output.dtype}" if isinstance(output, Tensor) else type(output).__name__
-        raise AudioError(f"Expected the encoder to return floating embeddings of shape (B, D), but got {got}.")
-    embeddings = output.squeeze(1) if output.dim() == 3 and output.shape[1] == 1 else output
-    if embeddings.dim() == 1 and rows == 1:
-        embeddings = embeddings[None]
-    if embeddings.dim() != 2 or len(embeddings) != rows:
+class CallableEncoder(SpeakerEncoder):
+    """Any callable from waveforms ``(B, T)`` to embeddings: a module, a bound method, a function."""
+
+    def __init__(self, function: Callable[..., Any], sample_rate: int) -> None:
+        super().__init__()
+        self.sample_rate, self.function = sample_rate, function
+        owner = getattr(function, "__self__", None)
+        self.owner = owner if isinstance(owner, nn.Module) else None  # whose weights a bound method uses
+        self.takes_lengths = False
+        with suppress(TypeError, ValueError):  # builtins have no signature
+            call = function.forward if isinstance(function, nn.Module) else function
+            self.takes_lengths = "lengths" in inspect.signature(call).parameters
+
+    def forward(self, waveforms: Any, lengths: Tensor | None = None) -> Tensor:
+        """Embed waveforms; input of any other form is left to the callable."""
+        is_audio = isinstance(waveforms, Tensor) and waveforms.is_floating_point() and waveforms.dim() >= 2
+        if is_audio and (waveforms.dim() == 2 or waveforms.shape[1:-1] == (1,)):
+            return super().forward(waveforms, lengths)
+        return as_embeddings(self.function(waveforms), len(waveforms))
+
+    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
+        """Call it, with ``lengths`` if it has this argument."""
+        return self.function(waveforms, lengths=lengths) if self.takes_lengths else self.function(waveforms)
+
+
+class ResemblyzerEncoder(SpeakerEncoder):
+    """Resemblyzer's GE2E network: small and from 2019, so it misses much of what stronger encoders find."""
+
+    name, sample_rate, is_weak = "resemblyzer", SAMPLE_RATE, True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.network = load_resemblyzer().to(device)
+
+    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
+        """Embed the partial utterances, and average them."""
+        return self.network(waveforms, lengths)
+
+
+class SpeechBrainEncoder(SpeakerEncoder):
+    """``speechbrain.inference.EncoderClassifier``."""
+
+    def __init__(self, source: str, device: torch.device) -> None:
+        super().__init__()
+        self.name = f"speechbrain:{source}"
+        load = _import("speechbrain.inference.classifiers", "speechbrain").EncoderClassifier.from_hparams
+        # Without a place of its own some versions write into the working folder.
+        place = None if Path(source).is_dir() else Path(torch.hub.get_dir(), "speechbrain", source.replace("/", "--"))
+        self.model = _load(self.name, lambda: load(source=source, savedir=place, run_opts={"device": str(device)}))
+        stated = getattr(self.model.hparams, "sample_rate", None)
+        self.sample_rate = _state_rate(self.name, stated, self.model.audio_normalizer.sample_rate)
+
+    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
+        """Encode with lengths relative to the longest."""
+        self.model.device = self.device  # it moves its input there, and does not follow `to`
+        return self.model.encode_batch(waveforms, lengths / waveforms.shape[1])
+
+
+class TransformersEncoder(SpeakerEncoder):
+    """``transformers.AutoModelForAudioXVector`` with its feature extractor."""
+
+    def __init__(self, source: str, device: torch.device) -> None:
+        super().__init__()
+        self.name = f"transformers:{source}"
+        library = _import("transformers", "transformers")
+        self.extractor = _load(self.name, lambda: library.AutoFeatureExtractor.from_pretrained(source))
+        self.model = _load(self.name, lambda: library.AutoModelForAudioXVector.from_pretrained(source)).to(device)
+        self.sample_rate = int(self.extractor.sampling_rate)
+
+    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
+        """Normalise as the feature extractor does, and encode with an attention mask."""
+        if self.extractor.model_input_names[0] != "input_values":
+            rows = [row[:length].detach().cpu().numpy() for row, length in zip(waveforms, lengths, strict=True)]
+            features = self.extractor(rows, sampling_rate=self.sample_rate, padding=True, return_tensors="pt")
+            return self.model(**features.to(waveforms.device))
+        # The extractor of waveforms works in NumPy, where no gradient passes; this is the same in torch.
+        is_speech = mask_speech(waveforms, lengths)
+        if self.extractor.do_normalize:
+            mean = waveforms.sum(1, keepdim=True) / lengths[:, None]
+            centred = (waveforms - mean) * is_speech
+            waveforms = centred / (centred.square().sum(1, keepdim=True) / lengths[:, None] + 1e-7).sqrt()
+        return self.model(waveforms, attention_mask=None if bool(is_speech.all()) else is_speech.long())
+
+
+class PyannoteEncoder(SpeakerEncoder):
+    """``pyannote.audio.pipelines.speaker_verification.PretrainedSpeakerEmbedding``."""
+
+    def __init__(self, source: str, device: torch.device) -> None:
+        super().__init__()
+        self.name = f"pyannote:{source}"
+        library = _import("pyannote.audio.pipelines.speaker_verification", "pyannote.audio")
+        self.pipeline = _load(self.name, lambda: library.PretrainedSpeakerEmbedding(source, device=device))
+        network = getattr(self.pipeline, "model_", None)
+        self.model = network if isinstance(network, nn.Module) else None  # for its weights
+        self.sample_rate = int(self.pipeline.sample_rate)
+
+    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
+        """Encode with a mask of samples, which it does without gradients."""
+        self.pipeline.device = self.device  # it moves its input there, and does not follow `to`
+        mask = mask_speech(waveforms, lengths)
+        return self.pipeline(waveforms[:, None].detach(), masks=None if bool(mask.all()) else mask.float())
+
+
+class NeMoEncoder(SpeakerEncoder):
+    """``nemo.collections.asr.models.EncDecSpeakerLabelModel``."""
+
+    def __init__(self, source: str, device: torch.device) -> None:
+        super().__init__()
+        self.name = f"nemo:{source}"
+        library = _import("nemo.collections.asr.models", "nemo_toolkit[asr]").EncDecSpeakerLabelModel
+        load = library.restore_from if source.endswith(".nemo") else library.from_pretrained
+        self.model = _load(self.name, lambda: load(source, map_location=device)).to(device)
+        self.sample_rate = int(self.model.cfg.preprocessor.sample_rate)
+
+    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
+        """Take the second output; the first are logits of training speakers."""
+        return self.model(input_signal=waveforms, input_signal_length=lengths)[1]
+
+
+class TorchScriptEncoder(SpeakerEncoder):
+    """A TorchScript file whose ``forward`` takes waveforms, and integer ``lengths`` if it has this argument."""
+
+    def __init__(self, path: str, device: torch.device, sample_rate: int | None) -> None:
+        super().__init__()
+        self.name, self.file = Path(path).name, path
+        self.model = _load(self.name, lambda: torch.jit.load(path, map_location=device))
+        self.sample_rate = _state_rate(self.name, sample_rate, getattr(self.model, "sample_rate", None))
+        self.takes_lengths = "lengths" in [argument.name for argument in self.model.forward.schema.arguments]
+
+    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
+        """Run it."""
+        return self.model(waveforms, lengths) if self.takes_lengths else self.model(waveforms)
+
+
+class ONNXEncoder(SpeakerEncoder):
+    """An ONNX file that takes waveforms ``(B, T)`` or ``(B, 1, T)``, and lengths as a second, one-dimensional input.
+
+    Lengths of an integer type are samples, those of a floating type are relative to the longest row.
+    """
+
+    def __init__(self, path: str, device: torch.device, sample_rate: int | None) -> None:
+        super().__init__()
+        self.name, self.file = Path(path).name, path
+        library = _import("onnxruntime", "onnxruntime")
+        providers = ["CUDAExecutionProvider"] * (device.type == "cuda") + ["CPUExecutionProvider"]
+        self.session = _load(self.name, lambda: library.InferenceSession(path, providers=providers))
+        metadata = self.session.get_modelmeta().custom_metadata_map
+        self.sample_rate = _state_rate(self.name, sample_rate, metadata.get("sample_rate"))
+        self.inputs = self.session.get_inputs()
+        self.takes_lengths = len(self.inputs) > 1
+
+    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
+        """Run it in NumPy, row by row if it was exported for one row."""
+        first = self.inputs[0]
+        waveforms = waveforms.detach() if len(first.shape) == 2 else waveforms.detach()[:, None]
+        feed = {first.name: waveforms.cpu().numpy()}
+        if self.takes_lengths:
+            kind = self.inputs[1].type
+            values = (lengths / waveforms.shape[-1]).float() if "float" in kind else lengths
+            feed[self.inputs[1].name] = (values.int() if "int32" in kind else values).cpu().numpy()
+        batches = [{name: array[row : row + 1] for name, array in feed.items()} for row in range(len(waveforms))]
+        outputs = [self.session.run(None, batch)[0] for batch in (batches if first.shape[0] == 1 else [feed])]
+        return torch.from_numpy(np.concatenate(outputs))
+
+
+_LIBRARIES: dict[str, Callable[[str, torch.device], SpeakerEncoder]] = {
+    "speechbrain": SpeechBrainEncoder,
+    "transformers": TransformersEncoder,
+    "pyannote": PyannoteEncoder,
+    "nemo": NeMoEncoder,
+}
+_FILES: dict[str, Callable[[str, torch.device, int | None], SpeakerEncoder]] = {
+    ".onnx": ONNXEncoder,
+    **dict.fromkeys((".pt", ".pth", ".ts", ".jit", ".torchscript"), TorchScriptEncoder),
+}
+
+
+def _load_by_name(name: str, device: torch.device, sample_rate: int | None) -> SpeakerEncoder:
+    """Load the encoder that a name or path means."""
+    kind, _, source = name.partition(":")
+    suffix = Path(name).suffix.lower()
+    if name == "resemblyzer":
+        return ResemblyzerEncoder(device)
+    if name == "f0":
+        return PitchEncoder()
+    if kind in _LIBRARIES and source:
+        return _LIBRARIES[kind](source, device)
+    if suffix in _FILES:
+        if not Path(name).is_file():
+            raise AudioError(f"Expected `encoder` to be a file, but there is none at {printable(name)}.")
+        return _FILES[suffix](name, device, sample_rate)
+    known = ["resemblyzer", "f0", *(f"{kind}:<model>" for kind in _LIBRARIES), *(f"<file>{each}" for each in _FILES)]
+    raise AudioError(f"Expected `encoder` to be one of {', '.join(known)}, but got {printable(name)!r}.")
+
+
+def _import(module: str, package: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise AudioError(f"Expected {package} to be installed: `pip install {package}` ({error}).") from error
+    except Exception as error:  # torchaudio raises OSError where it was built for another torch
         raise AudioError(
-            f"Expected the encoder to return embeddings of shape ({rows}, D), one row per waveform, but got "
-            f"{tuple(output.shape)}."
-        )
-    return embeddings.float() if embeddings.dtype in (torch.float16, torch.bfloat16) else embeddings
+            f"Expected {package} and what it imports to fit torch {torch.__version__}, but the import failed: {error}."
+        ) from error
 
 
-def _passes_gradients(waveforms: Tensor, embeddings: Tensor) -> bool:
+def _load(name: str, load: Callable[[], Any]) -> Any:
+    """Load a model from its hub, and say what failed in one message."""
     try:
-        (slope,) = torch.autograd.grad(embeddings.sum(), waveforms)
-    except RuntimeError:  # there is no graph, or it is broken
-        return False
-    return bool(slope.isfinite().all() and slope.any())
+        return load()
+    except Exception as error:  # every library and hub has exceptions of its own
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise AudioError(
+            f"Encoder '{name}' could not be loaded: {reason} Hubs need a network at the first use, some a login; "
+            "without one give the folder of a downloaded model, or use 'resemblyzer'."
+        ) from error
 
 
-def has_argument(function: Callable[..., Any], name: str) -> bool:
-    """Return whether a callable has an argument of this name."""
-    try:
-        return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # builtins
-        return False
+def _state_rate(title: str, *stated: Any) -> int:
+    """Return the first sample rate that is stated."""
+    for rate in stated:
+        if rate is not None:
+            return int(rate)
+    raise AudioError(f"Expected `sample_rate`: {title} does not say how many samples per second it takes.")

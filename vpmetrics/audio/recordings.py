@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
@@ -86,13 +85,12 @@ def list_recordings(
         utt2spk = utt2spk or (beside if (beside := source.with_name("utt2spk")).is_file() else None)
     else:
         raise AudioError(f"Expected a folder, wav.scp, .csv or .tsv, but got {printable(source)}.")
-    doubled = [name for name, count in Counter(one.utterance for one in items).items() if count > 1]
+    doubled = [(name, same) for name, same in _group(items, str).items() if len(same) > 1]
     if doubled:
-        paths = [one.path for one in items if one.utterance == doubled[0]]
         raise AudioError(
-            f"Expected utterances of different names in {printable(source)}, but {printable(paths[0])} and "
-            f"{printable(paths[1])} are both {printable(doubled[0])!r} ({len(doubled)} names occur twice). Remove one "
-            "of each, or name them in a manifest (path,speaker,utterance)."
+            f"Expected utterances of different names in {printable(source)}, but {_describe_doubled(*doubled[0])} "
+            f"({len(doubled)} names occur twice). Remove one of each, or name them in a manifest "
+            "(path,speaker,utterance)."
         )
     items.sort()
     if utt2spk is not None:
@@ -154,19 +152,21 @@ def pair_recordings(
             "a manifest (path,speaker)."
         )
     pairs, notes = _match(left.items, right.items, strip_suffix)
-    for side, items, own in (("original", left.items, 0), ("protected", right.items, 1)):
-        paired = {pair[own].path for pair in pairs}
+    paired = {one.path for pair in pairs for one in pair}
+    for side, other, items, others in (
+        ("original", "protected", left.items, right.items),
+        ("protected", "original", right.items, left.items),
+    ):
         alone = [one for one in items if one.path not in paired]
-        if alone:
-            other = ("protected", "original")[own]
-            text = (
-                f"{len(alone)} of {len(items)} {side} recordings have no {other} one, first {printable(alone[0].path)}"
-            )
-            if not partial or not pairs:
-                least = f"; names on the other side are like {printable((left, right)[1 - own].items[0].utterance)!r}"
-                hint = "`partial=True` leaves them out." if pairs else "`strip_suffix` or a manifest can pair them."
-                raise AudioError(f"{text}{least if not pairs else ''}. {hint}")
-            notes.append(f"{text}; they are left out.")
+        if not alone:
+            continue
+        text = f"{len(alone)} of {len(items)} {side} recordings have no {other} one, first {printable(alone[0].path)}"
+        if not pairs:
+            text += f"; names on the other side are like {printable(others[0].utterance)!r}"
+            raise AudioError(f"{text}. `strip_suffix` or a manifest can pair them.")
+        if not partial:
+            raise AudioError(f"{text}. `partial=True` leaves them out.")
+        notes.append(f"{text}; they are left out.")
     protected_items = tuple(
         Recording(one.utterance, two.path, one.speaker, two.session or one.session, two.group or one.group)
         for one, two in pairs
@@ -180,36 +180,38 @@ def _match(
     """Pair by the way that pairs most: by path or file name, with or without a suffix."""
     best: list[tuple[Recording, Recording]] = []
     note, problem = "", ""
-    for way, key in (("relative path", lambda name: name), ("file name", lambda name: PurePosixPath(name).name)):
-        by_key: dict[str, list[Recording]] = defaultdict(list)
-        for one in original:
-            by_key[key(one.utterance)].append(one)
-        found = _common_suffix(by_key, [key(one.utterance) for one in protected])
-        for suffix in [strip_suffix] if strip_suffix is not None else dict.fromkeys(("", found)):
-            matched: dict[str, list[Recording]] = defaultdict(list)
-            for two in protected:
-                name = key(two.utterance)
-                matched[name[: len(name) - len(suffix)] if name.endswith(suffix) else name].append(two)
-            shared = [name for name in by_key if name in matched]
-            doubled = next((name for name in shared if len(by_key[name]) > 1 or len(matched[name]) > 1), None)
+    for way, key in (("relative path", str), ("file name", lambda name: PurePosixPath(name).name)):
+        originals = _group(original, key)
+        found = _common_suffix(originals, [key(two.utterance) for two in protected])
+        for suffix in dict.fromkeys(("", found) if strip_suffix is None else (strip_suffix,)):
+            matched = _group(protected, key, suffix)
+            shared = {name: (originals[name], matched[name]) for name in originals if name in matched}
+            doubled = next(((name, side) for name, sides in shared.items() for side in sides if len(side) > 1), None)
             if doubled is not None:
-                same = by_key[doubled] if len(by_key[doubled]) > 1 else matched[doubled]
-                first, second = (printable(one.path) for one in same[:2])
-                problem = problem or f"{first} and {second} are both {printable(doubled)!r}"
+                problem = problem or _describe_doubled(*doubled)
             elif len(shared) > len(best):
-                best = [(by_key[name][0], matched[name][0]) for name in shared]
+                best = [(one, two) for (one,), (two,) in shared.values()]
                 beyond = f" and {suffix!r}" if suffix else ""
-                one, two = best[0]
-                note = (
-                    f"Pairs are recordings of the same {way}{beyond}: {printable(one.utterance)!r} and "
-                    f"{printable(two.utterance)!r} ({len(best)} pairs)."
-                )
+                one, two = (repr(printable(recording.utterance)) for recording in best[0])
+                note = f"Pairs are recordings of the same {way}{beyond}: {one} and {two} ({len(best)} pairs)."
     if not best and problem:
         raise AudioError(
             f"Expected one original and one protected recording of each file name, but {problem}. Keep the same "
             "folders on both sides, or name utterances in a manifest (path,speaker,utterance)."
         )
     return best, [note] if best else []
+
+
+def _describe_doubled(name: str, recordings: Sequence[Recording]) -> str:
+    first, second = (printable(one.path) for one in recordings[:2])
+    return f"{first} and {second} are both {printable(name)!r}"
+
+
+def _group(items: Sequence[Recording], key: Callable[[str], str], suffix: str = "") -> dict[str, list[Recording]]:
+    groups: dict[str, list[Recording]] = defaultdict(list)
+    for one in items:
+        groups[key(one.utterance).removesuffix(suffix)].append(one)
+    return groups
 
 
 def _common_suffix(originals: Iterable[str], protected: Sequence[str]) -> str:
@@ -225,13 +227,12 @@ def _common_suffix(originals: Iterable[str], protected: Sequence[str]) -> str:
 
 
 def _list_folder(folder: Path) -> list[Recording]:
-    items = []
-    for place, _, files in os.walk(folder):
-        for name in files:
-            # A leading dot: macOS leaves such twins of every file on other file systems.
-            if not name.startswith(".") and name.lower().endswith(SUFFIXES):
-                path = Path(place, name)
-                items.append(Recording(_normalise(path.relative_to(folder).with_suffix("").as_posix()), path))
+    items = [
+        Recording(_normalise(path.relative_to(folder).with_suffix("").as_posix()), path)
+        for path in folder.rglob("*")
+        # A leading dot: macOS leaves such twins of every file on other file systems.
+        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    ]
     if not items:
         raise AudioError(f"Expected recordings ({', '.join(SUFFIXES)}) in {printable(folder)}, but there are none.")
     return items
@@ -289,12 +290,11 @@ def _read_manifest(path: Path) -> list[Recording]:
 
 
 def _speakers_by_file(path: Path) -> Callable[[str], str | None]:
-    speakers: dict[str, str] = {}
-    for number, line in enumerate(_read_lines(path), start=1):
-        words = line.split()
+    lines = [line.split() for line in _read_lines(path)]
+    for number, words in enumerate(lines, start=1):
         if len(words) not in (0, 2):
             raise AudioError(f"{printable(path)}:{number}: expected `utterance speaker`, but got {len(words)} words.")
-        speakers.update([(words[0], words[1])] if words else [])
+    speakers = dict(filter(None, lines))
     return lambda utterance: speakers.get(utterance) or speakers.get(PurePosixPath(utterance).name)
 
 

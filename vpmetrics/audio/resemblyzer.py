@@ -46,7 +46,7 @@ class Resemblyzer(nn.Module):
         self.register_buffer("window", torch.hann_window(_FRAME), persistent=False)
 
     def train(self, mode: bool = True) -> Resemblyzer:
-        """Set the mode, but for the LSTM: cuDNN passes gradients in training mode only, and there is no dropout."""
+        """Set the mode, except of the LSTM: cuDNN passes gradients in training mode only; there is no dropout."""
         super().train(mode)
         self.lstm.train()
         return self
@@ -61,14 +61,8 @@ class Resemblyzer(nn.Module):
         missing = _HOP * (int(first.max()) + _PARTIAL) - waveforms.shape[1]
         spectrogram = self.mel_spectrogram(pad(waveforms, (0, max(0, missing))))
         frames = first[:, None] + torch.arange(_PARTIAL, device=waveforms.device)
-        embeddings = torch.cat(
-            [
-                self.embed_partials(spectrogram[some_rows[:, None], some_frames])
-                for some_rows, some_frames in zip(
-                    rows.split(_PARTIALS_AT_ONCE), frames.split(_PARTIALS_AT_ONCE), strict=True
-                )
-            ]
-        )
+        parts = zip(rows.split(_PARTIALS_AT_ONCE), frames.split(_PARTIALS_AT_ONCE), strict=True)
+        embeddings = torch.cat([self.embed_partials(spectrogram[row[:, None], frame]) for row, frame in parts])
         # The sum has the direction of the mean.
         total = embeddings.new_zeros(len(waveforms), embeddings.shape[1]).index_add(0, rows, embeddings)
         return normalize(total)

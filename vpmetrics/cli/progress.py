@@ -35,25 +35,17 @@ def show_progress(text: str, total: float | None = None) -> Iterator[Advance]:
         total: How much there is to do, if known. The function yielded takes how much of it is done.
     """
     console, text = Console(stderr=True), shorten(printable(text))
-    if not console.is_terminal:
-        yield _print_lines(text, total)
-        return
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(escape(text), total=total)
-        yield lambda done: bar.update(task, completed=done)
+        last = time.monotonic()
 
+        def advance(done: float) -> None:
+            nonlocal last
+            bar.update(task, completed=done)
+            if not console.is_terminal and time.monotonic() - last > _SECONDS_BETWEEN_LINES:
+                last, state = time.monotonic(), bar.tasks[0]
+                left = f", {state.time_remaining:.0f} s left" if state.time_remaining else ""
+                print(f"{text}: {state.percentage:.0f}%{left}", file=sys.stderr, flush=True)
 
-def _print_lines(text: str, total: float | None) -> Advance:
-    began = last = time.monotonic()
-
-    def advance(done: float) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last < _SECONDS_BETWEEN_LINES:
-            return
-        last, share = now, done / total if total else 0.0
-        left = f": {share:.0%}, {(now - began) * (1 / share - 1):.0f} s left" if share else f": {now - began:.0f} s"
-        print(text + left, file=sys.stderr, flush=True)
-
-    return advance
+        yield advance

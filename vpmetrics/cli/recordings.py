@@ -9,7 +9,7 @@ import tempfile
 import wave
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +57,11 @@ def audio_errors() -> Iterator[None]:
 @contextmanager
 def cache_folder(options: Namespace) -> Iterator[Path]:
     """Return where embeddings are kept: beside the report, or for this run only."""
-    with ExitStack() as stack:
-        if options.out is None:
-            yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vpmetrics-")))
-        else:
-            yield options.out.with_name(f"{options.out.name}-embeddings")
+    if options.out is not None:
+        yield options.out.with_name(f"{options.out.name}-embeddings")
+        return
+    with tempfile.TemporaryDirectory(prefix="vpmetrics-") as folder:
+        yield Path(folder)
 
 
 def encoders_of(options: Namespace) -> list[str]:
@@ -106,12 +106,10 @@ def embed_sides(
     notes = [*embedded.assumptions, *embedded.skipped]
     if network.is_weak:
         notes.append(f"{network.name} is a weak encoder: others, by --encoder, may tell speakers better")
-    rows = len(embedded.original)
-    speakers, speaker_names = _number(embedded.speakers, rows)
-    sessions, _ = _number(embedded.sessions, rows)
-    groups, group_names = _number(embedded.groups, rows)
-    if speakers is None:
+    if embedded.speakers is None:
         raise InputError("expected the speaker of every recording, but some are unknown", original)
+    columns = [_number(labels) for labels in (embedded.speakers, embedded.sessions, embedded.groups)]
+    (speakers, speaker_names), (sessions, _), (groups, group_names) = columns
     found = Embeddings(
         embedded.original,
         embedded.protected,
@@ -127,8 +125,8 @@ def embed_sides(
     return found, [(original_of[row.path], row.path) for row in embedded.rows]
 
 
-def _number(labels: Sequence[str] | None, rows: int) -> tuple[Tensor | None, Any]:
-    return (None, ()) if labels is None else Column(np.array(labels), None, "recordings").number_labels(rows)
+def _number(labels: Sequence[str] | None) -> tuple[Any, tuple[str, ...]]:
+    return (None, ()) if labels is None else Column(np.array(labels), None, "recordings").number_labels(len(labels))
 
 
 def pick_samples(system: EvaluatedSystem, embeddings: Embeddings, files: Sequence[tuple[Path, Path]]) -> list[Sample]:
