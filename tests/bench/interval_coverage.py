@@ -1,9 +1,9 @@
-"""How often intervals hold the truth: voices to draw, what is true of a large population, and ways to an interval."""
+"""How often intervals cover the true value: simulated speakers, the true values of a large population, and methods."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,221 +13,208 @@ from torch.nn.functional import normalize
 import vpmetrics as vp
 from vpmetrics import functional as F
 
-MEASURES = ("d_ece", "d_ece_reversed", "eer", "raw_eer", "min_cllr", "cllr", "linkability")
 DIMENSIONS = 16
-_NOTHING = 1e-4  # of what is all but 0, as D_ECE of the negated scores, most sets say that it is 0
+ATTACK_KEYS = ("disclosure", "op_d_ece_strongest", "op_eer_strongest")
+_TOLERANCE = 1e-4  # D_ECE of negated scores is nearly 0 in the population and exactly 0 in most sets
 Trials = tuple[Tensor, Tensor, tuple[Tensor, Tensor]]
-Ends = dict[str, tuple[float, float]]
+Intervals = dict[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Population:
-    """Voices N(0, spread), utterances N(voice, 1): how alike a speaker's utterances are, and how they come."""
+class TrialPopulation:
+    """Speakers N(0, spread) with utterances N(speaker, 1), compared by cosine."""
 
     spread: float
     utterances: int = 10
-    uneven: bool = False  # a third to twice as many utterances
-    sessions: float = 0.0  # how far the two halves of a speaker's utterances lie apart
+    uneven: bool = False  # a third to twice as many utterances per speaker
+    sessions: float = 0.0  # distance between the two halves of a speaker's utterances
 
-    def draw(self, speakers: int, draw: torch.Generator) -> Trials:
-        """Every pair of utterances of so many speakers."""
-        counts = torch.full((speakers,), self.utterances)
-        if self.uneven:
-            counts = torch.randint(self.utterances // 3, 2 * self.utterances, (speakers,), generator=draw)
-        names = torch.arange(speakers).repeat_interleave(counts)
-        session = 2 * names + torch.arange(len(names)) % 2
-        voices, shifts = (torch.randn(size, DIMENSIONS, generator=draw) for size in (speakers, 2 * speakers))
-        rows = self.spread * voices[names] + self.sessions * shifts[session]
-        rows = normalize(rows + torch.randn(len(names), DIMENSIONS, generator=draw)).double()
-        one, other = torch.triu_indices(len(names), len(names), 1)
-        # As log-likelihood ratios cosines are far too weak, and four times as strong of the right size.
-        return 4 * (rows @ rows.T)[one, other], names[one] == names[other], (names[one], names[other])
+    def draw(self, speakers: int, generator: torch.Generator) -> Trials:
+        """Every pair of utterances of one set of speakers."""
+        labels = _draw_labels(speakers, self.utterances, self.uneven, generator)
+        session = 2 * labels + torch.arange(len(labels)) % 2
+        centres, shifts = (torch.randn(size, DIMENSIONS, generator=generator) for size in (speakers, 2 * speakers))
+        rows = self.spread * centres[labels] + self.sessions * shifts[session]
+        rows = normalize(rows + torch.randn(len(labels), DIMENSIONS, generator=generator)).double()
+        first, second = torch.triu_indices(len(labels), len(labels), 1)
+        # Cosines are far too weak as log-likelihood ratios; four times the cosine has the right size.
+        return 4 * (rows @ rows.T)[first, second], labels[first] == labels[second], (labels[first], labels[second])
 
-    def truth(self, sets: int = 30, speakers: int = 300) -> dict[str, float]:
-        """What each measure is for very many speakers."""
-        draw, total = torch.Generator().manual_seed(99), dict.fromkeys(MEASURES, 0.0)
-        for _ in range(sets):
-            preds, target, _ = self.draw(speakers, draw)
-            for key, value in values(preds, target).items():
-                total[key] += float(value) / sets
-        return total
+    def true_values(self, sets: int = 30, speakers: int = 300) -> dict[str, float]:
+        """The mean over a few large sets."""
+        generator = torch.Generator().manual_seed(99)
+        return _mean(score_values(*self.draw(speakers, generator)[:2]) for _ in range(sets))
 
 
-def values(preds: Tensor, target: Tensor) -> dict[str, Tensor]:
-    """Every measure of some trials."""
+def _draw_labels(speakers: int, utterances: int, uneven: bool, generator: torch.Generator) -> Tensor:
+    counts = torch.full((speakers,), utterances)
+    if uneven:
+        counts = torch.randint(utterances // 3, 2 * utterances, (speakers,), generator=generator)
+    return torch.arange(speakers).repeat_interleave(counts)
+
+
+def _mean(dictionaries: Iterable[dict[str, Any]]) -> dict[str, float]:
+    rows = list(dictionaries)
+    return {key: sum(float(row[key]) for row in rows) / len(rows) for key in rows[0]}
+
+
+def score_values(preds: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Every measure of one set of trials."""
     zebra = F.zebra_disclosure(preds, target)
-    return {
-        "d_ece": zebra["d_ece"],
-        "d_ece_reversed": zebra["d_ece_reversed"],
-        "eer": F.equal_error_rate(preds, target),
-        "raw_eer": F.raw_equal_error_rate(preds, target),
-        "min_cllr": F.min_cllr(preds, target),
-        "cllr": F.cllr(preds, target),
-        "linkability": F.linkability(preds, target),
+    names = ("equal_error_rate", "raw_equal_error_rate", "min_cllr", "cllr", "linkability")
+    eer, raw_eer, *others = (getattr(F, name)(preds, target) for name in names)
+    return {key: zebra[key] for key in ("d_ece", "d_ece_reversed")} | {
+        "eer": eer,
+        "raw_eer": raw_eer,
+        **dict(zip(names[2:], others, strict=True)),
     }
 
 
-def by_leaving_out(preds: Tensor, target: Tensor, speakers: tuple[Tensor, Tensor]) -> Ends:
-    """The intervals of the metrics of scores."""
-    found: Ends = {}
-    for metric in (vp.ZebraDisclosure, vp.EqualErrorRate, vp.MinCllr, vp.Cllr, vp.Linkability):
-        value = metric(intervals=0.95, validate_args=False)(preds, target, speakers)
-        found |= {
-            key[:-4]: (float(low), float(value[f"{key[:-4]}_high"])) for key, low in value.items() if "_low" in key
-        }
-    return found
+def _pairs(values: dict[str, Any]) -> Intervals:
+    """The intervals among the values of a metric."""
+    keys = [key.removesuffix("_low") for key in values if key.endswith("_low")]
+    return {key: (float(values[f"{key}_low"]), float(values[f"{key}_high"])) for key in keys}
 
 
-def by_drawing(preds: Tensor, target: Tensor, speakers: tuple[Tensor, Tensor]) -> Ends:
-    """The intervals of speakers drawn anew."""
-    found = F.bootstrap(preds, target, speakers, replicates=200, validate_args=False)
-    return {key: (float(each.low), float(each.high)) for key, each in found.items()}
+def score_jackknife(preds: Tensor, target: Tensor, speakers: tuple[Tensor, Tensor]) -> Intervals:
+    """Intervals of the score metrics."""
+    metrics = (vp.ZebraDisclosure, vp.EqualErrorRate, vp.MinCllr, vp.Cllr, vp.Linkability)
+    values = [_pairs(metric(intervals=0.95, validate_args=False)(preds, target, speakers)) for metric in metrics]
+    return {key: interval for each in values for key, interval in each.items()}
 
 
-def as_if_independent(preds: Tensor, target: Tensor, _: tuple[Tensor, Tensor]) -> Ends:
-    """The intervals of trials drawn anew, as if each were of speakers of its own."""
-    alone = torch.arange(len(preds))
-    found = F.bootstrap(preds, target, (alone, alone), replicates=60, validate_args=False)
-    return {key: (float(each.low), float(each.high)) for key, each in found.items()}
+def score_bootstrap(preds: Tensor, target: Tensor, speakers: tuple[Tensor, Tensor], replicates: int = 200) -> Intervals:
+    """Intervals from speakers drawn with replacement."""
+    values = F.bootstrap(preds, target, speakers, replicates=replicates, validate_args=False)
+    return {key: (float(each.low), float(each.high)) for key, each in values.items()}
 
 
-WAYS: dict[str, Callable[..., Ends]] = {
-    "leaving out": by_leaving_out,
-    "drawing": by_drawing,
-    "independent": as_if_independent,
-}
+def score_independent(preds: Tensor, target: Tensor, _: tuple[Tensor, Tensor]) -> Intervals:
+    """Intervals from trials drawn with replacement, as if every trial had speakers of its own."""
+    return score_bootstrap(preds, target, (torch.arange(len(preds)),) * 2, replicates=60)
 
 
 @dataclass(frozen=True)
-class System:
-    """An anonymiser that keeps a share of every voice N(0, 1), under a voice of its own in each session."""
+class AnonymisedPopulation:
+    """An anonymiser that keeps a share of every speaker N(0, 1) and adds a pseudo-voice per session."""
 
     kept: float
     uneven: bool = False
     sessions: int = 1
 
-    def draw(self, speakers: int, draw: torch.Generator, utterances: int = 10) -> dict[str, Tensor]:
-        """Utterances of so many speakers, as ``update`` takes them."""
-        counts = torch.full((speakers,), utterances)
-        if self.uneven:
-            counts = torch.randint(utterances // 3, 2 * utterances, (speakers,), generator=draw)
-        names = torch.arange(speakers).repeat_interleave(counts)
-        session = torch.arange(len(names)) % self.sessions
-        voices, noise = (torch.randn(size, DIMENSIONS, generator=draw) for size in (speakers, 2 * len(names)))
-        keys = torch.randn(speakers * self.sessions, DIMENSIONS, generator=draw)[names * self.sessions + session]
-        original = voices[names] + noise[: len(names)]
-        given = {"original": original, "protected": self.kept * original + 0.5 * keys + 0.7 * noise[len(names) :]}
-        return {**given, "speakers": names} | ({"sessions": session} if self.sessions > 1 else {})
+    def draw(self, speakers: int, generator: torch.Generator, utterances: int = 10) -> dict[str, Tensor]:
+        """Arguments of ``update`` for one set of speakers."""
+        labels = _draw_labels(speakers, utterances, self.uneven, generator)
+        session = torch.arange(len(labels)) % self.sessions
+        centres, noise = (torch.randn(size, DIMENSIONS, generator=generator) for size in (speakers, 2 * len(labels)))
+        keys = torch.randn(speakers * self.sessions, DIMENSIONS, generator=generator)
+        pseudo_voices = keys[labels * self.sessions + session]
+        original = centres[labels] + noise[: len(labels)]
+        protected = self.kept * original + 0.5 * pseudo_voices + 0.7 * noise[len(labels) :]
+        rows = {"original": original, "protected": protected, "speakers": labels}
+        return rows | ({"sessions": session} if self.sessions > 1 else {})
 
     @property
-    def measures(self) -> tuple[str, ...]:
-        """What is told of it."""
-        return ("deid", "gvd", *(f"op_{key}" for key in _OF_OP), *(("across_d_ece",) if self.sessions > 1 else ()))
+    def keys(self) -> list[str]:
+        """The numbers that are computed without attacks."""
+        keys = ["deid", "gvd"] + [f"op_{key}" for key in ("d_ece", "eer", "min_cllr", "cllr", "linkability")]
+        return [*keys, "op_mean_d", "op_alid"] + (["across_d_ece"] if self.sessions > 1 else [])
 
-    def truth(self, speakers: int) -> dict[str, float]:
-        """What each measure is for very many speakers; of ranks and local bits, among so many of them."""
-        draw, sets, of_ranks = torch.Generator().manual_seed(99), 30, ("op_mean_d", "op_alid")
-        found = [told(self.draw(300, draw), [key for key in self.measures if key not in of_ranks]) for _ in range(sets)]
-        total = {key: sum(float(each[key]) for each in found) / sets for key in found[0]}
+    def true_values(self, speakers: int) -> dict[str, float]:
+        """The mean over a few large sets; ranks and local information are those among this number of speakers."""
+        generator = torch.Generator().manual_seed(99)
+        keys = [key for key in self.keys if key not in ("op_mean_d", "op_alid")]
+        values = _mean(suite_values(self.draw(300, generator), keys) for _ in range(30))
         histogram, bits = torch.zeros(speakers), []
         for _ in range(300):
-            rows = self.draw(speakers, draw)
-            known = F.identify(rows["protected"], rows["speakers"], rows["original"])
-            histogram, bits = histogram + known.histogram, [*bits, known.bits]
-        return total | {
-            "op_mean_d": float(F.rank_disclosure(histogram)["mean_d"]),
-            "op_alid": float(torch.cat(bits).mean()),
-        }
+            rows = self.draw(speakers, generator)
+            identified = F.identify(rows["protected"], rows["speakers"], rows["original"])
+            histogram, bits = histogram + identified.histogram, [*bits, identified.bits]
+        mean_d = float(F.rank_disclosure(histogram)["mean_d"])
+        return values | {"op_mean_d": mean_d, "op_alid": float(torch.cat(bits).mean())}
 
 
-_OF_OP = ("d_ece", "eer", "min_cllr", "cllr", "linkability", "mean_d", "alid")
-
-
-def told(rows: dict[str, Tensor], measures: Sequence[str], **settings: Any) -> dict[str, Tensor]:
-    """What the suite tells of a set, without attackers."""
-    suite = vp.VoicePrivacy(metrics=list(measures), attacks=None, validate_args=False, **settings)
+def suite_values(rows: dict[str, Tensor], keys: Sequence[str], attacks: Any = None, **settings: Any) -> dict[str, Any]:
+    """What the suite computes of one set."""
+    suite = vp.VoicePrivacy(metrics=list(keys), attacks=attacks, validate_args=False, **settings)
     suite.update(**rows)
     return suite.compute()
 
 
-def of_suite(rows: dict[str, Tensor], measures: Sequence[str]) -> Ends:
-    """The intervals of the suite."""
-    value = told(rows, measures, intervals=0.95)
-    return {key: (float(value[f"{key}_low"]), float(value[f"{key}_high"])) for key in measures}
+def suite_jackknife(rows: dict[str, Tensor], keys: Sequence[str]) -> Intervals:
+    """Intervals of the suite."""
+    return _pairs(suite_values(rows, keys, intervals=0.95))
 
 
-def of_drawing(rows: dict[str, Tensor], measures: Sequence[str]) -> Ends:
-    """The intervals of speakers drawn anew."""
+def suite_bootstrap(rows: dict[str, Tensor], keys: Sequence[str]) -> Intervals:
+    """Intervals from speakers drawn with replacement."""
     sides = {key: rows[key] for key in ("original", "protected", "speakers")}
-    found = F.bootstrap_embeddings(
-        **sides, measures=[key for key in measures if key[:6] != "across"], replicates=200, validate_args=False
-    )
-    return {key: (float(each.low), float(each.high)) for key, each in found.items()}
+    measures = [key for key in keys if not key.startswith("across")]
+    values = F.bootstrap_embeddings(**sides, measures=measures, replicates=200, validate_args=False)
+    return {key: (float(each.low), float(each.high)) for key, each in values.items()}
 
 
-WAYS_OF_EMBEDDINGS: dict[str, Callable[..., Ends]] = {"suite": of_suite, "drawing": of_drawing}
-
-
+@dataclass
 class Coverage:
-    """How often intervals held the truth, by way and key."""
+    """How often intervals covered the true value, by method and key."""
 
-    def __init__(self, truth: dict[str, float]) -> None:
-        self.truth, self.held = truth, {}
+    true_values: dict[str, float]
+    covered: dict[tuple[str, str], list[bool]] = field(default_factory=dict)
 
-    def add(self, way: str, ends: Ends) -> None:
-        """The intervals of one set."""
-        for key in self.truth.keys() & ends.keys():
-            low, high = ends[key]
-            self.held.setdefault((way, key), []).append(low - _NOTHING <= self.truth[key] <= high + _NOTHING)
+    def add(self, method: str, intervals: Intervals) -> None:
+        """Count the intervals of one set."""
+        for key in self.true_values.keys() & intervals.keys():
+            low, high = intervals[key]
+            is_covered = low - _TOLERANCE <= self.true_values[key] <= high + _TOLERANCE
+            self.covered.setdefault((method, key), []).append(is_covered)
 
-    def share(self, way: str, key: str) -> float:
+    def share(self, method: str, key: str) -> float:
         """How often; NaN where there was no interval."""
-        held = self.held.get((way, key), [])
-        return sum(held) / len(held) if held else float("nan")
+        covered = self.covered.get((method, key), [])
+        return sum(covered) / len(covered) if covered else float("nan")
 
-    def table(self, ways: Sequence[str]) -> str:
-        """A row for each key."""
-        rows = [f"{'':16}{'truth':>9}" + "".join(f"{way:>14}" for way in ways)]
-        for key, truth in self.truth.items():
-            rows.append(f"{key:16}{truth:9.4f}" + "".join(f"{self.share(way, key):14.3f}" for way in ways))
+    def table(self) -> str:
+        """A row for each key, a column for each method."""
+        methods = list(dict.fromkeys(method for method, _ in self.covered))
+        rows = [f"{'':20}{'true value':>10}" + "".join(f"{method:>17}" for method in methods)]
+        for key, value in self.true_values.items():
+            rows.append(f"{key:20}{value:10.4f}" + "".join(f"{self.share(method, key):17.3f}" for method in methods))
         return "\n".join(rows)
 
 
-def cover_trials(
-    population: Population, speakers: int, sets: int, ways: Sequence[str], truth: dict[str, float] | None = None
+def cover_scores(
+    population: TrialPopulation, speakers: int, sets: int, methods: Sequence[Callable[..., Intervals]]
 ) -> Coverage:
-    """Intervals of trials, of many sets."""
-    draw, found = torch.Generator().manual_seed(7 + speakers), Coverage(truth or population.truth())
+    """Coverage of the score metrics."""
+    generator, coverage = torch.Generator().manual_seed(7 + speakers), Coverage(population.true_values())
     for _ in range(sets):
-        trials = population.draw(speakers, draw)
-        for way in ways:
-            found.add(way, WAYS[way](*trials))
-    return found
+        trials = population.draw(speakers, generator)
+        for method in methods:
+            coverage.add(method.__name__, method(*trials))
+    return coverage
 
 
-def cover_embeddings(system: System, speakers: int, sets: int, ways: Sequence[str]) -> Coverage:
-    """Intervals of embeddings, of many sets."""
-    draw, found = torch.Generator().manual_seed(7 + speakers), Coverage(system.truth(speakers))
+def cover_suite(
+    population: AnonymisedPopulation, speakers: int, sets: int, methods: Sequence[Callable[..., Intervals]]
+) -> Coverage:
+    """Coverage of the numbers of the suite that need no attack."""
+    generator, coverage = torch.Generator().manual_seed(7 + speakers), Coverage(population.true_values(speakers))
     for _ in range(sets):
-        rows = system.draw(speakers, draw)
-        for way in ways:
-            found.add(way, WAYS_OF_EMBEDDINGS[way](rows, system.measures))
-    return found
+        rows = population.draw(speakers, generator)
+        for method in methods:
+            coverage.add(method.__name__, method(rows, population.keys))
+    return coverage
 
 
-def cover_strongest(system: System, speakers: int, sets: int) -> Coverage:
-    """Intervals of the strongest attack, of many sets.
+def cover_attacks(population: AnonymisedPopulation, speakers: int, sets: int) -> Coverage:
+    """Coverage of the disclosure and the strongest attack.
 
-    An attacker learns from as many speakers as there are, so what is true is what one finds on average of as many.
+    An attack learns from the speakers of its set, so the true value is the mean over sets of this size.
     """
-    draw, keys = torch.Generator().manual_seed(7 + speakers), ("op_d_ece_strongest", "op_eer_strongest")
-    names = [f"{key}{end}" for key in keys for end in ("", "_low", "_high")]
-    values = []
-    for _ in range(sets):
-        suite = vp.VoicePrivacy(metrics=list(keys), intervals=0.95, validate_args=False)
-        suite.update(**system.draw(speakers, draw))
-        values.append({name: float(value) for name, value in suite.compute().items() if name in names})
-    found = Coverage({key: sum(value[key] for value in values) / sets for key in keys})
+    generator = torch.Generator().manual_seed(7 + speakers)
+    draws = (population.draw(speakers, generator) for _ in range(sets))
+    values = [suite_values(rows, ATTACK_KEYS, attacks="standard", intervals=0.95) for rows in draws]
+    coverage = Coverage(_mean({key: value[key] for key in ATTACK_KEYS} for value in values))
     for value in values:
-        found.add("suite", {key: (value[f"{key}_low"], value[f"{key}_high"]) for key in keys})
-    return found
+        coverage.add("suite_jackknife", _pairs(value))
+    return coverage
