@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import os
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from nbclient import NotebookClient
 
 import vpmetrics
+from vpmetrics.data import demo_voices
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -66,6 +68,15 @@ def test_readme_code_runs_in_order_and_prints_what_is_shown(tmp_path, monkeypatc
 
 def test_readme_is_short():
     assert len(text_of("README.md").split()) <= 1400
+
+
+def test_constants_in_the_readme_are_those_of_the_library():
+    text, project = text_of("README.md"), text_of("pyproject.toml")
+    assert f"{1 / (2 * math.log(2)):.2f} bit is\neverything" in text
+    assert f"embeddings of {len(demo_voices().speakers.unique())} synthetic voices" in text
+    for badge, floor in {"Python": r'requires-python = ">=([\d.]+)"', "PyTorch": r'"torch>=([\d.]+)"'}.items():
+        assert f"![{badge} {re.search(floor, project)[1]} or later]" in text
+    assert len(set(re.findall(r"torch==([\d.]+)", text + text_of(".github/CONTRIBUTING.md")))) == 1
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -187,6 +198,17 @@ def test_numbers_in_the_prose_of_a_notebook_are_those_it_shows(name):
     for number in re.findall(r"(?<![\d.])\d+\.\d+(?![\d.])", prose):
         digits = len(number.split(".")[1])
         assert any(f"{value:.{digits}f}" == number for value in values), number
+
+
+def test_benches_and_classes_named_in_notebooks_exist():
+    prose = "\n".join(
+        cell.source for name in NOTEBOOKS for cell in read_notebook(name).cells if "markdown" in cell.cell_type
+    )
+    benches = set(re.findall(r"test_bench_\w+\.py", prose))
+    assert len(benches) > 5
+    assert [name for name in benches if not (ROOT / "tests/bench" / name).exists()] == []
+    names = set(re.findall(r"`((?:[A-Z][a-z]+){2,})`", prose))
+    assert sorted(names - {name for _, name in OBJECTS} - FOREIGN_CLASSES) == []
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)

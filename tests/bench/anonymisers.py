@@ -214,23 +214,26 @@ def draw(results: dict[str, np.ndarray], path: Path) -> None:
     """What each attacker learns of each system: means over splits, of several settings the one that hides best."""
     from matplotlib.figure import Figure
 
+    from vpmetrics.plotting.axes import COLOURS
+
     figure = Figure(figsize=(9, 4.2), layout="constrained")
     axes = figure.subplots()
     attackers = {
-        "cosine": "compares cosines",
-        "in folds": "learns from other speakers measured",
-        "watched": "learns from eight draws of the speakers trained on",
+        "cosine": "compares by cosine",
+        "in folds": "is fitted on the other test speakers",
+        "watched": "is fitted on eight draws of the training speakers",
         "learnt": "trains a network on unlimited draws of these",
     }
     means = [values.mean(1)[values.mean(1)[:, COLUMNS.index("watched")].argmin()] for values in results.values()]
     for number, (column, label) in enumerate(attackers.items()):
         bits = [row[COLUMNS.index(column)] for row in means]
-        axes.barh(np.arange(len(bits)) + 0.2 * number - 0.3, bits, height=0.18, label=label)
+        places = np.arange(len(bits)) + 0.2 * number - 0.3
+        axes.barh(places, bits, height=0.18, label=label, color=COLOURS[number])
     axes.set_yticks(range(len(results)), list(results))
     axes.invert_yaxis()
-    axes.set(xlim=(0, 0.75), xlabel="D_ECE of OP, worse direction, on speakers never seen [bit]; 0.72 is everything")
+    axes.set(xlim=(0, 0.75), xlabel="two-sided D_ECE of OP on speakers not used in training, bit (at most 0.72)")
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(title="Attacker who", fontsize=8, loc="upper right")
+    axes.legend(title="The attacker", fontsize=8, loc="upper right")
     figure.savefig(path, dpi=150)
 
 
