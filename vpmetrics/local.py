@@ -19,33 +19,33 @@ from vpmetrics.functional.local import summarise_information
 
 
 class LocalInformationDisclosure(IntervalEmbeddingMetric):
-    r"""How many bits every single trial discloses, and what that comes to (arXiv 2607.06259, 2026).
+    r"""Compute the bits that every single trial discloses, and their summary (arXiv 2607.06259, 2026).
 
     .. math:: \mathrm{LID}_i = \log_2 \bigl(N\, \mathrm{softmax}(w z_i)_{t_i}\bigr)
 
     with :math:`z_i` the standardised scores of an input against N references and :math:`t_i` its true speaker.
 
-    ``update(original, protected, speakers, is_reference)`` takes embeddings ``(B, D)``, integers and booleans
-    ``(B,)``. With ``is_reference``, the utterances marked are the references and the others the inputs; without, every
-    utterance is an input and is left out of its own speaker's mean. ``compute()`` returns a dictionary: ``alid``, the
-    mean, in bits, 0 = nothing disclosed, :math:`\log_2 N` = everything, below 0 the scores mislead; ``pdr`` and
-    ``ndr``, the shares of trials that disclose and that do not; ``lid_pos`` and ``lid_neg``, the means of these two
-    sides, NaN for one without trials; ``lid_max``; ``link_rate``, the share of trials whose true speaker strictly
-    beats all others. NaN with one warning for fewer than two speakers with trials.
+    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
+    ``speakers (B,)``. With ``is_reference (B,)`` the utterances marked are the references and the others the inputs;
+    without, every utterance is an input and is left out of its own speaker's mean.
+
+    As output of ``compute`` the metric returns a dictionary: ``alid``, the mean in bits, 0 = nothing disclosed,
+    :math:`\log_2 N` = everything, negative where scores mislead; ``pdr`` and ``ndr``, the shares of trials that
+    disclose and that do not; ``lid_pos`` and ``lid_neg``, the means of these two sides, NaN for one without trials;
+    ``lid_max``; ``link_rate``, the share of trials whose true speaker strictly beats all others. NaN with one warning
+    for fewer than two speakers with trials.
 
     Args:
-        condition: ``"PP"``, protected references and inputs (an attacker who protects what they know in the same way);
-            ``"OP"``, original references and protected inputs; ``"OO"``, both original.
+        condition: ``"PP"``, protected references and inputs; ``"OP"``, original references and protected inputs;
+            ``"OO"``, both original.
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         slope: The slope ``w``, from :func:`vpmetrics.functional.fit_local_slope` on a development set. Left out, it is
-            fitted for the trials of each speaker on those of all others, or in ten folds of speakers where there are
-            many; see :func:`vpmetrics.functional.identify`.
-        bandwidth: Any width gives ``forward`` a gradient. The bits are a smooth function of the scores as they are, so
-            the value is the same.
-        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
-        intervals: How often an interval is to hold the truth, such as 0.95; adds ``<key>_low``, ``<key>_high`` of all
-            but ``lid_pos``, ``lid_neg`` and ``lid_max``, from leaving speakers out one after the other.
+            cross-fitted on other speakers, see :func:`vpmetrics.functional.identify`.
+        bandwidth: Any width gives ``forward`` a gradient; the value is the same, since bits are smooth in the scores.
+        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
+        intervals: Confidence level such as 0.95; adds ``<key>_low``, ``<key>_high`` of all but ``lid_pos``, ``lid_neg``
+            and ``lid_max``, from the leave-one-speaker-out jackknife.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -90,12 +90,10 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
         """Draw which share of the trials discloses more than so many bits.
 
-        Several systems share one figure when each draws on the axes the one before returned.
-
         Args:
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead of the distribution.
-            ax: Matplotlib axes to draw on; new ones when left out.
-            label: Name of the system, which the legend follows with (ALID, PDR).
+            ax: Matplotlib axes to draw on; new ones when left out. Several systems may share them.
+            label: Name of the system.
 
         Returns:
             Figure and axes; neither shown nor saved.

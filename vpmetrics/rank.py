@@ -20,7 +20,7 @@ from vpmetrics.functional.rank import MODELS, rank_disclosure
 
 
 class SimilarityRankDisclosure(IntervalEmbeddingMetric):
-    r"""How many bits the rank of the true speaker among all speakers discloses (Chandra et al., 2026).
+    r"""Compute the bits that the rank of the true speaker among all speakers discloses (Chandra et al., 2026).
 
     .. math::
         \mathrm{MaxD} = \max_j \log_2 (N \gamma_j), \qquad \mathrm{MeanD} = \sum_j \gamma_j \log_2 (N \gamma_j)
@@ -28,30 +28,31 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
     with :math:`\gamma_j` the share of inputs whose own speaker comes j-th of the N references. There is one reference
     per speaker, the mean of the speaker's utterances.
 
-    ``update(original, protected, speakers, is_reference)`` takes embeddings ``(B, D)``, integers and booleans
-    ``(B,)``. With ``is_reference``, the utterances marked are the references and the others the inputs; without, every
-    utterance is an input and is left out of its own speaker's mean. ``compute()`` returns a dictionary: ``max_d`` and
-    ``mean_d`` in bits, 0 = nothing disclosed, :math:`\log_2 N` = everything; ``id_rate``, the share of inputs whose
-    speaker comes first; ``rank_spread``, the share of ranks that are likelier than by chance. NaN with one warning for
-    fewer than two speakers, or where no input has a reference of its speaker.
+    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
+    ``speakers (B,)``. With ``is_reference (B,)`` the utterances marked are the references and the others the inputs;
+    without, every utterance is an input and is left out of its own speaker's mean.
 
-    Few inputs look worse than they are: chance puts more of them on some ranks than on others. With N = 40 and 800
-    inputs that disclose nothing, the empirical MaxD is 0.60 bit and the MeanD 0.04; the beta-binomial model gives 0.18
-    and 0.00. Where the inputs of a speaker err alike, as under one pseudo-voice, they are worth fewer: then the MeanD
-    is 0.07. Intervals leave out speakers, not inputs, and so know.
+    As output of ``compute`` the metric returns a dictionary: ``max_d`` and ``mean_d`` in bits, 0 = nothing disclosed,
+    :math:`\log_2 N` = everything; ``id_rate``, the share of inputs whose speaker comes first; ``rank_spread``, the
+    share of ranks that are likelier than by chance. NaN with one warning for fewer than two speakers, or where no input
+    has a reference of its speaker.
+
+    The empirical values of few inputs are too high: with N = 40 and 800 inputs that disclose nothing, MaxD is 0.60 bit
+    and MeanD 0.04; the beta-binomial model gives 0.18 and 0.00. Where the inputs of a speaker err alike, as under one
+    pseudo-voice, MeanD is 0.07. Intervals account for it, since they leave out speakers and not inputs.
 
     Args:
-        model: ``"empirical"``, the shares as they are, or ``"beta_binomial"``, a distribution fitted to them that
-            keeps the first.
-        condition: ``"PP"``, protected references and inputs (an attacker who protects what they know in the same way);
-            ``"OP"``, original references and protected inputs; ``"OO"``, both original.
+        model: ``"empirical"``, the observed shares, or ``"beta_binomial"``, a distribution fitted to them that keeps
+            the first.
+        condition: ``"PP"``, protected references and inputs; ``"OP"``, original references and protected inputs;
+            ``"OO"``, both original.
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         bandwidth: Width, in standard deviations of an input's scores, over which two scores are compared softly, so
             that ranks have a gradient; None counts ranks.
-        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
-        intervals: How often an interval is to hold the truth, such as 0.95; adds ``<key>_low``, ``<key>_high`` of all
-            but ``rank_spread``, from leaving speakers out one after the other.
+        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
+        intervals: Confidence level such as 0.95; adds ``<key>_low``, ``<key>_high`` of all but ``rank_spread``, from
+            the leave-one-speaker-out jackknife.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -86,27 +87,25 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         return rank_condition(data, resolve_condition(self.condition), self.scoring, self.bandwidth)
 
     def _value(self, data: EvaluationData) -> dict[str, Tensor]:
-        condition = resolve_condition(self.condition)
-        parts = None
-        if self.intervals is not None:
-            parts = identify_condition(data, condition, self.scoring, has_bits=False)
-        histograms = self._histograms(data) if parts is None else [found.histogram for _, found in parts]
-        disclosures = [rank_disclosure(each, self.model, validate_args=False) for each in histograms]
-        values = mean_over_groups(disclosures, _num_inputs(histograms))
-        if parts is None or self.intervals is None:
-            return values
-        jackknife = jackknife_parts(parts, self.scoring, group_speakers(data), self.model)
-        return add_intervals(values, jackknife, self.intervals)
+        if self.intervals is None:
+            return self._disclosure(self._histograms(data))
+        parts = identify_condition(data, resolve_condition(self.condition), self.scoring, has_bits=False)
+        values = self._disclosure([found.histogram for _, found in parts])
+        return add_intervals(
+            values, jackknife_parts(parts, self.scoring, group_speakers(data), self.model), self.intervals
+        )
+
+    def _disclosure(self, histograms: list[Tensor]) -> dict[str, Tensor]:
+        inputs = torch.stack([each.detach().sum() for each in histograms])
+        return mean_over_groups([rank_disclosure(each, self.model, validate_args=False) for each in histograms], inputs)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the rank histogram on logarithmic axes, with the uniform line and the beta-binomial fit.
 
-        Several systems stand side by side when each draws on its own axes of one figure.
-
         Args:
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead of the histogram.
-            ax: Matplotlib axes to draw on; new ones when left out.
-            label: Name of the system, for the title.
+            ax: Matplotlib axes to draw on; new ones when left out. Several systems may share them.
+            label: Name of the system.
 
         Returns:
             Figure and axes; neither shown nor saved.
@@ -119,7 +118,3 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
             histogram = pool_histograms(self._histograms(self._data()))
         values = rank_disclosure(histogram, self.model)
         return draw_rank_histogram(histogram, fit_beta_binomial(histogram).probabilities, values, ax, label)
-
-
-def _num_inputs(histograms: list[Tensor]) -> Tensor:
-    return torch.stack([each.detach().sum() for each in histograms])

@@ -10,7 +10,7 @@ from torch import Tensor
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
 from vpmetrics._engine.embedding_report import Settings, report_embeddings
-from vpmetrics._engine.registry import add_interval_keys
+from vpmetrics._engine.scalar import CI_SUFFIXES
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, split_matrix
 from vpmetrics._engine.utterances import EvaluationData
@@ -19,7 +19,7 @@ from vpmetrics.functional.similarity import de_identification, voice_distinctive
 
 
 class _SimilarityMetric(EmbeddingMetric):
-    """What the three metrics share: a similarity and a way of scoring."""
+    """A metric of similarity matrices."""
 
     conditions: tuple[str, ...]
 
@@ -42,14 +42,16 @@ class _SimilarityMetric(EmbeddingMetric):
 
 
 class VoiceSimilarityMatrix(_SimilarityMetric):
-    r"""How alike the voices of all pairs of speakers are, within and between original and protected speech.
+    r"""Compute how similar the voices of all pairs of speakers are, within and between original and protected speech.
 
     .. math:: \mathrm{Sim}(i, j) = \prod_{l \in \mathcal{L}_{ij}} \sigma(l)^{1 / |\mathcal{L}_{ij}|}
 
     over the log-likelihood ratios of the utterances of speaker i against those of speaker j, PAV under Laplace's rule
-    (Noé et al., 2022). ``update(original, protected, speakers)`` takes embeddings ``(B, D)`` and integers ``(B,)``.
-    ``compute()`` returns the named tuple ``(oo, op, pp, speakers)``: matrices ``(S, S)`` in [0, 1], speakers
-    ascending, NaN where two speakers have no trial. ``plot()`` draws the quadrants of the papers.
+    (Noé et al., 2022).
+
+    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
+    ``speakers (B,)``. As output of ``compute`` it returns the named tuple ``(oo, op, pp, speakers)``: matrices
+    ``(S, S)`` in [0, 1], speakers ascending, NaN where two speakers have no trial. ``plot()`` draws them.
 
     Args:
         similarity: ``"geometric"``, the geometric mean of the posteriors (2022), or ``"sigmoid"``, the posterior of
@@ -57,7 +59,7 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
             from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
+        validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -84,15 +86,15 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         names: Sequence[str] | None = None,
         zoo: str | None = None,
     ) -> tuple[Any, Any]:
-        """Draw the quadrants OO, OP, PO, PP as one heat map, on a fixed scale from 0 to 1; or the zoo of a condition.
+        """Draw the quadrants OO, OP, PO, PP as one heat map on a fixed scale, or the zoo plot of a condition.
 
         Args:
             val: What ``compute`` or ``forward`` returned, or a sequence of such, the last of which is drawn;
                 ``compute()`` when left out.
             ax: Matplotlib axes to draw on; new ones when left out.
-            names: Names of the speakers to write on, in ascending order of their labels.
-            zoo: ``"OO"``, ``"OP"`` or ``"PP"``: draw each speaker of that condition by how alike own trials are and
-                how alike those with others.
+            names: Names of the speakers, in ascending order of their labels.
+            zoo: ``"OO"``, ``"OP"`` or ``"PP"``: draw each speaker of that condition by the similarity of own trials
+                and of those with others.
 
         Returns:
             Figure and axes; neither shown nor saved.
@@ -111,33 +113,39 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
 class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):
     """One number of two matrices, with its confidence interval."""
 
-    def _add_interval(self, key: str, data: EvaluationData, value: Tensor) -> Tensor | dict[str, Tensor]:
+    key: str
+
+    def _ratio(self, matrices: SimilarityMatrices) -> Tensor:
+        raise NotImplementedError
+
+    def _value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
+        value = self._ratio(self._matrices(data))
         if self.intervals is None:
             return value
         families = frozenset((name, "matrix") for name in self.conditions)
         settings = Settings(self.similarity, self.scoring, families=families, intervals=self.intervals)
         scalars = report_embeddings(data, settings).scalars
-        return {key: value, **{name: scalars[name] for name in add_interval_keys([key]) if name != key}}
+        return {self.key: value} | {f"{self.key}{end}": scalars[f"{self.key}{end}"] for end in CI_SUFFIXES}
 
 
 class DeIdentification(_SimilarityRatio):
-    r"""DeID: how much of the diagonal of the original voices is gone between original and protected speech.
+    r"""Compute DeID, the share of the diagonal of original voices that is gone between original and protected speech.
 
     .. math:: \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
 
     with the diagonal dominance of the voice similarity matrices (Noé et al., 2022, eq. 8 and 9).
-    ``update(original, protected, speakers)`` takes embeddings ``(B, D)`` and integers ``(B,)``. ``compute()`` returns
-    a scalar: 1.0 = 100 %, perfect; 0 = nothing achieved; NaN with one warning where it is not defined.
+
+    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
+    ``speakers (B,)``. As output of ``compute`` it returns a scalar: 1.0 = 100 %, perfect; 0 = nothing
+    achieved; NaN with one warning where it is undefined.
 
     Args:
-        similarity: ``"geometric"``, the geometric mean of the posteriors (2022), or ``"sigmoid"``, the posterior of
-            the mean log-likelihood ratio (2020).
-        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
-            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
-        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
-        intervals: How often an interval is to hold the truth, such as 0.95, from leaving speakers out one after the
-            other; ``compute()`` then returns a dictionary: ``deid``, ``deid_low``, ``deid_high``.
+        similarity: As in :class:`VoiceSimilarityMatrix`.
+        scoring: As there.
+        bandwidth: As there.
+        validate_args: As there.
+        intervals: Confidence level such as 0.95, of the leave-one-speaker-out jackknife; ``compute`` then returns a
+            dictionary: ``deid``, ``deid_low``, ``deid_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -149,34 +157,32 @@ class DeIdentification(_SimilarityRatio):
         tensor(1.)
     """
 
-    conditions = ("OO", "OP")
+    key, conditions = "deid", ("OO", "OP")
     higher_is_better: bool = True
     plot_upper_bound: float = 1.0
 
-    def _value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
-        matrices = self._matrices(data)
-        return self._add_interval("deid", data, de_identification(matrices.oo, matrices.op))
+    def _ratio(self, matrices: SimilarityMatrices) -> Tensor:
+        return de_identification(matrices.oo, matrices.op)
 
 
 class VoiceDistinctiveness(_SimilarityRatio):
-    r"""G_VD: gain of voice distinctiveness from original to protected speech.
+    r"""Compute G_VD, the gain of voice distinctiveness from original to protected speech.
 
     .. math:: G_\mathrm{VD} = 10 \log_{10} \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
 
     with the diagonal dominance of the voice similarity matrices (Noé et al., 2022, eq. 8 and 10).
-    ``update(original, protected, speakers)`` takes embeddings ``(B, D)`` and integers ``(B,)``. ``compute()`` returns
-    a scalar in dB: 0 = voices as distinct as before, below 0 a loss, -inf = all protected voices alike; NaN with one
-    warning where it is not defined.
+
+    As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
+    ``speakers (B,)``. As output of ``compute`` it returns a scalar in dB: 0 = voices as distinct as before,
+    below 0 a loss, -inf = all protected voices alike; NaN with one warning where it is undefined.
 
     Args:
-        similarity: ``"geometric"``, the geometric mean of the posteriors (2022), or ``"sigmoid"``, the posterior of
-            the mean log-likelihood ratio (2020).
-        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
-            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
-        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
-        intervals: How often an interval is to hold the truth, such as 0.95, from leaving speakers out one after the
-            other; ``compute()`` then returns a dictionary: ``gvd``, ``gvd_low``, ``gvd_high``.
+        similarity: As in :class:`VoiceSimilarityMatrix`.
+        scoring: As there.
+        bandwidth: As there.
+        validate_args: As there.
+        intervals: Confidence level such as 0.95, of the leave-one-speaker-out jackknife; ``compute`` then returns a
+            dictionary: ``gvd``, ``gvd_low``, ``gvd_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -188,9 +194,8 @@ class VoiceDistinctiveness(_SimilarityRatio):
         tensor(-1.9320)
     """
 
-    conditions = ("OO", "PP")
+    key, conditions = "gvd", ("OO", "PP")
     higher_is_better: bool = True
 
-    def _value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
-        matrices = self._matrices(data)
-        return self._add_interval("gvd", data, voice_distinctiveness(matrices.oo, matrices.pp))
+    def _ratio(self, matrices: SimilarityMatrices) -> Tensor:
+        return voice_distinctiveness(matrices.oo, matrices.pp)

@@ -16,7 +16,6 @@ from torch import Tensor
 from vpmetrics._engine.beta_binomial import fit_beta_binomial
 from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.identification import (
-    IdentificationReplicates,
     jackknife_identification,
     rank_histogram_of,
 )
@@ -61,7 +60,7 @@ def deal_places(groups: Tensor, keys: Tensor) -> Tensor:
         keys: A number for each row that depends on its values alone, so that row order and labels change nothing.
     """
     names, group = groups.unique(return_inverse=True)
-    smallest = keys.new_full((len(names),), torch.inf).scatter_reduce(0, group, keys, "amin")
+    smallest = _reduce_smallest(keys, group, len(names))
     order = _sort_by(keys, group, smallest[group])
     # Places by key would put similar utterances together, so every row draws a number. Drawn on the host, since every
     # kind of device has random numbers of its own.
@@ -169,15 +168,15 @@ def _deal_recordings(first: Utterances, second: Utterances) -> tuple[Tensor, Ten
     A recording is dealt once, whatever versions of it there are, by what all of them have in common.
     """
     recordings, recording = torch.cat([first.ids, second.ids]).unique(return_inverse=True)
-    keys = _smallest(torch.cat([first.keys, second.keys]), recording, len(recordings))
+    keys = _reduce_smallest(torch.cat([first.keys, second.keys]), recording, len(recordings))
     names = [name for name in ("speakers", "sessions", "groups", "is_reference") if getattr(second, name) is not None]
     columns = [torch.cat([getattr(first, name), getattr(second, name)]).long() for name in names]
-    codes = torch.stack([_smallest(column, recording, len(recordings)) for column in columns])
+    codes = torch.stack([_reduce_smallest(column, recording, len(recordings)) for column in columns])
     group = codes.unique(dim=1, return_inverse=True)[1]
     return recording, group, deal_places(group, keys)
 
 
-def _smallest(values: Tensor, place: Tensor, count: int) -> Tensor:
+def _reduce_smallest(values: Tensor, place: Tensor, count: int) -> Tensor:
     return values.new_empty(count).scatter_reduce(0, place, values, "amin", include_self=False)
 
 
@@ -233,58 +232,69 @@ def rates_of_group(
     return WeightedRates(values, histogram.detach().sum())
 
 
+def average_rates(parts: Sequence[WeightedRates]) -> dict[str, Tensor]:
+    """Return means over the groups that have a value, by weight; of ``gallery`` the smallest."""
+    if len(parts) == 1:
+        return parts[0].values
+    means, weights = {}, torch.stack([part.weight for part in parts])
+    for key in parts[0].values:
+        values = torch.stack([part.values[key] for part in parts])
+        weighted = torch.where(values.isnan(), 0, weights.to(values))
+        weighted = weighted / weighted.sum() * values.nan_to_num(0)
+        if key == "gallery":  # beyond it, one of the groups at least is extrapolated
+            smallest = values.nan_to_num(torch.inf).amin()
+            means[key] = torch.where(smallest.isinf(), torch.nan, smallest)
+        else:
+            means[key] = weighted.square().sum().sqrt() if key.endswith("_error") else weighted.sum()
+    return means
+
+
 def rates_of_histogram(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
     """Return ``rate_<N>``, ``chance_<N>`` and ``gallery`` from the ranks ``(M,)`` among all references."""
     people, counts = len(histogram), widen(histogram)
-    shares, names = counts / counts.sum(), [*(f"rate_{n}" for n in sizes), *(f"chance_{n}" for n in sizes), "gallery"]
-    if people < 2 or bool(shares.isnan().any()):
+    shares = counts / counts.sum()
+    is_undefined = people < 2 or bool(shares.isnan().any())
+    if is_undefined:
         missing = f"two references at least, but there are {people}" if people < 2 else "inputs, and none that are NaN"
         warn_undefined(f"Re-identification needs {missing}.")
-        values = [counts.new_full((), torch.nan)] * len(names)
+        rates: dict[int, Tensor] = {}
     else:
         if people == 2 < max(sizes):
             warn_undefined("Rates beyond the references need three of them at least, but there are two.")
-        chances = [torch.full_like(counts[0], 1 / n) for n in sizes]
-        values = [*_rates(shares, sizes), *chances, torch.full_like(counts[0], people)]
-    return {name: value.to(result_dtype(histogram)) for name, value in zip(names, values, strict=True)}
-
-
-def _rates(shares: Tensor, sizes: Sequence[int]) -> list[Tensor]:
-    counted, beyond = [n for n in sizes if n <= len(shares)], [n for n in sizes if n > len(shares)]
-    rates = [*count_first(shares, counted).unbind(), *_extrapolate(shares, beyond)]
-    by_size = dict(zip([*counted, *beyond], rates, strict=True))
-    return [by_size[size] for size in sizes]
+        counted, beyond = [n for n in sizes if n <= people], [n for n in sizes if n > people]
+        rates = dict(zip(counted, count_first(shares, counted), strict=True))
+        rates |= dict(zip(beyond, _extrapolate(shares, beyond), strict=True)) if beyond else {}
+    values: dict[str, Any] = {f"rate_{n}": rates.get(n, torch.nan) for n in sizes}
+    values |= {f"chance_{n}": torch.nan if is_undefined else 1 / n for n in sizes}
+    values["gallery"] = torch.nan if is_undefined else float(people)
+    like = counts.new_zeros((), dtype=result_dtype(histogram))
+    return {name: torch.as_tensor(value).to(like) for name, value in values.items()}
 
 
 def count_first(shares: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return the identification rate among so many people, ``(..., sizes)``, from shares of ranks ``(..., M)``.
-
-    The chance of a rank follows from the one before by a factor, so no binomial coefficient is formed.
-    """
+    """Return how often the own speaker comes first among so many people, ``(..., sizes)``, from ranks ``(..., M)``."""
     people = shares.shape[-1]
     left = people - torch.arange(1, people, dtype=shares.dtype, device=shares.device)
-    rates = [shares[..., :0]]
-    for some in slices(len(sizes), max(1, 2**22 // people)):
-        drawn = torch.tensor(sizes[some], dtype=shares.dtype, device=shares.device).unsqueeze(1) - 1
-        chances = torch.log1p(-(drawn / left).clamp(max=1)).cumsum(dim=1).exp()
-        rates.append(shares[..., :1] + (chances * shares[..., None, 1:]).sum(dim=-1))
-    return torch.cat(rates, dim=-1)
+    rates = []
+    for size in sizes:
+        # The chance of a rank follows from the one before by a factor, so no binomial coefficient is formed.
+        chances = torch.log1p(-((size - 1) / left).clamp(max=1)).cumsum(dim=0).exp()
+        rates.append(shares[..., 0] + (chances * shares[..., 1:]).sum(dim=-1))
+    return torch.stack(rates, dim=-1) if rates else shares[..., :0]
 
 
-def _extrapolate(shares: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+def _extrapolate(shares: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return the rate for sizes above the number of references, from a beta-binomial fit to the ranks."""
-    if not sizes:
-        return []
     people, is_certain = len(shares), shares[0] >= 1
     fit = fit_beta_binomial(shares)
     first = torch.where(is_certain, 0.5, fit.probabilities[0])
-    is_concave = fit.alpha <= 1
-    alpha = torch.where(is_concave & ~is_certain, fit.alpha, 1.0)
-    beta = torch.where(is_concave & ~is_certain, fit.beta, first * (people - 1) / (1 - first))
+    keeps_fit = (fit.alpha <= 1) & ~is_certain
+    alpha = torch.where(keeps_fit, fit.alpha, 1.0)
+    beta = torch.where(keeps_fit, fit.beta, first * (people - 1) / (1 - first))
     drawn = torch.tensor(sizes, dtype=shares.dtype, device=shares.device) - 1
     fall = _log_gamma_ratio(beta + drawn, alpha) - _log_gamma_ratio(beta + people - 1, alpha)
     rates = torch.where(is_certain, 1.0, first * (-fall).exp())
-    return list((rates if people > 2 else torch.full_like(rates, torch.nan)).unbind())
+    return rates if people > 2 else torch.full_like(rates, torch.nan)
 
 
 def _log_gamma_ratio(y: Tensor, a: Tensor) -> Tensor:
@@ -297,25 +307,6 @@ def _log_gamma_ratio(y: Tensor, a: Tensor) -> Tensor:
     return (y - 0.5) * torch.log1p(a / y) + a * torch.log(y + a) + series
 
 
-def average_rates(parts: Sequence[WeightedRates]) -> dict[str, Tensor]:
-    """Return means over the groups that have a value, by weight; of ``gallery`` the smallest."""
-    if len(parts) == 1:
-        return parts[0].values
-    weights = torch.stack([part.weight for part in parts])
-    return {key: _mean(key, torch.stack([part.values[key] for part in parts]), weights) for key in parts[0].values}
-
-
-def _mean(key: str, values: Tensor, weights: Tensor) -> Tensor:
-    is_known = ~values.isnan()
-    if key == "gallery":  # beyond it, one of the groups at least is extrapolated
-        smallest = torch.where(is_known, values, torch.inf).amin()
-        return torch.where(smallest.isinf(), torch.nan, smallest)
-    shares = torch.where(is_known, weights.to(values), 0)
-    shares = shares / shares.sum()
-    weighted = shares * values.nan_to_num(0)
-    return weighted.square().sum().sqrt() if key.endswith("_error") else weighted.sum()
-
-
 def replicate_rates(
     parts: Iterable[tuple[EvaluationData, EnrolmentProtocol, Scoring]], sizes: Sequence[int], groups: JackknifeGroups
 ) -> dict[str, Tensor]:
@@ -326,25 +317,20 @@ def replicate_rates(
     counted = [size for size in sizes if size <= fewest]
     if not counted:  # beyond, the error of the model would come on top
         return {}
-    replicates = [
-        jackknife_identification(trials, scoring, groups.of(trials.references.speakers), groups.number, None)
-        for trials, scoring in formed
-    ]
-    rates = torch.stack([_rates_of_replicates(each, counted) for each in replicates])
-    inputs = torch.stack([each.histograms.sum(1) for each in replicates]).unsqueeze(1)
-    means = torch.where(inputs > 0, inputs * rates, 0).sum(0) / inputs.sum(0)
+    sums, inputs = [], []
+    for trials, scoring in formed:
+        group = groups.of(trials.references.speakers)
+        found = jackknife_identification(trials, scoring, group, groups.number, None)
+        rates = found.histograms.new_zeros(len(counted), len(found.histograms))
+        for number in found.references.unique().long().tolist():  # among as many people, or among all who are left
+            rows = found.references == number
+            histograms = found.histograms[rows, :number]
+            shares = histograms / histograms.sum(1, keepdim=True)
+            rates[:, rows] = count_first(shares, [min(size, number) for size in counted]).T
+        inputs.append(found.histograms.sum(1))
+        sums.append(torch.where(inputs[-1] > 0, inputs[-1] * rates, 0))
+    means = torch.stack(sums).sum(0) / torch.stack(inputs).sum(0)
     return {f"rate_{size}": mean for size, mean in zip(counted, means, strict=True)}
-
-
-def _rates_of_replicates(replicates: IdentificationReplicates, sizes: Sequence[int]) -> Tensor:
-    """Return rates ``(sizes, 1 + G)`` among as many people, or among all who are left."""
-    rates = replicates.histograms.new_zeros(len(sizes), len(replicates.references))
-    for number in replicates.references.unique().long().tolist():
-        rows = (replicates.references == number).nonzero().flatten()
-        shares = replicates.histograms[rows, :number]
-        shares = shares / shares.sum(1, keepdim=True)
-        rates[:, rows] = count_first(shares, [min(size, number) for size in sizes]).T
-    return rates
 
 
 def singling_out_rates(
@@ -383,13 +369,6 @@ class Population(NamedTuple):
     counts: Tensor  # (S,)
 
 
-class Isolation(NamedTuple):
-    """Share of predicates that single out one conversation, and the standard error from drawing sets; ``(sizes,)``."""
-
-    rate: Tensor
-    error: Tensor
-
-
 def gather_population(
     references: Tensor,
     reference_speakers: Tensor,
@@ -426,117 +405,79 @@ def gather_population(
 
 def isolation_rates(population: Population, sizes: Sequence[int], scoring: Scoring, draws: int) -> dict[str, Tensor]:
     """Return ``singling_out_<N>`` and ``singling_out_<N>_error``, NaN where they are undefined."""
-    people, dtype = len(population.counts), result_dtype(population.predicates)
-    possible = [size for size in sizes if size <= people and len(population.predicates)]
-    unknown = widen(population.predicates.new_full((), torch.nan))
-    values: dict[int, Sequence[Tensor]] = dict.fromkeys(sizes, (unknown, unknown))
-    if len(possible) < len(values):
-        given = f"{people}, and references of {len(population.predicates)} of them"
+    people, predicates = len(population.counts), len(population.predicates)
+    possible = [size for size in sizes if size <= people and predicates]
+    if len(possible) < len(sizes):
         warn_undefined(
-            f"Singling one out of {max(sizes)} people needs as many with two conversations; there are {given}."
+            f"Singling one out of {max(sizes)} people needs as many with two conversations; "
+            f"there are {people}, and references of {predicates} of them."
         )
     elif not bool(population.predicates.isfinite().all() & population.conversations.isfinite().all()):
         warn_undefined("Some embeddings are NaN.")
         possible = []
-    if possible:
-        isolation = isolate(population, possible, scoring, draws)
-        values |= {size: pair for size, *pair in zip(possible, isolation.rate, isolation.error, strict=True)}
-    named = {f"singling_out_{size}": value for size, (value, _) in values.items()}
-    named |= {f"singling_out_{size}_error": error for size, (_, error) in values.items()}
-    return {name: value.to(dtype) for name, value in named.items()}
+    unknown = widen(population.predicates.new_full((), torch.nan))
+    isolated = {size: isolate(population, size, resolve_scoring(scoring), draws) for size in possible}
+    values = {f"singling_out_{size}": isolated.get(size, (unknown, unknown))[0] for size in sizes}
+    values |= {f"singling_out_{size}_error": isolated.get(size, (unknown, unknown))[1] for size in sizes}
+    return {name: value.to(result_dtype(population.predicates)) for name, value in values.items()}
 
 
-def isolate(population: Population, sizes: Sequence[int], scoring: Scoring, draws: int) -> Isolation:
-    """Return how often a predicate fires exactly once in a set of N speakers, its own and N - 1 others.
+def isolate(population: Population, size: int, scorer: Scorer, draws: int) -> tuple[Tensor, Tensor]:
+    """Return how often a predicate fires exactly once in a set of N speakers, and the standard error of drawing sets.
 
-    The sets of a size are blocks of N speakers of a shuffle. In a block that lacks a predicate's own speaker, that
-    speaker replaces the last member, which makes it a random set with that speaker. All sizes share the scores of a
-    shuffle.
+    The sets are blocks of N speakers of a shuffle. In a block that lacks a predicate's own speaker, that speaker
+    replaces the last member, which makes it a random set with that speaker.
     """
     folds, speakers = population.tested.shape
-    blocks = [min(speakers // size, draws) for size in sizes]
+    blocks = min(speakers // size, draws)
     # With everybody in the set nothing is drawn, and only folds differ.
-    shuffles = [min(folds, draws) if n == speakers else -(-draws // b) for n, b in zip(sizes, blocks, strict=True)]
-    shares: list[list[Tensor]] = [[] for _ in sizes]
-    for shuffle in range(max(shuffles)):
-        numbers = [number for number, count in enumerate(shuffles) if shuffle < count]
-        sets = [(sizes[number], blocks[number]) for number in numbers]
-        for number, share in zip(numbers, _isolate(population, shuffle, sets, resolve_scoring(scoring)), strict=True):
-            shares[number].append(share)
-    every = [torch.cat(of_size) for of_size in shares]
-    errors = [
-        share.std() / math.sqrt(len(share)) if size < speakers else share.new_zeros(())
-        for size, share in zip(sizes, every, strict=True)
-    ]
-    return Isolation(torch.stack([share.mean() for share in every]), torch.stack(errors))
+    shuffles = min(folds, draws) if size == speakers else -(-draws // blocks)
+    shares = torch.cat([_isolated_shares(population, shuffle, size, blocks, scorer) for shuffle in range(shuffles)])
+    error = shares.std() / math.sqrt(len(shares)) if size < speakers else shares.new_zeros(())
+    return shares.mean(), error
 
 
-def _isolate(population: Population, shuffle: int, sets: list[tuple[int, int]], scorer: Scorer) -> list[Tensor]:
-    """Return the share of predicates that fire exactly once in each block of a shuffle, ``(blocks.
-
-    )`` for every size.
-    """
+def _isolated_shares(population: Population, shuffle: int, size: int, blocks: int, scorer: Scorer) -> Tensor:
+    """Return the share of predicates that fire exactly once in each block of a shuffle, ``(blocks,)``."""
     folds, speakers = population.tested.shape
     device, fold = population.own.device, shuffle % folds
     # Drawn on the host, since every kind of device has random numbers of its own.
     order = torch.randperm(speakers, generator=torch.Generator().manual_seed(shuffle), device="cpu").to(device)
-    place = order.argsort()[population.own]
-    counts = population.counts[population.own]
+    place, counts = order.argsort()[population.own], population.counts[population.own]
     is_repeated = torch.arange(population.calibration.shape[2], device=device) >= population.counts[order].unsqueeze(1)
     dtype, centre = result_dtype(population.predicates), widen(population.conversations[:1]).sum(dim=0)
     tested, calibration = (
         prepare_rows(population.conversations[rows[fold, order].flatten()], scorer, centre, dtype)
         for rows in (population.tested, population.calibration)
     )
-    hits = [torch.zeros(blocks, dtype=torch.int64, device=device) for _, blocks in sets]
+    hits = torch.zeros(blocks, dtype=torch.int64, device=device)
     for rows in slices(len(place), rows_at_once(tested, len(tested) + len(calibration))):
         predicates = prepare_rows(population.predicates[rows], scorer, centre, dtype)
         with torch.autocast(device.type, enabled=False):
             scores, levels = scorer.compare(predicates, tested), scorer.compare(predicates, calibration)
             rounding = scorer.rounding(predicates, tested, scores, scores[:, :1])
         levels = levels.unflatten(1, is_repeated.shape).masked_fill_(is_repeated, -torch.inf)
-        part = _PredicateScores(scores, levels, place[rows].unsqueeze(1), counts[rows], rounding)
-        for hit, (size, blocks) in zip(hits, sets, strict=True):
-            hit += part.isolates(size, blocks).sum(dim=0)
-    return [widen(hit) / len(place) for hit in hits]
-
-
-class _PredicateScores(NamedTuple):
-    """Scores of some predicates with the conversations of all speakers, in the order of a shuffle."""
-
-    tested: Tensor  # (b, S)
-    calibration: Tensor  # (b, S, C), -inf where there is none
-    place: Tensor  # (b, 1), of the predicate's own speaker
-    counts: Tensor  # (b,), of that speaker's calibration conversations
-    rounding: Tensor  # (b, 1), differences up to this are rounding
-
-    def isolates(self, size: int, blocks: int) -> Tensor:
-        """Return whether each predicate fires on exactly one conversation of each block, ``(b, blocks)``."""
-        own = self.place // size == torch.arange(blocks, device=self.place.device)
-        tested, last_tested = self._sets(self.tested.unsqueeze(2), own, size)
-        levels, last_levels = self._sets(self.calibration, own, size)
-        threshold = self._threshold(levels, last_levels) + self.rounding.unsqueeze(2)
+        members, last = _split_sets(scores.unsqueeze(2), place[rows], size, blocks)
+        threshold = _find_threshold(*_split_sets(levels, place[rows], size, blocks), counts[rows], levels.shape[2])
+        threshold = threshold + rounding.unsqueeze(2)
         # A mask of the scores' own type: comparing and summing it is many times as fast as with booleans.
-        fires = torch.gt(tested, threshold, out=torch.empty_like(tested)).sum(dim=2)
-        return fires + (last_tested > threshold).sum(dim=2) == 1
+        fires = torch.gt(members, threshold, out=torch.empty_like(members)).sum(dim=2)
+        hits += (fires + (last > threshold).sum(dim=2) == 1).sum(dim=0)
+    return widen(hits) / len(place)
 
-    def _sets(self, scores: Tensor, own: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Return scores of all members but the last, ``(b, blocks, (N - 1) C)``, and of the last, ``(b, blocks.
 
-        C)``.
-        """
-        columns = scores.shape[2]
-        sets = scores[:, : size * own.shape[1]].flatten(1).unflatten(1, (own.shape[1], size * columns))
-        of_own = scores.take_along_dim(self.place.unsqueeze(2), dim=1)
-        return sets[..., :-columns], torch.where(own.unsqueeze(2), sets[..., -columns:], of_own)
+def _split_sets(scores: Tensor, place: Tensor, size: int, blocks: int) -> tuple[Tensor, Tensor]:
+    """Return scores ``(b, S, C)`` of all members but the last, ``(b, blocks, (N - 1) C)``, and of the last."""
+    columns = scores.shape[2]
+    sets = scores[:, : size * blocks].flatten(1).unflatten(1, (blocks, size * columns))
+    is_own = (place // size).unsqueeze(1) == torch.arange(blocks, device=place.device)
+    of_own = scores.take_along_dim(place.view(-1, 1, 1), dim=1)
+    return sets[..., :-columns], torch.where(is_own.unsqueeze(2), sets[..., -columns:], of_own)
 
-    def _threshold(self, levels: Tensor, last: Tensor) -> Tensor:
-        """Return the midpoint of the M-th highest level and the next, M those of the own speaker, ``(b, blocks.
 
-        1)``.
-        """
-        count = self.calibration.shape[2] + 1
-        others = levels.topk(min(count, levels.shape[2]), dim=2).values
-        highest = torch.cat([others, last], dim=2).topk(count, dim=2).values
-        own = self.counts.view(-1, 1, 1).expand(-1, levels.shape[1], 1)
-        return (highest.gather(2, own - 1) + highest.gather(2, own)) / 2
+def _find_threshold(levels: Tensor, last: Tensor, counts: Tensor, columns: int) -> Tensor:
+    """Return the midpoint of the M-th highest level and the next, with M of the own speaker, ``(b, blocks, 1)``."""
+    count = columns + 1
+    highest = torch.cat([levels.topk(min(count, levels.shape[2]), dim=2).values, last], dim=2).topk(count, dim=2).values
+    own = counts.view(-1, 1, 1).expand(-1, levels.shape[1], 1)
+    return (highest.gather(2, own - 1) + highest.gather(2, own)) / 2

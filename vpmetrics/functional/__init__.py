@@ -3,7 +3,6 @@
 from vpmetrics._engine.beta_binomial import fit_beta_binomial
 from vpmetrics.functional.attributes import attribute_disclosure
 from vpmetrics.functional.bootstrap import bootstrap, bootstrap_embeddings
-from vpmetrics.functional.conversations import conversations
 from vpmetrics.functional.features import codebook_histogram, f0_histogram
 from vpmetrics.functional.isotonic import isotonic_regression, pav_llr
 from vpmetrics.functional.local import (
@@ -14,7 +13,7 @@ from vpmetrics.functional.local import (
     summarise_information,
 )
 from vpmetrics.functional.rank import combine_disclosures, rank_disclosure, rank_histogram
-from vpmetrics.functional.reidentification import reidentification_rate, singling_out
+from vpmetrics.functional.reidentification import conversations, reidentification_rate, singling_out
 from vpmetrics.functional.similarity import (
     de_identification,
     diagonal_dominance,

@@ -1,21 +1,30 @@
-r"""Re-identification in a crowd: how often somebody is found among N people, and how often one is singled out.
+r"""Re-identification in a population, singling out, and conversations of several utterances.
 
 Vauquier et al., "Legally validated evaluation framework for voice anonymization", Interspeech 2025.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.population import deal_places, gather_population, isolation_rates, rates_of_histogram
+from vpmetrics._engine.population import (
+    average_rows,
+    deal_places,
+    form_conversations,
+    gather_population,
+    isolation_rates,
+    rates_of_histogram,
+)
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics._engine.utterances import row_keys
+from vpmetrics._engine.utterances import count_values, row_keys
 from vpmetrics._engine.validation import (
+    check_embeddings,
     check_histogram,
+    check_integers,
     check_same_device,
     check_shape,
     check_sizes,
@@ -24,31 +33,28 @@ from vpmetrics._engine.validation import (
     check_whole,
 )
 
-CHANCE_OF_ISOLATION = math.exp(-1)
-"""How often a predicate that fires on anybody with probability 1/N fires on exactly one of many people."""
-
 
 def reidentification_rate(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Tensor]:
-    r"""How often the true speaker comes first among N people, from the ranks among all M references.
+    r"""Compute how often the true speaker comes first among N people, from the ranks among all M references.
 
     .. math::
         \pi_N = \sum_{r=1}^{M} h_r \binom{M - r}{N - 1} \Big/ \binom{M - 1}{N - 1}
 
     where :math:`h_r` is the share of probes whose own speaker has rank r: of the others, N - 1 are drawn at random, and
-    none of the r - 1 better ones may be among them. This is the expectation over all draws, exactly, ties included.
+    none of the r - 1 better ones may be among them. This is the exact expectation over all draws, ties included.
     Vauquier et al. call it *linkability*; :func:`linkability` here is another measure, that of Gomez-Barrero et al.
 
-    Beyond M nothing is counted, and the value is a model's: each probe is beaten by a stranger with a probability of
-    its own, and these are beta distributed.
+    For N > M the value is extrapolated by a model: each probe is beaten by a stranger with a probability of its own,
+    and these probabilities are beta distributed.
 
     .. math::
         \pi_N = \frac{B(\alpha, \beta + N - 1)}{B(\alpha, \beta)}, \qquad \alpha \le 1
 
     The ranks are beta-binomial then, and :func:`fit_beta_binomial` keeps the share at rank 1, so the curve has no step
-    at M. An alpha above 1 would say that few are beaten by nobody and more by some, which contradicts a concave ROC
-    curve and comes from too few probes: it is replaced by 1, with the beta that keeps the share. So the rate falls no
-    faster than chance. From 400 to 8,000 simulated voices it came out within a factor of 1.7, rather too high than too
-    low; from 40 it is rough. If everybody has rank 1 it stays at 1, which is a bound and no estimate.
+    at M. An alpha above 1 contradicts a concave ROC curve and comes from too few probes: it is replaced by 1, with the
+    beta that keeps the share, so that the rate falls no faster than chance. Extrapolated from 400 to 8,000 simulated
+    speakers the rate was within a factor of 1.7, rather too high than too low; from 40 it is rough. If every probe has
+    rank 1 the rate stays at 1, which is a bound and no estimate.
 
     Args:
         histogram: Counts or shares of the ranks 1 ... M, shape ``(M,)``, as :func:`rank_histogram` returns them.
@@ -56,8 +62,8 @@ def reidentification_rate(histogram: Tensor, sizes: Sequence[int]) -> dict[str, 
 
     Returns:
         Dict of ``rate_<N>`` and ``chance_<N>`` = 1/N for every size, and ``gallery``, the number M: where N is larger,
-        the rate is extrapolated. NaN for a histogram without inputs, or of fewer than two references; beyond M, for
-        fewer than three.
+        the rate is extrapolated. NaN for a histogram without inputs, or of fewer than two references; for N > M also of
+        two.
 
     Example:
         >>> values = reidentification_rate(torch.tensor([6.0, 2.0, 0.0, 0.0]), sizes=(2, 4, 100))
@@ -84,20 +90,19 @@ def singling_out(
     scoring: Scoring = "cosine",
     draws: int = 20,
 ) -> dict[str, Tensor]:
-    r"""How often an attacker's predicate fires on exactly one of N people (Vauquier et al., 2025).
+    r"""Compute how often an attacker's predicate fires on exactly one of N people (Vauquier et al., 2025).
 
     .. math::
         \pi_N = \Pr \{\exists!\, i : s(x_i, e) > t\}
 
     The attacker has a reference e of one of N speakers, and one conversation x of each of them. The threshold t is
     calibrated on other conversations of the same N speakers: with M of the reference's own speaker among them, it lies
-    midway between the M-th highest score and the next, so that the predicate fires on one in N. Whether it fires on the
-    speaker it was made from does not matter. A predicate that never errs always isolates somebody, one that gives
-    everybody the same score never, and one that knows nothing with probability exp(-1) = 0.368: somewhat less where few
-    conversations calibrate, 0.27 for one of each speaker, 0.30 for two, 0.35 for nine.
+    midway between the M-th highest score and the next, so that the predicate fires on one in N. It may fire on any
+    speaker. A predicate that never errs always isolates a speaker, one that gives everybody the same score never does.
+    One without information does with probability exp(-1) = 0.368, less where few conversations calibrate: 0.27 for one
+    of each speaker, 0.30 for two, 0.35 for nine.
 
-    Sets of N speakers are drawn at random, always alike: disjoint blocks of shuffles that all references share. Only
-    with N = all speakers is nothing drawn.
+    Sets of N speakers are disjoint blocks of random shuffles, with a fixed seed, that all references share.
 
     Args:
         references: Floating tensor of shape ``(R, D)``, each row a predicate of its own.
@@ -106,7 +111,7 @@ def singling_out(
         speakers: Integer tensor of shape ``(K,)``; those with a single conversation are left out.
         sizes: Numbers of people N, the reference's speaker included; 2 at least.
         is_tested: Boolean tensor of shape ``(K,)`` that marks the one conversation of each speaker the predicate is
-            applied to; without it every conversation takes its turn, while the next ones calibrate.
+            applied to; without it every conversation is tested in turn, while the next ones calibrate.
         calibration: Conversations of a speaker that calibrate, at most.
         scoring: As in :func:`rank_histogram`.
         draws: How many sets to draw for each reference and size, at least; 2 or more.
@@ -116,9 +121,8 @@ def singling_out(
         size; NaN with one warning for sizes that exceed the number of speakers.
 
     Example:
-        >>> voices = torch.eye(4).repeat_interleave(2, 0)
-        >>> people = torch.arange(4)
-        >>> singling_out(torch.eye(4), people, voices, people.repeat_interleave(2), sizes=(4,))
+        >>> embeddings, people = torch.eye(4).repeat_interleave(2, 0), torch.arange(4)
+        >>> singling_out(torch.eye(4), people, embeddings, people.repeat_interleave(2), sizes=(4,))
         {'singling_out_4': tensor(1.), 'singling_out_4_error': tensor(0.)}
     """
     check_sizes(sizes, smallest=2)
@@ -127,17 +131,13 @@ def singling_out(
     check_same_device("references", references, "conversations", conversations)
     check_whole("calibration", calibration, least=1)
     check_whole("draws", draws, least=2)
-    places = deal_places(speakers, row_keys(conversations))
-    if is_tested is None:
-        crowd = gather_population(references, reference_speakers, conversations, speakers, places, calibration)
-    else:
+    places, folds = deal_places(speakers, row_keys(conversations)), None
+    if is_tested is not None:
         _check_tested(is_tested, speakers)
         # Tested first, and only once: all others calibrate.
-        places = torch.where(is_tested, -1, places)
-        crowd = gather_population(
-            references, reference_speakers, conversations, speakers, places, len(speakers), folds=1
-        )
-    return isolation_rates(crowd, sizes, scoring, draws)
+        places, calibration, folds = torch.where(is_tested, -1, places), len(speakers), 1
+    population = gather_population(references, reference_speakers, conversations, speakers, places, calibration, folds)
+    return isolation_rates(population, sizes, scoring, draws)
 
 
 def _check_tested(is_tested: Tensor, speakers: Tensor) -> None:
@@ -146,7 +146,65 @@ def _check_tested(is_tested: Tensor, speakers: Tensor) -> None:
         raise TypeError(f"Expected `is_tested` to be boolean, but got {is_tested.dtype}.")
     check_shape("is_tested", is_tested, tuple(speakers.shape), "the shape of `speakers`")
     names, index = speakers.unique(return_inverse=True)
-    tested = torch.zeros_like(names, dtype=torch.int64).index_add(0, index, is_tested.long())
+    tested = count_values(index[is_tested], len(names))
     if bool((tested != 1).any()):
         odd = tested[tested != 1][:5].tolist()
         raise ValueError(f"Expected `is_tested` to mark one conversation of every speaker, but got {odd} of some.")
+
+
+class Conversations(NamedTuple):
+    """Averaged utterances, as ``update`` of every embedding metric takes them.
+
+    ``original`` and ``protected`` ``(C, D)``, ``speakers`` and ``sessions`` ``(C,)``; None where there were none.
+    """
+
+    original: Tensor | None
+    protected: Tensor | None
+    speakers: Tensor
+    sessions: Tensor | None
+
+
+def conversations(
+    original: Tensor | None,
+    protected: Tensor | None,
+    speakers: Tensor,
+    utterances: int,
+    sessions: Tensor | None = None,
+) -> Conversations:
+    """Average utterances of a speaker and session in disjoint groups: what longer speech discloses.
+
+    Any metric of embeddings then measures an attacker who hears that much speech.
+
+    Args:
+        original: Floating tensor of shape ``(B, D)``, or None.
+        protected: Floating tensor of shape ``(B, D)``, or None; row i is the protected version of row i.
+        speakers: Integer tensor of shape ``(B,)``.
+        utterances: How many to average; the remainder is dropped.
+        sessions: Integer tensor of shape ``(B,)``: only utterances of one session are averaged.
+
+    Returns:
+        ``Conversations(original, protected, speakers, sessions)``, row i of both sides from the same utterances. They
+        are grouped at random, but always the same for the same utterances, whatever the order of rows.
+
+    Example:
+        >>> original = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
+        >>> conversations(original, None, torch.tensor([4, 4, 9]), utterances=2).original
+        tensor([[2., 0.]])
+    """
+    check_embeddings(original, protected, speakers)
+    check_whole("utterances", utterances, least=1)
+    columns = [speakers]
+    if sessions is not None:
+        check_integers("sessions", sessions)
+        check_shape("sessions", sessions, tuple(speakers.shape), "the shape of `speakers`")
+        columns.append(sessions)
+    group = torch.unique(torch.stack(columns), dim=1, return_inverse=True)[1]
+    keys = torch.stack([row_keys(side) for side in (original, protected) if side is not None]).sum(dim=0)
+    members = form_conversations(group, deal_places(group, keys), utterances)
+    first = members[:, 0]
+    return Conversations(
+        None if original is None else average_rows(original, members),
+        None if protected is None else average_rows(protected, members),
+        speakers[first],
+        None if sessions is None else sessions[first],
+    )
