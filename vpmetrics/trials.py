@@ -144,7 +144,7 @@ class EmbeddingTrials(EmbeddingMetric):
 
     def _feed(self, pairs: PairBlocks) -> None:
         self.metric.reset()
-        batches = [[block] for block in pairs] if pairs.is_exact else ([block] for block in pairs)
+        batches = ([block] for block in (pairs.keep_blocks() if pairs.is_exact else pairs))
         # torchmetrics' metrics of decisions squash a batch that leaves [0, 1]: all trials are one batch for them, so
         # that blocks do not show.
         members = self._members()

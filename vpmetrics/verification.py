@@ -23,27 +23,23 @@ from vpmetrics._engine.score_metric import ScoreMetric, TrialMetric
 from vpmetrics._engine.validation import reject_options
 from vpmetrics.functional.verification import check_rates, cllr, linkability, rate_key
 
-_NOTHING_TO_CALIBRATE = {
-    "thresholds": "four sums are all that is kept, so there is nothing to bin",
-    "score_range": "four sums are all that is kept, so there is nothing to bin",
-    "bandwidth": "the value is smooth as it is",
-}
+_NO_BINS = "four sums are all that is kept, so there is nothing to bin"
 
 
 class MinCllr(ScoreMetric):
-    r"""The least Cllr any increasing map of the scores can reach: that of their PAV log-likelihood ratios.
+    r"""The least Cllr that an increasing map of the scores can reach: that of their PAV log-likelihood ratios.
 
-    ``update(preds, target)`` takes scores in any shape and on any scale, higher = more alike, and labels, 1 = same
-    speaker. ``compute()`` returns a scalar in bits, from 0 (speakers fully told apart) to 1 (perfect privacy).
+    As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and scale, higher = more
+    alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a scalar in bits,
+    from 0 (speakers fully separated) to 1 (perfect privacy).
 
     Args:
-        thresholds: None keeps every score and is exact. A number of bins or a tensor of edges keeps two histograms
-            instead: constant memory, and :meth:`error_bound` certifies how far the value may lie from the exact one.
-        score_range: Range of the bins where their number is given; learnt when left out.
+        thresholds: None is exact; a number of bins or a tensor of edges keeps two histograms in constant memory.
+        score_range: Range of a number of bins; learnt when left out.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
-        intervals: Confidence of an interval, such as 0.95, from leaving speakers out; needs ``speakers`` in every
-            ``update``. ``compute()`` then returns a dictionary: ``min_cllr``, ``min_cllr_low`` and ``min_cllr_high``.
+        validate_args: Whether NaN and labels other than 0 and 1 raise; forces a GPU sync per update.
+        intervals: Confidence level, such as 0.95; ``update`` needs ``speakers``, and ``compute`` returns ``min_cllr``,
+            ``min_cllr_low`` and ``min_cllr_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -64,19 +60,18 @@ class MinCllr(ScoreMetric):
 class EqualErrorRate(ScoreMetric):
     r"""Error rate where misses and false alarms are equal, on the convex hull of the ROC.
 
-    ``update(preds, target)`` takes scores in any shape and on any scale, higher = more alike, and labels, 1 = same
-    speaker. ``compute()`` returns a scalar in [0, 0.5], 0.5 = perfect privacy. Scores are used as they are: neither
-    squashed nor clipped, whatever their range. The rate without the hull, which challenges rank by and which is never
-    lower, is :func:`vpmetrics.functional.raw_equal_error_rate`.
+    As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and scale, higher = more
+    alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a scalar in [0, 0.5],
+    0.5 = perfect privacy. The rate without the hull, which challenges rank by and which is never lower, is
+    :func:`vpmetrics.functional.raw_equal_error_rate`.
 
     Args:
-        thresholds: None keeps every score and is exact. A number of bins or a tensor of edges keeps two histograms
-            instead: constant memory, and :meth:`error_bound` certifies how far the value may lie from the exact one.
-        score_range: Range of the bins where their number is given; learnt when left out.
+        thresholds: None is exact; a number of bins or a tensor of edges keeps two histograms in constant memory.
+        score_range: Range of a number of bins; learnt when left out.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
-        intervals: Confidence of an interval, such as 0.95, from leaving speakers out; needs ``speakers`` in every
-            ``update``. ``compute()`` then returns a dictionary: ``eer``, ``eer_low`` and ``eer_high``.
+        validate_args: Whether NaN and labels other than 0 and 1 raise; forces a GPU sync per update.
+        intervals: Confidence level, such as 0.95; ``update`` needs ``speakers``, and ``compute`` returns ``eer``,
+            ``eer_low`` and ``eer_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -106,17 +101,16 @@ class Linkability(ScoreMetric):
 
     What Vauquier et al. (2025) call linkability is another measure: :class:`vpmetrics.ReidentificationRate`.
 
-    ``update(preds, target)`` takes scores in any shape and on any scale, higher = more alike, and labels, 1 = same
-    speaker. ``compute()`` returns a scalar in [0, 1], 0 = nothing can be linked; NaN with fewer than ten targets.
+    As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and scale, higher = more
+    alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a scalar in [0, 1],
+    0 = nothing can be linked; NaN with fewer than ten targets.
 
     Args:
-        thresholds: None keeps every score and is exact. A number of bins or a tensor of edges keeps two histograms
-            instead: constant memory, and every score counts as the middle of its bin.
-        score_range: Range of the bins where their number is given; learnt when left out.
-        validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
-        intervals: Confidence of an interval, such as 0.95, from leaving speakers out; needs ``speakers`` in every
-            ``update``. ``compute()`` then returns a dictionary: ``linkability``, ``linkability_low`` and
-            ``linkability_high``; the bins stay those of all trials.
+        thresholds: None is exact; a number of bins or a tensor of edges keeps two histograms of scores.
+        score_range: Range of a number of bins; learnt when left out.
+        validate_args: Whether NaN and labels other than 0 and 1 raise; forces a GPU sync per update.
+        intervals: Confidence level, such as 0.95; ``update`` needs ``speakers``, and ``compute`` returns
+            ``linkability``, ``linkability_low`` and ``linkability_high``, all with the bins of all trials.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -148,7 +142,7 @@ class Linkability(ScoreMetric):
         return linkability_of_trials(Counted(middles, counts)).to(torch.float32)
 
     def error_bound(self) -> Tensor:
-        """Not known for bins: NaN; 0 where the scores themselves are kept."""
+        """Return NaN for bins, whose error has no known bound; 0 where the scores themselves are kept."""
         return torch.full((), 0.0 if self.keeps_scores else torch.nan, device=self.device)
 
     def _value_of_trials(self, preds: Tensor, target: Tensor) -> Tensor:
@@ -162,14 +156,15 @@ class Cllr(TrialMetric):
         C_\mathrm{llr} = \frac{\langle \ln(1 + e^{-s}) \rangle_\mathrm{tar}
         + \langle \ln(1 + e^{s}) \rangle_\mathrm{non}}{2 \ln 2}
 
-    ``update(preds, target)`` takes log-likelihood ratios in any shape and labels, 1 = same speaker. ``compute()``
-    returns a scalar in bits: 0 at best for the attacker, 1 for knowing nothing, more for being misled. Four sums are
-    all that is kept, so memory is constant and the value exact; intervals need the scores, too.
+    As input to ``forward`` and ``update`` the metric accepts ``preds``, log-likelihood ratios of any shape, and
+    ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a scalar in bits: 0 at best for
+    the attacker, 1 without information, more where the scores mislead. The state is four sums; intervals also keep the
+    scores.
 
     Args:
-        validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
-        intervals: Confidence of an interval, such as 0.95, from leaving speakers out; needs ``speakers`` in every
-            ``update``. ``compute()`` then returns a dictionary: ``cllr``, ``cllr_low`` and ``cllr_high``.
+        validate_args: Whether NaN and labels other than 0 and 1 raise; forces a GPU sync per update.
+        intervals: Confidence level, such as 0.95; ``update`` needs ``speakers``, and ``compute`` returns ``cllr``,
+            ``cllr_low`` and ``cllr_high``.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -178,7 +173,7 @@ class Cllr(TrialMetric):
         tensor(1.1476)
     """
 
-    # What processes gather has no gradient.
+    # What ranks gather has no gradient.
     is_differentiable = InstanceConstant(True, lambda metric: not metric.dist_sync_on_step)
     measure = "cllr"
     higher_is_better: bool = True
@@ -189,7 +184,8 @@ class Cllr(TrialMetric):
         saw_float64: Tensor
 
     def __init__(self, validate_args: bool = True, intervals: float | None = None, **kwargs: Any) -> None:
-        reject_options(self, kwargs, _NOTHING_TO_CALIBRATE)
+        reasons = {"thresholds": _NO_BINS, "score_range": _NO_BINS, "bandwidth": "the value is smooth as it is"}
+        reject_options(self, kwargs, reasons)
         super().__init__(validate_args=validate_args, intervals=intervals, **kwargs)
         wide = wide_dtype(self.device)
         self.add_state("cllr_costs", default=torch.zeros(2, dtype=wide), dist_reduce_fx="sum")
@@ -202,8 +198,7 @@ class Cllr(TrialMetric):
         Args:
             preds: Natural-log likelihood ratios in any shape.
             target: 1 (same speaker) or 0 (different), boolean or integer, of the same shape.
-            speakers: Who speaks on the enrolment side and on the probe side, two tensors of integers of that shape;
-                for ``intervals``.
+            speakers: Speakers of the enrolment side and of the test side, as in :meth:`ScoreMetric.update`.
         """
         both = self._check_batch(preds, target, speakers)
         if self.intervals is not None:
@@ -235,9 +230,9 @@ class TPRAtFPR(ScoreMetric):
 
     Args:
         fpr: False-positive rates.
-        thresholds: None keeps every score and is exact; a number of bins or a tensor of edges keeps two histograms.
-        score_range: Range of the bins where their number is given; learnt when left out.
-        validate_args: Whether values are validated for NaN and labels other than 0 and 1; forces a GPU sync per update.
+        thresholds: None is exact; a number of bins or a tensor of edges keeps two histograms in constant memory.
+        score_range: Range of a number of bins; learnt when left out.
+        validate_args: Whether NaN and labels other than 0 and 1 raise; forces a GPU sync per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:

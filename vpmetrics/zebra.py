@@ -28,25 +28,20 @@ class ZebraDisclosure(ScoreMetric):
     with :math:`Z(l) = \frac12 + \frac{l - (e^l - 1)}{(e^l - 1)^2}`, the log-likelihood ratios :math:`l` of PAV, and
     :math:`l'` those of PAV under Laplace's rule.
 
-    ``update(preds, target)`` takes scores in any shape and on any scale, higher = more alike, and labels, 1 = same
-    speaker. ``compute()`` returns a dictionary: ``d_ece`` in bits, 0 to 0.7213, 0 = nothing disclosed; ``l_w``, a
-    base-10 logarithm; ``tag``, its category from 0 to 6 (:func:`vpmetrics.functional.zebra_tag` gives the letter; -1
-    if undefined); ``d_ece_reversed``, the ``d_ece`` of the negated scores, since an attacker may flip the sign.
-
-    The worst case is an extreme, and so it grows with the number of trials: the same system can get tag D from 296
-    utterances and E from 1,036. Compare it between sets of one size only. Nor is it 0 where nothing is disclosed:
-    Laplace's rule adds as many labels of either class, so constant scores get tag A wherever the numbers of targets and
-    non-targets differ.
+    As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and scale, higher = more
+    alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a dictionary:
+    ``d_ece`` in bits, from 0 (nothing disclosed) to 0.7213; ``l_w``, a base-10 logarithm; ``tag``, its category from 0
+    to 6 (:func:`vpmetrics.functional.zebra_tag` gives the letter; -1 if undefined); ``d_ece_reversed``, the ``d_ece``
+    of the negated scores, since an attacker may flip the sign. The worst case grows with the number of trials, see
+    :func:`vpmetrics.functional.zebra_disclosure`.
 
     Args:
-        thresholds: None keeps every score and is exact. A number of bins or a tensor of edges keeps two histograms
-            instead: constant memory, and :meth:`error_bound` certifies how far the value may lie from the exact one.
-        score_range: Range of the bins where their number is given; learnt when left out.
+        thresholds: None is exact; a number of bins or a tensor of edges keeps two histograms in constant memory.
+        score_range: Range of a number of bins; learnt when left out.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
-        intervals: Confidence of an interval, such as 0.95, from leaving speakers out; needs ``speakers`` in every
-            ``update``. ``compute()`` then returns ``d_ece_low``, ``d_ece_high``, ``d_ece_reversed_low`` and
-            ``d_ece_reversed_high``, too; the worst case is an extreme, of which leaving out says nothing.
+        validate_args: Whether NaN and labels other than 0 and 1 raise; forces a GPU sync per update.
+        intervals: Confidence level, such as 0.95; ``update`` needs ``speakers``, and ``compute`` adds ``d_ece_low``,
+            ``d_ece_high``, ``d_ece_reversed_low`` and ``d_ece_reversed_high``; an extreme such as ``l_w`` has none.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -64,16 +59,15 @@ class ZebraDisclosure(ScoreMetric):
         return zebra_of_counts(counts, dtype)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "minimum", actual: bool = True) -> tuple[Any, Any]:
-        """Draw the ECE profile: what an attacker does not know before and after the scores, over all priors.
+        """Draw the ECE profile: the empirical cross-entropy of the prior and of the scores, over all priors.
 
-        Several systems share one figure when each draws on the axes the one before returned.
+        Several systems share one figure when each draws on the axes that the previous one returned.
 
         Args:
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead of the profile.
             ax: Matplotlib axes to draw on; new ones when left out.
             label: Name of the system, which the legend follows with (D_ECE, l_w, tag).
-            actual: Also draw, dotted, the profile of the scores as they stand; it means something where they claim to
-                be log-likelihood ratios.
+            actual: Whether to draw, dotted, the profile of the scores taken as log-likelihood ratios.
 
         Returns:
             Figure and axes; neither shown nor saved.
@@ -86,11 +80,11 @@ class ZebraDisclosure(ScoreMetric):
             counts = self._counts()
             odds = torch.as_tensor(PROFILE_LOG_ODDS, device=self.device)
             minimum = minimum_cross_entropy(counts.ascending, odds)
-            stand = None
-            if actual and self.keeps_scores:  # bins have forgotten the scores themselves
-                stand = ece_profile(*self._trials(), odds, validate_args=False).actual
-            triple = self._value_of_counts(counts, torch.float64)
-        return draw_ece_profile(prior_entropy(odds), minimum, stand, triple, ax, label)
+            uncalibrated = None
+            if actual and self.keeps_scores:
+                uncalibrated = ece_profile(*self._trials(), odds, validate_args=False).actual
+            values = self._value_of_counts(counts, torch.float64)
+        return draw_ece_profile(prior_entropy(odds), minimum, uncalibrated, values, ax, label)
 
 
 class CalibrationDistortion(PrivacyMetric):
@@ -98,13 +92,13 @@ class CalibrationDistortion(PrivacyMetric):
 
     .. math:: C_\mathrm{ECE} = D_\mathrm{ECE}\bigl(c(\mathcal{S}_1 \mid \mathcal{S}_0)\bigr)
 
-    ``update(preds, target, run)`` takes the scores of the run the attacker learns the calibration ``c`` from
-    (``run=0``) and of the one attacked (``run=1``). ``compute()`` returns a scalar in bits: 0 is good, below 0 the
-    attacker is better off guessing. ``forward`` returns NaN, since one batch is of one run.
+    As input to ``update`` the metric accepts ``preds`` and ``target`` of the run that the attacker fits the calibration
+    ``c`` on (``run=0``) and of the attacked run (``run=1``). As output of ``compute`` it returns a scalar in bits: 0 is
+    good; below 0 the calibration misleads. ``forward`` returns NaN, since one batch is of one run.
 
     Args:
         calibration: ``"linear"``, the map ``a * s + b`` of least Cllr, or ``"isotonic"``, PAV under Laplace's rule.
-        validate_args: Look for NaN and for labels other than 0 and 1; forces a GPU sync once per update.
+        validate_args: Whether NaN and labels other than 0 and 1 raise; forces a GPU sync per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -131,7 +125,7 @@ class CalibrationDistortion(PrivacyMetric):
         Args:
             preds: Scores in any shape, higher = more alike.
             target: 1 (same speaker) or 0 (different), boolean or integer, of the same shape.
-            run: 0 for the run the calibration is learnt from, 1 for the one attacked.
+            run: 0 for the run that the calibration is fitted on, 1 for the attacked run.
         """
         check_trials(preds, target, self.validate_args)
         check_choice("run", run, (0, 1))
@@ -140,23 +134,23 @@ class CalibrationDistortion(PrivacyMetric):
         getattr(self, f"is_target_run{run}").append(is_target)
 
     def compute(self) -> Tensor:
-        """C_ECE of run 1 under the calibration learnt from run 0."""
+        """Return C_ECE of run 1 under the calibration fitted on run 0."""
         return calibration_distortion(*self._trials(1), *self._trials(0), self.calibration, validate_args=False)
 
     def plot(
         self, val: Any = None, ax: Any = None, label: str | None = None, kind: str = "calibrated"
     ) -> tuple[Any, Any]:
-        """Draw the reliability of the attacker's calibration: the share of targets against the posterior it promises.
+        """Draw the reliability of the attacker's calibration: the share of targets against its posterior.
 
-        Several systems share one figure when each draws on the axes the one before returned.
+        Several systems share one figure when each draws on the axes that the previous one returned.
 
         Args:
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead.
             ax: Matplotlib axes to draw on; new ones when left out.
             label: Name of the system; that of the calibration when left out.
-            kind: ``"calibrated"``; ``"raw"``, the scores of run 1 as they stand, taken as log-likelihood ratios (figure
-                4); or ``"profile"``, the ECE profiles of both runs as an oracle calibrates them, and of run 1 under
-                both calibrations learnt from run 0 (figure 8).
+            kind: ``"calibrated"``; ``"raw"``, the scores of run 1 taken as log-likelihood ratios (figure 4); or
+                ``"profile"``, the ECE profiles of both runs under PAV, and of run 1 under both calibrations fitted on
+                run 0 (figure 8).
 
         Returns:
             Figure and axes; neither shown nor saved.

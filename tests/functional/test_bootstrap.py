@@ -146,9 +146,9 @@ def test_results_are_of_the_type_of_the_scores(dtype):
 @pytest.mark.parametrize(
     ("change", "error", "match"),
     [
-        ({"speakers": torch.zeros(2)}, TypeError, "`speakers` to be two tensors, of the enrolment and the probe side"),
+        ({"speakers": torch.zeros(2)}, TypeError, "`speakers` to be two tensors, of the enrolment and the test side"),
         ({"speakers": [torch.zeros(4)] * 2}, TypeError, "`speakers of the enrolment side` to have an integer dtype"),
-        ({"speakers": [torch.zeros(4).long(), torch.zeros(3).long()]}, ValueError, "probe side` to have shape"),
+        ({"speakers": [torch.zeros(4).long(), torch.zeros(3).long()]}, ValueError, "test side` to have shape"),
         ({"speakers": [torch.tensor([1, 1, 2, 2])] * 2}, ValueError, "2 of 4 trials are labelled otherwise"),
         ({"measures": ["l_w"]}, ValueError, "`measures` to be some of d_ece, d_ece_reversed"),
         ({"measures": "eer"}, TypeError, "`measures` to be a sequence of names"),

@@ -1,7 +1,7 @@
 """Every check of an argument, with its message.
 
-Kinds, dtypes and shapes are free to look at. Values are not: reading one forces a GPU sync,
-so those checks are functions of their own and read everything they need at once.
+Kinds, dtypes and shapes are always checked. Checks of values force a GPU sync, so they are functions of their own that
+read everything at once.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Raise unless the value is True and False."""
+    """Raise unless the value is True or False."""
     if not isinstance(value, bool):
         raise TypeError(f"Expected `{name}` to be True or False, but got {value!r}.")
 
 
 def reject_options(metric: Any, options: dict[str, Any], reasons: dict[str, str]) -> None:
-    """Raise for what related metrics take and this one has no use for, saying why; None asks for nothing."""
+    """Raise for an argument of related metrics that this metric has no use for, with the reason; None is accepted."""
     for name, reason in reasons.items():
         if options.pop(name, None) is not None:
             raise TypeError(f"{type(metric).__name__} takes no `{name}`: {reason}.")
@@ -74,24 +74,25 @@ def reject_options(metric: Any, options: dict[str, Any], reasons: dict[str, str]
 
 def check_epochs(name: str, value: Any) -> None:
     """Raise unless the value is a number of epochs, one at least."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"Expected `{name}` to be a whole number of epochs, but got {value!r}.")
-    if value < 1:
-        raise ValueError(f"Expected `{name}` to be at least 1, but got {value}.")
+    check_whole(name, value, least=1)
 
 
 def check_bandwidth(bandwidth: Any) -> None:
-    """Raise for a kernel width that is neither absent nor a positive number."""
-    if bandwidth is None:
-        return
-    if not _is_number(bandwidth):
-        raise TypeError(f"Expected `bandwidth` to be a float or None, but got {type(bandwidth).__name__}.")
-    if not 0 < bandwidth < float("inf"):
-        raise ValueError(f"Expected `bandwidth` to be positive and finite, but got {bandwidth}.")
+    """Raise for a kernel width that is neither None nor a positive number."""
+    if bandwidth is not None:
+        if not _is_number(bandwidth):
+            raise TypeError(f"Expected `bandwidth` to be a float or None, but got {type(bandwidth).__name__}.")
+        _check_number("bandwidth", bandwidth, 0 < bandwidth < math.inf, "be positive and finite")
+
+
+def _check_number(name: str, value: Any, is_valid: bool, expected: str) -> None:
+    """Raise for a number that is not valid."""
+    if not is_valid:
+        raise ValueError(f"Expected `{name}` to {expected}, but got {value}.")
 
 
 def check_thresholds(thresholds: Any, score_range: Any) -> None:
-    """Raise unless the value is None, a number of bins or ascending edges; and for a range without a number of bins."""
+    """Raise unless these are None, a number of bins with or without its range, or ascending edges."""
     if isinstance(thresholds, bool) or not (thresholds is None or isinstance(thresholds, (int, Tensor))):
         raise TypeError(
             f"Expected `thresholds` to be None, a number of bins or a tensor of edges, but got {thresholds!r}."
@@ -103,7 +104,7 @@ def check_thresholds(thresholds: Any, score_range: Any) -> None:
         if thresholds.dim() != 1 or len(thresholds) == 0:
             raise ValueError(f"Expected `thresholds` to have shape (edges,), but got {tuple(thresholds.shape)}.")
         if not bool(thresholds.isfinite().all() & (thresholds.diff() > 0).all()):
-            raise ValueError("Expected `thresholds` to be finite and strictly ascending; scores beyond have bins, too.")
+            raise ValueError("Expected `thresholds` to be finite and strictly ascending; outer bins are added to them.")
     if score_range is not None:
         if not isinstance(thresholds, int):
             raise ValueError("Expected `score_range` only together with `thresholds` as a number of bins.")
@@ -115,8 +116,7 @@ def _check_range(score_range: Any) -> None:
     if not (isinstance(score_range, (tuple, list)) and len(score_range) == 2 and all(map(_is_number, score_range))):
         raise TypeError(f"Expected `score_range` to be two numbers, but got {score_range!r}.")
     low, high = score_range
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise ValueError(f"Expected `score_range` to be two finite ascending numbers, but got {score_range}.")
+    _check_number("score_range", score_range, -math.inf < low < high < math.inf, "be two finite ascending numbers")
 
 
 def check_slope(slope: Any) -> None:
@@ -127,15 +127,11 @@ def check_slope(slope: Any) -> None:
         slope = slope.item()
     if not _is_number(slope):
         raise TypeError(f"Expected `slope` to be a number or None, but got {slope!r}.")
-    if not math.isfinite(slope):
-        raise ValueError(f"Expected `slope` to be finite, but got {slope}.")
+    _check_number("slope", slope, math.isfinite(slope), "be finite")
 
 
 def check_slopes(slope: Any, trials: int) -> None:
-    """Raise unless the value is a number or a floating tensor of one slope, or of one per trial.
-
-    Values are not read.
-    """
+    """Raise unless the value is a number or a floating tensor of one slope, or of one per trial; reads no values."""
     if not isinstance(slope, Tensor):
         check_slope(slope)
         return
@@ -149,7 +145,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_trials(preds: Any, target: Any, values: bool) -> None:
-    """Kinds, dtypes, shapes and devices of scores and labels; with ``values``, what is in them, too."""
+    """Check kinds, dtypes, shapes and devices of scores and labels; with ``values`` their values."""
     check_floating("preds", preds)
     check_tensor("target", target)
     if target.is_floating_point() or target.is_complex():
@@ -176,29 +172,20 @@ def _check_trial_values(preds: Tensor, target: Tensor) -> None:
 
 
 def check_speakers_of_trials(speakers: Any, target: Tensor, values: bool) -> None:
-    """Kinds, shapes and devices of the speakers of both sides; with ``values``, that labels say the same of them."""
+    """Check kinds, shapes and devices of the speakers of both sides; with ``values`` that they agree with labels."""
     if not (isinstance(speakers, Sequence) and len(speakers) == 2):
         got = f"{len(speakers)} of them" if isinstance(speakers, Sequence) else type(speakers).__name__
-        raise TypeError(f"Expected `speakers` to be two tensors, of the enrolment and the probe side, but got {got}.")
-    for side, each in zip(("enrolment", "probe"), speakers, strict=True):
+        raise TypeError(f"Expected `speakers` to be two tensors, of the enrolment and the test side, but got {got}.")
+    for side, each in zip(("enrolment", "test"), speakers, strict=True):
         name = f"speakers of the {side} side"
         check_integers(name, each)
         check_shape(name, each, tuple(target.shape), "the shape of `target`")
         check_same_device("target", target, name, each)
-    if values and bool(((speakers[0] == speakers[1]) != target.bool()).any()):
-        wrong = int(((speakers[0] == speakers[1]) != target.bool()).sum())
+    if values and (wrong := int(((speakers[0] == speakers[1]) != target.bool()).sum())):
         raise ValueError(
             f"Expected `target` to be 1 where both `speakers` are the same and 0 elsewhere, but {wrong} of "
             f"{target.numel()} trials are labelled otherwise."
         )
-
-
-def check_confidence(name: str, value: Any) -> None:
-    """Raise unless the value is a number between 0 and 1."""
-    if not _is_number(value):
-        raise TypeError(f"Expected `{name}` to be a number, but got {value!r}.")
-    if not 0 < value < 1:
-        raise ValueError(f"Expected `{name}` to lie between 0 and 1, but got {value}.")
 
 
 def check_choices(name: str, values: Any, choices: Sequence[str]) -> None:
@@ -217,7 +204,7 @@ def check_embeddings(
     numbers: Mapping[str, Any] | None = None,
     width: int | None = None,
 ) -> None:
-    """Kinds, dtypes, shapes and devices of a batch of utterances; ``numbers`` are further columns of integers."""
+    """Check kinds, dtypes, shapes and devices of a batch of utterances; ``numbers`` are more columns of integers."""
     sides = {"original": original, "protected": protected}
     given = {name: side for name, side in sides.items() if side is not None}
     if not given:
@@ -236,19 +223,12 @@ def check_embeddings(
         check_same_device(first, rows, name, side)
     columns = {"speakers": speakers} | {name: column for name, column in (numbers or {}).items() if column is not None}
     for name, column in columns.items():
-        check_integers(name, column)
+        _check_column(name, column, first, rows)
     if is_reference is not None:
-        _check_booleans("is_reference", is_reference)
-        columns["is_reference"] = is_reference
-    for name, column in columns.items():
-        check_shape(name, column, (len(rows),), f"one per row of `{first}`")
-        check_same_device(first, rows, name, column)
-
-
-def _check_booleans(name: str, value: Any) -> None:
-    check_tensor(name, value)
-    if value.dtype != torch.bool:
-        raise TypeError(f"Expected `{name}` to be boolean, but got {value.dtype}.")
+        check_tensor("is_reference", is_reference)
+        if is_reference.dtype != torch.bool:
+            raise TypeError(f"Expected `is_reference` to be boolean, but got {is_reference.dtype}.")
+        _check_column("is_reference", is_reference.byte(), first, rows)
 
 
 def check_embedding_values(original: Tensor | None, protected: Tensor | None) -> None:
@@ -263,7 +243,7 @@ def check_embedding_values(original: Tensor | None, protected: Tensor | None) ->
 
 
 def check_recordings(utterances: Tensor, **columns: Tensor | None) -> None:
-    """Raise for a recording that is of two speakers, or of two values of another column; one GPU sync."""
+    """Raise for a recording with two speakers, or two values of another column; one GPU sync."""
     given = {name: column for name, column in columns.items() if column is not None}
     order = utterances.argsort()
     again = utterances[order][1:] == utterances[order][:-1]
@@ -280,17 +260,22 @@ def check_recordings(utterances: Tensor, **columns: Tensor | None) -> None:
 
 
 def check_utterances(name: str, rows: Any, speakers_name: str, speakers: Any) -> None:
-    """Kinds and shapes of utterances and their speakers."""
+    """Check kinds and shapes of utterances and their speakers."""
     check_floating(name, rows)
-    check_integers(speakers_name, speakers)
     if rows.ndim != 2:
         raise ValueError(f"Expected `{name}` to have shape (rows, dimensions), but got {tuple(rows.shape)}.")
-    check_shape(speakers_name, speakers, (len(rows),), f"one per row of `{name}`")
-    check_same_device(name, rows, speakers_name, speakers)
+    _check_column(speakers_name, speakers, name, rows)
+
+
+def _check_column(name: str, column: Any, rows_name: str, rows: Tensor) -> None:
+    """Raise unless the value is an integer tensor with one entry per row."""
+    check_integers(name, column)
+    check_shape(name, column, (len(rows),), f"one per row of `{rows_name}`")
+    check_same_device(rows_name, rows, name, column)
 
 
 def check_histogram(histogram: Any) -> None:
-    """Kind and shape of a rank histogram."""
+    """Check kind and shape of a rank histogram."""
     check_tensor("histogram", histogram)
     if histogram.is_complex() or histogram.dtype == torch.bool:
         raise TypeError(f"Expected `histogram` to hold real counts or shares, but got {histogram.dtype}.")
@@ -299,20 +284,18 @@ def check_histogram(histogram: Any) -> None:
 
 
 def check_identification(scores: Any, target_index: Any) -> None:
-    """Kinds and shapes of identification trials."""
+    """Check kinds and shapes of identification trials."""
     check_floating("scores", scores)
-    check_integers("target_index", target_index)
     if scores.ndim != 2:
         raise ValueError(f"Expected `scores` to have shape (trials, references), but got {tuple(scores.shape)}.")
-    check_shape("target_index", target_index, (len(scores),), "one per row of `scores`")
-    check_same_device("scores", scores, "target_index", target_index)
+    _check_column("target_index", target_index, "scores", scores)
 
 
 class DeferredWarning(NamedTuple):
-    """A warning that depends on a number on the device; all are read in one sync."""
+    """A warning that depends on a number on the device; all numbers are read in one sync."""
 
     number: Tensor | None  # None warns in any case
-    text: Callable[[float], str | None]
+    text: Callable[[float], str | None]  # None does not warn
     is_undefined: bool  # explains a NaN, for which one reason is enough
 
 
@@ -320,21 +303,19 @@ _deferred: ContextVar[list[DeferredWarning] | None] = ContextVar("_deferred", de
 
 
 def warn_undefined(reason: str, condition: Tensor | None = None) -> None:
-    """Warn on one rank why a value is NaN, in any case or where ``condition`` holds; under collect_warnings once."""
+    """Warn on one rank of the reason for a NaN, where ``condition`` holds; under collect_warnings once."""
     _defer(DeferredWarning(condition, lambda is_so: f"{reason} The result is NaN." if is_so else None, True))
 
 
 def warn_first(reasons: Mapping[str, Tensor]) -> None:
     """Warn of the first of these reasons that holds."""
-    if torch.compiler.is_compiling():
-        return
     with collect_warnings():
         for reason, condition in reasons.items():
             warn_undefined(reason, condition)
 
 
 def warn_if(number: Tensor, text: Callable[[float], str | None]) -> None:
-    """Warn on one rank with the text for a number; not where there is no text."""
+    """Warn on one rank with the text for a number, where there is one."""
     _defer(DeferredWarning(number, text, is_undefined=False))
 
 
@@ -385,27 +366,35 @@ def suppress_warnings() -> Iterator[None]:
         _deferred.reset(token)
 
 
-def check_weight(name: str, value: Any) -> None:
-    """Raise unless the value is a finite number of at least 0."""
+def check_number(name: str, value: Any) -> None:
+    """Raise unless the value is a real number."""
     if not _is_number(value):
         raise TypeError(f"Expected `{name}` to be a number, but got {type(value).__name__}.")
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"Expected `{name}` to be at least 0 and finite, but got {value}.")
+
+
+def check_confidence(name: str, value: Any) -> None:
+    """Raise unless the value is a number between 0 and 1."""
+    check_number(name, value)
+    _check_number(name, value, 0 < value < 1, "lie between 0 and 1")
+
+
+def check_weight(name: str, value: Any) -> None:
+    """Raise unless the value is a finite number of at least 0."""
+    check_number(name, value)
+    _check_number(name, value, 0 <= value < math.inf, "be at least 0 and finite")
 
 
 def check_positive(name: str, value: Any) -> None:
     """Raise unless the value is a finite number above 0."""
     check_weight(name, value)
-    if value == 0:
-        raise ValueError(f"Expected `{name}` to be above 0, but got {value}.")
+    _check_number(name, value, value > 0, "be above 0")
 
 
 def check_whole(name: str, value: Any, least: int) -> None:
     """Raise unless the value is a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"Expected `{name}` to be a whole number, but got {value!r}.")
-    if value < least:
-        raise ValueError(f"Expected `{name}` to be at least {least}, but got {value}.")
+    _check_number(name, value, value >= least, f"be at least {least}")
 
 
 def check_sizes(sizes: Any, smallest: int, name: str = "sizes") -> None:

@@ -22,7 +22,7 @@ from vpmetrics._engine.validation import check_positive, check_trials
 
 
 def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
-    r"""Cost of taking the scores for natural-log likelihood ratios (Brümmer and du Preez, 2006).
+    r"""Compute the cost of taking scores as natural-log likelihood ratios (Brümmer and du Preez, 2006).
 
     .. math::
         C_\mathrm{llr} = \frac{\langle \ln(1 + e^{-s}) \rangle_\mathrm{tar}
@@ -31,11 +31,11 @@ def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
     Args:
         preds: Natural-log likelihood ratios in any shape.
         target: 1 (same speaker) or 0 (different), of the same shape.
-        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
+        validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        Scalar in bits, from 0: 1 is no better than knowing nothing, more is misleading. NaN with one warning
-        where a class is missing. Gradients flow to ``preds``.
+        Scalar in bits, from 0; 1 without information, more where scores mislead. NaN with one warning where a class is
+        missing. Gradients flow to ``preds``.
 
     Example:
         >>> import torch
@@ -47,17 +47,16 @@ def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
 
 
 def min_cllr(preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True) -> Tensor:
-    r"""The least Cllr any increasing map of the scores can reach: that of their PAV log-likelihood ratios.
+    r"""Compute the least Cllr that an increasing map of the scores can reach: that of their PAV log-likelihood ratios.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
+        validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        Scalar in bits, from 0 (fully separated) to 1 (nothing to be told); NaN with one warning where a class is
-        missing.
+        Scalar in bits, from 0 (fully separated) to 1 (no information); NaN with one warning where a class is missing.
 
     Example:
         >>> import torch
@@ -70,17 +69,15 @@ def min_cllr(preds: Tensor, target: Tensor, bandwidth: float | None = None, vali
 def equal_error_rate(
     preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
 ) -> Tensor:
-    r"""Error rate where misses and false alarms are equal, on the convex hull of the ROC.
+    r"""Compute the error rate where misses and false alarms are equal, on the convex hull of the ROC.
 
-    The hull interpolates between operating points, so the value exists for any scores and depends on their order
-    alone. It never exceeds 1/2: scores that rank targets below non-targets are as good as none. Nor does it exceed the
-    rate that challenges print, which is that of the curve itself: see :func:`raw_equal_error_rate`.
+    It never exceeds 1/2, nor the rate of the ROC itself, which challenges print: see :func:`raw_equal_error_rate`.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
+        validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
         Scalar in [0, 0.5]; NaN with one warning where a class is missing.
@@ -94,25 +91,21 @@ def equal_error_rate(
 
 
 def raw_equal_error_rate(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
-    r"""Error rate where misses and false alarms are equal, on the ROC itself: without the convex hull.
+    r"""Compute the error rate where misses and false alarms are equal, on the ROC itself: without the convex hull.
 
     .. math:: \mathrm{EER} = P(s_\mathrm{tar} < \theta) = P(s_\mathrm{non} > \theta)
 
-    Raising the threshold past one score moves one of the rates; the value is where they cross. Past a score that both
-    classes have, both rates move, in proportion: the mean of all orders such ties might be put in.
-
-    The Voice Privacy Challenges of 2020 and 2022 rank by this rate, as Kaldi's ``compute-eer`` prints it. That program
-    stops at a target score only, so it prints this value rounded up to the next whole number of targets, by less than
-    one over the number of targets.
+    Where both classes have a score, both rates move there in proportion. The Voice Privacy Challenges of 2020 and 2022
+    rank by this rate; Kaldi's ``compute-eer`` rounds it up to the next whole number of targets.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
-        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
+        validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        Scalar in [0, 1]: above 1/2, scores rank targets below non-targets. Never below :func:`equal_error_rate`. NaN
-        with one warning where a class is missing.
+        Scalar in [0, 1], above 1/2 where scores rank targets below non-targets; NaN with one warning where a class is
+        missing.
 
     Example:
         >>> import torch
@@ -131,7 +124,7 @@ def min_dcf(
     c_fa: float = 1.0,
     validate_args: bool = True,
 ) -> Tensor:
-    r"""Normalised minimum detection cost, as in the speaker recognition evaluations of NIST.
+    r"""Compute the normalised minimum detection cost of NIST's speaker recognition evaluations.
 
     .. math::
         \min_\theta \frac{c_\mathrm{miss}\, p\, P(s_\mathrm{tar} < \theta)
@@ -144,7 +137,7 @@ def min_dcf(
         p_target: Prior probability :math:`p` of a target trial.
         c_miss: Cost of a miss.
         c_fa: Cost of a false alarm.
-        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
+        validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
         Scalar in [0, 1]: 1 is the cost of deciding by the prior alone. NaN with one warning where a class is missing.
@@ -163,7 +156,7 @@ def min_dcf(
 
 
 def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
-    r"""Global linkability of Gómez-Barrero et al. (2018), prior ratio 1.
+    r"""Compute the global linkability of Gómez-Barrero et al. (2018), prior ratio 1.
 
     .. math::
         D_\mathrm{sys} = \sum_b p(b \mid \mathrm{tar}) \max\!\left(0,
@@ -171,20 +164,18 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
 
     over :math:`\min(\lfloor T / 10 \rfloor, 100)` equal bins of the joint range of the scores.
 
-    The sum counts every bin in full. The code of the Voice Privacy Challenges integrates over the middles of the bins
-    by the trapezoid rule, which drops half of the first and the last bin, and so prints less: up to 0.04 less on score
-    files of the challenge, 0.5 instead of 1 for scores that separate the classes.
-
-    What Vauquier et al. (2025) call linkability is another measure: :func:`reidentification_rate`.
+    The code of the Voice Privacy Challenges integrates by the trapezoid rule, which drops half of the first and the
+    last bin, and so prints less: up to 0.04 less on score files of the challenge, 0.5 instead of 1 for separated
+    classes. What Vauquier et al. (2025) call linkability is another measure: :func:`reidentification_rate`.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
-        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
+        validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        Scalar in [0, 1], 1 = every target trial can be linked; NaN with one warning where a class is missing, with
-        fewer than ten targets, or with infinite scores or all the same.
+        Scalar in [0, 1], 1 = every target trial can be linked; NaN with one warning where a class is missing, targets
+        are fewer than ten, or scores are infinite or constant.
 
     Example:
         >>> import torch

@@ -31,7 +31,7 @@ from vpmetrics._engine.validation import check_floating, collect_warnings, warn_
 def zebra_disclosure(
     preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
 ) -> dict[str, Tensor]:
-    r"""Expected and worst-case disclosure of calibrated scores (eq. 13 and section 5.2).
+    r"""Compute expected and worst-case disclosure of calibrated scores (eq. 13 and section 5.2).
 
     .. math::
         D_\mathrm{ECE} = \frac{\langle Z(l) \rangle_\mathrm{tar} + \langle Z(-l) \rangle_\mathrm{non}}{2 \ln 2},
@@ -39,16 +39,15 @@ def zebra_disclosure(
 
     with the log-likelihood ratios :math:`l` of PAV, and :math:`l'` those of PAV under Laplace's rule.
 
-    The worst case is an extreme, and so it grows with the number of trials: the same system can get tag D from 296
-    utterances and E from 1,036. Compare it between sets of one size only. Nor is it 0 where nothing is disclosed:
-    Laplace's rule adds as many labels of either class, so constant scores get tag A wherever the numbers of targets and
-    non-targets differ.
+    The worst case grows with the number of trials: one system can get tag D from 296 utterances and E from 1,036, so
+    compare it between sets of one size only. Nor is it 0 where nothing is disclosed: Laplace's rule adds as many labels
+    to each class, so constant scores get tag A where the numbers of targets and non-targets differ.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
+        validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
         ``d_ece`` in bits, from 0 (nothing disclosed) to 1 / (2 ln 2) = 0.7213; ``l_w`` as a base-10 logarithm;
@@ -76,7 +75,7 @@ def zebra_of_counts(counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor
 
 
 def zebra_tag(l_w: Tensor | float) -> str:
-    """Category of a worst-case disclosure: the letter people read instead of the number (table 1).
+    """Return the category of a worst-case disclosure as a letter (table 1).
 
     Args:
         l_w: Base-10 logarithm of the strongest evidence, a number or a tensor of one element.
@@ -94,7 +93,7 @@ def zebra_tag(l_w: Tensor | float) -> str:
 
 
 class ECEProfile(NamedTuple):
-    """Empirical cross-entropy in bits over the prior: of the prior alone, at its minimum, and as the scores stand."""
+    """Empirical cross-entropy in bits over the prior: of the prior, of calibrated scores, of the scores themselves."""
 
     prior: Tensor
     minimum: Tensor
@@ -102,7 +101,7 @@ class ECEProfile(NamedTuple):
 
 
 def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_args: bool = True) -> ECEProfile:
-    r"""Empirical cross-entropy at any prior (eq. 11 and 12): what an attacker still does not know after the scores.
+    r"""Compute the empirical cross-entropy at any prior (eq. 11 and 12).
 
     .. math::
         \mathrm{ECE}(\pi) = \pi \langle -\log_2 \sigma(l + \operatorname{logit} \pi) \rangle_\mathrm{tar}
@@ -112,7 +111,7 @@ def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_
         preds: Scores in any shape, higher = more alike.
         target: 1 (same speaker) or 0 (different), of the same shape.
         prior_log_odds: Natural-log odds of the prior, any shape, finite.
-        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
+        validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
         Three tensors of the shape of ``prior_log_odds``: ``prior``, knowing the prior alone; ``minimum``, with the
@@ -129,11 +128,11 @@ def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_
     scores, is_target = preds.flatten(), target.flatten().bool()
     targets, nontargets = widen(scores[is_target]), widen(scores[~is_target])
     # One prior at a time: a row of all trials for each of many priors would not fit.
-    actual = cross_entropy(
-        torch.stack([softplus(-targets - odd).mean() for odd in odds]),
-        torch.stack([softplus(nontargets + odd).mean() for odd in odds]),
-        odds,
+    costs = (
+        [softplus(sign * scores + sign * odd).mean() for odd in odds]
+        for sign, scores in ((-1, targets), (1, nontargets))
     )
+    actual = cross_entropy(*map(torch.stack, costs), odds)
     rows = prior_entropy(odds), minimum, actual
     return ECEProfile(*(row.to(result_dtype(preds)).reshape(prior_log_odds.shape) for row in rows))
 
@@ -146,23 +145,23 @@ def calibration_distortion(
     calibration: str = "linear",
     validate_args: bool = True,
 ) -> Tensor:
-    r"""C_ECE: the D_ECE of scores calibrated on another run of the same safeguard (eq. 15 and 16).
+    r"""Compute C_ECE: the D_ECE of scores calibrated on another run of the same safeguard (eq. 15 and 16).
 
-    An attacker cannot calibrate on the labels to be guessed. A safeguard that draws anew at each run may leave
-    nothing that carries over, so that the calibration learnt misleads.
+    An attacker cannot calibrate on unknown labels. Where each run of the safeguard draws another secret, a calibration
+    fitted on one run may mislead on the next.
 
     Args:
         preds: Scores of the attacked run.
         target: Their labels, 1 (same speaker) or 0 (different).
-        fit_preds: Scores of the run the attacker learns from.
+        fit_preds: Scores of the run that the attacker fits the calibration on.
         fit_target: Their labels.
-        calibration: ``"linear"``, the map ``a * s + b`` of least Cllr; or ``"isotonic"``, PAV under Laplace's
-            rule with the posterior interpolated linearly between training scores and constant outside.
-        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
+        calibration: ``"linear"``, the map ``a * s + b`` of least Cllr; or ``"isotonic"``, PAV under Laplace's rule,
+            its posterior interpolated between training scores and constant outside.
+        validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
-        Scalar in bits: 0 is good, below 0 the attacker is better off guessing; 0.7213 at most. NaN with one
-        warning where a class is missing in either run.
+        Scalar in bits, at most 0.7213: 0 is good, below 0 the calibration misleads. NaN with one warning where a class
+        is missing in either run.
 
     Example:
         >>> scores, target = torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([0, 1, 0, 1])
@@ -170,14 +169,7 @@ def calibration_distortion(
         tensor(0.1069)
     """
     with collect_warnings():
-        return _calibration_distortion(preds, target, fit_preds, fit_target, calibration, validate_args)
-
-
-def _calibration_distortion(
-    preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, calibration: str, validate_args: bool
-) -> Tensor:
-    llr = transferred_llr(preds, target, fit_preds, fit_target, calibration, validate_args)
-    bits = llr_disclosure(llr, target.flatten().bool())
-    if bool(bits.isnan()):
-        warn_undefined("A calibration needs both kinds of trials in both runs, and numbers for scores.")
+        llr = transferred_llr(preds, target, fit_preds, fit_target, calibration, validate_args)
+        bits = llr_disclosure(llr, target.flatten().bool())
+        warn_undefined("A calibration needs both kinds of trials in both runs, and numbers for scores.", bits.isnan())
     return bits.to(result_dtype(preds, fit_preds))

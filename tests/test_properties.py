@@ -1,0 +1,120 @@
+"""Properties of every metric on small random data: order, batches, labels, copies, merging, range, intervals, NaN."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import warnings
+
+import pytest
+import torch
+from cases import CASES, assert_same, cut, entries, take
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import vpmetrics as vp
+
+DATA = {  # few speakers or trials, ties, equal rows and all degenerate cases that come with them
+    "seed": st.integers(0, 2**31),
+    "speakers": st.integers(1, 6),
+    "rows": st.integers(0, 40),
+    "levels": st.sampled_from([1, 8]),
+    "scale": st.sampled_from([1e-3, 1.0, 1e3]),
+}
+properties = settings(
+    max_examples=5, derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def make_rows(case, seed, speakers, rows, levels, scale):
+    """Rows of the kind that the case takes."""
+    draw = torch.Generator().manual_seed(seed)
+    example = case.batches()[0]
+    rows += speakers
+    names = torch.cat([torch.arange(speakers), torch.randint(speakers, (rows - speakers,), generator=draw)])
+
+    def rounded(*shape):
+        return (torch.randn(*shape, generator=draw, dtype=torch.float64) * levels).round() / levels * scale
+
+    if "preds" in example:
+        target = torch.rand(rows, generator=draw) < 0.4
+        made = {"preds": rounded(rows) + target * scale, "target": target.long()}
+        return made | ({"run": torch.randint(2, (rows,), generator=draw)} if "run" in example else {})
+    levels *= 8  # equal embeddings of two speakers are told apart by their labels
+    voices = rounded(speakers, 3)[names]
+    made = {"original": voices + rounded(rows, 3), "protected": voices + rounded(rows, 3), "speakers": names * 3 - 5}
+    return made | ({"attributes": dict.fromkeys(example["attributes"], names % 2)} if "attributes" in example else {})
+
+
+def feed(metric, rows, size=1000):
+    for batch in cut(rows, size):
+        metric.update(**batch)
+    return metric
+
+
+def compute(metric):
+    """The value, and the reasons for NaN."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        value = metric.compute()
+    return value, [
+        str(each.message) for each in caught if "equal another one of their speaker" not in str(each.message)
+    ]
+
+
+def by_speaker_order(value, renamed=False):
+    """The value without what depends on the order of labels; matrices in that order."""
+    if isinstance(value, dict):
+        # Speakers of equal embeddings are permuted in the order of their labels.
+        return {key: entry for key, entry in value.items() if not key.endswith(("worst_speaker", "chance"))}
+    if not isinstance(value, tuple):
+        return value
+    return [side.flip(tuple(range(side.dim()))) if renamed else side for side in value[:3]]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@properties
+@given(**DATA)
+def test_a_value_depends_on_the_data_alone(case, **data):
+    rows = make_rows(case, **data)
+    count = len(next(iter(rows.values())))
+    metric = feed(case.metric(), rows)
+    value, reasons = compute(metric)
+    # Twice the same, after a copy and after pickling.
+    for other in (metric, copy.deepcopy(metric), pickle.loads(pickle.dumps(metric))):
+        assert_same(compute(other)[0], value)
+    # In another order and other batches, some of them merged from another metric.
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(data["seed"]))
+    merged = feed(case.metric(), take(rows, order[: count // 2]), size=7)
+    merged.merge_state(feed(case.metric(), take(rows, order[count // 2 :])))
+    assert_same(compute(merged)[0], value, atol=1e-7, rtol=1e-7)
+    if "speakers" in rows:
+        renamed, _ = compute(feed(case.metric(), rows | {"speakers": 7 - 2 * rows["speakers"]}))
+        assert_same(by_speaker_order(renamed, True), by_speaker_order(value), atol=1e-7, rtol=1e-7)
+    if isinstance(value, dict):  # a rate at too few false alarms is NaN as documented
+        value = {key: entry for key, entry in value.items() if "tpr_at" not in key}
+    if any(bool(entry.isnan().any()) for entry in entries(value)):
+        assert reasons
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@properties
+@given(**DATA)
+def test_values_lie_in_their_range_and_in_their_intervals(case, **data):
+    if case.name.startswith("EmbeddingTrials"):  # of a metric that has its own case
+        return
+    takes_intervals = (
+        "intervals" in inspect.signature(type(case.metric()).__init__).parameters and "speakers" in (case.batches()[0])
+    )
+    metric = case.metric(**({"intervals": 0.9} if takes_intervals else {}))
+    value, _ = compute(feed(metric, make_rows(case, **data)))
+    named = value if isinstance(value, dict) else {}
+    for key, entry in named.items():
+        try:
+            low, high = vp.scalar(key).range
+        except KeyError:  # of an attribute, or an end
+            continue
+        assert entry.isnan() or low - 1e-9 <= entry <= high + 1e-9, (key, entry)
+        if f"{key}_low" in named and not named[f"{key}_low"].isnan():
+            assert named[f"{key}_low"] <= entry + 1e-9 <= named[f"{key}_high"] + 2e-9, key
