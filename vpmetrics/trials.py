@@ -24,19 +24,19 @@ from vpmetrics.zebra import CalibrationDistortion
 
 
 class EmbeddingTrials(EmbeddingMetric):
-    """Feeds a metric of scores with the trials of one condition, formed from embeddings tile by tile.
+    """Any metric of scores, computed from embeddings.
 
-    ``update(original, protected, speakers)`` takes embeddings ``(B, D)`` and integers ``(B,)``; ``compute()`` scores
-    all trials and returns what the metric returns for them. torchmetrics' own binary metrics squash scores outside
-    [0, 1] batch by batch, which would bend every tile in its own way; here they get the scores as they are.
+    As input to ``forward`` and ``update`` the metric accepts ``original`` and ``protected``, embeddings ``(B, D)``, and
+    ``speakers`` ``(B,)``. As output of ``compute`` it returns what ``metric`` returns for all trials of the condition.
+    torchmetrics' binary metrics squash scores outside [0, 1] batch by batch; here they get scores as they are.
 
     Args:
         metric: A metric with ``update(preds, target)``, or a collection of such; a copy of it is kept. For
             :class:`CalibrationDistortion` runs are sessions: half of every speaker's, and the other half, both ways.
-        condition: ``"OO"``, ``"OP"`` or ``"PP"``: the reference side and the probe side.
-        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
-            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
-        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once per update.
+        condition: ``"OO"``, ``"OP"`` or ``"PP"``: the enrolment side and the test side.
+        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or a callable from
+            embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        validate_args: Whether NaN and infinite embeddings raise; forces a GPU sync per update.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:
@@ -48,8 +48,7 @@ class EmbeddingTrials(EmbeddingMetric):
         tensor(0.)
     """
 
-    # What the metric fed says of itself.
-    higher_is_better = InstanceConstant(None, lambda own: getattr(own.metric, "higher_is_better", None))
+    higher_is_better = InstanceConstant(None, lambda trials: getattr(trials.metric, "higher_is_better", None))
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class EmbeddingTrials(EmbeddingMetric):
             value = self.metric._value_of_trials(*pairs.all_trials())
         else:
             value = self._value_of_pairs(pairs)
-        # Few trials have all digits there are, so that equal scores tie; what they come to is as wide as what came in.
+        # Few trials are scored in float64, so that equal scores tie; the result has the type of the embeddings.
         return tree_map_only(Tensor, lambda part: part.to(dtype) if part.dtype == torch.float64 else part, value)
 
     def _value_of_runs(self, data: EvaluationData, calibration: str) -> Tensor:
@@ -111,7 +110,7 @@ class EmbeddingTrials(EmbeddingMetric):
         return value
 
     def plot(self, val: Any = None, ax: Any = None, **kwargs: Any) -> tuple[Any, Any]:
-        """Draw what the metric fed draws of these trials: the ECE profile for :class:`ZebraDisclosure`.
+        """Draw what the metric draws of these trials: the ECE profile for :class:`ZebraDisclosure`.
 
         Args:
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead.
@@ -144,14 +143,14 @@ class EmbeddingTrials(EmbeddingMetric):
 
     def _feed(self, pairs: PairBlocks) -> None:
         self.metric.reset()
-        batches = ([block] for block in (pairs.keep_blocks() if pairs.is_exact else pairs))
-        # torchmetrics' metrics of decisions squash a batch that leaves [0, 1]: all trials are one batch for them, so
-        # that blocks do not show.
+        if pairs.is_exact:
+            pairs.keep_blocks()
         members = self._members()
-        if not all(isinstance(member, PrivacyMetric) or hasattr(member, "normalization") for member in members):
-            batches = [list(pairs)]
-        for blocks in batches:
-            self._update(pairs, blocks)
+        if all(isinstance(member, PrivacyMetric) or hasattr(member, "normalization") for member in members):
+            for block in pairs:
+                self._update(pairs, [block])
+        else:  # torchmetrics' metrics of decisions squash a batch that leaves [0, 1], so all trials are one batch
+            self._update(pairs, list(pairs))
         if not any(member.update_called for member in members):
             self._update(pairs, [])
 
@@ -168,7 +167,7 @@ class EmbeddingTrials(EmbeddingMetric):
 
 
 def _check_metric(metric: Any) -> None:
-    """Refuse what cannot be fed with scores and labels."""
+    """Raise unless the value is a metric of scores and labels."""
     if not isinstance(metric, (Metric, MetricCollection)):
         raise TypeError(f"Expected `metric` to be a Metric or a MetricCollection, but got {type(metric).__name__}.")
     if isinstance(metric, CalibrationDistortion):  # its runs are sessions

@@ -68,10 +68,7 @@ def _pool_runs(targets: Tensor, mass: Tensor) -> Tensor:
 
 
 def _pool_one_by_one(row: Tensor, targets: Tensor, masses: Tensor) -> list[int]:
-    """Return where blocks begin: each pools those before it, of its row.
-
-    Whose share of targets is not below its own.
-    """
+    """Return where blocks begin: each pools those before it in its row whose share of targets is not below its own."""
     begins, blocks = list[int](), list[tuple[int, float, float]]()
     for place, (of, target, mass) in enumerate(zip(row.tolist(), targets.tolist(), masses.tolist(), strict=True)):
         begin = place
@@ -102,10 +99,7 @@ def _top(values: Tensor) -> float:
 
 
 def _fit(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the isotonic regression by merging halves.
-
-    Elements of weight zero come last and hold the largest number.
-    """
+    """Return the isotonic regression by merging halves; elements of weight 0 come last and hold the largest number."""
     count = values.shape[-1]
     levels = (count - 1).bit_length()
     gap = (1 << levels) - count

@@ -1,4 +1,4 @@
-r"""Confidence intervals by the bootstrap over speakers: slow, and the second source of the jackknife."""
+"""Confidence intervals by the bootstrap over speakers: slow, a second source for those of the jackknife."""
 
 from __future__ import annotations
 
@@ -65,35 +65,32 @@ def bootstrap(
     seed: int = 0,
     validate_args: bool = True,
 ) -> dict[str, Bootstrapped]:
-    r"""Intervals that honour that trials share speakers: speakers are drawn anew, with replacement, never trials.
+    r"""Compute confidence intervals by resampling speakers with replacement, never trials, since trials share speakers.
 
     A speaker drawn :math:`w` times weighs :math:`w`: in every replicate a target trial of speaker i weighs
-    :math:`w_i`, a non-target trial of speakers i and j weighs :math:`w_i w_j`, so copies of one speaker never meet each
-    other. Scores are sorted once; every replicate is calibrated anew. With the mean :math:`\bar\theta` and the standard
-    deviation :math:`\sigma` of the replicates the interval of a value :math:`\theta` is
+    :math:`w_i`, a non-target trial of speakers i and j weighs :math:`w_i w_j`, so copies of one speaker never meet.
+    Every replicate is calibrated by itself. With the mean :math:`\bar\theta` and the standard deviation :math:`\sigma`
+    of the replicates the interval of a value :math:`\theta` is
 
     .. math:: \theta - (\bar\theta - \theta) \pm t_{S - 1}\, \sigma \sqrt{S / (S - 1)}
 
-    with Student's t for S speakers: a calibration fitted to what it is measured on makes replicates exceed the value by
-    as much as the value exceeds the truth, and S speakers vary less about their own mean than about the true one. Where
-    all replicates are the same end of a range, the interval reaches as far as people could move it of whom S speakers
-    have none, with a chance of one minus ``confidence``.
+    with Student's t for S speakers, corrected for bias: a calibration overfits its own trials. Where all replicates are
+    the same end of a range, the reach is a Clopper–Pearson bound on the share of speakers that differ.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike; for ``cllr``, log-likelihood ratios.
         target: 1 (same speaker) or 0 (different), of the same shape.
-        speakers: Who speaks on the enrolment side and on the probe side: two tensors of integers of the same shape.
-        measures: Any score measure with an interval, such as ``d_ece`` or ``eer``; the bins of ``linkability`` stay
-            those of
-            all trials.
-        replicates: How many times to draw.
-        confidence: How often an interval is to hold the truth.
-        seed: Of the draws; the labels of speakers and the order of trials do not show.
-        validate_args: Look at the values, too (NaN, labels, speakers); forces a GPU sync.
+        speakers: Speakers of the enrolment side and of the test side: two integer tensors of the same shape.
+        measures: Score measures with an interval, such as ``d_ece`` or ``eer``; ``linkability`` has the bins of all
+            trials.
+        replicates: Number of replicates.
+        confidence: Confidence level.
+        seed: Seed of the draws; labels of speakers and the order of trials change nothing.
+        validate_args: Whether values are validated (NaN, labels, speakers); forces a GPU sync.
 
     Returns:
         ``value``, ``low``, ``high`` and ``replicates`` ``(R,)`` of each measure. Replicates without one class of trials
-        are NaN and left out; where the trials are so themselves all is NaN, with one warning.
+        are NaN and left out; without one class at all everything is NaN, with one warning.
 
     Example:
         >>> speakers = torch.arange(60).repeat_interleave(60) % 12, torch.arange(60).repeat(60) % 12
@@ -105,10 +102,7 @@ def bootstrap(
     """
     check_trials(preds, target, validate_args)
     check_speakers_of_trials(speakers, target, validate_args)
-    check_choices("measures", measures, MEASURES)
-    check_whole("replicates", replicates, least=2)
-    check_whole("seed", seed, least=0)
-    check_confidence("confidence", confidence)
+    _check_arguments(measures, MEASURES, replicates, confidence, seed)
     scores, is_target = preds.detach().flatten(), target.flatten().bool()
     labels, places = torch.stack([side.flatten() for side in speakers]).unique(return_inverse=True)
     # The sums of ranks identify a speaker whatever the labels are.
@@ -134,25 +128,24 @@ def bootstrap_embeddings(
     similarity: str = "geometric",
     validate_args: bool = True,
 ) -> dict[str, Bootstrapped]:
-    r"""Intervals of embeddings by drawing speakers anew, as :func:`bootstrap` does; slow, for checking quicker ones.
+    r"""Compute confidence intervals from embeddings by resampling speakers, as :func:`bootstrap` does.
 
-    For ``deid`` and ``gvd`` every replicate calibrates each condition anew, under Laplace's rule, and averages its own
-    matrices: a speaker drawn :math:`w` times is :math:`w` rows and columns. For ``mean_d`` and ``alid`` the inputs are
-    those of the speakers drawn; the references, and the slopes of the latter, stay. Every score is kept: for up to some
-    thousand utterances.
+    For ``deid`` and ``gvd`` every replicate calibrates each condition by itself, under Laplace's rule, and averages its
+    own matrices: a speaker drawn :math:`w` times is :math:`w` rows and columns. For ``mean_d`` and ``alid`` the inputs
+    are resampled; references and slopes stay. Every score is kept: for up to some thousand utterances.
 
     Args:
         original: Embeddings ``(N, D)`` of the original speech.
         protected: Embeddings ``(N, D)`` of the protected speech, row i that of row i of ``original``.
-        speakers: Who speaks, ``(N,)``; any integers.
-        measures: ``deid``, ``gvd``, and after ``oo_``, ``op_`` or ``pp_`` any measure of :func:`bootstrap`, ``mean_d``
-            or ``alid``.
-        replicates: How many times to draw.
-        confidence: How often an interval is to hold the truth.
-        seed: Of the draws; the labels of speakers and the order of rows do not show.
+        speakers: Speaker of each row, ``(N,)`` integers.
+        measures: ``deid``, ``gvd``, and after ``oo_``, ``op_`` or ``pp_`` a measure of :func:`bootstrap`, ``mean_d`` or
+            ``alid``.
+        replicates: Number of replicates.
+        confidence: Confidence level.
+        seed: Seed of the draws; labels of speakers and the order of rows change nothing.
         scoring: How embeddings are compared, see :class:`vpmetrics.VoicePrivacy`.
         similarity: ``"geometric"`` or ``"sigmoid"``, see :func:`voice_similarity_matrix`.
-        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once.
+        validate_args: Whether NaN and infinite embeddings raise; forces a GPU sync once.
 
     Returns:
         What :func:`bootstrap` returns, by the names of ``measures``.
@@ -166,11 +159,8 @@ def bootstrap_embeddings(
         >>> value, low, high
         (tensor(0.3973), tensor(0.3154), tensor(0.5277))
     """
-    check_choices("measures", measures, EMBEDDING_MEASURES)
+    _check_arguments(measures, EMBEDDING_MEASURES, replicates, confidence, seed)
     check_choice("similarity", similarity, SIMILARITIES)
-    check_whole("replicates", replicates, least=2)
-    check_confidence("confidence", confidence)
-    check_whole("seed", seed, least=0)
     data = build_data(pack_utterances(original, protected, speakers, validate_values=validate_args))
     count, dtype = len(data.speakers), result_dtype(original, protected)
     with collect_warnings():
@@ -180,6 +170,15 @@ def bootstrap_embeddings(
             warn_undefined("The bootstrap needs two speakers.")
             values = dict.fromkeys(measures, widen(original.new_full((1 + replicates,), torch.nan)))
     return {key: _interval(values[key], key, count, confidence, dtype) for key in measures}
+
+
+def _check_arguments(
+    measures: Sequence[str], known: Sequence[str], replicates: int, confidence: float, seed: int
+) -> None:
+    check_choices("measures", measures, known)
+    check_whole("replicates", replicates, least=2)
+    check_whole("seed", seed, least=0)
+    check_confidence("confidence", confidence)
 
 
 def _embedding_values(
@@ -210,11 +209,7 @@ def _embedding_values(
 
 
 class SpeakerTrials:
-    """Trials counted by pair of speakers and cell of the score axis, under many weightings of the speakers.
-
-    A target trial weighs what its speaker does, a non-target trial the product of its two, so that copies of one
-    speaker never meet.
-    """
+    """Trials counted by pair of speakers and cell of the score axis, under many weightings of the speakers."""
 
     def __init__(
         self, scored: ConditionScores, scores: Tensor, is_target: Tensor, places: Tensor, speakers: int
@@ -256,10 +251,7 @@ class SpeakerTrials:
         return {key: found[:, place] for place, key in enumerate(keys)}
 
     def dominance(self, weights: Tensor, similarity: str) -> Tensor:
-        """Return diagonal dominance under each weighting, recalibrated, ``(R,)``.
-
-        A speaker drawn several times is as many rows and columns, of which only each with itself has trials.
-        """
+        """Return diagonal dominance under each weighting, recalibrated, ``(R,)``."""
         each = self.table.sum(0)
         number = each.sum(1)
         is_own = self.pairs[0] == self.pairs[1]

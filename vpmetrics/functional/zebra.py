@@ -128,11 +128,11 @@ def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_
     scores, is_target = preds.flatten(), target.flatten().bool()
     targets, nontargets = widen(scores[is_target]), widen(scores[~is_target])
     # One prior at a time: a row of all trials for each of many priors would not fit.
-    costs = (
-        [softplus(sign * scores + sign * odd).mean() for odd in odds]
-        for sign, scores in ((-1, targets), (1, nontargets))
+    sides = (-1, targets), (1, nontargets)
+    miss, false_alarm = (
+        torch.stack([softplus(sign * (scores + odd)).mean() for odd in odds]) for sign, scores in sides
     )
-    actual = cross_entropy(*map(torch.stack, costs), odds)
+    actual = cross_entropy(miss, false_alarm, odds)
     rows = prior_entropy(odds), minimum, actual
     return ECEProfile(*(row.to(result_dtype(preds)).reshape(prior_log_odds.shape) for row in rows))
 
