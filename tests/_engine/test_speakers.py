@@ -212,9 +212,9 @@ def test_nobody_is_worst_where_nothing_is_defined():
     [
         (torch.zeros(3), TypeError, "two tensors"),
         ((torch.zeros(3).long(),), TypeError, "two tensors"),
-        ((torch.zeros(3), torch.zeros(3)), TypeError, "Expected `speakers`"),
-        ((torch.zeros(2).long(), torch.zeros(3).long()), ValueError, "the shape of `preds`"),
-        ((torch.zeros(3).long(), torch.zeros(3).long()), ValueError, "1 exactly where both speakers are the same"),
+        ((torch.zeros(3), torch.zeros(3)), TypeError, "Expected `speakers of the enrolment side`"),
+        ((torch.zeros(2).long(), torch.zeros(3).long()), ValueError, "the shape of `target`"),
+        ((torch.zeros(3).long(), torch.zeros(3).long()), ValueError, "1 where both `speakers` are the same"),
     ],
 )
 def test_odd_speakers_are_refused(speakers, error, says):

@@ -188,7 +188,7 @@ def count_replicates(
     own_weights, other_weights, num_pairs = (
         widen(cells.edges).new_zeros(shape) for shape in ((2, size), (2, size), ())
     )
-    target_cells, target_speakers = _target_cells(pairs, cells)
+    target_cells, target_speakers = find_target_cells(pairs, cells)
     for slot in (target_cells, target_cells + size * (1 + group[target_speakers])):
         table[0].index_add_(0, slot, torch.ones_like(slot))
     thinned = pairs.thin(_MOST_PAIRS)
@@ -234,7 +234,7 @@ def count_replicates(
     )
 
 
-def _target_cells(pairs: PairBlocks, cells: ScoreCells) -> tuple[Tensor, Tensor]:
+def find_target_cells(pairs: PairBlocks, cells: ScoreCells) -> tuple[Tensor, Tensor]:
     """Return the cell and the speaker of every target trial of all ranks."""
     found = [(pairs.enrolment.speaker_index[:0],) * 2]
     whole = pairs.on_all_ranks()

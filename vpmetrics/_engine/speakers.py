@@ -11,11 +11,12 @@ from torch.nn.functional import pad
 
 from vpmetrics._engine.condition_scores import ConditionScores
 from vpmetrics._engine.identification import Identification
-from vpmetrics._engine.jackknife import ScoreCells
+from vpmetrics._engine.jackknife import ScoreCells, find_target_cells
 from vpmetrics._engine.measures import evidence, expected_disclosure, linkability_edges, linkability_of_bins
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.score_counts import Counted, Steps, calibrate
+from vpmetrics._engine.utterances import count_values
 
 _PERMUTATIONS = 4  # of speakers, for chance levels
 _MOST_PAIRS = 1 << 20  # non-target pairs that are counted by speaker
@@ -23,17 +24,13 @@ _MOST_COUNTS = 1 << 22  # of all speakers together
 
 
 class SideDisclosure(NamedTuple):
-    r"""What the trials of each speaker on one side disclose; all fields ``(S,)``.
+    """Disclosure by the trials of each speaker on one side; all fields ``(S,)``, NaN where there are no trials."""
 
-    ``of_targets`` and ``of_nontargets`` are the two halves of a speaker's D_ECE in bits, ``targets`` and ``nontargets``
-    the numbers of trials they are means of; NaN for none. ``l_w``: the strongest evidence among them.
-    """
-
-    of_targets: Tensor
-    of_nontargets: Tensor
-    targets: Tensor
+    of_targets: Tensor  # first half of the speaker's D_ECE, in bits
+    of_nontargets: Tensor  # second half
+    targets: Tensor  # number of trials
     nontargets: Tensor
-    l_w: Tensor
+    l_w: Tensor  # strongest evidence
 
     @property
     def d_ece(self) -> Tensor:
@@ -108,10 +105,7 @@ def disclose_speakers(pairs: PairBlocks, scores: ConditionScores, speakers: Tens
 def disclose_trial_speakers(
     scores: ConditionScores, preds: Tensor, is_target: Tensor, places: Tensor, names: Tensor
 ) -> SpeakerDisclosure:
-    """Return the disclosure of every speaker from given trials ``(P,)``; ``places`` ``(2.
-
-    P)`` are places in ``names``.
-    """
+    """Return the disclosure of every speaker from given trials ``(P,)``; ``places`` ``(2, P)`` refer to ``names``."""
     llr = calibrate(scores.counts.ascending)
     tables = [evidence(-llr), evidence(llr), calibrate(scores.counts.ascending, laplace=True).abs().detach()]
     nontarget, target, strengths = scores.look_up(tables)(preds.clone())
@@ -125,10 +119,7 @@ def disclose_trial_speakers(
 
 
 def speaker_disclosure_of_sums(names: Tensor, sums: Tensor, strongest: Tensor, is_one_sided: bool) -> SpeakerDisclosure:
-    """Return the disclosure from sums of evidence and numbers of trials ``(3, 2, S)``, and strongest evidence ``(2.
-
-    S)``.
-    """
+    """Return the disclosure from sums of evidence, numbers of trials ``(3, 2, S)`` and largest evidence ``(2, S)``."""
     order = names.argsort(stable=True)
     own, *others = sums[..., order]
     sides = [(other, worst) for other, worst in zip(others, strongest[:, order], strict=True)]
@@ -166,7 +157,7 @@ class WorstSpeaker(NamedTuple):
 
     @property
     def largest(self) -> tuple[Tensor, Tensor]:
-        """The largest value and its speaker index; NaN where no value is known."""
+        """The largest value and its speaker index; NaN where every value is NaN."""
         return find_largest(self.d_ece)
 
 
@@ -217,36 +208,28 @@ def find_worst_speaker(
     """Return what each tested speaker's own trials disclose, calibrated on these alone."""
     count = pairs.num_speakers
     cells = ScoreCells(scores, most=max(64, min(1024, _MOST_COUNTS // max(1, count))))
-    size = cells.number
-    targets, nontargets = torch.zeros(2, count * size, dtype=torch.int64, device=pairs.test.speaker_index.device)
-    whole = pairs.on_all_ranks()
-    for group in whole.row_groups():
-        for block in whole.blocks(group, targets_only=True):
-            if block.is_target is not None and block.is_trial is not None:
-                slots = cells.of(block.scores) + size * pairs.test.speaker_index[block.columns]
-                slots = slots[block.is_target & block.is_trial]
-                targets.index_add_(0, slots, torch.ones_like(slots))
-    thinned = pairs.thin_enrolment(_MOST_PAIRS)
-    one = nontargets.new_ones(())
+    size, thinned = cells.number, pairs.thin_enrolment(_MOST_PAIRS)
+    targets = count_values(_slots(*find_target_cells(pairs, cells), size), count * size)
+    nontargets = torch.zeros_like(targets)
     for block in thinned:
-        slots = cells.of(block.scores) + size * thinned.test.speaker_index[block.columns]
-        own = [slots]
-        if thinned.is_one_side:  # an unordered pair is a trial of either speaker
-            own.append(cells.of(block.scores) + (size * thinned.test.speaker_index[block.rows])[:, None])
-        for slot in own:
-            if block.is_target is not None and block.is_trial is not None:
-                slot = slot[~block.is_target & block.is_trial]
-            nontargets.index_add_(0, slot.flatten(), one.expand(slot.numel()))
+        slots = _slots(cells.of(block.scores), thinned.test.speaker_index[block.columns], size)
+        if block.is_target is not None and block.is_trial is not None:
+            slots = slots[~block.is_target & block.is_trial]
+        nontargets.index_add_(0, slots.flatten(), nontargets.new_ones(()).expand(slots.numel()))
     (nontargets,) = thinned.processes.all_reduce(nontargets)
     nontargets = widen(nontargets.view(count, size))
     values = _two_sided(widen(targets.view(count, size)), nontargets)
     chances = []
     for pseudo, tested in permuted:
-        slots = cells.of(pseudo) + size * tested
-        counts = torch.zeros_like(targets).index_add_(0, slots, torch.ones_like(slots))
+        counts = count_values(_slots(cells.of(pseudo), tested, size), count * size)
         chances.append(find_largest(_two_sided(widen(counts.view(count, size)), nontargets))[0])
     chance = torch.stack(chances).nanmean() if chances else torch.full_like(values.sum(), torch.nan)
     return WorstSpeaker(values, chance)
+
+
+def _slots(cells: Tensor, speakers: Tensor, size: int) -> Tensor:
+    """Return the place of cells in a table with one row per speaker."""
+    return cells + size * speakers
 
 
 def _two_sided(targets: Tensor, nontargets: Tensor) -> Tensor:

@@ -1,8 +1,4 @@
-r"""Local information disclosure: what each single trial gives away, in bits (arXiv 2607.06259, 2026).
-
-A rank says who came first, not by how much. Here the scores of one input against N references become a probability of
-each, and the disclosure of the trial is what that leaves of the :math:`\log_2 N` bits it takes to name the speaker.
-"""
+"""Local information disclosure: the bits that each single trial discloses (arXiv 2607.06259, 2026)."""
 
 from __future__ import annotations
 
@@ -19,13 +15,13 @@ from vpmetrics._engine.validation import check_identification, check_slopes, war
 
 
 def local_information(scores: Tensor, target_index: Tensor, slope: float | Tensor) -> Tensor:
-    r"""Information on its true speaker that each trial discloses, in bits.
+    r"""Compute the information on its true speaker that each trial discloses, in bits.
 
     .. math::
         \mathrm{LID}_i = \log_2 (N p_{i,t_i}), \qquad p_i = \mathrm{softmax}(w z_i)
 
-    with :math:`z_i` the scores of trial i against N references, less their mean and divided by their population
-    standard deviation; equal scores stay at :math:`z = 0` and disclose 0 bits.
+    with :math:`z_i` the scores of trial i against N references, standardised by their mean and population standard
+    deviation; equal scores have :math:`z = 0` and disclose 0 bits.
 
     Args:
         scores: Floating tensor of shape ``(P, N)``, higher = more alike.
@@ -52,7 +48,7 @@ def local_information(scores: Tensor, target_index: Tensor, slope: float | Tenso
 
 
 def local_information_disclosure(scores: Tensor, target_index: Tensor, slope: float | Tensor) -> dict[str, Tensor]:
-    r"""Summary of ``local_information`` over all trials.
+    r"""Compute the summary of ``local_information`` over all trials.
 
     Args:
         scores: Floating tensor of shape ``(P, N)``, higher = more alike.
@@ -60,10 +56,8 @@ def local_information_disclosure(scores: Tensor, target_index: Tensor, slope: fl
         slope: Slope of the softmax; fit it on other speakers than these, with ``fit_local_slope``.
 
     Returns:
-        Dict of scalars, float32 or wider: ``alid``, the mean; ``pdr`` and ``ndr``, the share of trials above 0 bits
-        and the rest; ``lid_pos`` and ``lid_neg``, the means of these two sides, NaN for one without trials;
-        ``lid_max``; and ``link_rate``, the share of trials whose true speaker strictly beats all others. All NaN, with
-        a warning, for fewer than two references or no trial.
+        Dict of scalars, float32 or wider, as :class:`vpmetrics.LocalInformationDisclosure` returns it. All NaN, with a
+        warning, for fewer than two references or no trial.
 
     Example:
         >>> scores = torch.tensor([[0.9, 0.8, 0.8, 0.8], [0.7, 0.6, 0.6, 0.6]])
@@ -77,11 +71,10 @@ def local_information_disclosure(scores: Tensor, target_index: Tensor, slope: fl
 
 
 def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
-    r"""Slope of a logistic regression of "is the true speaker" on standardised scores, on a development set.
+    r"""Fit the slope of a logistic regression of "is the true speaker" on standardised scores, on a development set.
 
-    The regression has an offset, no penalty, and weighs both classes equally. Where a threshold separates them, no
-    slope is steep enough: one more target where the nearest non-target is, and one more non-target where the nearest
-    target is, then bound it.
+    The regression has an offset, no penalty, and weighs both classes equally. Where a threshold separates the classes,
+    one more target at the nearest non-target, and one more non-target at the nearest target, bound the slope.
 
     Args:
         scores: Floating tensor of shape ``(P, N)``, trials of other speakers than those the slope is applied to.
@@ -114,29 +107,26 @@ def identify(
     scoring: Scoring = "cosine",
     slope: float | Tensor | None = None,
 ) -> Identification:
-    """Rank histogram and local information of embeddings, each input scored against each reference in tiles.
+    """Compute the rank histogram and local information of embeddings, each input scored against each reference.
 
     References and protocols are those of ``rank_histogram``. Without a ``slope`` it is cross-fitted: the trials of each
-    speaker get the slope fitted on those of all other speakers. Where the scores times the speakers are more than
-    sixteen million, the speakers are dealt to ten folds, in an order that their references determine, and share the
-    slope fitted on the other nine; the numbers that speakers go by never matter. Of more than half a million scores
-    slopes are fitted on those of all true speakers and evenly spaced ones of the others, which moves the mean by some
-    0.0001 bits.
+    speaker get the slope fitted on all other speakers, or, of more than 256 speakers, on nine of ten folds, dealt by
+    values and not by labels. Of more than half a million scores, slopes are fitted on the target scores and an evenly
+    spaced part of the others, which moves the mean by some 0.0001 bits.
 
     Args:
         inputs: Floating tensor of shape ``(B, D)``.
         speakers: Integer tensor of shape ``(B,)``, the speaker of each input.
-        references: Floating tensor of shape ``(M, D)``, or ``(B, D)`` for leave-one-out; None for the inputs.
-        reference_speakers: Integer tensor of shape ``(M,)``, or None for leave-one-out.
-        scoring: ``"cosine"``, for embeddings, ``"euclidean"``, for histograms, or any other way to compare two
-            embeddings that :mod:`vpmetrics.scoring` has.
+        references: As in ``rank_histogram``.
+        reference_speakers: As there.
+        scoring: As there.
         slope: Slope of the softmax, or None to cross-fit it.
 
     Returns:
-        ``Identification(histogram (N,), bits (P,), linked (P,), trials (P,), speakers (P,), rank_bits (P,))``: trials
-        are the inputs whose speaker has a reference left, in their order. Bits are NaN for fewer than two references,
-        or where a slope is to be fitted and no other speaker has trials. ``rank_bits`` are what each rank discloses by
-        the histogram of all, MeanD on average.
+        ``Identification(histogram (N,), bits (P,), linked (P,), trials (P,), speakers (P,), rank_bits (P,), ...)``:
+        trials are the inputs whose speaker has a reference left, in their order. Bits are NaN for fewer than two
+        references, or where a slope is to be fitted and no other speaker has trials. ``rank_bits`` is the disclosure of
+        each rank by the histogram of all, MeanD on average.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -153,7 +143,7 @@ def identify(
 
 
 def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
-    """Summary of trials whose local information is known already, as ``identify`` returns it.
+    """Compute the summary of trials from their local information, as ``identify`` returns it.
 
     Args:
         bits: Floating tensor of shape ``(P,)``, local information of each trial.
@@ -168,7 +158,7 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
         (tensor(0.5000), tensor(2.), tensor(0.5000))
     """
     wide, none = widen(bits), widen(bits).new_full((1,), -torch.inf)
-    # What rounding leaves of a slope of nothing is no disclosure.
+    # Rounding of zero bits is no disclosure.
     above = wide > 16 * torch.finfo(at_least_float32(bits).dtype).eps
     disclosed, missed = (torch.where(side, wide, 0).sum() for side in (above, ~above))
     counts = (torch.ones_like(linked), linked, above, wide.isnan())
@@ -182,7 +172,6 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
         "lid_max": torch.cat([wide, none]).amax(),
         "link_rate": links / count,
     }
-    # One trial of which nothing is known makes every mean, share and extreme NaN.
     undefined = (unknown > 0) | (count == 0)
     warn_undefined("Local information needs two references, trials of two speakers, and numbers.", undefined)
     return {name: torch.where(undefined, torch.nan, value).to(result_dtype(bits)) for name, value in values.items()}

@@ -1,4 +1,4 @@
-r"""Similarity rank disclosure: what the rank of the true speaker among N says about who is speaking, in bits.
+r"""Similarity rank disclosure: the bits that the rank of the true speaker among N discloses.
 
 Chandra et al., "Evaluating voice anonymisation using similarity rank disclosure", 2026, after Bäckström's measure.
 """
@@ -29,7 +29,7 @@ def rank_histogram(
     scoring: Scoring = "cosine",
     bandwidth: float | None = None,
 ) -> Tensor:
-    """How many inputs have the reference of their own speaker at each of the N ranks (section 3.1).
+    """Count the inputs whose own speaker has each of the N ranks (section 3.1).
 
     There is one reference per speaker: the mean of that speaker's reference utterances. Two protocols keep an input
     and its reference apart:
@@ -37,22 +37,21 @@ def rank_histogram(
     * disjoint: ``references`` and ``reference_speakers`` are other utterances than the inputs;
     * leave-one-out: without ``reference_speakers``, row i of ``references`` is the utterance of input i (by default
       the input itself) and is left out of the mean that input i is compared with, *in step*: the j-th utterance of a
-      speaker is compared with means that all lack their j-th one, counted round and round. Were it left out of the own
-      mean alone, that would average fewer utterances than all others, and look less similar for it.
+      speaker is compared with means that all lack their j-th one, counted cyclically. Were it left out of its own mean
+      alone, that would average fewer utterances than all others, and be less similar for it.
 
-    Tied references share the mass of the ranks they cover, which is the expectation of breaking ties at random, so
-    features that say nothing give a uniform histogram. Scores are tied when they differ by no more than rounding: a
-    matrix product may sum two equal references in different orders. Inputs whose speaker has no reference left are no
-    trials. Scores are walked in tiles, and masses are added as integers: the result depends neither on the size of
-    the tiles nor on the order of the rows.
+    Tied references share the mass of the ranks they cover, which is the expectation of breaking ties at random. Scores
+    are tied when they differ by no more than rounding: a matrix product may sum two equal references in different
+    orders. Inputs whose speaker has no reference left are no trials. Masses are added as integers: the result depends
+    neither on the size of the blocks nor on the order of the rows.
 
     Args:
         inputs: Floating tensor of shape ``(B, D)``.
         speakers: Integer tensor of shape ``(B,)``, the speaker of each input.
         references: Floating tensor of shape ``(M, D)``, or ``(B, D)`` for leave-one-out; None for the inputs.
         reference_speakers: Integer tensor of shape ``(M,)``, or None for leave-one-out.
-        scoring: ``"cosine"``, for embeddings, ``"euclidean"``, for histograms, or any other way to compare two
-            embeddings that :mod:`vpmetrics.scoring` has.
+        scoring: ``"cosine"``, for embeddings, ``"euclidean"``, for histograms, ``"dot"``, or a callable from two sets
+            of embeddings to scores, such as :class:`vpmetrics.scoring.PLDA`.
         bandwidth: None counts ranks. A width, in standard deviations of an input's scores, softens the comparison of
             two scores to a sigmoid, so that ranks have a gradient.
 
@@ -69,7 +68,7 @@ def rank_histogram(
 
 
 def rank_disclosure(histogram: Tensor, model: str = "empirical", validate_args: bool = True) -> dict[str, Tensor]:
-    r"""What a rank histogram discloses: at most, on average, and in shares (section 3.3).
+    r"""Compute what a rank histogram discloses: at most, on average, and in shares (section 3.3).
 
     .. math::
         \varepsilon_j = \log_2 (N \gamma_j), \quad \mathrm{MaxD} = \max_j \varepsilon_j, \quad
@@ -82,7 +81,7 @@ def rank_disclosure(histogram: Tensor, model: str = "empirical", validate_args: 
     Args:
         histogram: Counts or shares of the ranks 1 ... N, shape ``(..., N)``; leading dimensions are separate systems.
         model: ``"empirical"``, or ``"beta_binomial"`` to smooth all but the first rank.
-        validate_args: Look for negative counts; forces a GPU sync.
+        validate_args: Whether negative counts raise; forces a GPU sync.
 
     Returns:
         Dict of ``max_d`` and ``mean_d`` in bits, ``id_rate`` and ``rank_spread`` as fractions, each of shape ``(...)``;
@@ -118,17 +117,14 @@ def rank_disclosure(histogram: Tensor, model: str = "empirical", validate_args: 
 
 
 def combine_disclosures(disclosures: Sequence[Mapping[str, Tensor]], speakers: int | None = None) -> dict[str, Tensor]:
-    r"""Sum of the bits of several features: what they disclose together if they are independent, and a guess if not.
+    r"""Add up the bits of several features: their joint disclosure if they are independent, otherwise a guess.
 
-    Where the ranks :math:`j_f` of the true speaker in each feature are independent of one another, and those of all
-    others are, too, an attacker who sees them all gains :math:`\sum_f \varepsilon_{j_f}`. The expectation of that sum
-    is the sum of the MeanD, and its largest value the sum of the MaxD.
+    Where the ranks :math:`j_f` of the true speaker in each feature are independent, and those of all others as well, an
+    attacker with all features gains :math:`\sum_f \varepsilon_{j_f}`: the MeanD and the MaxD add up.
 
-    Of features that depend on one another it is neither an upper nor a lower bound. Two copies of one feature disclose
-    what one does, and the sum says twice that. Two features may each have uniform ranks and the pair of ranks still
-    name the speaker, and the sum says 0. To measure and not to guess, rank by both at once: with the features side by
-    side in each row, and a ``scoring`` that adds up what each of them says, :func:`rank_histogram` gives the ranks of
-    an attacker who fuses them. What these disclose is disclosed.
+    For dependent features the sum is no bound: two copies of one feature disclose what one does, and two features with
+    uniform ranks may name the speaker together. To measure them, join the features in each row and pass a ``scoring``
+    that adds up their scores to :func:`rank_histogram`.
 
     Args:
         disclosures: One dict with ``max_d`` and ``mean_d`` per feature, as ``rank_disclosure`` returns it.

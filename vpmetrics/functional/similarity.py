@@ -1,4 +1,4 @@
-r"""Voice similarity matrices, and what they say of a pseudonymiser.
+r"""Voice similarity matrices, de-identification and voice distinctiveness.
 
 Noé et al., "Speech pseudonymisation assessment using voice similarity matrices", Interspeech 2020; Noé et al.,
 "Towards a unified assessment framework of speech pseudonymisation", Computer Speech and Language 72, 2022.
@@ -26,7 +26,7 @@ def voice_similarity_matrix(
     utterances: Tensor | None = None,
     validate_args: bool = True,
 ) -> SimilarityMatrices:
-    r"""How alike the voices of all pairs of speakers are, within and between original and protected speech.
+    r"""Compute how similar the voices of all pairs of speakers are, within and between original and protected speech.
 
     .. math::
         \mathrm{Sim}(i, j) = \prod_{l \in \mathcal{L}_{ij}} \sigma(l)^{1 / |\mathcal{L}_{ij}|}
@@ -40,13 +40,12 @@ def voice_similarity_matrix(
     Args:
         original: Embeddings ``(N, D)`` of the original speech, or None.
         protected: Embeddings ``(N, D)`` of the protected speech, row i that of row i of ``original``, or None.
-        speakers: Who speaks, ``(N,)``; any integers.
+        speakers: Speaker of each row, ``(N,)``; any integers.
         similarity: ``"geometric"``, the geometric mean of 2022, or ``"sigmoid"``, that of 2020.
-        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
-            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
-        bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
-        utterances: Numbers of the recordings, ``(N,)``; copies of one count once.
-        validate_args: Look for NaN and infinite embeddings; forces a GPU sync once.
+        scoring: As in :class:`vpmetrics.VoiceSimilarityMatrix`.
+        bandwidth: As there.
+        utterances: Recording of each row, ``(N,)``; copies of one count once.
+        validate_args: As there.
 
     Returns:
         Named tuple ``(oo, op, pp, speakers)``: matrices ``(S, S)`` in [0, 1], speakers ascending. NaN where two
@@ -69,7 +68,7 @@ def voice_similarity_matrix(
 
 
 def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:
-    r"""By how much a similarity matrix stands out on its diagonal (eq. 8 of the 2022 paper).
+    r"""Compute by how much the diagonal of a similarity matrix exceeds the rest (eq. 8 of the 2022 paper).
 
     .. math::
         D_\mathrm{diag}(M) = \Bigl|\frac{1}{N} \sum_i M_{ii} - \frac{1}{N(N-1)} \sum_{j \ne k} M_{jk}\Bigr|
@@ -96,7 +95,7 @@ def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:
 
 
 def de_identification(oo: Tensor, op: Tensor) -> Tensor:
-    r"""DeID: how much of the diagonal of the original voices is gone between original and protected (eq. 9).
+    r"""Compute DeID, the share of the diagonal of original voices that is gone between original and protected (eq. 9).
 
     .. math:: \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
 
@@ -105,8 +104,8 @@ def de_identification(oo: Tensor, op: Tensor) -> Tensor:
         op: Similarities ``(S, S)`` between original and protected speech.
 
     Returns:
-        Scalar, 1.0 = 100 %, all of it is gone; 0 = nothing achieved. NaN with one warning where it is not defined:
-        original voices that cannot be told apart, one speaker, no speaker with two utterances.
+        Scalar, 1.0 = 100 %, all of it is gone; 0 = nothing achieved. NaN with one warning where original speech has no
+        dominant diagonal.
 
     Example:
         >>> de_identification(torch.eye(2), torch.tensor([[0.6, 0.5], [0.4, 0.5]]))
@@ -116,7 +115,7 @@ def de_identification(oo: Tensor, op: Tensor) -> Tensor:
 
 
 def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
-    r"""G_VD: gain of voice distinctiveness from original to protected speech (eq. 10).
+    r"""Compute G_VD, the gain of voice distinctiveness from original to protected speech (eq. 10).
 
     .. math:: G_\mathrm{VD} = 10 \log_{10} \frac{D_\mathrm{diag}(M_\mathrm{PP})}{D_\mathrm{diag}(M_\mathrm{OO})}
 
@@ -126,8 +125,7 @@ def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
 
     Returns:
         Scalar in dB: 0 = voices as distinct as before, below 0 a loss, -inf all voices alike. NaN with one warning
-        where it is not defined: original voices that cannot be told apart, one speaker, no speaker with two
-        utterances.
+        where original speech has no dominant diagonal.
 
     Example:
         >>> voice_distinctiveness(torch.eye(2), torch.eye(2) / 10)
@@ -137,7 +135,7 @@ def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
 
 
 def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-    r"""D_ECE and minimum Cllr relative to original speech, comparable with DeID and G_VD (eq. 17 to 20).
+    r"""Compute D_ECE and minimum Cllr relative to original speech, comparable with DeID and G_VD (eq. 17 to 20).
 
     .. math::
         D_\mathrm{ECE}^{(\mathrm{OP/OO})} = 1 - \frac{D_\mathrm{ECE}^{(\mathrm{OP})}}{D_\mathrm{ECE}^{(\mathrm{OO})}},

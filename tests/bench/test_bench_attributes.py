@@ -1,0 +1,50 @@
+"""Attribute disclosure: how often 95 % intervals hold the truth, and what they cost beside the suite.
+
+Run with ``pytest -m bench -s tests/bench/test_bench_attributes.py``.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench.timing import in_turns, report
+from vpmetrics import AttributeDisclosure, VoicePrivacy
+from vpmetrics.functional import attribute_disclosure
+
+pytestmark = pytest.mark.bench
+
+SETS = 200  # of which a share of 0.95 has a standard error of 0.015
+
+
+def draw_speakers(draw, number, distance, classes=2, width=16, utterances=10):
+    """Speakers N(mean of their class, 1), utterances N(speaker, 1)."""
+    speakers = torch.arange(number).repeat_interleave(utterances)
+    means = distance * torch.eye(width)[torch.arange(number) % classes]
+    rows = (means + torch.randn(number, width, generator=draw))[speakers]
+    return rows + torch.randn(rows.shape, generator=draw), speakers % classes, speakers
+
+
+@pytest.mark.parametrize(("number", "distance", "classes"), [(20, 1, 2), (40, 1, 2), (40, 2, 2), (40, 2, 4)])
+def test_intervals_hold_the_disclosure_to_an_attacker_with_as_many_speakers(number, distance, classes):
+    draw = torch.Generator().manual_seed(1)
+    found = [attribute_disclosure(*draw_speakers(draw, number, distance, classes), permutations=0) for _ in range(SETS)]
+    values, low, high = (torch.stack([getattr(each, key) for each in found]) for key in ("disclosure", "low", "high"))
+    truth = values.mean()
+    share = ((low <= truth) & (truth <= high)).double().mean().item()
+    print(f"\n{number} speakers, {classes} classes {distance} apart: {truth:.3f} bit, covered {share:.3f}")
+    assert 0.91 <= share <= 1
+
+
+def test_an_attribute_with_its_interval_costs_at_most_a_few_suites():
+    rows, labels, speakers = draw_speakers(torch.Generator().manual_seed(0), 60, 1, width=192)
+    attributes, suite = AttributeDisclosure(["sex"], intervals=0.95), VoicePrivacy(intervals=0.95)
+    attributes.update(rows, rows, speakers, attributes={"sex": labels})
+    suite.update(rows, rows.roll(1, 1), speakers)
+
+    def compute(metric):
+        metric._computed = None
+        return metric.compute()
+
+    seconds = in_turns({"suite": lambda: compute(suite), "attribute": lambda: compute(attributes)}, repeat=2)
+    assert report("one attribute", seconds["attribute"], "the suite", seconds["suite"]) <= 4
