@@ -169,15 +169,6 @@ def test_half_precision_is_ranked_as_what_it_holds(dtype):
     assert_close(histogram, rank_histogram(inputs.double(), speakers).float())
 
 
-def test_nan_never_becomes_a_rank():
-    inputs, _, speakers = utterances()
-    inputs[3, 2] = torch.nan
-    histogram = rank_histogram(inputs, speakers)
-    assert histogram.isnan().all()
-    with pytest.warns(UserWarning, match=UNDEFINED):
-        assert all(value.isnan() for value in rank_disclosure(histogram).values())
-
-
 @pytest.mark.parametrize("bandwidth", [None, 0.1])
 def test_scores_that_are_not_numbers_never_become_a_rank(bandwidth):
     draw = torch.Generator().manual_seed(0)

@@ -1,0 +1,111 @@
+"""Attribute disclosure: hand-made extremes, chance, what is erased, invariance, and intervals that refit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from samples import UNDEFINED
+from torch.nn.functional import one_hot
+from torch.testing import assert_close
+
+from vpmetrics import AttributeDisclosure, VoicePrivacy
+from vpmetrics.functional import attribute_disclosure
+
+
+def speakers_of_two_classes(seed=0, number=40, utterances=6, width=12):
+    """Voices without and with the direction that tells the class, labels and speakers."""
+    draw = torch.Generator().manual_seed(seed)
+    speakers = torch.arange(number).repeat_interleave(utterances)
+    voices = 2 * torch.randn(number, width, generator=draw, dtype=torch.float64)
+    voices[:, 0] = 0
+    labels = torch.arange(number) % 2
+    noise = 0.5 * torch.randn(len(speakers), width, generator=draw, dtype=torch.float64)
+    return voices[speakers], 4 * (2 * labels[speakers, None] - 1) * one_hot(torch.tensor(0), width), noise, speakers
+
+
+def test_a_class_of_its_own_direction_is_the_entropy_and_noise_is_chance():
+    voices, sex, noise, speakers = speakers_of_two_classes()
+    labels = speakers % 2
+    known = attribute_disclosure(voices + sex + noise, labels, speakers)
+    assert known.disclosure > 0.95
+    assert known.accuracy == 1
+    assert known.entropy == 1
+    assert known.majority == 0.5
+    hidden = attribute_disclosure(voices + noise, labels, speakers)
+    assert hidden.disclosure < 0.1
+    assert hidden.chance < 0.1
+    assert hidden.low == 0
+    # Chance is not the disclosure of the labels that are there.
+    assert known.chance < 0.1
+
+
+def test_erasing_sex_and_erasing_identity_are_told_apart():
+    voices, sex, noise, speakers = speakers_of_two_classes()
+    original = voices + sex + noise
+    found = {}
+    for name, protected in {"without sex": voices + noise, "without identity": sex + noise}.items():
+        attributes, suite = (
+            AttributeDisclosure(["sex"], permutations=1),
+            VoicePrivacy(metrics=["op_d_ece"], attacks=None),
+        )
+        attributes.update(original, protected, speakers, attributes={"sex": speakers % 2})
+        suite.update(original, protected, speakers)
+        found[name] = attributes.compute()["sex_disclosure"], suite.compute()["op_d_ece"]
+    assert found["without sex"][0] < 0.1 < 0.9 < found["without identity"][0]
+    # Speakers of one sex still sound alike.
+    assert found["without identity"][1] < 0.3 < 0.4 < found["without sex"][1]
+
+
+def test_neither_row_order_nor_names_matter():
+    voices, sex, noise, speakers = speakers_of_two_classes(number=20)
+    rows, labels = voices + 0.2 * sex + noise, speakers % 2
+    expected = attribute_disclosure(rows, labels, speakers)
+    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(1))
+    names = [f"speaker {-speaker}" for speaker in speakers[order].tolist()]
+    found = attribute_disclosure(rows[order], ["mf"[label] for label in labels[order].tolist()], names)
+    assert_close(found, expected, rtol=0, atol=1e-8)
+    assert expected.low <= expected.disclosure <= expected.high
+
+
+def test_the_interval_holds_the_noise_of_training():
+    # Few speakers make a poor classifier, and the losses of one classifier do not show how poor another one were.
+    voices, sex, noise, speakers = speakers_of_two_classes(number=24)
+    rows, labels = 0.5 * voices + 0.5 * sex + noise, speakers % 2
+    known = attribute_disclosure(rows, labels, speakers, permutations=0)
+    assert known.chance.isnan()
+    values = []
+    for speaker in range(24):
+        kept = speakers != speaker
+        alone = attribute_disclosure(rows[kept], labels[kept], speakers[kept], confidence=None, permutations=0)
+        assert alone.low.isnan()
+        values.append(alone.disclosure)
+    values = torch.stack(values)
+    error = (23 / 24 * (values - values.mean()).square().sum()).sqrt()
+    reach = 2.069 * error.item()
+    # Folds, landmarks and scales differ in a set with a speaker less, so both agree roughly.
+    assert 0.5 * reach < (known.high - known.low).item() / 2 < 2 * reach
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason"), [([0] * 8, "two classes"), ([0] * 6 + [1, 1], "two speakers of every class")]
+)
+def test_too_few_classes_or_speakers_are_nan_with_one_warning(labels, reason):
+    with pytest.warns(UserWarning, match=UNDEFINED) as caught:
+        found = attribute_disclosure(torch.randn(8, 3), torch.tensor(labels), torch.arange(8) // 2)
+    assert len(caught) == 1
+    assert reason in str(caught[0].message)
+    assert all(value.isnan() for value in found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"labels": torch.zeros(3).long()}, ValueError, r"`labels` to have shape \(8,\)"),
+        ({"confidence": 1.5}, ValueError, "`confidence` to lie between 0 and 1"),
+        ({"permutations": -1}, ValueError, "`permutations` to be at least 0"),
+    ],
+)
+def test_errors_say_what_was_expected(arguments, error, message):
+    given = {"labels": torch.arange(8) % 2, "speakers": torch.arange(8) // 2} | arguments
+    with pytest.raises(error, match=message):
+        attribute_disclosure(torch.randn(8, 3), **given)
