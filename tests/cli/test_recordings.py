@@ -126,6 +126,38 @@ def test_the_fundamental_frequency_is_compared_by_distance(tmp_path, folders):
         assert got[key] == pytest.approx(float(expected[key]), abs=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:4 of 16 original embeddings equal", "ignore:Linkability needs 10 target trials")
+@pytest.mark.parametrize("option", ["references", "enrolls"])
+@pytest.mark.parametrize("encoder_options", [["--encoder", "bands"], ["--feature", "f0"]])
+def test_references_of_recordings_are_those_of_a_list(tmp_path, folders, encoder, option, encoder_options):
+    encoder_options = [encoder if name == "bands" else name for name in encoder_options]
+    enrolled = [f"p{speaker}/p{speaker}_{number}" for speaker in range(4) for number in (0, 1)]
+    (tmp_path / "list").write_text("\n".join(enrolled))
+    options = [*encoder_options, f"--{option}", tmp_path / "list", "--no-attacks", "--intervals", "0"]
+    run("evaluate", folders / "o", folders / "a", *options, "--json", tmp_path / "r.json")
+    pairs, is_f0 = pair_recordings(folders / "o", folders / "a"), encoder_options[1] == "f0"
+    voices = embed_pairs(pairs, encoder_options[1])
+    enrolment, scoring = {"references": "utterance", "enrolls": "speaker"}[option], "euclidean" if is_f0 else "cosine"
+    metric = VoicePrivacy(scoring=scoring, enrolment=enrolment, attacks=None, metrics="all")
+    is_reference = torch.tensor([name in enrolled for name in voices.utterances])
+    metric.update(voices.original, voices.protected, torch.arange(4).repeat_interleave(4), is_reference)
+    expected, got = metric.compute(), scalars_of(tmp_path / "r.json")
+    for key in ("oo_d_ece", "op_mean_d"):
+        assert got[key] == pytest.approx(float(expected[key]), abs=1e-6), key
+
+
+def test_kaldi_folders_are_recordings(tmp_path, folders, encoder):
+    for side, end in (("o", ""), ("a", "_anon")):
+        (tmp_path / side).mkdir()
+        paths = sorted((folders / side).rglob("*.wav"))
+        (tmp_path / side / "wav.scp").write_text("".join(f"{one.stem.removesuffix(end)} {one}\n" for one in paths))
+    options = ["--encoder", encoder, "--no-attacks", "--intervals", "0", "--json", tmp_path / "r.json"]
+    run("evaluate", tmp_path / "o", tmp_path / "a", *options)
+    scores = scalars_of(tmp_path / "r.json")
+    run("evaluate", folders / "o", folders / "a", *options)
+    assert scalars_of(tmp_path / "r.json") == scores
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -136,6 +168,11 @@ def test_the_fundamental_frequency_is_compared_by_distance(tmp_path, folders):
         (["o", "a", "--format", "npz"], "Expected no --format with recordings: it would do nothing"),
         (["o", "a", "--utt2spk", "nowhere"], "nowhere cannot be read"),
         (["o", "empty"], "Expected recordings ("),
+        (["empty", "empty"], "expected recordings (.wav, .flac, .ogg, .mp3), or one .npy or .pt file"),
+        (
+            ["o", "a", "--references", "list"],
+            "expected embeddings of all 1 utterances, but 1 are missing, first 'nobody'",
+        ),
         (["--original", "o", "a", "--protected", "a"], "Expected one folder of original and one of protected"),
         (["e.npz", "--encoder", "resemblyzer"], "Expected no --encoder with embeddings"),
     ],
@@ -146,6 +183,7 @@ def test_what_is_wrong_with_recordings_is_said(tmp_path, folders, monkeypatch, c
     write_voices(tmp_path / "less", "_anon", 1.3)
     (tmp_path / "less/p0/p0_0_anon.wav").unlink()
     (tmp_path / "empty").mkdir()
+    (tmp_path / "list").write_text("nobody\n")
     np.savez(tmp_path / "e.npz", original=np.eye(4), protected=np.eye(4), speakers=np.arange(4) // 2)
     monkeypatch.chdir(tmp_path)
     run("evaluate", *options, expect=2)

@@ -223,7 +223,7 @@ def read_embeddings(sources: Sources, partial: bool = False) -> Embeddings:
     names = columns["original"].utterances
     packed = _pack(columns, notes)._replace(utterance_names=tuple(names or ()))
     if sources.references is not None:
-        packed = packed._replace(is_reference=_find_references(names, sources.references))
+        packed = packed._replace(is_reference=find_references(names, sources.references, partial))
     if sources.groups is None:
         return packed
     labels = packed.labels(read_map(sources.groups, ("utterance", "group")), sources.groups)
@@ -238,12 +238,13 @@ def strip_suffix(column: Column, suffix: str | None) -> Column:
     return column._replace(utterances=[name.removesuffix(suffix) for name in column.utterances])
 
 
-def _find_references(names: list[str] | None, path: str) -> Tensor:
+def find_references(names: Sequence[str] | None, path: str, partial: bool) -> Tensor:
+    """Return which of the utterances a list of references holds."""
     if names is None:
         raise InputError("expected files that name their utterances beside it, but got rows without names", path)
     enrolled = set(read_list(path))
     missing = enrolled.difference(names)
-    if missing:
+    if missing and not (partial and len(missing) < len(enrolled)):
         message = f"expected embeddings of all {len(enrolled):,} utterances, but {len(missing):,} are missing"
         raise InputError(f"{message}, first {quote(min(missing))}", path)
     return torch.tensor([name in enrolled for name in names])

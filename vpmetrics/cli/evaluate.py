@@ -45,7 +45,7 @@ _ALWAYS = {"command", "argv", "inputs", "systems", "title", "out", "json", "figu
 _SCORED = {"original", "protected", "speakers", "speaker_pattern", "strip_suffix", "scoring", "plda_fit", "no_attacks"}
 _PAIRED = _SCORED | {"similarity", "rank_model", "population", "partial", "attributes"}
 _USED = {
-    "recordings": (_PAIRED - {"plda_fit"}) | {"encoder", "feature", "device", "no_audio"},
+    "recordings": (_PAIRED - {"plda_fit"}) | {"encoder", "feature", "device", "no_audio", "references", "enrolls"},
     "embeddings": _PAIRED | {"format", "utterances", "sessions", "references", "enrolls", "groups", "weights"},
     "a list of trials": _SCORED | {"format", "trials", "enrolls", "groups", "weights", "key_columns"},
     "a folder of embeddings": {"scoring", "plda_fit", "no_attacks", "weights", "speakers"},
@@ -135,7 +135,7 @@ def evaluate_recordings(
     systems: dict[str, EvaluatedSystem] = {}
     encoders = encoders_of(options)
     for encoder in encoders:
-        embeddings, files = embed_sides(original, protected, encoder, options, cache)
+        embeddings, files = embed_sides(original, protected, encoder, options, references_of(options), cache)
         short = Path(encoder).stem if Path(encoder).exists() else encoder
         called = name if len(encoders) == 1 else f"{name}, {short}"
         metric = metric_of(options, "euclidean" if encoder == "f0" else None)
@@ -233,7 +233,7 @@ def _sides(options: Namespace) -> Sources:
         speakers=options.speakers,
         utterances=options.utterances,
         sessions=options.sessions,
-        references=_references_of(options),
+        references=references_of(options),
         groups=options.groups,
         speaker_pattern=options.speaker_pattern,
         strip_suffix=options.strip_suffix,
@@ -241,7 +241,7 @@ def _sides(options: Namespace) -> Sources:
     )
 
 
-def _references_of(options: Namespace) -> str | None:
+def references_of(options: Namespace) -> str | None:
     """Return the list of enrolment utterances, compared each by itself or as the mean of a speaker's."""
     references, enrolls = (getattr(options, name, None) for name in ("references", "enrolls"))
     if references and enrolls:

@@ -91,7 +91,10 @@ def _read_folder(folder: Path) -> Arrays:
         return read_arrays(str(folder / VECTORS))
     files = sorted(path for path in folder.rglob("*") if path.suffix in (".npy", ".pt", ".pth"))
     if not files:
-        raise InputError("expected one .npy or .pt file per utterance in this folder, but got none", folder)
+        raise InputError(
+            "expected recordings (.wav, .flac, .ogg, .mp3), or one .npy or .pt file per utterance, but got neither",
+            folder,
+        )
     vectors = {}
     stems = [path.stem for path in files]
     is_flat = len(set(stems)) == len(stems)

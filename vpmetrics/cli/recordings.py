@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics.cli.embeddings import Column, Embeddings
+from vpmetrics.cli.embeddings import Column, Embeddings, find_references
 from vpmetrics.cli.errors import InputError
 from vpmetrics.cli.inputs import record_file, suffix_of
 from vpmetrics.cli.progress import show_progress
@@ -34,7 +34,7 @@ def holds_recordings(source: str) -> bool:
     if path.is_dir():
         from vpmetrics.audio.reading import SUFFIXES
 
-        return any(each.suffix.lower() in SUFFIXES for each in path.rglob("*"))
+        return any(each.suffix.lower() in SUFFIXES or each == path / "wav.scp" for each in path.rglob("*"))
     if suffix_of(path) in ("csv", "tsv") and path.is_file():
         with path.open(errors="replace") as file:
             return "path" in re.split("[,\t]", file.readline(1 << 12).strip().lower())
@@ -71,7 +71,7 @@ def encoders_of(options: Namespace) -> list[str]:
 
 
 def embed_sides(
-    original: str, protected: str, encoder: str, options: Namespace, cache: Path
+    original: str, protected: str, encoder: str, options: Namespace, references: str | None, cache: Path
 ) -> tuple[Embeddings, Sequence[tuple[Path, Path]]]:
     """Embed paired recordings.
 
@@ -108,6 +108,9 @@ def embed_sides(
         notes.append(f"{network.name} is a weak encoder: others, by --encoder, may tell speakers better")
     if embedded.speakers is None:
         raise InputError("expected the speaker of every recording, but some are unknown", original)
+    # Segments of a recording are called utterance#1 and so on.
+    names = [name.rpartition("#")[0] if encoder == "f0" else name for name in embedded.utterances]
+    is_reference = None if references is None else find_references(names, references, options.partial)
     columns = [_number(labels) for labels in (embedded.speakers, embedded.sessions, embedded.groups)]
     (speakers, speaker_names), (sessions, _), (groups, group_names) = columns
     found = Embeddings(
@@ -117,6 +120,7 @@ def embed_sides(
         speaker_names,
         notes=tuple(notes),
         sessions=sessions,
+        is_reference=is_reference,
         groups=groups,
         group_names=group_names,
         utterance_names=tuple(embedded.utterances),
