@@ -105,18 +105,18 @@ class AttackedMetric(IntervalEmbeddingMetric):
 
         observed = self._gathered_moments()
         if observed is not None:
-            observed = Moments(*(part.to(data.speakers.device) for part in observed.tensors()))
+            observed = Moments(*(part.to(data.speakers.device) for part in observed))
         return CrossFittedAttacks(data, self.attacks or (), conditions, observed, getattr(self, "enrolment", None))
 
     def _width(self) -> int | None:
-        return super()._width() or next((moments.width for moments in self._observed), None)
+        return super()._width() or next((moments.sums.shape[1] // 2 for moments in self._observed), None)
 
     def _gathered_moments(self) -> Moments | None:
         """Return what the attackers of all ranks have observed, where their embeddings are gathered."""
         own = next(iter(self._observed), None)
         if self._processes().world_size == 1:
             return own
-        tensors = None if own is None else [part.cpu() for part in own.tensors()]
+        tensors = None if own is None else [part.cpu() for part in own]
         gathered = gather_objects(tensors, self.process_group)
         parts = [Moments(*(part.to(self.device) for part in each)) for each in gathered if each is not None]
         return merge_moments(parts) if parts else None

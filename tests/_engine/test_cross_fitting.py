@@ -18,7 +18,6 @@ from vpmetrics._engine.attack_folds import (
     NONE,
     OTHER,
     OWN,
-    AttackFold,
     AttackFolds,
     deal_folds,
     halve_recordings,
@@ -27,7 +26,7 @@ from vpmetrics._engine.attack_folds import (
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.cross_fitting import CrossFittedAttacks, describe_attacks
 from vpmetrics._engine.jackknife import group_speakers
-from vpmetrics._engine.moments import Moments, measure_moments, merge_moments
+from vpmetrics._engine.moments import measure_moments, merge_moments
 from vpmetrics._engine.utterances import build_data, pack_utterances
 from vpmetrics.attacks import (
     PLDA,
@@ -489,9 +488,9 @@ class TestSources:
             measure_moments(original[rows], protected[rows], names[rows])
             for rows in torch.randperm(42, generator=draw).split([1, 20, 21])
         ]
-        for merged in (merge_moments(parts), parts[2] + (parts[0] + parts[1])):
-            assert_close(merged.tensors(), whole.tensors())
-        found, (o, p) = Moments(*whole.tensors()).statistics(), (normalize(side) for side in (original, protected))
+        for merged in (merge_moments(parts), merge_moments([parts[2], merge_moments(parts[:2])])):
+            assert_close(merged, whole)
+        found, (o, p) = whole.statistics(), (normalize(side) for side in (original, protected))
         assert_close(found.oo, torch.cov(o.T, correction=0))
         assert_close(found.po, (p - p.mean(0)).T @ (o - o.mean(0)) / 42)
         within = p - torch.stack([p[names == name].mean(0) for name in range(7)])[names]
@@ -541,9 +540,8 @@ class TestFolds:
         sessions = torch.randint(2, (48,), generator=draw)
         data = data_of(original, original + 1, names, sessions=sessions, groups=names % 2)
         folds = deal_folds(data)
-        fold = AttackFold(AttackFolds(data, folds, (Plain(),), None, None), 0)
-        (comparison,) = fold.compare(CONDITIONS[condition], Plain(), is_sample=False)
-        a, b, kinds = comparison.enrolment, comparison.test, comparison.kinds()
+        (comparison,) = AttackFolds(data, folds, (Plain(),)).compare(0, CONDITIONS[condition], Plain(), is_sample=False)
+        a, b, kinds = comparison.enrolment, comparison.test, comparison.kinds
         assert len(a) == len(b) == 24
         for i in range(24):
             for j in range(24):

@@ -207,7 +207,7 @@ class TestNormalisation:
 
     def test_statistics_are_means_of_products(self):
         o, p, speakers = voices(speakers=7, size=3)
-        found, a, b = PairStatistics.of_rows(o, p, speakers, 7), o.numpy(), p.numpy()
+        found, a, b = PairStatistics(o, p, speakers, 7), o.numpy(), p.numpy()
         within, between = reference.within_and_between(b, speakers.numpy())
         expected = {
             "oo": reference.covariance(a, a),

@@ -7,7 +7,7 @@ from .similarity import cosine
 from .verification import equal_error_rate
 from .zebra import zebra_disclosure
 
-BINS = 2**11  # small sets are counted in the bins that choices are made with
+CHOICE_BINS, BINS = 2**11, 2**14  # of scores, for choices and for the result
 
 
 def deal(vectors, speakers, most=5):
@@ -52,7 +52,8 @@ def choose(scores, targets):
     ends = np.cumsum([len(each) for each in scores])[:-1]
     for fold in folds:
         others = [other for other in folds if other != fold]
-        found = two_sided(np.concatenate([scores[k] for k in others]), np.concatenate([targets[k] for k in others]))
+        coarse = np.concatenate([scores[k] for k in others]) // (BINS // CHOICE_BINS)
+        found = two_sided(coarse, np.concatenate([targets[k] for k in others]))
         sign = 1 if found[1] >= 0.99 * max(found.values()) - 0.001 else -1
         llr.extend(np.split(pooled[sign], ends)[fold])
     return zebra_disclosure(np.clip(np.array(llr), -1e6, 1e6), np.concatenate(targets))["d_ece"]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from vpmetrics._engine.conditions import Condition
-from vpmetrics._engine.moments import KEPT_ROWS, Moments, TrainingPairs, choose_views, unit_rows
+from vpmetrics._engine.moments import Moments, Solution, TrainingPairs, choose_views, unit_rows
 from vpmetrics._engine.pair_blocks import mark_trials
 from vpmetrics._engine.utterances import (
     EvaluationData,
@@ -23,13 +23,12 @@ from vpmetrics._engine.utterances import (
     row_keys,
     take_evenly,
 )
-from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, Solution, TunedAttack, is_tuned, learns_from_moments
+from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, TunedAttack, is_tuned, learns_from_moments
 from vpmetrics.attacks.linear import Plain
 
 FEWEST_SPEAKERS = 6  # two folds of three: with fewer, a fold has no pairs that could stand for chance
 _PER_FOLD, _FOLDS, _MANY, _MORE_FOLDS = 3, 5, 100, 10  # with so many speakers folds are large enough to be more
 _SAMPLED_ROWS, _SAMPLED_PER_SPEAKER = 128, 4  # of a fold and side, that choices are made with
-MOST_SAMPLED_FOLDS = 5
 _MOST_ROWS = 1 << 13  # pairs that attacks are fitted on: more change no result by what shows
 _VIEWED_ROWS = 1 << 10  # that tell how variance is spread over dimensions
 OTHER, NEXT, OWN, NONE = range(4)  # pairs of two speakers, of one and the next, of one speaker; no trials
@@ -86,13 +85,8 @@ class Variant(NamedTuple):
 
     number: int
     attack: Any
-    groups: tuple[int | None, ...] = (None,)
+    groups: Sequence[int | None] = (None,)
     is_observed: bool = False
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether this is plain comparison."""
-        return type(self.attack) is Plain
 
     def is_for(self, condition: Condition) -> bool:
         """Return whether the attack is made for this kind of pairs."""
@@ -100,50 +94,27 @@ class Variant(NamedTuple):
         return ("PP" if condition.is_one_sided else "OP") in made_for
 
 
-class Fitted:
-    """An attack fitted with one setting, for all speakers or for each of some groups; it keeps the rows it mapped."""
+class FittedAttack(NamedTuple):
+    """An attack fitted with one setting, with its maps for all speakers or for those of each group."""
 
-    def __init__(self, attack: Any, solutions: list[tuple[int | None, Solution]]) -> None:
-        self.attack, self.solutions = attack, solutions
-        self._mapped: dict[tuple[int, str], tuple[Utterances, Tensor]] = {}
+    attack: Any
+    solutions: dict[int | None, Solution]
 
     def map_side(self, side: Utterances, name: str) -> Tensor:
         """Return the rows of the ``"original"`` or ``"protected"`` side as the attack compares them."""
-        if len(side) > KEPT_ROWS:
-            return self._map_side(side, name)
-        key = id(side), name
-        if key not in self._mapped:
-            self._mapped[key] = side, self._map_side(side, name)  # with the side, so that its id stays its own
-        return self._mapped[key][1]
-
-    def _map_side(self, side: Utterances, name: str) -> Tensor:
-        parts: list[Tensor] = [getattr(solution, name)(side.embeddings) for _, solution in self.solutions]
+        parts = {group: solution.map_side(side.embeddings, name) for group, solution in self.solutions.items()}
+        first = next(iter(parts.values()))
         if len(parts) == 1 or side.groups is None:
-            return parts[0]
-        rows = parts[0].new_zeros(len(side), max(part.shape[1] for part in parts))
-        for (group, _), part in zip(self.solutions, parts, strict=True):
+            return first
+        rows = first.new_zeros(len(side), max(part.shape[1] for part in parts.values()))
+        for group, part in parts.items():
             is_inside = (side.groups == torch.as_tensor(group, device=rows.device))[:, None]
             rows[:, : part.shape[1]] = torch.where(is_inside, part, rows[:, : part.shape[1]])
         return rows
 
 
-class OwnSolution(NamedTuple):
-    """A fitted attack that says itself what it makes of rows; those of one without ``attack`` stay as they are."""
-
-    attack: Any
-
-    def original(self, rows: Tensor) -> Tensor:
-        """Return original rows as they are compared."""
-        mapped: Tensor = self.attack.attack(rows, None)[0] if hasattr(self.attack, "attack") else rows
-        return mapped.detach()
-
-    def protected(self, rows: Tensor) -> Tensor:
-        """Return protected rows as they are compared."""
-        mapped: Tensor = self.attack.attack(None, rows)[1] if hasattr(self.attack, "attack") else rows
-        return mapped.detach()
-
-
-class Comparison(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Comparison:
     """Enrolment and test rows of a fold, sorted by speaker; their ``speaker_index`` is the code in the fold."""
 
     enrolment: Utterances
@@ -155,20 +126,21 @@ class Comparison(NamedTuple):
         """Whether every unordered pair of rows of one side is a trial."""
         return self.enrolment is self.test
 
+    @cached_property
     def kinds(self) -> Tensor:
-        """Return the kind of every pair, ``(A, B)``."""
+        """The kind of every pair, ``(A, B)``."""
         a, b = self.enrolment, self.test
         is_target, is_trial = mark_trials(a, b, self.condition, self.is_one_side)
         if a.groups is not None and b.groups is not None:
             is_trial = is_trial & (a.groups[:, None] == b.groups)
         return label_pairs(a.speaker_index, b.speaker_index, is_target, is_trial)
 
-    def attacked(self, fitted: Fitted) -> tuple[Tensor, Tensor]:
+    def map_sides(self, attack: Any, map_side: Callable[[Utterances, str], Tensor]) -> tuple[Tensor, Tensor]:
         """Return the rows of both sides as an attack compares them."""
-        test = fitted.map_side(self.test, self.condition.test)
-        enrolment = test if self.is_one_side else fitted.map_side(self.enrolment, self.condition.enrolment)
-        if hasattr(fitted.attack, "enrol"):
-            enrolment = fitted.attack.enrol(enrolment, self.enrolment.speaker_index).detach()
+        test = map_side(self.test, self.condition.test)
+        enrolment = test if self.is_one_side else map_side(self.enrolment, self.condition.enrolment)
+        if hasattr(attack, "enrol"):
+            enrolment = attack.enrol(enrolment, self.enrolment.speaker_index).detach()
         return enrolment, test
 
 
@@ -199,7 +171,7 @@ def thin_speakers(side: Utterances, codes: Tensor, most: int) -> Utterances:
 
 
 class AttackFolds:
-    """All folds of some utterances: what attacks may learn for each of them, and what they compare in it.
+    """All folds of some utterances: what attacks learn for each of them, and what they compare in it.
 
     Args:
         data: Both sides; embeddings of unit length.
@@ -214,13 +186,16 @@ class AttackFolds:
         data: EvaluationData,
         folds: Folds,
         attacks: Sequence[Any],
-        observed: Moments | None,
-        enrolment: str | None,
+        observed: Moments | None = None,
+        enrolment: str | None = None,
     ) -> None:
-        self.data, self.folds, self.attacks = data, folds, attacks
-        self.observed = None if observed is None else observed.statistics()
-        self.enrolment = enrolment
-        self._sorted: dict[str, tuple[Utterances, list[int]]] = {}
+        self.data, self.folds, self.attacks, self.enrolment = data, folds, attacks, enrolment
+        self._observed = None if observed is None else observed.statistics()
+        self._sorted: dict[Utterances, tuple[Utterances, list[int]]] = {}
+        self._sides: dict[str, list[tuple[Utterances, list[int]]]] = {}
+        self._rows: dict[tuple[Utterances, int, bool], Utterances] = {}
+        self._comparisons: dict[tuple[int, str, bool, bool], list[Comparison]] = {}
+        self._pairs: dict[tuple[int, int | None], TrainingPairs] = {}
 
     @cached_property
     def paired_rows(self) -> tuple[Tensor | None, Tensor]:
@@ -230,15 +205,6 @@ class AttackFolds:
         place = find_indices(self.data.original.ids, side.ids[rows])
         is_found = place >= 0
         return (place[is_found], rows[is_found]) if bool(is_found.any()) else (None, rows)
-
-    @cached_property
-    def is_sample_complete(self) -> bool:
-        """Whether choices are made with all rows of all folds."""
-        largest = max(
-            int(count_values(self.folds.of_speaker[side.speaker_index] + 1, self.folds.number + 1)[1:].amax())
-            for side in (self.data.original, self.data.protected)
-        )
-        return largest <= _SAMPLED_ROWS and self.folds.number <= MOST_SAMPLED_FOLDS
 
     @cached_property
     def views(self) -> tuple[str, ...]:
@@ -251,18 +217,18 @@ class AttackFolds:
     @cached_property
     def variants(self) -> list[Variant]:
         """All attacks that can be fitted, plain comparison first."""
-        groups, found = self.data.groups(), list[Variant]()
+        groups, variants = self.data.groups(), list[Variant]()
         for index, attack in enumerate(self.attacks):
             needs = getattr(attack, "needs", "")
             has_pairs = self.paired_rows[0] is not None or needs != PAIRS
             if has_pairs:
-                found.append(Variant(index, attack))
+                variants.append(Variant(index, attack))
             is_linear = is_tuned(attack) and isinstance(attack, LinearAttack) and needs != NOTHING
             if has_pairs and is_linear and len(groups) > 1:
-                found.append(Variant(len(self.attacks) + index, attack, tuple(groups)))
-            if self.observed is not None and learns_from_moments(attack):
-                found.append(Variant(2 * len(self.attacks) + index, attack, is_observed=True))
-        return sorted(found, key=lambda variant: (not variant.is_plain, variant.number))
+                variants.append(Variant(len(self.attacks) + index, attack, groups))
+            if self._observed is not None and learns_from_moments(attack):
+                variants.append(Variant(2 * len(self.attacks) + index, attack, is_observed=True))
+        return sorted(variants, key=lambda variant: (type(variant.attack) is not Plain, variant.number))
 
     def num_settings(self, variant: Variant) -> int:
         """Return how many settings of an attack there are to choose from."""
@@ -270,81 +236,67 @@ class AttackFolds:
             return 1
         return len(variant.attack.settings if variant.is_observed else variant.attack.choices(self.views))
 
-    def sort(self, condition: Condition, is_test: bool) -> tuple[Utterances, list[int]]:
-        """Return the rows of a side of a condition by fold and code, and where each fold begins and ends."""
-        sides = self.data.sides(condition, self.enrolment)
-        side = sides[int(is_test)]
-        name = condition.test if is_test else condition.enrolment
-        if (self.enrolment is not None and len(side)) or len(side) == 0:
-            name = f"{condition.name} {is_test}"
-        if name not in self._sorted:
-            number, codes = self.folds.order[side.speaker_index], self.folds.num_codes
-            rows = side.order_by(number)
-            starts = torch.arange(self.folds.number + 1, device=rows.device) * codes
-            ends: list[int] = torch.searchsorted(number[rows].contiguous(), starts).tolist()
-            self._sorted[name] = replace(side, speaker_index=number % codes).take(rows), ends
-        return self._sorted[name]
-
-
-class AttackFold:
-    """One fold: attacks fitted on the speakers of all others, and rows compared in it. What is made is kept.
-
-    Args:
-        folds: All folds.
-        number: Of this one.
-    """
-
-    def __init__(self, folds: AttackFolds, number: int) -> None:
-        self.folds, self.number = folds, number
-        self._pairs: dict[int | None, TrainingPairs] = {}
-        self._rows: dict[tuple[int, bool], Utterances] = {}
-
-    def fit(self, variant: Variant, setting: int) -> Fitted:
-        """Return an attack fitted with one of its settings."""
+    def fit(self, fold: int, variant: Variant, setting: int) -> FittedAttack:
+        """Return an attack fitted with one of its settings on the speakers of all other folds."""
         attack = variant.attack
         if variant.is_observed:
-            return Fitted(attack, [(None, attack.solve_moments(self.folds.observed, attack.settings[setting]))])
+            return FittedAttack(attack, {None: attack.solve_moments(self._observed, attack.settings[setting])})
+        pairs = {group: self._training_pairs(fold, group) for group in variant.groups}
         if is_tuned(attack):
-            choice = attack.choices(self.folds.views)[setting]
-            return Fitted(attack, [(group, attack.solve(self._known(group), *choice)) for group in variant.groups])
-        attack = _fit_own(attack, self._known(None), self.folds.data.protected.embeddings.dtype)
-        return Fitted(attack, [(None, OwnSolution(attack))])
+            choice = attack.choices(self.views)[setting]
+            return FittedAttack(attack, {group: attack.solve(each, *choice) for group, each in pairs.items()})
+        attack = _fit_own(attack, pairs[None], self.data.protected.embeddings.dtype)
+        sides = ((partial(_attack_side, attack, name),) for name in ("original", "protected"))
+        return FittedAttack(attack, {None: Solution(*sides)})
 
-    def forget_pairs(self) -> None:
-        """Free what attacks were fitted on; they are fitted again where that is asked for."""
-        self._pairs = {}
-
-    def _known(self, group: int | None) -> TrainingPairs:
-        """Return the pairs of the speakers of other folds, of one group or of all."""
-        if group not in self._pairs:
-            data, (original, protected) = self.folds.data, self.folds.paired_rows
+    def _training_pairs(self, fold: int, group: int | None) -> TrainingPairs:
+        """Return the pairs of the speakers of other folds, of one group or of all; those of one fold are kept."""
+        if (fold, group) not in self._pairs:
+            self._pairs = {key: pairs for key, pairs in self._pairs.items() if key[0] == fold}
+            data, (original, protected) = self.data, self.paired_rows
             speakers = data.protected.speaker_index[protected]
-            is_known = self.folds.folds.of_speaker[speakers] != self.number
+            is_known = self.folds.of_speaker[speakers] != fold
             if group is not None and data.protected.groups is not None:
                 is_known = is_known & (data.protected.groups[protected] == group)
             some = take_evenly(is_known.nonzero().flatten(), _MOST_ROWS)
             rows_o = None if original is None else data.original.embeddings[original[some]]
-            self._pairs[group] = TrainingPairs(
-                rows_o, data.protected.embeddings[protected[some]], speakers[some], self.folds.views
-            )
-        return self._pairs[group]
+            rows_p = data.protected.embeddings[protected[some]]
+            self._pairs[fold, group] = TrainingPairs(rows_o, rows_p, speakers[some], self.views)
+        return self._pairs[fold, group]
 
-    def compare(self, condition: Condition, attack: Any, is_sample: bool) -> list[Comparison]:
+    def compare(self, fold: int, condition: Condition, attack: Any, is_sample: bool) -> list[Comparison]:
         """Return what is compared: all rows or a sample; for an attack that enrols speakers one half with the other."""
-        a, b = (self._side(condition, is_test, is_sample) for is_test in (False, True))
-        if not hasattr(attack, "enrol") or self.folds.enrolment is not None:
-            return [Comparison(a, b, condition)]
-        in_a, in_b = halve_recordings(a, b)
-        return [Comparison(a.take(in_a == half), b.take(in_b != half), condition) for half in (False, True)]
+        is_halved = hasattr(attack, "enrol") and self.enrolment is None
+        key = fold, condition.name, is_halved, is_sample
+        if key not in self._comparisons:
+            if condition.name not in self._sides:
+                sides = self.data.sides(condition, self.enrolment)
+                self._sides[condition.name] = [self._sort(side) for side in sides]
+            a, b = (self._rows_of_fold(*side, fold, is_sample) for side in self._sides[condition.name])
+            self._comparisons[key] = [Comparison(a, b, condition)]
+            if is_halved:
+                in_a, in_b = halve_recordings(a, b)
+                halves = ((a.take(in_a == half), b.take(in_b != half)) for half in (False, True))
+                self._comparisons[key] = [Comparison(*each, condition) for each in halves]
+        return self._comparisons[key]
 
-    def _side(self, condition: Condition, is_test: bool, is_sample: bool) -> Utterances:
-        side, ends = self.folds.sort(condition, is_test)
-        key = id(side), is_sample
+    def _sort(self, side: Utterances) -> tuple[Utterances, list[int]]:
+        """Return the rows of a side by fold and code, and where each fold begins and ends."""
+        if side not in self._sorted:
+            number, codes = self.folds.order[side.speaker_index], self.folds.num_codes
+            rows = side.order_by(number)
+            starts = torch.arange(self.folds.number + 1, device=rows.device) * codes
+            ends: list[int] = torch.searchsorted(number[rows].contiguous(), starts).tolist()
+            self._sorted[side] = replace(side, speaker_index=number % codes).take(rows), ends
+        return self._sorted[side]
+
+    def _rows_of_fold(self, side: Utterances, ends: list[int], fold: int, is_sample: bool) -> Utterances:
+        """Return all rows of a fold, or some of each of some speakers; the same object whatever the condition."""
+        key = side, fold, is_sample
         if key not in self._rows:
-            rows = side.take(slice(*ends[self.number : self.number + 2]))
+            rows = side.take(slice(*ends[fold : fold + 2]))
             if is_sample and len(rows) > _SAMPLED_ROWS:
-                folds = self.folds.folds
-                codes = folds.code[folds.of_speaker == self.number].unique()
+                codes = self.folds.code[self.folds.of_speaker == fold].unique()
                 per_speaker = max(_SAMPLED_PER_SPEAKER, _SAMPLED_ROWS // len(codes))
                 rows = thin_speakers(rows, take_evenly(codes, max(2, _SAMPLED_ROWS // per_speaker)), per_speaker)
             self._rows[key] = rows
@@ -374,3 +326,11 @@ def _fit_own(attack: Any, pairs: TrainingPairs, dtype: torch.dtype) -> Any:
     with torch.enable_grad():  # an attacker may learn by descent
         fitted.fit(*columns)
     return fitted
+
+
+def _attack_side(attack: Any, name: str, rows: Tensor) -> Tensor:
+    """Return what an attack of one's own makes of one side; without a method ``attack`` the rows as they are."""
+    if not hasattr(attack, "attack"):
+        return rows
+    mapped: Tensor = attack.attack(rows, None)[0] if name == "original" else attack.attack(None, rows)[1]
+    return mapped.detach()

@@ -1,10 +1,12 @@
 """The strongest of several attacks: fitted on other speakers than it attacks, chosen on other folds than it counts in.
 
-For every fold of speakers attacks are fitted on all others. A first pass compares some rows of each fold after every
-attack with every setting. From these scores each fold takes, by what is found in the *other* folds, the setting of each
-attack and then the attack: the largest of several noisy numbers, taken where it is counted, would be too large. A
-second pass counts all pairs within the folds after the attacks that were taken. Trials of a fold then have the
-log-likelihood ratios of its attack, calibrated on all folds.
+For every fold of speakers attacks are fitted on all others.
+
+1. Choose, from a sample of rows: every attack with every setting compares some rows of each fold. From these scores
+   each fold takes, by what is found in the *other* folds, the setting of each attack and then the attack. The largest
+   of several noisy numbers, taken where it is counted, would be too large.
+2. Count all pairs within each fold after the attack that it took, by bins of the score.
+3. Calibrate: trials of a fold have the log-likelihood ratios of its attack, calibrated on all folds.
 
 Plain comparison needs no fitting: it is counted on all trials of the condition, and the result is never below it.
 
@@ -14,8 +16,9 @@ the next. As many pairs of as many speakers overfit as much.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,49 +27,39 @@ from torch.nn.functional import pad
 
 from vpmetrics._engine.attack_folds import (
     FEWEST_SPEAKERS,
-    MOST_SAMPLED_FOLDS,
+    NEXT,
     NONE,
+    OTHER,
     OWN,
-    AttackFold,
     AttackFolds,
-    Fitted,
+    Comparison,
+    FittedAttack,
     Variant,
     deal_folds,
-)
-from vpmetrics._engine.attack_scores import (
-    COARSE,
-    FINE,
-    CalibratedTrials,
-    Choice,
-    ScoredPairs,
-    choose_attacks,
-    choose_settings,
-    count_sample,
-    find_bins,
-    pool_folds,
-    score_blocks,
-    score_sample,
-    share_of_counts,
-    squash_scores,
-    targets_of,
+    label_pairs,
 )
 from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.distributed import SINGLE_PROCESS
 from vpmetrics._engine.measures import eer_of_steps, expected_disclosure
-from vpmetrics._engine.moments import Moments
+from vpmetrics._engine.moments import Moments, unit_length
+from vpmetrics._engine.pair_blocks import FEW_PAIRS, PairBlocks
 from vpmetrics._engine.precision import all_finite, at_least_float32, wide_dtype, widen
 from vpmetrics._engine.score_counts import ScoreCounts, Steps
-from vpmetrics._engine.scorers import SCORERS
+from vpmetrics._engine.scorers import SCORERS, Scorer
 from vpmetrics._engine.utterances import EvaluationData, Utterances, index_speakers
 from vpmetrics._engine.validation import warn_undefined
-from vpmetrics.attacks.base import compare
+from vpmetrics.attacks.base import choose_setting, compare, share_of_sums
 from vpmetrics.attacks.linear import Plain
 
 if TYPE_CHECKING:
     from vpmetrics._engine.jackknife import JackknifeGroups
 
+COARSE, FINE = 1 << 11, 1 << 14  # bins of scores, for choices and for the result
+_CELLS = 1 << 7  # of the score axis that attacks are chosen with
+_STRONG, _NOISE = 0.99, 0.001  # share of the strongest attack's disclosure, and bits, within which attacks are alike
+_MOST_FOLDS = 5  # choices are made with every other fold where there are more
 _SOURCES = ("", ", per group", ", observed")  # what attacks are fitted on, as their names end
-KEYS, _MEASURES = ("d_ece_strongest", "eer_strongest"), (expected_disclosure, eer_of_steps)
+_MEASURES = {"d_ece_strongest": expected_disclosure, "eer_strongest": eer_of_steps}
 
 
 def describe_attacks(attacks: Sequence[Any]) -> tuple[tuple[str, str], ...]:
@@ -80,14 +73,21 @@ def with_plain(attacks: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(attacks) if any(type(attack) is Plain for attack in attacks) else (*attacks, Plain())
 
 
-class StrongestResult(NamedTuple):
-    """What the strongest attack finds; scalars but for the last four.
+class Choice(NamedTuple):
+    """What a fold took: a variant, by its place, and whether its scores are negated."""
 
-    ``chance``: what the same procedure finds where there is nothing. ``attack``: the number of the attack that most
-    folds took, or of plain comparison where that finds more; NaN where it is undefined. ``num_fitted_speakers``: how
-    many speakers attacks were fitted on, at least. ``d_ece_by_attack``: D_ECE of every attack in its better direction,
-    from the pairs that choices are made with; NaN for those that were not tried. ``choices``: what each fold took.
-    ``replicates``: ``d_ece_strongest`` and ``eer_strongest`` of all speakers and without each group, ``(1 + G,)``.
+    variant: int
+    is_negated: bool = False
+
+
+class StrongestResult(NamedTuple):
+    """What the strongest attack finds; scalars but for the last three.
+
+    ``attack``: the number of the attack that most folds took, or of plain comparison where that finds more; NaN where
+    it is undefined. ``num_fitted_speakers``: how many speakers attacks were fitted on, at least. ``d_ece_by_attack``:
+    D_ECE of every attack in its better direction, from the sampled pairs; NaN for those that were not tried.
+    ``choices``: what each fold took. ``replicates``: ``d_ece_strongest`` and ``eer_strongest`` of all speakers and
+    without each group, ``(1 + G,)``.
     """
 
     d_ece: Tensor
@@ -101,19 +101,14 @@ class StrongestResult(NamedTuple):
 
     def scalars(self) -> dict[str, Tensor]:
         """Return the numbers by their keys."""
-        return {
-            "d_ece_strongest": self.d_ece,
-            "eer_strongest": self.eer,
-            "strongest": self.attack,
-            "d_ece_chance": self.chance,
-            "attack_speakers": self.num_fitted_speakers,
-        }
+        keys = ("d_ece_strongest", "eer_strongest", "d_ece_chance", "strongest", "attack_speakers")
+        return dict(zip(keys, self[:5], strict=True))
 
 
 class ChosenAttack(NamedTuple):
     """A fitted attack, and whether its scores are negated."""
 
-    fitted: Fitted
+    fitted: FittedAttack
     is_negated: bool
 
     def map_side(self, side: Utterances, name: str) -> Tensor:
@@ -126,50 +121,25 @@ class ChosenAttack(NamedTuple):
         return -scores if self.is_negated else scores
 
 
-class _Option(NamedTuple):
-    """A way to attack: its number, all its trials, and those of all speakers and without each group ``(1 + G, S)``."""
+class _Candidate(NamedTuple):
+    """A variant on the sampled rows of a condition, with the setting that each fold takes.
+
+    ``counts`` ``(F, 3, B)`` by sampled fold, kind of pair and bin; ``scales`` ``(K, 2)``: mean and standard deviation
+    of the scores of each fold, where these are no cosines.
+    """
+
+    variant: Variant
+    settings: list[int]
+    counts: Tensor
+    scales: Tensor
+
+
+class _Trials(NamedTuple):
+    """All trials after an attack: in ``steps``, and of all speakers and without each group, ``(1 + G, S)``."""
 
     number: int
     steps: Steps
     replicates: Steps | None = None
-
-
-class _Sampled(NamedTuple):
-    """A variant on the sampled rows of a condition.
-
-    ``counts`` ``(C, F, 3, B)`` by setting, sampled fold, kind of pair and bin; ``scales`` ``(C, F, 2)`` of scores that
-    are no cosines; ``trials``: where the sample is all there is, the pairs of each fold of this rank; ``settings``:
-    what every fold takes.
-    """
-
-    variant: Variant
-    counts: Tensor
-    scales: Tensor
-    trials: dict[int, list[ScoredPairs]]
-    settings: list[int]
-
-    @classmethod
-    def empty(cls, variant: Variant, folds: AttackFolds, num_folds: int, like: Tensor) -> _Sampled:
-        """Return a variant before it is compared, in the type of a tensor."""
-        size = folds.num_settings(variant), num_folds
-        return cls(variant, like.new_zeros(*size, 3, COARSE, dtype=torch.int32), like.new_zeros(*size, 2), {}, [])
-
-    def with_settings(self, counts: Tensor, scales: Tensor, settings: list[int]) -> _Sampled:
-        """Return the same with what all ranks counted and chose, and without the scores of other settings."""
-        trials = {
-            fold: [each._replace(scores=each.scores[settings[fold]].clone()) for each in scored]
-            for fold, scored in self.trials.items()
-        }
-        return _Sampled(self.variant, counts, scales, trials, settings)
-
-    def chosen(self, sampled_folds: Sequence[int]) -> Tensor:
-        """Return counts ``(F, 3, B)`` with the setting of each sampled fold."""
-        taken = [self.settings[fold] for fold in sampled_folds]
-        return widen(self.counts[taken, torch.arange(len(taken))])
-
-    def scale(self, fold: int) -> Tensor:
-        """Return mean and standard deviation ``(2,)`` of the scores with the setting of a fold."""
-        return self.scales[self.settings[fold]].mean(0)
 
 
 class CrossFittedAttacks:
@@ -202,10 +172,9 @@ class CrossFittedAttacks:
         self.descriptions, self.processes = describe_attacks(attacks), data.processes
         self._observed, folds = observed, deal_folds(self.data)
         self.folds = None if folds is None else AttackFolds(self.data, folds, with_plain(attacks), observed, enrolment)
-        self._sampled: dict[str, list[_Sampled]] = {}
+        self._candidates: dict[str, list[_Candidate]] = {}
         self._counts: dict[tuple[str, int], Tensor] = {}
-        self._folds: dict[int, AttackFold] = {}
-        self._fitted: dict[tuple[int, int, int], Fitted] = {}
+        self._fitted: dict[tuple[int, int, int], FittedAttack] = {}
 
     def strongest(
         self,
@@ -225,213 +194,361 @@ class CrossFittedAttacks:
         with torch.no_grad(), torch.autocast(self.data.speakers.device.type, enabled=False):
             reason = self._why_undefined()
             if reason is None:
-                if not self._sampled:
-                    self._sample()
-                result = self._strongest(condition, groups, plain, plain_replicates)
+                if not self._candidates:
+                    self._choose_settings()
+                result = self._find_strongest(condition, groups, plain, plain_replicates)
                 if not bool(result.d_ece.isnan()):
                     return result
                 reason = f"There are no trials of one kind to attack in {condition.name}."
             warn_undefined(reason)
-            nan = torch.full(
-                (), torch.nan, dtype=wide_dtype(self.data.speakers.device), device=self.data.speakers.device
-            )
-            replicates = None if groups is None else dict.fromkeys(KEYS, nan.expand(1 + groups.number))
+            device = self.data.speakers.device
+            nan = torch.full((), torch.nan, dtype=wide_dtype(device), device=device)
+            replicates = None if groups is None else dict.fromkeys(_MEASURES, nan.expand(1 + groups.number))
             return StrongestResult(nan, nan, nan, nan, nan, nan.expand(len(self.descriptions)), (), replicates)
 
     def chosen_folds(self, condition: Condition, result: StrongestResult) -> list[tuple[EvaluationData, ChosenAttack]]:
         """Return the utterances of every fold and the fitted attack that it took; empty where none was possible."""
-        found = []
-        for number, choice in enumerate(result.choices):
+        chosen = []
+        for fold, choice in enumerate(result.choices):
             assert self.folds is not None
-            is_inside = self.folds.folds.of_speaker == number
-            sides = [side.take(is_inside[side.speaker_index]) for side in (self.data.original, self.data.protected)]
+            is_inside = self.folds.folds.of_speaker == fold
+            original, protected = (
+                side.take(is_inside[side.speaker_index]) for side in (self.data.original, self.data.protected)
+            )
             with torch.no_grad():
-                fitted = self._fit(number, self._sampled[condition.name][choice.variant])
-            found.append((index_speakers(sides[0], sides[1], SINGLE_PROCESS), ChosenAttack(fitted, choice.is_negated)))
-        return found
+                fitted = self._fit(fold, self._candidates[condition.name][choice.variant])
+            chosen.append(
+                (index_speakers(original, protected, SINGLE_PROCESS), ChosenAttack(fitted, choice.is_negated))
+            )
+        return chosen
 
     def _why_undefined(self) -> str | None:
         if self.folds is None:
             return f"Attacks are fitted on other speakers, and that needs {FEWEST_SPEAKERS} of them."
-        given = [self.data.original.embeddings, self.data.protected.embeddings]
-        given += [] if self._observed is None else [*self._observed.tensors()]
+        given = [self.data.original.embeddings, self.data.protected.embeddings, *(self._observed or ())]
         is_finite = torch.stack([all_finite(values) for values in given]).all()
         return None if bool(is_finite) else "Some embeddings, measured or observed, are not finite."
-
-    def _sample(self) -> None:
-        """Compare some rows of some folds after every attack with every setting, and choose the settings."""
-        assert self.folds is not None
-        folds, device = self.folds, self.data.speakers.device
-        like = torch.zeros((), dtype=wide_dtype(device), device=device)
-        tried = {
-            (condition.name, variant.number): _Sampled.empty(variant, folds, len(self._sampled_folds), like)
-            for condition in self.conditions
-            for variant in folds.variants
-            if variant.is_for(condition)
-        }
-        for index in self.processes.share(range(len(self._sampled_folds))):
-            fold, kinds = AttackFold(folds, self._sampled_folds[index]), dict[tuple[str, bool], list[Tensor]]()
-            for variant in folds.variants:
-                conditions = [condition for condition in self.conditions if variant.is_for(condition)]
-                fitted = [fold.fit(variant, each) for each in range(folds.num_settings(variant) if conditions else 0)]
-                for condition in conditions:
-                    rows = fold.compare(condition, variant.attack, is_sample=True)
-                    pairs = condition.name, hasattr(variant.attack, "enrol")
-                    if pairs not in kinds:
-                        kinds[pairs] = [each.kinds() for each in rows]
-                    sampled = tried[condition.name, variant.number]
-                    scored = score_sample(fitted, rows, kinds[pairs])
-                    sampled.counts[:, index], sampled.scales[:, index] = count_sample(variant.attack, scored)
-                    if folds.is_sample_complete:
-                        sampled.trials[fold.number] = scored
-        parts = ([each.counts for each in tried.values()], [each.scales for each in tried.values()])
-        counts, scales = self.processes.all_reduce(*map(torch.cat, parts))
-        sizes = [len(each) for each in parts[0]]
-        settings = choose_settings(share_of_counts(counts), sizes, self._sampled_folds, folds.folds.number)
-        found = zip(counts.split(sizes), scales.split(sizes), settings, strict=True)
-        for (key, sampled), each in zip(tried.items(), found, strict=True):
-            self._sampled.setdefault(key[0], []).append(sampled.with_settings(*each))
 
     @property
     def _sampled_folds(self) -> range:
         """The folds that choices are made with: all, or every other one where they are many."""
         assert self.folds is not None
-        return range(0, self.folds.folds.number, 1 if self.folds.folds.number <= MOST_SAMPLED_FOLDS else 2)
+        return range(0, self.folds.folds.number, 1 if self.folds.folds.number <= _MOST_FOLDS else 2)
 
-    def _strongest(
+    def _choose_settings(self) -> None:
+        """Compare some rows of some folds after every attack with every setting, and choose the settings."""
+        assert self.folds is not None
+        folds, device = self.folds, self.data.speakers.device
+        tried = [
+            (variant, [condition for condition in self.conditions if variant.is_for(condition)])
+            for variant in folds.variants
+        ]
+        names = [(condition.name, variant) for variant, conditions in tried for condition in conditions]
+        sizes = [folds.num_settings(variant) for _, variant in names]
+        shape = sum(sizes), len(self._sampled_folds)
+        counts = torch.zeros(*shape, 3, COARSE, dtype=torch.int32, device=device)
+        scales = torch.zeros(*shape, 2, dtype=wide_dtype(device), device=device)
+        for index in self.processes.share(range(len(self._sampled_folds))):
+            fold, start = self._sampled_folds[index], 0
+            for variant, conditions in tried:
+                number = folds.num_settings(variant) if conditions else 0
+                fitted = [folds.fit(fold, variant, setting) for setting in range(number)]
+                maps = [lru_cache(each.map_side) for each in fitted]  # conditions share rows
+                for condition in conditions:
+                    scored = []
+                    for rows in folds.compare(fold, condition, variant.attack, is_sample=True):
+                        sides = (rows.map_sides(variant.attack, each) for each in maps)
+                        scores = torch.stack([compare(variant.attack, *each).detach() for each in sides])
+                        scored.append((widen(scores).flatten(1), rows.kinds.expand(1, -1, -1).flatten(1)))
+                    pooled, (kinds,) = (torch.cat(parts, dim=1) for parts in zip(*scored, strict=True))
+                    tried_settings = slice(start, start + number)
+                    found = count_sample(variant.attack, pooled, kinds)
+                    counts[tried_settings, index], scales[tried_settings, index] = found
+                    start += number
+        counts, scales = self.processes.all_reduce(counts, scales)
+        settings = choose_settings(share_of_counts(counts), sizes, self._sampled_folds, folds.folds.number)
+        parts = zip(names, settings, counts.split(sizes), scales.split(sizes), strict=True)
+        for (name, variant), chosen, count, scale in parts:
+            sampled = widen(count[[chosen[fold] for fold in self._sampled_folds], torch.arange(count.shape[1])])
+            candidate = _Candidate(variant, chosen, sampled, scale[chosen].mean(1))
+            self._candidates.setdefault(name, []).append(candidate)
+
+    def _find_strongest(
         self,
         condition: Condition,
         groups: JackknifeGroups | None,
         plain: ScoreCounts | None,
         plain_replicates: ScoreCounts | None,
     ) -> StrongestResult:
+        """Choose an attack for each fold, count all pairs after it, and compare the result with plain comparison."""
         assert self.folds is not None
-        tried, dealt = self._sampled[condition.name], (self._sampled_folds, self.folds.folds.number)
-        counts = torch.stack([each.chosen(self._sampled_folds) for each in tried])  # (V, F, 3, B)
-        choices, pooled = choose_attacks(counts, *dealt)
-        by_chance, _ = choose_attacks(counts, *dealt, is_chance=True)
-        is_complete = self.folds.is_sample_complete
-        needed = sorted({choice.variant for choice in (*choices, *(() if is_complete else (*by_chance, Choice(0))))})
-        counted = dict(zip(needed, self._count(condition, [tried[each] for each in needed]), strict=True))
-        known = dict(enumerate(counts)) if is_complete else counted
-        lucky = {key: targets_of(each, is_chance=True) for key, each in known.items()}
-        chance = [CalibratedTrials.of(lucky, by_chance).steps]
-        chance += [pool_folds(*lucky[0], is_negated=each) for each in (False, True)]
-        options = []
+        candidates, dealt = self._candidates[condition.name], (self._sampled_folds, self.folds.folds.number)
+        sampled = torch.stack([each.counts for each in candidates])  # (V, F, 3, B)
+        choices, by_attack = choose_attacks(*targets_of(sampled), *dealt)
+        lucky_choices, _ = choose_attacks(*targets_of(sampled, is_chance=True), *dealt)
+        counts = self._count(condition, sorted({each.variant for each in (*choices, *lucky_choices, Choice(0))}))
+        lucky = {key: targets_of(each, is_chance=True) for key, each in counts.items()}
+        chance = [calibrate_folds(lucky, lucky_choices)[0], *(pool_folds(*lucky[0], each) for each in (False, True))]
+        trials = []
         if plain is not None:
             replicates = (None, None) if plain_replicates is None else plain_replicates
-            options = [_Option(tried[0].variant.number, *each) for each in zip(plain, replicates, strict=True)]
-        if not options or len(set(choices)) > 1 or choices[0].variant > 0:
-            chosen = CalibratedTrials.of({key: targets_of(each) for key, each in counted.items()}, choices)
-            numbers = [tried[choice.variant].variant.number for choice in choices]
-            left_out = None if groups is None else self._leave_out(condition, choices, chosen, groups)
-            options.insert(0, _Option(max(numbers, key=numbers.count), chosen.steps, left_out))
-        d_ece, eer = (torch.stack([measure(each.steps) for each in options]) for measure in _MEASURES)
+            trials = [_Trials(candidates[0].variant.number, *each) for each in zip(plain, replicates, strict=True)]
+        if not trials or len(set(choices)) > 1 or choices[0].variant > 0:
+            steps, step_of_bin = calibrate_folds({key: targets_of(each) for key, each in counts.items()}, choices)
+            numbers = [candidates[choice.variant].variant.number for choice in choices]
+            left_out = None if groups is None else self._leave_out(condition, choices, steps, step_of_bin, groups)
+            trials.insert(0, _Trials(max(numbers, key=numbers.count), steps, left_out))
+        values = {key: torch.stack([measure(each.steps) for each in trials]) for key, measure in _MEASURES.items()}
+        d_ece, eer = values.values()
         best = d_ece.argmax()
-        by_attack = d_ece.new_full((len(self.descriptions),), torch.nan)
-        by_attack[[each.variant.number for each in tried]] = pooled
+        by_number = d_ece.new_full((len(self.descriptions),), torch.nan)
+        by_number[[each.variant.number for each in candidates]] = by_attack
         return StrongestResult(
             d_ece[best],
             eer[best],
             torch.stack([expected_disclosure(steps) for steps in chance]).amax(),
-            torch.tensor([each.number for each in options]).to(d_ece)[best],
+            torch.tensor([each.number for each in trials]).to(d_ece)[best],
             torch.full_like(d_ece[0], self.folds.folds.count_fitted()),
-            by_attack,
+            by_number,
             choices,
-            None if groups is None else _replicates(options, d_ece, eer),
+            None if groups is None else _replicate(trials, values),
         )
 
-    def _count(self, condition: Condition, tried: Sequence[_Sampled]) -> Tensor:
-        """Return counts ``(V, K, 3, B)`` of all pairs within the folds after some attacks, each with its settings."""
+    def _count(self, condition: Condition, variants: Sequence[int]) -> dict[int, Tensor]:
+        """Return counts ``(K, 3, B)`` of all pairs within the folds after some candidates, each with its settings."""
         assert self.folds is not None
-        number = self.folds.folds.number
-        missing = [each for each in tried if (condition.name, each.variant.number) not in self._counts]
-        counts = torch.zeros(len(missing), number, 3, FINE, dtype=torch.int64, device=self.data.speakers.device)
+        number, device = self.folds.folds.number, self.data.speakers.device
+        missing = [variant for variant in variants if (condition.name, variant) not in self._counts]
+        counts = torch.zeros(len(missing), number, 4, FINE, dtype=torch.int32, device=device)
         for fold in self.processes.share(range(number)) if missing else ():
-            for each, into in zip(missing, counts, strict=True):
-                into[fold] = self._count_fold(condition, each, fold)
-            self._fold(fold).forget_pairs()
+            for variant, into in zip(missing, counts, strict=True):
+                table = into[fold].view(-1)
+                for each in self._score_pairs(condition, self._candidates[condition.name][variant], fold):
+                    slots = find_bins(each.scores, FINE).add_(each.kinds, alpha=FINE).flatten()
+                    table.index_add_(0, slots, table.new_ones(()).expand(len(slots)))
         (counts,) = self.processes.all_reduce(counts) if missing else (counts,)
-        for each, table in zip(missing, counts, strict=True):
-            self._counts[condition.name, each.variant.number] = table
-        return torch.stack([self._counts[condition.name, each.variant.number] for each in tried])
+        self._counts |= {(condition.name, each): table[:, :NONE] for each, table in zip(missing, counts, strict=True)}
+        return {variant: self._counts[condition.name, variant] for variant in variants}
 
-    def _fold(self, number: int) -> AttackFold:
-        assert self.folds is not None
-        if number not in self._folds:
-            self._folds[number] = AttackFold(self.folds, number)
-        return self._folds[number]
-
-    def _fit(self, fold: int, taken: _Sampled) -> Fitted:
+    def _fit(self, fold: int, candidate: _Candidate) -> FittedAttack:
         """Return an attack with the setting that a fold takes; it is kept for other conditions."""
-        key = fold, taken.variant.number, taken.settings[fold]
+        assert self.folds is not None
+        key = fold, candidate.variant.number, candidate.settings[fold]
         if key not in self._fitted:
-            self._fitted[key] = self._fold(fold).fit(taken.variant, taken.settings[fold])
+            self._fitted[key] = self.folds.fit(fold, candidate.variant, candidate.settings[fold])
         return self._fitted[key]
 
-    def _trials(self, condition: Condition, taken: _Sampled, fold: int) -> Iterator[ScoredPairs]:
-        """Yield all pairs of a fold after an attack with the setting of the fold, in blocks, with scores in [-1, 1]."""
+    def _score_pairs(self, condition: Condition, candidate: _Candidate, fold: int) -> Iterator[ScoredPairs]:
+        """Yield all pairs of a fold after an attack, in blocks, with scores in [-1, 1]."""
         assert self.folds is not None
-        has_score = hasattr(taken.variant.attack, "score")
-        if fold in taken.trials:
-            found: Iterator[ScoredPairs] = iter(taken.trials[fold])
-        else:
-            fitted = self._fit(fold, taken)
-            rows = self._fold(fold).compare(condition, fitted.attack, is_sample=False)
-            found = (
-                each for comparison in rows for each in score_blocks(comparison, fitted, self.folds.folds.num_codes)
-            )
-        for each in found:
-            yield each._replace(scores=squash_scores(each.scores, taken.scale(fold))) if has_score else each
-
-    def _count_fold(self, condition: Condition, taken: _Sampled, fold: int) -> Tensor:
-        """Return counts ``(3, B)`` of all pairs of a fold by kind and bin."""
-        counts = torch.zeros(4 * FINE, dtype=torch.int32, device=self.data.speakers.device)
-        for each in self._trials(condition, taken, fold):
-            slots = find_bins(each.scores, FINE)
-            slots = slots if each.kinds is None else slots.add_(each.kinds, alpha=FINE)
-            counts.index_add_(0, slots.flatten(), counts.new_ones(()).expand(slots.numel()))
-        return counts.view(4, FINE)[:NONE].long()
+        fitted, has_score = self._fit(fold, candidate), hasattr(candidate.variant.attack, "score")
+        for comparison in self.folds.compare(fold, condition, fitted.attack, is_sample=False):
+            for each in score_blocks(comparison, fitted, self.folds.folds.num_codes):
+                scores = squash_scores(each.scores, candidate.scales[fold]) if has_score else each.scores
+                yield each._replace(scores=scores)
 
     def _leave_out(
-        self, condition: Condition, choices: Sequence[Choice], chosen: CalibratedTrials, groups: JackknifeGroups
+        self,
+        condition: Condition,
+        choices: Sequence[Choice],
+        steps: Steps,
+        step_of_bin: Sequence[Tensor],
+        groups: JackknifeGroups,
     ) -> Steps:
         """Return the trials of what was chosen, of all speakers and without each group, ``(1 + G, S)``."""
         assert self.folds is not None
-        folds, size, tried = self.folds.folds, chosen.steps.targets.shape[-1], self._sampled[condition.name]
+        folds, size, candidates = self.folds.folds, len(steps.targets), self._candidates[condition.name]
         group_of_code = torch.full((folds.number * folds.num_codes,), groups.number, device=folds.order.device)
         is_dealt = folds.order >= 0
         group_of_code[folds.order[is_dealt]] = groups.of(self.data.speakers)[is_dealt]
         counts = torch.zeros(2 * (groups.number + 1) * size + 1, dtype=torch.int64, device=groups.labels.device)
         one, nowhere = counts.new_ones(()), len(counts) - 1
         for fold in self.processes.share(range(folds.number)):
-            taken, cell_of_bin = tried[choices[fold].variant], chosen.cells[fold]
             group = group_of_code[fold * folds.num_codes : (fold + 1) * folds.num_codes]
-            for trials in self._trials(condition, taken, fold):
-                place = cell_of_bin[find_bins(trials.scores, FINE).long()]
-                if trials.kinds is not None:
-                    place = place + (trials.kinds == OWN) * ((groups.number + 1) * size)
-                    place = place.masked_fill_(trials.kinds == NONE, nowhere)
+            for trials in self._score_pairs(condition, candidates[choices[fold].variant], fold):
+                place = step_of_bin[fold][find_bins(trials.scores, FINE).long()]
+                place = place + (trials.kinds == OWN) * ((groups.number + 1) * size)
+                place = place.masked_fill_(trials.kinds == NONE, nowhere)
                 first, second = group[trials.rows][:, None], group[trials.columns]
                 # A trial of two speakers of one group is left out once.
                 second = torch.where(first == second, groups.number, second)
                 for each in (first, second):
-                    slot = (place + each * size).clamp_(max=nowhere)
-                    counts.index_add_(0, slot.flatten(), one.expand(slot.numel()))
+                    slot = (place + each * size).clamp_(max=nowhere).flatten()
+                    counts.index_add_(0, slot, one.expand(len(slot)))
         (counts,) = self.processes.all_reduce(counts)
         gone = pad(widen(counts[:-1].view(2, groups.number + 1, size)[:, : groups.number]), (0, 0, 1, 0))
-        return Steps(gone.new_empty(0), chosen.steps.targets - gone[1], chosen.steps.nontargets - gone[0])
+        return Steps(gone.new_empty(0), steps.targets - gone[1], steps.nontargets - gone[0])
 
 
-def _replicates(options: Sequence[_Option], d_ece: Tensor, eer: Tensor) -> dict[str, Tensor] | None:
-    """Return the numbers of the best option, of all speakers and without each group; None where they are unknown."""
-    found = []
-    for values, measure in zip((d_ece, eer), _MEASURES, strict=True):
+def _replicate(trials: Sequence[_Trials], values: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Return the numbers of the best trials, of all speakers and without each group; None where they are unknown."""
+    known = [(index, each.replicates) for index, each in enumerate(trials) if each.replicates is not None]
+    if not known:
+        return None
+    replicates = {}
+    for key, measure in _MEASURES.items():
         # Replicates are counted in fewer cells than the value: what counts is by how much they differ from all.
-        known = [(value, each.replicates) for value, each in zip(values, options, strict=True)]
-        pairs = [(value, measure(steps)) for value, steps in known if steps is not None]
-        if not pairs:
-            return None
-        found.append(torch.stack([value + row - row[0] for value, row in pairs]))
-    best = found[0].argmax(0, keepdim=True)
-    return {key: each.gather(0, best)[0] for key, each in zip(KEYS, found, strict=True)}
+        rows = [(values[key][index], measure(steps)) for index, steps in known]
+        replicates[key] = torch.stack([value + row - row[0] for value, row in rows])
+    best = replicates["d_ece_strongest"].argmax(0, keepdim=True)
+    return {key: each.gather(0, best)[0] for key, each in replicates.items()}
+
+
+class ScoredPairs(NamedTuple):
+    """Scores and kinds ``(A, B)`` of some pairs, and the codes of the speakers on both sides."""
+
+    scores: Tensor
+    kinds: Tensor
+    rows: Tensor  # (A,)
+    columns: Tensor  # (B,)
+
+
+def score_blocks(comparison: Comparison, fitted: FittedAttack, num_codes: int) -> Iterator[ScoredPairs]:
+    """Yield all pairs of a comparison after an attack, in blocks."""
+    a, b = comparison.map_sides(fitted.attack, fitted.map_side)
+    has_score = hasattr(fitted.attack, "score")
+    if not has_score:
+        a, b = unit_length(a), (b if b is a else unit_length(b))
+    if len(a) * len(b) > FEW_PAIRS and a.dtype == torch.float64:
+        a, b = a.float(), b.float()
+
+    def score(first: Tensor, second: Tensor) -> Tensor:
+        return widen(fitted.attack.score(first, second).detach()) if has_score else first @ second.mT
+
+    scorer = Scorer(lambda rows: rows, score, lambda *rows: rows[-1], is_builtin=not has_score)
+    enrolment = replace(comparison.enrolment, embeddings=a)
+    test = enrolment if comparison.is_one_side else replace(comparison.test, embeddings=b)
+    pairs = PairBlocks(enrolment, test, num_codes, scorer, comparison.condition)
+    for block in pairs:
+        rows = pairs.enrolment.speaker_index[block.rows]
+        columns = pairs.test.speaker_index[block.columns]
+        yield ScoredPairs(block.scores, label_pairs(rows, columns, block.is_target, block.is_trial), rows, columns)
+
+
+def squash_scores(scores: Tensor, scale: Tensor) -> Tensor:
+    """Return scores of any range in [-1, 1], by their mean and deviation ``(..., 2)``."""
+    z = (scores - scale[..., :1]) / (4 * scale[..., 1:]).clamp(min=torch.finfo(scores.dtype).tiny)
+    return z / (1 + z.abs())
+
+
+def find_bins(scores: Tensor, bins: int) -> Tensor:
+    """Return the bin of every score in [-1, 1] as int32."""
+    return scores.nan_to_num().add_(1).mul_(bins / 2).clamp_(0, bins - 1).to(torch.int32)
+
+
+def count_sample(attack: Any, scores: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
+    """Return counts ``(C, 3, B)`` of sampled pairs by setting, kind and bin, and the scales ``(C, 2)`` of scores.
+
+    Args:
+        attack: Whose scores of its own are brought into [-1, 1].
+        scores: Scores ``(C, P)`` by setting and pair.
+        kinds: Kind of each pair ``(P,)``.
+    """
+    scale = scores.new_zeros(len(scores), 2)
+    if hasattr(attack, "score"):
+        weight = (kinds != NONE).to(scores)
+        mean = (scores * weight).sum(1) / weight.sum()
+        deviation = ((scores - mean[:, None]).square() * weight).sum(1).div(weight.sum()).sqrt()
+        scale = torch.stack([mean, deviation], dim=1)
+        scores = squash_scores(scores, scale)
+    slots = find_bins(scores, COARSE) + kinds * COARSE
+    slots = slots + 4 * COARSE * torch.arange(len(scores), device=slots.device, dtype=torch.int32)[:, None]
+    counts = torch.zeros(4 * COARSE * len(scores), dtype=torch.int32, device=slots.device)
+    counts.index_add_(0, slots.flatten(), counts.new_ones(()).expand(slots.numel()))
+    return counts.view(len(scores), 4, COARSE)[:, :NONE], scale
+
+
+def share_of_counts(counts: Tensor) -> Tensor:
+    """Return how well each setting separates speakers in each fold, ``(C, F)``, see :func:`share_of_sums`."""
+    centre = torch.linspace(-1, 1, COARSE, dtype=wide_dtype(counts.device), device=counts.device)
+    sums = widen(counts) @ torch.stack([torch.ones_like(centre), centre, centre.square()], dim=1)
+    by_class = torch.stack([sums[:, :, OTHER] + sums[:, :, NEXT], sums[:, :, OWN]])  # (2, C, F, 3)
+    return share_of_sums(by_class.movedim(-1, 1))
+
+
+def choose_settings(
+    shares: Tensor, sizes: Sequence[int], sampled_folds: Sequence[int], num_folds: int
+) -> list[list[int]]:
+    """Return for each attack the setting that every fold takes, by what is found in all other sampled folds.
+
+    Args:
+        shares: How well each setting of all attacks separates speakers in each sampled fold, ``(C, F)``.
+        sizes: How many settings each attack has.
+        sampled_folds: Number of each sampled fold.
+        num_folds: How many folds there are.
+    """
+    every, chosen = shares.sum(1, keepdim=True), []
+    for table in torch.cat([every - shares, every], dim=1).cpu().split(list(sizes)):
+        *by_others, by_all = (choose_setting(column) for column in table.T)
+        others = dict(zip(sampled_folds, by_others, strict=True))
+        chosen.append([others.get(fold, by_all) for fold in range(num_folds)])
+    return chosen
+
+
+def choose_attacks(
+    targets: Tensor, nontargets: Tensor, sampled_folds: Sequence[int], num_folds: int
+) -> tuple[tuple[Choice, ...], Tensor]:
+    """Return for every fold the first attack and direction that is strong in others, and D_ECE of every attack.
+
+    Args:
+        targets: Counts ``(V, F, B)`` of targets by attack, sampled fold and bin.
+        nontargets: The same of non-targets.
+        sampled_folds: Number of each sampled fold.
+        num_folds: How many folds there are.
+    """
+    # Cells of the score axis of each attack that hold about as many trials.
+    shares = [counts.sum(1) / counts.sum((1, 2))[:, None].clamp(min=1) for counts in (targets, nontargets)]
+    cell = (torch.stack(shares).sum(0).cumsum(-1) * (_CELLS / 2)).long().clamp(max=_CELLS - 1)[:, None]  # (V, 1, B)
+    parts = []
+    for counts in (targets, nontargets):
+        empty = counts.new_zeros(*counts.shape[:2], _CELLS)
+        condensed = empty.scatter_add(-1, cell.expand_as(counts), counts)
+        both = torch.stack([condensed, condensed.flip(-1)], dim=1).flatten(0, 1)  # (2 V, F, B)
+        every = both.sum(1, keepdim=True)
+        parts.append(torch.cat([every - both, every], dim=1))
+    found = expected_disclosure(Steps(parts[0].new_empty(0), *parts)).nan_to_num(-torch.inf)  # (2 V, F + 1)
+    # Of attacks that find the same the one that is best elsewhere is worst here, so that the first is taken.
+    is_strong = found >= _STRONG * found.amax(0) - _NOISE
+    *by_others, by_all = is_strong.to(torch.uint8).argmax(0).tolist()
+    others = dict(zip(sampled_folds, by_others, strict=True))
+    numbers = [others.get(fold, by_all) for fold in range(num_folds)]
+    return tuple(Choice(number // 2, number % 2 == 1) for number in numbers), found[:, -1].view(-1, 2).amax(1)
+
+
+def targets_of(counts: Tensor, is_chance: bool = False) -> tuple[Tensor, Tensor]:
+    """Return targets and non-targets ``(..., B)`` of counts by kind; by chance those of a speaker and the next."""
+    other, next_, own = widen(counts).unbind(-2)
+    return (next_, other) if is_chance else (own, other + next_)
+
+
+def pool_folds(targets: Tensor, nontargets: Tensor, is_negated: bool = False) -> Steps:
+    """Return the trials of all folds, from counts ``(K, B)``, in the order of scores or of negated scores."""
+    sums = (counts.sum(0).flip(0) if is_negated else counts.sum(0) for counts in (targets, nontargets))
+    return Steps(targets.new_empty(0), *sums)
+
+
+def calibrate_folds(
+    counts: Mapping[int, tuple[Tensor, Tensor]], choices: Sequence[Choice]
+) -> tuple[Steps, list[Tensor]]:
+    """Return trials by the log-likelihood ratios of the attacks that folds took, calibrated on all folds.
+
+    Args:
+        counts: Targets and non-targets ``(K, B)`` of every variant that was taken.
+        choices: What each fold took.
+
+    Returns:
+        Steps of ascending ratios, and for every fold the step of every bin ``(B,)``.
+    """
+    taken = {choice: pool_folds(*counts[choice.variant], choice.is_negated) for choice in sorted(set(choices))}
+    # Few ratios, of blocks of PAV, that all bins have.
+    ratios = [steps.blocks.llr for steps in taken.values()]
+    values, place = torch.cat(ratios).unique(return_inverse=True)
+    step_of_bin = {
+        choice: each[steps.block].flip(0) if choice.is_negated else each[steps.block]
+        for (choice, steps), each in zip(taken.items(), place.split([len(each) for each in ratios]), strict=True)
+    }
+    sums = [values.new_zeros(len(values)) for _ in range(2)]
+    for fold, choice in enumerate(choices):
+        for total, part in zip(sums, counts[choice.variant], strict=True):
+            total.index_add_(0, step_of_bin[choice], part[fold])
+    return Steps(values.new_empty(0), *sums), [step_of_bin[choice] for choice in choices]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -11,17 +12,15 @@ from torch import Tensor
 
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.scorers import SCORERS
+from vpmetrics._engine.utterances import row_keys, take_evenly
 
 T = TypeVar("T")
 
 UNIT, CENTRED, STANDARDISED = "unit", "centred", "standardised"  # ways to normalise rows
-_CONSTANT = (
-    1e-6  # standard deviation of a dimension relative to its entries below which it is constant but for rounding
-)
+_CONSTANT = 1e-6  # standard deviation relative to the entries below which a dimension is constant but for rounding
 _UNEVEN = 0.4  # share of the dimensions that hold the variance below which they are also tried on one scale
 _RANK = 1e-12  # of the largest eigenvalue: directions below it are rounding
-_ROWS_AT_ONCE = 1 << 12  # of embeddings widened at a time
-KEPT_ROWS = 1 << 9  # that are kept as they were normalised or mapped last
+_ROWS_AT_ONCE = 1 << 12  # rows widened at a time
 
 
 def unit_rows(rows: Tensor) -> Tensor:
@@ -35,30 +34,15 @@ def unit_length(rows: Tensor) -> Tensor:
     return unit
 
 
+@dataclass(frozen=True, eq=False)
 class Normalisation:
-    """Length normalisation of one side: unit length, then centred and scaled where that is fitted, and unit length.
+    """Length normalisation of one side: unit length, then centred and scaled where that is fitted, and unit length."""
 
-    The rows normalised last are kept, since many attacks are tried on the same.
-    """
-
-    def __init__(self, centre: Tensor | None = None, scale: Tensor | None = None) -> None:
-        self.centre, self.scale = centre, scale
-        self._last: tuple[Tensor, int, Tensor] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return everything but the rows kept."""
-        return {**self.__dict__, "_last": None}
+    centre: Tensor | None = None
+    scale: Tensor | None = None
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the rows ``(N, D)`` normalised."""
-        if len(rows) > KEPT_ROWS or rows.requires_grad:
-            return self._normalise(rows)
-        version = 0 if rows.is_inference() else rows._version  # tensors of inference mode have none
-        if self._last is None or self._last[0] is not rows or self._last[1] != version:
-            self._last = rows, version, self._normalise(rows)
-        return self._last[2]
-
-    def _normalise(self, rows: Tensor) -> Tensor:
         rows = unit_rows(rows)
         if self.centre is None:
             return rows
@@ -75,121 +59,141 @@ def fit_normalisation(rows: Tensor, view: str) -> Normalisation:
         return Normalisation(centre)
     deviation = rows.std(0, correction=0)
     # A dimension that is constant but for rounding has no scale.
-    is_known = deviation > _CONSTANT * rows.abs().amax(0)
-    return Normalisation(centre, torch.where(is_known, 1 / deviation.clamp(min=torch.finfo(rows.dtype).tiny), 0))
+    has_scale = deviation > _CONSTANT * rows.abs().amax(0)
+    return Normalisation(centre, torch.where(has_scale, 1 / deviation.clamp(min=torch.finfo(rows.dtype).tiny), 0))
 
 
-def variance_spread(rows: Tensor) -> Tensor:
-    """Return the effective share of dimensions among which the variance of rows of unit length is spread, in (0, 1]."""
-    variance = rows.var(0, correction=0)
-    return variance.sum().square() / (len(variance) * variance.square().sum()).clamp(min=torch.finfo(rows.dtype).tiny)
-
-
-def choose_views(original: Tensor | None, protected: Tensor) -> tuple[str, ...]:
+def choose_views(original: Tensor, protected: Tensor) -> tuple[str, ...]:
     """Return the ways of normalising to try: dimensions are scaled only where few of them hold most of the variance.
 
-    The choice does not depend on labels. Waits for the device once.
+    The variance of rows of unit length is spread over an effective share of the dimensions, in (0, 1]. The choice does
+    not depend on labels. Waits for the device once.
     """
-    sides = [side for side in (original, protected) if side is not None and len(side)]
-    if not sides:
+    variances = [side.var(0, correction=0) for side in (original, protected) if len(side)]
+    if not variances:
         return (CENTRED,)
-    spread = torch.stack([variance_spread(side) for side in sides]).amin()
-    return (CENTRED, STANDARDISED) if bool(spread < _UNEVEN) else (CENTRED,)
+    products = [(len(each) * each.square().sum()).clamp(min=torch.finfo(each.dtype).tiny) for each in variances]
+    spread = torch.stack([each.sum().square() / product for each, product in zip(variances, products, strict=True)])
+    return (CENTRED, STANDARDISED) if bool(spread.amin() < _UNEVEN) else (CENTRED,)
 
 
-class Inverse(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """A map ``rows - mean``."""
+
+    mean: Tensor
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the rows mapped."""
+        return rows - self.mean.to(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Inverse:
     """A map ``rows @ inv(factor).T`` with a lower triangular factor; solving takes less time than a product."""
 
     factor: Tensor
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the rows mapped."""
-        solved: Tensor = torch.linalg.solve_triangular(self.factor, rows.mT, upper=False)
+        solved: Tensor = torch.linalg.solve_triangular(self.factor.to(rows), rows.mT, upper=False)
         return solved.mT
 
 
-Chain = tuple["Tensor | Inverse", ...]  # maps of rows, one after another: a matrix, a vector of weights, or an inverse
+Chain = tuple["Tensor | Callable[[Tensor], Tensor]", ...]  # maps one after another: a matrix, weights, or a function
 
 
 def apply_chain(rows: Tensor, chain: Chain) -> Tensor:
     """Return rows ``(N, D)`` after one map after another, in their own type."""
     for step in chain:
-        if isinstance(step, Inverse):
-            rows = Inverse(step.factor.to(rows))(rows)
-        else:
+        if isinstance(step, Tensor):
             rows = rows @ step.to(rows) if step.dim() == 2 else rows * step.to(rows)
+        else:
+            rows = step(rows)
     return rows
 
 
-class PairStatistics:
+class Solution(NamedTuple):
+    """An attack fitted with one setting: how rows of each side are mapped before they are compared."""
+
+    original: Chain
+    protected: Chain
+
+    def map_side(self, rows: Tensor, name: str) -> Tensor:
+        """Return rows of the ``"original"`` or ``"protected"`` side as they are compared."""
+        with torch.autocast(rows.device.type, enabled=False):
+            return apply_chain(rows, getattr(self, name))
+
+
+class _Kept:
+    """Values that are calculated once, by key."""
+
+    def __init__(self) -> None:
+        self._values: dict[Hashable, Any] = {}
+
+    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Return what ``make`` returned the first time."""
+        if key not in self._values:
+            self._values[key] = make()
+        value: T = self._values[key]
+        return value
+
+
+class PairStatistics(_Kept):
     """Means and covariances of pairs of original and protected rows, and what is derived from them, calculated once.
 
     ``oo``, ``pp``, ``po`` ``(D, D)`` are covariances over utterances, ``po`` of protected with original rows;
     ``within_pp`` is that about the means of speakers. ``means_p`` ``(S, D)``: the means of protected speakers about
     that of all, each times the root of its share of the utterances, so that their products are the covariance between
     them.
+
+    Args:
+        original: Rows ``(N, D)``.
+        protected: Rows of the same recordings.
+        speaker_index: Speakers ``0 ... num_speakers - 1`` of the rows.
+        num_speakers: How many there are.
     """
 
-    def __init__(self, mean_o: Tensor, mean_p: Tensor, make: Callable[[str], Tensor], num_rows: int) -> None:
-        self.mean_o, self.mean_p, self.num_rows, self._make = mean_o, mean_p, num_rows, make
-        self._cache: dict[Any, Any] = {}
+    def __init__(self, original: Tensor, protected: Tensor, speaker_index: Tensor, num_speakers: int) -> None:
+        super().__init__()
+        self.num_rows, self.speaker_index, self.num_speakers = max(1, len(protected)), speaker_index, num_speakers
+        self.mean_o, self.mean_p = original.sum(0) / self.num_rows, protected.sum(0) / self.num_rows
+        self._rows = {"o": original - self.mean_o, "p": protected - self.mean_p}
 
-    @classmethod
-    def of_rows(cls, original: Tensor, protected: Tensor, speaker_index: Tensor, num_speakers: int) -> PairStatistics:
-        """Return the statistics of rows ``(N, D)`` and of speakers ``0 ... num_speakers - 1``."""
-        count = max(1, len(protected))
-        mean_o, mean_p = original.sum(0) / count, protected.sum(0) / count
-        sides = {"o": original - mean_o, "p": protected - mean_p}
-
-        def make(name: str) -> Tensor:
-            if name == "means_p":
-                sums = mean_p.new_zeros(num_speakers, len(mean_p)).index_add(0, speaker_index, sides["p"])
-                numbers = mean_p.new_zeros(num_speakers).index_add(0, speaker_index, sums.new_ones(len(protected)))
-                return sums / (numbers * count).clamp(min=1).sqrt()[:, None]
-            if name.startswith("span"):
-                return _span(sides[name[-1]])
-            return sides[name[0]].T @ sides[name[1]] / count
-
-        return cls(mean_o, mean_p, make, count)
-
-    @property
+    @cached_property
     def oo(self) -> Tensor:
         """Covariance of original rows."""
-        return self.keep("oo", lambda: self._make("oo"))
+        return self._rows["o"].T @ self._rows["o"] / self.num_rows
 
-    @property
+    @cached_property
     def pp(self) -> Tensor:
         """Covariance of protected rows."""
-        return self.keep("pp", lambda: self._make("pp"))
+        return self._rows["p"].T @ self._rows["p"] / self.num_rows
 
-    @property
+    @cached_property
     def po(self) -> Tensor:
         """Covariance of protected with original rows."""
-        return self.keep("po", lambda: self._make("po"))
+        return self._rows["p"].T @ self._rows["o"] / self.num_rows
 
-    @property
+    @cached_property
     def means_p(self) -> Tensor:
         """Weighted means of protected speakers."""
-        return self.keep("means_p", lambda: self._make("means_p"))
+        rows = self._rows["p"]
+        sums = rows.new_zeros(self.num_speakers, rows.shape[1]).index_add(0, self.speaker_index, rows)
+        numbers = rows.new_zeros(self.num_speakers).index_add(0, self.speaker_index, rows.new_ones(len(rows)))
+        return sums / (numbers * self.num_rows).clamp(min=1).sqrt()[:, None]
 
-    @property
+    @cached_property
     def within_pp(self) -> Tensor:
         """Covariance of protected rows about the means of their speakers."""
-        return self.keep("within", lambda: self.pp - self.means_p.T @ self.means_p)
-
-    def keep(self, key: Any, make: Callable[[], T]) -> T:
-        """Return what ``make`` returned the first time."""
-        if key not in self._cache:
-            self._cache[key] = make()
-        value: T = self._cache[key]
-        return value
+        return self.pp - self.means_p.T @ self.means_p
 
     def span(self, side: str) -> Chain:
         """Return a map to coordinates without directions that never vary: none where the rows are more than these."""
         if self.num_rows > len(self.mean_p):
             variance = getattr(self, 2 * side).diagonal()
             return ((variance > _RANK * variance.mean()).to(variance),)
-        return (self.keep(f"span {side}", lambda: self._make(f"span {side}")),)
+        return (self.keep(f"span {side}", lambda: _span(self._rows[side])),)
 
     def whiten(self, name: str, ridge: float) -> Chain:
         """Return a map to coordinates in which a covariance with a ridge is the identity, by a Cholesky factor.
@@ -200,13 +204,14 @@ class PairStatistics:
             name: Of the covariance: ``"oo"``, ``"pp"`` or ``"within_pp"``.
             ridge: Added to the diagonal, relative to its mean.
         """
-        return self.keep((name, ridge), lambda: self._whiten(name, ridge))
 
-    def _whiten(self, name: str, ridge: float) -> Chain:
-        covariance, span = getattr(self, name), self.span(name[-1])
-        added = ridge * covariance.diagonal().mean() + torch.finfo(covariance.dtype).tiny
-        inside = apply_chain(apply_chain(covariance, span).T, span)
-        return (*span, Inverse(cholesky_with_ridge(inside, added)))
+        def make() -> Chain:
+            covariance, span = getattr(self, name), self.span(name[-1])
+            added = ridge * covariance.diagonal().mean() + torch.finfo(covariance.dtype).tiny
+            inside = apply_chain(apply_chain(covariance, span).T, span)
+            return (*span, Inverse(cholesky_with_ridge(inside, added)))
+
+        return self.keep((name, ridge), make)
 
     def correlate(self, ridge: float) -> Tensor:
         """Return ``K``, the covariance of whitened protected with whitened original rows; its SVD is that of CCA."""
@@ -233,7 +238,7 @@ def _span(rows: Tensor) -> Tensor:
     return basis
 
 
-class TrainingPairs:
+class TrainingPairs(_Kept):
     """Pairs of utterances that attacks are fitted on; statistics and kernels are calculated once for all of them.
 
     Args:
@@ -246,41 +251,31 @@ class TrainingPairs:
     def __init__(
         self, original: Tensor | None, protected: Tensor, speakers: Tensor, views: Sequence[str] | None = None
     ) -> None:
-        self.has_pairs = original is not None
+        super().__init__()
         self.protected = unit_rows(protected.detach())
         self.original = self.protected if original is None else unit_rows(original.detach())
         names, self.speaker_index = speakers.unique(return_inverse=True)
         self.num_speakers = len(names)
         self.views = tuple(choose_views(self.original, self.protected) if views is None else views)
-        self._cache: dict[Any, Any] = {}
-
-    def keep(self, key: Any, make: Callable[[], T]) -> T:
-        """Return what ``make`` returned the first time."""
-        if key not in self._cache:
-            self._cache[key] = make()
-        value: T = self._cache[key]
-        return value
 
     def normalisation(self, side: str, view: str) -> Normalisation:
         """Return the normalisation of ``"original"`` or ``"protected"`` rows."""
         return self.keep((side, view), lambda: fit_normalisation(getattr(self, side), view))
 
-    def rows(self, side: str, view: str) -> Tensor:
-        """Return the rows of a side, normalised."""
-        return self.keep((side, view, "rows"), lambda: self.normalisation(side, view)(getattr(self, side)))
+    def rows(self, side: str, view: str, most: int | None = None) -> Tensor:
+        """Return the rows of a side, normalised; with ``most`` that many at most, the same ones in any order."""
+        rows = self.keep((side, view, "rows"), lambda: self.normalisation(side, view)(getattr(self, side)))
+        if most is None:
+            return rows
+        return rows[take_evenly(self.keep("order", lambda: row_keys(self.protected).argsort(stable=True)), most)]
 
     def statistics(self, view: str) -> PairStatistics:
         """Return means and covariances of normalised rows."""
-
-        def make() -> PairStatistics:
-            original, protected = self.rows("original", view), self.rows("protected", view)
-            return PairStatistics.of_rows(original, protected, self.speaker_index, self.num_speakers)
-
-        return self.keep((view, "statistics"), make)
+        sides = self.rows("original", view), self.rows("protected", view)
+        return self.keep((view, "statistics"), lambda: PairStatistics(*sides, self.speaker_index, self.num_speakers))
 
 
-@dataclass(frozen=True)
-class Moments:
+class Moments(NamedTuple):
     """Sums over observed pairs of unit length: any number of utterances in the same memory.
 
     Moments of two sets add up to moments, so that batches and processes are merged by addition.
@@ -291,31 +286,21 @@ class Moments:
     sums: Tensor  # (S, 2 D) of original and protected rows, side by side
     products: Tensor  # (2 D, 2 D)
 
-    def __add__(self, other: Moments) -> Moments:
-        """Return the moments of both sets together."""
-        return merge_moments([self, other])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return all fields, to be stored or sent; ``Moments(*tensors)`` undoes it."""
-        return tuple(getattr(self, field.name) for field in fields(self))
-
-    @property
-    def width(self) -> int:
-        """Width of the embeddings."""
-        return self.sums.shape[1] // 2
-
     def statistics(self) -> PairStatistics:
         """Return means and covariances."""
-        count = int(self.counts.sum())
-        mean = self.sums.sum(0) / max(1, count)
-        covariance = self.products / max(1, count) - mean[:, None] * mean
-        width = self.width
+        count, width = max(1, int(self.counts.sum())), self.sums.shape[1] // 2
+        mean = self.sums.sum(0) / count
+        covariance = self.products / count - mean[:, None] * mean
         means = (self.sums / self.counts[:, None].clamp(min=1) - mean)[:, width:]
-        means_p = means * (self.counts / max(1, count)).sqrt()[:, None]
-        parts = {"oo": covariance[:width, :width], "pp": covariance[width:, width:], "po": covariance[width:, :width]}
-        parts["means_p"] = means_p
+        statistics = PairStatistics(mean[None, :width], mean[None, width:], self.counts, 0)
         # Few utterances have no span that moments could tell: all directions are left in.
-        return PairStatistics(mean[:width], mean[width:], parts.__getitem__, max(count, 1 + width))
+        statistics.num_rows = max(count, 1 + width)
+        statistics.__dict__ |= {"oo": covariance[:width, :width], "pp": covariance[width:, width:]}
+        statistics.__dict__ |= {
+            "po": covariance[width:, :width],
+            "means_p": means * (self.counts / count).sqrt()[:, None],
+        }
+        return statistics
 
 
 def measure_moments(original: Tensor, protected: Tensor, speakers: Tensor) -> Moments:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.moments import Chain, Normalisation, PairStatistics, TrainingPairs, apply_chain, unit_length
+from vpmetrics._engine.moments import (
+    Chain,
+    Normalisation,
+    PairStatistics,
+    Shift,
+    Solution,
+    TrainingPairs,
+    unit_length,
+)
 from vpmetrics._engine.precision import at_least_float32
 from vpmetrics._engine.utterances import row_keys
 from vpmetrics._engine.validation import check_embedding_values, check_embeddings, check_floating, check_tensor
@@ -89,31 +97,13 @@ class Maps(NamedTuple):
     mean_p: Tensor | None = None
     map_p: Tensor | Chain | None = None
 
-
-class Solution(Protocol):
-    """An attack fitted with one setting."""
-
-    def original(self, rows: Tensor) -> Tensor:
-        """Return original rows as they are compared."""
-
-    def protected(self, rows: Tensor) -> Tensor:
-        """Return protected rows as they are compared."""
-
-
-class LinearSolution(NamedTuple):
-    """Normalisations and maps of both sides."""
-
-    maps: Maps
-    norm_o: Normalisation = Normalisation()
-    norm_p: Normalisation = Normalisation()
-
-    def original(self, rows: Tensor) -> Tensor:
-        """Return original rows as they are compared."""
-        return map_rows(self.norm_o(rows), self.maps.mean_o, self.maps.map_o)
-
-    def protected(self, rows: Tensor) -> Tensor:
-        """Return protected rows as they are compared."""
-        return map_rows(self.norm_p(rows), self.maps.mean_p, self.maps.map_p)
+    def chains(self) -> tuple[Chain, Chain]:
+        """Return what is done to rows of both sides, one step after another."""
+        original, protected = (
+            (*(() if mean is None else (Shift(mean),)), *((step,) if isinstance(step, Tensor) else step or ()))
+            for mean, step in ((self.mean_o, self.map_o), (self.mean_p, self.map_p))
+        )
+        return original, protected
 
 
 class TunedAttack(Attack):
@@ -177,18 +167,17 @@ class TunedAttack(Attack):
         """Return both sides as they are compared; None for a side that was left out."""
         if self.solution is None:
             raise RuntimeError(f"Expected {type(self).__name__} to be fitted before it attacks: see `fit`.")
-        mapped = []
-        for name, rows, change in (
-            ("original", original, self.solution.original),
-            ("protected", protected, self.solution.protected),
-        ):
-            if rows is not None:
-                check_floating(name, rows)
-                if self.needs != NOTHING and rows.shape[-1] != self.width:
-                    raise ValueError(
-                        f"Expected `{name}` to be {self.width} wide, as what was fitted on, but got {rows.shape[-1]}."
-                    )
-            mapped.append(None if rows is None else change(rows).to(at_least_float32(rows).dtype))
+        mapped: list[Tensor | None] = []
+        for name, rows in (("original", original), ("protected", protected)):
+            if rows is None:
+                mapped.append(None)
+                continue
+            check_floating(name, rows)
+            if self.needs != NOTHING and rows.shape[-1] != self.width:
+                raise ValueError(
+                    f"Expected `{name}` to be {self.width} wide, as what was fitted on, but got {rows.shape[-1]}."
+                )
+            mapped.append(self.solution.map_side(rows, name).to(at_least_float32(rows).dtype))
         return mapped[0], mapped[1]
 
     def _tune(self, pairs: TrainingPairs, has_original: bool, choices: Sequence[tuple[str, Any]]) -> int:
@@ -209,8 +198,8 @@ class TunedAttack(Attack):
             is_trial = ~torch.eye(len(speakers), dtype=torch.bool, device=speakers.device)
             for index, choice in enumerate(choices):
                 solution = self.solve(known, *choice)
-                test = solution.protected(p)
-                scores = compare(self, test if is_one_sided else solution.original(o), test)
+                test = solution.map_side(p, "protected")
+                scores = compare(self, test if is_one_sided else solution.map_side(o, "original"), test)
                 totals[index] += separation_share(scores, is_same & is_trial, ~is_same)
         return choose_setting(totals)
 
@@ -238,27 +227,19 @@ class LinearAttack(TunedAttack):
         torch.Size([1036, 20])
     """
 
-    form: type[LinearSolution] = LinearSolution  # what is made of the maps
-
     def maps(self, statistics: PairStatistics, setting: Any) -> Maps:
         """Return the maps that follow from some pairs."""
         raise NotImplementedError(f"Expected {type(self).__name__} to define `maps`.")
 
-    def solve(self, pairs: TrainingPairs, view: str, setting: Any) -> LinearSolution:
+    def solve(self, pairs: TrainingPairs, view: str, setting: Any) -> Solution:
         """Return maps of rows normalised as fitted."""
+        norms = (pairs.normalisation(side, view) for side in ("original", "protected"))
         maps = self.maps(pairs.statistics(view), setting)
-        return self.form(maps, pairs.normalisation("original", view), pairs.normalisation("protected", view))
+        return Solution(*((norm, *chain) for norm, chain in zip(norms, maps.chains(), strict=True)))
 
-    def solve_moments(self, statistics: PairStatistics, setting: Any) -> LinearSolution:
+    def solve_moments(self, statistics: PairStatistics, setting: Any) -> Solution:
         """Return maps of rows of unit length, from observed moments."""
-        return self.form(self.maps(statistics, setting))
-
-
-def map_rows(rows: Tensor, mean: Tensor | None, chain: Tensor | Chain | None) -> Tensor:
-    """Return ``(rows - mean) @ map`` in the type of the rows."""
-    rows = rows if mean is None else rows - mean.to(rows)
-    with torch.autocast(rows.device.type, enabled=False):
-        return apply_chain(rows, (chain,) if isinstance(chain, Tensor) else chain or ())
+        return Solution(*((Normalisation(), *chain) for chain in self.maps(statistics, setting).chains()))
 
 
 def compare(attack: Any, original: Tensor, protected: Tensor) -> Tensor:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.moments import CENTRED, Normalisation, TrainingPairs
-from vpmetrics._engine.utterances import row_keys, take_evenly
+from vpmetrics._engine.moments import CENTRED, Inverse, Shift, Solution, TrainingPairs, cholesky_with_ridge
 from vpmetrics.attacks.base import PAIRS, TunedAttack
 
-MOST_ROWS = 512  # utterances that a Gaussian kernel is fitted on: time grows with the cube
+_MOST_ROWS = 512  # utterances that a Gaussian kernel is fitted on: time grows with the cube
 _MOST_PRODUCTS = 320  # utterances that kernels of products are fitted on
 _WIDTH = 4.0  # of the Gaussian kernel, in total variances; between 2 and 8 it hardly matters
 _JITTER = 1e-6  # of the mean diagonal, so that a kernel without directions has a Cholesky factor
@@ -35,34 +34,15 @@ class KernelRidge(TunedAttack):
 
     name, needs, settings, views = "kernel ridge", PAIRS, (3e-2,), (CENTRED,)
 
-    def solve(self, pairs: TrainingPairs, view: str, setting: float) -> KernelSolution:
+    def solve(self, pairs: TrainingPairs, view: str, setting: float) -> Solution:
         """Return a regression of original on protected rows."""
-        norm_o, norm_p = (pairs.normalisation(side, view) for side in ("original", "protected"))
-        original, protected = take_some(pairs, view, MOST_ROWS)
-        mean, variance = original.mean(0), protected.var(0, correction=0).sum()
-        factor = _ridged_factor(_gaussian(protected, protected, variance), setting)
-        weights = torch.cholesky_solve(original - mean, factor)
-        return KernelSolution(norm_o, norm_p, mean, protected, variance, weights)
-
-
-class KernelSolution(NamedTuple):
-    """Original rows less their mean, and those that a Gaussian kernel predicts from protected rows."""
-
-    norm_o: Normalisation
-    norm_p: Normalisation
-    mean: Tensor
-    known: Tensor
-    variance: Tensor
-    weights: Tensor
-
-    def original(self, rows: Tensor) -> Tensor:
-        """Return original rows as they are compared."""
-        return self.norm_o(rows) - self.mean
-
-    def protected(self, rows: Tensor) -> Tensor:
-        """Return protected rows as they are compared."""
-        parts = self.norm_p(rows).split(MOST_ROWS)
-        return torch.cat([_gaussian(part, self.known, self.variance) @ self.weights for part in parts])
+        original, protected = (pairs.rows(side, view, _MOST_ROWS) for side in ("original", "protected"))
+        mean, kernel = original.mean(0), GaussianKernel(protected, protected.var(0, correction=0).sum())
+        weights = torch.cholesky_solve(original - mean, _ridged_factor(kernel(protected), setting))
+        return Solution(
+            (pairs.normalisation("original", view), Shift(mean)),
+            (pairs.normalisation("protected", view), kernel, weights),
+        )
 
 
 class EvenKernelRidge(TunedAttack):
@@ -82,32 +62,15 @@ class EvenKernelRidge(TunedAttack):
 
     name, needs, settings, views, conditions = "even kernel ridge", PAIRS, (1e-1,), (CENTRED,), ("OP",)
 
-    def solve(self, pairs: TrainingPairs, view: str, setting: float) -> EvenSolution:
+    def solve(self, pairs: TrainingPairs, view: str, setting: float) -> Solution:
         """Return a regression of protected on products of original rows."""
-        norm_o, norm_p = (pairs.normalisation(side, view) for side in ("original", "protected"))
-        original, protected = pairs.keep((view, "some"), lambda: take_some(pairs, view, _MOST_PRODUCTS))
-        kernel = pairs.keep((view, "products", "o"), lambda: ProductKernel.of(original))
+        kernel, protected = _product_kernel(pairs, "original", view), pairs.rows("protected", view, _MOST_PRODUCTS)
         mean = protected.mean(0)
         weights = torch.cholesky_solve(protected - mean, _ridged_factor(kernel.matrix, setting))
-        return EvenSolution(norm_o, norm_p, kernel, weights, mean)
-
-
-class EvenSolution(NamedTuple):
-    """Protected rows less their mean, and those that a kernel of products predicts from original rows."""
-
-    norm_o: Normalisation
-    norm_p: Normalisation
-    kernel: ProductKernel
-    weights: Tensor
-    mean: Tensor
-
-    def original(self, rows: Tensor) -> Tensor:
-        """Return original rows as they are compared."""
-        return torch.cat([self.kernel(part) @ self.weights for part in self.norm_o(rows).split(MOST_ROWS)])
-
-    def protected(self, rows: Tensor) -> Tensor:
-        """Return protected rows as they are compared."""
-        return self.norm_p(rows) - self.mean
+        return Solution(
+            (pairs.normalisation("original", view), kernel, weights),
+            (pairs.normalisation("protected", view), Shift(mean)),
+        )
 
 
 class OuterProducts(TunedAttack):
@@ -127,40 +90,32 @@ class OuterProducts(TunedAttack):
 
     name, needs, settings, views = "outer products", PAIRS, (1e-2,), (CENTRED,)
 
-    def solve(self, pairs: TrainingPairs, view: str, setting: float) -> OuterSolution:
-        """Return a regression of the outer products of original on those of protected rows."""
-        norm_o, norm_p = (pairs.normalisation(side, view) for side in ("original", "protected"))
-        original, protected = pairs.keep((view, "some"), lambda: take_some(pairs, view, _MOST_PRODUCTS))
-        kernel_o, kernel_p = (
-            pairs.keep((view, "products", side), lambda rows=rows: ProductKernel.of(rows))  # type: ignore[misc]
-            for side, rows in (("o", original), ("p", protected))
-        )
+    def solve(self, pairs: TrainingPairs, view: str, setting: float) -> Solution:
+        """Return coordinates of original outer products in the span of known ones, and those that are predicted."""
+        kernel_o, kernel_p = (_product_kernel(pairs, side, view) for side in ("original", "protected"))
         root = _ridged_factor(kernel_o.matrix, _JITTER)
-        return OuterSolution(norm_o, norm_p, kernel_o, kernel_p, root, _ridged_factor(kernel_p.matrix, setting))
+        weights = torch.cholesky_solve(root, _ridged_factor(kernel_p.matrix, setting))
+        return Solution(
+            (pairs.normalisation("original", view), kernel_o, Inverse(root)),
+            (pairs.normalisation("protected", view), kernel_p, weights),
+        )
 
 
-class OuterSolution(NamedTuple):
-    """Coordinates of outer products of original rows in the span of known ones, and those predicted from protected."""
+@dataclass(frozen=True, eq=False)
+class GaussianKernel:
+    """A Gaussian kernel of rows with known ones, as wide as their total variance says."""
 
-    norm_o: Normalisation
-    norm_p: Normalisation
-    kernel_o: ProductKernel
-    kernel_p: ProductKernel
-    root: Tensor
-    ridged: Tensor
+    known: Tensor  # (n, D)
+    variance: Tensor
 
-    def original(self, rows: Tensor) -> Tensor:
-        """Return original rows as they are compared."""
-        parts = (self.kernel_o(part) for part in self.norm_o(rows).split(MOST_ROWS))
-        return torch.cat([torch.linalg.solve_triangular(self.root, part.T, upper=False).T for part in parts])
-
-    def protected(self, rows: Tensor) -> Tensor:
-        """Return protected rows as they are compared."""
-        parts = (self.kernel_p(part) for part in self.norm_p(rows).split(MOST_ROWS))
-        return torch.cat([torch.cholesky_solve(part.T, self.ridged).T @ self.root for part in parts])
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the kernel of rows ``(N, D)`` with known ones, ``(N, n)``."""
+        squared = rows.square().sum(1)[:, None] + self.known.square().sum(1) - 2 * rows @ self.known.T
+        return torch.exp(-squared / (2 * _WIDTH * self.variance).clamp(min=torch.finfo(rows.dtype).tiny))
 
 
-class ProductKernel(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class ProductKernel:
     """The kernel of products of dimensions, with its features centred on known rows."""
 
     known: Tensor  # (n, D)
@@ -168,7 +123,7 @@ class ProductKernel(NamedTuple):
     matrix: Tensor  # (n, n)
 
     @classmethod
-    def of(cls, rows: Tensor) -> ProductKernel:
+    def of_rows(cls, rows: Tensor) -> ProductKernel:
         """Return the kernel of some rows."""
         matrix = (rows @ rows.T).square()
         mean = matrix.mean(0)
@@ -180,20 +135,10 @@ class ProductKernel(NamedTuple):
         return values - values.mean(1, keepdim=True)
 
 
-def take_some(pairs: TrainingPairs, view: str, most: int) -> tuple[Tensor, Tensor]:
-    """Return normalised rows of both sides of at most so many pairs, the same ones in any order."""
-    some = take_evenly(row_keys(pairs.protected).argsort(stable=True), most)
-    return pairs.rows("original", view)[some], pairs.rows("protected", view)[some]
-
-
-def _gaussian(a: Tensor, b: Tensor, variance: Tensor) -> Tensor:
-    squared = a.square().sum(1)[:, None] + b.square().sum(1) - 2 * a @ b.T
-    return torch.exp(-squared / (2 * _WIDTH * variance).clamp(min=torch.finfo(a.dtype).tiny))
+def _product_kernel(pairs: TrainingPairs, side: str, view: str) -> ProductKernel:
+    return pairs.keep((side, view, "products"), lambda: ProductKernel.of_rows(pairs.rows(side, view, _MOST_PRODUCTS)))
 
 
 def _ridged_factor(kernel: Tensor, ridge: float) -> Tensor:
     """Return the Cholesky factor of a kernel with a ridge relative to the mean of its diagonal."""
-    added = ridge * kernel.diagonal().mean() + torch.finfo(kernel.dtype).tiny
-    eye = torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
-    factor: Tensor = torch.linalg.cholesky_ex(kernel + added * eye).L
-    return factor
+    return cholesky_with_ridge(kernel, ridge * kernel.diagonal().mean() + torch.finfo(kernel.dtype).tiny)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,21 +13,13 @@ from vpmetrics._engine.moments import (
     UNIT,
     Inverse,
     PairStatistics,
+    Solution,
     TrainingPairs,
     apply_chain,
     cholesky_with_ridge,
     unit_rows,
 )
-from vpmetrics.attacks.base import (
-    LABELLED,
-    NOTHING,
-    PAIRS,
-    PROTECTED,
-    LinearAttack,
-    LinearSolution,
-    Maps,
-    map_rows,
-)
+from vpmetrics.attacks.base import LABELLED, NOTHING, PAIRS, PROTECTED, LinearAttack, Maps
 
 _SOFT = 1e-6  # of the largest singular value: directions far below it are not turned but left out
 
@@ -40,11 +33,12 @@ class Plain(LinearAttack):
         (None, tensor([[0.6000, 0.8000]]))
     """
 
-    name, needs, views = "plain", NOTHING, (UNIT,)
+    name, needs = "plain", NOTHING
+    views: Sequence[str] | None = (UNIT,)
 
-    def solve(self, pairs: TrainingPairs, view: str, setting: None) -> LinearSolution:  # noqa: ARG002
-        """Return the identity."""
-        return LinearSolution(Maps())
+    def solve(self, pairs: TrainingPairs, view: str, setting: None) -> Solution:  # noqa: ARG002
+        """Return the identity of rows as they are normalised."""
+        return Solution(*((pairs.normalisation(side, view),) for side in ("original", "protected")))
 
 
 class AbsoluteCosine(Plain):
@@ -63,7 +57,7 @@ class AbsoluteCosine(Plain):
         return (unit_rows(original) @ unit_rows(protected).mT).abs().to(original)
 
 
-class Centred(LinearAttack):
+class Centred(Plain):
     """The mean of each side subtracted. The attacker must have protected speech of anybody.
 
     Example:
@@ -72,11 +66,7 @@ class Centred(LinearAttack):
         (None, tensor([[ 0.7071, -0.7071]]))
     """
 
-    name, needs = "centred", PROTECTED
-
-    def solve(self, pairs: TrainingPairs, view: str, setting: None) -> LinearSolution:  # noqa: ARG002
-        """Return the identity of rows that are centred as they are normalised."""
-        return LinearSolution(Maps(), *(pairs.normalisation(side, view) for side in ("original", "protected")))
+    name, needs, views = "centred", PROTECTED, None
 
 
 class WithinClassWhitening(LinearAttack):
@@ -192,25 +182,22 @@ class SquaresToProtected(RidgeToProtected):
 
     name, settings = "squares to protected", (1e-2, 1.0)
 
-    def solve(self, pairs: TrainingPairs, view: str, setting: float) -> SquaresSolution:
+    def solve(self, pairs: TrainingPairs, view: str, setting: float) -> Solution:
         """Return maps of squares of normalised original rows, and of normalised protected rows."""
 
         def make() -> PairStatistics:
-            squares = pairs.rows("original", view).square()
-            return PairStatistics.of_rows(
-                squares, pairs.rows("protected", view), pairs.speaker_index, pairs.num_speakers
-            )
+            squares = _square(pairs.rows("original", view))
+            return PairStatistics(squares, pairs.rows("protected", view), pairs.speaker_index, pairs.num_speakers)
 
-        maps = self.maps(pairs.keep((view, "squares"), make), setting)
-        return SquaresSolution(maps, pairs.normalisation("original", view), pairs.normalisation("protected", view))
+        original, protected = self.maps(pairs.keep((view, "squares"), make), setting).chains()
+        return Solution(
+            (pairs.normalisation("original", view), _square, *original),
+            (pairs.normalisation("protected", view), *protected),
+        )
 
 
-class SquaresSolution(LinearSolution):
-    """Maps of the squares of original rows, and of protected rows."""
-
-    def original(self, rows: Tensor) -> Tensor:
-        """Return original rows as they are compared."""
-        return map_rows(self.norm_o(rows).square(), self.maps.mean_o, self.maps.map_o)
+def _square(rows: Tensor) -> Tensor:
+    return rows.square()
 
 
 class Procrustes(LinearAttack):
@@ -270,15 +257,14 @@ class CanonicalCorrelation(LinearAttack):
         return Maps(statistics.mean_o, chain_o, statistics.mean_p, chain_p)
 
 
-class RatioSolution(LinearSolution):
-    """Maps of both sides; of the original side also before the last one."""
+@dataclass(frozen=True, eq=False)
+class _Beside:
+    """Rows, and beside them what a map makes of them."""
 
-    def original(self, rows: Tensor) -> Tensor:
-        """Return whitened and mapped rows side by side."""
-        chain = self.maps.map_o
-        assert isinstance(chain, tuple)
-        white = map_rows(self.norm_o(rows), self.maps.mean_o, chain[:-1])
-        return torch.cat([white, apply_chain(white, chain[-1:])], dim=1)
+    step: Inverse
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return torch.cat([rows, self.step(rows)], dim=1)
 
 
 class LikelihoodRatio(CanonicalCorrelation):
@@ -300,8 +286,16 @@ class LikelihoodRatio(CanonicalCorrelation):
         True
     """
 
-    name, conditions, form = "likelihood ratio", ("OP",), RatioSolution
+    name, conditions = "likelihood ratio", ("OP",)
     settings = ((1e-1, 1e-3), (1.0, 1e-3), (10.0, 1e-3))
+
+    def maps(self, statistics: PairStatistics, setting: tuple[float, float]) -> Maps:
+        """Return the maps of canonical correlation; of the original side also whitened rows."""
+        maps = super().maps(statistics, setting)
+        assert isinstance(maps.map_o, tuple)
+        *white, root = maps.map_o
+        assert isinstance(root, Inverse)
+        return maps._replace(map_o=(*white, _Beside(root)))
 
     def score(self, original: Tensor, protected: Tensor) -> Tensor:
         """Return log-likelihood ratios ``(A, B)``."""
