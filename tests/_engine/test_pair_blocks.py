@@ -146,8 +146,7 @@ def test_bins_agree_with_scores(monkeypatch, similarity):
 
 @pytest.mark.parametrize("scoring", SCORERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_are_prepared_in_pieces_as_all_at_once_whatever_their_order(scoring, dtype, monkeypatch):
-    monkeypatch.setattr(pair_blocks, "_PREPARED_AT_ONCE", 64)
+def test_rows_are_prepared_alike_whatever_their_order(scoring, dtype):
     rows = join(embeddings(dtype=dtype))
     mixed = torch.randperm(len(rows["speakers"]), generator=torch.Generator().manual_seed(0))
     sides = []

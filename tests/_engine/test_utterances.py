@@ -94,9 +94,18 @@ def test_labels_are_encoded_alike_everywhere():
     assert len(encode_labels([])) == 0
 
 
-@pytest.mark.parametrize("labels", [[None, "a"], [1.5], [["a"]], np.array([1.5])], ids=str)
-def test_labels_of_no_kind_raise(labels):
-    with pytest.raises(TypeError, match="Expected labels to be integers or strings, but got"):
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([None, "a", None], "but 2 of 3 are missing"),
+        (np.array([1.0, np.nan]), "but 1 of 2 are missing"),
+        ([1.5], "but got float"),
+        ([["a"]], "but got list"),
+    ],
+    ids=str,
+)
+def test_labels_of_another_kind_and_missing_ones_raise(labels, message):
+    with pytest.raises(TypeError, match=f"Expected `labels` to be integers or strings, {message}"):
         encode_labels(labels)
 
 
@@ -132,7 +141,7 @@ def test_width_0_raises(case):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"speakers": [None] * 8}, TypeError, "integers or strings, but got NoneType"),
+        ({"speakers": [None] * 8}, TypeError, "`speakers` to be integers or strings, but 8 of 8 are missing"),
         ({"speakers": ["a"] * 7}, ValueError, r"`speakers` to have shape \(8,\)"),
         ({"original": np.zeros((8, 3), int)}, TypeError, "`original` to have a floating dtype, but got int64"),
         ({"original": torch.zeros(8, 2, 3)}, ValueError, r"`original` to have shape \(B, D\), but got \(8, 2, 3\)"),

@@ -158,7 +158,7 @@ def test_a_trainer_sets_the_epoch(package):
         ({"speakers": torch.arange(8)}, ValueError, "at least 2 speakers with 2 utterances or more, but got 0"),
         ({"speakers": torch.zeros(8).long()}, ValueError, "at least 2 speakers with 2 utterances or more, but got 1"),
         ({"speakers": []}, ValueError, "at least 2 speakers with 2 utterances or more, but got 0"),
-        ({"speakers": ["a", None]}, TypeError, "Expected labels to be integers or strings, but got NoneType"),
+        ({"speakers": ["a", None]}, TypeError, "Expected `speakers` to be integers or strings, but 1 of 2 are missing"),
         ({"speakers_per_batch": 1}, ValueError, "Expected `speakers_per_batch` to be at least 2, but got 1"),
         ({"utterances": 1}, ValueError, "Expected `utterances` to be at least 2, but got 1"),
         ({"utterances": 4.0}, TypeError, "Expected `utterances` to be a whole number, but got 4.0"),

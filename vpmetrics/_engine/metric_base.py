@@ -27,10 +27,7 @@ from vpmetrics._engine.validation import check_bandwidth, check_confidence, chec
 
 
 class InstanceConstant:
-    """A constant of TorchMetrics with one value on the class and another on each metric.
-
-    A property, read on a class, would be an object and so true.
-    """
+    """A constant of TorchMetrics with one value on the class and another on each metric; a property would be true."""
 
     def __init__(self, on_class: bool | None, on_metric: Callable[[Any], bool | None]) -> None:
         self.on_class, self.on_metric = on_class, on_metric
@@ -112,7 +109,8 @@ class PrivacyMetric(Metric):
         from vpmetrics.plotting.systems import draw_scalars
 
         bounds = self.plot_lower_bound, self.plot_upper_bound
-        return draw_scalars(self.compute() if val is None else val, ax, name=type(self).__name__, bounds=bounds)
+        name = getattr(self, "key", type(self).__name__)
+        return draw_scalars(self.compute() if val is None else val, ax, name=name, bounds=bounds)
 
     def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
         counted = super()._wrap_update(update)
@@ -174,11 +172,8 @@ class PrivacyMetric(Metric):
             yield
 
     def _processes(self) -> Processes:
-        """Return the ranks that share the work: those that have just gathered in ``compute``, and so are all here.
-
-        Where a function of the caller gathers, the group is unknown and every rank does all.
-        """
-        if self._is_synced and self._to_sync and self.dist_sync_fn is None:
+        """Return the ranks that share the work: those that have just gathered in ``compute``."""
+        if self._is_synced and self._to_sync and self.dist_sync_fn is None:  # whose group is unknown
             return current_processes(self.process_group)
         return SINGLE_PROCESS
 
@@ -224,27 +219,21 @@ class PrivacyMetric(Metric):
         return incoming_state
 
     def _copy_state_dict(self) -> dict[str, Any]:
-        """Return the states as they are set aside while those of all ranks take their place.
-
-        Rows never change, so they are not copied.
-        """
+        """Return the states to restore after a sync; rows never change, so they are not copied."""
         states = self.metric_state.items()
         return {name: list(state) if isinstance(state, list) else state.detach().clone() for name, state in states}
 
     def _list_states(self) -> list[tuple[str, list[Tensor]]]:
-        """Return names and rows of the states that are lists."""
+        """Return names and rows of the list states."""
         return [(name, getattr(self, name)) for name, default in self._defaults.items() if isinstance(default, list)]
 
     def _concatenate(self, name: str) -> Tensor:
-        """Return all rows of a list state, which keeps them as one batch from now on, without a second copy.
-
-        In its list, which the metrics of a collection share.
-        """
+        """Return all rows of a list state, which then holds them as one batch, without a second copy."""
         rows: Tensor | list[Tensor] = getattr(self, name)
-        if isinstance(rows, Tensor):  # of all ranks
+        if isinstance(rows, Tensor):  # gathered from all ranks
             return rows
         if len(rows) > 1:
-            rows[:] = [torch.cat(rows)]
+            rows[:] = [torch.cat(rows)]  # in place: the metrics of a collection share the list
         return rows[0]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Any:
@@ -288,14 +277,9 @@ class IntervalMetric(PrivacyMetric):
 
 
 class ScalarView(WrapperMetric):
-    """One entry of what a metric returns, as a metric that returns a scalar: ``metric["d_ece"]``.
+    """One entry of the dictionary that a metric returns, as a metric that returns a scalar: ``metric["d_ece"]``.
 
-    Lightning's ``self.log``, ``MetricTracker`` and ``MinMaxMetric`` take scalars only. A view shares the metric it is
-    of: updating one updates the other, and several views of one metric update it once.
-
-    Args:
-        metric: A metric that returns a dictionary.
-        key: Key of the entry.
+    Lightning's ``self.log``, ``MetricTracker`` and ``MinMaxMetric`` take scalars only. Metric and view share states.
     """
 
     full_state_update: bool = False
@@ -335,19 +319,7 @@ class ScalarView(WrapperMetric):
         super().reset()
         self.metric.reset()
 
-    def plot(self, val: Any = None, ax: Any = None) -> tuple[Any, Any]:
-        """Draw a value, or one per step in a sequence of them.
-
-        Args:
-            val: What ``compute`` or ``forward`` returned, or a sequence of such; ``compute()`` when left out.
-            ax: Matplotlib axes to draw on; new ones when left out.
-
-        Returns:
-            Figure and axes; neither shown nor saved.
-        """
-        from vpmetrics.plotting.systems import draw_scalars
-
-        return draw_scalars(self.compute() if val is None else val, ax, name=self.key, bounds=(None, None))
+    plot = PrivacyMetric.plot
 
     def _entry(self, value: Any) -> Tensor:
         name = type(self.metric).__name__

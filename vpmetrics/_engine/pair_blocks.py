@@ -21,7 +21,6 @@ BLOCK_SIZE = 512  # rows and columns: large enough for a fast product, small eno
 FEW_PAIRS = 1 << 22
 _TARGET_BLOCK_SIZE = 128  # of blocks of which only targets are used
 _ROUNDED_BITS = {torch.float64: 12, torch.float32: 4}  # last bits dropped, so that scores equal on paper are equal
-_PREPARED_AT_ONCE = 1 << 12
 
 
 class Block(NamedTuple):
@@ -68,7 +67,7 @@ class PairBlocks:
         condition: Which pairs of one speaker are trials.
         processes: Ranks that share the blocks, where these are many.
         block_size: Rows and columns of a block.
-        keep_digits: Whether few pairs are compared in double precision, and scores that are equal on paper made equal.
+        keep_digits: Whether few pairs are compared in float64, and scores that are equal on paper made equal.
     """
 
     def __init__(
@@ -290,11 +289,8 @@ def mark_trials(
 def _sort_and_prepare(side: Utterances, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Utterances:
     """Return a side sorted by speaker and by value, with its rows as they are compared."""
     order = side.order_by(side.speaker_index)
-    # With a graph all at once, or its way back would go over all rows for every piece.
-    step = max(1, len(order)) if side.embeddings.requires_grad else _PREPARED_AT_ONCE
-    parts = [prepare_rows(side.embeddings[rows], scorer, centre, dtype) for rows in order.split(step)]
-    prepared = torch.cat(parts) if parts else side.embeddings.to(dtype)
-    return replace(side.take(order), embeddings=prepared)
+    side = side.take(order)
+    return replace(side, embeddings=prepare_rows(side.embeddings, scorer, centre, dtype))
 
 
 def _rounding_unit(scores: Sequence[Tensor], like: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from vpmetrics._engine.jackknife import add_intervals, count_trial_replicates, g
 from vpmetrics._engine.metric_base import IntervalMetric
 from vpmetrics._engine.precision import at_least_float32, result_dtype, widen
 from vpmetrics._engine.score_counts import ScoreCounts, count_by_score
-from vpmetrics._engine.utterances import encode_labels
+from vpmetrics._engine.utterances import encode_column, encode_labels
 from vpmetrics._engine.validation import (
     check_speakers_of_trials,
     check_thresholds,
@@ -61,7 +61,7 @@ class TrialMetric(IntervalMetric):
                 raise ValueError("Expected `speakers` with `intervals`: speakers are left out, not trials.")
             return None
         if isinstance(speakers, (list, tuple)) and len(speakers) == 2:
-            speakers = [encode_labels(each).to(preds.device) for each in speakers]
+            speakers = [encode_column("speakers", each).to(preds.device) for each in speakers]
         check_speakers_of_trials(speakers, target, self.validate_args)
         return torch.stack([side.detach().flatten().long() for side in speakers], dim=1)
 

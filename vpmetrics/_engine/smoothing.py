@@ -1,13 +1,12 @@
-r"""PAV with a gradient: scores counted softly.
+r"""PAV with a gradient: trials are counted softly on a fine grid.
 
-PAV is piecewise constant in the scores, so its gradient is zero. Counted on a fine grid instead, with each score split
-between its two neighbours and both histograms smoothed by a Gaussian, the counts move with the scores, and what is
-calculated from them has a gradient. Reading values back off the grid is the exact adjoint of counting: the sum over
-scores of what :func:`read_off` returns is the sum over cells of counts times values.
+PAV is piecewise constant in the scores, so its gradient is zero. Here each score is split between its two neighbours on
+a grid and both histograms are smoothed by a Gaussian, so counts move with the scores and what follows from them has a
+gradient. :func:`read_off` is the exact adjoint of counting: its sum over scores is the sum over cells of counts times
+values.
 
-The partition into blocks needs no derivative. Where two blocks touch, moving the border changes a proper score only to
-second order, because PAV minimises all of them at once; so gradients flow through the sums of the blocks alone. The
-grid does: it follows the range and the spread of the scores, and its own part makes the gradient that of the whole.
+The partition into blocks needs no derivative: PAV minimises all proper scores at once, so moving the border of two
+blocks changes them only to second order. The grid does need one, since it follows the range and spread of the scores.
 """
 
 from __future__ import annotations
@@ -20,23 +19,22 @@ from torch import Tensor
 
 from vpmetrics._engine.precision import at_least_float32, power_of_two_near, widen
 
-_REACH = 8.0  # scores further from the mean than this, in standard deviations, count as lying there
-_MARGIN = 6.0  # room outside the outermost score, in bandwidths: the Gaussian is down to 1e-8 of its height
+_REACH = 8.0  # standard deviations from the mean to which scores are clamped
+_MARGIN = 6.0  # bandwidths beyond the outermost score, where the Gaussian is down to 1e-8 of its height
 _CELLS_PER_BANDWIDTH = 2.5  # the spectrum of the Gaussian is down to 1e-13 at the highest frequency of such a grid
-_SPLIT_VARIANCE = 1 / 6  # in cells: how much splitting scores between neighbours widens the Gaussian, on average
+_SPLIT_VARIANCE = 1 / 6  # in cells: variance that splitting scores between neighbours adds on average
 _MOST_CELLS = 1 << 16
-_FLOOR = 1e-6  # share of a class that empty cells are taken to hold: no logarithm is infinite, or one of rounding
+_FLOOR = 1e-6  # share of a class that empty cells hold, so that no logarithm is infinite
 
 
 class Grid(NamedTuple):
-    """Where scores are counted: ``cells`` points ``low + k * step``, within ``[lowest, highest]`` for scores.
+    """Points ``low + k * step`` for ``cells`` values of k; scores are clamped to ``[lowest, highest]``.
 
     ``low``, ``step``, ``lowest``, ``highest`` (all in units of ``unit``) and ``width`` (of the Gaussian, in steps) are
-    ``(..., 1)``; they carry the gradient of the scores' range and spread.
+    ``(..., 1)`` and carry the gradient of the scores' range and spread.
     """
 
     unit: Tensor
-
     low: Tensor
     step: Tensor
     lowest: Tensor
@@ -52,17 +50,11 @@ class Grid(NamedTuple):
 
 
 def lay_grid(preds: Tensor, bandwidth: float) -> Grid:
-    r"""The grid for scores: it follows their range and spread.
+    """Return the grid for scores ``(..., P)``, one per row; it follows their range and spread.
 
-    Shifting or stretching all scores moves the grid along, so that neither changes a value, and no gradient pushes
-    that way. Scores that differ by less than 1e-23 in float32 or 1e-162 in float64 are tied.
-
-    Args:
-        preds: Scores of shape ``(..., P)``; every row gets a grid of its own.
-        bandwidth: Width of the Gaussian in (population) standard deviations of the scores, above 0.
-
-    Returns:
-        The grid; its number of cells depends on ``bandwidth`` alone, so nothing is read from the device.
+    So neither shifting nor scaling all scores changes a value. ``bandwidth`` is the width of the Gaussian in population
+    standard deviations of the scores; the number of cells depends on it alone, so nothing is read from the device.
+    Scores that differ by less than 1e-23 in float32 or 1e-162 in float64 are tied.
 
     Example:
         >>> grid = lay_grid(torch.tensor([-1.0, 1.0]), bandwidth=0.1)
@@ -83,30 +75,27 @@ def lay_grid(preds: Tensor, bandwidth: float) -> Grid:
     highest = torch.minimum(scores.amax(-1, keepdim=True), mean + _REACH * deviation)
     width = bandwidth * deviation
     low, high = lowest - _MARGIN * width, highest + _MARGIN * width
-    cells = _number_of_cells(bandwidth)
+    cells = min(_MOST_CELLS, 1 << math.ceil(math.log2(2 * (_REACH / bandwidth + _MARGIN) * _CELLS_PER_BANDWIDTH)))
     step = (high - low) / (cells - 1)
     return Grid(unit, low, step, lowest, highest, width / step, cells)
 
 
 def count_on_grid(grid: Grid, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    r"""Soft counts of targets and non-targets on a grid.
+    r"""Return soft counts of targets and non-targets, ``(..., cells)`` each, in the wide type.
 
     .. math::
         T_g = \sum_{i : y_i = 1} \sum_j K_{gj} \max\left(0, 1 - \frac{|s_i - u_j|}{\Delta} \right), \qquad
         K_{gj} \propto \exp\left( -\frac{(u_g - u_j)^2}{2 (b \sigma)^2} \right)
 
-    for grid points :math:`u_j` at distance :math:`\Delta`, bandwidth :math:`b` and standard deviation :math:`\sigma`;
-    the same for non-targets. Linear in the number of scores; nothing is sorted or read from the device.
+    for grid points :math:`u_j` at distance :math:`\Delta`, bandwidth :math:`b` and standard deviation :math:`\sigma`.
+    Linear in the number of scores; nothing is sorted or read from the device. A score that is NaN or infinite makes its
+    row NaN.
 
     Args:
         grid: From :func:`lay_grid`, of these scores or others.
         preds: Scores of shape ``(..., P)``.
         target: 1 (same speaker) or 0 (different), of the same shape.
         weights: How much each score counts, of the same shape; 0 leaves one out where a mask would change shapes.
-
-    Returns:
-        Two tensors ``(..., cells)`` of sums in the wide type, whose totals are the numbers of targets and non-targets.
-        A score that is NaN or infinite makes its row NaN.
 
     Example:
         >>> preds, target = torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 0])
@@ -132,19 +121,11 @@ def count_on_grid(grid: Grid, preds: Tensor, target: Tensor, weights: Tensor | N
 
 
 def read_off(grid: Grid, values: Tensor, preds: Tensor) -> Tensor:
-    r"""The value at every score of something known per cell, smoothed and interpolated as scores are when counted.
+    r"""Return the value of scores ``(..., P)`` from finite values ``(..., cells)``, smoothed as counts are.
 
     .. math:: v(s) = \sum_j \max\left(0, 1 - \frac{|s - u_j|}{\Delta} \right) \sum_g K_{gj} v_g
 
     The gradient reaches both the values and the scores.
-
-    Args:
-        grid: The grid the values belong to.
-        values: Finite values of shape ``(..., cells)``, such as log-likelihood ratios.
-        preds: Scores of shape ``(..., P)``.
-
-    Returns:
-        Shape ``(..., P)``, in the type of ``values``.
 
     Example:
         >>> preds = torch.tensor([1.0, 2.0, 4.0])
@@ -161,21 +142,13 @@ def read_off(grid: Grid, values: Tensor, preds: Tensor) -> Tensor:
 def soft_counts(
     preds: Tensor, target: Tensor, bandwidth: float, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Grid points and soft counts of both classes, each ``(..., cells)``: :func:`lay_grid` and :func.
-
-    `count_on_grid`.
-    """
+    """Return grid points and soft counts of both classes, each ``(..., cells)``."""
     grid = lay_grid(preds, bandwidth)
     return grid.points, *count_on_grid(grid, preds, target, weights)
 
 
-def _number_of_cells(bandwidth: float) -> int:
-    widest = 2 * (_REACH / bandwidth + _MARGIN) * _CELLS_PER_BANDWIDTH
-    return min(_MOST_CELLS, 1 << math.ceil(math.log2(widest)))
-
-
 def _locate(grid: Grid, preds: Tensor) -> tuple[Tensor, Tensor]:
-    """The grid point below every score, and the share of the score that belongs to the next one."""
+    """Return the grid point below every score, and the share of the score that belongs to the next one."""
     inside = torch.clamp(at_least_float32(preds) / grid.unit, grid.lowest, grid.highest)
     position = (inside - grid.low) / grid.step
     # A NaN must not become an index; it stays in the share.

@@ -30,7 +30,7 @@ _ENTRIES_AT_ONCE = 1 << 20  # entries of embeddings widened at a time
 
 
 class UtteranceColumns(NamedTuple):
-    """Utterances as metrics store them: one row each in every column, with flags for what was left out."""
+    """Utterances as metrics store them: one row each in every column, with flags for the columns that were given."""
 
     original: Tensor
     protected: Tensor
@@ -141,6 +141,11 @@ def encode_labels(labels: Any) -> Tensor:
         >>> bool(first == third), bool(first == second)
         (True, False)
     """
+    return encode_column("labels", labels)
+
+
+def encode_column(name: str, labels: Any) -> Tensor:
+    """Return :func:`encode_labels` of the argument of this name."""
     if isinstance(labels, Tensor):
         return labels
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "iub":
@@ -148,9 +153,11 @@ def encode_labels(labels: Any) -> Tensor:
     values = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
     if values and all(isinstance(value, Tensor) and value.numel() == 1 for value in values):
         return torch.stack([value.flatten()[0] for value in values])
+    if missing := sum(value is None or value != value for value in values):
+        raise TypeError(f"Expected `{name}` to be integers or strings, but {missing} of {len(values)} are missing.")
     if not all(isinstance(value, (str, int)) for value in values):
         kinds = sorted({type(value).__name__ for value in values if not isinstance(value, (str, int))})
-        raise TypeError(f"Expected labels to be integers or strings, but got {', '.join(kinds)[:80]}.")
+        raise TypeError(f"Expected `{name}` to be integers or strings, but got {', '.join(kinds)[:80]}.")
     if all(isinstance(value, bool) for value in values) and values:
         return torch.tensor(values)
     if not any(isinstance(value, str) for value in values):
@@ -186,25 +193,15 @@ def pack_utterances(
 ) -> UtteranceColumns:
     """Return validated arguments of ``update`` as columns, with their graph; a missing side is zeros with its flag off.
 
-    Args:
-        original: See :meth:`EmbeddingMetric.update`.
-        protected: See there.
-        speakers: See there.
-        is_reference: See there.
-        utterances: See there.
-        sessions: See there.
-        groups: See there.
-        width: Width of earlier batches.
-        validate_values: Whether values are validated, too; forces a GPU sync.
+    ``width`` is that of earlier batches. ``validate_values`` forces a GPU sync.
     """
     original, protected = as_embeddings(original, "original"), as_embeddings(protected, "protected")
     given = next((side for side in (original, protected) if isinstance(side, Tensor)), None)
     labels = {"speakers": speakers, "utterances": utterances, "sessions": sessions, "groups": groups}
     labels |= {"is_reference": is_reference}
-    for name, value in labels.items():
-        # A default collate yields lists of strings; tensors stay where they are.
+    for name, value in labels.items():  # a default collate yields lists of strings
         if isinstance(value, (list, tuple, np.ndarray)) and given is not None:
-            labels[name] = encode_labels(value).to(given.device)
+            labels[name] = encode_column(name, value).to(given.device)
     speakers, utterances, sessions, groups, is_reference = labels.values()
     numbers = {"utterances": utterances, "sessions": sessions, "groups": groups}
     check_embeddings(original, protected, speakers, is_reference, numbers, width)
@@ -271,7 +268,7 @@ def build_data(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS)
 
 
 def index_speakers(original: Utterances, protected: Utterances, processes: Processes) -> EvaluationData:
-    """Return both sides with ``speaker_index`` numbered anew; speakers of one group get adjacent numbers."""
+    """Return both sides with a new ``speaker_index``, adjacent for the speakers of one group."""
     speakers = torch.cat([original.speakers, protected.speakers])
     names, place = torch.unique(speakers, return_inverse=True)
     if original.groups is not None and protected.groups is not None:
@@ -299,16 +296,13 @@ def average_by_speaker(side: Utterances, by_session: bool) -> Utterances:
     sums = widen(side.embeddings).new_zeros(len(first), side.embeddings.shape[1])
     sums = sums.index_add(0, place, widen(side.embeddings))
     means = sums / count_values(place, len(first)).unsqueeze(1)
-    # A mean is no recording: its id is below those of all recordings.
+    # Ids below those of all recordings: a mean is no recording.
     ids = -1 - torch.arange(len(first), device=place.device)
     return replace(side.take(first), embeddings=means.to(side.embeddings.dtype), ids=ids)
 
 
 def number_combinations(side: Utterances, *columns: str) -> tuple[Tensor, Tensor]:
-    """Return for every row the number of its combination of speaker and ``columns``.
-
-    And one row of each combination.
-    """
+    """Return for every row the number of its combination of speaker and ``columns``, and one row of each."""
     given = [side.speakers, *(column for name in columns if (column := getattr(side, name)) is not None)]
     combinations, place = torch.unique(torch.stack(given), dim=1, return_inverse=True)
     first = torch.full((combinations.shape[1],), len(place), device=place.device)
@@ -344,7 +338,7 @@ def row_keys(embeddings: Tensor) -> Tensor:
 
 
 def mean_keys(side: Utterances, place: Tensor, count: int) -> Tensor:
-    """Return a number for the mean of the rows at each place, whatever the order of rows and places is."""
+    """Return a number for the mean of the rows at each place; the order of rows does not matter."""
     sums = side.embeddings.new_zeros(count, side.embeddings.shape[1], dtype=wide_dtype(place.device))
     # Rows in an order of their values: rounding of a sum depends on the order.
     step = max(1, _ENTRIES_AT_ONCE // max(1, side.embeddings.shape[1]))
@@ -354,10 +348,7 @@ def mean_keys(side: Utterances, place: Tensor, count: int) -> Tensor:
 
 
 def number_sessions_by_value(side: Utterances) -> Utterances:
-    """Return the side with sessions numbered by their embeddings, so that session names change no result.
-
-    One numbering serves all speakers, since speakers may share a session.
-    """
+    """Return the side with sessions numbered by their embeddings, so that session names change no result."""
     if side.sessions is None:
         return side
     names, place = side.sessions.unique(return_inverse=True)
@@ -372,7 +363,7 @@ def split_sessions(data: EvaluationData, most: int = 2048) -> tuple[EvaluationDa
     """
     side = number_sessions_by_value(data.protected)
     if side.sessions is None:
-        raise ValueError("Expected `sessions`, but got None: a calibration is carried from some sessions to others.")
+        raise ValueError("Expected `sessions`, but got None: a calibration is fitted on some and used on others.")
     pairs, place = torch.unique(torch.stack([side.speaker_index, side.sessions]), dim=1, return_inverse=True)
     count = count_values(pairs[0], len(data.speakers))
     turn = torch.arange(pairs.shape[1], device=place.device) - (count.cumsum(0) - count)[pairs[0]]

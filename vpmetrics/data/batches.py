@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributed
 from torch.utils.data import Sampler
 
-from vpmetrics._engine.utterances import encode_labels
+from vpmetrics._engine.utterances import encode_column
 from vpmetrics._engine.validation import check_integers, check_whole
 
 
@@ -54,7 +54,7 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         utterances: int = 8,
         seed: int = 0,
     ) -> None:
-        labels = encode_labels(speakers)
+        labels = encode_column("speakers", speakers)
         check_integers("speakers", labels)
         if labels.ndim != 1:
             raise ValueError(f"Expected `speakers` to have shape (N,), but got {tuple(labels.shape)}.")
