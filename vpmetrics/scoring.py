@@ -17,11 +17,10 @@ class PLDA(nn.Module):
         x = \mu + y + \epsilon, \quad y \sim \mathcal{N}(0, B), \quad \epsilon \sim \mathcal{N}(0, W)
 
     In the basis where :math:`W` is the identity and :math:`B` is diagonal, the ratio of two embeddings is a sum over
-    dimensions, so that a tile of scores costs one matrix product.
+    dimensions, so that a block of scores costs one matrix product.
 
-    ``fit`` estimates :math:`\mu`, :math:`B` and :math:`W` from labelled embeddings by the moments within and between
-    speakers. Calling it with embeddings ``(A, D)`` and ``(B, D)`` returns scores ``(A, B)``. It holds buffers only, so
-    it moves and is saved with a model.
+    ``fit`` estimates :math:`\mu`, :math:`B` and :math:`W` from labelled embeddings by moments. Calling it with
+    embeddings ``(A, D)`` and ``(B, D)`` returns scores ``(A, B)``. It holds buffers only.
 
     Example:
         >>> draw = torch.Generator().manual_seed(0)
@@ -47,7 +46,7 @@ class PLDA(nn.Module):
 
         Args:
             embeddings: ``(N, D)``, of at least two speakers with two utterances each.
-            speakers: Who speaks, ``(N,)`` integers.
+            speakers: Speaker of each row, ``(N,)`` integers.
 
         Returns:
             The model itself.
@@ -63,7 +62,7 @@ class PLDA(nn.Module):
         centroids = x.new_zeros(len(names), x.shape[1]).index_add(0, index, x) / counts[:, None]
         residuals = x - centroids[index]
         within = residuals.T @ residuals / (len(x) - len(names))
-        # A centroid still holds its share of the spread within; what is left over is between speakers.
+        # Centroids keep a share of the covariance within speakers; the rest is between speakers.
         spread = torch.cov(centroids.T) - within * (1 / counts).mean()
         ridge = 1e-6 * within.diagonal().mean()
         chol = torch.linalg.cholesky(within + ridge * torch.eye(len(within), device=x.device, dtype=x.dtype))
@@ -74,7 +73,7 @@ class PLDA(nn.Module):
         return self
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        """Natural-log likelihood ratios ``(A, B)`` of all pairs."""
+        """Return natural-log likelihood ratios ``(A, B)`` of all pairs."""
         if self.basis.numel() == 0:
             raise RuntimeError("Expected PLDA to be fitted before it is called: see `fit`.")
         left, right = ((side - self.mean.to(side)) @ self.basis.to(side) for side in (a, b))

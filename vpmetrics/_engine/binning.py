@@ -1,8 +1,7 @@
 r"""Score histograms of constant size, and what they certify.
 
 Bins are given (edges, or a number of them over a range) or learnt. A learnt range is :math:`[-2^k, 2^k)`: when a score
-falls outside, :math:`k` grows and neighbouring bins are added up, so nothing is estimated from a first batch,
-histograms learnt separately can be merged, and there is no GPU sync.
+falls outside, :math:`k` grows and neighbouring bins are added up, so histograms can be merged, without a GPU sync.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ LOWEST_EXPONENT = -1000  # of a range that has held no score yet
 
 
 def edges_of(thresholds: int | Tensor, score_range: tuple[float, float] | None) -> Tensor:
-    """Edges of bins that are given: as they are, or a number of bins over a range."""
+    """Return given edges as they are, or those of a number of bins over a range."""
     if isinstance(thresholds, Tensor):
         return widen(thresholds.detach()).clone()
     low, high = score_range or (-1.0, 1.0)
@@ -28,19 +27,19 @@ def edges_of(thresholds: int | Tensor, score_range: tuple[float, float] | None) 
 
 
 def bin_scores(scores: Tensor, is_target: Tensor, edges: Tensor) -> Tensor:
-    """Counts ``(2, E + 2)`` of non-targets and targets in the bins between edges; NaN scores in the last column."""
+    """Return counts ``(2, E + 2)`` of non-targets and targets between edges; NaN scores in the last column."""
     bins = torch.bucketize(scores, edges.to(scores.dtype), right=True)
     return _count(bins, scores, is_target, len(edges) + 2)
 
 
 def exponent_of(scores: Tensor) -> Tensor:
-    """The least ``k`` with every finite score inside [-2^k, 2^k)."""
+    """Return the least ``k`` with every finite score inside [-2^k, 2^k)."""
     magnitude = torch.where(scores.isfinite(), scores.abs(), 0).amax()
     return torch.where(magnitude > 0, torch.frexp(magnitude).exponent, LOWEST_EXPONENT).long()
 
 
 def bin_learnt(scores: Tensor, is_target: Tensor, exponent: Tensor, columns: int) -> Tensor:
-    """Counts as :func:`bin_scores` makes them with the edges :func:`learnt_edges`."""
+    """Return the counts of :func:`bin_scores` with the edges :func:`learnt_edges`."""
     half = (columns - 3) // 2
     inside = (_times_power(widen(scores), -exponent) * half).floor().clamp(-half, half - 1).nan_to_num() + (half + 1)
     bins = torch.where(scores.isinf(), torch.where(scores > 0, columns - 2, 0), inside.long())
@@ -48,7 +47,7 @@ def bin_learnt(scores: Tensor, is_target: Tensor, exponent: Tensor, columns: int
 
 
 def coarsen(counts: Tensor, shift: Tensor) -> Tensor:
-    """Learnt counts for a range ``2**shift`` times as wide."""
+    """Return learnt counts for a range ``2**shift`` times as wide."""
     half = (counts.shape[-1] - 3) // 2
     columns = torch.arange(counts.shape[-1], device=counts.device)
     moved = ((columns - half - 1) >> shift.clamp(max=62)) + half + 1
@@ -57,20 +56,20 @@ def coarsen(counts: Tensor, shift: Tensor) -> Tensor:
 
 
 def learnt_edges(exponent: Tensor, columns: int) -> Tensor:
-    """Edges ``(columns - 2,)`` of a learnt range."""
+    """Return the edges ``(columns - 2,)`` of a learnt range."""
     half = (columns - 3) // 2
     unit = torch.arange(-half, half + 1, device=exponent.device, dtype=wide_dtype(exponent.device)) / half
     return _times_power(unit, exponent)
 
 
 def count_bins(edges: Tensor, counts: Tensor, separated: bool = False) -> ScoreCounts:
-    """The steps of a histogram; see :func:`count_by_bin`."""
+    """Return the steps of a histogram; see :func:`count_by_bin`."""
     nontargets, targets = counts[:, :-1]
     return count_by_bin(edges, targets, nontargets, counts[:, -1].sum() > 0, separated)
 
 
 def _times_power(x: Tensor, exponent: Tensor) -> Tensor:
-    """``x * 2**exponent`` in the type of ``x``; torch's own takes the power in float32, whatever ``x`` is."""
+    """Return ``x * 2**exponent`` in the type of ``x``; torch.ldexp takes the power in float32."""
     return x * torch.exp2(exponent.to(x.dtype))
 
 

@@ -78,10 +78,9 @@ def mean_of_classes(targets: Tensor, nontargets: Tensor) -> Derivatives:
 def minimise(derivatives: Callable[[Tensor], Derivatives], theta: Tensor) -> tuple[Tensor, Tensor]:
     """Return slope and offset of least cost ``(F, 2)``, and whether each regression has converged ``(F,)``.
 
-    Newton's method in a trust region: a step is no longer than what has helped before, and is taken only where it does
-    not go far past the minimum along it, so that it converges wherever the classes overlap; the cost itself is never
-    needed. A regression that has converged stays, however long the others take, so no number depends on when the
-    device is read.
+    Newton's method in a trust region. A step is taken only where it does not go far past the minimum along it, so it
+    converges wherever the classes overlap, and the cost itself is not needed. A regression that has converged stays, so
+    no number depends on when the device is read.
     """
     here, longest = derivatives(theta), torch.linalg.vector_norm(theta, dim=1, keepdim=True).clamp(min=1)
     for iteration in range(_ITERATIONS):

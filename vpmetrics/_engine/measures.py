@@ -101,7 +101,7 @@ def minimum_cross_entropy(steps: Steps, prior_log_odds: Tensor) -> Tensor:
 def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor) -> Tensor:
     """Return the empirical cross-entropy in bits of log-likelihood ratios that occur ``counts`` ``(2, V)`` times.
 
-    Many values share cells of the score axis: a row of all values for each of many priors would not fit.
+    Many values share cells of the score axis to limit memory.
     """
     (nontargets, targets), counts = _share_cells(widen(values), widen(counts))
     odds = prior_log_odds[:, None]
@@ -166,10 +166,7 @@ def _crossing(excess: Tensor, value: Tensor) -> Tensor:
 
 
 def roc_of_steps(steps: Steps) -> tuple[Tensor, Tensor]:
-    """Return numbers of missed targets and of rejected non-targets at every threshold, ``(..., 2 S + 1)``.
-
-    Ascending.
-    """
+    """Return numbers of missed targets and rejected non-targets at ascending thresholds, ``(..., 2 S + 1)``."""
     tied = steps.nontargets if steps.tied is None else steps.tied
     # Two parts of every step, and a threshold after each: what ties with the targets, and what lies above them.
     missed = torch.stack([steps.targets, torch.zeros_like(tied)], dim=-1)
@@ -188,7 +185,7 @@ def raw_eer_of_steps(steps: Steps) -> Tensor:
 
 def min_dcf_of_steps(steps: Steps, p_target: float = 0.01, c_miss: float = 1.0, c_fa: float = 1.0) -> Tensor:
     """Return the minimum detection cost, normalised so that 1 is the cost of deciding without scores."""
-    # The best threshold lies between two steps: elsewhere a non-target is accepted for nothing.
+    # The best threshold lies between two steps: elsewhere it accepts non-targets but no more targets.
     missed, rejected = (pad(counts.cumsum(-1), (1, 0)) for counts in (steps.targets, steps.nontargets))
     false_alarm = (rejected[..., -1:] - rejected) / rejected[..., -1:]
     weights = c_miss * p_target, c_fa * (1 - p_target)
@@ -243,7 +240,7 @@ def linkability_of_bins(counts: Tensor) -> Tensor:
 def linkability_of_trials(trials: Ordered | Counted, edges: Tensor | None = None) -> Tensor:
     """Return D_sys of trials; NaN and one warning where it is undefined."""
     edges = linkability_edges(trials) if edges is None else edges
-    return torch.where(edges[0].isnan(), torch.nan, linkability_of_bins(widen(trials.between(edges))))
+    return torch.where(edges[0].isnan(), torch.nan, linkability_of_bins(widen(trials.count_between(edges))))
 
 
 @dataclass(frozen=True)

@@ -250,7 +250,7 @@ class PrivacyMetric(Metric):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         for name, rows in self._list_states():  # lists of its own: appending must not reach into the dictionary
             setattr(self, name, list(rows))
-        if is_restored:  # a metric with data has been updated, wherever that was
+        if is_restored:  # a metric with data counts as updated
             self._update_count = max(self._update_count, 1)
             self._computed = None
 

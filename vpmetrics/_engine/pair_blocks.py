@@ -247,7 +247,7 @@ class PairBlocks:
         target = torch.where(place < size, first + (place + shift) % size, first + place)
         new_index = torch.empty_like(order).scatter(0, order, order[target])
         side = replace(self.test, speaker_index=new_index[self.test.speaker_index], sessions=None)
-        # A speaker alone in a group has nobody to stand for.
+        # A speaker alone in a group stays the same and is left out.
         side = side.take(side.speaker_index != self.test.speaker_index)
         pairs = self._with_test(side.take(side.order_by(side.speaker_index)))
         pairs.enrolment = replace(pairs.enrolment, sessions=None)

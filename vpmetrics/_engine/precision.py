@@ -13,27 +13,27 @@ Array = np.ndarray[Any, Any]
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """Type for sums, logarithms and integrals: float64 wherever the device has it."""
+    """Return the type for sums, logarithms and integrals: float64 if the device has it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """The tensor in the type sums are made in."""
+    """Return the tensor in the type of sums."""
     return tensor.to(wide_dtype(tensor.device))
 
 
 def result_dtype(*tensors: Tensor) -> torch.dtype:
-    """Type a result is returned in: float64 if any input is float64, otherwise float32."""
+    """Return the type of results: float64 if any input is float64, otherwise float32."""
     return torch.float64 if any(tensor.dtype == torch.float64 for tensor in tensors) else torch.float32
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Half precision to float32, everything else as it is."""
+    """Return half precision as float32, everything else as it is."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def all_finite(tensor: Tensor) -> Tensor:
-    """Whether every number is finite: the ends tell, and are found several times as fast as each is looked at."""
+    """Return whether every number is finite, from the extremes, which is fast."""
     if tensor.numel() == 0:
         return tensor.new_ones((), dtype=torch.bool)
     low, high = tensor.detach().aminmax()
@@ -41,16 +41,16 @@ def all_finite(tensor: Tensor) -> Tensor:
 
 
 def power_of_two_near(peak: Tensor, least: float) -> Tensor:
-    """A power of two within a factor of two of each magnitude, but no less than ``least``; 1 for 0.
+    """Return a power of two within a factor of two of each magnitude, at least ``least``; 1 for 0.
 
-    Dividing by it rounds nothing, and keeps sums and squares from overflowing.
+    Dividing by it rounds nothing and keeps sums and squares from overflowing.
     """
     power = torch.exp2((peak.frexp().exponent - 1).to(peak.dtype))
     return torch.where(peak == 0, 1, power.clamp(min=least))
 
 
 def is_numpy_ready(tensor: Tensor) -> bool:
-    """Whether NumPy can work on the memory as it lies: its sort is several times as fast on a CPU."""
+    """Return whether NumPy can work on the memory of the tensor; it sorts several times as fast on a CPU."""
     return tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
 
 

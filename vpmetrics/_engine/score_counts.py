@@ -180,7 +180,7 @@ class Ordered(NamedTuple):
         """Return costs in nats of the scores as log-likelihood ratios, and numbers of trials: non-targets, targets."""
         return torch.stack([softplus(widen(self.nontargets)).sum(), softplus(-widen(self.targets)).sum()]), self.sizes
 
-    def between(self, edges: Tensor) -> Tensor:
+    def count_between(self, edges: Tensor) -> Tensor:
         """Return non-targets and targets in each of the bins between edges, ``(2, E + 1)``."""
         below = torch.stack([torch.searchsorted(part, edges) for part in self._classes])
         return torch.cat([pad(below, (1, 0)), self.sizes[:, None]], dim=1).diff()
@@ -190,7 +190,7 @@ class Ordered(NamedTuple):
         sums = widen(edges).new_zeros(2, len(edges) + 1)
         for kind, sign, scores in zip((0, 1), (1, -1), map(widen, self._classes), strict=True):
             sums[kind].index_add_(0, torch.searchsorted(edges, scores, right=True), softplus(sign * scores))
-        number = self.between(edges)
+        number = self.count_between(edges)
         return torch.where(number > 0, sums / number, 0)
 
     def span(self) -> tuple[Tensor, Tensor]:
@@ -232,11 +232,11 @@ class Counted(NamedTuple):
         cost = self.counts * softplus(torch.stack([self.values, -self.values]))
         slots = torch.bucketize(self.values, edges, right=True)
         sums = widen(edges).new_zeros(2, len(edges) + 1).index_add(1, slots, torch.where(self.counts > 0, cost, 0))
-        number = self.between(edges)
+        number = self.count_between(edges)
         return torch.where(number > 0, sums / number, 0)
 
-    def between(self, edges: Tensor) -> Tensor:
-        """Return what :meth:`Ordered.between` returns."""
+    def count_between(self, edges: Tensor) -> Tensor:
+        """Return what :meth:`Ordered.count_between` returns."""
         slots = torch.bucketize(self.values, edges, right=True)
         counts = widen(self.counts)
         return counts.new_zeros(*counts.shape[:-1], len(edges) + 1).index_add(-1, slots, counts)

@@ -49,7 +49,7 @@ class TrialMetric(IntervalMetric):
             self.add_state("trial_speakers", default=[], dist_reduce_fx="cat")
 
     def _add_score_states(self) -> None:
-        # State names say what is in them: a collection shares states of one name and value.
+        # A collection shares states of one name and value, so names differ where contents do.
         self.add_state("scores", default=[], dist_reduce_fx="cat")
         self.add_state("is_target", default=[], dist_reduce_fx="cat")
 

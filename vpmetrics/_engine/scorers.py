@@ -109,10 +109,7 @@ SCORERS = {
 
 
 def prepare_rows(rows: Tensor, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return rows as they are compared; shifted to the origin where that changes no score.
-
-    Since it loses fewer digits.
-    """
+    """Return rows as they are compared; shifted to the origin, for precision, where that changes no score."""
     if scorer.is_shift_invariant:
         rows = widen(rows) - centre
     with torch.autocast(rows.device.type, enabled=False):

@@ -241,9 +241,9 @@ def _two_sided(targets: Tensor, nontargets: Tensor) -> Tensor:
 def linkability_chance(scores: ConditionScores, permuted: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Return the linkability with speakers permuted, the mean over a few permutations."""
     edges = linkability_edges(scores.trials)
-    nontargets = widen(scores.trials.between(edges))[0]
+    nontargets = widen(scores.trials.count_between(edges))[0]
     values = [
-        linkability_of_bins(torch.stack([nontargets, Counted(pseudo, _ones(pseudo)).between(edges)[1]]))
+        linkability_of_bins(torch.stack([nontargets, Counted(pseudo, _ones(pseudo)).count_between(edges)[1]]))
         for pseudo, _ in permuted
     ]
     value = torch.stack(values).mean() if values else torch.full_like(nontargets.sum(), torch.nan)

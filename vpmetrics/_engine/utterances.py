@@ -249,7 +249,7 @@ def build_data(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS)
         (columns.original, ids, _HAS_ORIGINAL),
         (columns.protected, drawn, _HAS_PROTECTED),
     ):
-        kept = _first_of_each(recordings, (columns.row_flags & bit) != 0)
+        kept = _find_first_rows(recordings, (columns.row_flags & bit) != 0)
         side = Utterances(embeddings, columns.speakers, ids, columns.speakers, *optional)
         sides.append(side if len(kept) == count else side.take(kept))
     data = index_speakers(sides[0], sides[1], processes)
@@ -379,7 +379,7 @@ def thin(side: Utterances, most: int) -> Utterances:
     return side if len(side) <= most else side.take(take_evenly(side.value_order, most))
 
 
-def _first_of_each(ids: Tensor, is_present: Tensor) -> Tensor:
+def _find_first_rows(ids: Tensor, is_present: Tensor) -> Tensor:
     """Return indices of the first present row of every id, ascending."""
     rows = is_present.nonzero().flatten()
     order = ids[rows].argsort(stable=True)

@@ -247,7 +247,7 @@ class SpeakerTrials:
         if bool(self.scored.counts.ascending.targets.isnan().any()):
             unknown = weights.new_full((len(weights),), torch.nan, dtype=self.values.dtype)
             return dict.fromkeys(keys, unknown)
-        found = self._in_parts(measure, weights)
+        found = self._map_replicates(measure, weights)
         return {key: found[:, place] for place, key in enumerate(keys)}
 
     def dominance(self, weights: Tensor, similarity: str) -> Tensor:
@@ -266,7 +266,7 @@ class SpeakerTrials:
             on, off = ((alike * weight).sum(1) / weight.sum(1) for weight in parts)
             return (on - off).abs()
 
-        return self._in_parts(dominance, weights)
+        return self._map_replicates(dominance, weights)
 
     def _counts(self, weights: Tensor) -> Tensor:
         """Return non-targets and targets per cell under each weighting, ``(2, R, C)``."""
@@ -274,7 +274,7 @@ class SpeakerTrials:
         # Whole numbers in double precision, so that equal counts are equal.
         return torch.stack([(one * other) @ self.table[0], one @ self.table[1]]).round()
 
-    def _in_parts(self, function: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
+    def _map_replicates(self, function: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
         size = max(self.table.shape[1:])
         return torch.cat([function(part) for part in weights.split(max(1, _MOST_COUNTS // max(1, size)))])
 

@@ -14,15 +14,15 @@ from vpmetrics._engine.validation import check_bandwidth, check_shape, check_ten
 
 
 def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
-    r"""The non-decreasing sequence nearest to ``y`` in weighted least squares.
+    r"""Compute the non-decreasing sequence nearest to ``y`` in weighted least squares.
 
     .. math::
         \hat{x} = \arg\min_{x_1 \le \dots \le x_n} \sum_i w_i (x_i - y_i)^2
 
     Args:
         y: Real values of shape ``(..., n)``; leading dimensions are separate problems.
-        weights: Non-negative weights of the same shape, 1 everywhere when left out. An element of weight zero
-            has no say and takes the value of the weighted element before it (after it, if there is none before).
+        weights: Non-negative weights of the same shape, 1 when left out. An element of weight 0 takes the value of the
+            weighted element before it, or of the first one.
 
     Returns:
         Shape ``(..., n)``, float64 for float64 input and float32 otherwise; gradients flow to ``y`` through the
@@ -54,15 +54,15 @@ _LARGEST = 1e30  # in place of infinite values, next to which all others are abo
 
 
 def _block_means(values: Tensor, masses: Tensor, blocks: Tensor) -> Tensor:
-    """Weighted mean of every element's block, in ascending order to the last digit."""
+    """Return the weighted mean of every element's block, in ascending order to the last digit."""
     weight = sum_by_block(masses, blocks)
 
     def mean(x: Tensor) -> Tensor:
-        # Infinite weight times zero is NaN; a weightless value must not be looked at at all.
+        # Infinity times a weight of zero is NaN, so such values are masked.
         return sum_by_block(torch.where(masses > 0, x * masses, 0), blocks) / weight
 
     rough = mean(values.detach())
-    # What is left of the values less a first mean is small, and so is its rounding.
+    # The values minus a first mean are small, and so is the rounding of their sum.
     exact = torch.where(rough.isfinite(), rough + mean(values - rough), rough)
     # Only digits that rounding made up change here, so gradients pass by.
     lift = exact.detach().cummax(-1).values - exact.detach()
@@ -70,7 +70,7 @@ def _block_means(values: Tensor, masses: Tensor, blocks: Tensor) -> Tensor:
 
 
 def _power_of_two(x: Tensor) -> Tensor:
-    """A power of two near the largest finite magnitude of each row."""
+    """Return a power of two near the largest finite magnitude of each row."""
     finite = torch.where(x.isfinite(), widen(x.detach()).abs(), 0)
     peak = torch.nn.functional.pad(finite, (0, 1)).amax(-1, keepdim=True)
     return power_of_two_near(peak, least=torch.finfo(peak.dtype).tiny)
@@ -83,7 +83,7 @@ def pav_llr(
     bandwidth: float | None = None,
     validate_args: bool = True,
 ) -> Tensor:
-    r"""Log-likelihood ratios an oracle would give the scores: isotonic regression of the labels, prior removed.
+    r"""Compute the log-likelihood ratios of scores by isotonic regression of the labels, without the prior.
 
     .. math:: \mathrm{LLR}_B = \ln\frac{T_B}{N_B} - \ln\frac{T}{N}
 
@@ -93,10 +93,10 @@ def pav_llr(
     Args:
         preds: Scores in any shape and on any scale, higher = more alike; ``-inf`` and ``+inf`` are ordered too.
         target: 1 (same speaker) or 0 (different), of the same shape.
-        laplace: Put one label of each class below the lowest score and again above the highest.
+        laplace: Whether one label of each class is added below the lowest score and above the highest.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact. The
             surrogate's ratios are finite and have a gradient.
-        validate_args: Look at the values, too (NaN, labels); forces a GPU sync.
+        validate_args: Whether values are validated (NaN, labels); forces a GPU sync.
 
     Returns:
         Natural logarithms, in the shape of ``preds``; NaN with one warning where a class is missing.

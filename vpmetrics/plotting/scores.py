@@ -44,7 +44,7 @@ def draw_score_histogram(
     if bool((scored.trials.sizes > 0).all()) and 0 < high - low < math.inf:
         steps = scored.counts.ascending
         edges = torch.linspace(low, high, _HISTOGRAM_BINS + 1).to(steps.edges)
-        counts, bins = (part.double().cpu().numpy() for part in (scored.trials.between(edges[1:-1]), edges))
+        counts, bins = (part.double().cpu().numpy() for part in (scored.trials.count_between(edges[1:-1]), edges))
         for row, name in ((1, "target"), (0, "non-target")):
             density, colour = counts[row] / counts[row].sum() / np.diff(bins), COLOURS[1 - row]
             ax.stairs(density, bins, fill=True, color=colour, alpha=0.35, label=name)
