@@ -153,6 +153,39 @@ def test_infinite_scores_are_ordered():
     )
 
 
+def test_many_scores_are_looked_up_as_few_are():
+    draw = torch.Generator().manual_seed(0)
+    preds = torch.randn(300_000, generator=draw, dtype=torch.float64)
+    preds[::1000] = preds[1::1000]
+    preds[5], preds[6], preds[7] = math.inf, -math.inf, 1e9
+    target = torch.rand(300_000, generator=draw) < torch.sigmoid(4 * preds - 6)
+    value = pav_llr(preds, target)
+    expected = scipy_isotonic_regression(target.double()[preds.argsort(stable=True)].numpy()).x
+    prior = math.log(target.sum() / (~target).sum())
+    with np.errstate(divide="ignore"):
+        expected = np.log(expected / (1 - expected)) - prior
+    untied = ~torch.isin(preds, preds[::1000])
+    order = preds.argsort(stable=True)
+    assert_close(value[order][untied[order]], torch.from_numpy(expected)[untied[order]], atol=1e-3, rtol=1e-3)
+    assert (value[::1000] == value[1::1000]).all()
+
+
+@pytest.mark.parametrize("case", ["nan", "wide", "narrow"])
+def test_many_scores_at_the_ends_of_their_type(case):
+    draw = torch.Generator().manual_seed(0)
+    preds = torch.randn(70_000, generator=draw)
+    target = torch.rand(70_000, generator=draw) < torch.sigmoid(preds)
+    if case == "nan":
+        preds[7] = math.nan
+        with pytest.warns(UserWarning, match="NaN"):
+            assert pav_llr(preds, target, validate_args=False).isnan().all()
+        return
+    moved = preds / preds.abs().max() * 3.3e38 if case == "wide" else (preds * 1000).round() * 1e-45
+    same = moved if case == "wide" else (preds * 1000).round()
+    order = same.double() / (3.3e38 if case == "wide" else 1)
+    assert_close(pav_llr(moved, target), pav_llr(order, target).float())
+
+
 @pytest.mark.parametrize("in_turn", [True, False], ids=["the rest in turn", "the rest by halves"])
 @pytest.mark.parametrize(
     "steps", ["random", "smooth", "a drop behind an ascent", "none with a trial", "empty steps at the ends"]

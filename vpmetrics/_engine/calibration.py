@@ -14,6 +14,7 @@ from vpmetrics._engine.validation import check_choice, check_trials, warn_undefi
 
 _ITERATIONS = 100  # mostly eight are enough, and forty where classes all but separate
 _FIRST_CHECK = 12  # iteration after which a GPU is first asked whether all have converged; a CPU is asked after each
+_CELLS = 1 << 16  # equal cells of the score axis
 _GROWTH = 4.0  # of the longest step allowed, after one that helped; or its shrinking
 
 Finder = Callable[[Tensor], list[Tensor]]
@@ -32,10 +33,28 @@ def look_up_in(steps: Steps, tables: Sequence[Tensor]) -> Finder:
         edges, values = edges[begins], torch.cat([values[:, :1], values[:, 1:][:, begins]], dim=1)
 
     def find(scores: Tensor) -> list[Tensor]:
-        places = torch.searchsorted(edges, scores.to(edges.dtype).contiguous(), right=True)
-        return [table[places] for table in values]
+        pieces = scores.to(edges.dtype).flatten().split(1 << 18)  # about what a cache holds
+        places = [_find_places(edges, piece) for piece in pieces]
+        return [torch.cat([table.index_select(0, each) for each in places]).view(scores.shape) for table in values]
 
     return find
+
+
+def _find_places(edges: Tensor, scores: Tensor) -> Tensor:
+    """Return the number of edges up to each score; most of many scores lie in cells of the axis without an edge."""
+    span = float(edges[-1] - edges[0]) if is_numpy_ready(scores) and scores.numel() > _CELLS and len(edges) else 0.0
+    if not 1e-30 < span < 1e30:
+        return torch.searchsorted(edges, scores, right=True)
+
+    def cell_of(x: Tensor) -> Tensor:
+        return x.sub(edges[0]).mul_((_CELLS - 1) / span).nan_to_num_().clamp_(-1, _CELLS).floor_().int() + 1
+
+    with_edge = cell_of(edges)
+    edges_up_to = torch.bincount(with_edge, minlength=_CELLS + 2).cumsum(0).int().index_fill_(0, with_edge.long(), -1)
+    places = edges_up_to.index_select(0, cell_of(scores))
+    unsure = (places < 0).nonzero().flatten()
+    places[unsure] = torch.searchsorted(edges, scores[unsure], right=True, out_int32=True)
+    return places
 
 
 class Derivatives(NamedTuple):
