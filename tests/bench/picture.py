@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("picture")
     arguments = parser.parse_args()
     events = EventAccumulator(str(next(arguments.logdir.rglob("events*")).parent), size_guidance={"images": 0}).Reload()
-    maps = events.Images("val/privacy/quadrants")
+    maps = events.Images("val_figures/privacy/quadrants")
     figure = Figure(figsize=(11, 3.3), layout="constrained", dpi=130)
     curves, first, last = figure.subplots(1, 3, width_ratios=(1.25, 1, 1))
     for (key, label), colour in zip(CURVES.items(), COLOURS, strict=False):

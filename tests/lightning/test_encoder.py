@@ -185,12 +185,3 @@ def test_audio_of_another_sample_rate_is_resampled_or_refused(pl):
     assert (16, 8) not in encoder.calls[-10:]
     assert {shape[1] for shape in encoder.calls[-10:]} == {8}
     assert fast["op_d_ece"] == pytest.approx(slow["op_d_ece"], abs=0.2)
-
-
-def test_an_encoder_by_name(pl):
-    """The offline one of the package, on noise: what counts is that audio goes through it."""
-    draw = torch.Generator().manual_seed(0)
-    waves, names = torch.randn(24, 8000, generator=draw), recordings()[2]
-    monitor = run(pl, waves, waves, names, encoder="resemblyzer", sample_rate=16_000, metrics=["op_eer"])
-    assert 0 <= monitor.history[-1]["op_eer"] <= 0.5
-    assert len(monitor._encoder._seen) == 24

@@ -339,8 +339,8 @@ def test_an_attacker_who_observed_the_training_undoes_a_rotation(pl):
         ({"metrics": ["op_dece"]}, ValueError, "but got 'op_dece'. Closest: 'op_d_ece'"),
         ({"prog_bar": ["did"]}, ValueError, "Expected `prog_bar` to name .* Closest: 'deid'"),
         ({"suite": VoicePrivacy}, TypeError, "Expected `suite` to be a VoicePrivacy or None, but got ABCMeta"),
-        ({"suite": VoicePrivacy(), "intervals": 0.9}, ValueError, "neither `metrics` nor `intervals` beside `suite`"),
-        ({"suite": VoicePrivacy(), "metrics": ["deid"]}, ValueError, "neither `metrics` nor `intervals` beside"),
+        ({"suite": VoicePrivacy(), "intervals": 0.9}, ValueError, "neither `metrics` nor `intervals` with `suite`"),
+        ({"suite": VoicePrivacy(), "metrics": ["deid"]}, ValueError, "neither `metrics` nor `intervals` with"),
         ({"encoder": 3}, TypeError, "Expected `encoder` to be a name, a path or a callable"),
     ],
 )

@@ -99,10 +99,11 @@ def test_a_system_called_original_is_another_line(systems):
     assert names == ["perfect privacy", "original speech", "original", "system 1"]
 
 
-@pytest.mark.parametrize("name", ["_hidden", r"$\foo$", "a" * 200, "x\x1b[31my", "naïve ö", "two\nlines"])
-def test_any_name_can_be_drawn(name):
-    report = score_report(0)
-    for figure in figures_of([EvaluatedSystem(name, report), EvaluatedSystem("other", report)], PAGE).values():
+def test_any_name_can_be_drawn():
+    systems = [
+        EvaluatedSystem(name, score_report(0)) for name in ("_hidden\nlines\x1b[31m", r"$\foo$ naïve" + "a" * 200)
+    ]
+    for figure in figures_of(systems, PAGE).values():
         figure.draw_without_rendering()
 
 

@@ -308,7 +308,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             label = add_suffix(name, self._suffix) + (f", {known.unit.name}" if known and known.unit.name else "")
             ends = [(point.intervals[name], point.utility) for point in self._front.measured if name in point.intervals]
             labels = label, self.utility
-            figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.one(), ends)
+            figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.single(), ends)
             for write in writers:
                 write(f"{group_tag(name, 'figures')}/pareto_front", figure, step)
 
@@ -439,7 +439,7 @@ def _resolve_budgets(privacy: Any, budget: Any) -> dict[str, float]:
     """Return the budget of each name."""
     if isinstance(privacy, Mapping):
         if budget is not None:
-            raise ValueError("Expected no `budget` beside a dictionary `privacy`, which holds the budgets.")
+            raise ValueError("Expected no `budget` with a dictionary `privacy`, which holds the budgets.")
         names, values = list(privacy), list(privacy.values())
     else:
         names = [privacy] if isinstance(privacy, str) else privacy

@@ -1,4 +1,4 @@
-"""What loggers get beside the scalars a module logs: groups of scalars, figures, charts, hyperparameters."""
+"""Writing to loggers: details in a group of their own, figures, charts and hyperparameters."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def _figure_writer(logger: Any) -> Writer | None:
     return None
 
 
-def chart_layout(tags: Mapping[str, str], main: Sequence[str]) -> dict[str, Chart]:
-    """Return the charts of TensorBoard's custom scalars for logged keys and their tags; intervals of ``main`` only.
+def chart_layout(title: str, tags: Mapping[str, str], main: Sequence[str]) -> dict[str, dict[str, Chart]]:
+    """Return TensorBoard's custom scalars for the tags of logged keys, by category; intervals of ``main`` only.
 
     Example:
-        >>> chart_layout({"pp_eer": "val/pp_eer", "op_eer": "val/op_eer"}, main=[])
+        >>> chart_layout("val", {"pp_eer": "val/pp_eer", "op_eer": "val/op_eer"}, main=[])["val"]
         {'eer of each condition': ['Multiline', ['^val/op_eer$', '^val/pp_eer$']]}
     """
     groups = {
@@ -73,13 +73,15 @@ def chart_layout(tags: Mapping[str, str], main: Sequence[str]) -> dict[str, Char
         f"{key} of each condition": [f"{condition}_{key}" for condition in _CONDITIONS]
         for key in ("d_ece_strongest", "d_ece", "eer_strongest", "eer")
     }
-    lines = {title: [f"^{re.escape(tags[key])}$" for key in keys if key in tags] for title, keys in groups.items()}
-    layout: dict[str, Chart] = {title: ["Multiline", shown] for title, shown in lines.items() if len(shown) > 1}
-    for key in main:
-        ends = [f"{key}{suffix}" for suffix in CI_SUFFIXES]
-        if all(end in tags for end in ends):
-            layout[f"{key} and its confidence interval"] = ["Margin", [tags[name] for name in (key, *ends)]]
-    return layout
+    shown = {name: [f"^{re.escape(tags[key])}$" for key in keys if key in tags] for name, keys in groups.items()}
+    # TensorBoard shows charts with margins last first.
+    ends = {key: [key, *(f"{key}{suffix}" for suffix in CI_SUFFIXES)] for key in reversed(main)}
+    return {
+        title: {name: ["Multiline", lines] for name, lines in shown.items() if len(lines) > 1},
+        f"{title}, confidence intervals": {
+            key: ["Margin", [tags[name] for name in names]] for key, names in ends.items() if tags.keys() >= set(names)
+        },
+    }
 
 
 def write_charts(trainer: Any, layout: Mapping[str, Mapping[str, Chart]]) -> None:

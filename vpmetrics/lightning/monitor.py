@@ -25,6 +25,7 @@ from vpmetrics._engine.report import EvaluatedSystem, PrivacyReport
 from vpmetrics._engine.validation import check_epochs
 from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.lightning.loggers import (
+    Chart,
     chart_layout,
     figure_writers,
     group_tag,
@@ -155,7 +156,7 @@ class PrivacyMonitor(CallbackBase):
         elif not isinstance(suite, VoicePrivacy):
             raise TypeError(f"Expected `suite` to be a VoicePrivacy or None, but got {type(suite).__name__}.")
         elif metrics != "headline" or intervals is not None:
-            raise ValueError("Expected neither `metrics` nor `intervals` beside `suite`, which has its own.")
+            raise ValueError("Expected neither `metrics` nor `intervals` with `suite`, which has its own.")
         self.prefix, self.suite, self.intervals = prefix, suite, suite.intervals
         self.every_n_epochs, self.figures_every_n_epochs = every_n_epochs, figures_every_n_epochs
         self.watch_training = watch_training
@@ -344,14 +345,11 @@ class PrivacyMonitor(CallbackBase):
             monitors = monitors_of(trainer)
             # A log takes charts only once: the last monitor to measure writes those of all.
             if is_fitting(trainer) and not self._has_charts and all(monitor._tags for monitor in monitors):
-                write_charts(
-                    trainer,
-                    {
-                        f"{monitor.prefix}{suffix}": chart_layout(tags, monitor.main_metrics)
-                        for monitor in monitors
-                        for suffix, tags in monitor._tags.items()
-                    },
-                )
+                layout: dict[str, dict[str, Chart]] = {}
+                for monitor in monitors:
+                    for each, tags in monitor._tags.items():
+                        layout |= chart_layout(f"{monitor.prefix}{each}", tags, monitor.main_metrics)
+                write_charts(trainer, layout)
                 for monitor in monitors:
                     monitor._has_charts = True
         for suite in self._suites.values():
@@ -468,7 +466,7 @@ class PrivacyMonitor(CallbackBase):
             )
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Show the logged scalars beside the hyperparameters."""
+        """Add the logged scalars to the table of hyperparameters."""
         monitors = monitors_of(trainer)
         if self is monitors[0]:
             tags = [tag for callback in trainer.checkpoint_callbacks for tag in getattr(callback, "chosen_tags", ())]

@@ -53,7 +53,7 @@ else:
 
 
 def logging_step(trainer: Any) -> int:
-    """Return the step under which Lightning logs the scalars of a validation, so that figures stand beside them."""
+    """Return the step under which Lightning logs the scalars of a validation."""
     return int(getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step))
 
 

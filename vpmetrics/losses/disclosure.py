@@ -24,7 +24,7 @@ from vpmetrics.losses.embedding_loss import (
     equal,
     make_trials,
     off_diagonal,
-    two_sided_disclosure,
+    surrogate_disclosure,
 )
 
 ATTACKS = ("batch", "past")
@@ -145,7 +145,7 @@ class DisclosureLoss(EmbeddingLoss):
     def _disclosure(self, scores: Tensor, is_target: Tensor, is_counted: Tensor) -> Tensor:
         """Return D_ECE of both directions, summed over attackers."""
         trials = make_trials(scores, is_target, is_counted)
-        return two_sided_disclosure(trials, self.bandwidth, self.straight_through).sum()
+        return surrogate_disclosure(trials, self.bandwidth, self.straight_through, sides=2).sum()
 
 
 def _correlation_ratio(scores: Tensor, is_same: Tensor) -> Tensor:

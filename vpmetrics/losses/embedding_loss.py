@@ -160,31 +160,26 @@ def make_trials(scores: Tensor, is_target: Tensor, is_counted: Tensor) -> Trials
     return Trials(scores, is_target.long(), is_counted, is_defined)
 
 
-def two_sided_disclosure(trials: Trials, bandwidth: float, exact: bool) -> Tensor:
-    """Return D_ECE of the scores plus D_ECE of their negatives, ``(A,)``; 0 with a graph where undefined."""
-    narrow, wide = (_smooth_disclosure(trials, width, sides=2) for width in (bandwidth, _WIDE_BANDWIDTH))
-    return _replace_value(trials, (1 - _WIDE_WEIGHT) * narrow + _WIDE_WEIGHT * wide, exact).sum(0)
+def surrogate_disclosure(trials: Trials, bandwidth: float, exact: bool, sides: int) -> Tensor:
+    """Return D_ECE of the scores, and with two sides also of their negatives, ``(sides, A)``.
 
-
-def one_sided_disclosure(trials: Trials, bandwidth: float, exact: bool) -> Tensor:
-    """Return D_ECE of the scores, ``(A,)``; 0 with a graph where undefined."""
-    return _replace_value(trials, _smooth_disclosure(trials, bandwidth, sides=1), exact)[0]
+    0 with a graph where undefined. ``exact``: the exact values with the gradient of the smooth ones.
+    """
+    smooth = _smooth_disclosure(trials, bandwidth, sides)
+    if sides == 2:
+        smooth = (1 - _WIDE_WEIGHT) * smooth + _WIDE_WEIGHT * _smooth_disclosure(trials, _WIDE_BANDWIDTH, sides)
+    if exact:
+        smooth = smooth + (_exact_disclosure(trials)[:sides] - smooth).detach()
+    return torch.where(trials.is_defined, smooth, 0)
 
 
 def _smooth_disclosure(trials: Trials, bandwidth: float, sides: int) -> Tensor:
-    """Return D_ECE by smoothed PAV of the scores, and with two sides of their negatives, ``(sides, A)``."""
+    """Return D_ECE by smoothed PAV."""
     scores, is_target, is_counted, is_defined = trials
     grid, *counts = soft_counts(scores, is_target.expand_as(scores), bandwidth, is_counted)
     # Where a class is missing, any counts will do: the logarithm of 0 would reach the gradient through `where`.
     counts = [torch.where(is_defined[:, None], count, 1) for count in counts]
     return expected_disclosure(Steps(grid[..., 1:], *(torch.stack([n, n.flip(-1)][:sides]) for n in counts)))
-
-
-def _replace_value(trials: Trials, smooth: Tensor, exact: bool) -> Tensor:
-    """Return the smooth values ``(sides, A)``, or the exact ones with their gradient; 0 where undefined."""
-    if exact:
-        smooth = smooth + (_exact_disclosure(trials)[: len(smooth)] - smooth).detach()
-    return torch.where(trials.is_defined, smooth, 0)
 
 
 def _exact_disclosure(trials: Trials) -> Tensor:

@@ -17,7 +17,7 @@ from vpmetrics.losses.embedding_loss import (
     cosines,
     equal,
     make_trials,
-    one_sided_disclosure,
+    surrogate_disclosure,
 )
 
 
@@ -48,7 +48,7 @@ class DistinctivenessLoss(EmbeddingLoss):
         scores, is_same = cosines(batch.protected, batch.protected), equal(batch.speakers)
         is_within = torch.ones_like(is_same) if batch.sessions is None else ~is_same | equal(batch.sessions)
         trials = make_trials(*map(above_diagonal, (scores[None], is_same, is_within)))
-        missing = FULL_DISCLOSURE - one_sided_disclosure(trials, self.bandwidth, self.straight_through)[0]
+        missing = FULL_DISCLOSURE - surrogate_disclosure(trials, self.bandwidth, self.straight_through, sides=1)[0, 0]
         return torch.where(trials.is_defined[0], missing, 0).to(scores.dtype)
 
     def extra_repr(self) -> str:
@@ -67,7 +67,8 @@ class PseudonymisationLoss(EmbeddingLoss):
     from pairs to undo it. Keys need about as many dimensions as embeddings: directions that no key fills keep the
     utterance.
 
-    The defaults carry over to speakers and attackers not trained on (``tests/bench/anonymisers.py``):
+    The defaults carry over to speakers and attackers not trained on (``tests/bench/test_bench_training.py``; the losses
+    compared: ``tests/bench/anonymisers.py``):
 
     - *Session invariance* matters most for a keyed anonymiser. Trained against cosines and centring alone, unseen
       voices give 0.01 bit to these and 0.5 bit to a ridge regression fitted on other speakers. Training against such

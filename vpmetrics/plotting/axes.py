@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from vpmetrics._engine.registry import scalar
 
 PlotResult = tuple[Figure, Axes]
-# The colours of Okabe and Ito, which all kinds of colour vision tell apart. Black is kept for perfect privacy.
+# The colours of Okabe and Ito are distinct for all kinds of colour vision. Black is kept for perfect privacy.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 CHANCE: dict[str, Any] = {"color": "black", "linewidth": 1.2, "linestyle": "--", "label": "chance", "gid": "chance"}
 _MARKERS = "os^DvPX*>"  # filled, then hollow
@@ -101,7 +101,7 @@ def label_values(label: str, keys: Sequence[str], scalars: Mapping[str, Any]) ->
 
 
 def axes_or_new(ax: Axes | None, size: tuple[float, float] = (5.0, 3.6)) -> Axes:
-    """Return given axes, or new ones of a figure that pyplot does not know and nobody has to close."""
+    """Return given axes, or those of a new figure, which pyplot does not manage and which needs no closing."""
     return axes_in_grid(1, size)[0] if ax is None else ax
 
 
@@ -129,6 +129,7 @@ def figure_of(ax: Axes) -> Figure:
 def finish_axes(ax: Axes, title: str = "", keys: Sequence[str] = (), more: str = "", **legend: Any) -> PlotResult:
     """Add grid, title and a legend, headed by the scalars in its brackets and more; return figure and axes."""
     ax.grid(alpha=0.3)
+    ax.minorticks_off()  # of logarithmic axes they take a third of the time to draw a figure
     if title:
         ax.set_title(as_label(title), fontsize="medium")
     if ax.get_legend_handles_labels()[0]:
@@ -161,7 +162,6 @@ def show_counts(ax: Axes, base: int = 10) -> None:
     ax.set_xscale("log", base=base)
     ax.xaxis.set_major_locator(LogLocator(base, (1, 2, 5) if base == 10 else (1,)))
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def error_bars(key: str, scalars: Mapping[str, Any]) -> Any:

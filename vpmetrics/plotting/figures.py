@@ -43,7 +43,7 @@ class Layout(NamedTuple):
     columns: int
     is_page: bool
 
-    def one(self) -> Axes:
+    def single(self) -> Axes:
         """Return the axes of a figure that has only these."""
         return self.rows(1)[0]
 
@@ -56,8 +56,8 @@ class Layout(NamedTuple):
         return axes_in_grid(count, (self.scale * size[0], self.scale * size[1]), self.columns)
 
 
-# A card of TensorBoard shows a picture at some 440 by 210 pixels: few inches keep its letters large.
-CARD = Layout(size=(5.4, 2.6), scale=0.7, columns=2, is_page=False)
+# A card of TensorBoard shows a picture 350 pixels wide: few inches keep its letters large.
+CARD = Layout(size=(4.4, 2.4), scale=0.75, columns=1, is_page=False)
 PAGE = Layout(size=(7.2, 3.8), scale=1.0, columns=3, is_page=True)
 Draw = Callable[[Sequence[EvaluatedSystem], Layout], Figure | None]
 
@@ -78,7 +78,7 @@ def figures_of(systems: Sequence[EvaluatedSystem], layout: Layout) -> dict[str, 
 
 
 class _Values(dict[str, Any]):
-    """Scalars of a condition; score measures that nobody asked for are computed, other scalars are NaN."""
+    """Scalars of a condition; missing score measures are computed, other missing scalars are NaN."""
 
     def __init__(self, report: ConditionReport) -> None:
         super().__init__(report.scalars)
@@ -105,7 +105,7 @@ IsKnown = Callable[[ConditionReport], bool]
 
 
 def _shown(systems: Sequence[EvaluatedSystem], is_known: IsKnown) -> list[Shown]:
-    """Return the conditions of one system, or the attacked condition of several beside original speech."""
+    """Return the conditions of one system, or original speech and the attacked condition of several."""
     first, conditions = systems[0], systems[0].report.conditions
     if len(systems) == 1:
         shown = [Shown(name or "scores", first, name, report, True) for name, report in conditions.items()]
@@ -139,8 +139,9 @@ def _panels(
 
     def draw_all(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
         shown = _shown(systems, is_known)
-        protected = [one for one in shown if one.condition != "OO"]
-        shown = shown if layout.is_page else protected or shown
+        if not layout.is_page:  # two panels can be read on a card
+            linked = "across" if any(one.condition == "across" for one in shown) else "PP"
+            shown = [one for one in shown if one.condition in ("OP", linked)] or shown[:2]
         axes = layout.panels(len(shown), size)
         for one, ax in zip(shown, axes, strict=True):
             draw(one, ax)
@@ -149,6 +150,24 @@ def _panels(
             for ax in axes:
                 ax.set(**{f"{name}lim": (min(limits), max(limits))})
         return figure_of(axes[0]) if axes else None
+
+    return draw_all
+
+
+def _of_systems(
+    draw: Callable[[EvaluatedSystem, Axes], object],
+    is_known: Callable[[EvaluatedSystem], object],
+    size: tuple[float, float] | None = None,
+) -> Draw:
+    """Return what draws each system on axes of its own: panels of a size, or one below the other."""
+
+    def draw_all(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+        shown = [system for system in systems if is_known(system)]
+        axes = layout.panels(len(shown), size) if size else layout.rows(len(shown))
+        for system, ax in zip(shown, axes, strict=True):
+            draw(system, ax)
+            ax.set_title(as_label(system.name) if len(shown) > 1 else "", fontsize="medium")
+        return _finish(axes) if size is None else figure_of(axes[0]) if axes else None
 
     return draw_all
 
@@ -163,7 +182,7 @@ def _draw_trade_off(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figur
     known = [one for one in systems if math.isfinite(one.scalar("deid")) and math.isfinite(one.scalar("gvd"))]
     if not known or (len(systems) == 1 and systems[0].history):
         return None  # a path ends in the same point
-    ax = layout.one()
+    ax = layout.single()
     # Original speech gives a single point its scale.
     draw_trade_off([(original_name(systems), {"deid": 0, "gvd": 0}), *((one.name, one.scalars) for one in known)], ax)
     return _finish([ax])
@@ -179,14 +198,9 @@ def _draw_utility(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure 
     return _finish(axes)
 
 
-def _draw_path(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
-    shown = [one for one in systems if one.history and {"deid", "gvd"} <= set(one.scalars)]
-    axes = layout.rows(len(shown))
-    for one, ax in zip(shown, axes, strict=True):
-        deid, gvd, epochs = ([row[key] for row in one.history] for key in ("deid", "gvd", "epoch"))
-        draw_path(deid, gvd, epochs, ax)
-        ax.set_title(as_label(one.name) if len(shown) > 1 else "")
-    return figure_of(axes[0]) if axes else None
+def _draw_path(system: EvaluatedSystem, ax: Axes) -> None:
+    deid, gvd, epochs = ([row[key] for row in system.history] for key in ("deid", "gvd", "epoch"))
+    draw_path(deid, gvd, epochs, ax)
 
 
 def _draw_attacks(one: Shown, ax: Axes) -> None:
@@ -196,14 +210,6 @@ def _draw_attacks(one: Shown, ax: Axes) -> None:
     of_scores.draw_attacks(values, float(strongest.chance), ax, one.title, interval)
 
 
-def _draw_attributes(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
-    shown = [system for system in systems if system.attributes]
-    axes = layout.panels(len(shown), (5.2, 3.8))
-    for system, ax in zip(shown, axes, strict=True):
-        of_scores.draw_attributes(system.attributes, ax, system.name)
-    return figure_of(axes[0]) if axes else None
-
-
 def _draw_profile(one: Shown, ax: Axes, has_actual: bool = True) -> None:
     odds = torch.as_tensor(of_scores.PROFILE_LOG_ODDS, device=one.steps.targets.device)
     actual = one.report.actual_cross_entropy(odds) if has_actual and one.report.is_llr else None
@@ -211,13 +217,9 @@ def _draw_profile(one: Shown, ax: Axes, has_actual: bool = True) -> None:
     of_scores.draw_ece_profile(prior_entropy(odds), minimum, actual, one.values, ax, one.label, interval)
 
 
-def _draw_calibration(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
-    shown = [(system, transfer) for system in systems if (transfer := system.report.transfer) is not None]
-    axes = layout.rows(len(shown))
-    for (system, transfer), ax in zip(shown, axes, strict=True):
-        _draw_transfer(system, transfer, ax)
-        ax.set_title(as_label(system.name) if len(shown) > 1 else "")
-    return _finish(axes)
+def _draw_calibration(system: EvaluatedSystem, ax: Axes) -> None:
+    if system.report.transfer is not None:
+        _draw_transfer(system, system.report.transfer, ax)
 
 
 def _draw_transfer(system: EvaluatedSystem, transfer: Transfer, ax: Axes) -> None:
@@ -244,7 +246,7 @@ def draw_transfer(
 def _draw_reliability(one: Shown, ax: Axes) -> None:
     values, counts = one.report.scores.trials.table()
     of_scores.draw_reliability(values, counts, ax, one.label)
-    # Twice as many curves of several systems could not be told apart.
+    # Of several systems, twice as many curves would be confusing.
     halves = one.report.calibrated() if one.is_single and one.report.calibrated is not None else []
     if halves:
         llr, is_target = (torch.cat(column) for column in list(zip(*halves, strict=True))[:2])
@@ -255,12 +257,9 @@ def _draw_reliability(one: Shown, ax: Axes) -> None:
             of_scores.draw_reliability(llr, transfer.counts, ax, f"{one.label}, {kind}")
 
 
-def _draw_matrices(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
-    shown = [(system, matrices) for system in systems if (matrices := system.report.matrices) is not None]
-    axes = layout.panels(len(shown), (4.8, 4.2))
-    for (system, matrices), ax in zip(shown, axes, strict=True):
-        draw_similarity_matrices(matrices, ax, _short_names(system), system.name)
-    return figure_of(axes[0]) if axes else None
+def _draw_matrices(system: EvaluatedSystem, ax: Axes) -> None:
+    if system.report.matrices is not None:
+        draw_similarity_matrices(system.report.matrices, ax, _short_names(system))
 
 
 def _short_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
@@ -353,7 +352,7 @@ FIGURES = (
     FigureKind(
         "deid_gvd", "De-identification and voice distinctiveness",
         "One point per system. Further right: original and protected voices of a speaker are harder to match by "
-        "cosine. Further up: protected voices are easier to tell apart. Whiskers are confidence intervals.",
+        "cosine. Further up: protected voices are more distinct. Whiskers are confidence intervals.",
         _draw_trade_off),
     FigureKind(
         "utility", "Privacy and utility",
@@ -361,7 +360,9 @@ FIGURES = (
         "than those on the line in both disclosure and utility. Whiskers are confidence intervals.", _draw_utility),
     FigureKind(
         "path", "Path of the training",
-        "De-identification and voice distinctiveness from epoch to epoch. The circle is the last epoch.", _draw_path),
+        "De-identification and voice distinctiveness from epoch to epoch. The circle is the last epoch.",
+        _of_systems(_draw_path, lambda system: system.history and {"deid", "gvd"} <= set(system.scalars),
+                    (5.9, 3.2))),
     FigureKind(
         "attacks", "Disclosure to each attack",
         "Expected disclosure to each attack, in either direction, fitted on other speakers than it is tried on. The "
@@ -370,7 +371,9 @@ FIGURES = (
     FigureKind(
         "attributes", "Disclosure of attributes",
         "What protected speech discloses about attributes such as sex, to a classifier fitted on other speakers. "
-        "Dashed: chance level. Diamonds: original speech.", _draw_attributes),
+        "Dashed: chance level. Diamonds: original speech.",
+        _of_systems(lambda system, ax: of_scores.draw_attributes(system.attributes, ax),
+                    lambda system: system.attributes, (5.2, 3.8))),
     FigureKind(
         "score_histogram", "Distribution of scores",
         "Densities of the scores of target trials (same speaker) and non-target trials (other speakers). The more "
@@ -389,14 +392,14 @@ FIGURES = (
         _overlay(lambda one, ax: of_scores.draw_roc(one.steps, one.values, ax, one.label))),
     FigureKind(
         "ece_profile", "ECE profiles",
-        "Empirical cross-entropy: what an attacker who compares voices does not know after the scores, over all "
+        "Empirical cross-entropy: the uncertainty that remains to an attacker who knows the scores, over all "
         "priors. The closer to the black curve, the more private; D_ECE is the mean gap. Dotted: scores taken as "
         "log-likelihood ratios as they are. Bands are confidence intervals.", _overlay(_draw_profile)),
     FigureKind(
         "calibration", "Calibration learnt on another run",
         "ECE profiles of the run that the attacker learns on and of the attacked run, both with the oracle "
         "calibration, and of the attacked run with the calibration learnt on the other. Above the black curve guessing "
-        "is better.", _draw_calibration),
+        "is better.", _of_systems(_draw_calibration, lambda system: system.report.transfer is not None)),
     FigureKind(
         "reliability", "Calibration plot",
         "Share of target trials over the posterior that the scores give as log-likelihood ratios. Larger markers: more "
@@ -406,7 +409,7 @@ FIGURES = (
         "quadrants", "Voice similarity matrices",
         "Similarity of all pairs of speakers. A bright diagonal between original and protected speech (OP): speakers "
         "are recognised. A bright diagonal within protected speech (PP): each speaker keeps a distinct voice.",
-        _draw_matrices),
+        _of_systems(_draw_matrices, lambda system: system.report.matrices is not None, (4.8, 4.2))),
     FigureKind(
         "zoo", "Zoo plot",
         "One point per speaker: mean similarity of own trials and of trials with others. Further right: easier to "

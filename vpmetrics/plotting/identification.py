@@ -120,7 +120,7 @@ def draw_over_utterances(
     name: str = "re-identification rate",
     highest: float = 1.0,
 ) -> PlotResult:
-    """Draw a number over how many utterances are averaged, from 0 to its highest value, beside its chance level.
+    """Draw a number over how many utterances are averaged, from 0 to its highest value, and its chance level.
 
     ``chance``: one level, or one for each number of utterances.
     """
@@ -139,7 +139,7 @@ def draw_over_utterances(
 def draw_singling_out(
     curve: Mapping[int, tuple[float, float]], ax: Axes | None, label: str = "", chance: float = math.exp(-1)
 ) -> PlotResult:
-    """Draw how often one person of a population is singled out, with twice the standard error, beside chance."""
+    """Draw how often one person of a population is singled out, with twice the standard error, and the chance level."""
     ax = axes_or_new(ax)
     sizes = [size for size in sorted(curve) if not math.isnan(curve[size][0])]
     if not ax.lines:

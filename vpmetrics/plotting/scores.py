@@ -171,7 +171,7 @@ def draw_attacks(
     label: str = "",
     strongest: Sequence[float] = (math.nan,) * 3,
 ) -> PlotResult:
-    """Draw the expected disclosure to each attack, the largest on top, beside its chance level.
+    """Draw the expected disclosure to each attack, the largest on top, and its chance level.
 
     ``strongest``: that of the attack chosen on other speakers, and both ends of its confidence interval.
     """
@@ -185,7 +185,7 @@ def draw_attacks(
 
 
 def draw_attributes(attributes: Mapping[str, Mapping[str, float]], ax: Axes | None, label: str = "") -> PlotResult:
-    """Draw what protected speech discloses of each attribute, beside its chance level and that of original speech.
+    """Draw the disclosure of each attribute, its chance level, and that of original speech.
 
     Each maps ``disclosure``, ``disclosure_low``, ``disclosure_high``, ``chance`` and ``original`` to bits, where known.
     """

@@ -95,13 +95,14 @@ def _mark_animals(ax: Axes, x: Any, y: Any) -> None:
     for name, right, top in (("worms", 0, 1), ("chameleons", 1, 1), ("phantoms", 0, 0), ("doves", 1, 0)):
         corner, number = (0.02 + 0.96 * right, 0.02 + 0.96 * top), int((outer[0][right] & outer[1][top]).sum())
         text = ax.text(*corner, f"{name}: {number}", transform=ax.transAxes, color="0.4", fontsize="small")
+        text.set(path_effects=[withStroke(linewidth=2, foreground="white")])
         text.set(ha=("left", "right")[right], va=("bottom", "top")[top])
 
 
 def draw_speakers(
     disclosed: SpeakerDisclosure, mean: float, name_of: Callable[[float], str], ax: Axes | None, label: str = ""
 ) -> PlotResult:
-    """Draw the D_ECE of every speaker as the tested one, sorted, and as the enrolled one, beside that of all trials."""
+    """Draw the D_ECE of every speaker as the tested one, sorted, as the enrolled one, and of all trials."""
     ax = axes_or_new(ax, size=(4.8, 3.6))
     tested, enrolled = (side.d_ece.detach().cpu().double().numpy() for side in (disclosed.probed, disclosed.enrolled))
     order = np.argsort(-tested, kind="stable")[: np.isfinite(tested).sum()]

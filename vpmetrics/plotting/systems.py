@@ -20,6 +20,7 @@ from vpmetrics.plotting.axes import (
     error_bars,
     figure_of,
     finish_axes,
+    move_legend_beside,
     next_style,
 )
 
@@ -152,4 +153,6 @@ def draw_pareto_front(
     left, right = ax.get_xlim()
     ax.axvspan(left, budget, color=COLOURS[2], alpha=0.08, linewidth=0)
     ax.set(xlim=(left, right), xlabel=labels[0], ylabel=labels[1])
-    return finish_axes(ax)
+    result = finish_axes(ax)
+    move_legend_beside(ax)
+    return result
