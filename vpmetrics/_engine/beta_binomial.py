@@ -26,7 +26,7 @@ class BetaBinomialFit(NamedTuple):
 
 
 class _Tails(NamedTuple):
-    """All that a log-likelihood needs of a distribution over 0 ... n, at the offsets 0 ... n - 1 or groups of them."""
+    """Tails of a distribution over 0 ... n, at the offsets 0 ... n - 1 or groups of them."""
 
     offset: Tensor  # (n,)
     weight: Tensor  # (n,), how many offsets
@@ -34,30 +34,17 @@ class _Tails(NamedTuple):
     below: Tensor  # (..., n), weight times P(k < n - offset)
 
 
-class _Slopes(NamedTuple):
-    """First and second derivatives of a log-likelihood in ln alpha and ln beta, each ``(...)``."""
-
-    a: Tensor
-    b: Tensor
-    aa: Tensor
-    ab: Tensor
-    bb: Tensor
-
-
 def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
-    r"""Beta-binomial distribution of the rank, by maximum likelihood, that keeps the share at rank 1.
+    r"""Fit a beta-binomial distribution of the rank by maximum likelihood, keeping the share at rank 1.
 
     .. math::
         \gamma_{k+1} = \binom{n}{k} \frac{B(k + \alpha,\, n - k + \beta)}{B(\alpha, \beta)}, \quad n = N - 1, \qquad
         (\alpha, \beta) = \arg\max \sum_j h_j \ln \gamma_j \ \text{ subject to } \ \gamma_1 = h_1
 
-    where :math:`h` is the histogram divided by its sum. The first rank is where most is disclosed, so a fit may
-    smooth the others but not that one. Without an input at rank 1 there is nothing to keep and the constraint is
-    dropped; with every input there, the fit is that point mass (``alpha`` 0, ``beta`` infinite).
-
-    For each alpha of a logarithmic grid beta follows by bisection, the grid is narrowed around the best, and three
-    Newton steps end it: the last also carries the gradient, by the implicit function theorem. The work is the same
-    for every histogram, and nothing waits for the device.
+    where :math:`h` is the histogram divided by its sum. The first rank discloses most, so the fit smooths only the
+    others. Without an input at rank 1 there is no constraint; with every input there, the fit is that point mass
+    (``alpha`` 0, ``beta`` infinite). The last of three Newton steps carries the gradient, by the implicit function
+    theorem. No GPU synchronisation.
 
     Args:
         histogram: Counts or shares of the ranks 1 ... N, shape ``(..., N)``; leading dimensions are separate fits.
@@ -75,32 +62,25 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
     counts = widen(histogram)
     counts = torch.where((counts < 0).any(dim=-1, keepdim=True), torch.nan, counts)
     shares = counts / counts.sum(dim=-1, keepdim=True)
-    n = shares.shape[-1] - 1
+    n, dtype = shares.shape[-1] - 1, result_dtype(histogram)
     if n < 1:
-        nothing = shares.new_full(shares.shape[:-1], torch.nan)
-        return _as(histogram, torch.full_like(shares, torch.nan), nothing, nothing)
+        undefined = shares.new_full(shares.shape[:-1], torch.nan, dtype=dtype)
+        return BetaBinomialFit(torch.full_like(shares, torch.nan, dtype=dtype), undefined, undefined)
     first = shares[..., 0]
-    certain = first >= 1
+    is_certain = first >= 1
     # A harmless stand-in where no fit is needed, so that no NaN enters the gradient of the others.
-    usable = torch.isfinite(first) & ~certain
-    fitted = torch.where(usable.unsqueeze(-1), shares, 1 / (n + 1))
+    is_usable = torch.isfinite(first) & ~is_certain
+    fitted = torch.where(is_usable.unsqueeze(-1), shares, 1 / (n + 1))
     with torch.no_grad():
         near = _newton(fitted, *_newton(fitted, *_search(fitted)))
     a, b = _newton(fitted, *near)
     probabilities = torch.softmax(_log_probabilities(a, b, n), dim=-1)
     point = torch.nn.functional.pad(torch.ones_like(shares[..., :1]), (0, n))
-    otherwise = torch.where(certain.unsqueeze(-1), point, torch.nan)
-    undefined = torch.where(certain, 0.0, torch.nan).to(shares.dtype)
-    return _as(
-        histogram,
-        torch.where(usable.unsqueeze(-1), probabilities, otherwise),
-        torch.where(usable, a.exp(), undefined),
-        torch.where(usable, b.exp(), undefined + torch.inf),
-    )
-
-
-def _as(like: Tensor, *values: Tensor) -> BetaBinomialFit:
-    return BetaBinomialFit(*(value.to(result_dtype(like)) for value in values))
+    otherwise = torch.where(is_certain.unsqueeze(-1), point, torch.nan)
+    probabilities = torch.where(is_usable.unsqueeze(-1), probabilities, otherwise)
+    undefined = torch.where(is_certain, 0.0, torch.nan).to(shares.dtype)
+    alpha, beta = torch.where(is_usable, a.exp(), undefined), torch.where(is_usable, b.exp(), undefined + torch.inf)
+    return BetaBinomialFit(probabilities.to(dtype), alpha.to(dtype), beta.to(dtype))
 
 
 def _log_probabilities(a: Tensor, b: Tensor, n: int) -> Tensor:
@@ -137,12 +117,13 @@ def _log_likelihood(tails: _Tails, a: Tensor, b: Tensor) -> Tensor:
     return (tails.above * (alpha + i).log() + tails.below * (beta + i).log() - total).sum(dim=-1)
 
 
-def _slopes(tails: _Tails, a: Tensor, b: Tensor) -> _Slopes:
+def _derivatives(tails: _Tails, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the derivatives of a log-likelihood in ln alpha (a) and ln beta (b): by a, b, aa, ab, bb."""
     alpha, beta, i = a.exp().unsqueeze(-1), b.exp().unsqueeze(-1), tails.offset
     # d ln(alpha + i) / d ln alpha and its like; the derivative of such a share s is s (1 - s).
     of_a, of_b = alpha / (alpha + i), beta / (beta + i)
     sum_a, sum_b = alpha / (alpha + beta + i), beta / (alpha + beta + i)
-    return _Slopes(
+    return (
         (tails.above * of_a - sum_a).sum(dim=-1),
         (tails.below * of_b - sum_b).sum(dim=-1),
         (tails.above * of_a * (1 - of_a) - sum_a * (1 - sum_a)).sum(dim=-1),
@@ -187,18 +168,19 @@ def _newton(shares: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """
     keep = shares[..., 0] > 0
     at_first = _tails(torch.nn.functional.pad(torch.ones_like(shares[..., :1]), (0, shares.shape[-1] - 1)))
-    data, rank1 = _slopes(_tails(shares), a, b), _slopes(at_first, a, b)
+    by_a, by_b, *curvature = _derivatives(_tails(shares), a, b)
+    first_a, first_b, *first_curvature = _derivatives(at_first, a, b)
     gap = _log_likelihood(at_first, a, b) - torch.where(keep, shares[..., 0], 1.0).log()
     with torch.no_grad():
-        multiplier = torch.where(keep, data.b / rank1.b, 0.0)
-        aa, ab, bb = (of_data - multiplier * of_rank1 for of_data, of_rank1 in zip(data[2:], rank1[2:], strict=True))
+        multiplier = torch.where(keep, by_b / first_b, 0.0)
+        aa, ab, bb = (x - multiplier * y for x, y in zip(curvature, first_curvature, strict=True))
         # How beta follows alpha along the curve, and how the likelihood bends along it.
-        follow = torch.where(keep, -rank1.a / rank1.b, -ab / bb)
+        follow = torch.where(keep, -first_a / first_b, -ab / bb)
         bend = aa + 2 * follow * ab + follow.square() * bb
         # Of two ranks the constraint says everything, and nothing is left to be more or less likely.
         bend = torch.where(bend < 0, bend, -torch.inf) if shares.shape[-1] > 2 else torch.full_like(bend, -torch.inf)
-    onto_curve = torch.where(keep, -gap / rank1.b, -data.b / bb)
-    along = -(data.a + follow * data.b + (ab + follow * bb) * onto_curve) / bend
+    onto_curve = torch.where(keep, -gap / first_b, -by_b / bb)
+    along = -(by_a + follow * by_b + (ab + follow * bb) * onto_curve) / bend
     # Alpha stays where it is if it ran into the end of the grid, or if the step is not the small one it should be.
     inside = (a > _LOWEST + 1e-6) & (a < _HIGHEST - 1e-6) & (along.abs() < 0.05)
     along = torch.where(inside, along, 0.0)

@@ -1,4 +1,4 @@
-"""Names of what is measured and logged: parts of them, and which one was meant."""
+"""Names of scalars as they are logged: their parts, and suggestions for misspelt ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LOADER = re.compile(r"/dataloader_idx_\d+$")
 
 
 def without_loader(name: str) -> str:
-    """A name without the number of a loader.
+    """Return a name without the number of a loader.
 
     Example:
         >>> without_loader("val/privacy/deid/dataloader_idx_1")
@@ -22,12 +22,12 @@ def without_loader(name: str) -> str:
 
 
 def last_component(name: str) -> str:
-    """What is measured, without where."""
+    """Return the last component of a name, after the last slash."""
     return name.rpartition("/")[2]
 
 
 def selection(argument: str, names: Any, known: Sequence[str]) -> tuple[str, ...]:
-    """Names of scalars, all of which there are."""
+    """Return names of scalars as a tuple; raise for names that do not exist."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise TypeError(f"Expected `{argument}` to be a sequence of names, but got {names!r}.")
     for name in names:
@@ -38,16 +38,15 @@ def selection(argument: str, names: Any, known: Sequence[str]) -> tuple[str, ...
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """The end of a message about a name that does not exist: those that look like it, or else some that there are.
+    """Return the end of a message about an unknown name: similar names, or else some known ones.
 
-    The last component says what is meant, so those that share it come first; a forgotten prefix is a small mistake.
+    Names with a similar last component come first, since a forgotten prefix is a small mistake.
     """
     known = sorted(names)
     by_end: dict[str, list[str]] = {}
     for other in known:
         by_end.setdefault(last_component(without_loader(other)), []).append(other)
     ends = difflib.get_close_matches(last_component(without_loader(name)), by_end, n=3, cutoff=0.6)
-    # Among several of one end, the one whose beginning is most alike.
     nearest = [other for end in ends for other in sorted(by_end[end], key=lambda other: -_likeness(name, other))]
     alike = list(dict.fromkeys([*nearest, *difflib.get_close_matches(name, known, n=3, cutoff=0.6)]))[:3]
     if alike:

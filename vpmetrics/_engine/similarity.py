@@ -1,7 +1,4 @@
-"""Similarity of all pairs of speakers, and what follows from it: diagonal dominance, de-identification.
-
-Distinctiveness.
-"""
+"""Similarity of all pairs of speakers, diagonal dominance, de-identification and voice distinctiveness."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, pad
 
 from vpmetrics._engine.condition_scores import ConditionScores, score_pairs
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
@@ -34,19 +31,13 @@ class SimilarityMatrices(NamedTuple):
 
 
 class SimilaritySummary(NamedTuple):
-    """What a similarity matrix gives, without the matrix.
+    """Sums over a similarity matrix, and its :func:`vpmetrics.functional.diagonal_dominance`."""
 
-    ``within_speaker`` and ``between_speakers`` ``(S,)``: similarity of each speaker to itself, and on average to
-    others. ``dominance``, ``dominance_log``: see :func:`vpmetrics.functional.diagonal_dominance`, of similarities and
-    of their logarithms. ``pair_sums`` ``(3, S)``: sums of 1, of similarities and of their logarithms over the pairs
-    with another speaker that each speaker is in, on either side.
-    """
-
-    within_speaker: Tensor
-    between_speakers: Tensor
-    dominance: Tensor
-    dominance_log: Tensor
-    pair_sums: Tensor
+    within_speaker: Tensor  # (S,), similarity of each speaker to itself
+    between_speakers: Tensor  # (S,), mean similarity to others
+    dominance: Tensor  # of similarities
+    dominance_log: Tensor  # of their logarithms
+    pair_sums: Tensor  # (3, S), of 1, similarities and their logarithms over the pairs with others, on either side
 
 
 def compute_matrices(
@@ -151,24 +142,27 @@ def summarize_similarity(
     pairs: PairBlocks, scores: ConditionScores, similarity: str
 ) -> tuple[SimilaritySummary, Tensor | None]:
     """Return what the matrix of one condition gives, some rows at a time; and the matrix, where it is small enough."""
-    count, dtype = pairs.num_speakers, wide_dtype(pairs.enrolment.speaker_index.device)
+    count = pairs.num_speakers
     matrix = _empty_matrix(pairs) if count <= _MOST_SPEAKERS else None
-    # Sums of 1, of similarities and of their logarithms: of speakers with themselves, of rows, and of columns.
-    sums = torch.zeros(3, 3, count, dtype=dtype, device=pairs.enrolment.speaker_index.device)
+    sums = torch.zeros(3, 3, count, dtype=wide_dtype(pairs.test.speaker_index.device), device=pairs.test.ids.device)
     for group, means in similarity_rows(pairs, scores, similarity):
-        rows = slice(group.first_speaker, group.last_speaker)
         if matrix is not None:
-            matrix[rows] = means.detach()
-        each = torch.where(means.isnan(), 0, torch.stack([torch.ones_like(means), means, means.log2()]))
-        own = each.diagonal(group.first_speaker, dim1=1, dim2=2)
-        part = torch.zeros_like(sums)
-        part[0, :, rows] = own
-        part[1, :, rows] = each.sum(2) - own
-        part[2] = each.sum(1)
-        part[2, :, rows] -= own
-        sums = sums + part
+            matrix[group.first_speaker : group.last_speaker] = means.detach()
+        sums = sums + _sum_rows(means, group.first_speaker)
     (sums,) = pairs.processes.all_reduce(sums)
     return _summary(sums, pairs.is_one_side), None if matrix is None else _join_matrix(pairs, matrix)
+
+
+def _sum_rows(similarities: Tensor, first: int) -> Tensor:
+    """Return sums of 1, similarities and their logarithms of some rows ``(v, S)``, ``(3, 3, S)``.
+
+    First of speakers with themselves, then of rows and of columns without these; ``first`` is the speaker of row 0.
+    """
+    each = torch.stack([torch.ones_like(similarities), similarities, similarities.log2()])
+    each = torch.where(similarities.isnan(), 0, each)
+    margins = first, each.shape[2] - first - each.shape[1]
+    own = pad(each.diagonal(first, dim1=1, dim2=2), margins)
+    return torch.stack([own, pad(each.sum(2), margins) - own, each.sum(1) - own])
 
 
 def _summary(sums: Tensor, is_one_sided: bool) -> SimilaritySummary:
@@ -184,11 +178,8 @@ def _summary(sums: Tensor, is_one_sided: bool) -> SimilaritySummary:
 
 def summarize_matrix(matrix: Tensor, is_one_sided: bool) -> SimilaritySummary:
     """Return what a matrix gives; ``is_one_sided``: a pair of speakers was met once and stands in both halves."""
-    each = torch.where(matrix.isnan(), 0, torch.stack([torch.ones_like(matrix), matrix, matrix.log2()]))
-    own = each.diagonal(dim1=1, dim2=2)
-    apart = each - torch.diag_embed(own)
-    apart = apart.triu() if is_one_sided else apart
-    return _summary(torch.stack([own, apart.sum(2), apart.sum(1)]), is_one_sided)
+    is_double = torch.ones_like(matrix, dtype=torch.bool).tril(-1) & is_one_sided
+    return _summary(_sum_rows(matrix.masked_fill(is_double, torch.nan), 0), is_one_sided)
 
 
 def split_matrix(matrix: Tensor) -> tuple[Tensor, Tensor]:
