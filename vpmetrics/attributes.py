@@ -29,15 +29,16 @@ class AttributeDisclosure(PrivacyMetric):
 
     .. math:: D = \max\left(0,\; H(A) - \frac1N \sum_i -\log_2 p(a_i \mid x_i)\right)
 
-    with the posteriors of a classifier that is fitted and calibrated on other speakers: the third criterion of
-    regulators beside singling out and linkability. See :func:`vpmetrics.functional.attribute_disclosure`.
+    with the posteriors of a classifier that is fitted and calibrated on other speakers, see
+    :func:`vpmetrics.functional.attribute_disclosure`. Regulators call it inference, the third criterion after singling
+    out and linkability.
 
     As input to ``forward`` and ``update`` the metric accepts ``original (B, D)``, ``protected (B, D)``,
     ``speakers (B,)`` and ``attributes``, a dictionary of labels ``(B,)``, integers or strings.
 
     As output of ``compute`` the metric returns a dictionary with, for every attribute: ``<name>_disclosure`` in bits, 0
     = nothing, with ``<name>_low`` and ``<name>_high`` where ``intervals`` is given; ``<name>_chance``, the disclosure
-    with labels permuted; ``<name>_accuracy`` of the classifier beside ``<name>_majority``, that of always naming the
+    with labels permuted; ``<name>_accuracy`` of the classifier, and ``<name>_majority``, that of always naming the
     largest class; ``<name>_original``, the disclosure of original speech.
 
     Args:

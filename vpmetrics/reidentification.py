@@ -134,7 +134,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
         return add_intervals(values, jackknife_of(replicate_rates(parts, self.sizes, groups), groups), self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
-        """Draw the rate over the number of people beside chance: a line, and dots where it is extrapolated.
+        """Draw the rate and its chance level over the number of people: a line, and dots where it is extrapolated.
 
         Args:
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead.
@@ -170,7 +170,7 @@ class SinglingOut(_PopulationMetric):
     attacker has the same utterances. The others are averaged in disjoint groups of ``utterances``, of which every
     speaker needs two: each is tested in turn, while others calibrate. As output of ``compute`` it returns a dictionary:
     ``singling_out_<N>``, and ``singling_out_<N>_error``, the standard error of drawing sets of N speakers: 0 where that
-    is everybody. NaN with one warning for sizes above the number of speakers.
+    is all speakers. NaN with one warning for sizes above the number of speakers.
 
     Args:
         sizes: Numbers of people N, the reference's speaker included.
@@ -207,7 +207,7 @@ class SinglingOut(_PopulationMetric):
     ) -> None:
         reasons = {
             "bandwidth": "singling out either succeeds or does not",
-            "intervals": "without a speaker other sets of people would be drawn; the error of drawing stands beside it",
+            "intervals": "without a speaker other sets of people would be drawn; use the error of drawing",
         }
         reject_options(self, kwargs, reasons)
         check_choice("condition", condition, WITHOUT_SESSIONS)
@@ -222,7 +222,7 @@ class SinglingOut(_PopulationMetric):
         return singling_out_rates(data, protocol, self.sizes, self.scoring, self.calibration, self.draws)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
-        """Draw the share singled out over the number of people, with twice its error, beside chance.
+        """Draw the share singled out, with twice its error, and its chance level over the number of people.
 
         Args:
             val: A value of ``compute`` to draw, or a sequence of them over epochs; ``compute()`` when left out.

@@ -15,10 +15,7 @@ from torch import Tensor
 
 from vpmetrics._engine.beta_binomial import fit_beta_binomial
 from vpmetrics._engine.conditions import Condition
-from vpmetrics._engine.identification import (
-    jackknife_identification,
-    rank_histogram_of,
-)
+from vpmetrics._engine.identification import jackknife_identification, rank_histogram_of
 from vpmetrics._engine.jackknife import JackknifeGroups
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.references import IdentificationTrials, form_trials, rows_at_once, slices
@@ -298,10 +295,7 @@ def _extrapolate(shares: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _log_gamma_ratio(y: Tensor, a: Tensor) -> Tensor:
-    """Return the logarithm of Gamma(y + a) / Gamma(y), plus a, by Stirling's series.
-
-    Differences of log-gammas cancel.
-    """
+    """Return the logarithm of Gamma(y + a) / Gamma(y), plus a, by Stirling's series: differences of lgamma cancel."""
     near, far = 1 / y, 1 / (y + a)
     series = (far - near) / 12 - (far**3 - near**3) / 360 + (far**5 - near**5) / 1260
     return (y - 0.5) * torch.log1p(a / y) + a * torch.log(y + a) + series
@@ -355,18 +349,14 @@ def singling_out_rates(
 
 
 class Population(NamedTuple):
-    """Predicates, and the conversations they are tested on.
+    """Predicates and, in each of F folds, the conversations that are tested and those that calibrate."""
 
-    In every fold one conversation of each speaker is tested and others, up to C, calibrate. A speaker with fewer has
-    some of them twice in the table, of which ``counts`` says how many to use.
-    """
-
-    predicates: Tensor  # (R, D), references, each of which says: this is the one
-    own: Tensor  # (R,), whose each is, as a row of ``counts``
+    predicates: Tensor  # (R, D), references
+    own: Tensor  # (R,), the speaker of each
     conversations: Tensor  # (K, D)
-    tested: Tensor  # (F, S), rows of conversations
-    calibration: Tensor  # (F, S, C), rows of conversations
-    counts: Tensor  # (S,)
+    tested: Tensor  # (F, S), rows of conversations, one of each speaker
+    calibration: Tensor  # (F, S, C), rows of conversations, repeated where a speaker has fewer
+    counts: Tensor  # (S,), how many of the C to use
 
 
 def gather_population(
@@ -430,7 +420,7 @@ def isolate(population: Population, size: int, scorer: Scorer, draws: int) -> tu
     """
     folds, speakers = population.tested.shape
     blocks = min(speakers // size, draws)
-    # With everybody in the set nothing is drawn, and only folds differ.
+    # A set of all speakers is not drawn, and only folds differ.
     shuffles = min(folds, draws) if size == speakers else -(-draws // blocks)
     shares = torch.cat([_isolated_shares(population, shuffle, size, blocks, scorer) for shuffle in range(shuffles)])
     error = shares.std() / math.sqrt(len(shares)) if size < speakers else shares.new_zeros(())

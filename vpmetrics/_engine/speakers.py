@@ -71,44 +71,38 @@ class SpeakerIdentification(NamedTuple):
 
 def disclose_speakers(pairs: PairBlocks, scores: ConditionScores, speakers: Tensor) -> SpeakerDisclosure:
     """Return the disclosure of every speaker, from one more pass over the pairs."""
-    llr = calibrate(scores.counts.ascending)
-    find = scores.look_up([evidence(-llr), evidence(llr)])
-    device, count = speakers.device, len(speakers)
+    find, dtype = scores.look_up(_evidence_tables(scores)), wide_dtype(speakers.device)
     # Evidence and numbers of trials: of targets, of non-targets by enrolled and by tested speaker.
-    sums = torch.zeros(3, 2, count, dtype=wide_dtype(device), device=device)
-    ends = torch.full((2, 2, count), torch.inf, dtype=sums.dtype, device=device)  # lowest, and highest negated
+    sums = torch.zeros(3, 2, len(speakers), dtype=dtype, device=speakers.device)
+    strongest = torch.zeros_like(sums[0])
     for block in pairs:
         index = pairs.enrolment.speaker_index[block.rows], pairs.test.speaker_index[block.columns]
-        masked = [block.scores, block.scores]
-        if block.is_trial is not None:
-            masked = [block.scores.masked_fill(~block.is_trial, end) for end in (torch.inf, -torch.inf)]
-        nontarget, target = find(block.scores.clone())
-        nontarget, trials = nontarget.to(sums.dtype), torch.ones_like(nontarget, dtype=sums.dtype)
+        nontarget, target, strength = (values.to(dtype) for values in find(block.scores.clone()))
+        trials = torch.ones_like(nontarget)
         if block.is_target is not None and block.is_trial is not None:
             chosen = block.is_target & block.is_trial
-            each = torch.stack([torch.where(chosen, target, 0).to(sums.dtype).sum(1), chosen.sum(1).to(sums.dtype)])
+            each = torch.stack([torch.where(chosen, target, 0).sum(1), chosen.to(dtype).sum(1)])
             sums[0].index_add_(1, index[0], each)
-            trials = (~block.is_target & block.is_trial).to(sums.dtype)
-            nontarget = torch.where(trials > 0, nontarget, 0)
+            trials = (~block.is_target & block.is_trial).to(dtype)
+            nontarget, strength = torch.where(trials > 0, nontarget, 0), torch.where(block.is_trial, strength, 0)
         for side in (0, 1):
-            extremes = torch.stack([masked[0].amin(1 - side), -masked[1].amax(1 - side)])
-            ends[:, side].scatter_reduce_(1, index[side].expand(2, -1), widen(extremes), "amin")
+            strongest[side].scatter_reduce_(0, index[side], strength.amax(1 - side), "amax")
             sums[1 + side].index_add_(1, index[side], torch.stack([nontarget.sum(1 - side), trials.sum(1 - side)]))
-    (sums,), (ends,) = pairs.processes.all_reduce(sums), pairs.processes.all_reduce(ends, op="MIN")
-    find_strength = scores.look_up([calibrate(scores.counts.ascending, laplace=True).abs().detach()])
-    is_seen = ends.isfinite()
-    extremes = torch.stack([ends[0], -ends[1]]).masked_fill(~is_seen, 0).to(pairs.enrolment.embeddings.dtype)
-    strongest = find_strength(extremes)[0].to(sums.dtype).masked_fill(~is_seen, 0).amax(0)
+    (sums,), (strongest,) = pairs.processes.all_reduce(sums), pairs.processes.all_reduce(strongest, op="MAX")
     return speaker_disclosure_of_sums(speakers, sums, strongest, scores.is_one_sided)
+
+
+def _evidence_tables(scores: ConditionScores) -> list[Tensor]:
+    """Return the evidence of non-targets and of targets, and its strength under Laplace's rule, of each PAV step."""
+    llr, laplace = calibrate(scores.counts.ascending), calibrate(scores.counts.ascending, laplace=True)
+    return [evidence(-llr), evidence(llr), laplace.abs().detach()]
 
 
 def disclose_trial_speakers(
     scores: ConditionScores, preds: Tensor, is_target: Tensor, places: Tensor, names: Tensor
 ) -> SpeakerDisclosure:
     """Return the disclosure of every speaker from given trials ``(P,)``; ``places`` ``(2, P)`` refer to ``names``."""
-    llr = calibrate(scores.counts.ascending)
-    tables = [evidence(-llr), evidence(llr), calibrate(scores.counts.ascending, laplace=True).abs().detach()]
-    nontarget, target, strengths = scores.look_up(tables)(preds.clone())
+    nontarget, target, strengths = scores.look_up(_evidence_tables(scores))(preds.clone())
     each = torch.where(is_target, target, nontarget)
     each = torch.stack([each, torch.ones_like(each)])
     empty = each.new_zeros(2, len(names))

@@ -98,7 +98,7 @@ def singling_out(
     The attacker has a reference e of one of N speakers, and one conversation x of each of them. The threshold t is
     calibrated on other conversations of the same N speakers: with M of the reference's own speaker among them, it lies
     midway between the M-th highest score and the next, so that the predicate fires on one in N. It may fire on any
-    speaker. A predicate that never errs always isolates a speaker, one that gives everybody the same score never does.
+    speaker. A predicate that never errs always isolates a speaker, one with equal scores never does.
     One without information does with probability exp(-1) = 0.368, less where few conversations calibrate: 0.27 for one
     of each speaker, 0.30 for two, 0.35 for nine.
 
@@ -173,7 +173,7 @@ def conversations(
 ) -> Conversations:
     """Average utterances of a speaker and session in disjoint groups: what longer speech discloses.
 
-    Any metric of embeddings then measures an attacker who hears that much speech.
+    Every embedding metric accepts them and measures an attacker with that much speech.
 
     Args:
         original: Floating tensor of shape ``(B, D)``, or None.
