@@ -19,7 +19,7 @@ from vpmetrics._engine.identification import (
     pool_histograms,
     rank_condition,
 )
-from vpmetrics._engine.jackknife import Jackknife, JackknifeGroups, jackknife_of
+from vpmetrics._engine.jackknife import FEWEST_SPEAKERS, Jackknife, JackknifeGroups, jackknife_of
 from vpmetrics._engine.population import (
     EnrolmentProtocol,
     average_rates,
@@ -117,18 +117,21 @@ def jackknife_parts(
         jackknife_identification(trials, scoring, groups.of(trials.references.speakers), groups.number, found.slopes)
         for trials, found in parts
     ]
-    inputs = torch.stack([each.histograms.sum(1) for each in replicates])
+    # A group of the data that keeps one speaker has no other to confuse them with, and drops out.
+    has_others = torch.stack([each.references > 1 for each in replicates])
+    inputs = torch.stack([each.histograms.sum(1) for each in replicates]) * has_others
+    sums = torch.stack([each.sums for each in replicates]) * has_others[:, None]
     values = mean_over_groups(
         [_rank_replicates(each.histograms, each.references, model) for each in replicates], inputs
     )
-    count, positive_sum, negative_sum, positive, linked = torch.stack([each.sums for each in replicates]).sum(0)
+    count, positive_sum, negative_sum, positive, linked = sums.sum(0)
     values |= {
         "alid": (positive_sum + negative_sum) / count,
         "pdr": positive / count,
         "ndr": 1 - positive / count,
         "link_rate": linked / inputs.sum(0),
     }
-    has_enough = all(len(found.speakers.unique()) >= 3 for _, found in parts[:1])
+    has_enough = sum(len(found.speakers.unique()) for _, found in parts) >= FEWEST_SPEAKERS
     jackknife = jackknife_of(values, groups, has_enough)
     # With fewer references there is less to disclose, so the bias shows where inputs alone are left out.
     fewer = [rank_disclosure(each.fewer_inputs, model)["mean_d"] for each in replicates]

@@ -29,7 +29,6 @@ from vpmetrics._engine.validation import (
     check_thresholds,
     check_trials,
     collect_warnings,
-    warn_undefined,
 )
 
 
@@ -110,11 +109,7 @@ class TrialMetric(IntervalMetric):
         labels, places = speakers.T.unique(return_inverse=True)
         groups, scored = group_labels(labels), score_trials(scores, is_target)
         counts = count_trial_replicates(scored, at_least_float32(scores), is_target, places, groups)
-        jackknife = None
-        if counts is not None:
-            jackknife = counts.jackknife()
-            if not counts.has_enough:
-                warn_undefined("Intervals need three speakers with target trials.")
+        jackknife = None if counts is None else counts.jackknife()
         values = add_intervals(named, jackknife, self.intervals or 0.0)
         return {key: each.to(result_dtype(scores)) for key, each in values.items()}
 
