@@ -223,10 +223,10 @@ def write_recipe_of_2024(recipe, libri, lists, systems):
 
 def evaluated_of(monkeypatch, *arguments):
     """The systems that a command forms, before they are written."""
-    from vpmetrics.cli import compare, evaluate
+    from vpmetrics.cli import evaluate
 
     systems = []
-    for module in (evaluate, compare):
+    for module in (evaluate,):
         monkeypatch.setattr(module, "publish", lambda title, lead, given, *rest, **more: systems.extend(given))  # noqa: ARG005
     run(*arguments)
     return systems

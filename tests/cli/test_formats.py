@@ -17,8 +17,8 @@ import torch
 from cli.cases import assert_scalars, expected_scalars, run, scalars_of
 from safetensors.torch import save_file
 
-from vpmetrics.cli.errors import InputError
 from vpmetrics.cli.formats import READERS, read_arrays
+from vpmetrics.cli.inputs import InputError
 
 UTTERANCES = [f"u{k}" for k in range(6)]
 SPEAKERS = ["anna", "anna", "ben", "ben", "cleo", "cleo"]
@@ -37,134 +37,72 @@ def tensors(vectors):
     return {name: torch.from_numpy(row) for name, row in by_name(vectors).items()}
 
 
-def write_npy(path, vectors):
-    np.save(path, vectors)
-
-
-def write_npz(path, vectors):
-    np.savez(path, vectors=vectors, utterances=UTTERANCES, speakers=SPEAKERS)
-
-
-def write_compressed_npz(path, vectors):
-    np.savez_compressed(path, vectors=vectors, utterances=UTTERANCES)
-
-
-def write_npz_of_utterances(path, vectors):
-    np.savez(path, **by_name(vectors))
-
-
-def write_pt(path, vectors):
-    torch.save(torch.from_numpy(vectors), path)
-
-
-def write_old_pt(path, vectors):
-    torch.save({"vectors": torch.from_numpy(vectors), "speakers": SPEAKERS}, path, _use_new_zipfile_serialization=False)
-
-
-def write_pt_of_a_list(path, vectors):
-    torch.save(list(torch.from_numpy(vectors)), path)
-
-
-def write_pt_of_utterances(path, vectors):
-    torch.save(tensors(vectors), path)
-
-
-def write_pt_of_rows(path, vectors):
-    torch.save({name: row[None] for name, row in tensors(vectors).items()}, path)
-
-
-def write_safetensors(path, vectors):
-    save_file({"vectors": torch.from_numpy(vectors), "other": torch.zeros(1)}, path)
-
-
-def write_safetensors_of_utterances(path, vectors):
-    save_file(tensors(vectors), path)
-
-
-def write_h5(path, vectors):
+def save_h5(path, content):
     with h5py.File(path, "w") as file:
-        file["vectors"] = vectors
-        file["utterances"] = UTTERANCES
-        file["speaker"] = SPEAKERS
-
-
-def write_h5_of_utterances(path, vectors):
-    """As Sidekit and legal-eval have it: one dataset per utterance, some as rows of a matrix."""
-    with h5py.File(path, "w") as file:
-        for number, (name, row) in enumerate(by_name(vectors).items()):
-            file[name] = row[None] if number % 2 else row
-
-
-def write_parquet_of_lists(path, vectors):
-    pq.write_table(pa.table({"utterance": UTTERANCES, "vectors": vectors.tolist(), "speaker": SPEAKERS}), path)
-
-
-def write_parquet_of_fixed_lists(path, vectors):
-    lists = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 4)
-    pq.write_table(pa.table({"utterance": UTTERANCES, "vectors": lists}), path)
+        for name, values in content.items():
+            file[name] = values
 
 
 def frame(vectors):
     return pl.DataFrame({"utterance": UTTERANCES, **{f"x{k}": vectors[:, k] for k in range(4)}})
 
 
-def write_parquet(path, vectors):
-    frame(vectors).write_parquet(path)
+def fixed_lists(vectors):
+    return pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 4)
 
 
-def write_csv(path, vectors):
-    frame(vectors).write_csv(path)
+def rows_of(vectors):
+    return {name: row[None] for name, row in by_name(vectors).items()}
 
 
-def write_tsv(path, vectors):
-    frame(vectors).with_columns(speaker=pl.Series(SPEAKERS)).write_csv(path, separator="\t")
-
-
-def write_ark(path, vectors):
-    kaldiio.save_ark(str(path), by_name(vectors))
-
-
-def write_ark_of_matrices(path, vectors):
-    """As one-row matrices, as some toolkits have it."""
-    kaldiio.save_ark(str(path), {name: row[None] for name, row in by_name(vectors).items()})
-
-
-def write_ark_of_doubles(path, vectors):
-    kaldiio.save_ark(str(path), by_name(vectors.astype("d")))
-
-
-def write_ark_of_text(path, vectors):
-    kaldiio.save_ark(str(path), by_name(vectors), text=True)
-
-
-def write_scp(path, vectors):
-    kaldiio.save_ark(f"{path}.ark", by_name(vectors), scp=str(path))
-
-
-NAMELESS = write_npy, write_pt, write_old_pt, write_pt_of_a_list, write_safetensors
-NAMED = (
-    write_npz, write_compressed_npz, write_npz_of_utterances, write_pt_of_utterances, write_pt_of_rows,
-    write_safetensors_of_utterances, write_h5, write_h5_of_utterances, write_parquet_of_lists,
-    write_parquet_of_fixed_lists, write_parquet, write_csv, write_tsv, write_ark, write_ark_of_matrices,
-    write_ark_of_doubles, write_ark_of_text, write_scp,
-)  # fmt: skip
-
-
-def suffix_of(write):
-    return next(part for part in write.__name__.split("_") if part in READERS)
+# How a file is written, by its kind and its suffix; those that name no utterances first.
+NAMELESS = {
+    "array.npy": np.save,
+    "tensor.pt": lambda path, v: torch.save(torch.from_numpy(v), path),
+    "old.pt": lambda path, v: torch.save(
+        {"vectors": torch.from_numpy(v), "speakers": SPEAKERS}, path, _use_new_zipfile_serialization=False
+    ),
+    "list.pt": lambda path, v: torch.save(list(torch.from_numpy(v)), path),
+    "arrays.safetensors": lambda path, v: save_file({"vectors": torch.from_numpy(v), "other": torch.zeros(1)}, path),
+}
+NAMED = {
+    "arrays.npz": lambda path, v: np.savez(path, vectors=v, utterances=UTTERANCES, speakers=SPEAKERS),
+    "compressed.npz": lambda path, v: np.savez_compressed(path, vectors=v, utterances=UTTERANCES),
+    "utterances.npz": lambda path, v: np.savez(path, **by_name(v)),
+    "utterances.pt": lambda path, v: torch.save(tensors(v), path),
+    "rows.pt": lambda path, v: torch.save({name: row[None] for name, row in tensors(v).items()}, path),
+    "utterances.safetensors": lambda path, v: save_file(tensors(v), path),
+    "arrays.h5": lambda path, v: save_h5(path, {"vectors": v, "utterances": UTTERANCES, "speaker": SPEAKERS}),
+    "utterances.h5": lambda path, v: save_h5(path, by_name(v) | dict(list(rows_of(v).items())[::2])),  # as Sidekit
+    "lists.parquet": lambda path, v: pq.write_table(
+        pa.table({"utterance": UTTERANCES, "vectors": v.tolist(), "speaker": SPEAKERS}), path
+    ),
+    "fixed_lists.parquet": lambda path, v: pq.write_table(
+        pa.table({"utterance": UTTERANCES, "vectors": fixed_lists(v)}), path
+    ),
+    "columns.parquet": lambda path, v: frame(v).write_parquet(path),
+    "columns.csv": lambda path, v: frame(v).write_csv(path),
+    "columns.tsv": lambda path, v: frame(v).with_columns(speaker=pl.Series(SPEAKERS)).write_csv(path, separator="\t"),
+    "binary.ark": lambda path, v: kaldiio.save_ark(str(path), by_name(v)),
+    "matrices.ark": lambda path, v: kaldiio.save_ark(str(path), rows_of(v)),
+    "doubles.ark": lambda path, v: kaldiio.save_ark(str(path), by_name(v.astype("d"))),
+    "text.ark": lambda path, v: kaldiio.save_ark(str(path), by_name(v), text=True),
+    "table.scp": lambda path, v: kaldiio.save_ark(f"{path}.ark", by_name(v), scp=str(path)),
+}
+WRITERS = {**NAMELESS, **NAMED}
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("write", [*NAMELESS, *NAMED])
-def test_a_format_is_read_back(tmp_path, vectors, write, packed):
-    path = tmp_path / f"file.{suffix_of(write)}"
-    write(path, vectors)
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_format_is_read_back(tmp_path, vectors, kind, packed):
+    path = tmp_path / kind
+    WRITERS[kind](path, vectors)
     if packed:
-        (tmp_path / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-        path = tmp_path / f"{path.name}.gz"
+        (tmp_path / f"{kind}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path = tmp_path / f"{kind}.gz"
     arrays = read_arrays(str(path))
     (values,) = [array for array in arrays.by_name.values() if array.ndim == 2]
-    assert (arrays.utterances is not None) == (write in NAMED)
+    assert (arrays.utterances is not None) == (kind in NAMED)
     names = arrays.utterances or UTTERANCES  # a file of Safetensors has an order of its own
     np.testing.assert_allclose(values[[names.index(name) for name in UTTERANCES]], vectors, atol=1e-6)
     for name, array in arrays.by_name.items():
@@ -173,7 +111,7 @@ def test_a_format_is_read_back(tmp_path, vectors, write, packed):
 
 
 def test_every_format_is_tried_here():
-    assert {suffix_of(write) for write in (*NAMELESS, *NAMED)} | {"pth", "hdf5"} == set(READERS)
+    assert {kind.split(".")[1] for kind in WRITERS} | {"pth", "hdf5"} == set(READERS)
 
 
 def test_another_suffix_is_told_by_an_option(tmp_path, voices, capsys):
@@ -205,7 +143,7 @@ def test_a_vector_of_integers_in_a_text_archive_is_read_as_it_is(tmp_path):
 
 
 def test_a_table_of_archives_is_read_beside_them_when_a_folder_has_moved(tmp_path, vectors):
-    write_scp(tmp_path / "x.scp", vectors)
+    WRITERS["table.scp"](tmp_path / "x.scp", vectors)
     moved = tmp_path / "moved"
     moved.mkdir()
     for name in ("x.scp", "x.scp.ark"):
@@ -260,12 +198,12 @@ def test_damage_is_told_with_its_place(tmp_path, name, content, message):
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("write", [*NAMELESS, *NAMED])
-def test_a_file_cut_short_is_refused(tmp_path, vectors, write):
-    path = tmp_path / f"x.{suffix_of(write)}"
-    write(path, vectors)
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_file_cut_short_is_refused(tmp_path, vectors, kind):
+    path = tmp_path / kind
+    WRITERS[kind](path, vectors)
     whole = path.read_bytes()
-    is_text = suffix_of(write) in ("csv", "tsv", "scp") or write is write_ark_of_text
+    is_text = kind.endswith(("csv", "tsv", "scp")) or kind == "text.ark"
     path.write_bytes(whole[: whole.rindex(b"\n", 0, -1) + 4] if is_text else whole[: len(whole) - 5])
     with pytest.raises(InputError, match=path.name):
         read_arrays(str(path))

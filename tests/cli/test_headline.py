@@ -13,9 +13,8 @@ from vpmetrics._engine.headline import find_headline
 from vpmetrics._engine.report import EvaluatedSystem, _headline_scalars
 from vpmetrics._engine.speakers import WorstSpeaker
 from vpmetrics._engine.trial_list import TrialList, report_trials
-from vpmetrics.cli.differences import pairs_of, table_of_changes, verdict_of_systems
-from vpmetrics.cli.headline import THRESHOLDS, rank_systems, verdict_of
-from vpmetrics.cli.summary import comparison_lines, summary_lines, summary_rows
+from vpmetrics.cli.comparison import pairs_of, table_of_changes, verdict_of_systems
+from vpmetrics.cli.summary import THRESHOLDS, comparison_lines, rank_systems, summary_lines, summary_rows, verdict_of
 
 
 def rebuild(report, **changes):
@@ -70,7 +69,7 @@ def test_the_strongest_attack_decides_and_is_named_with_what_it_needs():
     assert verdict_of(one).level == "high"
     text = text_of(one)
     assert "learns 0.370 of at most 0.721 bit in OP" in text
-    assert "The strongest of 2 attacks, ridge to original, needs pairs of both sides." in text
+    assert "The strongest attack tried, “ridge to original”, needs pairs of both sides." in text
     assert "chance 0.012" in text
     assert "No attack" not in text
 
@@ -93,7 +92,7 @@ def test_voices_within_a_session_are_no_disclosure():
 
 @pytest.mark.parametrize(("high", "level"), [(0.047, "low"), (0.08, "moderate"), (0.30, "high")])
 def test_the_verdict_goes_by_the_upper_end(high, level):
-    one = system("x", 0.0, op_d_ece=0.04, op_d_ece_reversed=0.0, op_d_ece_low=0.02, op_d_ece_high=high,
+    one = system("x", 0.0, op_d_ece=0.04, op_d_ece_reversed=0.0, disclosure_low=0.02,
                  disclosure_high=high)  # fmt: skip
     assert verdict_of(one).level == level
     assert f"learns 0.040 [0.020, {high:.3f}]" in text_of(one)
@@ -131,7 +130,7 @@ def test_undefined_numbers_give_no_verdict():
 
 def test_systems_are_ranked_by_what_they_disclose():
     weak, strong = system("weak", 3.0, gvd=-0.1), system("strong", 0.3, gvd=-7.0)
-    unknown = system("?", 0.0, op_d_ece=math.nan)
+    unknown = system("?", 0.0, op_d_ece=math.nan, op_d_ece_reversed=math.nan)
     assert [one.name for one in rank_systems([unknown, weak, strong])] == ["strong", "weak", "?"]
     headline = verdict_of_systems([weak, strong])
     assert headline.title == "strong discloses least."

@@ -13,7 +13,7 @@ import pytest
 import torch
 from cli.cases import run, scalars_of, trials_of, write_key, write_scores, write_utt2spk
 
-from vpmetrics.cli.errors import printable
+from vpmetrics.cli.inputs import printable
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,10 +17,18 @@ from cli.test_results import scored
 
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.trial_list import report_trials
-from vpmetrics.cli.errors import InputError
-from vpmetrics.cli.output import check_file, check_folder, outdated_files, write_all, written_files
+from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.report import save_systems
-from vpmetrics.cli.results import Run, as_json, results_of
+from vpmetrics.cli.results import (
+    Run,
+    as_json,
+    check_file,
+    check_folder,
+    outdated_files,
+    results_of,
+    write_all,
+    written_files,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,7 +116,7 @@ def test_a_full_disk_costs_nothing_that_was_there(tmp_path, monkeypatch):
 WRITER = """
 import sys
 from pathlib import Path
-from vpmetrics.cli.output import outdated_files, write_all
+from vpmetrics.cli.results import outdated_files, write_all
 from vpmetrics.cli.results import as_json
 folder = Path(sys.argv[1])
 for number in range(10**9):

@@ -19,11 +19,10 @@ import vpmetrics.cli
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.trial_list import TrialList, report_trials
-from vpmetrics.cli.model_card import write_model_card
-from vpmetrics.cli.report import OutputOptions, Sample, save_systems
+from vpmetrics.cli.report import OutputOptions, Sample, save_systems, write_model_card
 from vpmetrics.cli.results import Run, results_of
+from vpmetrics.cli.table_formats import print_tables
 from vpmetrics.cli.tables import Cell, Table
-from vpmetrics.cli.terminal import print_tables
 
 SCHEMA = json.loads((Path(vpmetrics.cli.__file__).parent / "results.schema.json").read_text())
 

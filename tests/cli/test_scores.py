@@ -5,9 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import time
 
-import numpy as np
 import polars as pl
 import pytest
 from cli.cases import (
@@ -24,11 +22,9 @@ from cli.cases import (
 )
 
 from vpmetrics._engine.registry import CI_SUFFIXES
-from vpmetrics.cli.errors import InputError
-from vpmetrics.cli.scores import label_trials, read_key, read_map, read_scores
-from vpmetrics.functional import (
-    calibration_distortion,
-)
+from vpmetrics.cli.inputs import InputError
+from vpmetrics.cli.scores import read_key, read_map, read_scores
+from vpmetrics.functional import calibration_distortion
 
 
 @pytest.mark.parametrize("name", ["scores", "scores.gz"])
@@ -119,33 +115,6 @@ def test_what_is_wrong_with_score_files_is_said_with_its_line(tmp_path, capsys, 
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""
-
-
-@pytest.mark.bench
-def test_lists_are_read_and_joined_in_at_most_twice_the_time_of_polars(tmp_path):
-    draw, count = np.random.default_rng(0), 4_000_000
-    enrol, trial = np.divmod(np.arange(count), 4000)
-    names = pl.DataFrame({"e": enrol, "t": trial}).select(pl.format("spk{}", "e"), pl.format("{}-134686-{}", "t", "t"))
-    frames = {"scores": draw.normal(size=count), "key": np.where(enrol == trial % 1000, "target", "nontarget")}
-    for name, values in frames.items():
-        frame = names.with_columns(pl.Series("x", values))[draw.permutation(count)]
-        frame.write_csv(tmp_path / name, separator=" ", include_header=False)
-    spent = {}
-    for who, read in (("ours", read_and_join), ("polars", read_and_join_by_polars)):
-        began = time.process_time()
-        assert read(tmp_path) == count
-        spent[who] = time.process_time() - began
-    assert spent["ours"] < 2 * spent["polars"], spent
-
-
-def read_and_join(folder):
-    return len(label_trials(read_scores(folder / "scores"), read_key(folder / "key")).frame)
-
-
-def read_and_join_by_polars(folder):
-    options = {"separator": " ", "has_header": False, "quote_char": None}
-    key, scores = (pl.read_csv(folder / name, new_columns=["e", "t", name], **options) for name in ("key", "scores"))
-    return len(scores.join(key, on=["e", "t"], how="left"))
 
 
 TRIALS = [("a", "b", 1.5, True), ("a", "c", -2.0, False), ("b", "c", 0.25, False)]

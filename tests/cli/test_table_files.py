@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from vpmetrics.cli.table_files import as_csv, as_latex, as_markdown
+from vpmetrics.cli.table_formats import as_csv, as_latex, as_markdown
 from vpmetrics.cli.tables import Cell, Table
 
 ROWS = (

@@ -14,8 +14,8 @@ from vpmetrics._engine.registry import FAMILIES, scalar, utility_direction
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics.cli.comparison import PRESETS, check_columns, table_of_systems
-from vpmetrics.cli.errors import InputError
-from vpmetrics.cli.table_files import as_csv, as_latex, as_markdown
+from vpmetrics.cli.inputs import InputError
+from vpmetrics.cli.table_formats import as_csv, as_latex, as_markdown
 from vpmetrics.cli.tables import clean, format_cell, tables_of_system
 
 WEAK = ("DeID", "D_ECE", "EER", "Cllr")

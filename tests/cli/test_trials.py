@@ -169,7 +169,6 @@ def test_several_files_of_a_side_are_one_and_contradictions_between_them_are_ref
 
 @pytest.mark.parametrize("scoring", ["cosine", "dot", "euclidean", "plda", "callable"])
 def test_pairs_are_scored_as_whole_matrices_are(scoring, monkeypatch):
-    monkeypatch.setattr("vpmetrics.cli.trials._BLOCK", 7)
     monkeypatch.setattr("vpmetrics.cli.trials._PAIRS", 11)
     draw = torch.Generator().manual_seed(0)
     left, right = (torch.randn(n, 5, generator=draw, dtype=torch.float64) for n in (20, 33))

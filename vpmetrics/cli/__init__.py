@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING
-
-from vpmetrics.cli.interrupts import INTERRUPTED, ending_at_once
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+_INTERRUPTED, _BROKEN_PIPE = 130, 141  # the exit statuses of shells
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,8 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # Threads that spin while they wait for a core that is busy cost many times the work; read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with ending_at_once():
-        from vpmetrics.cli.errors import printable
+    with end_at_once():
         from vpmetrics.cli.options import make_parser
 
         parser = make_parser()
@@ -34,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that knows no Unicode still shows the numbers
     options = parser.parse_args(argv)
-    options.argv = tuple(map(printable, sys.argv[1:] if argv is None else argv))
+    options.argv = tuple(sys.argv[1:] if argv is None else argv)
     if options.command is None:
         parser.print_help()
         return 2
@@ -42,39 +45,51 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _run(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return _INTERRUPTED
     except BrokenPipeError:
         # What is still to be flushed at exit goes nowhere, too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return _BROKEN_PIPE
     return status
 
 
 def _run(options: Namespace) -> int:
-    from vpmetrics.cli.errors import InputError, printable, reason_of
-
     try:
         # What a command needs is imported when it runs, so that --help is quick.
-        with ending_at_once():
-            from importlib import import_module
-
-            from vpmetrics.cli.inputs import forget_files
+        with end_at_once():
+            from vpmetrics.cli.inputs import InputError, printable, read_files, reason_of
             from vpmetrics.cli.progress import ResultConsole
 
-            command = getattr(import_module(f"vpmetrics.cli.{options.command}"), options.command)
-        forget_files()
+            module = "evaluate" if options.command == "compare" else options.command
+            command = getattr(import_module(f"vpmetrics.cli.{module}"), options.command)
+        options.argv = tuple(map(printable, options.argv))
+        read_files.clear()
         command(options, ResultConsole(soft_wrap=False))
     except BrokenPipeError:
         raise
-    except (InputError, OSError) as error:
-        # Whatever a file system refuses, such as a name that is too long, is the user's to correct.
-        text = error if isinstance(error, InputError) else reason_of(error)
-        print(f"vpmetrics {options.command}: error: {text}", file=sys.stderr)
     except ModuleNotFoundError as error:
         if str(error.name).startswith("vpmetrics"):
             raise
         extra = "audio" if error.name in ("soundfile", "resemblyzer") else "cli"
-        print(f"vpmetrics needs {printable(str(error.name))}: pip install 'vpmetrics[{extra}]'", file=sys.stderr)
+        print(f"vpmetrics needs {error.name}: pip install 'vpmetrics[{extra}]'", file=sys.stderr)
+    except (InputError, OSError) as error:
+        # Whatever a file system refuses, such as a name that is too long, is the user's to correct.
+        text = error if isinstance(error, InputError) else reason_of(error)
+        print(f"vpmetrics {options.command}: error: {text}", file=sys.stderr)
     else:
         return 0
     return 2
+
+
+@contextmanager
+def end_at_once() -> Iterator[None]:
+    """End the process quietly when interrupted: a library that is half imported would report that it is broken."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_default or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, lambda *_: os._exit(_INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

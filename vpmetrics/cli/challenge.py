@@ -1,4 +1,4 @@
-"""Results of the VoicePrivacy challenges, as their recipes leave them in a folder.
+"""Results of the VoicePrivacy challenges as their recipes leave them in a folder: privacy and utility.
 
 Of 2020 and 2022: ``ASV-libri_test_enrolls-libri_test_trials_f_anon/scores``, and the trials of each set. Of 2024 and
 2026: ``emb_xvect/libri_test_trials_f_anon/utt-level/speaker_vectors.pt`` with ``id2idx``, and the lists of each set.
@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import polars as pl
 
+from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics.cli.attacked import Attackable
 from vpmetrics.cli.embeddings import Column, Files, merge
-from vpmetrics.cli.errors import InputError
 from vpmetrics.cli.formats import VECTORS
+from vpmetrics.cli.inputs import InputError, quote, reason_of
 from vpmetrics.cli.scores import Trials, label_trials, read_key, read_list, read_map, read_scores
-from vpmetrics.cli.trials import CONDITIONS, ListedTrials, Protocol, read_protocol, score_listed
+from vpmetrics.cli.trials import Attackable, ListedTrials, Protocol, read_protocol, score_listed
 
 _VECTOR_FILES = VECTORS, "xvector.scp", "xvector.ark"
 _LEVELS = "utt-level", "spk-level"
@@ -30,16 +30,18 @@ _PARTS = re.compile(r"(_(f|m|mixed|all|common)(?=_|$))*")  # of a set, before th
 _ORIGINAL_ATTACKER, _PROTECTED_ATTACKER = "ASV_eval", "ASV_eval^anon"
 # Weights in the averages of the challenges of 2020 and 2022; of 2024, which has LibriSpeech only, the same.
 _WEIGHTS = {
-    "libri_f": 0.25,
-    "libri_m": 0.25,
-    "vctk_f": 0.2,
-    "vctk_m": 0.2,
-    "vctk_f_common": 0.05,
-    "vctk_m_common": 0.05,
+    f"{base}_{sex}{part}": weight
+    for base, part, weight in (("libri", "", 0.25), ("vctk", "", 0.2), ("vctk", "_common", 0.05))
+    for sex in "fm"
 }
 
 
-class Part(NamedTuple):
+# Summaries of utility, and in those of 2020 and 2022 the word error rates of Kaldi.
+_SUMMARIES = "result_for_rank*", "results_orig*.txt", "results_anon*.txt", "results.txt", "results_summary.txt"
+_KALDI = re.compile(r"^ASR-(\w+?)_(dev|test)_asr_(\w+)\s.*%WER\s+([\d.]+)", re.MULTILINE)
+
+
+class TrialSet(NamedTuple):
     """A set of trials: its vectors by dataset, its scores by condition, and the lists that go with it."""
 
     name: str
@@ -68,7 +70,7 @@ class Result(NamedTuple):
     dataset: str
     attacker: str
     suffix: str
-    parts: tuple[Part, ...]
+    parts: tuple[TrialSet, ...]
     place: str = ""
     encoders: int = 1
 
@@ -123,14 +125,20 @@ class Lists:
 
     def find(self, dataset: str, kind: str) -> Path | None:
         """Return ``libri_test_trials_f/trials``, or ``libri_test/trials_f``, or either name in the folder itself."""
-        places: tuple[Callable[[Path], bool], ...] = (
-            lambda path: (path.parent.name, path.name) == (dataset, kind),
-            lambda path: f"{path.parent.name}_{path.name}" == dataset,
-            lambda path: path.parent == self.folder and dataset.endswith(f"_{path.name}"),
-            lambda path: path.parent == self.folder and path.name == kind,
-        )
-        named = [path for path in self._paths if path.name.startswith(kind)]
-        return next((path for is_there in places for path in named if is_there(path)), None)
+
+        def rank(path: Path) -> int:
+            is_here = path.parent == self.folder
+            found = (
+                (path.parent.name, path.name) == (dataset, kind),
+                f"{path.parent.name}_{path.name}" == dataset,
+                is_here and dataset.endswith(f"_{path.name}"),
+                is_here and path.name == kind,
+            )
+            return found.index(True) if any(found) else len(found)
+
+        ranked = [(rank(path), path) for path in self._paths if path.name.startswith(kind)]
+        best, path = min(ranked, key=lambda pair: pair[0], default=(4, None))
+        return path if best < 4 else None
 
 
 def _is_list(path: Path) -> bool:
@@ -203,7 +211,7 @@ def _suffix(name: str) -> str:
 def _by_dataset(
     suffix: str, sets: Sequence[str], place: _Place, lists: Lists, attacker: str, where: str
 ) -> Iterator[Result]:
-    parts: dict[str, list[Part]] = {}
+    parts: dict[str, list[TrialSet]] = {}
     for trial in sets:
         base, _, kind = trial.partition("_trials")
         enrol = f"{base}_enrolls"
@@ -212,7 +220,7 @@ def _by_dataset(
         scores = {condition: place.scores[pair] for condition, pair in pairs.items() if pair in place.scores}
         if trial + suffix in vectors or {"OP", "PP"} & set(scores):
             dataset = next((name for name in ("dev", "test") if name in base.split("_")), "")
-            parts.setdefault(dataset, []).append(Part(base + kind, enrol, trial, vectors, scores, lists))
+            parts.setdefault(dataset, []).append(TrialSet(base + kind, enrol, trial, vectors, scores, lists))
     for dataset, some in parts.items():
         yield Result(suffix.strip("_-"), dataset, attacker, suffix, tuple(some), where)
 
@@ -237,86 +245,144 @@ def read_result(result: Result, scoring: Scoring, utt2spk: str | None = None) ->
     notes: list[str] = []
     listed_as = {} if utt2spk is None else read_map(utt2spk)
     speaker_of: dict[str, str] = {}
-    read: list[Mapping[str, Trials]] = []
+    read: dict[str, Mapping[str, Trials]] = {}
     for part in result.parts:
         if result.is_scored:
-            read.append(_read_scores(part))
+            read[part.name] = _read_scores(part)
             speaker_of |= listed_as or _listed_speakers(part)
         else:
             one = _read_vectors(part, result.suffix, listed_as)
             listed = score_listed(*one[:3], scoring)
-            sets.append(one)
-            read.append(listed.trials)
+            sets += [one] if one.group in result.pooled else []
+            read[part.name] = listed.trials
             speaker_of |= one.protocol.speaker_of
             notes += listed.notes
-    trials = {}
-    for condition in CONDITIONS:
-        frames = [
-            one[condition]
-            .frame.with_columns(group=pl.lit(part.name))
-            .select("enrol", "trial", "score", "is_target", "group")
-            for part, one in zip(result.parts, read, strict=True)
-            if condition in one
-        ]
+    trials, columns = {}, ("enrol", "trial", "score", "is_target")
+    for condition in WITHOUT_SESSIONS:
+        known = {name: one[condition] for name, one in read.items() if condition in one}
+        frames = [one.frame.select(*columns, group=pl.lit(name)) for name, one in known.items()]
         if frames:
-            found = [note for one in read if condition in one for note in one[condition].notes]
-            trials[condition] = Trials(pl.concat(frames), tuple(found))
+            trials[condition] = Trials(pl.concat(frames), tuple(note for one in known.values() for note in one.notes))
     if result.encoders > 1:
         notes.append(f"its sets were compared by {result.encoders} encoders; their average says more than all together")
     if result.is_scored:
         notes.append("no DeID and no G_VD: they need embeddings, and there are scores of models only")
-    groups = tuple(part.name for part in result.parts)
-    sets = [one for one in sets if one.group in result.pooled]
-    return ListedTrials(trials, speaker_of, groups, tuple(notes), result.pooled), sets
+    return ListedTrials(trials, speaker_of, tuple(read), tuple(notes), result.pooled), sets
 
 
-def _read_scores(part: Part) -> dict[str, Trials]:
+def _read_scores(part: TrialSet) -> dict[str, Trials]:
     files = {condition: read_scores(path) for condition, path in part.scores.items()}
     is_labelled = all("is_target" in file.frame.columns for file in files.values())
     key = None if is_labelled else read_key(part.trials())
     return {condition: label_trials(file, key) for condition, file in files.items()}
 
 
-def _read_vectors(part: Part, suffix: str, listed_as: dict[str, str]) -> Attackable:
-    files = Files()
-    original, protected = (_read_side(part, end, files) for end in ("", suffix))
-    return Attackable(original, protected, _read_protocol(part, suffix, listed_as, files), part.name)
+def _read_vectors(part: TrialSet, suffix: str, listed_as: dict[str, str]) -> Attackable:
+    files, sides = Files(), []
+    for end in ("", suffix):
+        # An attacker who protects recordings as well needs no original speech.
+        there = [part.vectors[name] for name in (part.enrol + end, part.trial + end) if name in part.vectors]
+        columns = [files.column(str(path), "original") for path in there]
+        missing = Column(np.zeros((0, 0)), [], f"{part.trial}{end}/{VECTORS}, which is not there")
+        sides.append(merge(columns) if columns else missing)
+    return Attackable(sides[0], sides[1], _read_protocol(part, suffix, listed_as, files), part.name)
 
 
-def _read_side(part: Part, suffix: str, files: Files) -> Column:
-    """Read one side of enrolments and trials; an attacker who protects recordings as well needs no original speech."""
-    there = [part.vectors[name] for name in (part.enrol + suffix, part.trial + suffix) if name in part.vectors]
-    if not there:
-        return Column(np.zeros((0, 0)), [], f"{part.trial}{suffix}/{VECTORS}, which is not there")
-    return merge([files.column(str(path), "original") for path in there])
-
-
-def _read_protocol(part: Part, suffix: str, listed_as: dict[str, str], files: Files) -> Protocol:
+def _read_protocol(part: TrialSet, suffix: str, listed_as: dict[str, str], files: Files) -> Protocol:
     """Read which pairs are trials; a speaker is enrolled with the mean of their utterances in the set for that."""
     path = part.vectors.get(part.enrol) or part.vectors.get(part.enrol + suffix)
     if path is None:
         raise InputError(f"expected embeddings of {part.enrol}, but found no {VECTORS}", part.lists.folder)
     listed = part.lists.find(part.enrol, "enrolls")
     enrolled = read_list(listed) if listed else files.arrays(str(path)).utterances or []
-    speaker_of = listed_as or _speakers_of(part, files)
+    speaker_of = dict(listed_as)
+    for beside in () if listed_as else part.vectors.values():
+        arrays = files.arrays(str(beside))
+        if "speakers" in arrays.by_name:
+            speaker_of |= zip(arrays.utterances or [], arrays.by_name["speakers"].tolist(), strict=True)
+    speaker_of = listed_as or speaker_of | _listed_speakers(part)
     if not set(enrolled) <= set(speaker_of):
         raise InputError(f"expected the speakers of {part.enrol}, but found no {part.enrol}/utt2spk", part.lists.folder)
     return read_protocol([part.trials()], enrolled, speaker_of)
 
 
-def _speakers_of(part: Part, files: Files) -> dict[str, str]:
-    """Return the speaker of every utterance: from lists, or from what stands beside the vectors."""
-    speaker_of: dict[str, str] = {}
-    for path in part.vectors.values():
-        arrays = files.arrays(str(path))
-        if "speakers" in arrays.by_name:
-            speaker_of |= zip(arrays.utterances or [], arrays.by_name["speakers"].tolist(), strict=True)
-    return speaker_of | _listed_speakers(part)
-
-
-def _listed_speakers(part: Part) -> dict[str, str]:
+def _listed_speakers(part: TrialSet) -> dict[str, str]:
     speaker_of: dict[str, str] = {}
     for dataset in ("", part.enrol, part.trial):
         listed = part.lists.find(dataset, "utt2spk")
         speaker_of |= {} if listed is None else read_map(listed)
     return speaker_of
+
+
+def read_utility(options: Sequence[str], systems: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return values of each system: ``NAME=VALUE`` of all, or a CSV with a column ``system`` and one per measure."""
+    values: dict[str, dict[str, float]] = {system: {} for system in systems}
+    for option in options:
+        name, equals, text = option.partition("=")
+        if equals:
+            if len(systems) > 1:
+                raise InputError(f"Expected --utility FILE.csv for several systems, but got {quote(option)}.")
+            values[systems[0]][name] = _number(text, option)
+            continue
+        try:
+            frame = pl.read_csv(option, infer_schema=False)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise InputError(f"cannot be read as NAME=VALUE or CSV ({reason_of(error)})", option) from None
+        if "system" not in frame.columns:
+            raise InputError(f"expected a column system, but got {', '.join(frame.columns)}", option)
+        for row in frame.to_dicts():
+            system = row.pop("system")
+            if system not in values:
+                raise InputError(f"expected one of {', '.join(systems)}, but got {quote(system)}", option)
+            values[system] |= {key: _number(text, option) for key, text in row.items() if text not in (None, "")}
+    return values
+
+
+def _number(text: str, option: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(f"Expected a number in --utility {quote(option)}, but got {quote(text)}.") from None
+
+
+def find_utility(folder: Path, suffix: str, dataset: str, is_alone: bool) -> dict[str, float]:
+    """Return WER and UAR of protected speech from the summaries of a recipe, averaged over its sets.
+
+    Args:
+        folder: A folder of results; summaries are in it, or in a folder ``results_summary`` next to it.
+        suffix: What follows the names of sets of protected speech.
+        dataset: ``"dev"``, ``"test"``, or nothing for either.
+        is_alone: Whether no other system is in the folder, so that a summary need not name the system.
+    """
+    places = [folder, folder.parent / "results_summary", folder.parent.parent / "results_summary"]
+    paths = [path for place in places for name in _SUMMARIES for path in sorted(place.rglob(name)) if path.is_file()]
+    found: dict[str, list[float]] = {}
+    for path in paths:
+        named = f"{path.parent.name}/{path.name}"
+        if (
+            not named.removesuffix(path.suffix).endswith(suffix)
+            and suffix not in path.parent.name
+            and not (is_alone and path.is_relative_to(folder))
+        ):
+            continue
+        for name, values in _read_summary(path.read_text(errors="replace"), suffix, dataset).items():
+            found.setdefault(name, values)
+    return {name: sum(values) / len(values) for name, values in found.items()}
+
+
+def _read_summary(text: str, suffix: str, dataset: str) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    # Of 2020 and 2022: a line of Kaldi, under or behind the name of the set; the last is of the large language model.
+    for _, split, system, value in _KALDI.findall(re.sub(r"\n\s+", " ", text)):
+        if system == suffix.strip("_") and split == (dataset or split):
+            found.setdefault("WER", []).append(float(value))
+    # Of 2024 and 2026: tables as pandas prints them.
+    for section, measure in (("ASR", "WER"), ("SER", "UAR")):
+        table = re.search(rf"^---- {section} results ----\n(.*\n)((?:\s*mean.*\n)?)((?:.+\n?)*)", text, re.MULTILINE)
+        if table is None or measure not in table[1].split():
+            continue
+        at = table[1].split().index(measure) - len(table[1].split())
+        for row in map(str.split, table[3].splitlines()):
+            if len(row) > len(table[1].split()) - 1 and "anon" in row and (not dataset or dataset in row):
+                found.setdefault(measure, []).append(float(row[at]))
+    return found

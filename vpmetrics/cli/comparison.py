@@ -1,14 +1,27 @@
-"""Systems side by side in one table: which columns it has, original speech on top, the best of each column marked."""
+"""Systems side by side: one table of them, which discloses less, whether their speakers tell that, and what changed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from itertools import combinations
+from typing import NamedTuple
 
-from vpmetrics._engine.registry import FAMILIES, Scalar, Unit, scalar, scalar_key, utility_direction
+from vpmetrics._engine.jackknife import Difference, compare_jackknives
+from vpmetrics._engine.registry import CI_SUFFIXES, FAMILIES, Scalar, Unit, scalar, scalar_key, utility_direction
 from vpmetrics._engine.report import EvaluatedSystem, original_name
-from vpmetrics.cli.errors import InputError
+from vpmetrics.cli.inputs import InputError
+from vpmetrics.cli.summary import (
+    MOST,
+    Verdict,
+    disclosure_of,
+    explain_no_attack,
+    headline_of,
+    rank_systems,
+    strongest_attack,
+    verdict_of,
+)
 from vpmetrics.cli.tables import (
     Cell,
     Table,
@@ -22,13 +35,23 @@ from vpmetrics.cli.tables import (
 )
 
 # A key without its condition stands for all conditions there are, "utility" for all utilities.
-PRESETS: Mapping[str, tuple[str, ...]] = {
+PRESETS = {
     "default": ("disclosure", "d_ece", "eer", "deid", "gvd", "utility"),
     "paper-2022": ("deid", "d_ece_op_oo", "cllr_op_oo", "gvd", "g_d_ece", "g_cllr"),
     "paper-srd": ("max_d", "mean_d", "id_rate", "rank_spread"),
     "challenge": ("raw_eer", "utility"),
 }
 _UNHARMED = ("deid", "gvd")  # 0 for original speech, of which nothing is hidden and nothing lost
+_CHANGES = ("d_ece_strongest", "d_ece", "d_ece_reversed", "eer_strongest", "eer", "l_w", "linkability", "max_d", "alid")
+
+
+class Pair(NamedTuple):
+    """Two systems by name, the scalar they are compared by, and by how much the first has more of it."""
+
+    first: str
+    second: str
+    key: str
+    difference: Difference
 
 
 def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Sequence[str] = ("default",)) -> Table:
@@ -39,23 +62,20 @@ def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Se
         title: Heading of the table.
         columns: Keys of scalars, names of :data:`PRESETS` or of utilities.
     """
-    utilities = dict.fromkeys(name for system in systems for name in system.utility)
-    entries = _expand_columns(columns, systems, utilities)
+    entries = _expand_columns(columns, systems, dict.fromkeys(name for system in systems for name in system.utility))
     cells = [_mark_best([_cell_of(entry, system) for system in systems], entry.direction) for entry in entries]
     rows = list(zip([Cell(clean(system.name)) for system in systems], *cells, strict=True))
     originals: dict[str, EvaluatedSystem] = {}
     for system in systems:
         if "OO" in system.report.conditions:
             originals.setdefault(system.dataset, system)
-    names = [
-        f"{original_name(systems)}, {name}" if len(originals) > 1 else original_name(systems) for name in originals
-    ]
-    rows = [
-        (Cell(clean(name)), *(_cell_of_original(entry, system) for entry in entries))
-        for name, system in zip(names, originals.values(), strict=True)
-    ] + rows
+    first = []
+    for dataset, system in originals.items():
+        name = f"{original_name(systems)}, {dataset}" if len(originals) > 1 else original_name(systems)
+        first.append((Cell(clean(name)), *(_cell_of_original(entry, system) for entry in entries)))
     keys = (entry.key.removeprefix(scalar_key(entry.condition, "")) for entry in entries if entry.family != "utility")
-    return Table(clean(title), ("system", *map(heading_of, entries)), tuple(rows), keys=tuple(dict.fromkeys(keys)))
+    heads = ("system", *map(heading_of, entries))
+    return Table(clean(title), heads, (*first, *rows), keys=tuple(dict.fromkeys(keys)))
 
 
 def check_columns(names: Iterable[str], utilities: Iterable[str] | None = None) -> None:
@@ -63,12 +83,19 @@ def check_columns(names: Iterable[str], utilities: Iterable[str] | None = None) 
     known = {*PRESETS, *(utilities or ()), "utility"}
     for name in names:
         may_be_utility = utilities is None and not name.islower()
-        if name not in known and _find_scalar(name) is None and not may_be_utility:
+        if name not in known and not _is_scalar(name) and not may_be_utility:
             keys = [entry.key for entries in FAMILIES.values() for entry in entries if "{}" not in entry.heading]
             similar = get_close_matches(name, [*known, *keys, *(scalar_key("OP", key) for key in keys)], 1)
             hint = f" Did you mean {similar[0]}?" if similar else ""
             expected = f"a key such as op_eer, a utility, or one of {', '.join(PRESETS)}"
             raise InputError(f"Expected `columns` to name {expected}, but got {name[:60]}.{hint}")
+
+
+def _is_scalar(name: str) -> bool:
+    try:
+        return scalar(name) is not None
+    except KeyError:
+        return False
 
 
 def _expand_columns(names: Sequence[str], systems: Sequence[EvaluatedSystem], utilities: Iterable[str]) -> list[Scalar]:
@@ -81,30 +108,23 @@ def _expand_columns(names: Sequence[str], systems: Sequence[EvaluatedSystem], ut
         if name in PRESETS:
             entries += _expand_columns(PRESETS[name], systems, utilities)
         elif name in utilities or name == "utility":
-            entries += [_describe_utility(each) for each in (utilities if name == "utility" else [name])]
+            entries += map(_describe_utility, utilities if name == "utility" else [name])
         elif scalar(name).condition or not has_conditions(scalar(name)):
             entries += map(scalar, add_strongest([name], conditions[0] if conditions else ""))
         else:
             entries += [scalar(key) for c in conditions for key in add_strongest([scalar_key(c, name)])]
     # Chance and the name of the attack would make the table too wide.
     left_out = {scalar_key(condition, key) for condition in conditions for key in ("strongest", "d_ece_chance")}
-    wanted = (entry for entry in entries if entry.key not in left_out - set(names))
-    return [entry for entry in dict.fromkeys(wanted) if any(_is_known(entry, system) for system in systems)]
-
-
-def _find_scalar(name: str) -> Scalar | None:
-    try:
-        return scalar(name)
-    except KeyError:
-        return None
+    return [
+        entry
+        for entry in dict.fromkeys(entries)
+        if entry.key not in left_out - set(names)
+        and (entry.family in ("attack", "utility") or any(entry.key in system.scalars for system in systems))
+    ]
 
 
 def _describe_utility(name: str) -> Scalar:
     return Scalar(name, name, Unit("", ".4g"), utility_direction(name), "utility of protected speech", family="utility")
-
-
-def _is_known(entry: Scalar, system: EvaluatedSystem) -> bool:
-    return entry.key in system.scalars or entry.family in ("attack", "utility")
 
 
 def _cell_of(entry: Scalar, system: EvaluatedSystem) -> Cell:
@@ -114,17 +134,113 @@ def _cell_of(entry: Scalar, system: EvaluatedSystem) -> Cell:
 
 
 def _cell_of_original(entry: Scalar, system: EvaluatedSystem) -> Cell:
-    if entry.key in _UNHARMED:
-        return format_cell(entry, 0.0)
-    known = has_conditions(entry) and entry.family != "attack"
-    key = scalar_key("OO", entry.key.removeprefix(scalar_key(entry.condition, "")))
-    return make_cell(key, system, with_interval=False) if known else format_cell(entry, math.nan)
+    if has_conditions(entry) and entry.family != "attack":
+        key = scalar_key("OO", entry.key.removeprefix(scalar_key(entry.condition, "")))
+        return make_cell(key, system, with_interval=False)
+    return format_cell(entry, 0.0 if entry.key in _UNHARMED else math.nan)
 
 
 def _mark_best(cells: Sequence[Cell], direction: str | None) -> list[Cell]:
-    values = [cell.value for cell in cells if not math.isnan(cell.value)]
-    if direction is None or len({cell.text for cell in cells if not math.isnan(cell.value)}) < 2:
+    known = [cell for cell in cells if not math.isnan(cell.value)]
+    if direction is None or len({cell.text for cell in known}) < 2:
         return list(cells)
-    best = min(values) if direction == "low" else max(values)
-    text = next(cell.text for cell in cells if cell.value == best)
-    return [cell._replace(tone="best") if cell.text == text else cell for cell in cells]
+    best = (min if direction == "low" else max)(known, key=lambda cell: cell.value)
+    return [cell._replace(tone="best") if cell.text == best.text else cell for cell in cells]
+
+
+def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair] = ()) -> Verdict:
+    """Return who discloses least, as far as ``pairs`` tell, and whose voices stay most distinct."""
+    known = [system for system in rank_systems(systems) if not math.isnan(headline_of(system).disclosure)]
+    if not known:
+        return verdict_of(systems[0])
+    best, worst = known[0], known[-1]
+    least, most = (str(disclosure_of(system)) for system in (best, worst))
+    title = f"{best.name} discloses least."
+    sentences = [f"{best.name} discloses {least} bit, {worst.name} {most}, of {MOST:.3f} at most."]
+    undecided = [pair for pair in pairs if best.name in pair[:2] and not pair.difference.is_significant]
+    if undecided:
+        others = ", ".join(name for pair in undecided for name in pair[:2] if name != best.name)
+        title = f"{best.name} discloses least, but these data do not tell it apart from {others}."
+    if len(known) > 1 and least == most:
+        title, sentences = f"All disclose {least} bit.", []
+    verdict = verdict_of(best)
+    sentences += [f"Leakage of {best.name} is {verdict.level}.", *verdict.reasons]
+    distinct = {system.name: make_cell("gvd", system) for system in systems if math.isfinite(system.scalar("gvd"))}
+    if len({cell.text for cell in distinct.values()}) > 1:
+        name = max(distinct, key=lambda name: distinct[name].value)
+        sentences.append(f"Voices stay most distinct with {name} (G_VD {distinct[name].text} dB).")
+    spared = [system for system in known if strongest_attack(system, headline_of(system).condition) is None]
+    sentences += [explain_no_attack(system) for system in spared[:1]]
+    return Verdict(verdict.level, title, tuple(sentences))
+
+
+def pairs_of(systems: Sequence[EvaluatedSystem], confidence: float | None) -> list[Pair]:
+    """Return all pairs of systems that were measured on the same speakers, compared by their disclosure."""
+    pairs = (_compare(*two, "disclosure", confidence) for two in combinations(systems, 2))
+    return [pair for pair in pairs if pair is not None]
+
+
+def _compare(first: EvaluatedSystem, second: EvaluatedSystem, key: str, confidence: float | None) -> Pair | None:
+    """Return one pair by one scalar; None where that is not known of both on the same speakers."""
+    one, other = first.report.jackknife, second.report.jackknife
+    if confidence is None or one is None or other is None or key not in one.changes or key not in other.changes:
+        return None
+    if first.speakers != second.speakers or not one.groups.matches(other.groups):
+        return None
+    if math.isnan(first.scalar(key) + second.scalar(key)):
+        return None
+    values = first.report.scalars[key], second.report.scalars[key]
+    return Pair(first.name, second.name, key, compare_jackknives(key, values, (one, other), confidence))
+
+
+def table_of_pairs(pairs: Sequence[Pair]) -> list[Table]:
+    """Return pairs as a table; none where there are none."""
+    rows = []
+    for pair in pairs:
+        likely = float(pair.difference.probability_below)
+        name, likely = (pair.first, likely) if likely > 0.5 else (pair.second, 1 - likely)
+        says = f"{name} discloses less" if pair.difference.is_significant else f"not told apart, rather {name}"
+        difference = format_cell(scalar("disclosure"), *map(float, pair.difference[:3]))
+        names = Cell(clean(f"{pair.first} less {pair.second}"))
+        rows.append((names, difference, Cell(clean(says)), Cell(f"{likely:.3f}", likely)))
+    heads = ("pair", "difference [bit]", "verdict", "probability")
+    caption = "Disclosure of the first system less that of the second, on the same speakers."
+    return [Table("Differences", heads, tuple(rows), caption, ("disclosure",))] if rows else []
+
+
+def table_of_changes(before: EvaluatedSystem, after: EvaluatedSystem, confidence: float | None = None) -> list[Table]:
+    """Return what got better or worse from one system to another, as far as both know it."""
+    names = ["disclosure", "deid", "gvd"]
+    names += [scalar_key(c, key) for c in conditions_of(before) if c != "OO" for key in _CHANGES]
+    known = [name for name in names if name in before.scalars and name in after.scalars]
+    rows = [(Cell(heading_of(scalar(name))), *_change(before, after, name, confidence)) for name in known]
+    keys = tuple(dict.fromkeys(name.split("_", 1)[-1] if scalar(name).condition else name for name in known))
+    heads = ("measure", clean(before.name), clean(after.name), "change")
+    title = clean(f"From {before.name} to {after.name}")
+    return [Table(title, heads, tuple(rows), keys=keys)] if rows else []
+
+
+def _change(before: EvaluatedSystem, after: EvaluatedSystem, name: str, confidence: float | None) -> tuple[Cell, ...]:
+    entry = scalar(name)
+    cells = [make_cell(name, system, with_interval=False) for system in (before, after)]
+    tone = ""
+    if any(math.isnan(cell.value) for cell in cells):
+        text = ""
+    elif cells[0].text == cells[1].text:
+        text = "same"
+    elif not _is_told_apart(before, after, name, confidence):
+        text = "within error"
+    else:
+        grows = cells[1].value > cells[0].value
+        tone = "" if entry.direction is None else "better" if grows == (entry.direction == "high") else "worse"
+        text = f"{'▲' if grows else '▼'} {tone or ('more distinct' if grows else 'less distinct')}"
+    return *cells, Cell(text, tone=tone)
+
+
+def _is_told_apart(before: EvaluatedSystem, after: EvaluatedSystem, name: str, confidence: float | None) -> bool:
+    """Return whether the speakers tell two values apart: one by one where these are the same, or by both intervals."""
+    pair = _compare(before, after, name, confidence)
+    if pair is not None:
+        return pair.difference.is_significant
+    lows, highs = ([system.scalar(name + end) for system in (before, after)] for end in CI_SUFFIXES)
+    return not max(lows) <= min(highs)  # no comparison with NaN holds

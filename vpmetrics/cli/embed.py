@@ -7,7 +7,7 @@ from argparse import Namespace
 from rich.console import Console
 from rich.markup import escape
 
-from vpmetrics.cli.errors import InputError, printable
+from vpmetrics.cli.inputs import InputError, printable
 from vpmetrics.cli.progress import show_progress
 from vpmetrics.cli.recordings import F0_SEGMENT, audio_errors
 

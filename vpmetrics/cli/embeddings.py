@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vpmetrics.cli.errors import InputError, printable, quote, shorten
-from vpmetrics.cli.formats import Arrays, is_embedding_file, read_arrays
-from vpmetrics.cli.inputs import Array
+from vpmetrics.cli.formats import READERS, Arrays, read_arrays
+from vpmetrics.cli.inputs import Array, InputError, printable, quote, shorten, suffix_of
 from vpmetrics.cli.scores import read_labels, read_list, read_map
 from vpmetrics.scoring import PLDA
 
@@ -25,7 +25,7 @@ _ALIASES = {
 
 
 class Embeddings(NamedTuple):
-    """The arguments of an embedding metric's ``update``, names of speakers and groups, and what was left out."""
+    """The arguments of an embedding metric's ``update``, names of speakers and groups, and notes for the report."""
 
     original: Tensor
     protected: Tensor
@@ -42,29 +42,12 @@ class Embeddings(NamedTuple):
     def labels(self, label_of: Mapping[str, str], source: str) -> list[str]:
         """Return the label of each row, by the name of its utterance or of its speaker."""
         speakers = [self.speaker_names[number] for number in self.speakers.tolist()]
-        rows = zip(self.utterance_names or speakers, speakers, strict=True)
-        labels = [label_of.get(name, label_of.get(speaker, "")) for name, speaker in rows]
+        names = self.utterance_names or speakers
+        labels = [label_of.get(name, label_of.get(who, "")) for name, who in zip(names, speakers, strict=True)]
         if "" in labels:
-            first = quote((self.utterance_names or speakers)[labels.index("")])
-            got = f"none for {first} ({labels.count('')} of {len(labels)})"
+            got = f"none for {quote(names[labels.index('')])} ({labels.count('')} of {len(labels)})"
             raise InputError(f"expected a label for every row, but got {got}", source)
         return labels
-
-
-class Sources(NamedTuple):
-    """Files of one system: ``FILE``, ``FILE:ARRAY``, or names of arrays in the container."""
-
-    container: str | None = None
-    original: tuple[str, ...] = ()
-    protected: tuple[str, ...] = ()
-    speakers: str | None = None
-    utterances: str | None = None
-    sessions: str | None = None
-    references: str | None = None
-    groups: str | None = None
-    speaker_pattern: str | None = None
-    strip_suffix: str | None = None
-    kind: str | None = None
 
 
 class Column(NamedTuple):
@@ -94,8 +77,7 @@ class Column(NamedTuple):
         if values.ndim != 2 or values.dtype.kind not in "fiu" or not values.shape[1]:
             got = f"{values.dtype} of shape {values.shape}"
             raise InputError(f"expected {role} embeddings, numbers of shape (N, D), but got {got}", self.source)
-        wide = np.float64 if values.dtype == np.float64 else np.float32
-        tensor = torch.tensor(np.asarray(values, dtype=wide))
+        tensor = torch.tensor(np.asarray(values, dtype=np.float64 if values.dtype == np.float64 else np.float32))
         broken = ~tensor.isfinite().all(dim=1)
         if broken.any():
             row = int(broken.nonzero()[0])
@@ -108,9 +90,8 @@ class Column(NamedTuple):
         """Return a number for every label, by ascending labels, and the labels as text."""
         values = self.values
         if values.shape != (rows,):
-            got = f"shape {values.shape}"
-            raise InputError(f"expected {rows} labels, one per embedding, but got {got}", self.source)
-        is_missing = np.array([value is None or value in ("", b"") for value in values.tolist()])
+            raise InputError(f"expected {rows} labels, one per embedding, but got shape {values.shape}", self.source)
+        is_missing = np.array([value in (None, "", b"") for value in values.tolist()])
         if is_missing.any():
             got = f"{int(is_missing.sum()):,} of {rows:,} missing, first in row {int(is_missing.argmax())}"
             raise InputError(f"expected a label for every row, but got {got}", self.source)
@@ -122,10 +103,10 @@ class Column(NamedTuple):
 
 
 class Files:
-    """Files read once, and the arrays picked from them."""
+    """Files read once, and the arrays picked from them; names of utterances are without the suffix to strip."""
 
-    def __init__(self, container: str | None = None, kind: str | None = None) -> None:
-        self.container, self.kind = container, kind
+    def __init__(self, container: str | None = None, kind: str | None = None, strip_suffix: str | None = None) -> None:
+        self.container, self.kind, self.strip_suffix = container, kind, strip_suffix or ""
         self._arrays: dict[str, Arrays] = {}
         if container is not None and set(self.arrays(container).by_name) == {""}:
             raise InputError("expected several arrays, but got one; give it by --original or --protected", container)
@@ -133,7 +114,9 @@ class Files:
     def arrays(self, path: str) -> Arrays:
         """Return what a file holds."""
         if path not in self._arrays:
-            self._arrays[path] = read_arrays(path, self.kind)
+            arrays = read_arrays(path, self.kind)
+            names = arrays.utterances and [name.removesuffix(self.strip_suffix) for name in arrays.utterances]
+            self._arrays[path] = arrays._replace(utterances=names)
         return self._arrays[path]
 
     def side(self, sources: Sequence[str], role: str) -> Column:
@@ -149,37 +132,54 @@ class Files:
                 raise InputError(f"no such file for --{role}", source)
             raise InputError(f"Expected --{role} FILE[:ARRAY] or a file that holds all arrays, but got neither.")
         if path is None:
-            return _pick(self.arrays(str(self.container)), source, role, str(self.container))
-        return _pick(self.arrays(path), name, role, path, is_side=role in ("original", "protected", "plda-fit"))
+            return self._pick(str(self.container), source, role)
+        return self._pick(path, name, role, is_side=role in ("original", "protected", "plda-fit"))
+
+    def _pick(self, path: str, name: str | None, role: str, is_side: bool = False) -> Column:
+        """Return an array by its name or one of its usual names; of a file of one side, its only matrix."""
+        by_name, utterances = self.arrays(path)
+        by_lower = {key.lower(): key for key in by_name}
+        wanted = (name.lower(),) if name is not None else (*_ALIASES.get(role, (role, role.removesuffix("s"))), "")
+        key = next((by_lower[one] for one in wanted if one in by_lower), None)
+        matrices = [name for name, values in by_name.items() if values.ndim > 1]
+        if key is None and name is None and is_side and len(matrices) == 1:
+            key = matrices[0]
+        if key is None:
+            found = shorten(", ".join(f"{key} {values.shape}" for key, values in by_name.items()), 200) or "none"
+            expected = quote(name) if name is not None else f"{role!r} (--{role} NAME gives another name)"
+            raise InputError(f"expected an array {expected}, but got {found}", path)
+        values = by_name[key]
+        named = utterances if values.ndim and len(values) == len(utterances or ()) else None
+        return Column(values, named, f"{path}:{key}" if key else path, path, key if name is None and key else None)
 
     def labels(self, source: str | None, role: str) -> Column:
         """Return a label of every row: from an array, or from a text with lines ``utterance label`` or ``label``."""
         path, name = (None, None) if source is None else locate(source)
-        if path is None or name is not None or self.kind is not None or is_embedding_file(path):
+        if path is None or name is not None or self.kind is not None or suffix_of(path) in READERS:
             return self.column(source, role)
-        names, labels = read_labels(path, role.removesuffix("s"))
+        names, labels = read_labels(path, "utterance", role.removesuffix("s"))
+        names = names and [utterance.removesuffix(self.strip_suffix) for utterance in names]
         return Column(np.array(labels), names, path, path)
 
     def speakers(self, source: str | None, pattern: str | None, original: Column) -> Column:
         """Return the speaker of every row: as told, by a pattern of the names, or as the file of the originals has."""
-        if source is not None or (pattern is None and not self.knows_speakers(original)):
-            if source is None and original.utterances is not None:
-                raise InputError(
-                    "expected the speaker of every utterance, but got none; give --utt2spk FILE, or "
-                    "--speaker-pattern REGEX, as '^[^-_]+'",
-                    original.source,
-                )
+        if source is not None:
             return self.labels(source, "speakers")
-        if pattern is None:
-            return _pick(self.arrays(original.path), None, "speakers", original.path)
-        if original.utterances is None:
+        if pattern is not None and original.utterances is None:
             raise InputError("expected it to name its utterances for --speaker-pattern", original.source)
-        speakers = np.array([match_speaker(pattern, name) for name in original.utterances])
-        return Column(speakers, original.utterances, original.source, original.path)
+        if pattern is not None:
+            speakers = np.array([match_speaker(pattern, name) for name in original.utterances or ()])
+            return Column(speakers, original.utterances, original.source, original.path)
+        if self.knows_speakers(original):
+            return self._pick(original.path, None, "speakers")
+        if original.utterances is not None:
+            remedy = "give --utt2spk FILE, or --speaker-pattern REGEX, as '^[^-_]+'"
+            raise InputError(f"expected the speaker of every utterance, but got none; {remedy}", original.source)
+        return self.column(None, "speakers")
 
     def knows_speakers(self, column: Column) -> bool:
         """Return whether the file of some embeddings also says whose they are."""
-        beside = self._arrays.get(column.path or str(self.container))
+        beside = self._arrays.get(column.path)
         return beside is not None and any(name.lower() in _ALIASES["speakers"] for name in beside.by_name)
 
 
@@ -191,60 +191,53 @@ def match_speaker(pattern: str, utterance: str) -> str:
     return found[1] if found.re.groups else found[0]
 
 
-def read_embeddings(sources: Sources, partial: bool = False) -> Embeddings:
+def read_embeddings(
+    container: str | None, original_sources: Sequence[str], protected_sources: Sequence[str], options: Namespace
+) -> Embeddings:
     """Read both sides and their speakers, by the names of utterances or, where files have none, row by row.
 
-    Args:
-        sources: Where they are.
-        partial: Leave out utterances that are not on both sides, instead of raising.
+    Sources are ``FILE``, ``FILE:ARRAY``, or names of arrays in the container. ``options`` name the labels of rows.
     """
-    files = Files(sources.container, sources.kind)
-    original, protected = (
-        strip_suffix(files.side(getattr(sources, role), role), sources.strip_suffix)
-        for role in ("original", "protected")
-    )
+    files = Files(container, options.format, options.strip_suffix)
+    original, protected = files.side(original_sources, "original"), files.side(protected_sources, "protected")
     columns = {"original": original, "protected": protected}
-    columns["speakers"] = strip_suffix(
-        files.speakers(sources.speakers, sources.speaker_pattern, original), sources.strip_suffix
-    )
+    columns["speakers"] = files.speakers(options.speakers, options.speaker_pattern, original)
     for role in ("utterances", "sessions"):
-        if (source := getattr(sources, role)) is not None:
+        if (source := getattr(options, role, None)) is not None:
             columns[role] = files.labels(source, role)
-    notes = _notes_on_aliases(sources.container, columns)
+    notes = _notes_on_aliases(container, columns)
     is_named = original.utterances is not None or protected.utterances is not None
     named_files = {column.path for column in columns.values() if column.utterances is not None}
     if len(named_files) > 1 or (is_named and original.path != protected.path):
         if "utterances" in columns:
             raise InputError("Expected --utterances for rows without names only, but the files name their utterances.")
-        columns, left_out = _align(columns, partial)
+        columns, left_out = _align(columns, options.partial)
         notes += left_out
     elif original.path != protected.path:
         notes += (f"rows of {original.source} and {protected.source} were paired by position: they have no names",)
     names = columns["original"].utterances
-    packed = _pack(columns, notes)._replace(utterance_names=tuple(names or ()))
-    if sources.references is not None:
-        packed = packed._replace(is_reference=find_references(names, sources.references, partial))
-    if sources.groups is None:
+    packed = _pack(columns)._replace(notes=notes, utterance_names=tuple(names or ()))
+    packed = packed._replace(is_reference=find_references(names, options))
+    if (path := getattr(options, "groups", None)) is None:
         return packed
-    labels = packed.labels(read_map(sources.groups, ("utterance", "group")), sources.groups)
-    groups, group_names = Column(np.array(labels), None, sources.groups).number_labels(len(labels))
+    labels = packed.labels(read_map(path, ("utterance", "group")), path)
+    groups, group_names = Column(np.array(labels), None, path).number_labels(len(labels))
     return packed._replace(groups=groups, group_names=group_names)
 
 
-def strip_suffix(column: Column, suffix: str | None) -> Column:
-    """Return a column whose utterances are named without a suffix."""
-    if not suffix or column.utterances is None:
-        return column
-    return column._replace(utterances=[name.removesuffix(suffix) for name in column.utterances])
-
-
-def find_references(names: Sequence[str] | None, path: str, partial: bool) -> Tensor:
-    """Return which of the utterances a list of references holds."""
+def find_references(names: Sequence[str] | None, options: Namespace) -> Tensor | None:
+    """Return which of the utterances a list of references holds; None without a list."""
+    given = [getattr(options, name, None) for name in ("references", "enrolls")]
+    if all(given):
+        raise InputError("Expected --references or --enrolls, but got both.")
+    path = given[0] or given[1]
+    if path is None:
+        return None
     if names is None:
-        raise InputError("expected files that name their utterances beside it, but got rows without names", path)
+        raise InputError("expected embeddings that name their utterances, but got rows without names", path)
     enrolled = set(read_list(path))
     missing = enrolled.difference(names)
-    if missing and not (partial and len(missing) < len(enrolled)):
+    if missing and not (options.partial and len(missing) < len(enrolled)):
         message = f"expected embeddings of all {len(enrolled):,} utterances, but {len(missing):,} are missing"
         raise InputError(f"{message}, first {quote(min(missing))}", path)
     return torch.tensor([name in enrolled for name in names])
@@ -260,8 +253,7 @@ def read_plda(path: str, utt2spk: str | None = None, kind: str | None = None) ->
         raise InputError("expected speakers in it, or utterances that --utt2spk has the speakers of", vectors.source)
     else:
         speaker_of = read_map(utt2spk)
-        missing = [name for name in vectors.utterances if name not in speaker_of]
-        if missing:
+        if missing := [name for name in vectors.utterances if name not in speaker_of]:
             message = f"expected the speaker of every utterance of {vectors.source}, but {len(missing):,} are missing"
             raise InputError(f"{message}, first {quote(missing[0])}", utt2spk)
         speakers = Column(np.array([speaker_of[name] for name in vectors.utterances]), None, utt2spk)
@@ -299,27 +291,8 @@ def merge(columns: Sequence[Column]) -> Column:
     return Column(values[kept], [names[at] for at in kept], source, source)
 
 
-def _pick(arrays: Arrays, name: str | None, role: str, path: str, is_side: bool = False) -> Column:
-    """Return an array by its name or one of its usual names; of a file of one side, its only matrix."""
-    by_lower = {key.lower(): key for key in arrays.by_name}
-    wanted = (name.lower(),) if name is not None else _ALIASES.get(role, (role, role.removesuffix("s")))
-    key = next((by_lower[one] for one in wanted if one in by_lower), "" if name is None and "" in by_lower else None)
-    matrices = [name for name, values in arrays.by_name.items() if values.ndim > 1]
-    if key is None and name is None and is_side and len(matrices) == 1:
-        key = matrices[0]
-    if key is None:
-        found = shorten(", ".join(f"{key} {values.shape}" for key, values in arrays.by_name.items()), 200)
-        expected = (
-            f"an array {role!r} (--{role} NAME gives another name)" if name is None else f"an array {quote(name)}"
-        )
-        raise InputError(f"expected {expected}, but got {found or 'none'}", path)
-    values = arrays.by_name[key]
-    named = arrays.utterances if values.ndim and len(values) == len(arrays.utterances or ()) else None
-    return Column(values, named, f"{path}:{key}" if key else path, path, key if name is None and key else None)
-
-
 def _notes_on_aliases(container: str | None, columns: Mapping[str, Column]) -> tuple[str, ...]:
-    """Say which array became what, where its name had to be guessed."""
+    """Return a note on which array was taken for which side, where its name had to be guessed."""
     guessed = {role: column for role, column in columns.items() if column.alias is not None}
     if all(column.alias == role for role, column in guessed.items()):
         return ()
@@ -330,18 +303,19 @@ def _notes_on_aliases(container: str | None, columns: Mapping[str, Column]) -> t
 def _align(columns: Mapping[str, Column], partial: bool) -> tuple[dict[str, Column], tuple[str, ...]]:
     """Return the utterances that all files name, in the order of the originals."""
     rows = {role: column.rows_by_name() for role, column in columns.items()}
-    kept = [name for name in rows["original"] if all(name in rows[role] for role in rows)]
-    if not kept:
-        raise InputError(_message_without_pairs(columns, rows))
+    common = set(rows["original"]).intersection(*rows.values())
+    if not common:
+        raise InputError(_describe_missing_pairs(columns, rows))
     notes = []
     for role in ("original", "protected"):
-        missing = [name for name in rows[role] if any(name not in others for others in rows.values())]
+        missing = [name for name in rows[role] if name not in common]
+        left_out = f"{len(missing):,} of {len(rows[role]):,} utterances"
+        if missing and not partial:
+            message = f"{left_out} are not in the other files, first {quote(missing[0])}; --partial leaves them out"
+            raise InputError(message, columns[role].source)
         if missing:
-            left_out = f"{len(missing):,} of {len(rows[role]):,} utterances"
             notes.append(f"{columns[role].source}: {left_out} left out, the other files do not name them")
-            if not partial:
-                message = f"{left_out} are not in the other files, first {quote(missing[0])}; --partial leaves them out"
-                raise InputError(message, columns[role].source)
+    kept = [name for name in rows["original"] if name in common]
     aligned = {
         role: column._replace(values=column.values[[rows[role][name] for name in kept]], utterances=kept)
         for role, column in columns.items()
@@ -349,7 +323,7 @@ def _align(columns: Mapping[str, Column], partial: bool) -> tuple[dict[str, Colu
     return aligned, tuple(notes)
 
 
-def _message_without_pairs(columns: Mapping[str, Column], rows: Mapping[str, Mapping[str, int]]) -> str:
+def _describe_missing_pairs(columns: Mapping[str, Column], rows: Mapping[str, Mapping[str, int]]) -> str:
     """Show one name of each file, and the suffix that would pair them if there is one."""
     names = {role: next(iter(of_role), "") for role, of_role in rows.items()}
     shown = ", ".join(f"{quote(name)} in {columns[role].source}" for role, name in names.items())
@@ -359,14 +333,14 @@ def _message_without_pairs(columns: Mapping[str, Column], rows: Mapping[str, Map
     return f"Expected utterances of the same name in all files, but they share none: {shown}.{hint}"
 
 
-def _pack(columns: Mapping[str, Column], notes: tuple[str, ...]) -> Embeddings:
+def _pack(columns: Mapping[str, Column]) -> Embeddings:
     original, protected = (columns[role].tensor(role) for role in ("original", "protected"))
     if original.shape != protected.shape:
         expected = f"shape {tuple(original.shape)}, that of {columns['original'].source}"
         raise InputError(f"expected {expected}, but got {tuple(protected.shape)}", columns["protected"].source)
-    speakers, names = columns["speakers"].number_labels(len(original))
+    rows = len(original)
+    speakers, names = columns["speakers"].number_labels(rows)
     utterances, sessions = (
-        columns[role].number_labels(len(original))[0] if role in columns else None
-        for role in ("utterances", "sessions")
+        columns[role].number_labels(rows)[0] if role in columns else None for role in ("utterances", "sessions")
     )
-    return Embeddings(original, protected, speakers, names, utterances, notes, sessions)
+    return Embeddings(original, protected, speakers, names, utterances, sessions=sessions)

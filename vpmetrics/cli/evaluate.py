@@ -1,44 +1,48 @@
-"""``vpmetrics evaluate``: one system, from files to what is reported of them."""
+"""``vpmetrics evaluate`` and ``compare``: one system or several, from files to what is reported of them."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+import torch
 from rich.console import Console
 
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics.cli.attacked import Attackable, with_attacks
-from vpmetrics.cli.challenge import find_results, read_result
+from vpmetrics.cli.challenge import find_results, find_utility, has_results, read_result, read_utility
 from vpmetrics.cli.comparison import check_columns
-from vpmetrics.cli.embeddings import Embeddings, Files, Sources, locate, read_embeddings, read_plda, strip_suffix
-from vpmetrics.cli.errors import InputError, printable, quote
+from vpmetrics.cli.embeddings import Embeddings, Files, locate, read_embeddings, read_plda
 from vpmetrics.cli.evaluation import (
+    add_attributes,
     combine_systems,
     evaluate_embeddings,
     evaluate_listed,
     evaluate_trials,
     require_something,
-    with_attributes,
 )
-from vpmetrics.cli.formats import READERS, is_embedding_file
-from vpmetrics.cli.inputs import recorded_files, suffix_of
-from vpmetrics.cli.options import confidence_of
-from vpmetrics.cli.output import check_file, check_folder
+from vpmetrics.cli.formats import READERS
+from vpmetrics.cli.inputs import InputError, printable, quote, read_files, suffix_of
+from vpmetrics.cli.options import CONFIDENCE
 from vpmetrics.cli.progress import show_progress
 from vpmetrics.cli.recordings import cache_folder, embed_sides, encoders_of, holds_recordings, pick_samples
 from vpmetrics.cli.report import OutputOptions, publish
-from vpmetrics.cli.results import Run
+from vpmetrics.cli.results import Run, check_file, check_folder
 from vpmetrics.cli.scores import TrialFile, Trials, has_scores, label_trials, read_key, read_map, read_scores
-from vpmetrics.cli.trials import check_listed, read_enrolled, read_protocol, read_weights, score_listed
-from vpmetrics.cli.utility import find_utility, read_utility
+from vpmetrics.cli.trials import (
+    Attackable,
+    add_attacks,
+    look_up,
+    read_enrolled,
+    read_protocol,
+    read_weights,
+    score_listed,
+)
 from vpmetrics.suite import VoicePrivacy
 
-# What each kind of input makes use of, beside what concerns the output.
+# The options that each kind of input uses; those of the output are always used.
 _ALWAYS = {"command", "argv", "inputs", "systems", "title", "out", "json", "figures", "intervals", "utility"} | {
     *("all", "columns", "latex_intervals", "workers", "samples"),
 }
@@ -52,20 +56,44 @@ _USED = {
     "a folder of scores": {"weights", "speakers"},
     "score files": {"oo", "op", "pp", "key", "strict", "fit", "speakers", "similarity", "score_columns", "key_columns"},
 }
+_ORIGINAL = "original"  # what tables call unprotected speech
 
 
 def evaluate(options: Namespace, console: Console) -> None:
     """Evaluate one system."""
-    check_output(options)
-    systems = _route_of(options)(options)
-    require_something(systems)
-    lead = f"Voice privacy of {printable(', '.join(_sources(options)))}"
-    several = len(systems) > 1
-    publish(_title(options), lead, systems, console, run_of(options, systems), output_of(options), side_by_side=several)
+    _check_output(options)
+    sides = [*(options.original or ()), *(options.protected or ())]
+    scores = [options.oo, options.op, options.pp]
+    given = [*options.inputs, *sides, *scores, options.key]
+    first = next(filter(None, (*options.inputs, *(options.protected or ()), *scores[1:], scores[0], *sides)), "")
+    options.title = printable(options.title or Path(first).name)
+    systems = _evaluate_inputs(options, sides)
+    lead = f"Voice privacy of {printable(', '.join(dict.fromkeys(filter(None, given))))}"
+    _publish(options, lead, systems, console, side_by_side=len(systems) > 1)
 
 
-def check_output(options: Namespace) -> None:
-    """Raise for what cannot be written, and for formats nobody reads, before anything is computed."""
+def compare(options: Namespace, console: Console) -> None:
+    """Compare several systems."""
+    _check_output(options)
+    named = {printable(name): source for name, source in map(_split_name, options.systems)}
+    if len(named) < len(options.systems) or _ORIGINAL in named:
+        got = f"{', '.join(named)}; {_ORIGINAL} is what tables call unprotected speech" * (_ORIGINAL in named)
+        got = got or ", ".join(options.systems)
+        raise InputError(f"Expected every system to have a name of its own (NAME=FILE), but got {got}.")
+    source = next(iter(named.values()))
+    if options.original is None and Path(source).is_dir() and has_results(Path(source)):
+        systems = [system for name, folder in named.items() for system in _evaluate_folder(Path(folder), options, name)]
+    elif options.original is not None and holds_recordings(options.original):
+        systems = _evaluate_recordings(options, options.original, named)
+    elif options.original is not None or _holds_embeddings(source.split(",")[0], options):
+        systems = _compare_embeddings(options, named)
+    else:
+        systems = _compare_scores(options, named)
+    _publish(options, f"{len(systems)} systems side by side", systems, console, side_by_side=True)
+
+
+def _check_output(options: Namespace) -> None:
+    """Check columns, output and format before anything is computed."""
     check_columns(options.columns)
     if options.out is not None:
         check_folder(options.out)
@@ -75,7 +103,31 @@ def check_output(options: Namespace) -> None:
         raise InputError(f"Expected --format to be one of {', '.join(READERS)}, but got {quote(options.format)}.")
 
 
-def refuse_idle(options: Namespace, what: str) -> None:
+def _publish(
+    options: Namespace, lead: str, systems: Sequence[EvaluatedSystem], console: Console, side_by_side: bool
+) -> None:
+    given = read_utility(options.utility or [], [system.name for system in systems])
+    systems = [replace(system, utility={**system.utility, **given[system.name]}) for system in systems]
+    require_something(systems)
+    hidden = {"argv", "out", "json", "figures", "command", "title", "samples"}
+    told = {key: value for key, value in vars(options).items() if key not in hidden and value not in (None, False, [])}
+    of_embeddings = any(report.identification for report in systems[0].report.conditions.values())
+    defaults = {"scoring": "cosine", "similarity": "geometric"} if of_embeddings else {}
+    settings = {**defaults, **told, "intervals": _confidence_of(options)}
+    output = OutputOptions(
+        options.out,
+        options.json,
+        options.figures,
+        options.all,
+        options.columns,
+        options.latex_intervals,
+        getattr(options, "samples", ()),
+    )
+    run = Run(("vpmetrics", *options.argv), settings, dict(read_files))
+    publish(options.title, lead, systems, console, run, output, side_by_side)
+
+
+def _refuse_idle(options: Namespace, what: str) -> None:
     """Raise for an option that would do nothing, which is a misunderstanding."""
     for name, value in vars(options).items():
         if name not in _ALWAYS | _USED[what] and value not in (None, False, []):
@@ -83,118 +135,115 @@ def refuse_idle(options: Namespace, what: str) -> None:
             raise InputError(f"Expected no --{option} with {what}: it would do nothing.")
 
 
-def _route_of(options: Namespace) -> Callable[[Namespace], list[EvaluatedSystem]]:
-    """Return what to do with the files given."""
-    inputs, scored = options.inputs, options.oo or options.op or options.pp
-    sides = [*(options.original or ()), *(options.protected or ())]
+def _evaluate_inputs(options: Namespace, sides: Sequence[str]) -> list[EvaluatedSystem]:
+    """Do what the files given call for."""
+    inputs = options.inputs
     if len(inputs) == 1 and Path(inputs[0]).is_dir() and not sides:
-        return _evaluate_results
-    is_audio = any(holds_recordings(source) for source in (*inputs, *sides))
-    of_embeddings = sides or is_audio or any(holds_embeddings(each, options) for each in inputs)
-    if of_embeddings and (scored or options.key or options.fit):
+        return _evaluate_folder(Path(inputs[0]), options, "")
+    has_recordings = any(map(holds_recordings, (*inputs, *sides)))
+    has_embeddings = sides or has_recordings or any(_holds_embeddings(each, options) for each in inputs)
+    has_scores = options.oo or options.op or options.pp
+    if has_embeddings and (has_scores or options.key or options.fit):
         raise InputError("Expected embeddings or score files, but got both.")
-    if not (of_embeddings or scored or inputs):
+    if not (has_embeddings or has_scores or inputs):
         raise InputError("Expected embeddings or score files, but got neither; see `vpmetrics evaluate --help`.")
-    if not of_embeddings:
-        refuse_idle(options, "score files")
-        return _evaluate_scores
+    if not has_embeddings:
+        return [_evaluate_scores(options)]
     if len(inputs) == 2 and not sides:
         options.original, options.protected, options.inputs = [inputs[0]], [inputs[1]], []
+        if options.title == printable(Path(inputs[0]).name):  # which is the default
+            options.title = printable(Path(inputs[1]).name)
     elif len(inputs) > 1:
         raise InputError(f"Expected one file of embeddings, or one of each side, but got {len(inputs)}.")
-    if is_audio:
-        refuse_idle(options, "recordings")
-        return _evaluate_recordings
-    listed = options.trials is not None
-    refuse_idle(options, "a list of trials" if listed else "embeddings")
-    return _evaluate_listed if listed else _evaluate_embeddings
+    if has_recordings:
+        if [len(side or ()) for side in (options.original, options.protected)] != [1, 1]:
+            raise InputError("Expected one folder of original and one of protected recordings.")
+        return _evaluate_recordings(options, options.original[0], {options.title: options.protected[0]})
+    return [_evaluate_embeddings(options) if options.trials is None else _evaluate_protocol(options)]
 
 
-def holds_embeddings(source: str, options: Namespace) -> bool:
+def _holds_embeddings(source: str, options: Namespace) -> bool:
     """Return whether an input is a file or folder of embeddings, by its suffix; tables may hold scores as well."""
     path, name = locate(source)
     path = path or source
     if options.format is not None or name is not None or Path(path).is_dir():
         return True
     is_table = suffix_of(path) in ("csv", "tsv", "parquet") and Path(path).is_file()
-    return is_embedding_file(path) and not (is_table and (options.key or has_scores(path)))
+    return suffix_of(path) in READERS and not (is_table and (options.key or has_scores(path)))
 
 
-def _evaluate_recordings(options: Namespace) -> list[EvaluatedSystem]:
-    sides = options.original or [], options.protected or []
-    if [len(side) for side in sides] != [1, 1]:
-        raise InputError("Expected one folder of original and one of protected recordings.")
+def _evaluate_recordings(options: Namespace, original: str, named: Mapping[str, str]) -> list[EvaluatedSystem]:
+    """Evaluate systems from recordings, each by every encoder, and before these by the best of them."""
+    _refuse_idle(options, "recordings")
+    found, encoders = list[EvaluatedSystem](), encoders_of(options)
     with cache_folder(options) as cache:
-        return with_utility(options, evaluate_recordings(_title(options), sides[0][0], sides[1][0], options, cache))
+        for name, protected in named.items():
+            systems: dict[str, EvaluatedSystem] = {}
+            for encoder in encoders:
+                embeddings, files = embed_sides(original, protected, encoder, options, cache)
+                short = Path(encoder).stem if Path(encoder).exists() else encoder
+                called = name if len(encoders) == 1 else f"{name}, {short}"
+                metric = _metric_of(options, "euclidean" if encoder == "f0" else None)
+                systems[short] = _evaluate_sides(called, embeddings, options, metric)
+                if options.out is not None and not options.no_audio and not getattr(options, "samples", None):
+                    options.samples = pick_samples(systems[short], embeddings, files)
+            found += combine_systems(name, systems)
+    return found
 
 
-def evaluate_recordings(
-    name: str, original: str, protected: str, options: Namespace, cache: Path
-) -> list[EvaluatedSystem]:
-    """Evaluate one system from its recordings: by each encoder, and before these by the best of them."""
-    systems: dict[str, EvaluatedSystem] = {}
-    encoders = encoders_of(options)
-    for encoder in encoders:
-        embeddings, files = embed_sides(original, protected, encoder, options, references_of(options), cache)
-        short = Path(encoder).stem if Path(encoder).exists() else encoder
-        called = name if len(encoders) == 1 else f"{name}, {short}"
-        metric = metric_of(options, "euclidean" if encoder == "f0" else None)
-        with show_progress(f"scoring {called}"):
-            systems[short] = evaluate_sides(called, embeddings, options, metric)
-        if options.out is not None and not options.no_audio and not getattr(options, "samples", None):
-            options.samples = pick_samples(systems[short], embeddings, files)
-    return combine_systems(name, systems)
-
-
-def evaluate_sides(
-    name: str,
-    embeddings: Embeddings,
-    options: Namespace,
-    metric: VoicePrivacy,
-    weights: Mapping[str, float] | None = None,
+def _evaluate_sides(
+    name: str, embeddings: Embeddings, options: Namespace, metric: VoicePrivacy, weights: str | None = None
 ) -> EvaluatedSystem:
-    """Evaluate a system by its embeddings, and what they tell of attributes."""
-    system = evaluate_embeddings(name, embeddings, metric, weights)
-    if options.attributes is None:
-        return system
-    return with_attributes(system, embeddings, options.attributes, confidence_of(options))
+    with show_progress(f"scoring {name}"):
+        read = read_weights(weights, set(embeddings.group_names))
+        system = evaluate_embeddings(name, embeddings, metric, read)
+        if options.attributes is None:
+            return system
+        return add_attributes(system, embeddings, options.attributes, _confidence_of(options))
 
 
-def _evaluate_embeddings(options: Namespace) -> list[EvaluatedSystem]:
-    embeddings = read_embeddings(_sides(options), options.partial)
-    with show_progress(f"scoring {_title(options)}"):
-        weights = read_weights(options.weights, set(embeddings.group_names))
-        system = evaluate_sides(_title(options), embeddings, options, metric_of(options), weights)
-    return with_utility(options, [system])
+def _evaluate_embeddings(options: Namespace) -> EvaluatedSystem:
+    _refuse_idle(options, "embeddings")
+    container = options.inputs[0] if options.inputs else None
+    embeddings = read_embeddings(container, options.original or (), options.protected or (), options)
+    return _evaluate_sides(options.title, embeddings, options, _metric_of(options), options.weights)
 
 
-def _evaluate_listed(options: Namespace) -> list[EvaluatedSystem]:
-    sources = _sides(options)
-    files = Files(sources.container, sources.kind)
-    sides = [
-        strip_suffix(files.side(getattr(sources, role), role), sources.strip_suffix)
-        for role in ("original", "protected")
-    ]
+def _compare_embeddings(options: Namespace, named: Mapping[str, str]) -> list[EvaluatedSystem]:
+    _refuse_idle(options, "embeddings")
+    metric, systems, first = _metric_of(options), list[EvaluatedSystem](), None
+    for name, source in named.items():
+        # Without a file for what is shared, every file brings its own.
+        original, protected = ([options.original], [source]) if options.original else ((), ())
+        embeddings = read_embeddings(None if options.original else source, original, protected, options)
+        first = first or embeddings
+        if not torch.equal(embeddings.original, first.original):
+            note = f"{name}: its original embeddings are not those of {systems[0].name}, to which `original` refers"
+            embeddings = embeddings._replace(notes=(*embeddings.notes, note))
+        systems.append(_evaluate_sides(name, embeddings, options, metric))
+    return systems
+
+
+def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
+    _refuse_idle(options, "a list of trials")
+    files = Files(options.inputs[0] if options.inputs else None, options.format, options.strip_suffix)
+    original, protected = (files.side(getattr(options, role) or (), role) for role in ("original", "protected"))
     speaker_of = {} if options.speakers is None else read_map(options.speakers)
     group_of = {} if options.groups is None else read_map(options.groups, ("utterance", "group"))
     enrolled = read_enrolled(options.enrolls, speaker_of)
     protocol = read_protocol(options.trials, enrolled, speaker_of, group_of, options.key_columns)
-    scoring, weights = scoring_of(options), read_weights(options.weights, set(group_of.values()))
-    listed = score_listed(sides[0], sides[1], protocol, scoring)
-    system = evaluate_listed(_title(options), listed, weights, confidence_of(options))
-    return with_utility(options, [_attacked(system, [Attackable(sides[0], sides[1], protocol)], scoring, options)])
+    scoring, weights = _scoring_of(options), read_weights(options.weights, set(group_of.values()))
+    listed = score_listed(original, protected, protocol, scoring)
+    system = evaluate_listed(options.title, listed, weights, _confidence_of(options))
+    return _attack(system, [Attackable(original, protected, protocol)], scoring, options)
 
 
-def _evaluate_results(options: Namespace) -> list[EvaluatedSystem]:
-    return with_utility(options, evaluate_folder(Path(options.inputs[0]), options, ""))
-
-
-def evaluate_folder(folder: Path, options: Namespace, name: str) -> list[EvaluatedSystem]:
+def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[EvaluatedSystem]:
     """Evaluate all systems, datasets and attackers of a results folder of a challenge."""
     found = find_results(folder)
-    scored = all(result.is_scored for result in found)
-    refuse_idle(options, "a folder of scores" if scored else "a folder of embeddings")
-    scoring = "cosine" if scored else scoring_of(options)
+    is_scored = all(result.is_scored for result in found)
+    _refuse_idle(options, "a folder of scores" if is_scored else "a folder of embeddings")
+    scoring = "cosine" if is_scored else _scoring_of(options)
     several = {field: len({getattr(one, field) for one in found}) > 1 for field in ("system", "dataset", "attacker")}
     by_attacker: dict[str, dict[str, EvaluatedSystem]] = {}
     for result in found:
@@ -203,94 +252,59 @@ def evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evaluat
         system = name if name and not several["system"] else f"{name} {result.system}".strip()
         called = printable(f"{system} {result.dataset}" if several["dataset"] else system)
         attacker = result.attacker or "another attacker"
-        evaluated = evaluate_listed(
-            f"{called}, {attacker}" if several["attacker"] else called, listed, weights, confidence_of(options)
-        )
+        full = f"{called}, {attacker}" if several["attacker"] else called
         evaluated = replace(
-            evaluated,
+            evaluate_listed(full, listed, weights, _confidence_of(options)),
             dataset=result.dataset,
             attack_models=result.attack_models,
             utility=find_utility(folder, result.suffix, result.dataset, not several["system"]),
         )
-        by_attacker.setdefault(called, {})[attacker] = _attacked(evaluated, sets, scoring, options)
+        by_attacker.setdefault(called, {})[attacker] = _attack(evaluated, sets, scoring, options)
     return [system for called, each in by_attacker.items() for system in combine_systems(called, each)]
 
 
-def _attacked(
+def _attack(
     system: EvaluatedSystem, sets: Sequence[Attackable], scoring: Scoring, options: Namespace
 ) -> EvaluatedSystem:
     if not sets:
         return system
     with show_progress(f"attacking {system.name}"):
-        return with_attacks(system, sets, scoring, confidence_of(options), not options.no_attacks)
+        return add_attacks(system, sets, scoring, _confidence_of(options), not options.no_attacks)
 
 
-def _sides(options: Namespace) -> Sources:
-    return Sources(
-        container=options.inputs[0] if options.inputs else None,
-        original=tuple(options.original or ()),
-        protected=tuple(options.protected or ()),
-        speakers=options.speakers,
-        utterances=options.utterances,
-        sessions=options.sessions,
-        references=references_of(options),
-        groups=options.groups,
-        speaker_pattern=options.speaker_pattern,
-        strip_suffix=options.strip_suffix,
-        kind=options.format,
-    )
-
-
-def references_of(options: Namespace) -> str | None:
-    """Return the list of enrolment utterances, compared each by itself or as the mean of a speaker's."""
-    references, enrolls = (getattr(options, name, None) for name in ("references", "enrolls"))
-    if references and enrolls:
-        raise InputError("Expected --references or --enrolls, but got both.")
-    return references or enrolls
-
-
-def _evaluate_scores(options: Namespace) -> list[EvaluatedSystem]:
-    scored, key_file = _score_files(options)
-    check_speakers(options, scored)
+def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
+    _refuse_idle(options, "score files")
+    scored = {name: getattr(options, name.lower()) for name in ("OO", "OP", "PP")}
+    scored = {name: path for name, path in scored.items() if path is not None}
+    key_file = options.key
+    if options.inputs:
+        if scored or (len(options.inputs) > 1 and options.key) or len(options.inputs) > 2:
+            raise InputError("Expected SCORES and KEY, or --oo, --op, --pp with --key, but got a mixture.")
+        scored, key_file = {"": options.inputs[0]}, [*options.inputs, options.key][1]
+    _check_speakers(options, scored)
     key = None if key_file is None else read_key(key_file, options.key_columns)
-    files = {condition: read_scores(path, options.score_columns) for condition, path in scored.items()}
-    fit = _read_fit(options, scored, key)
-    trials = {condition: label_trials(file, key, options.strict) for condition, file in files.items()}
-    with show_progress(f"calibrating {_title(options)}"):
-        similarity, speaker_of = options.similarity or "geometric", read_speakers(options, trials.values())
-        system = evaluate_trials(_title(options), trials, fit, speaker_of, similarity, confidence_of(options))
-    return with_utility(options, [system])
+    trials = _read_trials(options, scored, key)
+    return _evaluate_trials(options.title, trials, options, _read_fit(options, scored, key))
 
 
-def read_speakers(options: Namespace, sets: Any) -> dict[str, str]:
-    """Read the speaker of every name of the trials, if a list is given."""
-    if options.speakers is None:
-        return {}
-    speaker_of, trials = read_map(options.speakers), list(sets)
-    if not all("trial" in one.frame.columns for one in trials):
-        raise InputError("Expected the names of both sides of a trial for --utt2spk, but the scores name none.")
-    check_listed(speaker_of, trials, options.speakers)
-    return speaker_of
+def _compare_scores(options: Namespace, named: Mapping[str, str]) -> list[EvaluatedSystem]:
+    _refuse_idle(options, "score files")
+    _check_speakers(options, {"OP"} if options.oo or "," in next(iter(named.values())) else {""})
+    key = None if options.key is None else read_key(options.key, options.key_columns)
+    shared = _read_trials(options, {"OO": options.oo} if options.oo else {}, key)
+    systems = []
+    for name, source in named.items():
+        conditions, paths = ("OP", "PP") if "," in source or shared else ("",), source.split(",")
+        if len(paths) > 2:
+            raise InputError(f"Expected NAME=OP or NAME=OP,PP, but got {len(paths)} score files for {name}.")
+        trials = _read_trials(options, dict(zip(conditions, paths, strict=False)), key)
+        systems.append(_evaluate_trials(name, {**shared, **trials}, options))
+    return systems
 
 
-def check_speakers(options: Namespace, conditions: Mapping[str, object]) -> None:
-    """Raise where speakers do nothing: matrices are of a condition, and need speakers; intervals need no more."""
-    if options.speakers and set(conditions) == {""} and (options.similarity or confidence_of(options) is None):
-        idle = "--similarity" if options.similarity else "--utt2spk"
-        raise InputError(f"Expected --oo, --op or --pp with {idle}: without a condition it would do nothing.")
-    if options.similarity and not options.speakers:
-        raise InputError("Expected --utt2spk with --similarity: without matrices it would do nothing.")
-
-
-def _score_files(options: Namespace) -> tuple[dict[str, str], str | None]:
-    """Return scores by condition, and their key."""
-    named = {name: getattr(options, name.lower()) for name in ("OO", "OP", "PP")}
-    scored = {name: path for name, path in named.items() if path is not None}
-    if not options.inputs:
-        return scored, options.key
-    if scored or (len(options.inputs) > 1 and options.key) or len(options.inputs) > 2:
-        raise InputError("Expected SCORES and KEY, or --oo, --op, --pp with --key, but got a mixture.")
-    return {"": options.inputs[0]}, [*options.inputs, options.key][1]
+def _read_trials(options: Namespace, paths: Mapping[str, str], key: TrialFile | None) -> dict[str, Trials]:
+    files = {condition: read_scores(path, options.score_columns) for condition, path in paths.items()}
+    return {condition: label_trials(file, key, options.strict) for condition, file in files.items()}
 
 
 def _read_fit(options: Namespace, scored: Mapping[str, str], key: TrialFile | None) -> Trials | None:
@@ -309,22 +323,48 @@ def _read_fit(options: Namespace, scored: Mapping[str, str], key: TrialFile | No
     return label_trials(file, key, options.strict)
 
 
-def metric_of(options: Namespace, scoring: Scoring | None = None) -> VoicePrivacy:
+def _evaluate_trials(
+    name: str, trials: Mapping[str, Trials], options: Namespace, fit: Trials | None = None
+) -> EvaluatedSystem:
+    with show_progress(f"calibrating {name}"):
+        speaker_of = {} if options.speakers is None else read_map(options.speakers)
+        for one in trials.values() if options.speakers else ():
+            if "trial" not in one.frame.columns:
+                raise InputError("Expected the names of both sides of a trial for --utt2spk, but the scores name none.")
+            for names in (one.frame["enrol"], one.frame["trial"]):
+                missing = names.filter(look_up(names, speaker_of).is_null()).unique().sort()
+                if len(missing):
+                    message = f"expected the speaker of every utterance, but {len(missing):,} are missing"
+                    raise InputError(f"{message}: {quote(missing[0])}", options.speakers)
+        similarity = options.similarity or "geometric"
+        return evaluate_trials(name, trials, fit, speaker_of, similarity, _confidence_of(options))
+
+
+def _check_speakers(options: Namespace, conditions: Sequence[str] | set[str] | Mapping[str, str]) -> None:
+    """Raise where speakers do nothing: matrices are of a condition, and need speakers; intervals need no more."""
+    if options.speakers and set(conditions) == {""} and (options.similarity or _confidence_of(options) is None):
+        idle = "--similarity" if options.similarity else "--utt2spk"
+        raise InputError(f"Expected --oo, --op or --pp with {idle}: without a condition it would do nothing.")
+    if options.similarity and not options.speakers:
+        raise InputError("Expected --utt2spk with --similarity: without matrices it would do nothing.")
+
+
+def _metric_of(options: Namespace, scoring: Scoring | None = None) -> VoicePrivacy:
     """Return what measures embeddings, compared as told or by a default."""
     enrolment = "speaker" if getattr(options, "enrolls", None) else None
     return VoicePrivacy(
         options.similarity or "geometric",
-        scoring_of(options) if options.scoring or scoring is None else scoring,
+        scoring if scoring and not options.scoring else _scoring_of(options),
         rank_model=options.rank_model or "empirical",
         attacks=None if options.no_attacks else "standard",
         enrolment="utterance" if getattr(options, "references", None) else enrolment,
         sizes=options.population,
         metrics="all",
-        intervals=confidence_of(options),
+        intervals=_confidence_of(options),
     )
 
 
-def scoring_of(options: Namespace) -> Scoring:
+def _scoring_of(options: Namespace) -> Scoring:
     """Return how two embeddings are compared."""
     if (options.scoring == "plda") != (options.plda_fit is not None):
         raise InputError("Expected --scoring plda and --plda-fit FILE together, but got one without the other.")
@@ -333,44 +373,13 @@ def scoring_of(options: Namespace) -> Scoring:
     return str(options.scoring or "cosine")
 
 
-def with_utility(options: Namespace, systems: Sequence[EvaluatedSystem]) -> list[EvaluatedSystem]:
-    """Return systems with the utility that options give, beside that found in their folders."""
-    given = read_utility(options.utility or [], [system.name for system in systems])
-    return [replace(system, utility={**system.utility, **given[system.name]}) for system in systems]
+def _confidence_of(options: Namespace) -> float | None:
+    """Return the confidence level of intervals; None for no intervals."""
+    return CONFIDENCE if options.intervals is None else options.intervals or None
 
 
-def run_of(options: Namespace, systems: Sequence[EvaluatedSystem]) -> Run:
-    """Return what led to the systems."""
-    hidden = {"argv", "out", "json", "figures", "command", "title", "samples"}
-    given = {key: value for key, value in vars(options).items() if key not in hidden and value not in (None, False, [])}
-    of_embeddings = any(report.identification for report in systems[0].report.conditions.values())
-    defaults = {"scoring": "cosine", "similarity": "geometric"} if of_embeddings else {}
-    return Run(
-        ("vpmetrics", *options.argv), {**defaults, **given, "intervals": confidence_of(options)}, recorded_files()
-    )
-
-
-def output_of(options: Namespace) -> OutputOptions:
-    """Return where results go, and what they show."""
-    return OutputOptions(
-        options.out,
-        options.json,
-        options.figures,
-        options.all,
-        options.columns,
-        options.latex_intervals,
-        getattr(options, "samples", ()),
-    )
-
-
-def _title(options: Namespace) -> str:
-    if options.title:
-        return str(options.title)
-    given = (*options.inputs, *(options.protected or ()), options.op, options.pp, options.oo, *(options.original or ()))
-    return printable(Path(next(source for source in given if source)).name)
-
-
-def _sources(options: Namespace) -> list[str]:
-    sides = *(options.original or ()), *(options.protected or ())
-    given = (*options.inputs, *sides, options.oo, options.op, options.pp, options.key)
-    return list(dict.fromkeys(str(source) for source in given if source))
+def _split_name(text: str) -> tuple[str, str]:
+    name, equals, source = text.partition("=")
+    if equals and not (name and source):
+        raise InputError(f"Expected NAME=FILE, but got {quote(text)}.")
+    return (name, source) if equals else (Path(text.split(",")[0]).stem, text)

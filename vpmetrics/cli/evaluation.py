@@ -7,32 +7,32 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import polars as pl
 import torch
 from torch import Tensor
 
 from vpmetrics._engine.combination import combine_reports
 from vpmetrics._engine.conditions import CONDITIONS
-from vpmetrics._engine.registry import scalar_key
 from vpmetrics._engine.report import ConditionReport, EvaluatedSystem
 from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.cli.embeddings import Embeddings
-from vpmetrics.cli.errors import InputError, quote
-from vpmetrics.cli.inputs import Array
+from vpmetrics.cli.inputs import Array, InputError, printable, quote
 from vpmetrics.cli.scores import Trials, number_names, read_attributes
-from vpmetrics.cli.trials import ListedTrials, find_speakers
 from vpmetrics.suite import VoicePrivacy
 
+if TYPE_CHECKING:
+    from vpmetrics.cli.trials import ListedTrials
+
 _SAMPLE = 10_000  # trials looked for the other way round
-_SCORES_ALONE = "scores give an attacker nothing to learn from; embeddings of both sides would"
 NONE_WANTED = "none was asked for"
+_SCORES_ALONE = "scores give an attacker nothing to learn from; embeddings of both sides would"
 
 
 @contextmanager
-def collected_notes(notes: list[str]) -> Iterator[None]:
+def collect_notes(notes: list[str]) -> Iterator[None]:
     """Turn warnings of the library into notes of the report."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -44,49 +44,45 @@ def evaluate_embeddings(
     name: str, embeddings: Embeddings, metric: VoicePrivacy, weights: Mapping[str, float] | None = None
 ) -> EvaluatedSystem:
     """Evaluate a system by its embeddings; one metric for several systems scores shared originals once."""
+    sides, speakers = (embeddings.original, embeddings.protected), embeddings.speakers
+    labels = {key: getattr(embeddings, key) for key in ("is_reference", "utterances", "sessions", "groups")}
     notes = [*embeddings.notes, *_notes_on_rows(name, embeddings)]
     metric.reset()
     try:
-        with collected_notes(notes):
-            metric.update(
-                embeddings.original,
-                embeddings.protected,
-                embeddings.speakers,
-                embeddings.is_reference,
-                embeddings.utterances,
-                embeddings.sessions,
-                embeddings.groups,
-            )
+        with collect_notes(notes):
+            metric.update(*sides, speakers, **labels)
             report = metric.report()
     except (TypeError, ValueError) as error:
         raise InputError(str(error), name or None) from None
     notes += _notes_on_sign(name, report.conditions, "an attacker who turns the sign undoes the protection")
+
+    def names_of(some: Tensor) -> tuple[str, ...]:
+        return tuple(embeddings.speaker_names[number] for number in some.unique().tolist())
+
     groups = {}
     for number, of_group in report.groups.items():
-        speakers = (
-            embeddings.speakers if embeddings.groups is None else embeddings.speakers[embeddings.groups == number]
-        )
+        some = speakers if embeddings.groups is None else speakers[embeddings.groups == number]
         group = embeddings.group_names[number]
-        groups[group] = EvaluatedSystem(group, of_group, _names_of(speakers, embeddings), utterances=len(speakers))
+        groups[group] = EvaluatedSystem(group, of_group, names_of(some), utterances=len(some))
     return EvaluatedSystem(
         name,
         report,
-        _names_of(embeddings.speakers, embeddings),
+        names_of(speakers),
         tuple(notes),
         groups=groups,
         weights=weights or {},
-        utterances=len(embeddings.speakers),
+        utterances=len(speakers),
         no_attacks="" if report.attacks else NONE_WANTED,
     )
 
 
-def with_attributes(
+def add_attributes(
     system: EvaluatedSystem, embeddings: Embeddings, path: str, confidence: float | None
 ) -> EvaluatedSystem:
     """Add what protected speech tells of attributes, whose labels are in a file."""
     labels = {name: embeddings.labels(label_of, path) for name, label_of in read_attributes(path).items()}
     notes, metric = list(system.notes), AttributeDisclosure(list(labels), intervals=confidence)
-    with collected_notes(notes):
+    with collect_notes(notes):
         metric.update(embeddings.original, embeddings.protected, embeddings.speakers, labels)
         values = metric.compute()
     kinds = {key: key for key in ("disclosure", "chance", "accuracy", "majority", "original")}
@@ -106,10 +102,6 @@ def combine_systems(name: str, systems: Mapping[str, EvaluatedSystem]) -> list[E
     notes = dict.fromkeys(note for system in systems.values() for note in system.notes)
     leading = replace(systems[combined.encoder], name=name, report=combined.report, notes=tuple(notes))
     return [leading, *systems.values()]
-
-
-def _names_of(speakers: Tensor, embeddings: Embeddings) -> tuple[str, ...]:
-    return tuple(embeddings.speaker_names[number] for number in speakers.unique().tolist())
 
 
 def evaluate_trials(
@@ -133,22 +125,24 @@ def evaluate_trials(
     notes = [note for trials in conditions.values() for note in trials.notes]
     speakers = find_speakers(speaker_of or {}, list(conditions.values()))
     notes += [speakers.note] if confidence and speakers.note else []
-    with collected_notes(notes):
+    with collect_notes(notes):
         scored = {}
         for at, (condition, trials) in enumerate(conditions.items()):
-            one_sided = bool(condition) and CONDITIONS[condition].is_one_sided
-            within = one_sided and bool(speakers.sides) and _is_unordered(trials)
-            scored[condition] = scored_trials(trials, speakers.sides[at] if speakers.sides else None, within)
-        other = None if fit is None else scored_trials(fit)
+            is_one_sided = bool(condition) and CONDITIONS[condition].is_one_sided and bool(speakers.sides)
+            sides = torch.from_numpy(speakers.sides[at]) if speakers.sides else None
+            scored[condition] = TrialList(*_tensors_of(trials), sides, is_one_sided and _is_unordered(trials))
         report = report_trials(
             scored,
-            other,
+            None if fit is None else TrialList(*_tensors_of(fit)),
             len(speakers.names),
             similarity if speakers.is_listed else None,
             confidence if speakers.sides else None,
         )
     notes += _notes_on_sign(name, report.conditions, "scores seem to fall with likeness: negate them?")
-    count = _count_names([trials.frame for trials in conditions.values()])
+    frames = [trials.frame for trials in conditions.values()]
+    # Without names, there are as many as trials.
+    is_named = all("trial" in frame.columns for frame in frames)
+    count = len(number_names(frames)[0]) if is_named else max(map(len, frames))
     return EvaluatedSystem(name, report, speakers.names, tuple(notes), utterances=count, no_attacks=_SCORES_ALONE)
 
 
@@ -166,21 +160,13 @@ def evaluate_listed(
     return replace(system, notes=tuple(dict.fromkeys(notes)), groups=groups, weights=weights)
 
 
-def _count_names(frames: Sequence[pl.DataFrame]) -> int:
-    """Return how many names stand on either side of any trial; without names, how many trials there are."""
-    if all("trial" in frame.columns for frame in frames):
-        return len(number_names(frames)[0])
-    return max(map(len, frames))
-
-
-def scored_trials(trials: Trials, speakers: Array | None = None, within: bool = False) -> TrialList:
-    """Return trials as tensors."""
-    scores, is_target = (torch.tensor(trials.frame[name].to_numpy()) for name in ("score", "is_target"))
-    return TrialList(scores, is_target, None if speakers is None else torch.from_numpy(speakers), within)
+def _tensors_of(trials: Trials) -> tuple[Tensor, Tensor]:
+    score, is_target = (torch.tensor(trials.frame[name].to_numpy()) for name in ("score", "is_target"))
+    return score, is_target
 
 
 def _is_unordered(trials: Trials) -> bool:
-    """Return whether names are compared with one another, each pair whichever way round, by a sample of the trials.
+    """Return whether names are compared with one another, each pair in one order only, by a sample of the trials.
 
     Where models are compared with utterances, a trial has a direction.
     """
@@ -192,10 +178,66 @@ def _is_unordered(trials: Trials) -> bool:
     return not np.isin(enrol * len(names) + trial, turned).any()
 
 
+class Speakers(NamedTuple):
+    """The speakers of both sides ``(2, P)`` of the trials of each condition, and their names.
+
+    ``is_listed``: a list names them; otherwise target trials tell them, and ``note`` says so, or why they are unknown.
+    """
+
+    sides: tuple[Array, ...] = ()
+    names: tuple[str, ...] = ()
+    is_listed: bool = False
+    note: str = ""
+
+
+def find_speakers(speaker_of: Mapping[str, str], sets: Sequence[Trials]) -> Speakers:
+    """Return the speakers of trials, from a list where it names all of them, else from target trials."""
+    frames = [trials.frame for trials in sets]
+    if not all("trial" in frame.columns for frame in frames):
+        return Speakers(note="No intervals: the scores do not name what they compare.")
+    names, sides = number_names(frames)
+    known = {speaker: speaker for speaker in speaker_of.values()} | dict(speaker_of)
+    is_listed, note = all(name in known for name in names), ""
+    if is_listed:
+        kinds, number = np.unique(np.array([known[name] for name in names]), return_inverse=True)
+    else:
+        targets = [frame["is_target"].to_numpy() for frame in frames]
+        first = _first_of_speaker(len(names), sides, targets)
+        if (first < 0).any():
+            why = f"{int((first < 0).sum()):,} names are in no target trial, as {quote(names[int(first.argmin())])}"
+            return Speakers(note=f"No intervals: who speaks is not known, for {why}; --utt2spk would tell.")
+        for (enrol, trial), is_target in zip(sides, targets, strict=True):
+            wrong = ~is_target & (first[enrol] == first[trial])
+            if wrong.any():
+                pair = " and ".join(quote(names[side[int(wrong.argmax())]]) for side in (enrol, trial))
+                return Speakers(note=f"No intervals: by target trials {pair} are of one speaker, by their own of two.")
+        kinds, number = np.unique(np.array(names)[first], return_inverse=True)
+        note = f"intervals take names that target trials join for one speaker: {len(kinds):,} speakers"
+    numbered = tuple(np.stack([number[enrol], number[trial]]) for enrol, trial in sides)
+    return Speakers(numbered, tuple(map(printable, kinds.tolist())), is_listed, note)
+
+
+def _first_of_speaker(count: int, sides: Sequence[tuple[Array, Array]], targets: Sequence[Array]) -> Array:
+    """Return the first of the names that target trials join with each name; -1 for a name in none of them."""
+    joined = [(enrol[is_target], trial[is_target]) for (enrol, trial), is_target in zip(sides, targets, strict=True)]
+    one, other = (np.concatenate(part) for part in zip(*joined, strict=True))
+    least, before = np.arange(count), np.empty(0, dtype=np.int64)
+    while not np.array_equal(least, before):
+        before = least.copy()
+        both = np.minimum(least[one], least[other])
+        for side in (one, other):
+            np.minimum.at(least, least[side], both)
+            np.minimum.at(least, side, both)
+        least = least[least]
+    return np.where(np.isin(np.arange(count), [one, other]), least, -1)
+
+
 def require_something(systems: Sequence[EvaluatedSystem]) -> None:
     """Raise where no measure of privacy is defined: dashes must not pass for a result."""
-    if any(_is_defined(system) for system in systems):
-        return
+    for system in systems:
+        values = [system.scalar("d_ece", condition) for condition in system.report.conditions]
+        if not all(math.isnan(value) for value in (*values, system.scalar("deid"), system.scalar("gvd"))):
+            return
     first = systems[0]
     targets, nontargets = (
         max(condition.num_trials[kind] for condition in first.report.conditions.values()) for kind in (0, 1)
@@ -209,11 +251,6 @@ def require_something(systems: Sequence[EvaluatedSystem]) -> None:
         reasons.append(f"{one}there are no non-target trials, utterances of two speakers")
     reason = " and ".join(reasons) or "; ".join(first.notes) or "all are NaN"
     raise InputError(f"No measure of privacy is defined: {reason}.", first.name or None)
-
-
-def _is_defined(system: EvaluatedSystem) -> bool:
-    keys = [scalar_key(condition, "d_ece") for condition in system.report.conditions]
-    return not all(math.isnan(system.scalar(key)) for key in (*keys, "deid", "gvd"))
 
 
 def _notes_on_sign(name: str, conditions: Mapping[str, ConditionReport], advice: str) -> list[str]:
@@ -232,14 +269,10 @@ def _notes_on_rows(name: str, embeddings: Embeddings) -> list[str]:
     """Note embeddings of nothing, which are perfectly private, too."""
     notes = []
     for side, values in (("original", embeddings.original), ("protected", embeddings.protected)):
-        lengths = torch.linalg.vector_norm(values.double(), dim=1)
-        zero, rows = int((lengths == 0).sum()), len(values)
-        if zero:
-            notes.append(
-                f"{name}: {zero:,} of {rows:,} rows of the {side} embeddings are all zero; no voice is in them"
-            )
-        if zero < rows and rows > 1:
-            same = int(((values.double() - values[0].double()).abs().amax(1) <= 1e-6 * lengths[0]).sum())
-            if same == rows:
-                notes.append(f"{name}: all {rows:,} rows of the {side} embeddings are the same; no voice is in them")
+        rows, of_side = len(values), f"rows of the {side} embeddings are"
+        if zero := int((values == 0).all(dim=1).sum()):
+            notes.append(f"{name}: {zero:,} of {rows:,} {of_side} all zero; no voice is in them")
+        difference = (values.double() - values[:1].double()).abs()
+        if zero < rows > 1 and bool((difference <= 1e-6 * values[:1].double().norm()).all()):
+            notes.append(f"{name}: all {rows:,} {of_side} the same; no voice is in them")
     return notes

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, BinaryIO, NamedTuple
@@ -16,22 +18,20 @@ from kaldiio.matio import read_kaldi, read_token
 from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
-from vpmetrics.cli.errors import InputError, quote, reason_of, shorten
-from vpmetrics.cli.inputs import Array, check_unpacked_size, open_binary, record_file, suffix_of
+from vpmetrics.cli.inputs import (
+    Array,
+    InputError,
+    check_unpacked_size,
+    open_binary,
+    quote,
+    reason_of,
+    record_file,
+    shorten,
+    suffix_of,
+)
 from vpmetrics.cli.scores import read_map
 
-UTTERANCES = (
-    "utterances",
-    "utterance",
-    "utts",
-    "utt",
-    "utt_ids",
-    "utt_id",
-    "utterance_ids",
-    "utterance_id",
-    "ids",
-    "id",
-)
+_UTTERANCES = [f"{name}{end}" for name in ("utterance", "utt", "utterance_id", "utt_id", "id") for end in ("s", "")]
 VECTORS = "speaker_vectors.pt"  # in a folder of the VoicePrivacy challenges from 2024 on
 _INDEX, _SPEAKERS = "id2idx", "idx2spk"  # beside it: its rows are in no order
 _NUMBERED = re.compile(r"(.*?)[\s_.\-\[]*\d+\]?")
@@ -45,17 +45,10 @@ class Arrays(NamedTuple):
     utterances: list[str] | None = None
 
 
-def is_embedding_file(path: str) -> bool:
-    """Return whether the suffix of a file is one of a format of embeddings."""
-    return suffix_of(path) in READERS
-
-
 def read_arrays(path: str, kind: str | None = None) -> Arrays:
     """Read all arrays of a file, or of a folder with one file per utterance.
 
-    Args:
-        path: The file or folder.
-        kind: Its format, a key of ``READERS``; by the suffix of its name when left out.
+    ``kind``: the format, a key of ``READERS``; told by the suffix when left out.
     """
     kind = kind or suffix_of(path)
     if Path(path).is_dir():
@@ -63,26 +56,22 @@ def read_arrays(path: str, kind: str | None = None) -> Arrays:
     elif kind not in READERS:
         raise InputError(f"expected a file of embeddings (.{', .'.join(READERS)}); --format tells another's", path)
     else:
-        with open_binary(path) as file:
-            arrays = _read_file(file, path, kind)
-    shapes = ", ".join(f"{name} {_shape(values)}".strip() for name, values in list(arrays.by_name.items())[:8])
-    record_file(path, f"{kind}: {shapes}{', named rows' if arrays.utterances is not None else ''}")
+        arrays = _read_file(path, kind)
+    shapes = [f"{name} {' x '.join(map(str, values.shape))}".strip() for name, values in arrays.by_name.items()]
+    named = "" if arrays.utterances is None else ", named rows"
+    record_file(path, f"{kind}: {', '.join(shapes[:8])}{named}")
     return arrays
 
 
-def _read_file(file: BinaryIO, path: str, kind: str) -> Arrays:
-    check_unpacked_size(file, path)
-    file.seek(0)
-    try:
-        return READERS[kind](file, path)
-    except (InputError, ModuleNotFoundError):
-        raise
-    except Exception as error:  # whatever libraries raise for a damaged file
-        raise InputError(f"is not a readable .{kind} file ({reason_of(error)})", path) from None
-
-
-def _shape(values: Array) -> str:
-    return " x ".join(map(str, values.shape)) or "a number"
+def _read_file(path: str, kind: str) -> Arrays:
+    with open_binary(path) as file:
+        check_unpacked_size(file, path)
+        try:
+            return READERS[kind](file, path)
+        except (InputError, ModuleNotFoundError):
+            raise
+        except Exception as error:  # whatever libraries raise for a damaged file
+            raise InputError(f"is not a readable .{kind} file ({reason_of(error)})", path) from None
 
 
 def _read_folder(folder: Path) -> Arrays:
@@ -96,11 +85,9 @@ def _read_folder(folder: Path) -> Arrays:
             folder,
         )
     vectors = {}
-    stems = [path.stem for path in files]
-    is_flat = len(set(stems)) == len(stems)
+    is_flat = len({path.stem for path in files}) == len(files)
     for path in files:
-        with path.open("rb") as file:
-            by_name = _read_file(file, str(path), path.suffix[1:]).by_name
+        by_name = _read_file(str(path), path.suffix[1:]).by_name
         if set(by_name) != {""}:
             raise InputError("expected one vector, but got several arrays", path)
         vectors[path.stem if is_flat else path.relative_to(folder).with_suffix("").as_posix()] = by_name[""].squeeze()
@@ -120,13 +107,13 @@ def _arrays_of(content: Mapping[Any, Any], path: str) -> Arrays:
     """Return what a file holds by name: several arrays, one of which may name the rows, or one vector per utterance."""
     read = {str(name): _as_array(values, f"{path}:{name}" if name else path) for name, values in content.items()}
     arrays = {name: values for name, values in read.items() if values is not None}
-    vectors = {
-        name: values.reshape(-1) for name, values in arrays.items() if values.ndim == 1 or values.shape[:1] == (1,)
-    }
-    is_dictionary = len(vectors) == len(arrays) > 0 and "" not in arrays
-    if is_dictionary and all(vector.dtype.kind == "f" and len(vector) > 1 for vector in vectors.values()):
-        return Arrays({"": _stack(vectors, path)}, list(vectors))
-    for name in UTTERANCES:
+    is_dictionary = bool(arrays) and "" not in arrays
+    for values in arrays.values():
+        is_vector = values.ndim == 1 or values.shape[:1] == (1,)
+        is_dictionary &= is_vector and values.dtype.kind == "f" and values.size > 1
+    if is_dictionary:
+        return Arrays({"": _stack({name: values.reshape(-1) for name, values in arrays.items()}, path)}, list(arrays))
+    for name in _UTTERANCES:
         key = next((key for key in arrays if key.lower() == name), None)
         if key is not None and arrays[key].ndim == 1 and arrays[key].dtype.kind in "US":
             return Arrays(arrays, arrays[key].astype(str).tolist())
@@ -151,28 +138,23 @@ def _as_array(values: Any, where: str) -> Array | None:
         # NumPy has neither bfloat16 nor floats of 8 bits.
         is_known = values.dtype in (torch.float16, torch.float32, torch.float64) or not values.is_floating_point()
         return np.asarray((values if is_known else values.float()).numpy())
-    if isinstance(values, np.ndarray) or (isinstance(values, (list, tuple)) and len(values)):
-        return np.asarray(values)
-    return None
+    is_list = isinstance(values, (list, tuple)) and len(values)
+    return np.asarray(values) if is_list or isinstance(values, np.ndarray) else None
 
 
-def _read_npy(file: BinaryIO, path: str) -> Arrays:
-    return _arrays_of({"": _load_numpy(file, path)}, path)
-
-
-def _read_npz(file: BinaryIO, path: str) -> Arrays:
-    with _load_numpy(file, path) as archive:
-        return _arrays_of({name: _load_numpy(archive, f"{path}:{name}", name) for name in archive.files}, path)
-
-
-def _load_numpy(source: Any, where: str, name: str | None = None) -> Any:
+def _read_numpy(file: BinaryIO, path: str) -> Arrays:
+    where, arrays = path, {}
     try:
-        return np.load(source, allow_pickle=False) if name is None else source[name]
+        content = np.load(file, allow_pickle=False)
+        for name in [""] if isinstance(content, np.ndarray) else content.files:
+            where = f"{path}:{name}" if name else path
+            arrays[name] = content[name] if name else content
     except ValueError as error:
         if "allow_pickle" not in str(error):
             raise
         advice = "save numbers or text, as np.array(names, dtype=str)"
         raise InputError(f"holds Python objects, which are not read; {advice}", where) from None
+    return _arrays_of(arrays, path)
 
 
 def _read_torch(file: BinaryIO, path: str) -> Arrays:
@@ -206,10 +188,6 @@ def _name_rows(vectors: Array, index: Path) -> Arrays:
     return Arrays(arrays, [name_of[row] for row in range(len(vectors))])
 
 
-def _read_safetensors(file: BinaryIO, path: str) -> Arrays:
-    return _arrays_of(load_safetensors(file.read()), path)
-
-
 def _read_hdf5(file: BinaryIO, path: str) -> Arrays:
     import h5py
 
@@ -224,48 +202,37 @@ def _read_hdf5(file: BinaryIO, path: str) -> Arrays:
     return _arrays_of(content, path)
 
 
-def _read_parquet(file: BinaryIO, path: str) -> Arrays:
-    return _arrays_of_frame(pl.read_parquet(file), path)
-
-
-def _read_delimited(separator: str) -> Callable[[BinaryIO, str], Arrays]:
-    def read(file: BinaryIO, path: str) -> Arrays:
-        frame = pl.read_csv(file.read(), separator=separator, infer_schema=False)
-        if number := next((name for name in frame.columns if re.fullmatch(r"[-+\d.]+(e[-+]?\d+)?", name)), None):
-            raise InputError(f"expected a first line of column names, but got {quote(number)}", path, 1)
-        for name in frame.columns:
-            if not _NUMBERED.fullmatch(name):
-                continue
-            numbers = frame[name].cast(pl.Float64, strict=False)
-            if numbers.is_null().any():
-                at = int(numbers.is_null().arg_max() or 0)
-                raise InputError(f"expected a number as {name}, but got {quote(frame[name][at])}", path, at + 2)
-            frame = frame.with_columns(numbers)
-        return _arrays_of_frame(frame, path)
-
-    return read
+def _read_delimited(file: BinaryIO, path: str, separator: str = ",") -> Arrays:
+    frame = pl.read_csv(file.read(), separator=separator, infer_schema=False)
+    if number := next((name for name in frame.columns if re.fullmatch(r"[-+\d.]+(e[-+]?\d+)?", name)), None):
+        raise InputError(f"expected a first line of column names, but got {quote(number)}", path, 1)
+    for name in filter(_NUMBERED.fullmatch, frame.columns):
+        numbers = frame[name].cast(pl.Float64, strict=False)
+        if numbers.is_null().any():
+            at = int(numbers.is_null().arg_max() or 0)
+            raise InputError(f"expected a number as {name}, but got {quote(frame[name][at])}", path, at + 2)
+        frame = frame.with_columns(numbers)
+    return _arrays_of_frame(frame, path)
 
 
 def _arrays_of_frame(frame: pl.DataFrame, path: str) -> Arrays:
     """Return a table by name: columns of lists are matrices, and so are numbered columns, as ``x0``, ``x1``."""
     numbered: dict[str, list[str]] = {}
-    for name, dtype in frame.schema.items():
-        if dtype.is_numeric() and (match := _NUMBERED.fullmatch(name)):
-            numbered.setdefault(match[1], []).append(name)
     arrays: dict[str, Any] = {}
     for name, column in frame.to_dict().items():
+        match = _NUMBERED.fullmatch(name)
         if isinstance(column.dtype, (pl.List, pl.Array)):
             arrays[name] = _matrix_of_lists(column, path)
-        elif all(name not in columns for columns in numbered.values()):
+        elif match and column.dtype.is_numeric():
+            numbered.setdefault(match[1], []).append(name)
+        else:
+            values = (column if column.dtype.is_numeric() else column.cast(pl.String)).to_list()
             # Missing values stay None, so that they are seen where they matter.
-            values = column if column.dtype.is_numeric() else column.cast(pl.String)
-            arrays[name] = np.array(values.to_list(), dtype=object) if column.has_nulls() else values.to_numpy()
-            if arrays[name].dtype == object and not column.has_nulls():
-                arrays[name] = arrays[name].astype(str)
-    if not arrays and not numbered:
-        raise InputError("expected columns of numbers, but got an empty table", path)
+            arrays[name] = np.array(values, dtype=object if column.has_nulls() else None)
     for name, columns in numbered.items():
         arrays["" if len(numbered) == 1 else name] = frame.select(columns).to_numpy()
+    if not arrays:
+        raise InputError("expected columns of numbers, but got an empty table", path)
     return _arrays_of(arrays, path)
 
 
@@ -322,26 +289,26 @@ def _text_vectors(file: BinaryIO, path: str) -> Iterator[tuple[str, Array, str]]
 
 def _read_scp(file: BinaryIO, path: str) -> Arrays:
     """Read a table of lines ``utterance archive:offset``; archives may have moved together with the table."""
+    with ExitStack() as stack:
 
-    def vectors() -> Iterator[tuple[str, Array, str]]:
-        archive, opened = None, open_binary(path)
-        for number, line in enumerate(file.read().decode(errors="replace").splitlines(), 1):
-            name, _, place = line.strip().partition(" ")
-            if not name:
-                continue
-            if "|" in place:  # Kaldi would run it
-                got = f"the command {quote(place)}"
-                raise InputError(f"expected `utterance archive:offset`, but got {got}", path, number)
-            current, _, offset = place.strip().rpartition(":") if re.search(r":\d+$", place) else (place, "", "0")
-            if current != archive:
-                opened.close()
-                archive, opened = current, open_binary(_find_archive(current, path, number))
-            opened.seek(int(offset))
-            where = f"{path}:{number}: {current}:{offset}"
-            yield name, _read_kaldi_vector(opened, where), where
-        opened.close()
+        def vectors() -> Iterator[tuple[str, Array, str]]:
+            current, opened = None, file
+            for number, line in enumerate(file.read().decode(errors="replace").splitlines(), 1):
+                name, _, place = line.strip().partition(" ")
+                if "|" in place:  # Kaldi would run it
+                    got = f"the command {quote(place)}"
+                    raise InputError(f"expected `utterance archive:offset`, but got {got}", path, number)
+                archive, _, offset = place.strip().rpartition(":") if re.search(r":\d+$", place) else (place, "", "0")
+                if not name:
+                    continue
+                if archive != current:
+                    stack.close()
+                    current, opened = archive, stack.enter_context(open_binary(_find_archive(archive, path, number)))
+                opened.seek(int(offset))
+                where = f"{path}:{number}: {archive}:{offset}"
+                yield name, _read_kaldi_vector(opened, where), where
 
-    return _arrays_of_vectors(vectors(), path)
+        return _arrays_of_vectors(vectors(), path)
 
 
 def _find_archive(archive: str, path: str, number: int) -> Path:
@@ -367,14 +334,14 @@ def _read_kaldi_vector(file: BinaryIO, where: str) -> Array:
 
 
 READERS: dict[str, Callable[[BinaryIO, str], Arrays]] = {
-    "npz": _read_npz,
-    "npy": _read_npy,
+    "npz": _read_numpy,
+    "npy": _read_numpy,
     "pt": _read_torch,
     "pth": _read_torch,
-    "safetensors": _read_safetensors,
-    "parquet": _read_parquet,
-    "csv": _read_delimited(","),
-    "tsv": _read_delimited("\t"),
+    "safetensors": lambda file, path: _arrays_of(load_safetensors(file.read()), path),
+    "parquet": lambda file, path: _arrays_of_frame(pl.read_parquet(file), path),
+    "csv": _read_delimited,
+    "tsv": partial(_read_delimited, separator="\t"),
     "ark": _read_ark,
     "scp": _read_scp,
     "h5": _read_hdf5,

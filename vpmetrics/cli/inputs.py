@@ -1,4 +1,4 @@
-"""Input files: opened, unpacked up to a bound, and listed for the results."""
+"""Input files: errors that the user can correct, unpacking up to a bound, and what was read, for the results."""
 
 from __future__ import annotations
 
@@ -11,35 +11,52 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vpmetrics.cli.errors import InputError, printable, reason_of
-
 Array = np.ndarray[Any, Any]
 
 # What a file may hold once unpacked, so that a few bytes cannot fill the memory.
 _UNPACKED_BYTES, _UNPACKED_RATIO = 1 << 26, 100
 
-_files: dict[str, str] = {}
+read_files: dict[str, str] = {}  # by this run, with what is in each
+
+
+class InputError(Exception):
+    """Something is wrong with a file or an option; the text says where, what was expected and what came."""
+
+    def __init__(self, message: str, path: Path | str | None = None, line: int | None = None) -> None:
+        where = "" if path is None else shorten(str(path), 200) + (f":{line}: " if line else ": ")
+        super().__init__(printable(shorten(where + message, 1000)))
+
+
+def shorten(text: str, width: int = 60) -> str:
+    """Return a text of at most ``width`` characters: of a long one, its start and its end."""
+    half = (width - 1) // 2
+    return text if len(text) <= width else f"{text[:half]}…{text[-half:]}"
+
+
+def quote(value: object) -> str:
+    """Return a value as it is shown in messages."""
+    return shorten(repr(value))
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters spelt out: a name in a file must not move the cursor of a terminal."""
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of what an error of the system or of another library says."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return shorten(str(text).splitlines()[0], 200)
 
 
 def record_file(path: str | Path, description: str) -> None:
     """List a file among the inputs of this run, with what is in it."""
-    _files[printable(str(path))] = description
-
-
-def forget_files() -> None:
-    """Start the list of another run."""
-    _files.clear()
-
-
-def recorded_files() -> dict[str, str]:
-    """Return the files read so far, with what is in each."""
-    return dict(_files)
+    read_files[printable(str(path))] = description
 
 
 def suffix_of(path: str | Path) -> str:
     """Return the suffix that tells the format, in lower case, without the point and without ``.gz``."""
-    name = Path(path).name.lower().removesuffix(".gz")
-    return Path(name).suffix.removeprefix(".")
+    return Path(Path(path).name.lower().removesuffix(".gz")).suffix.removeprefix(".")
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -70,14 +87,14 @@ def open_binary(path: str | Path) -> BinaryIO:
 
 def check_unpacked_size(file: BinaryIO, path: str | Path) -> None:
     """Raise for a zip archive, as of NumPy or PyTorch, that would fill the memory."""
-    if not zipfile.is_zipfile(file):
-        return
-    with zipfile.ZipFile(file) as archive:
-        unpacked = sum(entry.file_size for entry in archive.infolist())
-    limit = _unpacked_limit(file.seek(0, io.SEEK_END))
-    if unpacked > limit:
-        got = f"{unpacked >> 20:,} MiB"
-        raise InputError(f"expected at most {limit >> 20:,} MiB once unpacked, but got {got}", path)
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+        limit = _unpacked_limit(file.seek(0, io.SEEK_END))
+        if unpacked > limit:
+            got = f"{unpacked >> 20:,} MiB"
+            raise InputError(f"expected at most {limit >> 20:,} MiB once unpacked, but got {got}", path)
+    file.seek(0)
 
 
 def _unpacked_limit(size: int) -> int:

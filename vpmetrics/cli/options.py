@@ -1,9 +1,9 @@
-"""Options of the commands, their help, and what follows from them whichever the command."""
+"""Options of the commands, and their help."""
 
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser, ArgumentTypeError, Namespace, RawDescriptionHelpFormatter, _ArgumentGroup
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter, _ArgumentGroup
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,7 @@ def _add_demo(command: ArgumentParser) -> None:
 def _add_utterances(group: _ArgumentGroup) -> None:
     says = (
         "of every row; text files have a speaker a line, or lines `utterance speaker`. Score files get similarity "
-        "matrices by it, and intervals where target trials do not say who speaks"
+        "matrices by it, and intervals where target trials do not tell the speakers"
     )
     group.add_argument("--speakers", "--utt2spk", metavar="SOURCE", help=says)
     says = "speakers from names of utterances: the first group of a pattern, or all of it, as '^[^-_]+'"
@@ -280,8 +280,3 @@ def _columns(text: str) -> tuple[str, ...]:
     if not set(roles) <= {"enrol", "trial", "score", "label"} or len(set(roles)) < len(roles):
         raise ArgumentTypeError(f"expected each of enrol, trial, score, label once, or _, but got {text}")
     return names
-
-
-def confidence_of(options: Namespace) -> float | None:
-    """Return the confidence level of intervals; None for no intervals."""
-    return CONFIDENCE if options.intervals is None else options.intervals or None

@@ -1,55 +1,91 @@
-"""One self-contained HTML page: verdict and checks first, then numbers, figures, and what they mean.
-
-For the screen, light or dark, the printer and a screen reader.
-"""
+"""One self-contained HTML page, for the screen, light or dark, the printer and a screen reader; and its figures."""
 
 from __future__ import annotations
 
 import base64
+import io
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from PIL import Image
 
 from vpmetrics import __version__
 from vpmetrics._engine.checks import Check, check_systems
 from vpmetrics._engine.headline import HIGH_LEAKAGE, LOW_LEAKAGE
 from vpmetrics._engine.registry import CONDITION_TITLES, scalar
-from vpmetrics.cli.differences import verdict_of_systems
-from vpmetrics.cli.figures import Picture
-from vpmetrics.cli.headline import (
+from vpmetrics._engine.report import EvaluatedSystem
+from vpmetrics.cli.comparison import verdict_of_systems
+from vpmetrics.cli.results import inputs_of
+from vpmetrics.cli.summary import (
+    MARKS,
     MOST,
     THRESHOLDS,
     attacked_conditions,
-    checks_of,
     disclosed_in,
     rank_systems,
+    shares_of,
+    sort_checks,
+    summary_rows,
     verdict_of,
 )
-from vpmetrics.cli.results import inputs_of
-from vpmetrics.cli.summary import MARKS, shares_of, summary_rows
-from vpmetrics.cli.tables import conditions_of, format_cell, name_condition
+from vpmetrics.cli.tables import conditions_of, name_condition
+from vpmetrics.plotting.figures import FIGURES, PAGE, figures_of
 
 if TYPE_CHECKING:
-    from vpmetrics._engine.report import EvaluatedSystem
     from vpmetrics.cli.report import Content
 
+_MOST_BYTES = 650_000  # of all pictures, so that a page that holds them in base64 stays below a megabyte
 _NAMED = {  # where a table shows a name, not the number that stands for it
     "strongest": "name of the attack that finds most, chosen on other speakers than it is counted on",
     "worst_speaker": "name of the speaker who is protected worst",
 }
 
 
-class Bar(NamedTuple):
-    """What a condition of a system discloses: as text, as a share of the most there is, and its interval as shares."""
+class Picture(NamedTuple):
+    """A figure, drawn: a file for every format, and its width in pixels of CSS."""
 
-    text: str
-    interval: str
-    share: float | None
-    span: tuple[float, float] | None
+    key: str
+    title: str
+    description: str
+    files: Mapping[str, bytes]
+    width: int
+
+
+def draw_figures(systems: Sequence[EvaluatedSystem], formats: Sequence[str] = ("png",)) -> list[Picture]:
+    """Draw all figures there is something to show in; as PNG at least, for the page."""
+    drawn, pictures = figures_of(systems, PAGE), []
+    for dpi in (150, 110, 80):
+        pngs = {key: _draw_png(figure, dpi) for key, figure in drawn.items()}
+        if sum(map(len, pngs.values())) < _MOST_BYTES:
+            break
+    for kind in FIGURES:
+        if kind.key in drawn:
+            figure = drawn[kind.key]
+            files = {"png": pngs[kind.key], **{name: _draw_vector(figure, name) for name in formats if name != "png"}}
+            pictures.append(Picture(kind.key, kind.title, kind.description, files, round(96 * figure.get_figwidth())))
+    return pictures
+
+
+def _draw_png(figure: Figure, dpi: int) -> bytes:
+    """Return a picture of few colours, which is a third as large and looks the same."""
+    buffer, small = io.BytesIO(), io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi)
+    Image.open(buffer).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
+    return small.getvalue()
+
+
+def _draw_vector(figure: Figure, name: str) -> bytes:
+    buffer = io.BytesIO()
+    # The same figure is the same file: no dates, no random names.
+    with rc_context({"svg.hashsalt": "vpmetrics", "svg.fonttype": "none", "pdf.fonttype": 42}):
+        figure.savefig(buffer, format=name, metadata={"svg": {"Date": None}, "pdf": {"CreationDate": None}}[name])
+    return buffer.getvalue()
 
 
 def render_page(content: Content, pictures: Sequence[Picture]) -> str:
@@ -57,17 +93,27 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
     systems = content.systems
     several = len(systems) > 1
     conditions = dict.fromkeys(name for system in systems for name in conditions_of(system) if name)
-    text: str = _template().render(
+    attacked = dict.fromkeys(name for system in systems for name in attacked_conditions(system))
+    keys = dict.fromkeys(["disclosure", *(key for table in content.tables for key in table.keys)])
+    loader = FileSystemLoader(Path(__file__).parent)
+    template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.jinja")
+    return template.render(
         version=__version__,
         title=content.title,
         lead=content.lead,
         headline=verdict_of_systems(systems, content.pairs) if several else verdict_of(systems[0]),
-        checks=_checks(systems),
+        checks=_checks_of_all(systems),
         marks=MARKS,
         thresholds=THRESHOLDS,
-        limits=[(100 * bits / MOST, f"{bits:g}") for bits in (LOW_LEAKAGE, HIGH_LEAKAGE)],
+        limits=[100 * bits / MOST for bits in (LOW_LEAKAGE, HIGH_LEAKAGE)],
         cards=[] if several else summary_rows(systems[0]),
-        glances=_glances(systems) if several else ((), []),
+        attacked=[condition or "scores" for condition in attacked],
+        # Of each system its name, its level of leakage and what each condition discloses.
+        glances=[
+            (system.name, verdict_of(system).level, [disclosed_in(system, condition) for condition in attacked])
+            for system in (rank_systems(systems) if several else ())
+        ],
+        shares_of=shares_of,
         most=f"{MOST:.3f}",
         intervals=content.intervals,
         conditions=[(name_condition(name, systems), CONDITION_TITLES[name]) for name in conditions],
@@ -78,40 +124,15 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
             (s.speaker, s.label, *(base64.b64encode(wav).decode() for wav in (s.original, s.protected)))
             for s in content.samples
         ],
-        terms=_terms(content),
+        terms={scalar(key).heading: _NAMED.get(key, scalar(key).description) for key in keys},
         command=shlex.join(content.run.command),
         inputs=inputs_of(content.run),
     )
-    return text
 
 
-def _template() -> Any:
-    loader = FileSystemLoader(Path(__file__).parent)
-    return Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.jinja")
-
-
-def _checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
-    found = [*check_systems({system.name: system.report for system in systems})]
+def _checks_of_all(systems: Sequence[EvaluatedSystem]) -> list[Check]:
+    found = check_systems({system.name: system.report for system in systems})
     for system in systems:
         name = f"{system.name}: " if len(systems) > 1 else ""
-        found += [check._replace(name=f"{name}{check.name}") for check in checks_of(system)]
-    return sorted(found, key=lambda check: list(MARKS).index(check.status), reverse=True)
-
-
-def _glances(systems: Sequence[EvaluatedSystem]) -> tuple[Sequence[str], list[tuple[str, str, list[Bar]]]]:
-    """Return the attacked conditions, and of each system its name, its verdict and what each condition discloses."""
-    conditions = list(dict.fromkeys(name for system in systems for name in attacked_conditions(system)))
-    rows = []
-    for system in rank_systems(systems):
-        found = [disclosed_in(system, condition) for condition in conditions]
-        cells = [format_cell(scalar("disclosure"), *each[2:]) for each in found]
-        bars = [Bar(cell.text, cell.interval, *shares_of(cell.value, *cell.ends)) for cell in cells]
-        rows.append((system.name, verdict_of(system).level, bars))
-    return [condition or "scores" for condition in conditions], rows
-
-
-def _terms(content: Content) -> list[tuple[str, str]]:
-    """Return what each measure shown is, once."""
-    keys = dict.fromkeys(["disclosure", *(key for table in content.tables for key in table.keys)])
-    entries = {scalar(key).heading: _NAMED.get(key, scalar(key).description) for key in keys}
-    return list(entries.items())
+        found += [check._replace(name=f"{name}{check.name}") for check in system.report.checks]
+    return sort_checks(found)

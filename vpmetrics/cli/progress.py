@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from vpmetrics.cli.errors import printable, shorten
+from vpmetrics.cli.inputs import printable, shorten
 
 _SECONDS_BETWEEN_LINES = 2.0
 

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics.cli.embeddings import Column, Embeddings, find_references
-from vpmetrics.cli.errors import InputError
-from vpmetrics.cli.inputs import record_file, suffix_of
+from vpmetrics.cli.inputs import InputError, record_file, suffix_of
 from vpmetrics.cli.progress import show_progress
 from vpmetrics.cli.report import Sample
 
@@ -71,7 +70,7 @@ def encoders_of(options: Namespace) -> list[str]:
 
 
 def embed_sides(
-    original: str, protected: str, encoder: str, options: Namespace, references: str | None, cache: Path
+    original: str, protected: str, encoder: str, options: Namespace, cache: Path
 ) -> tuple[Embeddings, Sequence[tuple[Path, Path]]]:
     """Embed paired recordings.
 
@@ -110,7 +109,7 @@ def embed_sides(
         raise InputError("expected the speaker of every recording, but some are unknown", original)
     # Segments of a recording are called utterance#1 and so on.
     names = [name.rpartition("#")[0] if encoder == "f0" else name for name in embedded.utterances]
-    is_reference = None if references is None else find_references(names, references, options.partial)
+    is_reference = find_references(names, options)
     columns = [_number(labels) for labels in (embedded.speakers, embedded.sessions, embedded.groups)]
     (speakers, speaker_names), (sessions, _), (groups, group_names) = columns
     found = Embeddings(

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vpmetrics import __version__
 from vpmetrics._engine.checks import check_systems
 from vpmetrics._engine.registry import CI_SUFFIXES
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics.cli.comparison import table_of_systems
-from vpmetrics.cli.differences import Pair, pairs_of, table_of_changes, table_of_pairs, verdict_of_systems
-from vpmetrics.cli.errors import InputError, printable
-from vpmetrics.cli.headline import THRESHOLDS
-from vpmetrics.cli.interrupts import ending_at_once
-from vpmetrics.cli.model_card import write_model_card
-from vpmetrics.cli.output import RESULTS, check_folder, outdated_files, write_all
-from vpmetrics.cli.results import Run, as_json, results_of
-from vpmetrics.cli.summary import check_lines, comparison_lines, summary_lines, verdict_lines
-from vpmetrics.cli.table_files import as_csv, as_latex, as_markdown
-from vpmetrics.cli.tables import Table, clean, tables_of_system
+from vpmetrics.cli import end_at_once
+from vpmetrics.cli.comparison import (
+    Pair,
+    pairs_of,
+    table_of_changes,
+    table_of_pairs,
+    table_of_systems,
+    verdict_of_systems,
+)
+from vpmetrics.cli.inputs import InputError, printable
+from vpmetrics.cli.results import RESULTS, Run, as_json, check_folder, outdated_files, results_of, write_all
+from vpmetrics.cli.summary import (
+    THRESHOLDS,
+    check_lines,
+    comparison_lines,
+    summary_lines,
+    summary_rows,
+    verdict_lines,
+    verdict_of,
+)
+from vpmetrics.cli.tables import Cell, Table, clean, tables_of_system
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +57,7 @@ class OutputOptions(NamedTuple):
         json: Gets the results; ``-`` stands for standard output.
         figures: Kinds of files of figures: ``"png"``, ``"pdf"``, ``"svg"``.
         show_all: Whether the terminal shows every number.
-        columns: Of tables of several systems, see :func:`vpmetrics.cli.tables.table_of_systems`.
+        columns: Of tables of several systems, see :func:`vpmetrics.cli.comparison.table_of_systems`.
         intervals_in_latex: Whether tables for papers hold intervals; those for spreadsheets always do.
         samples: Recordings for the page.
     """
@@ -59,16 +72,20 @@ class OutputOptions(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a page shows beside its figures."""
+    """What a page shows, apart from its figures."""
 
     title: str
     lead: str
     systems: Sequence[EvaluatedSystem]
     tables: Sequence[Table]
-    notes: Sequence[str]
     run: Run
     pairs: Sequence[Pair] = ()
     samples: Sequence[Sample] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes of all systems, each once."""
+        return list(dict.fromkeys(clean(note) for system in self.systems for note in system.notes))
 
     @property
     def intervals(self) -> str:
@@ -88,23 +105,25 @@ def publish(
     run: Run,
     options: OutputOptions,
     side_by_side: bool = False,
-    pairs: Sequence[Pair] = (),
 ) -> None:
     """Print the summary and write the files that were asked for."""
-    content = _collect(title, lead, systems, run, options, side_by_side, pairs)
-    contents: dict[Path, bytes] = {}
-    outdated: Sequence[Path] = ()
-    if options.folder is not None:
-        contents, outdated = _folder(content, options)
-    only_json = options.json is not None and str(options.json) == "-"
+    content = _collect(title, lead, systems, run, options, side_by_side)
+    contents, outdated = ({}, []) if options.folder is None else _render_files(content, options.folder, options)
+    only_json = str(options.json) == "-"
+    results = as_json(results_of(systems, run, content.pairs)) if options.json is not None else b""
     if options.json is not None and not only_json:
-        contents[options.json] = as_json(results_of(content.systems, run, pairs))
-    # Before anything is printed: whoever reads it may stop.
+        if options.json.resolve() in map(Path.resolve, contents):
+            raise InputError("is written by --out as well; choose another name", options.json)
+        contents[options.json] = results
+    inputs = {Path(path).resolve() for path in run.inputs}
+    if lost := next((path for path in contents if path.resolve() in inputs), None):
+        raise InputError("is an input and would be lost; choose another name", lost)
+    # Before anything is printed: the reader of the output may stop.
     write_all(contents, outdated)
     if only_json:
-        console.file.write(as_json(results_of(content.systems, run, pairs)).decode())
-        return
-    _print(content, options, console)
+        console.file.write(results.decode())
+    else:
+        _print(content, options, console)
 
 
 def save_systems(
@@ -122,45 +141,37 @@ def save_systems(
     Raises:
         ValueError: If the folder holds anything else, or cannot be written.
     """
-    options, run = (options or OutputOptions())._replace(folder=Path(folder)), Run(settings=settings or {})
-    pairs = pairs_of(systems, run.settings.get("intervals"))
+    folder, options = Path(folder), options or OutputOptions()
     try:
-        check_folder(Path(folder))
-        content = _collect(title, "", systems, run, options, len(systems) > 1, pairs)
-        write_all(*_folder(content, options))
+        check_folder(folder)
+        content = _collect(title, "", systems, Run(settings=settings or {}), options, len(systems) > 1)
+        write_all(*_render_files(content, folder, options))
     except InputError as error:
         raise ValueError(str(error)) from None
-    return Path(folder) / PAGE
+    return folder / PAGE
 
 
 def _collect(
-    title: str,
-    lead: str,
-    systems: Sequence[EvaluatedSystem],
-    run: Run,
-    options: OutputOptions,
-    side_by_side: bool,
-    pairs: Sequence[Pair],
+    title: str, lead: str, systems: Sequence[EvaluatedSystem], run: Run, options: OutputOptions, side_by_side: bool
 ) -> Content:
-    tables = tables_of_system(systems[0])
-    if side_by_side:
-        changes = table_of_changes(systems[0], systems[1], run.settings.get("intervals")) if len(systems) == 2 else []
-        tables = [table_of_systems(systems, title, options.columns), *changes, *table_of_pairs(pairs)]
-        details = [(system.name, table) for system in systems for table in tables_of_system(system)]
-        tables += [table._replace(title=clean(f"{name}: {table.title}"), fold=clean(name)) for name, table in details]
-    notes = list(dict.fromkeys(clean(note) for system in systems for note in system.notes))
-    return Content(clean(title), clean(lead), systems, tables, notes, run, pairs, options.samples)
+    if not side_by_side:
+        return Content(clean(title), clean(lead), systems, tables_of_system(systems[0]), run, (), options.samples)
+    confidence = run.settings.get("intervals")
+    pairs = pairs_of(systems, confidence)
+    changes = table_of_changes(systems[0], systems[1], confidence) if len(systems) == 2 else []
+    tables = [table_of_systems(systems, title, options.columns), *changes, *table_of_pairs(pairs)]
+    details = [(system.name, table) for system in systems for table in tables_of_system(system)]
+    tables += [table._replace(title=clean(f"{name}: {table.title}"), fold=clean(name)) for name, table in details]
+    return Content(clean(title), clean(lead), systems, tables, run, pairs, options.samples)
 
 
-def _folder(content: Content, options: OutputOptions) -> tuple[dict[Path, bytes], list[Path]]:
+def _render_files(content: Content, folder: Path, options: OutputOptions) -> tuple[dict[Path, bytes], list[Path]]:
     """Return contents of the files of a folder, and what another run has left there."""
     # Matplotlib is slow to import, and a table needs none of it.
-    with ending_at_once():
-        from vpmetrics.cli.figures import draw_figures
-        from vpmetrics.cli.page import render_page
+    with end_at_once():
+        from vpmetrics.cli.page import draw_figures, render_page
+        from vpmetrics.cli.table_formats import as_csv, as_latex, as_markdown
 
-    assert options.folder is not None
-    folder = options.folder
     pictures = draw_figures(content.systems, options.figures)
     # A paper has one table of systems; the details of each are for the page.
     short = [table for table in content.tables if not (table.fold and len(content.systems) > 1)]
@@ -179,29 +190,49 @@ def _folder(content: Content, options: OutputOptions) -> tuple[dict[Path, bytes]
     return {folder / name: data for name, data in {RESULTS: results, **files}.items()}, outdated
 
 
+def write_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
+    """Return a model card for the Hugging Face hub; its ``model-index`` holds the numbers of each summary."""
+    from vpmetrics.cli.table_formats import as_markdown, escape_markdown
+
+    def quote(text: str) -> str:
+        return json.dumps(clean(text))  # JSON is YAML
+
+    front = ["---", "tags:", "- voice-privacy", "- speaker-anonymization", "model-index:"]
+    body = [f"# Voice privacy of {escape_markdown(clean(title))}", ""]
+    for system in systems:
+        verdict, several = verdict_of(system), len(systems) > 1
+        rows = summary_rows(system)
+        front += [f"- name: {quote(system.name or title)}", "  results:", "  - task:", "      type: audio-to-audio"]
+        front += ["      name: Speaker anonymization", "    dataset:", "      type: speech"]
+        front += [f"      name: {quote(title)}", "    metrics:"]
+        for row in rows:
+            kind = re.sub(r"\W+", "_", row.heading.lower()).strip("_")
+            front += [f"    - type: {kind}", f"      name: {quote(row.heading)}", f"      value: {row.cell.value:.6g}"]
+            if row.cell.interval:
+                low, high = row.cell.ends
+                front += ["      args:", f"        low: {low:.6g}", f"        high: {high:.6g}"]
+        lead = f"{escape_markdown(clean(system.name))}: {verdict.title.lower()}" if several else verdict.title
+        body += [f"**{lead}.** {' '.join(escape_markdown(clean(says)) for says in verdict.sentences)}", ""]
+        cells = tuple((Cell(row.heading), row.cell, Cell(row.unit), Cell(row.note)) for row in rows)
+        body += [as_markdown([Table("", ("measure", "value", "unit", "note"), cells)])]
+    return "\n".join([*front, "---", "", *body, f"{THRESHOLDS} Measured with vpmetrics {__version__}.", ""])
+
+
 def _print(content: Content, options: OutputOptions, console: Console) -> None:
-    with ending_at_once():
+    with end_at_once():
         from rich.markup import escape
 
-        from vpmetrics.cli.terminal import print_tables
+        from vpmetrics.cli.table_formats import print_tables
 
-    several = len(content.systems) > 1
-    for path, what in content.run.inputs.items() if options.show_all else ():
-        console.print(printable(f"{path}: {what}"), style="dim", markup=False, highlight=False)
-    lines = summary_lines(content.systems[0])
-    if several:
-        reports = {system.name: system.report for system in content.systems}
-        headline = verdict_of_systems(content.systems, content.pairs)
-        lines = [
-            *verdict_lines(headline),
-            "",
-            *check_lines(check_systems(reports)),
-        ]
-        lines += comparison_lines(content.systems)
-    console.print(lines[0], style="bold", markup=False, highlight=False, soft_wrap=True)
-    for line in lines[1:]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print()
+    systems, lines = content.systems, summary_lines(content.systems[0])
+    if len(systems) > 1:
+        checks = check_systems({system.name: system.report for system in systems})
+        verdict = verdict_lines(verdict_of_systems(systems, content.pairs))
+        lines = [*verdict, "", *check_lines(checks), *comparison_lines(systems)]
+    says = [(printable(f"{path}: {what}"), "dim") for path, what in content.run.inputs.items() if options.show_all]
+    says += [(line, "bold" if number == 0 else "") for number, line in enumerate([*lines, ""])]
+    for line, style in says:
+        console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
     if options.show_all:
         print_tables(content.tables, console)
         console.print(THRESHOLDS, style="dim", highlight=False)
@@ -209,8 +240,8 @@ def _print(content: Content, options: OutputOptions, console: Console) -> None:
         console.print(f"In brackets: {content.intervals}.", style="dim", markup=False, highlight=False)
     for note in content.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
-    if options.json is not None:
-        console.print(f"Wrote {escape(printable(str(options.json)))}", soft_wrap=True)
+    wrote = [] if options.json is None else [str(options.json)]
     if options.folder is not None:
-        page = escape(printable(str(options.folder / PAGE)))
-        console.print(f"Wrote {page}, its figures, {RESULTS}, {MODEL_CARD} and {TABLES}.csv, .md, .tex", soft_wrap=True)
+        wrote.append(f"{options.folder / PAGE}, with figures, tables, model card and {RESULTS} beside it")
+    for path in wrote:
+        console.print(f"Wrote {escape(printable(path))}", soft_wrap=True)

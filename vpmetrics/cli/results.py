@@ -1,6 +1,6 @@
-"""The results as JSON, for programs. The layout is that of ``results.schema.json`` beside this file.
+"""The results as JSON, laid out as ``results.schema.json`` says, and files written whole and only over our own.
 
-A value that is not finite is null among the scalars, and ``not_finite`` says which it is: ``nan``, ``inf``, ``-inf``.
+A value that is not finite is null among the scalars; ``not_finite`` has it as text: ``nan``, ``inf``, ``-inf``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ from vpmetrics import __version__
 from vpmetrics._engine.checks import check_systems
 from vpmetrics._engine.registry import SPEAKER, TAG, scalar, scalar_key
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics.cli.differences import Pair
-from vpmetrics.cli.headline import checks_of, disclosure_of, strongest_attack, verdict_of, worst_speaker_name
+from vpmetrics.cli.comparison import Pair
+from vpmetrics.cli.inputs import InputError, reason_of
+from vpmetrics.cli.summary import headline_of, sort_checks, strongest_attack, verdict_of, worst_speaker_name
 from vpmetrics.cli.tables import average_of_groups
 
+RESULTS = "results.json"
 SCHEMA = 3  # 2 had neither headline nor checks nor files
 
 
@@ -36,8 +39,8 @@ class Run:
 def results_of(
     systems: Sequence[EvaluatedSystem], run: Run, pairs: Sequence[Pair] = (), files: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return all that is known, as JSON has it; ``files`` are the names of what is written beside it."""
-    keys = dict.fromkeys(key for system in systems for key in system.scalars)
+    """Return all results as JSON has them; ``files`` are the names of all files written into the same folder."""
+    entries = {key: scalar(key) for system in systems for key in system.scalars}
     return {
         "schema": SCHEMA,
         "vpmetrics": __version__,
@@ -46,15 +49,31 @@ def results_of(
         "inputs": inputs_of(run),
         "files": sorted(files),
         "checks": [check._asdict() for check in check_systems({system.name: system.report for system in systems})],
-        "scalars": {key: _description(key) for key in keys},
-        "systems": [_system(system) for system in systems],
-        "differences": [_difference(pair) for pair in pairs],
+        "scalars": {
+            key: {
+                "heading": entry.heading,
+                "unit": entry.unit.name,
+                "condition": entry.condition or None,
+                "direction": entry.direction,
+                "description": entry.description,
+            }
+            for key, entry in entries.items()
+        },
+        "systems": [_describe_system(system) for system in systems],
+        "differences": [_describe_pair(pair) for pair in pairs],
     }
 
 
 def inputs_of(run: Run) -> list[dict[str, Any]]:
-    """Return the files that were read, with what tells them from others."""
-    return [{"path": path, "format": what, **_checksum(path)} for path, what in run.inputs.items()]
+    """Return the files that were read, with size and SHA-256; folders and pipes have neither."""
+    described = []
+    for path, what in run.inputs.items():
+        size = digest = None
+        if Path(path).is_file():
+            content = Path(path).read_bytes()
+            size, digest = len(content), hashlib.sha256(content).hexdigest()
+        described.append({"path": path, "format": what, "bytes": size, "sha256": digest})
+    return described
 
 
 def as_json(results: dict[str, Any]) -> bytes:
@@ -63,70 +82,69 @@ def as_json(results: dict[str, Any]) -> bytes:
     return f"{text}\n".encode(errors="backslashreplace")
 
 
-def _difference(pair: Pair) -> dict[str, Any]:
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _describe_pair(pair: Pair) -> dict[str, Any]:
     names = ("difference", "low", "high", "probability_first_smaller")
     values = {name: _finite(float(part)) for name, part in zip(names, pair.difference, strict=True)}
     pairs = {"first": pair.first, "second": pair.second, "scalar": pair.key}
     return {**pairs, **values, "told_apart": pair.difference.is_significant}
 
 
-def _description(key: str) -> dict[str, str | None]:
-    entry = scalar(key)
-    return {
-        "heading": entry.heading,
-        "unit": entry.unit.name,
-        "condition": entry.condition or None,
-        "direction": entry.direction,
-        "description": entry.description,
-    }
-
-
-def _headline(system: EvaluatedSystem) -> dict[str, Any]:
-    found, verdict = disclosure_of(system), verdict_of(system)
+def _describe_headline(system: EvaluatedSystem) -> dict[str, Any]:
+    found, verdict = headline_of(system), verdict_of(system)
     name, needs = strongest_attack(system, found.condition) or (None, None)
-    bits = {key: _finite(value) for key, value in zip(("disclosure", "low", "high"), found[2:], strict=True)}
-    by = {"condition": found.condition or None, "attack": name, "needs": needs}
-    speaker = worst_speaker_name(system) if "worst_speaker_disclosure" in system.scalars else None
     return {
         "verdict": verdict.level,
-        **bits,
-        **by,
-        "worst_speaker": speaker,
+        **{key: _finite(getattr(found, key)) for key in ("disclosure", "low", "high")},
+        "condition": found.condition or None,
+        "attack": name,
+        "needs": needs,
+        "worst_speaker": worst_speaker_name(system) if "worst_speaker_disclosure" in system.scalars else None,
         "text": [verdict.title, *verdict.sentences],
     }
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _system(system: EvaluatedSystem) -> dict[str, Any]:
-    return {
+def _describe_system(system: EvaluatedSystem) -> dict[str, Any]:
+    described = {
         "name": system.name,
-        "headline": _headline(system),
-        "checks": [check._asdict() for check in checks_of(system)],
-        "scalars": {key: _value(key, value, system) for key, value in system.scalars.items()},
-        "not_finite": {key: str(value) for key, value in system.scalars.items() if not math.isfinite(value)},
-        "attacks": [_attack(system, number) for number in range(len(system.report.attacks))],
+        "headline": _describe_headline(system),
+        "checks": [check._asdict() for check in sort_checks(system.report.checks)],
+        "attacks": [_describe_attack(system, number) for number in range(len(system.report.attacks))],
         "unattacked": system.no_attacks,
-        "utterances": system.utterances,
         "speakers": len(system.speakers),
-        "trials": {
-            condition or "scores": dict(zip(("target", "nontarget"), known.num_trials, strict=True))
-            for condition, known in system.report.conditions.items()
-        },
+        **_describe_numbers(system),
         "utility": {name: _finite(value) for name, value in system.utility.items()},
         "attributes": {
             name: {key: _finite(float(value)) for key, value in numbers.items()}
             for name, numbers in system.attributes.items()
         },
-        **_groups(system),
         "notes": list(system.notes),
+    }
+    if system.groups:
+        described["groups"] = {name: _describe_numbers(group) for name, group in system.groups.items()}
+    if system.groups and system.weights:
+        average = {key: _describe_value(key, value, system) for key, value in average_of_groups(system).items()}
+        described["average"] = {"weights": dict(system.weights), "scalars": average}
+    return described
+
+
+def _describe_numbers(system: EvaluatedSystem) -> dict[str, Any]:
+    return {
+        "scalars": {key: _describe_value(key, value, system) for key, value in system.scalars.items()},
+        "not_finite": {key: str(value) for key, value in system.scalars.items() if not math.isfinite(value)},
+        "utterances": system.utterances,
+        "trials": {
+            condition or "scores": dict(zip(("target", "nontarget"), known.num_trials, strict=True))
+            for condition, known in system.report.conditions.items()
+        },
     }
 
 
-def _attack(system: EvaluatedSystem, number: int) -> dict[str, Any]:
-    """An attack by its number, and what it finds where it was tried."""
+def _describe_attack(system: EvaluatedSystem, number: int) -> dict[str, Any]:
+    """Return an attack by its number, and what it finds where it was tried."""
     name, needs = system.report.attacks[number]
     d_ece = {}
     for condition, known in system.report.conditions.items():
@@ -135,30 +153,94 @@ def _attack(system: EvaluatedSystem, number: int) -> dict[str, Any]:
     return {"name": name, "needs": needs, "scalars": d_ece}
 
 
-def _groups(system: EvaluatedSystem) -> dict[str, Any]:
-    if not system.groups:
-        return {}
-    kept = ("scalars", "not_finite", "utterances", "trials")
-    groups = {name: {key: _system(group)[key] for key in kept} for name, group in system.groups.items()}
-    if not system.weights:
-        return {"groups": groups}
-    average = {key: _value(key, value, system) for key, value in average_of_groups(system).items()}
-    return {"groups": groups, "average": {"weights": dict(system.weights), "scalars": average}}
+def _describe_value(key: str, value: float, system: EvaluatedSystem) -> float | str | None:
+    unit = scalar(key).unit
+    if unit is SPEAKER:
+        return system.speaker_name(value)
+    return unit.show(value) if unit is TAG else _finite(value)
 
 
-def _value(key: str, value: float, system: EvaluatedSystem) -> float | str | None:
-    if (unit := scalar(key).unit) is TAG or unit is SPEAKER:
-        return unit.show(value) if unit is TAG else system.speaker_name(value)
-    return _finite(value)
+def check_folder(folder: Path, ignored: Collection[str] = ()) -> None:
+    """Raise for a folder that results cannot go into: it holds other files, or is not writable.
+
+    Args:
+        folder: A new or empty folder, or one of a former run, which its ``results.json`` tells.
+        ignored: Names that may stand in it, too.
+    """
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise InputError("expected a folder, but got a file", folder)
+        foreign = sorted({path.name for path in folder.iterdir()} - set(ignored)) if folder.exists() else []
+        if foreign and written_files(folder / RESULTS) is None:
+            expected = f"a new folder, or one of a former run with its {RESULTS}"
+            raise InputError(f"expected {expected}, but got one that holds {foreign[0]!r}; choose another name", folder)
+        _check_writable(folder, folder)
+    except OSError as error:
+        raise InputError(f"cannot be written ({reason_of(error)})", folder) from None
 
 
-def _checksum(path: str) -> dict[str, Any]:
-    """Size and SHA-256 of a file; nothing of what came through a pipe."""
-    file = Path(path)
-    if not file.is_file():
-        return {"bytes": None, "sha256": None}
-    digest = hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(1 << 20):
-            digest.update(block)
-    return {"bytes": file.stat().st_size, "sha256": digest.hexdigest()}
+def check_file(path: Path) -> None:
+    """Raise for a file that results cannot go into: one that holds anything but results, or is not writable."""
+    try:
+        if path.is_dir():
+            raise InputError("expected a file, but got a folder", path)
+        if path.is_file() and path.stat().st_size and written_files(path) is None:
+            raise InputError("holds no results of vpmetrics and would be lost; choose another name", path)
+        _check_writable(path.parent, path)
+    except OSError as error:
+        raise InputError(f"cannot be written ({reason_of(error)})", path) from None
+
+
+def _check_writable(folder: Path, wanted: Path) -> None:
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"cannot be written ({there} is {'read-only' if there.is_dir() else 'a file'})", wanted)
+
+
+def written_files(results: Path) -> set[str] | None:
+    """Return the names of the files that a former run lists in its results; None where these are not results."""
+    try:
+        content = json.loads(results.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict) or not {"vpmetrics", "systems"} <= content.keys():
+        return None
+    names = content.get("files", [])
+    return {name for name in names if isinstance(name, str) and Path(name).name == name} | {results.name}
+
+
+def outdated_files(folder: Path, names: Collection[str]) -> list[Path]:
+    """Return the files of a former run that this one does not write; raise where another file would be replaced."""
+    former = written_files(folder / RESULTS) or set()
+    foreign = [name for name in names if name not in former and (folder / name).exists()]
+    if foreign:
+        raise InputError("is of no former run and would be lost; choose another folder", folder / foreign[0])
+    return [folder / name for name in sorted(former - set(names)) if (folder / name).is_file()]
+
+
+def write_all(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -> None:
+    """Write files, or leave all as they were: a full disk must not cost what an earlier run has left.
+
+    Args:
+        contents: What to write where, in the order in which files are replaced; folders are made.
+        outdated: Files to remove after all others are written.
+    """
+    written: dict[Path, Path] = {}
+    path = None
+    try:
+        for path, content in contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists() and not path.is_file():  # a device or a pipe, which nothing can be moved over
+                path.write_bytes(content)
+                continue
+            written[path] = path.with_name(f".{path.name[:100]}.{os.getpid()}")
+            written[path].write_bytes(content)
+        for path, part in written.items():
+            part.replace(path.resolve())
+        for path in set(outdated) - set(contents):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot be written ({reason_of(error)})", path) from None
+    finally:
+        for part in written.values():
+            part.unlink(missing_ok=True)

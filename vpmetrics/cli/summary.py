@@ -1,66 +1,198 @@
-"""A system at a glance: verdict, checks and eight numbers, as data and as text of 80 columns."""
+"""A summary of a system: verdict, checks and eight numbers, as data and as text of 80 columns."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
 from vpmetrics._engine.checks import Check
-from vpmetrics._engine.registry import scalar, scalar_key
+from vpmetrics._engine.headline import HIGH_LEAKAGE, LOW_LEAKAGE, Headline
+from vpmetrics._engine.registry import CI_SUFFIXES, CONDITION_TITLES, scalar, scalar_key
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics.cli.headline import (
-    MOST,
-    Verdict,
-    attacked_conditions,
-    checks_of,
-    disclosure_of,
-    rank_systems,
-    show_disclosed,
-    strongest_attack,
-    verdict_of,
-    worst_speaker_name,
-)
-from vpmetrics.cli.tables import Cell, clean, format_cell, make_cell
+from vpmetrics.cli.tables import Cell, clean, conditions_of, format_cell, make_cell
 
+MOST = scalar("d_ece").range[1]  # bits that calibrated scores can disclose
+THRESHOLDS = (
+    f"Leakage is high above {HIGH_LEAKAGE:g} bit, moderate above {LOW_LEAKAGE:g} bit and low otherwise, by the upper "
+    "end of the interval. It is never called low where a check failed, or where one speaker discloses more than "
+    f"{LOW_LEAKAGE:g} bit above the level of chance."
+)
 WIDTH, MOST_ROWS = 80, 8
-MARKS = {"ok": "✓", "warning": "!", "failed": "✗"}
+MARKS = {"failed": "✗", "warning": "!", "ok": "✓"}  # the worst first
+_TITLES = {"high": "High leakage", "moderate": "Moderate leakage", "low": "Low leakage", "unknown": "No verdict"}
+_UNKNOWN = Headline("unknown", math.nan, math.nan, math.nan, "", "", "", -1, math.nan, math.nan, ())
+_UNDEFINED = "D_ECE is not defined for these trials; the notes say why."
+
+
+class Verdict(NamedTuple):
+    """The level of leakage, a title and sentences; ``reasons`` explain a level above that of the disclosure alone."""
+
+    level: str
+    title: str
+    sentences: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
 
 
 class SummaryRow(NamedTuple):
-    """A number of the first screen; of a disclosure also its share of the most there can be, with its interval."""
+    """A number of the first screen; a disclosure has a bar on the page."""
 
     heading: str
     cell: Cell
     unit: str
     note: str
-    share: float | None = None
-    span: tuple[float, float] | None = None
+    has_bar: bool = False
+
+
+def headline_of(system: EvaluatedSystem) -> Headline:
+    """Return the headline of a report; one of NaN where it has none."""
+    return system.report.headline or _UNKNOWN
+
+
+def verdict_of(system: EvaluatedSystem) -> Verdict:
+    """Return the verdict on one system, in sentences."""
+    found = headline_of(system)
+    if math.isnan(found.disclosure):
+        return Verdict("unknown", _TITLES["unknown"], (_UNDEFINED,))
+    reasons = []
+    if any(found.disclosure < limit < found.high for limit in (LOW_LEAKAGE, HIGH_LEAKAGE)):
+        reasons.append("The verdict goes by the upper end of the interval.")
+    if failed := [check.name for check in system.report.checks if check.status == "failed"]:
+        reasons.append(f"This evaluation cannot be trusted: {', '.join(failed)} failed.")
+    if found.worst_disclosure - found.worst_chance > LOW_LEAKAGE:
+        bits, chance = (scalar("disclosure").show(value) for value in (found.worst_disclosure, found.worst_chance))
+        name = worst_speaker_name(system)
+        reasons.append(f"Speaker {name} is protected worst: {bits} bit, where chance gives {chance}.")
+    sentences = (*_describe_attacker(system), *_describe_others(system), *reasons)
+    return Verdict(found.level, _TITLES[found.level], sentences, tuple(reasons))
+
+
+def sort_checks(checks: Iterable[Check]) -> list[Check]:
+    """Return checks, the worst first."""
+    return sorted(checks, key=lambda check: list(MARKS).index(check.status))
+
+
+def attacked_conditions(system: EvaluatedSystem) -> list[str]:
+    """Return the conditions in which speakers are to be hidden: within a session they are meant to stay distinct."""
+    conditions = conditions_of(system)
+    linked = "across" if "across" in conditions else "PP"
+    return [name for name in conditions if name in ("OP", linked, "")] or conditions[:1]
+
+
+def disclosed_in(system: EvaluatedSystem, condition: str) -> Cell:
+    """Return the disclosure of a condition to the strongest attack, else to plain comparison in either direction."""
+    key = "d_ece_strongest"
+    if math.isnan(system.scalar(key, condition)):
+        key = max("d_ece", "d_ece_reversed", key=lambda name: system.scalar(name, condition))
+    values = (system.scalar(f"{key}{end}", condition) for end in ("", *CI_SUFFIXES))
+    return format_cell(scalar("disclosure"), *values)
+
+
+def disclosure_of(system: EvaluatedSystem) -> Cell:
+    """Return the largest disclosure to any attacker tried in any condition."""
+    return format_cell(scalar("disclosure"), *headline_of(system)[1:4])
+
+
+def strongest_attack(system: EvaluatedSystem, condition: str) -> tuple[str, str] | None:
+    """Return name and needs of the strongest attack in a condition; None where none was tried."""
+    number = system.scalar("strongest", condition)
+    if math.isnan(number) or not 0 <= int(number) < len(system.report.attacks):
+        return None
+    name, needs = map(clean, system.report.attacks[int(number)])
+    return name, needs
+
+
+def explain_no_attack(system: EvaluatedSystem) -> str:
+    """Return why there is no number of an attack."""
+    why = f", since {clean(system.no_attacks)}" if system.no_attacks else ""
+    return f"No attack was tried{why}: take this as the least."
+
+
+def worst_speaker_name(system: EvaluatedSystem) -> str:
+    """Return the name of the speaker who is protected worst; a dash where that is not known."""
+    place = headline_of(system).worst_speaker
+    return clean(system.speaker_name(math.nan if place < 0 else place))
+
+
+def rank_systems(systems: Sequence[EvaluatedSystem]) -> list[EvaluatedSystem]:
+    """Return systems by what they disclose, the least first and those of which it is not known last."""
+    return sorted(systems, key=lambda system: (math.isnan(bits := headline_of(system).disclosure), bits))
+
+
+def _describe_attacker(system: EvaluatedSystem) -> list[str]:
+    """Return what the attacker of the headline learns and needs, and what others learn."""
+    found, show = headline_of(system), scalar("disclosure").show
+    condition, attack = found.condition, strongest_attack(system, found.condition)
+    what = f" in {condition}, {CONDITION_TITLES[condition].partition(':')[0]}" if condition else ""
+    says = [f"An attacker learns {disclosure_of(system)} of at most {MOST:.3f} bit{what}."]
+    beside = {}
+    if attack is None:
+        says.append(explain_no_attack(system))
+        if system.scalar("d_ece_reversed", condition) > system.scalar("d_ece", condition):
+            says.append("It is enough to turn the sign of the scores.")
+    else:
+        says.append(f"The strongest attack tried, “{attack[0]}”, needs {attack[1]}.")
+        beside["comparing embeddings alone"] = system.scalar("d_ece", condition)
+    beside |= {"chance": system.scalar("d_ece_chance", condition), "original speech": system.scalar("d_ece", "OO")}
+    text = ", ".join(f"{name} {show(value)}" for name, value in beside.items() if not math.isnan(value))
+    return [*says, f"Bits beside it: {text}."] if text else says
+
+
+def _describe_others(system: EvaluatedSystem) -> list[str]:
+    """Return what is disclosed in the other conditions in which speakers are to be hidden."""
+    sentences = []
+    for condition in attacked_conditions(system):
+        other, attack = disclosed_in(system, condition), strongest_attack(system, condition)
+        if condition != headline_of(system).condition and not math.isnan(other.value):
+            by = f" by the attack “{attack[0]}”, which needs {attack[1]}" if attack else ""
+            sentences.append(f"In {condition} an attacker learns {other} bit{by}.")
+    return sentences
 
 
 def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
-    """Return the eight numbers to be read first, each of a weak attacker beside that of the strongest."""
-    conditions = attacked_conditions(system)
-    rows = [_disclosure_row(system)]
-    for key in ("d_ece", "eer"):
-        rows += [row for condition in conditions for row in _attacked_row(system, condition, key)]
-    if not math.isnan(system.scalar("worst_speaker_disclosure")):
-        chance = scalar("disclosure").show(system.scalar("worst_speaker_chance"))
-        note = f"{shorten(worst_speaker_name(system), 24)}; chance {chance}"
-        rows.append(_row(system, "worst_speaker_disclosure", "worst speaker", note))
-    rows += [_row(system, key, scalar(key).heading, "by comparing embeddings") for key in ("deid", "gvd")]
+    """Return the eight numbers to read first: those of the strongest attack, and in notes those without an attack."""
+    conditions, found = attacked_conditions(system), headline_of(system)
+    attack = strongest_attack(system, found.condition)
+    note = ", ".join(filter(None, (found.condition, attack[0] if attack else "no attack tried")))
+    rows = [SummaryRow("disclosure", disclosure_of(system), "bit", note, has_bar=True)]
+    rows += [_attacked_row(system, condition, key) for key in ("d_ece", "eer") for condition in conditions]
+    chance = scalar("disclosure").show(system.scalar("worst_speaker_chance"))
+    note = f"{shorten(worst_speaker_name(system), 24)}; chance {chance}"
+    rows.append(_row(system, "worst_speaker_disclosure", "worst speaker", note))
+    rows += [_row(system, key, scalar(key).heading, "without an attack") for key in ("deid", "gvd")]
     for key in ("linkability", "id_rate"):
         rows += [_row(system, scalar_key(c, key), f"{c} {scalar(key).heading}".strip(), "") for c in conditions]
     return [row for row in rows if not math.isnan(row.cell.value)][:MOST_ROWS]
 
 
+def _attacked_row(system: EvaluatedSystem, condition: str, key: str) -> SummaryRow:
+    """Return the strongest attack's number, and in the note that of comparing embeddings."""
+    name, strongest = scalar_key(condition, key), scalar_key(condition, f"{key}_strongest")
+    heading = f"{condition} {scalar(key).heading}".strip()
+    if math.isnan(system.scalar(strongest)):
+        return _row(system, name, heading, "no attack tried")
+    note = f"{make_cell(name, system, with_interval=False).text} without an attack"
+    return _row(system, strongest, f"{heading}, strongest", note)
+
+
+def _row(system: EvaluatedSystem, name: str, heading: str, note: str) -> SummaryRow:
+    return SummaryRow(heading, make_cell(name, system), scalar(name).unit.name, note, has_bar="_d_ece" in f"_{name}")
+
+
+def shares_of(cell: Cell) -> tuple[float | None, tuple[float, float] | None]:
+    """Return a disclosure and its interval as shares of the most there can be; None where they are not known."""
+    parts = (cell.value, *cell.ends)
+    share, low, high = (None if math.isnan(part) else min(max(part / MOST, 0.0), 1.0) for part in parts)
+    return share, None if low is None or high is None else (low, high)
+
+
 def summary_lines(system: EvaluatedSystem) -> list[str]:
     """Return the summary of one system as lines of at most 80 columns."""
-    lines = [*verdict_lines(verdict_of(system)), "", *check_lines(checks_of(system))]
+    lines = [*verdict_lines(verdict_of(system)), "", *check_lines(sort_checks(system.report.checks))]
     for row in summary_rows(system):
-        value = f"{row.cell.text:>7} {row.cell.interval:<16} {row.unit:<4}".rstrip()
-        line = f"{row.heading:<24}{value:<30}{row.note}"
+        value = f"{row.cell.text:>7} {row.cell.interval:<15} {row.unit:<4}".rstrip()
+        line = f"{row.heading:<24}{value:<28}{row.note}"
         lines += [line.rstrip()] if len(line) <= WIDTH else [f"{row.heading:<24}{value}", f"{'':<24}{row.note}"]
     return lines
 
@@ -71,10 +203,10 @@ def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
     width = max(6, *map(len, names.values()))
     lines = [f"{'system':<{width}}  {'disclosure [bit]':<22}{'verdict':<10}{'strongest attack'}"]
     for system in rank_systems(systems):
-        found, attack = disclosure_of(system), strongest_attack(system, disclosure_of(system).condition)
-        by = "none tried" if attack is None else attack[0]
-        by = ", ".join(filter(None, (found.condition, by)))
-        line = f"{names[system.name]:<{width}}  {show_disclosed(found):<22}{verdict_of(system).level:<10}"
+        found = headline_of(system)
+        attack = strongest_attack(system, found.condition)
+        by = ", ".join(filter(None, (found.condition, attack[0] if attack else "none tried")))
+        line = f"{names[system.name]:<{width}}  {disclosure_of(system)!s:<22}{verdict_of(system).level:<10}"
         lines.append((line + shorten(by, WIDTH - len(line))).rstrip())
     return lines
 
@@ -97,42 +229,3 @@ def check_lines(checks: Sequence[Check]) -> list[str]:
 def shorten(text: str, most: int) -> str:
     """Return text of at most so many characters, the middle left out."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - most // 2) + 1 :]}"
-
-
-def shares_of(bits: float, low: float, high: float) -> tuple[float | None, tuple[float, float] | None]:
-    """Return a disclosure and its interval as shares of the most there can be; None where they are not known."""
-    share, *span = (None if math.isnan(part) else min(max(part / MOST, 0.0), 1.0) for part in (bits, low, high))
-    return share, None if span[0] is None or span[1] is None else (span[0], span[1])
-
-
-def _disclosure_row(system: EvaluatedSystem) -> SummaryRow:
-    found = disclosure_of(system)
-    attack = strongest_attack(system, found.condition)
-    by = attack[0] if attack else "comparing embeddings"
-    note = ", ".join(filter(None, (found.condition, by)))
-    return _with_share(SummaryRow("disclosure", format_cell(scalar("disclosure"), *found[2:]), "bit", note))
-
-
-def _attacked_row(system: EvaluatedSystem, condition: str, key: str) -> list[SummaryRow]:
-    """Return the strongest attack's number, and in the note that of comparing embeddings."""
-    name, strongest = scalar_key(condition, key), scalar_key(condition, f"{key}_strongest")
-    if name not in system.scalars and strongest not in system.scalars:
-        return []
-    heading = f"{condition} {scalar(key).heading}".strip()
-    if math.isnan(system.scalar(strongest)):
-        rows = [_row(system, name, heading, "no attack tried")]
-    else:
-        note = f"{make_cell(name, system, with_interval=False).text} by comparing"
-        rows = [_row(system, strongest, f"{heading}, strongest", note)]
-    return rows if key == "eer" else list(map(_with_share, rows))
-
-
-def _row(system: EvaluatedSystem, name: str, heading: str, note: str) -> SummaryRow:
-    if name not in system.scalars:
-        return SummaryRow(heading, Cell(""), "", note)
-    return SummaryRow(heading, make_cell(name, system), scalar(name).unit.name, note)
-
-
-def _with_share(row: SummaryRow) -> SummaryRow:
-    share, span = shares_of(row.cell.value, *row.cell.ends)
-    return row._replace(share=share, span=span)

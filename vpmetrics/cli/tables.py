@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from vpmetrics._engine.registry import (
@@ -22,9 +22,7 @@ from vpmetrics._engine.registry import (
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scalar import COUNT
 
-NONE_TRIED = "none tried"
-ARROWS = {"low": "↓", "high": "↑"}  # where privacy lies
-# The condition that says how well speakers are hidden leads, original speech ends.
+# The order of conditions in tables: the attacked ones first, original speech last.
 _ORDER = ("OP", "PP", "across", "within", "", "OO")
 _HEADLINE = ("d_ece", "eer", "linkability", "linkability_chance", "mean_d", "mean_d_chance", "id_rate")
 _WEAK = ("D_ECE", "EER", "DeID", "Cllr")  # headings of what only means something beside the strongest attack
@@ -85,20 +83,18 @@ def conditions_of(system: EvaluatedSystem) -> list[str]:
 
 def make_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) -> Cell:
     """Return a scalar as a cell, with its interval if there is one; a dash where it is unknown or undefined."""
-    entry, value = scalar(name), system.scalar(name)
-    ends = [system.scalar(f"{name}{end}") for end in CI_SUFFIXES]
+    entry, value, attacks = scalar(name), system.scalar(name), system.report.attacks
     is_of_attack = entry.family == "attack" and "chance" not in name and entry.condition != "OO"
     if math.isnan(value):
-        return Cell(NONE_TRIED if is_of_attack and not system.report.attacks else DASH)
+        return Cell("none tried" if is_of_attack and not attacks else DASH)
     if is_of_attack and name.endswith("strongest") and entry.unit is COUNT:
-        place = int(value)
-        return Cell(clean(system.report.attacks[place][0]) if 0 <= place < len(system.report.attacks) else DASH)
+        return Cell(clean(attacks[int(value)][0]) if 0 <= value < len(attacks) else DASH)
     if entry.unit is SPEAKER:
         return Cell(clean(system.speaker_name(value)))
-    counted = gallery_key(name)
-    extrapolated = "≈ " if counted is not None and counted[1] > system.scalar(counted[0]) else ""
-    cell = format_cell(entry, value, *(ends if with_interval else ()))
-    return cell._replace(text=extrapolated + cell.text)
+    cell = format_cell(entry, value, *(system.scalar(f"{name}{end}") for end in CI_SUFFIXES if with_interval))
+    gallery = gallery_key(name)
+    is_extrapolated = gallery is not None and gallery[1] > system.scalar(gallery[0])
+    return cell._replace(text=f"≈ {cell.text}") if is_extrapolated else cell
 
 
 def format_cell(entry: Scalar, value: float, low: float = math.nan, high: float = math.nan) -> Cell:
@@ -114,7 +110,11 @@ def format_cell(entry: Scalar, value: float, low: float = math.nan, high: float 
 def heading_of(entry: Scalar) -> str:
     """Return a heading: the condition, the name, where privacy lies, and the unit."""
     unit = f"[{entry.unit.name}]" if entry.unit.name else ""
-    return " ".join(filter(None, (entry.condition, clean(entry.heading), ARROWS.get(entry.direction or ""), unit)))
+    return " ".join(
+        filter(
+            None, (entry.condition, clean(entry.heading), {"low": "↓", "high": "↑"}.get(entry.direction or ""), unit)
+        )
+    )
 
 
 def name_condition(condition: str, systems: Iterable[EvaluatedSystem]) -> str:
@@ -125,19 +125,17 @@ def name_condition(condition: str, systems: Iterable[EvaluatedSystem]) -> str:
 
 def tables_of_system(system: EvaluatedSystem) -> list[Table]:
     """Return all that is known of one system: the headline first, then details by family of measures."""
-    conditions = conditions_of(system)
-    families = [family for family in OF_CONDITION if family in FAMILIES]
-    by_family = {family: [entry.key for entry in FAMILIES[family]] for family in families}
-    crowd = [entry.key for entry in population_scalars(system.scalars)]
-    details = [_by_condition(system, conditions, _FAMILY_TITLES.get(f, f), [k for k in keys if k not in _HEADLINE])
-               for f, keys in {**by_family, OF_POPULATION[0]: crowd}.items()]  # fmt: skip
-    return [
-        *_by_condition(system, conditions, "Headline", _HEADLINE, trials=True),
-        *_whole_system(system),
-        *(_table_of_attributes(system.attributes)),
-        *(_of_groups(system, condition) for condition in conditions if system.groups),
-        *(table._replace(fold=table.title) for tables in details for table in tables),
+    details = {family: [e.key for e in FAMILIES[family] if e.key not in _HEADLINE] for family in OF_CONDITION}
+    details[OF_POPULATION[0]] = [entry.key for entry in population_scalars(system.scalars)]
+    tables = [_table_of_conditions(system, _FAMILY_TITLES.get(name, name), keys) for name, keys in details.items()]
+    found = [
+        _table_of_conditions(system, "Headline", _HEADLINE, has_trials=True),
+        _table_of_whole(system),
+        _table_of_attributes(system),
+        *(_table_of_groups(system, condition) for condition in conditions_of(system)),
+        *(table._replace(fold=table.title) for table in tables),
     ]
+    return [table for table in found if table.rows]
 
 
 def average_of_groups(system: EvaluatedSystem) -> dict[str, float]:
@@ -150,42 +148,36 @@ def average_of_groups(system: EvaluatedSystem) -> dict[str, float]:
     }
 
 
-def _by_condition(
-    system: EvaluatedSystem, conditions: Sequence[str], title: str, keys: Iterable[str], trials: bool = False
-) -> list[Table]:
-    """Return measures below each other and conditions side by side; nothing where no measure is known."""
-    known = [key for key in keys if any(scalar_key(condition, key) in system.scalars for condition in conditions)]
-    if not known and not trials:
-        return []
-    rows = []
-    for key in add_strongest(known):
-        cells = [make_cell(scalar_key(condition, key), system) for condition in conditions]
-        rows.append((Cell(heading_of(scalar(key))), *cells))
-    for number, kind in enumerate(("target", "non-target") if trials else ()):
+def _table_of_conditions(system: EvaluatedSystem, title: str, keys: Iterable[str], has_trials: bool = False) -> Table:
+    """Return measures below each other and conditions side by side; no rows where no measure is known."""
+    conditions = conditions_of(system)
+    known = add_strongest(k for k in keys if any(scalar_key(name, k) in system.scalars for name in conditions))
+    rows = [
+        (Cell(heading_of(scalar(key))), *(make_cell(scalar_key(name, key), system) for name in conditions))
+        for key in known
+    ]
+    for number, kind in enumerate(("target", "non-target") if has_trials else ()):
         counts = [system.report.conditions[condition].num_trials[number] for condition in conditions]
         rows.append((Cell(f"{kind} trials"), *(Cell(f"{count:,}", count) for count in counts)))
     heads = ("measure", *(name_condition(condition, [system]) for condition in conditions))
-    return [Table(title, heads, tuple(rows), keys=tuple(add_strongest(known)))]
+    return Table(title, heads, tuple(rows), keys=tuple(known))
 
 
-def _whole_system(system: EvaluatedSystem) -> list[Table]:
-    entries = [e for family in ("system", "relative", "calibration") for e in FAMILIES.get(family, ())]
-    names = [entry.key for entry in entries if entry.key in system.scalars]
-    if not names:
-        return []
-    names = add_strongest(names, conditions_of(system)[0])
-    rows = [(Cell(heading_of(scalar(name))), make_cell(name, system)) for name in names]
-    return [Table("Compared with original speech", ("measure", "value"), tuple(rows), keys=tuple(names))]
+def _table_of_whole(system: EvaluatedSystem) -> Table:
+    entries = [entry for family in ("system", "relative", "calibration") for entry in FAMILIES[family]]
+    names = add_strongest([entry.key for entry in entries if entry.key in system.scalars], conditions_of(system)[0])
+    rows = tuple((Cell(heading_of(scalar(name))), make_cell(name, system)) for name in names)
+    return Table("Compared with original speech", ("measure", "value"), rows, keys=tuple(names))
 
 
-def _of_groups(system: EvaluatedSystem, condition: str) -> Table:
+def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
     """Return what ranks systems in challenges: of each part of the trials, of all of them, and averaged."""
     known = [key for key in _OF_GROUPS if scalar_key(condition, key) in system.scalars]
     keys = known if condition == "OO" else add_strongest(known)
     names = [scalar_key(condition, key) for key in keys]
-    parts = {**system.groups, "all together": system}
+    parts = {**system.groups, "all together": system} if system.groups else {}
     rows = [(Cell(clean(part)), *(make_cell(name, of_part) for name in names)) for part, of_part in parts.items()]
-    if system.weights:
+    if rows and system.weights:
         average = average_of_groups(system)
         cells = [format_cell(scalar(name), average.get(name, math.nan)) for name in names]
         rows.append((Cell("average by weight"), *cells))
@@ -193,20 +185,19 @@ def _of_groups(system: EvaluatedSystem, condition: str) -> Table:
     return Table(f"By group, {condition or 'scores'}", heads, tuple(rows), keys=tuple(keys))
 
 
-def _table_of_attributes(attributes: Mapping[str, Mapping[str, float]]) -> list[Table]:
-    """Return what protected speech tells of attributes such as sex; each maps to the numbers of AttributeDisclosure."""
-    shown = [key for key in _ATTRIBUTES if any(key in numbers for numbers in attributes.values())]
+def _table_of_attributes(system: EvaluatedSystem) -> Table:
+    """Return what protected speech tells of attributes such as sex, as AttributeDisclosure has it."""
+    shown = [key for key in _ATTRIBUTES if any(key in numbers for numbers in system.attributes.values())]
     rows = []
-    for name, numbers in attributes.items():
+    for name, numbers in system.attributes.items():
         cells = [Cell(clean(name))]
         for key in shown:
             entry = scalar("eer" if key in ("accuracy", "majority") else "d_ece")
-            ends = ("low", "high") if key == "disclosure" else ()
-            cells.append(format_cell(entry, *(float(numbers.get(name, math.nan)) for name in (key, *ends))))
+            parts = (key, "low", "high") if key == "disclosure" else (key,)
+            cells.append(format_cell(entry, *(float(numbers.get(part, math.nan)) for part in parts)))
         rows.append(tuple(cells))
-    heads = ("attribute", *(_ATTRIBUTES[key] for key in shown))
     caption = "What a classifier fitted on other speakers learns from protected speech."
-    return [Table("Attributes", heads, tuple(rows), caption)] if rows else []
+    return Table("Attributes", ("attribute", *(_ATTRIBUTES[key] for key in shown)), tuple(rows), caption)
 
 
 def has_conditions(entry: Scalar) -> bool:
@@ -215,11 +206,9 @@ def has_conditions(entry: Scalar) -> bool:
 
 
 def add_strongest(keys: Iterable[str], attacked: str = "") -> list[str]:
-    """Return keys, those of an attacker who only compares after what the strongest attack finds.
+    """Return keys, before those of an attacker who only compares what the strongest attack finds.
 
-    Args:
-        keys: Keys of scalars, with or without their condition.
-        attacked: The condition whose strongest attack stands beside numbers that are of no condition.
+    ``attacked``: the condition whose strongest attack precedes numbers of no condition.
     """
     found: list[str] = []
     for key in keys:

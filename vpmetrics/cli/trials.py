@@ -1,9 +1,10 @@
-"""Listed trials: which pairs they are, their scores from embeddings, and who speaks in them."""
+"""Listed trials: which pairs they are, their scores from embeddings, and attacks on their utterances."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,16 +13,20 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.scorers import ScoreFunction, Scoring, resolve_scoring
+from vpmetrics._engine.conditions import WITHOUT_SESSIONS
+from vpmetrics._engine.headline import disclosure_sources, find_headline
+from vpmetrics._engine.registry import CI_SUFFIXES, scalar, scalar_key
+from vpmetrics._engine.report import EvaluatedSystem, PrivacyReport
+from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics.cli.embeddings import Column
-from vpmetrics.cli.errors import InputError, printable, quote
-from vpmetrics.cli.inputs import Array
+from vpmetrics.cli.evaluation import NONE_WANTED, collect_notes
+from vpmetrics.cli.inputs import InputError, quote
 from vpmetrics.cli.progress import Advance, show_progress
 from vpmetrics.cli.scores import Trials, number_names, read_key, read_list, read_map
+from vpmetrics.suite import VoicePrivacy
 
-CONDITIONS = ("OO", "OP", "PP")
-_PAIRS = 1 << 14  # scored at a time
-_BLOCK = 1 << 10
+_PAIRS = 1 << 12  # scored at a time
+_OF_MATRICES = tuple(f"{key}{end}" for key in ("deid", "gvd") for end in ("", *CI_SUFFIXES))
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Protocol:
 
 
 class ListedTrials(NamedTuple):
-    """Trials of each condition, with a column ``group``; who speaks; ``pooled`` groups count together, all if none."""
+    """Trials of each condition, with a column ``group``, and their speakers; ``pooled`` groups count together."""
 
     trials: Mapping[str, Trials]
     speaker_of: Mapping[str, str]
@@ -52,18 +57,6 @@ class ListedTrials(NamedTuple):
         return {key: Trials(frame, self.trials[key].notes) for key, frame in found.items() if len(frame)}
 
 
-class Speakers(NamedTuple):
-    """The speakers of both sides ``(2, P)`` of the trials of each condition, and their names.
-
-    ``is_listed``: a list says who they are; otherwise target trials do, and ``note`` says so, or why nobody is known.
-    """
-
-    sides: tuple[Array, ...] = ()
-    names: tuple[str, ...] = ()
-    is_listed: bool = False
-    note: str = ""
-
-
 def read_protocol(
     trials: Sequence[str | Path],
     enrolled: Sequence[str],
@@ -75,7 +68,7 @@ def read_protocol(
 
     Args:
         trials: Files of lines ``enrol trial target|nontarget``; enrol is an utterance, or an enrolled speaker.
-        enrolled: The utterances that speakers are enrolled with, as their mean.
+        enrolled: The utterances that speakers are enrolled with, as their mean; of known speakers.
         speaker_of: The speaker of every utterance.
         group_of: The group of every utterance or speaker.
         columns: The columns of the lists, where they are others.
@@ -84,14 +77,11 @@ def read_protocol(
     where, pairs = ", ".join(map(str, trials)), frame.select("enrol", "trial")
     if copies := len(pairs) - pairs.n_unique():
         raise InputError(f"expected every trial once, but {copies:,} of {len(pairs):,} occur again", where)
-    missing = next((utterance for utterance in enrolled if utterance not in speaker_of), None)
-    if missing is not None:
-        raise InputError(f"expected the speaker of every enrolment utterance, but got none of {quote(missing)}", where)
     if speaker_of:
-        sides = [_look_up(frame[side], speaker_of) for side in ("enrol", "trial")]
+        sides = [look_up(frame[side], speaker_of) for side in ("enrol", "trial")]
         differs = ((sides[0] == sides[1]) != frame["is_target"]).fill_null(False)
         if differs.any():
-            first = quote(" ".join(frame.filter(differs).select("enrol", "trial").row(0)))
+            first = quote(" ".join(pairs.filter(differs).row(0)))
             got = f"{int(differs.sum()):,} differ, first that of {first}"
             raise InputError(f"expected labels as utt2spk has speakers, but {got}", where)
     members: dict[str, list[str]] = {}
@@ -131,10 +121,10 @@ def score_listed(original: Column, protected: Column, protocol: Protocol, scorin
     (enrolled, of_enrol), (probed, of_probe) = (np.unique(side, return_inverse=True) for side in (enrols, probes))
     sides = {"O": original, "P": protected}
     references = {key: _references(side, protocol, [names[at] for at in enrolled]) for key, side in sides.items()}
-    tested = {key: _vectors(side, [names[at] for at in probed], "trial") for key, side in sides.items()}
+    tested = {key: _vectors_or_none(side, [names[at] for at in probed], "trial") for key, side in sides.items()}
     group, groups, notes = _groups_of_trials(protocol)
     trials = {}
-    for condition in CONDITIONS:
+    for condition in WITHOUT_SESSIONS:
         left, right = references[condition[0]], tested[condition[1]]
         if left is None or right is None:
             what, key = ("enrolment", condition[0]) if left is None else ("trial", condition[1])
@@ -157,31 +147,14 @@ def score_pairs(
     """Return the scores ``(P,)`` of pairs of rows of ``left (A, D)`` and of ``right (B, D)``."""
     scorer = resolve_scoring(scoring)
     left, right = scorer.prepare(left), scorer.prepare(right)
-    if not isinstance(scoring, str):
-        return _score_in_blocks(left, right, rows, columns, scorer.compare, advance)
-    scores = left.new_empty(len(rows))
-    for start in range(0, len(rows), _PAIRS):
-        part = slice(start, start + _PAIRS)
-        scores[part] = scorer.compare(left[rows[part], None], right[columns[part], None]).flatten()
-        advance(start)
-    return scores
-
-
-def _score_in_blocks(
-    left: Tensor, right: Tensor, rows: Tensor, columns: Tensor, compare: ScoreFunction, advance: Advance
-) -> Tensor:
-    """Score by a function that compares all rows of both sides: only the blocks that hold pairs."""
-    wide = len(right) // _BLOCK + 1
-    blocks, order = (rows // _BLOCK * wide + columns // _BLOCK).sort(stable=True)
-    kinds, counts = blocks.unique_consecutive(return_counts=True)
-    scores, start = left.new_empty(len(rows)), 0
-    for block, count in zip(kinds.tolist(), counts.tolist(), strict=True):
-        pairs = order[start : start + count]
-        top, side = block // wide * _BLOCK, block % wide * _BLOCK
-        of_block = compare(left[top : top + _BLOCK], right[side : side + _BLOCK])
-        scores[pairs] = of_block[rows[pairs] - top, columns[pairs] - side]
-        start += count
-        advance(start)
+    scores, done = left.new_empty(len(rows)), 0
+    for pairs in rows.argsort(stable=True).split(_PAIRS):  # by row, so that some pairs have few rows in all
+        (some_rows, row), (some_columns, column) = (
+            index[pairs].unique(return_inverse=True) for index in (rows, columns)
+        )
+        scores[pairs] = scorer.compare(left[some_rows], right[some_columns])[row, column]
+        done += len(pairs)
+        advance(done)
     return scores
 
 
@@ -189,15 +162,13 @@ def _references(side: Column, protocol: Protocol, names: Sequence[str]) -> Tenso
     """Return what each name is enrolled with, ``(E, D)``: the mean of a speaker's utterances, or one utterance."""
     row_of = side.rows_by_name()
     members = [[name] if name in row_of else protocol.members.get(name, [name]) for name in names]
-    vectors = _vectors(side, [utterance for each in members for utterance in each], "enrolment")
+    vectors = _vectors_or_none(side, [utterance for each in members for utterance in each], "enrolment")
     if vectors is None:
         return None
-    counts = torch.tensor([len(each) for each in members])
-    sums = vectors.new_zeros(len(names), vectors.shape[1])
-    return sums.index_add(0, torch.arange(len(names)).repeat_interleave(counts), vectors) / counts[:, None]
+    return torch.stack([part.mean(0) for part in vectors.split([len(each) for each in members])])
 
 
-def _vectors(side: Column, names: Sequence[str], what: str) -> Tensor | None:
+def _vectors_or_none(side: Column, names: Sequence[str], what: str) -> Tensor | None:
     """Return the vectors of some utterances; None where a side has none of them, an error where it lacks some."""
     row_of = side.rows_by_name()
     missing = [name for name in names if name not in row_of]
@@ -207,6 +178,11 @@ def _vectors(side: Column, names: Sequence[str], what: str) -> Tensor | None:
         message = f"expected all {what} utterances, but {len(missing):,} of {len(names):,} are missing"
         hint = "; --enrolls says what a speaker is enrolled with" if what == "enrolment" else ""
         raise InputError(f"{message}, first {quote(missing[0])}{hint}", side.source)
+    return _vectors(side, names, what)
+
+
+def _vectors(side: Column, names: Sequence[str], what: str) -> Tensor:
+    row_of = side.rows_by_name()
     return side.tensor(what).double()[[row_of[name] for name in names]]
 
 
@@ -216,11 +192,11 @@ def _groups_of_trials(protocol: Protocol) -> tuple[pl.Series, tuple[str, ...], t
     if not group_of:
         return pl.Series([None] * len(frame), dtype=pl.String), (), ()
 
-    def look_up(column: pl.Series) -> pl.Series:
-        by_speaker = _look_up(_look_up(column, protocol.speaker_of), group_of)
-        return _look_up(column, group_of).zip_with(column.is_in(list(group_of)), by_speaker)
+    def find_group(column: pl.Series) -> pl.Series:
+        by_speaker = look_up(look_up(column, protocol.speaker_of), group_of)
+        return look_up(column, group_of).zip_with(column.is_in(list(group_of)), by_speaker)
 
-    enrol, trial = (look_up(frame[side]) for side in ("enrol", "trial"))
+    enrol, trial = (find_group(frame[side]) for side in ("enrol", "trial"))
     if trial.is_null().any():
         name = quote(frame["trial"][int(trial.is_null().arg_max() or 0)])
         raise InputError(f"Expected the group of every trial utterance in --groups, but got none for {name}.")
@@ -230,63 +206,122 @@ def _groups_of_trials(protocol: Protocol) -> tuple[pl.Series, tuple[str, ...], t
     return group, tuple(group.drop_nulls().unique().sort().to_list()), notes
 
 
-def _look_up(names: pl.Series, value_of: Mapping[str, str]) -> pl.Series:
+def look_up(names: pl.Series, value_of: Mapping[str, str]) -> pl.Series:
     """Return the value of every name, null where there is none; a speaker's name stands for the speaker."""
     by_name = {value: value for value in value_of.values()} | dict(value_of)
     old, new = (pl.Series(texts, dtype=pl.String) for texts in (list(by_name), list(by_name.values())))
     return names.replace_strict(old, new, default=None)
 
 
-def find_speakers(speaker_of: Mapping[str, str], sets: Sequence[Trials]) -> Speakers:
-    """Return who speaks in trials, by a list where it names everybody, else by target trials."""
-    frames = [trials.frame for trials in sets]
-    if not all("trial" in frame.columns for frame in frames):
-        return Speakers(note="No intervals: the scores do not name what they compare.")
-    names, sides = number_names(frames)
-    speakers = _look_up(pl.Series(names, dtype=pl.String), speaker_of)
-    if not speakers.has_nulls():
-        kinds, number = np.unique(speakers.to_numpy(), return_inverse=True)
-        numbered = tuple(np.stack([number[enrol], number[trial]]) for enrol, trial in sides)
-        return Speakers(numbered, tuple(map(printable, kinds.tolist())), is_listed=True)
-    labels = [frame["is_target"].to_numpy() for frame in frames]
-    return _speakers_of_targets(names, sides, labels)
+class Attackable(NamedTuple):
+    """Both sides of some lists of trials; ``group`` is what these are called among others."""
+
+    original: Column
+    protected: Column
+    protocol: Protocol
+    group: str = ""
+
+    def utterances(self) -> tuple[set[str], set[str]]:
+        """Return the utterances that speakers are enrolled with, and those tested."""
+        trials, members = self.protocol.trials, self.protocol.members
+        enrolled = trials["enrol"].unique().to_list()
+        return {utterance for name in enrolled for utterance in members.get(name, ())}, set(trials["trial"].to_list())
+
+    def missing(self) -> str:
+        """Return what every attacker lacks; an empty text where nothing is missing."""
+        references, tested = self.utterances()
+        if not set(self.protocol.trials["enrol"].to_list()) <= set(self.protocol.members):
+            return "no list names the enrolment utterances of speakers"
+        if references & tested:
+            return f"{min(references & tested)!r} is enrolled with and tested as well"
+        if unknown := (references | tested).difference(self.protocol.speaker_of):
+            return f"the speaker of {min(unknown)!r} is not known"
+        return self.absent(self.protected)
+
+    def absent(self, side: Column) -> str:
+        """Return which utterance a side lacks; attackers learn from pairs of original and protected speech."""
+        absent = set.union(*self.utterances()).difference(side.rows_by_name())
+        return f"it needs both sides of every utterance, and {min(absent)!r} is not in {side.source}" if absent else ""
 
 
-def check_listed(speaker_of: Mapping[str, str], sets: Sequence[Trials], path: str) -> None:
-    """Raise where a list of speakers lacks some names of the trials."""
-    names = pl.concat([trials.frame[side] for trials in sets for side in ("enrol", "trial")]).unique().sort()
-    missing = names.filter(_look_up(names, speaker_of).is_null())
-    if len(missing):
-        message = f"expected the speaker of every utterance, but {len(missing):,} are missing: {quote(missing[0])}"
-        raise InputError(message, path)
+def add_attacks(
+    system: EvaluatedSystem,
+    sets: Sequence[Attackable],
+    scoring: Scoring = "cosine",
+    intervals: float | None = None,
+    is_attacked: bool = True,
+) -> EvaluatedSystem:
+    """Return a system with what attacks on the utterances of its lists find, and with DeID and G_VD.
+
+    Attackers learn from pairs of both sides, so that OP is attacked only where both have all utterances of the lists,
+    and PP where protected speech has. Their trials are all pairs of an enrolled speaker and a tested utterance; of one
+    group, where there are groups. So are the matrices of DeID and G_VD.
+    """
+    missing = next(filter(None, (one.missing() for one in sets)), "")
+    unpaired = missing or next(filter(None, (one.absent(one.original) for one in sets)), "")
+    notes = [*system.notes, *([f"no DeID and no G_VD: {unpaired}"] if unpaired else [])]
+    if missing or (unpaired and not is_attacked):
+        return replace(system, notes=tuple(notes), no_attacks=missing if is_attacked else NONE_WANTED)
+    attacks = "standard" if is_attacked else None
+    metric = VoicePrivacy(scoring=scoring, enrolment="speaker", intervals=intervals, attacks=attacks, metrics="all")
+    with collect_notes(notes):
+        report, groups = _report_pairs(sets, metric, is_paired=not unpaired)
+    where = "PP" if unpaired else "OP"
+    no_attacks = "" if is_attacked else NONE_WANTED
+    if is_attacked and math.isnan(float(report.scalars[scalar_key(where, "d_ece_strongest")])):
+        no_attacks = "there are too few speakers"
+    elif is_attacked and where != system.report.attacked:
+        no_attacks = unpaired
+    pairs, listed = (sum(each.conditions[where].num_trials) for each in (report, system.report))
+    if pairs != listed:
+        what = "attacks, DeID and G_VD are" if is_attacked else "DeID and G_VD are"
+        notes += [f"{what} counted on all {pairs:,} pairs that could be trials; the list has {listed:,}"]
+    merged = {name: _merge(group, groups[name]) if name in groups else group for name, group in system.groups.items()}
+    return replace(_merge(system, report), groups=merged, notes=tuple(notes), no_attacks=no_attacks)
 
 
-def _speakers_of_targets(
-    names: Sequence[str], sides: Sequence[tuple[Array, Array]], labels: Sequence[Array]
-) -> Speakers:
-    """Take names that target trials join for one speaker; nobody is known where a name is in none of them."""
-    least, before = np.arange(len(names)), np.empty(0, dtype=np.int64)
-    is_known = np.zeros(len(names), dtype=bool)
-    while not np.array_equal(least, before):
-        before = least.copy()
-        for (enrol, trial), is_target in zip(sides, labels, strict=True):
-            one, other = enrol[is_target], trial[is_target]
-            is_known[one] = is_known[other] = True
-            both = np.minimum(least[one], least[other])
-            for side in (one, other):
-                np.minimum.at(least, least[side], both)
-                np.minimum.at(least, side, both)
-        least = least[least]
-    if not is_known.all():
-        why = f"{int((~is_known).sum()):,} names are in no target trial, as {quote(names[int((~is_known).argmax())])}"
-        return Speakers(note=f"No intervals: who speaks is not known, for {why}; --utt2spk would tell.")
-    for (enrol, trial), is_target in zip(sides, labels, strict=True):
-        wrong = ~is_target & (least[enrol] == least[trial])
-        if wrong.any():
-            at = int(wrong.argmax())
-            pair = f"{quote(names[enrol[at]])} and {quote(names[trial[at]])}"
-            return Speakers(note=f"No intervals: by target trials {pair} are of one speaker, by their own of two.")
-    kinds, number = np.unique(least, return_inverse=True)
-    note = f"intervals take names that target trials join for one speaker: {len(kinds):,} speakers"
-    numbered = tuple(np.stack([number[enrol], number[trial]]) for enrol, trial in sides)
-    return Speakers(numbered, tuple(printable(names[at]) for at in kinds), note=note)
+def _report_pairs(
+    sets: Sequence[Attackable], metric: VoicePrivacy, is_paired: bool
+) -> tuple[PrivacyReport, dict[str, PrivacyReport]]:
+    """Report all pairs of the utterances of lists, and those of each group; an utterance of several counts in each."""
+    original, protected = list[Tensor](), list[Tensor]()
+    speakers, is_reference, groups = list[str](), list[bool](), list[str]()
+    for one in sets:
+        references, tested = one.utterances()
+        names, protocol = sorted(references | tested), one.protocol
+        protected.append(_vectors(one.protected, names, "protected"))
+        original += [_vectors(one.original, names, "original")] if is_paired else []
+        own = [protocol.speaker_of[name] for name in names]
+        speakers += own
+        is_reference += [name in references for name in names]
+        group_of = protocol.group_of
+        pairs = zip(names, own, strict=True)
+        groups += [one.group or group_of.get(name, group_of.get(speaker, "")) for name, speaker in pairs]
+    kinds, number = np.unique(np.array(groups), return_inverse=True)
+    of_speaker = torch.from_numpy(np.unique(np.array(speakers), return_inverse=True)[1].astype(np.int64))
+    of_group = torch.from_numpy(number.astype(np.int64)) if any(groups) else None
+    rows = torch.cat(original) if is_paired else None
+    metric.update(rows, torch.cat(protected), of_speaker, torch.tensor(is_reference), groups=of_group)
+    report = metric.report()
+    return report, dict(zip(kinds.tolist(), report.groups.values(), strict=False))
+
+
+def _merge(system: EvaluatedSystem, report: PrivacyReport) -> EvaluatedSystem:
+    """Return a system with DeID, G_VD, checks and what belongs to attacks from another report."""
+    known = system.report.conditions
+    scalars = {**system.report.scalars}
+    for key, value in report.scalars.items():
+        of_attack = scalar(key).family == "attack" and scalar(key).condition in known
+        if of_attack or (key in _OF_MATRICES and not math.isnan(float(value))):
+            scalars[key] = value
+    conditions = {name: replace(each, strongest=report.conditions[name].strongest) for name, each in known.items()}
+    sources = [key for key in disclosure_sources(conditions, scalars) if not math.isnan(float(scalars[key]))]
+    if sources:
+        largest = max(sources, key=lambda key: float(scalars[key]))
+        ends = [end for end in ("", *CI_SUFFIXES) if f"{largest}{end}" in scalars]
+        scalars |= {f"disclosure{end}": scalars[f"{largest}{end}"] for end in ends}
+    # The list alone was not attacked; the pairs of its utterances may have been.
+    own = [check for check in system.report.checks if check.name != "attacks" or not report.attacks]
+    checks = tuple({check.name: check for check in (*own, *report.checks)}.values())
+    merged = replace(system.report, scalars=scalars, conditions=conditions, attacks=report.attacks, checks=checks)
+    return replace(system, report=replace(merged, headline=find_headline(merged)))
