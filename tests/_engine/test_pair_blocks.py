@@ -168,15 +168,17 @@ def test_speakers_are_permuted_within_their_group_whatever_their_labels():
         rows = labelled(groups=True)
         rows["speakers"] = relabel(rows["speakers"])
         pairs = pairs_of(rows, "OP")
-        scores = []
-        for shift in (1, 2):
-            permuted, original_index = pairs.permute_speakers(shift)
-            assert sorted(original_index.tolist()) == list(range(8))
-            assert not (original_index == torch.arange(8)).any()
-            groups = torch.tensor(pairs._groups)
-            assert torch.equal(groups[original_index], groups)
-            blocks = [block for group in permuted.row_groups() for block in permuted.blocks(group, targets_only=True)]
-            scores.append(torch.cat([block.scores[block.is_target] for block in blocks]).sort().values)
+        permuted, speaker, shift = pairs.permute_speakers([1, 2])
+        groups = torch.tensor(pairs._groups)
+        assert torch.equal(groups[speaker], groups[permuted.test.speaker_index])
+        assert (speaker != permuted.test.speaker_index).all()
+        assert torch.equal(speaker.bincount(), 2 * pairs.test.speaker_index.bincount())
+        scores = [[], []]
+        for block in (block for group in permuted.row_groups() for block in permuted.blocks(group, targets_only=True)):
+            for turn in (1, 2):
+                is_turn = block.is_target & (shift[block.columns] == turn)
+                scores[turn - 1].append(block.scores[is_turn])
+        scores = [torch.cat(each).sort().values for each in scores]
         assert not torch.equal(scores[0], scores[1])
         found.append(scores)
     assert_close(found[1], found[0], atol=1e-12, rtol=0)

@@ -114,7 +114,7 @@ def test_leakage_is_not_low_where_a_check_failed():
 def test_one_person_released_unchanged_is_named_in_the_verdict(bits, level):
     known = scores(0.0)
     values = torch.tensor([0.0] * 5 + [bits] + [0.0] * 2)
-    worst = WorstSpeaker(values, torch.tensor(0.2))
+    worst = WorstSpeaker(values, torch.tensor(0.2), torch.tensor(0.22))
     conditions = {"OP": replace(known.conditions["OP"], worst_speaker=worst)}
     one = EvaluatedSystem("x", rebuild(known, conditions=conditions), tuple("abcdefgh"))
     assert verdict_of(one).level == level

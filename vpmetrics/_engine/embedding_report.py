@@ -30,6 +30,7 @@ from vpmetrics._engine.report import ConditionReport, PrivacyReport, join_condit
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.similarity import SimilaritySummary, mean_score_matrix, summarize_similarity
 from vpmetrics._engine.speakers import (
+    PseudoTargets,
     SpeakerDisclosure,
     WorstSpeaker,
     disclose_speakers,
@@ -119,7 +120,7 @@ class _ConditionEvaluation:
         )
 
     @cached_property
-    def permuted(self) -> list[tuple[Tensor, Tensor]]:
+    def permuted(self) -> PseudoTargets:
         return permute_targets(self.pairs)
 
     @cached_property

@@ -24,7 +24,8 @@ class Headline(NamedTuple):
 
     ``level`` is ``"high"``, ``"moderate"``, ``"low"`` or ``"unknown"`` leakage; ``reasons`` are sentences.
     ``condition`` and ``attack`` attain the disclosure, ``needs``: what that attacker must have. ``worst_speaker`` is a
-    place among all speakers, ascending, and -1 where it is unknown.
+    place among all speakers, ascending, and -1 where it is unknown. ``worst_chance`` and ``most_by_chance``: the mean
+    and the largest of what the worst speaker discloses with speakers permuted.
     """
 
     level: str
@@ -37,7 +38,14 @@ class Headline(NamedTuple):
     worst_speaker: int
     worst_disclosure: float
     worst_chance: float
+    most_by_chance: float
     reasons: tuple[str, ...]
+
+    @property
+    def is_speaker_exposed(self) -> bool:
+        """Whether the worst speaker discloses more than all speakers do in any permutation, and clearly so."""
+        excess = self.worst_disclosure - self.worst_chance
+        return excess > LOW_LEAKAGE and self.worst_disclosure > self.most_by_chance
 
     @property
     def verdict(self) -> str:
@@ -69,11 +77,11 @@ def find_headline(report: PrivacyReport) -> Headline | None:
     condition = scalar(key).condition
     attack, needs = _describe_attack(report, values, key, condition)
     disclosure, low, high = (values.get(f"disclosure{end}", math.nan) for end in ("", *CI_SUFFIXES))
-    worst, chance, place = math.nan, values.get("worst_speaker_chance", math.nan), -1
+    worst, chance, most, place = math.nan, values.get("worst_speaker_chance", math.nan), math.nan, -1
     if "OP" in report.conditions and (found := report.conditions["OP"].worst_speaker) is not None:
-        worst, index = map(float, found.largest)
+        (worst, index), most = map(float, found.largest), float(found.most_by_chance)
         place = -1 if math.isnan(worst) else int(index)
-    headline = Headline("", disclosure, low, high, condition, attack, needs, place, worst, chance, ())
+    headline = Headline("", disclosure, low, high, condition, attack, needs, place, worst, chance, most, ())
     level, reasons = _judge(report, headline)
     return headline._replace(level=level, reasons=tuple(reasons))
 
@@ -92,10 +100,10 @@ def _judge(report: PrivacyReport, headline: Headline) -> tuple[str, list[str]]:
     if math.isnan(headline.disclosure):
         return "unknown", reasons
     upper = headline.disclosure if math.isnan(headline.high) else headline.high
-    excess = headline.worst_disclosure - headline.worst_chance
     level = "high" if upper > HIGH_LEAKAGE else "moderate" if upper > LOW_LEAKAGE else "low"
-    if excess > LOW_LEAKAGE:
-        level = "high" if level == "high" or excess > HIGH_LEAKAGE else "moderate"
+    if headline.is_speaker_exposed:
+        is_high = headline.worst_disclosure - headline.worst_chance > HIGH_LEAKAGE
+        level = "high" if level == "high" or is_high else "moderate"
         reasons.append(
             f"Speaker {report.speaker_name(headline.worst_speaker)} is exposed: {headline.worst_disclosure:.3f} bit, "
             f"where chance gives {headline.worst_chance:.3f} bit."

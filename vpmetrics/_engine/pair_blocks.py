@@ -227,11 +227,11 @@ class PairBlocks:
         pairs._index(is_one_side=False)
         return pairs
 
-    def permute_speakers(self, shift: int) -> tuple[PairBlocks, Tensor]:
-        """Return the same with every speaker's test rows given to another speaker of their group, and whose they were.
+    def permute_speakers(self, shifts: Sequence[int]) -> tuple[PairBlocks, Tensor, Tensor]:
+        """Return the same with every speaker's test rows given to other speakers of their group, one per shift.
 
         Speakers are shifted in an order of their embeddings, so that their numbers change nothing. Target blocks of the
-        result hold pseudo-target trials; the second value ``(S,)`` maps its test speakers to those of this object.
+        result hold pseudo-target trials. The other values ``(R,)`` are the true speaker and the shift of its test rows.
         """
         keys = mean_keys(self.test, self.test.speaker_index, self.num_speakers)
         group = torch.tensor(self._groups, device=keys.device)
@@ -244,15 +244,20 @@ class PairBlocks:
         count = torch.zeros_like(group).index_add(0, group.unique(return_inverse=True)[1], has_rows.long())
         size = count[group.unique(return_inverse=True)[1]][order].clamp(min=1)
         place = torch.arange(len(order), device=order.device) - first
-        target = torch.where(place < size, first + (place + shift) % size, first + place)
-        new_index = torch.empty_like(order).scatter(0, order, order[target])
-        side = replace(self.test, speaker_index=new_index[self.test.speaker_index], sessions=None)
+        turns = torch.tensor(shifts, device=order.device)[:, None]
+        target = torch.where(place < size, first + (place + turns) % size, first + place)
+        new_index = torch.empty_like(target).scatter(1, order.expand_as(target), order[target])
+        row = torch.arange(len(self.test), device=order.device).repeat(len(shifts))
+        shift = turns.expand(-1, len(self.test)).flatten()
+        speaker, pseudo = self.test.speaker_index[row], new_index[:, self.test.speaker_index].flatten()
         # A speaker alone in a group stays the same and is left out.
-        side = side.take(side.speaker_index != self.test.speaker_index)
-        pairs = self._with_test(side.take(side.order_by(side.speaker_index)))
+        row, shift, speaker, pseudo = (column[pseudo != speaker] for column in (row, shift, speaker, pseudo))
+        by_speaker = pseudo.argsort(stable=True)
+        side = replace(self.test.take(row[by_speaker]), speaker_index=pseudo[by_speaker], sessions=None)
+        pairs = self._with_test(side)
         pairs.enrolment = replace(pairs.enrolment, sessions=None)
         pairs.block_size = _TARGET_BLOCK_SIZE
-        return pairs, torch.empty_like(order).scatter(0, new_index, torch.arange(len(order), device=order.device))
+        return pairs, speaker[by_speaker], shift[by_speaker]
 
     def _with_test(self, test: Utterances, is_one_side: bool = False) -> PairBlocks:
         pairs = object.__new__(PairBlocks)

@@ -18,7 +18,8 @@ from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.score_counts import Counted, Steps, calibrate
 from vpmetrics._engine.utterances import count_values
 
-_PERMUTATIONS = 4  # of speakers, for chance levels
+_PERMUTATIONS = 19  # of speakers: luck exceeds the highest of them in one of 20 evaluations
+_PERMUTED_ROWS = 1 << 13  # that are compared at once
 _MOST_PAIRS = 1 << 20  # non-target pairs that are counted by speaker
 _MOST_COUNTS = 1 << 22  # of all speakers together
 
@@ -143,11 +144,12 @@ class WorstSpeaker(NamedTuple):
     """The largest two-sided D_ECE of one speaker's own trials, calibrated on these alone, and its chance level.
 
     ``d_ece`` ``(S,)``: that of every speaker as the one tested, by speaker index. ``chance``: what the largest of as
-    many speakers reaches with speakers permuted.
+    many speakers reaches with speakers permuted, the mean over permutations. ``most_by_chance``: the highest of these.
     """
 
     d_ece: Tensor
     chance: Tensor
+    most_by_chance: Tensor
 
     @property
     def largest(self) -> tuple[Tensor, Tensor]:
@@ -179,27 +181,38 @@ def speaker_scalars(disclosed: SpeakerDisclosure, identified: SpeakerIdentificat
     return scalars
 
 
-def permute_targets(pairs: PairBlocks) -> list[tuple[Tensor, Tensor]]:
-    """Return pseudo-target scores and their tested speakers, for a few permutations of the speakers."""
-    found = []
-    for shift in range(1, 1 + min(_PERMUTATIONS, pairs.num_speakers - 1)):
-        permuted, original_index = pairs.permute_speakers(shift)
+class PseudoTargets(NamedTuple):
+    """Trials of every speaker's test rows against another speaker, for some permutations of the speakers.
+
+    ``scores`` ``(P,)``, with the ``tested`` speaker and the number of the ``permutation``, from 0, of each.
+    """
+
+    scores: Tensor
+    tested: Tensor
+    permutation: Tensor
+    number: int
+
+
+def permute_targets(pairs: PairBlocks) -> PseudoTargets:
+    """Return pseudo-target trials for as many permutations of speakers as there are, at most 19."""
+    number = min(_PERMUTATIONS, pairs.num_speakers - 1)
+    at_once = max(1, _PERMUTED_ROWS // max(1, len(pairs.test)))
+    parts = [(pairs.enrolment.embeddings.new_empty(0), pairs.test.speaker_index[:0], pairs.test.speaker_index[:0])]
+    for first in range(0, number, at_once):
+        permuted, speaker, shift = pairs.permute_speakers(range(first + 1, min(first + at_once, number) + 1))
         whole = permuted.on_all_ranks()
-        parts = [(permuted.enrolment.embeddings.new_empty(0), permuted.test.speaker_index[:0])]
         for group in whole.row_groups():
             for block in whole.blocks(group, targets_only=True):
                 assert block.is_target is not None
-                tested = original_index[permuted.test.speaker_index[block.columns]].expand(len(block.scores), -1)
-                parts.append((block.scores[block.is_target], tested[block.is_target]))
-        scores, tested = (torch.cat(column) for column in zip(*parts, strict=True))
-        found.append((scores, tested))
-    return found
+                columns = torch.stack([speaker[block.columns], shift[block.columns] - 1])
+                tested, permutation = columns[:, None].expand(-1, len(block.scores), -1)[:, block.is_target]
+                parts.append((block.scores[block.is_target], tested, permutation))
+    scores, tested, permutation = (torch.cat(column) for column in zip(*parts, strict=True))
+    return PseudoTargets(scores, tested, permutation, max(0, number))
 
 
-def find_worst_speaker(
-    pairs: PairBlocks, scores: ConditionScores, permuted: list[tuple[Tensor, Tensor]]
-) -> WorstSpeaker:
-    """Return what each tested speaker's own trials disclose, calibrated on these alone."""
+def find_worst_speaker(pairs: PairBlocks, scores: ConditionScores, pseudo: PseudoTargets) -> WorstSpeaker:
+    """Return what each tested speaker's own trials between two sides disclose, calibrated on these alone."""
     count = pairs.num_speakers
     cells = ScoreCells(scores, most=max(64, min(1024, _MOST_COUNTS // max(1, count))))
     size, thinned = cells.number, pairs.thin_enrolment(_MOST_PAIRS)
@@ -213,12 +226,14 @@ def find_worst_speaker(
     (nontargets,) = thinned.processes.all_reduce(nontargets)
     nontargets = widen(nontargets.view(count, size))
     values = _two_sided(widen(targets.view(count, size)), nontargets)
-    chances = []
-    for pseudo, tested in permuted:
-        counts = count_values(_slots(cells.of(pseudo), tested, size), count * size)
-        chances.append(find_largest(_two_sided(widen(counts.view(count, size)), nontargets))[0])
-    chance = torch.stack(chances).nanmean() if chances else torch.full_like(values.sum(), torch.nan)
-    return WorstSpeaker(values, chance)
+    slots = _slots(cells.of(pseudo.scores), pseudo.tested, size)
+    share, largest = len(thinned.enrolment) / max(1, len(pairs.enrolment)), []
+    for number in range(pseudo.number):
+        taken = widen(count_values(slots[pseudo.permutation == number], count * size).view(count, size))
+        # Pseudo-targets are non-targets of this speaker, and count once.
+        largest.append(find_largest(_two_sided(taken, (nontargets - share * taken).clamp(min=0)))[0])
+    by_chance = torch.stack(largest) if largest else values.new_full((1,), torch.nan)
+    return WorstSpeaker(values, by_chance.nanmean(), find_largest(by_chance)[0])
 
 
 def _slots(cells: Tensor, speakers: Tensor, size: int) -> Tensor:
@@ -232,17 +247,14 @@ def _two_sided(targets: Tensor, nontargets: Tensor) -> Tensor:
     return torch.stack([expected_disclosure(each) for each in steps]).amax(0)
 
 
-def linkability_chance(scores: ConditionScores, permuted: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return the linkability with speakers permuted, the mean over a few permutations."""
+def linkability_chance(scores: ConditionScores, pseudo: PseudoTargets) -> Tensor:
+    """Return the linkability with speakers permuted, the mean over all permutations."""
     edges = linkability_edges(scores.trials)
     nontargets = widen(scores.trials.count_between(edges))[0]
-    values = [
-        linkability_of_bins(torch.stack([nontargets, Counted(pseudo, _ones(pseudo)).count_between(edges)[1]]))
-        for pseudo, _ in permuted
-    ]
-    value = torch.stack(values).mean() if values else torch.full_like(nontargets.sum(), torch.nan)
+    values = []
+    for number in range(pseudo.number):
+        permuted = pseudo.scores[pseudo.permutation == number]
+        ones = torch.ones(2, len(permuted), dtype=torch.int64, device=permuted.device)
+        values.append(linkability_of_bins(torch.stack([nontargets, Counted(permuted, ones).count_between(edges)[1]])))
+    value = torch.stack(values).nanmean() if values else torch.full_like(nontargets.sum(), torch.nan)
     return torch.where(edges[0].isnan(), torch.nan, value)
-
-
-def _ones(scores: Tensor) -> Tensor:
-    return torch.ones(2, len(scores), dtype=torch.int64, device=scores.device)

@@ -17,12 +17,12 @@ MOST = scalar("d_ece").range[1]  # bits that calibrated scores can disclose
 THRESHOLDS = (
     f"Leakage is high above {HIGH_LEAKAGE:g} bit, moderate above {LOW_LEAKAGE:g} bit and low otherwise, by the upper "
     "end of the interval. It is never called low where a check failed, or where one speaker discloses more than "
-    f"{LOW_LEAKAGE:g} bit above the level of chance."
+    f"{LOW_LEAKAGE:g} bit above the level of chance and more than any speaker does with speakers permuted."
 )
 WIDTH, MOST_ROWS = 80, 8
 MARKS = {"failed": "✗", "warning": "!", "ok": "✓"}  # the worst first
 _TITLES = {"high": "High leakage", "moderate": "Moderate leakage", "low": "Low leakage", "unknown": "No verdict"}
-_UNKNOWN = Headline("unknown", math.nan, math.nan, math.nan, "", "", "", -1, math.nan, math.nan, ())
+_UNKNOWN = Headline("unknown", math.nan, math.nan, math.nan, "", "", "", -1, math.nan, math.nan, math.nan, ())
 _UNDEFINED = "D_ECE is not defined for these trials; the notes say why."
 
 
@@ -60,7 +60,7 @@ def verdict_of(system: EvaluatedSystem) -> Verdict:
         reasons.append("The verdict goes by the upper end of the interval.")
     if failed := [check.name for check in system.report.checks if check.status == "failed"]:
         reasons.append(f"This evaluation cannot be trusted: {', '.join(failed)} failed.")
-    if found.worst_disclosure - found.worst_chance > LOW_LEAKAGE:
+    if found.is_speaker_exposed:
         bits, chance = (scalar("disclosure").show(value) for value in (found.worst_disclosure, found.worst_chance))
         name = worst_speaker_name(system)
         reasons.append(f"Speaker {name} is protected worst: {bits} bit, where chance gives {chance}.")
