@@ -269,11 +269,17 @@ def test_profiles_of_both_runs_are_drawn_with_both_calibrations():
 
 
 @pytest.mark.parametrize("calibration", ["linear", "isotonic"])
-def test_a_class_missing_in_either_run_is_nan_and_one_warning(calibration):
+def test_a_missing_class_or_run_is_nan_and_one_warning(calibration):
     preds, target = gaussians(50, 500)
     for run, fit in ((target & False, target), (target, target & False)):
         with pytest.warns(UserWarning, match="both kinds") as caught:
             assert calibration_distortion(preds, run, preds, fit, calibration).isnan()
+        assert len(caught) == 1
+    for run in (0, 1):
+        metric = CalibrationDistortion(calibration)
+        metric.update(preds, target, run=run)
+        with pytest.warns(UserWarning, match="both runs|both kinds") as caught:
+            assert metric.compute().isnan()
         assert len(caught) == 1
 
 
@@ -288,16 +294,6 @@ def test_a_linear_calibration_converges_however_small_the_overlap(overlap):
         expected = reference.zebra.linear_calibration((7 + preds / 100).numpy(), target.numpy())
         # An overlap of 1e-8 around 7 is itself known to seven digits.
         assert [value.item() for value in fitted] == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("calibration", ["linear", "isotonic"])
-@pytest.mark.parametrize("run", [0, 1])
-def test_one_run_alone_is_nan_and_one_warning(calibration, run):
-    metric = CalibrationDistortion(calibration)
-    metric.update(*gaussians(50, 500), run=run)
-    with pytest.warns(UserWarning, match="both runs|both kinds") as caught:
-        assert metric.compute().isnan()
-    assert len(caught) == 1
 
 
 def test_the_worst_case_grows_with_the_number_of_trials_and_is_not_0_for_constant_scores():

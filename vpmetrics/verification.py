@@ -27,7 +27,7 @@ _NO_BINS = "four sums are all that is kept, so there is nothing to bin"
 
 
 class MinCllr(ScoreMetric):
-    r"""The least Cllr that an increasing map of the scores can reach: that of their PAV log-likelihood ratios.
+    """The least Cllr that an increasing map of the scores can reach: that of their PAV log-likelihood ratios.
 
     As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and scale, higher = more
     alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a scalar in bits,
@@ -58,7 +58,7 @@ class MinCllr(ScoreMetric):
 
 
 class EqualErrorRate(ScoreMetric):
-    r"""Error rate where misses and false alarms are equal, on the convex hull of the ROC.
+    """Error rate where misses and false alarms are equal, on the convex hull of the ROC.
 
     As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and scale, higher = more
     alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a scalar in [0, 0.5],
@@ -90,16 +90,7 @@ class EqualErrorRate(ScoreMetric):
 
 
 class Linkability(ScoreMetric):
-    r"""Global linkability of Gómez-Barrero et al. (2018), prior ratio 1.
-
-    .. math::
-        D_\mathrm{sys} = \sum_b p(b \mid \mathrm{tar}) \max\!\left(0,
-        2 \frac{r_b}{1 + r_b} - 1\right), \quad r_b = \frac{p(b \mid \mathrm{tar})}{p(b \mid \mathrm{non})}
-
-    over :math:`\min(\lfloor T / 10 \rfloor, 100)` equal bins of the joint range of the scores. The code of the Voice
-    Privacy Challenges prints less: see :func:`vpmetrics.functional.linkability`.
-
-    What Vauquier et al. (2025) call linkability is another measure: :class:`vpmetrics.ReidentificationRate`.
+    """Global linkability of Gómez-Barrero et al. (2018): see :func:`vpmetrics.functional.linkability`.
 
     As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and scale, higher = more
     alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a scalar in [0, 1],
@@ -150,11 +141,7 @@ class Linkability(ScoreMetric):
 
 
 class Cllr(TrialMetric):
-    r"""Cost of taking the scores for natural-log likelihood ratios (Brümmer and du Preez, 2006).
-
-    .. math::
-        C_\mathrm{llr} = \frac{\langle \ln(1 + e^{-s}) \rangle_\mathrm{tar}
-        + \langle \ln(1 + e^{s}) \rangle_\mathrm{non}}{2 \ln 2}
+    """Cost of taking scores as natural-log likelihood ratios: see :func:`vpmetrics.functional.cllr`.
 
     As input to ``forward`` and ``update`` the metric accepts ``preds``, log-likelihood ratios of any shape, and
     ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a scalar in bits: 0 at best for
@@ -198,7 +185,7 @@ class Cllr(TrialMetric):
         Args:
             preds: Natural-log likelihood ratios in any shape.
             target: 1 (same speaker) or 0 (different), boolean or integer, of the same shape.
-            speakers: Speakers of the enrolment side and of the test side, as in :meth:`ScoreMetric.update`.
+            speakers: Speakers of the enrolment side and of the test side, for ``intervals``.
         """
         both = self._check_batch(preds, target, speakers)
         if self.intervals is not None:

@@ -19,21 +19,13 @@ from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebr
 
 
 class ZebraDisclosure(ScoreMetric):
-    r"""Expected and worst-case disclosure of identity by the scores of an attacker (Noé et al., 2022, section 5).
-
-    .. math::
-        D_\mathrm{ECE} = \frac{\langle Z(l) \rangle_\mathrm{tar} + \langle Z(-l) \rangle_\mathrm{non}}{2 \ln 2},
-        \qquad l_w = \max |l'| / \ln 10
-
-    with :math:`Z(l) = \frac12 + \frac{l - (e^l - 1)}{(e^l - 1)^2}`, the log-likelihood ratios :math:`l` of PAV, and
-    :math:`l'` those of PAV under Laplace's rule.
+    """Expected and worst-case disclosure of identity by scores: see :func:`vpmetrics.functional.zebra_disclosure`.
 
     As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and scale, higher = more
     alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a dictionary:
     ``d_ece`` in bits, from 0 (nothing disclosed) to 0.7213; ``l_w``, a base-10 logarithm; ``tag``, its category from 0
     to 6 (:func:`vpmetrics.functional.zebra_tag` gives the letter; -1 if undefined); ``d_ece_reversed``, the ``d_ece``
-    of the negated scores, since an attacker may flip the sign. The worst case grows with the number of trials, see
-    :func:`vpmetrics.functional.zebra_disclosure`.
+    of the negated scores, since an attacker may flip the sign. The worst case grows with the number of trials.
 
     Args:
         thresholds: None is exact; a number of bins or a tensor of edges keeps two histograms in constant memory.

@@ -9,7 +9,7 @@ import warnings
 import pytest
 import pytorch_lightning as pl
 import torch
-from cases import CASES, embeddings, join, scores
+from cases import CASES, join, scores
 from torch.testing import assert_close
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
@@ -73,28 +73,19 @@ def test_views_live_in_collections():
     assert_close(collection.compute()["d_ece"], WHOLE["d_ece"])
 
 
-def test_a_tracker_finds_the_best_epoch():
-    epochs = [[batch] for batch in BATCHES]
-    values = [F.zebra_disclosure(**batch)["d_ece"].item() for batch in BATCHES]
-    tracker = MetricTracker(vp.ZebraDisclosure()["d_ece"])
-    for batches in epochs:
-        tracker.increment()
-        fed(tracker, batches)
-    best, step = tracker.best_metric(return_step=True)
-    assert best == pytest.approx(min(values))
-    assert step == values.index(min(values))
-
-
-def test_the_least_and_the_largest_value_are_kept():
-    metric = MinMaxMetric(vp.ZebraDisclosure()["d_ece"])
+def test_wrappers_of_torchmetrics_take_a_view():
+    tracker, extremes = MetricTracker(vp.ZebraDisclosure()["d_ece"]), MinMaxMetric(vp.ZebraDisclosure()["d_ece"])
     seen = []
-    for count in range(1, 1 + len(BATCHES)):
-        metric.update(**BATCHES[count - 1])
+    for count, batch in enumerate(BATCHES, start=1):
+        tracker.increment()
+        tracker.update(**batch)
+        extremes.update(**batch)
         seen.append(F.zebra_disclosure(**join(BATCHES[:count]))["d_ece"].item())
-        value = metric.compute()
-        assert {key: entry.item() for key, entry in value.items()} == pytest.approx(
-            {"raw": seen[-1], "max": max(seen), "min": min(seen)}
-        )
+        value = {key: entry.item() for key, entry in extremes.compute().items()}
+        assert value == pytest.approx({"raw": seen[-1], "max": max(seen), "min": min(seen)})
+    values = [F.zebra_disclosure(**batch)["d_ece"].item() for batch in BATCHES]
+    best, step = tracker.best_metric(return_step=True)
+    assert (best, step) == (pytest.approx(min(values)), values.index(min(values)))
 
 
 class Logging(pl.LightningModule):
@@ -147,12 +138,6 @@ def test_lightning_logs_views_epoch_by_epoch(tmp_path):
     assert_close(trainer.callback_metrics["val/d_ece"], WHOLE["d_ece"], check_dtype=False)
     assert_close(trainer.callback_metrics["val/l_w"], WHOLE["l_w"], check_dtype=False)
     assert not module.zebra.update_called
-
-
-def test_a_view_of_embeddings_trials():
-    view = vp.EmbeddingTrials(vp.ZebraDisclosure())["d_ece"]
-    whole = vp.EmbeddingTrials(vp.ZebraDisclosure())
-    assert_close(fed(view, embeddings()).compute(), fed(whole, embeddings()).compute()["d_ece"])
 
 
 def test_every_dictionary_is_logged_as_it_is_returned(tmp_path):

@@ -116,7 +116,7 @@ class EvaluationData(NamedTuple):
         return torch.unique(torch.cat(columns)).tolist() if columns else []
 
     def by_group(self) -> list[EvaluationData]:
-        """Return the data of each group; the data as they are where there are no two groups."""
+        """Return the data of each group, or the data as they are without two groups."""
         groups = self.groups()
         return [self] if len(groups) < 2 else [self.of_group(group) for group in groups]
 

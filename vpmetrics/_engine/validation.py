@@ -72,11 +72,6 @@ def reject_options(metric: Any, options: dict[str, Any], reasons: dict[str, str]
             raise TypeError(f"{type(metric).__name__} takes no `{name}`: {reason}.")
 
 
-def check_epochs(name: str, value: Any) -> None:
-    """Raise unless the value is a number of epochs, one at least."""
-    check_whole(name, value, least=1)
-
-
 def check_bandwidth(bandwidth: Any) -> None:
     """Raise for a kernel width that is neither None nor a positive number."""
     if bandwidth is not None:

@@ -37,7 +37,8 @@ def zebra_disclosure(
         D_\mathrm{ECE} = \frac{\langle Z(l) \rangle_\mathrm{tar} + \langle Z(-l) \rangle_\mathrm{non}}{2 \ln 2},
         \qquad l_w = \max |l'| / \ln 10
 
-    with the log-likelihood ratios :math:`l` of PAV, and :math:`l'` those of PAV under Laplace's rule.
+    with :math:`Z(l) = \frac12 + \frac{l - (e^l - 1)}{(e^l - 1)^2}`, the log-likelihood ratios :math:`l` of PAV, and
+    :math:`l'` those of PAV under Laplace's rule.
 
     The worst case grows with the number of trials: one system can get tag D from 296 utterances and E from 1,036, so
     compare it between sets of one size only. Nor is it 0 where nothing is disclosed: Laplace's rule adds as many labels

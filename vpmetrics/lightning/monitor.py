@@ -22,7 +22,7 @@ from vpmetrics._engine.names import selection, without_loader
 from vpmetrics._engine.precision import numbers_of
 from vpmetrics._engine.registry import add_interval_keys, headline_keys, scalar_keys
 from vpmetrics._engine.report import EvaluatedSystem, PrivacyReport
-from vpmetrics._engine.validation import check_epochs
+from vpmetrics._engine.validation import check_whole
 from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.lightning.loggers import (
     Chart,
@@ -148,9 +148,9 @@ class PrivacyMonitor(CallbackBase):
             raise TypeError(f"Expected `prefix` to be a string, but got {type(prefix).__name__}.")
         if not prefix or prefix != prefix.strip("/ ") or "/dataloader_idx_" in prefix:
             raise ValueError(f"Expected `prefix` to be a name such as 'val/privacy', but got {prefix!r}.")
-        check_epochs("every_n_epochs", every_n_epochs)
+        check_whole("every_n_epochs", every_n_epochs, least=1)
         if figures_every_n_epochs is not None:
-            check_epochs("figures_every_n_epochs", figures_every_n_epochs)
+            check_whole("figures_every_n_epochs", figures_every_n_epochs, least=1)
         if suite is None:
             suite = VoicePrivacy(metrics=metrics, intervals=intervals)
         elif not isinstance(suite, VoicePrivacy):
