@@ -101,6 +101,7 @@ def test_labels_are_encoded_alike_everywhere():
         (np.array([1.0, np.nan]), "but 1 of 2 are missing"),
         ([1.5], "but got float"),
         ([["a"]], "but got list"),
+        ([torch.ones(2)], "but got Tensor"),
     ],
     ids=str,
 )

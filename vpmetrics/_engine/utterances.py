@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -153,7 +154,7 @@ def encode_column(name: str, labels: Any) -> Tensor:
     values = labels.tolist() if isinstance(labels, np.ndarray) else list(labels)
     if values and all(isinstance(value, Tensor) and value.numel() == 1 for value in values):
         return torch.stack([value.flatten()[0] for value in values])
-    if missing := sum(value is None or value != value for value in values):
+    if missing := sum(value is None or (isinstance(value, float) and math.isnan(value)) for value in values):
         raise TypeError(f"Expected `{name}` to be integers or strings, but {missing} of {len(values)} are missing.")
     if not all(isinstance(value, (str, int)) for value in values):
         kinds = sorted({type(value).__name__ for value in values if not isinstance(value, (str, int))})
