@@ -77,6 +77,14 @@ def test_hooks_run_the_linters_of_the_gate():
     assert "http" not in text_of(".pre-commit-config.yaml")
 
 
+def test_the_map_has_one_line_per_module():
+    guide = text_of(".github/CONTRIBUTING.md")
+    tables = re.findall(r"^### `(vpmetrics/(?:\w+/)?)`.*\n\n((?:\|.*\n)+)", guide, re.MULTILINE)
+    listed = [folder + name for folder, table in tables for name in re.findall(r"^\| `(\w+\.py)`", table, re.MULTILINE)]
+    modules = [str(path.relative_to(ROOT)) for path in (ROOT / "vpmetrics").rglob("*.py") if "__" not in path.name]
+    assert sorted(listed) == sorted(modules)
+
+
 def test_the_guide_names_files_and_names_that_exist():
     guide = text_of(".github/CONTRIBUTING.md")
     paths = set(re.findall(r"`?((?:vpmetrics|tests|\.ci)/[\w./]*|pyproject\.toml|CHANGELOG\.md)`?", guide))

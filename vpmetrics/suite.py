@@ -74,7 +74,7 @@ class VoicePrivacy(AttackedMetric):
         enrolment: None takes every utterance for enrolment and test. With ``is_reference``, ``"utterance"`` compares
             tests with each of the references, ``"speaker"`` with their mean per speaker.
         sizes: Numbers of people; adds ``op_rate_<N>``, ``op_singling_out_<N>`` with its error and ``op_gallery``, and
-            the same of the other conditions: see :class:`ReidentificationRate` and :class:`SinglingOut`. Beside them
+            the same of the other conditions: see :class:`ReidentificationRate` and :class:`SinglingOut`. With them
             ``op_rate_<N>_strongest``, after the strongest attack, for as many people as a fold of speakers has.
         metrics: ``"headline"``, ``"all"``, or the keys ``compute`` returns: what these do not need is not computed.
         intervals: Confidence level such as 0.95; adds ``<key>_low`` and ``<key>_high`` from the leave-one-speaker-out

@@ -98,7 +98,7 @@ def minimise(derivatives: Callable[[Tensor], Derivatives], theta: Tensor) -> tup
     """Return slope and offset of least cost ``(F, 2)``, and whether each regression has converged ``(F,)``.
 
     Newton's method in a trust region. A step is taken only where it does not go far past the minimum along it, so it
-    converges wherever the classes overlap, and the cost itself is not needed. A regression that has converged stays, so
+    converges when the classes overlap, and the cost itself is not needed. A regression that has converged stays, so
     no number depends on when the device is read.
     """
     here, longest = derivatives(theta), torch.linalg.vector_norm(theta, dim=1, keepdim=True).clamp(min=1)

@@ -1,4 +1,4 @@
-"""Can this evaluation be trusted? Checks of the encoder, the attacks and the data, shown beside every report."""
+"""Can this evaluation be trusted? Checks of the encoder, the attacks and the data, shown first in every report."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 For every fold of speakers attacks are fitted on all others.
 
 1. Choose, from a sample of rows: every attack with every setting compares some rows of each fold. From these scores
-   each fold takes, by what is found in the *other* folds, the setting of each attack and then the attack. The largest
+   each fold takes, by the disclosure in the *other* folds, the setting of each attack and then the attack. The largest
    of several noisy numbers, taken where it is counted, would be too large.
 2. Count all pairs within each fold after the attack that it took, by bins of the score.
 3. Calibrate: trials of a fold have the log-likelihood ratios of its attack, calibrated on all folds.
@@ -469,7 +469,7 @@ def share_of_counts(counts: Tensor) -> Tensor:
 def choose_settings(
     shares: Tensor, sizes: Sequence[int], sampled_folds: Sequence[int], num_folds: int
 ) -> list[list[int]]:
-    """Return for each attack the setting that every fold takes, by what is found in all other sampled folds.
+    """Return for each attack the setting that every fold takes, by the disclosure in all other sampled folds.
 
     Args:
         shares: How well each setting of all attacks separates speakers in each sampled fold, ``(C, F)``.

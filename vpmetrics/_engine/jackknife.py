@@ -101,7 +101,7 @@ class ScoreCells:
         low, high = (self.edges[0], self.edges[-1]) if len(self.edges) else self.edges.new_tensor([0.0, 1.0])
         self.low, self.scale = low, (_FINE_BINS - 4) / (high - low).clamp(min=torch.finfo(low.dtype).tiny)
         if len(steps.edges) <= most // 2:
-            # Few targets have cells of their own, apart from non-targets right above them: the negated scores need it.
+            # Few targets have cells of their own, not those of non-targets right above: the negated scores need it.
             self.edges = torch.cat([self.edges, widen(steps.edges) + 2 / self.scale]).unique()
         # A step begins at a target, so a fine bin that holds an edge lies above it.
         fine_bins = torch.arange(_FINE_BINS, device=low.device)

@@ -32,7 +32,7 @@ from vpmetrics._engine.scalar import (
 __all__ = ["CI_SUFFIXES", "CONDITION_TITLES", "DASH", "FAMILIES", "SPEAKER", "TAG", "Scalar", "Unit", "scalar"]
 
 CONDITION_TITLES = {
-    "OO": "original against original: how well speakers are told apart without protection",
+    "OO": "original against original: how well speakers are separated without protection",
     "OP": "original against protected: an attacker who enrols original recordings and tests protected ones",
     "PP": "protected against protected: an attacker who protects their enrolment recordings in the same way",
     "within": "protected against protected, one session: voices of one draw of the secret, which may stay distinct",
@@ -55,7 +55,7 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
     ),
     "system": (
         Scalar("deid", "DeID", PERCENT, "high", "de-identification: how much of the diagonal dominance of the original "
-               "voices is gone between original and protected speech; 0 is nothing, 100 hides everybody",
+               "voices is gone between original and protected speech; 0 is nothing, 100 hides all speakers",
                (-_NO_END, 1.0)),
         Scalar("gvd", "G_VD", DECIBELS, None, "gain of voice distinctiveness: how distinct protected voices are from "
                "each other, relative to the original ones; 0 is as distinct as before"),

@@ -42,7 +42,7 @@ class Attack:
     many rows. It is given half of the utterances of each speaker, and these are compared with the other half, so that
     no recording meets itself.
 
-    ``name`` stands beside results. ``needs`` says what the attacker must have: ``"nothing"``, ``"protected speech"``,
+    ``name`` is shown with results. ``needs`` is what the attacker must have: ``"nothing"``, ``"protected speech"``,
     ``"protected speech with speakers"`` or ``"pairs of original and protected speech"``, that is, the anonymiser. An
     attack with an attribute ``most_rows`` is fitted on that many utterances at most, the same ones in any order.
 

@@ -25,7 +25,7 @@ _SOFT = 1e-6  # of the largest singular value: directions far below it are not t
 
 
 class Plain(LinearAttack):
-    """Embeddings as they are. The attacker must have nothing: it is who compares voices by cosine.
+    """Embeddings as they are. The attacker needs nothing: voices are compared by cosine.
 
     Example:
         >>> attack = Plain().fit(protected=torch.eye(2), speakers=torch.arange(2))
@@ -58,7 +58,7 @@ class AbsoluteCosine(Plain):
 
 
 class Centred(Plain):
-    """The mean of each side subtracted. The attacker must have protected speech of anybody.
+    """The mean of each side subtracted. The attacker needs protected speech of any speakers.
 
     Example:
         >>> attack = Centred().fit(protected=torch.tensor([[1.0, 0.0], [0.0, 1.0]]), speakers=torch.arange(2))
@@ -259,7 +259,7 @@ class CanonicalCorrelation(LinearAttack):
 
 @dataclass(frozen=True, eq=False)
 class _Beside:
-    """Rows, and beside them what a map makes of them."""
+    """Rows, and the same rows after a map."""
 
     step: Inverse
 

@@ -34,7 +34,7 @@ _EXAMPLES = 5
 
 @dataclass(frozen=True)
 class _Embedded:
-    """What is known of embedded recordings.
+    """Information on embedded recordings.
 
     Attributes:
         rows: The recording of each row.
@@ -295,7 +295,7 @@ def _describe_problems(problems: Sequence[str], total: int) -> str:
 
 
 class _Reader:
-    """Reads a file as pieces to embed, none where the rows of its content are known, or says why it is of no use."""
+    """Reads a file as pieces to embed, none where its content is cached, or the reason why it cannot be used."""
 
     def __init__(self, encoder: SpeakerEncoder, rows: Mapping[str, Array], segment_seconds: float | None) -> None:
         self.rate, self.rows, self.segment_seconds = encoder.sample_rate, rows, segment_seconds
@@ -386,7 +386,7 @@ def _save_rows(file: Path, rows: Mapping[str, Array]) -> None:
 
 
 def _write_npz(path: Path, arrays: dict[str, Array]) -> None:
-    """Write beside the file, and rename: a reader sees the old file or the new one."""
+    """Write to a temporary file in the same folder, and rename: a reader sees the old file or the new one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with beside.open("wb") as file:

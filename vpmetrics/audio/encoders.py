@@ -344,7 +344,7 @@ def _import(module: str, package: str) -> Any:
 
 
 def _load(name: str, load: Callable[[], Any]) -> Any:
-    """Load a model from its hub, and say what failed in one message."""
+    """Load a model from its hub, and report failures in one message."""
     try:
         return load()
     except Exception as error:  # every library and hub has exceptions of its own
@@ -360,4 +360,4 @@ def _state_rate(title: str, *stated: Any) -> int:
     for rate in stated:
         if rate is not None:
             return int(rate)
-    raise AudioError(f"Expected `sample_rate`: {title} does not say how many samples per second it takes.")
+    raise AudioError(f"Expected `sample_rate`: {title} does not state its sample rate.")

@@ -30,7 +30,7 @@ def decode_audio(data: bytes) -> tuple[Tensor, int]:
     """Decode the content of an audio file and average its channels.
 
     Args:
-        data: Bytes of a wav, flac, ogg or mp3 file, told apart by content.
+        data: Bytes of a wav, flac, ogg or mp3 file, recognised by content.
 
     Returns:
         Waveform of shape ``(T,)``, float32, and its sample rate.
@@ -131,7 +131,7 @@ def resample(waveforms: Tensor, from_rate: int, to_rate: int) -> Tensor:
     divisor = math.gcd(from_rate, to_rate)
     step_in, step_out = from_rate // divisor, to_rate // divisor
     length = waveforms.shape[-1]
-    # Whole steps keep the ratio exact. The transform is circular: at least 10 ms of zeros keep the end apart from the
+    # Whole steps keep the ratio exact. The transform is circular: at least 10 ms of zeros separate the end from the
     # beginning. It is fast for small factors: the number of steps is 8 to 16 times a power of two.
     steps = math.ceil((length + from_rate // 100) / step_in)
     unit = 1 << max(1, steps.bit_length() - 4)

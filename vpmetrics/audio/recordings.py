@@ -1,4 +1,4 @@
-"""Find recordings, who speaks in them, and which original belongs to which protected one."""
+"""Find recordings, their speakers, and the original of each protected one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COLUMNS = ("path", "speaker", "utterance", "session", "group")
 
 
 class Recording(NamedTuple):
-    """One audio file: the name of its utterance, where it is, and what is known of it."""
+    """One audio file: the name of its utterance, its path, and its labels."""
 
     utterance: str
     path: Path
@@ -319,7 +319,7 @@ def _set_speakers(items: list[Recording], speaker_of: Callable[[str], str | None
 
 
 def _guess_speakers(items: list[Recording]) -> tuple[list[Recording], list[str]]:
-    """Set speakers by folder or by file name, whichever tells several speakers apart."""
+    """Set speakers by folder or by file name, the first that gives several speakers."""
     parts = [PurePosixPath(one.utterance).parts for one in items]
     first_words = [re.match(r"([^\W_]+)[-_.]", names[-1]) for names in parts]
     words = [match[1] if match else None for match in first_words]

@@ -1,4 +1,4 @@
-"""Recordings instead of embeddings: paired, embedded by one or several encoders, and cached beside the report."""
+"""Recordings instead of embeddings: paired, embedded by one or several encoders, and cached."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def audio_errors() -> Iterator[None]:
 
 @contextmanager
 def cache_folder(options: Namespace) -> Iterator[Path]:
-    """Return where embeddings are kept: beside the report, or for this run only."""
+    """Return where embeddings are kept: in the folder of the report, or for this run only."""
     if options.out is not None:
         yield options.out.with_name(f"{options.out.name}-embeddings")
         return

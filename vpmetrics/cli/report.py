@@ -72,7 +72,7 @@ class OutputOptions(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a page shows, apart from its figures."""
+    """What a page shows in addition to its figures."""
 
     title: str
     lead: str
