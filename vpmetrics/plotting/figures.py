@@ -52,12 +52,14 @@ class Layout(NamedTuple):
         return axes_in_grid(count, self.size, 1)
 
     def panels(self, count: int, size: tuple[float, float]) -> list[Axes]:
-        """Return axes side by side."""
+        """Return axes side by side; single axes fill a card."""
+        if count == 1 and not self.is_page:
+            return [self.single()]
         return axes_in_grid(count, (self.scale * size[0], self.scale * size[1]), self.columns)
 
 
-# A card of TensorBoard shows a picture 350 pixels wide: few inches keep its letters large.
-CARD = Layout(size=(4.4, 2.4), scale=0.75, columns=1, is_page=False)
+# Cards of TensorBoard fit a picture into 410 by 220 pixels: few inches keep its letters large.
+CARD = Layout(size=(4.4, 2.4), scale=0.62, columns=2, is_page=False)
 PAGE = Layout(size=(7.2, 3.8), scale=1.0, columns=3, is_page=True)
 Draw = Callable[[Sequence[EvaluatedSystem], Layout], Figure | None]
 
@@ -139,9 +141,10 @@ def _panels(
 
     def draw_all(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
         shown = _shown(systems, is_known)
-        if not layout.is_page:  # two panels can be read on a card
+        if not layout.is_page:  # two panels can be read on a card, one with names of attacks
             linked = "across" if any(one.condition == "across" for one in shown) else "PP"
-            shown = [one for one in shown if one.condition in ("OP", linked)] or shown[:2]
+            shown = [one for one in shown if one.condition in ("OP", linked)] or shown
+            shown = shown[: 2 if size[0] < 5 else 1]
         axes = layout.panels(len(shown), size)
         for one, ax in zip(shown, axes, strict=True):
             draw(one, ax)
@@ -362,7 +365,7 @@ FIGURES = (
         "path", "Path of the training",
         "De-identification and voice distinctiveness from epoch to epoch. The circle is the last epoch.",
         _of_systems(_draw_path, lambda system: system.history and {"deid", "gvd"} <= set(system.scalars),
-                    (5.9, 3.2))),
+                    (5.9, 4.4))),
     FigureKind(
         "attacks", "Disclosure to each attack",
         "Expected disclosure to each attack, in either direction, fitted on other speakers than it is tried on. The "

@@ -114,7 +114,7 @@ def draw_speakers(
     ax.plot(places, tested, **dots, color=COLOURS[0], label="tested", gid="probed")
     ax.axhline(mean, **{**CHANCE, "linewidth": 1.0, "label": "all trials", "gid": "mean"})
     ax.set(xlabel="speakers, worst first", ylabel="$D_{ECE}$ of a speaker, bit")
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     ax.margins(y=0.25)
     _name_points(ax, [as_label(name_of(speaker)) for speaker in order[:_NAMED_SPEAKERS]], places, tested)
     return finish_axes(ax, label, loc="lower left")
