@@ -343,7 +343,9 @@ def _found(protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor) -
 
 def _reference_found(_: Any, protected: Any, speakers: Any) -> dict[str, float]:
     known = _attackers(torch.from_numpy(protected), torch.from_numpy(speakers)).numpy()
-    return reference.crowd.rates(*reference.rank.reference_scores(protected, protected, speakers, known), (2, 5, 8))
+    return reference.population.rates(
+        *reference.rank.reference_scores(protected, protected, speakers, known), (2, 5, 8)
+    )
 
 
 def _singled_out(protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -368,7 +370,7 @@ def _reference_singled_out(_: Any, protected: Any, speakers: Any) -> dict[str, f
             model = protected[(speakers == name) & known].mean(0)
             scores = [np.array([cosine(model, row) for row in rows]) for rows in turned]
             tested = np.array([row[0] for row in scores])
-            isolated.append(reference.crowd.singling_out(tested, [row[1:] for row in scores], own, 8))
+            isolated.append(reference.population.singling_out(tested, [row[1:] for row in scores], own, 8))
     return {"singling_out_8": np.mean(isolated), "singling_out_8_error": 0.0}
 
 

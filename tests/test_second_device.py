@@ -118,7 +118,7 @@ SUITES = {
     "sessions": ({}, ("sessions", "utterances")),
     "groups": ({"attacks": [Plain(), RidgeToOriginal()]}, ("groups",)),
     "enrolment": ({"enrolment": "speaker"}, ("is_reference",)),
-    "crowds": ({"sizes": (2, 5)}, ()),
+    "population": ({"sizes": (2, 5)}, ()),
     "smooth": ({"bandwidth": 0.1}, ()),
     "distances": ({"scoring": "euclidean", "similarity": "sigmoid", "rank_model": "beta_binomial"}, ()),
     "PLDA": ({"scoring": plda}, ()),

@@ -53,6 +53,12 @@ def assert_as_in_the_reference(side, names, expected):
         assert found == pytest.approx(expected[name], abs=1e-9, nan_ok=True)
 
 
+def assert_weighted_means(each, scalars):
+    for key in ("mean_d", "alid"):
+        whole = (each.inputs * getattr(each, key)).sum() / each.inputs.sum()
+        assert_close(whole, scalars[key], rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("side", SIDES)
 def test_disclosure_of_a_speaker_is_that_of_a_loop_over_trials(side):
     preds, target, both = trials()
@@ -91,8 +97,8 @@ def test_who_speaks_on_one_side_alone_changes_nothing_of_others(absent, monkeypa
     protected[torch.isin(speakers, speakers.unique()[absent])] = torch.nan  # none of theirs is given
     monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
     found = []
-    for tile in (48, 8):  # with smaller ones, voices stand where a tile ends
-        monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", tile)
+    for size in (48, 8):  # with smaller blocks, speakers begin where a block ends
+        monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", size)
         metric = VoicePrivacy(attacks=None, metrics="all")
         given = protected.isfinite().all(1)
         metric.update(original[given], protected[given], speakers[given])
@@ -138,9 +144,8 @@ def test_scores_say_of_every_speaker_what_embeddings_say():
 def test_ranks_and_local_bits_of_speakers_recombine():
     known = reported("PP")
     each = identify_speakers(known.identification)
+    assert_weighted_means(each, known.scalars)
     for key in ("mean_d", "alid"):
-        whole = (each.inputs * getattr(each, key)).sum() / each.inputs.sum()
-        assert_close(whole, known.scalars[key], rtol=0, atol=1e-12)
         assert known.scalars[f"worst_speaker_{key}"] == getattr(each, key).max()
     names, counts = uneven()[2].unique(return_counts=True)
     several = counts > 1  # of a single utterance no reference is left
@@ -177,9 +182,7 @@ def test_groups_and_sessions_recombine_too():
         for side in known.speakers[1:]:
             assert_close(side.contributions.sum(), known.scalars["d_ece"], rtol=0, atol=1e-12)
         each = identify_speakers(known.identification)
-        for key in ("mean_d", "alid"):
-            whole = (each.inputs * getattr(each, key)).sum() / each.inputs.sum()
-            assert_close(whole, known.scalars[key], rtol=0, atol=1e-12)
+        assert_weighted_means(each, known.scalars)
 
 
 def test_nobody_is_worst_where_nothing_is_defined():

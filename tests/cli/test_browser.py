@@ -21,7 +21,7 @@ LOOK = """axe.run(document, {resultTypes: ["violations"]}).then(result => result
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """One system, in groups and a crowd, and several of long names."""
+    """One system, in groups and a population, and several of long names."""
     folder = tmp_path_factory.mktemp("pages")
     path = write_embeddings(folder / "e.npz")
     run("evaluate", path, "--population", "3", "--out", folder / "one", "--title", "A title that goes on and on " * 4)

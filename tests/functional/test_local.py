@@ -1,4 +1,4 @@
-"""Local information disclosure: the worked example, what EER does not see, slopes, and the streamed walk."""
+"""Local information disclosure: the worked example, what EER does not see, slopes, and embeddings in blocks."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_slopes_fitted_on_some_of_the_scores(monkeypatch):
     assert_close(identify(inputs[order], speakers[order]).bits, some.bits[order])
 
 
-def test_neither_tiles_nor_the_order_of_rows_show(monkeypatch):
+def test_neither_blocks_nor_the_order_of_rows_show(monkeypatch):
     original, protected, speakers = utterances(rows=200)
     whole = identify(protected, speakers, original)
     order = torch.randperm(200, generator=torch.Generator().manual_seed(2))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from legal_eval import metrics
-from reference import crowd as reference
+from reference import population as reference
 from samples import UNDEFINED, demo_corpus, people, rates
 from scipy.stats import betabinom
 
@@ -95,15 +95,11 @@ def test_two_references_are_too_few_to_go_beyond():
 @pytest.mark.parametrize(
     ("sizes", "error"),
     [
-        ((), ValueError),
-        ((0,), ValueError),
-        ((2, 2), ValueError),
-        (5, TypeError),
-        ((2.0,), TypeError),
-        ("20", TypeError),
+        *(((sizes, ValueError)) for sizes in [(), (0,), (2, 2)]),
+        *(((sizes, TypeError)) for sizes in [5, (2.0,), "20"]),
     ],
 )
-def test_odd_sizes_are_refused(sizes, error):
+def test_wrong_sizes_raise(sizes, error):
     with pytest.raises(error, match="Expected `sizes`"):
         reidentification_rate(torch.ones(4), sizes)
 
@@ -231,16 +227,16 @@ def test_knowing_nothing_singles_out_as_chance_does(calibration, expected):
     assert expected == pytest.approx((1 + 0.5 / m) * (m / (m + 1)) ** (m + 1.5), abs=5e-4)
     draw = torch.Generator().manual_seed(3)
     names, each = torch.arange(400), calibration + 1
-    references, crowd = (torch.randn(rows, 64, generator=draw) for rows in (400, 400 * each))
-    found = singling_out(references, names, crowd, names.repeat_interleave(each), sizes=(50,))
+    references, tested = (torch.randn(rows, 64, generator=draw) for rows in (400, 400 * each))
+    found = singling_out(references, names, tested, names.repeat_interleave(each), sizes=(50,))
     assert found["singling_out_50"].item() == pytest.approx(expected, abs=0.015)
 
 
 def test_knowing_all_singles_out_always_and_one_voice_for_all_never():
     names, voices = torch.arange(400), torch.randn(400, 64, generator=torch.Generator().manual_seed(0))
     for voice, expected in ((voices, 1.0), (torch.ones(400, 64), 0.0)):
-        crowd = voice.repeat_interleave(3, 0)
-        found = singling_out(voices, names, crowd, names.repeat_interleave(3), sizes=(50, 400))
+        tested = voice.repeat_interleave(3, 0)
+        found = singling_out(voices, names, tested, names.repeat_interleave(3), sizes=(50, 400))
         assert rates(found, "singling_out_") == {50: expected, 400: expected}
 
 

@@ -1,13 +1,25 @@
 """Every definition once more, in plain NumPy float64: slow, obvious, and written from the papers, not from the code."""
 
-from . import attacks, bootstrap, crowd, isotonic, local, rank, similarity, speakers, strongest, verification, zebra
+from . import (
+    attacks,
+    bootstrap,
+    isotonic,
+    local,
+    population,
+    rank,
+    similarity,
+    speakers,
+    strongest,
+    verification,
+    zebra,
+)
 
 __all__ = [
     "attacks",
     "bootstrap",
-    "crowd",
     "isotonic",
     "local",
+    "population",
     "rank",
     "similarity",
     "speakers",

@@ -47,7 +47,7 @@ def singling_out(tested: np.ndarray, calibration: list[np.ndarray], own: int, si
     people = [speaker for speaker in range(len(tested)) if speaker != own]
     isolated = []
     for drawn in combinations(people, size - 1):
-        crowd = [own, *drawn]
-        level = threshold([score for speaker in crowd for score in calibration[speaker]], len(calibration[own]))
-        isolated.append(sum(tested[speaker] > level for speaker in crowd) == 1)
+        members = [own, *drawn]
+        level = threshold([score for speaker in members for score in calibration[speaker]], len(calibration[own]))
+        isolated.append(sum(tested[speaker] > level for speaker in members) == 1)
     return float(np.mean(isolated))
