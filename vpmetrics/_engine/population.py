@@ -265,7 +265,7 @@ def rates_of_histogram(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Ten
     values |= {f"chance_{n}": torch.nan if is_undefined else 1 / n for n in sizes}
     values["gallery"] = torch.nan if is_undefined else float(people)
     like = counts.new_zeros((), dtype=result_dtype(histogram))
-    return {name: torch.as_tensor(value).to(like) for name, value in values.items()}
+    return {name: v.to(like) if isinstance(v, Tensor) else torch.full_like(like, v) for name, v in values.items()}
 
 
 def count_first(shares: Tensor, sizes: Sequence[int]) -> Tensor:
