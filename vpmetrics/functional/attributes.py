@@ -189,7 +189,7 @@ class _CrossFittedClassifier:
             gradient = torch.cat([(error * scores).sum((1, 2))[:, None], error.sum(2)], dim=1) + theta @ ridge
             centred = scores - (p * scores).sum(1, keepdim=True)
             cross = (weighted * centred).sum(2)
-            hessian = ridge.repeat(self.folds, 1, 1)
+            hessian = ridge.expand(self.folds, -1, -1).clone()
             hessian[:, 0, 0] += (weighted * centred.square()).sum((1, 2))
             hessian[:, 0, 1:] += cross
             hessian[:, 1:, 0] += cross
