@@ -51,7 +51,7 @@ class AttackedMetric(IntervalEmbeddingMetric):
         speakers: Tensor | Sequence[str],
         sessions: Tensor | None = None,  # noqa: ARG002
     ) -> None:
-        """Let the attackers observe pairs of speakers other than the measured ones, in addition to the folds.
+        """Let the attackers learn from pairs of other speakers than the measured ones, too.
 
         Attackers with the anonymiser can run it as often as they like: on training batches, or several times on the
         same speech. Memory is that of moments, whatever the amount; ranks add up what they observed. Kept until
@@ -125,9 +125,9 @@ class AttackedMetric(IntervalEmbeddingMetric):
 class StrongestAttack(AttackedMetric):
     """Disclosure to the strongest of several attacks, each fitted on other speakers than it attacks.
 
-    Cosine is a weak attacker. One who can run the anonymiser learns, from pairs of original and protected speech of
-    other speakers, a map that undoes much of it. Speakers are dealt to folds; attacks are fitted on all folds but one
-    and compare the utterances within that one. For each fold the attack is chosen by what it finds in the others, so
+    Cosine is a weak attack. An attacker who can run the anonymiser learns a map that undoes much of it, from pairs of
+    original and protected speech of other speakers. Speakers are dealt to folds; attacks are fitted on all folds but
+    one and compare the utterances within it. For each fold the attack is chosen by what it finds in the others, so
     that the largest of several noisy numbers is not taken for a finding. The result is never below what plain
     comparison finds on all trials, in either direction.
 

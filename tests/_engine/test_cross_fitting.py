@@ -86,14 +86,6 @@ class TestLength:
         assert alone["d_ece_strongest"] > 0.5
         assert {key: loud[key] for key in KEYS} == pytest.approx({key: alone[key] for key in KEYS}, abs=1e-6)
 
-    def test_a_gain_hides_nothing_of_bundled_voices(self):
-        bundled, draw = demo_voices(), torch.Generator().manual_seed(0)
-        rows = bundled.utterances % 4 == 0
-        original, protected, names = bundled.original[rows], bundled.protected["B2"][rows], bundled.speakers[rows]
-        gain = (2 * torch.randn(len(names), 1, generator=draw)).exp()
-        alone, loud = (found(original, side, names) for side in (protected, protected * gain))
-        assert {key: loud[key] for key in KEYS} == pytest.approx({key: alone[key] for key in KEYS}, abs=1e-3)
-
     def test_one_loud_row_hides_nothing(self):
         original, names, draw = voices()
         protected = original @ rotation(48, draw)
@@ -190,17 +182,6 @@ class TestFloor:
         assert result["d_ece_strongest"] > 0.4
         assert name(result) == "plain"
 
-    def test_two_swapped_speakers_of_six_are_not_lost(self):
-        original, names, draw = voices(6, 8, 24)
-        hidden = torch.randn(6, 24, generator=draw, dtype=torch.float64)[names]
-        swapped = torch.where(names == 0, 1, torch.where(names == 1, 0, names))
-        own = torch.stack([original[names == speaker].mean(0) for speaker in range(6)])
-        protected = torch.where((names < 2)[:, None], own[swapped], hidden)
-        metric = VoicePrivacy(metrics=["op_d_ece", "op_d_ece_reversed", "op_d_ece_strongest"])
-        metric.update(original, protected, names)
-        plain, turned, strongest = metric.compute().values()
-        assert strongest >= max(plain, turned)
-
     def test_a_negated_copy_is_plain_comparison_turned_round(self):
         original, names, _ = voices(20, 6)
         result = found(original, -original, names, attacks=[Plain()])
@@ -216,14 +197,12 @@ class TestFloor:
 class TestChance:
     @pytest.mark.parametrize("speakers", [12, 40])
     def test_noise_discloses_no_more_than_chance(self, speakers):
-        strongest = []
         for seed in range(5):
             original, names, draw = voices(speakers, 20, 24, seed)
             noise = torch.randn(original.shape, generator=draw, dtype=torch.float64)
             result = found(original, noise, names, FEW)
-            assert abs(result["d_ece_strongest"] - result["d_ece_chance"]) <= 0.01
-            strongest.append(result["d_ece_strongest"])
-        assert max(strongest) <= 0.02
+            assert result["d_ece_strongest"] == pytest.approx(result["d_ece_chance"], abs=0.01)
+            assert result["d_ece_strongest"] <= 0.02
 
     def test_chance_is_low_where_everything_is_disclosed(self):
         original, names, draw = voices(40, 10, within=0.1)
@@ -233,39 +212,29 @@ class TestChance:
 
 
 class TestDeterminism:
-    SETS = ("bundled", "wide", "thin")
-
-    @staticmethod
-    def rows(kind):
+    @pytest.mark.parametrize("kind", ["bundled", "wide", "thin"])
+    def test_neither_threads_nor_names_nor_the_order_of_rows_change_anything(self, kind):
+        draw, threads, results = torch.Generator().manual_seed(1), torch.get_num_threads(), []
         if kind == "bundled":
             bundled = demo_voices()
             rows = bundled.utterances % 5 == 0
-            return bundled.original[rows], bundled.protected["B2u"][rows], bundled.speakers[rows]
-        speakers, utterances, width = (8, 6, 256) if kind == "wide" else (12, 4, 96)
-        original, names, draw = voices(speakers, utterances, width, dtype=torch.float32)
-        turn = rotation(width, draw, torch.float32)
-        return original, original @ turn + 0.3 * torch.randn(original.shape, generator=draw), names
-
-    @pytest.mark.parametrize("kind", SETS)
-    def test_threads_change_nothing(self, kind):
-        rows, threads, results = self.rows(kind), torch.get_num_threads(), []
-        try:
-            for number in (1, 2):
-                torch.set_num_threads(number)
-                results.append([found(*rows, condition=condition) for condition in ("OP", "PP")])
-        finally:
-            torch.set_num_threads(threads)
-        for one, two in zip(*results, strict=True):
-            assert {key: two[key] for key in KEYS} == pytest.approx({key: one[key] for key in KEYS}, abs=1e-6)
-
-    @pytest.mark.parametrize("kind", SETS)
-    def test_neither_names_nor_the_order_of_rows_change_anything(self, kind):
-        original, protected, names = self.rows(kind)
-        draw = torch.Generator().manual_seed(1)
-        order, renamed = torch.randperm(len(names), generator=draw), torch.randperm(37, generator=draw)
-        one = found(original, protected, names)
-        two = found(original[order], protected[order], renamed[names[order]] * 7 - 40)
-        assert {key: two[key] for key in KEYS} == pytest.approx({key: one[key] for key in KEYS}, abs=1e-6)
+            original, protected, names = bundled.original[rows], bundled.protected["B2u"][rows], bundled.speakers[rows]
+        else:
+            sizes = (8, 6, 256) if kind == "wide" else (12, 4, 96)
+            original, names, _ = voices(*sizes, dtype=torch.float32)
+            protected = original @ rotation(sizes[2], draw, torch.float32)
+            protected = protected + 0.3 * torch.randn(original.shape, generator=draw)
+        order, renamed = torch.randperm(len(names), generator=draw), torch.randperm(37, generator=draw) * 7 - 40
+        for number, rows, labels in ((1, slice(None), names), (2, slice(None), names), (1, order, renamed[names])):
+            torch.set_num_threads(number)
+            try:
+                given = original[rows], protected[rows], labels[rows]
+                results.append([found(*given, condition=condition) for condition in ("OP", "PP")])
+            finally:
+                torch.set_num_threads(threads)
+        for other in results[1:]:
+            for one, two in zip(results[0], other, strict=True):
+                assert {key: two[key] for key in KEYS} == pytest.approx({key: one[key] for key in KEYS}, abs=1e-6)
 
     @pytest.mark.parametrize("columns", [(), ("sessions",), ("groups",)])
     def test_the_size_of_blocks_changes_nothing(self, columns, monkeypatch):
@@ -288,20 +257,42 @@ class TestDeterminism:
         assert {key: single[key] for key in KEYS} == pytest.approx({key: value[key] for key in KEYS}, abs=1e-3)
 
 
-class Blind(Attack):
-    """An attacker who sees nothing."""
+class Own(Attack):
+    """An attacker of one's own, who learns nothing."""
 
-    name, needs = "blind", "nothing"
+    name, needs = "own", "nothing"
 
     def fit(self, original, protected, speakers):
         return self
+
+
+class Blind(Own):
+    """Sees nothing."""
 
     def score(self, original, protected):
         return original.new_zeros(len(original), len(protected))
 
 
+class Enrolled(Own):
+    """Compares with the mean of an enrolled speaker; remembers how many recordings that has."""
+
+    name, seen = "enrolled", []
+
+    def enrol(self, rows, speakers):
+        self.seen.append(speakers.unique(return_counts=True)[1])
+        same = (speakers[:, None] == speakers).to(rows)
+        return same @ rows / same.sum(dim=1, keepdim=True)
+
+
+class Crop(Own):
+    """Compares the first half of original dimensions with the last half of protected ones."""
+
+    def attack(self, original, protected):
+        return None if original is None else original[:, :12], None if protected is None else protected[:, 12:]
+
+
 class Unrotate:
-    """An attacker of one's own: knows the rotation, and learns nothing."""
+    """Knows the rotation; inherits from nothing."""
 
     name = "unrotate"
 
@@ -391,12 +382,7 @@ class TestOwnAttacks:
         assert name(found(original, original @ rotation(24, draw), names, attacks=[Near()])) == "near"
 
     def test_scores_of_any_range_are_told_apart(self):
-        class Scaled(Attack):
-            name, needs = "scaled", "nothing"
-
-            def fit(self, original, protected, speakers):
-                return self
-
+        class Scaled(Own):
             def score(self, original, protected):
                 return 1e9 + 1e6 * (original @ protected.mT)
 
@@ -408,20 +394,8 @@ class TestOwnAttacks:
         assert_close(own.d_ece, plain.strongest(CONDITIONS["OP"]).d_ece, atol=2e-3, rtol=0)
 
     @pytest.mark.parametrize("condition", ["OP", "PP"])
-    def test_enrolled_speakers_never_meet_their_own_recordings(self, condition):
-        seen = []
-
-        class Enrolled(Attack):
-            name, needs = "enrolled", "nothing"
-
-            def fit(self, original, protected, speakers):
-                return self
-
-            def enrol(self, rows, speakers):
-                seen.append(speakers.unique(return_counts=True)[1])
-                same = (speakers[:, None] == speakers).to(rows)
-                return same @ rows / same.sum(dim=1, keepdim=True)
-
+    def test_enrolled_speakers_never_meet_their_own_recordings(self, condition, monkeypatch):
+        monkeypatch.setattr(Enrolled, "seen", seen := [])
         # Every recording is known by heart, and no recording says anything of another one.
         draw = torch.Generator().manual_seed(0)
         original, names = torch.randn(120, 64, generator=draw, dtype=torch.float64), torch.arange(120) // 10
@@ -431,16 +405,6 @@ class TestOwnAttacks:
         assert {int(count) for counts in seen for count in counts} == {5}
 
     def test_enrolled_means_find_more_than_single_utterances(self):
-        class Enrolled(Attack):
-            name, needs = "enrolled", "nothing"
-
-            def fit(self, original, protected, speakers):
-                return self
-
-            def enrol(self, rows, speakers):
-                same = (speakers[:, None] == speakers).to(rows)
-                return same @ rows / same.sum(dim=1, keepdim=True)
-
         original, names, _ = voices(20, 12, 24)
         result = found(original, original, names, attacks=[Plain(), Enrolled()])
         assert name(result) == "enrolled"
@@ -648,15 +612,3 @@ class TestReplicates:
             scores = attack.compare(tests, attack.map_side(data.original, "original"))
             assert scores.shape == (len(data.protected), len(data.original))
             assert scores.diagonal().mean() > scores.mean() + 0.3
-
-
-class Crop(Attack):
-    """Compares the first half of original dimensions with the last half of protected ones."""
-
-    name, needs = "crop", "nothing"
-
-    def fit(self, original, protected, speakers):
-        return self
-
-    def attack(self, original, protected):
-        return None if original is None else original[:, :12], None if protected is None else protected[:, 12:]

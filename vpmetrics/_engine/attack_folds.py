@@ -75,7 +75,7 @@ def deal_folds(data: EvaluationData) -> Folds | None:
     order = order[group[order].argsort(stable=True)]
     place = torch.arange(count, device=order.device) - (size.cumsum(0) - size)[group[order]]
     place = torch.empty_like(place).scatter(0, order, place)
-    longest = max(sizes) // number + 2  # leaves a gap, so that nobody is next to a speaker of another group
+    longest = max(sizes) // number + 2  # leaves a gap: the next speaker is of the same group
     fold = torch.where(size[group] >= FEWEST_SPEAKERS, place % number, -1)
     return Folds(fold, group * longest + place // number, number, longest * len(size))
 
@@ -153,7 +153,7 @@ def label_pairs(a: Tensor, b: Tensor, is_target: Tensor | None, is_trial: Tensor
 
 
 def thin_speakers(side: Utterances, codes: Tensor, most: int) -> Utterances:
-    """Return at most so many rows, evenly spaced, of each of some speakers, whose codes are renumbered."""
+    """Return at most so many rows, evenly spaced, of each of some speakers, with new codes."""
     number = torch.searchsorted(codes, side.speaker_index).clamp(max=len(codes) - 1)
     is_kept = codes[number] == side.speaker_index
     side, number = side.take(is_kept), number[is_kept]
@@ -165,7 +165,7 @@ def thin_speakers(side: Utterances, codes: Tensor, most: int) -> Utterances:
     is_taken = (place * shares).div(size, rounding_mode="floor") > ((place - 1) * shares).div(
         size, rounding_mode="floor"
     )
-    if side.groups is not None:  # a gap, so that no speaker is next to one of another group
+    if side.groups is not None:  # a gap: the next speaker is of the same group
         number = number + side.groups.unique(return_inverse=True)[1]
     return replace(side, speaker_index=number).take(is_taken)
 

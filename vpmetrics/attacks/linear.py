@@ -25,7 +25,7 @@ _SOFT = 1e-6  # of the largest singular value: directions far below it are not t
 
 
 class Plain(LinearAttack):
-    """Embeddings as they are. The attacker needs nothing: voices are compared by cosine.
+    """Embeddings as they are. The attacker needs nothing and compares voices by cosine.
 
     Example:
         >>> attack = Plain().fit(protected=torch.eye(2), speakers=torch.arange(2))
@@ -125,14 +125,11 @@ class PLDA(LinearAttack):
 
 
 class RidgeToOriginal(LinearAttack):
-    """Original speech predicted from protected speech. The attacker must have pairs, that is, the anonymiser.
+    """Original speech predicted from protected speech. The attacker needs pairs, that is, the anonymiser.
 
     Example:
-        >>> speakers = torch.arange(60) // 3
-        >>> original = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))[speakers]
-        >>> original = original + 0.1 * torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
-        >>> protected = -original.flip(1)
-        >>> o, p = RidgeToOriginal().fit(original, protected, speakers).attack(original, protected)
+        >>> original, speakers = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) // 3
+        >>> o, p = RidgeToOriginal().fit(original, -original.flip(1), speakers).attack(original, -original.flip(1))
         >>> bool(torch.cosine_similarity(o, p).median() > 0.9)
         True
     """
@@ -146,14 +143,11 @@ class RidgeToOriginal(LinearAttack):
 
 
 class RidgeToProtected(LinearAttack):
-    """Protected speech predicted from original speech. The attacker must have pairs, that is, the anonymiser.
+    """Protected speech predicted from original speech. The attacker needs pairs, that is, the anonymiser.
 
     Example:
-        >>> speakers = torch.arange(60) // 3
-        >>> original = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))[speakers]
-        >>> original = original + 0.1 * torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
-        >>> protected = -original.flip(1)
-        >>> o, p = RidgeToProtected().fit(original, protected, speakers).attack(original, protected)
+        >>> original, speakers = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) // 3
+        >>> o, p = RidgeToProtected().fit(original, -original.flip(1), speakers).attack(original, -original.flip(1))
         >>> bool(torch.cosine_similarity(o, p).median() > 0.9)
         True
     """
@@ -201,14 +195,11 @@ def _square(rows: Tensor) -> Tensor:
 
 
 class Procrustes(LinearAttack):
-    """Protected speech rotated onto original speech. The attacker must have pairs, that is, the anonymiser.
+    """Protected speech rotated onto original speech. The attacker needs pairs, that is, the anonymiser.
 
     Example:
-        >>> speakers = torch.arange(60) // 3
-        >>> original = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))[speakers]
-        >>> original = original + 0.1 * torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
-        >>> protected = -original.flip(1)
-        >>> o, p = Procrustes().fit(original, protected, speakers).attack(original, protected)
+        >>> original, speakers = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) // 3
+        >>> o, p = Procrustes().fit(original, -original.flip(1), speakers).attack(original, -original.flip(1))
         >>> bool(torch.cosine_similarity(o, p).median() > 0.9)
         True
     """
@@ -234,9 +225,7 @@ class CanonicalCorrelation(LinearAttack):
     pairs, that is, the anonymiser.
 
     Example:
-        >>> speakers = torch.arange(60) // 3
-        >>> original = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))[speakers]
-        >>> original = original + 0.1 * torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
+        >>> original, speakers = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) // 3
         >>> protected = original @ original[:4]  # any linear map
         >>> o, p = CanonicalCorrelation().fit(original, protected, speakers).attack(original, protected)
         >>> bool(torch.cosine_similarity(o, p).median() > 0.9)
@@ -275,7 +264,7 @@ class LikelihoodRatio(CanonicalCorrelation):
     .. math:: p^\top K R^{-1} o - \tfrac12 p^\top K R^{-1} K^\top p - \tfrac12 o^\top (R^{-1} - I)\, o, \qquad
         R = I - K^\top K
 
-    The attacker must have pairs, that is, the anonymiser.
+    The attacker needs pairs, that is, the anonymiser.
 
     Example:
         >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(90) // 3

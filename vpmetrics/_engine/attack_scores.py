@@ -1,0 +1,190 @@
+"""Scores of attacked pairs within folds: counted by bin, compared to choose settings and attacks, and calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vpmetrics._engine.attack_folds import NEXT, NONE, OTHER, OWN, Comparison, FittedAttack, label_pairs
+from vpmetrics._engine.measures import expected_disclosure
+from vpmetrics._engine.moments import unit_length
+from vpmetrics._engine.pair_blocks import FEW_PAIRS, PairBlocks
+from vpmetrics._engine.precision import wide_dtype, widen
+from vpmetrics._engine.score_counts import Steps
+from vpmetrics._engine.scorers import Scorer
+from vpmetrics.attacks.base import choose_setting, share_of_sums
+
+COARSE, FINE = 1 << 11, 1 << 14  # bins of scores, for choices and for the result
+_CELLS = 1 << 7  # of the score axis that attacks are chosen with
+_STRONG, _NOISE = 0.99, 0.001  # share of the strongest attack's disclosure, and bits, within which attacks are alike
+
+
+class Choice(NamedTuple):
+    """What a fold took: a variant, by its place, and whether its scores are negated."""
+
+    variant: int
+    is_negated: bool = False
+
+
+class ScoredPairs(NamedTuple):
+    """Scores and kinds ``(A, B)`` of some pairs, and the codes of the speakers on both sides."""
+
+    scores: Tensor
+    kinds: Tensor
+    rows: Tensor  # (A,)
+    columns: Tensor  # (B,)
+
+
+def score_blocks(comparison: Comparison, fitted: FittedAttack, num_codes: int) -> Iterator[ScoredPairs]:
+    """Yield all pairs of a comparison after an attack, in blocks."""
+    a, b = comparison.map_sides(fitted.attack, fitted.map_side)
+    has_score = hasattr(fitted.attack, "score")
+    if not has_score:
+        a, b = unit_length(a), (b if b is a else unit_length(b))
+    if len(a) * len(b) > FEW_PAIRS and a.dtype == torch.float64:
+        a, b = a.float(), b.float()
+
+    def score(first: Tensor, second: Tensor) -> Tensor:
+        return widen(fitted.attack.score(first, second).detach()) if has_score else first @ second.mT
+
+    scorer = Scorer(lambda rows: rows, score, lambda *rows: rows[-1], is_builtin=not has_score)
+    enrolment = replace(comparison.enrolment, embeddings=a)
+    test = enrolment if comparison.is_one_side else replace(comparison.test, embeddings=b)
+    pairs = PairBlocks(enrolment, test, num_codes, scorer, comparison.condition)
+    for block in pairs:
+        rows = pairs.enrolment.speaker_index[block.rows]
+        columns = pairs.test.speaker_index[block.columns]
+        yield ScoredPairs(block.scores, label_pairs(rows, columns, block.is_target, block.is_trial), rows, columns)
+
+
+def squash_scores(scores: Tensor, scale: Tensor) -> Tensor:
+    """Return scores of any range in [-1, 1], by their mean and deviation ``(..., 2)``."""
+    z = (scores - scale[..., :1]) / (4 * scale[..., 1:]).clamp(min=torch.finfo(scores.dtype).tiny)
+    return z / (1 + z.abs())
+
+
+def find_bins(scores: Tensor, bins: int) -> Tensor:
+    """Return the bin of every score in [-1, 1] as int32."""
+    return scores.nan_to_num().add_(1).mul_(bins / 2).clamp_(0, bins - 1).to(torch.int32)
+
+
+def count_sample(attack: Any, scores: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
+    """Return counts ``(C, 3, B)`` of sampled pairs by setting, kind and bin, and the scales ``(C, 2)`` of scores.
+
+    Args:
+        attack: Whose scores of its own are brought into [-1, 1].
+        scores: Scores ``(C, P)`` by setting and pair.
+        kinds: Kind of each pair ``(P,)``.
+    """
+    scale = scores.new_zeros(len(scores), 2)
+    if hasattr(attack, "score"):
+        weight = (kinds != NONE).to(scores)
+        mean = (scores * weight).sum(1) / weight.sum()
+        deviation = ((scores - mean[:, None]).square() * weight).sum(1).div(weight.sum()).sqrt()
+        scale = torch.stack([mean, deviation], dim=1)
+        scores = squash_scores(scores, scale)
+    slots = find_bins(scores, COARSE) + kinds * COARSE
+    slots = slots + 4 * COARSE * torch.arange(len(scores), device=slots.device, dtype=torch.int32)[:, None]
+    counts = torch.zeros(4 * COARSE * len(scores), dtype=torch.int32, device=slots.device)
+    counts.index_add_(0, slots.flatten(), counts.new_ones(()).expand(slots.numel()))
+    return counts.view(len(scores), 4, COARSE)[:, :NONE], scale
+
+
+def share_of_counts(counts: Tensor) -> Tensor:
+    """Return how well each setting separates speakers in each fold, ``(C, F)``, see :func:`share_of_sums`."""
+    centre = torch.linspace(-1, 1, COARSE, dtype=wide_dtype(counts.device), device=counts.device)
+    sums = widen(counts) @ torch.stack([torch.ones_like(centre), centre, centre.square()], dim=1)
+    by_class = torch.stack([sums[:, :, OTHER] + sums[:, :, NEXT], sums[:, :, OWN]])  # (2, C, F, 3)
+    return share_of_sums(by_class.movedim(-1, 1))
+
+
+def choose_settings(
+    shares: Tensor, sizes: Sequence[int], sampled_folds: Sequence[int], num_folds: int
+) -> list[list[int]]:
+    """Return for each attack the setting that every fold takes, by what is found in all other sampled folds.
+
+    Args:
+        shares: How well each setting of all attacks separates speakers in each sampled fold, ``(C, F)``.
+        sizes: How many settings each attack has.
+        sampled_folds: Number of each sampled fold.
+        num_folds: How many folds there are.
+    """
+    every, chosen = shares.sum(1, keepdim=True), []
+    for table in torch.cat([every - shares, every], dim=1).cpu().split(list(sizes)):
+        *by_others, by_all = (choose_setting(column) for column in table.T)
+        others = dict(zip(sampled_folds, by_others, strict=True))
+        chosen.append([others.get(fold, by_all) for fold in range(num_folds)])
+    return chosen
+
+
+def choose_attacks(
+    targets: Tensor, nontargets: Tensor, sampled_folds: Sequence[int], num_folds: int
+) -> tuple[tuple[Choice, ...], Tensor]:
+    """Return for every fold the first attack and direction that is strong in others, and D_ECE of every attack.
+
+    Args:
+        targets: Counts ``(V, F, B)`` of targets by attack, sampled fold and bin.
+        nontargets: The same of non-targets.
+        sampled_folds: Number of each sampled fold.
+        num_folds: How many folds there are.
+    """
+    # Cells of the score axis of each attack that hold about as many trials.
+    shares = [counts.sum(1) / counts.sum((1, 2))[:, None].clamp(min=1) for counts in (targets, nontargets)]
+    cell = (torch.stack(shares).sum(0).cumsum(-1) * (_CELLS / 2)).long().clamp(max=_CELLS - 1)[:, None]  # (V, 1, B)
+    parts = []
+    for counts in (targets, nontargets):
+        empty = counts.new_zeros(*counts.shape[:2], _CELLS)
+        condensed = empty.scatter_add(-1, cell.expand_as(counts), counts)
+        both = torch.stack([condensed, condensed.flip(-1)], dim=1).flatten(0, 1)  # (2 V, F, B)
+        every = both.sum(1, keepdim=True)
+        parts.append(torch.cat([every - both, every], dim=1))
+    found = expected_disclosure(Steps(parts[0].new_empty(0), *parts)).nan_to_num(-torch.inf)  # (2 V, F + 1)
+    # Of attacks that find the same the one that is best elsewhere is worst here, so that the first is taken.
+    is_strong = found >= _STRONG * found.amax(0) - _NOISE
+    *by_others, by_all = is_strong.to(torch.uint8).argmax(0).tolist()
+    others = dict(zip(sampled_folds, by_others, strict=True))
+    numbers = [others.get(fold, by_all) for fold in range(num_folds)]
+    return tuple(Choice(number // 2, number % 2 == 1) for number in numbers), found[:, -1].view(-1, 2).amax(1)
+
+
+def targets_of(counts: Tensor, is_chance: bool = False) -> tuple[Tensor, Tensor]:
+    """Return targets and non-targets ``(..., B)`` of counts by kind; by chance those of a speaker and the next."""
+    other, next_, own = widen(counts).unbind(-2)
+    return (next_, other) if is_chance else (own, other + next_)
+
+
+def pool_folds(targets: Tensor, nontargets: Tensor, is_negated: bool = False) -> Steps:
+    """Return the trials of all folds, from counts ``(K, B)``, in the order of scores or of negated scores."""
+    sums = (counts.sum(0).flip(0) if is_negated else counts.sum(0) for counts in (targets, nontargets))
+    return Steps(targets.new_empty(0), *sums)
+
+
+def calibrate_folds(
+    counts: Mapping[int, tuple[Tensor, Tensor]], choices: Sequence[Choice]
+) -> tuple[Steps, list[Tensor]]:
+    """Return trials by the log-likelihood ratios of the attacks that folds took, calibrated on all folds.
+
+    Args:
+        counts: Targets and non-targets ``(K, B)`` of every variant that was taken.
+        choices: What each fold took.
+
+    Returns:
+        Steps of ascending ratios, and for every fold the step of every bin ``(B,)``.
+    """
+    taken = {choice: pool_folds(*counts[choice.variant], choice.is_negated) for choice in sorted(set(choices))}
+    # Few ratios, of blocks of PAV, that all bins have.
+    ratios = [steps.blocks.llr for steps in taken.values()]
+    values, place = torch.cat(ratios).unique(return_inverse=True)
+    step_of_bin = {
+        choice: each[steps.block].flip(0) if choice.is_negated else each[steps.block]
+        for (choice, steps), each in zip(taken.items(), place.split([len(each) for each in ratios]), strict=True)
+    }
+    sums = [values.new_zeros(len(values)) for _ in range(2)]
+    for fold, choice in enumerate(choices):
+        for total, part in zip(sums, counts[choice.variant], strict=True):
+            total.index_add_(0, step_of_bin[choice], part[fold])
+    return Steps(values.new_empty(0), *sums), [step_of_bin[choice] for choice in choices]
