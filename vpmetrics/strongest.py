@@ -103,23 +103,19 @@ class AttackedMetric(IntervalEmbeddingMetric):
     def _fit_attacks(self, data: EvaluationData, conditions: Sequence[Condition]) -> CrossFittedAttacks:
         from vpmetrics._engine.cross_fitting import CrossFittedAttacks
 
-        observed = self._gathered_moments()
-        if observed is not None:
-            observed = Moments(*(part.to(data.speakers.device) for part in observed))
+        observed = self._gather_observed(data.speakers.device)
         return CrossFittedAttacks(data, self.attacks or (), conditions, observed, getattr(self, "enrolment", None))
 
     def _width(self) -> int | None:
         return super()._width() or next((moments.sums.shape[1] // 2 for moments in self._observed), None)
 
-    def _gathered_moments(self) -> Moments | None:
-        """Return what the attackers of all ranks have observed, where their embeddings are gathered."""
-        own = next(iter(self._observed), None)
-        if self._processes().world_size == 1:
-            return own
-        tensors = None if own is None else [part.cpu() for part in own]
-        gathered = gather_objects(tensors, self.process_group)
-        parts = [Moments(*(part.to(self.device) for part in each)) for each in gathered if each is not None]
-        return merge_moments(parts) if parts else None
+    def _gather_observed(self, device: torch.device) -> Moments | None:
+        """Return what the attackers of all ranks have observed."""
+        observed: list[Sequence[Tensor]] = [*self._observed]
+        if self._processes().world_size > 1:
+            gathered = gather_objects([[part.cpu() for part in each] for each in observed], self.process_group)
+            observed = [each for parts in gathered for each in parts]
+        return merge_moments([Moments(*(part.to(device) for part in each)) for each in observed]) if observed else None
 
 
 class StrongestAttack(AttackedMetric):

@@ -36,11 +36,11 @@ def prepared(*args):
     return space["metric"], space["rows"]
 
 
-def bare_products(rows, tile=2000):
+def bare_products(rows, block_size=2000):
     original, protected = (normalize(side) for side in rows[:2])
     for a, b in ((original, original), (original, protected), (protected, protected)):
-        for left in a.split(tile):
-            for right in b.split(tile):
+        for left in a.split(block_size):
+            for right in b.split(block_size):
                 left @ right.T
 
 
@@ -52,7 +52,7 @@ def test_the_sets_people_validate_on(each, most):
     metric.compute()
     start = time.perf_counter()
     metric.report()
-    assert time.perf_counter() - start < 0.2 * seconds["ours"]  # what compute has found is not found anew
+    assert time.perf_counter() - start < 0.2 * seconds["ours"]  # nothing is computed twice
     assert ratio <= most
 
 
@@ -62,14 +62,27 @@ def test_no_step_where_scores_begin_to_share_bins():
     assert 0.6 <= report("2040 utterances", seconds[51], "2080 utterances", seconds[52]) <= 1.6
 
 
-@pytest.mark.parametrize("attacks", [None, "standard"])
+ATTACK_COSTS = [(40, 10, 7), (40, 25, 5), (40, 50, 3), (80, 50, 2.5), (400, 50, 1.5)]
+
+
+@pytest.mark.parametrize(("speakers", "each", "most"), ATTACK_COSTS)
+def test_attacks_cost_a_few_times_the_rest_and_intervals_half_of_that(speakers, each, most):
+    choices = {"attacks": ("standard", None), "no attacks": (None, None), "intervals": ("standard", 0.95)}
+    metrics = {name: prepared(speakers, each, *choice)[0] for name, choice in choices.items()}
+    functions = {name: lambda metric=metric: afresh(metric) for name, metric in metrics.items()}
+    seconds = in_turns(functions, repeat=1 if speakers > 80 else 3)
+    what = f"{speakers * each} utterances"
+    assert report(f"{what}, attacks", seconds["attacks"], "none", seconds["no attacks"]) <= most
+    assert report(f"{what}, intervals", seconds["intervals"], "none", seconds["attacks"]) <= 1.5
+
+
 @pytest.mark.parametrize(("speakers", "each", "most"), [(40, 10, 3.5), (40, 50, 2.5), (400, 50, 1.3)])
-def test_intervals(speakers, each, most, attacks):
-    """They cost next to nothing where sets are large; in small ones PAV without every speaker is what there is."""
-    metrics = {intervals: prepared(speakers, each, attacks, intervals)[0] for intervals in (None, 0.95)}
+def test_intervals_without_attacks(speakers, each, most):
+    """They cost next to nothing where sets are large; in small ones PAV without every speaker dominates."""
+    metrics = {intervals: prepared(speakers, each, None, intervals)[0] for intervals in (None, 0.95)}
     functions = {intervals: lambda metric=metric: afresh(metric) for intervals, metric in metrics.items()}
     seconds = in_turns(functions, repeat=1 if speakers > 40 else 3)
-    what = f"{speakers * each} utterances, attacks {attacks}, with intervals"
+    what = f"{speakers * each} utterances, no attacks, with intervals"
     assert report(what, seconds[0.95], "without", seconds[None]) <= most
 
 
@@ -83,9 +96,6 @@ def test_a_thousand_speakers():
     metric, rows = prepared(1000)
     seconds = in_turns({"ours": lambda: afresh(metric), "products": lambda: bare_products(rows)}, repeat=2)
     assert report("VoicePrivacy, 6e8 trials", seconds["ours"], "three bare products", seconds["products"]) <= 6
-    bound = metric.error_bound()
-    print("bound on D_ECE, bit:", {key: f"{value:.1e}" for key, value in bound.items() if "d_ece" in key})
-    assert max(value for key, value in bound.items() if key.endswith("d_ece")) < 1e-4
     grown = peak_megabytes(setup(1000), "metric.compute()")
     print(f"peak memory above the embeddings: {grown:.0f} MB")
     assert grown <= 700
@@ -102,5 +112,5 @@ def test_cost_grows_with_pairs_and_memory_with_utterances():
         print(f"{20 * speakers:6d} utterances: {1e9 * per_pair[-1]:.2f} ns per pair, {memory[-1]:.0f} MB")
     # What does not depend on the number of pairs weighs less and less.
     assert per_pair[-1] < per_pair[0]
-    # Sixty-four times the pairs; tiles and the matrices of speakers are all that may grow.
+    # Sixty-four times the pairs; blocks and the matrices of speakers are all that may grow.
     assert memory[-1] < 4 * memory[0] + 100
