@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.conditions import Condition
-from vpmetrics._engine.moments import Moments, Solution, TrainingPairs, choose_views, unit_rows
+from vpmetrics._engine.moments import Moments, Solution, TrainingPairs, choose_views, unit_length, unit_rows
 from vpmetrics._engine.pair_blocks import mark_trials
 from vpmetrics._engine.utterances import (
     EvaluationData,
@@ -271,6 +271,8 @@ class AttackFolds:
         if key not in self._comparisons:
             if condition.name not in self._sides:
                 sides = self.data.sides(condition, self.enrolment)
+                if self.enrolment == "speaker" and sides[0] is not sides[1]:  # means are not of unit length
+                    sides = replace(sides[0], embeddings=unit_length(sides[0].embeddings)), sides[1]
                 self._sides[condition.name] = [self._sort(side) for side in sides]
             a, b = (self._rows_of_fold(*side, fold, is_sample) for side in self._sides[condition.name])
             self._comparisons[key] = [Comparison(a, b, condition)]

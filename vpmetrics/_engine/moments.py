@@ -36,14 +36,14 @@ def unit_length(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Normalisation:
-    """Length normalisation of one side: unit length, then centred and scaled where that is fitted, and unit length."""
+    """Normalisation of one side, of rows at unit length: centred and scaled as fitted, and at unit length again."""
 
     centre: Tensor | None = None
     scale: Tensor | None = None
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the rows ``(N, D)`` normalised."""
-        rows = unit_rows(rows)
+        """Return rows ``(N, D)`` of unit length normalised, in the wide dtype."""
+        rows = widen(rows)
         if self.centre is None:
             return rows
         rows = rows - self.centre

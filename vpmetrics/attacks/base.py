@@ -16,6 +16,7 @@ from vpmetrics._engine.moments import (
     Solution,
     TrainingPairs,
     unit_length,
+    unit_rows,
 )
 from vpmetrics._engine.precision import at_least_float32
 from vpmetrics._engine.utterances import row_keys
@@ -177,7 +178,7 @@ class TunedAttack(Attack):
                 raise ValueError(
                     f"Expected `{name}` to be {self.width} wide, as what was fitted on, but got {rows.shape[-1]}."
                 )
-            mapped.append(self.solution.map_side(rows, name).to(at_least_float32(rows).dtype))
+            mapped.append(self.solution.map_side(unit_rows(rows), name).to(at_least_float32(rows).dtype))
         return mapped[0], mapped[1]
 
     def _tune(self, pairs: TrainingPairs, has_original: bool, choices: Sequence[tuple[str, Any]]) -> int:
