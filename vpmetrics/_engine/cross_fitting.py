@@ -250,29 +250,35 @@ class CrossFittedAttacks:
         counts = torch.zeros(*shape, 3, COARSE, dtype=torch.int32, device=device)
         scales = torch.zeros(*shape, 2, dtype=wide_dtype(device), device=device)
         for index in self.processes.share(range(len(self._sampled_folds))):
-            fold, start = self._sampled_folds[index], 0
-            for variant, conditions in tried:
-                number = folds.num_settings(variant) if conditions else 0
-                fitted = [folds.fit(fold, variant, setting) for setting in range(number)]
-                maps = [lru_cache(each.map_side) for each in fitted]  # conditions share rows
-                for condition in conditions:
-                    scored = []
-                    for rows in folds.compare(fold, condition, variant.attack, is_sample=True):
-                        sides = (rows.map_sides(variant.attack, each) for each in maps)
-                        scores = torch.stack([compare(variant.attack, *each).detach() for each in sides])
-                        scored.append((widen(scores).flatten(1), rows.kinds.expand(1, -1, -1).flatten(1)))
-                    pooled, (kinds,) = (torch.cat(parts, dim=1) for parts in zip(*scored, strict=True))
-                    tried_settings = slice(start, start + number)
-                    found = count_sample(variant.attack, pooled, kinds)
-                    counts[tried_settings, index], scales[tried_settings, index] = found
-                    start += number
+            counts[:, index], scales[:, index] = self._sample_fold(self._sampled_folds[index], tried)
         counts, scales = self.processes.all_reduce(counts, scales)
         settings = choose_settings(share_of_counts(counts), sizes, self._sampled_folds, folds.folds.number)
-        parts = zip(names, settings, counts.split(sizes), scales.split(sizes), strict=True)
-        for (name, variant), chosen, count, scale in parts:
-            sampled = widen(count[[chosen[fold] for fold in self._sampled_folds], torch.arange(count.shape[1])])
-            candidate = _Candidate(variant, chosen, sampled, scale[chosen].mean(1))
+        taken = torch.tensor(settings, device=device)  # one copy to the device
+        columns, every = torch.arange(shape[1], device=device), slice(None, None, self._sampled_folds.step)
+        parts = zip(names, settings, taken, counts.split(sizes), scales.split(sizes), strict=True)
+        for (name, variant), chosen, setting, count, scale in parts:
+            sampled = widen(count[setting[every], columns])
+            candidate = _Candidate(variant, chosen, sampled, scale[setting].mean(1))
             self._candidates.setdefault(name, []).append(candidate)
+
+    def _sample_fold(self, fold: int, tried: Sequence[tuple[Variant, Sequence[Condition]]]) -> tuple[Tensor, Tensor]:
+        """Return counts ``(C, 3, B)`` and scales ``(C, 2)`` of some rows of a fold after every attack and setting."""
+        assert self.folds is not None
+        counted = []
+        for variant, conditions in tried:
+            settings = range(self.folds.num_settings(variant) if conditions else 0)
+            fitted = [self.folds.fit(fold, variant, setting) for setting in settings]
+            maps = [lru_cache(each.map_side) for each in fitted]  # conditions share rows
+            for condition in conditions:
+                scored = []
+                for rows in self.folds.compare(fold, condition, variant.attack, is_sample=True):
+                    sides = (rows.map_sides(variant.attack, each) for each in maps)
+                    scores = torch.stack([compare(variant.attack, *each).detach() for each in sides])
+                    scored.append((widen(scores).flatten(1), rows.kinds.expand(1, -1, -1).flatten(1)))
+                scores, (kinds,) = (torch.cat(parts, dim=1) for parts in zip(*scored, strict=True))
+                counted.append(count_sample(variant.attack, scores, kinds))
+        counts, scales = zip(*counted, strict=True)
+        return torch.cat(counts), torch.cat(scales)
 
     def _find_strongest(
         self,
