@@ -105,7 +105,7 @@ def share_of_counts(counts: Tensor) -> Tensor:
 def choose_settings(
     shares: Tensor, sizes: Sequence[int], sampled_folds: Sequence[int], num_folds: int
 ) -> list[list[int]]:
-    """Return for each attack the setting that every fold takes, by what is found in all other sampled folds.
+    """Return for each attack the setting that every fold takes, by the disclosure in all other sampled folds.
 
     Args:
         shares: How well each setting of all attacks separates speakers in each sampled fold, ``(C, F)``.
