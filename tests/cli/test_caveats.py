@@ -22,22 +22,6 @@ def test_data_too_thin_for_a_value_gives_a_dash_and_a_note(tmp_path, voices, cap
     assert "note: There are no non-target trials" in shown
 
 
-@pytest.mark.parametrize(
-    ("speakers", "reason"),
-    [([1, 1, 1, 1], "there are no non-target trials"), ([1, 2, 3, 4], "there are no target trials")],
-)
-def test_embeddings_that_define_nothing_are_refused(tmp_path, capsys, speakers, reason):
-    draw = torch.Generator().manual_seed(0)
-    content = {name: torch.randn(4, 3, generator=draw) for name in ("original", "protected")}
-    torch.save({**content, "speakers": speakers}, tmp_path / "thin.pt")
-    for command in ("evaluate", "compare"):
-        run(command, tmp_path / "thin.pt", "--json", tmp_path / "result.json", expect=2)
-        captured = capsys.readouterr()
-        assert reason in captured.err
-        assert captured.out == ""
-        assert not (tmp_path / "result.json").exists()
-
-
 def test_scores_that_define_nothing_are_refused(tmp_path, capsys):
     (tmp_path / "scores").write_text("a b 1 nontarget\na c 2 nontarget\n")
     run("evaluate", tmp_path / "scores", expect=2)

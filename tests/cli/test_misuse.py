@@ -57,6 +57,7 @@ def test_similarity_of_score_files_is_that_asked_for(tmp_path, voices):
         (["--partial"], "Expected no --partial with score files"),
         (["--groups", "x"], "Expected no --groups with score files"),
         (["--no-attacks"], "Expected no --no-attacks with score files"),
+        (["--population", "20"], "Expected no --population with score files"),
     ],
 )
 def test_an_option_that_would_do_nothing_with_score_files_is_refused(tmp_path, voices, capsys, extra, message):
@@ -148,6 +149,8 @@ def test_mathematics_and_escape_sequences_in_names_are_but_letters(tmp_path, cap
     run("evaluate", tmp_path / "e.npz", *options)
     run("compare", f"$\\foo$\x1b[31m={tmp_path / 'e.npz'}", *options)
     assert "\x1b" not in capsys.readouterr().out
+    for path in (tmp_path / "out").glob("*.[hmt]*"):  # page, tables and model card
+        assert "\x1b" not in path.read_text(encoding="utf-8"), path
     run("evaluate", "x\x1b[31m.npz", expect=2)
     assert "x\\x1b[31m.npz: cannot be read" in capsys.readouterr().err
     assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\\n"
@@ -181,6 +184,10 @@ def test_nobody_is_advised_to_load_what_runs(tmp_path, capsys):
         (["compare", "=x.npz"], "error: Expected NAME=FILE, but got '=x.npz'"),
         (["evaluate", "/dev/null"], "/dev/null: expected lines `enrol trial score"),
         (["evaluate", "e.npz", "--json", "e.npz"], "e.npz: holds no results of vpmetrics and would be lost"),
+        (
+            ["evaluate", "e.npz", "--no-attacks", "--intervals", "0", "--out", "new", "--json", "new/report.html"],
+            "new/report.html: is written by --out as well; choose another name",
+        ),
     ],
 )
 def test_no_name_of_a_file_ends_in_a_traceback(tmp_path, monkeypatch, capsys, arguments, message):

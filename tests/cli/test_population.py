@@ -32,10 +32,3 @@ def test_other_than_sizes_of_populations_are_refused(tmp_path, voices, capsys, p
         run("evaluate", *write_npz(tmp_path, voices), "--population", population)
     assert ended.value.code == 2
     assert "--population: expected different numbers of at least 2" in capsys.readouterr().err
-
-
-def test_scores_have_no_population_to_be_found(tmp_path, capsys):
-    for name in ("scores", "key"):
-        (tmp_path / name).write_text("a b target\n")
-    run("evaluate", tmp_path / "scores", tmp_path / "key", "--population", "20", expect=2)
-    assert "Expected no --population with score files" in capsys.readouterr().err

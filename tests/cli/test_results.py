@@ -19,7 +19,7 @@ import vpmetrics.cli
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.trial_list import TrialList, report_trials
-from vpmetrics.cli.report import OutputOptions, Sample, save_systems, write_model_card
+from vpmetrics.cli.report import Sample, save_systems, write_model_card
 from vpmetrics.cli.results import Run, results_of
 from vpmetrics.cli.table_formats import print_tables
 from vpmetrics.cli.tables import Cell, Table
@@ -135,8 +135,8 @@ def test_utility_attributes_and_recordings_are_shown_where_there_are_any(tmp_pat
     assert "<audio" not in save_systems(ones, tmp_path / "without").read_text(encoding="utf-8")
     ones = [replace(one, utility={"WER": 5.0 + d}) for d, one in enumerate(ones)]
     ones[0] = replace(ones[0], attributes={"sex": {"disclosure": 0.25}})
-    options = OutputOptions(samples=[Sample("p225", "<read>", b"RIFForiginal", b"RIFFprotected")])
-    text = save_systems(ones, tmp_path / "with", options=options).read_text(encoding="utf-8")
+    samples = [Sample("p225", "<read>", b"RIFForiginal", b"RIFFprotected")]
+    text = save_systems(ones, tmp_path / "with", samples=samples).read_text(encoding="utf-8")
     page = Page(text)
     assert [attributes["aria-label"] for tag, attributes in page.tags if tag == "audio"] == [
         "p225, <read>, original",

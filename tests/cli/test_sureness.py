@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 
@@ -132,15 +131,6 @@ def test_two_sets_of_scores_are_told_apart_where_their_speakers_do(tmp_path, voi
     assert worst["low"] > 0
     assert "B2r1 discloses less" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "these data do not tell it apart from" in " ".join(capsys.readouterr().out.split())
-
-
-def test_spreadsheets_have_ends_in_columns_of_their_own(files, tmp_path):
-    run("evaluate", files / "a.npz", "--no-attacks", "--out", tmp_path / "out")
-    rows = list(csv.reader((tmp_path / "out" / "tables.csv").read_text(encoding="utf-8").splitlines()))
-    at = next(number for number, row in enumerate(rows) if row and row[0] == "Headline")
-    assert rows[at][1:5] == ["OP", "OP, from", "OP, to", "PP"]
-    d_ece = next(row for row in rows[at:] if row[0] == "D_ECE ↓ [bit]")
-    assert float(d_ece[2]) <= float(d_ece[1]) <= float(d_ece[3])
 
 
 def test_pairs_are_told_apart_where_their_speakers_do(files, tmp_path, capsys):

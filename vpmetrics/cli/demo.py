@@ -27,7 +27,7 @@ from vpmetrics.cli.evaluation import evaluate_embeddings
 from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.options import CONFIDENCE
 from vpmetrics.cli.progress import show_progress
-from vpmetrics.cli.report import OutputOptions, publish
+from vpmetrics.cli.report import publish
 from vpmetrics.cli.results import Run, check_folder
 from vpmetrics.cli.summary import disclosed_in
 from vpmetrics.data import DemoVoices, SpeakerBatchSampler, demo_voices
@@ -67,7 +67,7 @@ def demo(options: Namespace, console: Console) -> None:
     )
     settings = {"seed": options.seed, "epochs": options.epochs, "intervals": CONFIDENCE}
     run = Run(("vpmetrics", *options.argv), settings)
-    publish("Speakers held out of training", lead, systems, console, run, OutputOptions(options.out), side_by_side=True)
+    publish("Speakers held out of training", lead, systems, console, run, options, side_by_side=True)
     console.print(f"\n{_compare_with_baselines(systems)}")
     console.print(f"\n{time.monotonic() - began:.0f} s. All curves and figures of the training:")
     console.print(f"  tensorboard --logdir {escape(str(options.out / 'tensorboard'))}", soft_wrap=True)

@@ -28,7 +28,7 @@ from vpmetrics.cli.inputs import InputError, printable, quote, read_files, suffi
 from vpmetrics.cli.options import CONFIDENCE
 from vpmetrics.cli.progress import show_progress
 from vpmetrics.cli.recordings import cache_folder, embed_sides, encoders_of, holds_recordings, pick_samples
-from vpmetrics.cli.report import OutputOptions, publish
+from vpmetrics.cli.report import publish
 from vpmetrics.cli.results import Run, check_file, check_folder
 from vpmetrics.cli.scores import TrialFile, Trials, has_scores, label_trials, read_key, read_map, read_scores
 from vpmetrics.cli.trials import (
@@ -114,17 +114,8 @@ def _publish(
     of_embeddings = any(report.identification for report in systems[0].report.conditions.values())
     defaults = {"scoring": "cosine", "similarity": "geometric"} if of_embeddings else {}
     settings = {**defaults, **told, "intervals": _confidence_of(options)}
-    output = OutputOptions(
-        options.out,
-        options.json,
-        options.figures,
-        options.all,
-        options.columns,
-        options.latex_intervals,
-        getattr(options, "samples", ()),
-    )
     run = Run(("vpmetrics", *options.argv), settings, dict(read_files))
-    publish(options.title, lead, systems, console, run, output, side_by_side)
+    publish(options.title, lead, systems, console, run, options, side_by_side)
 
 
 def _refuse_idle(options: Namespace, what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PAGE, TABLES, MODEL_CARD = "report.html", "tables", "model-card.md"
+_DEFAULTS = {  # of the options of output
+    "out": None, "json": None, "figures": ("png",), "all": False, "columns": ("default",), "latex_intervals": False,
+    "samples": (),
+}  # fmt: skip
 
 
 class Sample(NamedTuple):
@@ -47,28 +52,6 @@ class Sample(NamedTuple):
     label: str
     original: bytes
     protected: bytes
-
-
-class OutputOptions(NamedTuple):
-    """Where results go besides the terminal, and what they show.
-
-    Args:
-        folder: Gets the page, the results, tables and figures.
-        json: Gets the results; ``-`` stands for standard output.
-        figures: Kinds of files of figures: ``"png"``, ``"pdf"``, ``"svg"``.
-        show_all: Whether the terminal shows every number.
-        columns: Of tables of several systems, see :func:`vpmetrics.cli.comparison.table_of_systems`.
-        intervals_in_latex: Whether tables for papers hold intervals; those for spreadsheets always do.
-        samples: Recordings for the page.
-    """
-
-    folder: Path | None = None
-    json: Path | None = None
-    figures: Sequence[str] = ("png",)
-    show_all: bool = False
-    columns: Sequence[str] = ("default",)
-    intervals_in_latex: bool = False
-    samples: Sequence[Sample] = ()
 
 
 class Content(NamedTuple):
@@ -103,12 +86,13 @@ def publish(
     systems: Sequence[EvaluatedSystem],
     console: Console,
     run: Run,
-    options: OutputOptions,
+    options: Namespace,
     side_by_side: bool = False,
 ) -> None:
     """Print the summary and write the files that were asked for."""
+    options = Namespace(**{**_DEFAULTS, **vars(options)})
     content = _collect(title, lead, systems, run, options, side_by_side)
-    contents, outdated = ({}, []) if options.folder is None else _render_files(content, options.folder, options)
+    contents, outdated = ({}, []) if options.out is None else _render_files(content, options.out, options)
     only_json = str(options.json) == "-"
     results = as_json(results_of(systems, run, content.pairs)) if options.json is not None else b""
     if options.json is not None and not only_json:
@@ -131,9 +115,11 @@ def save_systems(
     folder: str | Path,
     title: str = "Voice privacy",
     settings: Mapping[str, Any] | None = None,
-    options: OutputOptions | None = None,
+    samples: Sequence[Sample] = (),
 ) -> Path:
     """Write the page, results, tables and figures of one or more systems into a new folder or one of a former run.
+
+    ``samples``: recordings for the page.
 
     Returns:
         The path of the page.
@@ -141,7 +127,7 @@ def save_systems(
     Raises:
         ValueError: If the folder holds anything else, or cannot be written.
     """
-    folder, options = Path(folder), options or OutputOptions()
+    folder, options = Path(folder), Namespace(**{**_DEFAULTS, "samples": samples})
     try:
         check_folder(folder)
         content = _collect(title, "", systems, Run(settings=settings or {}), options, len(systems) > 1)
@@ -152,7 +138,7 @@ def save_systems(
 
 
 def _collect(
-    title: str, lead: str, systems: Sequence[EvaluatedSystem], run: Run, options: OutputOptions, side_by_side: bool
+    title: str, lead: str, systems: Sequence[EvaluatedSystem], run: Run, options: Namespace, side_by_side: bool
 ) -> Content:
     if not side_by_side:
         return Content(clean(title), clean(lead), systems, tables_of_system(systems[0]), run, (), options.samples)
@@ -165,7 +151,7 @@ def _collect(
     return Content(clean(title), clean(lead), systems, tables, run, pairs, options.samples)
 
 
-def _render_files(content: Content, folder: Path, options: OutputOptions) -> tuple[dict[Path, bytes], list[Path]]:
+def _render_files(content: Content, folder: Path, options: Namespace) -> tuple[dict[Path, bytes], list[Path]]:
     """Return contents of the files of a folder, and what another run has left there."""
     # Matplotlib is slow to import, and a table needs none of it.
     with end_at_once():
@@ -178,7 +164,7 @@ def _render_files(content: Content, folder: Path, options: OutputOptions) -> tup
     files = {
         f"{TABLES}.csv": as_csv(short).encode(),
         f"{TABLES}.md": as_markdown(short).encode(),
-        f"{TABLES}.tex": as_latex(short, options.intervals_in_latex).encode(),
+        f"{TABLES}.tex": as_latex(short, options.latex_intervals).encode(),
         MODEL_CARD: write_model_card(content.systems, content.title).encode(),
         PAGE: render_page(content, pictures).encode(),
     }
@@ -218,7 +204,7 @@ def write_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
     return "\n".join([*front, "---", "", *body, f"{THRESHOLDS} Measured with vpmetrics {__version__}.", ""])
 
 
-def _print(content: Content, options: OutputOptions, console: Console) -> None:
+def _print(content: Content, options: Namespace, console: Console) -> None:
     with end_at_once():
         from rich.markup import escape
 
@@ -229,11 +215,11 @@ def _print(content: Content, options: OutputOptions, console: Console) -> None:
         checks = check_systems({system.name: system.report for system in systems})
         verdict = verdict_lines(verdict_of_systems(systems, content.pairs))
         lines = [*verdict, "", *check_lines(checks), *comparison_lines(systems)]
-    says = [(printable(f"{path}: {what}"), "dim") for path, what in content.run.inputs.items() if options.show_all]
+    says = [(printable(f"{path}: {what}"), "dim") for path, what in content.run.inputs.items() if options.all]
     says += [(line, "bold" if number == 0 else "") for number, line in enumerate([*lines, ""])]
     for line, style in says:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
-    if options.show_all:
+    if options.all:
         print_tables(content.tables, console)
         console.print(THRESHOLDS, style="dim", highlight=False)
     if content.intervals:
@@ -241,7 +227,7 @@ def _print(content: Content, options: OutputOptions, console: Console) -> None:
     for note in content.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
     wrote = [] if options.json is None else [str(options.json)]
-    if options.folder is not None:
-        wrote.append(f"{options.folder / PAGE}, with figures, tables, model card and {RESULTS} beside it")
+    if options.out is not None:
+        wrote.append(f"{options.out / PAGE}, with figures, tables, model card and {RESULTS} beside it")
     for path in wrote:
         console.print(f"Wrote {escape(printable(path))}", soft_wrap=True)
