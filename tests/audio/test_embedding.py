@@ -69,15 +69,11 @@ def test_batches_and_threads_change_nothing(folder, counting, batch_seconds, wor
 
 def test_encoders_that_cannot_ignore_padding_get_none(folder, encoder):
     write(folder / "p0" / "p0_12.wav", noise(0.2))
-    torch.testing.assert_close(embed_folder(folder, encoder).embeddings, alone(folder), atol=1e-6, rtol=1e-5)
-
-
-def test_rows_are_labelled(folder, encoder):
     embedded = embed_folder(folder, encoder)
-    assert embedded.utterances[:2] == ["p0/p0_0", "p0/p0_3"]
-    assert embedded.speakers == ["p0"] * 4 + ["p1"] * 4 + ["p2"] * 4
+    torch.testing.assert_close(embedded.embeddings, alone(folder), atol=1e-6, rtol=1e-5)
+    assert embedded.speakers == ["p0"] * 5 + ["p1"] * 4 + ["p2"] * 4
     assert (embedded.sessions, embedded.groups, embedded.encoder, embedded.skipped) == (None, None, "description", ())
-    assert "3 speakers, 12 recordings" in embedded.assumptions[0]
+    assert "3 speakers, 13 recordings" in embedded.assumptions[0]
 
 
 # Cache
@@ -307,9 +303,11 @@ def test_f0_without_librosa_says_what_to_install(monkeypatch):
         load_encoder("f0")
 
 
-def test_recordings_may_be_made_by_hand(tmp_path, encoder):
-    write(tmp_path / "x.wav", noise(0.5))
-    rows = [Recording("a", tmp_path / "x.wav", "ann"), Recording("b", tmp_path / "x.wav", "bob")]
-    embedded = embed_recordings(rows, encoder)
-    assert embedded.utterances == ["a", "b"]
-    assert torch.equal(embedded.embeddings[0], embedded.embeddings[1])
+def test_one_content_is_embedded_once(tmp_path, counting):
+    for name in "xy":
+        write(tmp_path / f"{name}.wav", noise(0.5))
+    rows = [Recording(name, tmp_path / f"{file}.wav") for name, file in zip("abc", "xxy", strict=True)]
+    embedded = embed_recordings(rows, counting)
+    assert embedded.utterances == ["a", "b", "c"]
+    assert counting.function.shapes == [(1, 8000)]
+    assert torch.equal(embedded.embeddings, embedded.embeddings[:1].expand(3, -1))

@@ -87,11 +87,8 @@ def test_resemblyzer_is_that_of_its_package(monkeypatch):
     np.testing.assert_allclose(embeddings.numpy(), expected, atol=2e-6)
 
 
-def test_resemblyzer_knows_what_it_is():
+def test_resemblyzer_has_its_published_weights():
     encoder = load_encoder("resemblyzer")
-    assert (encoder.name, encoder.sample_rate, encoder.dimension) == ("resemblyzer", 16000, 256)
-    assert encoder.is_weak
-    assert encoder.is_differentiable
     assert encoder.can_pad
     assert encoder.identity == "resemblyzer-27116e42a029c434"  # of the published weights
     assert not any(weight.requires_grad for weight in encoder.parameters())
@@ -353,7 +350,7 @@ def test_onnx(tmp_path, pooled, lengths, batch):
     assert_padding_is_ignored(encoder, 8000, 12000)
 
 
-def test_files_with_the_same_name_are_told_apart(tmp_path, pooled):
+def test_files_of_one_name_differ_by_content(tmp_path, pooled):
     for folder, network in (("a", pooled), ("b", Pooled())):
         (tmp_path / folder).mkdir()
         write_onnx(tmp_path / folder / "model.onnx", network, None)
@@ -367,7 +364,7 @@ def test_files_that_are_no_encoders(tmp_path, pooled):
     with pytest.raises(AudioError, match=r"'weights.pt' could not be loaded"):
         load_encoder(tmp_path / "weights.pt", sample_rate=16000)
     torch.jit.script(pooled).save(tmp_path / "model.pt")
-    with pytest.raises(AudioError, match=r"Expected `sample_rate`: model\.pt does not say"):
+    with pytest.raises(AudioError, match=r"Expected `sample_rate`: model\.pt does not state"):
         load_encoder(tmp_path / "model.pt")
     with pytest.raises(AudioError, match=r"there is none at .*nowhere.onnx"):
         load_encoder(tmp_path / "nowhere.onnx")
@@ -419,7 +416,7 @@ def test_callables_that_are_no_encoders(function, message):
 
 
 def test_callables_state_their_sample_rate(pooled):
-    with pytest.raises(AudioError, match="Expected `sample_rate`: the callable does not say"):
+    with pytest.raises(AudioError, match="Expected `sample_rate`: the callable does not state"):
         load_encoder(describe)
     pooled.sample_rate = 8000
     assert load_encoder(pooled).sample_rate == 8000

@@ -130,9 +130,8 @@ def embed_recordings(
         >>> import soundfile, tempfile
         >>> path = Path(tempfile.mkdtemp()) / "p225_001.wav"
         >>> soundfile.write(path, torch.rand(8000).numpy() - 0.5, samplerate=16000)
-        >>> encoder = load_encoder(lambda waveforms: waveforms[:, :4], sample_rate=16000)
-        >>> embed_recordings([Recording("p225_001", path)], encoder).embeddings.shape
-        torch.Size([1, 4])
+        >>> embed_recordings([Recording("p225_001", path)], "resemblyzer").embeddings.shape
+        torch.Size([1, 256])
     """
     network = load_encoder(encoder, device=device)
     file = None if cache is None else _cache_file(Path(cache), network)
@@ -194,7 +193,7 @@ def embed_folder(
     """Embed all recordings of a folder, ``wav.scp`` or manifest.
 
     Args:
-        folder: Where recordings are; see :func:`list_recordings`, also for ``utt2spk`` and ``speaker_pattern``.
+        folder: A folder, ``wav.scp`` or manifest; see :func:`list_recordings`.
         encoder: Whatever :func:`load_encoder` takes, or its result.
         utt2spk: File of lines ``utterance speaker``.
         speaker_pattern: Regular expression that finds the speaker in the name of an utterance.
@@ -208,8 +207,7 @@ def embed_folder(
         >>> folder = Path(tempfile.mkdtemp())
         >>> for name in ("p225_001", "p225_002", "p226_001"):
         ...     soundfile.write(folder / f"{name}.wav", torch.rand(8000).numpy() - 0.5, samplerate=16000)
-        >>> encoder = load_encoder(lambda waveforms: waveforms[:, :4], sample_rate=16000)
-        >>> embedded = embed_folder(folder, encoder)
+        >>> embedded = embed_folder(folder)
         >>> embedded.utterances, embedded.speakers
         (['p225_001', 'p225_002', 'p226_001'], ['p225', 'p225', 'p226'])
     """
@@ -226,8 +224,7 @@ def embed_pairs(
     Args:
         pairs: What :func:`pair_recordings` finds.
         encoder: Whatever :func:`load_encoder` takes, or its result.
-        options: ``device``, ``cache``, ``partial`` and more; see :func:`embed_recordings`. Systems with the same
-            originals share these by ``cache``.
+        options: As of :func:`embed_recordings`. Systems with the same originals share these by ``cache``.
 
     Returns:
         :class:`PairedEmbeddings` with the arguments of embedding metrics: ``original``, ``protected``, ``speakers``,
@@ -240,10 +237,9 @@ def embed_pairs(
         >>> for name in ("a/p1_1", "a/p1_2", "a/p2_1", "b/p1_1_anon", "b/p1_2_anon", "b/p2_1_anon"):
         ...     (folder / name).parent.mkdir(exist_ok=True)
         ...     soundfile.write(folder / f"{name}.wav", torch.rand(8000).numpy() - 0.5, samplerate=16000)
-        >>> encoder = load_encoder(lambda waveforms: waveforms[:, :4], sample_rate=16000)
-        >>> voices = embed_pairs(pair_recordings(folder / "a", folder / "b"), encoder)
+        >>> voices = embed_pairs(pair_recordings(folder / "a", folder / "b"))
         >>> voices.original.shape, voices.protected.shape, voices.speakers
-        (torch.Size([3, 4]), torch.Size([3, 4]), ['p1', 'p1', 'p2'])
+        (torch.Size([3, 256]), torch.Size([3, 256]), ['p1', 'p1', 'p2'])
     """
     both = embed_recordings([*pairs.original, *pairs.protected], encoder, **options)
     row_numbers: dict[Path, list[int]] = defaultdict(list)

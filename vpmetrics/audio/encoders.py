@@ -31,7 +31,7 @@ def load_encoder(
     ==========================  ===========================================================  ==========
     ``encoder``                 what is loaded                                               gradients
     ==========================  ===========================================================  ==========
-    ``resemblyzer``             the offline default, weights from Resemblyzer's wheel        yes
+    ``resemblyzer``             the default; weights as installed, or from PyPI's wheel      yes
     ``speechbrain:<source>``    ``EncoderClassifier``, e.g. ``speechbrain/spkrec-ecapa-``    yes
                                 ``voxceleb``
     ``transformers:<model>``    ``AutoModelForAudioXVector`` with its feature extractor,     yes, but of

@@ -18,12 +18,12 @@ class SpeakerBatchSampler(Sampler[list[int]]):
     r"""Draw batches with several utterances of several speakers, for ``DataLoader(batch_sampler=...)``.
 
     The losses learn from pairs of one speaker. Shuffled batches hold hardly any: 32 rows of 1,000 speakers have none in
-    more than half of the batches. Here every batch has the same number.
+    more than half of the batches.
 
     An epoch uses no utterance twice, in any process: the utterances of every speaker are shuffled and cut into chunks,
-    and a batch takes one chunk each of the speakers with the most chunks left. What does not fill a chunk or a batch is
-    left out and may be drawn in another epoch. A speaker with fewer than ``utterances`` contributes one chunk of all of
-    them, a speaker with a single utterance none.
+    and a batch takes one chunk each of the speakers with the most chunks left. What does not fill a chunk or a batch
+    may be drawn in another epoch. A speaker with fewer than ``utterances`` contributes one chunk of all of them, a
+    speaker with a single utterance none.
 
     Processes of ``torch.distributed`` draw the same epoch and share its batches equally. The order follows from
     ``seed`` and the epoch alone. Call :meth:`set_epoch` before every epoch, or all are alike; Lightning does so by
