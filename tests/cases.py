@@ -6,7 +6,7 @@ The contract suite runs over every row, so a metric joins it by adding one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -143,28 +143,24 @@ def _trials(function: Callable[..., Any]) -> Callable[..., Any]:
 _TWO_OF_ONE_KIND = tuple(
     {"preds": torch.tensor([0.5, 1.0]), "target": torch.tensor([label, label])} for label in (0, 1)
 )
-
-
-def _score_case(name: str, metric: Any, function: Any, second: Any) -> Case:
-    return Case(name, metric, function, _trials(second), scores, _TWO_OF_ONE_KIND)
-
-
 _KEYS = {"1e-1": 0.1, "2.5e-1": 0.25}
 _RATES = tuple(_KEYS.values())
+
+
+def _reference_tpr(*trials: Any) -> dict[str, float]:
+    return {f"tpr_at_{key}": reference.verification.tpr_at_fpr(*trials, rate) for key, rate in _KEYS.items()}
+
+
 SCORE_CASES = [
-    _score_case("ZebraDisclosure", vp.ZebraDisclosure, F.zebra_disclosure, reference.zebra.zebra_disclosure),
-    _score_case("MinCllr", vp.MinCllr, F.min_cllr, reference.verification.min_cllr),
-    _score_case("EqualErrorRate", vp.EqualErrorRate, F.equal_error_rate, reference.verification.equal_error_rate),
-    _score_case("Linkability", vp.Linkability, F.linkability, reference.verification.linkability),
-    _score_case("Cllr", vp.Cllr, F.cllr, reference.verification.cllr),
-    _score_case(
-        "TPRAtFPR",
-        partial(vp.TPRAtFPR, fpr=_RATES),
-        partial(F.tpr_at_fpr, fpr=_RATES),
-        lambda *trials: {
-            f"tpr_at_{key}": reference.verification.tpr_at_fpr(*trials, rate) for key, rate in _KEYS.items()
-        },
-    ),
+    Case(name, metric, function, _trials(second), scores, _TWO_OF_ONE_KIND)
+    for name, metric, function, second in (
+        ("ZebraDisclosure", vp.ZebraDisclosure, F.zebra_disclosure, reference.zebra.zebra_disclosure),
+        ("MinCllr", vp.MinCllr, F.min_cllr, reference.verification.min_cllr),
+        ("EqualErrorRate", vp.EqualErrorRate, F.equal_error_rate, reference.verification.equal_error_rate),
+        ("Linkability", vp.Linkability, F.linkability, reference.verification.linkability),
+        ("Cllr", vp.Cllr, F.cllr, reference.verification.cllr),
+        ("TPRAtFPR", partial(vp.TPRAtFPR, fpr=_RATES), partial(F.tpr_at_fpr, fpr=_RATES), _reference_tpr),
+    )
 ]
 
 
@@ -185,23 +181,22 @@ def _of_two_runs(function: Callable[..., Any]) -> Callable[..., Any]:
     return value
 
 
-def _run_case(calibration: str) -> Case:
-    def second(*trials: torch.Tensor) -> float:
-        value: float = reference.zebra.calibration_distortion(*(part.numpy() for part in trials), calibration)
-        return value
+def _reference_distortion(calibration: str, *trials: torch.Tensor) -> float:
+    value: float = reference.zebra.calibration_distortion(*(part.numpy() for part in trials), calibration)
+    return value
 
-    function = partial(F.calibration_distortion, calibration=calibration)
-    return Case(
+
+RUN_CASES = [
+    Case(
         f"CalibrationDistortion, {calibration}",
         partial(vp.CalibrationDistortion, calibration),
-        _of_two_runs(function),
-        _of_two_runs(second),
+        _of_two_runs(partial(F.calibration_distortion, calibration=calibration)),
+        _of_two_runs(partial(_reference_distortion, calibration)),
         runs,
         tuple({**batch, "run": run} for batch in (*_TWO_OF_ONE_KIND, scores()[0]) for run in (0, 1)),
     )
-
-
-RUN_CASES = [_run_case("linear"), _run_case("isotonic")]
+    for calibration in ("linear", "isotonic")
+]
 
 
 def embeddings(seed: int = 0, dtype: torch.dtype = torch.float64, least: int = 1) -> list[Batch]:
@@ -231,56 +226,30 @@ def _arrays(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reference_matrices(original: Any, protected: Any, speakers: Any) -> tuple[Any, ...]:
-    matrices = [
-        reference.similarity.similarity_matrix(original, protected, speakers, condition)
-        for condition in ("OO", "OP", "PP")
-    ]
+    rows = original, protected, speakers
+    matrices = [reference.similarity.similarity_matrix(*rows, condition) for condition in ("OO", "OP", "PP")]
     return (*matrices, np.unique(speakers))
 
 
-def _reference_deid(*rows: Any) -> float:
-    oo, op, _, _ = _reference_matrices(*rows)
-    return reference.similarity.de_identification(oo, op)
+def _of_matrices(function: Callable[..., Any], matrices: Callable[..., Any], place: int) -> Callable[..., Any]:
+    """A function of the matrix of originals and another one, from embeddings."""
+    return lambda *rows, **named: function((found := matrices(*rows, **named))[0], found[place])
 
 
-def _reference_gvd(*rows: Any) -> float:
-    oo, _, pp, _ = _reference_matrices(*rows)
-    return reference.similarity.voice_distinctiveness(oo, pp)
-
-
-def _deid(*rows: Any, **named: Any) -> torch.Tensor:
-    matrices = F.voice_similarity_matrix(*rows, **named)
-    return F.de_identification(matrices.oo, matrices.op)
-
-
-def _gvd(*rows: Any, **named: Any) -> torch.Tensor:
-    matrices = F.voice_similarity_matrix(*rows, **named)
-    return F.voice_distinctiveness(matrices.oo, matrices.pp)
-
-
-def _op_zebra(**rows: torch.Tensor) -> Any:
-    return F.zebra_disclosure(*_op_scores(**rows))
-
-
-def _reference_op_zebra(original: Any, protected: Any, speakers: Any) -> Any:
+def _op_trials(original: Any, protected: Any, speakers: Any) -> tuple[Any, Any]:
     scores, target, _ = reference.similarity.trials(original, protected, speakers, "OP")
-    return reference.zebra.zebra_disclosure(np.asarray(scores), np.asarray(target).astype(int))
+    return np.asarray(scores), np.asarray(target).astype(int)
 
 
-def _op_trials(**rows: torch.Tensor) -> Any:
-    return F.equal_error_rate(*_op_scores(**rows))
+def _of_op(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of trials, from embeddings."""
 
+    def value(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> Any:
+        scores, target = _op_trials(original.double().numpy(), protected.double().numpy(), speakers.numpy())
+        dtype = torch.float64 if original.dtype == torch.float64 else torch.float32
+        return function(torch.from_numpy(scores).to(dtype), torch.from_numpy(target))
 
-def _op_scores(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    rows = (side.double().numpy() for side in (original, protected))
-    scores, target, _ = reference.similarity.trials(*rows, speakers.numpy(), "OP")
-    dtype = torch.float64 if original.dtype == torch.float64 else torch.float32
-    return torch.from_numpy(np.asarray(scores)).to(dtype), torch.from_numpy(np.asarray(target)).long()
-
-
-def _reference_eer(original: Any, protected: Any, speakers: Any) -> float:
-    scores, target, _ = reference.similarity.trials(original, protected, speakers, "OP")
-    return reference.verification.equal_error_rate(np.asarray(scores), np.asarray(target).astype(int))
+    return value
 
 
 def _ranks(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -382,12 +351,6 @@ _LONE = {
 _STRANGERS = {**_LONE, "speakers": torch.tensor([1, 2, 3])}
 
 
-def _embedding_case(
-    name: str, metric: Any, function: Any, second: Any, undefined: tuple[Batch, ...] = (_LONE,)
-) -> Case:
-    return Case(name, metric, function, _arrays(second), embeddings, undefined)
-
-
 def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, float]:
     rows, sides = (original, protected, speakers), {"O": original, "P": protected}
     oo, op, pp, _ = _reference_matrices(*rows)
@@ -441,72 +404,59 @@ def _attacked(original: torch.Tensor, protected: torch.Tensor, speakers: torch.T
     return metric.compute()
 
 
-def _fed(metric: Any) -> Any:
-    return partial(vp.EmbeddingTrials, metric)
+def _embedding_case(
+    name: str, metric: Any, function: Any, second: Any, undefined: tuple[Batch, ...] = (_LONE, _STRANGERS), **more: Any
+) -> Case:
+    return Case(name, metric, function, _arrays(second), **{"batches": embeddings, "undefined": undefined, **more})
 
 
+_REFERENCE = reference.similarity
 EMBEDDING_CASES = [
-    replace(
-        _embedding_case(
-            "VoicePrivacy", partial(vp.VoicePrivacy, attacks=None, metrics="all"), _suite, _reference_suite
-        ),
+    _embedding_case(
+        "VoicePrivacy", partial(vp.VoicePrivacy, attacks=None, metrics="all"), _suite, _reference_suite, (_LONE,),
         unreferenced=("chance",),
     ),
-    replace(
-        _embedding_case(
-            "StrongestAttack",
-            partial(vp.StrongestAttack, attacks=[Plain()]),
-            _attacked,
-            reference.strongest.strongest,
-            (_LONE, _STRANGERS),
-        ),
+    _embedding_case(
+        "StrongestAttack", partial(vp.StrongestAttack, attacks=[Plain()]), _attacked, reference.strongest.strongest,
         batches=few_of_each,
     ),
-    _embedding_case("VoiceSimilarityMatrix", vp.VoiceSimilarityMatrix, F.voice_similarity_matrix, _reference_matrices),
-    _embedding_case("DeIdentification", vp.DeIdentification, _deid, _reference_deid, (_LONE, _STRANGERS)),
-    _embedding_case("VoiceDistinctiveness", vp.VoiceDistinctiveness, _gvd, _reference_gvd, (_LONE, _STRANGERS)),
     _embedding_case(
-        "SimilarityRankDisclosure",
-        partial(vp.SimilarityRankDisclosure, condition="OP"),
-        _ranks,
-        _reference_ranks,
-        (_LONE, _STRANGERS),
+        "VoiceSimilarityMatrix", vp.VoiceSimilarityMatrix, F.voice_similarity_matrix, _reference_matrices, (_LONE,)
     ),
     _embedding_case(
-        "LocalInformationDisclosure",
-        partial(vp.LocalInformationDisclosure, condition="OP"),
-        _local,
-        _reference_local,
-        (_LONE, _STRANGERS),
+        "DeIdentification", vp.DeIdentification, _of_matrices(F.de_identification, F.voice_similarity_matrix, 1),
+        _of_matrices(_REFERENCE.de_identification, _reference_matrices, 1),
     ),
     _embedding_case(
-        "ReidentificationRate",
-        partial(vp.ReidentificationRate, sizes=(2, 5, 8)),
-        _found,
-        _reference_found,
-        (_LONE, _STRANGERS),
+        "VoiceDistinctiveness", vp.VoiceDistinctiveness,
+        _of_matrices(F.voice_distinctiveness, F.voice_similarity_matrix, 2),
+        _of_matrices(_REFERENCE.voice_distinctiveness, _reference_matrices, 2),
     ),
-    replace(
-        _embedding_case(
-            "SinglingOut",
-            partial(vp.SinglingOut, sizes=(8,)),
-            _singled_out,
-            _reference_singled_out,
-            (_LONE, _STRANGERS),
-        ),
+    _embedding_case(
+        "SimilarityRankDisclosure", partial(vp.SimilarityRankDisclosure, condition="OP"), _ranks, _reference_ranks
+    ),
+    _embedding_case(
+        "LocalInformationDisclosure", partial(vp.LocalInformationDisclosure, condition="OP"), _local, _reference_local
+    ),
+    _embedding_case(
+        "ReidentificationRate", partial(vp.ReidentificationRate, sizes=(2, 5, 8)), _found, _reference_found
+    ),
+    _embedding_case(
+        "SinglingOut", partial(vp.SinglingOut, sizes=(8,)), _singled_out, _reference_singled_out,
         batches=partial(embeddings, least=5),
     ),
-    replace(
-        _embedding_case("EmbeddingTrials of counts", _fed(vp.ZebraDisclosure()), _op_zebra, _reference_op_zebra),
-        smooth=lambda bandwidth: _fed(vp.ZebraDisclosure(bandwidth=bandwidth))(),
-    ),
-    replace(
+    *(
         _embedding_case(
-            "EmbeddingTrials", partial(vp.EmbeddingTrials, vp.EqualErrorRate()), _op_trials, _reference_eer
-        ),
-        smooth=lambda bandwidth: _fed(vp.EqualErrorRate(bandwidth=bandwidth))(),
+            f"EmbeddingTrials of {metric.__name__}", partial(vp.EmbeddingTrials, metric()), _of_op(function),
+            lambda *rows, second=second: second(*_op_trials(*rows)), (_LONE,),
+            smooth=lambda bandwidth, metric=metric: vp.EmbeddingTrials(metric(bandwidth=bandwidth)),
+        )
+        for metric, function, second in (
+            (vp.ZebraDisclosure, F.zebra_disclosure, reference.zebra.zebra_disclosure),
+            (vp.EqualErrorRate, F.equal_error_rate, reference.verification.equal_error_rate),
+        )
     ),
-]
+]  # fmt: skip
 
 
 def attributes(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch]:

@@ -61,7 +61,7 @@ def test_an_interval_keeps_to_its_range_and_holds_what_was_measured():
 
 
 @pytest.mark.parametrize(("value", "highest"), [(0.0, 1.0), (1.0, 1.0), (0.5, 0.5)])
-def test_people_of_whom_none_was_seen_are_not_ruled_out(value, highest):
+def test_a_value_at_its_end_that_no_replicate_moves_has_a_clopper_pearson_bound(value, highest):
     """The ends are those of Clopper and Pearson for as many people who are all alike."""
     one, share = torch.tensor(value, dtype=torch.float64), value / highest
     low, high = jackknife_interval(one, one.expand(20), 0.95, lowest=0.0, highest=highest)
@@ -69,7 +69,7 @@ def test_people_of_whom_none_was_seen_are_not_ruled_out(value, highest):
     assert (low.item() / highest, high.item() / highest) == pytest.approx((exact.low, exact.high), rel=1e-12)
 
 
-def test_what_lies_within_its_range_or_has_none_is_as_sure_as_it_seems():
+def test_a_value_within_its_range_has_no_such_bound():
     inside = torch.tensor(0.3)
     assert jackknife_interval(inside, inside.expand(20), 0.95, 0.0, 1.0) == (inside, inside)
     assert jackknife_interval(torch.zeros(()), torch.zeros(20), 0.95, lowest=0.0) == (0, 0)
@@ -78,7 +78,7 @@ def test_what_lies_within_its_range_or_has_none_is_as_sure_as_it_seems():
 
 
 @pytest.mark.filterwarnings("ignore:Linkability")
-def test_three_voices_told_apart_do_not_show_that_all_can_be():
+def test_three_separated_speakers_leave_a_wide_interval():
     rows = {key: column[:6] for key, column in voices().items()}
     rows["speakers"] = torch.arange(6) % 3
     noise = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0))
@@ -92,7 +92,7 @@ def test_three_voices_told_apart_do_not_show_that_all_can_be():
 
 
 @pytest.mark.parametrize("case", ["plain", "sigmoid", "groups", "sessions", "speaker"])
-def test_leaving_a_speaker_out_is_measuring_without_them(case):
+def test_a_replicate_is_the_report_without_a_speaker(case):
     rows, settings = voices(sessions=2 if case == "sessions" else None), {}
     if case == "sigmoid":
         settings["similarity"] = "sigmoid"
@@ -185,7 +185,7 @@ def test_neither_order_nor_names_of_speakers_matter():
             assert_close(found[key], value, atol=1e-9, rtol=1e-9, equal_nan=True, msg=key)
 
 
-def test_doing_nothing_is_known_to_do_nothing():
+def test_a_system_that_does_nothing_has_an_interval_without_length():
     rows = voices()
     rows["protected"] = rows["original"]
     scalars = measured(rows, intervals=0.95).scalars
@@ -195,7 +195,7 @@ def test_doing_nothing_is_known_to_do_nothing():
 
 @pytest.mark.filterwarnings("ignore:Linkability")
 @pytest.mark.parametrize("nothing", [0.0, 1.0])
-def test_scores_that_are_all_one_say_nothing_of_people_who_were_not_seen(nothing):
+def test_equal_scores_leave_room_for_unseen_speakers(nothing):
     rows = voices()
     rows["protected"] = torch.full_like(rows["original"], nothing)
     scalars = measured(rows, intervals=0.95).scalars
@@ -204,14 +204,14 @@ def test_scores_that_are_all_one_say_nothing_of_people_who_were_not_seen(nothing
     assert found == pytest.approx([0.0, 0.0, share / math.log(4)])
 
 
-def test_fewer_speakers_are_less_sure():
+def test_intervals_of_fewer_speakers_are_wider():
     few, many = (measured(voices(speakers=count), intervals=0.95).scalars for count in (8, 32))
     for key in ("op_d_ece", "deid", "op_mean_d", "op_eer"):
         width = [float(scalars[f"{key}_high"] - scalars[f"{key}_low"]) for scalars in (few, many)]
         assert width[1] < 0.8 * width[0], key
 
 
-def test_blocks_of_many_speakers_say_about_the_same(monkeypatch):
+def test_groups_of_speakers_give_about_the_same_intervals(monkeypatch):
     rows = voices(speakers=60, utterances=4)
     one_by_one = measured(rows, intervals=0.95).scalars
     monkeypatch.setattr(jackknife, "MOST_GROUPS", 20)
@@ -221,7 +221,7 @@ def test_blocks_of_many_speakers_say_about_the_same(monkeypatch):
         assert 0.5 < width[1] / width[0] < 2, key
 
 
-def test_thinned_pairs_say_about_the_same(monkeypatch):
+def test_thinned_pairs_give_about_the_same_intervals(monkeypatch):
     rows = voices(speakers=30, utterances=10)
     every_pair = measured(rows, intervals=0.95).scalars
     monkeypatch.setattr(jackknife, "_MOST_PAIRS", 20_000)
@@ -283,7 +283,7 @@ def test_two_systems_are_compared_on_the_speakers_they_share():
     assert float(same.probability_below) == 0.5
 
 
-def test_how_likely_a_number_is_below_a_limit_is_that_of_students_t():
+def test_the_probability_below_a_limit_is_that_of_students_t():
     values = torch.randn(15, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     replicates = (values.sum() - values) / 14
     for limit in (-1.0, 0.0, 0.3):

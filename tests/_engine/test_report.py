@@ -42,15 +42,6 @@ def test_every_set_of_trials_is_sorted_once(monkeypatch, names):
     assert len(sorted_targets) == len(names)
 
 
-def test_trials_are_counted_even_where_a_class_is_missing():
-    scores, is_target, *_ = make_trials(0)
-    with pytest.warns(UserWarning, match="There are no non-target trials") as caught:
-        report = report_trials({"": TrialList(scores[is_target], is_target[is_target])})
-    assert len(caught) == 1
-    assert report.conditions[""].num_trials == (int(is_target.sum()), 0)
-    assert report.scalars["d_ece"].isnan()
-
-
 def test_calibration_of_another_run_is_that_of_the_function():
     attacked, other = make_trials(1), make_trials(2, distance=1.0)
     report = report_trials({"OO": make_trials(0), "OP": attacked}, other, speakers=6)
@@ -61,7 +52,7 @@ def test_calibration_of_another_run_is_that_of_the_function():
     assert_close(report.transfer.other.scalars["d_ece"], F.zebra_disclosure(*other[:2])["d_ece"])
 
 
-def test_scores_may_lie_in_memory_as_they_like():
+def test_scores_may_have_any_memory_layout():
     draw = torch.Generator().manual_seed(0)
     rows = torch.randn(2, 720, 8, generator=draw, dtype=torch.float64)
     found = []
@@ -122,7 +113,7 @@ def test_the_profile_of_infinite_scores_is_infinite_only_where_they_mislead():
     assert actual_cross_entropy(scores, counts.flip(0), ODDS).isinf().all()
 
 
-def test_mean_d_by_chance_is_what_features_that_say_nothing_show():
+def test_mean_d_by_chance_is_that_of_uniform_ranks():
     draw = torch.Generator().manual_seed(0)
     for model in ("empirical", "beta_binomial"):
         shown = []
@@ -133,7 +124,7 @@ def test_mean_d_by_chance_is_what_features_that_say_nothing_show():
         assert np.mean(shown) == pytest.approx(chance, rel=0.08 if model == "empirical" else 0.6)
 
 
-def test_few_inputs_for_each_rank_show_more_by_chance_than_many():
+def test_mean_d_by_chance_of_few_inputs_per_rank_is_that_of_drawing():
     # Forty speakers of two utterances: the rule for many inputs says 0.35, drawing says more.
     draw = torch.Generator().manual_seed(0)
     drawn = [torch.bincount(torch.randint(40, (80,), generator=draw), minlength=40).double() for _ in range(300)]
