@@ -227,18 +227,8 @@ class VoicePrivacy(AttackedMetric):
             families, measures = required_families(keys), required_measures(keys)
             if "disclosure" in keys:
                 families |= {("across" if has_sessions else "PP", "attack")}
-        settings = Settings(
-            self.similarity,
-            self.scoring,
-            self.slope,
-            self.rank_model,
-            self.bandwidth,
-            self.enrolment,
-            self.sizes,
-            families,
-            self.intervals,
-            measures,
-        )
+        names = ("similarity", "scoring", "slope", "rank_model", "bandwidth", "enrolment", "sizes", "intervals")
+        settings = Settings(**{name: getattr(self, name) for name in names}, families=families, measures=measures)
         make_attacks = None if self.attacks is None else partial(self._fit_attacks, data)
         report = report_embeddings(data, settings, make_attacks)
         return replace(report, speaker_names=dict(self.speaker_names))
