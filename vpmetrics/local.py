@@ -100,7 +100,7 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
         """
         if val is not None:
             return super().plot(val, ax)
-        from vpmetrics.plotting.identification import draw_local_information
+        from vpmetrics.plotting.identification_plots import draw_local_information
 
         with self._gathered():
             parts = self._identify(self._data())

@@ -112,7 +112,7 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         """
         if val is not None:
             return super().plot(val, ax)
-        from vpmetrics.plotting.identification import draw_rank_histogram
+        from vpmetrics.plotting.identification_plots import draw_rank_histogram
 
         with self._gathered():
             histogram = pool_histograms(self._histograms(self._data()))

@@ -146,7 +146,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
         """
         if val is not None:
             return super().plot(val, ax)
-        from vpmetrics.plotting.identification import draw_population_rate, spread_sizes
+        from vpmetrics.plotting.identification_plots import draw_population_rate, spread_sizes
 
         sizes = sorted({*spread_sizes(max(100, *self.sizes)), *self.sizes} - {1})
         with collect_warnings(), self._gathered():
@@ -235,7 +235,7 @@ class SinglingOut(_PopulationMetric):
         value = self.compute() if val is None else val
         if not isinstance(value, dict):
             return super().plot(value, ax)
-        from vpmetrics.plotting.identification import draw_singling_out
+        from vpmetrics.plotting.identification_plots import draw_singling_out
 
         curve = {n: (float(value[f"singling_out_{n}"]), float(value[f"singling_out_{n}_error"])) for n in self.sizes}
         return draw_singling_out(curve, ax, label)

@@ -99,7 +99,7 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         Returns:
             Figure and axes; neither shown nor saved.
         """
-        from vpmetrics.plotting.speakers import draw_similarity_matrices, draw_zoo
+        from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_zoo
 
         val = self.compute() if val is None else val
         if not isinstance(val, SimilarityMatrices):

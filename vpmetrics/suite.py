@@ -175,7 +175,7 @@ class VoicePrivacy(AttackedMetric):
         Returns:
             Figure and axes; neither shown nor saved.
         """
-        from vpmetrics.plotting.systems import draw_path, draw_trade_off
+        from vpmetrics.plotting.system_plots import draw_path, draw_trade_off
 
         val = self.compute() if val is None else val
         if not isinstance(val, Mapping):

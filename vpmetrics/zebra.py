@@ -66,7 +66,7 @@ class ZebraDisclosure(ScoreMetric):
         """
         if val is not None:
             return super().plot(val, ax)
-        from vpmetrics.plotting.scores import PROFILE_LOG_ODDS, draw_ece_profile
+        from vpmetrics.plotting.score_plots import PROFILE_LOG_ODDS, draw_ece_profile
 
         with self._gathered():
             counts = self._counts()
@@ -151,7 +151,7 @@ class CalibrationDistortion(PrivacyMetric):
             return super().plot(val, ax)
         check_choice("kind", kind, ("calibrated", "raw", "profile"))
         from vpmetrics.plotting.figures import draw_transfer
-        from vpmetrics.plotting.scores import draw_reliability
+        from vpmetrics.plotting.score_plots import draw_reliability
 
         with self._gathered():
             (preds, target), learnt = self._trials(1), self._trials(0)

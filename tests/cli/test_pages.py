@@ -29,7 +29,7 @@ from vpmetrics.functional import (
     zebra_tag,
 )
 from vpmetrics.plotting.figures import PAGE, figures_of
-from vpmetrics.plotting.systems import draw_trade_off
+from vpmetrics.plotting.system_plots import draw_trade_off
 
 
 def test_the_page_is_self_contained_and_holds_numbers_and_figures(tmp_path, voices):

@@ -106,7 +106,7 @@ class PrivacyMetric(Metric):
         Returns:
             Figure and axes; neither shown nor saved.
         """
-        from vpmetrics.plotting.systems import draw_scalars
+        from vpmetrics.plotting.system_plots import draw_scalars
 
         bounds = self.plot_lower_bound, self.plot_upper_bound
         name = getattr(self, "key", type(self).__name__)

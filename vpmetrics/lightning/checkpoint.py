@@ -297,7 +297,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         if not writers:
             return
         from vpmetrics.plotting.figures import CARD
-        from vpmetrics.plotting.systems import draw_pareto_front
+        from vpmetrics.plotting.system_plots import draw_pareto_front
 
         for name, budget in self.budgets.items():
             kept, measured, choice = (

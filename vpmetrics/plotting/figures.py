@@ -25,8 +25,8 @@ from vpmetrics._engine.validation import suppress_warnings
 from vpmetrics.plotting import identification as of_identification
 from vpmetrics.plotting import scores as of_scores
 from vpmetrics.plotting.axes import as_label, axes_in_grid, axes_or_new, axis_label, figure_of, move_legend_beside
-from vpmetrics.plotting.speakers import draw_similarity_matrices, draw_speakers, draw_zoo
-from vpmetrics.plotting.systems import draw_path, draw_trade_off, draw_utility
+from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_speakers, draw_zoo
+from vpmetrics.plotting.system_plots import draw_path, draw_trade_off, draw_utility
 
 _MOST_NAMES, _LONGEST_NAME = 20, 5  # that can be read along a heat map
 

@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from vpmetrics.plotting.systems import (
+from vpmetrics.plotting.system_plots import (
     draw_pareto_front,
     draw_path,
     draw_scalars,

@@ -10,7 +10,7 @@ import torch
 from samples import UNDEFINED, people
 
 from vpmetrics import ReidentificationRate, SinglingOut
-from vpmetrics.plotting.identification import (
+from vpmetrics.plotting.identification_plots import (
     draw_cmc,
     draw_local_information,
     draw_over_utterances,

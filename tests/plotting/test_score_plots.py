@@ -15,7 +15,7 @@ from vpmetrics import functional as F
 from vpmetrics._engine.measures import prior_entropy
 from vpmetrics._engine.score_counts import count_trials
 from vpmetrics.plotting.axes import axes_or_new
-from vpmetrics.plotting.scores import (
+from vpmetrics.plotting.score_plots import (
     draw_attacks,
     draw_attributes,
     draw_det,

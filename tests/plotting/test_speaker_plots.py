@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from vpmetrics._engine.similarity import SimilarityMatrices, split_matrix
 from vpmetrics.functional import speaker_disclosure
 from vpmetrics.plotting.figures import CARD, FIGURES, PAGE
-from vpmetrics.plotting.speakers import draw_similarity_matrices, draw_speakers, draw_zoo
+from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_speakers, draw_zoo
 
 
 @pytest.mark.parametrize("count", [3, 120])
