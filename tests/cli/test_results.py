@@ -19,7 +19,7 @@ import vpmetrics.cli
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.trial_list import TrialList, report_trials
-from vpmetrics.cli.report import Sample, save_systems, write_model_card
+from vpmetrics.cli.outputs import Sample, save_systems, write_model_card
 from vpmetrics.cli.results import Run, results_of
 from vpmetrics.cli.table_formats import print_tables
 from vpmetrics.cli.tables import Cell, Table

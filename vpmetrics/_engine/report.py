@@ -128,7 +128,7 @@ class PrivacyReport:
             folder: A new folder, or one that was written before.
             name: Name of the system.
         """
-        from vpmetrics.cli.report import save_systems
+        from vpmetrics.cli.outputs import save_systems
 
         save_systems([EvaluatedSystem(name, self)], folder, name)
 

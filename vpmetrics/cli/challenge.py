@@ -20,8 +20,8 @@ from vpmetrics._engine.scorers import Scoring
 from vpmetrics.cli.embeddings import Column, Files, merge
 from vpmetrics.cli.formats import VECTORS
 from vpmetrics.cli.inputs import InputError, quote, reason_of
-from vpmetrics.cli.scores import Trials, label_trials, read_key, read_list, read_map, read_scores
-from vpmetrics.cli.trials import Attackable, ListedTrials, Protocol, read_protocol, score_listed
+from vpmetrics.cli.trial_files import Trials, label_trials, read_key, read_list, read_map, read_scores
+from vpmetrics.cli.trial_protocol import Attackable, ListedTrials, Protocol, read_protocol, score_listed
 
 _VECTOR_FILES = VECTORS, "xvector.scp", "xvector.ark"
 _LEVELS = "utt-level", "spk-level"

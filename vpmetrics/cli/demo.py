@@ -26,8 +26,8 @@ from vpmetrics.cli.embeddings import Embeddings
 from vpmetrics.cli.evaluation import evaluate_embeddings
 from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.options import CONFIDENCE
+from vpmetrics.cli.outputs import publish
 from vpmetrics.cli.progress import show_progress
-from vpmetrics.cli.report import publish
 from vpmetrics.cli.results import Run, check_folder
 from vpmetrics.cli.summary import disclosed_in
 from vpmetrics.data import DemoVoices, SpeakerBatchSampler, demo_voices

@@ -7,9 +7,9 @@ from argparse import Namespace
 from rich.console import Console
 from rich.markup import escape
 
+from vpmetrics.cli.audio_inputs import F0_SEGMENT, audio_errors
 from vpmetrics.cli.inputs import InputError, printable
 from vpmetrics.cli.progress import show_progress
-from vpmetrics.cli.recordings import F0_SEGMENT, audio_errors
 
 
 def embed(options: Namespace, console: Console) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vpmetrics.cli.formats import READERS, Arrays, read_arrays
 from vpmetrics.cli.inputs import Array, InputError, printable, quote, shorten, suffix_of
-from vpmetrics.cli.scores import read_labels, read_list, read_map
+from vpmetrics.cli.trial_files import read_labels, read_list, read_map
 from vpmetrics.scoring import PLDA
 
 _ALIASES = {

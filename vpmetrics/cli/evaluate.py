@@ -12,6 +12,7 @@ from rich.console import Console
 
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scorers import Scoring
+from vpmetrics.cli.audio_inputs import cache_folder, embed_sides, encoders_of, holds_recordings, pick_samples
 from vpmetrics.cli.challenge import find_results, find_utility, has_results, read_result, read_utility
 from vpmetrics.cli.comparison import check_columns
 from vpmetrics.cli.embeddings import Embeddings, Files, locate, read_embeddings, read_plda
@@ -26,12 +27,11 @@ from vpmetrics.cli.evaluation import (
 from vpmetrics.cli.formats import READERS
 from vpmetrics.cli.inputs import InputError, printable, quote, read_files, suffix_of
 from vpmetrics.cli.options import CONFIDENCE
+from vpmetrics.cli.outputs import publish
 from vpmetrics.cli.progress import show_progress
-from vpmetrics.cli.recordings import cache_folder, embed_sides, encoders_of, holds_recordings, pick_samples
-from vpmetrics.cli.report import publish
 from vpmetrics.cli.results import Run, check_file, check_folder
-from vpmetrics.cli.scores import TrialFile, Trials, has_scores, label_trials, read_key, read_map, read_scores
-from vpmetrics.cli.trials import (
+from vpmetrics.cli.trial_files import TrialFile, Trials, has_scores, label_trials, read_key, read_map, read_scores
+from vpmetrics.cli.trial_protocol import (
     Attackable,
     add_attacks,
     look_up,

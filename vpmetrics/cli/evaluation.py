@@ -20,11 +20,11 @@ from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.cli.embeddings import Embeddings
 from vpmetrics.cli.inputs import Array, InputError, printable, quote
-from vpmetrics.cli.scores import Trials, number_names, read_attributes
+from vpmetrics.cli.trial_files import Trials, number_names, read_attributes
 from vpmetrics.suite import VoicePrivacy
 
 if TYPE_CHECKING:
-    from vpmetrics.cli.trials import ListedTrials
+    from vpmetrics.cli.trial_protocol import ListedTrials
 
 _SAMPLE = 10_000  # trials looked for the other way round
 NONE_WANTED = "none was asked for"

@@ -29,7 +29,7 @@ from vpmetrics.cli.inputs import (
     shorten,
     suffix_of,
 )
-from vpmetrics.cli.scores import read_map
+from vpmetrics.cli.trial_files import read_map
 
 _UTTERANCES = [f"{name}{end}" for name in ("utterance", "utt", "utterance_id", "utt_id", "id") for end in ("s", "")]
 VECTORS = "speaker_vectors.pt"  # in a folder of the VoicePrivacy challenges from 2024 on

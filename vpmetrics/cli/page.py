@@ -38,7 +38,7 @@ from vpmetrics.cli.tables import conditions_of, name_condition
 from vpmetrics.plotting.figures import FIGURES, PAGE, figures_of
 
 if TYPE_CHECKING:
-    from vpmetrics.cli.report import Content
+    from vpmetrics.cli.outputs import Content
 
 _MOST_BYTES = 650_000  # of all pictures, so that a page that holds them in base64 stays below a megabyte
 _NAMED = {  # where a table shows a name, not the number that stands for it

@@ -18,7 +18,7 @@ from cli.test_results import scored
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.trial_list import report_trials
 from vpmetrics.cli.inputs import InputError
-from vpmetrics.cli.report import save_systems
+from vpmetrics.cli.outputs import save_systems
 from vpmetrics.cli.results import (
     Run,
     as_json,

@@ -23,7 +23,7 @@ from cli.cases import (
 
 from vpmetrics._engine.registry import CI_SUFFIXES
 from vpmetrics.cli.inputs import InputError
-from vpmetrics.cli.scores import read_key, read_map, read_scores
+from vpmetrics.cli.trial_files import read_key, read_map, read_scores
 from vpmetrics.functional import calibration_distortion
 
 

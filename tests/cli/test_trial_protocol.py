@@ -12,7 +12,7 @@ from cli.cases import run
 from cli.libri import CONDITIONS, SETS, expected_scores, write_libri_test
 from reference.verification import cllr, equal_error_rate, min_cllr
 
-from vpmetrics.cli.trials import score_pairs
+from vpmetrics.cli.trial_protocol import score_pairs
 from vpmetrics.scoring import PLDA
 
 MEASURES = {"eer": equal_error_rate, "min_cllr": min_cllr, "cllr": cllr}
@@ -169,7 +169,7 @@ def test_several_files_of_a_side_are_one_and_contradictions_between_them_are_ref
 
 @pytest.mark.parametrize("scoring", ["cosine", "dot", "euclidean", "plda", "callable"])
 def test_pairs_are_scored_as_whole_matrices_are(scoring, monkeypatch):
-    monkeypatch.setattr("vpmetrics.cli.trials._PAIRS", 11)
+    monkeypatch.setattr("vpmetrics.cli.trial_protocol._PAIRS", 11)
     draw = torch.Generator().manual_seed(0)
     left, right = (torch.randn(n, 5, generator=draw, dtype=torch.float64) for n in (20, 33))
     rows, columns = torch.randint(20, (90,), generator=draw), torch.randint(33, (90,), generator=draw)

@@ -20,8 +20,8 @@ from torch import Tensor
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics.cli.embeddings import Column, Embeddings, find_references
 from vpmetrics.cli.inputs import InputError, record_file, suffix_of
+from vpmetrics.cli.outputs import Sample
 from vpmetrics.cli.progress import show_progress
-from vpmetrics.cli.report import Sample
 
 F0_SEGMENT = 30.0  # seconds
 _SAMPLE_RATE, _SAMPLE_SECONDS = 16000, 4

@@ -22,7 +22,7 @@ from vpmetrics.cli.embeddings import Column
 from vpmetrics.cli.evaluation import NONE_WANTED, collect_notes
 from vpmetrics.cli.inputs import InputError, quote
 from vpmetrics.cli.progress import Advance, show_progress
-from vpmetrics.cli.scores import Trials, number_names, read_key, read_list, read_map
+from vpmetrics.cli.trial_files import Trials, number_names, read_key, read_list, read_map
 from vpmetrics.suite import VoicePrivacy
 
 _PAIRS = 1 << 12  # scored at a time
