@@ -12,7 +12,7 @@ from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddin
 from vpmetrics._engine.embedding_report import Settings, report_embeddings
 from vpmetrics._engine.scalar import CI_SUFFIXES
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, split_matrix
+from vpmetrics._engine.speaker_similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, split_matrix
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import check_choice
 from vpmetrics.functional.similarity import de_identification, voice_distinctiveness

@@ -24,7 +24,7 @@ from vpmetrics._engine.registry import (
 )
 from vpmetrics._engine.report import PrivacyReport, assess_report
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.similarity import SIMILARITIES
+from vpmetrics._engine.speaker_similarity import SIMILARITIES
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import check_choice, check_sizes, check_slope, collect_warnings
 from vpmetrics.functional.rank import MODELS

@@ -20,7 +20,7 @@ from vpmetrics._engine.distributed import Processes
 from vpmetrics._engine.measures import expected_disclosure
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.scorers import SCORERS, prepare_rows
-from vpmetrics._engine.similarity import similarity_matrix
+from vpmetrics._engine.speaker_similarity import similarity_matrix
 from vpmetrics._engine.utterances import build_data, pack_utterances
 from vpmetrics.data import demo_voices
 

@@ -11,7 +11,7 @@ import torch
 from vpmetrics._engine.checks import Check
 from vpmetrics._engine.headline import find_headline
 from vpmetrics._engine.report import EvaluatedSystem, _headline_scalars
-from vpmetrics._engine.speakers import WorstSpeaker
+from vpmetrics._engine.speaker_disclosure import WorstSpeaker
 from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics.cli.comparison import pairs_of, table_of_changes, verdict_of_systems
 from vpmetrics.cli.summary import THRESHOLDS, comparison_lines, rank_systems, summary_lines, summary_rows, verdict_of

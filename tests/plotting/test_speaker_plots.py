@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from vpmetrics._engine.similarity import SimilarityMatrices, split_matrix
+from vpmetrics._engine.speaker_similarity import SimilarityMatrices, split_matrix
 from vpmetrics.functional import speaker_disclosure
 from vpmetrics.plotting.figures import CARD, FIGURES, PAGE
 from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_speakers, draw_zoo

@@ -28,8 +28,7 @@ from vpmetrics._engine.population import average_utterances
 from vpmetrics._engine.precision import result_dtype
 from vpmetrics._engine.report import ConditionReport, PrivacyReport, join_conditions
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.similarity import SimilaritySummary, mean_score_matrix, summarize_similarity
-from vpmetrics._engine.speakers import (
+from vpmetrics._engine.speaker_disclosure import (
     PseudoTargets,
     SpeakerDisclosure,
     WorstSpeaker,
@@ -40,6 +39,7 @@ from vpmetrics._engine.speakers import (
     permute_targets,
     speaker_scalars,
 )
+from vpmetrics._engine.speaker_similarity import SimilaritySummary, mean_score_matrix, summarize_similarity
 from vpmetrics._engine.trial_list import TrialList, calibrate_across_sessions, mean_distortion
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import suppress_warnings, warn_if

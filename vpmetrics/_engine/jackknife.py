@@ -25,7 +25,7 @@ from vpmetrics._engine.precision import widen
 from vpmetrics._engine.registry import scalar, scalar_key
 from vpmetrics._engine.scalar import CI_SUFFIXES, Scalar
 from vpmetrics._engine.score_counts import Counted, CountedTrials, ScoreCounts, Steps
-from vpmetrics._engine.similarity import SimilaritySummary
+from vpmetrics._engine.speaker_similarity import SimilaritySummary
 from vpmetrics._engine.utterances import EvaluationData, count_values, mean_keys
 from vpmetrics._engine.validation import suppress_warnings, warn_undefined
 

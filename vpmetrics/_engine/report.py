@@ -20,8 +20,8 @@ from vpmetrics._engine.jackknife import Jackknife, ReplicateCounts, add_interval
 from vpmetrics._engine.measures import actual_cross_entropy, minimum_cross_entropy
 from vpmetrics._engine.precision import numbers_of, widen
 from vpmetrics._engine.registry import CONDITION_TITLES, SPEAKER, scalar_key, scalar_keys
-from vpmetrics._engine.similarity import SimilarityMatrices, SimilaritySummary, dominance_ratio
-from vpmetrics._engine.speakers import SpeakerDisclosure, WorstSpeaker
+from vpmetrics._engine.speaker_disclosure import SpeakerDisclosure, WorstSpeaker
+from vpmetrics._engine.speaker_similarity import SimilarityMatrices, SimilaritySummary, dominance_ratio
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import suppress_warnings
 from vpmetrics.functional.similarity import normalised_relatives

@@ -29,8 +29,8 @@ from vpmetrics._engine.jackknife import (
 from vpmetrics._engine.measures import SCORE_MEASURES, cllr_from_sums, cllr_sums, evidence, llr_disclosure
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.report import ConditionReport, PrivacyReport, Transfer, assess_report, join_conditions
-from vpmetrics._engine.similarity import summarize_matrix
-from vpmetrics._engine.speakers import disclose_trial_speakers, speaker_scalars
+from vpmetrics._engine.speaker_disclosure import disclose_trial_speakers, speaker_scalars
+from vpmetrics._engine.speaker_similarity import summarize_matrix
 from vpmetrics._engine.utterances import EvaluationData, split_sessions
 from vpmetrics._engine.validation import collect_warnings, suppress_warnings
 

@@ -21,7 +21,7 @@ from vpmetrics._engine.references import form_condition_trials, score_inputs
 from vpmetrics._engine.registry import scalar
 from vpmetrics._engine.score_counts import Counted, CountedTrials, ScoreCounts, Steps
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.similarity import SIMILARITIES
+from vpmetrics._engine.speaker_similarity import SIMILARITIES
 from vpmetrics._engine.utterances import EvaluationData, build_data, mean_keys, pack_utterances
 from vpmetrics._engine.validation import (
     check_choice,

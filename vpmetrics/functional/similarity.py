@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, dominance_ratio
+from vpmetrics._engine.speaker_similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, dominance_ratio
 from vpmetrics._engine.utterances import build_data, pack_utterances
 from vpmetrics._engine.validation import check_bandwidth, check_choice, check_tensor, collect_warnings
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vpmetrics._engine.condition_scores import score_trials
 from vpmetrics._engine.precision import result_dtype
-from vpmetrics._engine.speakers import SideDisclosure, SpeakerDisclosure, disclose_trial_speakers
+from vpmetrics._engine.speaker_disclosure import SideDisclosure, SpeakerDisclosure, disclose_trial_speakers
 from vpmetrics._engine.validation import check_speakers_of_trials, check_trials
 
 

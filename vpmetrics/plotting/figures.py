@@ -19,7 +19,7 @@ from vpmetrics._engine.beta_binomial import fit_beta_binomial
 from vpmetrics._engine.measures import SCORE_MEASURES, actual_cross_entropy, prior_entropy
 from vpmetrics._engine.registry import CI_SUFFIXES, scalar, scalar_key, utility_direction
 from vpmetrics._engine.report import ConditionReport, EvaluatedSystem, Transfer, original_name
-from vpmetrics._engine.similarity import split_matrix
+from vpmetrics._engine.speaker_similarity import split_matrix
 from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics._engine.validation import suppress_warnings
 from vpmetrics.plotting import identification as of_identification

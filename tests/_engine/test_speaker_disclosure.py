@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine import pair_blocks
 from vpmetrics._engine.identification import bits_of_ranks
-from vpmetrics._engine.speakers import identify_speakers
+from vpmetrics._engine.speaker_disclosure import identify_speakers
 from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics.functional import speaker_disclosure
 
