@@ -22,8 +22,7 @@ from vpmetrics._engine.report import ConditionReport, EvaluatedSystem, Transfer,
 from vpmetrics._engine.speaker_similarity import split_matrix
 from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics._engine.validation import suppress_warnings
-from vpmetrics.plotting import identification as of_identification
-from vpmetrics.plotting import scores as of_scores
+from vpmetrics.plotting import identification_plots, score_plots
 from vpmetrics.plotting.axes import as_label, axes_in_grid, axes_or_new, axis_label, figure_of, move_legend_beside
 from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_speakers, draw_zoo
 from vpmetrics.plotting.system_plots import draw_path, draw_trade_off, draw_utility
@@ -210,14 +209,14 @@ def _draw_attacks(one: Shown, ax: Axes) -> None:
     names, strongest = [name for name, _ in one.system.report.attacks], one.report.strongest
     interval = [one.system.scalar(f"d_ece_strongest{suffix}", one.condition) for suffix in ("", *CI_SUFFIXES)]
     values = dict(zip(names, strongest.d_ece_by_attack.tolist(), strict=True))
-    of_scores.draw_attacks(values, float(strongest.chance), ax, one.title, interval)
+    score_plots.draw_attacks(values, float(strongest.chance), ax, one.title, interval)
 
 
 def _draw_profile(one: Shown, ax: Axes, has_actual: bool = True) -> None:
-    odds = torch.as_tensor(of_scores.PROFILE_LOG_ODDS, device=one.steps.targets.device)
+    odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=one.steps.targets.device)
     actual = one.report.actual_cross_entropy(odds) if has_actual and one.report.is_llr else None
     minimum, interval = one.report.minimum_cross_entropy(odds), one.report.cross_entropy_interval(odds)
-    of_scores.draw_ece_profile(prior_entropy(odds), minimum, actual, one.values, ax, one.label, interval)
+    score_plots.draw_ece_profile(prior_entropy(odds), minimum, actual, one.values, ax, one.label, interval)
 
 
 def _draw_calibration(system: EvaluatedSystem, ax: Axes) -> None:
@@ -229,11 +228,11 @@ def _draw_transfer(system: EvaluatedSystem, transfer: Transfer, ax: Axes) -> Non
     runs = {"learnt on": transfer.other, "attacked": system.report.conditions[system.report.attacked]}
     for label, run in runs.items():
         _draw_profile(Shown(label, system, "", run), ax, has_actual=False)
-    odds = torch.as_tensor(of_scores.PROFILE_LOG_ODDS, device=transfer.counts.device)
+    odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=transfer.counts.device)
     for kind, llr in transfer.llr.items():
         profile = actual_cross_entropy(llr, transfer.counts, odds)
         c_ece, cllr = (float(transfer.scalars[f"{name}_{kind}"]) for name in ("c_ece", "cllr"))
-        of_scores.draw_calibrated_profile(profile, c_ece, cllr, ax, kind)
+        score_plots.draw_calibrated_profile(profile, c_ece, cllr, ax, kind)
 
 
 def draw_transfer(
@@ -248,16 +247,16 @@ def draw_transfer(
 
 def _draw_reliability(one: Shown, ax: Axes) -> None:
     values, counts = one.report.scores.trials.table()
-    of_scores.draw_reliability(values, counts, ax, one.label)
+    score_plots.draw_reliability(values, counts, ax, one.label)
     # Of several systems, twice as many curves would be confusing.
     halves = one.report.calibrated() if one.is_single and one.report.calibrated is not None else []
     if halves:
         llr, is_target = (torch.cat(column) for column in list(zip(*halves, strict=True))[:2])
-        of_scores.draw_reliability(llr, torch.stack([~is_target, is_target]), ax, f"{one.label}, calibrated")
+        score_plots.draw_reliability(llr, torch.stack([~is_target, is_target]), ax, f"{one.label}, calibrated")
     transfer = one.system.report.transfer
     if transfer is not None and one.condition == one.system.report.attacked:
         for kind, llr in transfer.llr.items():
-            of_scores.draw_reliability(llr, transfer.counts, ax, f"{one.label}, {kind}")
+            score_plots.draw_reliability(llr, transfer.counts, ax, f"{one.label}, {kind}")
 
 
 def _draw_matrices(system: EvaluatedSystem, ax: Axes) -> None:
@@ -282,12 +281,12 @@ def _draw_zoo_of_scores(one: Shown, ax: Axes) -> None:
 def _draw_ranks(one: Shown, ax: Axes) -> None:
     histogram = one.report.identification.histogram
     fit = fit_beta_binomial(histogram).probabilities
-    of_identification.draw_rank_histogram(histogram, fit, one.values, ax, one.title)
+    identification_plots.draw_rank_histogram(histogram, fit, one.values, ax, one.title)
 
 
 def _draw_local_information(one: Shown, ax: Axes) -> None:
     found = one.report.identification
-    of_identification.draw_local_information(found.bits, len(found.histogram), one.values, ax, one.label)
+    identification_plots.draw_local_information(found.bits, len(found.histogram), one.values, ax, one.label)
 
 
 def _has_population(report: ConditionReport, utterances: int = 1) -> bool:
@@ -302,24 +301,24 @@ _has_conversations = partial(_has_population, utterances=2)
 
 
 def _draw_people(one: Shown, ax: Axes) -> None:
-    population, known = one.report.population, of_identification.rate_sizes(one.report.scalars)
-    sizes = of_identification.spread_sizes(max(100, *known))
+    population, known = one.report.population, identification_plots.rate_sizes(one.report.scalars)
+    sizes = identification_plots.spread_sizes(max(100, *known))
     with suppress_warnings():
         rates = {one.label: population(sizes), f"{one.label}, attacked": population.of_strongest(sizes)}
     for label, values in rates.items():
         if values and bool(values["gallery"].isfinite()):
             curve = {size: float(values[f"rate_{size}"]) for size in sizes}
-            of_identification.draw_population_rate(curve, float(values["gallery"]), ax, label)
+            identification_plots.draw_population_rate(curve, float(values["gallery"]), ax, label)
 
 
 def _draw_utterances(one: Shown, ax: Axes) -> None:
-    population, size = one.report.population, min(of_identification.rate_sizes(one.report.scalars))
+    population, size = one.report.population, min(identification_plots.rate_sizes(one.report.scalars))
     for rates_of, label in ((population, one.label), (population.of_strongest, f"{one.label}, attacked")):
         with suppress_warnings():
             values = {length: rates_of((size,), length) for length in _lengths(one)}
         if curve := _curve(values, f"rate_{size}"):
             name = f"re-identification rate\namong {size} people"
-            of_identification.draw_over_utterances(curve, 1 / size, ax, label, name)
+            identification_plots.draw_over_utterances(curve, 1 / size, ax, label, name)
 
 
 def _draw_bits(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
@@ -335,9 +334,9 @@ def _draw_bits(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | N
         for curve, label in ((cosine, one.title), (strongest, f"{one.title}, attacked")):
             if curve:
                 name, highest = axis_label("d_ece", "\n"), scalar("d_ece").range[1]
-                of_identification.draw_over_utterances(curve, math.nan, axes[0], label, name, highest)
+                identification_plots.draw_over_utterances(curve, math.nan, axes[0], label, name, highest)
         name, highest = axis_label("mean_d"), 1.02 * math.log2(max(2.0, float(one.report.scalars["gallery"])))
-        of_identification.draw_over_utterances(ranks, chance, axes[1], one.title, name, highest)
+        identification_plots.draw_over_utterances(ranks, chance, axes[1], one.title, name, highest)
     return figure_of(axes[0])
 
 
@@ -375,24 +374,25 @@ FIGURES = (
         "attributes", "Disclosure of attributes",
         "What protected speech discloses about attributes such as sex, to a classifier fitted on other speakers. "
         "Dashed: chance level. Diamonds: original speech.",
-        _of_systems(lambda system, ax: of_scores.draw_attributes(system.attributes, ax),
+        _of_systems(lambda system, ax: score_plots.draw_attributes(system.attributes, ax),
                     lambda system: system.attributes, (5.2, 3.8))),
     FigureKind(
         "score_histogram", "Distribution of scores",
         "Densities of the scores of target trials (same speaker) and non-target trials (other speakers). The more "
         "they overlap, the more private. At the dotted threshold misses are as frequent as false alarms.",
-        _panels(lambda one, ax: of_scores.draw_score_histogram(one.report.scores.counted, one.values, ax, one.title))),
+        _panels(
+            lambda one, ax: score_plots.draw_score_histogram(one.report.scores.counted, one.values, ax, one.title))),
     FigureKind(
         "det", "DET curve",
         "Miss rate over false-alarm rate for all thresholds, on probit axes. The closer to the dashed line of chance, "
         "the more private. The marker is the equal error rate (EER).",
-        _overlay(lambda one, ax: of_scores.draw_det(one.steps, one.values, ax, one.label))),
+        _overlay(lambda one, ax: score_plots.draw_det(one.steps, one.values, ax, one.label))),
     FigureKind(
         "roc", "ROC at low false-positive rates",
         "Share of target trials found (TPR) over the share of non-target trials mistaken for them (FPR), on "
         "logarithmic axes. The closer to the dashed line of chance, the more private. Markers: FPR of 1 % and 0.1 %, "
         "what an attacker finds who must rarely be wrong.",
-        _overlay(lambda one, ax: of_scores.draw_roc(one.steps, one.values, ax, one.label))),
+        _overlay(lambda one, ax: score_plots.draw_roc(one.steps, one.values, ax, one.label))),
     FigureKind(
         "ece_profile", "ECE profiles",
         "Empirical cross-entropy: the uncertainty that remains to an attacker who knows the scores, over all "
@@ -437,7 +437,7 @@ FIGURES = (
     FigureKind(
         "cmc", "Cumulative match characteristic",
         "How often the true speaker is among the k most similar ones. On the dashed line speakers are found by chance.",
-        _overlay(lambda one, ax: of_identification.draw_cmc(one.report.identification.histogram, one.values, ax,
+        _overlay(lambda one, ax: identification_plots.draw_cmc(one.report.identification.histogram, one.values, ax,
                                                             one.label),
                  lambda report: report.identification is not None)),
     FigureKind(
