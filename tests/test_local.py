@@ -46,10 +46,7 @@ def test_plot():
     (line,) = [line for line in axes.lines if line.get_gid() == "system"]
     bits = identify(protected, speakers).bits
     assert_close(torch.tensor(line.get_xdata()[1:-1]), bits.sort().values)
-    assert line.get_ydata()[0] == 1
-    assert line.get_ydata()[-1] == 0
     assert other.plot(ax=axes, label="original")[1] is axes
-    assert len([line for line in axes.lines if line.get_gid() == "system"]) == 2
     metric.plot([metric.compute(), other.compute()])
     figure.canvas.draw()
     with pytest.warns(UserWarning, match="The result is NaN"):

@@ -166,16 +166,6 @@ def test_wrong_arguments_raise(metric, arguments, error, message):
         metric(**arguments)
 
 
-def test_the_metric_has_a_gradient_where_ranks_are_soft():
-    _, protected, speakers = people(number=6, each=6)
-    protected.requires_grad_()
-    metric = ReidentificationRate(sizes=(3, 20), bandwidth=0.3)
-    value = metric(protected=protected, speakers=speakers)
-    (value["rate_3"] + value["rate_20"]).backward()
-    assert protected.grad.isfinite().all()
-    assert protected.grad.abs().sum() > 0
-
-
 def test_three_systems_that_the_equal_error_rate_does_not_tell_apart():
     found = {}
     for name, spoken in made_systems().items():

@@ -7,20 +7,17 @@ import warnings
 
 import pytest
 import torch
-from dispatched import Dispatched
 from reference import rank as reference
 from samples import UNDEFINED, utterances
 from scipy.stats import betabinom
 from torch.testing import assert_close
 
 from vpmetrics._engine import references
-from vpmetrics._engine.identification import rank_histogram_of
 from vpmetrics.functional import (
     codebook_histogram,
     combine_disclosures,
     f0_histogram,
     fit_beta_binomial,
-    identify,
     rank_disclosure,
     rank_histogram,
 )
@@ -157,15 +154,6 @@ def test_names_and_scale_do_not_matter():
     assert torch.equal(rank_histogram(inputs * 0.37, speakers * -17 + 2), rank_histogram(inputs, speakers))
     expected = rank_histogram(inputs, speakers, scoring="euclidean")
     assert torch.equal(rank_histogram(inputs * 2 + 0.5, speakers, scoring="euclidean"), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_half_precision_is_ranked_as_what_it_holds(dtype):
-    inputs, _, speakers = utterances(dtype=dtype)
-    with torch.autocast("cpu", torch.bfloat16):
-        histogram = rank_histogram(inputs, speakers)
-    assert histogram.dtype == torch.float32
-    assert_close(histogram, rank_histogram(inputs.double(), speakers).float())
 
 
 @pytest.mark.parametrize("bandwidth", [None, 0.1])
@@ -357,20 +345,6 @@ def test_disclosures_of_independent_features_add_up():
 def test_errors_say_what_was_expected(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-def test_one_pass_gives_ranks_and_local_information():
-    original, protected, speakers = utterances()
-    assert torch.equal(identify(protected, speakers, original).histogram, rank_histogram(protected, speakers, original))
-
-
-def test_ranking_never_waits_for_the_device():
-    original, protected, speakers = utterances(rows=300)
-    trials = references.prepare_trials(protected, speakers, original, None)
-    with Dispatched() as seen:
-        histogram = rank_histogram_of(trials, "cosine")
-        fit_beta_binomial(histogram)
-    assert seen.synchronisations == 0, seen.operations
 
 
 def test_scores_are_never_stored():

@@ -94,10 +94,7 @@ def test_two_references_are_too_few_to_go_beyond():
 
 @pytest.mark.parametrize(
     ("sizes", "error"),
-    [
-        *(((sizes, ValueError)) for sizes in [(), (0,), (2, 2)]),
-        *(((sizes, TypeError)) for sizes in [5, (2.0,), "20"]),
-    ],
+    [*(((sizes, ValueError)) for sizes in [(), (0,), (2, 2)]), *(((sizes, TypeError)) for sizes in [5, (2.0,), "20"])],
 )
 def test_wrong_sizes_raise(sizes, error):
     with pytest.raises(error, match="Expected `sizes`"):

@@ -16,8 +16,6 @@ from vpmetrics.plotting.identification_plots import (
     draw_over_utterances,
     draw_population_rate,
     draw_rank_histogram,
-    rate_sizes,
-    spread_sizes,
 )
 
 
@@ -99,10 +97,3 @@ def test_a_number_over_utterances_is_drawn_beside_its_chance_levels():
     assert lines_of(ax, "chance")[0].get_ydata() == pytest.approx([0.1, 0.05])
     _, ax = draw_over_utterances({1: 0.2}, math.nan, None)
     assert not lines_of(ax, "chance")
-
-
-def test_sizes_are_spread_and_read():
-    sizes = spread_sizes(1000)
-    assert (sizes[0], sizes[-1]) == (2, 1000)
-    assert sizes == sorted(set(sizes))
-    assert rate_sizes(["rate_20", "rate_5", "gallery", "rate_5_strongest"]) == [5, 20]

@@ -31,12 +31,6 @@ def test_matrices_have_fixed_limits_and_their_places(count):
     assert figure.axes[1].get_ylabel() == "voice similarity"
 
 
-def test_matrices_take_names():
-    matrices = SimilarityMatrices(*torch.rand(3, 2, 2), torch.arange(2))
-    _, ax = draw_similarity_matrices(matrices, None, names=("a", "b"))
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["a", "b", "a", "b"]
-
-
 def test_the_zoo_places_speakers():
     matrix = torch.tensor([[0.9, 0.2, 0.4], [0.2, 0.8, 0.1], [0.4, 0.1, torch.nan]])
     _, ax = draw_zoo(*split_matrix(matrix), None, "OP", names=("a", "b", "c"))

@@ -8,13 +8,7 @@ import random
 import pytest
 import torch
 
-from vpmetrics.plotting.system_plots import (
-    draw_pareto_front,
-    draw_path,
-    draw_scalars,
-    draw_trade_off,
-    draw_utility,
-)
+from vpmetrics.plotting.system_plots import draw_pareto_front, draw_path, draw_scalars, draw_trade_off, draw_utility
 
 
 def test_values_are_points_lines_and_one_line_for_each_key():
