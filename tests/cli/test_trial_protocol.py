@@ -167,6 +167,26 @@ def test_several_files_of_a_side_are_one_and_contradictions_between_them_are_ref
     assert f"expected the same vector for {name!r} as in the files before" in capsys.readouterr().err
 
 
+def test_listed_trials_without_embeddings_are_counted_and_left_out_on_demand(tmp_path, libri, folder, capsys):
+    whole = str(folder / "libri_test_trials_f_anon" / "xvector.ark")
+    vectors = dict(kaldiio.load_ark(whole))
+    absent = next(iter(vectors))
+    del vectors[absent]
+    kaldiio.save_ark(str(tmp_path / "some.ark"), vectors)
+    options = [tmp_path / "some.ark" if str(option) == whole else option for option in options_of(folder)]
+    run("evaluate", *options, expect=2)
+    assert "--partial leaves such trials out" in capsys.readouterr().err
+    run("evaluate", *options, "--partial", "--json", tmp_path / "r.json")
+    lost = sum(name == absent for _, name, _ in libri.trials["f"])
+    total = sum(map(len, libri.trials.values()))
+    (check,) = [each for each in results(tmp_path / "r.json")["checks"] if each["name"] == "trials"]
+    assert check["status"] == "warning"
+    assert f"{lost} of {total:,} trials" in check["message"]
+    run("evaluate", *options_of(folder), "--json", tmp_path / "r.json")
+    (check,) = [each for each in results(tmp_path / "r.json")["checks"] if each["name"] == "trials"]
+    assert check["status"] == "ok"
+
+
 @pytest.mark.parametrize("scoring", ["cosine", "dot", "euclidean", "plda", "callable"])
 def test_pairs_are_scored_as_whole_matrices_are(scoring, monkeypatch):
     monkeypatch.setattr("vpmetrics.cli.trial_protocol._PAIRS", 11)

@@ -34,6 +34,7 @@ from vpmetrics.cli.trial_files import TrialFile, Trials, has_scores, label_trial
 from vpmetrics.cli.trial_protocol import (
     Attackable,
     add_attacks,
+    drop_missing_trials,
     look_up,
     read_enrolled,
     read_protocol,
@@ -51,7 +52,7 @@ _PAIRED = _SCORED | {"similarity", "rank_model", "population", "partial", "attri
 _USED = {
     "recordings": (_PAIRED - {"plda_fit"}) | {"encoder", "feature", "device", "no_audio", "references", "enrolls"},
     "embeddings": _PAIRED | {"format", "utterances", "sessions", "references", "enrolls", "groups", "weights"},
-    "a list of trials": _SCORED | {"format", "trials", "enrolls", "groups", "weights", "key_columns"},
+    "a list of trials": _SCORED | {"format", "trials", "enrolls", "groups", "weights", "key_columns", "partial"},
     "a folder of embeddings": {"scoring", "plda_fit", "no_attacks", "weights", "speakers"},
     "a folder of scores": {"weights", "speakers"},
     "score files": {"oo", "op", "pp", "key", "strict", "fit", "speakers", "similarity", "score_columns", "key_columns"},
@@ -223,9 +224,12 @@ def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
     group_of = {} if options.groups is None else read_map(options.groups, ("utterance", "group"))
     enrolled = read_enrolled(options.enrolls, speaker_of)
     protocol = read_protocol(options.trials, enrolled, speaker_of, group_of, options.key_columns)
+    present, check = drop_missing_trials(protocol, (original, protected))
+    protocol = present if options.partial else protocol
     scoring, weights = _scoring_of(options), read_weights(options.weights, set(group_of.values()))
     listed = score_listed(original, protected, protocol, scoring)
     system = evaluate_listed(options.title, listed, weights, _confidence_of(options))
+    system = replace(system, report=replace(system.report, checks=(*system.report.checks, check)))
     return _attack(system, [Attackable(original, protected, protocol)], scoring, options)
 
 

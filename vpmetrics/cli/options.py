@@ -194,7 +194,8 @@ def _add_utterances(group: _ArgumentGroup) -> None:
     says = "speakers from names of utterances: the first group of a pattern, or all of it, as '^[^-_]+'"
     group.add_argument("--speaker-pattern", type=_pattern, metavar="REGEX", help=says)
     group.add_argument("--strip-suffix", metavar="TEXT", help="end of names of utterances to leave out, as _anon")
-    group.add_argument("--partial", action="store_true", help="leave out utterances that are not on both sides")
+    says = "leave out utterances that are not on both sides, and listed trials without embeddings"
+    group.add_argument("--partial", action="store_true", help=says)
     group.add_argument(
         "--format", metavar="SUFFIX", help="of files of embeddings whose suffix does not tell it, as npz"
     )

@@ -13,6 +13,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from vpmetrics._engine.checks import Check, check_missing_trials
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.headline import disclosure_sources, find_headline
 from vpmetrics._engine.registry import CI_SUFFIXES, scalar, scalar_key
@@ -114,6 +115,19 @@ def read_weights(path: str | None, groups: set[str]) -> dict[str, float]:
         raise InputError(f"expected `group weight`, but {error}", path) from None
 
 
+def drop_missing_trials(protocol: Protocol, sides: Sequence[Column]) -> tuple[Protocol, Check]:
+    """Return the trials that every side with such utterances has embeddings for, and a check that counts the others."""
+    frame, members = protocol.trials, protocol.members
+    for column in ("enrol", "trial"):
+        names = frame[column].unique().to_list()
+        for rows in (side.rows_by_name() for side in sides):
+            present = [name for name in names if all(each in rows for each in members.get(name, [name]))]
+            if present:
+                frame = frame.filter(pl.col(column).is_in(present))
+    check = check_missing_trials(len(protocol.trials) - len(frame), len(protocol.trials))
+    return replace(protocol, trials=frame), check
+
+
 def score_listed(original: Column, protected: Column, protocol: Protocol, scoring: Scoring = "cosine") -> ListedTrials:
     """Score the trials of a protocol in every condition that both sides have the utterances for."""
     frame = protocol.trials
@@ -177,6 +191,7 @@ def _vectors_or_none(side: Column, names: Sequence[str], what: str) -> Tensor | 
     if missing:
         message = f"expected all {what} utterances, but {len(missing):,} of {len(names):,} are missing"
         hint = "; --enrolls says what a speaker is enrolled with" if what == "enrolment" else ""
+        hint += "; --partial leaves such trials out"
         raise InputError(f"{message}, first {quote(missing[0])}{hint}", side.source)
     return _vectors(side, names, what)
 
