@@ -1,40 +1,15 @@
-"""The class of local information disclosure: conditions, slopes, figures, thin data."""
+"""The class of local information disclosure: figures, the wrong sign, no references."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from reference import local as reference
-from reference.rank import reference_scores
 from samples import utterances
 from torch.testing import assert_close
 
 from vpmetrics import LocalInformationDisclosure, SimilarityRankDisclosure
 from vpmetrics.data import demo_voices
-from vpmetrics.functional import identify, summarise_information
-
-
-@pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
-@pytest.mark.parametrize("slope", [None, 1.5])
-def test_conditions(condition, slope):
-    original, protected, speakers = utterances()
-    metric = LocalInformationDisclosure(condition=condition, slope=slope)
-    for part in torch.arange(len(speakers)).split(31):
-        metric.update(original[part], protected[part], speakers[part])
-    references, inputs = ({"O": original, "P": protected}[letter] for letter in condition)
-    scores, true = reference_scores(references.numpy(), inputs.numpy(), speakers.numpy())
-    values = metric.compute()
-    if slope is None:
-        found = identify(inputs, speakers, references)
-        assert_close(values, summarise_information(found.bits, found.linked))
-    else:
-        bits = reference.local_disclosure(scores, true, slope)
-        assert_close(values["alid"].item(), bits.mean())
-        assert_close(values["pdr"].item(), (bits > 0).mean())
-        assert_close(values["lid_max"].item(), bits.max())
-    # The two sides make up the whole.
-    whole = values["pdr"] * values["lid_pos"] + values["ndr"] * values["lid_neg"]
-    assert_close(whole, values["alid"])
+from vpmetrics.functional import identify
 
 
 def test_plot():

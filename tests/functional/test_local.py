@@ -230,17 +230,6 @@ def test_slopes_fitted_on_some_of_the_scores(monkeypatch):
     assert_close(identify(inputs[order], speakers[order]).bits, some.bits[order])
 
 
-def test_neither_blocks_nor_the_order_of_rows_show(monkeypatch):
-    original, protected, speakers = utterances(rows=200)
-    whole = identify(protected, speakers, original)
-    order = torch.randperm(200, generator=torch.Generator().manual_seed(2))
-    shuffled = identify(protected[order], speakers[order], original[order])
-    assert_close(shuffled.bits[shuffled.trials.argsort()].sort().values, whole.bits.sort().values)
-    for rows in (1, 3, 64):
-        monkeypatch.setattr(references, "rows_at_once", lambda *_, rows=rows: rows)
-        assert_close(identify(protected, speakers, original).bits, whole.bits)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_constant_features_disclose_nothing(dtype):
     voice = torch.randn(1, 193, generator=torch.Generator().manual_seed(0), dtype=dtype)
