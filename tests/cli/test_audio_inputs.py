@@ -146,18 +146,6 @@ def test_references_of_recordings_are_those_of_a_list(tmp_path, folders, encoder
         assert got[key] == pytest.approx(float(expected[key]), abs=1e-6), key
 
 
-def test_kaldi_folders_are_recordings(tmp_path, folders, encoder):
-    for side, end in (("o", ""), ("a", "_anon")):
-        (tmp_path / side).mkdir()
-        paths = sorted((folders / side).rglob("*.wav"))
-        (tmp_path / side / "wav.scp").write_text("".join(f"{one.stem.removesuffix(end)} {one}\n" for one in paths))
-    options = ["--encoder", encoder, "--no-attacks", "--intervals", "0", "--json", tmp_path / "r.json"]
-    run("evaluate", tmp_path / "o", tmp_path / "a", *options)
-    scores = scalars_of(tmp_path / "r.json")
-    run("evaluate", folders / "o", folders / "a", *options)
-    assert scalars_of(tmp_path / "r.json") == scores
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

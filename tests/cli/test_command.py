@@ -63,14 +63,6 @@ def test_an_interrupt_while_libraries_are_imported_is_quiet():
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
 
 
-def test_the_library_imports_nothing_of_the_application():
-    unwanted = ("vpmetrics.cli", "vpmetrics.plotting", "rich", "pytorch_lightning", "lightning")
-    code = f"import sys, vpmetrics; sys.exit(' '.join(name for name in {unwanted} if name in sys.modules) or 0)"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-
-
 def test_without_a_command_there_is_help(capsys):
     run(expect=2)
     assert "evaluate" in capsys.readouterr().out

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from cli.cases import run, scalars_of, trials_of, write_key, write_scores, write_utt2spk
 
 from vpmetrics.cli.inputs import printable
@@ -165,14 +164,6 @@ def test_one_speaker_beside_many_gives_dashes(tmp_path, capsys):
     run("compare", *systems, "--no-attacks", "--json", tmp_path / "r.json")
     counts = [system["trials"]["OP"] for system in json.loads((tmp_path / "r.json").read_text())["systems"]]
     assert counts == [{"target": 120, "nontarget": 1440}, {"target": 40 * 39, "nontarget": 0}]
-
-
-def test_nobody_is_advised_to_load_what_runs(tmp_path, capsys):
-    torch.save(object, tmp_path / "x.pt")
-    run("evaluate", tmp_path / "x.pt", expect=2)
-    said = capsys.readouterr().err
-    assert "weights_only" not in said
-    assert "save tensors, or use .npz" in said
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from cli.cases import (
     expected_scalars,
     run,
     scalars_of,
-    tensors_of,
     trials_of,
     write_key,
     write_npz,
@@ -22,14 +21,9 @@ from cli.cases import (
     write_utt2spk,
 )
 
-from vpmetrics import VoicePrivacy, ZebraDisclosure
-from vpmetrics.cli.embeddings import Embeddings
-from vpmetrics.cli.evaluation import evaluate_embeddings
 from vpmetrics.functional import (
     zebra_tag,
 )
-from vpmetrics.plotting.figures import PAGE, figures_of
-from vpmetrics.plotting.system_plots import draw_trade_off
 
 
 def test_the_page_is_self_contained_and_holds_numbers_and_figures(tmp_path, voices):
@@ -80,43 +74,6 @@ def test_compare_puts_systems_side_by_side(tmp_path, voices, capsys, monkeypatch
     for system, same in zip(got["systems"], expected["systems"], strict=True):
         assert system["scalars"] == same["scalars"]
         assert "paired by position" in " ".join(system["notes"])
-
-
-def test_zoo_plots_of_one_figure_share_axes_and_name_their_matrix(voices):
-    systems = []
-    for name in ("B2", "B2u"):
-        names = tuple(sorted(set(voices.names)))
-        sides = Embeddings(voices.original, voices.protected[name], voices.speakers, names)
-        systems.append(evaluate_embeddings(name, sides, VoicePrivacy()))
-    figure = figures_of(systems, PAGE)["zoo"]
-    assert [ax.get_title() for ax in figure.axes] == ["original, OO", "B2, OP", "B2u, OP"]
-    assert len({(*ax.get_xlim(), *ax.get_ylim()) for ax in figure.axes}) == 1
-    for ax in figure.axes:
-        (left, right), (x, y) = ax.get_xlim(), ax.lines[-1].get_data()
-        assert all(left < value < right for value in x)
-        assert all(ax.get_ylim()[0] < value < ax.get_ylim()[1] for value in y)
-    figure = figures_of(systems[:1], PAGE)["zoo"]
-    assert [ax.get_title() for ax in figure.axes] == ["OO", "OP", "PP"]
-
-
-def test_trade_off_spans_a_decibel_and_more_where_needed():
-    _, ax = draw_trade_off([("a", {"deid": 0.5, "gvd": 0.001}), ("b", {"deid": 0.6, "gvd": -0.002})])
-    assert ax.get_ylim()[1] - ax.get_ylim()[0] == pytest.approx(1)
-    draw_trade_off([("c", {"deid": 0.5, "gvd": -7.0})], ax)
-    assert ax.get_ylim()[0] < -7
-    assert ax.get_ylim()[1] > 0.001
-
-
-def test_the_curve_of_perfect_privacy_is_on_top(voices):
-    preds, target = tensors_of(voices, trials_of(voices, "OP"))
-    metric = ZebraDisclosure()
-    metric.update(preds, target)
-    _, ax = metric.plot()
-    (prior,) = [line for line in ax.lines if line.get_label() == "perfect privacy"]
-    others = [line for line in ax.lines if line is not prior]
-    assert others
-    assert all(prior.get_zorder() > line.get_zorder() for line in others)
-    assert all(prior.get_linewidth() > line.get_linewidth() for line in others)
 
 
 def test_compare_takes_score_files_of_two_conditions(tmp_path, voices):

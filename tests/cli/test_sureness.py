@@ -47,39 +47,12 @@ def test_numbers_have_intervals_unless_none_are_asked_for(files, tmp_path, capsy
     assert not [key for key in results(tmp_path / "none.json")["systems"][0]["scalars"] if key.endswith("_low")]
 
 
-def test_a_wider_interval_is_wider(files, tmp_path):
-    widths = []
-    for share in ("0.5", "0.99"):
-        run("evaluate", files / "c.npz", "--no-attacks", "--intervals", share, "--json", tmp_path / "r.json")
-        scalars = results(tmp_path / "r.json")["systems"][0]["scalars"]
-        widths.append(scalars["deid_high"] - scalars["deid_low"])
-    assert widths[0] < 0.5 * widths[1]
-
-
 @pytest.mark.parametrize("share", ["1", "-0.1", "most", "95"])
 def test_other_than_shares_are_refused(files, capsys, share):
     with pytest.raises(SystemExit) as ended:
         run("evaluate", files / "a.npz", "--intervals", share)
     assert ended.value.code == 2
     assert "expected a number from 0 to below 1" in capsys.readouterr().err
-
-
-def ends_of(scalars, key):
-    return scalars[f"{key}_low"], scalars[f"{key}_high"]
-
-
-def test_scores_are_as_sure_as_the_embeddings_they_are_of(tmp_path, voices):
-    np.savez(tmp_path / "e.npz", original=voices.original, protected=voices.protected["B2"], speakers=voices.speakers)
-    options = []
-    for condition in ("OO", "OP", "PP"):
-        scores = write_scores(tmp_path / condition, voices, trials_of(voices, condition), fourth=True)
-        options += [f"--{condition.lower()}", scores]
-    run("evaluate", tmp_path / "e.npz", "--no-attacks", "--json", tmp_path / "e.json")
-    run("evaluate", *options, "--utt2spk", write_utt2spk(tmp_path, voices), "--json", tmp_path / "s.json")
-    expected, got = (results(tmp_path / name)["systems"][0]["scalars"] for name in ("e.json", "s.json"))
-    for key in ("deid", "gvd", "op_d_ece", "pp_min_cllr", "oo_eer", "d_ece_op_oo"):
-        width = expected[f"{key}_high"] - expected[f"{key}_low"]
-        assert ends_of(got, key) == pytest.approx(ends_of(expected, key), abs=0.1 * width), key
 
 
 def test_target_trials_say_who_speaks_where_no_list_does(tmp_path, voices, capsys):
