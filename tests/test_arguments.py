@@ -146,7 +146,7 @@ def test_a_recording_has_one_speaker_and_one_group():
     shared = ids.clone()
     shared[3] = ids[5]
     other = torch.where(torch.arange(count) == 3, rows["speakers"][5], rows["speakers"])
-    message = "share one of `utterances` to share `{}`, but got .* and .* for recording 34"
+    message = "same `utterances` to have the same `{}`, but got .* and .* for recording 34"
     for column, arguments in {
         "speakers": {**rows, "utterances": shared},
         "groups": {**rows, "speakers": other, "utterances": shared, "groups": torch.arange(count)},
@@ -169,7 +169,7 @@ def test_a_recording_has_one_speaker_in_all_batches_and_on_all_processes():
         each.update(**rows)  # a copy is no contradiction
         assert each.compute().isfinite()
         each.update(**{**rows, "speakers": rows["speakers"].roll(1)})
-    with pytest.raises(ValueError, match="Expected rows that share one of `utterances` to share `speakers`"):
+    with pytest.raises(ValueError, match="Expected rows with the same `utterances` to have the same `speakers`"):
         metric.compute()
     assert lenient.compute().isfinite()  # in a training that does not look at values
 

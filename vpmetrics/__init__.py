@@ -66,8 +66,8 @@ def __getattr__(name: str) -> Any:
     """A metric or a module of the package, imported when it is first asked for."""
     if name in __all__:
         for home in _HOMES:
-            found = vars(import_module(f"vpmetrics.{home}"))
-            globals().update({metric: found[metric] for metric in __all__ if metric in found})
+            namespace = vars(import_module(f"vpmetrics.{home}"))
+            globals().update({metric: namespace[metric] for metric in __all__ if metric in namespace})
         return globals()[name]
     if not name.startswith("_") and find_spec(f"vpmetrics.{name}"):
         return import_module(f"vpmetrics.{name}")

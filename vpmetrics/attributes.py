@@ -144,10 +144,10 @@ class AttributeDisclosure(PrivacyMetric):
         values: dict[str, Tensor] = {}
         with collect_warnings():
             for name in self.attributes:
-                known = attribute_disclosure(protected, labels[name], speakers, self.intervals, self.permutations)
+                result = attribute_disclosure(protected, labels[name], speakers, self.intervals, self.permutations)
                 before = attribute_disclosure(original, labels[name], speakers, confidence=None, permutations=0)
                 keys = ["disclosure", *(["low", "high"] if self.intervals else []), "chance", "accuracy", "majority"]
-                values |= {f"{name}_{key}": getattr(known, key) for key in keys}
+                values |= {f"{name}_{key}": getattr(result, key) for key in keys}
                 values[f"{name}_original"] = before.disclosure
         return values
 

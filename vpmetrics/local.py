@@ -104,12 +104,12 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
 
         with self._gathered():
             parts = self._identify(self._data())
-        together = pool_parts([found for _, found in parts])
+        together = pool_parts([part for _, part in parts])
         assert together.bits is not None
         return draw_local_information(together.bits, len(together.histogram), _summarise(parts), ax, label)
 
 
 def _summarise(parts: list[tuple[IdentificationTrials, Identification]]) -> dict[str, Tensor]:
-    together = pool_parts([found for _, found in parts])
+    together = pool_parts([part for _, part in parts])
     assert together.bits is not None
     return summarise_information(together.bits, together.linked)

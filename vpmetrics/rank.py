@@ -90,7 +90,7 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         if self.intervals is None:
             return self._disclosure(self._histograms(data))
         parts = identify_condition(data, resolve_condition(self.condition), self.scoring, has_bits=False)
-        values = self._disclosure([found.histogram for _, found in parts])
+        values = self._disclosure([part.histogram for _, part in parts])
         return add_intervals(
             values, jackknife_parts(parts, self.scoring, group_speakers(data), self.model), self.intervals
         )

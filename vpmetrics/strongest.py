@@ -33,14 +33,14 @@ Attacks = str | Sequence[Any] | None
 
 
 class AttackedMetric(IntervalEmbeddingMetric):
-    """A metric that tries attacks, which may have observed other speakers than it measures."""
+    """Base of metrics that try attacks; ``observe`` lets the attacks learn from further speakers."""
 
     __jit_unused_properties__: ClassVar[list[str]] = [*EmbeddingMetric.__jit_unused_properties__, "attack_names"]
 
     def __init__(self, attacks: Attacks = "standard", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.attacks = _resolve(attacks)
-        # In a list, so that it is no module of the metric: what attackers know is no state of a model.
+        # In a list, so that it is not a submodule: moments of attackers do not belong in a state_dict.
         self._observed: list[Moments] = []
         self._observed_count = 0
 
@@ -51,17 +51,17 @@ class AttackedMetric(IntervalEmbeddingMetric):
         speakers: Tensor | Sequence[str],
         sessions: Tensor | None = None,  # noqa: ARG002
     ) -> None:
-        """Let the attackers learn from pairs of other speakers than the measured ones, too.
+        """Let the attackers also learn from pairs of speakers that are not measured.
 
-        Attackers with the anonymiser can run it as often as they like: on training batches, or several times on the
-        same speech. Memory is that of moments, whatever the amount; ranks add up what they observed. Kept until
-        ``reset(observed=True)``.
+        An attacker who has the anonymiser can run it without limit: on training batches, or several times on the same
+        speech. Only moments are stored, so memory does not grow. ``compute`` adds the moments of all processes. They
+        are kept until ``reset(observed=True)``.
 
         Args:
             original: Embeddings ``(B, D)`` of original speech.
-            protected: Those of the protected versions, row by row.
+            protected: Embeddings ``(B, D)`` of their protected versions, row by row.
             speakers: Speaker of each row, ``(B,)``; a speaker has the same label in every batch.
-            sessions: As in ``update``; the attacker wants the speaker behind all sessions.
+            sessions: Accepted as in ``update``, and ignored: attacks look for the speaker behind all sessions.
         """
         for name, side in (("original", original), ("protected", protected)):
             check_floating(name, side)
@@ -75,19 +75,19 @@ class AttackedMetric(IntervalEmbeddingMetric):
         self._computed = None
 
     def _add_observed(self, moments: Sequence[Moments]) -> None:
-        """Keep the moments of everything observed, merged."""
+        """Merge moments into those observed so far."""
         if moments:
             self._observed[:] = [merge_moments([*self._observed, *moments])]
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Add what another metric of this kind has accumulated, and what its attackers have observed."""
+        """Add the utterances of another metric of this class, and the moments its attackers observed."""
         super().merge_state(incoming_state)
         if isinstance(incoming_state, AttackedMetric):
             self._add_observed(incoming_state._observed)
             self._observed_count += 1
 
     def reset(self, observed: bool = False) -> None:
-        """Reset all states; with ``observed`` also what attackers have observed."""
+        """Reset all states; with ``observed`` also the observed moments."""
         super().reset()
         if observed:
             self._observed.clear()
@@ -95,7 +95,7 @@ class AttackedMetric(IntervalEmbeddingMetric):
 
     @property
     def attack_names(self) -> tuple[str, ...]:
-        """What the number of the strongest attack means."""
+        """Names of the attacks; ``strongest`` is an index into them."""
         from vpmetrics._engine.cross_fitting import describe_attacks
 
         return tuple(name for name, _ in describe_attacks(self.attacks or ()))
@@ -110,7 +110,7 @@ class AttackedMetric(IntervalEmbeddingMetric):
         return super()._width() or next((moments.sums.shape[1] // 2 for moments in self._observed), None)
 
     def _gather_observed(self, device: torch.device) -> Moments | None:
-        """Return what the attackers of all ranks have observed."""
+        """Return the observed moments of all processes, merged."""
         observed: list[Sequence[Tensor]] = [*self._observed]
         if self._processes().world_size > 1:
             gathered = gather_objects([[part.cpu() for part in each] for each in observed], self.process_group)
@@ -122,18 +122,18 @@ class StrongestAttack(AttackedMetric):
     """Disclosure to the strongest of several attacks, each fitted on other speakers than it attacks.
 
     Cosine is a weak attack. An attacker who can run the anonymiser learns a map that undoes much of it, from pairs of
-    original and protected speech of other speakers. Speakers are dealt to folds; attacks are fitted on all folds but
-    one and compare the utterances within it. For each fold the attack is chosen by what it finds in the others, so
-    that the largest of several noisy numbers is not taken for a finding. The result is never below what plain
-    comparison finds on all trials, in either direction.
+    original and protected speech of other speakers. Speakers are divided into folds; attacks are fitted on all folds
+    but one and compare the utterances within it. For each fold the attack is chosen by its disclosure in the other
+    folds, so that the largest of several noisy numbers is not mistaken for disclosure. The result is never below the
+    disclosure to plain comparison on all trials, in either direction.
 
     As input to ``forward`` and ``update`` the metric accepts ``original`` ``(B, D)``, ``protected`` ``(B, D)`` and
     ``speakers`` ``(B,)``, see :class:`vpmetrics.VoicePrivacy`.
 
     As output of ``compute`` the metric returns a dictionary: ``d_ece_strongest`` in bits and ``eer_strongest``;
-    ``strongest``, the number of the attack in :attr:`attack_names`; ``d_ece_chance``, what the same procedure finds for
-    pairs of one speaker and another; ``attack_speakers``, how many speakers attacks were fitted on. NaN with one
-    warning for fewer than six speakers.
+    ``strongest``, the index of the attack in :attr:`attack_names`; ``d_ece_chance``, the result of the same procedure
+    with speakers permuted; ``attack_speakers``, the number of speakers attacks were fitted on. NaN with one warning
+    for fewer than six speakers.
 
     Args:
         condition: ``"OP"``, ``"PP"``, or, with sessions, ``"within"`` or ``"across"``.
@@ -191,7 +191,7 @@ class StrongestAttack(AttackedMetric):
 
 
 def _resolve(attacks: Any) -> tuple[Any, ...] | None:
-    """The attacks a user asked for; None where none are to be tried."""
+    """Return the attacks of the argument ``attacks``; None for None."""
     if attacks is None:
         return None
     if isinstance(attacks, str):

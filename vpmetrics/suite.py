@@ -164,11 +164,11 @@ class VoicePrivacy(AttackedMetric):
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
         """Draw de-identification against gain of voice distinctiveness.
 
-        Several systems share one figure when each draws on the axes the one before returned.
+        To draw several systems into one figure, pass the axes that the first call returned to the next.
 
         Args:
-            val: A value of ``compute``, or a dictionary of such by the name of the system; ``compute()`` when left out.
-                A sequence of values is the path of a training, from epoch to epoch.
+            val: A value of ``compute``, or a dictionary from names of systems to such values; default ``compute()``.
+                A sequence of values is drawn as the path of a training over its epochs.
             ax: Matplotlib axes to draw on; new ones when left out.
             label: Name of the system, where ``val`` is one value.
 

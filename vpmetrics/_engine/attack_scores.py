@@ -1,4 +1,4 @@
-"""Scores of attacked pairs within folds: counted by bin, compared to choose settings and attacks, and calibrated."""
+"""Scores after attacks: counts by fold and bin, choice of settings and attacks, calibration."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from vpmetrics.attacks.base import choose_setting, share_of_sums
 
 COARSE, FINE = 1 << 11, 1 << 14  # bins of scores, for choices and for the result
 _CELLS = 1 << 7  # of the score axis that attacks are chosen with
-_STRONG, _NOISE = 0.99, 0.001  # share of the strongest attack's disclosure, and bits, within which attacks are alike
+_STRONG, _NOISE = 0.99, 0.001  # attacks tie within this share of the strongest one's disclosure, and these bits
 
 
 class Choice(NamedTuple):
-    """What a fold took: a variant, by its place, and whether its scores are negated."""
+    """Choice of a fold: the index of a variant of an attack, and whether its scores are negated."""
 
     variant: int
     is_negated: bool = False
@@ -62,13 +62,13 @@ def score_blocks(comparison: Comparison, fitted: FittedAttack, num_codes: int) -
 
 
 def squash_scores(scores: Tensor, scale: Tensor) -> Tensor:
-    """Return scores of any range in [-1, 1], by their mean and deviation ``(..., 2)``."""
+    """Map scores of any range to [-1, 1], by their mean and standard deviation ``scale (..., 2)``."""
     z = (scores - scale[..., :1]) / (4 * scale[..., 1:]).clamp(min=torch.finfo(scores.dtype).tiny)
     return z / (1 + z.abs())
 
 
-def find_bins(scores: Tensor, bins: int) -> Tensor:
-    """Return the bin of every score in [-1, 1] as int32."""
+def assign_bins(scores: Tensor, bins: int) -> Tensor:
+    """Return the bin index of every score in [-1, 1], int32."""
     return scores.nan_to_num().add_(1).mul_(bins / 2).clamp_(0, bins - 1).to(torch.int32)
 
 
@@ -76,7 +76,7 @@ def count_sample(attack: Any, scores: Tensor, kinds: Tensor) -> tuple[Tensor, Te
     """Return counts ``(C, 3, B)`` of sampled pairs by setting, kind and bin, and the scales ``(C, 2)`` of scores.
 
     Args:
-        attack: Whose scores of its own are brought into [-1, 1].
+        attack: The attack; scores of its method ``score`` are squashed into [-1, 1].
         scores: Scores ``(C, P)`` by setting and pair.
         kinds: Kind of each pair ``(P,)``.
     """
@@ -87,7 +87,7 @@ def count_sample(attack: Any, scores: Tensor, kinds: Tensor) -> tuple[Tensor, Te
         deviation = ((scores - mean[:, None]).square() * weight).sum(1).div(weight.sum()).sqrt()
         scale = torch.stack([mean, deviation], dim=1)
         scores = squash_scores(scores, scale)
-    slots = find_bins(scores, COARSE) + kinds * COARSE
+    slots = assign_bins(scores, COARSE) + kinds * COARSE
     slots = slots + 4 * COARSE * torch.arange(len(scores), device=slots.device, dtype=torch.int32)[:, None]
     counts = torch.zeros(4 * COARSE * len(scores), dtype=torch.int32, device=slots.device)
     counts.index_add_(0, slots.flatten(), counts.new_ones(()).expand(slots.numel()))
@@ -105,7 +105,7 @@ def share_of_counts(counts: Tensor) -> Tensor:
 def choose_settings(
     shares: Tensor, sizes: Sequence[int], sampled_folds: Sequence[int], num_folds: int
 ) -> list[list[int]]:
-    """Return for each attack the setting that every fold takes, by the disclosure in all other sampled folds.
+    """Choose a setting for each attack and fold: the one with the largest disclosure in the other sampled folds.
 
     Args:
         shares: How well each setting of all attacks separates speakers in each sampled fold, ``(C, F)``.
@@ -124,7 +124,7 @@ def choose_settings(
 def choose_attacks(
     targets: Tensor, nontargets: Tensor, sampled_folds: Sequence[int], num_folds: int
 ) -> tuple[tuple[Choice, ...], Tensor]:
-    """Return for every fold the first attack and direction that is strong in others, and D_ECE of every attack.
+    """Choose an attack and a direction for every fold by the other folds; return also D_ECE of every attack.
 
     Args:
         targets: Counts ``(V, F, B)`` of targets by attack, sampled fold and bin.
@@ -132,7 +132,7 @@ def choose_attacks(
         sampled_folds: Number of each sampled fold.
         num_folds: How many folds there are.
     """
-    # Cells of the score axis of each attack that hold about as many trials.
+    # Coarser cells of each attack's score axis, with about equally many trials.
     shares = [counts.sum(1) / counts.sum((1, 2))[:, None].clamp(min=1) for counts in (targets, nontargets)]
     cell = (torch.stack(shares).sum(0).cumsum(-1) * (_CELLS / 2)).long().clamp(max=_CELLS - 1)[:, None]  # (V, 1, B)
     parts = []
@@ -142,17 +142,18 @@ def choose_attacks(
         both = torch.stack([condensed, condensed.flip(-1)], dim=1).flatten(0, 1)  # (2 V, F, B)
         every = both.sum(1, keepdim=True)
         parts.append(torch.cat([every - both, every], dim=1))
-    found = expected_disclosure(Steps(parts[0].new_empty(0), *parts)).nan_to_num(-torch.inf)  # (2 V, F + 1)
-    # Of attacks that find the same the one that is best elsewhere is worst here, so that the first is taken.
-    is_strong = found >= _STRONG * found.amax(0) - _NOISE
+    d_ece = expected_disclosure(Steps(parts[0].new_empty(0), *parts)).nan_to_num(-torch.inf)  # (2 V, F + 1)
+    # Of attacks with equal sums over all folds, the best in the other folds is the worst in this one. To avoid that
+    # bias, take the first attack that is nearly the strongest.
+    is_strong = d_ece >= _STRONG * d_ece.amax(0) - _NOISE
     *by_others, by_all = is_strong.to(torch.uint8).argmax(0).tolist()
     others = dict(zip(sampled_folds, by_others, strict=True))
     numbers = [others.get(fold, by_all) for fold in range(num_folds)]
-    return tuple(Choice(number // 2, number % 2 == 1) for number in numbers), found[:, -1].view(-1, 2).amax(1)
+    return tuple(Choice(number // 2, number % 2 == 1) for number in numbers), d_ece[:, -1].view(-1, 2).amax(1)
 
 
 def targets_of(counts: Tensor, is_chance: bool = False) -> tuple[Tensor, Tensor]:
-    """Return targets and non-targets ``(..., B)`` of counts by kind; by chance those of a speaker and the next."""
+    """Return targets and non-targets ``(..., B)``; with ``is_chance``, pairs of a speaker and the next are targets."""
     other, next_, own = widen(counts).unbind(-2)
     return (next_, other) if is_chance else (own, other + next_)
 
@@ -166,17 +167,17 @@ def pool_folds(targets: Tensor, nontargets: Tensor, is_negated: bool = False) ->
 def calibrate_folds(
     counts: Mapping[int, tuple[Tensor, Tensor]], choices: Sequence[Choice]
 ) -> tuple[Steps, list[Tensor]]:
-    """Return trials by the log-likelihood ratios of the attacks that folds took, calibrated on all folds.
+    """Pool the trials of all folds, each scored by the calibrated log-likelihood ratio of its chosen attack.
 
     Args:
-        counts: Targets and non-targets ``(K, B)`` of every variant that was taken.
-        choices: What each fold took.
+        counts: Targets and non-targets ``(K, B)`` of every chosen variant.
+        choices: Choice of each fold.
 
     Returns:
-        Steps of ascending ratios, and for every fold the step of every bin ``(B,)``.
+        Steps with ascending ratios; and for every fold the step index of every bin ``(B,)``.
     """
     taken = {choice: pool_folds(*counts[choice.variant], choice.is_negated) for choice in sorted(set(choices))}
-    # Few ratios, of blocks of PAV, that all bins have.
+    # One ratio per block of PAV: far fewer than bins.
     ratios = [steps.blocks.llr for steps in taken.values()]
     values, place = torch.cat(ratios).unique(return_inverse=True)
     step_of_bin = {

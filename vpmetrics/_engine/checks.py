@@ -31,16 +31,16 @@ class Check(NamedTuple):
 def check_report(report: PrivacyReport, data: EvaluationData | None) -> list[Check]:
     """Return the checks that this evaluation allows; those of embeddings only where there are embeddings."""
     values = numbers_of(report.scalars)
-    found: list[Check | None] = [_check_encoder(values), *_check_attacks(values, report)]
+    checks: list[Check | None] = [_check_encoder(values), *_check_attacks(values, report)]
     if data is not None:
-        found += [
+        checks += [
             _check_duplicates(data),
             _check_spread("original", data.original),
             _check_spread("protected", data.protected),
             _check_balance(data, report.speaker_names),
             _check_enrolment(data),
         ]
-    return [check for check in found if check is not None]
+    return [check for check in checks if check is not None]
 
 
 def _check_encoder(values: Mapping[str, float]) -> Check | None:
@@ -74,8 +74,8 @@ def _check_attacks(values: Mapping[str, float], report: PrivacyReport) -> list[C
         key = f"{name.lower()}_d_ece_strongest"
         if key not in values or values[key] != values[key]:
             continue
-        found, chance = values[key], values.get(f"{name.lower()}_d_ece_chance", 0.0)
-        if found > chance:
+        disclosure, chance = values[key], values.get(f"{name.lower()}_d_ece_chance", 0.0)
+        if disclosure > chance:
             continue
         high = values.get(f"{key}_high")
         bound = "" if high is None or high != high else f" The interval excludes more than {high:.3f} bit."
@@ -152,8 +152,8 @@ def check_systems(reports: Mapping[str, PrivacyReport]) -> list[Check]:
         for second in names[index + 1 :]:
             one, other = (reports[name].scalars for name in (first, second))
             keys = [key for key in one if key in other and key.startswith(("op_", "pp_"))]
-            known = [key for key in keys if not bool(one[key].isnan())]
-            if known and all(bool(one[key] == other[key]) for key in known):
+            defined_keys = [key for key in keys if not bool(one[key].isnan())]
+            if defined_keys and all(bool(one[key] == other[key]) for key in defined_keys):
                 checks.append(Check("identical systems", WARNING, f"{first} and {second} have identical scores."))
     return checks
 

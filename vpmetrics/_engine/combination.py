@@ -88,11 +88,11 @@ def combine_reports(reports: Mapping[str, PrivacyReport]) -> CombinedReport:
     """
     if not reports:
         raise ValueError("Expected `reports` to hold at least one report, but got none.")
-    known = {name: value for name, report in reports.items() if not math.isnan(value := _disclosure(report))}
-    encoder = max(known, key=lambda name: known[name]) if known else next(iter(reports))
+    disclosures = {name: value for name, report in reports.items() if not math.isnan(value := _disclosure(report))}
+    encoder = max(disclosures, key=lambda name: disclosures[name]) if disclosures else next(iter(reports))
     report = reports[encoder]
     checks = [check._replace(name=f"{name}: {check.name}") for name, each in reports.items() for check in each.checks]
-    if (interval := _choose_across_speakers(reports, list(known))) is not None:
+    if (interval := _choose_across_speakers(reports, list(disclosures))) is not None:
         values = torch.tensor(interval, dtype=torch.float64)
         ends = {f"disclosure{end}": value for end, value in zip(("", *CI_SUFFIXES), values, strict=True)}
         report = replace(report, scalars=report.scalars | ends)
@@ -110,14 +110,14 @@ def _choose_across_speakers(
     None without jackknife.
     """
     jackknives = [reports[name].jackknife for name in names]
-    known = [each for each in jackknives if each is not None and "disclosure" in each.changes]
-    if len(names) < 2 or len(known) < len(names):
+    usable = [each for each in jackknives if each is not None and "disclosure" in each.changes]
+    if len(names) < 2 or len(usable) < len(names):
         return None
-    groups = known[0].groups
-    if not all(each.groups.matches(groups) for each in known):
+    groups = usable[0].groups
+    if not all(each.groups.matches(groups) for each in usable):
         raise ValueError("Expected reports on the same speakers, but got different ones.")
     values = torch.stack([widen(reports[name].scalars["disclosure"]) for name in names])[:, None]
-    changes = torch.stack([widen(each.changes["disclosure"]) for each in known])
+    changes = torch.stack([widen(each.changes["disclosure"]) for each in usable])
     if bool(changes.isnan().any()):
         return None
     # A pseudo-value of an encoder is S times its value less S - 1 times its value without the group.

@@ -39,11 +39,11 @@ from vpmetrics._engine.attack_scores import (
     FINE,
     Choice,
     ScoredPairs,
+    assign_bins,
     calibrate_folds,
     choose_attacks,
     choose_settings,
     count_sample,
-    find_bins,
     pool_folds,
     score_blocks,
     share_of_counts,
@@ -331,7 +331,7 @@ class CrossFittedAttacks:
             for variant, into in zip(missing, counts, strict=True):
                 table = into[fold].view(-1)
                 for each in self._score_pairs(condition, self._candidates[condition.name][variant], fold):
-                    slots = find_bins(each.scores, FINE).add_(each.kinds, alpha=FINE).flatten()
+                    slots = assign_bins(each.scores, FINE).add_(each.kinds, alpha=FINE).flatten()
                     table.index_add_(0, slots, table.new_ones(()).expand(len(slots)))
         (counts,) = self.processes.all_reduce(counts) if missing else (counts,)
         self._counts |= {(condition.name, each): table[:, :NONE] for each, table in zip(missing, counts, strict=True)}
@@ -346,7 +346,7 @@ class CrossFittedAttacks:
         return self._fitted[key]
 
     def _score_pairs(self, condition: Condition, candidate: _Candidate, fold: int) -> Iterator[ScoredPairs]:
-        """Yield all pairs of a fold after an attack, in blocks, with scores in [-1, 1]."""
+        """Yield blocks of scores in [-1, 1] of all pairs of a fold, after an attack."""
         assert self.folds is not None
         fitted, has_score = self._fit(fold, candidate), hasattr(candidate.variant.attack, "score")
         for comparison in self.folds.compare(fold, condition, fitted.attack, is_sample=False):
@@ -373,7 +373,7 @@ class CrossFittedAttacks:
         for fold in self.processes.share(range(folds.number)):
             group = group_of_code[fold * folds.num_codes : (fold + 1) * folds.num_codes]
             for trials in self._score_pairs(condition, candidates[choices[fold].variant], fold):
-                place = step_of_bin[fold][find_bins(trials.scores, FINE).long()]
+                place = step_of_bin[fold][assign_bins(trials.scores, FINE).long()]
                 place = place + (trials.kinds == OWN) * ((groups.number + 1) * size)
                 place = place.masked_fill_(trials.kinds == NONE, nowhere)
                 first, second = group[trials.rows][:, None], group[trials.columns]
@@ -388,14 +388,14 @@ class CrossFittedAttacks:
 
 
 def _replicate(trials: Sequence[_Trials], values: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Return the numbers of the best trials, of all speakers and without each group; None where they are unknown."""
-    known = [(index, each.replicates) for index, each in enumerate(trials) if each.replicates is not None]
-    if not known:
+    """Return the values of the best trials and their jackknife replicates, ``(1 + G,)`` by key; None without counts."""
+    counted = [(index, each.replicates) for index, each in enumerate(trials) if each.replicates is not None]
+    if not counted:
         return None
     replicates = {}
     for key, measure in _MEASURES.items():
-        # Replicates are counted in fewer cells than the value: what counts is by how much they differ from all.
-        rows = [(values[key][index], measure(steps)) for index, steps in known]
+        # Replicates have fewer bins than the value: add their differences from all speakers to it.
+        rows = [(values[key][index], measure(steps)) for index, steps in counted]
         replicates[key] = torch.stack([value + row - row[0] for value, row in rows])
     best = replicates["d_ece_strongest"].argmax(0, keepdim=True)
     return {key: each.gather(0, best)[0] for key, each in replicates.items()}

@@ -1,4 +1,4 @@
-"""The report of embeddings: each condition is scored once, and only what the wanted numbers need is computed."""
+"""The report of embeddings: each condition is scored once, and only the requested numbers are computed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from vpmetrics._engine.validation import suppress_warnings, warn_if
 if TYPE_CHECKING:
     from vpmetrics._engine.cross_fitting import CrossFittedAttacks, StrongestResult
 
-_COARSE_BINS = 0.01  # bits that binning may hide before a warning
+_COARSE_BINS = 0.01  # bits of D_ECE; a larger error by binning is warned of
 _Numbers = tuple[dict[str, Tensor], Jackknife | None]  # scalars of some families, and their jackknife
 
 
@@ -69,14 +69,14 @@ class Settings(NamedTuple):
     measures: frozenset[str] | None = None
 
     def needs(self, condition: str, *families: str) -> bool:
-        """Whether anything of a condition is needed, or anything of some families of it."""
+        """Return whether a condition is needed; with ``families`` whether one of these is needed for it."""
         return self.families is None or any(
             name == condition and (not families or family in families) for name, family in self.families
         )
 
 
 class _ConditionEvaluation:
-    """One condition of embeddings. What several families share is computed once, when the first one needs it."""
+    """One condition of embeddings. Properties that several families share are computed once, on first use."""
 
     def __init__(
         self, data: EvaluationData, condition: Condition, settings: Settings, attacks: CrossFittedAttacks | None
@@ -91,7 +91,7 @@ class _ConditionEvaluation:
         return self.settings.needs(self.condition.name, *families)
 
     def jackknife(self, replicates: dict[str, Tensor] | None, has_enough: bool = True) -> Jackknife | None:
-        """Return the jackknife of replicates ``(1 + G,)`` by key; None without."""
+        """Return the jackknife of replicates ``(1 + G,)`` by key; None if no intervals are requested."""
         if self.groups is None or replicates is None:
             return None
         return jackknife_of(replicates, self.groups, has_enough)
@@ -111,7 +111,7 @@ class _ConditionEvaluation:
         return summarize_similarity(self.pairs, self.scores, self.settings.similarity)
 
     @cached_property
-    def counts(self) -> ReplicateCounts | None:
+    def replicate_counts(self) -> ReplicateCounts | None:
         if self.groups is None:
             return None
         summary, matrix = self.similarity if self.needs("matrix") else (None, None)
@@ -139,7 +139,7 @@ class _ConditionEvaluation:
     def strongest(self) -> StrongestResult | None:
         if self.attacks is None:
             return None
-        replicates = None if self.counts is None else self.counts.counted.counts
+        replicates = None if self.replicate_counts is None else self.replicate_counts.counted.counts
         return self.attacks.strongest(self.condition, self.groups, self.scores.counts, replicates)
 
     @cached_property
@@ -162,17 +162,19 @@ class _ConditionEvaluation:
 def _score_measures(one: _ConditionEvaluation) -> _Numbers:
     keys = set(SCORE_MEASURES) if one.settings.measures is None else one.settings.measures
     scalars = {key: measure(one.scores.counted) for key, measure in SCORE_MEASURES.items() if key in keys}
-    return scalars, None if one.counts is None else one.counts.jackknife(scalars)
+    return scalars, None if one.replicate_counts is None else one.replicate_counts.jackknife(scalars)
 
 
 def _diagonal_dominance(one: _ConditionEvaluation) -> _Numbers:
     summary, _ = one.similarity
     scalars = {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log}
-    if one.counts is None:
+    if one.replicate_counts is None:
         return scalars, None
-    place = one.counts.groups.of(one.data.speakers)
-    replicates = replicate_dominance(one.counts, summary, place, one.scores.is_one_sided, one.settings.similarity)
-    return scalars, one.jackknife(replicates, one.counts.has_enough)
+    place = one.replicate_counts.groups.of(one.data.speakers)
+    replicates = replicate_dominance(
+        one.replicate_counts, summary, place, one.scores.is_one_sided, one.settings.similarity
+    )
+    return scalars, one.jackknife(replicates, one.replicate_counts.has_enough)
 
 
 def _linkability_chance(one: _ConditionEvaluation) -> _Numbers:
@@ -181,7 +183,7 @@ def _linkability_chance(one: _ConditionEvaluation) -> _Numbers:
 
 
 def _worst_speaker(one: _ConditionEvaluation) -> _Numbers:
-    _ = one.worst_speaker  # whose numbers are those of the whole system
+    _ = one.worst_speaker  # computed here, read by the headline of the whole system
     return {}, None
 
 
@@ -205,7 +207,7 @@ def _population_numbers(one: _ConditionEvaluation) -> _Numbers:
 
 
 def _session_calibration(one: _ConditionEvaluation) -> _Numbers:
-    """Return C_ECE between sessions, by a linear calibration that is the same in every replicate."""
+    """Return C_ECE between sessions. The linear calibration is fitted once and used for every replicate."""
     if one.condition.name != "OP" or one.data.protected.sessions is None:
         return {}, None
 
@@ -238,7 +240,7 @@ _FUNCTIONS: dict[tuple[str, ...], Callable[[_ConditionEvaluation], _Numbers]] = 
 def report_condition(
     data: EvaluationData, condition: Condition, settings: Settings, attacks: CrossFittedAttacks | None = None
 ) -> ConditionReport:
-    """Return one condition of embeddings: its score measures, and the families that are needed."""
+    """Return the report of one condition: its score measures, and the families that are needed."""
     one = _ConditionEvaluation(data, condition, settings, attacks)
     functions = [compute for families, compute in _FUNCTIONS.items() if one.needs(*families)]
     scalars: dict[str, Tensor] = {}
@@ -247,7 +249,7 @@ def report_condition(
         values, jackknife = compute(one)
         scalars |= values
         jackknives += [] if jackknife is None else [jackknife]
-    computed, order = vars(one), data.speakers.argsort(stable=True)  # a cached property is there once it was needed
+    computed, order = vars(one), data.speakers.argsort(stable=True)  # holds the cached properties computed so far
     summary, matrix = computed.get("similarity", (None, None))
     return ConditionReport(
         scalars,
@@ -261,7 +263,7 @@ def report_condition(
         speakers=computed.get("speakers"),
         worst_speaker=computed.get("worst_speaker"),
         jackknife=join_jackknives(jackknives) if jackknives else None,
-        counts=one.counts,
+        counts=one.replicate_counts,
         confidence=settings.intervals,
     )
 
@@ -280,7 +282,7 @@ def _form_pairs(data: EvaluationData, condition: Condition, settings: Settings) 
 def _warn_of_coarse_bins(name: str, scores: ConditionScores) -> None:
     if scores.worst_counts is None:
         return
-    # Pooling a bin forgets an order, so its D_ECE is the least there can be; with all bins separated it is the most.
+    # The order of scores within a bin is lost. Ties give the lowest possible D_ECE, perfect separation the highest.
     most, least = (expected_disclosure(each.ascending) for each in (scores.worst_counts(), scores.counts))
     warn_if(
         most - least,
@@ -298,7 +300,7 @@ def report_embeddings(
     settings: Settings,
     make_attacks: Callable[[Sequence[Condition]], CrossFittedAttacks] | None = None,
 ) -> PrivacyReport:
-    """Return everything that ``settings`` asks for of all utterances together."""
+    """Return the report of all utterances, with the numbers that ``settings`` asks for."""
     has_sessions = data.protected.sessions is not None
     names = [name for name in CONDITIONS if has_sessions or name in WITHOUT_SESSIONS]
     names = [name for name in names if settings.needs(name)]
@@ -318,7 +320,7 @@ def report_embeddings(
 def _bits_over(
     data: EvaluationData, settings: Settings, make_attacks: Any, lengths: Sequence[int]
 ) -> dict[int, dict[str, Tensor]]:
-    """Return what protected speech discloses in bits over conversations of so many utterances, for a figure."""
+    """Return the scalars of conversations of each length, in utterances, for a figure."""
     conditions = [name for name in CONDITIONS if name not in ("OO", "within")]
     families = frozenset((name, family) for name in conditions for family in ("score", "rank", "attack"))
     settings = settings._replace(sizes=(), intervals=None, families=families)

@@ -78,8 +78,8 @@ def find_headline(report: PrivacyReport) -> Headline | None:
     attack, needs = _describe_attack(report, values, key, condition)
     disclosure, low, high = (values.get(f"disclosure{end}", math.nan) for end in ("", *CI_SUFFIXES))
     worst, chance, most, place = math.nan, values.get("worst_speaker_chance", math.nan), math.nan, -1
-    if "OP" in report.conditions and (found := report.conditions["OP"].worst_speaker) is not None:
-        (worst, index), most = map(float, found.largest), float(found.most_by_chance)
+    if "OP" in report.conditions and (worst_speaker := report.conditions["OP"].worst_speaker) is not None:
+        (worst, index), most = map(float, worst_speaker.largest), float(worst_speaker.most_by_chance)
         place = -1 if math.isnan(worst) else int(index)
     headline = Headline("", disclosure, low, high, condition, attack, needs, place, worst, chance, most, ())
     level, reasons = _judge(report, headline)

@@ -65,9 +65,9 @@ def identify(
     has_bits: bool = True,
     has_chance: bool = False,
 ) -> Identification:
-    """Return ranks and local information. Bits have a gradient, fitted slopes have none."""
+    """Return ranks and local information. Bits carry a gradient, fitted slopes do not."""
     count, num_references, wide = len(trials.inputs), trials.num_references, trials.references.sums
-    # The first row holds the true speakers, the others hold permuted ones.
+    # Row 0: the true speakers. Further rows: permuted speakers, for the chance level.
     columns = trials.column[None]
     if has_chance and num_references > 1:
         columns = torch.cat([columns, _permute_columns(trials)])
@@ -85,14 +85,14 @@ def identify(
         if slopes is not None and num_references > 1:
             centred, mean, deviation = center_scores(block)
             for number, match in enumerate(matches[: len(bits)]):
-                # The deviation divides the slope rather than every score.
+                # Divide the slope by the deviation, not every score: fewer operations.
                 weight = slopes[number, block.rows].to(centred.dtype).unsqueeze(1) / deviation
                 bits[number, block.rows] = widen(local_bits(centred, match - mean, weight))
     ranks, bits = trials.processes.all_reduce(ranks, bits)
     histograms = [histogram_of_ranks(trials, each) for each in ranks]
     used = trials.usable.nonzero().squeeze(1)
     above, tied = ranks[0, :2, used].long()
-    tied = tied.clamp(min=1)  # with itself, also where scores are NaN
+    tied = tied.clamp(min=1)  # a score ties with itself, also if it is NaN
     own, *permuted = bits[:, used].to(result_dtype(trials.inputs))
     return Identification(
         histograms[0],

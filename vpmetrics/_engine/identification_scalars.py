@@ -62,11 +62,11 @@ def identify_all_groups(
     is_exact = bandwidth is None
     parts = identify_condition(data, condition, scoring, slope, has_bits, has_chance=is_exact)
     jackknife = None if groups is None else jackknife_parts(parts, scoring, groups, model)
-    found = [each for _, each in parts]
+    results = [each for _, each in parts]
     if not is_exact:
         smooth = rank_condition(data, condition, scoring, bandwidth)
-        found = [each._replace(histogram=histogram) for each, histogram in zip(found, smooth, strict=True)]
-    scalars, pooled = rank_scalars(found, model), pool_parts(found)
+        results = [each._replace(histogram=histogram) for each, histogram in zip(results, smooth, strict=True)]
+    scalars, pooled = rank_scalars(results, model), pool_parts(results)
     if has_bits and pooled.bits is not None:
         scalars |= summarise_information(pooled.bits, pooled.linked)
         if is_exact:
@@ -77,14 +77,14 @@ def identify_all_groups(
 
 def rank_scalars(parts: Sequence[Identification], model: str) -> dict[str, Tensor]:
     """Return what the ranks of all groups disclose, and their chance level."""
-    inputs = torch.stack([found.histogram.detach().sum() for found in parts])
-    values = mean_over_groups([rank_disclosure(found.histogram, model, validate_args=False) for found in parts], inputs)
+    inputs = torch.stack([part.histogram.detach().sum() for part in parts])
+    values = mean_over_groups([rank_disclosure(part.histogram, model, validate_args=False) for part in parts], inputs)
     chances = []
-    for found in parts:
-        expected = expected_mean_d(found.histogram, model, len(found.trials))
-        if found.chance_histograms is not None:
+    for part in parts:
+        expected = expected_mean_d(part.histogram, model, len(part.trials))
+        if part.chance_histograms is not None:
             # Inputs of one speaker err together, so the closed form is a lower bound.
-            permuted = rank_disclosure(found.chance_histograms, model, validate_args=False)["mean_d"].mean()
+            permuted = rank_disclosure(part.chance_histograms, model, validate_args=False)["mean_d"].mean()
             expected = torch.maximum(expected, widen(permuted))
         chances.append({"mean_d": expected})
     return values | {"mean_d_chance": mean_over_groups(chances, inputs)["mean_d"]}
@@ -114,8 +114,8 @@ def jackknife_parts(
 ) -> Jackknife:
     """Return the jackknife of the numbers of identification, over all groups."""
     replicates = [
-        jackknife_identification(trials, scoring, groups.of(trials.references.speakers), groups.number, found.slopes)
-        for trials, found in parts
+        jackknife_identification(trials, scoring, groups.of(trials.references.speakers), groups.number, result.slopes)
+        for trials, result in parts
     ]
     # A group of the data that keeps one speaker has no other to confuse them with, and drops out.
     has_others = torch.stack([each.references > 1 for each in replicates])
@@ -131,7 +131,7 @@ def jackknife_parts(
         "ndr": 1 - positive / count,
         "link_rate": linked / inputs.sum(0),
     }
-    has_enough = sum(len(found.speakers.unique()) for _, found in parts) >= FEWEST_SPEAKERS
+    has_enough = sum(len(result.speakers.unique()) for _, result in parts) >= FEWEST_SPEAKERS
     jackknife = jackknife_of(values, groups, has_enough)
     # With fewer references there is less to disclose, so the bias shows where inputs alone are left out.
     fewer = [rank_disclosure(each.fewer_inputs, model)["mean_d"] for each in replicates]
@@ -146,8 +146,8 @@ def _rank_replicates(histograms: Tensor, references: Tensor, model: str) -> dict
     for number in references.unique().long().tolist():
         rows = (references == number).nonzero().flatten()
         if number > 1:
-            found = rank_disclosure(histograms[rows, :number], model)
-            values = {key: each.index_copy(0, rows, found[key].to(each.dtype)) for key, each in values.items()}
+            disclosure = rank_disclosure(histograms[rows, :number], model)
+            values = {key: each.index_copy(0, rows, disclosure[key].to(each.dtype)) for key, each in values.items()}
     return values
 
 

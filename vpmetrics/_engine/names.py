@@ -26,13 +26,13 @@ def last_component(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def selection(argument: str, names: Any, known: Sequence[str]) -> tuple[str, ...]:
+def selection(argument: str, names: Any, choices: Sequence[str]) -> tuple[str, ...]:
     """Return names of scalars as a tuple; raise for names that do not exist."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise TypeError(f"Expected `{argument}` to be a sequence of names, but got {names!r}.")
     for name in names:
-        if name not in known:
-            hint = closest(str(name), known)
+        if name not in choices:
+            hint = closest(str(name), choices)
             raise ValueError(f"Expected `{argument}` to name scalars of VoicePrivacy, but got {name!r}. {hint}")
     return tuple(names)
 
@@ -42,19 +42,19 @@ def closest(name: str, names: Iterable[str]) -> str:
 
     Names with a similar last component come first, since a forgotten prefix is a small mistake.
     """
-    known = sorted(names)
+    choices = sorted(names)
     by_end: dict[str, list[str]] = {}
-    for other in known:
+    for other in choices:
         by_end.setdefault(last_component(without_loader(other)), []).append(other)
     ends = difflib.get_close_matches(last_component(without_loader(name)), by_end, n=3, cutoff=0.6)
     nearest = [other for end in ends for other in sorted(by_end[end], key=lambda other: -_likeness(name, other))]
-    alike = list(dict.fromkeys([*nearest, *difflib.get_close_matches(name, known, n=3, cutoff=0.6)]))[:3]
+    alike = list(dict.fromkeys([*nearest, *difflib.get_close_matches(name, choices, n=3, cutoff=0.6)]))[:3]
     if alike:
         return "Closest: " + ", ".join(map(repr, alike)) + "."
-    if not known:
+    if not choices:
         return "There is none."
-    more = f" and {len(known) - _MOST_NAMES} more" if len(known) > _MOST_NAMES else ""
-    return "Known: " + ", ".join(map(repr, known[:_MOST_NAMES])) + more + "."
+    more = f" and {len(choices) - _MOST_NAMES} more" if len(choices) > _MOST_NAMES else ""
+    return "Known: " + ", ".join(map(repr, choices[:_MOST_NAMES])) + more + "."
 
 
 def _likeness(one: str, other: str) -> float:

@@ -314,14 +314,14 @@ def replicate_rates(
     sums, inputs = [], []
     for trials, scoring in formed:
         group = groups.of(trials.references.speakers)
-        found = jackknife_identification(trials, scoring, group, groups.number, None)
-        rates = found.histograms.new_zeros(len(counted), len(found.histograms))
-        for number in found.references.unique().long().tolist():  # among as many people, or among all who are left
-            rows = found.references == number
-            histograms = found.histograms[rows, :number]
+        jackknife = jackknife_identification(trials, scoring, group, groups.number, None)
+        rates = jackknife.histograms.new_zeros(len(counted), len(jackknife.histograms))
+        for number in jackknife.references.unique().long().tolist():  # among as many people, or among all who are left
+            rows = jackknife.references == number
+            histograms = jackknife.histograms[rows, :number]
             shares = histograms / histograms.sum(1, keepdim=True)
             rates[:, rows] = count_first(shares, [min(size, number) for size in counted]).T
-        inputs.append(found.histograms.sum(1))
+        inputs.append(jackknife.histograms.sum(1))
         sums.append(torch.where(inputs[-1] > 0, inputs[-1] * rates, 0))
     means = torch.stack(sums).sum(0) / torch.stack(inputs).sum(0)
     return {f"rate_{size}": mean for size, mean in zip(counted, means, strict=True)}

@@ -1,4 +1,4 @@
-"""Which floating types numbers are kept, calculated and returned in."""
+"""Floating types of states, sums and results."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def result_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
-    """Return half precision as float32, everything else as it is."""
+    """Convert to float32, unless the type is as wide or wider."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def all_finite(tensor: Tensor) -> Tensor:
-    """Return whether every number is finite, from the extremes, which is fast."""
+    """Return whether every number is finite, as a tensor; minimum and maximum suffice, and are fast."""
     if tensor.numel() == 0:
         return tensor.new_ones((), dtype=torch.bool)
     low, high = tensor.detach().aminmax()

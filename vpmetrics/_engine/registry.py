@@ -1,7 +1,7 @@
 """The registry of scalars: every number of a report once, with key, heading, unit, direction, description and range.
 
 The keys of the suite, what a budget may limit, headings of tables, the JSON schema and the axes of figures come from
-here. A score measure is added in :mod:`vpmetrics._engine.measures`; any other number is one line of ``_TABLE``.
+here. A score measure is added in :mod:`vpmetrics._engine.measures`, any other number in ``_TABLE``.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def scalar(key: str) -> Scalar:
 
 
 def _find_entry(key: str) -> Scalar | None:
-    """Return the entry of a key without a condition; with a number of people, with that number in its heading."""
+    """Return the entry of a key without a condition; a number of people in the key is written into the heading."""
     match = _OF_SIZE.fullmatch(key)
     if match is None:
         entry = _BY_KEY.get(key)
@@ -212,7 +212,7 @@ def _find_entry(key: str) -> Scalar | None:
 
 
 def utility_direction(name: str) -> str:
-    """Return where a utility is good: error rates and losses at low values, all others at high values.
+    """Return the direction in which a utility is good: ``low`` for error rates and losses, ``high`` for all others.
 
     Example:
         >>> utility_direction("WER"), utility_direction("UAR [%]")
@@ -222,7 +222,7 @@ def utility_direction(name: str) -> str:
 
 
 def required_families(keys: Iterable[str]) -> frozenset[tuple[str, str]]:
-    """Return pairs of a condition and a family that numbers are computed from.
+    """Return the pairs of condition and family that must be computed for these keys.
 
     Example:
         >>> sorted(required_families(["deid", "pp_eer"]))
@@ -235,7 +235,7 @@ def required_families(keys: Iterable[str]) -> frozenset[tuple[str, str]]:
 
 
 def required_measures(keys: Iterable[str]) -> frozenset[str]:
-    """Return the score measures that numbers and checks need.
+    """Return the score measures that must be computed for these keys and for the checks.
 
     Example:
         >>> sorted(required_measures(["deid", "pp_linkability"]))
@@ -248,7 +248,7 @@ def required_measures(keys: Iterable[str]) -> frozenset[str]:
 
 
 def add_interval_keys(keys: Iterable[str]) -> Iterator[str]:
-    """Yield keys, each that has a confidence interval followed by the keys of its ends.
+    """Yield keys; a key with a confidence interval is followed by the keys of its two ends.
 
     Example:
         >>> list(add_interval_keys(["deid", "op_l_w"]))
@@ -289,11 +289,11 @@ def population_scalars(keys: Iterable[str]) -> tuple[Scalar, ...]:
     return tuple(scalar(key) for key in _population_keys("OP", tuple(sizes), has_attacks=True) if key in named)
 
 
-def gallery_key(key: str) -> tuple[str, int] | None:
-    """Return the key of the number of references of a rate, and its number of people; None of other keys.
+def parse_rate_key(key: str) -> tuple[str, int] | None:
+    """Split the key of a rate into the key of its gallery size and its number of people; None for other keys.
 
     Example:
-        >>> gallery_key("op_rate_20_strongest"), gallery_key("op_eer")
+        >>> parse_rate_key("op_rate_20_strongest"), parse_rate_key("op_eer")
         (('op_gallery_strongest', 20), None)
     """
     entry = scalar(key)

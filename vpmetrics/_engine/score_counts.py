@@ -138,9 +138,9 @@ def defined_or_nan(counts: ScoreCounts, nan_seen: Tensor | None = None) -> Score
             "There are no non-target trials, and a calibration needs both kinds.": nontargets,
         }
     )
-    known = torch.where(targets | nontargets | nan, torch.nan, 1)
+    nan_or_one = torch.where(targets | nontargets | nan, torch.nan, 1)
     return ScoreCounts(
-        *(replace(each, targets=each.targets * known, nontargets=each.nontargets * known) for each in counts)
+        *(replace(each, targets=each.targets * nan_or_one, nontargets=each.nontargets * nan_or_one) for each in counts)
     )
 
 

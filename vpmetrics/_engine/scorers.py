@@ -22,8 +22,8 @@ class Scorer(NamedTuple):
 
     ``prepare(rows)`` runs once per embedding, ``compare(a, b)`` per block of pairs. ``rounding(a, b, scores, match)``
     bounds the difference of two scores that are equal in exact arithmetic, ``(A, 1)``. ``is_builtin``: prepared rows
-    may be float64 whatever the embeddings were. ``is_shift_invariant``: a common shift changes no score, so that the
-    mean is subtracted first.
+    may be float64 whatever the embeddings were. ``is_shift_invariant``: adding one
+    vector to all embeddings changes no score; then the mean is subtracted first.
     """
 
     prepare: Callable[[Tensor], Tensor]
@@ -68,7 +68,7 @@ def _identity(x: Tensor) -> Tensor:
 
 
 def _mask_overflow(x: Tensor) -> Tensor:
-    """Return the rows, NaN where a product may overflow: some processors give NaN for it, others infinity."""
+    """Return the rows, NaN where a product may overflow. On overflow some processors give NaN, others infinity."""
     squares = x.detach().square().sum(dim=1, keepdim=True)
     return torch.where(squares.isfinite(), x, torch.nan)
 
@@ -81,7 +81,7 @@ def _negative_distance(a: Tensor, b: Tensor) -> Tensor:
     return -torch.cdist(a, b)
 
 
-# Matrix products sum in an order that depends on the column, so equal references may differ by an ulp or two.
+# The order of summation in a matrix product depends on the column: scores of equal references may differ by 1-2 ulp.
 def _unit(a: Tensor) -> float:
     return torch.finfo(a.dtype).eps * max(8.0, math.sqrt(a.shape[1]))
 
@@ -95,8 +95,7 @@ def _relative_rounding(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> T
 
 
 def _rounding_of_distances(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
-    # The error of a squared distance is relative to the norms; divided by the slope of the square it is that of the
-    # distance.
+    # The error of d^2 is relative to the squared norms. Error propagation: error of d = error of d^2 / (2 d).
     squared = _unit(a) * (a.square().sum(dim=1, keepdim=True) + b.square().sum(dim=1).amax())
     return squared / torch.maximum(2 * match.abs(), squared.sqrt()).clamp(min=torch.finfo(a.dtype).tiny)
 
@@ -109,7 +108,7 @@ SCORERS = {
 
 
 def prepare_rows(rows: Tensor, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return rows as they are compared; shifted to the origin, for precision, where that changes no score."""
+    """Return rows ready for ``compare``; the mean is subtracted first, for precision, if that changes no score."""
     if scorer.is_shift_invariant:
         rows = widen(rows) - centre
     with torch.autocast(rows.device.type, enabled=False):

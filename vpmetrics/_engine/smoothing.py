@@ -1,9 +1,8 @@
-r"""PAV with a gradient: trials are counted softly on a fine grid.
+r"""Differentiable PAV: trials are counted on a fine grid, smoothed by a Gaussian.
 
 PAV is piecewise constant in the scores, so its gradient is zero. Here each score is split between its two neighbours on
-a grid and both histograms are smoothed by a Gaussian, so counts move with the scores and what follows from them has a
-gradient. :func:`read_off` is the exact adjoint of counting: its sum over scores is the sum over cells of counts times
-values.
+a grid, and both histograms are smoothed by a Gaussian. Counts are then differentiable functions of the scores.
+:func:`read_off` is the exact adjoint of counting: its sum over scores is the sum over cells of counts times values.
 
 The partition into blocks needs no derivative: PAV minimises all proper scores at once, so moving the border of two
 blocks changes them only to second order. The grid does need one, since it follows the range and spread of the scores.
@@ -50,9 +49,9 @@ class Grid(NamedTuple):
 
 
 def lay_grid(preds: Tensor, bandwidth: float) -> Grid:
-    """Return the grid for scores ``(..., P)``, one per row; it follows their range and spread.
+    """Return a grid for every row of scores ``(..., P)``, from their range and standard deviation.
 
-    So neither shifting nor scaling all scores changes a value. ``bandwidth`` is the width of the Gaussian in population
+    Shifting or scaling all scores therefore changes no result. ``bandwidth`` is the width of the Gaussian in population
     standard deviations of the scores; the number of cells depends on it alone, so nothing is read from the device.
     Scores that differ by less than 1e-23 in float32 or 1e-162 in float64 are tied.
 
@@ -65,11 +64,11 @@ def lay_grid(preds: Tensor, bandwidth: float) -> Grid:
     if scores.shape[-1] == 0:
         scores = scores.new_zeros(*scores.shape[:-1], 1)
     numbers, largest = torch.finfo(scores.dtype), scores.detach().abs().amax(-1, keepdim=True)
-    # Not for the smallest scores there are: divided by such a unit, the gradient would overflow.
+    # A lower limit of the unit: dividing by the smallest numbers would overflow in the gradient.
     unit = power_of_two_near(largest, least=math.sqrt(numbers.tiny))
     scores, largest = scores / unit, largest / unit
     variance, mean = torch.var_mean(scores, dim=-1, correction=0, keepdim=True)
-    # Scores that agree in half their digits are tied: the rest of their spread is mostly rounding.
+    # Scores that agree in half of their digits count as tied: their differences are mostly rounding errors.
     deviation = torch.maximum(variance, numbers.eps * largest.clamp(min=1).square()).sqrt()
     lowest = torch.maximum(scores.amin(-1, keepdim=True), mean - _REACH * deviation)
     highest = torch.minimum(scores.amax(-1, keepdim=True), mean + _REACH * deviation)
@@ -95,7 +94,7 @@ def count_on_grid(grid: Grid, preds: Tensor, target: Tensor, weights: Tensor | N
         grid: From :func:`lay_grid`, of these scores or others.
         preds: Scores of shape ``(..., P)``.
         target: 1 (same speaker) or 0 (different), of the same shape.
-        weights: How much each score counts, of the same shape; 0 leaves one out where a mask would change shapes.
+        weights: Weight of each score, of the same shape. 0 removes a score without changing shapes, as a mask would.
 
     Example:
         >>> preds, target = torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 0])
@@ -112,7 +111,7 @@ def count_on_grid(grid: Grid, preds: Tensor, target: Tensor, weights: Tensor | N
     empty = torch.zeros(2 * rows.numel() * grid.cells, dtype=above.dtype, device=above.device)
     trials = empty.scatter_add(0, place, whole)
     moved_up = empty.scatter_add(0, place, above * whole).view(*cell.shape[:-1], 2, grid.cells)
-    # The last cell is empty: scores keep away from the ends of the grid.
+    # roll() moves nothing around: the last cell is empty, because the grid has margins.
     sums = trials.view_as(moved_up) - moved_up + moved_up.roll(1, -1)
     counts = _smooth(sums, grid.width.unsqueeze(-1))
     floor = counts.detach().sum(-1, keepdim=True) * (_FLOOR / grid.cells)
@@ -151,13 +150,13 @@ def _locate(grid: Grid, preds: Tensor) -> tuple[Tensor, Tensor]:
     """Return the grid point below every score, and the share of the score that belongs to the next one."""
     inside = torch.clamp(at_least_float32(preds) / grid.unit, grid.lowest, grid.highest)
     position = (inside - grid.low) / grid.step
-    # A NaN must not become an index; it stays in the share.
+    # A NaN cannot be an index. It stays in `position - below`, so the result is NaN.
     below = position.detach().nan_to_num(0.0, 0.0, 0.0).clamp_(0, grid.cells - 2).floor_()
     return below.long(), position - below
 
 
 def _smooth(values: Tensor, width: Tensor) -> Tensor:
-    """Convolve the last dimension with a Gaussian: as a product of spectra, because its width is on the device."""
+    """Convolve the last dimension with a Gaussian, by FFT: its width stays on the device."""
     cells = values.shape[-1]
     frequency = torch.arange(cells // 2 + 1, dtype=values.dtype, device=values.device) * (2 * math.pi / cells)
     variance = (width.to(values.dtype).square() - _SPLIT_VARIANCE).clamp(min=0)

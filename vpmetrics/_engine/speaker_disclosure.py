@@ -131,11 +131,13 @@ def _side_disclosure(own: Tensor, others: Tensor, strongest: Tensor) -> SideDisc
     return SideDisclosure(of_targets, of_nontargets, own[1], others[1], l_w)
 
 
-def identify_speakers(found: Identification) -> SpeakerIdentification:
+def identify_speakers(identification: Identification) -> SpeakerIdentification:
     """Return the mean bits of the inputs of each speaker, ascending."""
-    names, place, inputs = found.speakers.unique(return_inverse=True, return_counts=True)
-    unknown = torch.full_like(found.rank_bits, torch.nan)
-    bits = torch.stack([found.rank_bits, unknown if found.bits is None else found.bits.to(unknown.dtype)])
+    names, place, inputs = identification.speakers.unique(return_inverse=True, return_counts=True)
+    unknown = torch.full_like(identification.rank_bits, torch.nan)
+    bits = torch.stack(
+        [identification.rank_bits, unknown if identification.bits is None else identification.bits.to(unknown.dtype)]
+    )
     means = bits.new_zeros(2, len(names)).index_add(1, place, bits) / inputs
     return SpeakerIdentification(names, inputs, *means)
 

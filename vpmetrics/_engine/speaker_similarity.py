@@ -18,7 +18,7 @@ from vpmetrics._engine.utterances import EvaluationData, count_values
 from vpmetrics._engine.validation import warn_undefined
 
 SIMILARITIES = ("geometric", "sigmoid")
-_MOST_SPEAKERS = 2048  # whose matrix a report keeps for its figures
+_MOST_SPEAKERS = 2048  # of more speakers, a report keeps no matrix for its figures
 
 
 class SimilarityMatrices(NamedTuple):
@@ -110,7 +110,7 @@ def similarity_rows(pairs: PairBlocks, scores: ConditionScores, similarity: str)
 def pair_means(pairs: PairBlocks, values_of: Callable[[Tensor], Tensor]) -> Iterator[tuple[RowGroup, Tensor]]:
     """Yield means ``(v, S)``, over trials, of a function of scores, for the speakers of a row group and all speakers.
 
-    Within one side every pair of speakers is met once, in ascending order.
+    Where both sides are the same utterances, every pair of speakers appears once, in ascending order.
     """
     rows, columns = pairs.enrolment.speaker_index, pairs.test.speaker_index
     dtype = wide_dtype(rows.device)
@@ -141,7 +141,7 @@ def _sum_by_speaker(values: Tensor, rows: Tensor, columns: Tensor, like: Tensor)
 def summarize_similarity(
     pairs: PairBlocks, scores: ConditionScores, similarity: str
 ) -> tuple[SimilaritySummary, Tensor | None]:
-    """Return what the matrix of one condition gives, some rows at a time; and the matrix, where it is small enough."""
+    """Return sums over the similarity matrix of one condition, and the matrix if it has at most 2048 rows."""
     count = pairs.num_speakers
     matrix = _empty_matrix(pairs) if count <= _MOST_SPEAKERS else None
     sums = torch.zeros(3, 3, count, dtype=wide_dtype(pairs.test.speaker_index.device), device=pairs.test.ids.device)
@@ -156,28 +156,28 @@ def summarize_similarity(
 def _sum_rows(similarities: Tensor, first: int) -> Tensor:
     """Return sums of 1, similarities and their logarithms of some rows ``(v, S)``, ``(3, 3, S)``.
 
-    First of speakers with themselves, then of rows and of columns without these; ``first`` is the speaker of row 0.
+    First index: 0 the diagonal, 1 row sums, 2 column sums, both without the diagonal. ``first``: speaker of row 0.
     """
     each = torch.stack([torch.ones_like(similarities), similarities, similarities.log2()])
     each = torch.where(similarities.isnan(), 0, each)
     margins = first, each.shape[2] - first - each.shape[1]
-    own = pad(each.diagonal(first, dim1=1, dim2=2), margins)
-    return torch.stack([own, pad(each.sum(2), margins) - own, each.sum(1) - own])
+    within = pad(each.diagonal(first, dim1=1, dim2=2), margins)
+    return torch.stack([within, pad(each.sum(2), margins) - within, each.sum(1) - within])
 
 
 def _summary(sums: Tensor, is_one_sided: bool) -> SimilaritySummary:
-    (known, own, log_own), of_rows, of_columns = sums
-    own, log_own = own / known, log_own / known
-    # Within one side a pair is met in one order and counts for both of its speakers.
+    (counts, within, log_within), of_rows, of_columns = sums
+    within, log_within = within / counts, log_within / counts
+    # If both sides are the same utterances, a pair appears once and counts for both of its speakers.
     pair_sums = of_rows + of_columns
     compared, alike, _ = pair_sums if is_one_sided else of_rows
     number, total, log_total = of_rows.sum(1)
-    dominance = (own.nanmean() - total / number).abs(), log_own.nanmean() - log_total / number
-    return SimilaritySummary(own, alike / compared, *dominance, pair_sums)
+    dominance = (within.nanmean() - total / number).abs(), log_within.nanmean() - log_total / number
+    return SimilaritySummary(within, alike / compared, *dominance, pair_sums)
 
 
 def summarize_matrix(matrix: Tensor, is_one_sided: bool) -> SimilaritySummary:
-    """Return what a matrix gives; ``is_one_sided``: a pair of speakers was met once and stands in both halves."""
+    """Return sums over a matrix; ``is_one_sided``: the matrix is symmetric, each pair counts once."""
     is_double = torch.ones_like(matrix, dtype=torch.bool).tril(-1) & is_one_sided
     return _summary(_sum_rows(matrix.masked_fill(is_double, torch.nan), 0), is_one_sided)
 
@@ -189,8 +189,8 @@ def split_matrix(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dominance_ratio(dominance: Tensor, original: Tensor) -> Tensor:
-    """Return diagonal dominance relative to that of original speech; NaN and one warning where there is none."""
-    # Equal similarities average to equal numbers but for the last digits.
+    """Return diagonal dominance relative to original speech; NaN and one warning if that has none."""
+    # The means of equal similarities may differ in the last digits.
     digits = 16 * torch.finfo(original.dtype).eps
     original = torch.where(original > digits, original, torch.nan)
     ratio = torch.where(dominance <= digits, 0, dominance) / original

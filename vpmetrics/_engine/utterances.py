@@ -69,16 +69,16 @@ class Utterances:
 
     @cached_property
     def keys(self) -> Tensor:
-        """A number per row that depends on its embedding alone, see :func:`row_keys`."""
+        """One number per row, a function of its embedding only, see :func:`row_keys`."""
         return row_keys(self.embeddings)
 
     @cached_property
     def value_order(self) -> Tensor:
-        """Indices of the rows, in an order that depends on their embeddings alone."""
+        """Indices of the rows, in an order that depends only on their embeddings."""
         return self.keys.argsort(stable=True)
 
     def order_by(self, numbers: Tensor) -> Tensor:
-        """Return row indices sorted by a number of each, and by value where it is equal."""
+        """Return row indices sorted by ``numbers (N,)``; rows with equal numbers are sorted by embedding."""
         return self.value_order[numbers[self.value_order].argsort(stable=True)]
 
 
@@ -192,9 +192,10 @@ def pack_utterances(
     width: int | None = None,
     validate_values: bool = False,
 ) -> UtteranceColumns:
-    """Return validated arguments of ``update`` as columns, with their graph; a missing side is zeros with its flag off.
+    """Return validated arguments of ``update`` as columns that keep their graph.
 
-    ``width`` is that of earlier batches. ``validate_values`` forces a GPU sync.
+    A missing side is stored as zeros, without its flag. ``width`` is that of earlier batches.
+    ``validate_values`` forces a GPU sync.
     """
     original, protected = as_embeddings(original, "original"), as_embeddings(protected, "protected")
     given = next((side for side in (original, protected) if isinstance(side, Tensor)), None)
@@ -226,7 +227,7 @@ def pack_utterances(
 
 
 def check_column_recordings(columns: UtteranceColumns) -> None:
-    """Raise where one recording has two speakers or groups, which may show only over several batches."""
+    """Raise if one recording has two speakers or groups; ``update`` checks this only within a batch."""
     has_id = (columns.row_flags & _HAS_UTTERANCE) != 0
     check_recordings(columns.utterances[has_id], speakers=columns.speakers[has_id], groups=columns.groups[has_id])
 
@@ -235,14 +236,14 @@ def build_data(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS)
     """Return both sides of stored utterances, with every recording once on each."""
     count = len(columns.speakers)
     has_id = (columns.row_flags & _HAS_UTTERANCE) != 0
-    # An utterance without an id is a recording of its own.
+    # An utterance without an id counts as a separate recording.
     unnamed = torch.arange(count, 2 * count, device=columns.speakers.device)
     ids = torch.where(has_id, torch.unique(columns.utterances, return_inverse=True)[1], unnamed)
     bits = (_HAS_REFERENCE, _HAS_SESSION, _HAS_GROUP)
     given = torch.stack([(columns.row_flags & bit).any() for bit in bits]).tolist()
     values = (columns.row_flags & _IS_REFERENCE) != 0, columns.sessions, columns.groups
     optional = [value if is_given else None for value, is_given in zip(values, given, strict=True)]
-    # The same recording protected in another session is another recording; its original is still the same.
+    # One recording protected in two sessions counts as two protected recordings, but as one original.
     sessions = optional[1]
     drawn = ids if sessions is None else torch.unique(torch.stack([ids, sessions]), dim=1, return_inverse=True)[1]
     sides = []
@@ -282,7 +283,7 @@ def index_speakers(original: Utterances, protected: Utterances, processes: Proce
 
 
 def count_duplicates(side: Utterances) -> Tensor:
-    """Return how many embeddings equal another one of their speaker; two recordings never do."""
+    """Return how many embeddings equal another one of their speaker. Two recordings never have equal embeddings."""
     vectors, one, other = side.embeddings.detach(), side.value_order[1:], side.value_order[:-1]
     is_same = side.speakers[one] == side.speakers[other]
     step = max(1, _ENTRIES_AT_ONCE // max(1, vectors.shape[1]))

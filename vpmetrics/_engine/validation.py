@@ -155,10 +155,10 @@ def _check_trial_values(preds: Tensor, target: Tensor) -> None:
     """Raise for NaN scores and labels other than 0 and 1; one GPU sync for both."""
     if preds.numel() == 0:
         return
-    found = [preds.isnan().any()]
+    problems = [preds.isnan().any()]
     if target.dtype != torch.bool:
-        found.append(((target != 0) & (target != 1)).any())
-    nan, *labels = torch.stack(found).tolist()
+        problems.append(((target != 0) & (target != 1)).any())
+    nan, *labels = torch.stack(problems).tolist()
     if nan:
         raise ValueError(f"Expected `preds` to hold no NaN, but got {int(preds.isnan().sum())} of {preds.numel()}.")
     if any(labels):
@@ -184,7 +184,7 @@ def check_speakers_of_trials(speakers: Any, target: Tensor, values: bool) -> Non
 
 
 def check_choices(name: str, values: Any, choices: Sequence[str]) -> None:
-    """Raise unless the value is some of a fixed set."""
+    """Raise unless the value is a non-empty sequence of allowed names."""
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise TypeError(f"Expected `{name}` to be a sequence of names, but got {values!r}.")
     if len(values) == 0 or not set(values) <= set(choices):
@@ -231,10 +231,12 @@ def check_embedding_values(original: Tensor | None, protected: Tensor | None) ->
     given = {"original": original, "protected": protected}
     sides = {name: side for name, side in given.items() if side is not None}
     bad = torch.stack([side.isfinite().logical_not().any() for side in sides.values()]).tolist()
-    for (name, side), found in zip(sides.items(), bad, strict=True):
-        if found:
+    for (name, side), is_bad in zip(sides.items(), bad, strict=True):
+        if is_bad:
             rows = int(side.isfinite().logical_not().any(1).sum())
-            raise ValueError(f"Expected `{name}` to hold finite numbers, but got {rows} of {len(side)} rows without.")
+            raise ValueError(
+                f"Expected `{name}` to hold finite numbers, but {rows} of {len(side)} rows hold NaN or infinity."
+            )
 
 
 def check_recordings(utterances: Tensor, **columns: Tensor | None) -> None:
@@ -243,13 +245,13 @@ def check_recordings(utterances: Tensor, **columns: Tensor | None) -> None:
     order = utterances.argsort()
     again = utterances[order][1:] == utterances[order][:-1]
     unlike = [again & (column[order][1:] != column[order][:-1]) for column in given.values()]
-    found = torch.stack([differ.any() for differ in unlike]).tolist()
-    for (name, column), differ, is_wrong in zip(given.items(), unlike, found, strict=True):
+    has_conflict = torch.stack([differ.any() for differ in unlike]).tolist()
+    for (name, column), differ, is_wrong in zip(given.items(), unlike, has_conflict, strict=True):
         if is_wrong:
             pair = order[int(differ.nonzero()[0]) :][:2]
             recording, (one, other) = int(utterances[pair[0]]), column[pair].tolist()
             raise ValueError(
-                f"Expected rows that share one of `utterances` to share `{name}`, but got {one} and {other} for "
+                f"Expected rows with the same `utterances` to have the same `{name}`, but got {one} and {other} for "
                 f"recording {recording}."
             )
 
@@ -287,30 +289,30 @@ def check_identification(scores: Any, target_index: Any) -> None:
 
 
 class DeferredWarning(NamedTuple):
-    """A warning that depends on a number on the device; all numbers are read in one sync."""
+    """A warning that depends on a number on the GPU; the numbers of all warnings are read in one GPU sync."""
 
-    number: Tensor | None  # None warns in any case
-    text: Callable[[float], str | None]  # None does not warn
-    is_undefined: bool  # explains a NaN, for which one reason is enough
+    number: Tensor | None  # None: warn in any case
+    text: Callable[[float], str | None]  # None: do not warn
+    is_undefined: bool  # explains a NaN; only the first such warning is shown
 
 
 _deferred: ContextVar[list[DeferredWarning] | None] = ContextVar("_deferred", default=None)
 
 
 def warn_undefined(reason: str, condition: Tensor | None = None) -> None:
-    """Warn on one rank of the reason for a NaN, where ``condition`` holds; under collect_warnings once."""
+    """Warn of the reason for a NaN if ``condition`` holds, on rank 0; within collect_warnings once."""
     _defer(DeferredWarning(condition, lambda is_so: f"{reason} The result is NaN." if is_so else None, True))
 
 
 def warn_first(reasons: Mapping[str, Tensor]) -> None:
-    """Warn of the first of these reasons that holds."""
+    """Warn of the first reason whose condition holds."""
     with collect_warnings():
         for reason, condition in reasons.items():
             warn_undefined(reason, condition)
 
 
 def warn_if(number: Tensor, text: Callable[[float], str | None]) -> None:
-    """Warn on one rank with the text for a number, where there is one."""
+    """Warn on rank 0 with ``text(number)``, unless that is None."""
     _defer(DeferredWarning(number, text, is_undefined=False))
 
 
@@ -338,7 +340,7 @@ def _emit(warnings: list[DeferredWarning]) -> None:
 
 @contextmanager
 def collect_warnings() -> Iterator[None]:
-    """Collect warnings and emit them once, at the end, with one GPU sync: one cause leaves many values undefined."""
+    """Emit the warnings of this block at its end, with one GPU sync; of several reasons for NaN only the first."""
     if torch.compiler.is_compiling() or _deferred.get() is not None:
         yield
         return
@@ -353,7 +355,7 @@ def collect_warnings() -> Iterator[None]:
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
-    """Suppress warnings of too few data, as for a figure over smaller and smaller subsets."""
+    """Suppress warnings, for example for a figure over ever smaller subsets."""
     token = _deferred.set([])
     try:
         yield
@@ -393,7 +395,7 @@ def check_whole(name: str, value: Any, least: int) -> None:
 
 
 def check_sizes(sizes: Any, smallest: int, name: str = "sizes") -> None:
-    """Raise unless the value is some whole numbers, all different."""
+    """Raise unless the value is a sequence of different whole numbers of at least ``smallest``."""
     if not isinstance(sizes, Sequence) or isinstance(sizes, str) or not all(type(size) is int for size in sizes):
         raise TypeError(f"Expected `{name}` to be a sequence of whole numbers, but got {sizes!r}.")
     if len(sizes) == 0 or min(sizes) < smallest or len(set(sizes)) < len(sizes):

@@ -191,14 +191,14 @@ class TunedAttack(Attack):
         totals = torch.zeros(len(choices), dtype=means.dtype, device=means.device)
         for left_out in range(number if number > 1 else 0):
             is_known = group != left_out
-            known = TrainingPairs(
+            training = TrainingPairs(
                 pairs.original[is_known], pairs.protected[is_known], pairs.speaker_index[is_known], pairs.views
             )
             o, p, speakers = (x[~is_known] for x in (pairs.original, pairs.protected, pairs.speaker_index))
             is_same = speakers[:, None] == speakers
             is_trial = ~torch.eye(len(speakers), dtype=torch.bool, device=speakers.device)
             for index, choice in enumerate(choices):
-                solution = self.solve(known, *choice)
+                solution = self.solve(training, *choice)
                 test = solution.map_side(p, "protected")
                 scores = compare(self, test if is_one_sided else solution.map_side(o, "original"), test)
                 totals[index] += separation_share(scores, is_same & is_trial, ~is_same)

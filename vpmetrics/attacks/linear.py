@@ -78,8 +78,8 @@ class WithinClassWhitening(LinearAttack):
         >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(80) // 4
         >>> voices = torch.nn.functional.pad(torch.randn(20, 2, generator=draw), (0, 2))[speakers]
         >>> protected = voices + torch.randn(80, 4, generator=draw) * torch.tensor([0.1, 0.1, 9.0, 9.0])
-        >>> _, found = WithinClassWhitening().fit(protected=protected, speakers=speakers).attack(None, protected)
-        >>> [bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5) for x in (protected, found)]
+        >>> _, mapped = WithinClassWhitening().fit(protected=protected, speakers=speakers).attack(None, protected)
+        >>> [bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5) for x in (protected, mapped)]
         [False, True]
     """
 
@@ -109,8 +109,8 @@ class PLDA(LinearAttack):
         >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(80) // 4
         >>> voices = torch.nn.functional.pad(torch.randn(20, 2, generator=draw), (0, 2))[speakers]
         >>> protected = voices + torch.randn(80, 4, generator=draw) * torch.tensor([0.1, 0.1, 2.0, 2.0])
-        >>> _, found = PLDA().fit(protected=protected, speakers=speakers).attack(None, protected)
-        >>> [bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5) for x in (protected, found)]
+        >>> _, mapped = PLDA().fit(protected=protected, speakers=speakers).attack(None, protected)
+        >>> [bool(torch.cosine_similarity(x[0::4], x[1::4]).mean() > 0.5) for x in (protected, mapped)]
         [False, True]
     """
 

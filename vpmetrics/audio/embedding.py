@@ -82,8 +82,8 @@ class AudioEmbeddings(_Embedded):
     def save(self, path: str | Path) -> None:
         """Write ``.npz`` with ``embeddings``, ``utterances``, ``encoder``, and ``speakers`` and so on where known."""
         columns = {name: getattr(self, name) for name in ("utterances", "speakers", "sessions", "groups", "encoder")}
-        known = {name: np.array(values) for name, values in columns.items() if values is not None}
-        _write_npz(Path(path), {"embeddings": self.embeddings.numpy(), **known})
+        arrays = {name: np.array(values) for name, values in columns.items() if values is not None}
+        _write_npz(Path(path), {"embeddings": self.embeddings.numpy(), **arrays})
 
 
 @dataclass(frozen=True)

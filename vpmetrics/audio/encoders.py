@@ -183,15 +183,15 @@ class SpeechBrainEncoder(SpeakerEncoder):
         super().__init__()
         self.name = f"speechbrain:{source}"
         load = _import("speechbrain.inference.classifiers", "speechbrain").EncoderClassifier.from_hparams
-        # Without a place of its own some versions write into the working folder.
+        # Without `savedir` some versions write into the working folder.
         place = None if Path(source).is_dir() else Path(torch.hub.get_dir(), "speechbrain", source.replace("/", "--"))
         self.model = _load(self.name, lambda: load(source=source, savedir=place, run_opts={"device": str(device)}))
         stated = getattr(self.model.hparams, "sample_rate", None)
         self.sample_rate = _state_rate(self.name, stated, self.model.audio_normalizer.sample_rate)
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
-        """Encode with lengths relative to the longest."""
-        self.model.device = self.device  # it moves its input there, and does not follow `to`
+        """Compute embeddings; SpeechBrain expects lengths relative to the longest waveform."""
+        self.model.device = self.device  # the model moves its input to this device, and `to()` does not update it
         return self.model.encode_batch(waveforms, lengths / waveforms.shape[1])
 
 
@@ -235,7 +235,7 @@ class PyannoteEncoder(SpeakerEncoder):
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Encode with a mask of samples, which it does without gradients."""
-        self.pipeline.device = self.device  # it moves its input there, and does not follow `to`
+        self.pipeline.device = self.device  # the model moves its input to this device, and `to()` does not update it
         mask = mask_speech(waveforms, lengths)
         return self.pipeline(waveforms[:, None].detach(), masks=None if bool(mask.all()) else mask.float())
 
@@ -328,8 +328,8 @@ def _load_by_name(name: str, device: torch.device, sample_rate: int | None) -> S
         if not Path(name).is_file():
             raise AudioError(f"Expected `encoder` to be a file, but there is none at {printable(name)}.")
         return _FILES[suffix](name, device, sample_rate)
-    known = ["resemblyzer", "f0", *(f"{kind}:<model>" for kind in _LIBRARIES), *(f"<file>{each}" for each in _FILES)]
-    raise AudioError(f"Expected `encoder` to be one of {', '.join(known)}, but got {printable(name)!r}.")
+    choices = ["resemblyzer", "f0", *(f"{kind}:<model>" for kind in _LIBRARIES), *(f"<file>{each}" for each in _FILES)]
+    raise AudioError(f"Expected `encoder` to be one of {', '.join(choices)}, but got {printable(name)!r}.")
 
 
 def _import(module: str, package: str) -> Any:

@@ -63,10 +63,10 @@ def list_recordings(
         >>> folder = Path(tempfile.mkdtemp())
         >>> for name in ("p225_001", "p225_002", "p226_001"):
         ...     _ = (folder / f"{name}.wav").write_bytes(b"")
-        >>> found = list_recordings(folder)
-        >>> [recording.speaker for recording in found.items]
+        >>> recordings = list_recordings(folder)
+        >>> [recording.speaker for recording in recordings.items]
         ['p225', 'p225', 'p226']
-        >>> print(*found.assumptions)
+        >>> print(*recordings.assumptions)
         Speakers are the first part of file names: 'p225_001' is of 'p225' (2 speakers, 3 recordings).
     """
     source = Path(source)
@@ -182,8 +182,8 @@ def _match(
     note, problem = "", ""
     for way, key in (("relative path", str), ("file name", lambda name: PurePosixPath(name).name)):
         originals = _group(original, key)
-        found = _common_suffix(originals, [key(two.utterance) for two in protected])
-        for suffix in dict.fromkeys(("", found) if strip_suffix is None else (strip_suffix,)):
+        common_suffix = _common_suffix(originals, [key(two.utterance) for two in protected])
+        for suffix in dict.fromkeys(("", common_suffix) if strip_suffix is None else (strip_suffix,)):
             matched = _group(protected, key, suffix)
             shared = {name: (originals[name], matched[name]) for name in originals if name in matched}
             doubled = next(((name, side) for name, sides in shared.items() for side in sides if len(side) > 1), None)
@@ -304,7 +304,7 @@ def _speakers_by_pattern(pattern: str) -> Callable[[str], str | None]:
     except re.error as error:
         raise AudioError(f"Expected `speaker_pattern` to be a regular expression, but {error}: {pattern!r}.") from None
     group: str | int = "speaker" if "speaker" in expression.groupindex else min(expression.groups, 1)
-    return lambda utterance: found[group] if (found := expression.search(utterance)) else None
+    return lambda utterance: match[group] if (match := expression.search(utterance)) else None
 
 
 def _set_speakers(items: list[Recording], speaker_of: Callable[[str], str | None]) -> list[Recording]:
@@ -329,11 +329,11 @@ def _guess_speakers(items: list[Recording]) -> tuple[list[Recording], list[str]]
     named = [level for level in levels if all(names[level] == word for names, word in zip(parts, words, strict=True))]
     if levels:
         level = (named or levels)[0]
-        found = [one._replace(speaker=names[level]) for one, names in zip(items, parts, strict=True)]
-        return found, [_example(f"Speakers are folders (level {level + 1} of the path)", found)]
+        recordings = [one._replace(speaker=names[level]) for one, names in zip(items, parts, strict=True)]
+        return recordings, [_example(f"Speakers are folders (level {level + 1} of the path)", recordings)]
     if None not in words and 1 < len(set(words)) < len(items):
-        found = [one._replace(speaker=word) for one, word in zip(items, words, strict=True)]
-        return found, [_example("Speakers are the first part of file names", found)]
+        recordings = [one._replace(speaker=word) for one, word in zip(items, words, strict=True)]
+        return recordings, [_example("Speakers are the first part of file names", recordings)]
     return items, []
 
 

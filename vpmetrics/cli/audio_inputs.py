@@ -112,7 +112,7 @@ def embed_sides(
     is_reference = find_references(names, options)
     columns = [_number(labels) for labels in (embedded.speakers, embedded.sessions, embedded.groups)]
     (speakers, speaker_names), (sessions, _), (groups, group_names) = columns
-    found = Embeddings(
+    embeddings = Embeddings(
         embedded.original,
         embedded.protected,
         speakers,
@@ -125,7 +125,7 @@ def embed_sides(
         utterance_names=tuple(embedded.utterances),
     )
     original_of = {two.path: one.path for one, two in zip(pairs.original, pairs.protected, strict=True)}
-    return found, [(original_of[row.path], row.path) for row in embedded.rows]
+    return embeddings, [(original_of[row.path], row.path) for row in embedded.rows]
 
 
 def _number(labels: Sequence[str] | None) -> tuple[Any, tuple[str, ...]]:

@@ -98,9 +98,9 @@ class Result(NamedTuple):
     @property
     def attack_models(self) -> dict[str, str]:
         """What the challenges call each condition."""
-        known = {_ORIGINAL_ATTACKER: ", lazy-informed", _PROTECTED_ATTACKER: ", semi-informed"}
+        suffixes = {_ORIGINAL_ATTACKER: ", lazy-informed", _PROTECTED_ATTACKER: ", semi-informed"}
         ignorant = "" if self.attacker == _PROTECTED_ATTACKER else ", ignorant"
-        return {"OO": "OO", "OP": f"OA{ignorant}", "PP": f"AA{known.get(self.attacker, '')}"}
+        return {"OO": "OO", "OP": f"OA{ignorant}", "PP": f"AA{suffixes.get(self.attacker, '')}"}
 
 
 class _Place(NamedTuple):
@@ -128,13 +128,13 @@ class Lists:
 
         def rank(path: Path) -> int:
             is_here = path.parent == self.folder
-            found = (
+            matches = (
                 (path.parent.name, path.name) == (dataset, kind),
                 f"{path.parent.name}_{path.name}" == dataset,
                 is_here and dataset.endswith(f"_{path.name}"),
                 is_here and path.name == kind,
             )
-            return found.index(True) if any(found) else len(found)
+            return matches.index(True) if any(matches) else len(matches)
 
         ranked = [(rank(path), path) for path in self._paths if path.name.startswith(kind)]
         best, path = min(ranked, key=lambda pair: pair[0], default=(4, None))
@@ -152,22 +152,22 @@ def has_results(folder: Path) -> bool:
 
 def find_results(folder: Path) -> list[Result]:
     """Return every anonymiser whose results are in a folder, by dataset and attacker."""
-    lists, found = Lists(folder), list[Result]()
+    lists, results = Lists(folder), list[Result]()
     for root, place in _find_places(folder).items():
         suffixes = sorted({_suffix(name) for name in place.datasets} - {""})
         sets = sorted({name.removesuffix(_suffix(name)) for name in place.datasets if "_trials" in name})
         sets = [name for name in sets if not name.endswith("_all")]  # those only join others
         for suffix in suffixes:
             where = "" if root == folder else root.relative_to(folder).as_posix()
-            found += _by_dataset(suffix, sets, place, lists, _attacker_of(root), where)
-    if not found:
+            results += _by_dataset(suffix, sets, place, lists, _attacker_of(root), where)
+    if not results:
         expected = "ASV-<set>_enrolls-<set>_trials_<sex>_<system>/scores, or speaker_vectors.pt below such names"
         raise InputError(f"expected results of a VoicePrivacy challenge ({expected}), but got none", folder)
-    found = _join_encoders(found)
-    names = Counter((one.system, one.dataset, one.attacker) for one in found)
+    results = _join_encoders(results)
+    names = Counter((one.system, one.dataset, one.attacker) for one in results)
     return [
         one if names[one.system, one.dataset, one.attacker] == 1 else one._replace(system=f"{one.system}, {one.place}")
-        for one in found
+        for one in results
     ]
 
 
@@ -225,10 +225,10 @@ def _by_dataset(
         yield Result(suffix.strip("_-"), dataset, attacker, suffix, tuple(some), where)
 
 
-def _join_encoders(found: Sequence[Result]) -> list[Result]:
+def _join_encoders(results: Sequence[Result]) -> list[Result]:
     """Join results of one system and attacker on different sets, as of languages that have an encoder each."""
     joined: dict[tuple[str, ...], Result] = {}
-    for one in found:
+    for one in results:
         key = (one.system, one.dataset, one.attacker) if one.attacker == _PROTECTED_ATTACKER else (*one[:3], one.place)
         before = joined.get(key)
         if before is not None and {part.name for part in before.parts} & {part.name for part in one.parts}:
@@ -259,10 +259,10 @@ def read_result(result: Result, scoring: Scoring, utt2spk: str | None = None) ->
             notes += listed.notes
     trials, columns = {}, ("enrol", "trial", "score", "is_target")
     for condition in WITHOUT_SESSIONS:
-        known = {name: one[condition] for name, one in read.items() if condition in one}
-        frames = [one.frame.select(*columns, group=pl.lit(name)) for name, one in known.items()]
+        scored = {name: one[condition] for name, one in read.items() if condition in one}
+        frames = [one.frame.select(*columns, group=pl.lit(name)) for name, one in scored.items()]
         if frames:
-            trials[condition] = Trials(pl.concat(frames), tuple(note for one in known.values() for note in one.notes))
+            trials[condition] = Trials(pl.concat(frames), tuple(note for one in scored.values() for note in one.notes))
     if result.encoders > 1:
         notes.append(f"its sets were compared by {result.encoders} encoders; their average says more than all together")
     if result.is_scored:
@@ -322,7 +322,7 @@ def read_utility(options: Sequence[str], systems: Sequence[str]) -> dict[str, di
         if equals:
             if len(systems) > 1:
                 raise InputError(f"Expected --utility FILE.csv for several systems, but got {quote(option)}.")
-            values[systems[0]][name] = _number(text, option)
+            values[systems[0]][name] = _parse_utility(text, option)
             continue
         try:
             frame = pl.read_csv(option, infer_schema=False)
@@ -334,11 +334,11 @@ def read_utility(options: Sequence[str], systems: Sequence[str]) -> dict[str, di
             system = row.pop("system")
             if system not in values:
                 raise InputError(f"expected one of {', '.join(systems)}, but got {quote(system)}", option)
-            values[system] |= {key: _number(text, option) for key, text in row.items() if text not in (None, "")}
+            values[system] |= {key: _parse_utility(text, option) for key, text in row.items() if text not in (None, "")}
     return values
 
 
-def _number(text: str, option: str) -> float:
+def _parse_utility(text: str, option: str) -> float:
     try:
         return float(text)
     except ValueError:
@@ -356,7 +356,7 @@ def find_utility(folder: Path, suffix: str, dataset: str, is_alone: bool) -> dic
     """
     places = [folder, folder.parent / "results_summary", folder.parent.parent / "results_summary"]
     paths = [path for place in places for name in _SUMMARIES for path in sorted(place.rglob(name)) if path.is_file()]
-    found: dict[str, list[float]] = {}
+    values_by_name: dict[str, list[float]] = {}
     for path in paths:
         named = f"{path.parent.name}/{path.name}"
         if (
@@ -366,16 +366,16 @@ def find_utility(folder: Path, suffix: str, dataset: str, is_alone: bool) -> dic
         ):
             continue
         for name, values in _read_summary(path.read_text(errors="replace"), suffix, dataset).items():
-            found.setdefault(name, values)
-    return {name: sum(values) / len(values) for name, values in found.items()}
+            values_by_name.setdefault(name, values)
+    return {name: sum(values) / len(values) for name, values in values_by_name.items()}
 
 
 def _read_summary(text: str, suffix: str, dataset: str) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+    values_by_name: dict[str, list[float]] = {}
     # Of 2020 and 2022: a line of Kaldi, under or behind the name of the set; the last is of the large language model.
     for _, split, system, value in _KALDI.findall(re.sub(r"\n\s+", " ", text)):
         if system == suffix.strip("_") and split == (dataset or split):
-            found.setdefault("WER", []).append(float(value))
+            values_by_name.setdefault("WER", []).append(float(value))
     # Of 2024 and 2026: tables as pandas prints them.
     for section, measure in (("ASR", "WER"), ("SER", "UAR")):
         table = re.search(rf"^---- {section} results ----\n(.*\n)((?:\s*mean.*\n)?)((?:.+\n?)*)", text, re.MULTILINE)
@@ -384,5 +384,5 @@ def _read_summary(text: str, suffix: str, dataset: str) -> dict[str, list[float]
         at = table[1].split().index(measure) - len(table[1].split())
         for row in map(str.split, table[3].splitlines()):
             if len(row) > len(table[1].split()) - 1 and "anon" in row and (not dataset or dataset in row):
-                found.setdefault(measure, []).append(float(row[at]))
-    return found
+                values_by_name.setdefault(measure, []).append(float(row[at]))
+    return values_by_name

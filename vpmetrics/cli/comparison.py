@@ -80,12 +80,12 @@ def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Se
 
 def check_columns(names: Iterable[str], utilities: Iterable[str] | None = None) -> None:
     """Raise for a column that no table can have; without ``utilities``, names in capitals may turn out to be some."""
-    known = {*PRESETS, *(utilities or ()), "utility"}
+    choices = {*PRESETS, *(utilities or ()), "utility"}
     for name in names:
         may_be_utility = utilities is None and not name.islower()
-        if name not in known and not _is_scalar(name) and not may_be_utility:
+        if name not in choices and not _is_scalar(name) and not may_be_utility:
             keys = [entry.key for entries in FAMILIES.values() for entry in entries if "{}" not in entry.heading]
-            similar = get_close_matches(name, [*known, *keys, *(scalar_key("OP", key) for key in keys)], 1)
+            similar = get_close_matches(name, [*choices, *keys, *(scalar_key("OP", key) for key in keys)], 1)
             hint = f" Did you mean {similar[0]}?" if similar else ""
             expected = f"a key such as op_eer, a utility, or one of {', '.join(PRESETS)}"
             raise InputError(f"Expected `columns` to name {expected}, but got {name[:60]}.{hint}")
@@ -141,19 +141,19 @@ def _cell_of_original(entry: Scalar, system: EvaluatedSystem) -> Cell:
 
 
 def _mark_best(cells: Sequence[Cell], direction: str | None) -> list[Cell]:
-    known = [cell for cell in cells if not math.isnan(cell.value)]
-    if direction is None or len({cell.text for cell in known}) < 2:
+    defined_cells = [cell for cell in cells if not math.isnan(cell.value)]
+    if direction is None or len({cell.text for cell in defined_cells}) < 2:
         return list(cells)
-    best = (min if direction == "low" else max)(known, key=lambda cell: cell.value)
+    best = (min if direction == "low" else max)(defined_cells, key=lambda cell: cell.value)
     return [cell._replace(tone="best") if cell.text == best.text else cell for cell in cells]
 
 
 def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair] = ()) -> Verdict:
     """Return who discloses least, as far as ``pairs`` tell, and whose voices stay most distinct."""
-    known = [system for system in rank_systems(systems) if not math.isnan(headline_of(system).disclosure)]
-    if not known:
+    ranked = [system for system in rank_systems(systems) if not math.isnan(headline_of(system).disclosure)]
+    if not ranked:
         return verdict_of(systems[0])
-    best, worst = known[0], known[-1]
+    best, worst = ranked[0], ranked[-1]
     least, most = (str(disclosure_of(system)) for system in (best, worst))
     title = f"{best.name} discloses least."
     sentences = [f"{best.name} discloses {least} bit, {worst.name} {most}, of {MOST:.3f} at most."]
@@ -161,7 +161,7 @@ def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
     if undecided:
         others = ", ".join(name for pair in undecided for name in pair[:2] if name != best.name)
         title = f"{best.name} discloses least, but these data do not tell it apart from {others}."
-    if len(known) > 1 and least == most:
+    if len(ranked) > 1 and least == most:
         title, sentences = f"All disclose {least} bit.", []
     verdict = verdict_of(best)
     sentences += [f"Leakage of {best.name} is {verdict.level}.", *verdict.reasons]
@@ -169,7 +169,7 @@ def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
     if len({cell.text for cell in distinct.values()}) > 1:
         name = max(distinct, key=lambda name: distinct[name].value)
         sentences.append(f"Voices stay most distinct with {name} (G_VD {distinct[name].text} dB).")
-    spared = [system for system in known if strongest_attack(system, headline_of(system).condition) is None]
+    spared = [system for system in ranked if strongest_attack(system, headline_of(system).condition) is None]
     sentences += [explain_no_attack(system) for system in spared[:1]]
     return Verdict(verdict.level, title, tuple(sentences))
 
@@ -212,9 +212,9 @@ def table_of_changes(before: EvaluatedSystem, after: EvaluatedSystem, confidence
     """Return what got better or worse from one system to another, as far as both know it."""
     names = ["disclosure", "deid", "gvd"]
     names += [scalar_key(c, key) for c in conditions_of(before) if c != "OO" for key in _CHANGES]
-    known = [name for name in names if name in before.scalars and name in after.scalars]
-    rows = [(Cell(heading_of(scalar(name))), *_change(before, after, name, confidence)) for name in known]
-    keys = tuple(dict.fromkeys(name.split("_", 1)[-1] if scalar(name).condition else name for name in known))
+    common_names = [name for name in names if name in before.scalars and name in after.scalars]
+    rows = [(Cell(heading_of(scalar(name))), *_change(before, after, name, confidence)) for name in common_names]
+    keys = tuple(dict.fromkeys(name.split("_", 1)[-1] if scalar(name).condition else name for name in common_names))
     heads = ("measure", clean(before.name), clean(after.name), "change")
     title = clean(f"From {before.name} to {after.name}")
     return [Table(title, heads, tuple(rows), keys=keys)] if rows else []

@@ -55,15 +55,16 @@ def demo(options: Namespace, console: Console) -> None:
     voices, draw = demo_voices(), torch.Generator().manual_seed(options.seed)
     order = torch.randperm(len(voices.speaker_names), generator=draw)
     is_held_out = torch.isin(voices.speakers, order[:HELD_OUT])
-    known = len(voices.speaker_names) - HELD_OUT
+    num_training = len(voices.speaker_names) - HELD_OUT
     console.print(
-        f"Training on {known} synthetic speakers, measuring on {HELD_OUT} others ({int(is_held_out.sum())} utterances)."
+        f"Training on {num_training} synthetic speakers, measuring on {HELD_OUT} others "
+        f"({int(is_held_out.sum())} utterances)."
     )
     model = _train(voices, is_held_out, options)
     systems = _measure(voices, is_held_out, model, draw)
     lead = (
-        f"{known} synthetic speakers to train on, {HELD_OUT} others to measure all systems on, in two sessions each; "
-        f"attackers learn from both; {options.epochs} epochs, seed {options.seed}; last weights, none chosen by results"
+        f"{num_training} synthetic speakers to train on, {HELD_OUT} others to measure all systems on, in two sessions "
+        f"each; attackers learn from both; {options.epochs} epochs, seed {options.seed}; weights of the last epoch"
     )
     settings = {"seed": options.seed, "epochs": options.epochs, "intervals": CONFIDENCE}
     run = Run(("vpmetrics", *options.argv), settings)

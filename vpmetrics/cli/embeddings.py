@@ -145,9 +145,9 @@ class Files:
         if key is None and name is None and is_side and len(matrices) == 1:
             key = matrices[0]
         if key is None:
-            found = shorten(", ".join(f"{key} {values.shape}" for key, values in by_name.items()), 200) or "none"
+            got = shorten(", ".join(f"{key} {values.shape}" for key, values in by_name.items()), 200) or "none"
             expected = quote(name) if name is not None else f"{role!r} (--{role} NAME gives another name)"
-            raise InputError(f"expected an array {expected}, but got {found}", path)
+            raise InputError(f"expected an array {expected}, but got {got}", path)
         values = by_name[key]
         named = utterances if values.ndim and len(values) == len(utterances or ()) else None
         return Column(values, named, f"{path}:{key}" if key else path, path, key if name is None and key else None)
@@ -185,10 +185,10 @@ class Files:
 
 def match_speaker(pattern: str, utterance: str) -> str:
     """Return what a pattern finds in the name of an utterance: its first group, or all of it."""
-    found = re.search(pattern, utterance)
-    if found is None:
+    match = re.search(pattern, utterance)
+    if match is None:
         raise InputError(f"Expected --speaker-pattern to match every utterance, but not {quote(utterance)}.")
-    return found[1] if found.re.groups else found[0]
+    return match[1] if match.re.groups else match[0]
 
 
 def read_embeddings(

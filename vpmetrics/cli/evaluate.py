@@ -167,7 +167,7 @@ def _holds_embeddings(source: str, options: Namespace) -> bool:
 def _evaluate_recordings(options: Namespace, original: str, named: Mapping[str, str]) -> list[EvaluatedSystem]:
     """Evaluate systems from recordings, each by every encoder, and before these by the best of them."""
     _refuse_idle(options, "recordings")
-    found, encoders = list[EvaluatedSystem](), encoders_of(options)
+    evaluated, encoders = list[EvaluatedSystem](), encoders_of(options)
     with cache_folder(options) as cache:
         for name, protected in named.items():
             systems: dict[str, EvaluatedSystem] = {}
@@ -179,8 +179,8 @@ def _evaluate_recordings(options: Namespace, original: str, named: Mapping[str, 
                 systems[short] = _evaluate_sides(called, embeddings, options, metric)
                 if options.out is not None and not options.no_audio and not getattr(options, "samples", None):
                     options.samples = pick_samples(systems[short], embeddings, files)
-            found += combine_systems(name, systems)
-    return found
+            evaluated += combine_systems(name, systems)
+    return evaluated
 
 
 def _evaluate_sides(
@@ -230,18 +230,18 @@ def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
     listed = score_listed(original, protected, protocol, scoring)
     system = evaluate_listed(options.title, listed, weights, _confidence_of(options))
     system = replace(system, report=replace(system.report, checks=(*system.report.checks, check)))
-    return _attack(system, [Attackable(original, protected, protocol)], scoring, options)
+    return _run_attacks(system, [Attackable(original, protected, protocol)], scoring, options)
 
 
 def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[EvaluatedSystem]:
     """Evaluate all systems, datasets and attackers of a results folder of a challenge."""
-    found = find_results(folder)
-    is_scored = all(result.is_scored for result in found)
+    results = find_results(folder)
+    is_scored = all(result.is_scored for result in results)
     _refuse_idle(options, "a folder of scores" if is_scored else "a folder of embeddings")
     scoring = "cosine" if is_scored else _scoring_of(options)
-    several = {field: len({getattr(one, field) for one in found}) > 1 for field in ("system", "dataset", "attacker")}
+    several = {field: len({getattr(one, field) for one in results}) > 1 for field in ("system", "dataset", "attacker")}
     by_attacker: dict[str, dict[str, EvaluatedSystem]] = {}
-    for result in found:
+    for result in results:
         listed, sets = read_result(result, scoring, options.speakers)
         weights = read_weights(getattr(options, "weights", None), set(listed.groups)) or result.weights
         system = name if name and not several["system"] else f"{name} {result.system}".strip()
@@ -254,11 +254,11 @@ def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evalua
             attack_models=result.attack_models,
             utility=find_utility(folder, result.suffix, result.dataset, not several["system"]),
         )
-        by_attacker.setdefault(called, {})[attacker] = _attack(evaluated, sets, scoring, options)
+        by_attacker.setdefault(called, {})[attacker] = _run_attacks(evaluated, sets, scoring, options)
     return [system for called, each in by_attacker.items() for system in combine_systems(called, each)]
 
 
-def _attack(
+def _run_attacks(
     system: EvaluatedSystem, sets: Sequence[Attackable], scoring: Scoring, options: Namespace
 ) -> EvaluatedSystem:
     if not sets:

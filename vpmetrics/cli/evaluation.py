@@ -87,8 +87,8 @@ def add_attributes(
         values = metric.compute()
     kinds = {key: key for key in ("disclosure", "chance", "accuracy", "majority", "original")}
     kinds |= {"disclosure_low": "low", "disclosure_high": "high"} if confidence else {}
-    found = {name: {key: float(values[f"{name}_{end}"]) for key, end in kinds.items()} for name in labels}
-    return replace(system, notes=tuple(notes), attributes=found)
+    disclosures = {name: {key: float(values[f"{name}_{end}"]) for key, end in kinds.items()} for name in labels}
+    return replace(system, notes=tuple(notes), attributes=disclosures)
 
 
 def combine_systems(name: str, systems: Mapping[str, EvaluatedSystem]) -> list[EvaluatedSystem]:
@@ -196,10 +196,10 @@ def find_speakers(speaker_of: Mapping[str, str], sets: Sequence[Trials]) -> Spea
     if not all("trial" in frame.columns for frame in frames):
         return Speakers(note="No intervals: the scores do not name what they compare.")
     names, sides = number_names(frames)
-    known = {speaker: speaker for speaker in speaker_of.values()} | dict(speaker_of)
-    is_listed, note = all(name in known for name in names), ""
+    speaker_by_name = {speaker: speaker for speaker in speaker_of.values()} | dict(speaker_of)
+    is_listed, note = all(name in speaker_by_name for name in names), ""
     if is_listed:
-        kinds, number = np.unique(np.array([known[name] for name in names]), return_inverse=True)
+        kinds, number = np.unique(np.array([speaker_by_name[name] for name in names]), return_inverse=True)
     else:
         targets = [frame["is_target"].to_numpy() for frame in frames]
         first = _first_of_speaker(len(names), sides, targets)

@@ -131,8 +131,8 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
 
 
 def _checks_of_all(systems: Sequence[EvaluatedSystem]) -> list[Check]:
-    found = check_systems({system.name: system.report for system in systems})
+    checks = check_systems({system.name: system.report for system in systems})
     for system in systems:
         name = f"{system.name}: " if len(systems) > 1 else ""
-        found += [check._replace(name=f"{name}{check.name}") for check in system.report.checks]
-    return sort_checks(found)
+        checks += [check._replace(name=f"{name}{check.name}") for check in system.report.checks]
+    return sort_checks(checks)

@@ -94,12 +94,12 @@ def _describe_pair(pair: Pair) -> dict[str, Any]:
 
 
 def _describe_headline(system: EvaluatedSystem) -> dict[str, Any]:
-    found, verdict = headline_of(system), verdict_of(system)
-    name, needs = strongest_attack(system, found.condition) or (None, None)
+    headline, verdict = headline_of(system), verdict_of(system)
+    name, needs = strongest_attack(system, headline.condition) or (None, None)
     return {
         "verdict": verdict.level,
-        **{key: _finite(getattr(found, key)) for key in ("disclosure", "low", "high")},
-        "condition": found.condition or None,
+        **{key: _finite(getattr(headline, key)) for key in ("disclosure", "low", "high")},
+        "condition": headline.condition or None,
         "attack": name,
         "needs": needs,
         "worst_speaker": worst_speaker_name(system) if "worst_speaker_disclosure" in system.scalars else None,
@@ -137,8 +137,8 @@ def _describe_numbers(system: EvaluatedSystem) -> dict[str, Any]:
         "not_finite": {key: str(value) for key, value in system.scalars.items() if not math.isfinite(value)},
         "utterances": system.utterances,
         "trials": {
-            condition or "scores": dict(zip(("target", "nontarget"), known.num_trials, strict=True))
-            for condition, known in system.report.conditions.items()
+            condition or "scores": dict(zip(("target", "nontarget"), report.num_trials, strict=True))
+            for condition, report in system.report.conditions.items()
         },
     }
 
@@ -147,9 +147,9 @@ def _describe_attack(system: EvaluatedSystem, number: int) -> dict[str, Any]:
     """Return an attack by its number, and what it finds where it was tried."""
     name, needs = system.report.attacks[number]
     d_ece = {}
-    for condition, known in system.report.conditions.items():
-        if known.strongest is not None and bool(known.strongest.d_ece_by_attack[number].isfinite()):
-            d_ece[scalar_key(condition, "d_ece")] = float(known.strongest.d_ece_by_attack[number])
+    for condition, report in system.report.conditions.items():
+        if report.strongest is not None and bool(report.strongest.d_ece_by_attack[number].isfinite()):
+            d_ece[scalar_key(condition, "d_ece")] = float(report.strongest.d_ece_by_attack[number])
     return {"name": name, "needs": needs, "scalars": d_ece}
 
 

@@ -52,20 +52,22 @@ def headline_of(system: EvaluatedSystem) -> Headline:
 
 def verdict_of(system: EvaluatedSystem) -> Verdict:
     """Return the verdict on one system, in sentences."""
-    found = headline_of(system)
-    if math.isnan(found.disclosure):
+    headline = headline_of(system)
+    if math.isnan(headline.disclosure):
         return Verdict("unknown", _TITLES["unknown"], (_UNDEFINED,))
     reasons = []
-    if any(found.disclosure < limit < found.high for limit in (LOW_LEAKAGE, HIGH_LEAKAGE)):
+    if any(headline.disclosure < limit < headline.high for limit in (LOW_LEAKAGE, HIGH_LEAKAGE)):
         reasons.append("The verdict goes by the upper end of the interval.")
     if failed := [check.name for check in system.report.checks if check.status == "failed"]:
         reasons.append(f"This evaluation cannot be trusted: {', '.join(failed)} failed.")
-    if found.is_speaker_exposed:
-        bits, chance = (scalar("disclosure").show(value) for value in (found.worst_disclosure, found.worst_chance))
+    if headline.is_speaker_exposed:
+        bits, chance = (
+            scalar("disclosure").show(value) for value in (headline.worst_disclosure, headline.worst_chance)
+        )
         name = worst_speaker_name(system)
         reasons.append(f"Speaker {name} is protected worst: {bits} bit, where chance gives {chance}.")
     sentences = (*_describe_attacker(system), *_describe_others(system), *reasons)
-    return Verdict(found.level, _TITLES[found.level], sentences, tuple(reasons))
+    return Verdict(headline.level, _TITLES[headline.level], sentences, tuple(reasons))
 
 
 def sort_checks(checks: Iterable[Check]) -> list[Check]:
@@ -122,8 +124,8 @@ def rank_systems(systems: Sequence[EvaluatedSystem]) -> list[EvaluatedSystem]:
 
 def _describe_attacker(system: EvaluatedSystem) -> list[str]:
     """Return what the attacker of the headline learns and needs, and what others learn."""
-    found, show = headline_of(system), scalar("disclosure").show
-    condition, attack = found.condition, strongest_attack(system, found.condition)
+    headline, show = headline_of(system), scalar("disclosure").show
+    condition, attack = headline.condition, strongest_attack(system, headline.condition)
     what = f" in {condition}, {CONDITION_TITLES[condition].partition(':')[0]}" if condition else ""
     says = [f"An attacker learns {disclosure_of(system)} of at most {MOST:.3f} bit{what}."]
     beside = {}
@@ -152,9 +154,9 @@ def _describe_others(system: EvaluatedSystem) -> list[str]:
 
 def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
     """Return the eight numbers to read first: those of the strongest attack, and in notes those without an attack."""
-    conditions, found = attacked_conditions(system), headline_of(system)
-    attack = strongest_attack(system, found.condition)
-    note = ", ".join(filter(None, (found.condition, attack[0] if attack else "no attack tried")))
+    conditions, headline = attacked_conditions(system), headline_of(system)
+    attack = strongest_attack(system, headline.condition)
+    note = ", ".join(filter(None, (headline.condition, attack[0] if attack else "no attack tried")))
     rows = [SummaryRow("disclosure", disclosure_of(system), "bit", note, has_bar=True)]
     rows += [_attacked_row(system, condition, key) for key in ("d_ece", "eer") for condition in conditions]
     chance = scalar("disclosure").show(system.scalar("worst_speaker_chance"))
@@ -203,9 +205,9 @@ def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
     width = max(6, *map(len, names.values()))
     lines = [f"{'system':<{width}}  {'disclosure [bit]':<22}{'verdict':<10}{'strongest attack'}"]
     for system in rank_systems(systems):
-        found = headline_of(system)
-        attack = strongest_attack(system, found.condition)
-        by = ", ".join(filter(None, (found.condition, attack[0] if attack else "none tried")))
+        headline = headline_of(system)
+        attack = strongest_attack(system, headline.condition)
+        by = ", ".join(filter(None, (headline.condition, attack[0] if attack else "none tried")))
         line = f"{names[system.name]:<{width}}  {disclosure_of(system)!s:<22}{verdict_of(system).level:<10}"
         lines.append((line + shorten(by, WIDTH - len(line))).rstrip())
     return lines

@@ -1,4 +1,4 @@
-"""Tables for terminal, spreadsheet, Markdown and LaTeX, safe for whatever reads them."""
+"""Tables for terminal, CSV, Markdown and LaTeX, with the text of users escaped."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "▼": r"$\downarrow$",
     "…": r"\ldots{}",
 }
-_INDEX = re.compile(r"\b([DGCl])\\_(ECE|VD|diag|w)\b")  # of measures, escaped; other names are left as they are
-_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # what a spreadsheet would run
-_COLUMN, _LONGEST = 46, 40  # characters that fit a column of two, rows that fit a page
+_INDEX = re.compile(r"\b([DGCl])\\_(ECE|VD|diag|w)\b")  # measures with an index, escaped; other names are not changed
+_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # a spreadsheet takes text that begins so for a formula
+_COLUMN, _LONGEST = 46, 40  # characters that fit one of two columns; rows that fit a page
 _STYLES = {"best": "bold", "better": "green", "worse": "red"}
 
 
@@ -56,7 +56,7 @@ def as_csv(tables: Sequence[Table]) -> str:
 
 
 def _as_plain(cell: Cell) -> str:
-    """Return a number as programs read it, a text as no spreadsheet runs it, nothing for what is not known."""
+    """Return a number with a decimal point, text that no spreadsheet takes for a formula, and nothing for a dash."""
     return _as_number(cell.value) or ("" if cell.text == DASH else _guard(cell.text))
 
 
@@ -91,9 +91,9 @@ def escape_markdown(text: str) -> str:
 
 
 def as_latex(tables: Sequence[Table], intervals: bool = False) -> str:
-    """Return tables with the rules of ``booktabs``, as wide as a column of two or as a page, and never wider.
+    """Return tables with the rules of ``booktabs``, as wide as one of two columns, or as the page.
 
-    Letters beyond Latin, as of names in Chinese, need ``lualatex`` and a font that has them.
+    Letters outside Latin, such as Chinese names, need ``lualatex`` and a font with these letters.
     """
     pieces = [
         _latex_table(table, table.rows[at : at + _LONGEST], intervals)
@@ -136,7 +136,7 @@ def _latex_cell(cell: Cell, intervals: bool) -> str:
 
 
 def _latex_heading(text: str, is_stacked: bool) -> str:
-    """Return a heading word by word below each other, its index set low as the papers print it."""
+    """Return a heading, its words below each other if ``is_stacked``, indices as subscripts."""
     words = [_set_indices(_escape_latex(word)) for word in (text.split() if is_stacked else [text])]
     stack = r" \\ ".join(words)
     return rf"\shortstack[r]{{{stack}}}" if len(words) > 1 else stack
@@ -152,7 +152,7 @@ def _escape_latex(text: str) -> str:
 
 
 def print_tables(tables: Sequence[Table], console: Console) -> None:
-    """Print tables; one too wide for the terminal goes on below, so that no digit is ever cut."""
+    """Print tables; columns that do not fit the terminal follow in a second table, so that no digit is cut."""
     for table in tables:
         columns = zip(table.columns, *table.rows, strict=True)
         widths = [

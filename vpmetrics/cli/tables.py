@@ -14,7 +14,7 @@ from vpmetrics._engine.registry import (
     OF_POPULATION,
     SPEAKER,
     Scalar,
-    gallery_key,
+    parse_rate_key,
     population_scalars,
     scalar,
     scalar_key,
@@ -92,7 +92,7 @@ def make_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) ->
     if entry.unit is SPEAKER:
         return Cell(clean(system.speaker_name(value)))
     cell = format_cell(entry, value, *(system.scalar(f"{name}{end}") for end in CI_SUFFIXES if with_interval))
-    gallery = gallery_key(name)
+    gallery = parse_rate_key(name)
     is_extrapolated = gallery is not None and gallery[1] > system.scalar(gallery[0])
     return cell._replace(text=f"≈ {cell.text}") if is_extrapolated else cell
 
@@ -151,16 +151,16 @@ def average_of_groups(system: EvaluatedSystem) -> dict[str, float]:
 def _table_of_conditions(system: EvaluatedSystem, title: str, keys: Iterable[str], has_trials: bool = False) -> Table:
     """Return measures below each other and conditions side by side; no rows where no measure is known."""
     conditions = conditions_of(system)
-    known = add_strongest(k for k in keys if any(scalar_key(name, k) in system.scalars for name in conditions))
+    row_keys = add_strongest(k for k in keys if any(scalar_key(name, k) in system.scalars for name in conditions))
     rows = [
         (Cell(heading_of(scalar(key))), *(make_cell(scalar_key(name, key), system) for name in conditions))
-        for key in known
+        for key in row_keys
     ]
     for number, kind in enumerate(("target", "non-target") if has_trials else ()):
         counts = [system.report.conditions[condition].num_trials[number] for condition in conditions]
         rows.append((Cell(f"{kind} trials"), *(Cell(f"{count:,}", count) for count in counts)))
     heads = ("measure", *(name_condition(condition, [system]) for condition in conditions))
-    return Table(title, heads, tuple(rows), keys=tuple(known))
+    return Table(title, heads, tuple(rows), keys=tuple(row_keys))
 
 
 def _table_of_whole(system: EvaluatedSystem) -> Table:
@@ -172,8 +172,8 @@ def _table_of_whole(system: EvaluatedSystem) -> Table:
 
 def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
     """Return what ranks systems in challenges: of each part of the trials, of all of them, and averaged."""
-    known = [key for key in _OF_GROUPS if scalar_key(condition, key) in system.scalars]
-    keys = known if condition == "OO" else add_strongest(known)
+    condition_keys = [key for key in _OF_GROUPS if scalar_key(condition, key) in system.scalars]
+    keys = condition_keys if condition == "OO" else add_strongest(condition_keys)
     names = [scalar_key(condition, key) for key in keys]
     parts = {**system.groups, "all together": system} if system.groups else {}
     rows = [(Cell(clean(part)), *(make_cell(name, of_part) for name in names)) for part, of_part in parts.items()]
@@ -210,7 +210,7 @@ def add_strongest(keys: Iterable[str], attacked: str = "") -> list[str]:
 
     ``attacked``: the condition whose strongest attack precedes numbers of no condition.
     """
-    found: list[str] = []
+    extended: list[str] = []
     for key in keys:
         entry = scalar(key)
         is_weak = entry.family not in ("attack", "headline") and any(name in entry.heading for name in _WEAK)
@@ -218,6 +218,6 @@ def add_strongest(keys: Iterable[str], attacked: str = "") -> list[str]:
             condition = entry.condition if has_conditions(entry) else attacked
             before = ["strongest", "d_ece_strongest"]
             before += ["d_ece_chance", "attack_speakers"] * (key == "d_ece") + ["eer_strongest"] * key.endswith("eer")
-            found += [scalar_key(condition, name) for name in before]
-        found.append(key)
-    return list(dict.fromkeys(found))
+            extended += [scalar_key(condition, name) for name in before]
+        extended.append(key)
+    return list(dict.fromkeys(extended))

@@ -54,8 +54,8 @@ class ListedTrials(NamedTuple):
 
     def of_groups(self, groups: Sequence[str]) -> dict[str, Trials]:
         """Return the trials of some groups."""
-        found = {key: trials.frame.filter(pl.col("group").is_in(groups)) for key, trials in self.trials.items()}
-        return {key: Trials(frame, self.trials[key].notes) for key, frame in found.items() if len(frame)}
+        frames = {key: trials.frame.filter(pl.col("group").is_in(groups)) for key, trials in self.trials.items()}
+        return {key: Trials(frame, self.trials[key].notes) for key, frame in frames.items() if len(frame)}
 
 
 def read_protocol(
@@ -92,7 +92,7 @@ def read_protocol(
 
 
 def read_enrolled(path: str | None, speaker_of: Mapping[str, str]) -> list[str]:
-    """Read the utterances that speakers are enrolled with, whose speakers have to be known."""
+    """Read the enrolment utterances; raise if the speaker of one is missing in ``speaker_of``."""
     enrolled = [] if path is None else read_list(path)
     missing = next((utterance for utterance in enrolled if utterance not in speaker_of), None)
     if missing is not None:
@@ -323,13 +323,13 @@ def _report_pairs(
 
 def _merge(system: EvaluatedSystem, report: PrivacyReport) -> EvaluatedSystem:
     """Return a system with DeID, G_VD, checks and what belongs to attacks from another report."""
-    known = system.report.conditions
+    reports = system.report.conditions
     scalars = {**system.report.scalars}
     for key, value in report.scalars.items():
-        of_attack = scalar(key).family == "attack" and scalar(key).condition in known
+        of_attack = scalar(key).family == "attack" and scalar(key).condition in reports
         if of_attack or (key in _OF_MATRICES and not math.isnan(float(value))):
             scalars[key] = value
-    conditions = {name: replace(each, strongest=report.conditions[name].strongest) for name, each in known.items()}
+    conditions = {name: replace(each, strongest=report.conditions[name].strongest) for name, each in reports.items()}
     sources = [key for key in disclosure_sources(conditions, scalars) if not math.isnan(float(scalars[key]))]
     if sources:
         largest = max(sources, key=lambda key: float(scalars[key]))

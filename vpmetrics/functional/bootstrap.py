@@ -173,9 +173,9 @@ def bootstrap_embeddings(
 
 
 def _check_arguments(
-    measures: Sequence[str], known: Sequence[str], replicates: int, confidence: float, seed: int
+    measures: Sequence[str], choices: Sequence[str], replicates: int, confidence: float, seed: int
 ) -> None:
-    check_choices("measures", measures, known)
+    check_choices("measures", measures, choices)
     check_whole("replicates", replicates, least=2)
     check_whole("seed", seed, least=0)
     check_confidence("confidence", confidence)
@@ -199,12 +199,12 @@ def _embedding_values(
         values["gvd"] = 10 * (dominance["PP"] / dominance["OO"]).log10()
     for name, condition in trials.items():
         keys = [key[3:] for key in measures if key[:3] == f"{name.lower()}_"]
-        found = condition.measures(weights, [key for key in keys if key in MEASURES])
-        if not set(keys) <= set(found):
+        part = condition.measures(weights, [key for key in keys if key in MEASURES])
+        if not set(keys) <= set(part):
             histograms, bits, inputs = _inputs_by_speaker(data, name, scoring)
-            found["mean_d"] = rank_disclosure(weights @ histograms)["mean_d"]
-            found["alid"] = (weights @ bits) / (weights @ inputs)
-        values |= {f"{name.lower()}_{key}": value for key, value in found.items()}
+            part["mean_d"] = rank_disclosure(weights @ histograms)["mean_d"]
+            part["alid"] = (weights @ bits) / (weights @ inputs)
+        values |= {f"{name.lower()}_{key}": value for key, value in part.items()}
     return values
 
 
@@ -239,16 +239,16 @@ class SpeakerTrials:
             steps = ScoreCounts(Steps(empty, targets, nontargets), Steps(empty, targets.flip(1), nontargets.flip(1)))
             trials = CountedTrials(Counted(self.values, counts), steps, edges)
             is_defined = (targets.sum(1) > 0) & (nontargets.sum(1) > 0)
-            found = torch.stack([widen(SCORE_MEASURES[key](trials)) for key in keys], dim=1)
-            return torch.where(is_defined[:, None], found, torch.nan)
+            table = torch.stack([widen(SCORE_MEASURES[key](trials)) for key in keys], dim=1)
+            return torch.where(is_defined[:, None], table, torch.nan)
 
         if not keys:
             return {}
         if bool(self.scored.counts.ascending.targets.isnan().any()):
             unknown = weights.new_full((len(weights),), torch.nan, dtype=self.values.dtype)
             return dict.fromkeys(keys, unknown)
-        found = self._map_replicates(measure, weights)
-        return {key: found[:, place] for place, key in enumerate(keys)}
+        table = self._map_replicates(measure, weights)
+        return {key: table[:, place] for place, key in enumerate(keys)}
 
     def dominance(self, weights: Tensor, similarity: str) -> Tensor:
         """Return diagonal dominance under each weighting, recalibrated, ``(R,)``."""
@@ -297,10 +297,12 @@ def _inputs_by_speaker(data: EvaluationData, name: str, scoring: Scoring) -> tup
         start = trials.column[block.rows] * (ranks + 1) + above
         mass = widen(trials.usable[block.rows]) / tied
         steps = steps.index_add(0, start, mass).index_add(0, start + tied, -mass)
-    found = identify(trials, scoring)
-    assert found.bits is not None
-    speaker, empty = trials.column[found.trials], steps.new_zeros(ranks)
-    bits, number = (empty.index_add(0, speaker, widen(x)) for x in (found.bits, torch.ones_like(found.bits)))
+    identification = identify(trials, scoring)
+    assert identification.bits is not None
+    speaker, empty = trials.column[identification.trials], steps.new_zeros(ranks)
+    bits, number = (
+        empty.index_add(0, speaker, widen(x)) for x in (identification.bits, torch.ones_like(identification.bits))
+    )
     return steps.view(ranks, ranks + 1).cumsum(1)[:, :-1], bits, number
 
 
@@ -313,12 +315,12 @@ def _draw(speakers: int, replicates: int, seed: int) -> Tensor:
 
 def _interval(values: Tensor, key: str, speakers: int, confidence: float, dtype: torch.dtype) -> Bootstrapped:
     value, replicates = values[0], values[1:]
-    known = replicates[~replicates.isnan()]
+    defined = replicates[~replicates.isnan()]
     low = high = torch.full_like(value, torch.nan)
-    if len(known) > 1:
-        error = known.std() * math.sqrt(speakers / (speakers - 1))
+    if len(defined) > 1:
+        error = defined.std() * math.sqrt(speakers / (speakers - 1))
         reach = students_t_quantile(confidence, speakers - 1) * error
-        centre, bounds = 2 * value - known.mean(), scalar(key).range_among(speakers)
+        centre, bounds = 2 * value - defined.mean(), scalar(key).range_among(speakers)
         reach = reach + clopper_pearson_reach(value, reach, speakers, confidence, *bounds)
         low, high = ((centre + sign * reach).clamp(*bounds) for sign in (-1, 1))
     return Bootstrapped(value.to(dtype), low.to(dtype), high.to(dtype), replicates.to(dtype))

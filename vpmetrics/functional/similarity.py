@@ -160,12 +160,12 @@ def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
          'g_d_ece': tensor(-10.), 'g_cllr': tensor(-10.0000)}
     """
     d_ece = [scalars[f"{name}_d_ece"] for name in ("oo", "op", "pp")]
-    known = [1 - scalars[f"{name}_min_cllr"] for name in ("oo", "op", "pp")]
+    disclosures = [1 - scalars[f"{name}_min_cllr"] for name in ("oo", "op", "pp")]
     return {
         "d_ece_op_oo": 1 - _relative(d_ece[1], d_ece[0]),
-        "cllr_op_oo": 1 - _relative(known[1], known[0]),
+        "cllr_op_oo": 1 - _relative(disclosures[1], disclosures[0]),
         "g_d_ece": 10 * _relative(d_ece[2], d_ece[0]).log10(),
-        "g_cllr": 10 * _relative(known[2], known[0]).log10(),
+        "g_cllr": 10 * _relative(disclosures[2], disclosures[0]).log10(),
     }
 
 

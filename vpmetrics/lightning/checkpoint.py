@@ -176,8 +176,8 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         self._front_file = f"{FRONT_FILE}-v{same}" if same else FRONT_FILE
         for monitor in monitors_of(trainer):
             self._check_monitor(monitor)
-        known = [entry for entry in map(_known_scalar, self.budgets) if entry is not None]
-        if known and not any(entry.family == "attack" or entry.key == "disclosure" for entry in known):
+        entries = [entry for entry in map(_known_scalar, self.budgets) if entry is not None]
+        if entries and not any(entry.family == "attack" or entry.key == "disclosure" for entry in entries):
             rank_zero_warn(
                 f"PrivacyCheckpoint monitors {', '.join(map(repr, self.budgets))}: what an attacker learns who "
                 "compares embeddings as they are. One who transforms them first may learn far more: add a name that "
@@ -304,8 +304,8 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 [(point.disclosure[name], point.utility) for point in points]
                 for points in (self._front.kept, self._front.measured, [chosen] if chosen else [])
             )
-            known = _known_scalar(name)
-            label = add_suffix(name, self._suffix) + (f", {known.unit.name}" if known and known.unit.name else "")
+            entry = _known_scalar(name)
+            label = add_suffix(name, self._suffix) + (f", {entry.unit.name}" if entry and entry.unit.name else "")
             ends = [(point.intervals[name], point.utility) for point in self._front.measured if name in point.intervals]
             labels = label, self.utility
             figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.single(), ends)
@@ -394,14 +394,14 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Drop checkpoints that were removed."""
         super().on_train_start(trainer, pl_module)
-        found = [point for point in self.pareto_front if self.file_exists(point.path, trainer)]
-        if len(found) < len(self.pareto_front):
+        existing = [point for point in self.pareto_front if self.file_exists(point.path, trainer)]
+        if len(existing) < len(self.pareto_front):
             rank_zero_warn(
-                f"PrivacyCheckpoint finds {len(found)} of the {len(self.pareto_front)} checkpoints it kept, in "
+                f"PrivacyCheckpoint finds {len(existing)} of the {len(self.pareto_front)} checkpoints it kept, in "
                 f"{self.dirpath} and elsewhere; the others leave the front.",
                 UserWarning,
             )
-        self._keep(found)
+        self._keep(existing)
 
 
 def add_suffix(name: str, suffix: str) -> str:
@@ -452,8 +452,8 @@ def _resolve_budgets(privacy: Any, budget: Any) -> dict[str, float]:
     for name, value in zip(names, values, strict=True):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
             raise ValueError(f"Expected `budget` to be a finite number of at least 0, but got {value!r} for {name!r}.")
-        known = _known_scalar(name)
-        if known is not None and known.direction != "low":
+        entry = _known_scalar(name)
+        if entry is not None and entry.direction != "low":
             raise ValueError(
                 f"Expected `privacy` to name a disclosure, of which less is better, such as 'disclosure', but "
                 f"got {name!r}."

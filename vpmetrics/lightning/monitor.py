@@ -376,8 +376,10 @@ class PrivacyMonitor(CallbackBase):
             report = self._suite(stage, loader, pl_module).report()
             scalars = {key: report.scalars[key] for key in self.metrics if key in report.scalars}
             if loader in self._attribute_metrics:
-                found = self._attribute_metrics[loader].compute()
-                scalars |= {key: value for key, value in found.items() if key.endswith(("_disclosure", "_chance"))}
+                disclosures = self._attribute_metrics[loader].compute()
+                scalars |= {
+                    key: value for key, value in disclosures.items() if key.endswith(("_disclosure", "_chance"))
+                }
             values = numbers_of(scalars)
         for check in report.checks:
             if check.status == FAILED and (check.name, suffix) not in self._warned:

@@ -82,9 +82,9 @@ def read_outputs(outputs: Any, keys: ResolvedKeys, step: str) -> dict[str, Any] 
 
 
 class FrozenEncoder:
-    """An encoder without gradients, and its embeddings of the original speech of the last validation.
+    """An encoder without gradients, with a cache of its embeddings of original speech.
 
-    Original speech is recognised by its content, sample by sample.
+    The cache holds the original speech of the last validation, by a hash of its samples.
 
     Args:
         encoder: Whatever :func:`vpmetrics.audio.as_encoder` takes.
@@ -111,18 +111,18 @@ class FrozenEncoder:
         self.encoder.requires_grad_(False)
 
     def begin(self, device: torch.device) -> None:
-        """Prepare for a validation; forget the speech that the last one did not contain."""
+        """Prepare for a validation; keep in the cache only what the last validation contained."""
         self.encoder.to(device).eval()
         self._known, self._seen = self._seen, {}
 
     def embed(self, arguments: dict[str, Any], device: torch.device, is_training: bool = False) -> dict[str, Any]:
-        """Return the same arguments with embeddings in place of audio, and without ``lengths``.
+        """Return the arguments with audio replaced by embeddings, and without ``lengths``.
 
         Args:
             arguments: ``original`` and ``protected`` hold audio: a tensor with a row per utterance and time last, or a
                 sequence of tensors, one per utterance; ``lengths`` of the rows where a tensor is padded.
             device: Device of the embeddings.
-            is_training: Whether this is speech of a training step, which is not remembered.
+            is_training: Whether this is speech of a training step, which is not cached.
         """
         arguments = dict(arguments)
         lengths = arguments.pop("lengths", None)
@@ -134,7 +134,7 @@ class FrozenEncoder:
         return arguments
 
     def _split(self, side: str, audio: Any, lengths: Any) -> list[Tensor]:
-        """Return one tensor per utterance, as long as the utterance."""
+        """Return one tensor per utterance, without padding."""
         if isinstance(audio, Sequence) and audio and all(isinstance(row, Tensor) for row in audio):
             return list(audio)
         if not isinstance(audio, Tensor):
@@ -169,7 +169,7 @@ class FrozenEncoder:
         rows = [row.to(device) for row in rows]
         rows = [row.squeeze(0) if row.dim() == 2 and len(row) == 1 else row for row in rows]
         with torch.no_grad(), torch.autocast(device.type, dtype=self.dtype, enabled=self.dtype is not None):
-            if rows[0].dim() > 1:  # spectrograms or the like, which only the encoder knows
+            if rows[0].dim() > 1:  # spectrograms or other features; the encoder interprets them
                 embeddings: Tensor = self.encoder(torch.stack(rows))
             else:
                 lengths = torch.tensor([len(row) for row in rows], device=device)
@@ -177,7 +177,7 @@ class FrozenEncoder:
         return embeddings.to(device)
 
     def _check_padding(self, side: str, audio: Tensor) -> None:
-        """Raise where original rows end in zeros, and warn of protected ones, which a model may have made so."""
+        """Raise if original rows end in zeros; warn if protected rows do, because a model may output silence."""
         if audio.dim() < 2 or not audio.numel():
             return
         time = audio.shape[-1]

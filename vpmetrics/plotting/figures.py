@@ -125,7 +125,7 @@ def _overlay(draw: DrawOne, is_known: IsKnown = lambda _: True) -> Draw:
         axes = layout.rows(min(1, len(shown)))
         for one in shown:
             draw(one, axes[0])
-        return _finish(axes)
+        return _finish_figure(axes)
 
     return draw_all
 
@@ -169,35 +169,35 @@ def _of_systems(
         for system, ax in zip(shown, axes, strict=True):
             draw(system, ax)
             ax.set_title(as_label(system.name) if len(shown) > 1 else "", fontsize="medium")
-        return _finish(axes) if size is None else figure_of(axes[0]) if axes else None
+        return _finish_figure(axes) if size is None else figure_of(axes[0]) if axes else None
 
     return draw_all
 
 
-def _finish(axes: Sequence[Axes]) -> Figure | None:
+def _finish_figure(axes: Sequence[Axes]) -> Figure | None:
     for ax in axes:
         move_legend_beside(ax)
     return figure_of(axes[0]) if axes else None
 
 
 def _draw_trade_off(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
-    known = [one for one in systems if math.isfinite(one.scalar("deid")) and math.isfinite(one.scalar("gvd"))]
-    if not known or (len(systems) == 1 and systems[0].history):
+    defined = [one for one in systems if math.isfinite(one.scalar("deid")) and math.isfinite(one.scalar("gvd"))]
+    if not defined or (len(systems) == 1 and systems[0].history):
         return None  # a path ends in the same point
     ax = layout.single()
     # Original speech gives a single point its scale.
-    draw_trade_off([(original_name(systems), {"deid": 0, "gvd": 0}), *((one.name, one.scalars) for one in known)], ax)
-    return _finish([ax])
+    draw_trade_off([(original_name(systems), {"deid": 0, "gvd": 0}), *((one.name, one.scalars) for one in defined)], ax)
+    return _finish_figure([ax])
 
 
 def _draw_utility(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
-    known = [system for system in systems if math.isfinite(system.scalar("disclosure"))]
-    names = list(dict.fromkeys(name for system in known for name in system.utility))
+    measured = [system for system in systems if math.isfinite(system.scalar("disclosure"))]
+    names = list(dict.fromkeys(name for system in measured for name in system.utility))
     axes = layout.rows(len(names))
     for name, ax in zip(names, axes, strict=True):
-        points = [(one.name, one.scalars, one.utility[name]) for one in known if name in one.utility]
+        points = [(one.name, one.scalars, one.utility[name]) for one in measured if name in one.utility]
         draw_utility(points, name, utility_direction(name) == "low", ax)
-    return _finish(axes)
+    return _finish_figure(axes)
 
 
 def _draw_path(system: EvaluatedSystem, ax: Axes) -> None:
@@ -285,8 +285,10 @@ def _draw_ranks(one: Shown, ax: Axes) -> None:
 
 
 def _draw_local_information(one: Shown, ax: Axes) -> None:
-    found = one.report.identification
-    identification_plots.draw_local_information(found.bits, len(found.histogram), one.values, ax, one.label)
+    identification = one.report.identification
+    identification_plots.draw_local_information(
+        identification.bits, len(identification.histogram), one.values, ax, one.label
+    )
 
 
 def _has_population(report: ConditionReport, utterances: int = 1) -> bool:
@@ -301,8 +303,8 @@ _has_conversations = partial(_has_population, utterances=2)
 
 
 def _draw_people(one: Shown, ax: Axes) -> None:
-    population, known = one.report.population, identification_plots.rate_sizes(one.report.scalars)
-    sizes = identification_plots.spread_sizes(max(100, *known))
+    population, rate_sizes = one.report.population, identification_plots.rate_sizes(one.report.scalars)
+    sizes = identification_plots.spread_sizes(max(100, *rate_sizes))
     with suppress_warnings():
         rates = {one.label: population(sizes), f"{one.label}, attacked": population.of_strongest(sizes)}
     for label, values in rates.items():

@@ -176,12 +176,12 @@ def draw_attacks(
     ``strongest``: that of the attack chosen on other speakers, and both ends of its confidence interval.
     """
     ax = axes_or_new(ax, size=(4.8, 3.6))
-    known = sorted(((name, value) for name, value in values.items() if math.isfinite(value)), key=lambda row: row[1])
-    _draw_bars(ax, known, COLOURS[1])
-    _draw_interval(ax, len(known) - 1, strongest, "chosen on other speakers", "d")
+    bars = sorted(((name, value) for name, value in values.items() if math.isfinite(value)), key=lambda row: row[1])
+    _draw_bars(ax, bars, COLOURS[1])
+    _draw_interval(ax, len(bars) - 1, strongest, "chosen on other speakers", "d")
     if math.isfinite(chance):
         ax.axvline(chance, **CHANCE)
-    return _finish_bars(ax, [*(value for _, value in known), *strongest], axis_label("d_ece"), label)
+    return _finish_bars(ax, [*(value for _, value in bars), *strongest], axis_label("d_ece"), label)
 
 
 def draw_attributes(attributes: Mapping[str, Mapping[str, float]], ax: Axes | None, label: str = "") -> PlotResult:
