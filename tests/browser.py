@@ -1,9 +1,8 @@
-"""Headless Chromium by its debugging protocol: pages opened as their readers see them, asked and photographed."""
+"""Headless Chromium by its debugging protocol: pages opened as their readers see them and asked."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import shutil
 import subprocess
 import tempfile
@@ -96,11 +95,6 @@ class Tab:
         for kind in ("keyDown", "keyUp"):
             typed = {"text": text} if text and kind == "keyDown" else {}
             await self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **typed)
-
-    async def photograph(self, **options: object) -> bytes:
-        """What is seen, as a PNG."""
-        shot = await self.ask("Page.captureScreenshot", format="png", **options)
-        return base64.b64decode(shot["data"])
 
 
 @asynccontextmanager

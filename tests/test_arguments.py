@@ -225,10 +225,3 @@ def test_what_a_class_says_of_itself_is_a_value_and_no_property(name):
     for constant in ("is_differentiable", "higher_is_better", "full_state_update", "plot_lower_bound"):
         assert isinstance(getattr(metric, constant), (bool, float, type(None)))
     assert metric.is_differentiable is (name == "Cllr")
-
-
-@pytest.mark.parametrize("metric", SMOOTH)
-def test_a_metric_says_whether_it_has_a_gradient(metric):
-    assert metric().is_differentiable is False
-    assert metric(bandwidth=0.1).is_differentiable is True
-    assert metric.is_differentiable is False

@@ -179,11 +179,15 @@ GOOD = {"original": torch.randn(3, 4), "protected": torch.randn(3, 4), "speakers
         ({"original": None, "protected": None}, ValueError, "`original` or `protected`, but got neither"),
         ({"original": [1.0]}, TypeError, "`original` to be a tensor, but got list"),
         ({"original": torch.ones(3, 4).long()}, TypeError, "`original` to have a floating dtype"),
+        ({"original": np.zeros((3, 4), int)}, TypeError, "`original` to have a floating dtype, but got int64"),
+        ({"original": torch.zeros(3, 2, 4)}, ValueError, r"`original` to have shape \(B, D\), but got \(3, 2, 4\)"),
         ({"original": torch.ones(4)}, ValueError, r"`original` to have shape \(B, D\), but got \(4,\)"),
         ({"protected": torch.ones(2, 4)}, ValueError, r"`protected` to have shape \(3, 4\).*got \(2, 4\)"),
         ({"speakers": None}, TypeError, "`speakers` to be a tensor, but got NoneType"),
         ({"speakers": torch.ones(3)}, TypeError, "`speakers` to have an integer dtype"),
         ({"speakers": torch.ones(2).long()}, ValueError, r"`speakers` to have shape \(3,\).*got \(2,\)"),
+        ({"speakers": [None] * 3}, TypeError, "`speakers` to be integers or strings, but 3 of 3 are missing"),
+        ({"speakers": ["a"] * 2}, ValueError, r"`speakers` to have shape \(3,\)"),
         ({"utterances": torch.ones(3)}, TypeError, "`utterances` to have an integer dtype"),
         ({"is_reference": torch.ones(3)}, TypeError, "`is_reference` to be boolean"),
         ({"original": torch.full((3, 4), math.nan)}, ValueError, "`original` to hold finite numbers, but got 3 of 3"),
@@ -198,6 +202,7 @@ def test_bad_input_is_refused_and_changes_nothing(change, error, match):
     with pytest.raises(error, match=match):
         metric.update(**{**GOOD, **change})
     assert all(len(value) == len(before[key]) for key, value in metric.metric_state.items())
+    assert not metric.speaker_names
 
 
 def test_quadrants_figure():

@@ -58,16 +58,6 @@ def test_one_copy_in_a_collection():
     assert_close(collection.compute()["deid"], alone(vp.DeIdentification(), join(rows)))
 
 
-def test_a_lone_speaker_is_nan_and_one_warning():
-    metric = Everything()
-    metric.update(torch.randn(6, 3), torch.randn(6, 3), torch.full((6,), 2))
-    with pytest.warns(UserWarning, match="non-target") as caught:
-        value = metric.compute()
-    assert len(caught) == 1
-    assert all(entry.isnan() for key, entry in value.items() if not key.endswith("tag"))
-    assert value["op_tag"] == -1
-
-
 def test_keys_are_flat_scalars_and_always_the_same():
     value = alone(Everything(), join(embeddings()))
     assert all(entry.dim() == 0 for entry in value.values())
@@ -220,16 +210,3 @@ def test_compute_and_report_share_their_work_until_anything_changes(monkeypatch)
     metric.slope = None
     metric.update(**{key: value + 100 if key == "speakers" else value for key, value in rows.items()})
     assert metric.report().scalars["op_d_ece"] != values["op_d_ece"]
-
-
-def test_groups_are_reported_each_by_itself():
-    rows = join(embeddings())
-    groups = (rows["speakers"] > 4).long() * 7
-    metric = Everything()
-    metric.update(**rows, groups=groups)
-    found = metric.report().groups
-    assert set(found) == {0, 7}
-    for group, part in found.items():
-        alone_value = alone(Everything(), {key: value[groups == group] for key, value in rows.items()})
-        assert_same(part.scalars, alone_value, atol=1e-9)
-        assert part.checks

@@ -230,21 +230,6 @@ def test_profile_figure_takes_several_systems():
     assert "bit" in ax.get_ylabel()
 
 
-def test_reliability_figure_shows_a_calibration_that_misleads():
-    preds, target = gaussians(2_000, 2_000)
-    metric = CalibrationDistortion()
-    metric.update(preds, target, run=0)
-    metric.update(preds, target, run=1)
-    _, ax = metric.plot(label="same run")
-    other = CalibrationDistortion()
-    other.update(preds, target, run=0)
-    other.update(-preds, target, run=1)
-    _, ax = other.plot(ax=ax, label="turned")
-    calibrated, turned = (line.get_xydata() for line in ax.lines if line.get_gid() == "system")
-    assert abs(calibrated[:, 0] - calibrated[:, 1]).max() < 0.15
-    assert (np.diff(turned[:, 1]) < 0).mean() > 0.7
-
-
 def test_scores_as_they_stand_are_drawn_beside_their_calibration():
     preds, target = gaussians(2_000, 2_000)
     metric = CalibrationDistortion()

@@ -10,7 +10,6 @@ from samples import voices
 
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine.checks import check_missing_trials, check_systems
-from vpmetrics._engine.headline import HIGH_LEAKAGE, LOW_LEAKAGE
 from vpmetrics.attacks import Plain, RidgeToOriginal
 
 
@@ -38,7 +37,9 @@ def clear(spread=0.3, speakers=30, utterances=6):
 
 @pytest.mark.parametrize(("spread", "status"), [(0.2, "ok"), (1.0, "warning"), (4.0, "failed")])
 def test_the_encoder_separates_original_speakers(spread, status):
-    assert found(report_of(clear(spread)), "encoder")[0] == status
+    given, message = found(report_of(clear(spread)), "encoder")
+    assert given == status
+    assert ("low disclosure proves nothing" in message) == (status == "failed")
 
 
 def test_no_attack_was_tried():
@@ -133,23 +134,6 @@ def test_trials_of_a_list_without_embeddings():
 # --- The headline
 
 
-@pytest.mark.parametrize(("leak", "level"), [(2.0, "high"), (0.0, "low")])
-def test_the_level_follows_the_upper_end_of_the_disclosure(leak, level):
-    rows = clear(speakers=60)
-    rows["protected"] = leak * rows["original"] + noise(*rows["original"].shape, seed=5)
-    report = report_of(rows, attacks=[Plain(), RidgeToOriginal()], intervals=0.95)
-    headline = report.headline
-    assert headline.level == level
-    assert headline.verdict == f"{level.capitalize()} speaker leakage."
-    assert headline.low <= headline.disclosure <= headline.high
-    assert (headline.high > HIGH_LEAKAGE) if level == "high" else (headline.high <= LOW_LEAKAGE)
-    values = report.scalars
-    assert headline.disclosure == pytest.approx(max(float(values[f"{name}_d_ece_strongest"]) for name in ("op", "pp")))
-    assert headline.attack in ("plain", "ridge to original")
-    assert str(report).lower().startswith(level)
-    assert f"{headline.disclosure:.3f}" in report._repr_html_()
-
-
 def test_the_headline_names_condition_and_attack():
     turn = torch.linalg.qr(noise(16, 16, seed=3))[0]
     rows = clear()
@@ -160,23 +144,6 @@ def test_the_headline_names_condition_and_attack():
     rows["protected"] = torch.where((rows["sessions"] == 0)[:, None], rows["protected"], noise(180, 16, seed=8))
     headline = report_of(rows, attacks=[Plain(), RidgeToOriginal()]).headline
     assert headline.condition in ("OP", "across")  # within a session voices are meant to stay distinct
-
-
-def test_low_leakage_is_not_claimed_where_a_check_failed():
-    rows = clear(spread=20.0, speakers=60)  # an encoder that hears nothing
-    rows["protected"] = noise(*rows["protected"].shape, seed=5)
-    headline = report_of(rows).headline
-    assert headline.disclosure < LOW_LEAKAGE
-    assert headline.level != "low"
-    assert any("proves nothing" in reason for reason in headline.reasons)
-
-
-def test_the_exposed_speaker_is_named():
-    rows = clear(speakers=40, utterances=10)
-    rows["protected"] = torch.where((rows["speakers"] == 7)[:, None], rows["original"], rows["protected"])
-    rows["speakers"] = [f"speaker-{label:02}" for label in rows["speakers"].tolist()]
-    headline = report_of(rows).headline
-    assert any(reason.startswith("Speaker speaker-07 is exposed:") for reason in headline.reasons)
 
 
 @pytest.mark.filterwarnings("ignore:.*The result is NaN", "ignore:There are no", "ignore:Linkability")

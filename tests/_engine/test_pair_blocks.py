@@ -14,13 +14,11 @@ from torch.testing import assert_close
 
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine import pair_blocks
-from vpmetrics._engine.condition_scores import score_pairs
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.distributed import Processes
 from vpmetrics._engine.measures import expected_disclosure
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.scorers import SCORERS, prepare_rows
-from vpmetrics._engine.speaker_similarity import similarity_matrix
 from vpmetrics._engine.utterances import build_data, pack_utterances
 from vpmetrics.data import demo_voices
 
@@ -111,16 +109,6 @@ def test_ranks_share_the_blocks_and_leave_none_out(condition, world, monkeypatch
     assert max(map(len, shared)) < 2 * len(torch.cat(shared)) / world
     # What every rank needs whole it has whole.
     assert torch.equal(trials_of(parts[0].on_all_ranks())[0], trials_of(whole)[0])
-
-
-def test_block_size_changes_nothing_beyond_rounding(monkeypatch):
-    monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
-    matrices = []
-    for size in (16, 50, 2048):
-        pairs = pairs_of(join(embeddings(dtype=torch.float32)), "OP", block_size=size)
-        matrices.append(similarity_matrix(pairs, score_pairs(pairs), "geometric"))
-    assert_close(matrices[0], matrices[1], atol=1e-4, rtol=0)
-    assert_close(matrices[0], matrices[2], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("similarity", ["geometric", "sigmoid"])

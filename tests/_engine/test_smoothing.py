@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from dispatched import Dispatched
 from samples import gaussians
 from scipy import integrate
 from torch.autograd import gradcheck
@@ -20,10 +19,6 @@ from vpmetrics.functional import equal_error_rate, min_cllr, pav_llr, zebra_disc
 
 def d_ece(preds, target, bandwidth=None):
     return expected_disclosure(count_by_score(preds, target, bandwidth=bandwidth).ascending)
-
-
-def d_ece_on(grid, preds, target):
-    return expected_disclosure(Steps(grid.points[..., 1:], *count_on_grid(grid, preds, target)))
 
 
 def population_d_ece(distance):
@@ -72,25 +67,6 @@ def test_with_few_trials_it_is_nearer_to_the_population_than_exact_pav():
     assert soft.mean().abs() < 0.5 * exact.mean().abs()
 
 
-@pytest.mark.parametrize("bandwidth", [0.1, 0.5])
-def test_gradient_with_the_grid_held_fixed(bandwidth):
-    preds, target = gaussians(6, 12, 1.0, seed=3)
-    grid = lay_grid(preds, bandwidth)
-    # Away from grid points, where linear interpolation has a kink.
-    share = ((preds - grid.low) / grid.step).frac()
-    preds = (preds + grid.step * (share.clamp(0.2, 0.8) - share)).clamp(grid.lowest + 1e-3, grid.highest - 1e-3)
-    preds.requires_grad_()
-    checks = {"check_forward_ad": True, "atol": 1e-6, "rtol": 1e-4}
-    assert gradcheck(lambda x: d_ece_on(grid, x, target), preds, **checks)
-    values = torch.linspace(-1, 1, grid.cells, dtype=torch.float64).sin()
-    assert gradcheck(lambda x: torch.stack(count_on_grid(grid, x, target)) @ values, preds, **checks)
-    assert gradcheck(
-        lambda a, x: read_off(grid, a * values, x),
-        (torch.ones(1, dtype=torch.float64, requires_grad=True), preds),
-        **checks,
-    )
-
-
 MEASURES = {
     "d_ece": lambda *trials: zebra_disclosure(*trials)["d_ece"],
     "d_ece_reversed": lambda *trials: zebra_disclosure(*trials)["d_ece_reversed"],
@@ -117,25 +93,6 @@ def test_no_gradient_pushes_along_a_shift_or_a_stretch(measure):
     size = gradient.norm().item()
     assert gradient.sum().item() == pytest.approx(0, abs=1e-9 * max(1, size))
     assert (gradient * preds).sum().item() == pytest.approx(0, abs=1e-9 * max(1, size))
-
-
-def test_nearly_every_score_receives_a_gradient():
-    preds, target = gaussians(1000, 20000, 1.0, dtype=torch.float32)
-    preds.requires_grad_()
-    (gradient,) = torch.autograd.grad(d_ece(preds, target, 0.1), preds)
-    assert (gradient.abs() > 1e-6 * gradient.abs().max()).float().mean() >= 0.9
-
-
-def test_counts_keep_the_number_and_the_place_of_trials():
-    preds, target = gaussians(50, 400, 2.0)
-    grid, targets, nontargets = soft_counts(preds, target, 0.1)
-    empty = {"rtol": 2e-6, "atol": 0}  # what empty cells are taken to hold
-    assert_close(targets.sum(), torch.tensor(50.0, dtype=torch.float64), **empty)
-    assert_close(nontargets.sum(), torch.tensor(400.0, dtype=torch.float64), **empty)
-    assert_close((targets * grid).sum() / 50, preds[target == 1].mean(), **empty)
-    spread = (nontargets * (grid - preds[target == 0].mean()).square()).sum() / 400
-    kernel = 0.1 * preds.std(correction=0)
-    assert_close(spread, preds[target == 0].var(correction=0) + kernel.square(), rtol=1e-4, atol=0)
 
 
 def test_reading_off_is_the_adjoint_of_counting():
@@ -208,26 +165,6 @@ def test_nan_stays_nan():
     preds, target = gaussians(10, 20, 1.0)
     preds[3] = torch.nan
     assert all(counts.isnan().all() for counts in soft_counts(preds, target, 0.1)[1:])
-
-
-def test_nothing_is_sorted_or_read_from_the_device(device):
-    preds, target = (each.to(device) for each in gaussians(50, 500, 1.0, dtype=torch.float32))
-    preds.requires_grad_()
-    with Dispatched() as run:
-        grid, targets, nontargets = soft_counts(preds, target, 0.1)
-        expected_disclosure(Steps(grid[1:], targets, nontargets)).backward()
-    assert run.synchronisations == 0
-    assert not any("sort.default" in name or name == "aten.sort" for name in run.operations)
-
-
-def test_cost_is_linear_in_the_number_of_scores():
-    touched = []
-    for size in (20_000, 40_000, 80_000):
-        preds, target = gaussians(size // 10, size - size // 10, 1.0, dtype=torch.float32)
-        with Dispatched() as run:
-            soft_counts(preds, target, 0.1)
-        touched.append(run.elements)
-    assert touched[2] - touched[1] == pytest.approx(2 * (touched[1] - touched[0]), rel=0.01)
 
 
 def test_a_score_without_weight_is_not_counted():

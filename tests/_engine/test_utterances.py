@@ -139,26 +139,6 @@ def test_width_0_raises(case):
     assert not metric.update_called
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"speakers": [None] * 8}, TypeError, "`speakers` to be integers or strings, but 8 of 8 are missing"),
-        ({"speakers": ["a"] * 7}, ValueError, r"`speakers` to have shape \(8,\)"),
-        ({"original": np.zeros((8, 3), int)}, TypeError, "`original` to have a floating dtype, but got int64"),
-        ({"original": torch.zeros(8, 2, 3)}, ValueError, r"`original` to have shape \(B, D\), but got \(8, 2, 3\)"),
-        ({"is_reference": ["yes"] * 8}, TypeError, "`is_reference` to be boolean"),
-    ],
-)
-def test_rows_that_do_not_fit_raise_and_leave_no_trace(change, error, message):
-    rows = {"original": torch.ones(8, 3), "protected": torch.ones(8, 3), "speakers": ["a", "b"] * 4}
-    metric = vp.DeIdentification()
-    with pytest.raises(error, match=message):
-        metric.update(**rows | change)
-    assert not metric.update_called
-    assert not metric.speaker_names
-    assert not any(metric.metric_state.values())
-
-
 def test_recordings_count_once_and_another_session_is_another_recording():
     rows = {**ROWS, "utterances": torch.arange(150)}
     twice = {key: torch.cat([column, column]) for key, column in rows.items()}

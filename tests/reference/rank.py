@@ -4,7 +4,6 @@ from itertools import product
 
 import numpy as np
 from scipy.optimize import brentq, minimize, minimize_scalar
-from scipy.stats import binom
 
 from .similarity import cosine
 
@@ -127,10 +126,3 @@ def rank_disclosure(histogram, model="empirical"):
         # A uniform histogram is not above chance: neither its sum of thirds nor the search of a fit is exact.
         "rank_spread": np.mean([n_ranks * g > 1 + 1e-6 for g in gamma]),
     }
-
-
-def mean_by_chance(inputs, n_ranks):
-    """Expected MeanD of the empirical histogram where every rank is as likely: each rank has a binomial count."""
-    counts = np.arange(1, inputs + 1)
-    share = binom.pmf(counts, inputs, 1 / n_ranks)
-    return n_ranks * np.sum(share * counts / inputs * np.log2(n_ranks * counts / inputs))
