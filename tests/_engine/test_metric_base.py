@@ -19,6 +19,9 @@ import vpmetrics as vp
 from vpmetrics import functional as F
 
 BATCHES = scores()
+QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False) | {
+    "accelerator": "cpu"
+}
 WHOLE = F.zebra_disclosure(**join(BATCHES))
 
 
@@ -111,17 +114,8 @@ def test_lightning_logs_views_epoch_by_epoch(tmp_path):
 
     module = Logging()
     loader = DataLoader(BATCHES, batch_size=None)
-    trainer = pl.Trainer(
-        max_epochs=2,
-        logger=False,
-        accelerator="cpu",
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-        callbacks=[Record()],
-        num_sanity_val_steps=0,
-    )
+    options = {"callbacks": [Record()], "num_sanity_val_steps": 0, "default_root_dir": tmp_path, **QUIET}
+    trainer = pl.Trainer(max_epochs=2, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", ".*does not have many workers.*|.*fewer than the logging interval.*")
@@ -150,8 +144,7 @@ def test_every_dictionary_is_logged_as_it_is_returned(tmp_path):
                 self.log_dict({f"{name}/{key}": entry for key, entry in value.items()})
 
     loader = DataLoader(BATCHES[:1], batch_size=None)
-    quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
-    trainer = pl.Trainer(logger=False, default_root_dir=tmp_path, **quiet)
+    trainer = pl.Trainer(default_root_dir=tmp_path, **QUIET)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         warnings.filterwarnings("ignore", ".*does not have many workers.*")

@@ -157,10 +157,7 @@ def test_references_of_recordings_are_those_of_a_list(tmp_path, folders, encoder
         (["o", "a", "--utt2spk", "nowhere"], "nowhere cannot be read"),
         (["o", "empty"], "Expected recordings ("),
         (["empty", "empty"], "expected recordings (.wav, .flac, .ogg, .mp3), or one .npy or .pt file"),
-        (
-            ["o", "a", "--references", "list"],
-            "expected embeddings of all 1 utterances, but 1 are missing, first 'nobody'",
-        ),
+        (["o", "a", "--references", "list"], "embeddings of all 1 utterances, but 1 are missing, first 'nobody'"),
         (["--original", "o", "a", "--protected", "a"], "Expected one folder of original and one of protected"),
         (["e.npz", "--encoder", "resemblyzer"], "Expected no --encoder with embeddings"),
     ],

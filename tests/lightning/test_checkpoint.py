@@ -364,30 +364,18 @@ def test_the_front_is_drawn_with_intervals(pl, tmp_path, monkeypatch):
 
 @both_packages
 @pytest.mark.parametrize(
-    ("monitor", "arguments", "message"),
+    ("settings", "arguments", "message"),
     [
-        (
-            watch,
-            {"privacy": "val/privacy/op_dece"},
-            "monitors 'val/privacy/op_dece', .* Closest: 'val/privacy/op_d_ece'",
-        ),
-        (
-            lambda: watch(metrics=["deid"]),
-            {"privacy": NAME},
-            "but PrivacyMonitor does not log it. .*'val/privacy/deid'",
-        ),
-        (watch, {"privacy": NAME, "confidence": 0.9}, "'val/privacy/op_d_ece_high', .* It needs `intervals=0.9`"),
-        (
-            lambda: watch(intervals=0.5),
-            {"privacy": NAME, "confidence": 0.9},
-            "`confidence` to be .* logs, 0.5, but got 0.9",
-        ),
+        ({}, {"privacy": "val/privacy/op_dece"}, "monitors 'val/privacy/op_dece', .* Closest: 'val/privacy/op_d_ece'"),
+        ({"metrics": ["deid"]}, {"privacy": NAME}, "but PrivacyMonitor does not log it. .*'val/privacy/deid'"),
+        ({}, {"privacy": NAME, "confidence": 0.9}, "'val/privacy/op_d_ece_high', .* It needs `intervals=0.9`"),
+        ({"intervals": 0.5}, {"privacy": NAME, "confidence": 0.9}, "`confidence` to be .* logs, 0.5, but got 0.9"),
     ],
 )
-def test_a_name_that_a_monitor_does_not_log_is_an_error_at_setup(pl, tmp_path, monitor, arguments, message):
+def test_a_name_that_a_monitor_does_not_log_is_an_error_at_setup(pl, tmp_path, settings, arguments, message):
     module = anonymiser(pl, validation_step=lambda *_: pytest.fail("too late"))
     with pytest.raises(ValueError, match=message):
-        fit(pl, [monitor(), PrivacyCheckpoint(**arguments, dirpath=tmp_path)], module)
+        fit(pl, [watch(**settings), PrivacyCheckpoint(**arguments, dirpath=tmp_path)], module)
 
 
 @pytest.mark.parametrize("suffix", ["", "/dataloader_idx_2"])

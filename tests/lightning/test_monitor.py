@@ -231,19 +231,15 @@ def test_speakers_may_be_strings_and_embeddings_arrays(pl, form):
 
 
 @pytest.mark.parametrize(
-    ("protected", "speakers", "message"),
+    ("change", "message"),
     [
-        (
-            lambda rows: torch.ones_like(rows),
-            lambda names: names,
-            "val/privacy: All protected embeddings are the same.",
-        ),
-        (lambda rows: rows, lambda names: torch.arange(len(names)), "val/privacy: Every speaker has one utterance"),
+        (lambda rows, names: (torch.ones_like(rows), names), "val/privacy: All protected embeddings are the same."),
+        (lambda rows, names: (rows, torch.arange(len(names))), "val/privacy: Every speaker has one utterance"),
     ],
 )
-def test_the_cause_of_undefined_values_is_named_once(pl, protected, speakers, message):
+def test_the_cause_of_undefined_values_is_named_once(pl, change, message):
     def step(self, batch, batch_idx):
-        return dict(zip(NAMES, (batch[0], protected(batch[0]), speakers(batch[2])), strict=True))
+        return dict(zip(NAMES, (batch[0], *change(batch[0], batch[2])), strict=True))
 
     with pytest.warns(UserWarning, match=message) as caught:
         fit(pl, [watch()], anonymiser(pl, validation_step=step), val=loader(24), epochs=2)

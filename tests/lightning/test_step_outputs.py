@@ -24,10 +24,7 @@ OUTPUTS = dict(zip("abcdef", range(6), strict=True))
             {"original": 0, "protected": 1, "speakers": 2, "groups": 5, "is_reference": 3},
         ),
         (lambda outputs: tuple(outputs.values()), dict(zip(ARGUMENTS, range(6), strict=True))),
-        (
-            lambda outputs: {"original": 5, "protected": 6, "speakers": 7},
-            {"original": 5, "protected": 6, "speakers": 7},
-        ),
+        (lambda outputs: dict.fromkeys(ARGUMENTS[:3], 5), dict.fromkeys(ARGUMENTS[:3], 5)),
         (lambda outputs: None, None),
     ],
     ids=["three", "six", "dictionary", "function to a tuple", "function to a dictionary", "function to None"],
