@@ -13,15 +13,7 @@ from torch.testing import assert_close
 
 from vpmetrics import StrongestAttack, VoicePrivacy
 from vpmetrics._engine import cross_fitting, pair_blocks
-from vpmetrics._engine.attack_folds import (
-    NEXT,
-    NONE,
-    OTHER,
-    OWN,
-    AttackFolds,
-    deal_folds,
-    thin_speakers,
-)
+from vpmetrics._engine.attack_folds import NEXT, NONE, OTHER, OWN, AttackFolds, deal_folds, thin_speakers
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.cross_fitting import CrossFittedAttacks, describe_attacks
 from vpmetrics._engine.jackknife import group_speakers

@@ -12,14 +12,7 @@ import torch
 from reference import attacks as reference
 from torch.testing import assert_close
 
-from vpmetrics._engine.moments import (
-    CENTRED,
-    STANDARDISED,
-    TrainingPairs,
-    apply_chain,
-    choose_views,
-    unit_rows,
-)
+from vpmetrics._engine.moments import CENTRED, STANDARDISED, TrainingPairs, apply_chain, choose_views, unit_rows
 from vpmetrics.attacks import (
     PLDA,
     STANDARD,

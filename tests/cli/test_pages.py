@@ -21,9 +21,7 @@ from cli.cases import (
     write_utt2spk,
 )
 
-from vpmetrics.functional import (
-    zebra_tag,
-)
+from vpmetrics.functional import zebra_tag
 
 
 def test_the_page_is_self_contained_and_holds_numbers_and_figures(tmp_path, voices):

@@ -17,16 +17,7 @@ ROWS = (
     (Cell("b"), Cell("–"), Cell("?")),
 )
 TABLE = Table("Title with D_ECE & 50 %", ("system", "G_VD [dB]", "tag ↓"), ROWS)
-HOSTILE = (
-    "=cmd|' /C calc'!A0",
-    "+1",
-    "@SUM(A1)",
-    "-2+3",
-    "＝1",
-    "<script>x</script>",
-    "a|b`*_[x](y)",
-    "\\input{x}",
-)
+HOSTILE = ("=cmd|' /C calc'!A0", "+1", "@SUM(A1)", "-2+3", "＝1", "<script>x</script>", "a|b`*_[x](y)", "\\input{x}")
 
 
 def test_spreadsheets_hold_numbers_and_ends_in_columns_of_their_own():
