@@ -61,14 +61,6 @@ def test_ends_are_those_of_the_definition(metric, spread):
 
 
 @each_metric
-def test_the_value_is_that_without_intervals(metric):
-    value, plain = updated(metric(intervals=0.95)).compute(), updated(metric()).compute()
-    for key, entry in plain.items() if isinstance(plain, dict) else [(METRICS[metric][0], plain)]:
-        assert_close(value[key], entry, atol=0, rtol=0)
-    assert "l_w_low" not in value
-
-
-@each_metric
 def test_neither_batches_nor_order_nor_labels_show(metric):
     preds, target, speakers = trials()
     value = updated(metric(intervals=0.95)).compute()

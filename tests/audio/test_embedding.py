@@ -215,6 +215,14 @@ def test_a_pair_without_one_side_is_left_out(pairs, encoder):
     assert len(voices.skipped) == 2
 
 
+def test_no_pair_is_left(pairs, encoder):
+    for number in range(6):
+        side, end = ("o", ".wav") if number % 2 else ("p", "_anon.flac")
+        (pairs / side / f"p{number % 2}_{number}{end}").write_bytes(b"")
+    with pytest.raises(AudioError, match=r"6 of 12 recordings cannot be used"):
+        embed_pairs(pair_recordings(pairs / "o", pairs / "p"), encoder, partial=True)
+
+
 def test_several_systems_share_their_originals(pairs, counting):
     for seed, system in enumerate("ab"):
         for number, one in enumerate((pairs / "p").iterdir()):
