@@ -35,7 +35,7 @@ OTHER, NEXT, OWN, NONE = range(4)  # pairs of two speakers, of one and the next,
 
 
 class Folds(NamedTuple):
-    """Speakers dealt to folds, within each group, by the values of their embeddings alone.
+    """Speakers divided into folds, within each group, by the values of their embeddings only.
 
     ``of_speaker`` ``(S,)``: the fold; -1 for speakers of a group with too few, who are fitted on but not attacked.
     ``code`` ``(S,)``: place in the fold; only the next speaker of the same group has the next number.

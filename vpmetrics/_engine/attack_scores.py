@@ -154,8 +154,8 @@ def choose_attacks(
 
 def targets_of(counts: Tensor, is_chance: bool = False) -> tuple[Tensor, Tensor]:
     """Return targets and non-targets ``(..., B)``; with ``is_chance``, pairs of a speaker and the next are targets."""
-    other, next_, own = widen(counts).unbind(-2)
-    return (next_, other) if is_chance else (own, other + next_)
+    other_speakers, next_, same_speaker = widen(counts).unbind(-2)
+    return (next_, other_speakers) if is_chance else (same_speaker, other_speakers + next_)
 
 
 def pool_folds(targets: Tensor, nontargets: Tensor, is_negated: bool = False) -> Steps:

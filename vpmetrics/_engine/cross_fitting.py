@@ -289,13 +289,16 @@ class CrossFittedAttacks:
     ) -> StrongestResult:
         """Choose an attack for each fold, count all pairs after it, and compare the result with plain comparison."""
         assert self.folds is not None
-        candidates, dealt = self._candidates[condition.name], (self._sampled_folds, self.folds.folds.number)
+        candidates, sampled_and_all = self._candidates[condition.name], (self._sampled_folds, self.folds.folds.number)
         sampled = torch.stack([each.counts for each in candidates])  # (V, F, 3, B)
-        choices, by_attack = choose_attacks(*targets_of(sampled), *dealt)
-        lucky_choices, _ = choose_attacks(*targets_of(sampled, is_chance=True), *dealt)
-        counts = self._count(condition, sorted({each.variant for each in (*choices, *lucky_choices, Choice(0))}))
-        lucky = {key: targets_of(each, is_chance=True) for key, each in counts.items()}
-        chance = [calibrate_folds(lucky, lucky_choices)[0], *(pool_folds(*lucky[0], each) for each in (False, True))]
+        choices, by_attack = choose_attacks(*targets_of(sampled), *sampled_and_all)
+        chance_choices, _ = choose_attacks(*targets_of(sampled, is_chance=True), *sampled_and_all)
+        counts = self._count(condition, sorted({each.variant for each in (*choices, *chance_choices, Choice(0))}))
+        chance_targets = {key: targets_of(each, is_chance=True) for key, each in counts.items()}
+        chance = [
+            calibrate_folds(chance_targets, chance_choices)[0],
+            *(pool_folds(*chance_targets[0], each) for each in (False, True)),
+        ]
         trials = []
         if plain is not None:
             replicates = (None, None) if plain_replicates is None else plain_replicates
@@ -367,7 +370,7 @@ class CrossFittedAttacks:
         folds, size, candidates = self.folds.folds, len(steps.targets), self._candidates[condition.name]
         group_of_code = torch.full((folds.number * folds.num_codes,), groups.number, device=folds.order.device)
         is_dealt = folds.order >= 0
-        group_of_code[folds.order[is_dealt]] = groups.of(self.data.speakers)[is_dealt]
+        group_of_code[folds.order[is_dealt]] = groups.find_groups(self.data.speakers)[is_dealt]
         counts = torch.zeros(2 * (groups.number + 1) * size + 1, dtype=torch.int64, device=groups.labels.device)
         one, nowhere = counts.new_ones(()), len(counts) - 1
         for fold in self.processes.share(range(folds.number)):

@@ -76,17 +76,17 @@ def align_list_states(
     """
     descriptions = {name: describe_state(state) for name, state in states.items()}
     hashes = [zlib.crc32(text.encode()) for text in (metric, *map(repr, settings.items()))]
-    own = torch.tensor([*hashes, *(number for form in descriptions.values() for number in form)], device=device)
-    every = [row.tolist() for row in gather(own)]
+    description = torch.tensor([*hashes, *(number for form in descriptions.values() for number in form)], device=device)
+    rows_of_ranks = [row.tolist() for row in gather(description)]
     for index, name in enumerate(["class", *settings]):
-        if len({(len(row), row[index] if index < len(row) else None) for row in every}) > 1:
-            if len({row[0] for row in every}) > 1 or len({len(row) for row in every}) > 1:
+        if len({(len(row), row[index] if index < len(row) else None) for row in rows_of_ranks}) > 1:
+            if len({row[0] for row in rows_of_ranks}) > 1 or len({len(row) for row in rows_of_ranks}) > 1:
                 name = "class"
             raise ValueError(f"Expected the same metric on all ranks, but its `{name}` differs between them.")
     aligned = {}
     for number, (name, state) in enumerate(states.items()):
         start = len(hashes) + 3 * number
-        forms = [row[start : start + 3] for row in every if row[start] >= 0]
+        forms = [row[start : start + 3] for row in rows_of_ranks if row[start] >= 0]
         widths = sorted({form[2] for form in forms})
         if len(widths) > 1:
             raise ValueError(f"Expected `{name}` to have one width on all ranks, but got {widths}.")

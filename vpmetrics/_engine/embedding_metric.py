@@ -111,16 +111,16 @@ class EmbeddingMetric(PrivacyMetric):
             return self._value(self._data())
 
     def over_utterances(self, lengths: Sequence[int]) -> dict[int, Any]:
-        """Return what ``compute`` would return with so many utterances of a speaker and session averaged to one.
+        """Return the value of ``compute`` for attackers who average several utterances of a speaker and session.
 
-        Noise that is drawn for every utterance averages out, a voice does not. Utterances are dealt at random, the same
-        ones for equal data and on both sides; those left over are dropped.
+        Noise drawn for every utterance averages out, a voice does not. Which utterances are averaged is random, but
+        the same on both sides and in every call; incomplete averages are dropped.
 
         Args:
-            lengths: Numbers of utterances.
+            lengths: How many utterances are averaged, such as ``(1, 5, 20)``.
 
         Returns:
-            The value for every number.
+            The value for each length.
         """
         check_sizes(lengths, smallest=1, name="lengths")
         with collect_warnings(), self._gathered():

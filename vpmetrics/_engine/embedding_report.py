@@ -29,7 +29,7 @@ from vpmetrics._engine.precision import result_dtype
 from vpmetrics._engine.report import ConditionReport, PrivacyReport, join_conditions
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_disclosure import (
-    PseudoTargets,
+    PermutedTargets,
     SpeakerDisclosure,
     WorstSpeaker,
     disclose_speakers,
@@ -120,7 +120,7 @@ class _ConditionEvaluation:
         )
 
     @cached_property
-    def permuted(self) -> PseudoTargets:
+    def permuted(self) -> PermutedTargets:
         return permute_targets(self.pairs)
 
     @cached_property
@@ -170,7 +170,7 @@ def _diagonal_dominance(one: _ConditionEvaluation) -> _Numbers:
     scalars = {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log}
     if one.replicate_counts is None:
         return scalars, None
-    place = one.replicate_counts.groups.of(one.data.speakers)
+    place = one.replicate_counts.groups.find_groups(one.data.speakers)
     replicates = replicate_dominance(
         one.replicate_counts, summary, place, one.scores.is_one_sided, one.settings.similarity
     )

@@ -93,10 +93,10 @@ def identify(
     used = trials.usable.nonzero().squeeze(1)
     above, tied = ranks[0, :2, used].long()
     tied = tied.clamp(min=1)  # a score ties with itself, also if it is NaN
-    own, *permuted = bits[:, used].to(result_dtype(trials.inputs))
+    true_bits, *permuted = bits[:, used].to(result_dtype(trials.inputs))
     return Identification(
         histograms[0],
-        own if has_bits else None,
+        true_bits if has_bits else None,
         (above == 0) & (tied == 1),
         used,
         trials.references.speakers[trials.column[used]],
@@ -330,16 +330,16 @@ def jackknife_identification(
         steps.index_add_(0, start.flatten(), each).index_add_(0, (start + tied).flatten(), -each)
 
     for block in score_inputs(trials, scoring):
-        own = column[trials.column[block.rows]][:, None]
+        true_column = column[trials.column[block.rows]][:, None]
         is_usable = widen(trials.usable[block.rows])[:, None]
-        keeps = is_usable * (numbers != own)
+        keeps = is_usable * (numbers != true_column)
         is_above = block.scores > block.match + block.rounding
         is_tied = (block.scores >= block.match - block.rounding) & ~is_above
         above, tied = is_above.sum(1, keepdim=True), is_tied.sum(1, keepdim=True).clamp(min=1)
         above_left = above - sum_by_group(is_above.long())
         tied_left = (tied - sum_by_group(is_tied.long())).clamp(min=1)
         add_ranks(histograms, numbers, above_left, tied_left, keeps)
-        add_ranks(own_steps, own, above, tied, is_usable)
+        add_ranks(own_steps, true_column, above, tied, is_usable)
         sums[4] += (keeps * ((above_left == 0) & (tied_left == 1))).sum(0)
         if references > 1 and slopes is not None:
             centred, mean, deviation = center_scores(block)

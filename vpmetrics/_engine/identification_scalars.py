@@ -114,7 +114,9 @@ def jackknife_parts(
 ) -> Jackknife:
     """Return the jackknife of the numbers of identification, over all groups."""
     replicates = [
-        jackknife_identification(trials, scoring, groups.of(trials.references.speakers), groups.number, result.slopes)
+        jackknife_identification(
+            trials, scoring, groups.find_groups(trials.references.speakers), groups.number, result.slopes
+        )
         for trials, result in parts
     ]
     # A group of the data that keeps one speaker has no other to confuse them with, and drops out.

@@ -50,26 +50,26 @@ class JackknifeGroups(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Speakers kept over speakers left out."""
+        """Number of speakers kept, divided by number of speakers left out."""
         return (len(self.labels) - self.size) / max(self.size, 1)
 
     def matches(self, other: JackknifeGroups) -> bool:
-        """Return whether both leave out the same speakers, by their place among all."""
+        """Return whether both leave out the same speakers; labels may differ, the order of speakers may not."""
         return torch.equal(self.group_of_label, other.group_of_label)
 
-    def of(self, labels: Tensor) -> Tensor:
-        """Return the group of each of some speakers."""
+    def find_groups(self, labels: Tensor) -> Tensor:
+        """Return the group of each speaker label."""
         return self.group_of_label[torch.searchsorted(self.labels, labels.contiguous())]
 
 
 def group_speakers(data: EvaluationData) -> JackknifeGroups:
-    """Return groups that depend on embeddings alone; a speaker in two groups of the data is left out once."""
+    """Assign speakers to groups, by embeddings only; a speaker in two groups of the data is left out once."""
     labels, place = data.speakers.unique(return_inverse=True)
     order = torch.arange(len(labels), device=labels.device)
     if len(labels) > MOST_GROUPS:
         side = data.original if len(data.original) else data.protected
         order = mean_keys(side, place[side.speaker_index], len(labels)).argsort(stable=True).argsort()
-    return _deal(labels, order)
+    return _assign_groups(labels, order)
 
 
 def group_labels(labels: Tensor) -> JackknifeGroups:
@@ -77,10 +77,10 @@ def group_labels(labels: Tensor) -> JackknifeGroups:
     order = torch.arange(len(labels), device=labels.device)
     if len(labels) > MOST_GROUPS:
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
-    return _deal(labels, order)
+    return _assign_groups(labels, order)
 
 
-def _deal(labels: Tensor, order: Tensor) -> JackknifeGroups:
+def _assign_groups(labels: Tensor, order: Tensor) -> JackknifeGroups:
     number = min(len(labels), MOST_GROUPS)
     size = len(labels) // max(number, 1)
     return JackknifeGroups(labels, torch.where(order < number * size, order % max(number, 1), number), number, size)
@@ -119,8 +119,8 @@ class ScoreCells:
         """How many cells there are."""
         return len(self.edges) + 1
 
-    def of(self, scores: Tensor) -> Tensor:
-        """Return the cell of every score, in their shape."""
+    def find_cells(self, scores: Tensor) -> Tensor:
+        """Return the cell index of every score, in the shape of ``scores``."""
         x = (scores - self.low.to(scores.dtype)).mul_(self.scale.to(scores.dtype)).add_(1).nan_to_num_()
         bins = x.clamp_(0, _FINE_BINS - 1).to(torch.int32)
         return self.cell_of_bin.index_select(0, bins.flatten()).view(x.shape)
@@ -177,7 +177,7 @@ def count_replicates(
     """
     if bool(scores.counts.ascending.targets.isnan().any()):
         return None
-    cells, group = ScoreCells(scores), groups.of(speakers)
+    cells, group = ScoreCells(scores), groups.find_groups(speakers)
     slopes = None if summary is None else similarity_slopes(summary, matrix, similarity)
     size = cells.number
     table = torch.zeros(2, (groups.number + 2) * size, dtype=torch.int64, device=speakers.device)
@@ -191,7 +191,7 @@ def count_replicates(
     row_share, column_share = (1 / count_values(index, len(speakers)).to(weights.dtype) for index in (rows, columns))
     one, unused = table.new_ones(()), table.shape[1] - 1  # in the last row, of speakers that are never left out
     for block in thinned:
-        cell, a, b = cells.of(block.scores), rows[block.rows], columns[block.columns]
+        cell, a, b = cells.find_cells(block.scores), rows[block.rows], columns[block.columns]
         is_left_out = None
         if block.is_target is not None and block.is_trial is not None:
             is_left_out = block.is_target | ~block.is_trial
@@ -228,7 +228,7 @@ def find_target_cells(pairs: PairBlocks, cells: ScoreCells) -> tuple[Tensor, Ten
         for block in whole.blocks(group, targets_only=True):
             if block.is_target is not None and block.is_trial is not None:
                 is_target = block.is_target & block.is_trial
-                cell.append(cells.of(block.scores[is_target]))
+                cell.append(cells.find_cells(block.scores[is_target]))
                 speaker.append(pairs.enrolment.speaker_index[block.rows].repeat_interleave(is_target.sum(1)))
     return torch.cat(cell), torch.cat(speaker)
 
@@ -289,8 +289,9 @@ def replicate_dominance(
     calibrated = counts.counted.counts.ascending.llr_of_orders(2 if is_one_sided else 1)
     calibrated = logsigmoid(calibrated) if similarity == "geometric" else calibrated
     change = calibrated - calibrated[:1]
-    number, own = counts.groups.number, summary.within_speaker
-    columns = (own.masked_fill(own.isnan(), 0), own.log2().masked_fill(own.isnan(), 0), (~own.isnan()).to(own.dtype))
+    number, diagonal = counts.groups.number, summary.within_speaker
+    is_nan = diagonal.isnan()
+    columns = (diagonal.masked_fill(is_nan, 0), diagonal.log2().masked_fill(is_nan, 0), (~is_nan).to(diagonal.dtype))
     within, log_within, speakers = (_leave_out(each, group_of_speaker, number) for each in columns)
     # A pair counts for both of its speakers.
     halves = [_leave_out(each, group_of_speaker, number) - each.sum() / 2 for each in summary.pair_sums]

@@ -199,13 +199,13 @@ class PrivacyMetric(Metric):
         self._computed = None
 
     def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
-        own = self.metric_state
-        if not set(own) <= set(incoming_state):
+        states = self.metric_state
+        if not set(states) <= set(incoming_state):
             raise ValueError(
-                f"Expected the state of a metric with the same settings, with {', '.join(own)}, "
+                f"Expected the state of a metric with the same settings, with {', '.join(states)}, "
                 f"but got {', '.join(incoming_state)}."
             )
-        for name, state in own.items():
+        for name, state in states.items():
             both = state, incoming_state[name]
             kinds = {isinstance(each, Tensor) for each in both}
             widths = [form[2] for form in map(describe_state, both) if form[0] >= 0]

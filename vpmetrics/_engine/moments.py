@@ -120,26 +120,26 @@ class Solution(NamedTuple):
     protected: Chain
 
     def map_side(self, rows: Tensor, name: str) -> Tensor:
-        """Return rows of the ``"original"`` or ``"protected"`` side as they are compared."""
+        """Map rows of the ``"original"`` or ``"protected"`` side."""
         with torch.autocast(rows.device.type, enabled=False):
             return apply_chain(rows, getattr(self, name))
 
 
-class _Kept:
-    """Values that are calculated once, by key."""
+class _ValueCache:
+    """Cache of derived values, by key."""
 
     def __init__(self) -> None:
         self._values: dict[Hashable, Any] = {}
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return what ``make`` returned the first time."""
+        """Return the value of a key; call ``make`` for it the first time."""
         if key not in self._values:
             self._values[key] = make()
         value: T = self._values[key]
         return value
 
 
-class PairStatistics(_Kept):
+class PairStatistics(_ValueCache):
     """Means and covariances of pairs of original and protected rows, and what is derived from them, calculated once.
 
     ``oo``, ``pp``, ``po`` ``(D, D)`` are covariances over utterances, ``po`` of protected with original rows;
@@ -238,7 +238,7 @@ def _span(rows: Tensor) -> Tensor:
     return basis
 
 
-class TrainingPairs(_Kept):
+class TrainingPairs(_ValueCache):
     """Pairs of utterances that attacks are fitted on; statistics and kernels are calculated once for all of them.
 
     Args:

@@ -11,11 +11,11 @@ _MOST_NAMES = 8  # in a message
 _LOADER = re.compile(r"/dataloader_idx_\d+$")
 
 
-def without_loader(name: str) -> str:
-    """Return a name without the number of a loader.
+def strip_loader(name: str) -> str:
+    """Return a logged name without its ``/dataloader_idx_<i>``.
 
     Example:
-        >>> without_loader("val/privacy/deid/dataloader_idx_1")
+        >>> strip_loader("val/privacy/deid/dataloader_idx_1")
         'val/privacy/deid'
     """
     return _LOADER.sub("", name)
@@ -45,8 +45,8 @@ def closest(name: str, names: Iterable[str]) -> str:
     choices = sorted(names)
     by_end: dict[str, list[str]] = {}
     for other in choices:
-        by_end.setdefault(last_component(without_loader(other)), []).append(other)
-    ends = difflib.get_close_matches(last_component(without_loader(name)), by_end, n=3, cutoff=0.6)
+        by_end.setdefault(last_component(strip_loader(other)), []).append(other)
+    ends = difflib.get_close_matches(last_component(strip_loader(name)), by_end, n=3, cutoff=0.6)
     nearest = [other for end in ends for other in sorted(by_end[end], key=lambda other: -_likeness(name, other))]
     alike = list(dict.fromkeys([*nearest, *difflib.get_close_matches(name, choices, n=3, cutoff=0.6)]))[:3]
     if alike:

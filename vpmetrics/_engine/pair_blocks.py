@@ -228,10 +228,10 @@ class PairBlocks:
         return pairs
 
     def permute_speakers(self, shifts: Sequence[int]) -> tuple[PairBlocks, Tensor, Tensor]:
-        """Return the same with every speaker's test rows given to other speakers of their group, one per shift.
+        """Return the same with the test rows of every speaker assigned to other speakers of their group, one per shift.
 
-        Speakers are shifted in an order of their embeddings, so that their numbers change nothing. Target blocks of the
-        result hold pseudo-target trials. The other values ``(R,)`` are the true speaker and the shift of its test rows.
+        Speakers are shifted in an order of their embeddings, so labels have no influence. Target blocks of the result
+        hold trials of the permuted speakers. The other values ``(R,)``: true speaker and shift of each test row.
         """
         keys = mean_keys(self.test, self.test.speaker_index, self.num_speakers)
         group = torch.tensor(self._groups, device=keys.device)
@@ -249,11 +249,13 @@ class PairBlocks:
         new_index = torch.empty_like(target).scatter(1, order.expand_as(target), order[target])
         row = torch.arange(len(self.test), device=order.device).repeat(len(shifts))
         shift = turns.expand(-1, len(self.test)).flatten()
-        speaker, pseudo = self.test.speaker_index[row], new_index[:, self.test.speaker_index].flatten()
+        speaker, new_speaker = self.test.speaker_index[row], new_index[:, self.test.speaker_index].flatten()
         # A speaker alone in a group stays the same and is left out.
-        row, shift, speaker, pseudo = (column[pseudo != speaker] for column in (row, shift, speaker, pseudo))
-        by_speaker = pseudo.argsort(stable=True)
-        side = replace(self.test.take(row[by_speaker]), speaker_index=pseudo[by_speaker], sessions=None)
+        row, shift, speaker, new_speaker = (
+            column[new_speaker != speaker] for column in (row, shift, speaker, new_speaker)
+        )
+        by_speaker = new_speaker.argsort(stable=True)
+        side = replace(self.test.take(row[by_speaker]), speaker_index=new_speaker[by_speaker], sessions=None)
         pairs = self._with_test(side)
         pairs.enrolment = replace(pairs.enrolment, sessions=None)
         pairs.block_size = _TARGET_BLOCK_SIZE

@@ -32,7 +32,7 @@ from vpmetrics._engine.utterances import (
 from vpmetrics._engine.validation import warn_undefined
 
 ACCUMULATED = ("probes", "references", "both")
-_SEED = 5489  # of the draw that deals utterances: the same for every call, so that equal data are dealt equally
+_SEED = 5489  # of the random order of utterances: the same for every call, so that equal data give equal conversations
 
 
 class EnrolmentProtocol(NamedTuple):
@@ -124,13 +124,13 @@ def split_enrolment(data: EvaluationData, protocol: EnrolmentProtocol) -> tuple[
 def form_population_trials(data: EvaluationData, protocol: EnrolmentProtocol) -> IdentificationTrials:
     """Return conversations, each to be identified among one reference per known speaker."""
     enrolment, test = split_enrolment(data, protocol)
-    own = torch.full_like(test.ids, -1)
-    return form_trials(enrolment, test, own, protocol.condition.target_sessions, data.processes)
+    reference_row = torch.full_like(test.ids, -1)
+    return form_trials(enrolment, test, reference_row, protocol.condition.target_sessions, data.processes)
 
 
 def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
     """Return means of so many recordings of each speaker as utterances, of the same recordings on both sides."""
-    recording, group, places = _deal_recordings(data.original, data.protected)
+    recording, group, places = _group_recordings(data.original, data.protected)
     together = torch.stack([group, places // length]).unique(dim=1, return_inverse=True)[1]
     sides = []
     counts = [len(data.original), len(data.protected)]
@@ -154,15 +154,15 @@ def _halve_recordings(enrolment: Utterances, test: Utterances) -> tuple[Utteranc
     """Return the attacker's utterances and the others: as marked, or half of every speaker's recordings to each."""
     if enrolment.is_reference is not None:
         return enrolment, test
-    recording, _, places = _deal_recordings(enrolment, test)
+    recording, _, places = _group_recordings(enrolment, test)
     is_known = (places % 2 == 0)[recording]
     return enrolment.take(is_known[: len(enrolment)]), test.take(~is_known[len(enrolment) :])
 
 
-def _deal_recordings(first: Utterances, second: Utterances) -> tuple[Tensor, Tensor, Tensor]:
+def _group_recordings(first: Utterances, second: Utterances) -> tuple[Tensor, Tensor, Tensor]:
     """Return the recording of every row of both sides, the group of each recording, and its place in that group.
 
-    A recording is dealt once, whatever versions of it there are, by what all of them have in common.
+    All versions of a recording belong to the same conversation.
     """
     recordings, recording = torch.cat([first.ids, second.ids]).unique(return_inverse=True)
     keys = _reduce_smallest(torch.cat([first.keys, second.keys]), recording, len(recordings))
@@ -313,7 +313,7 @@ def replicate_rates(
         return {}
     sums, inputs = [], []
     for trials, scoring in formed:
-        group = groups.of(trials.references.speakers)
+        group = groups.find_groups(trials.references.speakers)
         jackknife = jackknife_identification(trials, scoring, group, groups.number, None)
         rates = jackknife.histograms.new_zeros(len(counted), len(jackknife.histograms))
         for number in jackknife.references.unique().long().tolist():  # among as many people, or among all who are left
@@ -352,7 +352,7 @@ class Population(NamedTuple):
     """Predicates and, in each of F folds, the conversations that are tested and those that calibrate."""
 
     predicates: Tensor  # (R, D), references
-    own: Tensor  # (R,), the speaker of each
+    speaker_index: Tensor  # (R,), the speaker of each reference
     conversations: Tensor  # (K, D)
     tested: Tensor  # (F, S), rows of conversations, one of each speaker
     calibration: Tensor  # (F, S, C), rows of conversations, repeated where a speaker has fewer
@@ -384,13 +384,13 @@ def gather_population(
     turns = torch.arange(min(largest, most + 1) if folds is None else folds, device=order.device)
     steps = turns.view(-1, 1, 1) + torch.arange(min(largest, most + 1), device=order.device)
     table = order[first.unsqueeze(1) + steps % counts.unsqueeze(1)]
-    own = find_indices(names, reference_speakers)
-    is_known = own >= 0
+    speaker_index = find_indices(names, reference_speakers)
+    is_known = speaker_index >= 0
     # Predicates in the order of their values, so that sums over them do not depend on labels.
     kept = is_known.nonzero().flatten()
     kept = kept[row_keys(references[kept]).argsort(stable=True)]
     usable = (counts - 1).clamp(max=most)
-    return Population(references[kept], own[kept], conversations, table[..., 0], table[..., 1:], usable)
+    return Population(references[kept], speaker_index[kept], conversations, table[..., 0], table[..., 1:], usable)
 
 
 def isolation_rates(population: Population, sizes: Sequence[int], scoring: Scoring, draws: int) -> dict[str, Tensor]:
@@ -430,10 +430,10 @@ def isolate(population: Population, size: int, scorer: Scorer, draws: int) -> tu
 def _isolated_shares(population: Population, shuffle: int, size: int, blocks: int, scorer: Scorer) -> Tensor:
     """Return the share of predicates that fire exactly once in each block of a shuffle, ``(blocks,)``."""
     folds, speakers = population.tested.shape
-    device, fold = population.own.device, shuffle % folds
+    device, fold = population.speaker_index.device, shuffle % folds
     # Drawn on the host, since every kind of device has random numbers of its own.
     order = torch.randperm(speakers, generator=torch.Generator().manual_seed(shuffle), device="cpu").to(device)
-    place, counts = order.argsort()[population.own], population.counts[population.own]
+    place, counts = order.argsort()[population.speaker_index], population.counts[population.speaker_index]
     is_repeated = torch.arange(population.calibration.shape[2], device=device) >= population.counts[order].unsqueeze(1)
     dtype, centre = result_dtype(population.predicates), widen(population.conversations[:1]).sum(dim=0)
     tested, calibration = (
@@ -469,5 +469,5 @@ def _find_threshold(levels: Tensor, last: Tensor, counts: Tensor, columns: int) 
     """Return the midpoint of the M-th highest level and the next, with M of the own speaker, ``(b, blocks, 1)``."""
     count = columns + 1
     highest = torch.cat([levels.topk(min(count, levels.shape[2]), dim=2).values, last], dim=2).topk(count, dim=2).values
-    own = counts.view(-1, 1, 1).expand(-1, levels.shape[1], 1)
-    return (highest.gather(2, own - 1) + highest.gather(2, own)) / 2
+    sizes = counts.view(-1, 1, 1).expand(-1, levels.shape[1], 1)
+    return (highest.gather(2, sizes - 1) + highest.gather(2, sizes)) / 2

@@ -109,9 +109,14 @@ def prepare_trials(
         raise ValueError(
             f"Expected `references` to have {inputs.shape[1]} columns, as `inputs` has, but got {vectors.shape[1]}."
         )
-    own = torch.arange(len(inputs), device=inputs.device)
-    enrolment, test = Utterances(vectors, names, own, names), Utterances(inputs, speakers, own, speakers)
-    return form_trials(enrolment, test, own if reference_speakers is None else torch.full_like(own, -1))
+    reference_row = torch.arange(len(inputs), device=inputs.device)
+    enrolment, test = (
+        Utterances(vectors, names, reference_row, names),
+        Utterances(inputs, speakers, reference_row, speakers),
+    )
+    return form_trials(
+        enrolment, test, reference_row if reference_speakers is None else torch.full_like(reference_row, -1)
+    )
 
 
 def form_condition_trials(data: EvaluationData, condition: Condition) -> IdentificationTrials:
@@ -119,36 +124,42 @@ def form_condition_trials(data: EvaluationData, condition: Condition) -> Identif
     if condition.target_sessions != "any":
         data = data._replace(protected=number_sessions_by_value(data.protected))
     enrolment, test = data.sides(condition, enrolment="utterance")
-    own = torch.arange(len(test), device=test.speakers.device)
+    reference_row = torch.arange(len(test), device=test.speakers.device)
     if enrolment is not test:
-        own = find_indices(enrolment.ids, test.ids)
-    return form_trials(enrolment, test, own, condition.target_sessions, data.processes)
+        reference_row = find_indices(enrolment.ids, test.ids)
+    return form_trials(enrolment, test, reference_row, condition.target_sessions, data.processes)
 
 
 def form_trials(
     reference: Utterances,
     probe: Utterances,
-    own: Tensor,
-    own_session: str = "any",
+    reference_row: Tensor,
+    target_sessions: str = "any",
     processes: Processes = SINGLE_PROCESS,
 ) -> IdentificationTrials:
     """Return inputs and galleries; ``own`` ``(B,)`` is the row of an input among the references, or -1."""
-    references, unit_of_row, session_of_unit = _build_references(reference, by_session=own_session != "any")
+    references, unit_of_row, session_of_unit = _build_references(reference, by_session=target_sessions != "any")
     finite = all_finite(probe.embeddings) & all_finite(reference.embeddings)
     column = find_indices(references.speakers, probe.speakers)
     usable, column = column >= 0, column.clamp(min=0)
     if len(references.speakers) == 0:
-        none = own.new_zeros(2, 0)
+        none = reference_row.new_zeros(2, 0)
         return IdentificationTrials(probe.embeddings, references, column, usable, finite, none, (), processes)
-    turn, step, unit = torch.zeros_like(own), torch.full_like(own, -1), references.first_unit[column]
+    turn, step, unit = (
+        torch.zeros_like(reference_row),
+        torch.full_like(reference_row, -1),
+        references.first_unit[column],
+    )
     if session_of_unit is not None and probe.sessions is not None:
         turn = _find_turns(probe.sessions, column, references, session_of_unit)
         usable = usable & (turn >= 0)
-        if own_session == "other":
+        if target_sessions == "other":
             turn, usable = turn + 1, usable & (references.units[column] > 1)
         unit = unit + turn.clamp(min=0) % references.units[column]
-    if own_session != "other":
-        step = torch.where(own >= 0, _number_rows(references, unit_of_row, reference.keys)[own.clamp(min=0)], -1)
+    if target_sessions != "other":
+        step = torch.where(
+            reference_row >= 0, _number_rows(references, unit_of_row, reference.keys)[reference_row.clamp(min=0)], -1
+        )
     usable = usable & (references.counts[unit] > (step >= 0).long())
     # One number for turn and step: to sort pairs takes many times as long.
     base = len(reference.speakers) + 1

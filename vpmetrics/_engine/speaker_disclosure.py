@@ -116,19 +116,19 @@ def disclose_trial_speakers(
 def speaker_disclosure_of_sums(names: Tensor, sums: Tensor, strongest: Tensor, is_one_sided: bool) -> SpeakerDisclosure:
     """Return the disclosure from sums of evidence, numbers of trials ``(3, 2, S)`` and largest evidence ``(2, S)``."""
     order = names.argsort(stable=True)
-    own, *others = sums[..., order]
-    sides = [(other, worst) for other, worst in zip(others, strongest[:, order], strict=True)]
-    sides.append((others[0] + others[1], strongest.amax(0)[order]))
-    # Within one side it is arbitrary which of two utterances was the row.
+    target_sums, *nontarget_sums = sums[..., order]
+    sides = [(other, worst) for other, worst in zip(nontarget_sums, strongest[:, order], strict=True)]
+    sides.append((nontarget_sums[0] + nontarget_sums[1], strongest.amax(0)[order]))
+    # If both sides are the same utterances, it is arbitrary which of two is the row.
     chosen = [sides[-1] if is_one_sided else side for side in sides]
-    return SpeakerDisclosure(names[order], *(_side_disclosure(own, *side) for side in chosen))
+    return SpeakerDisclosure(names[order], *(_side_disclosure(target_sums, *side) for side in chosen))
 
 
-def _side_disclosure(own: Tensor, others: Tensor, strongest: Tensor) -> SideDisclosure:
-    of_targets, of_nontargets = (sums / trials / (2 * math.log(2)) for sums, trials in (own, others))
-    sums, trials = own + others
+def _side_disclosure(target_sums: Tensor, nontarget_sums: Tensor, strongest: Tensor) -> SideDisclosure:
+    of_targets, of_nontargets = (sums / trials / (2 * math.log(2)) for sums, trials in (target_sums, nontarget_sums))
+    sums, trials = target_sums + nontarget_sums
     l_w = torch.where((trials > 0) & ~sums.isnan(), strongest / math.log(10), torch.nan)
-    return SideDisclosure(of_targets, of_nontargets, own[1], others[1], l_w)
+    return SideDisclosure(of_targets, of_nontargets, target_sums[1], nontarget_sums[1], l_w)
 
 
 def identify_speakers(identification: Identification) -> SpeakerIdentification:
@@ -183,7 +183,7 @@ def speaker_scalars(disclosed: SpeakerDisclosure, identified: SpeakerIdentificat
     return scalars
 
 
-class PseudoTargets(NamedTuple):
+class PermutedTargets(NamedTuple):
     """Trials of every speaker's test rows against another speaker, for some permutations of the speakers.
 
     ``scores`` ``(P,)``, with the ``tested`` speaker and the number of the ``permutation``, from 0, of each.
@@ -195,8 +195,8 @@ class PseudoTargets(NamedTuple):
     number: int
 
 
-def permute_targets(pairs: PairBlocks) -> PseudoTargets:
-    """Return pseudo-target trials for as many permutations of speakers as there are, at most 19."""
+def permute_targets(pairs: PairBlocks) -> PermutedTargets:
+    """Return trials of permuted speakers, for all permutations that shift the speakers, at most 19."""
     number = min(_PERMUTATIONS, pairs.num_speakers - 1)
     at_once = max(1, _PERMUTED_ROWS // max(1, len(pairs.test)))
     parts = [(pairs.enrolment.embeddings.new_empty(0), pairs.test.speaker_index[:0], pairs.test.speaker_index[:0])]
@@ -210,10 +210,10 @@ def permute_targets(pairs: PairBlocks) -> PseudoTargets:
                 tested, permutation = columns[:, None].expand(-1, len(block.scores), -1)[:, block.is_target]
                 parts.append((block.scores[block.is_target], tested, permutation))
     scores, tested, permutation = (torch.cat(column) for column in zip(*parts, strict=True))
-    return PseudoTargets(scores, tested, permutation, max(0, number))
+    return PermutedTargets(scores, tested, permutation, max(0, number))
 
 
-def find_worst_speaker(pairs: PairBlocks, scores: ConditionScores, pseudo: PseudoTargets) -> WorstSpeaker:
+def find_worst_speaker(pairs: PairBlocks, scores: ConditionScores, permuted: PermutedTargets) -> WorstSpeaker:
     """Return what each tested speaker's own trials between two sides disclose, calibrated on these alone."""
     count = pairs.num_speakers
     cells = ScoreCells(scores, most=max(64, min(1024, _MOST_COUNTS // max(1, count))))
@@ -221,18 +221,18 @@ def find_worst_speaker(pairs: PairBlocks, scores: ConditionScores, pseudo: Pseud
     targets = count_values(_slots(*find_target_cells(pairs, cells), size), count * size)
     nontargets = torch.zeros_like(targets)
     for block in thinned:
-        slots = _slots(cells.of(block.scores), thinned.test.speaker_index[block.columns], size)
+        slots = _slots(cells.find_cells(block.scores), thinned.test.speaker_index[block.columns], size)
         if block.is_target is not None and block.is_trial is not None:
             slots = slots[~block.is_target & block.is_trial]
         nontargets.index_add_(0, slots.flatten(), nontargets.new_ones(()).expand(slots.numel()))
     (nontargets,) = thinned.processes.all_reduce(nontargets)
     nontargets = widen(nontargets.view(count, size))
     values = _two_sided(widen(targets.view(count, size)), nontargets)
-    slots = _slots(cells.of(pseudo.scores), pseudo.tested, size)
+    slots = _slots(cells.find_cells(permuted.scores), permuted.tested, size)
     share, largest = len(thinned.enrolment) / max(1, len(pairs.enrolment)), []
-    for number in range(pseudo.number):
-        taken = widen(count_values(slots[pseudo.permutation == number], count * size).view(count, size))
-        # Pseudo-targets are non-targets of this speaker, and count once.
+    for number in range(permuted.number):
+        taken = widen(count_values(slots[permuted.permutation == number], count * size).view(count, size))
+        # These trials are also among the non-targets of this speaker: count them once.
         largest.append(find_largest(_two_sided(taken, (nontargets - share * taken).clamp(min=0)))[0])
     by_chance = torch.stack(largest) if largest else values.new_full((1,), torch.nan)
     return WorstSpeaker(values, by_chance.nanmean(), find_largest(by_chance)[0])
@@ -249,14 +249,16 @@ def _two_sided(targets: Tensor, nontargets: Tensor) -> Tensor:
     return torch.stack([expected_disclosure(each) for each in steps]).amax(0)
 
 
-def linkability_chance(scores: ConditionScores, pseudo: PseudoTargets) -> Tensor:
+def linkability_chance(scores: ConditionScores, permuted: PermutedTargets) -> Tensor:
     """Return the linkability with speakers permuted, the mean over all permutations."""
     edges = linkability_edges(scores.trials)
     nontargets = widen(scores.trials.count_between(edges))[0]
     values = []
-    for number in range(pseudo.number):
-        permuted = pseudo.scores[pseudo.permutation == number]
-        ones = torch.ones(2, len(permuted), dtype=torch.int64, device=permuted.device)
-        values.append(linkability_of_bins(torch.stack([nontargets, Counted(permuted, ones).count_between(edges)[1]])))
+    for number in range(permuted.number):
+        chance_scores = permuted.scores[permuted.permutation == number]
+        ones = torch.ones(2, len(chance_scores), dtype=torch.int64, device=chance_scores.device)
+        values.append(
+            linkability_of_bins(torch.stack([nontargets, Counted(chance_scores, ones).count_between(edges)[1]]))
+        )
     value = torch.stack(values).nanmean() if values else torch.full_like(nontargets.sum(), torch.nan)
     return torch.where(edges[0].isnan(), torch.nan, value)

@@ -125,11 +125,11 @@ def pair_means(pairs: PairBlocks, values_of: Callable[[Tensor], Tensor]) -> Iter
                 counts += row_counts[:, None] * inside
         for block in pairs.blocks(group):
             values = values_of(block.scores.clone() if pairs.is_exact else block.scores).to(dtype)
-            own, other = rows[block.rows] - group.first_speaker, columns[block.columns]
+            row_speaker, column_speaker = rows[block.rows] - group.first_speaker, columns[block.columns]
             if block.is_trial is not None:
                 values = values.masked_fill(~block.is_trial, 0)
-                counts += _sum_by_speaker(block.is_trial.to(dtype), own, other, counts)
-            sums += _sum_by_speaker(values, own, other, sums)
+                counts += _sum_by_speaker(block.is_trial.to(dtype), row_speaker, column_speaker, counts)
+            sums += _sum_by_speaker(values, row_speaker, column_speaker, sums)
         yield group, torch.where(counts > 0, sums / counts, torch.nan)
 
 

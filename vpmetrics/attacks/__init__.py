@@ -12,12 +12,12 @@ Example:
     >>> from vpmetrics import ZebraDisclosure
     >>> from vpmetrics.data import demo_voices
     >>> voices = demo_voices()
-    >>> own, protected = voices.speakers % 2 == 0, voices.protected["B2u"]
-    >>> speakers = voices.speakers[~own]
+    >>> is_training, protected = voices.speakers % 2 == 0, voices.protected["B2u"]
+    >>> speakers = voices.speakers[~is_training]
     >>> trials = ~torch.eye(len(speakers), dtype=torch.bool)
     >>> for attack in (Plain(), CanonicalCorrelation()):
-    ...     _ = attack.fit(voices.original[own], protected[own], voices.speakers[own])
-    ...     o, p = attack.attack(voices.original[~own], protected[~own])
+    ...     _ = attack.fit(voices.original[is_training], protected[is_training], voices.speakers[is_training])
+    ...     o, p = attack.attack(voices.original[~is_training], protected[~is_training])
     ...     scores = normalize(o) @ normalize(p).T
     ...     disclosed = ZebraDisclosure()(scores[trials], (speakers[:, None] == speakers)[trials])
     ...     print(f"{attack.name}: {disclosed['d_ece']:.2f} bit")

@@ -26,9 +26,9 @@ class KernelRidge(TunedAttack):
     Example:
         >>> original = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
         >>> angle = torch.atan2(original[:, 1], original[:, 0])
-        >>> protected, own = torch.stack([(2 * angle).cos(), (3 * angle).cos()], dim=1), torch.arange(300) < 200
-        >>> attack = KernelRidge().fit(original[own], protected[own], speakers=torch.arange(200) // 4)
-        >>> attack.attack(original[~own], protected[~own])[1].shape
+        >>> protected, is_training = torch.stack([(2 * angle).cos(), (3 * angle).cos()], dim=1), torch.arange(300) < 200
+        >>> attack = KernelRidge().fit(original[is_training], protected[is_training], speakers=torch.arange(200) // 4)
+        >>> attack.attack(original[~is_training], protected[~is_training])[1].shape
         torch.Size([100, 2])
     """
 
@@ -91,7 +91,7 @@ class OuterProducts(TunedAttack):
     name, needs, settings, views = "outer products", PAIRS, (1e-2,), (CENTRED,)
 
     def solve(self, pairs: TrainingPairs, view: str, setting: float) -> Solution:
-        """Return coordinates of original outer products in the span of known ones, and those that are predicted."""
+        """Return maps of both sides to coordinates in the span of the outer products of original training rows."""
         kernel_o, kernel_p = (_product_kernel(pairs, side, view) for side in ("original", "protected"))
         root = _ridged_factor(kernel_o.matrix, _JITTER)
         weights = torch.cholesky_solve(root, _ridged_factor(kernel_p.matrix, setting))
@@ -103,22 +103,22 @@ class OuterProducts(TunedAttack):
 
 @dataclass(frozen=True, eq=False)
 class GaussianKernel:
-    """A Gaussian kernel of rows with known ones, as wide as their total variance says."""
+    """Gaussian kernel between rows and training rows; its width follows from the total variance of the latter."""
 
-    known: Tensor  # (n, D)
+    training_rows: Tensor  # (n, D)
     variance: Tensor
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the kernel of rows ``(N, D)`` with known ones, ``(N, n)``."""
-        squared = rows.square().sum(1)[:, None] + self.known.square().sum(1) - 2 * rows @ self.known.T
+        """Return the kernel ``(N, n)`` between rows ``(N, D)`` and the training rows."""
+        squared = rows.square().sum(1)[:, None] + self.training_rows.square().sum(1) - 2 * rows @ self.training_rows.T
         return torch.exp(-squared / (2 * _WIDTH * self.variance).clamp(min=torch.finfo(rows.dtype).tiny))
 
 
 @dataclass(frozen=True, eq=False)
 class ProductKernel:
-    """The kernel of products of dimensions, with its features centred on known rows."""
+    """Kernel of all products of two dimensions; its features have mean zero over the training rows."""
 
-    known: Tensor  # (n, D)
+    training_rows: Tensor  # (n, D)
     mean: Tensor  # (n,) of the kernel before centring
     matrix: Tensor  # (n, n)
 
@@ -130,8 +130,8 @@ class ProductKernel:
         return cls(rows, mean, matrix - mean - mean[:, None] + mean.mean())
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the kernel of rows ``(N, D)`` with known ones, ``(N, n)``."""
-        values = (rows @ self.known.T).square() - self.mean
+        """Return the kernel ``(N, n)`` between rows ``(N, D)`` and the training rows."""
+        values = (rows @ self.training_rows.T).square() - self.mean
         return values - values.mean(1, keepdim=True)
 
 

@@ -247,8 +247,8 @@ class CanonicalCorrelation(LinearAttack):
 
 
 @dataclass(frozen=True, eq=False)
-class _Beside:
-    """Rows, and the same rows after a map."""
+class _RowsWithMapped:
+    """Concatenate rows with the same rows after a map."""
 
     step: Inverse
 
@@ -257,7 +257,7 @@ class _Beside:
 
 
 class LikelihoodRatio(CanonicalCorrelation):
-    r"""The log-likelihood ratio of Gaussian pairs against Gaussian strangers, of one original and one protected row.
+    r"""Log-likelihood ratio of an original and a protected row: pair of one speaker or independent, both Gaussian.
 
     With whitened rows :math:`o, p` and :math:`K` as in :class:`CanonicalCorrelation`, up to a constant
 
@@ -279,12 +279,12 @@ class LikelihoodRatio(CanonicalCorrelation):
     settings = ((1e-1, 1e-3), (1.0, 1e-3), (10.0, 1e-3))
 
     def maps(self, statistics: PairStatistics, setting: tuple[float, float]) -> Maps:
-        """Return the maps of canonical correlation; of the original side also whitened rows."""
+        """Return the maps of canonical correlation; the original side keeps the whitened rows, too."""
         maps = super().maps(statistics, setting)
         assert isinstance(maps.map_o, tuple)
         *white, root = maps.map_o
         assert isinstance(root, Inverse)
-        return maps._replace(map_o=(*white, _Beside(root)))
+        return maps._replace(map_o=(*white, _RowsWithMapped(root)))
 
     def score(self, original: Tensor, protected: Tensor) -> Tensor:
         """Return log-likelihood ratios ``(A, B)``."""

@@ -383,10 +383,10 @@ def _save_rows(file: Path, rows: Mapping[str, Array]) -> None:
 
 def _write_npz(path: Path, arrays: dict[str, Array]) -> None:
     """Write to a temporary file in the same folder, and rename: a reader sees the old file or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
-        beside.replace(path)
+        temporary.replace(path)
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)

@@ -82,7 +82,7 @@ def list_recordings(
         items = _read_manifest(source)
     elif source.suffix.lower() == ".scp":
         items = _read_scp(source)
-        utt2spk = utt2spk or (beside if (beside := source.with_name("utt2spk")).is_file() else None)
+        utt2spk = utt2spk or (default_file if (default_file := source.with_name("utt2spk")).is_file() else None)
     else:
         raise AudioError(f"Expected a folder, wav.scp, .csv or .tsv, but got {printable(source)}.")
     doubled = [(name, same) for name, same in _group(items, str).items() if len(same) > 1]

@@ -296,8 +296,8 @@ def _read_protocol(part: TrialSet, suffix: str, listed_as: dict[str, str], files
     listed = part.lists.find(part.enrol, "enrolls")
     enrolled = read_list(listed) if listed else files.arrays(str(path)).utterances or []
     speaker_of = dict(listed_as)
-    for beside in () if listed_as else part.vectors.values():
-        arrays = files.arrays(str(beside))
+    for embeddings_file in () if listed_as else part.vectors.values():
+        arrays = files.arrays(str(embeddings_file))
         if "speakers" in arrays.by_name:
             speaker_of |= zip(arrays.utterances or [], arrays.by_name["speakers"].tolist(), strict=True)
     speaker_of = listed_as or speaker_of | _listed_speakers(part)

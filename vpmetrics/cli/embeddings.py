@@ -179,8 +179,8 @@ class Files:
 
     def knows_speakers(self, column: Column) -> bool:
         """Return whether the file of some embeddings also says whose they are."""
-        beside = self._arrays.get(column.path)
-        return beside is not None and any(name.lower() in _ALIASES["speakers"] for name in beside.by_name)
+        arrays = self._arrays.get(column.path)
+        return arrays is not None and any(name.lower() in _ALIASES["speakers"] for name in arrays.by_name)
 
 
 def match_speaker(pattern: str, utterance: str) -> str:

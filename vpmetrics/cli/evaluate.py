@@ -111,10 +111,12 @@ def _publish(
     systems = [replace(system, utility={**system.utility, **given[system.name]}) for system in systems]
     require_something(systems)
     hidden = {"argv", "out", "json", "figures", "command", "title", "samples"}
-    told = {key: value for key, value in vars(options).items() if key not in hidden and value not in (None, False, [])}
+    given_options = {
+        key: value for key, value in vars(options).items() if key not in hidden and value not in (None, False, [])
+    }
     of_embeddings = any(report.identification for report in systems[0].report.conditions.values())
     defaults = {"scoring": "cosine", "similarity": "geometric"} if of_embeddings else {}
-    settings = {**defaults, **told, "intervals": _confidence_of(options)}
+    settings = {**defaults, **given_options, "intervals": _confidence_of(options)}
     run = Run(("vpmetrics", *options.argv), settings, dict(read_files))
     publish(options.title, lead, systems, console, run, options, side_by_side)
 

@@ -128,16 +128,16 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
     condition, attack = headline.condition, strongest_attack(system, headline.condition)
     what = f" in {condition}, {CONDITION_TITLES[condition].partition(':')[0]}" if condition else ""
     says = [f"An attacker learns {disclosure_of(system)} of at most {MOST:.3f} bit{what}."]
-    beside = {}
+    comparisons = {}
     if attack is None:
         says.append(explain_no_attack(system))
         if system.scalar("d_ece_reversed", condition) > system.scalar("d_ece", condition):
             says.append("It is enough to turn the sign of the scores.")
     else:
         says.append(f"The strongest attack tried, “{attack[0]}”, needs {attack[1]}.")
-        beside["comparing embeddings alone"] = system.scalar("d_ece", condition)
-    beside |= {"chance": system.scalar("d_ece_chance", condition), "original speech": system.scalar("d_ece", "OO")}
-    text = ", ".join(f"{name} {show(value)}" for name, value in beside.items() if not math.isnan(value))
+        comparisons["comparing embeddings alone"] = system.scalar("d_ece", condition)
+    comparisons |= {"chance": system.scalar("d_ece_chance", condition), "original speech": system.scalar("d_ece", "OO")}
+    text = ", ".join(f"{name} {show(value)}" for name, value in comparisons.items() if not math.isnan(value))
     return [*says, f"Bits beside it: {text}."] if text else says
 
 

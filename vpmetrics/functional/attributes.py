@@ -216,7 +216,7 @@ def _sum_products(features: Tensor, columns: Tensor, fold: Tensor, folds: int) -
 
 
 def _deal_folds(speaker: Tensor, speakers: int, target: Tensor) -> tuple[Tensor, int]:
-    """Return the fold of every row: speakers of each class are dealt in turn."""
+    """Return the fold of every row: speakers of each class are assigned in turn."""
     of_speaker = target.new_zeros(speakers).scatter_reduce(0, speaker, target, "amax")
     order = of_speaker.argsort(stable=True)
     folds = min(_MOST_FOLDS, speakers)

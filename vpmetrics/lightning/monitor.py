@@ -18,7 +18,7 @@ from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._engine.checks import FAILED
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
-from vpmetrics._engine.names import selection, without_loader
+from vpmetrics._engine.names import selection, strip_loader
 from vpmetrics._engine.precision import numbers_of
 from vpmetrics._engine.registry import add_interval_keys, headline_keys, scalar_keys
 from vpmetrics._engine.report import EvaluatedSystem, PrivacyReport
@@ -203,7 +203,7 @@ class PrivacyMonitor(CallbackBase):
             self._can_draw = self._prepare_figures(trainer)
         # Early stopping passes over the epochs that are not measured instead of raising.
         for stopping in trainer.early_stopping_callbacks:
-            if self.every_n_epochs > 1 and without_loader(stopping.monitor) in self.logged_names:
+            if self.every_n_epochs > 1 and strip_loader(stopping.monitor) in self.logged_names:
                 stopping.strict = False
         # Every process logs the value of all, which Lightning cannot know.
         prefixes = "|".join(map(re.escape, (self.prefix, self._test_prefix)))
@@ -232,7 +232,7 @@ class PrivacyMonitor(CallbackBase):
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Start a measurement, where this epoch has one."""
         # Values of an earlier epoch must not count again.
-        for name in [name for name in trainer.callback_metrics if without_loader(name) in self.logged_names]:
+        for name in [name for name in trainer.callback_metrics if strip_loader(name) in self.logged_names]:
             del trainer.callback_metrics[name]
         is_due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
         self._is_active = is_due or trainer.sanity_checking or not is_fitting(trainer)
@@ -473,7 +473,7 @@ class PrivacyMonitor(CallbackBase):
         if self is monitors[0]:
             tags = [tag for callback in trainer.checkpoint_callbacks for tag in getattr(callback, "chosen_tags", ())]
             names = [f"{monitor.prefix}/{key}" for monitor in monitors for key in monitor.main_metrics]
-            tags += [name for name in trainer.callback_metrics if without_loader(name) in names]
+            tags += [name for name in trainer.callback_metrics if strip_loader(name) in names]
             write_hyperparameters(trainer, pl_module.hparams, tags)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
