@@ -230,3 +230,8 @@ def test_zoo_figure_names_speakers():
     assert {text.get_text() for text in ax.texts} >= set("abcdefgh")
     with pytest.raises(ValueError, match="`zoo` to be one of"):
         metric.plot(zoo="PO")
+
+
+def test_a_distinctiveness_of_minus_infinity_says_why():
+    with pytest.warns(UserWarning, match="its voices are all alike, and G_VD is -inf"):
+        assert voice_distinctiveness(torch.eye(2), torch.full((2, 2), 0.5)).isneginf()

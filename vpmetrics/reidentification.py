@@ -53,6 +53,10 @@ class _PopulationMetric(EmbeddingMetric):
     def _value(self, data: EvaluationData) -> Any:
         return self._value_over(data, self.length)
 
+    def _settings(self) -> dict[str, str]:
+        # `utterances` is a state.
+        return {"utterances" if name == "length" else name: text for name, text in super()._settings().items()}
+
     def _protocol(self, length: int) -> EnrolmentProtocol:
         return EnrolmentProtocol(resolve_condition(self.condition), length, self.accumulated, self.attack)
 

@@ -139,6 +139,13 @@ UNLIKE = [  # the metric of each rank, what it is fed, and the argument that the
     (lambda rank: vp.StrongestAttack(condition=("OP", "PP")[rank], attacks=ATTACKS), ROWS, "condition"),
     (lambda rank: (vp.DeIdentification, vp.VoiceDistinctiveness)[rank](), ROWS, "class"),
     (lambda rank: vp.ReidentificationRate((2, 5), condition=("OP", "PP")[rank]), ROWS, "condition"),
+    (lambda rank: vp.ReidentificationRate((2, 5), utterances=1 + rank), ROWS, "utterances"),
+    (lambda rank: vp.EmbeddingTrials((vp.Cllr(), vp.MinCllr())[rank]), ROWS, "metric"),
+    (
+        lambda rank: vp.Cllr(intervals=(None, 0.9)[rank]),
+        TRIALS | {"speakers": (TRIALS["target"], torch.ones(10).long())},
+        "intervals",
+    ),
     (lambda rank: vp.TPRAtFPR(fpr=((0.1,), (0.2,))[rank]), TRIALS, "fpr"),
     (lambda rank: vp.MinCllr(thresholds=(None, 16)[rank]), TRIALS, "`thresholds`|`class`"),
     (lambda rank: vp.MinCllr(thresholds=(16, 32)[rank]), TRIALS, "`thresholds`"),
@@ -146,7 +153,7 @@ UNLIKE = [  # the metric of each rank, what it is fed, and the argument that the
     (
         lambda rank: vp.MinCllr(thresholds=torch.tensor([-0.5, 0.5 + rank])),
         TRIALS,
-        "edges from -0.5 to 0.5 and -0.5 to 1.5",
+        "`thresholds`",
     ),
     (lambda rank: vp.MinCllr(thresholds=16 + rank, score_range=(-1, 1)), TRIALS, "`thresholds`"),
 ]

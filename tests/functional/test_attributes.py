@@ -97,3 +97,12 @@ def test_errors_say_what_was_expected(arguments, error, message):
     given = {"labels": torch.arange(8) % 2, "speakers": torch.arange(8) // 2} | arguments
     with pytest.raises(error, match=message):
         attribute_disclosure(torch.randn(8, 3), **given)
+
+
+@pytest.mark.filterwarnings("ignore:Intervals need")
+def test_two_speakers_have_no_interval():
+    draw = torch.Generator().manual_seed(0)
+    speakers, labels = torch.arange(20) % 2, torch.arange(20) // 5 % 2
+    result = attribute_disclosure(torch.randn(20, 3, generator=draw), labels, speakers, confidence=0.9)
+    assert result.disclosure.isfinite()
+    assert result.low.isnan()

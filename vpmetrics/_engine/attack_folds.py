@@ -19,7 +19,7 @@ from vpmetrics._engine.utterances import (
     Utterances,
     count_values,
     find_indices,
-    mean_keys,
+    order_speakers_by_value,
     row_keys,
     take_evenly,
 )
@@ -71,7 +71,7 @@ def deal_folds(data: EvaluationData) -> Folds | None:
     if not sizes:
         return None
     number = _MORE_FOLDS if min(sizes) >= _MANY else min(_FOLDS, min(sizes) // _PER_FOLD)
-    order = mean_keys(side, side.speaker_index, count).argsort(stable=True)
+    order = order_speakers_by_value(count, side, data.protected)
     order = order[group[order].argsort(stable=True)]
     place = torch.arange(count, device=order.device) - (size.cumsum(0) - size)[group[order]]
     place = torch.empty_like(place).scatter(0, order, place)

@@ -20,6 +20,7 @@ from vpmetrics.attacks.base import choose_setting, share_of_sums
 
 COARSE, FINE = 1 << 11, 1 << 14  # bins of scores, for choices and for the result
 _CELLS = 1 << 7  # of the score axis that attacks are chosen with
+_CONSTANT = 1e-6  # standard deviation relative to the mean below which scores are equal but for rounding
 _STRONG, _NOISE = 0.99, 0.001  # attacks tie within this share of the strongest one's disclosure, and these bits
 
 
@@ -85,6 +86,7 @@ def count_sample(attack: Any, scores: Tensor, kinds: Tensor) -> tuple[Tensor, Te
         weight = (kinds != NONE).to(scores)
         mean = (scores * weight).sum(1) / weight.sum()
         deviation = ((scores - mean[:, None]).square() * weight).sum(1).div(weight.sum()).sqrt()
+        deviation = torch.where(deviation > _CONSTANT * mean.abs(), deviation, torch.inf)
         scale = torch.stack([mean, deviation], dim=1)
         scores = squash_scores(scores, scale)
     slots = assign_bins(scores, COARSE) + kinds * COARSE

@@ -78,11 +78,11 @@ def align_list_states(
     hashes = [zlib.crc32(text.encode()) for text in (metric, *map(repr, settings.items()))]
     description = torch.tensor([*hashes, *(number for form in descriptions.values() for number in form)], device=device)
     rows_of_ranks = [row.tolist() for row in gather(description)]
-    for index, name in enumerate(["class", *settings]):
-        if len({(len(row), row[index] if index < len(row) else None) for row in rows_of_ranks}) > 1:
-            if len({row[0] for row in rows_of_ranks}) > 1 or len({len(row) for row in rows_of_ranks}) > 1:
-                name = "class"
-            raise ValueError(f"Expected the same metric on all ranks, but its `{name}` differs between them.")
+    columns = zip(["class", *settings], *rows_of_ranks, strict=False)
+    differing = [name for name, *values in columns if len(set(values)) > 1]
+    if differing or len({len(row) for row in rows_of_ranks}) > 1:
+        name = differing[0] if differing else "class"
+        raise ValueError(f"Expected the same metric on all ranks, but its `{name}` differs between them.")
     aligned = {}
     for number, (name, state) in enumerate(states.items()):
         start = len(hashes) + 3 * number

@@ -15,7 +15,7 @@ from vpmetrics._engine.precision import at_least_float32, result_dtype, wide_dty
 from vpmetrics._engine.references import IdentificationTrials, ScoreRows, form_condition_trials, score_inputs
 from vpmetrics._engine.scorers import Scoring
 from vpmetrics._engine.slopes import fit_slopes
-from vpmetrics._engine.utterances import EvaluationData, count_values, row_keys
+from vpmetrics._engine.utterances import EvaluationData, count_values, hash_values, row_keys, sort_by
 
 _MOST_SCORES = 1 << 19  # from which slopes are fitted
 _MOST_FOLDS = 256  # speakers that have a slope each, fitted on all others; of more, ten folds
@@ -118,8 +118,11 @@ def _permute_columns(trials: IdentificationTrials) -> Tensor:
 def order_speakers(trials: IdentificationTrials) -> Tensor:
     """Return columns of references in an order of their values, ``(N,)``; those without trials come last."""
     count = trials.num_references
-    counts = count_values(torch.where(trials.usable, trials.column, count), count + 1)[:-1]
-    by_key = row_keys(trials.references.first_gallery()).argsort(stable=True)
+    column = torch.where(trials.usable, trials.column, count)
+    counts = count_values(column, count + 1)[:-1]
+    # Speakers of equal references are in an order of their inputs.
+    inputs = hash_values(row_keys(trials.inputs), column, count + 1)[:-1]
+    by_key = sort_by(inputs, row_keys(trials.references.first_gallery()))
     return by_key[(counts[by_key] == 0).to(torch.uint8).argsort(stable=True)]
 
 
@@ -372,4 +375,7 @@ def mean_over_groups(values: Sequence[dict[str, Tensor]], inputs: Tensor) -> dic
         return values[0]
     stacked = {key: torch.stack([each[key] for each in values]) for key in values[0]}
     mean = {key: torch.where(inputs > 0, column * inputs, 0).sum(0) / inputs.sum(0) for key, column in stacked.items()}
-    return {key: stacked[key].amax(0) if key == "max_d" else value for key, value in mean.items()}
+    if "max_d" in mean:
+        largest = torch.where(inputs > 0, stacked["max_d"], -torch.inf).amax(0)
+        mean["max_d"] = torch.where(inputs.sum(0) > 0, largest, torch.nan)
+    return mean

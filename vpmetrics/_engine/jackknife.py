@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from vpmetrics._engine.registry import scalar, scalar_key
 from vpmetrics._engine.scalar import CI_SUFFIXES, Scalar
 from vpmetrics._engine.score_counts import Counted, CountedTrials, ScoreCounts, Steps
 from vpmetrics._engine.speaker_similarity import SimilaritySummary
-from vpmetrics._engine.utterances import EvaluationData, count_values, mean_keys
+from vpmetrics._engine.utterances import EvaluationData, count_values, order_speakers_by_value
 from vpmetrics._engine.validation import suppress_warnings, warn_undefined
 
 MOST_GROUPS = 250  # a standard error from so many replicates is known to 4 %
@@ -67,8 +68,8 @@ def group_speakers(data: EvaluationData) -> JackknifeGroups:
     labels, place = data.speakers.unique(return_inverse=True)
     order = torch.arange(len(labels), device=labels.device)
     if len(labels) > MOST_GROUPS:
-        side = data.original if len(data.original) else data.protected
-        order = mean_keys(side, place[side.speaker_index], len(labels)).argsort(stable=True).argsort()
+        sides = [replace(side, speaker_index=place[side.speaker_index]) for side in data[:2] if len(side)]
+        order = order_speakers_by_value(len(labels), *sides).argsort()
     return _assign_groups(labels, order)
 
 

@@ -179,8 +179,9 @@ class PrivacyMetric(Metric):
 
     def _settings(self) -> dict[str, str]:
         """Return the arguments that every rank must agree on, as text."""
-        names = set(vars(self)) - self._torchmetrics_names - set(self._defaults)
-        return {name: _describe(vars(self)[name]) for name in sorted(names) if not name.startswith("_")}
+        values = vars(self) | self._modules  # a metric or a fitted scoring function is a module
+        names = set(values) - self._torchmetrics_names - set(self._defaults)
+        return {name: _describe(values[name]) for name in sorted(names) if not name.startswith("_")}
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
         gather = functools.partial(dist_sync_fn, group=process_group or self.process_group)
@@ -351,9 +352,11 @@ def _describe(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_describe, value))}]"
     if isinstance(value, Tensor):
-        return f"Tensor{tuple(value.shape)}"
+        return f"Tensor{tuple(value.shape)}{value.flatten()[:1000].tolist()}"
     attributes = {name: each for name, each in sorted(getattr(value, "__dict__", {}).items()) if name[:1] != "_"}
     simple = [f"{name}={_describe(each)}" for name, each in attributes.items() if isinstance(each, (str, int, float))]
+    if isinstance(value, torch.nn.Module):
+        simple += [*map(_describe, value.children()), *map(_describe, value.state_dict().values())]
     return f"{getattr(value, '__qualname__', type(value).__qualname__)}({', '.join(simple)})"
 
 

@@ -14,7 +14,7 @@ from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.distributed import SINGLE_PROCESS, Processes
 from vpmetrics._engine.precision import at_least_float32, wide_dtype, widen
 from vpmetrics._engine.scorers import Scorer, prepare_rows
-from vpmetrics._engine.utterances import Utterances, count_values, mean_keys
+from vpmetrics._engine.utterances import Utterances, count_values, order_speakers_by_value
 
 BLOCK_SIZE = 512  # rows and columns: large enough for a fast product, small enough for a core's cache
 # Up to here, in both orders of a pair, every score is kept in double precision; beyond, scores share bins.
@@ -233,11 +233,10 @@ class PairBlocks:
         Speakers are shifted in an order of their embeddings, so labels have no influence. Target blocks of the result
         hold trials of the permuted speakers. The other values ``(R,)``: true speaker and shift of each test row.
         """
-        keys = mean_keys(self.test, self.test.speaker_index, self.num_speakers)
-        group = torch.tensor(self._groups, device=keys.device)
+        order = order_speakers_by_value(self.num_speakers, self.test, self.enrolment)
+        group = torch.tensor(self._groups, device=order.device)
         has_rows = count_values(self.test.speaker_index, self.num_speakers) > 0
         # Within a group: speakers with test rows first, sorted by value.
-        order = keys.argsort(stable=True)
         order = order[(~has_rows[order]).to(torch.uint8).argsort(stable=True)]
         order = order[group[order].argsort(stable=True)]
         first = torch.searchsorted(group[order].contiguous(), group[order].contiguous())

@@ -24,10 +24,12 @@ from vpmetrics._engine.utterances import (
     EvaluationData,
     Utterances,
     find_indices,
+    hash_values,
     index_speakers,
     number_combinations,
     number_sessions_by_value,
     row_keys,
+    sort_by,
 )
 from vpmetrics._engine.validation import warn_undefined
 
@@ -57,23 +59,16 @@ def deal_places(groups: Tensor, keys: Tensor) -> Tensor:
         keys: A number for each row that depends on its values alone, so that row order and labels change nothing.
     """
     names, group = groups.unique(return_inverse=True)
-    smallest = _reduce_smallest(keys, group, len(names))
-    order = _sort_by(keys, group, smallest[group])
+    smallest = _reduce(keys, group, len(names), "amin")
+    # Groups that share their smallest row are told apart by all of theirs.
+    order = sort_by(keys, group, hash_values(keys, group, len(names))[group], smallest[group])
     # Places by key would put similar utterances together, so every row draws a number. Drawn on the host, since every
     # kind of device has random numbers of its own.
     generator = torch.Generator().manual_seed(_SEED)
     numbers = torch.rand(len(keys), generator=generator, dtype=keys.dtype, device="cpu").to(keys.device)
     drawn = torch.empty_like(keys).scatter_(0, order, numbers)
-    order = _sort_by(drawn, group)
+    order = sort_by(drawn, group)
     return torch.empty_like(order).scatter_(0, order, _number_runs(group[order]))
-
-
-def _sort_by(*columns: Tensor) -> Tensor:
-    """Return row indices sorted by the last column, then by the one before, and so on."""
-    order = columns[0].argsort(stable=True)
-    for column in columns[1:]:
-        order = order[column[order].argsort(stable=True)]
-    return order
 
 
 def _number_runs(ordered: Tensor) -> Tensor:
@@ -85,7 +80,7 @@ def _number_runs(ordered: Tensor) -> Tensor:
 
 def form_conversations(groups: Tensor, places: Tensor, length: int) -> Tensor:
     """Return rows of conversations of ``length`` utterances each, ``(C, length)``; incomplete ones are dropped."""
-    order = _sort_by(places, groups)
+    order = sort_by(places, groups)
     _, counts = torch.unique_consecutive(groups[order], return_counts=True)
     kept = places[order] < (counts // length * length).repeat_interleave(counts)
     return order[kept].view(-1, length)
@@ -108,7 +103,7 @@ def average_rows(embeddings: Tensor, members: Tensor) -> Tensor:
 def split_enrolment(data: EvaluationData, protocol: EnrolmentProtocol) -> tuple[Utterances, Utterances]:
     """Return the utterances whose speakers the attacker knows, and conversations of unknown speakers."""
     condition, length = protocol.condition, protocol.utterances
-    data = data._replace(protected=number_sessions_by_value(data.protected))
+    data = number_sessions_by_value(data)
     enrolment, test = _halve_recordings(*data.sides(condition, enrolment="utterance"))
     if protocol.accumulated != "probes":
         by_session = ("sessions",) if condition.target_sessions != "any" else ()
@@ -165,16 +160,21 @@ def _group_recordings(first: Utterances, second: Utterances) -> tuple[Tensor, Te
     All versions of a recording belong to the same conversation.
     """
     recordings, recording = torch.cat([first.ids, second.ids]).unique(return_inverse=True)
-    keys = _reduce_smallest(torch.cat([first.keys, second.keys]), recording, len(recordings))
+    versions = torch.cat([first.keys, second.keys])
+    # Numbered by their smallest key, and by the largest where that is equal, as where all protected rows are.
+    ends = torch.stack([_reduce(versions, recording, len(recordings), kind) for kind in ("amin", "amax")])
+    order = sort_by(*ends.flip(0))
+    is_new = (ends[:, order].diff(dim=1, prepend=ends[:, order[:1]]) != 0).any(0)
+    keys = torch.empty_like(ends[0]).scatter_(0, order, is_new.cumsum(0).to(ends.dtype))
     names = [name for name in ("speakers", "sessions", "groups", "is_reference") if getattr(second, name) is not None]
     columns = [torch.cat([getattr(first, name), getattr(second, name)]).long() for name in names]
-    codes = torch.stack([_reduce_smallest(column, recording, len(recordings)) for column in columns])
+    codes = torch.stack([_reduce(column, recording, len(recordings), "amin") for column in columns])
     group = codes.unique(dim=1, return_inverse=True)[1]
     return recording, group, deal_places(group, keys)
 
 
-def _reduce_smallest(values: Tensor, place: Tensor, count: int) -> Tensor:
-    return values.new_empty(count).scatter_reduce(0, place, values, "amin", include_self=False)
+def _reduce(values: Tensor, place: Tensor, count: int, kind: str) -> Tensor:
+    return values.new_empty(count).scatter_reduce(0, place, values, kind, include_self=False)
 
 
 def _first_conversation(side: Utterances, length: int, *columns: str) -> Utterances:
@@ -373,11 +373,16 @@ def gather_population(
     In fold f a speaker's conversation f is tested, and f + 1, f + 2 and so on calibrate, cyclically, ``most`` of them.
     There are as many folds as conversations, unless ``folds`` is given.
     """
-    order = _sort_by(places, speakers)
+    order = sort_by(places, speakers)
     names, counts = torch.unique_consecutive(speakers[order], return_counts=True)
     first = counts.cumsum(0) - counts
-    # Neither labels of speakers nor the order of rows may show in who is drawn together.
-    by_value = row_keys(conversations[order[first]]).argsort(stable=True)
+    # Neither labels of speakers nor the order of rows may show in who is drawn together. Speakers whose first
+    # conversation is equal are told apart by all of theirs, then by their references.
+    keys, hashes = row_keys(conversations), []
+    for values, labels in ((row_keys(references), reference_speakers), (keys, speakers)):
+        place = find_indices(names, labels)  # -1, the last one, for references of no one
+        hashes.append(hash_values(values, place % (len(names) + 1), len(names) + 1)[:-1])
+    by_value = sort_by(*hashes, keys[order[first]])
     by_value = by_value[counts[by_value] > 1]
     names, counts, first = names[by_value], counts[by_value], first[by_value]
     largest = int(counts.amax()) if len(counts) else 1

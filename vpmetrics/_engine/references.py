@@ -122,7 +122,7 @@ def prepare_trials(
 def form_condition_trials(data: EvaluationData, condition: Condition) -> IdentificationTrials:
     """Return the trials of a condition: one reference per speaker, and every test utterance an input."""
     if condition.target_sessions != "any":
-        data = data._replace(protected=number_sessions_by_value(data.protected))
+        data = number_sessions_by_value(data)
     enrolment, test = data.sides(condition, enrolment="utterance")
     reference_row = torch.arange(len(test), device=test.speakers.device)
     if enrolment is not test:
@@ -177,10 +177,12 @@ def _build_references(side: Utterances, by_session: bool) -> tuple[References, T
     if by_session and side.sessions is not None:
         units, unit = torch.unique(torch.stack([column, side.sessions]), dim=1, return_inverse=True)
         speaker_of_unit, session_of_unit = units
-    anchor = widen(vectors[:1]).sum(dim=0)  # zeros when there is no row
+    # Rows in an order of their values: rounding of a sum depends on the order, and on what is subtracted first.
+    middle = side.value_order[len(vectors) // 2 :][:1]
+    anchor = widen(vectors[middle]).sum(dim=0)  # zeros when there is no row
     sums = anchor.new_zeros(len(speaker_of_unit), vectors.shape[1])
     # In pieces, so that there is never a second, wider copy of all utterances.
-    for rows in slices(len(vectors), max(1, 2**20 // max(1, vectors.shape[1]))):
+    for rows in side.value_order.split(max(1, 2**20 // max(1, vectors.shape[1]))):
         sums.index_add_(0, unit[rows], widen(vectors[rows]) - anchor)
     counts, units_of = count_values(unit, len(sums)), count_values(speaker_of_unit, len(names))
     first_unit, first_row = (totals.cumsum(0) - totals for totals in (units_of, counts))

@@ -349,13 +349,59 @@ def mean_keys(side: Utterances, place: Tensor, count: int) -> Tensor:
     return row_keys(sums / count_values(place, count).clamp(min=1)[:, None])
 
 
-def number_sessions_by_value(side: Utterances) -> Utterances:
-    """Return the side with sessions numbered by their embeddings, so that session names change no result."""
-    if side.sessions is None:
-        return side
-    names, place = side.sessions.unique(return_inverse=True)
-    number = mean_keys(side, place, len(names)).argsort(stable=True).argsort()
-    return replace(side, sessions=number[place])
+def sort_by(*columns: Tensor) -> Tensor:
+    """Return row indices sorted by the last column, then by the one before, and so on."""
+    order = columns[0].argsort(stable=True)
+    for column in columns[1:]:
+        order = order[column[order].argsort(stable=True)]
+    return order
+
+
+def hash_values(keys: Tensor, place: Tensor, count: int) -> Tensor:
+    """Return an integer for the keys at each place, ``(count,)``; their order does not matter, nor does rounding."""
+    # Bits of 0.0 and -0.0 differ. Overflow is intended.
+    bits = (keys + 0.0).view(torch.int64 if keys.dtype == torch.float64 else torch.int32).long()
+    for _ in range(2):
+        bits = bits * -7046029254386353131
+        bits = bits ^ (bits >> 32)
+    return torch.zeros(count, dtype=torch.int64, device=keys.device).index_add(0, place, bits)
+
+
+def order_speakers_by_value(count: int, *sides: Utterances) -> Tensor:
+    """Return speaker indices in an order of the means of their rows on the first side, whatever their labels.
+
+    Speakers of equal means are in an order of their rows on this side, then on the next.
+    """
+    columns = []
+    for side in sides:
+        columns += [mean_keys(side, side.speaker_index, count), hash_values(side.keys, side.speaker_index, count)]
+    return sort_by(*reversed(columns))
+
+
+def number_sessions_by_value(data: EvaluationData) -> EvaluationData:
+    """Return the data with sessions numbered by their protected embeddings, so that their names change no result.
+
+    Sessions without protected speech have higher numbers.
+    """
+    sides = data.original, data.protected
+    given = [side.sessions for side in sides if side.sessions is not None]
+    if not given:
+        return data
+    names = torch.cat(given).unique()
+    if data.protected.sessions is not None:
+        place = find_indices(names, data.protected.sessions)
+        keys = mean_keys(data.protected, place, len(names))
+        is_missing = count_values(place, len(names)) == 0
+        number = sort_by(
+            hash_values(data.protected.keys, place, len(names)), keys, is_missing.to(torch.uint8)
+        ).argsort()
+    else:
+        number = torch.arange(len(names), device=names.device)
+    first, second = (
+        side if side.sessions is None else replace(side, sessions=number[find_indices(names, side.sessions)])
+        for side in sides
+    )
+    return data._replace(original=first, protected=second)
 
 
 def split_sessions(data: EvaluationData, most: int = 2048) -> tuple[EvaluationData, EvaluationData]:
@@ -363,7 +409,7 @@ def split_sessions(data: EvaluationData, most: int = 2048) -> tuple[EvaluationDa
 
     Speakers with one session are left out. Of many utterances ``most`` are taken from each side, evenly spaced.
     """
-    side = number_sessions_by_value(data.protected)
+    side = number_sessions_by_value(data).protected
     if side.sessions is None:
         raise ValueError("Expected `sessions`, but got None: a calibration is fitted on some and used on others.")
     pairs, place = torch.unique(torch.stack([side.speaker_index, side.sessions]), dim=1, return_inverse=True)

@@ -261,6 +261,8 @@ def check_utterances(name: str, rows: Any, speakers_name: str, speakers: Any) ->
     check_floating(name, rows)
     if rows.ndim != 2:
         raise ValueError(f"Expected `{name}` to have shape (rows, dimensions), but got {tuple(rows.shape)}.")
+    if rows.shape[1] == 0:
+        raise ValueError(f"Expected `{name}` to have at least one dimension, but got shape {tuple(rows.shape)}.")
     _check_column(speakers_name, speakers, name, rows)
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from vpmetrics._engine.jackknife import jackknife_interval
+from vpmetrics._engine.jackknife import FEWEST_SPEAKERS, jackknife_interval
 from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.utterances import count_values, encode_labels, row_keys, take_evenly
+from vpmetrics._engine.utterances import count_values, encode_labels, hash_values, row_keys, sort_by, take_evenly
 from vpmetrics._engine.validation import check_confidence, check_shape, check_utterances, check_whole, warn_undefined
 
 _SHRINKAGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the mean diagonal
@@ -87,9 +87,11 @@ def attribute_disclosure(
     dtype = result_dtype(embeddings)
     # Rows, classes and speakers in an order of their values, so that neither row order nor labels change a draw.
     order = row_keys(embeddings).argsort(stable=True)
-    embeddings = embeddings[order]
-    classes, target = _number_by_value(embeddings, labels[order])
-    names, speaker = _number_by_value(embeddings, speakers[order])
+    embeddings, labels, speakers = embeddings[order], labels[order], speakers[order]
+    classes, target = _number_by_value(embeddings, labels, torch.ones_like(labels))
+    names, speaker = _number_by_value(embeddings, speakers, target + 1)
+    order = sort_by(speaker, target, row_keys(embeddings))  # equal rows, too
+    embeddings, target, speaker = embeddings[order], target[order], speaker[order]
     pairs = torch.stack([target, speaker]).unique(dim=1)
     fewest = int(count_values(pairs[0], len(classes)).amin()) if len(classes) else 0
     if len(classes) < 2 or fewest < 2:
@@ -107,7 +109,9 @@ def attribute_disclosure(
             drawn = [_permute(target, speaker, len(names), generator) for _ in range(permutations)]
             chances = [_information(model.predict(each, count)[0], each, count) for each in drawn]
             chance = torch.stack(chances).clamp(min=0).mean()
-        if confidence is not None:
+        if confidence is not None and len(names) < FEWEST_SPEAKERS:
+            warn_undefined(f"Intervals need {FEWEST_SPEAKERS} speakers.")
+        elif confidence is not None:
             group = speaker % min(len(names), _MOST_GROUPS)
             replicates = torch.stack([
                 _information(model.leave_out(group == g, settings).predict(target[group != g], count)[0],
@@ -122,12 +126,17 @@ def attribute_disclosure(
     return AttributeResult(*(each.to(dtype) for each in values))
 
 
-def _number_by_value(rows: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return numbers 0, 1, ... of the labels in an order of the mean row of each, and the number of every row."""
+def _number_by_value(rows: Tensor, labels: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Return numbers 0, 1, ... of the labels in an order of the mean row of each, and the number of every row.
+
+    Labels of equal mean rows are in an order of their rows and of the ``numbers`` of these, ``(N,)``.
+    """
     names, index = labels.unique(return_inverse=True)
     sums = widen(rows).new_zeros(len(names), rows.shape[1]).index_add(0, index, widen(rows.detach()))
-    rank = row_keys(sums / count_values(index, len(names))[:, None]).argsort(stable=True).argsort()
-    return torch.arange(len(names), device=rows.device), rank[index]
+    keys = row_keys(sums / count_values(index, len(names))[:, None])
+    values = row_keys(rows)
+    order = sort_by(hash_values((values + values.abs().amax() + 1) * numbers, index, len(names)), keys)
+    return torch.arange(len(names), device=rows.device), order.argsort()[index]
 
 
 class _CrossFittedClassifier:

@@ -22,7 +22,7 @@ from vpmetrics._engine.registry import scalar
 from vpmetrics._engine.score_counts import Counted, CountedTrials, ScoreCounts, Steps
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import SIMILARITIES
-from vpmetrics._engine.utterances import EvaluationData, build_data, mean_keys, pack_utterances
+from vpmetrics._engine.utterances import EvaluationData, build_data, order_speakers_by_value, pack_utterances
 from vpmetrics._engine.validation import (
     check_choice,
     check_choices,
@@ -188,7 +188,7 @@ def _embedding_values(
     needed = {key[:2].upper() for key in measures if key[2] == "_"}
     similar = {name for key, pair in _OF_MATRICES.items() if key in measures for name in pair}
     side = data.original if len(data.original) else data.protected
-    order = mean_keys(side, side.speaker_index, len(data.speakers)).argsort(stable=True)
+    order = order_speakers_by_value(len(data.speakers), side, data.protected)
     weights = widen(_draw(len(order), replicates, seed).to(order.device))[:, order.argsort()]
     trials = {name: _condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed | similar}
     dominance = {name: trials[name].dominance(weights, similarity) for name in similar}

@@ -13,7 +13,7 @@ from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, dominance_ratio
 from vpmetrics._engine.utterances import build_data, pack_utterances
-from vpmetrics._engine.validation import check_bandwidth, check_choice, check_tensor, collect_warnings
+from vpmetrics._engine.validation import check_bandwidth, check_choice, check_tensor, collect_warnings, warn_if
 
 
 def voice_similarity_matrix(
@@ -131,7 +131,11 @@ def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
         >>> voice_distinctiveness(torch.eye(2), torch.eye(2) / 10)
         tensor(-10.)
     """
-    return 10 * dominance_ratio(diagonal_dominance(pp), diagonal_dominance(oo)).log10()
+    with collect_warnings():
+        gain = 10 * dominance_ratio(diagonal_dominance(pp), diagonal_dominance(oo)).log10()
+        message = "Protected speech has no dominant diagonal: its voices are all alike, and G_VD is -inf."
+        warn_if(gain.isneginf(), lambda is_so: message if is_so else None)
+    return gain
 
 
 def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
