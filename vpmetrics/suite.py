@@ -48,7 +48,7 @@ class VoicePrivacy(AttackedMetric):
       ``op_linkability``, ``op_mean_d``, ``op_id_rate``; with sessions also ``within_d_ece`` and ``within_eer``;
     - ``op_l_w``, ``op_tag``: worst case of a single trial and its category;
     - ``worst_speaker_disclosure``, ``worst_speaker_chance``: the largest disclosure of one speaker's own trials, and
-      what the largest of as many speakers reaches by chance.
+      what the largest of as many speakers reaches by chance (NaN where no group has three speakers).
 
     ``metrics="all"`` adds every number of every condition. :func:`vpmetrics.scalar` describes a key. :meth:`report`
     adds the headline with its verdict, checks of the evaluation, and what figures need.

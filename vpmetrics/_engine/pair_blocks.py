@@ -246,7 +246,7 @@ class PairBlocks:
         turns = torch.tensor(shifts, device=order.device)[:, None]
         target = torch.where(place < size, first + (place + turns) % size, first + place)
         new_index = torch.empty_like(target).scatter(1, order.expand_as(target), order[target])
-        row = torch.arange(len(self.test), device=order.device).repeat(len(shifts))
+        row = torch.arange(len(self.test), device=order.device).expand(len(shifts), -1).flatten()
         shift = turns.expand(-1, len(self.test)).flatten()
         speaker, new_speaker = self.test.speaker_index[row], new_index[:, self.test.speaker_index].flatten()
         # A speaker alone in a group stays the same and is left out.

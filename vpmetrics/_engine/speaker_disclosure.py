@@ -147,6 +147,7 @@ class WorstSpeaker(NamedTuple):
 
     ``d_ece`` ``(S,)``: that of every speaker as the one tested, by speaker index. ``chance``: what the largest of as
     many speakers reaches with speakers permuted, the mean over permutations. ``most_by_chance``: the highest of these.
+    Both are NaN where no group has three speakers.
     """
 
     d_ece: Tensor
