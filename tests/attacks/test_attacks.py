@@ -33,7 +33,7 @@ from vpmetrics.attacks import (
     SquaresToProtected,
     WithinClassWhitening,
 )
-from vpmetrics.attacks.base import NOTHING, PAIRS, compare, separation_share
+from vpmetrics.attacks.base import NOTHING, PAIRS, compare, separation_of_scores
 
 EVERY = (*STANDARD, Centred(), RidgeToOriginal(), RidgeToProtected())
 
@@ -154,9 +154,9 @@ class TestFormulas:
         o, p, speakers = (x[:30] for x in voices(size=3))
         same, other = speakers[:, None] == speakers, ~torch.eye(30, dtype=torch.bool)
         gap = reference.separation(o.numpy(), p.numpy(), speakers.numpy())
-        found = separation_share(o @ p.T, same & other, ~same)
+        found = separation_of_scores(o @ p.T, same & other, ~same)
         assert found.item() == pytest.approx(np.sign(gap) * (1 - np.exp(-(gap**2) / 6.5)), abs=1e-12)
-        assert separation_share(o @ p.T, same & ~same, ~same) == 0
+        assert separation_of_scores(o @ p.T, same & ~same, ~same) == 0
 
 
 class TestNormalisation:
@@ -272,7 +272,7 @@ def test_a_setting_is_the_one_that_separates_speakers_left_out():
         alone = only(RidgeToOriginal(), setting).fit(o[:80], p[:80], speakers[:80])
         found = scores(alone, o[80:], p[80:])
         same, other = speakers[80:, None] == speakers[80:], ~torch.eye(40, dtype=torch.bool)
-        values.append(separation_share(found, same & other, ~same).item())
+        values.append(separation_of_scores(found, same & other, ~same).item())
     best = RidgeToOriginal.settings[int(np.argmax(values))]
     expected = only(RidgeToOriginal(), best).fit(o, p, speakers)
     assert_close(attack.attack(None, p), expected.attack(None, p))

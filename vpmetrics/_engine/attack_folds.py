@@ -122,15 +122,15 @@ class Comparison:
     condition: Condition
 
     @property
-    def is_one_side(self) -> bool:
-        """Whether every unordered pair of rows of one side is a trial."""
+    def is_same_rows(self) -> bool:
+        """Whether enrolment and test are the same rows, so that every unordered pair is compared once."""
         return self.enrolment is self.test
 
     @cached_property
     def kinds(self) -> Tensor:
         """The kind of every pair, ``(A, B)``."""
         a, b = self.enrolment, self.test
-        is_target, is_trial = mark_trials(a, b, self.condition, self.is_one_side)
+        is_target, is_trial = mark_trials(a, b, self.condition, self.is_same_rows)
         if a.groups is not None and b.groups is not None:
             is_trial = is_trial & (a.groups[:, None] == b.groups)
         return label_pairs(a.speaker_index, b.speaker_index, is_target, is_trial)
@@ -138,7 +138,7 @@ class Comparison:
     def map_sides(self, attack: Any, map_side: Callable[[Utterances, str], Tensor]) -> tuple[Tensor, Tensor]:
         """Return the rows of both sides as an attack compares them."""
         test = map_side(self.test, self.condition.test)
-        enrolment = test if self.is_one_side else map_side(self.enrolment, self.condition.enrolment)
+        enrolment = test if self.is_same_rows else map_side(self.enrolment, self.condition.enrolment)
         if hasattr(attack, "enrol"):
             enrolment = attack.enrol(enrolment, self.enrolment.speaker_index).detach()
         return enrolment, test
@@ -265,7 +265,7 @@ class AttackFolds:
         return self._pairs[fold, group]
 
     def compare(self, fold: int, condition: Condition, attack: Any, is_sample: bool) -> list[Comparison]:
-        """Return what is compared: all rows or a sample; for an attack that enrols speakers one half with the other."""
+        """Return what is compared: all rows or a sample; each half with the other for an attack that enrols."""
         is_halved = hasattr(attack, "enrol") and self.enrolment is None
         key = fold, condition.name, is_halved, is_sample
         if key not in self._comparisons:

@@ -16,7 +16,7 @@ from vpmetrics._engine.pair_blocks import FEW_PAIRS, PairBlocks
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.score_counts import Steps
 from vpmetrics._engine.scorers import Scorer
-from vpmetrics.attacks.base import choose_setting, share_of_sums
+from vpmetrics.attacks.base import choose_setting, separation_of_sums
 
 COARSE, FINE = 1 << 11, 1 << 14  # bins of scores, for choices and for the result
 _CELLS = 1 << 7  # of the score axis that attacks are chosen with
@@ -54,7 +54,7 @@ def score_blocks(comparison: Comparison, fitted: FittedAttack, num_codes: int) -
 
     scorer = Scorer(lambda rows: rows, score, lambda *rows: rows[-1], is_builtin=not has_score)
     enrolment = replace(comparison.enrolment, embeddings=a)
-    test = enrolment if comparison.is_one_side else replace(comparison.test, embeddings=b)
+    test = enrolment if comparison.is_same_rows else replace(comparison.test, embeddings=b)
     pairs = PairBlocks(enrolment, test, num_codes, scorer, comparison.condition)
     for block in pairs:
         rows = pairs.enrolment.speaker_index[block.rows]
@@ -96,12 +96,12 @@ def count_sample(attack: Any, scores: Tensor, kinds: Tensor) -> tuple[Tensor, Te
     return counts.view(len(scores), 4, COARSE)[:, :NONE], scale
 
 
-def share_of_counts(counts: Tensor) -> Tensor:
-    """Return how well each setting separates speakers in each fold, ``(C, F)``, see :func:`share_of_sums`."""
+def separation_of_counts(counts: Tensor) -> Tensor:
+    """Return how well each setting separates speakers in each fold, ``(C, F)``, see :func:`separation_of_sums`."""
     centre = torch.linspace(-1, 1, COARSE, dtype=wide_dtype(counts.device), device=counts.device)
     sums = widen(counts) @ torch.stack([torch.ones_like(centre), centre, centre.square()], dim=1)
     by_class = torch.stack([sums[:, :, OTHER] + sums[:, :, NEXT], sums[:, :, OWN]])  # (2, C, F, 3)
-    return share_of_sums(by_class.movedim(-1, 1))
+    return separation_of_sums(by_class.movedim(-1, 1))
 
 
 def choose_settings(

@@ -68,7 +68,7 @@ def score_pairs(pairs: PairBlocks, bandwidth: float | None = None) -> ConditionS
         return _smooth_scores(pairs, bandwidth)
     if pairs.is_exact:
         pairs.keep_blocks()
-        return score_trials(*pairs.all_trials(), pairs.is_one_side)
+        return score_trials(*pairs.all_trials(), pairs.is_same_rows)
     return _bin_scores(pairs)
 
 
@@ -88,7 +88,7 @@ def _smooth_scores(pairs: PairBlocks, bandwidth: float) -> ConditionScores:
         return lambda values: [read_off(grid, table, values.flatten()).view(values.shape) for table in tables]
 
     trials = Counted(scores, torch.stack([~is_target, is_target]))
-    return ConditionScores(trials, counts, look_up, pairs.is_one_side)
+    return ConditionScores(trials, counts, look_up, pairs.is_same_rows)
 
 
 class _ScoreAxis(NamedTuple):
@@ -174,6 +174,6 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
         Counted(torch.where(has_nan, torch.nan, middles), by_class),
         ScoreCounts(ascending, condense(counts.descending)[0]),
         look_up,
-        pairs.is_one_side,
+        pairs.is_same_rows,
         lambda: count_by_bin(*histogram, separated=True),
     )

@@ -46,7 +46,7 @@ from vpmetrics._engine.attack_scores import (
     count_sample,
     pool_folds,
     score_blocks,
-    share_of_counts,
+    separation_of_counts,
     squash_scores,
     targets_of,
 )
@@ -252,7 +252,7 @@ class CrossFittedAttacks:
         for index in self.processes.share(range(len(self._sampled_folds))):
             counts[:, index], scales[:, index] = self._sample_fold(self._sampled_folds[index], tried)
         counts, scales = self.processes.all_reduce(counts, scales)
-        settings = choose_settings(share_of_counts(counts), sizes, self._sampled_folds, folds.folds.number)
+        settings = choose_settings(separation_of_counts(counts), sizes, self._sampled_folds, folds.folds.number)
         taken = torch.tensor(settings, device=device)  # one copy to the device
         columns, every = torch.arange(shape[1], device=device), slice(None, None, self._sampled_folds.step)
         parts = zip(names, settings, taken, counts.split(sizes), scales.split(sizes), strict=True)

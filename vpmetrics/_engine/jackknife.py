@@ -38,7 +38,7 @@ _MOST_PAIRS = 1 << 23  # non-target pairs that are counted
 
 
 class JackknifeGroups(NamedTuple):
-    """Speakers that are left out together: one at a time or, of many, several.
+    """Groups of speakers that are left out together: one speaker each, or several where there are many.
 
     ``labels`` ``(L,)``, ascending; ``group_of_label`` ``(L,)``, which is ``number`` for those that are never left out;
     ``size``: speakers in each group.
@@ -64,7 +64,7 @@ class JackknifeGroups(NamedTuple):
 
 
 def group_speakers(data: EvaluationData) -> JackknifeGroups:
-    """Assign speakers to groups, by embeddings only; a speaker in two groups of the data is left out once."""
+    """Assign speakers to jackknife groups by embeddings only; a speaker in two groups of the data is left out once."""
     labels, place = data.speakers.unique(return_inverse=True)
     order = torch.arange(len(labels), device=labels.device)
     if len(labels) > MOST_GROUPS:

@@ -85,8 +85,8 @@ def tag_number(l_w: Tensor) -> Tensor:
     return torch.where(l_w.isnan(), -1, number)
 
 
-def cross_entropy(target_cost: Tensor, nontarget_cost: Tensor, prior_log_odds: Tensor) -> Tensor:
-    """Return costs of the two classes in nats, weighted by the prior, in bits."""
+def entropy_of_costs(target_cost: Tensor, nontarget_cost: Tensor, prior_log_odds: Tensor) -> Tensor:
+    """Weight the mean costs of both classes, in nats, by the prior, and return their sum in bits."""
     return (prior_log_odds.sigmoid() * target_cost + (-prior_log_odds).sigmoid() * nontarget_cost) / math.log(2)
 
 
@@ -95,7 +95,7 @@ def minimum_cross_entropy(steps: Steps, prior_log_odds: Tensor) -> Tensor:
     llr, targets, nontargets = (part.unsqueeze(-2) for part in steps.blocks)
     odds = prior_log_odds[:, None]
     miss = mean_over(targets, softplus(-llr - odds))
-    return cross_entropy(miss, mean_over(nontargets, softplus(llr + odds)), prior_log_odds)
+    return entropy_of_costs(miss, mean_over(nontargets, softplus(llr + odds)), prior_log_odds)
 
 
 def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor)
         mean_over(counts[1], softplus(-targets - odds)),
         mean_over(counts[0], softplus(nontargets + odds)),
     )
-    return cross_entropy(miss, false_alarm, odds[:, 0])
+    return entropy_of_costs(miss, false_alarm, odds[:, 0])
 
 
 def _share_cells(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +127,7 @@ def _share_cells(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
 
 def prior_entropy(prior_log_odds: Tensor) -> Tensor:
     """Return the binary entropy in bits at natural-log odds (eq. 12)."""
-    return cross_entropy(softplus(-prior_log_odds), softplus(prior_log_odds), prior_log_odds)
+    return entropy_of_costs(softplus(-prior_log_odds), softplus(prior_log_odds), prior_log_odds)
 
 
 def cllr_from_sums(costs: Tensor, trials: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ def min_dcf_of_steps(steps: Steps, p_target: float = 0.01, c_miss: float = 1.0, 
 
 
 def tpr_at_fpr_of_steps(steps: Steps, fpr: float) -> Tensor:
-    """Return the share of targets above the threshold that a share ``fpr`` of non-targets exceeds.
+    """Return the share of targets above the threshold at which a share ``fpr`` of the non-targets lies above.
 
     Linear between the points of the ROC at a tie; NaN where fewer than ten non-targets exceed the threshold.
     """

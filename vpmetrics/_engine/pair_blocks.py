@@ -91,13 +91,13 @@ class PairBlocks:
         if scorer.is_shift_invariant and len(enrolment):
             centre = widen(enrolment.embeddings[enrolment.value_order]).mean(dim=0)
         self.enrolment = _sort_and_prepare(enrolment, scorer, centre, dtype)
-        is_one_side = enrolment is test
-        self.test = self.enrolment if is_one_side else _sort_and_prepare(test, scorer, centre, dtype)
-        self._index(is_one_side)
+        is_same_rows = enrolment is test
+        self.test = self.enrolment if is_same_rows else _sort_and_prepare(test, scorer, centre, dtype)
+        self._index(is_same_rows)
 
-    def _index(self, is_one_side: bool) -> None:
+    def _index(self, is_same_rows: bool) -> None:
         """Read from the device, once, where the rows of each speaker end and which group each speaker is in."""
-        self.is_one_side = is_one_side
+        self.is_same_rows = is_same_rows
         sides = (self.enrolment, self.test)
         ends = [count_values(side.speaker_index, self.num_speakers).cumsum(0) for side in sides]
         group = torch.zeros_like(ends[0])
@@ -112,7 +112,7 @@ class PairBlocks:
     def num_pairs(self) -> int:
         """How many pairs are compared; all but a few are trials."""
         rows, columns = len(self.enrolment), len(self.test)
-        return rows * (rows - 1) // 2 if self.is_one_side else rows * columns
+        return rows * (rows - 1) // 2 if self.is_same_rows else rows * columns
 
     def __iter__(self) -> Iterator[Block]:
         """Yield the blocks of this rank."""
@@ -149,7 +149,7 @@ class PairBlocks:
         group, ends = self._groups[speaker], [0, *self._column_ends]
         first_of_group, last_of_group = bisect_left(self._groups, group), bisect_right(self._groups, group)
         same, after = range(ends[speaker], ends[last]), range(ends[last], ends[last_of_group])
-        before = () if self.is_one_side else (range(ends[first_of_group], ends[speaker]),)
+        before = () if self.is_same_rows else (range(ends[first_of_group], ends[speaker]),)
         return RowGroup(speaker, last, rows, same, (*before, after))
 
     def blocks(self, group: RowGroup, targets_only: bool = False) -> Iterator[Block]:
@@ -160,14 +160,14 @@ class PairBlocks:
             return
         for rows in self._cut(group.rows):
             for columns in self._cut(group.same_columns):
-                if not self.is_one_side or columns.stop > rows.start:
+                if not self.is_same_rows or columns.stop > rows.start:
                     yield self._masked_block(rows, columns)
             for others in () if targets_only else group.other_columns:
                 for columns in self._cut(others):
                     yield Block(rows, columns, self.compare(rows, columns))
 
     def _masked_block(self, rows: slice, columns: slice) -> Block:
-        is_target, is_trial = mark_trials(self.enrolment, self.test, self.condition, self.is_one_side, rows, columns)
+        is_target, is_trial = mark_trials(self.enrolment, self.test, self.condition, self.is_same_rows, rows, columns)
         return Block(rows, columns, self.compare(rows, columns), is_target, is_trial)
 
     def _cut(self, rows: range) -> Iterator[slice]:
@@ -206,7 +206,7 @@ class PairBlocks:
 
     def on_all_ranks(self) -> PairBlocks:
         """Return the same with every block on every rank, for blocks that are few."""
-        pairs = self._with_test(self.test, self.is_one_side)
+        pairs = self._with_test(self.test, self.is_same_rows)
         pairs._kept, pairs.processes = self._kept, SINGLE_PROCESS
         return pairs
 
@@ -224,7 +224,7 @@ class PairBlocks:
             return self
         pairs = self._with_test(self.test)
         pairs.enrolment = self.enrolment.take(self.enrolment.value_order[::stride].sort().values)
-        pairs._index(is_one_side=False)
+        pairs._index(is_same_rows=False)
         return pairs
 
     def permute_speakers(self, shifts: Sequence[int]) -> tuple[PairBlocks, Tensor, Tensor]:
@@ -260,11 +260,11 @@ class PairBlocks:
         pairs.block_size = _TARGET_BLOCK_SIZE
         return pairs, speaker[by_speaker], shift[by_speaker]
 
-    def _with_test(self, test: Utterances, is_one_side: bool = False) -> PairBlocks:
+    def _with_test(self, test: Utterances, is_same_rows: bool = False) -> PairBlocks:
         pairs = object.__new__(PairBlocks)
         pairs.__dict__.update(self.__dict__)
         pairs.test, unit = test, self._unit
-        pairs._index(is_one_side)
+        pairs._index(is_same_rows)
         pairs._unit = unit
         return pairs
 
@@ -273,18 +273,18 @@ def mark_trials(
     a: Utterances,
     b: Utterances,
     condition: Condition,
-    is_one_side: bool,
+    is_same_rows: bool,
     rows: slice = slice(None),
     columns: slice = slice(None),
 ) -> tuple[Tensor, Tensor]:
     """Return which pairs of enrolment and test rows of one group are target pairs, and which are trials, ``(A, B)``."""
     is_target = a.speaker_index[rows, None] == b.speaker_index[None, columns]
-    if is_one_side:
+    if is_same_rows:
         place = torch.arange(len(a), device=is_target.device)
         is_trial = place[rows, None] < place[None, columns]
     else:
         is_trial = torch.ones_like(is_target)
-    if not is_one_side or a.sessions is not None:
+    if not is_same_rows or a.sessions is not None:
         is_trial = is_trial & ~(is_target & (a.ids[rows, None] == b.ids[None, columns]))
     if condition.target_sessions != "any" and a.sessions is not None and b.sessions is not None:
         is_same = a.sessions[rows, None] == b.sessions[None, columns]

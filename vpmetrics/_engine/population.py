@@ -60,7 +60,7 @@ def deal_places(groups: Tensor, keys: Tensor) -> Tensor:
     """
     names, group = groups.unique(return_inverse=True)
     smallest = _reduce(keys, group, len(names), "amin")
-    # Groups that share their smallest row are told apart by all of theirs.
+    # Groups with the same smallest row are ordered by a hash of all their rows.
     order = sort_by(keys, group, hash_values(keys, group, len(names))[group], smallest[group])
     # Places by key would put similar utterances together, so every row draws a number. Drawn on the host, since every
     # kind of device has random numbers of its own.
@@ -376,8 +376,8 @@ def gather_population(
     order = sort_by(places, speakers)
     names, counts = torch.unique_consecutive(speakers[order], return_counts=True)
     first = counts.cumsum(0) - counts
-    # Neither labels of speakers nor the order of rows may show in who is drawn together. Speakers whose first
-    # conversation is equal are told apart by all of theirs, then by their references.
+    # The sets that are drawn must not depend on labels or on the order of rows. Speakers with the same first
+    # conversation are ordered by a hash of all their conversations, then by their references.
     keys, hashes = row_keys(conversations), []
     for values, labels in ((row_keys(references), reference_speakers), (keys, speakers)):
         place = find_indices(names, labels)  # -1, the last one, for references of no one

@@ -95,7 +95,7 @@ def _join_matrix(pairs: PairBlocks, matrix: Tensor) -> Tensor:
         # Whatever a rank did not compute is -inf, and the largest of all ranks is the value.
         (matrix,) = pairs.processes.all_reduce(torch.where(matrix.isnan(), -torch.inf, matrix), op="MAX")
         matrix = torch.where(matrix == -torch.inf, torch.nan, matrix)
-    return torch.where(matrix.isnan(), matrix.T, matrix) if pairs.is_one_side else matrix
+    return torch.where(matrix.isnan(), matrix.T, matrix) if pairs.is_same_rows else matrix
 
 
 def similarity_rows(pairs: PairBlocks, scores: ConditionScores, similarity: str) -> Iterator[tuple[RowGroup, Tensor]]:
@@ -150,7 +150,7 @@ def summarize_similarity(
             matrix[group.first_speaker : group.last_speaker] = means.detach()
         sums = sums + _sum_rows(means, group.first_speaker)
     (sums,) = pairs.processes.all_reduce(sums)
-    return _summary(sums, pairs.is_one_side), None if matrix is None else _join_matrix(pairs, matrix)
+    return _summary(sums, pairs.is_same_rows), None if matrix is None else _join_matrix(pairs, matrix)
 
 
 def _sum_rows(similarities: Tensor, first: int) -> Tensor:

@@ -201,7 +201,7 @@ class TunedAttack(Attack):
                 solution = self.solve(training, *choice)
                 test = solution.map_side(p, "protected")
                 scores = compare(self, test if is_one_sided else solution.map_side(o, "original"), test)
-                totals[index] += separation_share(scores, is_same & is_trial, ~is_same)
+                totals[index] += separation_of_scores(scores, is_same & is_trial, ~is_same)
         return choose_setting(totals)
 
 
@@ -263,17 +263,17 @@ def learns_from_moments(attack: Any) -> bool:
     return is_tuned(attack) and isinstance(attack, LinearAttack) and type(attack).solve is LinearAttack.solve
 
 
-def separation_share(scores: Tensor, is_target: Tensor, is_nontarget: Tensor) -> Tensor:
-    """Return how well scores ``(A, B)`` separate targets, see :func:`share_of_sums`."""
+def separation_of_scores(scores: Tensor, is_target: Tensor, is_nontarget: Tensor) -> Tensor:
+    """Return how well scores ``(A, B)`` separate targets, see :func:`separation_of_sums`."""
     sums = [
         torch.stack([weight.sum(), (weight * scores).sum(), (weight * scores.square()).sum()])
         for weight in (is_nontarget.to(scores), is_target.to(scores))
     ]
-    return share_of_sums(torch.stack(sums))
+    return separation_of_sums(torch.stack(sums))
 
 
-def share_of_sums(sums: Tensor) -> Tensor:
-    r"""Return roughly the share of D_ECE that Gaussian scores would reach, in [-1, 1]; 0 where a class is missing.
+def separation_of_sums(sums: Tensor) -> Tensor:
+    r"""Return D_ECE over its maximum as if scores were Gaussian, negative where targets score lower; 0 without a class.
 
     With the gap :math:`d` between the class means in standard deviations it is
     :math:`\mathrm{sign}(d) (1 - e^{-d^2 / 6.5})`, within 0.012 of D_ECE over its maximum.

@@ -33,7 +33,7 @@ _FAMILY_TITLES = {
     "rank": "Similarity ranks",
     "local": "Local information",
     "speaker": "Single speakers",
-    "crowd": "Population",
+    "population": "Population",
 }
 _ATTRIBUTES = {
     "disclosure": "disclosure ↓ [bit]",

@@ -106,7 +106,7 @@ def has_scores(path: str) -> bool:
         names = _read_table(path, "columns").frame.columns
     else:
         names = re.split("[,\t]", read_bytes(path)[: 1 << 16].decode(errors="replace").split("\n")[0])
-    return "score" in map(_role_of, names)
+    return "score" in map(_column_role, names)
 
 
 def label_trials(scores: TrialFile, key: TrialFile | None, strict: bool = False) -> Trials:
@@ -190,7 +190,7 @@ def _read_trials(
     path: str | Path, columns: Sequence[str] | None, needed: str, expected: str, usual: dict[int, str]
 ) -> TrialFile:
     table = _read_table(path, expected)
-    width, named = table.frame.width, [_role_of(name) for name in table.frame.columns]
+    width, named = table.frame.width, [_column_role(name) for name in table.frame.columns]
     roles = list(columns or []) or (named if table.is_headed else []) or usual.get(width, "").split()
     if needed not in roles or len(roles) != width:
         got = f"columns {', '.join(table.frame.columns)}" if table.is_headed else f"{width} columns"
@@ -211,7 +211,7 @@ def _read_trials(
     return TrialFile(str(path), pl.DataFrame(made))
 
 
-def _role_of(name: str) -> str:
+def _column_role(name: str) -> str:
     return _ROLE_OF.get(name.strip("#\"' \r").lower(), "")
 
 
@@ -268,7 +268,7 @@ def _parse_text(text: str, separator: str | None, path: str | Path, expected: st
         raise InputError(f"expected {width} columns as in the lines before, {got}", path, lines["line"][at])
     frame = lines.select(pl.col("fields").list.get(at).alias(f"column_{at + 1}") for at in range(width))
     first = list(frame.row(0))
-    roles = [_role_of(field) for field in first]
+    roles = [_column_role(field) for field in first]
     if len(first) < 2 or not any(roles) or (separator is None and not all(roles)):
         return _Table(path, frame, lines["line"], is_headed=False)
     names = [name if name not in first[:at] else f"{name} ({at + 1})" for at, name in enumerate(first)]

@@ -229,7 +229,7 @@ def look_up(names: pl.Series, value_of: Mapping[str, str]) -> pl.Series:
 
 
 class Attackable(NamedTuple):
-    """Both sides of some lists of trials; ``group`` is what these are called among others."""
+    """Both sides of some lists of trials; ``group`` is the name of these lists where a system has several."""
 
     original: Column
     protected: Column
@@ -242,7 +242,7 @@ class Attackable(NamedTuple):
         enrolled = trials["enrol"].unique().to_list()
         return {utterance for name in enrolled for utterance in members.get(name, ())}, set(trials["trial"].to_list())
 
-    def missing(self) -> str:
+    def describe_missing(self) -> str:
         """Return what every attacker lacks; an empty text where nothing is missing."""
         references, tested = self.utterances()
         if not set(self.protocol.trials["enrol"].to_list()) <= set(self.protocol.members):
@@ -251,10 +251,10 @@ class Attackable(NamedTuple):
             return f"{min(references & tested)!r} is enrolled with and tested as well"
         if unknown := (references | tested).difference(self.protocol.speaker_of):
             return f"the speaker of {min(unknown)!r} is not known"
-        return self.absent(self.protected)
+        return self.describe_absent(self.protected)
 
-    def absent(self, side: Column) -> str:
-        """Return which utterance a side lacks; attackers learn from pairs of original and protected speech."""
+    def describe_absent(self, side: Column) -> str:
+        """Return a sentence that names an utterance the side lacks; an empty text where it has all."""
         absent = set.union(*self.utterances()).difference(side.rows_by_name())
         return f"it needs both sides of every utterance, and {min(absent)!r} is not in {side.source}" if absent else ""
 
@@ -272,8 +272,8 @@ def add_attacks(
     and PP where protected speech has. Their trials are all pairs of an enrolled speaker and a tested utterance; of one
     group, where there are groups. So are the matrices of DeID and G_VD.
     """
-    missing = next(filter(None, (one.missing() for one in sets)), "")
-    unpaired = missing or next(filter(None, (one.absent(one.original) for one in sets)), "")
+    missing = next(filter(None, (one.describe_missing() for one in sets)), "")
+    unpaired = missing or next(filter(None, (one.describe_absent(one.original) for one in sets)), "")
     notes = [*system.notes, *([f"no DeID and no G_VD: {unpaired}"] if unpaired else [])]
     if missing or (unpaired and not is_attacked):
         return replace(system, notes=tuple(notes), no_attacks=missing if is_attacked else NONE_WANTED)

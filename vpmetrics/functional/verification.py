@@ -191,7 +191,7 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
 def tpr_at_fpr(
     preds: Tensor, target: Tensor, fpr: Sequence[float] = (0.01, 0.001), validate_args: bool = True
 ) -> dict[str, Tensor]:
-    """Compute the share of targets above the threshold that a share ``fpr`` of non-targets exceeds.
+    """Compute the share of targets above the threshold at which a share ``fpr`` of the non-targets lies above.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.

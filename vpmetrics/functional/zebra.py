@@ -14,7 +14,7 @@ from torch.nn.functional import softplus
 
 from vpmetrics._engine.calibration import transferred_llr
 from vpmetrics._engine.measures import (
-    cross_entropy,
+    entropy_of_costs,
     expected_disclosure,
     llr_disclosure,
     minimum_cross_entropy,
@@ -133,7 +133,7 @@ def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_
     miss, false_alarm = (
         torch.stack([softplus(sign * (scores + odd)).mean() for odd in odds]) for sign, scores in sides
     )
-    actual = cross_entropy(miss, false_alarm, odds)
+    actual = entropy_of_costs(miss, false_alarm, odds)
     rows = prior_entropy(odds), minimum, actual
     return ECEProfile(*(row.to(result_dtype(preds)).reshape(prior_log_odds.shape) for row in rows))
 

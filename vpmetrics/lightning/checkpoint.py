@@ -44,8 +44,9 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     larger of the two: ``protected = -original`` deceives an attacker only until they flip the sign. Budgets should
     include ``disclosure`` or one of the strongest attack; a warning says where none does.
 
-    An estimate from few speakers may be within the budget by luck, and the best of many is: with ``confidence``, the
-    upper end of the interval is compared, which ``PrivacyMonitor(intervals=confidence)`` logs.
+    An estimate from few speakers may be within the budget by luck; the best of many estimates usually is. With
+    ``confidence``, the upper end of the interval is compared instead, which
+    ``PrivacyMonitor(intervals=confidence)`` logs.
 
     Only measured weights are saved: not those trained since the last validation, nor of an epoch that
     :class:`PrivacyMonitor` left out, nor with values that are not finite. A resumed run keeps the front, also where

@@ -232,7 +232,7 @@ def _draw_transfer(system: EvaluatedSystem, transfer: Transfer, ax: Axes) -> Non
     for kind, llr in transfer.llr.items():
         profile = actual_cross_entropy(llr, transfer.counts, odds)
         c_ece, cllr = (float(transfer.scalars[f"{name}_{kind}"]) for name in ("c_ece", "cllr"))
-        score_plots.draw_calibrated_profile(profile, c_ece, cllr, ax, kind)
+        score_plots.draw_attacker_profile(profile, c_ece, cllr, ax, kind)
 
 
 def draw_transfer(

@@ -131,7 +131,7 @@ def draw_ece_profile(
     return finish_axes(ax, keys=_PROFILE_KEYS, loc="upper left")
 
 
-def draw_calibrated_profile(profile: Tensor, c_ece: float, cllr: float, ax: Axes, label: str) -> PlotResult:
+def draw_attacker_profile(profile: Tensor, c_ece: float, cllr: float, ax: Axes, label: str) -> PlotResult:
     """Draw the ECE of scores that an attacker calibrated, on the axes of :func:`draw_ece_profile`."""
     odds, name = PROFILE_LOG_ODDS / math.log(10), f"{as_label(label)} [{c_ece:.3f}; {cllr:.3f}]"
     ax.plot(odds, profile.cpu(), **next_style(ax).curve(len(odds)), label=name)
