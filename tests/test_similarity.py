@@ -75,7 +75,8 @@ def test_undefined_ratios():
     flat = torch.full((3, 3), 0.4)
     with pytest.warns(UserWarning, match="no dominant diagonal"):
         assert de_identification(flat, torch.eye(3)).isnan()
-    assert voice_distinctiveness(torch.eye(3), flat) == -math.inf
+    with pytest.warns(UserWarning, match="no dominant diagonal: its voices are all alike, and G_VD is -inf"):
+        assert voice_distinctiveness(torch.eye(3), flat) == -math.inf
     assert de_identification(torch.eye(3), flat) == 1
 
 
@@ -190,7 +191,7 @@ GOOD = {"original": torch.randn(3, 4), "protected": torch.randn(3, 4), "speakers
         ({"speakers": ["a"] * 2}, ValueError, r"`speakers` to have shape \(3,\)"),
         ({"utterances": torch.ones(3)}, TypeError, "`utterances` to have an integer dtype"),
         ({"is_reference": torch.ones(3)}, TypeError, "`is_reference` to be boolean"),
-        ({"original": torch.full((3, 4), math.nan)}, ValueError, "`original` to hold finite numbers, but got 3 of 3"),
+        ({"original": torch.full((3, 4), math.nan)}, ValueError, "`original` to hold finite numbers, but 3 of 3 rows"),
         ({"protected": torch.full((3, 4), math.inf)}, ValueError, "`protected` to hold finite numbers"),
         ({"original": torch.ones(3, 5), "protected": torch.ones(3, 5)}, ValueError, "4 wide.*but got 5"),
     ],

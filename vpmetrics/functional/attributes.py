@@ -135,7 +135,8 @@ def _number_by_value(rows: Tensor, labels: Tensor, numbers: Tensor) -> tuple[Ten
     sums = widen(rows).new_zeros(len(names), rows.shape[1]).index_add(0, index, widen(rows.detach()))
     keys = row_keys(sums / count_values(index, len(names))[:, None])
     values = row_keys(rows)
-    order = sort_by(hash_values((values + values.abs().amax() + 1) * numbers, index, len(names)), keys)
+    largest = values.abs().amax() if len(values) else 0.0
+    order = sort_by(hash_values((values + largest + 1) * numbers, index, len(names)), keys)
     return torch.arange(len(names), device=rows.device), order.argsort()[index]
 
 
