@@ -12,7 +12,16 @@ import torch
 from reference import attacks as reference
 from torch.testing import assert_close
 
-from vpmetrics._engine.moments import CENTRED, STANDARDISED, TrainingPairs, apply_chain, choose_views, unit_rows
+from vpmetrics._engine.moments import (
+    CENTRED,
+    STANDARDISED,
+    TrainingPairs,
+    apply_chain,
+    choose_views,
+    fit_normalisation,
+    measure_moments,
+    unit_rows,
+)
 from vpmetrics.attacks import (
     PLDA,
     STANDARD,
@@ -77,6 +86,12 @@ class TestFormulas:
     def test_centring_is_length_normalisation_around_the_mean(self):
         found, _, (o, p), _ = fitted_and_normalised(Centred(), None)
         assert_close(found, reference.cosines(o, p))
+
+    def test_centring_by_observed_means_is_centring_by_the_means_of_the_same_rows(self):
+        o, p, speakers = voices()
+        solution = Centred().solve_moments(measure_moments(o, p, speakers).statistics(), None)
+        expected = fit_normalisation(unit_rows(p), CENTRED)(unit_rows(p))
+        assert_close(solution.map_side(unit_rows(p), "protected"), expected)
 
     def test_ridge_is_penalised_least_squares(self):
         for attack, to_original in ((RidgeToOriginal(), True), (RidgeToProtected(), False)):

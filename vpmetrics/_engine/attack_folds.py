@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.conditions import Condition
-from vpmetrics._engine.moments import Moments, Solution, TrainingPairs, choose_views, unit_length, unit_rows
+from vpmetrics._engine.moments import UNIT, Moments, Solution, TrainingPairs, choose_views, unit_length, unit_rows
 from vpmetrics._engine.pair_blocks import mark_trials
 from vpmetrics._engine.utterances import (
     EvaluationData,
@@ -232,18 +232,21 @@ class AttackFolds:
 
     def num_settings(self, variant: Variant) -> int:
         """Return how many settings of an attack there are to choose from."""
-        if not is_tuned(variant.attack):
-            return 1
-        return len(variant.attack.settings if variant.is_observed else variant.attack.choices(self.views))
+        return len(self._choices(variant)) if is_tuned(variant.attack) else 1
+
+    def _choices(self, variant: Variant) -> list[tuple[str, Any]]:
+        choices: list[tuple[str, Any]] = variant.attack.choices((UNIT,) if variant.is_observed else self.views)
+        return choices
 
     def fit(self, fold: int, variant: Variant, setting: int) -> FittedAttack:
         """Return an attack fitted with one of its settings on the speakers of all other folds."""
         attack = variant.attack
         if variant.is_observed:
-            return FittedAttack(attack, {None: attack.solve_moments(self._observed, attack.settings[setting])})
+            _, chosen = self._choices(variant)[setting]
+            return FittedAttack(attack, {None: attack.solve_moments(self._observed, chosen)})
         pairs = {group: self._training_pairs(fold, group) for group in variant.groups}
         if is_tuned(attack):
-            choice = attack.choices(self.views)[setting]
+            choice = self._choices(variant)[setting]
             return FittedAttack(attack, {group: attack.solve(each, *choice) for group, each in pairs.items()})
         attack = _fit_own(attack, pairs[None], self.data.protected.embeddings.dtype)
         sides = ((partial(_attack_side, attack, name),) for name in ("original", "protected"))

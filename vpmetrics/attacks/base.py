@@ -254,13 +254,17 @@ def compare(attack: Any, original: Tensor, protected: Tensor) -> Tensor:
 
 def is_tuned(attack: Any) -> bool:
     """Return whether an attack learns and compares as built-in ones do, so that fits and settings may be shared."""
-    kind = type(attack)
-    return isinstance(attack, TunedAttack) and kind.fit is TunedAttack.fit and kind.attack is TunedAttack.attack
+    return isinstance(attack, TunedAttack) and all(
+        getattr(getattr(attack, name), "__func__", None) is getattr(TunedAttack, name) for name in ("fit", "attack")
+    )
 
 
 def learns_from_moments(attack: Any) -> bool:
-    """Return whether an attack can be fitted on observed moments: one whose maps are all there is to it."""
-    return is_tuned(attack) and isinstance(attack, LinearAttack) and type(attack).solve is LinearAttack.solve
+    """Return whether an attack can be fitted on observed moments: no `solve` of a subclass says more than its maps."""
+    if not is_tuned(attack) or not isinstance(attack, LinearAttack):
+        return False
+    order = [next(kind for kind in type(attack).__mro__ if name in vars(kind)) for name in ("solve_moments", "solve")]
+    return issubclass(*order) and (attack.needs != NOTHING or order[0] is not LinearAttack)
 
 
 def separation_of_scores(scores: Tensor, is_target: Tensor, is_nontarget: Tensor) -> Tensor:

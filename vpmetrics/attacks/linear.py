@@ -12,6 +12,7 @@ from torch import Tensor
 from vpmetrics._engine.moments import (
     UNIT,
     Inverse,
+    Normalisation,
     PairStatistics,
     Solution,
     TrainingPairs,
@@ -36,9 +37,9 @@ class Plain(LinearAttack):
     name, needs = "plain", NOTHING
     views: Sequence[str] | None = (UNIT,)
 
-    def solve(self, pairs: TrainingPairs, view: str, setting: None) -> Solution:  # noqa: ARG002
-        """Return the identity of rows as they are normalised."""
-        return Solution(*((pairs.normalisation(side, view),) for side in ("original", "protected")))
+    def maps(self, statistics: PairStatistics, setting: None) -> Maps:  # noqa: ARG002
+        """Return the identity: rows are only normalised."""
+        return Maps()
 
 
 class AbsoluteCosine(Plain):
@@ -67,6 +68,12 @@ class Centred(Plain):
     """
 
     name, needs, views = "centred", PROTECTED, None
+
+    def solve_moments(self, statistics: PairStatistics, setting: None) -> Solution:
+        """Return the subtraction of observed means."""
+        norms = Normalisation(statistics.mean_o), Normalisation(statistics.mean_p)
+        maps = self.maps(statistics, setting)
+        return Solution(*((norm, *chain) for norm, chain in zip(norms, maps.chains(), strict=True)))
 
 
 class WithinClassWhitening(LinearAttack):
