@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import re
 import types
 import warnings
 
 import pytest
 import torch
-from cases import CASES, RUN_CASES, SCORE_CASES, assert_same, entries, join, mapped, updated
+from cases import CASES, EMBEDDING_CASES, RUN_CASES, SCORE_CASES, assert_same, entries, join, mapped, updated
 from dispatched import Dispatched
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torchmetrics import MetricCollection
@@ -210,6 +211,29 @@ def test_undefined_data_is_nan_with_one_warning(case):
 STEPS = (
     "Cllr", "Linkability", "TPRAtFPR", "CalibrationDistortion", "SinglingOut", "StrongestAttack", "AttributeDisclosure",
 )  # fmt: skip
+_OTHERS = torch.randn(6, 6, generator=torch.Generator().manual_seed(1))
+_DEFECTIVE = {
+    r"Every speaker has one utterance \(6 speakers\): add others of them": (_OTHERS, _OTHERS.flip(0), torch.arange(6)),
+    r"All utterances \(6\) are of one speaker: add other speakers": (_OTHERS, _OTHERS.flip(0), torch.zeros(6).long()),
+    "All 6 protected embeddings are equal: check the anonymiser": (_OTHERS, 0 * _OTHERS, torch.arange(6) // 2),
+    "All 6 original embeddings are equal: check the encoder": (0 * _OTHERS, _OTHERS, torch.arange(6) // 2),
+}
+
+
+@pytest.mark.parametrize("defect", _DEFECTIVE)
+@pytest.mark.parametrize("case", EMBEDDING_CASES, ids=str)
+def test_the_warning_of_an_undefined_result_names_what_the_data_lack(case, defect):
+    metric = case.metric()
+    metric.update(*_DEFECTIVE[defect])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        value = metric.compute()
+    reasons = [str(each.message) for each in caught if "The result is NaN" in str(each.message)]
+    assert all(re.search(defect, reason) for reason in reasons)
+    # Equal embeddings disclose nothing, which most metrics can say.
+    assert len(reasons) == 1 or (reasons == [] and not all(part.isnan().all() for part in entries(value)))
+
+
 SMOOTH = [case for case in CASES if not case.name.startswith(STEPS)]
 
 

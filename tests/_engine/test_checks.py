@@ -88,7 +88,10 @@ def test_collapsed_embeddings(value):
     rows = clear()
     assert found(report_of(rows), "protected embeddings")[0] == "ok"
     rows["protected"] = torch.full_like(rows["protected"], value)
-    assert found(report_of(rows), "protected embeddings") == ("failed", "All protected embeddings are the same.")
+    assert found(report_of(rows), "protected embeddings") == (
+        "failed",
+        "All 180 protected embeddings are equal: check the anonymiser and the encoder.",
+    )
     assert found(report_of(rows), "original embeddings")[0] == "ok"
 
 
@@ -103,10 +106,17 @@ def test_one_speaker_holds_most_target_trials(names):
     assert found(report_of(clear()), "target trials")[0] == "ok"
 
 
-@pytest.mark.filterwarnings("ignore:.*The result is NaN", "ignore:.* target trials")
-def test_every_speaker_has_one_utterance():
-    rows = {"original": noise(8, 8), "protected": noise(8, 8, seed=1), "speakers": torch.arange(8)}
-    assert found(report_of(rows), "target trials")[0] == "failed"
+@pytest.mark.filterwarnings("ignore:.*The result is NaN")
+@pytest.mark.parametrize(
+    ("speakers", "message"),
+    [
+        (range(8), "Every speaker has one utterance (8 speakers): add others of them for target trials."),
+        ([7] * 8, "All utterances (8) are of one speaker: add other speakers for non-target trials."),
+    ],
+)
+def test_trials_of_one_kind_are_missing(speakers, message):
+    rows = {"original": noise(8, 8), "protected": noise(8, 8, seed=1), "speakers": torch.tensor(speakers)}
+    assert found(report_of(rows), "trials") == ("failed", message)
 
 
 def test_enrolment_that_was_not_anonymised():

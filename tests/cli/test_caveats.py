@@ -25,7 +25,7 @@ def test_data_too_thin_for_a_value_gives_a_dash_and_a_note(tmp_path, voices, cap
 def test_scores_that_define_nothing_are_refused(tmp_path, capsys):
     (tmp_path / "scores").write_text("a b 1 nontarget\na c 2 nontarget\n")
     run("evaluate", tmp_path / "scores", expect=2)
-    assert "No measure of privacy is defined: there are no target trials" in capsys.readouterr().err
+    assert "No measure of privacy is defined. There are no target trials" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
@@ -66,7 +66,8 @@ def test_embeddings_whose_sign_an_attacker_would_turn_are_noted(tmp_path, voices
         (lambda side: side * (torch.arange(60) > 2)[:, None],
          "all.pt: 3 of 60 rows of the protected embeddings are all zero; no voice is in them"),
         (lambda side: side[:1].expand(60, -1).clone(),
-         "all.pt: all 60 rows of the protected embeddings are the same; no voice is in them"),
+         "Linkability needs scores that are finite and not all the same. All 60 protected embeddings are equal: "
+         "check the anonymiser and the encoder. The result is NaN."),
     ],
 )  # fmt: skip
 def test_embeddings_of_nothing_are_noted(tmp_path, voices, capsys, change, expected):

@@ -202,8 +202,8 @@ def test_sessions_and_references_are_passed_on(tmp_path, voices):
         (lambda o: {"original": o[:, :0]}, "expected original embeddings, numbers of shape (N, D), but got float32"),
         (lambda o: {"protected": torch.where(torch.arange(60)[:, None] % 20 == 7, torch.nan, o)},
          "expected protected embeddings to hold finite numbers, but got 3 of 60 rows with NaN or infinity, first"),
-        (lambda o: {"speakers": torch.zeros(60, dtype=torch.int64)}, "there is one speaker, '0', so there are no non-"),  # noqa: ARG005
-        (lambda o: {"speakers": torch.arange(60)}, "every speaker has one utterance, so there are no target trials"),  # noqa: ARG005
+        (lambda o: {"speakers": torch.zeros(60, dtype=torch.int64)}, "All utterances (60) are of one speaker: add"),  # noqa: ARG005
+        (lambda o: {"speakers": torch.arange(60)}, "Every speaker has one utterance (60 speakers): add"),  # noqa: ARG005
         (lambda o: {"original": o.to(torch.complex64)}, "expected original embeddings, numbers of shape (N, D), but"),
     ],
 )  # fmt: skip

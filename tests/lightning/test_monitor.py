@@ -233,7 +233,7 @@ def test_speakers_may_be_strings_and_embeddings_arrays(pl, form):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda rows, names: (torch.ones_like(rows), names), "val/privacy: All protected embeddings are the same."),
+        (lambda rows, names: (torch.ones_like(rows), names), "val/privacy: All 24 protected embeddings are equal"),
         (lambda rows, names: (rows, torch.arange(len(names))), "val/privacy: Every speaker has one utterance"),
     ],
 )

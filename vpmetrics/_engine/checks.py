@@ -100,19 +100,52 @@ def _sides(data: EvaluationData) -> dict[str, Utterances]:
 def _check_spread(name: str, side: Utterances) -> Check | None:
     if len(side) < 2:
         return None
-    unit = normalize(widen(side.embeddings.detach()), dim=1)
-    spread = float((unit - unit.mean(0)).square().sum(1).mean())
+    spread = _spread(side)
     if spread < _SPREAD:
-        return Check(f"{name} embeddings", FAILED, f"All {name} embeddings are the same.")
+        return Check(f"{name} embeddings", FAILED, _describe_equal(name, side))
     return Check(f"{name} embeddings", OK, f"The {name} embeddings differ (spread {spread:.2g}).")
+
+
+def _spread(side: Utterances) -> float:
+    unit = normalize(widen(side.embeddings.detach()), dim=1)
+    return float((unit - unit.mean(0)).square().sum(1).mean())
+
+
+def _describe_equal(name: str, side: Utterances) -> str:
+    made_by = "the encoder" if name == "original" else "the anonymiser and the encoder"
+    return f"All {len(side):,} {name} embeddings are equal: check {made_by}."
+
+
+def describe_missing_kind(speakers: int, utterances: int) -> str | None:
+    """Return why so many speakers and utterances give no trials of one kind, and what to add; None if they may."""
+    if utterances == 0:
+        return "There are no utterances."
+    if speakers == 1:
+        return f"All utterances ({utterances:,}) are of one speaker: add other speakers for non-target trials."
+    if utterances == speakers:
+        return f"Every speaker has one utterance ({speakers:,} speakers): add others of them for target trials."
+    return None
+
+
+def find_cause(data: EvaluationData) -> str | None:
+    """Return what is wrong with data that give undefined results; None where that is not known."""
+    recordings = torch.cat([side.ids for side in _sides(data).values()]).unique()
+    if len(recordings) == 0:  # of which the reason for NaN speaks itself
+        return None
+    missing = describe_missing_kind(len(data.speakers), len(recordings))
+    equal = (
+        _describe_equal(name, side) for name, side in _sides(data).items() if len(side) > 1 and _spread(side) < _SPREAD
+    )
+    return missing or next(equal, None)
 
 
 def _check_balance(data: EvaluationData, names: Mapping[int, str]) -> Check | None:
     side = data.protected if len(data.protected) else data.original
     counts = widen(count_values(side.speaker_index, len(data.speakers)))
+    missing = describe_missing_kind(int((counts > 0).sum()), len(side))
+    if missing is not None:
+        return Check("trials", FAILED, missing)
     targets = counts * (counts - 1)
-    if len(counts) == 0 or float(targets.sum()) == 0:
-        return Check("target trials", FAILED, "Every speaker has one utterance, so there are no target trials.")
     share = float(targets.amax() / targets.sum())
     if len(counts) > 2 and share > 0.5:
         label = int(data.speakers[int(targets.argmax())])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from vpmetrics._engine.checks import find_cause
+from vpmetrics._engine.distributed import SINGLE_PROCESS, Processes
 from vpmetrics._engine.metric_base import IntervalMetric, PrivacyMetric
 from vpmetrics._engine.population import average_utterances
 from vpmetrics._engine.utterances import (
@@ -19,7 +22,7 @@ from vpmetrics._engine.utterances import (
     encode_labels,
     pack_utterances,
 )
-from vpmetrics._engine.validation import check_sizes, collect_warnings
+from vpmetrics._engine.validation import check_sizes, collect_warnings, explain_undefined
 
 
 class EmbeddingMetric(PrivacyMetric):
@@ -132,20 +135,27 @@ class EmbeddingMetric(PrivacyMetric):
 
     def _batch_value(self, *args: Any, **kwargs: Any) -> Any:
         with collect_warnings(), torch.set_grad_enabled(torch.is_grad_enabled() and self.bandwidth is not None):
-            return self._value(build_data(pack_utterances(*args, **kwargs)))
+            return self._value(_build_explained(pack_utterances(*args, **kwargs)))
 
     def _data(self) -> EvaluationData:
         if len(self.speakers) == 0:
             empty = torch.empty(0, 1, device=self.device)
             labels = torch.empty(0, dtype=torch.int64, device=self.device)
-            return build_data(pack_utterances(empty, empty, labels))
+            return _build_explained(pack_utterances(empty, empty, labels))
         columns = UtteranceColumns(*map(self._concatenate, UtteranceColumns._fields))
         if self.validate_args:
             check_column_recordings(columns)
-        return build_data(columns, self._processes())
+        return _build_explained(columns, self._processes())
 
     def _width(self) -> int | None:
         return self.original[0].shape[-1] if len(self.original) else None
+
+
+def _build_explained(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS) -> EvaluationData:
+    """Return the data of columns; a warning of undefined results will name what they lack."""
+    data = build_data(columns, processes)
+    explain_undefined(partial(find_cause, data))
+    return data
 
 
 class IntervalEmbeddingMetric(EmbeddingMetric, IntervalMetric):

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -295,15 +296,30 @@ class DeferredWarning(NamedTuple):
 
     number: Tensor | None  # None: warn in any case
     text: Callable[[float], str | None]  # None: do not warn
-    is_undefined: bool  # explains a NaN; only the first such warning is shown
+    is_undefined: bool  # explains a NaN; only the first such warning is shown, with what the data lack
 
 
-_deferred: ContextVar[list[DeferredWarning] | None] = ContextVar("_deferred", default=None)
+@dataclass
+class _Collection:
+    """The warnings of a block, and a function that finds what its data lack."""
+
+    warnings: list[DeferredWarning] = field(default_factory=list)
+    find_cause: Callable[[], str | None] = lambda: None
+
+
+_collection: ContextVar[_Collection | None] = ContextVar("_collection", default=None)
 
 
 def warn_undefined(reason: str, condition: Tensor | None = None) -> None:
     """Warn of the reason for a NaN if ``condition`` holds, on rank 0; within collect_warnings once."""
-    _defer(DeferredWarning(condition, lambda is_so: f"{reason} The result is NaN." if is_so else None, True))
+    _defer(DeferredWarning(condition, lambda is_so: reason if is_so else None, is_undefined=True))
+
+
+def explain_undefined(find_cause: Callable[[], str | None]) -> None:
+    """Within collect_warnings, add the text of ``find_cause()`` to the reason for a NaN, if there is one."""
+    collection = _collection.get()
+    if collection is not None:
+        collection.find_cause = find_cause
 
 
 def warn_first(reasons: Mapping[str, Tensor]) -> None:
@@ -321,48 +337,51 @@ def warn_if(number: Tensor, text: Callable[[float], str | None]) -> None:
 def _defer(warning: DeferredWarning) -> None:
     if torch.compiler.is_compiling():  # a graph cannot warn
         return
-    warnings = _deferred.get()
-    if warnings is None:
-        _emit([warning])
+    collection = _collection.get()
+    if collection is None:
+        _emit(_Collection([warning]))
     else:
-        warnings.append(warning)
+        collection.warnings.append(warning)
 
 
-def _emit(warnings: list[DeferredWarning]) -> None:
+def _emit(collection: _Collection) -> None:
     """Read all numbers in one sync, then warn; of several reasons for NaN only the first."""
-    numbers = [widen(each.number.detach()) for each in warnings if each.number is not None]
+    numbers = [widen(each.number.detach()) for each in collection.warnings if each.number is not None]
     values = iter(torch.stack(numbers).tolist() if numbers else ())
     is_explained = False
-    for each in warnings:
+    for each in collection.warnings:
         text = each.text(1 if each.number is None else next(values))
-        if text is not None and not (is_explained and each.is_undefined):
-            rank_zero_warn(text, UserWarning, stacklevel=4)
-            is_explained = is_explained or each.is_undefined
+        if text is None or (is_explained and each.is_undefined):
+            continue
+        if each.is_undefined:
+            is_explained = True
+            text = " ".join(filter(None, (text, collection.find_cause(), "The result is NaN.")))
+        rank_zero_warn(text, UserWarning, stacklevel=4)
 
 
 @contextmanager
 def collect_warnings() -> Iterator[None]:
     """Emit the warnings of this block at its end, with one GPU sync; of several reasons for NaN only the first."""
-    if torch.compiler.is_compiling() or _deferred.get() is not None:
+    if torch.compiler.is_compiling() or _collection.get() is not None:
         yield
         return
-    warnings: list[DeferredWarning] = []
-    token = _deferred.set(warnings)
+    collection = _Collection()
+    token = _collection.set(collection)
     try:
         yield
     finally:
-        _deferred.reset(token)
-    _emit(warnings)
+        _collection.reset(token)
+    _emit(collection)
 
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
     """Suppress warnings, for example for a figure over ever smaller subsets."""
-    token = _deferred.set([])
+    token = _collection.set(_Collection())
     try:
         yield
     finally:
-        _deferred.reset(token)
+        _collection.reset(token)
 
 
 def check_number(name: str, value: Any) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vpmetrics._engine.checks import describe_missing_kind
 from vpmetrics._engine.combination import combine_reports
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.report import ConditionReport, EvaluatedSystem
@@ -242,15 +243,11 @@ def require_something(systems: Sequence[EvaluatedSystem]) -> None:
     targets, nontargets = (
         max(condition.num_trials[kind] for condition in first.report.conditions.values()) for kind in (0, 1)
     )
-    reasons = []
-    if not targets:
-        each = "every speaker has one utterance, so " if len(first.speakers) == first.utterances else ""
-        reasons.append(f"{each}there are no target trials, two utterances of one speaker")
-    if not nontargets:
-        one = f"there is one speaker, {quote(first.speakers[0])}, so " if len(first.speakers) == 1 else ""
-        reasons.append(f"{one}there are no non-target trials, utterances of two speakers")
-    reason = " and ".join(reasons) or "; ".join(first.notes) or "all are NaN"
-    raise InputError(f"No measure of privacy is defined: {reason}.", first.name or None)
+    missing = describe_missing_kind(len(first.speakers), first.utterances) if first.utterances else None
+    lacking = [kind for kind, count in (("target", targets), ("non-target", nontargets)) if not count]
+    trials = f"There are no {' and no '.join(lacking)} trials." if lacking else ""
+    reason = missing or trials or "; ".join(first.notes) or "All are NaN."
+    raise InputError(f"No measure of privacy is defined. {reason}", first.name or None)
 
 
 def _notes_on_sign(name: str, conditions: Mapping[str, ConditionReport], advice: str) -> list[str]:
@@ -266,13 +263,10 @@ def _notes_on_sign(name: str, conditions: Mapping[str, ConditionReport], advice:
 
 
 def _notes_on_rows(name: str, embeddings: Embeddings) -> list[str]:
-    """Note embeddings of nothing, which are perfectly private, too."""
+    """Note embeddings of nothing, which look perfectly private."""
     notes = []
     for side, values in (("original", embeddings.original), ("protected", embeddings.protected)):
         rows, of_side = len(values), f"rows of the {side} embeddings are"
         if zero := int((values == 0).all(dim=1).sum()):
             notes.append(f"{name}: {zero:,} of {rows:,} {of_side} all zero; no voice is in them")
-        difference = (values.double() - values[:1].double()).abs()
-        if zero < rows > 1 and bool((difference <= 1e-6 * values[:1].double().norm()).all()):
-            notes.append(f"{name}: all {rows:,} {of_side} the same; no voice is in them")
     return notes
