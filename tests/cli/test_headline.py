@@ -13,7 +13,13 @@ from vpmetrics._engine.headline import find_headline
 from vpmetrics._engine.report import EvaluatedSystem, _headline_scalars
 from vpmetrics._engine.speaker_disclosure import WorstSpeaker
 from vpmetrics._engine.trial_list import TrialList, report_trials
-from vpmetrics.cli.comparison import pairs_of, table_of_changes, verdict_of_systems
+from vpmetrics.cli.comparison import (
+    check_comparison,
+    pairs_of,
+    table_of_changes,
+    table_of_systems,
+    verdict_of_systems,
+)
 from vpmetrics.cli.summary import THRESHOLDS, comparison_lines, rank_systems, summary_lines, summary_rows, verdict_of
 
 
@@ -135,6 +141,26 @@ def test_systems_are_ranked_by_what_they_disclose():
     headline = verdict_of_systems([weak, strong])
     assert headline.title == "strong discloses least."
     assert "Voices stay most distinct with weak (G_VD −0.10 dB)." in headline.sentences
+
+
+def test_data_sets_and_parts_of_a_combined_system_do_not_compete():
+    one, other = (
+        [
+            replace(system(f"{name} {dataset}", distance), dataset=dataset)
+            for dataset, distance in (("dev", dev), ("test", test))
+        ]
+        for name, dev, test in (("a", 0.1, 2.0), ("b", 1.0, 1.0))
+    )
+    part = replace(system("b test, x-vectors", 0.0), dataset="test", part_of="b test")
+    copy = replace(part, name="b test, ECAPA")
+    verdict = verdict_of_systems([*one, *other, part, copy])
+    assert verdict.title == "b test discloses least."
+    assert "On dev: a dev discloses least." in verdict.sentences
+    lines = comparison_lines([part, *one, *other])[1:]
+    assert [line.split("  0.")[0].rstrip() for line in lines] == ["a dev", "b dev", "b test", "  x-vectors", "a test"]
+    assert check_comparison([*one, *other, part, copy]) == []
+    rows = {str(row[0]): row[1].tone for row in table_of_systems([*one, *other, part], "t").rows}
+    assert rows == {"a dev": "best", "b dev": "", "a test": "", "b test": "best", "b test, x-vectors": ""}
 
 
 LONG = "an_attack_whose_name_goes_on_and_on_without_end_and_without_a_single_space"

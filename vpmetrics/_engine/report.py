@@ -153,7 +153,7 @@ class EvaluatedSystem:
     of a training. ``groups``: the same of parts of the trials, by name; ``weights``: their weights in an average.
     ``no_attacks``: why no attack was tried. ``utility``: values such as a word error rate, by name. ``attributes``:
     disclosure of each attribute of speakers. ``dataset``: the data set of a challenge. ``attack_models``: what a
-    challenge calls its conditions.
+    challenge calls its conditions. ``part_of``: name of the system that combines this one with those of other encoders.
     """
 
     name: str
@@ -169,6 +169,7 @@ class EvaluatedSystem:
     attributes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     dataset: str = ""
     attack_models: Mapping[str, str] = field(default_factory=dict)
+    part_of: str = ""
 
     @cached_property
     def scalars(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from itertools import combinations
 from typing import NamedTuple
 
+from vpmetrics._engine.checks import Check, check_systems
 from vpmetrics._engine.jackknife import Difference, compare_jackknives
 from vpmetrics._engine.registry import CI_SUFFIXES, FAMILIES, Scalar, Unit, scalar, scalar_key, utility_direction
 from vpmetrics._engine.report import EvaluatedSystem, original_name
@@ -15,10 +16,10 @@ from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.summary import (
     MOST,
     Verdict,
+    comparable_systems,
     disclosure_of,
     explain_no_attack,
     headline_of,
-    rank_systems,
     strongest_attack,
     verdict_of,
 )
@@ -63,8 +64,15 @@ def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Se
         columns: Keys of scalars, names of :data:`PRESETS` or of utilities.
     """
     entries = _expand_columns(columns, systems, dict.fromkeys(name for system in systems for name in system.utility))
-    cells = [_mark_best([_cell_of(entry, system) for system in systems], entry.direction) for entry in entries]
-    rows = list(zip([Cell(clean(system.name)) for system in systems], *cells, strict=True))
+    best = [_best_texts(entry, systems) for entry in entries]
+    rows = []
+    for system in systems:
+        cells = [_cell_of(entry, system) for entry in entries]
+        marked = [
+            cell._replace(tone="best") if not system.part_of and cell.text == texts.get(system.dataset) else cell
+            for cell, texts in zip(cells, best, strict=True)
+        ]
+        rows.append((Cell(clean(system.name)), *marked))
     originals: dict[str, EvaluatedSystem] = {}
     for system in systems:
         if "OO" in system.report.conditions:
@@ -140,30 +148,43 @@ def _cell_of_original(entry: Scalar, system: EvaluatedSystem) -> Cell:
     return format_cell(entry, 0.0 if entry.key in _UNHARMED else math.nan)
 
 
-def _mark_best(cells: Sequence[Cell], direction: str | None) -> list[Cell]:
-    defined_cells = [cell for cell in cells if not math.isnan(cell.value)]
-    if direction is None or len({cell.text for cell in defined_cells}) < 2:
-        return list(cells)
-    best = (min if direction == "low" else max)(defined_cells, key=lambda cell: cell.value)
-    return [cell._replace(tone="best") if cell.text == best.text else cell for cell in cells]
+def _best_texts(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
+    """Return the best value of each data set as it is shown; none where all competing systems have the same."""
+    best = {}
+    for dataset, some in comparable_systems(systems).items() if entry.direction else ():
+        cells = [cell for system in some if not math.isnan((cell := _cell_of(entry, system)).value)]
+        if len({cell.text for cell in cells}) > 1:
+            best[dataset] = (min if entry.direction == "low" else max)(cells, key=lambda cell: cell.value).text
+    return best
 
 
 def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair] = ()) -> Verdict:
-    """Return who discloses least, as far as ``pairs`` tell, and whose voices stay most distinct."""
-    ranked = [system for system in rank_systems(systems) if not math.isnan(headline_of(system).disclosure)]
-    if not ranked:
-        return verdict_of(systems[0])
+    """Return who discloses least, as far as ``pairs`` tell, and whose voices stay most distinct.
+
+    Of several data sets it is the verdict on the last, the test set, and a sentence on every other.
+    """
+    *others, last = comparable_systems(systems).values()
+    verdict = _verdict_of_ranked(last, pairs)
+    sentences = [f"On {some[0].dataset}: {_verdict_of_ranked(some, pairs).title}" for some in others]
+    return verdict._replace(sentences=(*verdict.sentences, *sentences))
+
+
+def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]) -> Verdict:
+    """Return the verdict on systems of one data set, ranked."""
+    ranked = [system for system in systems if not math.isnan(headline_of(system).disclosure)]
+    verdict = verdict_of(systems[0])
+    if len(systems) == 1 or not ranked:
+        return verdict._replace(title=f"{systems[0].name}: {verdict.title.lower()}")
     best, worst = ranked[0], ranked[-1]
     least, most = (str(disclosure_of(system)) for system in (best, worst))
     title = f"{best.name} discloses least."
     sentences = [f"{best.name} discloses {least} bit, {worst.name} {most}, of {MOST:.3f} at most."]
     undecided = [pair for pair in pairs if best.name in pair[:2] and not pair.difference.is_significant]
     if undecided:
-        others = ", ".join(name for pair in undecided for name in pair[:2] if name != best.name)
-        title = f"{best.name} discloses least, but these data do not tell it apart from {others}."
+        names = ", ".join(name for pair in undecided for name in pair[:2] if name != best.name)
+        title = f"{best.name} discloses least, but these data do not tell it apart from {names}."
     if len(ranked) > 1 and least == most:
         title, sentences = f"All disclose {least} bit.", []
-    verdict = verdict_of(best)
     sentences += [f"Leakage of {best.name} is {verdict.level}.", *verdict.reasons]
     distinct = {system.name: make_cell("gvd", system) for system in systems if math.isfinite(system.scalar("gvd"))}
     if len({cell.text for cell in distinct.values()}) > 1:
@@ -174,9 +195,17 @@ def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
     return Verdict(verdict.level, title, tuple(sentences))
 
 
+def check_comparison(systems: Sequence[EvaluatedSystem]) -> list[Check]:
+    """Return a check for every two competing systems with identical scores."""
+    groups = comparable_systems(systems).values()
+    return [check for some in groups for check in check_systems({system.name: system.report for system in some})]
+
+
 def pairs_of(systems: Sequence[EvaluatedSystem], confidence: float | None) -> list[Pair]:
-    """Return all pairs of systems that were measured on the same speakers, compared by their disclosure."""
-    pairs = (_compare(*two, "disclosure", confidence) for two in combinations(systems, 2))
+    """Return all pairs of competing systems that were measured on the same speakers, compared by their disclosure."""
+    order = [system.name for system in systems]
+    groups = (sorted(some, key=lambda one: order.index(one.name)) for some in comparable_systems(systems).values())
+    pairs = (_compare(*two, "disclosure", confidence) for some in groups for two in combinations(some, 2))
     return [pair for pair in pairs if pair is not None]
 
 

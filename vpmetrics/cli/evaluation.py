@@ -102,7 +102,7 @@ def combine_systems(name: str, systems: Mapping[str, EvaluatedSystem]) -> list[E
         raise InputError(str(error), name) from None
     notes = dict.fromkeys(note for system in systems.values() for note in system.notes)
     leading = replace(systems[combined.encoder], name=name, report=combined.report, notes=tuple(notes))
-    return [leading, *systems.values()]
+    return [leading, *(replace(system, part_of=name) for system in systems.values())]
 
 
 def evaluate_trials(

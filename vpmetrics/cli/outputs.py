@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vpmetrics import __version__
-from vpmetrics._engine.checks import check_systems
 from vpmetrics._engine.registry import CI_SUFFIXES
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics.cli import end_at_once
 from vpmetrics.cli.comparison import (
     Pair,
+    check_comparison,
     pairs_of,
     table_of_changes,
     table_of_pairs,
@@ -212,7 +212,7 @@ def _print(content: Content, options: Namespace, console: Console) -> None:
 
     systems, lines = content.systems, summary_lines(content.systems[0])
     if len(systems) > 1:
-        checks = check_systems({system.name: system.report for system in systems})
+        checks = check_comparison(systems)
         verdict = verdict_lines(verdict_of_systems(systems, content.pairs))
         lines = [*verdict, "", *check_lines(checks), *comparison_lines(systems)]
     says = [(printable(f"{path}: {what}"), "dim") for path, what in content.run.inputs.items() if options.all]

@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vpmetrics import __version__
-from vpmetrics._engine.checks import Check, check_systems
+from vpmetrics._engine.checks import Check
 from vpmetrics._engine.headline import HIGH_LEAKAGE, LOW_LEAKAGE
 from vpmetrics._engine.registry import CONDITION_TITLES, scalar
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics.cli.comparison import verdict_of_systems
+from vpmetrics.cli.comparison import check_comparison, verdict_of_systems
 from vpmetrics.cli.results import inputs_of
 from vpmetrics.cli.summary import (
     MARKS,
@@ -131,7 +131,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
 
 
 def _checks_of_all(systems: Sequence[EvaluatedSystem]) -> list[Check]:
-    checks = check_systems({system.name: system.report for system in systems})
+    checks = check_comparison(systems)
     for system in systems:
         name = f"{system.name}: " if len(systems) > 1 else ""
         checks += [check._replace(name=f"{name}{check.name}") for check in system.report.checks]

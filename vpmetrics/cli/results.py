@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from vpmetrics import __version__
-from vpmetrics._engine.checks import check_systems
 from vpmetrics._engine.registry import SPEAKER, TAG, scalar, scalar_key
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics.cli.comparison import Pair
+from vpmetrics.cli.comparison import Pair, check_comparison
 from vpmetrics.cli.inputs import InputError, reason_of
 from vpmetrics.cli.summary import headline_of, sort_checks, strongest_attack, verdict_of, worst_speaker_name
 from vpmetrics.cli.tables import average_of_groups
@@ -48,7 +47,7 @@ def results_of(
         "settings": dict(run.settings),
         "inputs": inputs_of(run),
         "files": sorted(files),
-        "checks": [check._asdict() for check in check_systems({system.name: system.report for system in systems})],
+        "checks": [check._asdict() for check in check_comparison(systems)],
         "scalars": {
             key: {
                 "heading": entry.heading,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vpmetrics._engine.checks import Check
 from vpmetrics._engine.headline import HIGH_LEAKAGE, LOW_LEAKAGE, Headline
@@ -118,8 +118,23 @@ def worst_speaker_name(system: EvaluatedSystem) -> str:
 
 
 def rank_systems(systems: Sequence[EvaluatedSystem]) -> list[EvaluatedSystem]:
-    """Return systems by what they disclose, the least first and those of which it is not known last."""
-    return sorted(systems, key=lambda system: (math.isnan(bits := headline_of(system).disclosure), bits))
+    """Return the systems of each data set, the least disclosure first and the unknown last, parts after their whole."""
+    bits = {system.name: headline_of(system).disclosure for system in systems}
+
+    def order(system: EvaluatedSystem) -> tuple[Any, ...]:
+        whole = system.part_of or system.name
+        return system.dataset, math.isnan(bits[whole]), bits[whole], whole, bool(system.part_of), bits[system.name]
+
+    return sorted(systems, key=order)
+
+
+def comparable_systems(systems: Sequence[EvaluatedSystem]) -> dict[str, list[EvaluatedSystem]]:
+    """Return by data set the systems that compete, ranked; a part of a combined system does not."""
+    groups: dict[str, list[EvaluatedSystem]] = {}
+    for system in rank_systems(systems):
+        if not system.part_of:
+            groups.setdefault(system.dataset, []).append(system)
+    return groups
 
 
 def _describe_attacker(system: EvaluatedSystem) -> list[str]:
@@ -200,8 +215,11 @@ def summary_lines(system: EvaluatedSystem) -> list[str]:
 
 
 def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
-    """Return one line per system of at most 80 columns, the least disclosure first."""
-    names = {system.name: shorten(clean(system.name), 22) for system in systems}
+    """Return one line per system of at most 80 columns, ranked."""
+    names = {
+        system.name: "  " * bool(system.part_of) + shorten(clean(system.name.removeprefix(f"{system.part_of}, ")), 22)
+        for system in systems
+    }
     width = max(6, *map(len, names.values()))
     lines = [f"{'system':<{width}}  {'disclosure [bit]':<22}{'verdict':<10}{'strongest attack'}"]
     for system in rank_systems(systems):
