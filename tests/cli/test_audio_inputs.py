@@ -177,12 +177,27 @@ def test_what_is_wrong_with_recordings_is_said(tmp_path, folders, monkeypatch, c
     assert said.count("\n") == 1
 
 
-def test_what_is_left_out_is_noted(tmp_path, folders, encoder):
+def test_partial_leaves_out_what_is_missing_and_counts_it(tmp_path, folders, encoder, capsys):
     protected = write_voices(tmp_path / "p", "_anon", 1.3)
     (protected / "p0/p0_0_anon.wav").unlink()
     (protected / "p1/p1_0_anon.wav").write_bytes(b"RIFF")
-    options = ["--encoder", encoder, "--partial", "--no-attacks", "--intervals", "0", "--json", tmp_path / "r.json"]
-    run("evaluate", folders / "o", protected, *options)
+    enrolled = [f"p{speaker}/p{speaker}_{number}" for speaker in range(4) for number in (0, 1)]
+    (tmp_path / "list").write_text("\n".join([*enrolled, "nobody"]))
+    options = ["--encoder", encoder, "--references", tmp_path / "list", "--no-attacks", "--intervals", "0"]
+    run("evaluate", folders / "o", protected, *options, "--partial", "--json", tmp_path / "r.json")
     notes = " ".join(notes_of(tmp_path / "r.json"))
-    assert "they are left out" in notes
-    assert "p1_0_anon.wav" in notes
+    assert "1 of 16 original recordings have no protected one" in notes
+    assert "p1_0_anon.wav is cut off" in notes
+    assert "list: 3 of 9 utterances have no embeddings, first 'nobody'; they are left out" in notes
+    voices = embed_pairs(pair_recordings(folders / "o", protected, partial=True), encoder, partial=True)
+    speakers = torch.tensor([int(name[1]) for name in voices.speakers])
+    is_reference = torch.tensor([name in enrolled for name in voices.utterances])
+    metric = VoicePrivacy(enrolment="utterance", attacks=None, metrics="all")
+    metric.update(voices.original, voices.protected, speakers, is_reference)
+    expected, got = metric.compute(), scalars_of(tmp_path / "r.json")
+    assert int(is_reference.sum()) == 6
+    for key in ("oo_d_ece", "op_d_ece"):
+        assert got[key] == pytest.approx(float(expected[key]), abs=1e-6), key
+    run("evaluate", folders / "o", folders / "a", *options, expect=2)
+    message = "embeddings of all 9 utterances, but 1 are missing, first 'nobody'; --partial leaves them out"
+    assert message in capsys.readouterr().err

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics.cli.embeddings import Column, Embeddings, find_references
+from vpmetrics.cli.embeddings import Column, Embeddings, mark_references
 from vpmetrics.cli.inputs import InputError, record_file, suffix_of
 from vpmetrics.cli.outputs import Sample
 from vpmetrics.cli.progress import show_progress
@@ -107,9 +107,6 @@ def embed_sides(
         notes.append(f"{network.name} is a weak encoder: others, by --encoder, may tell speakers better")
     if embedded.speakers is None:
         raise InputError("expected the speaker of every recording, but some are unknown", original)
-    # Segments of a recording are called utterance#1 and so on.
-    names = [name.rpartition("#")[0] if encoder == "f0" else name for name in embedded.utterances]
-    is_reference = find_references(names, options)
     columns = [_number(labels) for labels in (embedded.speakers, embedded.sessions, embedded.groups)]
     (speakers, speaker_names), (sessions, _), (groups, group_names) = columns
     embeddings = Embeddings(
@@ -119,13 +116,14 @@ def embed_sides(
         speaker_names,
         notes=tuple(notes),
         sessions=sessions,
-        is_reference=is_reference,
         groups=groups,
         group_names=group_names,
         utterance_names=tuple(embedded.utterances),
     )
+    # Segments of a recording are called utterance#1 and so on.
+    names = [name.rpartition("#")[0] if encoder == "f0" else name for name in embedded.utterances]
     original_of = {two.path: one.path for one, two in zip(pairs.original, pairs.protected, strict=True)}
-    return embeddings, [(original_of[row.path], row.path) for row in embedded.rows]
+    return mark_references(embeddings, names, options), [(original_of[row.path], row.path) for row in embedded.rows]
 
 
 def _number(labels: Sequence[str] | None) -> tuple[Any, tuple[str, ...]]:

@@ -217,7 +217,7 @@ def read_embeddings(
         notes += (f"rows of {original.source} and {protected.source} were paired by position: they have no names",)
     names = columns["original"].utterances
     packed = _pack(columns)._replace(notes=notes, utterance_names=tuple(names or ()))
-    packed = packed._replace(is_reference=find_references(names, options))
+    packed = mark_references(packed, names, options)
     if (path := getattr(options, "groups", None)) is None:
         return packed
     labels = packed.labels(read_map(path, ("utterance", "group")), path)
@@ -225,22 +225,28 @@ def read_embeddings(
     return packed._replace(groups=groups, group_names=group_names)
 
 
-def find_references(names: Sequence[str] | None, options: Namespace) -> Tensor | None:
-    """Return which of the utterances a list of references holds; None without a list."""
+def mark_references(embeddings: Embeddings, names: Sequence[str] | None, options: Namespace) -> Embeddings:
+    """Set which rows are references by a list of utterances, where one is given."""
     given = [getattr(options, name, None) for name in ("references", "enrolls")]
     if all(given):
         raise InputError("Expected --references or --enrolls, but got both.")
     path = given[0] or given[1]
     if path is None:
-        return None
+        return embeddings
     if names is None:
         raise InputError("expected embeddings that name their utterances, but got rows without names", path)
     enrolled = set(read_list(path))
-    missing = enrolled.difference(names)
-    if missing and not (options.partial and len(missing) < len(enrolled)):
-        message = f"expected embeddings of all {len(enrolled):,} utterances, but {len(missing):,} are missing"
-        raise InputError(f"{message}, first {quote(min(missing))}", path)
-    return torch.tensor([name in enrolled for name in names])
+    if missing := enrolled.difference(names):
+        first = f"first {quote(min(missing))}"
+        if not options.partial or len(missing) == len(enrolled):
+            message = f"expected embeddings of all {len(enrolled):,} utterances, but {len(missing):,} are missing"
+            hint = "; --partial leaves them out" if len(missing) < len(enrolled) else ""
+            raise InputError(f"{message}, {first}{hint}", path)
+        note = (
+            f"{path}: {len(missing):,} of {len(enrolled):,} utterances have no embeddings, {first}; they are left out"
+        )
+        embeddings = embeddings._replace(notes=(*embeddings.notes, note))
+    return embeddings._replace(is_reference=torch.tensor([name in enrolled for name in names]))
 
 
 def read_plda(path: str, utt2spk: str | None = None, kind: str | None = None) -> PLDA:
