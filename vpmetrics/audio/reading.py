@@ -27,7 +27,7 @@ def printable(name: object) -> str:
 
 
 def decode_audio(data: bytes) -> tuple[Tensor, int]:
-    """Decode the content of an audio file and average its channels.
+    """Decode the content of an audio file, check its samples, and average its channels.
 
     Args:
         data: Bytes of a wav, flac, ogg or mp3 file, recognised by content.
@@ -53,7 +53,7 @@ def decode_audio(data: bytes) -> tuple[Tensor, int]:
             parts = [np.empty((0, file.channels), dtype=np.float32)]
             while len(part := file.read(_FRAMES_AT_ONCE, dtype="float32", always_2d=True)):
                 parts.append(part)
-            samples = torch.from_numpy(np.concatenate(parts))
+            samples = np.concatenate(parts)
     except (soundfile.SoundFileError, RuntimeError) as error:
         reason = str(error).rpartition(">: ")[2].strip().rstrip(".") or "unknown format"
         raise AudioError(f"is no audio that can be read ({reason})") from None
@@ -61,23 +61,18 @@ def decode_audio(data: bytes) -> tuple[Tensor, int]:
         raise AudioError("has no samples that can be read")
     if len(samples) < expected:
         raise AudioError(f"is cut off: it has {len(samples):,} of {expected:,} samples")
-    _check_samples(samples)
-    return samples.mean(1) if samples.shape[1] > 1 else samples.squeeze(1), rate
-
-
-def _check_samples(samples: Tensor) -> None:
-    level = samples.abs()
+    level = np.abs(samples)
     peak = level.max()
-    if not peak.isfinite():
+    if not np.isfinite(peak):
         raise AudioError("has NaN or infinite samples")
     if peak < SILENCE:
         raise AudioError("is silent")
-    # Flat tops, in any channel: an average of channels hides them. 16 bits end at 1 - 1/32768 and at -1.
+    # Flat peaks in any channel: an average of channels hides them. 16 bits end at 1 - 1/32768 and at -1.
     at_peak = level >= peak * (1 - 5e-5)
-    if at_peak.count_nonzero() > CLIPPED_SHARE * len(samples):
-        share = float((at_peak[1:] & at_peak[:-1]).sum(0).max()) / len(samples)
-        if share > CLIPPED_SHARE:
-            raise AudioError(f"is clipped: {share:.0%} of its samples lie on flat peaks")
+    clipped_share = (at_peak[1:] & at_peak[:-1]).sum(0).max() / len(samples)
+    if clipped_share > CLIPPED_SHARE:
+        raise AudioError(f"is clipped: {clipped_share:.0%} of its samples lie on flat peaks")
+    return torch.from_numpy(samples.mean(1)), rate
 
 
 def read_audio(path: str | Path, sample_rate: int) -> Tensor:

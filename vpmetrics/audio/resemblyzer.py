@@ -53,8 +53,8 @@ class Resemblyzer(nn.Module):
 
     def forward(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
         """Embed waveforms ``(B, T)``, zero beyond ``lengths (B,)``, as ``(B, 256)``."""
-        energy = waveforms.square().sum(1) / lengths
-        waveforms = waveforms * (_LEVEL / energy.clamp(min=1e-16).sqrt()).clamp(min=1)[:, None]
+        level = torch.linalg.vector_norm(waveforms, dim=1) / lengths.sqrt()
+        waveforms = waveforms * (_LEVEL / level.clamp(min=1e-8)).clamp(min=1)[:, None]
         starts = [_partial_starts(length) for length in lengths.tolist()]
         rows = torch.tensor([row for row, own in enumerate(starts) for _ in own], device=waveforms.device)
         first = torch.tensor([start for own in starts for start in own], device=waveforms.device)
