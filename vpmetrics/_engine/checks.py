@@ -27,6 +27,11 @@ class Check(NamedTuple):
     status: str
     message: str
 
+    @property
+    def is_ok(self) -> bool:
+        """Whether nothing speaks against the evaluation here."""
+        return self.status == OK
+
 
 def check_report(report: PrivacyReport, data: EvaluationData | None) -> list[Check]:
     """Return the checks that this evaluation allows; those of embeddings only where there are embeddings."""

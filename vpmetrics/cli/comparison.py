@@ -20,6 +20,7 @@ from vpmetrics.cli.summary import (
     disclosure_of,
     explain_no_attack,
     headline_of,
+    sort_checks,
     strongest_attack,
     verdict_of,
 )
@@ -193,6 +194,21 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
     spared = [system for system in ranked if strongest_attack(system, headline_of(system).condition) is None]
     sentences += [explain_no_attack(system) for system in spared[:1]]
     return Verdict(verdict.level, title, tuple(sentences))
+
+
+def check_all(systems: Sequence[EvaluatedSystem]) -> list[Check]:
+    """Return the checks of all competing systems, the worst first; what is the same of several is said once."""
+    groups = comparable_systems(systems).values()
+    competing = [system for some in groups for system in some]
+    names: dict[Check, list[str]] = {}
+    for system in competing:
+        for check in system.report.checks:
+            names.setdefault(check, []).append(system.name)
+    checks = [
+        check if len(some) == len(competing) else check._replace(name=f"{check.name}, {', '.join(some)}")
+        for check, some in names.items()
+    ]
+    return sort_checks([*check_comparison(systems), *checks])
 
 
 def check_comparison(systems: Sequence[EvaluatedSystem]) -> list[Check]:

@@ -15,7 +15,7 @@ from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics.cli import end_at_once
 from vpmetrics.cli.comparison import (
     Pair,
-    check_comparison,
+    check_all,
     pairs_of,
     table_of_changes,
     table_of_pairs,
@@ -212,9 +212,8 @@ def _print(content: Content, options: Namespace, console: Console) -> None:
 
     systems, lines = content.systems, summary_lines(content.systems[0])
     if len(systems) > 1:
-        checks = check_comparison(systems)
         verdict = verdict_lines(verdict_of_systems(systems, content.pairs))
-        lines = [*verdict, "", *check_lines(checks), *comparison_lines(systems)]
+        lines = [*verdict, "", *check_lines(check_all(systems)), *comparison_lines(systems)]
     says = [(printable(f"{path}: {what}"), "dim") for path, what in content.run.inputs.items() if options.all]
     says += [(line, "bold" if number == 0 else "") for number, line in enumerate([*lines, ""])]
     for line, style in says:

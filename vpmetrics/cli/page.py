@@ -16,11 +16,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vpmetrics import __version__
-from vpmetrics._engine.checks import Check
 from vpmetrics._engine.headline import HIGH_LEAKAGE, LOW_LEAKAGE
 from vpmetrics._engine.registry import CONDITION_TITLES, scalar
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics.cli.comparison import check_comparison, verdict_of_systems
+from vpmetrics.cli.comparison import check_all, verdict_of_systems
 from vpmetrics.cli.results import inputs_of
 from vpmetrics.cli.summary import (
     MARKS,
@@ -30,7 +29,6 @@ from vpmetrics.cli.summary import (
     disclosed_in,
     rank_systems,
     shares_of,
-    sort_checks,
     summary_rows,
     verdict_of,
 )
@@ -102,7 +100,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         title=content.title,
         lead=content.lead,
         headline=verdict_of_systems(systems, content.pairs) if several else verdict_of(systems[0]),
-        checks=_checks_of_all(systems),
+        checks=check_all(systems),
         marks=MARKS,
         thresholds=THRESHOLDS,
         limits=[100 * bits / MOST for bits in (LOW_LEAKAGE, HIGH_LEAKAGE)],
@@ -128,11 +126,3 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         command=shlex.join(content.run.command),
         inputs=inputs_of(content.run),
     )
-
-
-def _checks_of_all(systems: Sequence[EvaluatedSystem]) -> list[Check]:
-    checks = check_comparison(systems)
-    for system in systems:
-        name = f"{system.name}: " if len(systems) > 1 else ""
-        checks += [check._replace(name=f"{name}{check.name}") for check in system.report.checks]
-    return sort_checks(checks)

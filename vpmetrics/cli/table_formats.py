@@ -114,7 +114,7 @@ def _latex_table(table: Table, rows: Sequence[Sequence[Cell]], intervals: bool) 
     caption = _escape_latex(" ".join(filter(None, (table.title and f"{table.title}.", table.caption))))
     lines = [
         rf"\begin{{{kind}}}[t]\centering\footnotesize\setlength{{\tabcolsep}}{{4pt}}",
-        rf"\caption{{{caption}}}",
+        rf"\caption{{{caption}}}\vspace{{3pt}}",
         # Scaled down where even a page is too narrow.
         r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
