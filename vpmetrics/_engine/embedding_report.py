@@ -16,6 +16,7 @@ from vpmetrics._engine.identification_scalars import IdentificationNumbers, Popu
 from vpmetrics._engine.jackknife import (
     Jackknife,
     ReplicateCounts,
+    ScoreCells,
     count_replicates,
     group_speakers,
     jackknife_of,
@@ -29,14 +30,13 @@ from vpmetrics._engine.precision import result_dtype
 from vpmetrics._engine.report import ConditionReport, PrivacyReport, join_conditions
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_disclosure import (
-    PermutedTargets,
     SpeakerDisclosure,
     WorstSpeaker,
+    count_permuted_targets,
     disclose_speakers,
     find_worst_speaker,
     identify_speakers,
     linkability_chance,
-    permute_targets,
     speaker_scalars,
 )
 from vpmetrics._engine.speaker_similarity import SimilaritySummary, mean_score_matrix, summarize_similarity
@@ -47,6 +47,7 @@ from vpmetrics._engine.validation import suppress_warnings, warn_if
 if TYPE_CHECKING:
     from vpmetrics._engine.cross_fitting import CrossFittedAttacks, StrongestResult
 
+_SPEAKER_CELLS = 1 << 8  # of the score axis that trials of single speakers are counted in
 _COARSE_BINS = 0.01  # bits of D_ECE; a larger error by binning is warned of
 _Numbers = tuple[dict[str, Tensor], Jackknife | None]  # scalars of some families, and their jackknife
 
@@ -120,8 +121,12 @@ class _ConditionEvaluation:
         )
 
     @cached_property
-    def permuted(self) -> PermutedTargets:
-        return permute_targets(self.pairs)
+    def cells(self) -> ScoreCells:
+        return ScoreCells(self.scores, most=_SPEAKER_CELLS)
+
+    @cached_property
+    def permuted(self) -> Tensor:
+        return count_permuted_targets(self.pairs, self.cells)
 
     @cached_property
     def speakers(self) -> SpeakerDisclosure:
@@ -155,7 +160,7 @@ class _ConditionEvaluation:
     def worst_speaker(self) -> WorstSpeaker | None:
         if self.condition.name != "OP" or self.settings.bandwidth is not None:
             return None
-        worst = find_worst_speaker(self.pairs, self.scores, self.permuted)
+        worst = find_worst_speaker(self.pairs, self.cells, self.permuted)
         return worst._replace(d_ece=worst.d_ece[self.data.speakers.argsort(stable=True)])
 
 
@@ -179,7 +184,7 @@ def _diagonal_dominance(one: _ConditionEvaluation) -> _Numbers:
 
 def _linkability_chance(one: _ConditionEvaluation) -> _Numbers:
     is_smooth = one.settings.bandwidth is not None
-    return {} if is_smooth else {"linkability_chance": linkability_chance(one.scores, one.permuted)}, None
+    return {} if is_smooth else {"linkability_chance": linkability_chance(one.scores, one.cells, one.permuted)}, None
 
 
 def _worst_speaker(one: _ConditionEvaluation) -> _Numbers:

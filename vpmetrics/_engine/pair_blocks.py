@@ -19,7 +19,7 @@ from vpmetrics._engine.utterances import Utterances, count_values, order_speaker
 BLOCK_SIZE = 512  # rows and columns: large enough for a fast product, small enough for a core's cache
 # Up to here, in both orders of a pair, every score is kept in double precision; beyond, scores share bins.
 FEW_PAIRS = 1 << 22
-_TARGET_BLOCK_SIZE = 128  # of blocks of which only targets are used
+_TARGET_ROWS = 16  # of blocks of which only targets are used, and as many more as one speaker has
 _ROUNDED_BITS = {torch.float64: 12, torch.float32: 4}  # last bits dropped, so that scores equal on paper are equal
 
 
@@ -85,6 +85,7 @@ class PairBlocks:
         self.scorer, self.condition, self.num_speakers = scorer, condition, num_speakers
         self.processes = SINGLE_PROCESS if len(enrolment) * len(test) <= FEW_PAIRS else processes
         self.block_size = block_size or (BLOCK_SIZE if enrolment.embeddings.device.type == "cpu" else 2 * BLOCK_SIZE)
+        self._group_rows = self.block_size
         is_wide = self.is_exact and scorer.is_builtin
         dtype = wide_dtype(enrolment.embeddings.device) if is_wide else at_least_float32(enrolment.embeddings[:0]).dtype
         centre = enrolment.embeddings.new_zeros(())
@@ -138,7 +139,7 @@ class PairBlocks:
         groups, ends, speaker = [], self._row_ends, 0
         while speaker < self.num_speakers:
             start = ends[speaker - 1] if speaker else 0
-            last = max(bisect_right(ends, start + self.block_size), speaker + 1)
+            last = max(bisect_right(ends, start + self._group_rows), speaker + 1)
             last = min(last, bisect_right(self._groups, self._groups[speaker], lo=speaker))
             if ends[last - 1] > start:
                 groups.append(self._row_group(speaker, last, range(start, ends[last - 1])))
@@ -257,7 +258,7 @@ class PairBlocks:
         side = replace(self.test.take(row[by_speaker]), speaker_index=new_speaker[by_speaker], sessions=None)
         pairs = self._with_test(side)
         pairs.enrolment = replace(pairs.enrolment, sessions=None)
-        pairs.block_size = _TARGET_BLOCK_SIZE
+        pairs._group_rows = _TARGET_ROWS
         return pairs, speaker[by_speaker], shift[by_speaker]
 
     def _with_test(self, test: Utterances, is_same_rows: bool = False) -> PairBlocks:

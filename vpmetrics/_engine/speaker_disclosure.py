@@ -12,16 +12,16 @@ from torch.nn.functional import pad
 from vpmetrics._engine.condition_scores import ConditionScores
 from vpmetrics._engine.identification import Identification
 from vpmetrics._engine.jackknife import ScoreCells, find_target_cells
-from vpmetrics._engine.measures import evidence, expected_disclosure, linkability_edges, linkability_of_bins
+from vpmetrics._engine.measures import evidence, expected_disclosure, linkability_of_bins
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import wide_dtype, widen
-from vpmetrics._engine.score_counts import Counted, Steps, calibrate
+from vpmetrics._engine.score_counts import Steps, calibrate
 from vpmetrics._engine.utterances import count_values
 
 _PERMUTATIONS = 19  # of speakers: luck exceeds the highest of them in one of 20 evaluations
-_PERMUTED_ROWS = 1 << 13  # that are compared at once
+_PERMUTED_ROWS = 1 << 15  # that are compared at once
 _MOST_PAIRS = 1 << 20  # non-target pairs that are counted by speaker
-_MOST_COUNTS = 1 << 22  # of all speakers together
+_MOST_COUNTS = 1 << 22  # that are calibrated at once
 
 
 class SideDisclosure(NamedTuple):
@@ -184,82 +184,60 @@ def speaker_scalars(disclosed: SpeakerDisclosure, identified: SpeakerIdentificat
     return scalars
 
 
-class PermutedTargets(NamedTuple):
-    """Trials of every speaker's test rows against another speaker, for some permutations of the speakers.
+def count_permuted_targets(pairs: PairBlocks, cells: ScoreCells) -> Tensor:
+    """Return trials of the test rows of each speaker against another one's, per cell of the score axis, ``(K, S, C)``.
 
-    ``scores`` ``(P,)``, with the ``tested`` speaker and the number of the ``permutation``, from 0, of each.
+    The first dimension counts permutations of the speakers: all that shift them, at most 19.
     """
-
-    scores: Tensor
-    tested: Tensor
-    permutation: Tensor
-    number: int
-
-
-def permute_targets(pairs: PairBlocks) -> PermutedTargets:
-    """Return trials of permuted speakers, for all permutations that shift the speakers, at most 19."""
-    number = min(_PERMUTATIONS, pairs.num_speakers - 1)
+    shape = max(0, min(_PERMUTATIONS, pairs.num_speakers - 1)), pairs.num_speakers, cells.number
+    counts = torch.zeros(math.prod(shape), dtype=torch.int64, device=cells.edges.device)
     at_once = max(1, _PERMUTED_ROWS // max(1, len(pairs.test)))
-    parts = [(pairs.enrolment.embeddings.new_empty(0), pairs.test.speaker_index[:0], pairs.test.speaker_index[:0])]
-    for first in range(0, number, at_once):
-        permuted, speaker, shift = pairs.permute_speakers(range(first + 1, min(first + at_once, number) + 1))
-        whole = permuted.on_all_ranks()
-        for group in whole.row_groups():
-            for block in whole.blocks(group, targets_only=True):
-                assert block.is_target is not None
-                columns = torch.stack([speaker[block.columns], shift[block.columns] - 1])
-                tested, permutation = columns[:, None].expand(-1, len(block.scores), -1)[:, block.is_target]
-                parts.append((block.scores[block.is_target], tested, permutation))
-    scores, tested, permutation = (torch.cat(column) for column in zip(*parts, strict=True))
-    return PermutedTargets(scores, tested, permutation, max(0, number))
+    for first in range(0, shape[0], at_once):
+        permuted, speaker, shift = pairs.permute_speakers(range(first + 1, min(first + at_once, shape[0]) + 1))
+        first_slot = ((shift - 1) * pairs.num_speakers + speaker) * cells.number
+        for group in permuted.row_groups():
+            for block in permuted.blocks(group, targets_only=True):
+                slots = (cells.find_cells(block.scores) + first_slot[block.columns])[block.is_target]
+                counts.index_add_(0, slots, torch.ones_like(slots))
+    return pairs.processes.all_reduce(counts)[0].view(shape)
 
 
-def find_worst_speaker(pairs: PairBlocks, scores: ConditionScores, permuted: PermutedTargets) -> WorstSpeaker:
+def find_worst_speaker(pairs: PairBlocks, cells: ScoreCells, permuted: Tensor) -> WorstSpeaker:
     """Return what each tested speaker's own trials between two sides disclose, calibrated on these alone."""
-    count = pairs.num_speakers
-    cells = ScoreCells(scores, most=max(64, min(1024, _MOST_COUNTS // max(1, count))))
-    size, thinned = cells.number, pairs.thin_enrolment(_MOST_PAIRS)
-    targets = count_values(_slots(*find_target_cells(pairs, cells), size), count * size)
+    shape, thinned = permuted.shape[1:], pairs.thin_enrolment(_MOST_PAIRS)
+    target_cells, target_speakers = find_target_cells(pairs, cells)
+    targets = count_values(target_cells + cells.number * target_speakers, shape.numel())
     nontargets = torch.zeros_like(targets)
     for block in thinned:
-        slots = _slots(cells.find_cells(block.scores), thinned.test.speaker_index[block.columns], size)
+        slots = cells.find_cells(block.scores) + cells.number * thinned.test.speaker_index[block.columns]
         if block.is_target is not None and block.is_trial is not None:
             slots = slots[~block.is_target & block.is_trial]
         nontargets.index_add_(0, slots.flatten(), nontargets.new_ones(()).expand(slots.numel()))
     (nontargets,) = thinned.processes.all_reduce(nontargets)
-    nontargets = widen(nontargets.view(count, size))
-    values = _two_sided(widen(targets.view(count, size)), nontargets)
-    slots = _slots(cells.find_cells(permuted.scores), permuted.tested, size)
+    targets, nontargets = (widen(counts).view(shape) for counts in (targets, nontargets))
+    values = _two_sided(targets, nontargets)
+    if len(permuted) == 0:
+        return WorstSpeaker(values, *values.new_full((2,), torch.nan))
+    # Permuted targets are also among the non-targets of this speaker: count them once.
     share, largest = len(thinned.enrolment) / max(1, len(pairs.enrolment)), []
-    for number in range(permuted.number):
-        taken = widen(count_values(slots[permuted.permutation == number], count * size).view(count, size))
-        # These trials are also among the non-targets of this speaker: count them once.
-        largest.append(find_largest(_two_sided(taken, (nontargets - share * taken).clamp(min=0)))[0])
-    by_chance = torch.stack(largest) if largest else values.new_full((1,), torch.nan)
+    for taken in widen(permuted).split(max(1, _MOST_COUNTS // max(1, shape.numel()))):
+        largest += [find_largest(each)[0] for each in _two_sided(taken, (nontargets - share * taken).clamp(min=0))]
+    by_chance = torch.stack(largest)
     return WorstSpeaker(values, by_chance.nanmean(), find_largest(by_chance)[0])
-
-
-def _slots(cells: Tensor, speakers: Tensor, size: int) -> Tensor:
-    """Return the place of cells in a table with one row per speaker."""
-    return cells + size * speakers
 
 
 def _two_sided(targets: Tensor, nontargets: Tensor) -> Tensor:
     empty = targets.new_empty(0)
-    steps = Steps(empty, targets, nontargets), Steps(empty, targets.flip(1), nontargets.flip(1))
+    steps = Steps(empty, targets, nontargets), Steps(empty, targets.flip(-1), nontargets.flip(-1))
     return torch.stack([expected_disclosure(each) for each in steps]).amax(0)
 
 
-def linkability_chance(scores: ConditionScores, permuted: PermutedTargets) -> Tensor:
+def linkability_chance(scores: ConditionScores, cells: ScoreCells, permuted: Tensor) -> Tensor:
     """Return the linkability with speakers permuted, the mean over all permutations."""
-    edges = linkability_edges(scores.trials)
+    edges = cells.linkability_edges
     nontargets = widen(scores.trials.count_between(edges))[0]
-    values = []
-    for number in range(permuted.number):
-        chance_scores = permuted.scores[permuted.permutation == number]
-        ones = torch.ones(2, len(chance_scores), dtype=torch.int64, device=chance_scores.device)
-        values.append(
-            linkability_of_bins(torch.stack([nontargets, Counted(chance_scores, ones).count_between(edges)[1]]))
-        )
-    value = torch.stack(values).nanmean() if values else torch.full_like(nontargets.sum(), torch.nan)
+    bin_of_cell = torch.bucketize(cells.values, widen(edges), right=True)
+    targets = nontargets.new_zeros(len(permuted), len(nontargets))
+    targets.index_add_(1, bin_of_cell, widen(permuted.sum(1)))
+    value = linkability_of_bins(torch.stack([nontargets.expand_as(targets), targets])).nanmean()
     return torch.where(edges[0].isnan(), torch.nan, value)
