@@ -24,6 +24,7 @@ from vpmetrics._engine.score_counts import (
     count_on_smooth_grid,
     count_ordered,
     order_scores,
+    sort_scores,
 )
 from vpmetrics._engine.smoothing import lay_grid, read_off
 
@@ -68,13 +69,16 @@ def score_pairs(pairs: PairBlocks, bandwidth: float | None = None) -> ConditionS
         return _smooth_scores(pairs, bandwidth)
     if pairs.is_exact:
         pairs.keep_blocks()
-        return score_trials(*pairs.all_trials(), pairs.is_same_rows)
+        return _score_ordered(Ordered(*map(sort_scores, pairs.scores_by_class())), pairs.is_same_rows)
     return _bin_scores(pairs)
 
 
 def score_trials(scores: Tensor, is_target: Tensor, is_one_sided: bool = False) -> ConditionScores:
     """Return given trials ``(P,)`` with every score kept."""
-    trials = order_scores(at_least_float32(scores.detach()), is_target)
+    return _score_ordered(order_scores(at_least_float32(scores.detach()), is_target), is_one_sided)
+
+
+def _score_ordered(trials: Ordered, is_one_sided: bool) -> ConditionScores:
     counts = count_ordered(trials)
     return ConditionScores(trials, counts, partial(look_up_in, counts.ascending), is_one_sided)
 

@@ -187,6 +187,17 @@ class PairBlocks:
         scores = torch.cat([empty, *(scores for scores, _ in parts)])
         return scores, torch.cat([empty.bool(), *(labels for _, labels in parts)])
 
+    def scores_by_class(self) -> tuple[Tensor, Tensor]:
+        """Return scores of the target and of the non-target trials of this rank, flat; faster than labels of all."""
+        targets, nontargets = ([self.enrolment.embeddings.new_empty(0)] for _ in range(2))
+        for block in self:
+            if block.is_target is None or block.is_trial is None:
+                nontargets.append(block.scores.flatten())
+            else:
+                targets.append(block.scores[block.is_target & block.is_trial])
+                nontargets.append(block.scores[~block.is_target & block.is_trial])
+        return torch.cat(targets), torch.cat(nontargets)
+
     def trial_speakers(self, blocks: Sequence[Block] | None = None) -> Tensor:
         """Return the speaker index of both sides of trials, ``(2, P)``, in the order of :meth:`all_trials`."""
         parts = [self.enrolment.speaker_index.new_empty(2, 0)]

@@ -250,10 +250,10 @@ class Counted(NamedTuple):
 
 def order_scores(scores: Tensor, is_target: Tensor) -> Ordered:
     """Return trials ``(P,)`` in order."""
-    return Ordered(*(_sort(select(scores, mask)) for mask in (is_target, ~is_target)))
+    return Ordered(*(sort_scores(select(scores, mask)) for mask in (is_target, ~is_target)))
 
 
-def _sort(scores: Tensor) -> Tensor:
+def sort_scores(scores: Tensor) -> Tensor:
     """Return sorted scores; overwrites them on a CPU."""
     if not is_numpy_ready(scores):
         return scores.sort().values
