@@ -133,3 +133,24 @@ def test_values_lie_in_their_range_and_in_their_intervals(case, **data):
         assert entry.isnan() or low - 1e-9 <= entry <= high + 1e-9, (key, entry)
         if f"{key}_low" in named and not named[f"{key}_low"].isnan():
             assert named[f"{key}_low"] <= entry + 1e-9 <= named[f"{key}_high"] + 2e-9, key
+
+
+@pytest.mark.parametrize("rows", ["lengths from 1e-4 to 1e4", "differences of an ulp"])
+@pytest.mark.parametrize("scoring", ["cosine", "dot", "euclidean"])
+def test_the_order_of_degenerate_rows_changes_no_rank(rows, scoring):
+    draw = torch.Generator().manual_seed(0)
+    original, protected = torch.randn(2, 40, 8, generator=draw)
+    if rows == "differences of an ulp":
+        original, protected = 100 + 1e-6 * original, 100 + 1e-6 * protected
+    else:
+        scale = torch.logspace(-4, 4, 40)[:, None]
+        original, protected = original * scale, protected * scale.flip(0)
+    data = {"original": original, "protected": protected, "speakers": torch.arange(40) // 4}
+    for kind in (vp.VoicePrivacy, vp.ReidentificationRate, vp.SinglingOut):
+        settings = {"attacks": None, "metrics": "all"} if kind is vp.VoicePrivacy else {"sizes": (5,)}
+        values = [
+            compute(feed(kind(scoring=scoring, **settings), take(data, torch.randperm(40, generator=draw))))[0]
+            for _ in range(3)
+        ]
+        for other in values[1:]:
+            assert_same(other, values[0], atol=1e-6, rtol=1e-6)

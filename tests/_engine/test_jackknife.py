@@ -285,6 +285,18 @@ def test_the_probability_below_a_limit_is_that_of_students_t():
         assert found.item() == pytest.approx(expected, rel=1e-9)
 
 
+def test_a_number_that_needs_one_of_the_speakers_has_no_interval_and_says_so():
+    rows = voices(speakers=4)
+    metric = ReidentificationRate(sizes=(2,), condition="across", intervals=0.9)
+    is_in_both = rows["speakers"] == 0  # only these can be looked for across sessions
+    sessions = torch.where(is_in_both, torch.arange(len(is_in_both)) % 2, 0)
+    metric.update(**rows, sessions=sessions)
+    with pytest.warns(UserWarning, match="undefined or infinite without one of the speakers, so it has no interval"):
+        value = metric.compute()
+    assert value["rate_2"].isfinite()
+    assert value["rate_2_low"].isnan()
+
+
 def test_systems_of_other_speakers_are_not_compared():
     found = [measured(voices(speakers=count), intervals=0.95).jackknife for count in (8, 9)]
     with pytest.raises(ValueError, match="the same speakers"):

@@ -191,6 +191,15 @@ class TestNormalisation:
         expected = reference.normalise(scaled.numpy(), scaled.numpy(), is_scaled=True)
         assert_close(found.numpy(), expected, atol=1e-9, rtol=0)
 
+    @pytest.mark.parametrize("size", [1, 3, 16])
+    def test_rounding_of_constant_speech_is_never_scaled_up(self, size):
+        o, p, speakers = voices(speakers=9, each=4, size=size)
+        p = p[:1].expand(36, size)
+        for attack in EVERY:
+            fitted = copy.deepcopy(attack).fit(o, p, speakers)
+            expected = torch.nn.functional.normalize(p) if attack.needs == NOTHING else torch.zeros(36, 1)
+            assert_close(fitted.attack(None, p)[1], expected.expand_as(fitted.attack(None, p)[1]).double())
+
     def test_a_dimension_that_never_varies_is_left_out(self):
         rows = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         rows = torch.cat([rows, torch.zeros(50, 1, dtype=torch.float64)], dim=1)

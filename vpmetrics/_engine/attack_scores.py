@@ -12,10 +12,10 @@ from torch import Tensor
 from vpmetrics._engine.attack_folds import NEXT, NONE, OTHER, OWN, Comparison, FittedAttack, label_pairs
 from vpmetrics._engine.measures import expected_disclosure
 from vpmetrics._engine.moments import unit_length
-from vpmetrics._engine.pair_blocks import FEW_PAIRS, PairBlocks
+from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.score_counts import Steps
-from vpmetrics._engine.scorers import Scorer
+from vpmetrics._engine.scorers import FEW_PAIRS, Scorer
 from vpmetrics.attacks.base import choose_setting, separation_of_sums
 
 COARSE, FINE = 1 << 11, 1 << 14  # bins of scores, for choices and for the result

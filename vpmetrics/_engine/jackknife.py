@@ -359,14 +359,19 @@ def join_jackknives(parts: Sequence[Jackknife]) -> Jackknife:
 
 def add_intervals(values: Mapping[str, Tensor], jackknife: Jackknife | None, confidence: float) -> dict[str, Tensor]:
     """Return values, each that has a confidence interval followed by its ends; NaN where these are undefined."""
-    result = {}
+    result, is_lost = {}, []
     for key, value in values.items():
         result[key], entry = value, scalar(key)
         if entry.has_interval:
             ends = (torch.full_like(value, torch.nan),) * 2
-            if jackknife is not None:
+            if jackknife is not None and key in jackknife.changes:
                 ends = jackknife.interval(entry, value, confidence)
+                if "tpr_at" not in key:  # of few trials undefined at low FPR, as documented
+                    is_lost.append(ends[0].isnan() & ~value.isnan())
             result |= {f"{key}{suffix}": end for suffix, end in zip(CI_SUFFIXES, ends, strict=True)}
+    if is_lost:
+        reason = "A number is undefined or infinite without one of the speakers, so it has no interval."
+        warn_undefined(reason, torch.stack(is_lost).any())
     return result
 
 

@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 UNIT, CENTRED, STANDARDISED = "unit", "centred", "standardised"  # ways to normalise rows
 _CONSTANT = 1e-6  # standard deviation relative to the entries below which a dimension is constant but for rounding
+_ROUNDING = 64  # ulp: a row of unit length that is no farther from the mean equals it
 _UNEVEN = 0.4  # share of the dimensions that hold the variance below which they are also tried on one scale
 _RANK = 1e-12  # of the largest eigenvalue: directions below it are rounding
 _ROWS_AT_ONCE = 1 << 12  # rows widened at a time
@@ -47,6 +48,8 @@ class Normalisation:
         if self.centre is None:
             return rows
         rows = rows - self.centre
+        length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        rows = torch.where(length > _ROUNDING * torch.finfo(rows.dtype).eps, rows, 0)
         return unit_length(rows if self.scale is None else rows * self.scale)
 
 

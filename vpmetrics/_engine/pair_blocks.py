@@ -12,13 +12,11 @@ from torch import Tensor
 
 from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.distributed import SINGLE_PROCESS, Processes
-from vpmetrics._engine.precision import at_least_float32, wide_dtype, widen
-from vpmetrics._engine.scorers import Scorer, prepare_rows
+from vpmetrics._engine.precision import widen
+from vpmetrics._engine.scorers import FEW_PAIRS, Scorer, comparison_dtype, prepare_rows
 from vpmetrics._engine.utterances import Utterances, count_values, order_speakers_by_value
 
 BLOCK_SIZE = 512  # rows and columns: large enough for a fast product, small enough for a core's cache
-# Up to here, in both orders of a pair, every score is kept in double precision; beyond, scores share bins.
-FEW_PAIRS = 1 << 22
 _TARGET_ROWS = 16  # of blocks of which only targets are used, and as many more as one speaker has
 _ROUNDED_BITS = {torch.float64: 12, torch.float32: 4}  # last bits dropped, so that scores equal on paper are equal
 
@@ -86,8 +84,7 @@ class PairBlocks:
         self.processes = SINGLE_PROCESS if len(enrolment) * len(test) <= FEW_PAIRS else processes
         self.block_size = block_size or (BLOCK_SIZE if enrolment.embeddings.device.type == "cpu" else 2 * BLOCK_SIZE)
         self._group_rows = self.block_size
-        is_wide = self.is_exact and scorer.is_builtin
-        dtype = wide_dtype(enrolment.embeddings.device) if is_wide else at_least_float32(enrolment.embeddings[:0]).dtype
+        dtype = comparison_dtype(scorer, enrolment.embeddings, len(enrolment) * len(test), self.is_exact)
         centre = enrolment.embeddings.new_zeros(())
         if scorer.is_shift_invariant and len(enrolment):
             centre = widen(enrolment.embeddings[enrolment.value_order]).mean(dim=0)

@@ -19,7 +19,7 @@ from vpmetrics._engine.identification import jackknife_identification, rank_hist
 from vpmetrics._engine.jackknife import JackknifeGroups
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.references import IdentificationTrials, form_trials, rows_at_once, slices
-from vpmetrics._engine.scorers import Scorer, Scoring, prepare_rows, resolve_scoring
+from vpmetrics._engine.scorers import Scorer, Scoring, comparison_dtype, prepare_rows, resolve_scoring
 from vpmetrics._engine.utterances import (
     EvaluationData,
     Utterances,
@@ -440,7 +440,8 @@ def _isolated_shares(population: Population, shuffle: int, size: int, blocks: in
     order = torch.randperm(speakers, generator=torch.Generator().manual_seed(shuffle), device="cpu").to(device)
     place, counts = order.argsort()[population.speaker_index], population.counts[population.speaker_index]
     is_repeated = torch.arange(population.calibration.shape[2], device=device) >= population.counts[order].unsqueeze(1)
-    dtype, centre = result_dtype(population.predicates), widen(population.conversations[:1]).sum(dim=0)
+    centre = widen(population.conversations[:1]).sum(dim=0)
+    dtype = comparison_dtype(scorer, population.predicates, len(place) * population.calibration[0].numel())
     tested, calibration = (
         prepare_rows(population.conversations[rows[fold, order].flatten()], scorer, centre, dtype)
         for rows in (population.tested, population.calibration)

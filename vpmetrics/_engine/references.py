@@ -16,8 +16,8 @@ from torch import Tensor
 
 from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.distributed import SINGLE_PROCESS, Processes
-from vpmetrics._engine.precision import all_finite, result_dtype, widen
-from vpmetrics._engine.scorers import Scoring, prepare_rows, resolve_scoring
+from vpmetrics._engine.precision import all_finite, widen
+from vpmetrics._engine.scorers import Scoring, comparison_dtype, prepare_rows, resolve_scoring
 from vpmetrics._engine.utterances import (
     EvaluationData,
     Utterances,
@@ -215,7 +215,8 @@ def _find_turns(sessions: Tensor, column: Tensor, references: References, sessio
 
 def score_inputs(trials: IdentificationTrials, scoring: Scoring, all_ranks: bool = False) -> Iterator[ScoreRows]:
     """Yield the scores of inputs against every reference, block by block, of this rank or of all; without a sync."""
-    references, dtype, scorer = trials.references, result_dtype(trials.inputs), resolve_scoring(scoring)
+    references, scorer = trials.references, resolve_scoring(scoring)
+    dtype = comparison_dtype(scorer, trials.inputs, len(trials.inputs) * trials.num_references)
     step = rows_at_once(trials.inputs, trials.num_references)
     pieces = [(number, rows) for number, part in enumerate(trials.parts) for rows in part.split(step)]
     last, gallery = -1, references.sums

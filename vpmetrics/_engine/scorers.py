@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from vpmetrics._engine.precision import widen
+from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.validation import check_choice, check_floating, check_shape
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]
 Scoring = str | ScoreFunction
+FEW_PAIRS = 1 << 22  # up to here every score is kept in double precision; beyond, scores share bins
 
 
 class Scorer(NamedTuple):
@@ -105,6 +106,12 @@ SCORERS = {
     "dot": Scorer(_mask_overflow, _dot, _relative_rounding),
     "euclidean": Scorer(_identity, _negative_distance, _rounding_of_distances, is_shift_invariant=True),
 }
+
+
+def comparison_dtype(scorer: Scorer, rows: Tensor, num_pairs: int, keep_digits: bool = True) -> torch.dtype:
+    """Return the type that rows are compared in: of few pairs the widest, so that the order of rows changes no rank."""
+    is_wide = keep_digits and scorer.is_builtin and num_pairs <= FEW_PAIRS
+    return wide_dtype(rows.device) if is_wide else torch.promote_types(rows.dtype, torch.float32)
 
 
 def prepare_rows(rows: Tensor, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Tensor:

@@ -379,7 +379,7 @@ def order_speakers_by_value(count: int, *sides: Utterances) -> Tensor:
 
 
 def number_sessions_by_value(data: EvaluationData) -> EvaluationData:
-    """Return the data with sessions numbered by their protected embeddings, so that their names change no result.
+    """Return the data with sessions numbered by their embeddings, so that their names change no result.
 
     Sessions without protected speech have higher numbers.
     """
@@ -390,11 +390,16 @@ def number_sessions_by_value(data: EvaluationData) -> EvaluationData:
     names = torch.cat(given).unique()
     if data.protected.sessions is not None:
         place = find_indices(names, data.protected.sessions)
-        keys = mean_keys(data.protected, place, len(names))
         is_missing = count_values(place, len(names)) == 0
-        number = sort_by(
-            hash_values(data.protected.keys, place, len(names)), keys, is_missing.to(torch.uint8)
-        ).argsort()
+        # Sessions of equal protected speech are in an order of the original speech of their recordings.
+        row = find_indices(data.original.ids, data.protected.ids)
+        found = row >= 0
+        tables = [
+            hash_values(data.original.keys[row[found]], place[found], len(names)),
+            hash_values(data.protected.keys, place, len(names)),
+            mean_keys(data.protected, place, len(names)),
+        ]
+        number = sort_by(*tables, is_missing.to(torch.uint8)).argsort()
     else:
         number = torch.arange(len(names), device=names.device)
     first, second = (

@@ -13,6 +13,7 @@ from vpmetrics.attacks.base import PAIRS, TunedAttack
 _MOST_ROWS = 512  # utterances that a Gaussian kernel is fitted on: time grows with the cube
 _MOST_PRODUCTS = 320  # utterances that kernels of products are fitted on
 _WIDTH = 4.0  # of the Gaussian kernel, in total variances; between 2 and 8 it hardly matters
+_CONSTANT = 1e-12  # total variance of features of rows of unit length below which they are equal but for rounding
 _JITTER = 1e-6  # of the mean diagonal, so that a kernel without directions has a Cholesky factor
 
 
@@ -38,7 +39,7 @@ class KernelRidge(TunedAttack):
         """Return a regression of original on protected rows."""
         original, protected = (pairs.rows(side, view, _MOST_ROWS) for side in ("original", "protected"))
         mean, kernel = original.mean(0), GaussianKernel(protected, protected.var(0, correction=0).sum())
-        weights = torch.cholesky_solve(original - mean, _ridged_factor(kernel(protected), setting))
+        weights = _solve_ridge(kernel(protected), setting, original - mean, kernel.variance)
         return Solution(
             (pairs.normalisation("original", view), Shift(mean)),
             (pairs.normalisation("protected", view), kernel, weights),
@@ -66,7 +67,7 @@ class EvenKernelRidge(TunedAttack):
         """Return a regression of protected on products of original rows."""
         kernel, protected = _product_kernel(pairs, "original", view), pairs.rows("protected", view, _MOST_PRODUCTS)
         mean = protected.mean(0)
-        weights = torch.cholesky_solve(protected - mean, _ridged_factor(kernel.matrix, setting))
+        weights = _solve_ridge(kernel.matrix, setting, protected - mean, kernel.variance)
         return Solution(
             (pairs.normalisation("original", view), kernel, weights),
             (pairs.normalisation("protected", view), Shift(mean)),
@@ -94,7 +95,7 @@ class OuterProducts(TunedAttack):
         """Return maps of both sides to coordinates in the span of the outer products of original training rows."""
         kernel_o, kernel_p = (_product_kernel(pairs, side, view) for side in ("original", "protected"))
         root = _ridged_factor(kernel_o.matrix, _JITTER)
-        weights = torch.cholesky_solve(root, _ridged_factor(kernel_p.matrix, setting))
+        weights = _solve_ridge(kernel_p.matrix, setting, root, kernel_p.variance)
         return Solution(
             (pairs.normalisation("original", view), kernel_o, Inverse(root)),
             (pairs.normalisation("protected", view), kernel_p, weights),
@@ -129,6 +130,11 @@ class ProductKernel:
         mean = matrix.mean(0)
         return cls(rows, mean, matrix - mean - mean[:, None] + mean.mean())
 
+    @property
+    def variance(self) -> Tensor:
+        """Total variance of the features of the training rows."""
+        return self.matrix.diagonal().mean()
+
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the kernel ``(N, n)`` between rows ``(N, D)`` and the training rows."""
         values = (rows @ self.training_rows.T).square() - self.mean
@@ -142,3 +148,8 @@ def _product_kernel(pairs: TrainingPairs, side: str, view: str) -> ProductKernel
 def _ridged_factor(kernel: Tensor, ridge: float) -> Tensor:
     """Return the Cholesky factor of a kernel with a ridge relative to the mean of its diagonal."""
     return cholesky_with_ridge(kernel, ridge * kernel.diagonal().mean() + torch.finfo(kernel.dtype).tiny)
+
+
+def _solve_ridge(kernel: Tensor, ridge: float, values: Tensor, variance: Tensor) -> Tensor:
+    """Return the weights of a kernel ridge regression of values; 0 where features of no variance predict rounding."""
+    return torch.where(variance > _CONSTANT, torch.cholesky_solve(values, _ridged_factor(kernel, ridge)), 0)

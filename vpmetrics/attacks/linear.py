@@ -218,7 +218,7 @@ class Procrustes(LinearAttack):
         products = statistics.po
         values, vectors = torch.linalg.eigh(products.T @ products)
         least = _SOFT * values.amax().clamp(min=torch.finfo(values.dtype).tiny).sqrt()
-        inverse = (values.clamp(min=0) + least.square()).rsqrt()
+        inverse = (values.clamp(min=0) + least.square()).clamp(min=torch.finfo(values.dtype).tiny).rsqrt()
         return Maps(statistics.mean_o, None, statistics.mean_p, products @ (vectors * inverse) @ vectors.T)
 
 
