@@ -8,7 +8,7 @@ from samples import UNDEFINED, made_systems, people, rates
 from torch.testing import assert_close
 
 from vpmetrics import ReidentificationRate, SinglingOut, VoicePrivacy
-from vpmetrics._engine.population import deal_places
+from vpmetrics._engine.population import draw_places
 from vpmetrics._engine.registry import scalar_keys
 from vpmetrics._engine.utterances import row_keys
 from vpmetrics.attacks import Plain, RidgeToOriginal
@@ -35,7 +35,7 @@ def test_the_metric_averages_what_it_says(accumulated):
     names, others = speakers[is_reference], speakers[~is_reference]
     if accumulated != "probes":
         # The first two that the attacker has of everybody.
-        first = deal_places(names, row_keys(known)) < 2
+        first = draw_places(names, row_keys(known)) < 2
         known, names = known[first], names[first]
     if accumulated != "references":
         unknown, _, others, _ = conversations(unknown, None, others, 2)

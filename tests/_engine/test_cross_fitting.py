@@ -15,7 +15,15 @@ from torch.testing import assert_close
 import vpmetrics.attacks
 from vpmetrics import StrongestAttack, VoicePrivacy
 from vpmetrics._engine import cross_fitting, pair_blocks
-from vpmetrics._engine.attack_folds import NEXT, NONE, OTHER, OWN, AttackFolds, deal_folds, thin_speakers
+from vpmetrics._engine.attack_folds import (
+    CHANCE_TARGET,
+    NO_TRIAL,
+    NONTARGET,
+    TARGET,
+    AttackFolds,
+    assign_folds,
+    thin_speakers,
+)
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.cross_fitting import CrossFittedAttacks, describe_attacks
 from vpmetrics._engine.jackknife import group_speakers
@@ -466,14 +474,14 @@ class TestFolds:
     def test_speakers_are_dealt_by_value_within_groups(self):
         original, names, draw = voices(17, 3, 6)
         groups = torch.tensor([0] * 8 + [1] * 9)[names]
-        folds = deal_folds(data_of(original, original, names, groups=groups))
+        folds = assign_folds(data_of(original, original, names, groups=groups))
         assert folds.number == 2
         for group in (0, 1):
             own = folds.of_speaker[:8] if group == 0 else folds.of_speaker[8:]
             assert own.bincount().tolist() in ([4, 4], [5, 4])
         order = torch.randperm(51, generator=draw)
         renamed = torch.randperm(17, generator=draw)
-        again = deal_folds(data_of(original[order], original[order], renamed[names[order]], groups=groups[order]))
+        again = assign_folds(data_of(original[order], original[order], renamed[names[order]], groups=groups[order]))
         # Speakers of one group have adjacent numbers, in the order of their labels.
         place = torch.cat([torch.arange(17)[:8][renamed[:8].argsort()], torch.arange(8, 17)[renamed[8:].argsort()]])
         assert torch.equal(again.of_speaker, folds.of_speaker[place])
@@ -490,7 +498,7 @@ class TestFolds:
 
     def test_a_group_of_few_speakers_is_fitted_on_and_not_attacked(self):
         original, names, _ = voices(9, 4, 6)
-        folds = deal_folds(data_of(original, original, names, groups=(names > 5).long()))
+        folds = assign_folds(data_of(original, original, names, groups=(names > 5).long()))
         assert folds.of_speaker.tolist()[6:] == [-1, -1, -1]
         assert folds.count_fitted() == 6
 
@@ -499,7 +507,7 @@ class TestFolds:
         original, names, draw = voices(12, 4, 6)
         sessions = torch.randint(2, (48,), generator=draw)
         data = data_of(original, original + 1, names, sessions=sessions, groups=names % 2)
-        folds = deal_folds(data)
+        folds = assign_folds(data)
         (comparison,) = AttackFolds(data, folds, (Plain(),)).compare(0, CONDITIONS[condition], Plain(), is_sample=False)
         a, b, kinds = comparison.enrolment, comparison.test, comparison.kinds
         assert len(a) == len(b) == 24
@@ -508,11 +516,11 @@ class TestFolds:
                 same = a.speakers[i] == b.speakers[j]
                 repeated = a.ids[i] == b.ids[j] or (condition == "across" and a.sessions[i] == b.sessions[j])
                 if a.groups[i] != b.groups[j] or (condition != "OP" and j <= i) or (same and repeated):
-                    expected = NONE
+                    expected = NO_TRIAL
                 elif same:
-                    expected = OWN
+                    expected = TARGET
                 else:
-                    expected = NEXT if b.speaker_index[j] == a.speaker_index[i] + 1 else OTHER
+                    expected = CHANCE_TARGET if b.speaker_index[j] == a.speaker_index[i] + 1 else NONTARGET
                 assert kinds[i, j] == expected
 
     def test_a_sample_keeps_some_rows_of_each_of_some_speakers(self):
@@ -559,7 +567,7 @@ class TestReplicates:
         protected = torch.cat([noise, original[:, :12]], dim=1)
         data = data_of(original, protected, names)
         attacks = CrossFittedAttacks(data, [Crop()], [CONDITIONS["OP"]])
-        choose, number = cross_fitting.choose_attacks, deal_folds(data).number
+        choose, number = cross_fitting.choose_attacks, assign_folds(data).number
         mixed = [0] * 2 + [1] * (number - 2)
 
         def choose_mixed(*given, **options):

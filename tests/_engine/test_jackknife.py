@@ -129,7 +129,7 @@ def test_ranks_without_a_speaker_are_exact():
 @pytest.mark.parametrize("grouped", [False, True])
 def test_rates_without_a_speaker_are_exact(grouped):
     rows = voices(speakers=9)
-    rows["is_reference"] = torch.arange(len(rows["speakers"])) % 2 == 0  # or utterances would be dealt anew
+    rows["is_reference"] = torch.arange(len(rows["speakers"])) % 2 == 0  # or utterances would be dealt again
     rows |= {"groups": (rows["speakers"] > 4).long()} if grouped else {}
     sizes = (2, 3) if grouped else (2, 3, 8)
     full = measured(rows, intervals=0.95, sizes=(*sizes, 40))

@@ -11,7 +11,7 @@ from loss_batches import keyed_batch, train_on, trials, two_sided, unit
 from torch.testing import assert_close
 
 from vpmetrics.losses import DisclosureLoss, PseudonymisationLoss
-from vpmetrics.losses.attackers import RunningMoments, session_deviations, within_session_share
+from vpmetrics.losses.attackers import RunningMoments, subtract_session_means, within_session_share
 
 
 def covariance(rows, weights=None):
@@ -84,7 +84,7 @@ def test_the_share_within_sessions_is_that_of_the_definition():
 def share_of_itself(protected, speakers, sessions):
     """The share, and its gradient, where the past is the batch."""
     rows = protected.clone().requires_grad_()
-    deviations, moments = session_deviations(rows, speakers, sessions), RunningMoments()
+    deviations, moments = subtract_session_means(rows, speakers, sessions), RunningMoments()
     for _ in range(12):
         moments.observe(deviations, rows)
     share = within_session_share(moments.covariances(rows), deviations, rows)

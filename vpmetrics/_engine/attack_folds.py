@@ -31,7 +31,9 @@ _PER_FOLD, _FOLDS, _MANY, _MORE_FOLDS = 3, 5, 100, 10  # with so many speakers f
 _SAMPLED_ROWS, _SAMPLED_PER_SPEAKER = 128, 4  # of a fold and side, that choices are made with
 _MOST_ROWS = 1 << 13  # pairs that attacks are fitted on: more change no result by what shows
 _VIEWED_ROWS = 1 << 10  # that tell how variance is spread over dimensions
-OTHER, NEXT, OWN, NONE = range(4)  # pairs of two speakers, of one and the next, of one speaker; no trials
+NONTARGET, CHANCE_TARGET, TARGET, NO_TRIAL = range(
+    4
+)  # pairs of two speakers, of one and the next, of one speaker; no trials
 
 
 class Folds(NamedTuple):
@@ -57,7 +59,7 @@ class Folds(NamedTuple):
         return len(self.of_speaker) - int(in_fold.amax())
 
 
-def deal_folds(data: EvaluationData) -> Folds | None:
+def assign_folds(data: EvaluationData) -> Folds | None:
     """Return folds that depend neither on names nor on the order of rows; None where there are too few speakers."""
     side, count = (data.original if len(data.original) else data.protected), len(data.speakers)
     if len(side) == 0:
@@ -146,10 +148,10 @@ class Comparison:
 
 def label_pairs(a: Tensor, b: Tensor, is_target: Tensor | None, is_trial: Tensor | None) -> Tensor:
     """Return the kind of every pair of speakers with codes ``a`` and ``b``, ``(A, B)`` int32."""
-    kinds = ((a[:, None] + 1) == b).to(torch.int32)  # 1 is NEXT, 0 is OTHER
+    kinds = ((a[:, None] + 1) == b).to(torch.int32)  # 1 is CHANCE_TARGET, 0 is NONTARGET
     if is_target is None or is_trial is None:
         return kinds
-    return kinds.masked_fill_(is_target, OWN).masked_fill_(~is_trial, NONE)
+    return kinds.masked_fill_(is_target, TARGET).masked_fill_(~is_trial, NO_TRIAL)
 
 
 def thin_speakers(side: Utterances, codes: Tensor, most: int) -> Utterances:

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.attack_folds import NEXT, NONE, OTHER, OWN, Comparison, FittedAttack, label_pairs
+from vpmetrics._engine.attack_folds import (
+    CHANCE_TARGET,
+    NO_TRIAL,
+    NONTARGET,
+    TARGET,
+    Comparison,
+    FittedAttack,
+    label_pairs,
+)
 from vpmetrics._engine.measures import expected_disclosure
 from vpmetrics._engine.moments import unit_length
 from vpmetrics._engine.pair_blocks import PairBlocks
@@ -83,7 +91,7 @@ def count_sample(attack: Any, scores: Tensor, kinds: Tensor) -> tuple[Tensor, Te
     """
     scale = scores.new_zeros(len(scores), 2)
     if hasattr(attack, "score"):
-        weight = (kinds != NONE).to(scores)
+        weight = (kinds != NO_TRIAL).to(scores)
         mean = (scores * weight).sum(1) / weight.sum()
         deviation = ((scores - mean[:, None]).square() * weight).sum(1).div(weight.sum()).sqrt()
         deviation = torch.where(deviation > _CONSTANT * mean.abs(), deviation, torch.inf)
@@ -93,14 +101,14 @@ def count_sample(attack: Any, scores: Tensor, kinds: Tensor) -> tuple[Tensor, Te
     slots = slots + 4 * COARSE * torch.arange(len(scores), device=slots.device, dtype=torch.int32)[:, None]
     counts = torch.zeros(4 * COARSE * len(scores), dtype=torch.int32, device=slots.device)
     counts.index_add_(0, slots.flatten(), counts.new_ones(()).expand(slots.numel()))
-    return counts.view(len(scores), 4, COARSE)[:, :NONE], scale
+    return counts.view(len(scores), 4, COARSE)[:, :NO_TRIAL], scale
 
 
 def separation_of_counts(counts: Tensor) -> Tensor:
     """Return how well each setting separates speakers in each fold, ``(C, F)``, see :func:`separation_of_sums`."""
     centre = torch.linspace(-1, 1, COARSE, dtype=wide_dtype(counts.device), device=counts.device)
     sums = widen(counts) @ torch.stack([torch.ones_like(centre), centre, centre.square()], dim=1)
-    by_class = torch.stack([sums[:, :, OTHER] + sums[:, :, NEXT], sums[:, :, OWN]])  # (2, C, F, 3)
+    by_class = torch.stack([sums[:, :, NONTARGET] + sums[:, :, CHANCE_TARGET], sums[:, :, TARGET]])  # (2, C, F, 3)
     return separation_of_sums(by_class.movedim(-1, 1))
 
 

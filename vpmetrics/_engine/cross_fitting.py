@@ -27,12 +27,12 @@ from torch.nn.functional import pad
 
 from vpmetrics._engine.attack_folds import (
     FEWEST_SPEAKERS,
-    NONE,
-    OWN,
+    NO_TRIAL,
+    TARGET,
     AttackFolds,
     FittedAttack,
     Variant,
-    deal_folds,
+    assign_folds,
 )
 from vpmetrics._engine.attack_scores import (
     COARSE,
@@ -171,7 +171,7 @@ class CrossFittedAttacks:
         )
         self.data, self.conditions = data._replace(original=original, protected=protected), tuple(conditions)
         self.descriptions, self.processes = describe_attacks(attacks), data.processes
-        self._observed, folds = observed, deal_folds(self.data)
+        self._observed, folds = observed, assign_folds(self.data)
         self.folds = None if folds is None else AttackFolds(self.data, folds, with_plain(attacks), observed, enrolment)
         self._candidates: dict[str, list[_Candidate]] = {}
         self._counts: dict[tuple[str, int], Tensor] = {}
@@ -337,7 +337,9 @@ class CrossFittedAttacks:
                     slots = assign_bins(each.scores, FINE).add_(each.kinds, alpha=FINE).flatten()
                     table.index_add_(0, slots, table.new_ones(()).expand(len(slots)))
         (counts,) = self.processes.all_reduce(counts) if missing else (counts,)
-        self._counts |= {(condition.name, each): table[:, :NONE] for each, table in zip(missing, counts, strict=True)}
+        self._counts |= {
+            (condition.name, each): table[:, :NO_TRIAL] for each, table in zip(missing, counts, strict=True)
+        }
         return {variant: self._counts[condition.name, variant] for variant in variants}
 
     def _fit(self, fold: int, candidate: _Candidate) -> FittedAttack:
@@ -369,16 +371,16 @@ class CrossFittedAttacks:
         assert self.folds is not None
         folds, size, candidates = self.folds.folds, len(steps.targets), self._candidates[condition.name]
         group_of_code = torch.full((folds.number * folds.num_codes,), groups.number, device=folds.order.device)
-        is_dealt = folds.order >= 0
-        group_of_code[folds.order[is_dealt]] = groups.find_groups(self.data.speakers)[is_dealt]
+        has_fold = folds.order >= 0
+        group_of_code[folds.order[has_fold]] = groups.find_groups(self.data.speakers)[has_fold]
         counts = torch.zeros(2 * (groups.number + 1) * size + 1, dtype=torch.int64, device=groups.labels.device)
         one, nowhere = counts.new_ones(()), len(counts) - 1
         for fold in self.processes.share(range(folds.number)):
             group = group_of_code[fold * folds.num_codes : (fold + 1) * folds.num_codes]
             for trials in self._score_pairs(condition, candidates[choices[fold].variant], fold):
                 place = step_of_bin[fold][assign_bins(trials.scores, FINE).long()]
-                place = place + (trials.kinds == OWN) * ((groups.number + 1) * size)
-                place = place.masked_fill_(trials.kinds == NONE, nowhere)
+                place = place + (trials.kinds == TARGET) * ((groups.number + 1) * size)
+                place = place.masked_fill_(trials.kinds == NO_TRIAL, nowhere)
                 first, second = group[trials.rows][:, None], group[trials.columns]
                 # A trial of two speakers of one group is left out once.
                 second = torch.where(first == second, groups.number, second)

@@ -214,7 +214,7 @@ def linkability_edges(trials: Ordered | Counted) -> Tensor:
 
     NaN and one warning where it is undefined. Replicates use the bins of all trials, which come first.
     """
-    sizes, (low, high) = widen(trials.sizes), trials.span()
+    sizes, (low, high) = widen(trials.class_sizes), trials.span()
     sizes = sizes.view(2, -1)[:, 0]
     bins = (sizes[1] / _TARGETS_PER_BIN).floor().clamp(max=_MOST_BINS)
     has_few, is_flat = (bins == 0) | (sizes[0] == 0), ~((high > low) & (high - low).isfinite())

@@ -51,7 +51,7 @@ class EnrolmentProtocol(NamedTuple):
     attack: Any = None
 
 
-def deal_places(groups: Tensor, keys: Tensor) -> Tensor:
+def draw_places(groups: Tensor, keys: Tensor) -> Tensor:
     """Return a place 0, 1, ... for every row among those of its group, ``(N,)``: random, and the same for equal data.
 
     Args:
@@ -110,7 +110,7 @@ def split_enrolment(data: EvaluationData, protocol: EnrolmentProtocol) -> tuple[
         enrolment = _first_conversation(enrolment, length, *by_session)
     group, _ = number_combinations(test, "sessions")
     size = 1 if protocol.accumulated == "references" else length
-    members = form_conversations(group, deal_places(group, test.keys), size)
+    members = form_conversations(group, draw_places(group, test.keys), size)
     enrolment = _map_side(enrolment, condition.enrolment, protocol.attack)
     means = average_rows(_map_side(test, condition.test, protocol.attack).embeddings, members)
     return enrolment, replace(test.take(members[:, 0]), embeddings=means)
@@ -170,7 +170,7 @@ def _group_recordings(first: Utterances, second: Utterances) -> tuple[Tensor, Te
     columns = [torch.cat([getattr(first, name), getattr(second, name)]).long() for name in names]
     codes = torch.stack([_reduce(column, recording, len(recordings), "amin") for column in columns])
     group = codes.unique(dim=1, return_inverse=True)[1]
-    return recording, group, deal_places(group, keys)
+    return recording, group, draw_places(group, keys)
 
 
 def _reduce(values: Tensor, place: Tensor, count: int, kind: str) -> Tensor:
@@ -180,7 +180,7 @@ def _reduce(values: Tensor, place: Tensor, count: int, kind: str) -> Tensor:
 def _first_conversation(side: Utterances, length: int, *columns: str) -> Utterances:
     """Return as many utterances of each speaker as a conversation has; none of speakers with fewer."""
     group, _ = number_combinations(side, *columns)
-    places = deal_places(group, side.keys)
+    places = draw_places(group, side.keys)
     members = form_conversations(group, places, length)
     return side.take(members[places[members[:, 0]] == 0].flatten())
 
@@ -340,7 +340,7 @@ def singling_out_rates(
     for part in data.by_group():
         enrolment, test = split_enrolment(part, protocol)
         references = form_trials(enrolment, enrolment, torch.full_like(enrolment.ids, -1)).references
-        places = deal_places(test.speakers, test.keys)
+        places = draw_places(test.speakers, test.keys)
         means = references.first_gallery().to(enrolment.embeddings.dtype)
         population = gather_population(means, references.speakers, test.embeddings, test.speakers, places, calibration)
         values = isolation_rates(population, sizes, scoring, draws)

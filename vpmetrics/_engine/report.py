@@ -59,7 +59,7 @@ class ConditionReport:
     @property
     def num_trials(self) -> tuple[int, int]:
         """Target and non-target trials."""
-        nontargets, targets = self.scores.trials.sizes.tolist()
+        nontargets, targets = self.scores.trials.class_sizes.tolist()
         return int(targets), int(nontargets)
 
     def minimum_cross_entropy(self, prior_log_odds: Tensor) -> Tensor:

@@ -168,7 +168,7 @@ class Ordered(NamedTuple):
         return scores, torch.stack([~is_target, is_target])
 
     @property
-    def sizes(self) -> Tensor:
+    def class_sizes(self) -> Tensor:
         """Numbers of non-targets and targets, ``(2,)``."""
         return torch.stack([self.targets.new_full((), len(part), dtype=torch.int64) for part in self._classes])
 
@@ -178,12 +178,14 @@ class Ordered(NamedTuple):
 
     def cllr_sums(self) -> tuple[Tensor, Tensor]:
         """Return costs in nats of the scores as log-likelihood ratios, and numbers of trials: non-targets, targets."""
-        return torch.stack([softplus(widen(self.nontargets)).sum(), softplus(-widen(self.targets)).sum()]), self.sizes
+        return torch.stack(
+            [softplus(widen(self.nontargets)).sum(), softplus(-widen(self.targets)).sum()]
+        ), self.class_sizes
 
     def count_between(self, edges: Tensor) -> Tensor:
         """Return non-targets and targets in each of the bins between edges, ``(2, E + 1)``."""
         below = torch.stack([torch.searchsorted(part, edges) for part in self._classes])
-        return torch.cat([pad(below, (1, 0)), self.sizes[:, None]], dim=1).diff()
+        return torch.cat([pad(below, (1, 0)), self.class_sizes[:, None]], dim=1).diff()
 
     def mean_costs(self, edges: Tensor) -> Tensor:
         """Return mean costs in nats of log-likelihood ratios, non-targets and targets, between edges ``(2, E + 1)``."""
@@ -216,7 +218,7 @@ class Counted(NamedTuple):
         return self.values, self.counts
 
     @property
-    def sizes(self) -> Tensor:
+    def class_sizes(self) -> Tensor:
         """Numbers of non-targets and targets, ``(2, ...)``."""
         return self.counts.sum(-1)
 
@@ -225,7 +227,7 @@ class Counted(NamedTuple):
         cost = softplus(torch.stack([self.values, -self.values])) if self.costs is None else self.costs()
         cost = cost.view(2, *[1] * (self.counts.dim() - 2), -1)
         # Only where a trial is: the cost of an absent one may be infinite.
-        return torch.where(self.counts > 0, self.counts * cost, 0).sum(-1), self.sizes
+        return torch.where(self.counts > 0, self.counts * cost, 0).sum(-1), self.class_sizes
 
     def mean_costs(self, edges: Tensor) -> Tensor:
         """Return what :meth:`Ordered.mean_costs` returns."""

@@ -215,7 +215,7 @@ class _CrossFittedClassifier:
 def _fit_classifiers(embeddings: Tensor, speaker: Tensor, speakers: int, target: Tensor) -> _CrossFittedClassifier:
     rows = normalize(widen(embeddings.detach()), dim=1)
     features = [_standardize(rows), _standardize(torch.cat([rows, _kernel_features(rows)], dim=1))]
-    fold, folds = _deal_folds(speaker, speakers, target)
+    fold, folds = _assign_folds(speaker, speakers, target)
     sums = [_sum_products(each, each, fold, folds) for each in features]
     return _CrossFittedClassifier(features, fold, sums, list(product(range(len(features)), _SHRINKAGES)))
 
@@ -225,7 +225,7 @@ def _sum_products(features: Tensor, columns: Tensor, fold: Tensor, folds: int) -
     return torch.stack([features[fold == k].T @ columns[fold == k] for k in range(folds)])
 
 
-def _deal_folds(speaker: Tensor, speakers: int, target: Tensor) -> tuple[Tensor, int]:
+def _assign_folds(speaker: Tensor, speakers: int, target: Tensor) -> tuple[Tensor, int]:
     """Return the fold of every row: speakers of each class are assigned in turn."""
     of_speaker = target.new_zeros(speakers).scatter_reduce(0, speaker, target, "amax")
     order = of_speaker.argsort(stable=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vpmetrics._engine.population import (
     average_rows,
-    deal_places,
+    draw_places,
     form_conversations,
     gather_population,
     isolation_rates,
@@ -131,7 +131,7 @@ def singling_out(
     check_same_device("references", references, "conversations", conversations)
     check_whole("calibration", calibration, least=1)
     check_whole("draws", draws, least=2)
-    places, folds = deal_places(speakers, row_keys(conversations)), None
+    places, folds = draw_places(speakers, row_keys(conversations)), None
     if is_tested is not None:
         _check_tested(is_tested, speakers)
         # Tested first, and only once: all others calibrate.
@@ -200,7 +200,7 @@ def conversations(
         columns.append(sessions)
     group = torch.unique(torch.stack(columns), dim=1, return_inverse=True)[1]
     keys = torch.stack([row_keys(side) for side in (original, protected) if side is not None]).sum(dim=0)
-    members = form_conversations(group, deal_places(group, keys), utterances)
+    members = form_conversations(group, draw_places(group, keys), utterances)
     first = members[:, 0]
     return Conversations(
         None if original is None else average_rows(original, members),

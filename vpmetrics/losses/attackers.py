@@ -87,7 +87,7 @@ def attack_by_halves(original: Tensor, protected: Tensor, speakers: Tensor) -> V
     return whitened, predicted, equal(is_first)
 
 
-def session_deviations(protected: Tensor, speakers: Tensor, sessions: Tensor) -> Tensor:
+def subtract_session_means(protected: Tensor, speakers: Tensor, sessions: Tensor) -> Tensor:
     """Return each row minus the mean of its speaker in its session, ``(B, D)``."""
     is_together = (equal(speakers) & equal(sessions)).to(widen(protected).dtype)
     return widen(protected) - (is_together / is_together.sum(1, keepdim=True)) @ widen(protected)

@@ -13,7 +13,7 @@ from vpmetrics.losses.attackers import (
     View,
     attack_by_halves,
     attack_by_past,
-    session_deviations,
+    subtract_session_means,
     within_session_share,
 )
 from vpmetrics.losses.embedding_loss import (
@@ -138,7 +138,10 @@ class DisclosureLoss(EmbeddingLoss):
         return views
 
     def _within_session_share(self, protected: Tensor, speakers: Tensor, sessions: Tensor) -> Tensor:
-        past, deviations = self.past_sessions.covariances(protected), session_deviations(protected, speakers, sessions)
+        past, deviations = (
+            self.past_sessions.covariances(protected),
+            subtract_session_means(protected, speakers, sessions),
+        )
         self.past_sessions.observe(deviations, protected)
         return deviations.new_zeros(()) if past is None else within_session_share(past, deviations, protected)
 

@@ -41,7 +41,7 @@ def draw_score_histogram(
     """Draw the densities of target and non-target scores, and the threshold of the raw EER."""
     ax = axes_or_new(ax)
     low, high = (float(end) for end in scored.trials.span())
-    if bool((scored.trials.sizes > 0).all()) and 0 < high - low < math.inf:
+    if bool((scored.trials.class_sizes > 0).all()) and 0 < high - low < math.inf:
         steps = scored.counts.ascending
         edges = torch.linspace(low, high, _HISTOGRAM_BINS + 1).to(steps.edges)
         counts, bins = (part.double().cpu().numpy() for part in (scored.trials.count_between(edges[1:-1]), edges))
