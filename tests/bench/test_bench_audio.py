@@ -47,22 +47,21 @@ def processor_seconds(work) -> float:
 @pytest.mark.usefixtures("one_thread")
 def test_two_thousand_utterances_cost_little_more_than_the_network(folder, tmp_path, monkeypatch):
     encoder = load_encoder("resemblyzer")
-    network, spectrograms = encoder.network, []
-    run = network.embed_partials
+    run, spectrograms = encoder.embed_partials, []
 
     def remember(partials: torch.Tensor) -> torch.Tensor:
         spectrograms.append(partials)
         return run(partials)
 
     _ = encoder.can_pad, encoder.shortest
-    monkeypatch.setattr(network, "embed_partials", remember)
+    monkeypatch.setattr(encoder, "embed_partials", remember)
     embed_folder(folder, encoder)
     monkeypatch.undo()
 
     def run_network() -> None:
         with torch.no_grad():
             for partials in spectrograms:
-                network.embed_partials(partials)
+                encoder.embed_partials(partials)
 
     def embed(**options) -> None:
         embed_folder(folder, encoder, **options)

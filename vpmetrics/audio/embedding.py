@@ -6,10 +6,12 @@ import hashlib
 import os
 import re
 import time
+import uuid
 import zipfile
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,6 @@ from vpmetrics.audio.speaker_encoder import SpeakerEncoder
 Array = np.ndarray[Any, np.dtype[Any]]
 _READ_AHEAD = 64  # files per worker: what is read while a batch is embedded
 _BATCHES_SORTED = 4  # so many batches of speech are held to be sorted by length
-_SAVE_SECONDS = 60.0
 _EXAMPLES = 5
 
 
@@ -82,8 +83,8 @@ class AudioEmbeddings(_Embedded):
     def save(self, path: str | Path) -> None:
         """Write ``.npz`` with ``embeddings``, ``utterances``, ``encoder``, and ``speakers`` and so on where known."""
         columns = {name: getattr(self, name) for name in ("utterances", "speakers", "sessions", "groups", "encoder")}
-        arrays = {name: np.array(values) for name, values in columns.items() if values is not None}
-        _write_npz(Path(path), {"embeddings": self.embeddings.numpy(), **arrays})
+        known = {name: values for name, values in columns.items() if values is not None}
+        _write_npz(Path(path), {"embeddings": self.embeddings.numpy(), **known})
 
 
 @dataclass(frozen=True)
@@ -134,40 +135,34 @@ def embed_recordings(
         torch.Size([1, 256])
     """
     network = load_encoder(encoder, device=device)
-    file = None if cache is None else _cache_file(Path(cache), network)
-    rows = {} if file is None else _load_rows(file)
-    saved_rows, saved_at = len(rows), time.monotonic()
-    read = _Reader(network, rows, segment_seconds)
+    folder = _cache_folder(cache, network)
+    embedded = _load_cached(folder)
+    read = _Reader(network, embedded, segment_seconds)
     paths = list(dict.fromkeys(one.path for one in recordings))
     keys: dict[Path, str] = {}
     problems: dict[Path, str] = {}
     waiting: dict[str, tuple[Tensor, ...]] = {}
     limit = int(batch_seconds * network.sample_rate)
     began = time.monotonic()
-    try:
-        for number, (path, key, content) in enumerate(_read_ahead(paths, read, workers), start=1):
-            if isinstance(content, str):
-                problems[path] = content
-            else:
-                keys[path] = key
-                waiting.update({key: content} if key not in rows else {})
-            if problems and not partial:
-                waiting.clear()  # the run will end, but first the other files are read, to name all at once
-            samples = sum(len(piece) for pieces in waiting.values() for piece in pieces)
-            if samples > _BATCHES_SORTED * limit or number == len(paths):
-                rows.update(_embed_batches(waiting, network, limit))
-                waiting.clear()
-                if file is not None and time.monotonic() - saved_at > _SAVE_SECONDS:
-                    _save_rows(file, rows)
-                    saved_rows, saved_at = len(rows), time.monotonic()
-            done = number - len(waiting)
-            if progress is not None and done:
-                progress(done, len(paths), (time.monotonic() - began) * (len(paths) - done) / done)
-    finally:
-        if file is not None and len(rows) > saved_rows:
-            _save_rows(file, rows)  # a run that is interrupted goes on where it was
+    for number, (path, key, content) in enumerate(_read_ahead(paths, read, workers), start=1):
+        if isinstance(content, str):
+            problems[path] = content
+        else:
+            keys[path] = key
+            waiting.update({key: content} if key not in embedded else {})
+        if problems and not partial:
+            waiting.clear()  # the run will end, but first the other files are read, to name all at once
+        samples = sum(len(piece) for pieces in waiting.values() for piece in pieces)
+        if waiting and (samples > _BATCHES_SORTED * limit or number == len(paths)):
+            new = _embed_batches(waiting, network, limit)
+            embedded.update(new)
+            waiting.clear()
+            _save_cached(folder, new)
+        done = number - len(waiting)
+        if progress is not None and done:
+            progress(done, len(paths), (time.monotonic() - began) * (len(paths) - done) / done)
     if partial or not problems:
-        undefined = (path for path, key in keys.items() if key not in rows)
+        undefined = (path for path, key in keys.items() if key not in embedded)
         problems.update({path: f"{printable(path)} {network.undefined_reason}" for path in undefined})
     if problems and not (partial and len(problems) < len(paths)):
         raise AudioError(_describe_problems(list(problems.values()), len(paths)))
@@ -176,7 +171,7 @@ def embed_recordings(
         (one._replace(utterance=f"{one.utterance}#{number}") if is_segmented else one, row)
         for one in recordings
         if one.path not in problems
-        for number, row in enumerate(rows[keys[one.path]], start=1)
+        for number, row in enumerate(embedded[keys[one.path]], start=1)
     ]
     embeddings = torch.from_numpy(np.stack([row for _, row in named]))
     return AudioEmbeddings(tuple(one for one, _ in named), network.name, tuple(problems.values()), (), embeddings)
@@ -336,9 +331,9 @@ def _read_ahead(paths: Sequence[Path], read: _Reader, workers: int) -> Iterator[
 
 
 def _embed_batches(speech: Mapping[str, tuple[Tensor, ...]], encoder: SpeakerEncoder, limit: int) -> dict[str, Array]:
-    """Embed pieces in batches of similar length, of at most ``limit`` samples; leave out what has NaN."""
+    """Embed pieces in batches of similar length, of at most ``limit`` samples; leave out recordings with NaN."""
     waveforms = [piece for pieces in speech.values() for piece in pieces]
-    result = np.empty((len(waveforms), encoder.dimension), dtype=np.float32)
+    embeddings = np.empty((len(waveforms), encoder.dimension), dtype=np.float32)
     order = sorted(range(len(waveforms)), key=lambda row: len(waveforms[row]))
     while order:
         longest, size = len(waveforms[order[-1]]), 1
@@ -350,38 +345,40 @@ def _embed_batches(speech: Mapping[str, tuple[Tensor, ...]], encoder: SpeakerEnc
         lengths = torch.tensor([len(waveforms[row]) for row in batch], device=encoder.device)
         padded = pad_sequence([waveforms[row] for row in batch], batch_first=True).to(encoder.device)
         with torch.no_grad():
-            result[batch] = encoder(padded, lengths).float().cpu().numpy()
+            embeddings[batch] = encoder(padded, lengths).float().cpu().numpy()
     ends = np.cumsum([len(pieces) for pieces in speech.values()])
-    rows = dict(zip(speech, np.split(result, ends[:-1]), strict=True)) if speech else {}
-    return {key: own for key, own in rows.items() if np.isfinite(own).all()}
+    rows = zip(speech, np.split(embeddings, ends[:-1]), strict=True)
+    return {key: of_key for key, of_key in rows if np.isfinite(of_key).all()}
 
 
-def _cache_file(folder: Path, encoder: SpeakerEncoder) -> Path:
+def _cache_folder(cache: str | Path | None, encoder: SpeakerEncoder) -> Path | None:
+    if cache is None:
+        return None
     if encoder.identity is None:
         raise AudioError("Expected an encoder with a name to cache by: load_encoder(callable, name=...).")
-    return folder / (re.sub(r"[^\w.-]+", "_", encoder.identity) + ".npz")
+    return Path(cache, re.sub(r"[^\w.-]+", "_", encoder.identity))
 
 
-def _load_rows(file: Path) -> dict[str, Array]:
-    """Return the rows of each recording by its content; none if there is no file, or a damaged one."""
-    try:
-        with np.load(file) as arrays:
-            keys, embeddings = arrays["keys"], arrays["embeddings"]
-        first = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
-        return dict(zip(keys[first].tolist(), np.split(embeddings, first[1:]), strict=True))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return {}
+def _load_cached(folder: Path | None) -> dict[str, Array]:
+    """Return the embeddings of each recording by its content, from all files that are not damaged."""
+    embeddings: dict[str, Array] = {}
+    for file in () if folder is None else folder.glob("*.npz"):
+        with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(file) as arrays:
+            pieces = np.split(arrays["embeddings"], np.cumsum(arrays["counts"])[:-1])
+            embeddings.update(zip(arrays["keys"].tolist(), pieces, strict=True))
+    return embeddings
 
 
-def _save_rows(file: Path, rows: Mapping[str, Array]) -> None:
-    """Write all rows, with those that another run has added meanwhile."""
-    rows = {**_load_rows(file), **rows}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    keys = np.repeat(list(rows), [len(own) for own in rows.values()])
-    _write_npz(file, {"keys": keys, "embeddings": np.concatenate(list(rows.values()))})
+def _save_cached(folder: Path | None, embeddings: Mapping[str, Array]) -> None:
+    """Write a new file: other runs may write meanwhile, and an interrupted run goes on where it was."""
+    if folder is not None and embeddings:
+        folder.mkdir(parents=True, exist_ok=True)
+        counts = [len(pieces) for pieces in embeddings.values()]
+        arrays = {"keys": list(embeddings), "counts": counts, "embeddings": np.concatenate([*embeddings.values()])}
+        _write_npz(folder / f"{uuid.uuid4().hex}.npz", arrays)
 
 
-def _write_npz(path: Path, arrays: dict[str, Array]) -> None:
+def _write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write to a temporary file in the same folder, and rename: a reader sees the old file or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:

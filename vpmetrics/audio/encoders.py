@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vpmetrics.audio.pitch import PitchEncoder
 from vpmetrics.audio.reading import AudioError, printable, resample
-from vpmetrics.audio.resemblyzer import SAMPLE_RATE, load_resemblyzer
+from vpmetrics.audio.resemblyzer import load_resemblyzer
 from vpmetrics.audio.speaker_encoder import SpeakerEncoder, as_embeddings, mask_speech
 
 
@@ -145,10 +145,13 @@ class CallableEncoder(SpeakerEncoder):
         self.sample_rate, self.function = sample_rate, function
         owner = getattr(function, "__self__", None)
         self.owner = owner if isinstance(owner, nn.Module) else None  # whose weights a bound method uses
+        call: Any = function.forward if isinstance(function, nn.Module) else function
         self.takes_lengths = False
-        with suppress(TypeError, ValueError):  # builtins have no signature
-            call = function.forward if isinstance(function, nn.Module) else function
-            self.takes_lengths = "lengths" in inspect.signature(call).parameters
+        if isinstance(function, torch.jit.ScriptModule):
+            self.takes_lengths = "lengths" in [argument.name for argument in call.schema.arguments]
+        else:
+            with suppress(TypeError, ValueError):  # builtins have no signature
+                self.takes_lengths = "lengths" in inspect.signature(call).parameters
 
     def forward(self, waveforms: Any, lengths: Tensor | None = None) -> Tensor:
         """Embed waveforms; input of any other form is left to the callable."""
@@ -160,20 +163,6 @@ class CallableEncoder(SpeakerEncoder):
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Call it, with ``lengths`` if it has this argument."""
         return self.function(waveforms, lengths=lengths) if self.takes_lengths else self.function(waveforms)
-
-
-class ResemblyzerEncoder(SpeakerEncoder):
-    """Resemblyzer's GE2E network: small and from 2019, so it misses much of what stronger encoders find."""
-
-    name, sample_rate, is_weak = "resemblyzer", SAMPLE_RATE, True
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.network = load_resemblyzer().to(device)
-
-    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
-        """Embed the partial utterances, and average them."""
-        return self.network(waveforms, lengths)
 
 
 class SpeechBrainEncoder(SpeakerEncoder):
@@ -203,7 +192,7 @@ class TransformersEncoder(SpeakerEncoder):
         self.name = f"transformers:{source}"
         library = _import("transformers", "transformers")
         self.extractor = _load(self.name, lambda: library.AutoFeatureExtractor.from_pretrained(source))
-        self.model = _load(self.name, lambda: library.AutoModelForAudioXVector.from_pretrained(source)).to(device)
+        self.model = _load(self.name, lambda: library.AutoModelForAudioXVector.from_pretrained(source).to(device))
         self.sample_rate = int(self.extractor.sampling_rate)
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
@@ -248,27 +237,12 @@ class NeMoEncoder(SpeakerEncoder):
         self.name = f"nemo:{source}"
         library = _import("nemo.collections.asr.models", "nemo_toolkit[asr]").EncDecSpeakerLabelModel
         load = library.restore_from if source.endswith(".nemo") else library.from_pretrained
-        self.model = _load(self.name, lambda: load(source, map_location=device)).to(device)
+        self.model = _load(self.name, lambda: load(source, map_location=device))
         self.sample_rate = int(self.model.cfg.preprocessor.sample_rate)
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Take the second output; the first are logits of training speakers."""
         return self.model(input_signal=waveforms, input_signal_length=lengths)[1]
-
-
-class TorchScriptEncoder(SpeakerEncoder):
-    """A TorchScript file whose ``forward`` takes waveforms, and integer ``lengths`` if it has this argument."""
-
-    def __init__(self, path: str, device: torch.device, sample_rate: int | None) -> None:
-        super().__init__()
-        self.name, self.file = Path(path).name, path
-        self.model = _load(self.name, lambda: torch.jit.load(path, map_location=device))
-        self.sample_rate = _state_rate(self.name, sample_rate, getattr(self.model, "sample_rate", None))
-        self.takes_lengths = "lengths" in [argument.name for argument in self.model.forward.schema.arguments]
-
-    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
-        """Run it."""
-        return self.model(waveforms, lengths) if self.takes_lengths else self.model(waveforms)
 
 
 class ONNXEncoder(SpeakerEncoder):
@@ -302,6 +276,14 @@ class ONNXEncoder(SpeakerEncoder):
         return torch.from_numpy(np.concatenate(outputs))
 
 
+def _load_torchscript(path: str, device: torch.device, sample_rate: int | None) -> SpeakerEncoder:
+    name = Path(path).name
+    model = _load(name, lambda: torch.jit.load(path, map_location=device))
+    encoder = CallableEncoder(model, _state_rate(name, sample_rate, getattr(model, "sample_rate", None)))
+    encoder.name, encoder.file = name, path
+    return encoder
+
+
 _LIBRARIES: dict[str, Callable[[str, torch.device], SpeakerEncoder]] = {
     "speechbrain": SpeechBrainEncoder,
     "transformers": TransformersEncoder,
@@ -310,7 +292,7 @@ _LIBRARIES: dict[str, Callable[[str, torch.device], SpeakerEncoder]] = {
 }
 _FILES: dict[str, Callable[[str, torch.device, int | None], SpeakerEncoder]] = {
     ".onnx": ONNXEncoder,
-    **dict.fromkeys((".pt", ".pth", ".ts", ".jit", ".torchscript"), TorchScriptEncoder),
+    **dict.fromkeys((".pt", ".pth", ".ts", ".jit", ".torchscript"), _load_torchscript),
 }
 
 
@@ -319,7 +301,7 @@ def _load_by_name(name: str, device: torch.device, sample_rate: int | None) -> S
     kind, _, source = name.partition(":")
     suffix = Path(name).suffix.lower()
     if name == "resemblyzer":
-        return ResemblyzerEncoder(device)
+        return load_resemblyzer()
     if name == "f0":
         return PitchEncoder()
     if kind in _LIBRARIES and source:

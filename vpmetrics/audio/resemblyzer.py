@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize, pad
 
 from vpmetrics.audio.reading import AudioError
+from vpmetrics.audio.speaker_encoder import SpeakerEncoder
 
 SAMPLE_RATE = 16000
 _FRAME, _HOP, _BANDS = 400, 160, 40  # 25 ms every 10 ms
@@ -28,13 +29,15 @@ _WHEEL = (
 _SHA256 = "8f12eb2f1a9982d32e8db7856de754709b59c93a77bcf0ff536584b619a9dd1f"
 
 
-class Resemblyzer(nn.Module):
-    """GE2E speaker encoder (Wan et al., 2018) as trained for Resemblyzer 0.1.4, from waveforms to embeddings.
+class Resemblyzer(SpeakerEncoder):
+    """GE2E speaker encoder (Wan et al., 2018) as trained for Resemblyzer 0.1.4.
 
     Equals ``VoiceEncoder.embed_utterance`` of the package after its volume normalisation: the utterance is cut into
-    overlapping partial utterances, and their embeddings are averaged. Pauses are not removed. Gradients pass.
+    overlapping partial utterances, and their embeddings are averaged. Pauses are not removed. Gradients pass. It is
+    small and old, so it misses much of what stronger encoders find.
     """
 
+    name, sample_rate, is_weak = "resemblyzer", SAMPLE_RATE, True
     filters: Tensor
     window: Tensor
 
@@ -51,16 +54,15 @@ class Resemblyzer(nn.Module):
         self.lstm.train()
         return self
 
-    def forward(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
-        """Embed waveforms ``(B, T)``, zero beyond ``lengths (B,)``, as ``(B, 256)``."""
+    def encode(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
+        """Embed the partial utterances, and average them."""
         level = torch.linalg.vector_norm(waveforms, dim=1) / lengths.sqrt()
         waveforms = waveforms * (_LEVEL / level.clamp(min=1e-8)).clamp(min=1)[:, None]
-        starts = [_partial_starts(length) for length in lengths.tolist()]
-        rows = torch.tensor([row for row, own in enumerate(starts) for _ in own], device=waveforms.device)
-        first = torch.tensor([start for own in starts for start in own], device=waveforms.device)
-        missing = _HOP * (int(first.max()) + _PARTIAL) - waveforms.shape[1]
+        partials = [(row, start) for row, length in enumerate(lengths.tolist()) for start in _partial_starts(length)]
+        rows, starts = torch.tensor(partials, device=waveforms.device).T
+        missing = _HOP * (int(starts.max()) + _PARTIAL) - waveforms.shape[1]
         spectrogram = self.mel_spectrogram(pad(waveforms, (0, max(0, missing))))
-        frames = first[:, None] + torch.arange(_PARTIAL, device=waveforms.device)
+        frames = starts[:, None] + torch.arange(_PARTIAL, device=waveforms.device)
         parts = zip(rows.split(_PARTIALS_AT_ONCE), frames.split(_PARTIALS_AT_ONCE), strict=True)
         embeddings = torch.cat([self.embed_partials(spectrogram[row[:, None], frame]) for row, frame in parts])
         # The sum has the direction of the mean.
@@ -81,7 +83,7 @@ class Resemblyzer(nn.Module):
 
 
 def load_resemblyzer() -> Resemblyzer:
-    """Load the network with the weights in Resemblyzer's wheel.
+    """Load the encoder with the weights in Resemblyzer's wheel.
 
     They are taken from the installed package, which is not imported (its dependencies need a compiler and
     ``pkg_resources``), or else from its wheel on PyPI, downloaded once.
@@ -93,10 +95,10 @@ def load_resemblyzer() -> Resemblyzer:
         with zipfile.ZipFile(_download_wheel()) as wheel:
             weights = wheel.read("resemblyzer/pretrained.pt")
     checkpoint: dict[str, Any] = torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True)
-    network = Resemblyzer()
+    encoder = Resemblyzer()
     # The checkpoint also holds the two parameters of the training loss.
-    network.load_state_dict({name: checkpoint["model_state"][name] for name in network.state_dict()})
-    return network
+    encoder.load_state_dict({name: checkpoint["model_state"][name] for name in encoder.state_dict()})
+    return encoder
 
 
 def _download_wheel() -> Path:
