@@ -178,6 +178,9 @@ def test_missing_speakers_are_counted(tmp_path, capsys):
         pl.DataFrame(table, strict=False).write_parquet(tmp_path / "x.parquet")
         run("evaluate", tmp_path / "x.parquet", expect=2)
         assert f"expected a label for every row, but got {count} missing, first in row 1" in capsys.readouterr().err
+    np.savez(tmp_path / "x.npz", original=rows, protected=rows, speakers=[1, np.nan, 2, np.nan, 3, 3])
+    run("evaluate", tmp_path / "x.npz", expect=2)
+    assert "expected a label for every row, but got 2 of 6 missing, first in row 1" in capsys.readouterr().err
 
 
 def test_sessions_and_references_are_passed_on(tmp_path, voices):

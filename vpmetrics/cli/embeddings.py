@@ -91,7 +91,7 @@ class Column(NamedTuple):
         values = self.values
         if values.shape != (rows,):
             raise InputError(f"expected {rows} labels, one per embedding, but got shape {values.shape}", self.source)
-        is_missing = np.array([value in (None, "", b"") for value in values.tolist()])
+        is_missing = np.array([value in (None, "", b"") or value != value for value in values.tolist()])
         if is_missing.any():
             got = f"{int(is_missing.sum()):,} of {rows:,} missing, first in row {int(is_missing.argmax())}"
             raise InputError(f"expected a label for every row, but got {got}", self.source)
