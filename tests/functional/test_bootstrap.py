@@ -116,11 +116,25 @@ def test_cells_of_the_score_axis_give_nearly_what_all_scores_do(monkeypatch):
 
 
 def test_replicates_of_one_speaker_alone_are_left_out():
-    preds, target, speakers = trials(speakers=2)
-    found = F.bootstrap(preds, target, speakers, ["d_ece"], replicates=200)["d_ece"]
-    assert 60 < int(found.replicates.isnan().sum()) < 140
+    preds, target, speakers = trials(speakers=3)
+    found = F.bootstrap(preds, target, speakers, ["d_ece"], replicates=400)["d_ece"]
+    assert 20 < int(found.replicates.isnan().sum()) < 75  # 1 in 9
     assert bool(found.low <= found.value)
     assert bool(found.high.isfinite())
+
+
+def test_two_speakers_have_replicates_but_no_interval_as_in_the_jackknife():
+    preds, target, speakers = trials(speakers=2)
+    with pytest.warns(UserWarning, match="Intervals need 3 speakers") as warned:
+        found = F.bootstrap(preds, target, speakers, ["d_ece", "eer"], replicates=20)
+    with pytest.warns(UserWarning, match="Intervals need 3 speakers") as also_warned:
+        found |= F.bootstrap_embeddings(*voices(speakers=2), ["deid", "op_d_ece", "op_mean_d"], replicates=20)
+    assert len(warned) == len(also_warned) == 1
+    for value, low, high, replicates in found.values():
+        assert value.isfinite()
+        assert replicates.isfinite().any()
+        assert low.isnan()
+        assert high.isnan()
 
 
 @pytest.mark.parametrize("kind", ["one speaker", "no trials", "NaN"])

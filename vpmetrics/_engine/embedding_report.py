@@ -91,11 +91,11 @@ class _ConditionEvaluation:
         """Return whether any number of these families is needed."""
         return self.settings.needs(self.condition.name, *families)
 
-    def jackknife(self, replicates: dict[str, Tensor] | None, has_enough: bool = True) -> Jackknife | None:
+    def jackknife(self, replicates: dict[str, Tensor] | None, num_speakers: int | None = None) -> Jackknife | None:
         """Return the jackknife of replicates ``(1 + G,)`` by key; None if no intervals are requested."""
         if self.groups is None or replicates is None:
             return None
-        return jackknife_of(replicates, self.groups, has_enough)
+        return jackknife_of(replicates, self.groups, num_speakers)
 
     @cached_property
     def pairs(self) -> PairBlocks:
@@ -179,7 +179,7 @@ def _diagonal_dominance(one: _ConditionEvaluation) -> _Numbers:
     replicates = replicate_dominance(
         one.replicate_counts, summary, place, one.scores.is_one_sided, one.settings.similarity
     )
-    return scalars, one.jackknife(replicates, one.replicate_counts.has_enough)
+    return scalars, one.jackknife(replicates, one.replicate_counts.num_speakers)
 
 
 def _linkability_chance(one: _ConditionEvaluation) -> _Numbers:

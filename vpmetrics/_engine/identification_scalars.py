@@ -19,7 +19,7 @@ from vpmetrics._engine.identification import (
     pool_histograms,
     rank_condition,
 )
-from vpmetrics._engine.jackknife import FEWEST_SPEAKERS, Jackknife, JackknifeGroups, jackknife_of
+from vpmetrics._engine.jackknife import Jackknife, JackknifeGroups, jackknife_of
 from vpmetrics._engine.population import (
     EnrolmentProtocol,
     average_rates,
@@ -133,8 +133,7 @@ def jackknife_parts(
         "ndr": 1 - positive / count,
         "link_rate": linked / inputs.sum(0),
     }
-    has_enough = sum(len(result.speakers.unique()) for _, result in parts) >= FEWEST_SPEAKERS
-    jackknife = jackknife_of(values, groups, has_enough)
+    jackknife = jackknife_of(values, groups, sum(len(result.speakers.unique()) for _, result in parts))
     # With fewer references there is less to disclose, so the bias shows where inputs alone are left out.
     fewer = [rank_disclosure(each.fewer_inputs, model)["mean_d"] for each in replicates]
     weights = torch.stack([each.fewer_inputs.sum(1) for each in replicates])

@@ -141,10 +141,10 @@ class ReplicateCounts(NamedTuple):
     similarity_weights: Tensor | None = None
 
     @property
-    def has_enough(self) -> bool:
-        """Whether enough groups of speakers have target and non-target trials."""
+    def num_speakers(self) -> int:
+        """How many speakers, or groups of them, have target and non-target trials."""
         has_both = [(counts[1:] != counts[:1]).any(1) for counts in (self.targets, self.nontargets)]
-        return int((has_both[0] & has_both[1]).sum()) >= FEWEST_SPEAKERS
+        return int((has_both[0] & has_both[1]).sum())
 
     @property
     def counted(self) -> CountedTrials:
@@ -160,7 +160,7 @@ class ReplicateCounts(NamedTuple):
         measures = {key: SCORE_MEASURES[key] for key in keys if key in SCORE_MEASURES}
         with suppress_warnings():
             replicates = {key: measure(self.counted) for key, measure in measures.items() if measure.has_interval}
-        return jackknife_of(replicates, self.groups, self.has_enough)
+        return jackknife_of(replicates, self.groups, self.num_speakers)
 
 
 def count_replicates(
@@ -340,11 +340,22 @@ class Jackknife(NamedTuple):
         return jackknife_interval(value, widen(value) + change, confidence, *bounds, self.groups.ratio, bias)
 
 
-def jackknife_of(replicates: Mapping[str, Tensor], groups: JackknifeGroups, has_enough: bool = True) -> Jackknife:
-    """Return the jackknife of numbers known of all speakers and then without each group, ``(1 + G,)``."""
-    changes = {key: each[1:] - each[0] for key, each in replicates.items()}
-    if changes and not (has_enough and len(groups.labels) >= FEWEST_SPEAKERS):
+def are_enough_speakers(number: int) -> bool:
+    """Return whether so many speakers with target and non-target trials give intervals; warn if they do not."""
+    if number < FEWEST_SPEAKERS:
         warn_undefined(f"Intervals need {FEWEST_SPEAKERS} speakers with target and non-target trials.")
+    return number >= FEWEST_SPEAKERS
+
+
+def jackknife_of(
+    replicates: Mapping[str, Tensor], groups: JackknifeGroups, num_speakers: int | None = None
+) -> Jackknife:
+    """Return the jackknife of numbers known of all speakers and then without each group, ``(1 + G,)``.
+
+    ``num_speakers``: how many have target and non-target trials; None where all have.
+    """
+    changes = {key: each[1:] - each[0] for key, each in replicates.items()}
+    if changes and not are_enough_speakers(len(groups.labels) if num_speakers is None else num_speakers):
         changes = {key: torch.full_like(each, torch.nan) for key, each in changes.items()}
     corrected = [key for key in changes if key in SCORE_MEASURES and SCORE_MEASURES[key].is_bias_corrected]
     return Jackknife(changes, {key: groups.ratio * changes[key].mean() for key in corrected}, groups)

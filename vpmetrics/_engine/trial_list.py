@@ -176,7 +176,7 @@ def _report_condition(
     if report.similarity is not None and similarity:
         place = groups.group_of_label
         replicates = replicate_dominance(counts, report.similarity, place, given.is_one_sided, similarity)
-        jackknives.append(jackknife_of(replicates, groups, counts.has_enough))
+        jackknives.append(jackknife_of(replicates, groups, counts.num_speakers))
     return replace(report, jackknife=join_jackknives(jackknives), counts=counts, confidence=confidence)
 
 

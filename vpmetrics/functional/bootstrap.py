@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid, pad
 from vpmetrics._engine.condition_scores import ConditionScores, score_pairs, score_trials
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
 from vpmetrics._engine.identification import count_above_and_tied, identify
-from vpmetrics._engine.jackknife import ScoreCells, clopper_pearson_reach, students_t_quantile
+from vpmetrics._engine.jackknife import ScoreCells, are_enough_speakers, clopper_pearson_reach, students_t_quantile
 from vpmetrics._engine.measures import SCORE_MEASURES, linkability_edges
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import result_dtype, widen
@@ -90,7 +90,8 @@ def bootstrap(
 
     Returns:
         ``value``, ``low``, ``high`` and ``replicates`` ``(R,)`` of each measure. Replicates without one class of trials
-        are NaN and left out; without one class at all everything is NaN, with one warning.
+        are NaN and left out; without one class at all everything is NaN, with one warning. Fewer than three speakers
+        with trials of both classes have no interval: NaN, with one warning.
 
     Example:
         >>> speakers = torch.arange(60).repeat_interleave(60) % 12, torch.arange(60).repeat(60) % 12
@@ -112,8 +113,9 @@ def bootstrap(
     with collect_warnings():
         trials = SpeakerTrials(score_trials(scores, is_target), scores, is_target, places, len(labels))
         values = trials.measures(weights, measures)
+        is_defined = are_enough_speakers(trials.num_with_both)
     dtype = result_dtype(preds)
-    return {key: _interval(values[key], key, len(labels), confidence, dtype) for key in measures}
+    return {key: _interval(values[key], key, len(labels), is_defined, confidence, dtype) for key in measures}
 
 
 def bootstrap_embeddings(
@@ -165,11 +167,13 @@ def bootstrap_embeddings(
     count, dtype = len(data.speakers), result_dtype(original, protected)
     with collect_warnings():
         if count > 1:
-            values = _embedding_values(data, measures, seed, replicates, scoring, similarity)
+            values, numbers = _embedding_values(data, measures, seed, replicates, scoring, similarity)
         else:
             warn_undefined("The bootstrap needs two speakers.")
             values = dict.fromkeys(measures, widen(original.new_full((1 + replicates,), torch.nan)))
-    return {key: _interval(values[key], key, count, confidence, dtype) for key in measures}
+            numbers = dict.fromkeys(measures, count)
+        is_defined = {key: are_enough_speakers(numbers[key]) for key in measures}
+    return {key: _interval(values[key], key, count, is_defined[key], confidence, dtype) for key in measures}
 
 
 def _check_arguments(
@@ -183,16 +187,18 @@ def _check_arguments(
 
 def _embedding_values(
     data: EvaluationData, measures: Sequence[str], seed: int, replicates: int, scoring: Scoring, similarity: str
-) -> dict[str, Tensor]:
-    """Return every measure of all speakers and of those of each replicate, ``(1 + R,)``."""
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return every measure of all speakers and of those of each replicate, ``(1 + R,)``, and speakers with trials."""
     needed = {key[:2].upper() for key in measures if key[2] == "_"}
-    similar = {name for key, pair in _OF_MATRICES.items() if key in measures for name in pair}
+    matrices = {key: pair for key, pair in _OF_MATRICES.items() if key in measures}
+    similar = {name for pair in matrices.values() for name in pair}
     side = data.original if len(data.original) else data.protected
     order = order_speakers_by_value(len(data.speakers), side, data.protected)
     weights = widen(_draw(len(order), replicates, seed).to(order.device))[:, order.argsort()]
     trials = {name: _condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed | similar}
     dominance = {name: trials[name].dominance(weights, similarity) for name in similar}
     values = {}
+    numbers = {key: min(trials[name].num_with_both for name in pair) for key, pair in matrices.items()}
     if "deid" in measures:
         values["deid"] = 1 - dominance["OP"] / dominance["OO"]
     if "gvd" in measures:
@@ -205,7 +211,8 @@ def _embedding_values(
             part["mean_d"] = rank_disclosure(weights @ histograms)["mean_d"]
             part["alid"] = (weights @ bits) / (weights @ inputs)
         values |= {f"{name.lower()}_{key}": value for key, value in part.items()}
-    return values
+        numbers |= dict.fromkeys((f"{name.lower()}_{key}" for key in part), condition.num_with_both)
+    return values, numbers
 
 
 class SpeakerTrials:
@@ -227,6 +234,13 @@ class SpeakerTrials:
             slots = (pair * len(values) + cell)[chosen]
             table[kind].index_add_(0, slots, torch.ones_like(slots, dtype=table.dtype))
         self.table = table.view(2, len(codes), len(values))  # non-targets and targets, by pair and cell
+
+    @property
+    def num_with_both(self) -> int:
+        """How many speakers have target and non-target trials."""
+        has_trials = self.table.sum(2) > 0
+        with_each = (set(self.pairs[:, of_kind].flatten().tolist()) for of_kind in has_trials)
+        return len(set.intersection(*with_each))
 
     def measures(self, weights: Tensor, keys: Sequence[str]) -> dict[str, Tensor]:
         """Return score measures under weightings ``(R, S)`` of whole numbers, ``(R,)`` each; NaN if undefined."""
@@ -313,11 +327,13 @@ def _draw(speakers: int, replicates: int, seed: int) -> Tensor:
     return pad(drawn, (0, 0, 1, 0), value=1.0)
 
 
-def _interval(values: Tensor, key: str, speakers: int, confidence: float, dtype: torch.dtype) -> Bootstrapped:
+def _interval(
+    values: Tensor, key: str, speakers: int, is_defined: bool, confidence: float, dtype: torch.dtype
+) -> Bootstrapped:
     value, replicates = values[0], values[1:]
     defined = replicates[~replicates.isnan()]
     low = high = torch.full_like(value, torch.nan)
-    if len(defined) > 1:
+    if is_defined and len(defined) > 1:
         error = defined.std() * math.sqrt(speakers / (speakers - 1))
         reach = students_t_quantile(confidence, speakers - 1) * error
         centre, bounds = 2 * value - defined.mean(), scalar(key).range_among(speakers)
