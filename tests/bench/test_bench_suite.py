@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
+from processes import run
 from torch.nn.functional import normalize
 
 from bench.timing import afresh, in_turns, peak_megabytes, report
@@ -114,3 +116,27 @@ def test_cost_grows_with_pairs_and_memory_with_utterances():
     assert per_pair[-1] < per_pair[0]
     # Sixty-four times the pairs; blocks and the matrices of speakers are all that may grow.
     assert memory[-1] < 4 * memory[0] + 100
+
+
+def _time_compute(rank, world, folder):
+    torch.set_num_threads(1)
+    if world > 1:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world)
+    metric, rows = prepared(400, 25, None)
+    metric.reset()
+    metric.update(*(column[rank::world] for column in rows))
+    start = time.perf_counter()
+    metric.compute()
+    seconds = time.perf_counter() - start
+    if rank == 0:
+        (folder / str(world)).write_text(str(seconds))
+    if world > 1:
+        torch.distributed.destroy_process_group()
+
+
+def test_two_processes_share_the_work(tmp_path):
+    """Ten thousand utterances, each process with one thread; gathering and what is computed twice are the rest."""
+    for world in (1, 2):
+        run(_time_compute, world, tmp_path)
+    one, two = (float((tmp_path / str(world)).read_text()) for world in (1, 2))
+    assert report("two processes", two, "one process", one) <= 0.75
