@@ -115,14 +115,22 @@ def test_a_replicate_is_the_report_without_a_speaker(case):
         assert (change - expected).square().mean().sqrt() <= allowed, key
 
 
-def test_ranks_without_a_speaker_are_exact():
+@pytest.mark.parametrize("grouped", [False, True])
+def test_ranks_without_a_speaker_are_exact(grouped):
     rows = voices(speakers=9)
-    changes = measured(rows, intervals=0.95).jackknife.changes
+    rows |= {"groups": (rows["speakers"] > 4).long()} if grouped else {}
+    report = measured(rows, intervals=0.95)
+    changes, full, keys = report.jackknife.changes, report.scalars, ("op_mean_d", "op_max_d", "pp_max_d", "oo_id_rate")
     for speaker in (0, 4):
         scalars = measured(without(rows, speaker)).scalars
-        full = measured(rows).scalars
-        for key in ("op_mean_d", "pp_max_d", "oo_id_rate", "op_link_rate"):
+        for key in (*keys, "op_link_rate"):
             assert_close(changes[key][speaker], scalars[key] - full[key], atol=1e-12, rtol=0)
+    for key in keys:  # of a largest value, too
+        replicates = full[key] + changes[key]
+        bias = report.jackknife.bias.get(key, 0.0)
+        ends = jackknife_interval(full[key], replicates, 0.95, *scalar(key).range_among(9), bias=bias)
+        assert_close(torch.stack([full[f"{key}_low"], full[f"{key}_high"]]), torch.stack(ends), atol=1e-9, rtol=0)
+        assert 0 <= full[f"{key}_low"] <= full[key] <= full[f"{key}_high"]
 
 
 @pytest.mark.filterwarnings("ignore:Singling one out")

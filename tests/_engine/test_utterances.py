@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 import vpmetrics as vp
 from vpmetrics import encode_labels
+from vpmetrics import functional as F
 from vpmetrics._engine.utterances import build_data, count_duplicates, pack_utterances, split_sessions
 
 ROWS = join(embeddings())
@@ -137,6 +138,30 @@ def test_width_0_raises(case):
     with pytest.raises(ValueError, match="`original` to have at least one dimension"):
         metric.update(torch.empty(4, 0), torch.empty(4, 0), torch.arange(4) // 2)
     assert not metric.update_called
+
+
+NO_WIDTH, PAIRED = torch.empty(4, 0), torch.arange(4) // 2
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (F.voice_similarity_matrix, (NO_WIDTH, NO_WIDTH, PAIRED)),
+        (F.bootstrap_embeddings, (NO_WIDTH, NO_WIDTH, PAIRED)),
+        (F.conversations, (NO_WIDTH, None, PAIRED, 2)),
+        (F.rank_histogram, (NO_WIDTH, PAIRED)),
+        (F.rank_histogram, (torch.ones(4, 1), PAIRED, NO_WIDTH, PAIRED)),
+        (F.identify, (NO_WIDTH, PAIRED)),
+        (F.singling_out, (NO_WIDTH, PAIRED, NO_WIDTH, PAIRED, (2,))),
+        (F.attribute_disclosure, (NO_WIDTH, PAIRED % 2, PAIRED)),
+        (F.local_information, (NO_WIDTH, PAIRED, 1.0)),
+        (F.fit_local_slope, (NO_WIDTH, PAIRED)),
+    ],
+    ids=lambda part: getattr(part, "__name__", ""),
+)
+def test_functions_take_no_width_0(function, arguments):
+    with pytest.raises(ValueError, match=r"to have at least one (dimension|reference), but got shape \(4, 0\)"):
+        function(*arguments)
 
 
 def test_recordings_count_once_and_another_session_is_another_recording():

@@ -288,6 +288,8 @@ def check_identification(scores: Any, target_index: Any) -> None:
     check_floating("scores", scores)
     if scores.ndim != 2:
         raise ValueError(f"Expected `scores` to have shape (trials, references), but got {tuple(scores.shape)}.")
+    if scores.shape[1] == 0:
+        raise ValueError(f"Expected `scores` to have at least one reference, but got shape {tuple(scores.shape)}.")
     _check_column("target_index", target_index, "scores", scores)
 
 
