@@ -13,6 +13,7 @@ from vpmetrics.audio import (
     embed_folder,
     embed_pairs,
     embed_recordings,
+    embedding,
     f0_histograms,
     list_recordings,
     load_encoder,
@@ -113,18 +114,18 @@ def test_a_damaged_cache_is_made_again(folder, encoder, tmp_path):
             path.write_bytes(damage(path.read_bytes()))
 
 
-def test_a_run_that_is_interrupted_goes_on(folder, counting, tmp_path):
+def test_a_run_that_is_interrupted_goes_on(folder, counting, tmp_path, monkeypatch):
     def stop(done, total, _):
         assert total == 12
         if done >= 6:
             raise KeyboardInterrupt
 
-    options = {"cache": tmp_path / "cache", "batch_seconds": 0.2, "workers": 1}
+    monkeypatch.setattr(embedding, "_FILES_AT_ONCE", 3)
     with pytest.raises(KeyboardInterrupt):
-        embed_folder(folder, counting, progress=stop, **options)
+        embed_folder(folder, counting, cache=tmp_path / "cache", progress=stop)
     counting.function.shapes.clear()
-    embed_folder(folder, counting, **options)
-    assert 0 < sum(rows for rows, _ in counting.function.shapes) <= 6
+    embed_folder(folder, counting, cache=tmp_path / "cache")
+    assert sum(rows for rows, _ in counting.function.shapes) == 6
 
 
 def test_two_runs_at_once_keep_the_rows_of_both(folder, counting, tmp_path):
@@ -158,6 +159,8 @@ def test_all_problems_are_named_at_once_and_nothing_is_embedded_after_the_first(
 
 
 def test_nothing_is_left(tmp_path, encoder):
+    with pytest.raises(AudioError, match="at least one recording, but got none"):
+        embed_recordings([], encoder)
     write(tmp_path / "p1_1.wav", noise(0.01))
     with pytest.raises(AudioError, match=r"1 of 1 recordings cannot be used: [^`]*$"):
         embed_folder(tmp_path, encoder, partial=True)
@@ -170,13 +173,13 @@ def test_embeddings_with_nan_are_named(folder):
         embed_folder(folder, encoder)
 
 
-def test_progress_ends_with_all_done(folder, encoder):
+def test_progress_ends_with_all_done(folder, encoder, monkeypatch):
+    monkeypatch.setattr(embedding, "_FILES_AT_ONCE", 5)
     calls = []
-    embed_folder(folder, encoder, progress=lambda *call: calls.append(call), batch_seconds=0.5)
+    embed_folder(folder, encoder, progress=lambda *call: calls.append(call))
     done, total, left = zip(*calls, strict=True)
-    assert list(done) == sorted(done)
+    assert done == (5, 10, 12)
     assert set(total) == {12}
-    assert done[-1] == 12
     assert left[-1] == 0
     assert all(seconds >= 0 for seconds in left)
 

@@ -109,10 +109,10 @@ def test_manifest(tmp_path, separator):
     [
         ("wav.scp", "u1 sox a.wav -t wav - |\n", r"wav.scp:1: .* a command, which is not run"),
         ("wav.scp", "u1\n", r"wav.scp:1: expected `utterance path`, but got one column"),
-        ("wav.scp", "\n", "Expected lines `utterance path`"),
+        ("wav.scp", "\n", r"Expected recordings \(\.wav, .*\) in .*wav\.scp, but there are none"),
         ("a.csv", "file,who\n", "to begin with `path,speaker,utterance,session,group`, but got .'file', 'who'."),
         ("a.csv", "path,speaker\na.wav\n", r"a.csv:2: expected 2 columns, but got 1"),
-        ("a.csv", "path\n", "has a header only"),
+        ("a.csv", "path\n", r"in .*a\.csv, but there are none"),
         ("a.csv", "path,utterance\n1.wav,u\n2.wav,u\n", r"1.wav and .*2.wav are both 'u'"),
         ("a.txt", "", "Expected a folder, wav.scp, .csv or .tsv"),
     ],

@@ -8,13 +8,13 @@ import re
 import time
 import uuid
 import zipfile
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,13 +23,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from vpmetrics.audio.encoders import load_encoder
 from vpmetrics.audio.pitch import PitchEncoder
-from vpmetrics.audio.reading import SHORTEST_SECONDS, AudioError, decode_audio, printable, resample
+from vpmetrics.audio.reading import SHORTEST_SECONDS, AudioError, decode_audio, printable, read_bytes, resample
 from vpmetrics.audio.recordings import Recording, RecordingPairs, list_recordings
 from vpmetrics.audio.speaker_encoder import SpeakerEncoder
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_READ_AHEAD = 64  # files per worker: what is read while a batch is embedded
-_BATCHES_SORTED = 4  # so many batches of speech are held to be sorted by length
+_FILES_AT_ONCE = 32  # are sorted by length while the next ones are read
 _EXAMPLES = 5
 
 
@@ -139,28 +138,26 @@ def embed_recordings(
     embedded = _load_cached(folder)
     read = _Reader(network, embedded, segment_seconds)
     paths = list(dict.fromkeys(one.path for one in recordings))
+    if not paths:
+        raise AudioError("Expected at least one recording, but got none.")
+    chunks = [paths[start : start + _FILES_AT_ONCE] for start in range(0, len(paths), _FILES_AT_ONCE)]
     keys: dict[Path, str] = {}
     problems: dict[Path, str] = {}
-    waiting: dict[str, tuple[Tensor, ...]] = {}
-    limit = int(batch_seconds * network.sample_rate)
-    began = time.monotonic()
-    for number, (path, key, content) in enumerate(_read_ahead(paths, read, workers), start=1):
-        if isinstance(content, str):
-            problems[path] = content
-        else:
-            keys[path] = key
-            waiting.update({key: content} if key not in embedded else {})
-        if problems and not partial:
-            waiting.clear()  # the run will end, but first the other files are read, to name all at once
-        samples = sum(len(piece) for pieces in waiting.values() for piece in pieces)
-        if waiting and (samples > _BATCHES_SORTED * limit or number == len(paths)):
-            new = _embed_batches(waiting, network, limit)
-            embedded.update(new)
-            waiting.clear()
-            _save_cached(folder, new)
-        done = number - len(waiting)
-        if progress is not None and done:
-            progress(done, len(paths), (time.monotonic() - began) * (len(paths) - done) / done)
+    began, done = time.monotonic(), 0
+    with ThreadPoolExecutor(workers) as threads:
+        reading = threads.map(read, chunks[0])
+        for following in (*chunks[1:], []):
+            files, reading = list(reading), threads.map(read, following)  # while these are embedded
+            problems.update({file.path: file.problem for file in files if file.problem})
+            keys.update({file.path: file.key for file in files if not file.problem})
+            if partial or not problems:  # otherwise the run will end, but first all problems are listed
+                speech = {file.key: file.pieces for file in files if file.pieces}
+                new = _embed_batches(speech, network, int(batch_seconds * network.sample_rate))
+                embedded.update(new)
+                _save_cached(folder, new)
+            done += len(files)
+            if progress is not None:
+                progress(done, len(paths), (time.monotonic() - began) * (len(paths) - done) / done)
     if partial or not problems:
         undefined = (path for path, key in keys.items() if key not in embedded)
         problems.update({path: f"{printable(path)} {network.undefined_reason}" for path in undefined})
@@ -285,24 +282,30 @@ def _describe_problems(problems: Sequence[str], total: int) -> str:
     return f"{len(problems)} of {total} recordings cannot be used: {shown}{rest}.{hint}"
 
 
-class _Reader:
-    """Reads a file as pieces to embed, none where its content is cached, or the reason why it cannot be used."""
+class _File(NamedTuple):
+    """A file as pieces to embed, none where its content is cached, or what is wrong with it."""
 
-    def __init__(self, encoder: SpeakerEncoder, rows: Mapping[str, Array], segment_seconds: float | None) -> None:
-        self.rate, self.rows, self.segment_seconds = encoder.sample_rate, rows, segment_seconds
+    path: Path
+    key: str = ""
+    pieces: tuple[Tensor, ...] = ()
+    problem: str = ""
+
+
+class _Reader:
+    """Reads files, checks them, and cuts them into segments."""
+
+    def __init__(self, encoder: SpeakerEncoder, cached: Mapping[str, Array], segment_seconds: float | None) -> None:
+        self.rate, self.cached, self.segment_seconds = encoder.sample_rate, cached, segment_seconds
         self.shortest = max(encoder.shortest, int(SHORTEST_SECONDS * self.rate))
 
-    def __call__(self, path: Path) -> tuple[Path, str, tuple[Tensor, ...] | str]:
-        key = ""
+    def __call__(self, path: Path) -> _File:
         try:
-            data = path.read_bytes()
+            data = read_bytes(path)
             key = hashlib.blake2b(data, digest_size=16).hexdigest()
             key += "" if self.segment_seconds is None else f"@{self.segment_seconds:g}s"
-            return path, key, () if key in self.rows else self._cut(resample(*decode_audio(data), self.rate))
-        except OSError as error:
-            return path, key, f"{printable(path)} cannot be read ({error.strerror})"
+            return _File(path, key, () if key in self.cached else self._cut(resample(*decode_audio(data), self.rate)))
         except AudioError as error:
-            return path, key, f"{printable(path)} {error}"
+            return _File(path, problem=f"{printable(path)} {error}")
 
     def _cut(self, waveform: Tensor) -> tuple[Tensor, ...]:
         if len(waveform) < self.shortest:
@@ -313,21 +316,6 @@ class _Reader:
         size = max(self.shortest, int(self.segment_seconds * self.rate))
         pieces: tuple[Tensor, ...] = waveform.split(size)
         return pieces[:-1] if len(pieces) > 1 and len(pieces[-1]) < max(self.shortest, size / 2) else pieces
-
-
-_Content = tuple[Path, str, tuple[Tensor, ...] | str]
-
-
-def _read_ahead(paths: Sequence[Path], read: _Reader, workers: int) -> Iterator[_Content]:
-    """Read files by threads, in order, and only so many before they are asked for."""
-    with ThreadPoolExecutor(workers) as threads:
-        pending: deque[Future[_Content]] = deque()
-        for path in paths:
-            pending.append(threads.submit(read, path))
-            if len(pending) > _READ_AHEAD * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
 
 
 def _embed_batches(speech: Mapping[str, tuple[Tensor, ...]], encoder: SpeakerEncoder, limit: int) -> dict[str, Array]:
@@ -347,7 +335,7 @@ def _embed_batches(speech: Mapping[str, tuple[Tensor, ...]], encoder: SpeakerEnc
         with torch.no_grad():
             embeddings[batch] = encoder(padded, lengths).float().cpu().numpy()
     ends = np.cumsum([len(pieces) for pieces in speech.values()])
-    rows = zip(speech, np.split(embeddings, ends[:-1]), strict=True)
+    rows = zip(speech, np.split(embeddings, ends)[:-1], strict=True)
     return {key: of_key for key, of_key in rows if np.isfinite(of_key).all()}
 
 
@@ -364,7 +352,7 @@ def _load_cached(folder: Path | None) -> dict[str, Array]:
     embeddings: dict[str, Array] = {}
     for file in () if folder is None else folder.glob("*.npz"):
         with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(file) as arrays:
-            pieces = np.split(arrays["embeddings"], np.cumsum(arrays["counts"])[:-1])
+            pieces = np.split(arrays["embeddings"], np.cumsum(arrays["counts"]))[:-1]
             embeddings.update(zip(arrays["keys"].tolist(), pieces, strict=True))
     return embeddings
 

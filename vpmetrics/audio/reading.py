@@ -26,6 +26,14 @@ def printable(name: object) -> str:
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in str(name))
 
 
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file, or raise what is wrong with it."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise AudioError(f"cannot be read ({error.strerror})") from None
+
+
 def decode_audio(data: bytes) -> tuple[Tensor, int]:
     """Decode the content of an audio file, check its samples, and average its channels.
 
@@ -96,12 +104,9 @@ def read_audio(path: str | Path, sample_rate: int) -> Tensor:
         torch.Size([16000])
     """
     try:
-        waveform, rate = decode_audio(Path(path).read_bytes())
-    except OSError as error:
-        raise AudioError(f"{printable(path)} cannot be read ({error.strerror})") from None
+        return resample(*decode_audio(read_bytes(Path(path))), sample_rate)
     except AudioError as error:
         raise AudioError(f"{printable(path)} {error}") from None
-    return resample(waveform, rate, sample_rate)
 
 
 def resample(waveforms: Tensor, from_rate: int, to_rate: int) -> Tensor:

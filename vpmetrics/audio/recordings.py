@@ -6,7 +6,7 @@ import csv
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -74,25 +74,16 @@ def list_recordings(
     if source.is_dir() and (source / "wav.scp").is_file():
         source = source / "wav.scp"
         notes.append(f"{printable(source)} was taken for the list of recordings.")
-    if source.is_dir():
-        items = _list_folder(source)
-    elif not source.is_file():
-        raise AudioError(f"Expected a folder, wav.scp or manifest, but there is none at {printable(source)}.")
-    elif source.suffix.lower() in (".csv", ".tsv"):
-        items = _read_manifest(source)
-    elif source.suffix.lower() == ".scp":
-        items = _read_scp(source)
-        utt2spk = utt2spk or (default_file if (default_file := source.with_name("utt2spk")).is_file() else None)
-    else:
-        raise AudioError(f"Expected a folder, wav.scp, .csv or .tsv, but got {printable(source)}.")
-    doubled = [(name, same) for name, same in _group(items, str).items() if len(same) > 1]
+    items = _read_items(source)
+    doubled = [_describe_doubled(name, same) for name, same in _group(items, str).items() if len(same) > 1]
     if doubled:
         raise AudioError(
-            f"Expected utterances of different names in {printable(source)}, but {_describe_doubled(*doubled[0])} "
-            f"({len(doubled)} names occur twice). Remove one of each, or name them in a manifest "
-            "(path,speaker,utterance)."
+            f"Expected utterances of different names in {printable(source)}, but {doubled[0]} ({len(doubled)} names "
+            "occur twice). Remove one of each, or name them in a manifest (path,speaker,utterance)."
         )
-    items.sort()
+    default_file = source.with_name("utt2spk")
+    if utt2spk is None and source.suffix.lower() == ".scp" and default_file.is_file():
+        utt2spk = default_file
     if utt2spk is not None:
         items = _set_speakers(items, _speakers_by_file(Path(utt2spk)))
     elif speaker_pattern is not None:
@@ -214,33 +205,35 @@ def _group(items: Sequence[Recording], key: Callable[[str], str], suffix: str = 
     return groups
 
 
-def _common_suffix(originals: Iterable[str], protected: Sequence[str]) -> str:
+def _common_suffix(originals: Container[str], protected: Sequence[str]) -> str:
     """Return what most protected names have beyond the longest original name they begin with."""
-    names = set(originals)
-    counts: Counter[str] = Counter()
-    for name in protected:
-        size = next((size for size in range(len(name), 0, -1) if name[:size] in names), None)
-        if size is not None:
-            counts[name[size:]] += 1
-    suffix, count = counts.most_common(1)[0] if counts else ("", 0)
+    suffixes = Counter(
+        next((name[size:] for size in range(len(name), 0, -1) if name[:size] in originals), "") for name in protected
+    )
+    suffix, count = suffixes.most_common(1)[0]
     return suffix if 2 * count > len(protected) else ""
 
 
-def _list_folder(folder: Path) -> list[Recording]:
-    items = [
-        Recording(_normalise(path.relative_to(folder).with_suffix("").as_posix()), path)
-        for path in folder.rglob("*")
-        # A leading dot: macOS leaves such twins of every file on other file systems.
-        if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-    ]
+def _read_items(source: Path) -> list[Recording]:
+    if source.is_dir():
+        items = [
+            Recording(path.relative_to(source).with_suffix("").as_posix(), path)
+            for path in source.rglob("*")
+            # A leading dot: macOS leaves such twins of every file on other file systems.
+            if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+        ]
+    elif not source.is_file():
+        raise AudioError(f"Expected a folder, wav.scp or manifest, but there is none at {printable(source)}.")
+    elif source.suffix.lower() in (".csv", ".tsv"):
+        items = _read_manifest(source)
+    elif source.suffix.lower() == ".scp":
+        items = _read_scp(source)
+    else:
+        raise AudioError(f"Expected a folder, wav.scp, .csv or .tsv, but got {printable(source)}.")
     if not items:
-        raise AudioError(f"Expected recordings ({', '.join(SUFFIXES)}) in {printable(folder)}, but there are none.")
-    return items
-
-
-def _normalise(name: str) -> str:
-    """Write accents in one form: macOS takes them apart, other systems do not."""
-    return unicodedata.normalize("NFC", name)
+        raise AudioError(f"Expected recordings ({', '.join(SUFFIXES)}) in {printable(source)}, but there are none.")
+    # macOS writes accents as characters of their own, other systems do not.
+    return sorted(one._replace(utterance=unicodedata.normalize("NFC", one.utterance)) for one in items)
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -256,17 +249,15 @@ def _read_lines(path: Path) -> list[str]:
 def _read_scp(path: Path) -> list[Recording]:
     items = []
     for number, line in enumerate(_read_lines(path), start=1):
-        utterance, _, place = line.strip().partition(" ")
-        place = place.strip()
-        if not line.strip():
+        words = line.split(maxsplit=1)
+        if not words:
             continue
-        if not place or place.endswith("|"):
-            got = "a command, which is not run" if place else "one column"
+        utterance, place = words[0], words[-1].strip()
+        if len(words) == 1 or place.endswith("|"):
+            got = "one column" if len(words) == 1 else "a command, which is not run"
             raise AudioError(f"{printable(path)}:{number}: expected `utterance path`, but got {got}.")
         # Kaldi's paths are relative to where it was started, or else to the list.
-        items.append(Recording(_normalise(utterance), Path(place) if Path(place).exists() else path.parent / place))
-    if not items:
-        raise AudioError(f"Expected lines `utterance path` in {printable(path)}, but there are none.")
+        items.append(Recording(utterance, Path(place) if Path(place).exists() else path.parent / place))
     return items
 
 
@@ -283,9 +274,7 @@ def _read_manifest(path: Path) -> list[Recording]:
         place = values["path"] or ""
         name = values.get("utterance") or PurePosixPath(place).with_suffix("").as_posix()
         rest = {column: values.get(column) for column in ("speaker", "session", "group")}
-        items.append(Recording(_normalise(name), path.parent / place, **rest))
-    if not items:
-        raise AudioError(f"Expected recordings in {printable(path)}, but it has a header only.")
+        items.append(Recording(name, path.parent / place, **rest))
     return items
 
 

@@ -6,7 +6,6 @@ import io
 import math
 import re
 import tempfile
-import wave
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vpmetrics._engine.report import EvaluatedSystem
@@ -150,9 +148,8 @@ def pick_samples(system: EvaluatedSystem, embeddings: Embeddings, files: Sequenc
 
 
 def _as_wav(waveform: Tensor) -> bytes:
+    import soundfile
+
     content = io.BytesIO()
-    with wave.open(content, "wb") as file:
-        file.setparams((1, 2, _SAMPLE_RATE, 0, "NONE", ""))
-        cut = waveform[: _SAMPLE_RATE * _SAMPLE_SECONDS].clamp(-1, 1)
-        file.writeframes((cut * 32767).to(torch.int16).numpy().tobytes())
+    soundfile.write(content, waveform[: _SAMPLE_RATE * _SAMPLE_SECONDS].numpy(), _SAMPLE_RATE, "PCM_16", format="WAV")
     return content.getvalue()
