@@ -26,7 +26,7 @@ from vpmetrics.cli.embeddings import Embeddings
 from vpmetrics.cli.evaluation import evaluate_embeddings
 from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.options import CONFIDENCE
-from vpmetrics.cli.outputs import publish
+from vpmetrics.cli.outputs import Content, publish
 from vpmetrics.cli.progress import show_progress
 from vpmetrics.cli.results import Run, check_folder
 from vpmetrics.cli.summary import disclosed_in
@@ -68,7 +68,7 @@ def demo(options: Namespace, console: Console) -> None:
     )
     settings = {"seed": options.seed, "epochs": options.epochs, "intervals": CONFIDENCE}
     run = Run(("vpmetrics", *options.argv), settings)
-    publish("Speakers held out of training", lead, systems, console, run, options, side_by_side=True)
+    publish(Content("Speakers held out of training", lead, systems, run), console, options)
     console.print(f"\n{_compare_with_baselines(systems)}")
     console.print(f"\n{time.monotonic() - began:.0f} s. All curves and figures of the training:")
     console.print(f"  tensorboard --logdir {escape(str(options.out / 'tensorboard'))}", soft_wrap=True)

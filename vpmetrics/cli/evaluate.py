@@ -27,9 +27,10 @@ from vpmetrics.cli.evaluation import (
 from vpmetrics.cli.formats import READERS
 from vpmetrics.cli.inputs import InputError, printable, quote, read_files, suffix_of
 from vpmetrics.cli.options import CONFIDENCE
-from vpmetrics.cli.outputs import publish
+from vpmetrics.cli.outputs import Content, publish
 from vpmetrics.cli.progress import show_progress
 from vpmetrics.cli.results import Run, check_file, check_folder
+from vpmetrics.cli.tables import clean
 from vpmetrics.cli.trial_files import TrialFile, Trials, has_scores, label_trials, read_key, read_map, read_scores
 from vpmetrics.cli.trial_protocol import (
     Attackable,
@@ -70,7 +71,7 @@ def evaluate(options: Namespace, console: Console) -> None:
     options.title = printable(options.title or Path(first).name)
     systems = _evaluate_inputs(options, sides)
     lead = f"Voice privacy of {printable(', '.join(dict.fromkeys(filter(None, given))))}"
-    _publish(options, lead, systems, console, side_by_side=len(systems) > 1)
+    _publish(options, lead, systems, console)
 
 
 def compare(options: Namespace, console: Console) -> None:
@@ -90,7 +91,7 @@ def compare(options: Namespace, console: Console) -> None:
         systems = _compare_embeddings(options, named)
     else:
         systems = _compare_scores(options, named)
-    _publish(options, f"{len(systems)} systems side by side", systems, console, side_by_side=True)
+    _publish(options, f"{len(systems)} systems side by side", systems, console)
 
 
 def _check_output(options: Namespace) -> None:
@@ -104,27 +105,26 @@ def _check_output(options: Namespace) -> None:
         raise InputError(f"Expected --format to be one of {', '.join(READERS)}, but got {quote(options.format)}.")
 
 
-def _publish(
-    options: Namespace, lead: str, systems: Sequence[EvaluatedSystem], console: Console, side_by_side: bool
-) -> None:
+def _publish(options: Namespace, lead: str, systems: Sequence[EvaluatedSystem], console: Console) -> None:
     given = read_utility(options.utility or [], [system.name for system in systems])
     systems = [replace(system, utility={**system.utility, **given[system.name]}) for system in systems]
     require_something(systems)
     hidden = {"argv", "out", "json", "figures", "command", "title", "samples"}
     given_options = {
-        key: value for key, value in vars(options).items() if key not in hidden and value not in (None, False, [])
+        key: value for key, value in vars(options).items() if key not in hidden and value not in (None, False, [], ())
     }
     of_embeddings = any(report.identification for report in systems[0].report.conditions.values())
     defaults = {"scoring": "cosine", "similarity": "geometric"} if of_embeddings else {}
     settings = {**defaults, **given_options, "intervals": _confidence_of(options)}
     run = Run(("vpmetrics", *options.argv), settings, dict(read_files))
-    publish(options.title, lead, systems, console, run, options, side_by_side)
+    content = Content(clean(options.title), clean(lead), systems, run, options.columns, options.samples)
+    publish(content, console, options)
 
 
 def _refuse_idle(options: Namespace, what: str) -> None:
     """Raise for an option that would do nothing, which is a misunderstanding."""
     for name, value in vars(options).items():
-        if name not in _ALWAYS | _USED[what] and value not in (None, False, []):
+        if name not in _ALWAYS | _USED[what] and value not in (None, False, [], ()):
             option = {"speakers": "utt2spk"}.get(name, name).replace("_", "-")
             raise InputError(f"Expected no --{option} with {what}: it would do nothing.")
 
@@ -179,7 +179,7 @@ def _evaluate_recordings(options: Namespace, original: str, named: Mapping[str, 
                 called = name if len(encoders) == 1 else f"{name}, {short}"
                 metric = _metric_of(options, "euclidean" if encoder == "f0" else None)
                 systems[short] = _evaluate_sides(called, embeddings, options, metric)
-                if options.out is not None and not options.no_audio and not getattr(options, "samples", None):
+                if options.out is not None and not options.no_audio and not options.samples:
                     options.samples = pick_samples(systems[short], embeddings, files)
             evaluated += combine_systems(name, systems)
     return evaluated

@@ -183,6 +183,7 @@ def _add_demo(command: ArgumentParser) -> None:
     command.add_argument("--seed", type=int, default=0, metavar="N", help="of the split, the model and the batches (0)")
     command.add_argument("--epochs", type=int, default=72, metavar="N", help="four steps each (72)")
     command.add_argument("--out", type=_path, default=Path("vpmetrics-demo"), metavar="DIR", help="(vpmetrics-demo)")
+    command.set_defaults(json=None, all=False, figures=["png"], latex_intervals=False)
 
 
 def _add_utterances(group: _ArgumentGroup) -> None:
@@ -224,6 +225,7 @@ def _add_key(group: _ArgumentGroup) -> None:
 
 
 def _add_output(command: ArgumentParser, title: str | None = None) -> None:
+    command.set_defaults(samples=())  # picked where recordings are evaluated
     group = command.add_argument_group("output")
     group.add_argument("--title", default=title, metavar="TEXT", help="heading of the report")
     says = "confidence level of the jackknife intervals (0.95); 0 for no intervals, which is quicker"

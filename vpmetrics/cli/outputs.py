@@ -6,6 +6,8 @@ import json
 import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,10 +41,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 PAGE, TABLES, MODEL_CARD = "report.html", "tables", "model-card.md"
-_DEFAULTS = {  # of the options of output
-    "out": None, "json": None, "figures": ("png",), "all": False, "columns": ("default",), "latex_intervals": False,
-    "samples": (),
-}  # fmt: skip
 
 
 class Sample(NamedTuple):
@@ -54,16 +52,41 @@ class Sample(NamedTuple):
     protected: bytes
 
 
-class Content(NamedTuple):
-    """What a page shows in addition to its figures."""
+@dataclass(frozen=True)
+class Content:
+    """What is told of some systems: a page has it, with figures."""
 
     title: str
     lead: str
     systems: Sequence[EvaluatedSystem]
-    tables: Sequence[Table]
     run: Run
-    pairs: Sequence[Pair] = ()
+    columns: Sequence[str] = ("default",)
     samples: Sequence[Sample] = ()
+
+    @cached_property
+    def pairs(self) -> list[Pair]:
+        """The pairs of systems that can be compared."""
+        return pairs_of(self.systems, self.run.settings.get("intervals"))
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """All that is known of one system, or systems side by side, with the details of each folded."""
+        systems = self.systems
+        if len(systems) == 1 and tuple(self.columns) == ("default",):
+            return tables_of_system(systems[0])
+        tables = [table_of_systems(systems, self.title, self.columns)]
+        if len(systems) == 2:
+            tables += table_of_changes(systems[0], systems[1], self.run.settings.get("intervals"))
+        tables += table_of_pairs(self.pairs)
+        details = [(system.name, table) for system in systems for table in tables_of_system(system)]
+        return tables + [
+            table._replace(title=clean(f"{name}: {table.title}"), fold=clean(name)) for name, table in details
+        ]
+
+    @property
+    def short_tables(self) -> list[Table]:
+        """The tables of a paper: the details of each of several systems are for the page."""
+        return [table for table in self.tables if not (table.fold and len(self.systems) > 1)]
 
     @property
     def notes(self) -> list[str]:
@@ -80,26 +103,18 @@ class Content(NamedTuple):
         return f"{level}confidence intervals (leave-one-speaker-out jackknife)"
 
 
-def publish(
-    title: str,
-    lead: str,
-    systems: Sequence[EvaluatedSystem],
-    console: Console,
-    run: Run,
-    options: Namespace,
-    side_by_side: bool = False,
-) -> None:
+def publish(content: Content, console: Console, options: Namespace) -> None:
     """Print the summary and write the files that were asked for."""
-    options = Namespace(**{**_DEFAULTS, **vars(options)})
-    content = _collect(title, lead, systems, run, options, side_by_side)
-    contents, outdated = ({}, []) if options.out is None else _render_files(content, options.out, options)
+    contents, outdated = dict[Path, bytes](), list[Path]()
+    if options.out is not None:
+        contents, outdated = _render_files(content, options.out, options.figures, options.latex_intervals)
     only_json = str(options.json) == "-"
-    results = as_json(results_of(systems, run, content.pairs)) if options.json is not None else b""
+    results = as_json(results_of(content.systems, content.run, content.pairs)) if options.json is not None else b""
     if options.json is not None and not only_json:
         if options.json.resolve() in map(Path.resolve, contents):
             raise InputError("is written by --out as well; choose another name", options.json)
         contents[options.json] = results
-    inputs = {Path(path).resolve() for path in run.inputs}
+    inputs = {Path(path).resolve() for path in content.run.inputs}
     if lost := next((path for path in contents if path.resolve() in inputs), None):
         raise InputError("is an input and would be lost; choose another name", lost)
     # Before anything is printed: the reader of the output may stop.
@@ -127,48 +142,34 @@ def save_systems(
     Raises:
         ValueError: If the folder holds anything else, or cannot be written.
     """
-    folder, options = Path(folder), Namespace(**{**_DEFAULTS, "samples": samples})
+    folder = Path(folder)
     try:
         check_folder(folder)
-        content = _collect(title, "", systems, Run(settings=settings or {}), options, len(systems) > 1)
-        write_all(*_render_files(content, folder, options))
+        content = Content(clean(title), "", systems, Run(settings=settings or {}), samples=samples)
+        write_all(*_render_files(content, folder))
     except InputError as error:
         raise ValueError(str(error)) from None
     return folder / PAGE
 
 
-def _collect(
-    title: str, lead: str, systems: Sequence[EvaluatedSystem], run: Run, options: Namespace, side_by_side: bool
-) -> Content:
-    if not side_by_side:
-        return Content(clean(title), clean(lead), systems, tables_of_system(systems[0]), run, (), options.samples)
-    confidence = run.settings.get("intervals")
-    pairs = pairs_of(systems, confidence)
-    changes = table_of_changes(systems[0], systems[1], confidence) if len(systems) == 2 else []
-    tables = [table_of_systems(systems, title, options.columns), *changes, *table_of_pairs(pairs)]
-    details = [(system.name, table) for system in systems for table in tables_of_system(system)]
-    tables += [table._replace(title=clean(f"{name}: {table.title}"), fold=clean(name)) for name, table in details]
-    return Content(clean(title), clean(lead), systems, tables, run, pairs, options.samples)
-
-
-def _render_files(content: Content, folder: Path, options: Namespace) -> tuple[dict[Path, bytes], list[Path]]:
+def _render_files(
+    content: Content, folder: Path, formats: Sequence[str] = ("png",), latex_intervals: bool = False
+) -> tuple[dict[Path, bytes], list[Path]]:
     """Return contents of the files of a folder, and what another run has left there."""
     # Matplotlib is slow to import, and a table needs none of it.
     with end_at_once():
         from vpmetrics.cli.page import draw_figures, render_page
         from vpmetrics.cli.table_formats import as_csv, as_latex, as_markdown
 
-    pictures = draw_figures(content.systems, options.figures)
-    # A paper has one table of systems; the details of each are for the page.
-    short = [table for table in content.tables if not (table.fold and len(content.systems) > 1)]
+    pictures, tables = draw_figures(content.systems, formats), content.short_tables
     files = {
-        f"{TABLES}.csv": as_csv(short).encode(),
-        f"{TABLES}.md": as_markdown(short).encode(),
-        f"{TABLES}.tex": as_latex(short, options.latex_intervals).encode(),
+        f"{TABLES}.csv": as_csv(tables).encode(),
+        f"{TABLES}.md": as_markdown(tables).encode(),
+        f"{TABLES}.tex": as_latex(tables, latex_intervals).encode(),
         MODEL_CARD: write_model_card(content.systems, content.title).encode(),
         PAGE: render_page(content, pictures).encode(),
     }
-    files |= {f"{p.key}.{kind}": data for p in pictures for kind, data in p.files.items() if kind in options.figures}
+    files |= {f"{p.key}.{kind}": data for p in pictures for kind, data in p.files.items() if kind in formats}
     outdated = outdated_files(folder, [RESULTS, *files])
     # Results come first and name everything, so that a run after one that was killed knows its own files.
     names = {*files, *(path.name for path in outdated)}
@@ -180,28 +181,29 @@ def write_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
     """Return a model card for the Hugging Face hub; its ``model-index`` holds the numbers of each summary."""
     from vpmetrics.cli.table_formats import as_markdown, escape_markdown
 
-    def quote(text: str) -> str:
-        return json.dumps(clean(text))  # JSON is YAML
-
-    front = ["---", "tags:", "- voice-privacy", "- speaker-anonymization", "model-index:"]
-    body = [f"# Voice privacy of {escape_markdown(clean(title))}", ""]
+    models, body = [], [f"# Voice privacy of {escape_markdown(clean(title))}", ""]
     for system in systems:
-        verdict, several = verdict_of(system), len(systems) > 1
-        rows = summary_rows(system)
-        front += [f"- name: {quote(system.name or title)}", "  results:", "  - task:", "      type: audio-to-audio"]
-        front += ["      name: Speaker anonymization", "    dataset:", "      type: speech"]
-        front += [f"      name: {quote(title)}", "    metrics:"]
+        verdict, rows = verdict_of(system), summary_rows(system)
+        metrics = []
         for row in rows:
             kind = re.sub(r"\W+", "_", row.heading.lower()).strip("_")
-            front += [f"    - type: {kind}", f"      name: {quote(row.heading)}", f"      value: {row.cell.value:.6g}"]
-            if row.cell.interval:
-                low, high = row.cell.ends
-                front += ["      args:", f"        low: {low:.6g}", f"        high: {high:.6g}"]
-        lead = f"{escape_markdown(clean(system.name))}: {verdict.title.lower()}" if several else verdict.title
-        body += [f"**{lead}.** {' '.join(escape_markdown(clean(says)) for says in verdict.sentences)}", ""]
+            ends = {"args": dict(zip(("low", "high"), row.cell.ends, strict=True))} if row.cell.interval else {}
+            metrics.append({"type": kind, "name": row.heading, "value": float(f"{row.cell.value:.6g}"), **ends})
+        result = {
+            "task": {"type": "audio-to-audio", "name": "Speaker anonymization"},
+            "dataset": {"type": "speech", "name": clean(title)},
+            "metrics": metrics,
+        }
+        models.append({"name": clean(system.name or title), "results": [result]})
+        lead = f"{escape_markdown(clean(system.name))}: " if len(systems) > 1 else ""
+        body += [f"**{lead}{verdict.title}.** {' '.join(map(escape_markdown, map(clean, verdict.sentences)))}", ""]
         cells = tuple((Cell(row.heading), row.cell, Cell(row.unit), Cell(row.note)) for row in rows)
         body += [as_markdown([Table("", ("measure", "value", "unit", "note"), cells)])]
-    return "\n".join([*front, "---", "", *body, f"{THRESHOLDS} Measured with vpmetrics {__version__}.", ""])
+    # JSON is YAML.
+    front = json.dumps(
+        {"tags": ["voice-privacy", "speaker-anonymization"], "model-index": models}, indent=1, ensure_ascii=False
+    )
+    return "\n".join(["---", front, "---", "", *body, f"{THRESHOLDS} Measured with vpmetrics {__version__}.", ""])
 
 
 def _print(content: Content, options: Namespace, console: Console) -> None:
