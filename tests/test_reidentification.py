@@ -228,7 +228,7 @@ def test_the_strongest_attack_stands_beside_every_rate_among_the_people_of_a_fol
     assert values["op_rate_100_strongest"].isnan()
     assert not [key for key in values if "singling_out" in key and "strongest" in key]
     rates = metric.report().conditions["OP"].population
-    assert rates.of_strongest((4,))["rate_4"] == values["op_rate_4_strongest"]
+    assert rates.after_strongest_attack((4,))["rate_4"] == values["op_rate_4_strongest"]
 
 
 def test_an_attack_whose_scores_fall_with_likeness_is_turned():

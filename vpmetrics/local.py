@@ -9,7 +9,7 @@ from torch import Tensor
 from vpmetrics._engine.conditions import resolve_condition
 from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
 from vpmetrics._engine.identification import Identification, identify_condition
-from vpmetrics._engine.identification_scalars import jackknife_parts, pool_parts
+from vpmetrics._engine.identification_scalars import jackknife_groups, pool_groups
 from vpmetrics._engine.jackknife import add_intervals, group_speakers
 from vpmetrics._engine.references import IdentificationTrials
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
@@ -84,7 +84,7 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
         values = _summarise(parts)
         if self.intervals is None:
             return values
-        jackknife = jackknife_parts(parts, self.scoring, group_speakers(data), "empirical")
+        jackknife = jackknife_groups(parts, self.scoring, group_speakers(data), "empirical")
         return add_intervals(values, jackknife, self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
@@ -104,12 +104,12 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
 
         with self._gathered():
             parts = self._identify(self._data())
-        together = pool_parts([part for _, part in parts])
+        together = pool_groups([part for _, part in parts])
         assert together.bits is not None
         return draw_local_information(together.bits, len(together.histogram), _summarise(parts), ax, label)
 
 
 def _summarise(parts: list[tuple[IdentificationTrials, Identification]]) -> dict[str, Tensor]:
-    together = pool_parts([part for _, part in parts])
+    together = pool_groups([part for _, part in parts])
     assert together.bits is not None
     return summarise_information(together.bits, together.linked)

@@ -11,7 +11,7 @@ from vpmetrics._engine.beta_binomial import fit_beta_binomial
 from vpmetrics._engine.conditions import resolve_condition
 from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
 from vpmetrics._engine.identification import identify_condition, mean_over_groups, pool_histograms, rank_condition
-from vpmetrics._engine.identification_scalars import jackknife_parts
+from vpmetrics._engine.identification_scalars import jackknife_groups
 from vpmetrics._engine.jackknife import add_intervals, group_speakers
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.utterances import EvaluationData
@@ -92,7 +92,7 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         parts = identify_condition(data, resolve_condition(self.condition), self.scoring, has_bits=False)
         values = self._disclosure([part.histogram for _, part in parts])
         return add_intervals(
-            values, jackknife_parts(parts, self.scoring, group_speakers(data), self.model), self.intervals
+            values, jackknife_groups(parts, self.scoring, group_speakers(data), self.model), self.intervals
         )
 
     def _disclosure(self, histograms: list[Tensor]) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS, resolve_condition
 from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
-from vpmetrics._engine.jackknife import add_intervals, group_speakers, jackknife_of
+from vpmetrics._engine.jackknife import add_intervals, group_speakers, make_jackknife
 from vpmetrics._engine.population import (
     ACCUMULATED,
     EnrolmentProtocol,
@@ -19,7 +19,13 @@ from vpmetrics._engine.population import (
 )
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.utterances import EvaluationData
-from vpmetrics._engine.validation import check_choice, check_sizes, check_whole, collect_warnings, reject_options
+from vpmetrics._engine.validation import (
+    check_choice,
+    check_whole_number,
+    check_whole_numbers,
+    collect_warnings,
+    reject_options,
+)
 
 
 class _PopulationMetric(EmbeddingMetric):
@@ -41,8 +47,8 @@ class _PopulationMetric(EmbeddingMetric):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_sizes(sizes, smallest)
-        check_whole("utterances", utterances, least=1)
+        check_whole_numbers(sizes, smallest)
+        check_whole_number("utterances", utterances, least=1)
         check_choice("accumulated", accumulated, ACCUMULATED)
         if attack is not None and not callable(getattr(attack, "attack", None)):
             raise TypeError(f"Expected `attack` to have a method `attack`, but got {type(attack).__name__}.")
@@ -135,7 +141,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
             return values
         groups = group_speakers(data)
         parts = [(part, self._protocol(length), self.scoring) for part in data.by_group()]
-        return add_intervals(values, jackknife_of(replicate_rates(parts, self.sizes, groups), groups), self.intervals)
+        return add_intervals(values, make_jackknife(replicate_rates(parts, self.sizes, groups), groups), self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the rate and its chance level over the number of people: a line, and dots where it is extrapolated.
@@ -215,8 +221,8 @@ class SinglingOut(_PopulationMetric):
         }
         reject_options(self, kwargs, reasons)
         check_choice("condition", condition, WITHOUT_SESSIONS)
-        check_whole("calibration", calibration, least=1)
-        check_whole("draws", draws, least=2)
+        check_whole_number("calibration", calibration, least=1)
+        check_whole_number("draws", draws, least=2)
         kwargs |= {"validate_args": validate_args}
         super().__init__(sizes, 2, utterances, "probes", condition, attack, scoring, **kwargs)
         self.calibration, self.draws = calibration, draws

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.embedding_report import Settings, report_embeddings
-from vpmetrics._engine.names import selection
+from vpmetrics._engine.names import check_selection
 from vpmetrics._engine.population import average_utterances
 from vpmetrics._engine.registry import (
     OF_POPULATION,
@@ -26,7 +26,7 @@ from vpmetrics._engine.report import PrivacyReport, assess_report
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import SIMILARITIES
 from vpmetrics._engine.utterances import EvaluationData
-from vpmetrics._engine.validation import check_choice, check_sizes, check_slope, collect_warnings
+from vpmetrics._engine.validation import check_choice, check_slope, check_whole_numbers, collect_warnings
 from vpmetrics.functional.rank import MODELS
 from vpmetrics.strongest import AttackedMetric, Attacks
 
@@ -114,13 +114,13 @@ class VoicePrivacy(AttackedMetric):
         super().__init__(attacks, bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
         check_choice("enrolment", enrolment, (None, "utterance", "speaker"))
         if sizes is not None:
-            check_sizes(sizes, smallest=2)
+            check_whole_numbers(sizes, smallest=2)
         self.enrolment, self.sizes = enrolment, tuple(sizes or ())
         if isinstance(metrics, str):
             check_choice("metrics", metrics, METRICS)
             self.metrics: str | tuple[str, ...] = metrics
         else:
-            self.metrics = selection("metrics", metrics, self._all_keys())
+            self.metrics = check_selection("metrics", metrics, self._all_keys())
         check_choice("similarity", similarity, SIMILARITIES)
         check_choice("rank_model", rank_model, MODELS)
         check_slope(slope)

@@ -76,7 +76,7 @@ class EmbeddingTrials(EmbeddingMetric):
     def _value(self, data: EvaluationData) -> Any:
         dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
         if isinstance(self.metric, CalibrationDistortion):
-            return self._value_of_runs(data, self.metric.calibration).to(dtype)
+            return self._distortion_across_sessions(data, self.metric.calibration).to(dtype)
         pairs = self._pairs(data)
         if self.bandwidth is not None and isinstance(self.metric, ScoreMetric):
             value = self.metric._value_of_trials(*pairs.all_trials())
@@ -85,7 +85,7 @@ class EmbeddingTrials(EmbeddingMetric):
         # Few trials are scored in float64, so that equal scores tie; the result has the type of the embeddings.
         return tree_map_only(Tensor, lambda part: part.to(dtype) if part.dtype == torch.float64 else part, value)
 
-    def _value_of_runs(self, data: EvaluationData, calibration: str) -> Tensor:
+    def _distortion_across_sessions(self, data: EvaluationData, calibration: str) -> Tensor:
         """Return C_ECE with half of every speaker's sessions as one run and the other half as the other, both ways."""
         if data.protected.sessions is None:
             warn_undefined(

@@ -22,7 +22,7 @@ from vpmetrics._engine.attack_folds import (
     TARGET,
     AttackFolds,
     assign_folds,
-    thin_speakers,
+    limit_rows_per_speaker,
 )
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.cross_fitting import CrossFittedAttacks, describe_attacks
@@ -475,7 +475,7 @@ class TestFolds:
         original, names, draw = voices(17, 3, 6)
         groups = torch.tensor([0] * 8 + [1] * 9)[names]
         folds = assign_folds(data_of(original, original, names, groups=groups))
-        assert folds.number == 2
+        assert folds.num_folds == 2
         for group in (0, 1):
             own = folds.of_speaker[:8] if group == 0 else folds.of_speaker[8:]
             assert own.bincount().tolist() in ([4, 4], [5, 4])
@@ -509,7 +509,7 @@ class TestFolds:
         data = data_of(original, original + 1, names, sessions=sessions, groups=names % 2)
         folds = assign_folds(data)
         (comparison,) = AttackFolds(data, folds, (Plain(),)).compare(0, CONDITIONS[condition], Plain(), is_sample=False)
-        a, b, kinds = comparison.enrolment, comparison.test, comparison.kinds
+        a, b, kinds = comparison.enrolment, comparison.test, comparison.pair_kinds
         assert len(a) == len(b) == 24
         for i in range(24):
             for j in range(24):
@@ -526,7 +526,7 @@ class TestFolds:
     def test_a_sample_keeps_some_rows_of_each_of_some_speakers(self):
         original, names, _ = voices(30, 20, 4)
         data = data_of(original, original, names)
-        kept = thin_speakers(data.original, torch.tensor([0, 7, 29]), 5)
+        kept = limit_rows_per_speaker(data.original, torch.tensor([0, 7, 29]), 5)
         assert kept.speaker_index.tolist() == [0] * 5 + [1] * 5 + [2] * 5
         assert kept.speakers.unique().tolist() == [0, 7, 29]
         assert (kept.ids.view(3, 5).diff() == 4).all()  # evenly spaced

@@ -146,7 +146,9 @@ def test_rows_are_prepared_alike_whatever_their_order(scoring, dtype):
     centre = (
         side.embeddings[side.value_order].double().mean(0) if scoring == "euclidean" else side.embeddings.new_zeros(())
     )
-    expected = prepare_rows(side.embeddings[side.order_by(side.speaker_index)], SCORERS[scoring], centre, torch.float64)
+    expected = prepare_rows(
+        side.embeddings[side.argsort_by(side.speaker_index)], SCORERS[scoring], centre, torch.float64
+    )
     assert torch.equal(sides[0], expected)
 
 

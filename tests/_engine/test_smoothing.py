@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from vpmetrics._engine.measures import eer_of_steps, evidence, expected_disclosure, min_cllr_of_steps
 from vpmetrics._engine.score_counts import Steps, calibrate, count_by_score, mean_over
-from vpmetrics._engine.smoothing import Grid, count_on_grid, lay_grid, read_off, soft_counts
+from vpmetrics._engine.smoothing import Grid, lay_grid, read_off, soft_counts, soft_counts_on_grid
 from vpmetrics.functional import equal_error_rate, min_cllr, pav_llr, zebra_disclosure
 
 
@@ -98,7 +98,7 @@ def test_no_gradient_pushes_along_a_shift_or_a_stretch(measure):
 def test_reading_off_is_the_adjoint_of_counting():
     preds, target = gaussians(200, 2000, 1.0)
     grid = lay_grid(preds, 0.05)
-    steps = Steps(grid.points[1:], *count_on_grid(grid, preds, target))
+    steps = Steps(grid.points[1:], *soft_counts_on_grid(grid, preds, target))
     llr = calibrate(steps, laplace=True)
     per_score = read_off(grid, llr, preds)
     assert_close(per_score[target == 1].mean(), mean_over(steps.targets, llr), atol=1e-6, rtol=0)
@@ -172,9 +172,9 @@ def test_a_score_without_weight_is_not_counted():
     preds, target = torch.randn(2, 60, generator=draw, dtype=torch.float64), torch.arange(60) % 3 == 0
     kept = torch.rand(2, 60, generator=draw) < 0.5
     grid = lay_grid(preds, bandwidth=0.1)
-    weighted = count_on_grid(grid, preds, target.expand(2, 60), kept)
+    weighted = soft_counts_on_grid(grid, preds, target.expand(2, 60), kept)
     for row in range(2):
         own = Grid(*(part[row] for part in grid[:-1]), grid.cells)
-        chosen = count_on_grid(own, preds[row, kept[row]], target[kept[row]])
+        chosen = soft_counts_on_grid(own, preds[row, kept[row]], target[kept[row]])
         for counts, expected in zip(weighted, chosen, strict=True):
             assert_close(counts[row], expected, atol=1e-9, rtol=0)

@@ -144,7 +144,7 @@ def test_neither_blocks_nor_the_order_of_rows_show(monkeypatch, scoring):
     shuffled = rank_histogram(protected[order], speakers[order], original[order], scoring=scoring)
     assert torch.equal(whole, shuffled)
     for rows in (1, 3, 64):
-        monkeypatch.setattr(references, "rows_at_once", lambda *_, rows=rows: rows)
+        monkeypatch.setattr(references, "num_rows_at_once", lambda *_, rows=rows: rows)
         assert torch.equal(whole, rank_histogram(protected, speakers, original, scoring=scoring))
 
 

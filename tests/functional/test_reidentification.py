@@ -262,7 +262,7 @@ def test_singling_out_depends_neither_on_rows_nor_on_names(monkeypatch):
         "is_tested": given["is_tested"][columns],
     }
     assert singling_out(**shuffled, sizes=(10, 40), draws=50) == expected
-    monkeypatch.setattr("vpmetrics._engine.population.rows_at_once", lambda *_: 3)
+    monkeypatch.setattr("vpmetrics._engine.population.num_rows_at_once", lambda *_: 3)
     assert singling_out(**given, sizes=(10, 40), draws=50) == expected
 
 

@@ -27,13 +27,16 @@ from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, TunedAttack, is
 from vpmetrics.attacks.linear import Plain
 
 FEWEST_SPEAKERS = 6  # two folds of three: with fewer, a fold has no pairs that could stand for chance
-_PER_FOLD, _FOLDS, _MANY, _MORE_FOLDS = 3, 5, 100, 10  # with so many speakers folds are large enough to be more
-_SAMPLED_ROWS, _SAMPLED_PER_SPEAKER = 128, 4  # of a fold and side, that choices are made with
-_MOST_ROWS = 1 << 13  # pairs that attacks are fitted on: more change no result by what shows
-_VIEWED_ROWS = 1 << 10  # that tell how variance is spread over dimensions
-NONTARGET, CHANCE_TARGET, TARGET, NO_TRIAL = range(
-    4
-)  # pairs of two speakers, of one and the next, of one speaker; no trials
+_PER_FOLD, _FOLDS = 3, 5  # speakers in a fold, at least, and folds
+_MANY, _MORE_FOLDS = 100, 10  # folds from so many speakers on
+_SAMPLED_ROWS, _SAMPLED_PER_SPEAKER = (
+    128,
+    4,
+)  # rows per fold and side, and per speaker, of the sample that settings are chosen on
+_MOST_ROWS = 1 << 13  # pairs that an attack is fitted on, at most; more make no visible difference
+_VIEWED_ROWS = 1 << 10  # rows that the spread of variance over dimensions is estimated from
+# Kinds of pairs: two speakers; a speaker and the next one; one speaker; no trial.
+NONTARGET, CHANCE_TARGET, TARGET, NO_TRIAL = range(4)
 
 
 class Folds(NamedTuple):
@@ -45,7 +48,7 @@ class Folds(NamedTuple):
 
     of_speaker: Tensor
     code: Tensor
-    number: int
+    num_folds: int
     num_codes: int
 
     @property
@@ -55,7 +58,7 @@ class Folds(NamedTuple):
 
     def count_fitted(self) -> int:
         """Return how many speakers the attack of a fold is fitted on, at least."""
-        in_fold = count_values(self.of_speaker + 1, self.number + 1)[1:]
+        in_fold = count_values(self.of_speaker + 1, self.num_folds + 1)[1:]
         return len(self.of_speaker) - int(in_fold.amax())
 
 
@@ -77,7 +80,7 @@ def assign_folds(data: EvaluationData) -> Folds | None:
     order = order[group[order].argsort(stable=True)]
     place = torch.arange(count, device=order.device) - (size.cumsum(0) - size)[group[order]]
     place = torch.empty_like(place).scatter(0, order, place)
-    longest = max(sizes) // number + 2  # leaves a gap: the next speaker is of the same group
+    longest = max(sizes) // number + 2  # leaves a number unused: consecutive numbers mean one group
     fold = torch.where(size[group] >= FEWEST_SPEAKERS, place % number, -1)
     return Folds(fold, group * longest + place // number, number, longest * len(size))
 
@@ -90,7 +93,7 @@ class Variant(NamedTuple):
     groups: Sequence[int | None] = (None,)
     is_observed: bool = False
 
-    def is_for(self, condition: Condition) -> bool:
+    def is_for_condition(self, condition: Condition) -> bool:
         """Return whether the attack is made for this kind of pairs."""
         made_for: Sequence[str] = self.attack.conditions if isinstance(self.attack, TunedAttack) else ("OP", "PP")
         return ("PP" if condition.is_one_sided else "OP") in made_for
@@ -129,7 +132,7 @@ class Comparison:
         return self.enrolment is self.test
 
     @cached_property
-    def kinds(self) -> Tensor:
+    def pair_kinds(self) -> Tensor:
         """The kind of every pair, ``(A, B)``."""
         a, b = self.enrolment, self.test
         is_target, is_trial = mark_trials(a, b, self.condition, self.is_same_rows)
@@ -154,8 +157,8 @@ def label_pairs(a: Tensor, b: Tensor, is_target: Tensor | None, is_trial: Tensor
     return kinds.masked_fill_(is_target, TARGET).masked_fill_(~is_trial, NO_TRIAL)
 
 
-def thin_speakers(side: Utterances, codes: Tensor, most: int) -> Utterances:
-    """Return at most so many rows, evenly spaced, of each of some speakers, with new codes."""
+def limit_rows_per_speaker(side: Utterances, codes: Tensor, most: int) -> Utterances:
+    """Return at most ``most`` evenly spaced rows of each speaker in ``codes``, with speakers numbered from 0."""
     number = torch.searchsorted(codes, side.speaker_index).clamp(max=len(codes) - 1)
     is_kept = codes[number] == side.speaker_index
     side, number = side.take(is_kept), number[is_kept]
@@ -167,7 +170,7 @@ def thin_speakers(side: Utterances, codes: Tensor, most: int) -> Utterances:
     is_taken = (place * shares).div(size, rounding_mode="floor") > ((place - 1) * shares).div(
         size, rounding_mode="floor"
     )
-    if side.groups is not None:  # a gap: the next speaker is of the same group
+    if side.groups is not None:  # leave a number unused: consecutive numbers mean one group
         number = number + side.groups.unique(return_inverse=True)[1]
     return replace(side, speaker_index=number).take(is_taken)
 
@@ -203,7 +206,7 @@ class AttackFolds:
     def paired_rows(self) -> tuple[Tensor | None, Tensor]:
         """Rows of both sides that hold one recording, by speaker and value; where there are none, protected rows."""
         side = self.data.protected
-        rows = side.order_by(self.folds.order[side.speaker_index])
+        rows = side.argsort_by(self.folds.order[side.speaker_index])
         place = find_indices(self.data.original.ids, side.ids[rows])
         is_found = place >= 0
         return (place[is_found], rows[is_found]) if bool(is_found.any()) else (None, rows)
@@ -234,9 +237,9 @@ class AttackFolds:
 
     def num_settings(self, variant: Variant) -> int:
         """Return how many settings of an attack there are to choose from."""
-        return len(self._choices(variant)) if is_tuned(variant.attack) else 1
+        return len(self._settings_of(variant)) if is_tuned(variant.attack) else 1
 
-    def _choices(self, variant: Variant) -> list[tuple[str, Any]]:
+    def _settings_of(self, variant: Variant) -> list[tuple[str, Any]]:
         choices: list[tuple[str, Any]] = variant.attack.choices((UNIT,) if variant.is_observed else self.views)
         return choices
 
@@ -244,14 +247,14 @@ class AttackFolds:
         """Return an attack fitted with one of its settings on the speakers of all other folds."""
         attack = variant.attack
         if variant.is_observed:
-            _, chosen = self._choices(variant)[setting]
+            _, chosen = self._settings_of(variant)[setting]
             return FittedAttack(attack, {None: attack.solve_moments(self._observed, chosen)})
         pairs = {group: self._training_pairs(fold, group) for group in variant.groups}
         if is_tuned(attack):
-            choice = self._choices(variant)[setting]
+            choice = self._settings_of(variant)[setting]
             return FittedAttack(attack, {group: attack.solve(each, *choice) for group, each in pairs.items()})
-        attack = _fit_own(attack, pairs[None], self.data.protected.embeddings.dtype)
-        sides = ((partial(_attack_side, attack, name),) for name in ("original", "protected"))
+        attack = _fit_user_attack(attack, pairs[None], self.data.protected.embeddings.dtype)
+        sides = ((partial(_map_by_user_attack, attack, name),) for name in ("original", "protected"))
         return FittedAttack(attack, {None: Solution(*sides)})
 
     def _training_pairs(self, fold: int, group: int | None) -> TrainingPairs:
@@ -278,8 +281,8 @@ class AttackFolds:
                 sides = self.data.sides(condition, self.enrolment)
                 if self.enrolment == "speaker" and sides[0] is not sides[1]:  # means are not of unit length
                     sides = replace(sides[0], embeddings=unit_length(sides[0].embeddings)), sides[1]
-                self._sides[condition.name] = [self._sort(side) for side in sides]
-            a, b = (self._rows_of_fold(*side, fold, is_sample) for side in self._sides[condition.name])
+                self._sides[condition.name] = [self._sort_side(side) for side in sides]
+            a, b = (self._take_fold(*side, fold, is_sample) for side in self._sides[condition.name])
             self._comparisons[key] = [Comparison(a, b, condition)]
             if is_halved:
                 in_a, in_b = halve_recordings(a, b)
@@ -287,17 +290,17 @@ class AttackFolds:
                 self._comparisons[key] = [Comparison(*each, condition) for each in halves]
         return self._comparisons[key]
 
-    def _sort(self, side: Utterances) -> tuple[Utterances, list[int]]:
+    def _sort_side(self, side: Utterances) -> tuple[Utterances, list[int]]:
         """Return the rows of a side by fold and code, and where each fold begins and ends."""
         if side not in self._sorted:
             number, codes = self.folds.order[side.speaker_index], self.folds.num_codes
-            rows = side.order_by(number)
-            starts = torch.arange(self.folds.number + 1, device=rows.device) * codes
+            rows = side.argsort_by(number)
+            starts = torch.arange(self.folds.num_folds + 1, device=rows.device) * codes
             ends: list[int] = torch.searchsorted(number[rows].contiguous(), starts).tolist()
             self._sorted[side] = replace(side, speaker_index=number % codes).take(rows), ends
         return self._sorted[side]
 
-    def _rows_of_fold(self, side: Utterances, ends: list[int], fold: int, is_sample: bool) -> Utterances:
+    def _take_fold(self, side: Utterances, ends: list[int], fold: int, is_sample: bool) -> Utterances:
         """Return all rows of a fold, or some of each of some speakers; the same object whatever the condition."""
         key = side, fold, is_sample
         if key not in self._rows:
@@ -305,7 +308,9 @@ class AttackFolds:
             if is_sample and len(rows) > _SAMPLED_ROWS:
                 codes = self.folds.code[self.folds.of_speaker == fold].unique()
                 per_speaker = max(_SAMPLED_PER_SPEAKER, _SAMPLED_ROWS // len(codes))
-                rows = thin_speakers(rows, take_evenly(codes, max(2, _SAMPLED_ROWS // per_speaker)), per_speaker)
+                rows = limit_rows_per_speaker(
+                    rows, take_evenly(codes, max(2, _SAMPLED_ROWS // per_speaker)), per_speaker
+                )
             self._rows[key] = rows
         return self._rows[key]
 
@@ -323,7 +328,7 @@ def halve_recordings(a: Utterances, b: Utterances) -> tuple[Tensor, Tensor]:
     return halves[: len(a)], halves[len(a) :]
 
 
-def _fit_own(attack: Any, pairs: TrainingPairs, dtype: torch.dtype) -> Any:
+def _fit_user_attack(attack: Any, pairs: TrainingPairs, dtype: torch.dtype) -> Any:
     """Return a copy of an attack fitted on the pairs, or on as many of them as it asks for."""
     columns = [pairs.original.to(dtype), pairs.protected.to(dtype), pairs.speaker_index]
     if (most := getattr(attack, "most_rows", None)) is not None:
@@ -335,7 +340,7 @@ def _fit_own(attack: Any, pairs: TrainingPairs, dtype: torch.dtype) -> Any:
     return fitted
 
 
-def _attack_side(attack: Any, name: str, rows: Tensor) -> Tensor:
+def _map_by_user_attack(attack: Any, name: str, rows: Tensor) -> Tensor:
     """Return what an attack of one's own makes of one side; without a method ``attack`` the rows as they are."""
     if not hasattr(attack, "attack"):
         return rows

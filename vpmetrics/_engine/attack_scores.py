@@ -43,7 +43,7 @@ class ScoredPairs(NamedTuple):
     """Scores and kinds ``(A, B)`` of some pairs, and the codes of the speakers on both sides."""
 
     scores: Tensor
-    kinds: Tensor
+    pair_kinds: Tensor
     rows: Tensor  # (A,)
     columns: Tensor  # (B,)
 
@@ -81,7 +81,7 @@ def assign_bins(scores: Tensor, bins: int) -> Tensor:
     return scores.nan_to_num().add_(1).mul_(bins / 2).clamp_(0, bins - 1).to(torch.int32)
 
 
-def count_sample(attack: Any, scores: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
+def count_sampled_pairs(attack: Any, scores: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
     """Return counts ``(C, 3, B)`` of sampled pairs by setting, kind and bin, and the scales ``(C, 2)`` of scores.
 
     Args:
@@ -153,8 +153,8 @@ def choose_attacks(
         every = both.sum(1, keepdim=True)
         parts.append(torch.cat([every - both, every], dim=1))
     d_ece = expected_disclosure(Steps(parts[0].new_empty(0), *parts)).nan_to_num(-torch.inf)  # (2 V, F + 1)
-    # Of attacks with equal sums over all folds, the best in the other folds is the worst in this one. To avoid that
-    # bias, take the first attack that is nearly the strongest.
+    # An attack above its average in the other folds is below it in this one, so the maximum is biased. Take the
+    # first attack that is nearly as strong as the strongest.
     is_strong = d_ece >= _STRONG * d_ece.amax(0) - _NOISE
     *by_others, by_all = is_strong.to(torch.uint8).argmax(0).tolist()
     others = dict(zip(sampled_folds, by_others, strict=True))
@@ -162,7 +162,7 @@ def choose_attacks(
     return tuple(Choice(number // 2, number % 2 == 1) for number in numbers), d_ece[:, -1].view(-1, 2).amax(1)
 
 
-def targets_of(counts: Tensor, is_chance: bool = False) -> tuple[Tensor, Tensor]:
+def split_by_class(counts: Tensor, is_chance: bool = False) -> tuple[Tensor, Tensor]:
     """Return targets and non-targets ``(..., B)``; with ``is_chance``, pairs of a speaker and the next are targets."""
     other_speakers, next_, same_speaker = widen(counts).unbind(-2)
     return (next_, other_speakers) if is_chance else (same_speaker, other_speakers + next_)
@@ -174,17 +174,17 @@ def pool_folds(targets: Tensor, nontargets: Tensor, is_negated: bool = False) ->
     return Steps(targets.new_empty(0), *sums)
 
 
-def calibrate_folds(
+def pool_calibrated_folds(
     counts: Mapping[int, tuple[Tensor, Tensor]], choices: Sequence[Choice]
 ) -> tuple[Steps, list[Tensor]]:
     """Pool the trials of all folds, each scored by the calibrated log-likelihood ratio of its chosen attack.
 
     Args:
-        counts: Targets and non-targets ``(K, B)`` of every chosen variant.
+        counts: Targets and non-targets ``(K, B)``, by fold and bin, of every chosen variant.
         choices: Choice of each fold.
 
     Returns:
-        Steps with ascending ratios; and for every fold the step index of every bin ``(B,)``.
+        Steps in ascending order of the ratios; and for every fold the step index of every bin ``(B,)``.
     """
     taken = {choice: pool_folds(*counts[choice.variant], choice.is_negated) for choice in sorted(set(choices))}
     # One ratio per block of PAV: far fewer than bins.

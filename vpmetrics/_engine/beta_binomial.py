@@ -72,8 +72,8 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
     is_usable = torch.isfinite(first) & ~is_certain
     fitted = torch.where(is_usable.unsqueeze(-1), shares, 1 / (n + 1))
     with torch.no_grad():
-        near = _newton(fitted, *_newton(fitted, *_search(fitted)))
-    a, b = _newton(fitted, *near)
+        near = _newton_step(fitted, *_newton_step(fitted, *_search_grid(fitted)))
+    a, b = _newton_step(fitted, *near)
     probabilities = torch.softmax(_log_probabilities(a, b, n), dim=-1)
     point = torch.nn.functional.pad(torch.ones_like(shares[..., :1]), (0, n))
     otherwise = torch.where(is_certain.unsqueeze(-1), point, torch.nan)
@@ -94,13 +94,13 @@ def _log_probabilities(a: Tensor, b: Tensor, n: int) -> Tensor:
     return torch.nn.functional.pad(ratios.cumsum(dim=-1), (1, 0))
 
 
-def _tails(shares: Tensor) -> _Tails:
+def _tails_of_shares(shares: Tensor) -> _Tails:
     offset = torch.arange(shares.shape[-1] - 1, dtype=shares.dtype, device=shares.device)
     above, below = shares.flip(-1).cumsum(dim=-1)[..., :-1].flip(-1), shares.cumsum(dim=-1)[..., :-1].flip(-1)
     return _Tails(offset, torch.ones_like(offset), above, below)
 
 
-def _grouped(tails: _Tails, resolution: float = 256.0) -> _Tails:
+def _join_offsets(tails: _Tails, resolution: float = 256.0) -> _Tails:
     """Join neighbouring offsets where they hardly differ from one another: a thousand do for ten thousand ranks."""
     group = (resolution * (tails.offset / resolution).log1p()).ceil().long()
     length = int(resolution * math.log1p((len(group) - 1) / resolution)) + 2
@@ -132,9 +132,9 @@ def _derivatives(tails: _Tails, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, T
     )
 
 
-def _search(shares: Tensor) -> tuple[Tensor, Tensor]:
+def _search_grid(shares: Tensor) -> tuple[Tensor, Tensor]:
     """Best (ln alpha, ln beta) of a grid over alpha that is narrowed around the best, for each histogram."""
-    first, tails = shares[..., :1], _grouped(_tails(shares.unsqueeze(-2)))
+    first, tails = shares[..., :1], _join_offsets(_tails_of_shares(shares.unsqueeze(-2)))
     centre, width = torch.full_like(first, (_LOWEST + _HIGHEST) / 2), (_HIGHEST - _LOWEST) / 2
     steps = torch.linspace(-1, 1, _GRID, dtype=shares.dtype, device=shares.device)
     for _ in range(_ZOOMS):
@@ -159,7 +159,7 @@ def _solve_beta(a: Tensor, first: Tensor, tails: _Tails) -> Tensor:
     return (low + high) / 2
 
 
-def _newton(shares: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _newton_step(shares: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     r"""One Newton step on the conditions of the optimum, from a point that all but meets them.
 
     They are the constraint :math:`c = \ln \gamma_1 - \ln h_1 = 0` and, along the curve on which it holds, no slope of
@@ -167,8 +167,8 @@ def _newton(shares: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     values of the conditions and the point does not, so the derivative of the step is the derivative of the optimum.
     """
     keep = shares[..., 0] > 0
-    at_first = _tails(torch.nn.functional.pad(torch.ones_like(shares[..., :1]), (0, shares.shape[-1] - 1)))
-    by_a, by_b, *curvature = _derivatives(_tails(shares), a, b)
+    at_first = _tails_of_shares(torch.nn.functional.pad(torch.ones_like(shares[..., :1]), (0, shares.shape[-1] - 1)))
+    by_a, by_b, *curvature = _derivatives(_tails_of_shares(shares), a, b)
     first_a, first_b, *first_curvature = _derivatives(at_first, a, b)
     gap = _log_likelihood(at_first, a, b) - torch.where(keep, shares[..., 0], 1.0).log()
     with torch.no_grad():

@@ -67,7 +67,7 @@ class Derivatives(NamedTuple):
     offset_offset: Tensor
 
 
-def weighted_derivatives(places: Tensor, weights: Tensor, theta: Tensor, label: int) -> Tensor:
+def sum_derivatives(places: Tensor, weights: Tensor, theta: Tensor, label: int) -> Tensor:
     """Return the sums of :class:`Derivatives` over trials of one class, and their total weight, ``(6, F)``.
 
     Args:
@@ -89,44 +89,44 @@ def weighted_derivatives(places: Tensor, weights: Tensor, theta: Tensor, label: 
     return torch.stack([by_slope, by_offset, by_slope_slope, by_both, by_offset_offset, weights.sum(1)])
 
 
-def mean_of_classes(targets: Tensor, nontargets: Tensor) -> Derivatives:
+def average_classes(targets: Tensor, nontargets: Tensor) -> Derivatives:
     """Return the sums of both classes ``(6, F)``, averaged by class and added."""
     return Derivatives(*(targets[:-1] / targets[-1] + nontargets[:-1] / nontargets[-1]))
 
 
-def minimise(derivatives: Callable[[Tensor], Derivatives], theta: Tensor) -> tuple[Tensor, Tensor]:
+def minimise_cost(derivatives: Callable[[Tensor], Derivatives], theta: Tensor) -> tuple[Tensor, Tensor]:
     """Return slope and offset of least cost ``(F, 2)``, and whether each regression has converged ``(F,)``.
 
-    Newton's method in a trust region. A step is taken only where it does not go far past the minimum along it, so it
-    converges when the classes overlap, and the cost itself is not needed. A regression that has converged stays, so
-    no number depends on when the device is read.
+    Newton's method in a trust region. A step is taken only if it does not pass the minimum along it by far, so it
+    converges when the classes overlap, and the cost itself is not needed. A converged regression no longer changes, so
+    results do not depend on how often convergence is checked.
     """
     here, longest = derivatives(theta), torch.linalg.vector_norm(theta, dim=1, keepdim=True).clamp(min=1)
     for iteration in range(_ITERATIONS):
         step = _newton(here)
-        done = _is_last(step, theta)
+        done = _is_negligible(step, theta)
         if (iteration == _FIRST_CHECK or theta.device.type == "cpu") and bool(done.all()):
             break
         length = torch.linalg.vector_norm(step, dim=1, keepdim=True)
         step = step * (longest / length).clamp(max=1)
         there = derivatives(theta - step)
-        # The cost is convex: where it still falls along the step, or has begun to rise half as steeply at most.
+        # The cost is convex. Accept a step if the cost still falls at its end, or rises at most half as steeply.
         better = (_directional_derivative(there, step) >= -_directional_derivative(here, step) / 2) & ~done.unsqueeze(1)
         taken = length.minimum(longest)
         longest = torch.where(better, longest.maximum(_GROWTH * taken), taken / _GROWTH)
         theta = torch.where(better, theta - step, theta)
         here = Derivatives(*torch.where(better, torch.stack(there, 1), torch.stack(here, 1)).unbind(1))
     step = _newton(here)
-    done = _is_last(step, theta)
+    done = _is_negligible(step, theta)
     return torch.where(done.unsqueeze(1), theta - step, theta), done
 
 
 def _directional_derivative(at: Derivatives, step: Tensor) -> Tensor:
-    """Return how fast the cost falls along a step, ``(F, 1)``."""
+    """Return the derivative of the cost along ``step``, ``(F, 1)``; steps are subtracted."""
     return (at.slope * step[:, 0] + at.offset * step[:, 1]).unsqueeze(1)
 
 
-def _is_last(step: Tensor, theta: Tensor) -> Tensor:
+def _is_negligible(step: Tensor, theta: Tensor) -> Tensor:
     """Return whether the step is so small that the next one is below the last digit, or there is nothing to fit."""
     step, theta = torch.linalg.vector_norm(step, dim=1), torch.linalg.vector_norm(theta, dim=1)
     last: Tensor = ~(step > torch.finfo(theta.dtype).eps ** 0.4 * (1 + theta))
@@ -159,7 +159,7 @@ def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
     """Fit a logistic regression that weighs both classes equally: slope and offset; NaN where there is no optimum."""
     targets, nontargets = scores[is_target], scores[~is_target]
     # No optimum where a class is missing, where scores are constant, or where a threshold separates the classes.
-    if not (len(targets) and len(nontargets) and bool(_overlap(targets, nontargets) & scores.isfinite().all())):
+    if not (len(targets) and len(nontargets) and bool(_do_overlap(targets, nontargets) & scores.isfinite().all())):
         warn_undefined("A linear calibration needs both kinds of trials, finite and overlapping in score.")
         return scores.new_full((), torch.nan), scores.new_full((), torch.nan)
     spread, centre = torch.std_mean(scores, correction=0)
@@ -169,14 +169,14 @@ def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
     ]
 
     def derivatives(theta: Tensor) -> Derivatives:
-        return mean_of_classes(*(weighted_derivatives(side, ones, theta, label) for side, ones, label in sides))
+        return average_classes(*(sum_derivatives(side, ones, theta, label) for side, ones, label in sides))
 
-    theta, converged = minimise(derivatives, scores.new_zeros(1, 2))
+    theta, converged = minimise_cost(derivatives, scores.new_zeros(1, 2))
     slope, offset = torch.where(converged, theta[0], torch.nan)
     return slope / spread, offset - slope / spread * centre
 
 
-def _overlap(a: Tensor, b: Tensor) -> Tensor:
+def _do_overlap(a: Tensor, b: Tensor) -> Tensor:
     return (a.min() < b.max()) & (b.min() < a.max())
 
 

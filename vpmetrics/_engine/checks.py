@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn.functional import normalize
 
-from vpmetrics._engine.precision import at_least_float32, numbers_of, widen
+from vpmetrics._engine.precision import at_least_float32, read_numbers, widen
 from vpmetrics._engine.utterances import EvaluationData, Utterances, count_duplicates, count_values, find_indices
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Check(NamedTuple):
 
 def check_report(report: PrivacyReport, data: EvaluationData | None) -> list[Check]:
     """Return the checks that this evaluation allows; those of embeddings only where there are embeddings."""
-    values = numbers_of(report.scalars)
+    values = read_numbers(report.scalars)
     checks: list[Check | None] = [_check_encoder(values), *_check_attacks(values, report)]
     if data is not None:
         checks += [
@@ -121,8 +121,8 @@ def _describe_equal(name: str, side: Utterances) -> str:
     return f"All {len(side):,} {name} embeddings are equal: check {made_by}."
 
 
-def describe_missing_kind(speakers: int, utterances: int) -> str | None:
-    """Return why so many speakers and utterances give no trials of one kind, and what to add; None if they may."""
+def explain_missing_trials(speakers: int, utterances: int) -> str | None:
+    """Return why these numbers allow no target or no non-target trials, and what to add; None if both may exist."""
     if utterances == 0:
         return "There are no utterances."
     if speakers == 1:
@@ -137,7 +137,7 @@ def find_cause(data: EvaluationData) -> str | None:
     recordings = torch.cat([side.ids for side in _sides(data).values()]).unique()
     if len(recordings) == 0:  # of which the reason for NaN speaks itself
         return None
-    missing = describe_missing_kind(len(data.speakers), len(recordings))
+    missing = explain_missing_trials(len(data.speakers), len(recordings))
     equal = (
         _describe_equal(name, side) for name, side in _sides(data).items() if len(side) > 1 and _spread(side) < _SPREAD
     )
@@ -147,7 +147,7 @@ def find_cause(data: EvaluationData) -> str | None:
 def _check_balance(data: EvaluationData, names: Mapping[int, str]) -> Check | None:
     side = data.protected if len(data.protected) else data.original
     counts = widen(count_values(side.speaker_index, len(data.speakers)))
-    missing = describe_missing_kind(int((counts > 0).sum()), len(side))
+    missing = explain_missing_trials(int((counts > 0).sum()), len(side))
     if missing is not None:
         return Check("trials", FAILED, missing)
     targets = counts * (counts - 1)

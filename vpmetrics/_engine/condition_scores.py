@@ -19,11 +19,11 @@ from vpmetrics._engine.score_counts import (
     CountedTrials,
     Ordered,
     ScoreCounts,
-    condense,
     count_by_bin,
-    count_on_smooth_grid,
     count_ordered,
+    merge_empty_steps,
     order_scores,
+    soft_steps,
     sort_scores,
 )
 from vpmetrics._engine.smoothing import lay_grid, read_off
@@ -50,7 +50,7 @@ class ConditionScores(NamedTuple):
     worst_counts: Callable[[], ScoreCounts] | None = None
 
     @property
-    def counted(self) -> CountedTrials:
+    def counted_trials(self) -> CountedTrials:
         """What score measures are functions of."""
         return CountedTrials(self.trials, self.counts)
 
@@ -86,7 +86,7 @@ def _score_ordered(trials: Ordered, is_one_sided: bool) -> ConditionScores:
 def _smooth_scores(pairs: PairBlocks, bandwidth: float) -> ConditionScores:
     scores, is_target = pairs.all_trials()
     grid = lay_grid(scores, bandwidth)
-    counts = count_on_smooth_grid(grid, scores, is_target)
+    counts = soft_steps(grid, scores, is_target)
 
     def look_up(tables: Sequence[Tensor]) -> Finder:
         return lambda values: [read_off(grid, table, values.flatten()).view(values.shape) for table in tables]
@@ -163,7 +163,7 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
     middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
     histogram = edges, by_class[1], by_class[0], has_nan
     counts = count_by_bin(*histogram)
-    ascending, step_of_bin = condense(counts.ascending)
+    ascending, step_of_bin = merge_empty_steps(counts.ascending)
 
     def look_up(tables: Sequence[Tensor]) -> Finder:
         per_bin = [pad(table[step_of_bin].roll(-_TAIL), (0, 1), value=torch.nan) for table in tables]
@@ -176,7 +176,7 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
 
     return ConditionScores(
         Counted(torch.where(has_nan, torch.nan, middles), by_class),
-        ScoreCounts(ascending, condense(counts.descending)[0]),
+        ScoreCounts(ascending, merge_empty_steps(counts.descending)[0]),
         look_up,
         pairs.is_same_rows,
         lambda: count_by_bin(*histogram, separated=True),

@@ -40,15 +40,15 @@ from vpmetrics._engine.attack_scores import (
     Choice,
     ScoredPairs,
     assign_bins,
-    calibrate_folds,
     choose_attacks,
     choose_settings,
-    count_sample,
+    count_sampled_pairs,
+    pool_calibrated_folds,
     pool_folds,
     score_blocks,
     separation_of_counts,
+    split_by_class,
     squash_scores,
-    targets_of,
 )
 from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.distributed import SINGLE_PROCESS
@@ -72,11 +72,13 @@ _MEASURES = {"d_ece_strongest": expected_disclosure, "eer_strongest": eer_of_ste
 
 def describe_attacks(attacks: Sequence[Any]) -> tuple[tuple[str, str], ...]:
     """Return name and needs of the attacks that numbers stand for: fitted on all, per group, and on observed speech."""
-    pairs = [(getattr(each, "name", type(each).__name__), getattr(each, "needs", "")) for each in with_plain(attacks)]
+    pairs = [
+        (getattr(each, "name", type(each).__name__), getattr(each, "needs", "")) for each in add_plain_attack(attacks)
+    ]
     return tuple((name + source, needs) for source in _SOURCES for name, needs in pairs)
 
 
-def with_plain(attacks: Sequence[Any]) -> tuple[Any, ...]:
+def add_plain_attack(attacks: Sequence[Any]) -> tuple[Any, ...]:
     """Return the attacks, with plain comparison after them where it is missing: no result is below it."""
     return tuple(attacks) if any(type(attack) is Plain for attack in attacks) else (*attacks, Plain())
 
@@ -172,7 +174,9 @@ class CrossFittedAttacks:
         self.data, self.conditions = data._replace(original=original, protected=protected), tuple(conditions)
         self.descriptions, self.processes = describe_attacks(attacks), data.processes
         self._observed, folds = observed, assign_folds(self.data)
-        self.folds = None if folds is None else AttackFolds(self.data, folds, with_plain(attacks), observed, enrolment)
+        self.folds = (
+            None if folds is None else AttackFolds(self.data, folds, add_plain_attack(attacks), observed, enrolment)
+        )
         self._candidates: dict[str, list[_Candidate]] = {}
         self._counts: dict[tuple[str, int], Tensor] = {}
         self._fitted: dict[tuple[int, int, int], FittedAttack] = {}
@@ -193,7 +197,7 @@ class CrossFittedAttacks:
             plain_replicates: The same of all speakers and without each group, with counts ``(1 + G, S)``.
         """
         with torch.no_grad(), torch.autocast(self.data.speakers.device.type, enabled=False):
-            reason = self._why_undefined()
+            reason = self._explain_undefined()
             if reason is None:
                 if not self._candidates:
                     self._choose_settings()
@@ -204,7 +208,7 @@ class CrossFittedAttacks:
             warn_undefined(reason)
             device = self.data.speakers.device
             nan = torch.full((), torch.nan, dtype=wide_dtype(device), device=device)
-            replicates = None if groups is None else dict.fromkeys(_MEASURES, nan.expand(1 + groups.number))
+            replicates = None if groups is None else dict.fromkeys(_MEASURES, nan.expand(1 + groups.num_groups))
             return StrongestResult(nan, nan, nan, nan, nan, nan.expand(len(self.descriptions)), (), replicates)
 
     def chosen_folds(self, condition: Condition, result: StrongestResult) -> list[tuple[EvaluationData, ChosenAttack]]:
@@ -217,13 +221,13 @@ class CrossFittedAttacks:
                 side.take(is_inside[side.speaker_index]) for side in (self.data.original, self.data.protected)
             )
             with torch.no_grad():
-                fitted = self._fit(fold, self._candidates[condition.name][choice.variant])
+                fitted = self._fit_candidate(fold, self._candidates[condition.name][choice.variant])
             chosen.append(
                 (index_speakers(original, protected, SINGLE_PROCESS), ChosenAttack(fitted, choice.is_negated))
             )
         return chosen
 
-    def _why_undefined(self) -> str | None:
+    def _explain_undefined(self) -> str | None:
         if self.folds is None:
             return f"Attacks are fitted on other speakers, and that needs {FEWEST_SPEAKERS} of them."
         given = [self.data.original.embeddings, self.data.protected.embeddings, *(self._observed or ())]
@@ -234,14 +238,14 @@ class CrossFittedAttacks:
     def _sampled_folds(self) -> range:
         """The folds that choices are made with: all, or every other one where they are many."""
         assert self.folds is not None
-        return range(0, self.folds.folds.number, 1 if self.folds.folds.number <= _MOST_FOLDS else 2)
+        return range(0, self.folds.folds.num_folds, 1 if self.folds.folds.num_folds <= _MOST_FOLDS else 2)
 
     def _choose_settings(self) -> None:
         """Compare some rows of some folds after every attack with every setting, and choose the settings."""
         assert self.folds is not None
         folds, device = self.folds, self.data.speakers.device
         tried = [
-            (variant, [condition for condition in self.conditions if variant.is_for(condition)])
+            (variant, [condition for condition in self.conditions if variant.is_for_condition(condition)])
             for variant in folds.variants
         ]
         names = [(condition.name, variant) for variant, conditions in tried for condition in conditions]
@@ -252,7 +256,7 @@ class CrossFittedAttacks:
         for index in self.processes.share(range(len(self._sampled_folds))):
             counts[:, index], scales[:, index] = self._sample_fold(self._sampled_folds[index], tried)
         counts, scales = self.processes.all_reduce(counts, scales)
-        settings = choose_settings(separation_of_counts(counts), sizes, self._sampled_folds, folds.folds.number)
+        settings = choose_settings(separation_of_counts(counts), sizes, self._sampled_folds, folds.folds.num_folds)
         taken = torch.tensor(settings, device=device)  # one copy to the device
         columns, every = torch.arange(shape[1], device=device), slice(None, None, self._sampled_folds.step)
         parts = zip(names, settings, taken, counts.split(sizes), scales.split(sizes), strict=True)
@@ -274,9 +278,9 @@ class CrossFittedAttacks:
                 for rows in self.folds.compare(fold, condition, variant.attack, is_sample=True):
                     sides = (rows.map_sides(variant.attack, each) for each in maps)
                     scores = torch.stack([compare(variant.attack, *each).detach() for each in sides])
-                    scored.append((widen(scores).flatten(1), rows.kinds.expand(1, -1, -1).flatten(1)))
+                    scored.append((widen(scores).flatten(1), rows.pair_kinds.expand(1, -1, -1).flatten(1)))
                 scores, (kinds,) = (torch.cat(parts, dim=1) for parts in zip(*scored, strict=True))
-                counted.append(count_sample(variant.attack, scores, kinds))
+                counted.append(count_sampled_pairs(variant.attack, scores, kinds))
         counts, scales = zip(*counted, strict=True)
         return torch.cat(counts), torch.cat(scales)
 
@@ -289,14 +293,17 @@ class CrossFittedAttacks:
     ) -> StrongestResult:
         """Choose an attack for each fold, count all pairs after it, and compare the result with plain comparison."""
         assert self.folds is not None
-        candidates, sampled_and_all = self._candidates[condition.name], (self._sampled_folds, self.folds.folds.number)
+        candidates, sampled_and_all = (
+            self._candidates[condition.name],
+            (self._sampled_folds, self.folds.folds.num_folds),
+        )
         sampled = torch.stack([each.counts for each in candidates])  # (V, F, 3, B)
-        choices, by_attack = choose_attacks(*targets_of(sampled), *sampled_and_all)
-        chance_choices, _ = choose_attacks(*targets_of(sampled, is_chance=True), *sampled_and_all)
-        counts = self._count(condition, sorted({each.variant for each in (*choices, *chance_choices, Choice(0))}))
-        chance_targets = {key: targets_of(each, is_chance=True) for key, each in counts.items()}
+        choices, by_attack = choose_attacks(*split_by_class(sampled), *sampled_and_all)
+        chance_choices, _ = choose_attacks(*split_by_class(sampled, is_chance=True), *sampled_and_all)
+        counts = self._count_pairs(condition, sorted({each.variant for each in (*choices, *chance_choices, Choice(0))}))
+        chance_targets = {key: split_by_class(each, is_chance=True) for key, each in counts.items()}
         chance = [
-            calibrate_folds(chance_targets, chance_choices)[0],
+            pool_calibrated_folds(chance_targets, chance_choices)[0],
             *(pool_folds(*chance_targets[0], each) for each in (False, True)),
         ]
         trials = []
@@ -304,9 +311,13 @@ class CrossFittedAttacks:
             replicates = (None, None) if plain_replicates is None else plain_replicates
             trials = [_Trials(candidates[0].variant.number, *each) for each in zip(plain, replicates, strict=True)]
         if not trials or len(set(choices)) > 1 or choices[0].variant > 0:
-            steps, step_of_bin = calibrate_folds({key: targets_of(each) for key, each in counts.items()}, choices)
+            steps, step_of_bin = pool_calibrated_folds(
+                {key: split_by_class(each) for key, each in counts.items()}, choices
+            )
             numbers = [candidates[choice.variant].variant.number for choice in choices]
-            left_out = None if groups is None else self._leave_out(condition, choices, steps, step_of_bin, groups)
+            left_out = (
+                None if groups is None else self._count_replicates(condition, choices, steps, step_of_bin, groups)
+            )
             trials.insert(0, _Trials(max(numbers, key=numbers.count), steps, left_out))
         values = {key: torch.stack([measure(each.steps) for each in trials]) for key, measure in _MEASURES.items()}
         d_ece, eer = values.values()
@@ -321,20 +332,20 @@ class CrossFittedAttacks:
             torch.full_like(d_ece[0], self.folds.folds.count_fitted()),
             by_number,
             choices,
-            None if groups is None else _replicate(trials, values),
+            None if groups is None else _join_replicates(trials, values),
         )
 
-    def _count(self, condition: Condition, variants: Sequence[int]) -> dict[int, Tensor]:
+    def _count_pairs(self, condition: Condition, variants: Sequence[int]) -> dict[int, Tensor]:
         """Return counts ``(K, 3, B)`` of all pairs within the folds after some candidates, each with its settings."""
         assert self.folds is not None
-        number, device = self.folds.folds.number, self.data.speakers.device
+        number, device = self.folds.folds.num_folds, self.data.speakers.device
         missing = [variant for variant in variants if (condition.name, variant) not in self._counts]
         counts = torch.zeros(len(missing), number, 4, FINE, dtype=torch.int32, device=device)
         for fold in self.processes.share(range(number)) if missing else ():
             for variant, into in zip(missing, counts, strict=True):
                 table = into[fold].view(-1)
                 for each in self._score_pairs(condition, self._candidates[condition.name][variant], fold):
-                    slots = assign_bins(each.scores, FINE).add_(each.kinds, alpha=FINE).flatten()
+                    slots = assign_bins(each.scores, FINE).add_(each.pair_kinds, alpha=FINE).flatten()
                     table.index_add_(0, slots, table.new_ones(()).expand(len(slots)))
         (counts,) = self.processes.all_reduce(counts) if missing else (counts,)
         self._counts |= {
@@ -342,7 +353,7 @@ class CrossFittedAttacks:
         }
         return {variant: self._counts[condition.name, variant] for variant in variants}
 
-    def _fit(self, fold: int, candidate: _Candidate) -> FittedAttack:
+    def _fit_candidate(self, fold: int, candidate: _Candidate) -> FittedAttack:
         """Return an attack with the setting that a fold takes; it is kept for other conditions."""
         assert self.folds is not None
         key = fold, candidate.variant.number, candidate.settings[fold]
@@ -353,13 +364,13 @@ class CrossFittedAttacks:
     def _score_pairs(self, condition: Condition, candidate: _Candidate, fold: int) -> Iterator[ScoredPairs]:
         """Yield blocks of scores in [-1, 1] of all pairs of a fold, after an attack."""
         assert self.folds is not None
-        fitted, has_score = self._fit(fold, candidate), hasattr(candidate.variant.attack, "score")
+        fitted, has_score = self._fit_candidate(fold, candidate), hasattr(candidate.variant.attack, "score")
         for comparison in self.folds.compare(fold, condition, fitted.attack, is_sample=False):
             for each in score_blocks(comparison, fitted, self.folds.folds.num_codes):
                 scores = squash_scores(each.scores, candidate.scales[fold]) if has_score else each.scores
                 yield each._replace(scores=scores)
 
-    def _leave_out(
+    def _count_replicates(
         self,
         condition: Condition,
         choices: Sequence[Choice],
@@ -370,29 +381,29 @@ class CrossFittedAttacks:
         """Return the trials of what was chosen, of all speakers and without each group, ``(1 + G, S)``."""
         assert self.folds is not None
         folds, size, candidates = self.folds.folds, len(steps.targets), self._candidates[condition.name]
-        group_of_code = torch.full((folds.number * folds.num_codes,), groups.number, device=folds.order.device)
+        group_of_code = torch.full((folds.num_folds * folds.num_codes,), groups.num_groups, device=folds.order.device)
         has_fold = folds.order >= 0
         group_of_code[folds.order[has_fold]] = groups.find_groups(self.data.speakers)[has_fold]
-        counts = torch.zeros(2 * (groups.number + 1) * size + 1, dtype=torch.int64, device=groups.labels.device)
+        counts = torch.zeros(2 * (groups.num_groups + 1) * size + 1, dtype=torch.int64, device=groups.labels.device)
         one, nowhere = counts.new_ones(()), len(counts) - 1
-        for fold in self.processes.share(range(folds.number)):
+        for fold in self.processes.share(range(folds.num_folds)):
             group = group_of_code[fold * folds.num_codes : (fold + 1) * folds.num_codes]
             for trials in self._score_pairs(condition, candidates[choices[fold].variant], fold):
                 place = step_of_bin[fold][assign_bins(trials.scores, FINE).long()]
-                place = place + (trials.kinds == TARGET) * ((groups.number + 1) * size)
-                place = place.masked_fill_(trials.kinds == NO_TRIAL, nowhere)
+                place = place + (trials.pair_kinds == TARGET) * ((groups.num_groups + 1) * size)
+                place = place.masked_fill_(trials.pair_kinds == NO_TRIAL, nowhere)
                 first, second = group[trials.rows][:, None], group[trials.columns]
                 # A trial of two speakers of one group is left out once.
-                second = torch.where(first == second, groups.number, second)
+                second = torch.where(first == second, groups.num_groups, second)
                 for each in (first, second):
                     slot = (place + each * size).clamp_(max=nowhere).flatten()
                     counts.index_add_(0, slot, one.expand(len(slot)))
         (counts,) = self.processes.all_reduce(counts)
-        gone = pad(widen(counts[:-1].view(2, groups.number + 1, size)[:, : groups.number]), (0, 0, 1, 0))
+        gone = pad(widen(counts[:-1].view(2, groups.num_groups + 1, size)[:, : groups.num_groups]), (0, 0, 1, 0))
         return Steps(gone.new_empty(0), steps.targets - gone[1], steps.nontargets - gone[0])
 
 
-def _replicate(trials: Sequence[_Trials], values: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+def _join_replicates(trials: Sequence[_Trials], values: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """Return the values of the best trials and their jackknife replicates, ``(1 + G,)`` by key; None without counts."""
     counted = [(index, each.replicates) for index, each in enumerate(trials) if each.replicates is not None]
     if not counted:

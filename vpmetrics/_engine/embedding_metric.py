@@ -22,7 +22,7 @@ from vpmetrics._engine.utterances import (
     encode_labels,
     pack_utterances,
 )
-from vpmetrics._engine.validation import check_sizes, collect_warnings, explain_undefined
+from vpmetrics._engine.validation import check_whole_numbers, collect_warnings, explain_undefined
 
 
 class EmbeddingMetric(PrivacyMetric):
@@ -125,7 +125,7 @@ class EmbeddingMetric(PrivacyMetric):
         Returns:
             The value for each length.
         """
-        check_sizes(lengths, smallest=1, name="lengths")
+        check_whole_numbers(lengths, smallest=1, name="lengths")
         with collect_warnings(), self._gathered():
             data = self._data()
             return {length: self._value_over(data, length) for length in lengths}

@@ -19,8 +19,8 @@ from vpmetrics._engine.jackknife import (
     ScoreCells,
     count_replicates,
     group_speakers,
-    jackknife_of,
     join_jackknives,
+    make_jackknife,
     replicate_dominance,
 )
 from vpmetrics._engine.measures import SCORE_MEASURES, expected_disclosure
@@ -95,7 +95,7 @@ class _ConditionEvaluation:
         """Return the jackknife of replicates ``(1 + G,)`` by key; None if no intervals are requested."""
         if self.groups is None or replicates is None:
             return None
-        return jackknife_of(replicates, self.groups, num_speakers)
+        return make_jackknife(replicates, self.groups, num_speakers)
 
     @cached_property
     def pairs(self) -> PairBlocks:
@@ -144,7 +144,7 @@ class _ConditionEvaluation:
     def strongest(self) -> StrongestResult | None:
         if self.attacks is None:
             return None
-        replicates = None if self.replicate_counts is None else self.replicate_counts.counted.counts
+        replicates = None if self.replicate_counts is None else self.replicate_counts.counted_trials.counts
         return self.attacks.strongest(self.condition, self.groups, self.scores.counts, replicates)
 
     @cached_property
@@ -166,7 +166,7 @@ class _ConditionEvaluation:
 
 def _score_measures(one: _ConditionEvaluation) -> _Numbers:
     keys = set(SCORE_MEASURES) if one.settings.measures is None else one.settings.measures
-    scalars = {key: measure(one.scores.counted) for key, measure in SCORE_MEASURES.items() if key in keys}
+    scalars = {key: measure(one.scores.counted_trials) for key, measure in SCORE_MEASURES.items() if key in keys}
     return scalars, None if one.replicate_counts is None else one.replicate_counts.jackknife(scalars)
 
 
@@ -318,11 +318,11 @@ def report_embeddings(
     dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
     report = join_conditions(conditions, labels, dtype, settings.sizes, settings.intervals, attacks)
     if settings.sizes:
-        report = replace(report, bits_over=partial(_bits_over, data, settings, make_attacks))
+        report = replace(report, bits_over=partial(_disclosure_by_length, data, settings, make_attacks))
     return report
 
 
-def _bits_over(
+def _disclosure_by_length(
     data: EvaluationData, settings: Settings, make_attacks: Any, lengths: Sequence[int]
 ) -> dict[int, dict[str, Tensor]]:
     """Return the scalars of conversations of each length, in utterances, for a figure."""

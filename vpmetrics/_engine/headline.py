@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from vpmetrics._engine.checks import FAILED
-from vpmetrics._engine.precision import numbers_of
+from vpmetrics._engine.precision import read_numbers
 from vpmetrics._engine.registry import CI_SUFFIXES, scalar, scalar_key
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def find_headline(report: PrivacyReport) -> Headline | None:
     keys = disclosure_sources(report.conditions, report.scalars)
     if not keys:
         return None
-    values = numbers_of(report.scalars)
+    values = read_numbers(report.scalars)
     key = max(keys, key=lambda each: values[each])
     condition = scalar(key).condition
     attack, needs = _describe_attack(report, values, key, condition)
@@ -82,7 +82,7 @@ def find_headline(report: PrivacyReport) -> Headline | None:
         (worst, index), most = map(float, worst_speaker.largest), float(worst_speaker.most_by_chance)
         place = -1 if math.isnan(worst) else int(index)
     headline = Headline("", disclosure, low, high, condition, attack, needs, place, worst, chance, most, ())
-    level, reasons = _judge(report, headline)
+    level, reasons = _choose_level(report, headline)
     return headline._replace(level=level, reasons=tuple(reasons))
 
 
@@ -94,7 +94,7 @@ def _describe_attack(report: PrivacyReport, values: Mapping[str, float], key: st
     return report.attacks[int(number)]
 
 
-def _judge(report: PrivacyReport, headline: Headline) -> tuple[str, list[str]]:
+def _choose_level(report: PrivacyReport, headline: Headline) -> tuple[str, list[str]]:
     """Return the level of leakage, and sentences that explain it."""
     reasons = [check.message for check in report.checks if check.status == FAILED]
     if math.isnan(headline.disclosure):

@@ -15,7 +15,7 @@ from vpmetrics._engine.precision import at_least_float32, result_dtype, wide_dty
 from vpmetrics._engine.references import IdentificationTrials, ScoreRows, form_condition_trials, score_inputs
 from vpmetrics._engine.scorers import Scoring
 from vpmetrics._engine.slopes import fit_slopes
-from vpmetrics._engine.utterances import EvaluationData, count_values, hash_values, row_keys, sort_by
+from vpmetrics._engine.utterances import EvaluationData, argsort_columns, count_values, hash_values, row_keys
 
 _MOST_SCORES = 1 << 19  # from which slopes are fitted
 _MOST_FOLDS = 256  # speakers that have a slope each, fitted on all others; of more, ten folds
@@ -122,7 +122,7 @@ def order_speakers(trials: IdentificationTrials) -> Tensor:
     counts = count_values(column, count + 1)[:-1]
     # Speakers of equal references are in an order of their inputs.
     inputs = hash_values(row_keys(trials.inputs), column, count + 1)[:-1]
-    by_key = sort_by(inputs, row_keys(trials.references.first_gallery()))
+    by_key = argsort_columns(inputs, row_keys(trials.references.first_gallery()))
     return by_key[(counts[by_key] == 0).to(torch.uint8).argsort(stable=True)]
 
 

@@ -19,11 +19,11 @@ from vpmetrics._engine.identification import (
     pool_histograms,
     rank_condition,
 )
-from vpmetrics._engine.jackknife import Jackknife, JackknifeGroups, jackknife_of
+from vpmetrics._engine.jackknife import Jackknife, JackknifeGroups, make_jackknife
 from vpmetrics._engine.population import (
     EnrolmentProtocol,
     average_rates,
-    longest_conversation,
+    median_num_utterances,
     rates_of_group,
     reidentification_rates,
     replicate_rates,
@@ -61,12 +61,12 @@ def identify_all_groups(
     """Return what ranks disclose and, with ``has_bits``, local information."""
     is_exact = bandwidth is None
     parts = identify_condition(data, condition, scoring, slope, has_bits, has_chance=is_exact)
-    jackknife = None if groups is None else jackknife_parts(parts, scoring, groups, model)
+    jackknife = None if groups is None else jackknife_groups(parts, scoring, groups, model)
     results = [each for _, each in parts]
     if not is_exact:
         smooth = rank_condition(data, condition, scoring, bandwidth)
         results = [each._replace(histogram=histogram) for each, histogram in zip(results, smooth, strict=True)]
-    scalars, pooled = rank_scalars(results, model), pool_parts(results)
+    scalars, pooled = rank_scalars(results, model), pool_groups(results)
     if has_bits and pooled.bits is not None:
         scalars |= summarise_information(pooled.bits, pooled.linked)
         if is_exact:
@@ -90,7 +90,7 @@ def rank_scalars(parts: Sequence[Identification], model: str) -> dict[str, Tenso
     return values | {"mean_d_chance": mean_over_groups(chances, inputs)["mean_d"]}
 
 
-def pool_parts(parts: Sequence[Identification]) -> Identification:
+def pool_groups(parts: Sequence[Identification]) -> Identification:
     """Return the inputs of all groups as one result."""
     if len(parts) == 1:
         return parts[0]
@@ -109,13 +109,13 @@ def pool_parts(parts: Sequence[Identification]) -> Identification:
     )
 
 
-def jackknife_parts(
+def jackknife_groups(
     parts: Sequence[tuple[IdentificationTrials, Identification]], scoring: Scoring, groups: JackknifeGroups, model: str
 ) -> Jackknife:
     """Return the jackknife of the numbers of identification, over all groups."""
     replicates = [
         jackknife_identification(
-            trials, scoring, groups.find_groups(trials.references.speakers), groups.number, result.slopes
+            trials, scoring, groups.find_groups(trials.references.speakers), groups.num_groups, result.slopes
         )
         for trials, result in parts
     ]
@@ -133,7 +133,7 @@ def jackknife_parts(
         "ndr": 1 - positive / count,
         "link_rate": linked / inputs.sum(0),
     }
-    jackknife = jackknife_of(values, groups, sum(len(result.speakers.unique()) for _, result in parts))
+    jackknife = make_jackknife(values, groups, sum(len(result.speakers.unique()) for _, result in parts))
     # With fewer references there is less to disclose, so the bias shows where inputs alone are left out.
     fewer = [rank_disclosure(each.fewer_inputs, model)["mean_d"] for each in replicates]
     weights = torch.stack([each.fewer_inputs.sum(1) for each in replicates])
@@ -168,7 +168,7 @@ class PopulationRates:
         protocol = EnrolmentProtocol(self.condition, utterances)
         return reidentification_rates(self.data, protocol, sizes, self.scoring, self.bandwidth)
 
-    def of_strongest(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
+    def after_strongest_attack(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
         """Return the same after the attack chosen for each fold of speakers; NaN for more people than a fold has.
 
         People are searched among their fold, since the attack has seen all others.
@@ -205,11 +205,11 @@ class PopulationRates:
 
     def attacked_scalars(self, sizes: Sequence[int]) -> dict[str, Tensor]:
         """Return the rates after the strongest attack."""
-        return _name_attacked(self.of_strongest(sizes))
+        return _name_attacked(self.after_strongest_attack(sizes))
 
     def longest(self) -> int:
-        """Return how many utterances half of all speakers, at least, have for a conversation."""
-        return longest_conversation(self.data, self.condition)
+        """Return the median number of test utterances per speaker, or per speaker and session, rounded down."""
+        return median_num_utterances(self.data, self.condition)
 
 
 def _name_attacked(rates: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -40,13 +40,13 @@ _MOST_PAIRS = 1 << 23  # non-target pairs that are counted
 class JackknifeGroups(NamedTuple):
     """Groups of speakers that are left out together: one speaker each, or several where there are many.
 
-    ``labels`` ``(L,)``, ascending; ``group_of_label`` ``(L,)``, which is ``number`` for those that are never left out;
+    ``labels`` ``(L,)``, ascending; ``group_of_label`` ``(L,)``, ``num_groups`` for those never left out;
     ``size``: speakers in each group.
     """
 
     labels: Tensor
     group_of_label: Tensor
-    number: int
+    num_groups: int
     size: int
 
     @property
@@ -88,7 +88,7 @@ def _assign_groups(labels: Tensor, order: Tensor) -> JackknifeGroups:
 
 
 class ScoreCells:
-    """Cells of the score axis: between steps of PAV, with about as many trials each, and cut at bins of linkability."""
+    """Cells of the score axis with about equally many trials; edges are those of PAV steps and of linkability bins."""
 
     def __init__(self, scores: ConditionScores, most: int = _CELLS) -> None:
         steps, self.trials = scores.counts.ascending, scores.trials
@@ -102,9 +102,9 @@ class ScoreCells:
         low, high = (self.edges[0], self.edges[-1]) if len(self.edges) else self.edges.new_tensor([0.0, 1.0])
         self.low, self.scale = low, (_FINE_BINS - 4) / (high - low).clamp(min=torch.finfo(low.dtype).tiny)
         if len(steps.edges) <= most // 2:
-            # Few targets have cells of their own, not those of non-targets right above: the negated scores need it.
+            # Separate few targets from the non-targets just above: PAV of the negated scores needs that edge.
             self.edges = torch.cat([self.edges, widen(steps.edges) + 2 / self.scale]).unique()
-        # A step begins at a target, so a fine bin that holds an edge lies above it.
+        # A step begins at a target, so a fine bin that contains an edge belongs to the cell above that edge.
         fine_bins = torch.arange(_FINE_BINS, device=low.device)
         self.cell_of_bin = torch.searchsorted(self.edges, low + fine_bins / self.scale)
         reached = torch.cat([widen(torch.stack(scores.trials.span())), self.edges])
@@ -116,7 +116,7 @@ class ScoreCells:
         return self.trials.mean_costs(self.edges)
 
     @property
-    def number(self) -> int:
+    def num_cells(self) -> int:
         """How many cells there are."""
         return len(self.edges) + 1
 
@@ -130,8 +130,8 @@ class ScoreCells:
 class ReplicateCounts(NamedTuple):
     """Trials per cell of the score axis, ``(1 + G, C)``: of all speakers, then without each group.
 
-    ``similarity_weights`` ``(2, 2, C)``: derivatives of the mean similarity within and between speakers, and of the
-    mean of its logarithm, by the calibrated value of all trials in each cell.
+    ``similarity_weights`` ``(2, 2, C)``: derivatives of the mean similarity and of the mean of its logarithm, within
+    and between speakers, with respect to the calibrated value of each cell.
     """
 
     cells: ScoreCells
@@ -147,7 +147,7 @@ class ReplicateCounts(NamedTuple):
         return int((has_both[0] & has_both[1]).sum())
 
     @property
-    def counted(self) -> CountedTrials:
+    def counted_trials(self) -> CountedTrials:
         """The trials, as score measures take them."""
         edges = self.targets.new_empty(0)
         ascending = Steps(edges, self.targets, self.nontargets)
@@ -159,8 +159,10 @@ class ReplicateCounts(NamedTuple):
         """Return the jackknife of the score measures that have an interval."""
         measures = {key: SCORE_MEASURES[key] for key in keys if key in SCORE_MEASURES}
         with suppress_warnings():
-            replicates = {key: measure(self.counted) for key, measure in measures.items() if measure.has_interval}
-        return jackknife_of(replicates, self.groups, self.num_speakers)
+            replicates = {
+                key: measure(self.counted_trials) for key, measure in measures.items() if measure.has_interval
+            }
+        return make_jackknife(replicates, self.groups, self.num_speakers)
 
 
 def count_replicates(
@@ -180,8 +182,8 @@ def count_replicates(
         return None
     cells, group = ScoreCells(scores), groups.find_groups(speakers)
     slopes = None if summary is None else similarity_slopes(summary, matrix, similarity)
-    size = cells.number
-    table = torch.zeros(2, (groups.number + 2) * size, dtype=torch.int64, device=speakers.device)
+    size = cells.num_cells
+    table = torch.zeros(2, (groups.num_groups + 2) * size, dtype=torch.int64, device=speakers.device)
     weights = table.new_zeros(2, 2, size, dtype=torch.float64)
     num_pairs = weights.new_zeros(())
     target_cells, target_speakers = find_target_cells(pairs, cells)
@@ -250,11 +252,13 @@ def count_trial_replicates(
         return None
     cells = ScoreCells(scores)
     cell, group = torch.searchsorted(cells.edges, widen(preds), right=True), groups.group_of_label[speakers]
-    size, kinds, counts = cells.number, (is_target, ~is_target), []
+    size, kinds, counts = cells.num_cells, (is_target, ~is_target), []
     for kind in kinds:
         (first, second), slot = group[:, kind], cell[kind]
-        second = torch.where(first == second, groups.number, second)
-        left_out = torch.cat([slot + size * first, slot + size * second]).bincount(minlength=(groups.number + 1) * size)
+        second = torch.where(first == second, groups.num_groups, second)
+        left_out = torch.cat([slot + size * first, slot + size * second]).bincount(
+            minlength=(groups.num_groups + 1) * size
+        )
         total = slot.bincount(minlength=size)[None]
         counts.append(widen(torch.cat([total, total - left_out.view(-1, size)[:-1]])))
     weights = None
@@ -287,15 +291,15 @@ def replicate_dominance(
     of its calibrated value, in proportion to the trials there.
     """
     assert counts.similarity_weights is not None
-    calibrated = counts.counted.counts.ascending.llr_of_orders(2 if is_one_sided else 1)
+    calibrated = counts.counted_trials.counts.ascending.llr_of_orders(2 if is_one_sided else 1)
     calibrated = logsigmoid(calibrated) if similarity == "geometric" else calibrated
     change = calibrated - calibrated[:1]
-    number, diagonal = counts.groups.number, summary.within_speaker
+    number, diagonal = counts.groups.num_groups, summary.within_speaker
     is_nan = diagonal.isnan()
     columns = (diagonal.masked_fill(is_nan, 0), diagonal.log2().masked_fill(is_nan, 0), (~is_nan).to(diagonal.dtype))
-    within, log_within, speakers = (_leave_out(each, group_of_speaker, number) for each in columns)
+    within, log_within, speakers = (_sum_without_groups(each, group_of_speaker, number) for each in columns)
     # A pair counts for both of its speakers.
-    halves = [_leave_out(each, group_of_speaker, number) - each.sum() / 2 for each in summary.pair_sums]
+    halves = [_sum_without_groups(each, group_of_speaker, number) - each.sum() / 2 for each in summary.pair_sums]
     pairs, between, log_between = halves
     gaps = within / speakers - between / pairs, log_within / speakers - log_between / pairs
     shares = []
@@ -308,7 +312,7 @@ def replicate_dominance(
     return {"d_diag": (gaps[0] + moved).abs(), "d_diag_log": gaps[1] + log_moved / math.log(2)}
 
 
-def _leave_out(values: Tensor, group: Tensor, number: int) -> Tensor:
+def _sum_without_groups(values: Tensor, group: Tensor, number: int) -> Tensor:
     """Return the sum of values, then without those of each group, ``(1 + G,)``."""
     of_group = values.new_zeros(number + 1).index_add(0, group, values)[:-1]
     return values.sum() - pad(of_group, (1, 0))
@@ -347,7 +351,7 @@ def are_enough_speakers(number: int) -> bool:
     return number >= FEWEST_SPEAKERS
 
 
-def jackknife_of(
+def make_jackknife(
     replicates: Mapping[str, Tensor], groups: JackknifeGroups, num_speakers: int | None = None
 ) -> Jackknife:
     """Return the jackknife of numbers known of all speakers and then without each group, ``(1 + G,)``.
@@ -390,7 +394,7 @@ def profile_interval(
     counts: ReplicateCounts, profile: Tensor, prior_log_odds: Tensor, confidence: float
 ) -> tuple[Tensor, Tensor]:
     """Return both ends of the interval of the minimum cross-entropy ``(P,)`` at each prior."""
-    steps, ratio, ends = counts.counted.counts.ascending, counts.groups.ratio, []
+    steps, ratio, ends = counts.counted_trials.counts.ascending, counts.groups.ratio, []
     highest = prior_entropy(prior_log_odds).tolist()
     for value, odds, most in zip(profile, prior_log_odds, highest, strict=True):  # some hundred points of a figure
         replicates = minimum_cross_entropy(steps, odds[None])[:, 0]

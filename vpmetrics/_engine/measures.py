@@ -73,9 +73,9 @@ def llr_disclosure(llr: Tensor, is_target: Tensor) -> Tensor:
 
 def worst_evidence(steps: Steps) -> Tensor:
     """Return l_w, the strongest evidence of a trial as a base-10 logarithm."""
-    # Smooth counts are positive everywhere: what holds less than a thousandth of a trial holds none.
+    # Smooth counts are never 0, so a step with less than a thousandth of a trial counts as empty.
     is_seen = (steps.targets > 1e-3) | (steps.nontargets > 1e-3) | steps.targets.isnan()
-    # A block of Laplace's labels alone was never the evidence of any trial.
+    # Blocks that hold only the labels added by Laplace's rule are no evidence of a trial.
     return calibrate(steps, laplace=True).abs().masked_fill(~is_seen, 0).amax(-1) / math.log(10)
 
 
@@ -103,7 +103,7 @@ def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor)
 
     Many values share cells of the score axis to limit memory.
     """
-    (nontargets, targets), counts = _share_cells(widen(values), widen(counts))
+    (nontargets, targets), counts = _average_in_cells(widen(values), widen(counts))
     odds = prior_log_odds[:, None]
     miss, false_alarm = (
         mean_over(counts[1], softplus(-targets - odds)),
@@ -112,7 +112,7 @@ def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor)
     return entropy_of_costs(miss, false_alarm, odds[:, 0])
 
 
-def _share_cells(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+def _average_in_cells(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Return the mean value of each class in equal cells, and counts; infinite values have cells of their own."""
     finite = values[values.isfinite()]
     if len(values) <= _PROFILE_CELLS or len(finite) == 0:
@@ -155,10 +155,10 @@ def eer_of_steps(steps: Steps) -> Tensor:
     _, targets, nontargets = steps.blocks
     # The threshold passes one PAV block after the other, from accepting all to accepting none.
     miss, rejected = (pad(counts.cumsum(-1), (1, 0)) / counts.sum(-1, keepdim=True) for counts in (targets, nontargets))
-    return _crossing(miss - (1 - rejected), miss)
+    return _value_at_crossing(miss - (1 - rejected), miss)
 
 
-def _crossing(excess: Tensor, value: Tensor) -> Tensor:
+def _value_at_crossing(excess: Tensor, value: Tensor) -> Tensor:
     """Return the value, linear between points, where an ascending excess passes 0."""
     after = (excess >= 0).to(torch.uint8).argmax(-1, keepdim=True).clamp(min=1)
     start, end = excess.gather(-1, after - 1), excess.gather(-1, after)
@@ -176,11 +176,11 @@ def roc_of_steps(steps: Steps) -> tuple[Tensor, Tensor]:
 
 
 def raw_eer_of_steps(steps: Steps) -> Tensor:
-    """Return the rate at which miss and false-alarm rate of the scores themselves cross."""
+    """Return the equal error rate of the ROC itself, not of its convex hull."""
     missed, rejected = roc_of_steps(steps)
     # Miss rate less false-alarm rate, times both numbers of trials: integers, so that equal rates are equal.
     excess = missed * rejected[..., -1:] - (rejected[..., -1:] - rejected) * missed[..., -1:]
-    return _crossing(excess, missed) / missed[..., -1]
+    return _value_at_crossing(excess, missed) / missed[..., -1]
 
 
 def min_dcf_of_steps(steps: Steps, p_target: float = 0.01, c_miss: float = 1.0, c_fa: float = 1.0) -> Tensor:

@@ -181,7 +181,7 @@ class PrivacyMetric(Metric):
         """Return the arguments that every rank must agree on, as text."""
         values = vars(self) | self._modules  # a metric or a fitted scoring function is a module
         names = set(values) - self._torchmetrics_names - set(self._defaults)
-        return {name: _describe(values[name]) for name in sorted(names) if not name.startswith("_")}
+        return {name: _describe_setting(values[name]) for name in sorted(names) if not name.startswith("_")}
 
     def _sync_dist(self, dist_sync_fn: Callable[..., Any] = gather_all_tensors, process_group: Any = None) -> None:
         gather = functools.partial(dist_sync_fn, group=process_group or self.process_group)
@@ -307,11 +307,11 @@ class ScalarView(WrapperMetric):
 
     def compute(self) -> Tensor:
         """Return the entry of what the metric computes."""
-        return self._entry(self.metric.compute())
+        return self._select_entry(self.metric.compute())
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Update the metric, and return the entry of this batch."""
-        value = self._entry(self.metric(*args, **kwargs))
+        value = self._select_entry(self.metric(*args, **kwargs))
         self._forward_cache: Any = value.detach()
         return value
 
@@ -322,7 +322,7 @@ class ScalarView(WrapperMetric):
 
     plot = PrivacyMetric.plot
 
-    def _entry(self, value: Any) -> Tensor:
+    def _select_entry(self, value: Any) -> Tensor:
         name = type(self.metric).__name__
         if not isinstance(value, Mapping):
             got = type(value).__name__
@@ -345,18 +345,20 @@ def _is_higher_better(metric: Metric, key: str) -> bool | None:
     return None if direction is None else direction == "high"
 
 
-def _describe(value: Any) -> str:
+def _describe_setting(value: Any) -> str:
     """Return a setting as text that is the same on every rank; objects by their class and simple attributes."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return repr(value)
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(_describe, value))}]"
+        return f"[{', '.join(map(_describe_setting, value))}]"
     if isinstance(value, Tensor):
         return f"Tensor{tuple(value.shape)}{value.flatten()[:1000].tolist()}"
     attributes = {name: each for name, each in sorted(getattr(value, "__dict__", {}).items()) if name[:1] != "_"}
-    simple = [f"{name}={_describe(each)}" for name, each in attributes.items() if isinstance(each, (str, int, float))]
+    simple = [
+        f"{name}={_describe_setting(each)}" for name, each in attributes.items() if isinstance(each, (str, int, float))
+    ]
     if isinstance(value, torch.nn.Module):
-        simple += [*map(_describe, value.children()), *map(_describe, value.state_dict().values())]
+        simple += [*map(_describe_setting, value.children()), *map(_describe_setting, value.state_dict().values())]
     return f"{getattr(value, '__qualname__', type(value).__qualname__)}({', '.join(simple)})"
 
 

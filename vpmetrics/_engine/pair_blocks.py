@@ -65,7 +65,8 @@ class PairBlocks:
         condition: Which pairs of one speaker are trials.
         processes: Ranks that share the blocks, where these are many.
         block_size: Rows and columns of a block.
-        keep_digits: Whether few pairs are compared in float64, and scores that are equal on paper made equal.
+        keep_digits: Whether scores of few pairs are computed in float64 and rounded, so that those that are
+            mathematically equal compare as equal.
     """
 
     def __init__(
@@ -91,9 +92,9 @@ class PairBlocks:
         self.enrolment = _sort_and_prepare(enrolment, scorer, centre, dtype)
         is_same_rows = enrolment is test
         self.test = self.enrolment if is_same_rows else _sort_and_prepare(test, scorer, centre, dtype)
-        self._index(is_same_rows)
+        self._index_rows(is_same_rows)
 
-    def _index(self, is_same_rows: bool) -> None:
+    def _index_rows(self, is_same_rows: bool) -> None:
         """Read from the device, once, where the rows of each speaker end and which group each speaker is in."""
         self.is_same_rows = is_same_rows
         sides = (self.enrolment, self.test)
@@ -125,10 +126,10 @@ class PairBlocks:
         if self._kept is None:
             blocks = [block for group in self.row_groups() for block in self.blocks(group)]
             self._unit = _rounding_unit([block.scores for block in blocks], self.enrolment.embeddings)
-            self._kept = [block._replace(scores=self._round(block.scores)) for block in blocks]
+            self._kept = [block._replace(scores=self._round_scores(block.scores)) for block in blocks]
         return self._kept
 
-    def _round(self, scores: Tensor) -> Tensor:
+    def _round_scores(self, scores: Tensor) -> Tensor:
         return scores if self._unit is None else (scores / self._unit).round_().mul_(self._unit)
 
     def row_groups(self) -> Sequence[RowGroup]:
@@ -156,26 +157,28 @@ class PairBlocks:
             inside = (block for block in self._kept if block.rows.start in group.rows)
             yield from (block for block in inside if block.is_target is not None or not targets_only)
             return
-        for rows in self._cut(group.rows):
-            for columns in self._cut(group.same_columns):
+        for rows in self._cut_rows(group.rows):
+            for columns in self._cut_rows(group.same_columns):
                 if not self.is_same_rows or columns.stop > rows.start:
                     yield self._masked_block(rows, columns)
             for others in () if targets_only else group.other_columns:
-                for columns in self._cut(others):
+                for columns in self._cut_rows(others):
                     yield Block(rows, columns, self.compare(rows, columns))
 
     def _masked_block(self, rows: slice, columns: slice) -> Block:
         is_target, is_trial = mark_trials(self.enrolment, self.test, self.condition, self.is_same_rows, rows, columns)
         return Block(rows, columns, self.compare(rows, columns), is_target, is_trial)
 
-    def _cut(self, rows: range) -> Iterator[slice]:
+    def _cut_rows(self, rows: range) -> Iterator[slice]:
         size = self.block_size
         return (slice(start, min(start + size, rows.stop)) for start in range(rows.start, rows.stop, size))
 
     def compare(self, rows: slice | Tensor, columns: slice | Tensor) -> Tensor:
         """Return the scores of some enrolment rows against some test rows."""
         with torch.autocast(self.enrolment.embeddings.device.type, enabled=False):
-            return self._round(self.scorer.compare(self.enrolment.embeddings[rows], self.test.embeddings[columns]))
+            return self._round_scores(
+                self.scorer.compare(self.enrolment.embeddings[rows], self.test.embeddings[columns])
+            )
 
     def all_trials(self) -> tuple[Tensor, Tensor]:
         """Return scores and labels of all trials of this rank, flat; for sets small enough to keep."""
@@ -215,7 +218,7 @@ class PairBlocks:
 
     def on_all_ranks(self) -> PairBlocks:
         """Return the same with every block on every rank, for blocks that are few."""
-        pairs = self._with_test(self.test, self.is_same_rows)
+        pairs = self._replace_test(self.test, self.is_same_rows)
         pairs._kept, pairs.processes = self._kept, SINGLE_PROCESS
         return pairs
 
@@ -224,16 +227,16 @@ class PairBlocks:
         stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
         if stride < 2:
             return self
-        return self._with_test(self.test.take(self.test.value_order[::stride].sort().values))
+        return self._replace_test(self.test.take(self.test.value_order[::stride].sort().values))
 
     def thin_enrolment(self, max_pairs: int) -> PairBlocks:
         """Return the same with fewer enrolment rows, evenly spaced by value, where there are more pairs."""
         stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
         if stride < 2:
             return self
-        pairs = self._with_test(self.test)
+        pairs = self._replace_test(self.test)
         pairs.enrolment = self.enrolment.take(self.enrolment.value_order[::stride].sort().values)
-        pairs._index(is_same_rows=False)
+        pairs._index_rows(is_same_rows=False)
         return pairs
 
     def permute_speakers(self, shifts: Sequence[int]) -> tuple[PairBlocks, Tensor, Tensor]:
@@ -264,16 +267,16 @@ class PairBlocks:
         )
         by_speaker = new_speaker.argsort(stable=True)
         side = replace(self.test.take(row[by_speaker]), speaker_index=new_speaker[by_speaker], sessions=None)
-        pairs = self._with_test(side)
+        pairs = self._replace_test(side)
         pairs.enrolment = replace(pairs.enrolment, sessions=None)
         pairs._group_rows = _TARGET_ROWS
         return pairs, speaker[by_speaker], shift[by_speaker]
 
-    def _with_test(self, test: Utterances, is_same_rows: bool = False) -> PairBlocks:
+    def _replace_test(self, test: Utterances, is_same_rows: bool = False) -> PairBlocks:
         pairs = object.__new__(PairBlocks)
         pairs.__dict__.update(self.__dict__)
         pairs.test, unit = test, self._unit
-        pairs._index(is_same_rows)
+        pairs._index_rows(is_same_rows)
         pairs._unit = unit
         return pairs
 
@@ -303,7 +306,7 @@ def mark_trials(
 
 def _sort_and_prepare(side: Utterances, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Utterances:
     """Return a side sorted by speaker and by value, with its rows as they are compared."""
-    order = side.order_by(side.speaker_index)
+    order = side.argsort_by(side.speaker_index)
     side = side.take(order)
     return replace(side, embeddings=prepare_rows(side.embeddings, scorer, centre, dtype))
 

@@ -88,30 +88,32 @@ def pav_blocks(values: Tensor, weights: Tensor) -> Tensor:
     place = ((weights > 0).cumsum(-1) - 1).clamp(min=0)
     slot = torch.where(weights > 0, place, values.shape[-1])
     room = pad(torch.zeros_like(values), (0, 1))
-    fitted = _fit((room + _top(values)).scatter(-1, slot, values)[..., :-1], room.scatter(-1, slot, weights)[..., :-1])
+    fitted = _fit_isotonic(
+        (room + _large_value(values)).scatter(-1, slot, values)[..., :-1], room.scatter(-1, slot, weights)[..., :-1]
+    )
     steps = fitted[..., 1:] > fitted[..., :-1]
     return pad(steps.cumsum(-1), (1, 0)).gather(-1, place)
 
 
-def _top(values: Tensor) -> float:
+def _large_value(values: Tensor) -> float:
     """Return a number above every value, from which any value can be subtracted."""
     return torch.finfo(values.dtype).max / 4
 
 
-def _fit(values: Tensor, weights: Tensor) -> Tensor:
+def _fit_isotonic(values: Tensor, weights: Tensor) -> Tensor:
     """Return the isotonic regression by merging halves; elements of weight 0 come last and hold the largest number."""
     count = values.shape[-1]
     levels = (count - 1).bit_length()
     gap = (1 << levels) - count
-    values = pad(values, (0, gap), value=_top(values))
+    values = pad(values, (0, gap), value=_large_value(values))
     weights = pad(weights, (0, gap))
     for level in range(levels):
         halves = (-1, 2, 1 << level)
-        values = _merge(values.unflatten(-1, halves), weights.unflatten(-1, halves)).flatten(-2)
+        values = _merge_halves(values.unflatten(-1, halves), weights.unflatten(-1, halves)).flatten(-2)
     return values[..., :count]
 
 
-def _merge(values: Tensor, weights: Tensor) -> Tensor:
+def _merge_halves(values: Tensor, weights: Tensor) -> Tensor:
     r"""Join pairs of increasing sequences ``(..., 2, half)`` into one where the left exceeds the right.
 
     The block in the middle has the level :math:`m` at which what lies above it on the left outweighs as much as what

@@ -18,18 +18,18 @@ from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.identification import jackknife_identification, rank_histogram_of
 from vpmetrics._engine.jackknife import JackknifeGroups
 from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.references import IdentificationTrials, form_trials, rows_at_once, slices
+from vpmetrics._engine.references import IdentificationTrials, form_trials, num_rows_at_once, slices
 from vpmetrics._engine.scorers import Scorer, Scoring, comparison_dtype, prepare_rows, resolve_scoring
 from vpmetrics._engine.utterances import (
     EvaluationData,
     Utterances,
+    argsort_columns,
     find_indices,
     hash_values,
     index_speakers,
     number_combinations,
     number_sessions_by_value,
     row_keys,
-    sort_by,
 )
 from vpmetrics._engine.validation import warn_undefined
 
@@ -59,19 +59,19 @@ def draw_places(groups: Tensor, keys: Tensor) -> Tensor:
         keys: A number for each row that depends on its values alone, so that row order and labels change nothing.
     """
     names, group = groups.unique(return_inverse=True)
-    smallest = _reduce(keys, group, len(names), "amin")
+    smallest = _reduce_by_place(keys, group, len(names), "amin")
     # Groups with the same smallest row are ordered by a hash of all their rows.
-    order = sort_by(keys, group, hash_values(keys, group, len(names))[group], smallest[group])
+    order = argsort_columns(keys, group, hash_values(keys, group, len(names))[group], smallest[group])
     # Places by key would put similar utterances together, so every row draws a number. Drawn on the host, since every
     # kind of device has random numbers of its own.
     generator = torch.Generator().manual_seed(_SEED)
     numbers = torch.rand(len(keys), generator=generator, dtype=keys.dtype, device="cpu").to(keys.device)
     drawn = torch.empty_like(keys).scatter_(0, order, numbers)
-    order = sort_by(drawn, group)
-    return torch.empty_like(order).scatter_(0, order, _number_runs(group[order]))
+    order = argsort_columns(drawn, group)
+    return torch.empty_like(order).scatter_(0, order, _positions_in_runs(group[order]))
 
 
-def _number_runs(ordered: Tensor) -> Tensor:
+def _positions_in_runs(ordered: Tensor) -> Tensor:
     """Return 0, 1, ... for every run of equal values."""
     _, counts = torch.unique_consecutive(ordered, return_counts=True)
     first: Tensor = (counts.cumsum(0) - counts).repeat_interleave(counts)
@@ -80,13 +80,13 @@ def _number_runs(ordered: Tensor) -> Tensor:
 
 def form_conversations(groups: Tensor, places: Tensor, length: int) -> Tensor:
     """Return rows of conversations of ``length`` utterances each, ``(C, length)``; incomplete ones are dropped."""
-    order = sort_by(places, groups)
+    order = argsort_columns(places, groups)
     _, counts = torch.unique_consecutive(groups[order], return_counts=True)
     kept = places[order] < (counts // length * length).repeat_interleave(counts)
     return order[kept].view(-1, length)
 
 
-def average_rows(embeddings: Tensor, members: Tensor) -> Tensor:
+def average_members(embeddings: Tensor, members: Tensor) -> Tensor:
     """Return the mean of the rows of each conversation, ``(C, D)``, for members ``(C, L)``.
 
     Deviations from the first row are averaged, so that the mean of equal rows is that row to the last bit.
@@ -107,12 +107,12 @@ def split_enrolment(data: EvaluationData, protocol: EnrolmentProtocol) -> tuple[
     enrolment, test = _halve_recordings(*data.sides(condition, enrolment="utterance"))
     if protocol.accumulated != "probes":
         by_session = ("sessions",) if condition.target_sessions != "any" else ()
-        enrolment = _first_conversation(enrolment, length, *by_session)
+        enrolment = _take_first_conversation(enrolment, length, *by_session)
     group, _ = number_combinations(test, "sessions")
     size = 1 if protocol.accumulated == "references" else length
     members = form_conversations(group, draw_places(group, test.keys), size)
     enrolment = _map_side(enrolment, condition.enrolment, protocol.attack)
-    means = average_rows(_map_side(test, condition.test, protocol.attack).embeddings, members)
+    means = average_members(_map_side(test, condition.test, protocol.attack).embeddings, members)
     return enrolment, replace(test.take(members[:, 0]), embeddings=means)
 
 
@@ -133,13 +133,13 @@ def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
         columns = together[of][None] if sessions is None else torch.stack([together[of], sessions])
         members = form_conversations(columns.unique(dim=1, return_inverse=True)[1], places[of] % length, length)
         first = members[:, 0]
-        means = average_rows(side.embeddings, members)
+        means = average_members(side.embeddings, members)
         sides.append(replace(side.take(first), embeddings=means, ids=together[of][first]))
     return index_speakers(sides[0], sides[1], data.processes)
 
 
-def longest_conversation(data: EvaluationData, condition: Condition) -> int:
-    """Return how many utterances half of all speakers, at least, have for a conversation."""
+def median_num_utterances(data: EvaluationData, condition: Condition) -> int:
+    """Return the median number of test utterances per speaker, or per speaker and session, rounded down."""
     _, test = split_enrolment(data, EnrolmentProtocol(condition))
     counts = torch.bincount(number_combinations(test, "sessions")[0])
     return int(counts.median()) if len(counts) else 0
@@ -162,22 +162,22 @@ def _group_recordings(first: Utterances, second: Utterances) -> tuple[Tensor, Te
     recordings, recording = torch.cat([first.ids, second.ids]).unique(return_inverse=True)
     versions = torch.cat([first.keys, second.keys])
     # Numbered by their smallest key, and by the largest where that is equal, as where all protected rows are.
-    ends = torch.stack([_reduce(versions, recording, len(recordings), kind) for kind in ("amin", "amax")])
-    order = sort_by(*ends.flip(0))
+    ends = torch.stack([_reduce_by_place(versions, recording, len(recordings), kind) for kind in ("amin", "amax")])
+    order = argsort_columns(*ends.flip(0))
     is_new = (ends[:, order].diff(dim=1, prepend=ends[:, order[:1]]) != 0).any(0)
     keys = torch.empty_like(ends[0]).scatter_(0, order, is_new.cumsum(0).to(ends.dtype))
     names = [name for name in ("speakers", "sessions", "groups", "is_reference") if getattr(second, name) is not None]
     columns = [torch.cat([getattr(first, name), getattr(second, name)]).long() for name in names]
-    codes = torch.stack([_reduce(column, recording, len(recordings), "amin") for column in columns])
+    codes = torch.stack([_reduce_by_place(column, recording, len(recordings), "amin") for column in columns])
     group = codes.unique(dim=1, return_inverse=True)[1]
     return recording, group, draw_places(group, keys)
 
 
-def _reduce(values: Tensor, place: Tensor, count: int, kind: str) -> Tensor:
+def _reduce_by_place(values: Tensor, place: Tensor, count: int, kind: str) -> Tensor:
     return values.new_empty(count).scatter_reduce(0, place, values, kind, include_self=False)
 
 
-def _first_conversation(side: Utterances, length: int, *columns: str) -> Utterances:
+def _take_first_conversation(side: Utterances, length: int, *columns: str) -> Utterances:
     """Return as many utterances of each speaker as a conversation has; none of speakers with fewer."""
     group, _ = number_combinations(side, *columns)
     places = draw_places(group, side.keys)
@@ -259,8 +259,8 @@ def rates_of_histogram(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Ten
         if people == 2 < max(sizes):
             warn_undefined("Rates beyond the references need three of them at least, but there are two.")
         counted, beyond = [n for n in sizes if n <= people], [n for n in sizes if n > people]
-        rates = dict(zip(counted, count_first(shares, counted), strict=True))
-        rates |= dict(zip(beyond, _extrapolate(shares, beyond), strict=True)) if beyond else {}
+        rates = dict(zip(counted, rank_one_rates(shares, counted), strict=True))
+        rates |= dict(zip(beyond, _extrapolate_rates(shares, beyond), strict=True)) if beyond else {}
     values: dict[str, Any] = {f"rate_{n}": rates.get(n, torch.nan) for n in sizes}
     values |= {f"chance_{n}": torch.nan if is_undefined else 1 / n for n in sizes}
     values["gallery"] = torch.nan if is_undefined else float(people)
@@ -268,8 +268,8 @@ def rates_of_histogram(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Ten
     return {name: v.to(like) if isinstance(v, Tensor) else torch.full_like(like, v) for name, v in values.items()}
 
 
-def count_first(shares: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return how often the own speaker comes first among so many people, ``(..., sizes)``, from ranks ``(..., M)``."""
+def rank_one_rates(shares: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return the rank-1 rate of each gallery size, ``(..., sizes)``, from the share of inputs per rank ``(..., M)``."""
     people = shares.shape[-1]
     left = people - torch.arange(1, people, dtype=shares.dtype, device=shares.device)
     rates = []
@@ -280,7 +280,7 @@ def count_first(shares: Tensor, sizes: Sequence[int]) -> Tensor:
     return torch.stack(rates, dim=-1) if rates else shares[..., :0]
 
 
-def _extrapolate(shares: Tensor, sizes: Sequence[int]) -> Tensor:
+def _extrapolate_rates(shares: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return the rate for sizes above the number of references, from a beta-binomial fit to the ranks."""
     people, is_certain = len(shares), shares[0] >= 1
     fit = fit_beta_binomial(shares)
@@ -304,23 +304,23 @@ def _log_gamma_ratio(y: Tensor, a: Tensor) -> Tensor:
 def replicate_rates(
     parts: Iterable[tuple[EvaluationData, EnrolmentProtocol, Scoring]], sizes: Sequence[int], groups: JackknifeGroups
 ) -> dict[str, Tensor]:
-    """Return rates of all speakers and then without each group, ``(1 + G,)``; of sizes that no part extrapolates."""
+    """Return rates of all speakers, then without each group, ``(1 + G,)``, for sizes that need no extrapolation."""
     formed = [(form_population_trials(data, protocol), scoring) for data, protocol, scoring in parts]
     formed = [(trials, scoring) for trials, scoring in formed if trials.num_references > 1]
     fewest = min((trials.num_references for trials, _ in formed), default=0)
     counted = [size for size in sizes if size <= fewest]
-    if not counted:  # beyond, the error of the model would come on top
+    if not counted:  # larger sizes are extrapolated, and the jackknife would miss the error of that model
         return {}
     sums, inputs = [], []
     for trials, scoring in formed:
         group = groups.find_groups(trials.references.speakers)
-        jackknife = jackknife_identification(trials, scoring, group, groups.number, None)
+        jackknife = jackknife_identification(trials, scoring, group, groups.num_groups, None)
         rates = jackknife.histograms.new_zeros(len(counted), len(jackknife.histograms))
         for number in jackknife.references.unique().long().tolist():  # among as many people, or among all who are left
             rows = jackknife.references == number
             histograms = jackknife.histograms[rows, :number]
             shares = histograms / histograms.sum(1, keepdim=True)
-            rates[:, rows] = count_first(shares, [min(size, number) for size in counted]).T
+            rates[:, rows] = rank_one_rates(shares, [min(size, number) for size in counted]).T
         inputs.append(jackknife.histograms.sum(1))
         sums.append(torch.where(inputs[-1] > 0, inputs[-1] * rates, 0))
     means = torch.stack(sums).sum(0) / torch.stack(inputs).sum(0)
@@ -373,7 +373,7 @@ def gather_population(
     In fold f a speaker's conversation f is tested, and f + 1, f + 2 and so on calibrate, cyclically, ``most`` of them.
     There are as many folds as conversations, unless ``folds`` is given.
     """
-    order = sort_by(places, speakers)
+    order = argsort_columns(places, speakers)
     names, counts = torch.unique_consecutive(speakers[order], return_counts=True)
     first = counts.cumsum(0) - counts
     # The sets that are drawn must not depend on labels or on the order of rows. Speakers with the same first
@@ -382,7 +382,7 @@ def gather_population(
     for values, labels in ((row_keys(references), reference_speakers), (keys, speakers)):
         place = find_indices(names, labels)  # -1, the last one, for references of no one
         hashes.append(hash_values(values, place % (len(names) + 1), len(names) + 1)[:-1])
-    by_value = sort_by(*hashes, keys[order[first]])
+    by_value = argsort_columns(*hashes, keys[order[first]])
     by_value = by_value[counts[by_value] > 1]
     names, counts, first = names[by_value], counts[by_value], first[by_value]
     largest = int(counts.amax()) if len(counts) else 1
@@ -411,21 +411,21 @@ def isolation_rates(population: Population, sizes: Sequence[int], scoring: Scori
         warn_undefined("Some embeddings are NaN.")
         possible = []
     unknown = widen(population.predicates.new_full((), torch.nan))
-    isolated = {size: isolate(population, size, resolve_scoring(scoring), draws) for size in possible}
+    isolated = {size: isolation_rate(population, size, resolve_scoring(scoring), draws) for size in possible}
     values = {f"singling_out_{size}": isolated.get(size, (unknown, unknown))[0] for size in sizes}
     values |= {f"singling_out_{size}_error": isolated.get(size, (unknown, unknown))[1] for size in sizes}
     return {name: value.to(result_dtype(population.predicates)) for name, value in values.items()}
 
 
-def isolate(population: Population, size: int, scorer: Scorer, draws: int) -> tuple[Tensor, Tensor]:
+def isolation_rate(population: Population, size: int, scorer: Scorer, draws: int) -> tuple[Tensor, Tensor]:
     """Return how often a predicate fires exactly once in a set of N speakers, and the standard error of drawing sets.
 
-    The sets are blocks of N speakers of a shuffle. In a block that lacks a predicate's own speaker, that speaker
-    replaces the last member, which makes it a random set with that speaker.
+    Each set is a block of N shuffled speakers. If the predicate's own speaker is not in it, that speaker takes the
+    place of the last member; so every set is a random one that contains the speaker.
     """
     folds, speakers = population.tested.shape
     blocks = min(speakers // size, draws)
-    # A set of all speakers is not drawn, and only folds differ.
+    # The set of all speakers is always the same: then only the folds can vary.
     shuffles = min(folds, draws) if size == speakers else -(-draws // blocks)
     shares = torch.cat([_isolated_shares(population, shuffle, size, blocks, scorer) for shuffle in range(shuffles)])
     error = shares.std() / math.sqrt(len(shares)) if size < speakers else shares.new_zeros(())
@@ -447,7 +447,7 @@ def _isolated_shares(population: Population, shuffle: int, size: int, blocks: in
         for rows in (population.tested, population.calibration)
     )
     hits = torch.zeros(blocks, dtype=torch.int64, device=device)
-    for rows in slices(len(place), rows_at_once(tested, len(tested) + len(calibration))):
+    for rows in slices(len(place), num_rows_at_once(tested, len(tested) + len(calibration))):
         predicates = prepare_rows(population.predicates[rows], scorer, centre, dtype)
         with torch.autocast(device.type, enabled=False):
             scores, levels = scorer.compare(predicates, tested), scorer.compare(predicates, calibration)

@@ -54,7 +54,7 @@ def is_numpy_ready(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and type(tensor) is Tensor and not torch.compiler.is_compiling()
 
 
-def numbers_of(values: Mapping[str, Tensor]) -> dict[str, float]:
+def read_numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
     """Return scalars as numbers, in one device-to-host copy."""
     row = [widen(value.detach()) for value in values.values()]
     return dict(zip(values, torch.stack(row).tolist() if row else [], strict=True))

@@ -158,7 +158,9 @@ def form_trials(
         unit = unit + turn.clamp(min=0) % references.units[column]
     if target_sessions != "other":
         step = torch.where(
-            reference_row >= 0, _number_rows(references, unit_of_row, reference.keys)[reference_row.clamp(min=0)], -1
+            reference_row >= 0,
+            _positions_in_units(references, unit_of_row, reference.keys)[reference_row.clamp(min=0)],
+            -1,
         )
     usable = usable & (references.counts[unit] > (step >= 0).long())
     # One number for turn and step: to sort pairs takes many times as long.
@@ -186,7 +188,7 @@ def _build_references(side: Utterances, by_session: bool) -> tuple[References, T
         sums.index_add_(0, unit[rows], widen(vectors[rows]) - anchor)
     counts, units_of = count_values(unit, len(sums)), count_values(speaker_of_unit, len(names))
     first_unit, first_row = (totals.cumsum(0) - totals for totals in (units_of, counts))
-    order = side.order_by(unit)
+    order = side.argsort_by(unit)
     return (
         References(vectors, names, anchor, sums, counts, units_of, first_unit, order, first_row),
         unit,
@@ -194,7 +196,7 @@ def _build_references(side: Utterances, by_session: bool) -> tuple[References, T
     )
 
 
-def _number_rows(references: References, unit_of_row: Tensor, keys: Tensor) -> Tensor:
+def _positions_in_units(references: References, unit_of_row: Tensor, keys: Tensor) -> Tensor:
     """Return the place of each row in its unit, ``(M,)``; equal rows share it, so that row order changes nothing."""
     rows = references.rows
     unit, key = unit_of_row[rows], keys[rows]
@@ -217,7 +219,7 @@ def score_inputs(trials: IdentificationTrials, scoring: Scoring, all_ranks: bool
     """Yield the scores of inputs against every reference, block by block, of this rank or of all; without a sync."""
     references, scorer = trials.references, resolve_scoring(scoring)
     dtype = comparison_dtype(scorer, trials.inputs, len(trials.inputs) * trials.num_references)
-    step = rows_at_once(trials.inputs, trials.num_references)
+    step = num_rows_at_once(trials.inputs, trials.num_references)
     pieces = [(number, rows) for number, part in enumerate(trials.parts) for rows in part.split(step)]
     last, gallery = -1, references.sums
     for number, rows in pieces if all_ranks else trials.processes.share(pieces):
@@ -235,7 +237,7 @@ def score_inputs(trials: IdentificationTrials, scoring: Scoring, all_ranks: bool
         yield ScoreRows(rows, scores, match, rounding)
 
 
-def rows_at_once(inputs: Tensor, columns: int) -> int:
+def num_rows_at_once(inputs: Tensor, columns: int) -> int:
     """Return how many inputs to score at once: a block fits a CPU's cache, or fills a GPU."""
     scores = 2**20 if inputs.device.type == "cpu" else 2**24
     return max(1, scores // max(1, columns, inputs.shape[1]))

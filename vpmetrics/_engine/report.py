@@ -18,7 +18,7 @@ from vpmetrics._engine.headline import Headline, disclosure_sources, find_headli
 from vpmetrics._engine.identification import Identification
 from vpmetrics._engine.jackknife import Jackknife, ReplicateCounts, add_intervals, join_jackknives, profile_interval
 from vpmetrics._engine.measures import actual_cross_entropy, minimum_cross_entropy
-from vpmetrics._engine.precision import numbers_of, widen
+from vpmetrics._engine.precision import read_numbers, widen
 from vpmetrics._engine.registry import CONDITION_TITLES, SPEAKER, scalar_key, scalar_keys
 from vpmetrics._engine.speaker_disclosure import SpeakerDisclosure, WorstSpeaker
 from vpmetrics._engine.speaker_similarity import SimilarityMatrices, SimilaritySummary, dominance_ratio
@@ -110,7 +110,7 @@ class PrivacyReport:
     bits_over: Callable[[Sequence[int]], dict[int, dict[str, Tensor]]] | None = None
 
     @property
-    def attacked(self) -> str:
+    def attacked_condition(self) -> str:
         """The condition that shows how well speakers are hidden."""
         return "OP" if "OP" in self.conditions else next(iter(self.conditions))
 
@@ -174,7 +174,7 @@ class EvaluatedSystem:
     @cached_property
     def scalars(self) -> dict[str, float]:
         """All scalars of the report, in one transfer."""
-        return numbers_of(self.report.scalars)
+        return read_numbers(self.report.scalars)
 
     def scalar(self, key: str, condition: str = "") -> float:
         """Return a scalar of the system or of a condition; NaN where it is unknown."""
@@ -185,7 +185,7 @@ class EvaluatedSystem:
         return self.speakers[int(place)] if 0 <= place < len(self.speakers) else self.report.speaker_name(place)
 
 
-def original_name(systems: Sequence[EvaluatedSystem]) -> str:
+def choose_original_name(systems: Sequence[EvaluatedSystem]) -> str:
     """Return a name for original speech that no system has."""
     return "original" if all(system.name != "original" for system in systems) else "original speech"
 

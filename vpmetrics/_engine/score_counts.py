@@ -23,7 +23,7 @@ from torch.nn.functional import pad, softplus
 
 from vpmetrics._engine.pav import blocks_of_counts, number_of_blocks, sum_by_block
 from vpmetrics._engine.precision import at_least_float32, is_numpy_ready, select, widen
-from vpmetrics._engine.smoothing import Grid, count_on_grid, lay_grid
+from vpmetrics._engine.smoothing import Grid, lay_grid, soft_counts_on_grid
 from vpmetrics._engine.validation import check_bandwidth, check_trials, warn_first
 
 T = TypeVar("T")
@@ -112,7 +112,7 @@ class ScoreCounts(NamedTuple):
     descending: Steps
 
 
-def condense(steps: Steps) -> tuple[Steps, Tensor]:
+def merge_empty_steps(steps: Steps) -> tuple[Steps, Tensor]:
     """Merge every step without targets into the one before; return the steps and the new index of each, ``(S,)``.
 
     No PAV block begins at a step without targets, so nothing that follows from PAV changes.
@@ -273,7 +273,7 @@ def count_by_score(
     check_trials(preds, target, validate_args)
     check_bandwidth(bandwidth)
     if bandwidth is not None:
-        return count_on_smooth_grid(lay_grid(preds.flatten(), bandwidth), preds.flatten(), target.flatten())
+        return soft_steps(lay_grid(preds.flatten(), bandwidth), preds.flatten(), target.flatten())
     scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
     return count_ordered(order_scores(scores, is_target))
 
@@ -292,9 +292,9 @@ def count_ordered(ordered: Ordered) -> ScoreCounts:
     return defined_or_nan(ScoreCounts(ascending, descending), last.isnan().any())
 
 
-def count_on_smooth_grid(grid: Grid, preds: Tensor, target: Tensor) -> ScoreCounts:
-    """Return the steps of the smooth surrogate, one per cell, with counts that carry a gradient to ``preds``."""
-    targets, nontargets = count_on_grid(grid, preds, target)
+def soft_steps(grid: Grid, preds: Tensor, target: Tensor) -> ScoreCounts:
+    """Return smoothed counts as steps, one per grid cell; the counts are differentiable in ``preds``."""
+    targets, nontargets = soft_counts_on_grid(grid, preds, target)
     points = grid.points
     return count_by_bin((points[1:] + points[:-1]) / 2, targets, nontargets, nan_seen=targets.isnan().any())
 

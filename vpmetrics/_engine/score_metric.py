@@ -10,13 +10,13 @@ from torch import Tensor
 
 from vpmetrics._engine.binning import (
     LOWEST_EXPONENT,
-    bin_learnt,
-    bin_scores,
-    coarsen,
-    count_bins,
-    edges_of,
-    exponent_of,
+    coarsen_bins,
+    count_given_bins,
+    count_learnt_bins,
     learnt_edges,
+    range_exponent,
+    resolve_edges,
+    steps_of_bins,
 )
 from vpmetrics._engine.condition_scores import score_trials
 from vpmetrics._engine.jackknife import add_intervals, count_trial_replicates, group_labels
@@ -149,7 +149,7 @@ class ScoreMetric(TrialMetric):
             self.add_state("learnt_bin_counts", default=torch.zeros(2, columns).long(), dist_reduce_fx="sum")
         else:
             self._storage = "given bins"
-            edges = edges_of(thresholds, score_range)
+            edges = resolve_edges(thresholds, score_range)
             self.add_state("bin_edges", default=edges, dist_reduce_fx="max")
             self.add_state("bin_counts", default=torch.zeros(2, len(edges) + 2).long(), dist_reduce_fx="sum")
 
@@ -168,10 +168,10 @@ class ScoreMetric(TrialMetric):
             return
         scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
         if self._storage == "given bins":
-            self.bin_counts = self.bin_counts + bin_scores(scores, is_target, self.bin_edges)
+            self.bin_counts = self.bin_counts + count_given_bins(scores, is_target, self.bin_edges)
         elif len(scores):
-            self._widen_range(torch.maximum(self.learnt_bin_exponent, exponent_of(scores)))
-            counts = bin_learnt(scores, is_target, self.learnt_bin_exponent, self.learnt_bin_counts.shape[1])
+            self._widen_range(torch.maximum(self.learnt_bin_exponent, range_exponent(scores)))
+            counts = count_learnt_bins(scores, is_target, self.learnt_bin_exponent, self.learnt_bin_counts.shape[1])
             self.learnt_bin_counts = self.learnt_bin_counts + counts
 
     @property
@@ -201,7 +201,7 @@ class ScoreMetric(TrialMetric):
     def _counts(self, separated: bool = False) -> ScoreCounts:
         if self.keeps_scores:
             return count_by_score(*self._trials(), validate_args=False, bandwidth=self.bandwidth)
-        return count_bins(*self._bins(), separated)
+        return steps_of_bins(*self._bins(), separated)
 
     def _bins(self) -> tuple[Tensor, Tensor]:
         """Return edges of the histograms, and their counts with NaN in the last column."""
@@ -220,7 +220,7 @@ class ScoreMetric(TrialMetric):
         return result_dtype(self._trials()[0]) if self.keeps_scores else torch.float32
 
     def _widen_range(self, exponent: Tensor) -> None:
-        self.learnt_bin_counts = coarsen(self.learnt_bin_counts, exponent - self.learnt_bin_exponent)
+        self.learnt_bin_counts = coarsen_bins(self.learnt_bin_counts, exponent - self.learnt_bin_exponent)
         self.learnt_bin_exponent = exponent
 
     def _align_states(self, gather: Callable[[Tensor], Sequence[Tensor]]) -> None:
@@ -237,7 +237,7 @@ class ScoreMetric(TrialMetric):
             return incoming_state
         theirs = incoming_state["learnt_bin_exponent"]
         self._widen_range(torch.maximum(self.learnt_bin_exponent, theirs))
-        counts = coarsen(incoming_state["learnt_bin_counts"], self.learnt_bin_exponent - theirs)
+        counts = coarsen_bins(incoming_state["learnt_bin_counts"], self.learnt_bin_exponent - theirs)
         return {"learnt_bin_exponent": self.learnt_bin_exponent, "learnt_bin_counts": counts}
 
 

@@ -83,21 +83,21 @@ def _negative_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 # The order of summation in a matrix product depends on the column: scores of equal references may differ by 1-2 ulp.
-def _unit(a: Tensor) -> float:
+def _rounding_unit(a: Tensor) -> float:
     return torch.finfo(a.dtype).eps * max(8.0, math.sqrt(a.shape[1]))
 
 
 def _rounding_of_cosines(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
-    return torch.full_like(match, _unit(a))
+    return torch.full_like(match, _rounding_unit(a))
 
 
 def _relative_rounding(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
-    return _unit(a) * scores.abs().amax(dim=1, keepdim=True)
+    return _rounding_unit(a) * scores.abs().amax(dim=1, keepdim=True)
 
 
 def _rounding_of_distances(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
     # The error of d^2 is relative to the squared norms. Error propagation: error of d = error of d^2 / (2 d).
-    squared = _unit(a) * (a.square().sum(dim=1, keepdim=True) + b.square().sum(dim=1).amax())
+    squared = _rounding_unit(a) * (a.square().sum(dim=1, keepdim=True) + b.square().sum(dim=1).amax())
     return squared / torch.maximum(2 * match.abs(), squared.sqrt()).clamp(min=torch.finfo(a.dtype).tiny)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.calibration import Derivatives, mean_of_classes, minimise, weighted_derivatives
+from vpmetrics._engine.calibration import Derivatives, average_classes, minimise_cost, sum_derivatives
 from vpmetrics._engine.precision import widen
 from vpmetrics._engine.validation import warn_if
 
@@ -49,17 +49,19 @@ def fit_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor, num_fol
 
     def derivatives_of(regressions: slice) -> Callable[[Tensor], Derivatives]:
         def derivatives(theta: Tensor) -> Derivatives:
-            targets = weighted_derivatives(target, weights[regressions], theta, 1)
-            nontargets = weighted_derivatives(middles, others[regressions], theta, 0)
+            targets = sum_derivatives(target, weights[regressions], theta, 1)
+            nontargets = sum_derivatives(middles, others[regressions], theta, 0)
             extra = contradictions[regressions]
-            targets = targets + weighted_derivatives(places[0, regressions], extra, theta, 1)
-            return mean_of_classes(targets, nontargets + weighted_derivatives(places[1, regressions], extra, theta, 0))
+            targets = targets + sum_derivatives(places[0, regressions], extra, theta, 1)
+            return average_classes(targets, nontargets + sum_derivatives(places[1, regressions], extra, theta, 0))
 
         return derivatives
 
     # Regressions share most of their trials: all start from the slope of the first one.
-    start, _ = minimise(derivatives_of(slice(0, 1)), target.new_zeros(1, 2))
-    theta, is_converged = minimise(derivatives_of(slice(None)), start.nan_to_num(0).expand(num_folds, 2).contiguous())
+    start, _ = minimise_cost(derivatives_of(slice(0, 1)), target.new_zeros(1, 2))
+    theta, is_converged = minimise_cost(
+        derivatives_of(slice(None)), start.nan_to_num(0).expand(num_folds, 2).contiguous()
+    )
     message = "A slope of local information did not converge; it may be too small."
     warn_if((~is_converged).any(), lambda failed: message if failed else None)
     is_empty = (weights.sum(1) == 0) | (others.sum(1) == 0)

@@ -79,7 +79,9 @@ def lay_grid(preds: Tensor, bandwidth: float) -> Grid:
     return Grid(unit, low, step, lowest, highest, width / step, cells)
 
 
-def count_on_grid(grid: Grid, preds: Tensor, target: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def soft_counts_on_grid(
+    grid: Grid, preds: Tensor, target: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     r"""Return soft counts of targets and non-targets, ``(..., cells)`` each, in the wide type.
 
     .. math::
@@ -98,7 +100,7 @@ def count_on_grid(grid: Grid, preds: Tensor, target: Tensor, weights: Tensor | N
 
     Example:
         >>> preds, target = torch.tensor([0.0, 1.0, 1.0]), torch.tensor([0, 1, 0])
-        >>> targets, nontargets = count_on_grid(lay_grid(preds, bandwidth=0.1), preds, target)
+        >>> targets, nontargets = soft_counts_on_grid(lay_grid(preds, bandwidth=0.1), preds, target)
         >>> round(targets.sum().item(), 4), round(nontargets.sum().item(), 4)
         (1.0, 2.0)
     """
@@ -143,7 +145,7 @@ def soft_counts(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return grid points and soft counts of both classes, each ``(..., cells)``."""
     grid = lay_grid(preds, bandwidth)
-    return grid.points, *count_on_grid(grid, preds, target, weights)
+    return grid.points, *soft_counts_on_grid(grid, preds, target, weights)
 
 
 def _locate(grid: Grid, preds: Tensor) -> tuple[Tensor, Tensor]:

@@ -189,12 +189,12 @@ def count_permuted_targets(pairs: PairBlocks, cells: ScoreCells) -> Tensor:
 
     The first dimension counts permutations of the speakers: all that shift them, at most 19.
     """
-    shape = max(0, min(_PERMUTATIONS, pairs.num_speakers - 1)), pairs.num_speakers, cells.number
+    shape = max(0, min(_PERMUTATIONS, pairs.num_speakers - 1)), pairs.num_speakers, cells.num_cells
     counts = torch.zeros(math.prod(shape), dtype=torch.int64, device=cells.edges.device)
     at_once = max(1, _PERMUTED_ROWS // max(1, len(pairs.test)))
     for first in range(0, shape[0], at_once):
         permuted, speaker, shift = pairs.permute_speakers(range(first + 1, min(first + at_once, shape[0]) + 1))
-        first_slot = ((shift - 1) * pairs.num_speakers + speaker) * cells.number
+        first_slot = ((shift - 1) * pairs.num_speakers + speaker) * cells.num_cells
         for group in permuted.row_groups():
             for block in permuted.blocks(group, targets_only=True):
                 slots = (cells.find_cells(block.scores) + first_slot[block.columns])[block.is_target]
@@ -206,27 +206,29 @@ def find_worst_speaker(pairs: PairBlocks, cells: ScoreCells, permuted: Tensor) -
     """Return what each tested speaker's own trials between two sides disclose, calibrated on these alone."""
     shape, thinned = permuted.shape[1:], pairs.thin_enrolment(_MOST_PAIRS)
     target_cells, target_speakers = find_target_cells(pairs, cells)
-    targets = count_values(target_cells + cells.number * target_speakers, shape.numel())
+    targets = count_values(target_cells + cells.num_cells * target_speakers, shape.numel())
     nontargets = torch.zeros_like(targets)
     for block in thinned:
-        slots = cells.find_cells(block.scores) + cells.number * thinned.test.speaker_index[block.columns]
+        slots = cells.find_cells(block.scores) + cells.num_cells * thinned.test.speaker_index[block.columns]
         if block.is_target is not None and block.is_trial is not None:
             slots = slots[~block.is_target & block.is_trial]
         nontargets.index_add_(0, slots.flatten(), nontargets.new_ones(()).expand(slots.numel()))
     (nontargets,) = thinned.processes.all_reduce(nontargets)
     targets, nontargets = (widen(counts).view(shape) for counts in (targets, nontargets))
-    values = _two_sided(targets, nontargets)
+    values = _two_sided_disclosure(targets, nontargets)
     if len(permuted) == 0:
         return WorstSpeaker(values, *values.new_full((2,), torch.nan))
     # Permuted targets are also among the non-targets of this speaker: count them once.
     share, largest = len(thinned.enrolment) / max(1, len(pairs.enrolment)), []
     for taken in widen(permuted).split(max(1, _MOST_COUNTS // max(1, shape.numel()))):
-        largest += [find_largest(each)[0] for each in _two_sided(taken, (nontargets - share * taken).clamp(min=0))]
+        largest += [
+            find_largest(each)[0] for each in _two_sided_disclosure(taken, (nontargets - share * taken).clamp(min=0))
+        ]
     by_chance = torch.stack(largest)
     return WorstSpeaker(values, by_chance.nanmean(), find_largest(by_chance)[0])
 
 
-def _two_sided(targets: Tensor, nontargets: Tensor) -> Tensor:
+def _two_sided_disclosure(targets: Tensor, nontargets: Tensor) -> Tensor:
     empty = targets.new_empty(0)
     steps = Steps(empty, targets, nontargets), Steps(empty, targets.flip(-1), nontargets.flip(-1))
     return torch.stack([expected_disclosure(each) for each in steps]).amax(0)

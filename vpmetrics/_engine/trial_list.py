@@ -21,8 +21,8 @@ from vpmetrics._engine.jackknife import (
     add_intervals,
     count_trial_replicates,
     group_labels,
-    jackknife_of,
     join_jackknives,
+    make_jackknife,
     replicate_dominance,
     similarity_slopes,
 )
@@ -97,9 +97,9 @@ class TrialList(NamedTuple):
         means = []
         for kind in (self.is_target, ~self.is_target):
             first, second = groups.group_of_label[self.places()[:, kind]]
-            second = torch.where(first == second, groups.number, second)
+            second = torch.where(first == second, groups.num_groups, second)
             each = torch.stack([values[kind], torch.ones_like(values[kind])])
-            gone = each.new_zeros(2, groups.number + 1).index_add(1, first, each).index_add(1, second, each)
+            gone = each.new_zeros(2, groups.num_groups + 1).index_add(1, first, each).index_add(1, second, each)
             sums = each.sum(1, keepdim=True) - pad(gone[:, :-1], (1, 0))
             means.append(sums[0] / sums[1])
         return (means[0] + means[1]) / (2 * math.log(2))
@@ -140,7 +140,9 @@ def report_trials(
         }
         report = join_conditions(conditions, labels, intervals=intervals)
         if fit is not None:
-            transfer, jackknife = _transfer_calibration(trials[report.attacked], fit, labels if intervals else None)
+            transfer, jackknife = _transfer_calibration(
+                trials[report.attacked_condition], fit, labels if intervals else None
+            )
             scalars = transfer.scalars
             if intervals is not None:
                 scalars = add_intervals(scalars, jackknife, intervals)
@@ -152,7 +154,7 @@ def _report_condition(
     given: TrialList, labels: Tensor, similarity: str | None, confidence: float | None
 ) -> ConditionReport:
     scores = score_trials(given.scores, given.is_target, given.is_one_sided)
-    scalars = {key: measure(scores.counted) for key, measure in SCORE_MEASURES.items()}
+    scalars = {key: measure(scores.counted_trials) for key, measure in SCORE_MEASURES.items()}
     report = ConditionReport(scalars, scores, is_llr=True)
     if given.speakers is None:
         return report
@@ -176,7 +178,7 @@ def _report_condition(
     if report.similarity is not None and similarity:
         place = groups.group_of_label
         replicates = replicate_dominance(counts, report.similarity, place, given.is_one_sided, similarity)
-        jackknives.append(jackknife_of(replicates, groups, counts.num_speakers))
+        jackknives.append(make_jackknife(replicates, groups, counts.num_speakers))
     return replace(report, jackknife=join_jackknives(jackknives), counts=counts, confidence=confidence)
 
 
@@ -193,7 +195,7 @@ def _transfer_calibration(
     """Return the scores under a calibration fitted on another run (figure 8 of the 2022 paper), and their jackknife."""
     scores = score_trials(fit.scores, fit.is_target)
     other = ConditionReport(
-        {key: measure(scores.counted) for key, measure in SCORE_MEASURES.items()}, scores, is_llr=True
+        {key: measure(scores.counted_trials) for key, measure in SCORE_MEASURES.items()}, scores, is_llr=True
     )
     llr = {kind: learn(fit.scores, fit.is_target)(attacked.scores) for kind, learn in _CALIBRATIONS.items()}
     scalars = {}
@@ -207,4 +209,4 @@ def _transfer_calibration(
     replicates = {
         f"{key}_{kind}": attacked.replicate_costs(key, values, groups) for kind, values in llr.items() for key in _COSTS
     }
-    return transfer, jackknife_of(replicates, groups)
+    return transfer, make_jackknife(replicates, groups)

@@ -77,7 +77,7 @@ class Utterances:
         """Indices of the rows, in an order that depends only on their embeddings."""
         return self.keys.argsort(stable=True)
 
-    def order_by(self, numbers: Tensor) -> Tensor:
+    def argsort_by(self, numbers: Tensor) -> Tensor:
         """Return row indices sorted by ``numbers (N,)``; rows with equal numbers are sorted by embedding."""
         return self.value_order[numbers[self.value_order].argsort(stable=True)]
 
@@ -349,7 +349,7 @@ def mean_keys(side: Utterances, place: Tensor, count: int) -> Tensor:
     return row_keys(sums / count_values(place, count).clamp(min=1)[:, None])
 
 
-def sort_by(*columns: Tensor) -> Tensor:
+def argsort_columns(*columns: Tensor) -> Tensor:
     """Return row indices sorted by the last column, then by the one before, and so on."""
     order = columns[0].argsort(stable=True)
     for column in columns[1:]:
@@ -375,7 +375,7 @@ def order_speakers_by_value(count: int, *sides: Utterances) -> Tensor:
     columns = []
     for side in sides:
         columns += [mean_keys(side, side.speaker_index, count), hash_values(side.keys, side.speaker_index, count)]
-    return sort_by(*reversed(columns))
+    return argsort_columns(*reversed(columns))
 
 
 def number_sessions_by_value(data: EvaluationData) -> EvaluationData:
@@ -399,7 +399,7 @@ def number_sessions_by_value(data: EvaluationData) -> EvaluationData:
             hash_values(data.protected.keys, place, len(names)),
             mean_keys(data.protected, place, len(names)),
         ]
-        number = sort_by(*tables, is_missing.to(torch.uint8)).argsort()
+        number = argsort_columns(*tables, is_missing.to(torch.uint8)).argsort()
     else:
         number = torch.arange(len(names), device=names.device)
     first, second = (

@@ -314,7 +314,7 @@ _collection: ContextVar[_Collection | None] = ContextVar("_collection", default=
 
 def warn_undefined(reason: str, condition: Tensor | None = None) -> None:
     """Warn of the reason for a NaN if ``condition`` holds, on rank 0; within collect_warnings once."""
-    _defer(DeferredWarning(condition, lambda is_so: reason if is_so else None, is_undefined=True))
+    _defer_warning(DeferredWarning(condition, lambda is_so: reason if is_so else None, is_undefined=True))
 
 
 def explain_undefined(find_cause: Callable[[], str | None]) -> None:
@@ -333,20 +333,20 @@ def warn_first(reasons: Mapping[str, Tensor]) -> None:
 
 def warn_if(number: Tensor, text: Callable[[float], str | None]) -> None:
     """Warn on rank 0 with ``text(number)``, unless that is None."""
-    _defer(DeferredWarning(number, text, is_undefined=False))
+    _defer_warning(DeferredWarning(number, text, is_undefined=False))
 
 
-def _defer(warning: DeferredWarning) -> None:
+def _defer_warning(warning: DeferredWarning) -> None:
     if torch.compiler.is_compiling():  # a graph cannot warn
         return
     collection = _collection.get()
     if collection is None:
-        _emit(_Collection([warning]))
+        _emit_warning(_Collection([warning]))
     else:
         collection.warnings.append(warning)
 
 
-def _emit(collection: _Collection) -> None:
+def _emit_warning(collection: _Collection) -> None:
     """Read all numbers in one sync, then warn; of several reasons for NaN only the first."""
     numbers = [widen(each.number.detach()) for each in collection.warnings if each.number is not None]
     values = iter(torch.stack(numbers).tolist() if numbers else ())
@@ -373,7 +373,7 @@ def collect_warnings() -> Iterator[None]:
         yield
     finally:
         _collection.reset(token)
-    _emit(collection)
+    _emit_warning(collection)
 
 
 @contextmanager
@@ -410,15 +410,15 @@ def check_positive(name: str, value: Any) -> None:
     _check_number(name, value, value > 0, "be above 0")
 
 
-def check_whole(name: str, value: Any, least: int) -> None:
+def check_whole_number(name: str, value: Any, least: int) -> None:
     """Raise unless the value is a whole number of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"Expected `{name}` to be a whole number, but got {value!r}.")
     _check_number(name, value, value >= least, f"be at least {least}")
 
 
-def check_sizes(sizes: Any, smallest: int, name: str = "sizes") -> None:
-    """Raise unless the value is a sequence of different whole numbers of at least ``smallest``."""
+def check_whole_numbers(sizes: Any, smallest: int, name: str = "sizes") -> None:
+    """Raise unless the value is a sequence of distinct whole numbers, each at least ``smallest``."""
     if not isinstance(sizes, Sequence) or isinstance(sizes, str) or not all(type(size) is int for size in sizes):
         raise TypeError(f"Expected `{name}` to be a sequence of whole numbers, but got {sizes!r}.")
     if len(sizes) == 0 or min(sizes) < smallest or len(set(sizes)) < len(sizes):

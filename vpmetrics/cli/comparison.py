@@ -11,7 +11,7 @@ from typing import NamedTuple
 from vpmetrics._engine.checks import Check, check_systems
 from vpmetrics._engine.jackknife import Difference, compare_jackknives
 from vpmetrics._engine.registry import CI_SUFFIXES, FAMILIES, Scalar, Unit, scalar, scalar_key, utility_direction
-from vpmetrics._engine.report import EvaluatedSystem, original_name
+from vpmetrics._engine.report import EvaluatedSystem, choose_original_name
 from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.summary import (
     MOST,
@@ -27,12 +27,12 @@ from vpmetrics.cli.summary import (
 from vpmetrics.cli.tables import (
     Cell,
     Table,
-    add_strongest,
     clean,
     conditions_of,
     format_cell,
     has_conditions,
     heading_of,
+    insert_strongest_keys,
     make_cell,
 )
 
@@ -80,7 +80,7 @@ def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Se
             originals.setdefault(system.dataset, system)
     first = []
     for dataset, system in originals.items():
-        name = f"{original_name(systems)}, {dataset}" if len(originals) > 1 else original_name(systems)
+        name = f"{choose_original_name(systems)}, {dataset}" if len(originals) > 1 else choose_original_name(systems)
         first.append((Cell(clean(name)), *(_cell_of_original(entry, system) for entry in entries)))
     keys = (entry.key.removeprefix(scalar_key(entry.condition, "")) for entry in entries if entry.family != "utility")
     heads = ("system", *map(heading_of, entries))
@@ -119,9 +119,9 @@ def _expand_columns(names: Sequence[str], systems: Sequence[EvaluatedSystem], ut
         elif name in utilities or name == "utility":
             entries += map(_describe_utility, utilities if name == "utility" else [name])
         elif scalar(name).condition or not has_conditions(scalar(name)):
-            entries += map(scalar, add_strongest([name], conditions[0] if conditions else ""))
+            entries += map(scalar, insert_strongest_keys([name], conditions[0] if conditions else ""))
         else:
-            entries += [scalar(key) for c in conditions for key in add_strongest([scalar_key(c, name)])]
+            entries += [scalar(key) for c in conditions for key in insert_strongest_keys([scalar_key(c, name)])]
     # Chance and the name of the attack would make the table too wide.
     left_out = {scalar_key(condition, key) for condition in conditions for key in ("strongest", "d_ece_chance")}
     return [

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.checks import describe_missing_kind
+from vpmetrics._engine.checks import explain_missing_trials
 from vpmetrics._engine.combination import combine_reports
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.report import ConditionReport, EvaluatedSystem
@@ -243,7 +243,7 @@ def require_something(systems: Sequence[EvaluatedSystem]) -> None:
     targets, nontargets = (
         max(condition.num_trials[kind] for condition in first.report.conditions.values()) for kind in (0, 1)
     )
-    missing = describe_missing_kind(len(first.speakers), first.utterances) if first.utterances else None
+    missing = explain_missing_trials(len(first.speakers), first.utterances) if first.utterances else None
     lacking = [kind for kind, count in (("target", targets), ("non-target", nontargets)) if not count]
     trials = f"There are no {' and no '.join(lacking)} trials." if lacking else ""
     reason = missing or trials or "; ".join(first.notes) or "All are NaN."

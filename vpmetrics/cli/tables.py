@@ -151,7 +151,9 @@ def average_of_groups(system: EvaluatedSystem) -> dict[str, float]:
 def _table_of_conditions(system: EvaluatedSystem, title: str, keys: Iterable[str], has_trials: bool = False) -> Table:
     """Return measures below each other and conditions side by side; no rows where no measure is known."""
     conditions = conditions_of(system)
-    row_keys = add_strongest(k for k in keys if any(scalar_key(name, k) in system.scalars for name in conditions))
+    row_keys = insert_strongest_keys(
+        k for k in keys if any(scalar_key(name, k) in system.scalars for name in conditions)
+    )
     rows = [
         (Cell(heading_of(scalar(key))), *(make_cell(scalar_key(name, key), system) for name in conditions))
         for key in row_keys
@@ -165,7 +167,9 @@ def _table_of_conditions(system: EvaluatedSystem, title: str, keys: Iterable[str
 
 def _table_of_whole(system: EvaluatedSystem) -> Table:
     entries = [entry for family in ("system", "relative", "calibration") for entry in FAMILIES[family]]
-    names = add_strongest([entry.key for entry in entries if entry.key in system.scalars], conditions_of(system)[0])
+    names = insert_strongest_keys(
+        [entry.key for entry in entries if entry.key in system.scalars], conditions_of(system)[0]
+    )
     rows = tuple((Cell(heading_of(scalar(name))), make_cell(name, system)) for name in names)
     return Table("Compared with original speech", ("measure", "value"), rows, keys=tuple(names))
 
@@ -173,7 +177,7 @@ def _table_of_whole(system: EvaluatedSystem) -> Table:
 def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
     """Return what ranks systems in challenges: of each part of the trials, of all of them, and averaged."""
     condition_keys = [key for key in _OF_GROUPS if scalar_key(condition, key) in system.scalars]
-    keys = condition_keys if condition == "OO" else add_strongest(condition_keys)
+    keys = condition_keys if condition == "OO" else insert_strongest_keys(condition_keys)
     names = [scalar_key(condition, key) for key in keys]
     parts = {**system.groups, "all together": system} if system.groups else {}
     rows = [(Cell(clean(part)), *(make_cell(name, of_part) for name in names)) for part, of_part in parts.items()]
@@ -205,7 +209,7 @@ def has_conditions(entry: Scalar) -> bool:
     return entry.family in (*OF_CONDITION, *OF_POPULATION, "attack")
 
 
-def add_strongest(keys: Iterable[str], attacked: str = "") -> list[str]:
+def insert_strongest_keys(keys: Iterable[str], attacked: str = "") -> list[str]:
     """Return keys, before those of an attacker who only compares what the strongest attack finds.
 
     ``attacked``: the condition whose strongest attack precedes numbers of no condition.

@@ -285,7 +285,7 @@ def add_attacks(
     no_attacks = "" if is_attacked else NONE_WANTED
     if is_attacked and math.isnan(float(report.scalars[scalar_key(where, "d_ece_strongest")])):
         no_attacks = "there are too few speakers"
-    elif is_attacked and where != system.report.attacked:
+    elif is_attacked and where != system.report.attacked_condition:
         no_attacks = unpaired
     pairs, listed = (sum(each.conditions[where].num_trials) for each in (report, system.report))
     if pairs != listed:

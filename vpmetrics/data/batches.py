@@ -11,7 +11,7 @@ from torch import Tensor, distributed
 from torch.utils.data import Sampler
 
 from vpmetrics._engine.utterances import encode_column
-from vpmetrics._engine.validation import check_integers, check_whole
+from vpmetrics._engine.validation import check_integers, check_whole_number
 
 
 class SpeakerBatchSampler(Sampler[list[int]]):
@@ -58,9 +58,9 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         check_integers("speakers", labels)
         if labels.ndim != 1:
             raise ValueError(f"Expected `speakers` to have shape (N,), but got {tuple(labels.shape)}.")
-        check_whole("speakers_per_batch", speakers_per_batch, least=2)
-        check_whole("utterances", utterances, least=2)
-        check_whole("seed", seed, least=0)
+        check_whole_number("speakers_per_batch", speakers_per_batch, least=2)
+        check_whole_number("utterances", utterances, least=2)
+        check_whole_number("seed", seed, least=0)
         self.speakers_per_batch, self.utterances, self.seed, self.epoch = speakers_per_batch, utterances, seed, 0
         _, self._speaker_index, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
         self._chunks_of_speaker = torch.where(counts >= utterances, counts // utterances, (counts >= 2).long())

@@ -13,8 +13,21 @@ from torch.nn.functional import normalize, one_hot
 
 from vpmetrics._engine.jackknife import FEWEST_SPEAKERS, jackknife_interval
 from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.utterances import count_values, encode_labels, hash_values, row_keys, sort_by, take_evenly
-from vpmetrics._engine.validation import check_confidence, check_shape, check_utterances, check_whole, warn_undefined
+from vpmetrics._engine.utterances import (
+    argsort_columns,
+    count_values,
+    encode_labels,
+    hash_values,
+    row_keys,
+    take_evenly,
+)
+from vpmetrics._engine.validation import (
+    check_confidence,
+    check_shape,
+    check_utterances,
+    check_whole_number,
+    warn_undefined,
+)
 
 _SHRINKAGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the mean diagonal
 _LANDMARKS = 128  # of the kernel features
@@ -83,14 +96,14 @@ def attribute_disclosure(
     check_shape("labels", labels, (len(embeddings),), "one per row of `embeddings`")
     if confidence is not None:
         check_confidence("confidence", confidence)
-    check_whole("permutations", permutations, least=0)
+    check_whole_number("permutations", permutations, least=0)
     dtype = result_dtype(embeddings)
     # Rows, classes and speakers in an order of their values, so that neither row order nor labels change a draw.
     order = row_keys(embeddings).argsort(stable=True)
     embeddings, labels, speakers = embeddings[order], labels[order], speakers[order]
     classes, target = _number_by_value(embeddings, labels, torch.ones_like(labels))
     names, speaker = _number_by_value(embeddings, speakers, target + 1)
-    order = sort_by(speaker, target, row_keys(embeddings))  # equal rows, too
+    order = argsort_columns(speaker, target, row_keys(embeddings))  # equal rows, too
     embeddings, target, speaker = embeddings[order], target[order], speaker[order]
     pairs = torch.stack([target, speaker]).unique(dim=1)
     fewest = int(count_values(pairs[0], len(classes)).amin()) if len(classes) else 0
@@ -136,7 +149,7 @@ def _number_by_value(rows: Tensor, labels: Tensor, numbers: Tensor) -> tuple[Ten
     keys = row_keys(sums / count_values(index, len(names))[:, None])
     values = row_keys(rows)
     largest = values.abs().amax() if len(values) else 0.0
-    order = sort_by(hash_values((values + largest + 1) * numbers, index, len(names)), keys)
+    order = argsort_columns(hash_values((values + largest + 1) * numbers, index, len(names)), keys)
     return torch.arange(len(names), device=rows.device), order.argsort()[index]
 
 

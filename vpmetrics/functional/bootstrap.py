@@ -29,7 +29,7 @@ from vpmetrics._engine.validation import (
     check_confidence,
     check_speakers_of_trials,
     check_trials,
-    check_whole,
+    check_whole_number,
     collect_warnings,
     warn_undefined,
 )
@@ -180,8 +180,8 @@ def _check_arguments(
     measures: Sequence[str], choices: Sequence[str], replicates: int, confidence: float, seed: int
 ) -> None:
     check_choices("measures", measures, choices)
-    check_whole("replicates", replicates, least=2)
-    check_whole("seed", seed, least=0)
+    check_whole_number("replicates", replicates, least=2)
+    check_whole_number("seed", seed, least=0)
     check_confidence("confidence", confidence)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.population import (
-    average_rows,
+    average_members,
     draw_places,
     form_conversations,
     gather_population,
@@ -27,10 +27,10 @@ from vpmetrics._engine.validation import (
     check_integers,
     check_same_device,
     check_shape,
-    check_sizes,
     check_tensor,
     check_utterances,
-    check_whole,
+    check_whole_number,
+    check_whole_numbers,
 )
 
 
@@ -75,7 +75,7 @@ def reidentification_rate(histogram: Tensor, sizes: Sequence[int]) -> dict[str, 
         raise ValueError(
             f"Expected `histogram` to have shape (M,), one entry per rank, but got {tuple(histogram.shape)}."
         )
-    check_sizes(sizes, smallest=1)
+    check_whole_numbers(sizes, smallest=1)
     return rates_of_histogram(histogram, sizes)
 
 
@@ -125,12 +125,12 @@ def singling_out(
         >>> singling_out(torch.eye(4), people, embeddings, people.repeat_interleave(2), sizes=(4,))
         {'singling_out_4': tensor(1.), 'singling_out_4_error': tensor(0.)}
     """
-    check_sizes(sizes, smallest=2)
+    check_whole_numbers(sizes, smallest=2)
     check_utterances("references", references, "reference_speakers", reference_speakers)
     check_utterances("conversations", conversations, "speakers", speakers)
     check_same_device("references", references, "conversations", conversations)
-    check_whole("calibration", calibration, least=1)
-    check_whole("draws", draws, least=2)
+    check_whole_number("calibration", calibration, least=1)
+    check_whole_number("draws", draws, least=2)
     places, folds = draw_places(speakers, row_keys(conversations)), None
     if is_tested is not None:
         _check_tested(is_tested, speakers)
@@ -192,7 +192,7 @@ def conversations(
         tensor([[2., 0.]])
     """
     check_embeddings(original, protected, speakers)
-    check_whole("utterances", utterances, least=1)
+    check_whole_number("utterances", utterances, least=1)
     columns = [speakers]
     if sessions is not None:
         check_integers("sessions", sessions)
@@ -203,8 +203,8 @@ def conversations(
     members = form_conversations(group, draw_places(group, keys), utterances)
     first = members[:, 0]
     return Conversations(
-        None if original is None else average_rows(original, members),
-        None if protected is None else average_rows(protected, members),
+        None if original is None else average_members(original, members),
+        None if protected is None else average_members(protected, members),
         speakers[first],
         None if sessions is None else sessions[first],
     )

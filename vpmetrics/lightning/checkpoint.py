@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._engine.names import closest, last_component, strip_loader
+from vpmetrics._engine.names import closest_name, last_component, strip_loader_suffix
 from vpmetrics._engine.registry import CI_SUFFIXES, Scalar, scalar
 from vpmetrics._engine.validation import check_confidence
 from vpmetrics.lightning.loggers import figure_writers, group_tag, log_scalars
@@ -188,14 +188,14 @@ class PrivacyCheckpoint(ModelCheckpointBase):
 
     def _check_monitor(self, monitor: PrivacyMonitor) -> None:
         """Raise where a name belongs to a monitor that does not log it."""
-        for name in map(strip_loader, self._names):
+        for name in map(strip_loader_suffix, self._names):
             estimate = name.removesuffix(self._suffix)
             has_estimate = self.confidence is not None and estimate in monitor.logged_names
             if name.startswith(f"{monitor.prefix}/") and name not in monitor.logged_names:
                 hint = f"It needs `intervals={self.confidence}`, and some scalars have no interval."
                 raise ValueError(
                     f"PrivacyCheckpoint monitors {name!r}, but PrivacyMonitor does not log it. "
-                    f"{hint if has_estimate else closest(name, monitor.logged_names)}"
+                    f"{hint if has_estimate else closest_name(name, monitor.logged_names)}"
                 )
             if has_estimate and monitor.intervals not in (None, self.confidence):
                 raise ValueError(
@@ -210,10 +210,10 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             suffixes = loader_suffixes(trainer).values()
             logged = {name + suffix for name in measured for suffix in suffixes} | set(trainer.callback_metrics)
             for name in set(self._names) - logged:
-                if strip_loader(name) in measured:
+                if strip_loader_suffix(name) in measured:
                     raise ValueError(self._describe_missing(trainer, name, logged))
                 # Others may be logged later, and those of several dataloaders are not known here.
-                if name == strip_loader(name) and not name.startswith("train"):
+                if name == strip_loader_suffix(name) and not name.startswith("train"):
                     rank_zero_warn(self._describe_missing(trainer, name, logged), UserWarning)
         else:
             self._validated_at, self._logged_at = trainer.global_step, logging_step(trainer)
@@ -223,7 +223,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         if _known_scalar(name) is not None and not monitors_of(trainer):
             hint = "No PrivacyMonitor is among the callbacks."
         else:
-            hint = closest(name, logged - {"epoch", "step"})
+            hint = closest_name(name, logged - {"epoch", "step"})
         return f"PrivacyCheckpoint monitors {name!r}, but it was not logged. {hint}"
 
     # Saving
@@ -412,7 +412,7 @@ def add_suffix(name: str, suffix: str) -> str:
         >>> add_suffix("val/privacy/op_d_ece/dataloader_idx_1", "_high")
         'val/privacy/op_d_ece_high/dataloader_idx_1'
     """
-    plain = strip_loader(name)
+    plain = strip_loader_suffix(name)
     return f"{plain}{suffix}{name.removeprefix(plain)}"
 
 
@@ -431,7 +431,7 @@ def _larger_direction(name: str, end: str, candidates: Mapping[str, Tensor]) -> 
 def _known_scalar(name: str) -> Scalar | None:
     """Return the registry's entry for a logged name; None for scalars of others."""
     try:
-        return scalar(last_component(strip_loader(name)))
+        return scalar(last_component(strip_loader_suffix(name)))
     except KeyError:
         return None
 

@@ -18,11 +18,11 @@ from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._engine.checks import FAILED
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
-from vpmetrics._engine.names import selection, strip_loader
-from vpmetrics._engine.precision import numbers_of
+from vpmetrics._engine.names import check_selection, strip_loader_suffix
+from vpmetrics._engine.precision import read_numbers
 from vpmetrics._engine.registry import add_interval_keys, headline_keys, scalar_keys
 from vpmetrics._engine.report import EvaluatedSystem, PrivacyReport
-from vpmetrics._engine.validation import check_whole
+from vpmetrics._engine.validation import check_whole_number
 from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.lightning.loggers import (
     Chart,
@@ -148,9 +148,9 @@ class PrivacyMonitor(CallbackBase):
             raise TypeError(f"Expected `prefix` to be a string, but got {type(prefix).__name__}.")
         if not prefix or prefix != prefix.strip("/ ") or "/dataloader_idx_" in prefix:
             raise ValueError(f"Expected `prefix` to be a name such as 'val/privacy', but got {prefix!r}.")
-        check_whole("every_n_epochs", every_n_epochs, least=1)
+        check_whole_number("every_n_epochs", every_n_epochs, least=1)
         if figures_every_n_epochs is not None:
-            check_whole("figures_every_n_epochs", figures_every_n_epochs, least=1)
+            check_whole_number("figures_every_n_epochs", figures_every_n_epochs, least=1)
         if suite is None:
             suite = VoicePrivacy(metrics=metrics, intervals=intervals)
         elif not isinstance(suite, VoicePrivacy):
@@ -170,7 +170,7 @@ class PrivacyMonitor(CallbackBase):
         first = {key for has_sessions in may_have_sessions for key in headline_keys(True, has_sessions)}
         self.main_metrics = tuple(key for key in logged if not isinstance(suite.metrics, str) or key in first)
         """Those of them that loggers show first."""
-        self.prog_bar = selection("prog_bar", prog_bar, scalar_keys(tuple(CONDITIONS), True, True, suite.sizes))
+        self.prog_bar = check_selection("prog_bar", prog_bar, scalar_keys(tuple(CONDITIONS), True, True, suite.sizes))
         self.history: list[dict[str, float]] = []
         self._suites: dict[tuple[str, int], VoicePrivacy] = {}
         self.attributes = dict(attributes or {})
@@ -203,7 +203,7 @@ class PrivacyMonitor(CallbackBase):
             self._can_draw = self._prepare_figures(trainer)
         # Early stopping passes over the epochs that are not measured instead of raising.
         for stopping in trainer.early_stopping_callbacks:
-            if self.every_n_epochs > 1 and strip_loader(stopping.monitor) in self.logged_names:
+            if self.every_n_epochs > 1 and strip_loader_suffix(stopping.monitor) in self.logged_names:
                 stopping.strict = False
         # Every process logs the value of all, which Lightning cannot know.
         prefixes = "|".join(map(re.escape, (self.prefix, self._test_prefix)))
@@ -232,7 +232,7 @@ class PrivacyMonitor(CallbackBase):
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Start a measurement, where this epoch has one."""
         # Values of an earlier epoch must not count again.
-        for name in [name for name in trainer.callback_metrics if strip_loader(name) in self.logged_names]:
+        for name in [name for name in trainer.callback_metrics if strip_loader_suffix(name) in self.logged_names]:
             del trainer.callback_metrics[name]
         is_due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
         self._is_active = is_due or trainer.sanity_checking or not is_fitting(trainer)
@@ -380,7 +380,7 @@ class PrivacyMonitor(CallbackBase):
                 scalars |= {
                     key: value for key, value in disclosures.items() if key.endswith(("_disclosure", "_chance"))
                 }
-            values = numbers_of(scalars)
+            values = read_numbers(scalars)
         for check in report.checks:
             if check.status == FAILED and (check.name, suffix) not in self._warned:
                 self._warned.add((check.name, suffix))
@@ -473,7 +473,7 @@ class PrivacyMonitor(CallbackBase):
         if self is monitors[0]:
             tags = [tag for callback in trainer.checkpoint_callbacks for tag in getattr(callback, "chosen_tags", ())]
             names = [f"{monitor.prefix}/{key}" for monitor in monitors for key in monitor.main_metrics]
-            tags += [name for name in trainer.callback_metrics if strip_loader(name) in names]
+            tags += [name for name in trainer.callback_metrics if strip_loader_suffix(name) in names]
             write_hyperparameters(trainer, pl_module.hparams, tags)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from vpmetrics._engine.beta_binomial import fit_beta_binomial
 from vpmetrics._engine.measures import SCORE_MEASURES, actual_cross_entropy, prior_entropy
 from vpmetrics._engine.registry import CI_SUFFIXES, scalar, scalar_key, utility_direction
-from vpmetrics._engine.report import ConditionReport, EvaluatedSystem, Transfer, original_name
+from vpmetrics._engine.report import ConditionReport, EvaluatedSystem, Transfer, choose_original_name
 from vpmetrics._engine.speaker_similarity import split_matrix
 from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics._engine.validation import suppress_warnings
@@ -86,7 +86,7 @@ class _Values(dict[str, Any]):
         self.report = report
 
     def __missing__(self, key: str) -> Any:
-        return SCORE_MEASURES[key](self.report.scores.counted) if key in SCORE_MEASURES else math.nan
+        return SCORE_MEASURES[key](self.report.scores.counted_trials) if key in SCORE_MEASURES else math.nan
 
 
 class Shown:
@@ -111,8 +111,8 @@ def _shown(systems: Sequence[EvaluatedSystem], is_known: IsKnown) -> list[Shown]
     if len(systems) == 1:
         shown = [Shown(name or "scores", first, name, report, True) for name, report in conditions.items()]
     else:
-        shown = [Shown(original_name(systems), first, "OO", conditions["OO"])] if "OO" in conditions else []
-        attacked = [(system, system.report.attacked) for system in systems]
+        shown = [Shown(choose_original_name(systems), first, "OO", conditions["OO"])] if "OO" in conditions else []
+        attacked = [(system, system.report.attacked_condition) for system in systems]
         shown += [Shown(system.name, system, name, system.report.conditions[name]) for system, name in attacked]
     return [one for one in shown if is_known(one.report)]
 
@@ -186,7 +186,9 @@ def _draw_trade_off(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figur
         return None  # a path ends in the same point
     ax = layout.single()
     # Original speech gives a single point its scale.
-    draw_trade_off([(original_name(systems), {"deid": 0, "gvd": 0}), *((one.name, one.scalars) for one in defined)], ax)
+    draw_trade_off(
+        [(choose_original_name(systems), {"deid": 0, "gvd": 0}), *((one.name, one.scalars) for one in defined)], ax
+    )
     return _finish_figure([ax])
 
 
@@ -225,7 +227,7 @@ def _draw_calibration(system: EvaluatedSystem, ax: Axes) -> None:
 
 
 def _draw_transfer(system: EvaluatedSystem, transfer: Transfer, ax: Axes) -> None:
-    runs = {"learnt on": transfer.other, "attacked": system.report.conditions[system.report.attacked]}
+    runs = {"learnt on": transfer.other, "attacked": system.report.conditions[system.report.attacked_condition]}
     for label, run in runs.items():
         _draw_profile(Shown(label, system, "", run), ax, has_actual=False)
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=transfer.counts.device)
@@ -254,7 +256,7 @@ def _draw_reliability(one: Shown, ax: Axes) -> None:
         llr, is_target = (torch.cat(column) for column in list(zip(*halves, strict=True))[:2])
         score_plots.draw_reliability(llr, torch.stack([~is_target, is_target]), ax, f"{one.label}, calibrated")
     transfer = one.system.report.transfer
-    if transfer is not None and one.condition == one.system.report.attacked:
+    if transfer is not None and one.condition == one.system.report.attacked_condition:
         for kind, llr in transfer.llr.items():
             score_plots.draw_reliability(llr, transfer.counts, ax, f"{one.label}, {kind}")
 
@@ -306,7 +308,7 @@ def _draw_people(one: Shown, ax: Axes) -> None:
     population, rate_sizes = one.report.population, identification_plots.rate_sizes(one.report.scalars)
     sizes = identification_plots.spread_sizes(max(100, *rate_sizes))
     with suppress_warnings():
-        rates = {one.label: population(sizes), f"{one.label}, attacked": population.of_strongest(sizes)}
+        rates = {one.label: population(sizes), f"{one.label}, attacked": population.after_strongest_attack(sizes)}
     for label, values in rates.items():
         if values and bool(values["gallery"].isfinite()):
             curve = {size: float(values[f"rate_{size}"]) for size in sizes}
@@ -315,7 +317,7 @@ def _draw_people(one: Shown, ax: Axes) -> None:
 
 def _draw_utterances(one: Shown, ax: Axes) -> None:
     population, size = one.report.population, min(identification_plots.rate_sizes(one.report.scalars))
-    for rates_of, label in ((population, one.label), (population.of_strongest, f"{one.label}, attacked")):
+    for rates_of, label in ((population, one.label), (population.after_strongest_attack, f"{one.label}, attacked")):
         with suppress_warnings():
             values = {length: rates_of((size,), length) for length in _lengths(one)}
         if curve := _curve(values, f"rate_{size}"):
@@ -383,7 +385,8 @@ FIGURES = (
         "Densities of the scores of target trials (same speaker) and non-target trials (other speakers). The more "
         "they overlap, the more private. At the dotted threshold misses are as frequent as false alarms.",
         _panels(
-            lambda one, ax: score_plots.draw_score_histogram(one.report.scores.counted, one.values, ax, one.title))),
+            lambda one, ax: score_plots.draw_score_histogram(
+                one.report.scores.counted_trials, one.values, ax, one.title))),
     FigureKind(
         "det", "DET curve",
         "Miss rate over false-alarm rate for all thresholds, on probit axes. The closer to the dashed line of chance, "
