@@ -361,10 +361,10 @@ def test_files_of_one_name_differ_by_content(tmp_path, pooled):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_files_that_are_no_encoders(tmp_path, pooled):
     torch.save(pooled.state_dict(), tmp_path / "weights.pt")
-    with pytest.raises(AudioError, match=r"'weights.pt' could not be loaded"):
+    with pytest.raises(AudioError, match=r"Encoder '.*weights\.pt' could not be loaded"):
         load_encoder(tmp_path / "weights.pt", sample_rate=16000)
     torch.jit.script(pooled).save(tmp_path / "model.pt")
-    with pytest.raises(AudioError, match=r"Expected `sample_rate`: model\.pt does not state"):
+    with pytest.raises(AudioError, match=r"Expected `sample_rate`: .*model\.pt does not state"):
         load_encoder(tmp_path / "model.pt")
     with pytest.raises(AudioError, match=r"there is none at .*nowhere.onnx"):
         load_encoder(tmp_path / "nowhere.onnx")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -170,13 +171,11 @@ class SpeechBrainEncoder(SpeakerEncoder):
 
     def __init__(self, source: str, device: torch.device) -> None:
         super().__init__()
-        self.name = f"speechbrain:{source}"
         load = _import("speechbrain.inference.classifiers", "speechbrain").EncoderClassifier.from_hparams
         # Without `savedir` some versions write into the working folder.
         place = None if Path(source).is_dir() else Path(torch.hub.get_dir(), "speechbrain", source.replace("/", "--"))
-        self.model = _load(self.name, lambda: load(source=source, savedir=place, run_opts={"device": str(device)}))
-        stated = getattr(self.model.hparams, "sample_rate", None)
-        self.sample_rate = _state_rate(self.name, stated, self.model.audio_normalizer.sample_rate)
+        self.model = load(source=source, savedir=place, run_opts={"device": str(device)})
+        self.sample_rate = int(getattr(self.model.hparams, "sample_rate", self.model.audio_normalizer.sample_rate))
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Compute embeddings; SpeechBrain expects lengths relative to the longest waveform."""
@@ -189,10 +188,9 @@ class TransformersEncoder(SpeakerEncoder):
 
     def __init__(self, source: str, device: torch.device) -> None:
         super().__init__()
-        self.name = f"transformers:{source}"
         library = _import("transformers", "transformers")
-        self.extractor = _load(self.name, lambda: library.AutoFeatureExtractor.from_pretrained(source))
-        self.model = _load(self.name, lambda: library.AutoModelForAudioXVector.from_pretrained(source).to(device))
+        self.extractor = library.AutoFeatureExtractor.from_pretrained(source)
+        self.model = library.AutoModelForAudioXVector.from_pretrained(source).to(device)
         self.sample_rate = int(self.extractor.sampling_rate)
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
@@ -215,9 +213,8 @@ class PyannoteEncoder(SpeakerEncoder):
 
     def __init__(self, source: str, device: torch.device) -> None:
         super().__init__()
-        self.name = f"pyannote:{source}"
         library = _import("pyannote.audio.pipelines.speaker_verification", "pyannote.audio")
-        self.pipeline = _load(self.name, lambda: library.PretrainedSpeakerEmbedding(source, device=device))
+        self.pipeline = library.PretrainedSpeakerEmbedding(source, device=device)
         network = getattr(self.pipeline, "model_", None)
         self.model = network if isinstance(network, nn.Module) else None  # for its weights
         self.sample_rate = int(self.pipeline.sample_rate)
@@ -234,10 +231,9 @@ class NeMoEncoder(SpeakerEncoder):
 
     def __init__(self, source: str, device: torch.device) -> None:
         super().__init__()
-        self.name = f"nemo:{source}"
         library = _import("nemo.collections.asr.models", "nemo_toolkit[asr]").EncDecSpeakerLabelModel
         load = library.restore_from if source.endswith(".nemo") else library.from_pretrained
-        self.model = _load(self.name, lambda: load(source, map_location=device))
+        self.model = load(source, map_location=device)
         self.sample_rate = int(self.model.cfg.preprocessor.sample_rate)
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
@@ -253,12 +249,12 @@ class ONNXEncoder(SpeakerEncoder):
 
     def __init__(self, path: str, device: torch.device, sample_rate: int | None) -> None:
         super().__init__()
-        self.name, self.file = Path(path).name, path
+        self.file = path
         library = _import("onnxruntime", "onnxruntime")
         providers = ["CUDAExecutionProvider"] * (device.type == "cuda") + ["CPUExecutionProvider"]
-        self.session = _load(self.name, lambda: library.InferenceSession(path, providers=providers))
+        self.session = library.InferenceSession(path, providers=providers)
         metadata = self.session.get_modelmeta().custom_metadata_map
-        self.sample_rate = _state_rate(self.name, sample_rate, metadata.get("sample_rate"))
+        self.sample_rate = _state_rate(path, sample_rate, metadata.get("sample_rate"))
         self.inputs = self.session.get_inputs()
         self.takes_lengths = len(self.inputs) > 1
 
@@ -277,13 +273,13 @@ class ONNXEncoder(SpeakerEncoder):
 
 
 def _load_torchscript(path: str, device: torch.device, sample_rate: int | None) -> SpeakerEncoder:
-    name = Path(path).name
-    model = _load(name, lambda: torch.jit.load(path, map_location=device))
-    encoder = CallableEncoder(model, _state_rate(name, sample_rate, getattr(model, "sample_rate", None)))
-    encoder.name, encoder.file = name, path
+    model = torch.jit.load(path, map_location=device)
+    encoder = CallableEncoder(model, _state_rate(path, sample_rate, getattr(model, "sample_rate", None)))
+    encoder.file = path
     return encoder
 
 
+_BUNDLED: dict[str, Callable[[], SpeakerEncoder]] = {"resemblyzer": load_resemblyzer, "f0": PitchEncoder}
 _LIBRARIES: dict[str, Callable[[str, torch.device], SpeakerEncoder]] = {
     "speechbrain": SpeechBrainEncoder,
     "transformers": TransformersEncoder,
@@ -300,18 +296,29 @@ def _load_by_name(name: str, device: torch.device, sample_rate: int | None) -> S
     """Load the encoder that a name or path means."""
     kind, _, source = name.partition(":")
     suffix = Path(name).suffix.lower()
-    if name == "resemblyzer":
-        return load_resemblyzer()
-    if name == "f0":
-        return PitchEncoder()
+    if name in _BUNDLED:
+        return _BUNDLED[name]()
     if kind in _LIBRARIES and source:
-        return _LIBRARIES[kind](source, device)
-    if suffix in _FILES:
-        if not Path(name).is_file():
-            raise AudioError(f"Expected `encoder` to be a file, but there is none at {printable(name)}.")
-        return _FILES[suffix](name, device, sample_rate)
-    choices = ["resemblyzer", "f0", *(f"{kind}:<model>" for kind in _LIBRARIES), *(f"<file>{each}" for each in _FILES)]
-    raise AudioError(f"Expected `encoder` to be one of {', '.join(choices)}, but got {printable(name)!r}.")
+        load = partial(_LIBRARIES[kind], source, device)
+    elif suffix not in _FILES:
+        choices = [*_BUNDLED, *(f"{kind}:<model>" for kind in _LIBRARIES), *(f"<file>{suffix}" for suffix in _FILES)]
+        raise AudioError(f"Expected `encoder` to be one of {', '.join(choices)}, but got {printable(name)!r}.")
+    elif not Path(name).is_file():
+        raise AudioError(f"Expected `encoder` to be a file, but there is none at {printable(name)}.")
+    else:
+        load = partial(_FILES[suffix], name, device, sample_rate)
+    try:
+        encoder = load()
+    except AudioError:
+        raise
+    except Exception as error:  # every library and hub has exceptions of its own
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise AudioError(
+            f"Encoder '{printable(name)}' could not be loaded: {reason} Hubs need a network at the first use, some a "
+            "login; without one give the folder of a downloaded model, or use 'resemblyzer'."
+        ) from error
+    encoder.name = name if encoder.file is None else Path(name).name
+    return encoder
 
 
 def _import(module: str, package: str) -> Any:
@@ -322,18 +329,6 @@ def _import(module: str, package: str) -> Any:
     except Exception as error:  # torchaudio raises OSError where it was built for another torch
         raise AudioError(
             f"Expected {package} and what it imports to fit torch {torch.__version__}, but the import failed: {error}."
-        ) from error
-
-
-def _load(name: str, load: Callable[[], Any]) -> Any:
-    """Load a model from its hub, and report failures in one message."""
-    try:
-        return load()
-    except Exception as error:  # every library and hub has exceptions of its own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise AudioError(
-            f"Encoder '{name}' could not be loaded: {reason} Hubs need a network at the first use, some a login; "
-            "without one give the folder of a downloaded model, or use 'resemblyzer'."
         ) from error
 
 
