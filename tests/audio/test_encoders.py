@@ -230,14 +230,12 @@ def test_pyannote_by_its_documented_signature(monkeypatch, pooled):
     """``PretrainedSpeakerEmbedding``: `(B, 1, T)` and masks `(B, T)` in, NumPy out."""
 
     class PretrainedSpeakerEmbedding:
-        sample_rate = 16000
+        sample_rate, model_ = 16000, pooled
 
-        def __init__(self, embedding, device=None):  # noqa: ARG002
-            assert embedding == "pyannote/embedding"
-            self.model_ = pooled
+        def __init__(self, embedding, device=None):
+            assert (embedding, device) == ("pyannote/embedding", torch.device("cpu"))
 
         def __call__(self, waveforms, masks=None):
-            assert waveforms.shape[1] == 1
             masks = torch.ones_like(waveforms[:, 0]) if masks is None else masks
             with torch.inference_mode():
                 return self.model_(waveforms[:, 0], masks.sum(1).long()).numpy()
@@ -251,30 +249,23 @@ def test_pyannote_by_its_documented_signature(monkeypatch, pooled):
     assert_padding_is_ignored(encoder, 8000, 12000)
 
 
-@pytest.mark.parametrize("source", ["titanet_large", "model.nemo"])
-def test_nemo_by_its_documented_signature(monkeypatch, pooled, source):
+@pytest.mark.parametrize(("source", "loader"), [("titanet_large", "from_pretrained"), ("a.nemo", "restore_from")])
+def test_nemo_by_its_documented_signature(monkeypatch, pooled, source, loader):
     """``EncDecSpeakerLabelModel``: ``input_signal`` and ``input_signal_length`` in, logits and embeddings out."""
 
     class EncDecSpeakerLabelModel(nn.Module):
         cfg = types.SimpleNamespace(preprocessor=types.SimpleNamespace(sample_rate=16000))
 
-        def __init__(self):
+        def __init__(self, source, map_location=None):
+            assert (source, map_location) == (given, torch.device("cpu"))
             super().__init__()
             self.network = pooled
-
-        @classmethod
-        def from_pretrained(cls, model_name, map_location=None):  # noqa: ARG003
-            assert model_name == "titanet_large"
-            return cls()
-
-        @classmethod
-        def restore_from(cls, restore_path, map_location=None):  # noqa: ARG003
-            assert restore_path == "model.nemo"
-            return cls()
 
         def forward(self, input_signal, input_signal_length):
             return torch.zeros(len(input_signal), 3), self.network(input_signal, input_signal_length)
 
+    given = source
+    setattr(EncDecSpeakerLabelModel, loader, EncDecSpeakerLabelModel)
     install(monkeypatch, "nemo.collections.asr.models", EncDecSpeakerLabelModel=EncDecSpeakerLabelModel)
     encoder = load_encoder(f"nemo:{source}")
     assert encoder.dimension == 6
@@ -375,10 +366,6 @@ def test_files_that_are_no_encoders(tmp_path, pooled):
 # Callables
 
 
-class Output(types.SimpleNamespace):
-    pass
-
-
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -387,7 +374,7 @@ class Output(types.SimpleNamespace):
         lambda x: x[:, None],
         lambda x: (x, None),
         lambda x: {"logits": x[:, :1], "embeddings": x},
-        lambda x: Output(logits=x[:, :1], embeddings=x),
+        lambda x: types.SimpleNamespace(logits=x[:, :1], embeddings=x),
         lambda x: x.double(),
         lambda x: x.half(),
     ],
@@ -442,19 +429,18 @@ def test_lengths_reach_a_callable_that_takes_them(pooled):
     assert all(weight.requires_grad for weight in encoder.parameters()), "they are the caller's"
 
 
-def test_an_encoder_for_long_waveforms_only():
-    def three_seconds(waveforms):
-        if waveforms.shape[1] < 48000:
-            raise RuntimeError("too short")
-        return describe(waveforms)
-
-    encoder = load_encoder(three_seconds, sample_rate=16000)
-    assert (encoder.dimension, encoder.shortest) == (3, 64000)
+def embed_three_seconds(waveforms: torch.Tensor) -> torch.Tensor:
+    if waveforms.shape[1] < 48000:
+        raise RuntimeError("too short")
+    return describe(waveforms)
 
 
-def test_the_shortest_waveform_has_a_finite_embedding():
-    encoder = load_encoder(lambda x: describe(x) / (x.shape[1] >= 3000), sample_rate=16000)
-    assert encoder.shortest == 3200
+@pytest.mark.parametrize(
+    ("function", "shortest"), [(embed_three_seconds, 64000), (lambda x: describe(x) / (x.shape[1] >= 3000), 3200)]
+)
+def test_the_shortest_waveform_has_a_finite_embedding(function, shortest):
+    encoder = load_encoder(function, sample_rate=16000)
+    assert (encoder.dimension, encoder.shortest) == (3, shortest)
 
 
 @pytest.mark.parametrize(

@@ -123,12 +123,14 @@ def test_lists_that_cannot_be_read(tmp_path, name, text, message):
         list_recordings(tmp_path / name)
 
 
-def test_folders_without_recordings(tmp_path):
+def test_folders_without_recordings_or_with_one_in_two_formats(tmp_path):
     touch(tmp_path, "a.m4a", "._b.wav", ".hidden.wav")
     with pytest.raises(AudioError, match=r"Expected recordings \(\.wav, .*\) in .*, but there are none"):
         list_recordings(tmp_path)
     with pytest.raises(AudioError, match=r"but there is none at .*nowhere"):
         list_recordings(tmp_path / "nowhere")
+    with pytest.raises(AudioError, match=r"a\.flac and .*a\.wav are both 'a' \(1 names occur twice\)"):
+        list_recordings(touch(tmp_path, "a.wav", "a.flac", "b.wav"))
 
 
 # Pairs
@@ -173,23 +175,28 @@ def test_unpaired_recordings_are_left_out_if_asked_for(tmp_path):
     ]
 
 
-def test_names_that_share_nothing_are_shown(tmp_path):
-    touch(tmp_path, "o/p1_1.wav", "o/p1_2.wav", "o/p2_1.wav", "p/x1.wav", "p/x2.wav")
-    with pytest.raises(AudioError, match=r"first .*p1_1\.wav; names on the other side are like 'x1'.*`strip_suffix`"):
-        pair_recordings(tmp_path / "o", tmp_path / "p", partial=True)
+NAMES = "o/p1_1.wav", "o/p1_2.wav", "o/p2_1.wav"
 
 
-@pytest.mark.parametrize("side", ["o", "p"])
-def test_file_names_that_occur_twice(tmp_path, side):
-    other = {"o": "p", "p": "o"}[side]
-    touch(tmp_path, f"{side}/p1/1.wav", f"{side}/p2/1.wav", f"{side}/p2/2.wav", f"{other}/1.wav", f"{other}/2.wav")
-    with pytest.raises(AudioError, match=r"p1/1\.wav and .*p2/1\.wav are both '1'"):
-        pair_recordings(tmp_path / "o", tmp_path / "p", speaker_pattern=".")
-
-
-def test_two_formats_of_one_recording(tmp_path):
-    with pytest.raises(AudioError, match=r"a\.flac and .*a\.wav are both 'a' \(1 names occur twice\)"):
-        list_recordings(touch(tmp_path, "a.wav", "a.flac", "b.wav"))
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (
+            (*NAMES, "p/x1.wav"),
+            {"partial": True},
+            r"first .*p1_1\.wav; names on the other side .* 'x1'.*`strip_suffix`",
+        ),
+        (("p/p1_1.wav",), {}, "are both"),
+        (("o/1.wav", "o/2.wav", "p/1.wav"), {}, r"who speaks in .*1\.wav .*`utt2spk`.*`speaker_pattern`"),
+        ((*NAMES, "p/x/p1_1.wav", "p/y/p1_1.wav"), {}, r"x/p1_1\.wav and .*y/p1_1\.wav are both 'p1_1'"),
+        (("o/x/p1_1.wav", "o/y/p1_1.wav", "p/p1_1.wav"), {"speaker_pattern": "."}, r"x/p1_1\.wav and .* both 'p1_1'"),
+    ],
+)
+def test_recordings_that_cannot_be_paired(tmp_path, names, options, message):
+    touch(tmp_path, *names)
+    original = tmp_path / ("o" if (tmp_path / "o").exists() else "p/../p")
+    with pytest.raises(AudioError, match=message):
+        pair_recordings(original, tmp_path / "p", **options)
 
 
 def test_accents_in_either_form(tmp_path):
@@ -197,17 +204,6 @@ def test_accents_in_either_form(tmp_path):
     touch(tmp_path / "o", *(unicodedata.normalize("NFC", name) for name in names))
     touch(tmp_path / "p", *(unicodedata.normalize("NFD", name) for name in names))
     assert len(pair_recordings(tmp_path / "o", tmp_path / "p").original) == 3
-
-
-def test_one_folder_given_twice(tmp_path):
-    with pytest.raises(AudioError, match="are both"):
-        pair_recordings(touch(tmp_path, "p1_1.wav"), tmp_path / "." / "")
-
-
-def test_speakers_are_needed_for_pairs(tmp_path):
-    touch(tmp_path, "o/1.wav", "o/2.wav", "p/1.wav", "p/2.wav")
-    with pytest.raises(AudioError, match=r"Expected to tell who speaks in .*1\.wav .*`utt2spk`.*`speaker_pattern`"):
-        pair_recordings(tmp_path / "o", tmp_path / "p")
 
 
 def test_sessions_are_those_of_the_protected_manifest(tmp_path):
