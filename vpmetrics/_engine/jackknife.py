@@ -142,9 +142,8 @@ class ReplicateCounts(NamedTuple):
 
     @property
     def num_speakers(self) -> int:
-        """How many speakers, or groups of them, have target and non-target trials."""
-        has_both = [(counts[1:] != counts[:1]).any(1) for counts in (self.targets, self.nontargets)]
-        return int((has_both[0] & has_both[1]).sum())
+        """How many speakers, or groups of them, have trials of the kind that fewer have."""
+        return min(int((counts[1:] != counts[:1]).any(1).sum()) for counts in (self.targets, self.nontargets))
 
     @property
     def counted_trials(self) -> CountedTrials:
@@ -297,9 +296,9 @@ def replicate_dominance(
     number, diagonal = counts.groups.num_groups, summary.within_speaker
     is_nan = diagonal.isnan()
     columns = (diagonal.masked_fill(is_nan, 0), diagonal.log2().masked_fill(is_nan, 0), (~is_nan).to(diagonal.dtype))
-    within, log_within, speakers = (_sum_without_groups(each, group_of_speaker, number) for each in columns)
+    within, log_within, speakers = (_sum_leaving_out(each, group_of_speaker, number) for each in columns)
     # A pair counts for both of its speakers.
-    halves = [_sum_without_groups(each, group_of_speaker, number) - each.sum() / 2 for each in summary.pair_sums]
+    halves = [_sum_leaving_out(each, group_of_speaker, number) - each.sum() / 2 for each in summary.pair_sums]
     pairs, between, log_between = halves
     gaps = within / speakers - between / pairs, log_within / speakers - log_between / pairs
     shares = []
@@ -312,7 +311,7 @@ def replicate_dominance(
     return {"d_diag": (gaps[0] + moved).abs(), "d_diag_log": gaps[1] + log_moved / math.log(2)}
 
 
-def _sum_without_groups(values: Tensor, group: Tensor, number: int) -> Tensor:
+def _sum_leaving_out(values: Tensor, group: Tensor, number: int) -> Tensor:
     """Return the sum of values, then without those of each group, ``(1 + G,)``."""
     of_group = values.new_zeros(number + 1).index_add(0, group, values)[:-1]
     return values.sum() - pad(of_group, (1, 0))
@@ -345,9 +344,11 @@ class Jackknife(NamedTuple):
 
 
 def are_enough_speakers(number: int) -> bool:
-    """Return whether so many speakers with target and non-target trials give intervals; warn if they do not."""
+    """Return whether so many speakers with trials of each kind give intervals; warn if they do not."""
     if number < FEWEST_SPEAKERS:
-        warn_undefined(f"Intervals need {FEWEST_SPEAKERS} speakers with target and non-target trials.")
+        warn_undefined(
+            f"Intervals need {FEWEST_SPEAKERS} speakers with target trials, and as many with non-target trials."
+        )
     return number >= FEWEST_SPEAKERS
 
 
@@ -356,7 +357,7 @@ def make_jackknife(
 ) -> Jackknife:
     """Return the jackknife of numbers known of all speakers and then without each group, ``(1 + G,)``.
 
-    ``num_speakers``: how many have target and non-target trials; None where all have.
+    ``num_speakers``: how many have trials of the kind that fewer have; None where all have.
     """
     changes = {key: each[1:] - each[0] for key, each in replicates.items()}
     if changes and not are_enough_speakers(len(groups.labels) if num_speakers is None else num_speakers):

@@ -54,7 +54,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True)
 class Content:
-    """What is told of some systems: a page has it, with figures."""
+    """Tables, checks and notes on some systems; the page shows them with figures."""
 
     title: str
     lead: str

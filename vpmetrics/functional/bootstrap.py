@@ -113,7 +113,7 @@ def bootstrap(
     with collect_warnings():
         trials = SpeakerTrials(score_trials(scores, is_target), scores, is_target, places, len(labels))
         values = trials.measures(weights, measures)
-        is_defined = are_enough_speakers(trials.num_with_both)
+        is_defined = are_enough_speakers(trials.num_speakers)
     dtype = result_dtype(preds)
     return {key: _interval(values[key], key, len(labels), is_defined, confidence, dtype) for key in measures}
 
@@ -198,7 +198,7 @@ def _embedding_values(
     trials = {name: _condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed | similar}
     dominance = {name: trials[name].dominance(weights, similarity) for name in similar}
     values = {}
-    numbers = {key: min(trials[name].num_with_both for name in pair) for key, pair in matrices.items()}
+    numbers = {key: min(trials[name].num_speakers for name in pair) for key, pair in matrices.items()}
     if "deid" in measures:
         values["deid"] = 1 - dominance["OP"] / dominance["OO"]
     if "gvd" in measures:
@@ -211,7 +211,7 @@ def _embedding_values(
             part["mean_d"] = rank_disclosure(weights @ histograms)["mean_d"]
             part["alid"] = (weights @ bits) / (weights @ inputs)
         values |= {f"{name.lower()}_{key}": value for key, value in part.items()}
-        numbers |= dict.fromkeys((f"{name.lower()}_{key}" for key in part), condition.num_with_both)
+        numbers |= dict.fromkeys((f"{name.lower()}_{key}" for key in part), condition.num_speakers)
     return values, numbers
 
 
@@ -236,11 +236,9 @@ class SpeakerTrials:
         self.table = table.view(2, len(codes), len(values))  # non-targets and targets, by pair and cell
 
     @property
-    def num_with_both(self) -> int:
-        """How many speakers have target and non-target trials."""
-        has_trials = self.table.sum(2) > 0
-        with_each = (set(self.pairs[:, of_kind].flatten().tolist()) for of_kind in has_trials)
-        return len(set.intersection(*with_each))
+    def num_speakers(self) -> int:
+        """How many speakers have trials of the kind that fewer have."""
+        return min(len(self.pairs[:, has_trials].unique()) for has_trials in self.table.sum(2) > 0)
 
     def measures(self, weights: Tensor, keys: Sequence[str]) -> dict[str, Tensor]:
         """Return score measures under weightings ``(R, S)`` of whole numbers, ``(R,)`` each; NaN if undefined."""

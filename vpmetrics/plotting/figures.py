@@ -400,7 +400,7 @@ FIGURES = (
         _overlay(lambda one, ax: score_plots.draw_roc(one.steps, one.values, ax, one.label))),
     FigureKind(
         "ece_profile", "ECE profiles",
-        "Empirical cross-entropy: the uncertainty that remains to an attacker who knows the scores, over all "
+        "Empirical cross-entropy: the uncertainty that is left to an attacker who knows the scores, over all "
         "priors. The closer to the black curve, the more private; D_ECE is the mean gap. Dotted: scores taken as "
         "log-likelihood ratios as they are. Bands are confidence intervals.", _overlay(_draw_profile)),
     FigureKind(
