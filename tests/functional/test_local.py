@@ -14,7 +14,7 @@ from samples import utterances
 from torch.testing import assert_close
 
 from vpmetrics._engine import calibration, identification, references
-from vpmetrics._engine.slopes import fit_slopes
+from vpmetrics._engine.calibration import fit_slopes
 from vpmetrics.functional import (
     equal_error_rate,
     fit_local_slope,

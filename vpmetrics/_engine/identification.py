@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from vpmetrics._engine.calibration import fit_slopes
 from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.precision import at_least_float32, result_dtype, wide_dtype, widen
 from vpmetrics._engine.references import IdentificationTrials, ScoreRows, form_condition_trials, score_inputs
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics._engine.slopes import fit_slopes
 from vpmetrics._engine.utterances import EvaluationData, argsort_columns, count_values, hash_values, row_keys
 
 _MOST_SCORES = 1 << 19  # from which slopes are fitted

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine import identification
+from vpmetrics._engine.calibration import fit_slopes
 from vpmetrics._engine.identification import Identification, local_bits, rounding_of_scores, standardize
 from vpmetrics._engine.precision import at_least_float32, result_dtype, widen
 from vpmetrics._engine.references import prepare_trials
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics._engine.slopes import fit_slopes
 from vpmetrics._engine.validation import check_identification, check_slopes, warn_undefined
 
 
