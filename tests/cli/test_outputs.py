@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -111,6 +113,102 @@ def test_a_full_disk_costs_nothing_that_was_there(tmp_path, monkeypatch):
         write_all({tmp_path / "good.json": b"better", tmp_path / "other.json": b"other"}, [tmp_path / "old.png"])
     assert (tmp_path / "good.json").read_bytes() == b"good"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["good.json", "old.png"]
+
+
+FORMER = {"results.json": ["a.png", "b.png"], "a.png": "old", "b.png": "old", "notes.txt": "mine", ".notes": "mine"}
+LATER = {"results.json": ["a.png", "b.png", "c.png"], "a.png": "new", "c.png": "new"}
+STEPS = ((Path, "write_bytes"), (shutil, "copyfile"), (Path, "replace"), (Path, "unlink"))
+
+
+def contents_of(files):
+    results = as_json({"vpmetrics": "", "systems": [], "files": files["results.json"]})
+    return {name: results if name == "results.json" else text.encode() * 10_000 for name, text in files.items()}
+
+
+def found_in(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def rewrite(folder, step=-1, end=lambda: None):
+    """Write the later results over the former ones; before the given step the process ends."""
+    passed = iter(range(10**9))
+
+    def ends(function):
+        def wrapped(*arguments, **options):
+            if next(passed) == step:
+                end()
+            return function(*arguments, **options)
+
+        return wrapped
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in STEPS:
+            patch.setattr(owner, name, ends(getattr(owner, name)))
+        write_all({folder / name: data for name, data in contents_of(LATER).items()}, [folder / "b.png"])
+    return next(passed)
+
+
+@pytest.fixture
+def former(tmp_path):
+    def make(name):
+        (tmp_path / name).mkdir()
+        for file, data in contents_of(FORMER).items():
+            (tmp_path / name / file).write_bytes(data)
+        return tmp_path / name
+
+    return make
+
+
+FOREIGN = {name: data for name, data in contents_of(FORMER).items() if name.endswith("notes") or name == "notes.txt"}
+
+
+@pytest.mark.parametrize("error", [OSError(13, "Permission denied"), KeyboardInterrupt()], ids=str)
+def test_whichever_step_fails_leaves_the_former_results_or_the_later_ones(former, error):
+    def fail():
+        raise error
+
+    number, later = rewrite(former("whole")), FOREIGN | contents_of(LATER)
+    assert number > 8
+    for step in range(number):
+        folder = former(str(step))
+        with contextlib.suppress(InputError, KeyboardInterrupt, OSError):
+            rewrite(folder, step, fail)
+        found = {name: data for name, data in found_in(folder).items() if not name.endswith(".vpmetrics")}
+        later_and_outdated = later | {"b.png": found.get("b.png")}
+        assert found in (contents_of(FORMER), later, later_and_outdated), step
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_whichever_step_is_the_last_leaves_whole_files_that_the_next_run_knows(former):
+    states = []
+    for step in range(rewrite(former("whole"))):
+        folder = former(str(step))
+        if (child := os.fork()) == 0:
+            rewrite(folder, step, lambda: os._exit(9))
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+        found = {name: data for name, data in found_in(folder).items() if not name.endswith(".vpmetrics")}
+        assert all(
+            data in (contents_of(FORMER).get(name), contents_of(LATER).get(name)) for name, data in found.items()
+        )
+        assert FOREIGN.items() <= found.items()
+        own = set(found) - set(FOREIGN)
+        assert own <= written_files(folder / "results.json")
+        states.append("former" if found == contents_of(FORMER) else "later" if "c.png" in own else "between")
+        check_folder(folder)
+        rewrite(folder)
+        assert found_in(folder) == FOREIGN | contents_of(LATER)
+    # Files are replaced one right after the other, after all are written: two of three replacements are between.
+    assert states == sorted(states, key=["former", "between", "later"].index)
+    assert states.count("between") == 2
+    assert states.count("former") >= 6
+
+
+def test_a_killed_first_run_leaves_a_folder_that_results_can_go_into(tmp_path):
+    (tmp_path / ".results.json.123.new.vpmetrics").write_bytes(b"{")
+    check_folder(tmp_path)
+    write_all({tmp_path / name: data for name, data in contents_of(LATER).items()})
+    assert found_in(tmp_path) == contents_of(LATER)
 
 
 WRITER = """

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ from vpmetrics.cli.summary import headline_of, sort_checks, strongest_attack, ve
 from vpmetrics.cli.tables import average_of_groups
 
 RESULTS = "results.json"
+_UNFINISHED = ".vpmetrics"  # ends the names of files that are not finished
 SCHEMA = 3  # 2 had neither headline nor checks nor files
 
 
@@ -169,7 +171,8 @@ def check_folder(folder: Path, ignored: Collection[str] = ()) -> None:
     try:
         if folder.exists() and not folder.is_dir():
             raise InputError("expected a folder, but got a file", folder)
-        foreign = sorted({path.name for path in folder.iterdir()} - set(ignored)) if folder.exists() else []
+        names = {path.name for path in folder.iterdir()} if folder.exists() else set[str]()
+        foreign = sorted(name for name in names - set(ignored) if not name.endswith(_UNFINISHED))
         if foreign and written_files(folder / RESULTS) is None:
             expected = f"a new folder, or one of a former run with its {RESULTS}"
             raise InputError(f"expected {expected}, but got one that holds {foreign[0]!r}; choose another name", folder)
@@ -220,11 +223,13 @@ def outdated_files(folder: Path, names: Collection[str]) -> list[Path]:
 def write_all(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -> None:
     """Write files, or leave all as they were: a full disk must not cost what an earlier run has left.
 
+    Where the process is killed, every file is whole, and the next run into a folder removes what it did not finish.
+
     Args:
         contents: What to write where, in the order in which files are replaced; folders are made.
         outdated: Files to remove after all others are written.
     """
-    written: dict[Path, Path] = {}
+    prepared, copies, replaced = dict[Path, Path](), dict[Path, Path](), list[Path]()
     path = None
     try:
         for path, content in contents.items():
@@ -232,14 +237,39 @@ def write_all(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -> 
             if path.exists() and not path.is_file():  # a device or a pipe, which nothing can be moved over
                 path.write_bytes(content)
                 continue
-            written[path] = path.with_name(f".{path.name[:100]}.{os.getpid()}")
-            written[path].write_bytes(content)
-        for path, part in written.items():
+            prepared[path] = _unfinished(path, "new")
+            prepared[path].write_bytes(content)
+            with prepared[path].open("rb+") as file:
+                os.fsync(file.fileno())  # or each replacement below waits for the disk, and a kill may come between
+            if path.exists():
+                copies[path] = _unfinished(path, "old")
+                shutil.copyfile(path, copies[path])
+        for path, part in prepared.items():
+            replaced.append(path)
             part.replace(path.resolve())
+        replaced.clear()
         for path in set(outdated) - set(contents):
             path.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot be written ({reason_of(error)})", path) from None
+    except BaseException as error:  # Ctrl-C, too
+        _restore(replaced, copies)
+        if isinstance(error, OSError):
+            raise InputError(f"cannot be written ({reason_of(error)})", path) from None
+        raise
     finally:
-        for part in written.values():
+        folders = [path.parent for path in contents if path.name == RESULTS]
+        of_killed_runs = (part for folder in folders for part in folder.glob(f".*{_UNFINISHED}"))
+        for part in {*prepared.values(), *copies.values(), *of_killed_runs}:
             part.unlink(missing_ok=True)
+
+
+def _restore(paths: Iterable[Path], copies: Mapping[Path, Path]) -> None:
+    """Put back the copies of files; remove files without a copy, which are new."""
+    for path in paths:
+        if path in copies and copies[path].exists():
+            copies[path].replace(path.resolve())
+        elif path not in copies:
+            path.unlink(missing_ok=True)
+
+
+def _unfinished(path: Path, age: str) -> Path:
+    return path.with_name(f".{path.name[:100]}.{os.getpid()}.{age}{_UNFINISHED}")
