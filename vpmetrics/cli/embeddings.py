@@ -203,7 +203,7 @@ def read_embeddings(
     columns = {"original": original, "protected": protected}
     columns["speakers"] = files.speakers(options.speakers, options.speaker_pattern, original)
     for role in ("utterances", "sessions"):
-        if (source := getattr(options, role, None)) is not None:
+        if (source := getattr(options, role)) is not None:
             columns[role] = files.labels(source, role)
     notes = _notes_on_aliases(container, columns)
     is_named = original.utterances is not None or protected.utterances is not None
@@ -218,19 +218,18 @@ def read_embeddings(
     names = columns["original"].utterances
     packed = _pack(columns)._replace(notes=notes, utterance_names=tuple(names or ()))
     packed = mark_references(packed, names, options)
-    if (path := getattr(options, "groups", None)) is None:
+    if options.groups is None:
         return packed
-    labels = packed.labels(read_map(path, ("utterance", "group")), path)
-    groups, group_names = Column(np.array(labels), None, path).number_labels(len(labels))
+    labels = packed.labels(read_map(options.groups, ("utterance", "group")), options.groups)
+    groups, group_names = Column(np.array(labels), None, options.groups).number_labels(len(labels))
     return packed._replace(groups=groups, group_names=group_names)
 
 
 def mark_references(embeddings: Embeddings, names: Sequence[str] | None, options: Namespace) -> Embeddings:
     """Set which rows are references by a list of utterances, where one is given."""
-    given = [getattr(options, name, None) for name in ("references", "enrolls")]
-    if all(given):
+    if options.references and options.enrolls:
         raise InputError("Expected --references or --enrolls, but got both.")
-    path = given[0] or given[1]
+    path = options.references or options.enrolls
     if path is None:
         return embeddings
     if names is None:

@@ -85,10 +85,13 @@ def compare(options: Namespace, console: Console) -> None:
     source = next(iter(named.values()))
     if options.original is None and Path(source).is_dir() and has_results(Path(source)):
         systems = [system for name, folder in named.items() for system in _evaluate_folder(Path(folder), options, name)]
-    elif options.original is not None and holds_recordings(options.original):
-        systems = _evaluate_recordings(options, options.original, named)
+    elif options.original is not None and holds_recordings(options.original[0]):
+        systems = _evaluate_recordings(options, options.original[0], named)
     elif options.original is not None or _holds_embeddings(source.split(",")[0], options):
-        systems = _compare_embeddings(options, named)
+        # Without a file for what is shared, every file brings its own.
+        shared = options.original
+        sources = {name: (None, shared, [file]) if shared else (file, (), ()) for name, file in named.items()}
+        systems = _evaluate_embeddings(options, sources)
     else:
         systems = _compare_scores(options, named)
     _publish(options, f"{len(systems)} systems side by side", systems, console)
@@ -139,8 +142,6 @@ def _evaluate_inputs(options: Namespace, sides: Sequence[str]) -> list[Evaluated
     has_scores = options.oo or options.op or options.pp
     if has_embeddings and (has_scores or options.key or options.fit):
         raise InputError("Expected embeddings or score files, but got both.")
-    if not (has_embeddings or has_scores or inputs):
-        raise InputError("Expected embeddings or score files, but got neither; see `vpmetrics evaluate --help`.")
     if not has_embeddings:
         return [_evaluate_scores(options)]
     if len(inputs) == 2 and not sides:
@@ -153,7 +154,10 @@ def _evaluate_inputs(options: Namespace, sides: Sequence[str]) -> list[Evaluated
         if [len(side or ()) for side in (options.original, options.protected)] != [1, 1]:
             raise InputError("Expected one folder of original and one of protected recordings.")
         return _evaluate_recordings(options, options.original[0], {options.title: options.protected[0]})
-    return [_evaluate_embeddings(options) if options.trials is None else _evaluate_protocol(options)]
+    if options.trials is not None:
+        return [_evaluate_protocol(options)]
+    source = next(iter(options.inputs), None), options.original or (), options.protected or ()
+    return _evaluate_embeddings(options, {options.title: source})
 
 
 def _holds_embeddings(source: str, options: Namespace) -> bool:
@@ -185,37 +189,29 @@ def _evaluate_recordings(options: Namespace, original: str, named: Mapping[str, 
     return evaluated
 
 
-def _evaluate_sides(
-    name: str, embeddings: Embeddings, options: Namespace, metric: VoicePrivacy, weights: str | None = None
-) -> EvaluatedSystem:
-    with show_progress(f"scoring {name}"):
-        read = read_weights(weights, set(embeddings.group_names))
-        system = evaluate_embeddings(name, embeddings, metric, read)
-        if options.attributes is None:
-            return system
-        return add_attributes(system, embeddings, options.attributes, _confidence_of(options))
-
-
-def _evaluate_embeddings(options: Namespace) -> EvaluatedSystem:
-    _refuse_idle(options, "embeddings")
-    container = options.inputs[0] if options.inputs else None
-    embeddings = read_embeddings(container, options.original or (), options.protected or (), options)
-    return _evaluate_sides(options.title, embeddings, options, _metric_of(options), options.weights)
-
-
-def _compare_embeddings(options: Namespace, named: Mapping[str, str]) -> list[EvaluatedSystem]:
+def _evaluate_embeddings(
+    options: Namespace, named: Mapping[str, tuple[str | None, Sequence[str], Sequence[str]]]
+) -> list[EvaluatedSystem]:
+    """Evaluate systems by name from a file of arrays, and sources of original and of protected embeddings."""
     _refuse_idle(options, "embeddings")
     metric, systems, first = _metric_of(options), list[EvaluatedSystem](), None
     for name, source in named.items():
-        # Without a file for what is shared, every file brings its own.
-        original, protected = ([options.original], [source]) if options.original else ((), ())
-        embeddings = read_embeddings(None if options.original else source, original, protected, options)
+        embeddings = read_embeddings(*source, options)
         first = first or embeddings
         if not torch.equal(embeddings.original, first.original):
             note = f"{name}: its original embeddings are not those of {systems[0].name}, to which `original` refers"
             embeddings = embeddings._replace(notes=(*embeddings.notes, note))
         systems.append(_evaluate_sides(name, embeddings, options, metric))
     return systems
+
+
+def _evaluate_sides(name: str, embeddings: Embeddings, options: Namespace, metric: VoicePrivacy) -> EvaluatedSystem:
+    with show_progress(f"scoring {name}"):
+        weights = read_weights(options.weights, set(embeddings.group_names))
+        system = evaluate_embeddings(name, embeddings, metric, weights)
+        if options.attributes is None:
+            return system
+        return add_attributes(system, embeddings, options.attributes, _confidence_of(options))
 
 
 def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
@@ -245,7 +241,7 @@ def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evalua
     by_attacker: dict[str, dict[str, EvaluatedSystem]] = {}
     for result in results:
         listed, sets = read_result(result, scoring, options.speakers)
-        weights = read_weights(getattr(options, "weights", None), set(listed.groups)) or result.weights
+        weights = read_weights(options.weights, set(listed.groups)) or result.weights
         system = name if name and not several["system"] else f"{name} {result.system}".strip()
         called = printable(f"{system} {result.dataset}" if several["dataset"] else system)
         attacker = result.attacker or "another attacker"
@@ -271,13 +267,14 @@ def _run_attacks(
 
 def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
     _refuse_idle(options, "score files")
-    scored = {name: getattr(options, name.lower()) for name in ("OO", "OP", "PP")}
-    scored = {name: path for name, path in scored.items() if path is not None}
+    scored = {name: path for name in ("OO", "OP", "PP") if (path := getattr(options, name.lower())) is not None}
     key_file = options.key
     if options.inputs:
         if scored or (len(options.inputs) > 1 and options.key) or len(options.inputs) > 2:
             raise InputError("Expected SCORES and KEY, or --oo, --op, --pp with --key, but got a mixture.")
         scored, key_file = {"": options.inputs[0]}, [*options.inputs, options.key][1]
+    if not scored:
+        raise InputError("Expected embeddings or score files, but got neither; see `vpmetrics evaluate --help`.")
     _check_speakers(options, scored)
     key = None if key_file is None else read_key(key_file, options.key_columns)
     trials = _read_trials(options, scored, key)
@@ -348,13 +345,12 @@ def _check_speakers(options: Namespace, conditions: Sequence[str] | set[str] | M
 
 def _metric_of(options: Namespace, scoring: Scoring | None = None) -> VoicePrivacy:
     """Return what measures embeddings, compared as told or by a default."""
-    enrolment = "speaker" if getattr(options, "enrolls", None) else None
     return VoicePrivacy(
         options.similarity or "geometric",
         scoring if scoring and not options.scoring else _scoring_of(options),
         rank_model=options.rank_model or "empirical",
         attacks=None if options.no_attacks else "standard",
-        enrolment="utterance" if getattr(options, "references", None) else enrolment,
+        enrolment="utterance" if options.references else "speaker" if options.enrolls else None,
         sizes=options.population,
         metrics="all",
         intervals=_confidence_of(options),

@@ -10,6 +10,7 @@ from typing import Any
 from vpmetrics import __version__
 
 CONFIDENCE = 0.95  # of intervals
+_OF_ONE_SYSTEM = "protected", "utterances", "sessions", "references", "enrolls", "groups", "weights"
 
 _EVALUATE = """\
 Evaluate one anonymiser: a summary in the terminal and, if asked for, JSON,
@@ -141,8 +142,10 @@ def _add_compare(command: ArgumentParser) -> None:
         "protected embeddings, a file of all arrays, a results folder, or scores: OP, or OP,PP; NAME= may be left out"
     )
     command.add_argument("systems", nargs="+", metavar="NAME=FILE", help=says)
+    command.set_defaults(**dict.fromkeys(_OF_ONE_SYSTEM))
     group = command.add_argument_group("embeddings")
-    group.add_argument("--original", metavar="SOURCE", help="shared original embeddings, FILE or FILE:ARRAY")
+    says = "shared original embeddings, FILE or FILE:ARRAY"
+    group.add_argument("--original", nargs=1, metavar="SOURCE", help=says)
     _add_utterances(group)
     _add_scoring(group)
     _add_encoders(command)
