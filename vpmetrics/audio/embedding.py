@@ -29,7 +29,6 @@ from vpmetrics.audio.speaker_encoder import SpeakerEncoder
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _FILES_AT_ONCE = 32  # are sorted by length while the next ones are read
-_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
@@ -163,15 +162,14 @@ def embed_recordings(
         problems.update({path: f"{printable(path)} {network.undefined_reason}" for path in undefined})
     if problems and not (partial and len(problems) < len(paths)):
         raise AudioError(_describe_problems(list(problems.values()), len(paths)))
-    is_segmented = segment_seconds is not None
-    named = [
-        (one._replace(utterance=f"{one.utterance}#{number}") if is_segmented else one, row)
-        for one in recordings
-        if one.path not in problems
-        for number, row in enumerate(embedded[keys[one.path]], start=1)
-    ]
-    embeddings = torch.from_numpy(np.stack([row for _, row in named]))
-    return AudioEmbeddings(tuple(one for one, _ in named), network.name, tuple(problems.values()), (), embeddings)
+    used = [(one, embedded[keys[one.path]]) for one in recordings if one.path not in problems]
+    rows = tuple(
+        one if segment_seconds is None else one._replace(utterance=f"{one.utterance}#{number}")
+        for one, embeddings in used
+        for number in range(1, len(embeddings) + 1)
+    )
+    embeddings = torch.from_numpy(np.concatenate([embeddings for _, embeddings in used]))
+    return AudioEmbeddings(rows, network.name, tuple(problems.values()), (), embeddings)
 
 
 def embed_folder(
@@ -276,8 +274,7 @@ def f0_histograms(folder: str | Path, *, segment_seconds: float = 30.0, **option
 
 
 def _describe_problems(problems: Sequence[str], total: int) -> str:
-    shown = "; ".join(problems[:_EXAMPLES])
-    rest = f"; and {len(problems) - _EXAMPLES} more" if len(problems) > _EXAMPLES else ""
+    shown, rest = "; ".join(problems[:5]), f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
     hint = " `partial=True` leaves them out." if len(problems) < total else ""
     return f"{len(problems)} of {total} recordings cannot be used: {shown}{rest}.{hint}"
 
@@ -324,11 +321,7 @@ def _embed_batches(speech: Mapping[str, tuple[Tensor, ...]], encoder: SpeakerEnc
     embeddings = np.empty((len(waveforms), encoder.dimension), dtype=np.float32)
     order = sorted(range(len(waveforms)), key=lambda row: len(waveforms[row]))
     while order:
-        longest, size = len(waveforms[order[-1]]), 1
-        while size < len(order) and (size + 1) * longest <= limit:
-            if not encoder.can_pad and len(waveforms[order[-size - 1]]) != longest:
-                break
-            size += 1
+        size = max(1, limit // len(waveforms[order[-1]]))
         batch, order = order[-size:], order[:-size]
         lengths = torch.tensor([len(waveforms[row]) for row in batch], device=encoder.device)
         padded = pad_sequence([waveforms[row] for row in batch], batch_first=True).to(encoder.device)

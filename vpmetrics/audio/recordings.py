@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 from vpmetrics.audio.reading import SUFFIXES, AudioError, printable
 
-_COLUMNS = ("path", "speaker", "utterance", "session", "group")
-
 
 class Recording(NamedTuple):
     """One audio file: the name of its utterance, its path, and its labels."""
@@ -265,7 +263,9 @@ def _read_manifest(path: Path) -> list[Recording]:
     lines = csv.reader(_read_lines(path), delimiter="\t" if path.suffix.lower() == ".tsv" else ",")
     header = [name.strip().lower() for name in next(lines, [])]
     if "path" not in header or "" in header:
-        raise AudioError(f"Expected {printable(path)} to begin with `{','.join(_COLUMNS)}`, but got {header}.")
+        raise AudioError(
+            f"Expected {printable(path)} to begin with column names such as `path,speaker`, but got {header}."
+        )
     items = []
     for row in filter(any, lines):
         if len(row) != len(header):
