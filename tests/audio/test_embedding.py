@@ -177,12 +177,15 @@ def test_embeddings_with_nan_are_named(folder):
         embed_folder(folder, encoder)
 
 
-def test_progress_ends_with_all_done(folder, encoder, monkeypatch):
-    monkeypatch.setattr(embedding, "_FILES_AT_ONCE", 5)
+@pytest.mark.parametrize(
+    ("limit", "value", "expected"), [("_FILES_AT_ONCE", 5, (5, 10, 12)), ("_BYTES_AT_ONCE", 1, tuple(range(1, 13)))]
+)
+def test_progress_ends_with_all_done(folder, encoder, monkeypatch, limit, value, expected):
+    monkeypatch.setattr(embedding, limit, value)
     calls = []
     embed_folder(folder, encoder, progress=lambda *call: calls.append(call))
     done, total, left = zip(*calls, strict=True)
-    assert done == (5, 10, 12)
+    assert done == expected
     assert set(total) == {12}
     assert left[-1] == 0
     assert all(seconds >= 0 for seconds in left)

@@ -208,6 +208,8 @@ def test_accents_in_either_form(tmp_path):
     touch(tmp_path / "o", *(unicodedata.normalize("NFC", name) for name in names))
     touch(tmp_path / "p", *(unicodedata.normalize("NFD", name) for name in names))
     assert len(pair_recordings(tmp_path / "o", tmp_path / "p").original) == 3
+    (tmp_path / "utt2spk").write_text(unicodedata.normalize("NFD", "Zoë_1 z\nZoë_2 z\nBo_1 b\n"))
+    assert set(speakers_of(list_recordings(tmp_path / "o", utt2spk=tmp_path / "utt2spk")).values()) == {"z", "b"}
 
 
 def test_sessions_are_those_of_the_protected_manifest(tmp_path):

@@ -28,7 +28,7 @@ from vpmetrics.audio.recordings import Recording, RecordingPairs, list_recording
 from vpmetrics.audio.speaker_encoder import SpeakerEncoder
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_FILES_AT_ONCE = 32  # are sorted by length while the next ones are read
+_FILES_AT_ONCE, _BYTES_AT_ONCE = 32, 1 << 25  # are sorted by length while the next ones are read
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def embed_recordings(
     paths = list(dict.fromkeys(one.path for one in recordings))
     if not paths:
         raise AudioError("Expected at least one recording, but got none.")
-    chunks = [paths[start : start + _FILES_AT_ONCE] for start in range(0, len(paths), _FILES_AT_ONCE)]
+    chunks = _split_files(paths)
     keys: dict[Path, str] = {}
     problems: dict[Path, str] = {}
     began, done = time.monotonic(), 0
@@ -277,6 +277,22 @@ def _describe_problems(problems: Sequence[str], total: int) -> str:
     shown, rest = "; ".join(problems[:5]), f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
     hint = " `partial=True` leaves them out." if len(problems) < total else ""
     return f"{len(problems)} of {total} recordings cannot be used: {shown}{rest}.{hint}"
+
+
+def _split_files(paths: Sequence[Path]) -> list[list[Path]]:
+    """Split files into chunks of a bounded number and size; a larger file is a chunk of its own."""
+    chunks: list[list[Path]] = [[]]
+    total = 0
+    for path in paths:
+        size = 0
+        with suppress(OSError):  # the reader says why
+            size = path.stat().st_size
+        if chunks[-1] and (len(chunks[-1]) == _FILES_AT_ONCE or total + size > _BYTES_AT_ONCE):
+            chunks.append([])
+            total = 0
+        chunks[-1].append(path)
+        total += size
+    return chunks
 
 
 class _File(NamedTuple):

@@ -230,8 +230,12 @@ def _read_items(source: Path) -> list[Recording]:
         raise AudioError(f"Expected a folder, wav.scp, .csv or .tsv, but got {printable(source)}.")
     if not items:
         raise AudioError(f"Expected recordings ({', '.join(SUFFIXES)}) in {printable(source)}, but there are none.")
-    # macOS writes accents as characters of their own, other systems do not.
-    return sorted(one._replace(utterance=unicodedata.normalize("NFC", one.utterance)) for one in items)
+    return sorted(one._replace(utterance=_normalise_accents(one.utterance)) for one in items)
+
+
+def _normalise_accents(name: str) -> str:
+    """Write accents in one form: macOS takes them apart, other systems do not."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -279,7 +283,7 @@ def _read_manifest(path: Path) -> list[Recording]:
 
 
 def _speakers_by_file(path: Path) -> Callable[[str], str | None]:
-    lines = [line.split() for line in _read_lines(path)]
+    lines = [_normalise_accents(line).split() for line in _read_lines(path)]
     for number, words in enumerate(lines, start=1):
         if len(words) not in (0, 2):
             raise AudioError(f"{printable(path)}:{number}: expected `utterance speaker`, but got {len(words)} words.")
