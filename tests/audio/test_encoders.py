@@ -402,24 +402,21 @@ def test_callables_that_are_no_encoders(function, message):
         load_encoder(function, sample_rate=16000)
 
 
-def test_callables_state_their_sample_rate(pooled):
+def test_sample_rates_are_stated(pooled):
     with pytest.raises(AudioError, match="Expected `sample_rate`: the callable does not state"):
         load_encoder(describe)
     pooled.sample_rate = 8000
     assert load_encoder(pooled).sample_rate == 8000
     with pytest.raises(AudioError, match=r"that of encoder 'resemblyzer', 16000, but got 24000.*as_encoder"):
         load_encoder("resemblyzer", sample_rate=24000)
+    with pytest.raises(AudioError, match="Expected the `sample_rate` of the audio: encoder 'resemblyzer' takes 16000"):
+        as_encoder("resemblyzer")
+    assert as_encoder(load_encoder("resemblyzer"), 16000).sample_rate == 16000
     with pytest.raises(TypeError, match="Expected `encoder` to be a name, a path or a callable, but got int"):
         load_encoder(3)
 
 
-def test_utterances_of_unlike_length_are_never_padded_for_a_callable():
-    encoder = load_encoder(describe, sample_rate=16000)
-    assert not encoder.can_pad
-    assert_padding_is_ignored(encoder, 300, 8000, 300, 500)
-
-
-def test_lengths_reach_a_callable_that_takes_them(pooled):
+def test_lengths_reach_a_callable_that_takes_them_and_others_get_no_padding(pooled):
     encoder = load_encoder(pooled, sample_rate=16000)
     assert encoder.can_pad
     padded, sizes = waves(8000, 6000)
@@ -427,6 +424,9 @@ def test_lengths_reach_a_callable_that_takes_them(pooled):
     assert encoder(padded, sizes).isfinite().all()
     assert_padding_is_ignored(encoder, 3000, 8000, 500)
     assert all(weight.requires_grad for weight in encoder.parameters()), "they are the caller's"
+    without_lengths = load_encoder(describe, sample_rate=16000)
+    assert not without_lengths.can_pad
+    assert_padding_is_ignored(without_lengths, 300, 8000, 300, 500)
 
 
 def embed_three_seconds(waveforms: torch.Tensor) -> torch.Tensor:
@@ -473,12 +473,6 @@ def test_audio_of_another_rate_is_resampled():
     torch.testing.assert_close(encoder(audio, lengths)[1:], encoder(audio[1:, :24001]), atol=1e-5, rtol=1e-4)
     audio.requires_grad_()
     assert torch.autograd.grad(encoder(audio).sum(), audio)[0].abs().max() > 0
-
-
-def test_named_encoders_need_the_rate_of_the_audio():
-    with pytest.raises(AudioError, match="Expected the `sample_rate` of the audio: encoder 'resemblyzer' takes 16000"):
-        as_encoder("resemblyzer")
-    assert as_encoder(load_encoder("resemblyzer"), 16000).sample_rate == 16000
 
 
 def test_a_module_for_other_input_than_waveforms_is_left_alone():
