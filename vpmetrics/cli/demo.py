@@ -6,7 +6,6 @@ import logging
 import time
 import warnings
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +20,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics.attacks import Centred, Plain, RidgeToOriginal, WithinClassWhitening
-from vpmetrics.cli.comparison import pairs_of
 from vpmetrics.cli.embeddings import Embeddings
 from vpmetrics.cli.evaluation import evaluate_embeddings
 from vpmetrics.cli.inputs import InputError
@@ -36,7 +34,6 @@ from vpmetrics.losses import PseudonymisationLoss
 from vpmetrics.suite import VoicePrivacy
 
 HELD_OUT = 12  # of 37 speakers
-OURS = "trained"
 _MEASUREMENTS = 8  # along the training
 _AVERAGED = 10  # speakers in a pseudo-voice of the baseline
 # Of the battery, those that find within 0.01 bit what all of it finds on these voices, in a quarter of the time.
@@ -69,7 +66,6 @@ def demo(options: Namespace, console: Console) -> None:
     settings = {"seed": options.seed, "epochs": options.epochs, "intervals": CONFIDENCE}
     run = Run(("vpmetrics", *options.argv), settings)
     publish(Content("Speakers held out of training", lead, systems, run), console, options)
-    console.print(f"\n{_compare_with_baselines(systems)}")
     console.print(f"\n{time.monotonic() - began:.0f} s. All curves and figures of the training:")
     console.print(f"  tensorboard --logdir {escape(str(options.out / 'tensorboard'))}", soft_wrap=True)
 
@@ -128,7 +124,7 @@ def _measure(
         "B2r": torch.where(is_first, voices.protected["B2r0"], voices.protected["B2r1"]),  # drawn once per session
         "B2u": voices.protected["B2u"],
         "averaging": average_speakers(voices, ~is_held_out, draw),
-        OURS: ours,
+        "trained": ours,
     }
     metric = VoicePrivacy(attacks=[attack() for attack in _ATTACKS], metrics="all", intervals=CONFIDENCE)
     systems = []
@@ -142,32 +138,11 @@ def _measure(
         systems.append(evaluate_embeddings(name, embeddings, metric))
     within, across = systems[-1].scalars["within_d_ece"], disclosed_in(systems[-1], "across").value
     limits = (
-        f"the {OURS} model moves embeddings and makes no speech, unlike B2, B2r, B2u; whoever knows the key of a "
+        f"the trained model moves embeddings and makes no speech, unlike B2, B2r, B2u; whoever knows the key of a "
         f"session tells its speakers (within a session {within:.3f} bit), whoever does not links sessions by "
         f"{across:.3f} bit"
     )
     return [*systems[:-1], replace(systems[-1], notes=(*systems[-1].notes, limits))]
-
-
-def _compare_with_baselines(systems: Sequence[EvaluatedSystem]) -> str:
-    """Return how the trained system compares with each baseline, by the strongest attack first."""
-    *baselines, ours = systems
-    told_apart = {
-        pair.first for pair in pairs_of(systems, CONFIDENCE) if pair.difference.is_significant and pair.second == OURS
-    }
-    lines = []
-    for system in baselines:
-        (strongest, cosine), (its_strongest, its_cosine) = (
-            (disclosed_in(each, "OP").value, each.scalars["op_d_ece"]) for each in (ours, system)
-        )
-        how = "is not told apart from"
-        if system.name in told_apart:
-            how = "is ahead of" if strongest < its_strongest else "is behind"
-        lines.append(
-            f"{OURS} {how} {system.name}: {strongest:.3f} against {its_strongest:.3f} bit to the strongest attack, "
-            f"{cosine:.3f} against {its_cosine:.3f} to cosines"
-        )
-    return "\n".join(lines)
 
 
 def two_sessions(speakers: Tensor) -> Tensor:

@@ -225,10 +225,8 @@ def _first_of_speaker(count: int, sides: Sequence[tuple[Array, Array]], targets:
     least, before = np.arange(count), np.empty(0, dtype=np.int64)
     while not np.array_equal(least, before):
         before = least.copy()
-        both = np.minimum(least[one], least[other])
         for side in (one, other):
-            np.minimum.at(least, least[side], both)
-            np.minimum.at(least, side, both)
+            np.minimum.at(least, before[side], np.minimum(before[one], before[other]))
         least = least[least]
     return np.where(np.isin(np.arange(count), [one, other]), least, -1)
 
