@@ -25,6 +25,7 @@ from vpmetrics._engine.validation import (
     reject_options,
 )
 from vpmetrics.attacks import STANDARD
+from vpmetrics.attacks.base import is_made_for
 
 if TYPE_CHECKING:
     from vpmetrics._engine.cross_fitting import CrossFittedAttacks
@@ -139,7 +140,8 @@ class StrongestAttack(AttackedMetric):
         condition: ``"OP"``, ``"PP"``, or, with sessions, ``"within"`` or ``"across"``.
         attacks: ``"standard"``, the battery :data:`vpmetrics.attacks.STANDARD`; or a sequence of attacks, objects with
             ``fit(original, protected, speakers)`` and ``attack(original, protected)`` or
-            ``score(original, protected)``, see :class:`vpmetrics.attacks.Attack`.
+            ``score(original, protected)``, see :class:`vpmetrics.attacks.Attack`. One that is made for other pairs
+            (its ``conditions``) raises, unless it belongs to the battery, where it is skipped.
         validate_args: Whether values are validated; forces a GPU sync per update.
         intervals: Confidence level, such as 0.95; adds ``<key>_low`` and ``<key>_high`` from leaving speakers out one
             after the other. Attacks and choices then stay as they are.
@@ -169,11 +171,15 @@ class StrongestAttack(AttackedMetric):
     ) -> None:
         reject_options(self, kwargs, {"bandwidth": "attacks are chosen, and a choice has no gradient"})
         super().__init__(attacks=attacks, validate_args=validate_args, intervals=intervals, **kwargs)
-        resolve_condition(condition)
+        is_one_sided = resolve_condition(condition).is_one_sided
         if condition == "OO":
             raise ValueError("Expected `condition` to have a protected side to attack, but got 'OO'.")
         if not self.attacks:
             raise ValueError("Expected `attacks` to name at least one attack, but got none.")
+        for attack in self.attacks:
+            if not is_made_for(attack, is_one_sided) and type(attack) not in map(type, STANDARD):
+                made_for, name = " and ".join(attack.conditions), type(attack).__name__
+                raise ValueError(f"Expected `attacks` to be made for {condition}, but {name} is made for {made_for}.")
         self.condition = condition
 
     def _value(self, data: EvaluationData) -> dict[str, Tensor]:

@@ -357,6 +357,13 @@ class TestOwnAttacks:
         with pytest.raises(RuntimeError, match="as written"):
             metric.compute()
 
+    @pytest.mark.parametrize(("condition", "kind"), [("OP", PLDA), ("PP", Procrustes), ("within", LikelihoodRatio)])
+    def test_an_attack_of_ones_own_for_other_pairs_is_refused(self, condition, kind):
+        message = f"`attacks` to be made for {condition}, but Mine is made for {kind.conditions[0]}"
+        with pytest.raises(ValueError, match=message):
+            StrongestAttack(condition=condition, attacks=[Plain(), type("Mine", (kind,), {})()])
+        StrongestAttack(condition=condition, attacks=[Plain(), kind()])  # of the battery, which serves all conditions
+
     def test_an_overridden_attack_is_not_mistaken_for_the_one_it_is_named_after(self):
         class Turned(Plain):
             def attack(self, original, protected):

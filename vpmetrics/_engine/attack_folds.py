@@ -23,7 +23,7 @@ from vpmetrics._engine.utterances import (
     row_keys,
     take_evenly,
 )
-from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, TunedAttack, is_tuned, learns_from_moments
+from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, is_made_for, is_tuned, learns_from_moments
 from vpmetrics.attacks.linear import Plain
 
 FEWEST_SPEAKERS = 6  # two folds of three: with fewer, a fold has no pairs that could stand for chance
@@ -95,8 +95,7 @@ class Variant(NamedTuple):
 
     def is_for_condition(self, condition: Condition) -> bool:
         """Return whether the attack is made for this kind of pairs."""
-        made_for: Sequence[str] = self.attack.conditions if isinstance(self.attack, TunedAttack) else ("OP", "PP")
-        return ("PP" if condition.is_one_sided else "OP") in made_for
+        return is_made_for(self.attack, condition.is_one_sided)
 
 
 class FittedAttack(NamedTuple):

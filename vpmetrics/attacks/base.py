@@ -119,6 +119,7 @@ class TunedAttack(Attack):
         (True, (0.03,))
     """
 
+    needs: str = PAIRS
     settings: Sequence[Any] = (None,)
     conditions: Sequence[str] = ("OP", "PP")
     views: Sequence[str] | None = None  # ways of normalising rows; None for all that the pairs offer
@@ -257,6 +258,11 @@ def is_tuned(attack: Any) -> bool:
     return isinstance(attack, TunedAttack) and all(
         getattr(getattr(attack, name), "__func__", None) is getattr(TunedAttack, name) for name in ("fit", "attack")
     )
+
+
+def is_made_for(attack: Any, is_one_sided: bool) -> bool:
+    """Return whether an attack is made for pairs of protected speech, or for pairs of original and protected speech."""
+    return not isinstance(attack, TunedAttack) or ("PP" if is_one_sided else "OP") in attack.conditions
 
 
 def learns_from_moments(attack: Any) -> bool:
