@@ -574,7 +574,7 @@ class TestReplicates:
         protected = torch.cat([noise, original[:, :12]], dim=1)
         data = data_of(original, protected, names)
         attacks = CrossFittedAttacks(data, [Crop()], [CONDITIONS["OP"]])
-        choose, number = cross_fitting.choose_attacks, assign_folds(data).number
+        choose, number = cross_fitting.choose_attacks, assign_folds(data).num_folds
         mixed = [0] * 2 + [1] * (number - 2)
 
         def choose_mixed(*given, **options):
