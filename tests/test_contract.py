@@ -213,7 +213,11 @@ STEPS = (
 )  # fmt: skip
 _OTHERS = torch.randn(6, 6, generator=torch.Generator().manual_seed(1))
 _DEFECTIVE = {
-    r"Every speaker has one utterance \(6 speakers\): add others of them": (_OTHERS, _OTHERS.flip(0), torch.arange(6)),
+    r"Every speaker has one utterance \(6 speakers\): add more utterances of each": (
+        _OTHERS,
+        _OTHERS.flip(0),
+        torch.arange(6),
+    ),
     r"All utterances \(6\) are of one speaker: add other speakers": (_OTHERS, _OTHERS.flip(0), torch.zeros(6).long()),
     "All 6 protected embeddings are equal: check the anonymiser": (_OTHERS, 0 * _OTHERS, torch.arange(6) // 2),
     "All 6 original embeddings are equal: check the encoder": (0 * _OTHERS, _OTHERS, torch.arange(6) // 2),

@@ -110,7 +110,7 @@ def test_one_speaker_holds_most_target_trials(names):
 @pytest.mark.parametrize(
     ("speakers", "message"),
     [
-        (range(8), "Every speaker has one utterance (8 speakers): add others of them for target trials."),
+        (range(8), "Every speaker has one utterance (8 speakers): add more utterances of each for target trials."),
         ([7] * 8, "All utterances (8) are of one speaker: add other speakers for non-target trials."),
     ],
 )

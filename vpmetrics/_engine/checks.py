@@ -128,14 +128,16 @@ def explain_missing_trials(speakers: int, utterances: int) -> str | None:
     if speakers == 1:
         return f"All utterances ({utterances:,}) are of one speaker: add other speakers for non-target trials."
     if utterances == speakers:
-        return f"Every speaker has one utterance ({speakers:,} speakers): add others of them for target trials."
+        return (
+            f"Every speaker has one utterance ({speakers:,} speakers): add more utterances of each for target trials."
+        )
     return None
 
 
 def find_cause(data: EvaluationData) -> str | None:
     """Return what is wrong with data that give undefined results; None where that is not known."""
     recordings = torch.cat([side.ids for side in _sides(data).values()]).unique()
-    if len(recordings) == 0:  # of which the reason for NaN speaks itself
+    if len(recordings) == 0:  # the reason for NaN says so
         return None
     missing = explain_missing_trials(len(data.speakers), len(recordings))
     equal = (
