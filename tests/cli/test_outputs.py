@@ -5,12 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -31,8 +26,6 @@ from vpmetrics.cli.results import (
     write_all,
     written_files,
 )
-
-ROOT = Path(__file__).parents[2]
 
 
 def write_results(path, files=()):
@@ -179,6 +172,7 @@ def test_whichever_step_fails_leaves_the_former_results_or_the_later_ones(former
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # Python 3.12
 def test_whichever_step_is_the_last_leaves_whole_files_that_the_next_run_knows(former):
     states = []
     for step in range(rewrite(former("whole"))):
@@ -209,35 +203,3 @@ def test_a_killed_first_run_leaves_a_folder_that_results_can_go_into(tmp_path):
     check_folder(tmp_path)
     write_all({tmp_path / name: data for name, data in contents_of(LATER).items()})
     assert found_in(tmp_path) == contents_of(LATER)
-
-
-WRITER = """
-import sys
-from pathlib import Path
-from vpmetrics.cli.results import outdated_files, write_all
-from vpmetrics.cli.results import as_json
-folder = Path(sys.argv[1])
-for number in range(10**9):
-    names = [f"{number % 3}_{part}.png" for part in range(20)]
-    outdated = outdated_files(folder, ["results.json", *names])
-    files = sorted({*names, *(path.name for path in outdated)})
-    results = {"vpmetrics": "", "systems": [], "files": files}
-    write_all({folder / "results.json": as_json(results), **{folder / name: b"x" * 10_000 for name in names}}, outdated)
-    if number == 3:
-        print("ready", flush=True)
-"""
-
-
-def test_whenever_a_run_is_killed_the_next_one_knows_its_files(tmp_path):
-    draw = random.Random(0)
-    for _ in range(5):
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", WRITER, str(tmp_path)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
-            assert process.stdout.readline() == b"ready\n"
-            time.sleep(0.1 * draw.random())
-            process.send_signal(signal.SIGKILL)
-        whole = {path.name: path.stat().st_size for path in tmp_path.glob("*.png")}
-        assert set(whole) <= written_files(tmp_path / "results.json")
-        assert set(whole.values()) == {10_000}
-        check_folder(tmp_path)
