@@ -226,8 +226,7 @@ def evaluated_of(monkeypatch, *arguments):
     from vpmetrics.cli import evaluate
 
     systems = []
-    for module in (evaluate,):
-        monkeypatch.setattr(module, "publish", lambda title, lead, given, *rest, **more: systems.extend(given))  # noqa: ARG005
+    monkeypatch.setattr(evaluate, "publish", lambda content, *_: systems.extend(content.systems))
     run(*arguments)
     return systems
 
