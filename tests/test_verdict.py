@@ -62,4 +62,4 @@ def test_equal_embeddings_are_a_failed_check_and_never_low():
     with pytest.warns(UserWarning, match="not all the same"):
         report = metric.report()
     assert report.headline.level != "low"
-    assert any(check.status == "failed" and "same" in check.message for check in report.checks)
+    assert any(check.status == "failed" and "are equal" in check.message for check in report.checks)

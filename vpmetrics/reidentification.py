@@ -156,9 +156,9 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
         """
         if val is not None:
             return super().plot(val, ax)
-        from vpmetrics.plotting.identification_plots import draw_population_rate, spread_sizes
+        from vpmetrics.plotting.identification_plots import draw_population_rate, spread_population_sizes
 
-        sizes = sorted({*spread_sizes(max(100, *self.sizes)), *self.sizes} - {1})
+        sizes = sorted({*spread_population_sizes(max(100, *self.sizes)), *self.sizes} - {1})
         with collect_warnings(), self._gathered():
             values = self._rates(self._data(), sizes, self.length)
         curve = {n: float(values[f"rate_{n}"]) for n in sizes}

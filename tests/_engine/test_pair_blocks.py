@@ -35,7 +35,7 @@ def labelled(**columns):
     return rows | {name: known[name] for name in columns}
 
 
-def pairs_of(rows, name, **settings):
+def form_pairs(rows, name, **settings):
     data = build_data(pack_utterances(**rows))
     condition = CONDITIONS[name]
     settings = {"scorer": SCORERS["cosine"], "condition": condition} | settings
@@ -71,7 +71,7 @@ def expected_trials(rows, name):
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
 def test_every_trial_is_there_once_whatever_the_block_size(condition, size):
     rows = join(embeddings())
-    pairs = pairs_of(rows, condition, block_size=size)
+    pairs = form_pairs(rows, condition, block_size=size)
     scores, labels = trials_of(pairs)
     arrays = (rows["original"].numpy(), rows["protected"].numpy(), rows["speakers"].numpy())
     expected, target, _ = reference.similarity.trials(*arrays, condition)
@@ -90,7 +90,7 @@ def test_every_trial_is_there_once_whatever_the_block_size(condition, size):
 @pytest.mark.parametrize("columns", [("sessions",), ("sessions", "groups")], ids=lambda names: "+".join(names))
 def test_sessions_and_groups_choose_trials(condition, columns):
     rows = labelled(**dict.fromkeys(columns))
-    scores, labels = trials_of(pairs_of(rows, condition, block_size=40))
+    scores, labels = trials_of(form_pairs(rows, condition, block_size=40))
     expected = expected_trials(rows, condition)
     for label in (False, True):
         ours = scores[labels == label].sort().values
@@ -102,8 +102,8 @@ def test_sessions_and_groups_choose_trials(condition, columns):
 def test_ranks_share_the_blocks_and_leave_none_out(condition, world, monkeypatch):
     monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
     rows = join(embeddings())
-    whole = pairs_of(rows, condition, block_size=16)
-    parts = [pairs_of(rows, condition, block_size=16, processes=Processes(rank, world)) for rank in range(world)]
+    whole = form_pairs(rows, condition, block_size=16)
+    parts = [form_pairs(rows, condition, block_size=16, processes=Processes(rank, world)) for rank in range(world)]
     shared = [trials_of(part)[0] for part in parts]
     assert_close(torch.cat(shared).sort().values, trials_of(whole)[0].sort().values)
     assert max(map(len, shared)) < 2 * len(torch.cat(shared)) / world
@@ -139,7 +139,7 @@ def test_rows_are_prepared_alike_whatever_their_order(scoring, dtype):
     mixed = torch.randperm(len(rows["speakers"]), generator=torch.Generator().manual_seed(0))
     sides = []
     for order in (torch.arange(len(mixed)), mixed):
-        pairs = pairs_of({key: column[order] for key, column in rows.items()}, "OO", scorer=SCORERS[scoring])
+        pairs = form_pairs({key: column[order] for key, column in rows.items()}, "OO", scorer=SCORERS[scoring])
         sides.append(pairs.enrolment.embeddings)
     assert torch.equal(*sides)
     side = build_data(pack_utterances(**rows)).original
@@ -157,7 +157,7 @@ def test_speakers_are_permuted_within_their_group_whatever_their_labels():
     for relabel in (lambda labels: labels, lambda labels: 7 - 13 * labels):
         rows = labelled(groups=True)
         rows["speakers"] = relabel(rows["speakers"])
-        pairs = pairs_of(rows, "OP")
+        pairs = form_pairs(rows, "OP")
         permuted, speaker, shift = pairs.permute_speakers([1, 2])
         groups = torch.tensor(pairs._groups)
         assert torch.equal(groups[speaker], groups[permuted.test.speaker_index])
@@ -175,7 +175,7 @@ def test_speakers_are_permuted_within_their_group_whatever_their_labels():
 
 
 def test_thinned_pairs_keep_every_speaker():
-    pairs = pairs_of(join(embeddings()), "OP")
+    pairs = form_pairs(join(embeddings()), "OP")
     thinned = pairs.thin(5000)
     assert thinned.num_pairs <= 5000 < pairs.num_pairs
     assert set(thinned.test.speaker_index.tolist()) == set(range(8))

@@ -51,7 +51,7 @@ def folder(tmp_path):
 @pytest.fixture
 def counting():
     encoder = load_encoder(Counting(), name="counting")
-    _ = encoder.can_pad, encoder.shortest
+    _ = encoder.can_pad, encoder.min_samples
     encoder.function.shapes.clear()
     return encoder
 

@@ -299,7 +299,7 @@ def test_torchscript(tmp_path, pooled, masked):
     assert (encoder.name, encoder.dimension) == ("model.ts", 6)
     assert encoder.is_differentiable
     assert encoder.can_pad is masked
-    assert encoder.shortest == 800  # 50 ms, the first step beyond the window of 25
+    assert encoder.min_samples == 800  # 50 ms, the first step beyond the window of 25
     assert_padding_is_ignored(encoder, 8000, 12000)
 
 
@@ -440,7 +440,7 @@ def embed_three_seconds(waveforms: torch.Tensor) -> torch.Tensor:
 )
 def test_the_shortest_waveform_has_a_finite_embedding(function, shortest):
     encoder = load_encoder(function, sample_rate=16000)
-    assert (encoder.dimension, encoder.shortest) == (3, shortest)
+    assert (encoder.dimension, encoder.min_samples) == (3, shortest)
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def test_two_thousand_utterances_cost_little_more_than_the_network(folder, tmp_p
         spectrograms.append(partials)
         return run(partials)
 
-    _ = encoder.can_pad, encoder.shortest
+    _ = encoder.can_pad, encoder.min_samples
     monkeypatch.setattr(encoder, "embed_partials", remember)
     embed_folder(folder, encoder)
     monkeypatch.undo()

@@ -21,8 +21,8 @@ from vpmetrics.cli.results import (
     as_json,
     check_file,
     check_folder,
+    make_results,
     outdated_files,
-    results_of,
     write_all,
     written_files,
 )
@@ -31,7 +31,7 @@ from vpmetrics.cli.results import (
 def write_results(path, files=()):
     path.parent.mkdir(parents=True, exist_ok=True)
     one = EvaluatedSystem("x", report_trials({"": scored()}))
-    path.write_bytes(as_json(results_of([one], Run(), files=files)))
+    path.write_bytes(as_json(make_results([one], Run(), files=files)))
     return path
 
 

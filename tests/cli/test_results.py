@@ -20,7 +20,7 @@ from vpmetrics import VoicePrivacy
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics.cli.outputs import Sample, save_systems, write_model_card
-from vpmetrics.cli.results import Run, results_of
+from vpmetrics.cli.results import Run, make_results
 from vpmetrics.cli.table_formats import print_tables
 from vpmetrics.cli.tables import Cell, Table
 
@@ -60,7 +60,7 @@ def test_whatever_is_not_finite_is_null_and_named():
     with pytest.warns(UserWarning, match="There are no non-target trials"):
         report = report_trials({"": targets})
     report.scalars["cllr"] = torch.tensor(math.inf)
-    content = results_of([EvaluatedSystem("x", report)], Run())
+    content = make_results([EvaluatedSystem("x", report)], Run())
     jsonschema.validate(content, SCHEMA)
     (system,) = content["systems"]
     assert system["scalars"]["cllr"] is None

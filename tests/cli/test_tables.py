@@ -16,7 +16,7 @@ from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics.cli.comparison import PRESETS, check_columns, table_of_systems
 from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.table_formats import as_csv, as_latex, as_markdown
-from vpmetrics.cli.tables import clean, format_cell, tables_of_system
+from vpmetrics.cli.tables import clean, tables_of_system, value_cell
 
 WEAK = ("DeID", "D_ECE", "EER", "Cllr")
 
@@ -173,7 +173,7 @@ def test_no_interval_as_printed_leaves_its_value_outside(key):
     offsets = 10 ** torch.empty(2, 2000, dtype=torch.float64).uniform_(-9, 0, generator=draw)
     cases = [(v, v - a, v + b) for v, a, b in zip(numbers.tolist(), *offsets.tolist(), strict=True)]
     for value, low, high in [*cases, (0.998, 0.9974, 1.0), (1e-5, 0.0, 3e-5)]:
-        cell = format_cell(entry, value, low, high)
+        cell = value_cell(entry, value, low, high)
         ends = cell.interval[1:-1].split(", ")
         printed, left, right = (float(text.replace("−", "-")) for text in (cell.text, *ends))
         assert left <= printed <= right, cell

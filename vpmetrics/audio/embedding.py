@@ -139,7 +139,7 @@ def embed_recordings(
     paths = list(dict.fromkeys(one.path for one in recordings))
     if not paths:
         raise AudioError("Expected at least one recording, but got none.")
-    chunks = _split_files(paths)
+    chunks = _chunk_files(paths)
     keys: dict[Path, str] = {}
     problems: dict[Path, str] = {}
     began, done = time.monotonic(), 0
@@ -279,7 +279,7 @@ def _describe_problems(problems: Sequence[str], total: int) -> str:
     return f"{len(problems)} of {total} recordings cannot be used: {shown}{rest}.{hint}"
 
 
-def _split_files(paths: Sequence[Path]) -> list[list[Path]]:
+def _chunk_files(paths: Sequence[Path]) -> list[list[Path]]:
     """Split files into chunks of a bounded number and size; a larger file is a chunk of its own."""
     chunks: list[list[Path]] = [[]]
     total = 0
@@ -309,26 +309,28 @@ class _Reader:
 
     def __init__(self, encoder: SpeakerEncoder, cached: Mapping[str, Array], segment_seconds: float | None) -> None:
         self.rate, self.cached, self.segment_seconds = encoder.sample_rate, cached, segment_seconds
-        self.shortest = max(encoder.shortest, int(SHORTEST_SECONDS * self.rate))
+        self.min_samples = max(encoder.min_samples, int(SHORTEST_SECONDS * self.rate))
 
     def __call__(self, path: Path) -> _File:
         try:
             data = read_bytes(path)
             key = hashlib.blake2b(data, digest_size=16).hexdigest()
             key += "" if self.segment_seconds is None else f"@{self.segment_seconds:g}s"
-            return _File(path, key, () if key in self.cached else self._cut(resample(*decode_audio(data), self.rate)))
+            return _File(
+                path, key, () if key in self.cached else self._cut_pieces(resample(*decode_audio(data), self.rate))
+            )
         except AudioError as error:
             return _File(path, problem=f"{printable(path)} {error}")
 
-    def _cut(self, waveform: Tensor) -> tuple[Tensor, ...]:
-        if len(waveform) < self.shortest:
-            needed = f"{self.shortest / self.rate:.2f} s are needed"
+    def _cut_pieces(self, waveform: Tensor) -> tuple[Tensor, ...]:
+        if len(waveform) < self.min_samples:
+            needed = f"{self.min_samples / self.rate:.2f} s are needed"
             raise AudioError(f"is too short: {len(waveform) / self.rate:.2f} s, {needed}")
         if self.segment_seconds is None:
             return (waveform,)
-        size = max(self.shortest, int(self.segment_seconds * self.rate))
+        size = max(self.min_samples, int(self.segment_seconds * self.rate))
         pieces: tuple[Tensor, ...] = waveform.split(size)
-        return pieces[:-1] if len(pieces) > 1 and len(pieces[-1]) < max(self.shortest, size / 2) else pieces
+        return pieces[:-1] if len(pieces) > 1 and len(pieces[-1]) < max(self.min_samples, size / 2) else pieces
 
 
 def _embed_batches(speech: Mapping[str, tuple[Tensor, ...]], encoder: SpeakerEncoder, limit: int) -> dict[str, Array]:

@@ -71,7 +71,7 @@ def load_encoder(
     elif isinstance(encoder, (str, Path)):
         loaded = _load_by_name(str(encoder), torch.device(device or "cpu"), sample_rate).requires_grad_(False)
     elif callable(encoder):
-        rate = _state_rate("the callable", sample_rate, getattr(encoder, "sample_rate", None))
+        rate = _take_stated_rate("the callable", sample_rate, getattr(encoder, "sample_rate", None))
         loaded = CallableEncoder(encoder, rate)
     else:
         raise TypeError(f"Expected `encoder` to be a name, a path or a callable, but got {type(encoder).__name__}.")
@@ -171,7 +171,7 @@ class SpeechBrainEncoder(SpeakerEncoder):
 
     def __init__(self, source: str, device: torch.device) -> None:
         super().__init__()
-        load = _import("speechbrain.inference.classifiers", "speechbrain").EncoderClassifier.from_hparams
+        load = _import_library("speechbrain.inference.classifiers", "speechbrain").EncoderClassifier.from_hparams
         # Without `savedir` some versions write into the working folder.
         place = None if Path(source).is_dir() else Path(torch.hub.get_dir(), "speechbrain", source.replace("/", "--"))
         self.model = load(source=source, savedir=place, run_opts={"device": str(device)})
@@ -188,7 +188,7 @@ class TransformersEncoder(SpeakerEncoder):
 
     def __init__(self, source: str, device: torch.device) -> None:
         super().__init__()
-        library = _import("transformers", "transformers")
+        library = _import_library("transformers", "transformers")
         self.extractor = library.AutoFeatureExtractor.from_pretrained(source)
         self.model = library.AutoModelForAudioXVector.from_pretrained(source).to(device)
         self.sample_rate = int(self.extractor.sampling_rate)
@@ -213,7 +213,7 @@ class PyannoteEncoder(SpeakerEncoder):
 
     def __init__(self, source: str, device: torch.device) -> None:
         super().__init__()
-        library = _import("pyannote.audio.pipelines.speaker_verification", "pyannote.audio")
+        library = _import_library("pyannote.audio.pipelines.speaker_verification", "pyannote.audio")
         self.pipeline = library.PretrainedSpeakerEmbedding(source, device=device)
         network = getattr(self.pipeline, "model_", None)
         self.model = network if isinstance(network, nn.Module) else None  # for its weights
@@ -231,7 +231,7 @@ class NeMoEncoder(SpeakerEncoder):
 
     def __init__(self, source: str, device: torch.device) -> None:
         super().__init__()
-        library = _import("nemo.collections.asr.models", "nemo_toolkit[asr]").EncDecSpeakerLabelModel
+        library = _import_library("nemo.collections.asr.models", "nemo_toolkit[asr]").EncDecSpeakerLabelModel
         load = library.restore_from if source.endswith(".nemo") else library.from_pretrained
         self.model = load(source, map_location=device)
         self.sample_rate = int(self.model.cfg.preprocessor.sample_rate)
@@ -250,11 +250,11 @@ class ONNXEncoder(SpeakerEncoder):
     def __init__(self, path: str, device: torch.device, sample_rate: int | None) -> None:
         super().__init__()
         self.file = path
-        library = _import("onnxruntime", "onnxruntime")
+        library = _import_library("onnxruntime", "onnxruntime")
         providers = ["CUDAExecutionProvider"] * (device.type == "cuda") + ["CPUExecutionProvider"]
         self.session = library.InferenceSession(path, providers=providers)
         metadata = self.session.get_modelmeta().custom_metadata_map
-        self.sample_rate = _state_rate(path, sample_rate, metadata.get("sample_rate"))
+        self.sample_rate = _take_stated_rate(path, sample_rate, metadata.get("sample_rate"))
         self.inputs = self.session.get_inputs()
         self.takes_lengths = len(self.inputs) > 1
 
@@ -274,7 +274,7 @@ class ONNXEncoder(SpeakerEncoder):
 
 def _load_torchscript(path: str, device: torch.device, sample_rate: int | None) -> SpeakerEncoder:
     model = torch.jit.load(path, map_location=device)
-    encoder = CallableEncoder(model, _state_rate(path, sample_rate, getattr(model, "sample_rate", None)))
+    encoder = CallableEncoder(model, _take_stated_rate(path, sample_rate, getattr(model, "sample_rate", None)))
     encoder.file = path
     return encoder
 
@@ -321,7 +321,7 @@ def _load_by_name(name: str, device: torch.device, sample_rate: int | None) -> S
     return encoder
 
 
-def _import(module: str, package: str) -> Any:
+def _import_library(module: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
@@ -332,7 +332,7 @@ def _import(module: str, package: str) -> Any:
         ) from error
 
 
-def _state_rate(title: str, *stated: Any) -> int:
+def _take_stated_rate(title: str, *stated: Any) -> int:
     """Return the first sample rate that is stated."""
     for rate in stated:
         if rate is not None:

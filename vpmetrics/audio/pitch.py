@@ -33,7 +33,7 @@ class PitchEncoder(SpeakerEncoder):
         except ImportError as error:
             raise AudioError(f"Expected librosa for 'f0': `pip install vpmetrics[f0]` ({error}).") from error
         self.track: Callable[..., Any] = librosa.pyin
-        self.can_pad, self.shortest = True, 2 * _FRAME
+        self.can_pad, self.min_samples = True, 2 * _FRAME
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
         """Track the pitch of each row, and count lags of voiced frames."""

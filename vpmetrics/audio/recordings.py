@@ -73,7 +73,7 @@ def list_recordings(
         source = source / "wav.scp"
         notes.append(f"{printable(source)} was taken for the list of recordings.")
     items = _read_items(source)
-    doubled = [_describe_doubled(name, same) for name, same in _group(items, str).items() if len(same) > 1]
+    doubled = [_describe_duplicates(name, same) for name, same in _group_by_key(items, str).items() if len(same) > 1]
     if doubled:
         raise AudioError(
             f"Expected utterances of different names in {printable(source)}, but {doubled[0]} ({len(doubled)} names "
@@ -86,7 +86,7 @@ def list_recordings(
         items = _set_speakers(items, _speakers_by_file(Path(utt2spk)))
     elif speaker_pattern is not None:
         items = _set_speakers(items, _speakers_by_pattern(speaker_pattern))
-        notes.append(_example(f"Speakers are what {speaker_pattern!r} finds", items))
+        notes.append(_show_example(f"Speakers are what {speaker_pattern!r} finds", items))
     elif any(one.speaker is None for one in items):
         items, note = _guess_speakers(items)
         notes += note
@@ -140,7 +140,7 @@ def pair_recordings(
             "recordings) by a folder per speaker or names such as 'p225_001'. Give `utt2spk`, a `speaker_pattern`, or "
             "a manifest (path,speaker)."
         )
-    pairs, notes = _match(left.items, right.items, strip_suffix)
+    pairs, notes = _match_recordings(left.items, right.items, strip_suffix)
     paired = {one.path for pair in pairs for one in pair}
     for side, other, items, others in (
         ("original", "protected", left.items, right.items),
@@ -163,21 +163,21 @@ def pair_recordings(
     return RecordingPairs(tuple(one for one, _ in pairs), protected_items, (*left.assumptions, *notes))
 
 
-def _match(
+def _match_recordings(
     original: Sequence[Recording], protected: Sequence[Recording], strip_suffix: str | None
 ) -> tuple[list[tuple[Recording, Recording]], list[str]]:
     """Pair by the way that pairs most: by path or file name, with or without a suffix."""
     best: list[tuple[Recording, Recording]] = []
     note, problem = "", ""
     for way, key in (("relative path", str), ("file name", lambda name: PurePosixPath(name).name)):
-        originals = _group(original, key)
+        originals = _group_by_key(original, key)
         common_suffix = _common_suffix(originals, [key(two.utterance) for two in protected])
         for suffix in dict.fromkeys(("", common_suffix) if strip_suffix is None else (strip_suffix,)):
-            matched = _group(protected, key, suffix)
+            matched = _group_by_key(protected, key, suffix)
             shared = {name: (originals[name], matched[name]) for name in originals if name in matched}
             doubled = next(((name, side) for name, sides in shared.items() for side in sides if len(side) > 1), None)
             if doubled is not None:
-                problem = problem or _describe_doubled(*doubled)
+                problem = problem or _describe_duplicates(*doubled)
             elif len(shared) > len(best):
                 best = [(one, two) for (one,), (two,) in shared.values()]
                 beyond = f" and {suffix!r}" if suffix else ""
@@ -191,12 +191,14 @@ def _match(
     return best, [note] if best else []
 
 
-def _describe_doubled(name: str, recordings: Sequence[Recording]) -> str:
+def _describe_duplicates(name: str, recordings: Sequence[Recording]) -> str:
     first, second = (printable(one.path) for one in recordings[:2])
     return f"{first} and {second} are both {printable(name)!r}"
 
 
-def _group(items: Sequence[Recording], key: Callable[[str], str], suffix: str = "") -> dict[str, list[Recording]]:
+def _group_by_key(
+    items: Sequence[Recording], key: Callable[[str], str], suffix: str = ""
+) -> dict[str, list[Recording]]:
     groups: dict[str, list[Recording]] = defaultdict(list)
     for one in items:
         groups[key(one.utterance).removesuffix(suffix)].append(one)
@@ -323,14 +325,14 @@ def _guess_speakers(items: list[Recording]) -> tuple[list[Recording], list[str]]
     if levels:
         level = (named or levels)[0]
         recordings = [one._replace(speaker=names[level]) for one, names in zip(items, parts, strict=True)]
-        return recordings, [_example(f"Speakers are folders (level {level + 1} of the path)", recordings)]
+        return recordings, [_show_example(f"Speakers are folders (level {level + 1} of the path)", recordings)]
     if None not in words and 1 < len(set(words)) < len(items):
         recordings = [one._replace(speaker=word) for one, word in zip(items, words, strict=True)]
-        return recordings, [_example("Speakers are the first part of file names", recordings)]
+        return recordings, [_show_example("Speakers are the first part of file names", recordings)]
     return items, []
 
 
-def _example(text: str, items: list[Recording]) -> str:
+def _show_example(text: str, items: list[Recording]) -> str:
     count = len({one.speaker for one in items})
     first = items[0]
     return (

@@ -94,13 +94,13 @@ class SpeakerEncoder(nn.Module):
         return "the encoder" if self.name is None else f"encoder '{self.name}'"
 
     @cached_property
-    def _probe(self) -> tuple[int, int, bool]:
+    def _probe_encoder(self) -> tuple[int, int, bool]:
         """Samples of noise that the encoder takes, the dimension of the embedding, and whether gradients pass."""
         failure: Exception | None = None
         for seconds in _PROBE_SECONDS:
             # Lightning validates in inference mode, where no gradient could be seen.
             with torch.inference_mode(mode=False), torch.enable_grad():
-                noise = self._noise(int(seconds * self.sample_rate)).requires_grad_()
+                noise = self._make_noise(int(seconds * self.sample_rate)).requires_grad_()
                 try:
                     embedding = self(noise)
                 except Exception as error:  # whatever the library raises for what it cannot take
@@ -112,25 +112,25 @@ class SpeakerEncoder(nn.Module):
             f"one second of noise, shape (1, {self.sample_rate}), it failed: {type(failure).__name__}: {failure}"
         ) from failure
 
-    def _noise(self, samples: int) -> Tensor:
+    def _make_noise(self, samples: int) -> Tensor:
         return 0.1 * torch.randn(1, samples, generator=torch.Generator().manual_seed(0)).to(self.device)
 
     @property
     def dimension(self) -> int:
         """The number of values of an embedding, probed."""
-        return self._probe[1]
+        return self._probe_encoder[1]
 
     @property
     def is_differentiable(self) -> bool:
         """Whether gradients pass from the embedding to the waveform, probed."""
-        return self._probe[2]
+        return self._probe_encoder[2]
 
     @cached_property
     def can_pad(self) -> bool:
         """Whether an utterance has the same embedding alone and padded in a batch, probed."""
         if not self.takes_lengths:
             return False
-        noise = self._noise(self._probe[0])
+        noise = self._make_noise(self._probe_encoder[0])
         lengths = torch.tensor([noise.shape[1], 3 * noise.shape[1] // 4], device=noise.device)
         rows = torch.where(mask_speech(noise.expand(2, -1), lengths), noise, 0.0)
         with torch.no_grad():
@@ -141,12 +141,12 @@ class SpeakerEncoder(nn.Module):
         return bool((cosine_similarity(padded, alone) > 1 - _PADDING_TOLERANCE).all())
 
     @cached_property
-    def shortest(self) -> int:
+    def min_samples(self) -> int:
         """The fewest samples that give a finite embedding, probed in steps."""
-        longest = self._probe[0]
+        longest = self._probe_encoder[0]
         for samples in (int(seconds * self.sample_rate) for seconds in _SHORT_SECONDS):
             with torch.no_grad(), suppress(Exception):  # whatever the library raises for what it cannot take
-                if samples < longest and bool(self(self._noise(samples)).isfinite().all()):
+                if samples < longest and bool(self(self._make_noise(samples)).isfinite().all()):
                     return samples
         return longest
 

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        status = _run(options)
+        status = _run_command(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -53,11 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run(options: Namespace) -> int:
+def _run_command(options: Namespace) -> int:
     try:
         # What a command needs is imported when it runs, so that --help is quick.
         with end_at_once():
-            from vpmetrics.cli.inputs import InputError, printable, read_files, reason_of
+            from vpmetrics.cli.inputs import InputError, describe_error, printable, read_files
             from vpmetrics.cli.progress import ResultConsole
 
             module = "evaluate" if options.command == "compare" else options.command
@@ -74,7 +74,7 @@ def _run(options: Namespace) -> int:
         print(f"vpmetrics needs {error.name}: pip install 'vpmetrics[{extra}]'", file=sys.stderr)
     except (InputError, OSError) as error:
         # Whatever a file system refuses, such as a name that is too long, is the user's to correct.
-        text = error if isinstance(error, InputError) else reason_of(error)
+        text = error if isinstance(error, InputError) else describe_error(error)
         print(f"vpmetrics {options.command}: error: {text}", file=sys.stderr)
     else:
         return 0

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics.cli.embeddings import Column, Embeddings, mark_references
-from vpmetrics.cli.inputs import InputError, record_file, suffix_of
+from vpmetrics.cli.inputs import InputError, format_suffix, record_file
 from vpmetrics.cli.outputs import Sample
 from vpmetrics.cli.progress import show_progress
 
@@ -32,7 +32,7 @@ def holds_recordings(source: str) -> bool:
         from vpmetrics.audio.reading import SUFFIXES
 
         return any(each.suffix.lower() in SUFFIXES or each == path / "wav.scp" for each in path.rglob("*"))
-    if suffix_of(path) in ("csv", "tsv") and path.is_file():
+    if format_suffix(path) in ("csv", "tsv") and path.is_file():
         with path.open(errors="replace") as file:
             return "path" in re.split("[,\t]", file.readline(1 << 12).strip().lower())
     return path.name == "wav.scp"
@@ -105,7 +105,7 @@ def embed_sides(
         notes.append(f"{network.name} is a weak encoder: others, by --encoder, may tell speakers better")
     if embedded.speakers is None:
         raise InputError("expected the speaker of every recording, but some are unknown", original)
-    columns = [_number(labels) for labels in (embedded.speakers, embedded.sessions, embedded.groups)]
+    columns = [_number_labels(labels) for labels in (embedded.speakers, embedded.sessions, embedded.groups)]
     (speakers, speaker_names), (sessions, _), (groups, group_names) = columns
     embeddings = Embeddings(
         embedded.original,
@@ -124,7 +124,7 @@ def embed_sides(
     return mark_references(embeddings, names, options), [(original_of[row.path], row.path) for row in embedded.rows]
 
 
-def _number(labels: Sequence[str] | None) -> tuple[Any, tuple[str, ...]]:
+def _number_labels(labels: Sequence[str] | None) -> tuple[Any, tuple[str, ...]]:
     return (None, ()) if labels is None else Column(np.array(labels), None, "recordings").number_labels(len(labels))
 
 

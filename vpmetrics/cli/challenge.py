@@ -19,7 +19,7 @@ from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.scorers import Scoring
 from vpmetrics.cli.embeddings import Column, Files, merge
 from vpmetrics.cli.formats import VECTORS
-from vpmetrics.cli.inputs import InputError, quote, reason_of
+from vpmetrics.cli.inputs import InputError, describe_error, quote
 from vpmetrics.cli.trial_files import Trials, label_trials, read_key, read_list, read_map, read_scores
 from vpmetrics.cli.trial_protocol import Attackable, ListedTrials, Protocol, read_protocol, score_listed
 
@@ -154,12 +154,12 @@ def find_results(folder: Path) -> list[Result]:
     """Return every anonymiser whose results are in a folder, by dataset and attacker."""
     lists, results = Lists(folder), list[Result]()
     for root, place in _find_places(folder).items():
-        suffixes = sorted({_suffix(name) for name in place.datasets} - {""})
-        sets = sorted({name.removesuffix(_suffix(name)) for name in place.datasets if "_trials" in name})
+        suffixes = sorted({_anonymiser_suffix(name) for name in place.datasets} - {""})
+        sets = sorted({name.removesuffix(_anonymiser_suffix(name)) for name in place.datasets if "_trials" in name})
         sets = [name for name in sets if not name.endswith("_all")]  # those only join others
         for suffix in suffixes:
             where = "" if root == folder else root.relative_to(folder).as_posix()
-            results += _by_dataset(suffix, sets, place, lists, _attacker_of(root), where)
+            results += _group_by_dataset(suffix, sets, place, lists, _attacker_of(root), where)
     if not results:
         expected = "ASV-<set>_enrolls-<set>_trials_<sex>_<system>/scores, or speaker_vectors.pt below such names"
         raise InputError(f"expected results of a VoicePrivacy challenge ({expected}), but got none", folder)
@@ -174,7 +174,7 @@ def find_results(folder: Path) -> list[Result]:
 def _find_places(folder: Path) -> dict[Path, _Place]:
     """Return the folders that hold a folder for every set: of one encoder, or of one run of a recipe."""
     places: dict[Path, _Place] = defaultdict(lambda: _Place({}, {}))
-    for path in (path for name in _VECTOR_FILES for path in sorted(folder.rglob(name)) if _is_whole(path)):
+    for path in (path for name in _VECTOR_FILES for path in sorted(folder.rglob(name)) if _is_complete(path)):
         dataset = path.parent.parent if path.parent.name in _LEVELS else path.parent
         root = (
             dataset.parent.parent if dataset.parent.name == "emb_xvect" and dataset.parent != folder else dataset.parent
@@ -187,7 +187,7 @@ def _find_places(folder: Path) -> dict[Path, _Place]:
     return {root: place for root, place in places.items() if place.datasets}
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     return path.parent.name != "spk-level" and not path.parent.name.startswith("temp")
 
 
@@ -201,14 +201,14 @@ def _attacker_of(root: Path) -> str:
     return ""
 
 
-def _suffix(name: str) -> str:
+def _anonymiser_suffix(name: str) -> str:
     """Return what follows the name of a set of original speech: the name of the anonymiser, or nothing."""
     _, kind, rest = re.split("(_enrolls|_trials)", name, maxsplit=1)
     match = _PARTS.match(rest)
     return rest[match.end() :] if kind == "_trials" and match else rest
 
 
-def _by_dataset(
+def _group_by_dataset(
     suffix: str, sets: Sequence[str], place: _Place, lists: Lists, attacker: str, where: str
 ) -> Iterator[Result]:
     parts: dict[str, list[TrialSet]] = {}
@@ -282,7 +282,7 @@ def _read_vectors(part: TrialSet, suffix: str, listed_as: dict[str, str]) -> Att
     for end in ("", suffix):
         # An attacker who protects recordings as well needs no original speech.
         there = [part.vectors[name] for name in (part.enrol + end, part.trial + end) if name in part.vectors]
-        columns = [files.column(str(path), "original") for path in there]
+        columns = [files.read_column(str(path), "original") for path in there]
         missing = Column(np.zeros((0, 0)), [], f"{part.trial}{end}/{VECTORS}, which is not there")
         sides.append(merge(columns) if columns else missing)
     return Attackable(sides[0], sides[1], _read_protocol(part, suffix, listed_as, files), part.name)
@@ -294,10 +294,10 @@ def _read_protocol(part: TrialSet, suffix: str, listed_as: dict[str, str], files
     if path is None:
         raise InputError(f"expected embeddings of {part.enrol}, but found no {VECTORS}", part.lists.folder)
     listed = part.lists.find(part.enrol, "enrolls")
-    enrolled = read_list(listed) if listed else files.arrays(str(path)).utterances or []
+    enrolled = read_list(listed) if listed else files.read_arrays(str(path)).utterances or []
     speaker_of = dict(listed_as)
     for embeddings_file in () if listed_as else part.vectors.values():
-        arrays = files.arrays(str(embeddings_file))
+        arrays = files.read_arrays(str(embeddings_file))
         if "speakers" in arrays.by_name:
             speaker_of |= zip(arrays.utterances or [], arrays.by_name["speakers"].tolist(), strict=True)
     speaker_of = listed_as or speaker_of | _listed_speakers(part)
@@ -327,7 +327,7 @@ def read_utility(options: Sequence[str], systems: Sequence[str]) -> dict[str, di
         try:
             frame = pl.read_csv(option, infer_schema=False)
         except (OSError, pl.exceptions.PolarsError) as error:
-            raise InputError(f"cannot be read as NAME=VALUE or CSV ({reason_of(error)})", option) from None
+            raise InputError(f"cannot be read as NAME=VALUE or CSV ({describe_error(error)})", option) from None
         if "system" not in frame.columns:
             raise InputError(f"expected a column system, but got {', '.join(frame.columns)}", option)
         for row in frame.to_dicts():

@@ -29,11 +29,11 @@ from vpmetrics.cli.tables import (
     Table,
     clean,
     conditions_of,
-    format_cell,
     has_conditions,
     heading_of,
     insert_strongest_keys,
-    make_cell,
+    scalar_cell,
+    value_cell,
 )
 
 # A key without its condition stands for all conditions there are, "utility" for all utilities.
@@ -68,7 +68,7 @@ def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Se
     best = [_best_texts(entry, systems) for entry in entries]
     rows = []
     for system in systems:
-        cells = [_cell_of(entry, system) for entry in entries]
+        cells = [_make_system_cell(entry, system) for entry in entries]
         marked = [
             cell._replace(tone="best") if not system.part_of and cell.text == texts.get(system.dataset) else cell
             for cell, texts in zip(cells, best, strict=True)
@@ -81,7 +81,7 @@ def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Se
     first = []
     for dataset, system in originals.items():
         name = f"{choose_original_name(systems)}, {dataset}" if len(originals) > 1 else choose_original_name(systems)
-        first.append((Cell(clean(name)), *(_cell_of_original(entry, system) for entry in entries)))
+        first.append((Cell(clean(name)), *(_make_original_cell(entry, system) for entry in entries)))
     keys = (entry.key.removeprefix(scalar_key(entry.condition, "")) for entry in entries if entry.family != "utility")
     heads = ("system", *map(heading_of, entries))
     return Table(clean(title), heads, (*first, *rows), keys=tuple(dict.fromkeys(keys)))
@@ -136,24 +136,24 @@ def _describe_utility(name: str) -> Scalar:
     return Scalar(name, name, Unit("", ".4g"), utility_direction(name), "utility of protected speech", family="utility")
 
 
-def _cell_of(entry: Scalar, system: EvaluatedSystem) -> Cell:
+def _make_system_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
     if entry.family == "utility":
-        return format_cell(entry, system.utility.get(entry.key, math.nan))
-    return make_cell(entry.key, system)
+        return value_cell(entry, system.utility.get(entry.key, math.nan))
+    return scalar_cell(entry.key, system)
 
 
-def _cell_of_original(entry: Scalar, system: EvaluatedSystem) -> Cell:
+def _make_original_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
     if has_conditions(entry) and entry.family != "attack":
         key = scalar_key("OO", entry.key.removeprefix(scalar_key(entry.condition, "")))
-        return make_cell(key, system, with_interval=False)
-    return format_cell(entry, 0.0 if entry.key in _UNHARMED else math.nan)
+        return scalar_cell(key, system, with_interval=False)
+    return value_cell(entry, 0.0 if entry.key in _UNHARMED else math.nan)
 
 
 def _best_texts(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
     """Return the best value of each data set as it is shown; none where all competing systems have the same."""
     best = {}
     for dataset, some in comparable_systems(systems).items() if entry.direction else ():
-        cells = [cell for system in some if not math.isnan((cell := _cell_of(entry, system)).value)]
+        cells = [cell for system in some if not math.isnan((cell := _make_system_cell(entry, system)).value)]
         if len({cell.text for cell in cells}) > 1:
             best[dataset] = (min if entry.direction == "low" else max)(cells, key=lambda cell: cell.value).text
     return best
@@ -187,7 +187,7 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
     if len(ranked) > 1 and least == most:
         title, sentences = f"All disclose {least} bit.", []
     sentences += [f"Leakage of {best.name} is {verdict.level}.", *verdict.reasons]
-    distinct = {system.name: make_cell("gvd", system) for system in systems if math.isfinite(system.scalar("gvd"))}
+    distinct = {system.name: scalar_cell("gvd", system) for system in systems if math.isfinite(system.scalar("gvd"))}
     if len({cell.text for cell in distinct.values()}) > 1:
         name = max(distinct, key=lambda name: distinct[name].value)
         sentences.append(f"Voices stay most distinct with {name} (G_VD {distinct[name].text} dB).")
@@ -217,15 +217,17 @@ def check_comparison(systems: Sequence[EvaluatedSystem]) -> list[Check]:
     return [check for some in groups for check in check_systems({system.name: system.report for system in some})]
 
 
-def pairs_of(systems: Sequence[EvaluatedSystem], confidence: float | None) -> list[Pair]:
+def compare_all_pairs(systems: Sequence[EvaluatedSystem], confidence: float | None) -> list[Pair]:
     """Return all pairs of competing systems that were measured on the same speakers, compared by their disclosure."""
     order = [system.name for system in systems]
     groups = (sorted(some, key=lambda one: order.index(one.name)) for some in comparable_systems(systems).values())
-    pairs = (_compare(*two, "disclosure", confidence) for some in groups for two in combinations(some, 2))
+    pairs = (_compare_systems(*two, "disclosure", confidence) for some in groups for two in combinations(some, 2))
     return [pair for pair in pairs if pair is not None]
 
 
-def _compare(first: EvaluatedSystem, second: EvaluatedSystem, key: str, confidence: float | None) -> Pair | None:
+def _compare_systems(
+    first: EvaluatedSystem, second: EvaluatedSystem, key: str, confidence: float | None
+) -> Pair | None:
     """Return one pair by one scalar; None where that is not known of both on the same speakers."""
     one, other = first.report.jackknife, second.report.jackknife
     if confidence is None or one is None or other is None or key not in one.changes or key not in other.changes:
@@ -245,7 +247,7 @@ def table_of_pairs(pairs: Sequence[Pair]) -> list[Table]:
         likely = float(pair.difference.probability_below)
         name, likely = (pair.first, likely) if likely > 0.5 else (pair.second, 1 - likely)
         says = f"{name} discloses less" if pair.difference.is_significant else f"not told apart, rather {name}"
-        difference = format_cell(scalar("disclosure"), *map(float, pair.difference[:3]))
+        difference = value_cell(scalar("disclosure"), *map(float, pair.difference[:3]))
         names = Cell(clean(f"{pair.first} less {pair.second}"))
         rows.append((names, difference, Cell(clean(says)), Cell(f"{likely:.3f}", likely)))
     heads = ("pair", "difference [bit]", "verdict", "probability")
@@ -258,22 +260,26 @@ def table_of_changes(before: EvaluatedSystem, after: EvaluatedSystem, confidence
     names = ["disclosure", "deid", "gvd"]
     names += [scalar_key(c, key) for c in conditions_of(before) if c != "OO" for key in _CHANGES]
     common_names = [name for name in names if name in before.scalars and name in after.scalars]
-    rows = [(Cell(heading_of(scalar(name))), *_change(before, after, name, confidence)) for name in common_names]
+    rows = [
+        (Cell(heading_of(scalar(name))), *_describe_change(before, after, name, confidence)) for name in common_names
+    ]
     keys = tuple(dict.fromkeys(name.split("_", 1)[-1] if scalar(name).condition else name for name in common_names))
     heads = ("measure", clean(before.name), clean(after.name), "change")
     title = clean(f"From {before.name} to {after.name}")
     return [Table(title, heads, tuple(rows), keys=keys)] if rows else []
 
 
-def _change(before: EvaluatedSystem, after: EvaluatedSystem, name: str, confidence: float | None) -> tuple[Cell, ...]:
+def _describe_change(
+    before: EvaluatedSystem, after: EvaluatedSystem, name: str, confidence: float | None
+) -> tuple[Cell, ...]:
     entry = scalar(name)
-    cells = [make_cell(name, system, with_interval=False) for system in (before, after)]
+    cells = [scalar_cell(name, system, with_interval=False) for system in (before, after)]
     tone = ""
     if any(math.isnan(cell.value) for cell in cells):
         text = ""
     elif cells[0].text == cells[1].text:
         text = "same"
-    elif not _is_told_apart(before, after, name, confidence):
+    elif not _is_significant(before, after, name, confidence):
         text = "within error"
     else:
         grows = cells[1].value > cells[0].value
@@ -282,9 +288,9 @@ def _change(before: EvaluatedSystem, after: EvaluatedSystem, name: str, confiden
     return *cells, Cell(text, tone=tone)
 
 
-def _is_told_apart(before: EvaluatedSystem, after: EvaluatedSystem, name: str, confidence: float | None) -> bool:
+def _is_significant(before: EvaluatedSystem, after: EvaluatedSystem, name: str, confidence: float | None) -> bool:
     """Return whether the speakers tell two values apart: one by one where these are the same, or by both intervals."""
-    pair = _compare(before, after, name, confidence)
+    pair = _compare_systems(before, after, name, confidence)
     if pair is not None:
         return pair.difference.is_significant
     lows, highs = ([system.scalar(name + end) for system in (before, after)] for end in CI_SUFFIXES)

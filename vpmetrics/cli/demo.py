@@ -27,7 +27,7 @@ from vpmetrics.cli.options import CONFIDENCE
 from vpmetrics.cli.outputs import Content, publish
 from vpmetrics.cli.progress import show_progress
 from vpmetrics.cli.results import Run, check_folder
-from vpmetrics.cli.summary import disclosed_in
+from vpmetrics.cli.summary import disclosure_in_condition
 from vpmetrics.data import DemoVoices, SpeakerBatchSampler, demo_voices
 from vpmetrics.lightning.monitor import PrivacyMonitor
 from vpmetrics.losses import PseudonymisationLoss
@@ -57,8 +57,8 @@ def demo(options: Namespace, console: Console) -> None:
         f"Training on {num_training} synthetic speakers, measuring on {HELD_OUT} others "
         f"({int(is_held_out.sum())} utterances)."
     )
-    model = _train(voices, is_held_out, options)
-    systems = _measure(voices, is_held_out, model, draw)
+    model = _train_anonymiser(voices, is_held_out, options)
+    systems = _evaluate_systems(voices, is_held_out, model, draw)
     lead = (
         f"{num_training} synthetic speakers to train on, {HELD_OUT} others to measure all systems on, in two sessions "
         f"each; attackers learn from both; {options.epochs} epochs, seed {options.seed}; weights of the last epoch"
@@ -70,7 +70,7 @@ def demo(options: Namespace, console: Console) -> None:
     console.print(f"  tensorboard --logdir {escape(str(options.out / 'tensorboard'))}", soft_wrap=True)
 
 
-def _train(voices: DemoVoices, is_held_out: Tensor, options: Namespace) -> Anonymiser:
+def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: Namespace) -> Anonymiser:
     """Train an anonymiser on some speakers, watched on the others."""
     torch.manual_seed(options.seed)
     model = Anonymiser(len(voices.speaker_names), voices.original.shape[1])
@@ -111,7 +111,7 @@ def _train(voices: DemoVoices, is_held_out: Tensor, options: Namespace) -> Anony
     return model.eval()
 
 
-def _measure(
+def _evaluate_systems(
     voices: DemoVoices, is_held_out: Tensor, model: Anonymiser, draw: torch.Generator
 ) -> list[EvaluatedSystem]:
     """Evaluate all systems on the same speakers, which the model has not seen; attackers observe the others."""
@@ -136,7 +136,7 @@ def _measure(
         metric.observe(*seen)
         embeddings = Embeddings(*unseen, tuple(voices.speaker_names), sessions=sessions[is_held_out])
         systems.append(evaluate_embeddings(name, embeddings, metric))
-    within, across = systems[-1].scalars["within_d_ece"], disclosed_in(systems[-1], "across").value
+    within, across = systems[-1].scalars["within_d_ece"], disclosure_in_condition(systems[-1], "across").value
     limits = (
         f"the trained model moves embeddings and makes no speech, unlike B2, B2r, B2u; whoever knows the key of a "
         f"session tells its speakers (within a session {within:.3f} bit), whoever does not links sessions by "

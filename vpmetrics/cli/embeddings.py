@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics.cli.formats import READERS, Arrays, read_arrays
-from vpmetrics.cli.inputs import Array, InputError, printable, quote, shorten, suffix_of
+from vpmetrics.cli.inputs import Array, InputError, format_suffix, printable, quote, shorten
 from vpmetrics.cli.trial_files import read_labels, read_list, read_map
 from vpmetrics.scoring import PLDA
 
@@ -108,10 +108,10 @@ class Files:
     def __init__(self, container: str | None = None, kind: str | None = None, strip_suffix: str | None = None) -> None:
         self.container, self.kind, self.strip_suffix = container, kind, strip_suffix or ""
         self._arrays: dict[str, Arrays] = {}
-        if container is not None and set(self.arrays(container).by_name) == {""}:
+        if container is not None and set(self.read_arrays(container).by_name) == {""}:
             raise InputError("expected several arrays, but got one; give it by --original or --protected", container)
 
-    def arrays(self, path: str) -> Arrays:
+    def read_arrays(self, path: str) -> Arrays:
         """Return what a file holds."""
         if path not in self._arrays:
             arrays = read_arrays(path, self.kind)
@@ -119,12 +119,12 @@ class Files:
             self._arrays[path] = arrays._replace(utterances=names)
         return self._arrays[path]
 
-    def side(self, sources: Sequence[str], role: str) -> Column:
+    def read_side(self, sources: Sequence[str], role: str) -> Column:
         """Return the embeddings of one side, from one file or from several whose rows are named."""
-        columns = [self.column(source, role) for source in sources] or [self.column(None, role)]
+        columns = [self.read_column(source, role) for source in sources] or [self.read_column(None, role)]
         return columns[0] if len(columns) == 1 else merge(columns)
 
-    def column(self, source: str | None, role: str) -> Column:
+    def read_column(self, source: str | None, role: str) -> Column:
         """Return an array by ``FILE``, ``FILE:ARRAY`` or ``ARRAY``; by one of its usual names if nothing is given."""
         path, name = (None, None) if source is None else locate(source)
         if path is None and self.container is None:
@@ -132,12 +132,12 @@ class Files:
                 raise InputError(f"no such file for --{role}", source)
             raise InputError(f"Expected --{role} FILE[:ARRAY] or a file that holds all arrays, but got neither.")
         if path is None:
-            return self._pick(str(self.container), source, role)
-        return self._pick(path, name, role, is_side=role in ("original", "protected", "plda-fit"))
+            return self._pick_array(str(self.container), source, role)
+        return self._pick_array(path, name, role, is_side=role in ("original", "protected", "plda-fit"))
 
-    def _pick(self, path: str, name: str | None, role: str, is_side: bool = False) -> Column:
+    def _pick_array(self, path: str, name: str | None, role: str, is_side: bool = False) -> Column:
         """Return an array by its name or one of its usual names; of a file of one side, its only matrix."""
-        by_name, utterances = self.arrays(path)
+        by_name, utterances = self.read_arrays(path)
         by_lower = {key.lower(): key for key in by_name}
         wanted = (name.lower(),) if name is not None else (*_ALIASES.get(role, (role, role.removesuffix("s"))), "")
         key = next((by_lower[one] for one in wanted if one in by_lower), None)
@@ -152,30 +152,30 @@ class Files:
         named = utterances if values.ndim and len(values) == len(utterances or ()) else None
         return Column(values, named, f"{path}:{key}" if key else path, path, key if name is None and key else None)
 
-    def labels(self, source: str | None, role: str) -> Column:
+    def read_labels(self, source: str | None, role: str) -> Column:
         """Return a label of every row: from an array, or from a text with lines ``utterance label`` or ``label``."""
         path, name = (None, None) if source is None else locate(source)
-        if path is None or name is not None or self.kind is not None or suffix_of(path) in READERS:
-            return self.column(source, role)
+        if path is None or name is not None or self.kind is not None or format_suffix(path) in READERS:
+            return self.read_column(source, role)
         names, labels = read_labels(path, "utterance", role.removesuffix("s"))
         names = names and [utterance.removesuffix(self.strip_suffix) for utterance in names]
         return Column(np.array(labels), names, path, path)
 
-    def speakers(self, source: str | None, pattern: str | None, original: Column) -> Column:
+    def read_speakers(self, source: str | None, pattern: str | None, original: Column) -> Column:
         """Return the speaker of every row: as told, by a pattern of the names, or as the file of the originals has."""
         if source is not None:
-            return self.labels(source, "speakers")
+            return self.read_labels(source, "speakers")
         if pattern is not None and original.utterances is None:
             raise InputError("expected it to name its utterances for --speaker-pattern", original.source)
         if pattern is not None:
             speakers = np.array([match_speaker(pattern, name) for name in original.utterances or ()])
             return Column(speakers, original.utterances, original.source, original.path)
         if self.knows_speakers(original):
-            return self._pick(original.path, None, "speakers")
+            return self._pick_array(original.path, None, "speakers")
         if original.utterances is not None:
             remedy = "give --utt2spk FILE, or --speaker-pattern REGEX, as '^[^-_]+'"
             raise InputError(f"expected the speaker of every utterance, but got none; {remedy}", original.source)
-        return self.column(None, "speakers")
+        return self.read_column(None, "speakers")
 
     def knows_speakers(self, column: Column) -> bool:
         """Return whether the file of some embeddings also says whose they are."""
@@ -199,24 +199,24 @@ def read_embeddings(
     Sources are ``FILE``, ``FILE:ARRAY``, or names of arrays in the container. ``options`` name the labels of rows.
     """
     files = Files(container, options.format, options.strip_suffix)
-    original, protected = files.side(original_sources, "original"), files.side(protected_sources, "protected")
+    original, protected = files.read_side(original_sources, "original"), files.read_side(protected_sources, "protected")
     columns = {"original": original, "protected": protected}
-    columns["speakers"] = files.speakers(options.speakers, options.speaker_pattern, original)
+    columns["speakers"] = files.read_speakers(options.speakers, options.speaker_pattern, original)
     for role in ("utterances", "sessions"):
         if (source := getattr(options, role)) is not None:
-            columns[role] = files.labels(source, role)
+            columns[role] = files.read_labels(source, role)
     notes = _notes_on_aliases(container, columns)
     is_named = original.utterances is not None or protected.utterances is not None
     named_files = {column.path for column in columns.values() if column.utterances is not None}
     if len(named_files) > 1 or (is_named and original.path != protected.path):
         if "utterances" in columns:
             raise InputError("Expected --utterances for rows without names only, but the files name their utterances.")
-        columns, left_out = _align(columns, options.partial)
+        columns, left_out = _align_rows(columns, options.partial)
         notes += left_out
     elif original.path != protected.path:
         notes += (f"rows of {original.source} and {protected.source} were paired by position: they have no names",)
     names = columns["original"].utterances
-    packed = _pack(columns)._replace(notes=notes, utterance_names=tuple(names or ()))
+    packed = _pack_columns(columns)._replace(notes=notes, utterance_names=tuple(names or ()))
     packed = mark_references(packed, names, options)
     if options.groups is None:
         return packed
@@ -251,9 +251,9 @@ def mark_references(embeddings: Embeddings, names: Sequence[str] | None, options
 def read_plda(path: str, utt2spk: str | None = None, kind: str | None = None) -> PLDA:
     """Fit a PLDA on labelled embeddings: speakers are in their file, or found by the names of its rows."""
     files = Files(None, kind)
-    vectors = files.column(path, "plda-fit")
+    vectors = files.read_column(path, "plda-fit")
     if files.knows_speakers(vectors):
-        speakers = files.speakers(None, None, vectors)
+        speakers = files.read_speakers(None, None, vectors)
     elif vectors.utterances is None or utt2spk is None:
         raise InputError("expected speakers in it, or utterances that --utt2spk has the speakers of", vectors.source)
     else:
@@ -305,7 +305,7 @@ def _notes_on_aliases(container: str | None, columns: Mapping[str, Column]) -> t
     return (f"{container}: taken {says}" if container else f"taken {says}",)
 
 
-def _align(columns: Mapping[str, Column], partial: bool) -> tuple[dict[str, Column], tuple[str, ...]]:
+def _align_rows(columns: Mapping[str, Column], partial: bool) -> tuple[dict[str, Column], tuple[str, ...]]:
     """Return the utterances that all files name, in the order of the originals."""
     rows = {role: column.rows_by_name() for role, column in columns.items()}
     common = set(rows["original"]).intersection(*rows.values())
@@ -338,7 +338,7 @@ def _describe_missing_pairs(columns: Mapping[str, Column], rows: Mapping[str, Ma
     return f"Expected utterances of the same name in all files, but they share none: {shown}.{hint}"
 
 
-def _pack(columns: Mapping[str, Column]) -> Embeddings:
+def _pack_columns(columns: Mapping[str, Column]) -> Embeddings:
     original, protected = (columns[role].tensor(role) for role in ("original", "protected"))
     if original.shape != protected.shape:
         expected = f"shape {tuple(original.shape)}, that of {columns['original'].source}"

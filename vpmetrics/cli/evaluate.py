@@ -18,14 +18,14 @@ from vpmetrics.cli.comparison import check_columns
 from vpmetrics.cli.embeddings import Embeddings, Files, locate, read_embeddings, read_plda
 from vpmetrics.cli.evaluation import (
     add_attributes,
+    check_anything_defined,
     combine_systems,
     evaluate_embeddings,
     evaluate_listed,
     evaluate_trials,
-    require_something,
 )
 from vpmetrics.cli.formats import READERS
-from vpmetrics.cli.inputs import InputError, printable, quote, read_files, suffix_of
+from vpmetrics.cli.inputs import InputError, format_suffix, printable, quote, read_files
 from vpmetrics.cli.options import CONFIDENCE
 from vpmetrics.cli.outputs import Content, publish
 from vpmetrics.cli.progress import show_progress
@@ -71,7 +71,7 @@ def evaluate(options: Namespace, console: Console) -> None:
     options.title = printable(options.title or Path(first).name)
     systems = _evaluate_inputs(options, sides)
     lead = f"Voice privacy of {printable(', '.join(dict.fromkeys(filter(None, given))))}"
-    _publish(options, lead, systems, console)
+    _publish_systems(options, lead, systems, console)
 
 
 def compare(options: Namespace, console: Console) -> None:
@@ -94,7 +94,7 @@ def compare(options: Namespace, console: Console) -> None:
         systems = _evaluate_embeddings(options, sources)
     else:
         systems = _compare_scores(options, named)
-    _publish(options, f"{len(systems)} systems side by side", systems, console)
+    _publish_systems(options, f"{len(systems)} systems side by side", systems, console)
 
 
 def _check_output(options: Namespace) -> None:
@@ -108,10 +108,10 @@ def _check_output(options: Namespace) -> None:
         raise InputError(f"Expected --format to be one of {', '.join(READERS)}, but got {quote(options.format)}.")
 
 
-def _publish(options: Namespace, lead: str, systems: Sequence[EvaluatedSystem], console: Console) -> None:
+def _publish_systems(options: Namespace, lead: str, systems: Sequence[EvaluatedSystem], console: Console) -> None:
     given = read_utility(options.utility or [], [system.name for system in systems])
     systems = [replace(system, utility={**system.utility, **given[system.name]}) for system in systems]
-    require_something(systems)
+    check_anything_defined(systems)
     hidden = {"argv", "out", "json", "figures", "command", "title", "samples"}
     given_options = {
         key: value for key, value in vars(options).items() if key not in hidden and value not in (None, False, [], ())
@@ -124,7 +124,7 @@ def _publish(options: Namespace, lead: str, systems: Sequence[EvaluatedSystem], 
     publish(content, console, options)
 
 
-def _refuse_idle(options: Namespace, what: str) -> None:
+def _reject_unused_option(options: Namespace, what: str) -> None:
     """Raise for an option that would do nothing, which is a misunderstanding."""
     for name, value in vars(options).items():
         if name not in _ALWAYS | _USED[what] and value not in (None, False, [], ()):
@@ -166,13 +166,13 @@ def _holds_embeddings(source: str, options: Namespace) -> bool:
     path = path or source
     if options.format is not None or name is not None or Path(path).is_dir():
         return True
-    is_table = suffix_of(path) in ("csv", "tsv", "parquet") and Path(path).is_file()
-    return suffix_of(path) in READERS and not (is_table and (options.key or has_scores(path)))
+    is_table = format_suffix(path) in ("csv", "tsv", "parquet") and Path(path).is_file()
+    return format_suffix(path) in READERS and not (is_table and (options.key or has_scores(path)))
 
 
 def _evaluate_recordings(options: Namespace, original: str, named: Mapping[str, str]) -> list[EvaluatedSystem]:
     """Evaluate systems from recordings, each by every encoder, and before these by the best of them."""
-    _refuse_idle(options, "recordings")
+    _reject_unused_option(options, "recordings")
     evaluated, encoders = list[EvaluatedSystem](), encoders_of(options)
     with cache_folder(options) as cache:
         for name, protected in named.items():
@@ -193,7 +193,7 @@ def _evaluate_embeddings(
     options: Namespace, named: Mapping[str, tuple[str | None, Sequence[str], Sequence[str]]]
 ) -> list[EvaluatedSystem]:
     """Evaluate systems by name from a file of arrays, and sources of original and of protected embeddings."""
-    _refuse_idle(options, "embeddings")
+    _reject_unused_option(options, "embeddings")
     metric, systems, first = _metric_of(options), list[EvaluatedSystem](), None
     for name, source in named.items():
         embeddings = read_embeddings(*source, options)
@@ -215,9 +215,9 @@ def _evaluate_sides(name: str, embeddings: Embeddings, options: Namespace, metri
 
 
 def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
-    _refuse_idle(options, "a list of trials")
+    _reject_unused_option(options, "a list of trials")
     files = Files(options.inputs[0] if options.inputs else None, options.format, options.strip_suffix)
-    original, protected = (files.side(getattr(options, role) or (), role) for role in ("original", "protected"))
+    original, protected = (files.read_side(getattr(options, role) or (), role) for role in ("original", "protected"))
     speaker_of = {} if options.speakers is None else read_map(options.speakers)
     group_of = {} if options.groups is None else read_map(options.groups, ("utterance", "group"))
     enrolled = read_enrolled(options.enrolls, speaker_of)
@@ -235,7 +235,7 @@ def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evalua
     """Evaluate all systems, datasets and attackers of a results folder of a challenge."""
     results = find_results(folder)
     is_scored = all(result.is_scored for result in results)
-    _refuse_idle(options, "a folder of scores" if is_scored else "a folder of embeddings")
+    _reject_unused_option(options, "a folder of scores" if is_scored else "a folder of embeddings")
     scoring = "cosine" if is_scored else _scoring_of(options)
     several = {field: len({getattr(one, field) for one in results}) > 1 for field in ("system", "dataset", "attacker")}
     by_attacker: dict[str, dict[str, EvaluatedSystem]] = {}
@@ -266,7 +266,7 @@ def _run_attacks(
 
 
 def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
-    _refuse_idle(options, "score files")
+    _reject_unused_option(options, "score files")
     scored = {name: path for name in ("OO", "OP", "PP") if (path := getattr(options, name.lower())) is not None}
     key_file = options.key
     if options.inputs:
@@ -282,7 +282,7 @@ def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
 
 
 def _compare_scores(options: Namespace, named: Mapping[str, str]) -> list[EvaluatedSystem]:
-    _refuse_idle(options, "score files")
+    _reject_unused_option(options, "score files")
     _check_speakers(options, {"OP"} if options.oo or "," in next(iter(named.values())) else {""})
     key = None if options.key is None else read_key(options.key, options.key_columns)
     shared = _read_trials(options, {"OO": options.oo} if options.oo else {}, key)

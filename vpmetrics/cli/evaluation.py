@@ -231,7 +231,7 @@ def _first_of_speaker(count: int, sides: Sequence[tuple[Array, Array]], targets:
     return np.where(np.isin(np.arange(count), [one, other]), least, -1)
 
 
-def require_something(systems: Sequence[EvaluatedSystem]) -> None:
+def check_anything_defined(systems: Sequence[EvaluatedSystem]) -> None:
     """Raise where no measure of privacy is defined: dashes must not pass for a result."""
     for system in systems:
         values = [system.scalar("d_ece", condition) for condition in system.report.conditions]

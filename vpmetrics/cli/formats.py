@@ -22,12 +22,12 @@ from vpmetrics.cli.inputs import (
     Array,
     InputError,
     check_unpacked_size,
+    describe_error,
+    format_suffix,
     open_binary,
     quote,
-    reason_of,
     record_file,
     shorten,
-    suffix_of,
 )
 from vpmetrics.cli.trial_files import read_map
 
@@ -50,7 +50,7 @@ def read_arrays(path: str, kind: str | None = None) -> Arrays:
 
     ``kind``: the format, a key of ``READERS``; told by the suffix when left out.
     """
-    kind = kind or suffix_of(path)
+    kind = kind or format_suffix(path)
     if Path(path).is_dir():
         arrays, kind = _read_folder(Path(path)), "folder"
     elif kind not in READERS:
@@ -71,7 +71,7 @@ def _read_file(path: str, kind: str) -> Arrays:
         except (InputError, ModuleNotFoundError):
             raise
         except Exception as error:  # whatever libraries raise for a damaged file
-            raise InputError(f"is not a readable .{kind} file ({reason_of(error)})", path) from None
+            raise InputError(f"is not a readable .{kind} file ({describe_error(error)})", path) from None
 
 
 def _read_folder(folder: Path) -> Arrays:
@@ -91,10 +91,10 @@ def _read_folder(folder: Path) -> Arrays:
         if set(by_name) != {""}:
             raise InputError("expected one vector, but got several arrays", path)
         vectors[path.stem if is_flat else path.relative_to(folder).with_suffix("").as_posix()] = by_name[""].squeeze()
-    return Arrays({"": _stack(vectors, str(folder))}, list(vectors))
+    return Arrays({"": _stack_vectors(vectors, str(folder))}, list(vectors))
 
 
-def _stack(vectors: Mapping[str, Array], path: str) -> Array:
+def _stack_vectors(vectors: Mapping[str, Array], path: str) -> Array:
     first = next(iter(vectors))
     for name, vector in vectors.items():
         if vector.ndim != 1 or vector.shape != vectors[first].shape:
@@ -112,7 +112,9 @@ def _arrays_of(content: Mapping[Any, Any], path: str) -> Arrays:
         is_vector = values.ndim == 1 or values.shape[:1] == (1,)
         is_dictionary &= is_vector and values.dtype.kind == "f" and values.size > 1
     if is_dictionary:
-        return Arrays({"": _stack({name: values.reshape(-1) for name, values in arrays.items()}, path)}, list(arrays))
+        return Arrays(
+            {"": _stack_vectors({name: values.reshape(-1) for name, values in arrays.items()}, path)}, list(arrays)
+        )
     for name in _UTTERANCES:
         key = next((key for key in arrays if key.lower() == name), None)
         if key is not None and arrays[key].ndim == 1 and arrays[key].dtype.kind in "US":
@@ -327,7 +329,7 @@ def _read_kaldi_vector(file: BinaryIO, where: str) -> Array:
     try:
         values = np.asarray(read_kaldi(file))
     except Exception as error:  # whatever kaldiio raises for a damaged archive
-        raise InputError(f"expected a vector, but it is damaged ({reason_of(error)})", where) from None
+        raise InputError(f"expected a vector, but it is damaged ({describe_error(error)})", where) from None
     if values.ndim != 1 and 1 not in values.shape:
         raise InputError(f"expected one vector per utterance, but got a matrix of shape {values.shape}", where)
     return values.reshape(-1)

@@ -43,7 +43,7 @@ def printable(text: str) -> str:
     return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
 
 
-def reason_of(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return the first line of what an error of the system or of another library says."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return shorten(str(text).splitlines()[0], 200)
@@ -54,7 +54,7 @@ def record_file(path: str | Path, description: str) -> None:
     read_files[printable(str(path))] = description
 
 
-def suffix_of(path: str | Path) -> str:
+def format_suffix(path: str | Path) -> str:
     """Return the suffix that tells the format, in lower case, without the point and without ``.gz``."""
     return Path(Path(path).name.lower().removesuffix(".gz")).suffix.removeprefix(".")
 
@@ -69,7 +69,7 @@ def read_bytes(path: str | Path) -> bytes:
         with gzip.open(file) as packed:
             content = packed.read(limit + 1)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise InputError(f"cannot be read ({reason_of(error)})", path) from None
+        raise InputError(f"cannot be read ({describe_error(error)})", path) from None
     if len(content) > limit:
         raise InputError(f"expected at most {limit >> 20:,} MiB once unpacked, but it holds more; unpack it", path)
     return content
@@ -82,7 +82,7 @@ def open_binary(path: str | Path) -> BinaryIO:
     try:
         return Path(path).open("rb")
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot be read ({reason_of(error)})", path) from None
+        raise InputError(f"cannot be read ({describe_error(error)})", path) from None
 
 
 def check_unpacked_size(file: BinaryIO, path: str | Path) -> None:

@@ -112,11 +112,11 @@ def _add_evaluate(command: ArgumentParser) -> None:
     says = (
         "a file of embeddings, original and protected files or folders, SCORES [KEY], or a challenge's results folder"
     )
-    command.add_argument("inputs", nargs="*", type=_name, metavar="FILE", help=says)
+    command.add_argument("inputs", nargs="*", type=_parse_name, metavar="FILE", help=says)
     group = command.add_argument_group("embeddings", "each a FILE, a FILE:ARRAY, or the name of an array in FILE above")
     says = "of the original speech; several files make one side where they name their utterances"
-    group.add_argument("--original", nargs="+", type=_name, metavar="SOURCE", help=says)
-    group.add_argument("--protected", nargs="+", type=_name, metavar="SOURCE", help="of the protected speech")
+    group.add_argument("--original", nargs="+", type=_parse_name, metavar="SOURCE", help=says)
+    group.add_argument("--protected", nargs="+", type=_parse_name, metavar="SOURCE", help="of the protected speech")
     _add_utterances(group)
     group.add_argument("--utterances", metavar="SOURCE", help="numbers or names of recordings; copies count once")
     group.add_argument("--sessions", metavar="SOURCE", help="draws of the anonymiser's secret, for within and across")
@@ -158,9 +158,11 @@ def _add_compare(command: ArgumentParser) -> None:
 def _add_embed(command: ArgumentParser) -> None:
     command.add_argument("source", metavar="DIR", help="a folder of recordings, a wav.scp or a manifest")
     command.add_argument("--encoder", default="resemblyzer", metavar="NAME", help="as of evaluate (resemblyzer); or f0")
-    command.add_argument("--out", type=_path, required=True, metavar="FILE.npz", help="a new file")
+    command.add_argument("--out", type=_parse_path, required=True, metavar="FILE.npz", help="a new file")
     command.add_argument("--utt2spk", metavar="FILE", help="lines `utterance speaker`")
-    command.add_argument("--speaker-pattern", type=_pattern, metavar="REGEX", help="speakers from names of utterances")
+    command.add_argument(
+        "--speaker-pattern", type=_parse_pattern, metavar="REGEX", help="speakers from names of utterances"
+    )
     command.add_argument("--partial", action="store_true", help="leave out recordings that cannot be used")
     _add_device(command)
 
@@ -185,7 +187,9 @@ def _add_device(group: ArgumentParser | _ArgumentGroup) -> None:
 def _add_demo(command: ArgumentParser) -> None:
     command.add_argument("--seed", type=int, default=0, metavar="N", help="of the split, the model and the batches (0)")
     command.add_argument("--epochs", type=int, default=72, metavar="N", help="four steps each (72)")
-    command.add_argument("--out", type=_path, default=Path("vpmetrics-demo"), metavar="DIR", help="(vpmetrics-demo)")
+    command.add_argument(
+        "--out", type=_parse_path, default=Path("vpmetrics-demo"), metavar="DIR", help="(vpmetrics-demo)"
+    )
     command.set_defaults(json=None, all=False, figures=["png"], latex_intervals=False)
 
 
@@ -196,7 +200,7 @@ def _add_utterances(group: _ArgumentGroup) -> None:
     )
     group.add_argument("--speakers", "--utt2spk", metavar="SOURCE", help=says)
     says = "speakers from names of utterances: the first group of a pattern, or all of it, as '^[^-_]+'"
-    group.add_argument("--speaker-pattern", type=_pattern, metavar="REGEX", help=says)
+    group.add_argument("--speaker-pattern", type=_parse_pattern, metavar="REGEX", help=says)
     group.add_argument("--strip-suffix", metavar="TEXT", help="end of names of utterances to leave out, as _anon")
     says = "leave out utterances that are not on both sides, and listed trials without embeddings"
     group.add_argument("--partial", action="store_true", help=says)
@@ -215,15 +219,15 @@ def _add_scoring(group: _ArgumentGroup) -> None:
     group.add_argument("--similarity", choices=("geometric", "sigmoid"), help="of 2022 (geometric) or of 2020")
     group.add_argument("--rank-model", choices=("empirical", "beta_binomial"), help="of rank disclosure (empirical)")
     says = "also re-identification and singling out in populations of these sizes, as 20,1000"
-    group.add_argument("--population", type=_sizes, metavar="N,...", help=says)
+    group.add_argument("--population", type=_parse_sizes, metavar="N,...", help=says)
     group.add_argument("--no-attacks", action="store_true", help="compare embeddings only, which is quicker")
 
 
 def _add_key(group: _ArgumentGroup) -> None:
     group.add_argument("--key", metavar="KEY", help="labels of the trials, for all score files")
     says = "of score files in another order: enrol, trial, score, label or _ to skip, as enrol,trial,label,score"
-    group.add_argument("--score-columns", type=_columns, metavar="NAME,...", help=says)
-    group.add_argument("--key-columns", type=_columns, metavar="NAME,...", help="of keys, as label,enrol,trial")
+    group.add_argument("--score-columns", type=_parse_columns, metavar="NAME,...", help=says)
+    group.add_argument("--key-columns", type=_parse_columns, metavar="NAME,...", help="of keys, as label,enrol,trial")
     group.add_argument("--strict", action="store_true", help="refuse scores without label and labels without score")
 
 
@@ -232,12 +236,14 @@ def _add_output(command: ArgumentParser, title: str | None = None) -> None:
     group = command.add_argument_group("output")
     group.add_argument("--title", default=title, metavar="TEXT", help="heading of the report")
     says = "confidence level of the jackknife intervals (0.95); 0 for no intervals, which is quicker"
-    group.add_argument("--intervals", type=_confidence, metavar="SHARE", help=says)
+    group.add_argument("--intervals", type=_parse_confidence, metavar="SHARE", help=says)
     says = "other measurements, as WER=4.2; of several systems FILE.csv with a column system"
     group.add_argument("--utility", action="append", metavar="NAME=VALUE", help=says)
     says = "write report.html, results.json, tables and figures into a new folder, or over those of a former run"
-    group.add_argument("--out", type=_path, metavar="DIR", help=says)
-    group.add_argument("--json", type=_path, metavar="FILE", help="write the results there; `-` prints nothing else")
+    group.add_argument("--out", type=_parse_path, metavar="DIR", help=says)
+    group.add_argument(
+        "--json", type=_parse_path, metavar="FILE", help="write the results there; `-` prints nothing else"
+    )
     group.add_argument("--all", action="store_true", help="print every number")
     says = "of tables of systems: keys as op_eer or eer, utilities, or default, paper-2022, paper-srd, challenge"
     group.add_argument("--columns", type=lambda text: text.split(","), default=["default"], metavar="A,...", help=says)
@@ -246,24 +252,24 @@ def _add_output(command: ArgumentParser, title: str | None = None) -> None:
     group.add_argument("--figures", nargs="+", choices=kinds, default=["png"], help="kinds of files of figures (png)")
 
 
-def _name(text: str) -> str:
+def _parse_name(text: str) -> str:
     if not text:
         raise ArgumentTypeError("expected a name, but got an empty one")
     return text
 
 
-def _path(text: str) -> Path:
-    return Path(_name(text))
+def _parse_path(text: str) -> Path:
+    return Path(_parse_name(text))
 
 
-def _pattern(text: str) -> str:
+def _parse_pattern(text: str) -> str:
     try:
         return re.compile(text).pattern
     except re.error as error:
         raise ArgumentTypeError(f"expected a regular expression, but got {text!r} ({error})") from None
 
 
-def _confidence(text: str) -> float:
+def _parse_confidence(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -273,14 +279,14 @@ def _confidence(text: str) -> float:
     return value
 
 
-def _sizes(text: str) -> tuple[int, ...]:
+def _parse_sizes(text: str) -> tuple[int, ...]:
     sizes = tuple(int(part) for part in text.split(",") if part.isdecimal())
     if len(set(sizes)) < len(text.split(",")) or min(sizes) < 2:
         raise ArgumentTypeError(f"expected different numbers of at least 2, as 20,1000, but got {text}")
     return sizes
 
 
-def _columns(text: str) -> tuple[str, ...]:
+def _parse_columns(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     roles = [name for name in names if name != "_"]
     if not set(roles) <= {"enrol", "trial", "score", "label"} or len(set(roles)) < len(roles):

@@ -18,14 +18,14 @@ from vpmetrics.cli import end_at_once
 from vpmetrics.cli.comparison import (
     Pair,
     check_all,
-    pairs_of,
+    compare_all_pairs,
     table_of_changes,
     table_of_pairs,
     table_of_systems,
     verdict_of_systems,
 )
 from vpmetrics.cli.inputs import InputError, printable
-from vpmetrics.cli.results import RESULTS, Run, as_json, check_folder, outdated_files, results_of, write_all
+from vpmetrics.cli.results import RESULTS, Run, as_json, check_folder, make_results, outdated_files, write_all
 from vpmetrics.cli.summary import (
     THRESHOLDS,
     check_lines,
@@ -66,7 +66,7 @@ class Content:
     @cached_property
     def pairs(self) -> list[Pair]:
         """The pairs of systems that can be compared."""
-        return pairs_of(self.systems, self.run.settings.get("intervals"))
+        return compare_all_pairs(self.systems, self.run.settings.get("intervals"))
 
     @cached_property
     def tables(self) -> list[Table]:
@@ -109,7 +109,7 @@ def publish(content: Content, console: Console, options: Namespace) -> None:
     if options.out is not None:
         contents, outdated = _render_files(content, options.out, options.figures, options.latex_intervals)
     only_json = str(options.json) == "-"
-    results = as_json(results_of(content.systems, content.run, content.pairs)) if options.json is not None else b""
+    results = as_json(make_results(content.systems, content.run, content.pairs)) if options.json is not None else b""
     if options.json is not None and not only_json:
         if options.json.resolve() in map(Path.resolve, contents):
             raise InputError("is written by --out as well; choose another name", options.json)
@@ -122,7 +122,7 @@ def publish(content: Content, console: Console, options: Namespace) -> None:
     if only_json:
         console.file.write(results.decode())
     else:
-        _print(content, options, console)
+        _print_summary(content, options, console)
 
 
 def save_systems(
@@ -173,7 +173,7 @@ def _render_files(
     outdated = outdated_files(folder, [RESULTS, *files])
     # Results come first and name everything, so that a run after one that was killed knows its own files.
     names = {*files, *(path.name for path in outdated)}
-    results = as_json(results_of(content.systems, content.run, content.pairs, sorted(names)))
+    results = as_json(make_results(content.systems, content.run, content.pairs, sorted(names)))
     return {folder / name: data for name, data in {RESULTS: results, **files}.items()}, outdated
 
 
@@ -206,7 +206,7 @@ def write_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
     return "\n".join(["---", front, "---", "", *body, f"{THRESHOLDS} Measured with vpmetrics {__version__}.", ""])
 
 
-def _print(content: Content, options: Namespace, console: Console) -> None:
+def _print_summary(content: Content, options: Namespace, console: Console) -> None:
     with end_at_once():
         from rich.markup import escape
 

@@ -20,13 +20,13 @@ from vpmetrics._engine.headline import HIGH_LEAKAGE, LOW_LEAKAGE
 from vpmetrics._engine.registry import CONDITION_TITLES, scalar
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics.cli.comparison import check_all, verdict_of_systems
-from vpmetrics.cli.results import inputs_of
+from vpmetrics.cli.results import describe_inputs
 from vpmetrics.cli.summary import (
     MARKS,
     MOST,
     THRESHOLDS,
     attacked_conditions,
-    disclosed_in,
+    disclosure_in_condition,
     rank_systems,
     shares_of,
     summary_rows,
@@ -108,7 +108,11 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         attacked=[condition or "scores" for condition in attacked],
         # Of each system its name, its level of leakage and what each condition discloses.
         glances=[
-            (system.name, verdict_of(system).level, [disclosed_in(system, condition) for condition in attacked])
+            (
+                system.name,
+                verdict_of(system).level,
+                [disclosure_in_condition(system, condition) for condition in attacked],
+            )
             for system in (rank_systems(systems) if several else ())
         ],
         shares_of=shares_of,
@@ -124,5 +128,5 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         ],
         terms={scalar(key).heading: _NAMED.get(key, scalar(key).description) for key in keys},
         command=shlex.join(content.run.command),
-        inputs=inputs_of(content.run),
+        inputs=describe_inputs(content.run),
     )

@@ -19,7 +19,7 @@ from vpmetrics import __version__
 from vpmetrics._engine.registry import SPEAKER, TAG, scalar, scalar_key
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics.cli.comparison import Pair, check_comparison
-from vpmetrics.cli.inputs import InputError, reason_of
+from vpmetrics.cli.inputs import InputError, describe_error
 from vpmetrics.cli.summary import headline_of, sort_checks, strongest_attack, verdict_of, worst_speaker_name
 from vpmetrics.cli.tables import average_of_groups
 
@@ -37,7 +37,7 @@ class Run:
     inputs: Mapping[str, str] = field(default_factory=dict)
 
 
-def results_of(
+def make_results(
     systems: Sequence[EvaluatedSystem], run: Run, pairs: Sequence[Pair] = (), files: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return all results as JSON has them; ``files`` are the names of all files written into the same folder."""
@@ -47,7 +47,7 @@ def results_of(
         "vpmetrics": __version__,
         "command": list(run.command),
         "settings": dict(run.settings),
-        "inputs": inputs_of(run),
+        "inputs": describe_inputs(run),
         "files": sorted(files),
         "checks": [check._asdict() for check in check_comparison(systems)],
         "scalars": {
@@ -65,7 +65,7 @@ def results_of(
     }
 
 
-def inputs_of(run: Run) -> list[dict[str, Any]]:
+def describe_inputs(run: Run) -> list[dict[str, Any]]:
     """Return the files that were read, with size and SHA-256; folders and pipes have neither."""
     described = []
     for path, what in run.inputs.items():
@@ -83,13 +83,13 @@ def as_json(results: dict[str, Any]) -> bytes:
     return f"{text}\n".encode(errors="backslashreplace")
 
 
-def _finite(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
 def _describe_pair(pair: Pair) -> dict[str, Any]:
     names = ("difference", "low", "high", "probability_first_smaller")
-    values = {name: _finite(float(part)) for name, part in zip(names, pair.difference, strict=True)}
+    values = {name: _finite_or_none(float(part)) for name, part in zip(names, pair.difference, strict=True)}
     pairs = {"first": pair.first, "second": pair.second, "scalar": pair.key}
     return {**pairs, **values, "told_apart": pair.difference.is_significant}
 
@@ -99,7 +99,7 @@ def _describe_headline(system: EvaluatedSystem) -> dict[str, Any]:
     name, needs = strongest_attack(system, headline.condition) or (None, None)
     return {
         "verdict": verdict.level,
-        **{key: _finite(getattr(headline, key)) for key in ("disclosure", "low", "high")},
+        **{key: _finite_or_none(getattr(headline, key)) for key in ("disclosure", "low", "high")},
         "condition": headline.condition or None,
         "attack": name,
         "needs": needs,
@@ -117,9 +117,9 @@ def _describe_system(system: EvaluatedSystem) -> dict[str, Any]:
         "unattacked": system.no_attacks,
         "speakers": len(system.speakers),
         **_describe_numbers(system),
-        "utility": {name: _finite(value) for name, value in system.utility.items()},
+        "utility": {name: _finite_or_none(value) for name, value in system.utility.items()},
         "attributes": {
-            name: {key: _finite(float(value)) for key, value in numbers.items()}
+            name: {key: _finite_or_none(float(value)) for key, value in numbers.items()}
             for name, numbers in system.attributes.items()
         },
         "notes": list(system.notes),
@@ -158,7 +158,7 @@ def _describe_value(key: str, value: float, system: EvaluatedSystem) -> float | 
     unit = scalar(key).unit
     if unit is SPEAKER:
         return system.speaker_name(value)
-    return unit.show(value) if unit is TAG else _finite(value)
+    return unit.show(value) if unit is TAG else _finite_or_none(value)
 
 
 def check_folder(folder: Path, ignored: Collection[str] = ()) -> None:
@@ -178,7 +178,7 @@ def check_folder(folder: Path, ignored: Collection[str] = ()) -> None:
             raise InputError(f"expected {expected}, but got one that holds {foreign[0]!r}; choose another name", folder)
         _check_writable(folder, folder)
     except OSError as error:
-        raise InputError(f"cannot be written ({reason_of(error)})", folder) from None
+        raise InputError(f"cannot be written ({describe_error(error)})", folder) from None
 
 
 def check_file(path: Path) -> None:
@@ -190,7 +190,7 @@ def check_file(path: Path) -> None:
             raise InputError("holds no results of vpmetrics and would be lost; choose another name", path)
         _check_writable(path.parent, path)
     except OSError as error:
-        raise InputError(f"cannot be written ({reason_of(error)})", path) from None
+        raise InputError(f"cannot be written ({describe_error(error)})", path) from None
 
 
 def _check_writable(folder: Path, wanted: Path) -> None:
@@ -237,12 +237,12 @@ def write_all(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -> 
             if path.exists() and not path.is_file():  # a device or a pipe, which nothing can be moved over
                 path.write_bytes(content)
                 continue
-            prepared[path] = _unfinished(path, "new")
+            prepared[path] = _unfinished_name(path, "new")
             prepared[path].write_bytes(content)
             with prepared[path].open("rb+") as file:
                 os.fsync(file.fileno())  # or each replacement below waits for the disk, and a kill may come between
             if path.exists():
-                copies[path] = _unfinished(path, "old")
+                copies[path] = _unfinished_name(path, "old")
                 shutil.copyfile(path, copies[path])
         for path, part in prepared.items():
             replaced.append(path)
@@ -251,9 +251,9 @@ def write_all(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -> 
         for path in set(outdated) - set(contents):
             path.unlink(missing_ok=True)
     except BaseException as error:  # Ctrl-C, too
-        _restore(replaced, copies)
+        _restore_copies(replaced, copies)
         if isinstance(error, OSError):
-            raise InputError(f"cannot be written ({reason_of(error)})", path) from None
+            raise InputError(f"cannot be written ({describe_error(error)})", path) from None
         raise
     finally:
         folders = [path.parent for path in contents if path.name == RESULTS]
@@ -262,7 +262,7 @@ def write_all(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -> 
             part.unlink(missing_ok=True)
 
 
-def _restore(paths: Iterable[Path], copies: Mapping[Path, Path]) -> None:
+def _restore_copies(paths: Iterable[Path], copies: Mapping[Path, Path]) -> None:
     """Put back the copies of files; remove files without a copy, which are new."""
     for path in paths:
         if path in copies and copies[path].exists():
@@ -271,5 +271,5 @@ def _restore(paths: Iterable[Path], copies: Mapping[Path, Path]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _unfinished(path: Path, age: str) -> Path:
+def _unfinished_name(path: Path, age: str) -> Path:
     return path.with_name(f".{path.name[:100]}.{os.getpid()}.{age}{_UNFINISHED}")

@@ -11,7 +11,7 @@ from vpmetrics._engine.checks import Check
 from vpmetrics._engine.headline import HIGH_LEAKAGE, LOW_LEAKAGE, Headline
 from vpmetrics._engine.registry import CI_SUFFIXES, CONDITION_TITLES, scalar, scalar_key
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics.cli.tables import Cell, clean, conditions_of, format_cell, make_cell
+from vpmetrics.cli.tables import Cell, clean, conditions_of, scalar_cell, value_cell
 
 MOST = scalar("d_ece").range[1]  # bits that calibrated scores can disclose
 THRESHOLDS = (
@@ -82,18 +82,18 @@ def attacked_conditions(system: EvaluatedSystem) -> list[str]:
     return [name for name in conditions if name in ("OP", linked, "")] or conditions[:1]
 
 
-def disclosed_in(system: EvaluatedSystem, condition: str) -> Cell:
+def disclosure_in_condition(system: EvaluatedSystem, condition: str) -> Cell:
     """Return the disclosure of a condition to the strongest attack, else to plain comparison in either direction."""
     key = "d_ece_strongest"
     if math.isnan(system.scalar(key, condition)):
         key = max("d_ece", "d_ece_reversed", key=lambda name: system.scalar(name, condition))
     values = (system.scalar(f"{key}{end}", condition) for end in ("", *CI_SUFFIXES))
-    return format_cell(scalar("disclosure"), *values)
+    return value_cell(scalar("disclosure"), *values)
 
 
 def disclosure_of(system: EvaluatedSystem) -> Cell:
     """Return the largest disclosure to any attacker tried in any condition."""
-    return format_cell(scalar("disclosure"), *headline_of(system)[1:4])
+    return value_cell(scalar("disclosure"), *headline_of(system)[1:4])
 
 
 def strongest_attack(system: EvaluatedSystem, condition: str) -> tuple[str, str] | None:
@@ -160,7 +160,7 @@ def _describe_others(system: EvaluatedSystem) -> list[str]:
     """Return what is disclosed in the other conditions in which speakers are to be hidden."""
     sentences = []
     for condition in attacked_conditions(system):
-        other, attack = disclosed_in(system, condition), strongest_attack(system, condition)
+        other, attack = disclosure_in_condition(system, condition), strongest_attack(system, condition)
         if condition != headline_of(system).condition and not math.isnan(other.value):
             by = f" by the attack “{attack[0]}”, which needs {attack[1]}" if attack else ""
             sentences.append(f"In {condition} an attacker learns {other} bit{by}.")
@@ -176,10 +176,10 @@ def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
     rows += [_attacked_row(system, condition, key) for key in ("d_ece", "eer") for condition in conditions]
     chance = scalar("disclosure").show(system.scalar("worst_speaker_chance"))
     note = f"{shorten(worst_speaker_name(system), 24)}; chance {chance}"
-    rows.append(_row(system, "worst_speaker_disclosure", "worst speaker", note))
-    rows += [_row(system, key, scalar(key).heading, "without an attack") for key in ("deid", "gvd")]
+    rows.append(_make_row(system, "worst_speaker_disclosure", "worst speaker", note))
+    rows += [_make_row(system, key, scalar(key).heading, "without an attack") for key in ("deid", "gvd")]
     for key in ("linkability", "id_rate"):
-        rows += [_row(system, scalar_key(c, key), f"{c} {scalar(key).heading}".strip(), "") for c in conditions]
+        rows += [_make_row(system, scalar_key(c, key), f"{c} {scalar(key).heading}".strip(), "") for c in conditions]
     return [row for row in rows if not math.isnan(row.cell.value)][:MOST_ROWS]
 
 
@@ -188,13 +188,13 @@ def _attacked_row(system: EvaluatedSystem, condition: str, key: str) -> SummaryR
     name, strongest = scalar_key(condition, key), scalar_key(condition, f"{key}_strongest")
     heading = f"{condition} {scalar(key).heading}".strip()
     if math.isnan(system.scalar(strongest)):
-        return _row(system, name, heading, "no attack tried")
-    note = f"{make_cell(name, system, with_interval=False).text} without an attack"
-    return _row(system, strongest, f"{heading}, strongest", note)
+        return _make_row(system, name, heading, "no attack tried")
+    note = f"{scalar_cell(name, system, with_interval=False).text} without an attack"
+    return _make_row(system, strongest, f"{heading}, strongest", note)
 
 
-def _row(system: EvaluatedSystem, name: str, heading: str, note: str) -> SummaryRow:
-    return SummaryRow(heading, make_cell(name, system), scalar(name).unit.name, note, has_bar="_d_ece" in f"_{name}")
+def _make_row(system: EvaluatedSystem, name: str, heading: str, note: str) -> SummaryRow:
+    return SummaryRow(heading, scalar_cell(name, system), scalar(name).unit.name, note, has_bar="_d_ece" in f"_{name}")
 
 
 def shares_of(cell: Cell) -> tuple[float | None, tuple[float, float] | None]:

@@ -47,9 +47,9 @@ def as_csv(tables: Sequence[Table]) -> str:
         heads = (table.columns[0] if table.columns[0] == "system" else table.title, *table.columns[1:])
         columns = []
         for head, *cells in zip(heads, *table.rows, strict=True):
-            columns.append([_guard(head), *map(_as_plain, cells)])
+            columns.append([_guard_formula(head), *map(_as_plain, cells)])
             for at, end in enumerate(("from", "to") if any(cell.interval for cell in cells) else ()):
-                columns.append([_guard(f"{head}, {end}"), *(_as_number(cell.ends[at]) for cell in cells)])
+                columns.append([_guard_formula(f"{head}, {end}"), *(_as_number(cell.ends[at]) for cell in cells)])
         writer.writerows([[]] * (number > 0))
         writer.writerows(zip(*columns, strict=True))
     return text.getvalue()
@@ -57,14 +57,14 @@ def as_csv(tables: Sequence[Table]) -> str:
 
 def _as_plain(cell: Cell) -> str:
     """Return a number with a decimal point, text that no spreadsheet takes for a formula, and nothing for a dash."""
-    return _as_number(cell.value) or ("" if cell.text == DASH else _guard(cell.text))
+    return _as_number(cell.value) or ("" if cell.text == DASH else _guard_formula(cell.text))
 
 
 def _as_number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.6g}"
 
 
-def _guard(text: str) -> str:
+def _guard_formula(text: str) -> str:
     return f"'{text}" if text.startswith(_FORMULA) else text
 
 
@@ -72,16 +72,19 @@ def as_markdown(tables: Sequence[Table]) -> str:
     """Return tables under their titles, the best of each column in bold."""
     parts = []
     for table in tables:
-        lines = [_row(map(escape_markdown, table.columns)), _row(["---", *["---:"] * (len(table.columns) - 1)])]
+        lines = [
+            _markdown_row(map(escape_markdown, table.columns)),
+            _markdown_row(["---", *["---:"] * (len(table.columns) - 1)]),
+        ]
         for row in table.rows:
             cells = [(escape_markdown(str(cell)), cell.tone == "best") for cell in row]
-            lines.append(_row(f"**{text}**" if is_best else text for text, is_best in cells))
+            lines.append(_markdown_row(f"**{text}**" if is_best else text for text, is_best in cells))
         title = f"**{escape_markdown(table.title)}**\n\n" if table.title else ""
         parts.append(title + "\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
-def _row(cells: Iterable[str]) -> str:
+def _markdown_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
@@ -156,7 +159,7 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
     for table in tables:
         columns = zip(table.columns, *table.rows, strict=True)
         widths = [
-            max(cell_len(text) for text in (*_words(head, at), *map(str, cells)))
+            max(cell_len(text) for text in (*_wrap_words(head, at), *map(str, cells)))
             for at, (head, *cells) in enumerate(columns)
         ]
         gap = 2 if sum(widths) + 2 * len(widths) <= console.width else 1
@@ -182,7 +185,7 @@ def _rich_table(table: Table, title: str, places: Sequence[int], gap: int) -> Ri
     )
     for at in places:
         # Word by word, so that a dozen columns fit into 80 characters.
-        text = markup.escape("\n".join(_words(table.columns[at], at)))
+        text = markup.escape("\n".join(_wrap_words(table.columns[at], at)))
         grid.add_column(text, justify="right" if at else "left", no_wrap=bool(at), overflow="fold")
     for row in table.rows:
         cells = [(markup.escape(str(row[at])), _STYLES.get(row[at].tone)) for at in places]
@@ -190,5 +193,5 @@ def _rich_table(table: Table, title: str, places: Sequence[int], gap: int) -> Ri
     return grid
 
 
-def _words(text: str, column: int) -> list[str]:
+def _wrap_words(text: str, column: int) -> list[str]:
     return (text.split(" ") if column else [text]) or [""]

@@ -81,7 +81,7 @@ def conditions_of(system: EvaluatedSystem) -> list[str]:
     return sorted(system.report.conditions, key=_ORDER.index)
 
 
-def make_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) -> Cell:
+def scalar_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) -> Cell:
     """Return a scalar as a cell, with its interval if there is one; a dash where it is unknown or undefined."""
     entry, value, attacks = scalar(name), system.scalar(name), system.report.attacks
     is_of_attack = entry.family == "attack" and "chance" not in name and entry.condition != "OO"
@@ -91,13 +91,13 @@ def make_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) ->
         return Cell(clean(attacks[int(value)][0]) if 0 <= value < len(attacks) else DASH)
     if entry.unit is SPEAKER:
         return Cell(clean(system.speaker_name(value)))
-    cell = format_cell(entry, value, *(system.scalar(f"{name}{end}") for end in CI_SUFFIXES if with_interval))
+    cell = value_cell(entry, value, *(system.scalar(f"{name}{end}") for end in CI_SUFFIXES if with_interval))
     gallery = parse_rate_key(name)
     is_extrapolated = gallery is not None and gallery[1] > system.scalar(gallery[0])
     return cell._replace(text=f"≈ {cell.text}") if is_extrapolated else cell
 
 
-def format_cell(entry: Scalar, value: float, low: float = math.nan, high: float = math.nan) -> Cell:
+def value_cell(entry: Scalar, value: float, low: float = math.nan, high: float = math.nan) -> Cell:
     """Return a value of a scalar as a cell.
 
     The ends of an interval have as many digits as the value, so that rounding never leaves the value outside.
@@ -155,7 +155,7 @@ def _table_of_conditions(system: EvaluatedSystem, title: str, keys: Iterable[str
         k for k in keys if any(scalar_key(name, k) in system.scalars for name in conditions)
     )
     rows = [
-        (Cell(heading_of(scalar(key))), *(make_cell(scalar_key(name, key), system) for name in conditions))
+        (Cell(heading_of(scalar(key))), *(scalar_cell(scalar_key(name, key), system) for name in conditions))
         for key in row_keys
     ]
     for number, kind in enumerate(("target", "non-target") if has_trials else ()):
@@ -170,7 +170,7 @@ def _table_of_whole(system: EvaluatedSystem) -> Table:
     names = insert_strongest_keys(
         [entry.key for entry in entries if entry.key in system.scalars], conditions_of(system)[0]
     )
-    rows = tuple((Cell(heading_of(scalar(name))), make_cell(name, system)) for name in names)
+    rows = tuple((Cell(heading_of(scalar(name))), scalar_cell(name, system)) for name in names)
     return Table("Compared with original speech", ("measure", "value"), rows, keys=tuple(names))
 
 
@@ -180,10 +180,10 @@ def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
     keys = condition_keys if condition == "OO" else insert_strongest_keys(condition_keys)
     names = [scalar_key(condition, key) for key in keys]
     parts = {**system.groups, "all together": system} if system.groups else {}
-    rows = [(Cell(clean(part)), *(make_cell(name, of_part) for name in names)) for part, of_part in parts.items()]
+    rows = [(Cell(clean(part)), *(scalar_cell(name, of_part) for name in names)) for part, of_part in parts.items()]
     if rows and system.weights:
         average = average_of_groups(system)
-        cells = [format_cell(scalar(name), average.get(name, math.nan)) for name in names]
+        cells = [value_cell(scalar(name), average.get(name, math.nan)) for name in names]
         rows.append((Cell("average by weight"), *cells))
     heads = ("group", *(heading_of(scalar(key)) for key in keys))
     return Table(f"By group, {condition or 'scores'}", heads, tuple(rows), keys=tuple(keys))
@@ -198,7 +198,7 @@ def _table_of_attributes(system: EvaluatedSystem) -> Table:
         for key in shown:
             entry = scalar("eer" if key in ("accuracy", "majority") else "d_ece")
             parts = (key, "low", "high") if key == "disclosure" else (key,)
-            cells.append(format_cell(entry, *(float(numbers.get(part, math.nan)) for part in parts)))
+            cells.append(value_cell(entry, *(float(numbers.get(part, math.nan)) for part in parts)))
         rows.append(tuple(cells))
     caption = "What a classifier fitted on other speakers learns from protected speech."
     return Table("Attributes", ("attribute", *(_ATTRIBUTES[key] for key in shown)), tuple(rows), caption)

@@ -15,7 +15,16 @@ from typing import NamedTuple
 
 import polars as pl
 
-from vpmetrics.cli.inputs import Array, InputError, quote, read_bytes, reason_of, record_file, shorten, suffix_of
+from vpmetrics.cli.inputs import (
+    Array,
+    InputError,
+    describe_error,
+    format_suffix,
+    quote,
+    read_bytes,
+    record_file,
+    shorten,
+)
 
 _TARGET = "target", "tgt", "tar", "1", "1.0", "true", "same"
 _NONTARGET = "nontarget", "non-target", "non", "imp", "impostor", "imposter", "0", "0.0", "false", "different"
@@ -102,7 +111,7 @@ def read_list(path: str | Path) -> list[str]:
 
 def has_scores(path: str) -> bool:
     """Return whether a table, which may hold embeddings or scores, has a column of scores."""
-    if suffix_of(path) == "parquet":
+    if format_suffix(path) == "parquet":
         names = _read_table(path, "columns").frame.columns
     else:
         names = re.split("[,\t]", read_bytes(path)[: 1 << 16].decode(errors="replace").split("\n")[0])
@@ -217,22 +226,22 @@ def _column_role(name: str) -> str:
 
 def _read_table(path: str | Path, expected: str) -> _Table:
     """Read all lines that are not blank as texts; columns are named by a first line of known names."""
-    content, suffix = read_bytes(path), suffix_of(path)
+    content, suffix = read_bytes(path), format_suffix(path)
     if suffix == "parquet":
         try:
             frame = pl.read_parquet(io.BytesIO(content))
             frame = frame.select(pl.exclude(pl.List, pl.Array, pl.Struct).cast(pl.String))
         except Exception as error:  # whatever polars raises for a damaged file
-            raise InputError(f"is not a readable Parquet file ({reason_of(error)})", path) from None
+            raise InputError(f"is not a readable Parquet file ({describe_error(error)})", path) from None
         table = _Table(path, frame, pl.Series(range(1, len(frame) + 1)), is_headed=True)
     else:
-        table = _parse_text(_decode(content, path), {"csv": ",", "tsv": "\t"}.get(suffix), path, expected)
+        table = _parse_lines(_decode_text(content, path), {"csv": ",", "tsv": "\t"}.get(suffix), path, expected)
     if not len(table.frame):
         raise InputError(f"expected lines `{expected}`, but got none", path)
     return table
 
 
-def _decode(content: bytes, path: str | Path) -> str:
+def _decode_text(content: bytes, path: str | Path) -> str:
     if b"\0" in content[: 1 << 12]:
         raise InputError("expected text, but got a binary file", path)
     try:
@@ -243,7 +252,7 @@ def _decode(content: bytes, path: str | Path) -> str:
         raise InputError(f"expected text in UTF-8, but got {got}", path, line) from None
 
 
-def _parse_text(text: str, separator: str | None, path: str | Path, expected: str) -> _Table:
+def _parse_lines(text: str, separator: str | None, path: str | Path, expected: str) -> _Table:
     """Split the lines of a text, at blanks where there is no separator, and check that all have as many fields."""
     if separator is None:
         column = pl.Series(text.split("\n"), dtype=pl.String).str.extract_all(r"\S+")
@@ -253,7 +262,7 @@ def _parse_text(text: str, separator: str | None, path: str | Path, expected: st
         try:
             column = pl.Series([[field.strip() for field in row] for row in rows], dtype=pl.List(pl.String))
         except csv.Error as error:
-            raise InputError(f"cannot be read ({reason_of(error)})", path, rows.line_num) from None
+            raise InputError(f"cannot be read ({describe_error(error)})", path, rows.line_num) from None
     lines = pl.DataFrame({"fields": column}).with_row_index("line", offset=1)
     lines = lines.filter(pl.col("fields").list.len() > 0)
     if not len(lines):

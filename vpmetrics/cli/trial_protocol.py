@@ -134,8 +134,10 @@ def score_listed(original: Column, protected: Column, protocol: Protocol, scorin
     names, ((enrols, probes),) = number_names([frame])
     (enrolled, of_enrol), (probed, of_probe) = (np.unique(side, return_inverse=True) for side in (enrols, probes))
     sides = {"O": original, "P": protected}
-    references = {key: _references(side, protocol, [names[at] for at in enrolled]) for key, side in sides.items()}
-    tested = {key: _vectors_or_none(side, [names[at] for at in probed], "trial") for key, side in sides.items()}
+    references = {
+        key: _enrolment_references(side, protocol, [names[at] for at in enrolled]) for key, side in sides.items()
+    }
+    tested = {key: _find_vectors_if_any(side, [names[at] for at in probed], "trial") for key, side in sides.items()}
     group, groups, notes = _groups_of_trials(protocol)
     trials = {}
     for condition in WITHOUT_SESSIONS:
@@ -172,17 +174,17 @@ def score_pairs(
     return scores
 
 
-def _references(side: Column, protocol: Protocol, names: Sequence[str]) -> Tensor | None:
+def _enrolment_references(side: Column, protocol: Protocol, names: Sequence[str]) -> Tensor | None:
     """Return what each name is enrolled with, ``(E, D)``: the mean of a speaker's utterances, or one utterance."""
     row_of = side.rows_by_name()
     members = [[name] if name in row_of else protocol.members.get(name, [name]) for name in names]
-    vectors = _vectors_or_none(side, [utterance for each in members for utterance in each], "enrolment")
+    vectors = _find_vectors_if_any(side, [utterance for each in members for utterance in each], "enrolment")
     if vectors is None:
         return None
     return torch.stack([part.mean(0) for part in vectors.split([len(each) for each in members])])
 
 
-def _vectors_or_none(side: Column, names: Sequence[str], what: str) -> Tensor | None:
+def _find_vectors_if_any(side: Column, names: Sequence[str], what: str) -> Tensor | None:
     """Return the vectors of some utterances; None where a side has none of them, an error where it lacks some."""
     row_of = side.rows_by_name()
     missing = [name for name in names if name not in row_of]
@@ -193,10 +195,10 @@ def _vectors_or_none(side: Column, names: Sequence[str], what: str) -> Tensor | 
         hint = "; --enrolls says what a speaker is enrolled with" if what == "enrolment" else ""
         hint += "; --partial leaves such trials out"
         raise InputError(f"{message}, first {quote(missing[0])}{hint}", side.source)
-    return _vectors(side, names, what)
+    return _find_vectors(side, names, what)
 
 
-def _vectors(side: Column, names: Sequence[str], what: str) -> Tensor:
+def _find_vectors(side: Column, names: Sequence[str], what: str) -> Tensor:
     row_of = side.rows_by_name()
     return side.tensor(what).double()[[row_of[name] for name in names]]
 
@@ -251,9 +253,9 @@ class Attackable(NamedTuple):
             return f"{min(references & tested)!r} is enrolled with and tested as well"
         if unknown := (references | tested).difference(self.protocol.speaker_of):
             return f"the speaker of {min(unknown)!r} is not known"
-        return self.describe_absent(self.protected)
+        return self.describe_absent_utterance(self.protected)
 
-    def describe_absent(self, side: Column) -> str:
+    def describe_absent_utterance(self, side: Column) -> str:
         """Return a sentence that names an utterance the side lacks; an empty text where it has all."""
         absent = set.union(*self.utterances()).difference(side.rows_by_name())
         return f"it needs both sides of every utterance, and {min(absent)!r} is not in {side.source}" if absent else ""
@@ -273,7 +275,7 @@ def add_attacks(
     group, where there are groups. So are the matrices of DeID and G_VD.
     """
     missing = next(filter(None, (one.describe_missing() for one in sets)), "")
-    unpaired = missing or next(filter(None, (one.describe_absent(one.original) for one in sets)), "")
+    unpaired = missing or next(filter(None, (one.describe_absent_utterance(one.original) for one in sets)), "")
     notes = [*system.notes, *([f"no DeID and no G_VD: {unpaired}"] if unpaired else [])]
     if missing or (unpaired and not is_attacked):
         return replace(system, notes=tuple(notes), no_attacks=missing if is_attacked else NONE_WANTED)
@@ -291,8 +293,10 @@ def add_attacks(
     if pairs != listed:
         what = "attacks, DeID and G_VD are" if is_attacked else "DeID and G_VD are"
         notes += [f"{what} counted on all {pairs:,} pairs that could be trials; the list has {listed:,}"]
-    merged = {name: _merge(group, groups[name]) if name in groups else group for name, group in system.groups.items()}
-    return replace(_merge(system, report), groups=merged, notes=tuple(notes), no_attacks=no_attacks)
+    merged = {
+        name: _merge_reports(group, groups[name]) if name in groups else group for name, group in system.groups.items()
+    }
+    return replace(_merge_reports(system, report), groups=merged, notes=tuple(notes), no_attacks=no_attacks)
 
 
 def _report_pairs(
@@ -304,8 +308,8 @@ def _report_pairs(
     for one in sets:
         references, tested = one.utterances()
         names, protocol = sorted(references | tested), one.protocol
-        protected.append(_vectors(one.protected, names, "protected"))
-        original += [_vectors(one.original, names, "original")] if is_paired else []
+        protected.append(_find_vectors(one.protected, names, "protected"))
+        original += [_find_vectors(one.original, names, "original")] if is_paired else []
         own = [protocol.speaker_of[name] for name in names]
         speakers += own
         is_reference += [name in references for name in names]
@@ -321,7 +325,7 @@ def _report_pairs(
     return report, dict(zip(kinds.tolist(), report.groups.values(), strict=False))
 
 
-def _merge(system: EvaluatedSystem, report: PrivacyReport) -> EvaluatedSystem:
+def _merge_reports(system: EvaluatedSystem, report: PrivacyReport) -> EvaluatedSystem:
     """Return a system with DeID, G_VD, checks and what belongs to attacks from another report."""
     reports = system.report.conditions
     scalars = {**system.report.scalars}

@@ -101,8 +101,8 @@ def attribute_disclosure(
     # Rows, classes and speakers in an order of their values, so that neither row order nor labels change a draw.
     order = row_keys(embeddings).argsort(stable=True)
     embeddings, labels, speakers = embeddings[order], labels[order], speakers[order]
-    classes, target = _number_by_value(embeddings, labels, torch.ones_like(labels))
-    names, speaker = _number_by_value(embeddings, speakers, target + 1)
+    classes, target = _number_labels_by_value(embeddings, labels, torch.ones_like(labels))
+    names, speaker = _number_labels_by_value(embeddings, speakers, target + 1)
     order = argsort_columns(speaker, target, row_keys(embeddings))  # equal rows, too
     embeddings, target, speaker = embeddings[order], target[order], speaker[order]
     pairs = torch.stack([target, speaker]).unique(dim=1)
@@ -116,18 +116,18 @@ def attribute_disclosure(
     with torch.no_grad():
         model = _fit_classifiers(embeddings, speaker, len(names), target)
         posterior, settings = model.predict(target, count)
-        bits = _information(posterior, target, count)
+        bits = _information_bits(posterior, target, count)
         if permutations:
             generator = torch.Generator().manual_seed(seed)
-            drawn = [_permute(target, speaker, len(names), generator) for _ in range(permutations)]
-            chances = [_information(model.predict(each, count)[0], each, count) for each in drawn]
+            drawn = [_permute_labels(target, speaker, len(names), generator) for _ in range(permutations)]
+            chances = [_information_bits(model.predict(each, count)[0], each, count) for each in drawn]
             chance = torch.stack(chances).clamp(min=0).mean()
         if confidence is not None and len(names) < FEWEST_SPEAKERS:
             warn_undefined(f"Intervals need {FEWEST_SPEAKERS} speakers.")
         elif confidence is not None:
             group = speaker % min(len(names), _MOST_GROUPS)
             replicates = torch.stack([
-                _information(model.leave_out(group == g, settings).predict(target[group != g], count)[0],
+                _information_bits(model.leave_out(group == g, settings).predict(target[group != g], count)[0],
                              target[group != g], count)
                 for g in range(int(group.amax()) + 1)
             ])  # fmt: skip
@@ -135,11 +135,11 @@ def attribute_disclosure(
             low, high = jackknife_interval(bits, replicates, confidence, 0.0, math.log2(count), bias=0.0)
         share = widen(count_values(target, count)) / len(target)
         accuracy = widen(posterior.argmax(1) == target).mean()
-    values = (bits.clamp(min=0), low, high, chance, accuracy, share.amax(), _entropy(target, count))
+    values = (bits.clamp(min=0), low, high, chance, accuracy, share.amax(), _label_entropy(target, count))
     return AttributeResult(*(each.to(dtype) for each in values))
 
 
-def _number_by_value(rows: Tensor, labels: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+def _number_labels_by_value(rows: Tensor, labels: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     """Return numbers 0, 1, ... of the labels in an order of the mean row of each, and the number of every row.
 
     Labels of equal mean rows are in an order of their rows and of the ``numbers`` of these, ``(N,)``.
@@ -166,9 +166,9 @@ class _CrossFittedClassifier:
         self.is_other = (
             fold != torch.arange(self.folds, device=fold.device)[:, None]
         )  # (K, N), rows a fold is fitted on
-        self.factors = [torch.linalg.cholesky(self._penalize(*setting)) for setting in settings]
+        self.factors = [torch.linalg.cholesky(self._make_penalty(*setting)) for setting in settings]
 
-    def _penalize(self, number: int, shrinkage: float) -> Tensor:
+    def _make_penalty(self, number: int, shrinkage: float) -> Tensor:
         others = self.sums[number].sum(0) - self.sums[number]
         scale = torch.diagonal(others, dim1=1, dim2=2).mean(1)[:, None, None]
         return others + shrinkage * scale * torch.eye(others.shape[1], dtype=others.dtype, device=others.device)
@@ -261,7 +261,7 @@ def _kernel_features(rows: Tensor) -> Tensor:
     return torch.exp(-squared / (_KERNEL_WIDTH * squared.mean()).clamp(min=1e-12))
 
 
-def _permute(target: Tensor, speaker: Tensor, speakers: int, generator: torch.Generator) -> Tensor:
+def _permute_labels(target: Tensor, speaker: Tensor, speakers: int, generator: torch.Generator) -> Tensor:
     """Return labels permuted among speakers where each has one, otherwise within speakers."""
     highest = torch.zeros(speakers, dtype=target.dtype, device=target.device).scatter_reduce(0, speaker, target, "amax")
     if bool((highest[speaker] == target).all()):
@@ -272,11 +272,11 @@ def _permute(target: Tensor, speaker: Tensor, speakers: int, generator: torch.Ge
     return torch.empty_like(target).scatter(0, speaker.argsort(stable=True), target[shuffled])
 
 
-def _entropy(target: Tensor, classes: int) -> Tensor:
+def _label_entropy(target: Tensor, classes: int) -> Tensor:
     share = widen(count_values(target, classes)) / len(target)
     return -torch.where(share > 0, share * share.log2(), 0).sum()
 
 
-def _information(posterior: Tensor, target: Tensor, classes: int) -> Tensor:
+def _information_bits(posterior: Tensor, target: Tensor, classes: int) -> Tensor:
     """Return the entropy of the labels less the cross-entropy of log-posteriors, in bits."""
-    return _entropy(target, classes) + posterior.gather(1, target[:, None]).mean() / math.log(2)
+    return _label_entropy(target, classes) + posterior.gather(1, target[:, None]).mean() / math.log(2)

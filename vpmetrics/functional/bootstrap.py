@@ -109,13 +109,13 @@ def bootstrap(
     # The sums of ranks identify a speaker whatever the labels are.
     rank = scores.argsort(stable=True).argsort() * 2 + is_target
     order = rank.new_zeros(len(labels)).index_add(0, places.flatten(), rank.repeat(2)).argsort(stable=True)
-    weights = _draw(len(labels), replicates, seed).to(preds.device)[:, order.argsort()]
+    weights = _draw_weights(len(labels), replicates, seed).to(preds.device)[:, order.argsort()]
     with collect_warnings():
         trials = SpeakerTrials(score_trials(scores, is_target), scores, is_target, places, len(labels))
         values = trials.measures(weights, measures)
         is_defined = are_enough_speakers(trials.num_speakers)
     dtype = result_dtype(preds)
-    return {key: _interval(values[key], key, len(labels), is_defined, confidence, dtype) for key in measures}
+    return {key: _percentile_interval(values[key], key, len(labels), is_defined, confidence, dtype) for key in measures}
 
 
 def bootstrap_embeddings(
@@ -173,7 +173,7 @@ def bootstrap_embeddings(
             values = dict.fromkeys(measures, widen(original.new_full((1 + replicates,), torch.nan)))
             numbers = dict.fromkeys(measures, count)
         is_defined = {key: are_enough_speakers(numbers[key]) for key in measures}
-    return {key: _interval(values[key], key, count, is_defined[key], confidence, dtype) for key in measures}
+    return {key: _percentile_interval(values[key], key, count, is_defined[key], confidence, dtype) for key in measures}
 
 
 def _check_arguments(
@@ -194,7 +194,7 @@ def _embedding_values(
     similar = {name for pair in matrices.values() for name in pair}
     side = data.original if len(data.original) else data.protected
     order = order_speakers_by_value(len(data.speakers), side, data.protected)
-    weights = widen(_draw(len(order), replicates, seed).to(order.device))[:, order.argsort()]
+    weights = widen(_draw_weights(len(order), replicates, seed).to(order.device))[:, order.argsort()]
     trials = {name: _condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed | similar}
     dominance = {name: trials[name].dominance(weights, similarity) for name in similar}
     values = {}
@@ -318,14 +318,14 @@ def _inputs_by_speaker(data: EvaluationData, name: str, scoring: Scoring) -> tup
     return steps.view(ranks, ranks + 1).cumsum(1)[:, :-1], bits, number
 
 
-def _draw(speakers: int, replicates: int, seed: int) -> Tensor:
+def _draw_weights(speakers: int, replicates: int, seed: int) -> Tensor:
     """Return 1 for all speakers, then how often each is drawn, ``(1 + R, S)``; on the host, so that devices agree."""
     chosen = torch.randint(max(1, speakers), (replicates, speakers), generator=torch.Generator().manual_seed(seed))
     drawn = torch.zeros(replicates, speakers).scatter_add(1, chosen, torch.ones(replicates, speakers))
     return pad(drawn, (0, 0, 1, 0), value=1.0)
 
 
-def _interval(
+def _percentile_interval(
     values: Tensor, key: str, speakers: int, is_defined: bool, confidence: float, dtype: torch.dtype
 ) -> Bootstrapped:
     value, replicates = values[0], values[1:]

@@ -15,7 +15,7 @@ from torchmetrics.utilities import rank_zero_warn
 from vpmetrics._engine.names import closest_name, last_component, strip_loader_suffix
 from vpmetrics._engine.registry import CI_SUFFIXES, Scalar, scalar
 from vpmetrics._engine.validation import check_confidence
-from vpmetrics.lightning.loggers import figure_writers, group_tag, log_scalars
+from vpmetrics.lightning.loggers import figure_writers, log_scalars, tag_in_group
 from vpmetrics.lightning.monitor import PrivacyMonitor, monitors_of
 from vpmetrics.lightning.pareto import ParetoFront, ParetoPoint, relative_path
 from vpmetrics.lightning.trainers import (
@@ -141,7 +141,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     @property
     def chosen_tags(self) -> list[str]:
         """Names under which loggers get the values of the chosen checkpoint."""
-        return [group_tag(name, "chosen") for name in (*self.budgets, self.utility)] if self.chosen else []
+        return [tag_in_group(name, "chosen") for name in (*self.budgets, self.utility)] if self.chosen else []
 
     @property
     def state_key(self) -> str:
@@ -155,14 +155,16 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         )
 
     @property
-    def _suffix(self) -> str:
+    def _interval_suffix(self) -> str:
         """Suffix of what is compared, after the name of the disclosure."""
         return "" if self.confidence is None else CI_SUFFIXES[1]
 
     @property
-    def _names(self) -> tuple[str, ...]:
+    def _required_names(self) -> tuple[str, ...]:
         """Names of all scalars that must be logged."""
-        return tuple(dict.fromkeys([*self.budgets, *(add_suffix(n, self._suffix) for n in self.budgets), self.utility]))
+        return tuple(
+            dict.fromkeys([*self.budgets, *(add_suffix(n, self._interval_suffix) for n in self.budgets), self.utility])
+        )
 
     # Names
 
@@ -188,8 +190,8 @@ class PrivacyCheckpoint(ModelCheckpointBase):
 
     def _check_monitor(self, monitor: PrivacyMonitor) -> None:
         """Raise where a name belongs to a monitor that does not log it."""
-        for name in map(strip_loader_suffix, self._names):
-            estimate = name.removesuffix(self._suffix)
+        for name in map(strip_loader_suffix, self._required_names):
+            estimate = name.removesuffix(self._interval_suffix)
             has_estimate = self.confidence is not None and estimate in monitor.logged_names
             if name.startswith(f"{monitor.prefix}/") and name not in monitor.logged_names:
                 hint = f"It needs `intervals={self.confidence}`, and some scalars have no interval."
@@ -209,7 +211,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             measured = {name for monitor in monitors_of(trainer) for name in monitor.logged_names}
             suffixes = loader_suffixes(trainer).values()
             logged = {name + suffix for name in measured for suffix in suffixes} | set(trainer.callback_metrics)
-            for name in set(self._names) - logged:
+            for name in set(self._required_names) - logged:
                 if strip_loader_suffix(name) in measured:
                     raise ValueError(self._describe_missing(trainer, name, logged))
                 # Others may be logged later, and those of several dataloaders are not known here.
@@ -231,10 +233,10 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     def _save_topk_checkpoint(self, trainer: Any, monitor_candidates: dict[str, Tensor]) -> None:
         if not self._are_weights_measured(trainer):
             return
-        for name in self._names:
+        for name in self._required_names:
             if name not in monitor_candidates:
                 raise ValueError(self._describe_missing(trainer, name, set(monitor_candidates)))
-        point = self._point(trainer, monitor_candidates)
+        point = self._make_point(trainer, monitor_candidates)
         if not point.is_finite:
             values = {**point.disclosure, self.utility: point.utility}
             described = ", ".join(f"{name} is {value}" for name, value in values.items())
@@ -245,7 +247,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         if is_new:
             path = self._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
             # Before saving, because the file holds this state too.
-            self._keep([other._replace(path=path) if other == point else other for other in front])
+            self._keep_points([other._replace(path=path) if other == point else other for other in front])
             self.current_score = torch.tensor(point.utility)
             self._save_checkpoint(trainer, path)
         # The order matters: if the process dies here, the front must not name a file that was removed.
@@ -262,11 +264,11 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         return all(
             monitor.history and monitor.history[-1]["step"] == trainer.global_step
             for monitor in monitors_of(trainer)
-            if any(name.startswith(f"{monitor.prefix}/") for name in self._names)
+            if any(name.startswith(f"{monitor.prefix}/") for name in self._required_names)
         )
 
-    def _point(self, trainer: Any, candidates: Mapping[str, Tensor]) -> ParetoPoint:
-        disclosure = {name: _larger_direction(name, self._suffix, candidates) for name in self.budgets}
+    def _make_point(self, trainer: Any, candidates: Mapping[str, Tensor]) -> ParetoPoint:
+        disclosure = {name: _larger_direction(name, self._interval_suffix, candidates) for name in self.budgets}
         intervals = {
             name: [_larger_direction(name, end, candidates) for end in CI_SUFFIXES]
             for name in self.budgets
@@ -306,14 +308,16 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 for points in (self._front.kept, self._front.measured, [chosen] if chosen else [])
             )
             entry = _known_scalar(name)
-            label = add_suffix(name, self._suffix) + (f", {entry.unit.name}" if entry and entry.unit.name else "")
+            label = add_suffix(name, self._interval_suffix) + (
+                f", {entry.unit.name}" if entry and entry.unit.name else ""
+            )
             ends = [(point.intervals[name], point.utility) for point in self._front.measured if name in point.intervals]
             labels = label, self.utility
             figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.single(), ends)
             for write in writers:
-                write(f"{group_tag(name, 'figures')}/pareto_front", figure, step)
+                write(f"{tag_in_group(name, 'figures')}/pareto_front", figure, step)
 
-    def _keep(self, points: Sequence[ParetoPoint]) -> None:
+    def _keep_points(self, points: Sequence[ParetoPoint]) -> None:
         """Keep these, and set the attributes of ``ModelCheckpoint`` accordingly."""
         self._front.kept = list(points)
         chosen = self.chosen
@@ -340,7 +344,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         kept = [point._replace(path=relative_path(folder, point.path)) for point in self._front.kept]
         return {
             **super().state_dict(),
-            "monitored": self._monitored,
+            "monitored": self._monitored_settings,
             "pareto_front": [point._asdict() for point in kept],
             "measured": [point._asdict() for point in self._front.measured],
             "dirpath": folder,
@@ -348,7 +352,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         }
 
     @property
-    def _monitored(self) -> list[Any]:
+    def _monitored_settings(self) -> list[Any]:
         """What must be the same in a run that continues the front; folder and budgets may change."""
         return [sorted(self.budgets), self.utility, self.mode, self.confidence]
 
@@ -356,7 +360,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         """Find the state of this callback, also where the folder or the budgets have changed."""
         # Weights loaded for a test do not undo what was kept after they were saved.
         self._is_resuming = is_fitting(trainer) or not self.pareto_front
-        self._resumed_folder = _parent(trainer.ckpt_path or "")
+        self._resumed_folder = _parent_folder(trainer.ckpt_path or "")
         states = checkpoint.get("callbacks", {})
         if self.state_key in states:
             return
@@ -364,7 +368,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         alike = [
             state
             for key, state in states.items()
-            if key not in others and isinstance(state, dict) and state.get("monitored") == self._monitored
+            if key not in others and isinstance(state, dict) and state.get("monitored") == self._monitored_settings
         ]
         if len(alike) == 1:
             self.load_state_dict(alike[0])
@@ -381,13 +385,13 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             folders = [folder for folder in (self.dirpath, self._resumed_folder, state_dict["dirpath"]) if folder]
             self._front.measured = [ParetoPoint(**point) for point in state_dict["measured"]]
             kept = [ParetoPoint(**point) for point in state_dict["pareto_front"]]
-            self._keep([point._replace(path=self._find(point.path, folders)) for point in kept])
-            last = self._find(state_dict["last_model_path"], folders)
-            if _parent(last) == self.dirpath:  # in another folder it must not be overwritten
+            self._keep_points([point._replace(path=self._find_file(point.path, folders)) for point in kept])
+            last = self._find_file(state_dict["last_model_path"], folders)
+            if _parent_folder(last) == self.dirpath:  # in another folder it must not be overwritten
                 self.last_model_path = last
         self._is_resuming = True
 
-    def _find(self, path: str, folders: Sequence[Any]) -> str:
+    def _find_file(self, path: str, folders: Sequence[Any]) -> str:
         # A file that was in another folder already has its whole path.
         places = [*(f"{folder}/{path}" for folder in folders), path]
         return next((place for place in places if self._fs.exists(place)), path)
@@ -402,7 +406,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 f"{self.dirpath} and elsewhere; the others leave the front.",
                 UserWarning,
             )
-        self._keep(existing)
+        self._keep_points(existing)
 
 
 def add_suffix(name: str, suffix: str) -> str:
@@ -416,7 +420,7 @@ def add_suffix(name: str, suffix: str) -> str:
     return f"{plain}{suffix}{name.removeprefix(plain)}"
 
 
-def _parent(path: str | Path) -> str:
+def _parent_folder(path: str | Path) -> str:
     """Return the folder of a path; ``Path`` would change the address of a bucket."""
     return str(path).rpartition("/")[0]
 

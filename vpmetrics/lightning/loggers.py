@@ -17,11 +17,11 @@ Chart = list[Any]  # its kind, "Multiline" or "Margin", and its tags
 _CONDITIONS = ("op", "pp", "across", "within")
 
 
-def group_tag(name: str, group: str) -> str:
+def tag_in_group(name: str, group: str) -> str:
     """Return the tag of a scalar in another group: loggers make one of every first component of a name.
 
     Example:
-        >>> group_tag("val/privacy/op_l_w", "details")
+        >>> tag_in_group("val/privacy/op_l_w", "details")
         'val_details/privacy/op_l_w'
     """
     first, slash, rest = name.partition("/")

@@ -28,8 +28,8 @@ from vpmetrics.lightning.loggers import (
     Chart,
     chart_layout,
     figure_writers,
-    group_tag,
     log_scalars,
+    tag_in_group,
     write_charts,
     write_hyperparameters,
 )
@@ -225,7 +225,7 @@ class PrivacyMonitor(CallbackBase):
         """Let attackers forget what an earlier anonymiser made."""
         if self.watch_training:
             if self._encoder is not None:
-                self._encoder.begin(pl_module.device)
+                self._encoder.begin_validation(pl_module.device)
             for suite in self._suites.values():
                 suite.reset(observed=True)
 
@@ -246,7 +246,7 @@ class PrivacyMonitor(CallbackBase):
         # What a suite keeps of original speech lies on the device that the module had then.
         self._suites = {place: suite for place, suite in self._suites.items() if suite.device == pl_module.device}
         if self._encoder is not None:
-            self._encoder.begin(pl_module.device)
+            self._encoder.begin_validation(pl_module.device)
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -256,12 +256,12 @@ class PrivacyMonitor(CallbackBase):
         """Let attackers learn from what a training step returned."""
         if not self.watch_training or not has_keys(outputs, self._keys):
             return
-        arguments = self._arguments(trainer, pl_module, outputs, "training_step")
+        arguments = self._read_arguments(trainer, pl_module, outputs, "training_step")
         if arguments is not None:
             observed = {name: arguments[name] for name in _OBSERVED if name in arguments}
             with self._explain_errors("training_step"):
                 for loader in loader_suffixes(trainer) or (0,):
-                    self._suite("val", loader, pl_module).observe(**observed)
+                    self._suite_of_loader("val", loader, pl_module).observe(**observed)
             self._has_observed = True
 
     def on_validation_batch_end(
@@ -272,11 +272,11 @@ class PrivacyMonitor(CallbackBase):
             return
         stage = "test" if trainer.testing else "val"
         step = "test_step" if trainer.testing else "validation_step"
-        arguments = self._arguments(trainer, pl_module, outputs, step)
+        arguments = self._read_arguments(trainer, pl_module, outputs, step)
         if arguments is None:
             return
         with self._explain_errors(step):
-            self._suite(stage, dataloader_idx, pl_module).update(**arguments)
+            self._suite_of_loader(stage, dataloader_idx, pl_module).update(**arguments)
             self._update_attributes(dataloader_idx, pl_module, arguments, outputs)
         # Read after the last batch only: a look at each would force a GPU sync.
         rows = torch.tensor(len(arguments["speakers"]), device=pl_module.device)
@@ -309,7 +309,7 @@ class PrivacyMonitor(CallbackBase):
             source = "" if callable(keys) else f" `keys` reads them from {tuple(keys.values())} of the dictionary."
             raise type(error)(f"PrivacyMonitor cannot use what `{step}` returned. {error}{source}") from error
 
-    def _arguments(self, trainer: Any, pl_module: Any, outputs: Any, step: str) -> dict[str, Any] | None:
+    def _read_arguments(self, trainer: Any, pl_module: Any, outputs: Any, step: str) -> dict[str, Any] | None:
         arguments = read_outputs(outputs, self._keys, step)
         if arguments is None:
             return None
@@ -322,7 +322,7 @@ class PrivacyMonitor(CallbackBase):
                 arguments[name] = torch.as_tensor(value).to(device)
         return arguments
 
-    def _suite(self, stage: str, loader: int, pl_module: Any) -> VoicePrivacy:
+    def _suite_of_loader(self, stage: str, loader: int, pl_module: Any) -> VoicePrivacy:
         """Return the metric of a dataloader: the same in every epoch, because it keeps its original speech."""
         if (stage, loader) not in self._suites:
             # In a test, attackers know what they learned from the training.
@@ -341,7 +341,7 @@ class PrivacyMonitor(CallbackBase):
             return
         if not trainer.sanity_checking:
             for loader, suffix in loader_suffixes(trainer).items():
-                self._measure(trainer, pl_module, loader, suffix)
+                self._measure_loader(trainer, pl_module, loader, suffix)
             monitors = monitors_of(trainer)
             # A log takes charts only once: the last monitor to measure writes those of all.
             if is_fitting(trainer) and not self._has_charts and all(monitor._tags for monitor in monitors):
@@ -357,7 +357,7 @@ class PrivacyMonitor(CallbackBase):
 
     on_test_epoch_end = on_validation_epoch_end
 
-    def _measure(self, trainer: Any, pl_module: Any, loader: int, suffix: str) -> None:
+    def _measure_loader(self, trainer: Any, pl_module: Any, loader: int, suffix: str) -> None:
         """Measure one dataloader, log and draw it."""
         stage, prefix = ("test", self._test_prefix) if trainer.testing else ("val", self.prefix)
         counts = self._counts.get(loader, torch.zeros(3, dtype=torch.long, device=pl_module.device))
@@ -373,7 +373,7 @@ class PrivacyMonitor(CallbackBase):
                 )
         start = time.perf_counter()
         with trainer.profiler.profile("[Callback]PrivacyMonitor.compute"):
-            report = self._suite(stage, loader, pl_module).report()
+            report = self._suite_of_loader(stage, loader, pl_module).report()
             scalars = {key: report.scalars[key] for key in self.metrics if key in report.scalars}
             if loader in self._attribute_metrics:
                 disclosures = self._attribute_metrics[loader].compute()
@@ -388,16 +388,16 @@ class PrivacyMonitor(CallbackBase):
         if is_fitting(trainer):
             place = {"epoch": trainer.current_epoch, "step": trainer.global_step, "dataloader_idx": loader}
             self.history.append({**place, "seconds": time.perf_counter() - start, **values})
-        self._log(trainer, pl_module, scalars, values, prefix, suffix)
+        self._log_scalars(trainer, pl_module, scalars, values, prefix, suffix)
         if self._can_draw and figure_writers(trainer):
             step = logging_step(trainer)
-            draw = partial(self._draw, trainer, report, prefix, suffix, step, self._history_of(loader))
+            draw = partial(self._draw_figures, trainer, report, prefix, suffix, step, self._history_of(loader))
             if not is_fitting(trainer) or self._is_figure_due(loader):
                 draw()
             else:
                 self._undrawn[loader] = draw  # it may turn out to be the last
 
-    def _log(
+    def _log_scalars(
         self,
         trainer: Any,
         pl_module: Any,
@@ -418,7 +418,7 @@ class PrivacyMonitor(CallbackBase):
                 add_dataloader_idx=False,
                 sync_dist=False,
             )
-        tags = {key: group_tag(name, "details") if key in in_details else name for key, name in names.items()}
+        tags = {key: tag_in_group(name, "details") if key in in_details else name for key, name in names.items()}
         log_scalars(trainer, {tags[key]: values[key] for key in names if key in in_details}, logging_step(trainer))
         if is_fitting(trainer):
             self._tags[suffix] = tags
@@ -429,7 +429,7 @@ class PrivacyMonitor(CallbackBase):
         every = self.figures_every_n_epochs or 1
         return not earlier or now // every > earlier[-1] // every
 
-    def _draw(
+    def _draw_figures(
         self,
         trainer: Any,
         report: PrivacyReport,
@@ -444,7 +444,7 @@ class PrivacyMonitor(CallbackBase):
         with trainer.profiler.profile("[Callback]PrivacyMonitor.figures"):
             for key, figure in figures_of([system], CARD).items():
                 for write in figure_writers(trainer):
-                    write(f"{group_tag(prefix, 'figures')}/{key}{suffix}", figure, step)
+                    write(f"{tag_in_group(prefix, 'figures')}/{key}{suffix}", figure, step)
 
     def _history_of(self, loader: int) -> list[dict[str, float]]:
         return [row for row in self.history if row["dataloader_idx"] == loader]

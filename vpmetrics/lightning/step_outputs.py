@@ -110,7 +110,7 @@ class FrozenEncoder:
             )
         self.encoder.requires_grad_(False)
 
-    def begin(self, device: torch.device) -> None:
+    def begin_validation(self, device: torch.device) -> None:
         """Prepare for a validation; keep in the cache only what the last validation contained."""
         self.encoder.to(device).eval()
         self._known, self._seen = self._seen, {}
@@ -128,12 +128,12 @@ class FrozenEncoder:
         lengths = arguments.pop("lengths", None)
         for side in SIDES:
             if arguments.get(side) is not None:
-                rows = self._split(side, arguments[side], lengths)
+                rows = self._split_rows(side, arguments[side], lengths)
                 is_remembered = side == "original" and not is_training
-                arguments[side] = self._recall(rows, device) if is_remembered else self._run(rows, device)
+                arguments[side] = self._load_cached(rows, device) if is_remembered else self._encode_rows(rows, device)
         return arguments
 
-    def _split(self, side: str, audio: Any, lengths: Any) -> list[Tensor]:
+    def _split_rows(self, side: str, audio: Any, lengths: Any) -> list[Tensor]:
         """Return one tensor per utterance, without padding."""
         if isinstance(audio, Sequence) and audio and all(isinstance(row, Tensor) for row in audio):
             return list(audio)
@@ -155,17 +155,17 @@ class FrozenEncoder:
             )
         return [row[..., :count] for row, count in zip(audio, counts, strict=True)]
 
-    def _recall(self, rows: list[Tensor], device: torch.device) -> Tensor:
+    def _load_cached(self, rows: list[Tensor], device: torch.device) -> Tensor:
         keys = [blake2b(row.detach().cpu().contiguous().view(torch.uint8).numpy().data).digest() for row in rows]
         if all(key in self._known for key in keys):
             embeddings = torch.stack([self._known[key] for key in keys])
         else:
-            embeddings = self._run(rows, device)
+            embeddings = self._encode_rows(rows, device)
         # Copies: a view would keep the activation it was cut from alive.
         self._seen.update(zip(keys, embeddings.clone(), strict=True))
         return embeddings
 
-    def _run(self, rows: list[Tensor], device: torch.device) -> Tensor:
+    def _encode_rows(self, rows: list[Tensor], device: torch.device) -> Tensor:
         rows = [row.to(device) for row in rows]
         rows = [row.squeeze(0) if row.dim() == 2 and len(row) == 1 else row for row in rows]
         with torch.no_grad(), torch.autocast(device.type, dtype=self.dtype, enabled=self.dtype is not None):

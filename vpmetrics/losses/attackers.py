@@ -39,7 +39,7 @@ class Covariances(NamedTuple):
     second: Tensor
     cross: Tensor  # of the second side (rows) with the first (columns)
 
-    def suffice(self, rows: int) -> Tensor:
+    def are_sufficient(self, rows: int) -> Tensor:
         """Return whether they come from many more pairs than a batch has, on the device."""
         return self.pairs >= _MIN_BATCHES * rows
 
@@ -69,14 +69,14 @@ class RunningMoments(nn.Module):
         return _covariances(widen(self.moments.to(rows.device)))
 
 
-def attack_by_past(past: Covariances, original: Tensor, protected: Tensor) -> View:
+def attack_with_past_batches(past: Covariances, original: Tensor, protected: Tensor) -> View:
     """Return whitened originals and their ridge regression on protected rows, fitted on past batches."""
-    is_counted = past.suffice(len(protected)).expand(len(protected), len(protected))
+    is_counted = past.are_sufficient(len(protected)).expand(len(protected), len(protected))
     whitened, predicted = _regress(past, original, protected, _RIDGE)
     return whitened, predicted, is_counted
 
 
-def attack_by_halves(original: Tensor, protected: Tensor, speakers: Tensor) -> View:
+def attack_with_halves(original: Tensor, protected: Tensor, speakers: Tensor) -> View:
     """Return the same, fitted on each half of the speakers of the batch and used on the other half."""
     is_first = _choose_half(original, speakers)
     halves = []
@@ -111,7 +111,7 @@ def within_session_share(past: Covariances, deviations: Tensor, protected: Tenso
     within, rows = (_whiten(factor, side) for side in (deviations, widen(protected) - past.second_mean))
     total = (rows @ _whiten(factor, _whiten(factor, past.first).T) * rows).mean()
     share = within.square().mean() - (total - total.detach())
-    return torch.where(past.suffice(len(protected)), share, 0)
+    return torch.where(past.are_sufficient(len(protected)), share, 0)
 
 
 def _moments(first: Tensor, second: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -11,8 +11,8 @@ from vpmetrics._engine.validation import check_choice, check_positive, check_wei
 from vpmetrics.losses.attackers import (
     RunningMoments,
     View,
-    attack_by_halves,
-    attack_by_past,
+    attack_with_halves,
+    attack_with_past_batches,
     subtract_session_means,
     within_session_share,
 )
@@ -97,7 +97,7 @@ class DisclosureLoss(EmbeddingLoss):
         self.session_invariance = session_invariance
         self.past_pairs, self.past_sessions = RunningMoments(), RunningMoments()
 
-    def measure(self, batch: Batch) -> Tensor:
+    def compute_loss(self, batch: Batch) -> Tensor:
         """Return the loss of a validated batch."""
         _, protected, speakers, sessions = batch
         is_same = equal(speakers)
@@ -129,11 +129,11 @@ class DisclosureLoss(EmbeddingLoss):
         if self.centred:
             views.append((original - original.mean(dim=0), protected - protected.mean(dim=0), every_pair))
         if "batch" in self.attacks:
-            views.append(attack_by_halves(original, protected, speakers))
+            views.append(attack_with_halves(original, protected, speakers))
         if "past" in self.attacks:
             past = self.past_pairs.covariances(protected)
             if past is not None:
-                views.append(attack_by_past(past, original, protected))
+                views.append(attack_with_past_batches(past, original, protected))
             self.past_pairs.observe(original, protected)
         return views
 

@@ -73,9 +73,9 @@ class EmbeddingLoss(nn.Module):
         if len(speakers) < 2:
             return torch.stack([at_least_float32(side[:0]).sum() for side in (original, protected)]).sum()
         with torch.autocast(protected.device.type, enabled=False):
-            return self.measure(Batch(_unit_rows(original), _unit_rows(protected), speakers, sessions))
+            return self.compute_loss(Batch(_unit_rows(original), _unit_rows(protected), speakers, sessions))
 
-    def measure(self, batch: Batch) -> Tensor:
+    def compute_loss(self, batch: Batch) -> Tensor:
         """Return the loss of a validated batch of two rows or more."""
         raise NotImplementedError(f"Expected {type(self).__name__} to define `measure`.")
 
@@ -169,7 +169,7 @@ def surrogate_disclosure(trials: Trials, bandwidth: float, exact: bool, sides: i
     if sides == 2:
         smooth = (1 - _WIDE_WEIGHT) * smooth + _WIDE_WEIGHT * _smooth_disclosure(trials, _WIDE_BANDWIDTH, sides)
     if exact:
-        smooth = smooth + (_exact_both_ways(trials)[:sides] - smooth).detach()
+        smooth = smooth + (_exact_disclosure(trials)[:sides] - smooth).detach()
     return torch.where(trials.is_defined, smooth, 0)
 
 
@@ -182,7 +182,7 @@ def _smooth_disclosure(trials: Trials, bandwidth: float, sides: int) -> Tensor:
     return expected_disclosure(Steps(grid[..., 1:], *(torch.stack([n, n.flip(-1)][:sides]) for n in counts)))
 
 
-def _exact_both_ways(trials: Trials) -> Tensor:
+def _exact_disclosure(trials: Trials) -> Tensor:
     """Return exact D_ECE of scores and of their negatives, ``(2, A)``."""
     values = widen(trials.scores.new_zeros(2, len(trials.scores)))
     for attacker in trials.is_defined.nonzero().flatten().tolist():

@@ -43,7 +43,7 @@ class DistinctivenessLoss(EmbeddingLoss):
         check_positive("bandwidth", bandwidth)
         self.bandwidth, self.straight_through = bandwidth, straight_through
 
-    def measure(self, batch: Batch) -> Tensor:
+    def compute_loss(self, batch: Batch) -> Tensor:
         """Return the loss of a validated batch; the original is not used."""
         scores, is_same = cosines(batch.protected, batch.protected), equal(batch.speakers)
         is_within = torch.ones_like(is_same) if batch.sessions is None else ~is_same | equal(batch.sessions)
@@ -119,9 +119,9 @@ class PseudonymisationLoss(EmbeddingLoss):
         self.disclosure = DisclosureLoss(bandwidth, centred, flatness, straight_through, attacks, session_invariance)
         self.distinctiveness = DistinctivenessLoss(bandwidth, straight_through)
 
-    def measure(self, batch: Batch) -> Tensor:
+    def compute_loss(self, batch: Batch) -> Tensor:
         """Return the loss of a validated batch."""
-        disclosed, indistinct = self.disclosure.measure(batch), self.distinctiveness.measure(batch)
+        disclosed, indistinct = self.disclosure.compute_loss(batch), self.distinctiveness.compute_loss(batch)
         return self.weights[0] * disclosed + self.weights[1] * indistinct
 
     def extra_repr(self) -> str:

@@ -95,7 +95,7 @@ def set_subscripts(heading: str) -> str:
     return re.sub(r"\b([A-Za-z])_(\w+)", r"$\1_{\2}$", heading)
 
 
-def label_values(label: str, keys: Sequence[str], scalars: Mapping[str, Any]) -> str:
+def label_with_values(label: str, keys: Sequence[str], scalars: Mapping[str, Any]) -> str:
     """Return a label with the values of some scalars in brackets, which :func:`finish_axes` names."""
     return f"{as_label(label)} ({', '.join(scalar(key).show(float(scalars[key])) for key in keys)})"
 
@@ -157,7 +157,7 @@ def draw_chance(ax: Axes, x: Sequence[Any], y: Sequence[float]) -> None:
         ax.plot(x, y, **{**CHANCE, "label": "_" if ends else "chance"})
 
 
-def show_counts(ax: Axes, base: int = 10) -> None:
+def set_count_ticks(ax: Axes, base: int = 10) -> None:
     """Give a logarithmic axis of numbers of people, ranks or utterances whole numbers as labels."""
     ax.set_xscale("log", base=base)
     ax.xaxis.set_major_locator(LogLocator(base, (1, 2, 5) if base == 10 else (1,)))

@@ -105,7 +105,7 @@ DrawOne = Callable[[Shown, Axes], object]
 IsKnown = Callable[[ConditionReport], bool]
 
 
-def _shown(systems: Sequence[EvaluatedSystem], is_known: IsKnown) -> list[Shown]:
+def _shown_conditions(systems: Sequence[EvaluatedSystem], is_known: IsKnown) -> list[Shown]:
     """Return the conditions of one system, or original speech and the attacked condition of several."""
     first, conditions = systems[0], systems[0].report.conditions
     if len(systems) == 1:
@@ -117,11 +117,11 @@ def _shown(systems: Sequence[EvaluatedSystem], is_known: IsKnown) -> list[Shown]
     return [one for one in shown if is_known(one.report)]
 
 
-def _overlay(draw: DrawOne, is_known: IsKnown = lambda _: True) -> Draw:
+def _draw_overlay(draw: DrawOne, is_known: IsKnown = lambda _: True) -> Draw:
     """Return what draws all conditions on the same axes."""
 
     def draw_all(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
-        shown = _shown(systems, is_known)
+        shown = _shown_conditions(systems, is_known)
         axes = layout.rows(min(1, len(shown)))
         for one in shown:
             draw(one, axes[0])
@@ -130,7 +130,7 @@ def _overlay(draw: DrawOne, is_known: IsKnown = lambda _: True) -> Draw:
     return draw_all
 
 
-def _panels(
+def _draw_panels(
     draw: DrawOne,
     is_known: IsKnown = lambda _: True,
     size: tuple[float, float] = (4.2, 3.6),
@@ -139,7 +139,7 @@ def _panels(
     """Return what draws each condition in a panel; ``shared``: the axes that have the same limits in all."""
 
     def draw_all(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
-        shown = _shown(systems, is_known)
+        shown = _shown_conditions(systems, is_known)
         if not layout.is_page:  # two panels can be read on a card, one with names of attacks
             linked = "across" if any(one.condition == "across" for one in shown) else "PP"
             shown = [one for one in shown if one.condition in ("OP", linked)] or shown
@@ -156,7 +156,7 @@ def _panels(
     return draw_all
 
 
-def _of_systems(
+def _draw_per_system(
     draw: Callable[[EvaluatedSystem, Axes], object],
     is_known: Callable[[EvaluatedSystem], object],
     size: tuple[float, float] | None = None,
@@ -180,7 +180,7 @@ def _finish_figure(axes: Sequence[Axes]) -> Figure | None:
     return figure_of(axes[0]) if axes else None
 
 
-def _draw_trade_off(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+def _trade_off_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
     defined = [one for one in systems if math.isfinite(one.scalar("deid")) and math.isfinite(one.scalar("gvd"))]
     if not defined or (len(systems) == 1 and systems[0].history):
         return None  # a path ends in the same point
@@ -192,7 +192,7 @@ def _draw_trade_off(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figur
     return _finish_figure([ax])
 
 
-def _draw_utility(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+def _utility_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
     measured = [system for system in systems if math.isfinite(system.scalar("disclosure"))]
     names = list(dict.fromkeys(name for system in measured for name in system.utility))
     axes = layout.rows(len(names))
@@ -214,7 +214,7 @@ def _draw_attacks(one: Shown, ax: Axes) -> None:
     score_plots.draw_attacks(values, float(strongest.chance), ax, one.title, interval)
 
 
-def _draw_profile(one: Shown, ax: Axes, has_actual: bool = True) -> None:
+def _draw_ece_profile(one: Shown, ax: Axes, has_actual: bool = True) -> None:
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=one.steps.targets.device)
     actual = one.report.actual_cross_entropy(odds) if has_actual and one.report.is_llr else None
     minimum, interval = one.report.minimum_cross_entropy(odds), one.report.cross_entropy_interval(odds)
@@ -229,7 +229,7 @@ def _draw_calibration(system: EvaluatedSystem, ax: Axes) -> None:
 def _draw_transfer(system: EvaluatedSystem, transfer: Transfer, ax: Axes) -> None:
     runs = {"learnt on": transfer.other, "attacked": system.report.conditions[system.report.attacked_condition]}
     for label, run in runs.items():
-        _draw_profile(Shown(label, system, "", run), ax, has_actual=False)
+        _draw_ece_profile(Shown(label, system, "", run), ax, has_actual=False)
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=transfer.counts.device)
     for kind, llr in transfer.llr.items():
         profile = actual_cross_entropy(llr, transfer.counts, odds)
@@ -304,9 +304,9 @@ def _has_population(report: ConditionReport, utterances: int = 1) -> bool:
 _has_conversations = partial(_has_population, utterances=2)
 
 
-def _draw_people(one: Shown, ax: Axes) -> None:
-    population, rate_sizes = one.report.population, identification_plots.rate_sizes(one.report.scalars)
-    sizes = identification_plots.spread_sizes(max(100, *rate_sizes))
+def _draw_population_rates(one: Shown, ax: Axes) -> None:
+    population, known_sizes = one.report.population, identification_plots.find_population_sizes(one.report.scalars)
+    sizes = identification_plots.spread_population_sizes(max(100, *known_sizes))
     with suppress_warnings():
         rates = {one.label: population(sizes), f"{one.label}, attacked": population.after_strongest_attack(sizes)}
     for label, values in rates.items():
@@ -315,26 +315,26 @@ def _draw_people(one: Shown, ax: Axes) -> None:
             identification_plots.draw_population_rate(curve, float(values["gallery"]), ax, label)
 
 
-def _draw_utterances(one: Shown, ax: Axes) -> None:
-    population, size = one.report.population, min(identification_plots.rate_sizes(one.report.scalars))
+def _draw_conversation_lengths(one: Shown, ax: Axes) -> None:
+    population, size = one.report.population, min(identification_plots.find_population_sizes(one.report.scalars))
     for rates_of, label in ((population, one.label), (population.after_strongest_attack, f"{one.label}, attacked")):
         with suppress_warnings():
-            values = {length: rates_of((size,), length) for length in _lengths(one)}
-        if curve := _curve(values, f"rate_{size}"):
+            values = {length: rates_of((size,), length) for length in _conversation_lengths(one)}
+        if curve := _curve_of_key(values, f"rate_{size}"):
             name = f"re-identification rate\namong {size} people"
             identification_plots.draw_over_utterances(curve, 1 / size, ax, label, name)
 
 
-def _draw_bits(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
-    shown = [one for one in _shown(systems, _has_conversations) if one.condition not in ("OO", "within")]
+def _bits_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+    shown = [one for one in _shown_conditions(systems, _has_conversations) if one.condition not in ("OO", "within")]
     axes = layout.panels(2 if shown and layout.is_page else 0, (4.8, 3.6))
     if not axes:
         return None
     for one in shown:
         bits_over = one.system.report.bits_over
-        values = bits_over(_lengths(one)) if bits_over is not None else {}
+        values = bits_over(_conversation_lengths(one)) if bits_over is not None else {}
         keys = ("d_ece", "d_ece_strongest", "mean_d", "mean_d_chance")
-        cosine, strongest, ranks, chance = (_curve(values, scalar_key(one.condition, key)) for key in keys)
+        cosine, strongest, ranks, chance = (_curve_of_key(values, scalar_key(one.condition, key)) for key in keys)
         for curve, label in ((cosine, one.title), (strongest, f"{one.title}, attacked")):
             if curve:
                 name, highest = axis_label("d_ece", "\n"), scalar("d_ece").range[1]
@@ -344,11 +344,11 @@ def _draw_bits(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | N
     return figure_of(axes[0])
 
 
-def _lengths(one: Shown) -> list[int]:
+def _conversation_lengths(one: Shown) -> list[int]:
     return [2**power for power in range(6) if 2**power <= one.report.population.longest()]
 
 
-def _curve(values: Mapping[int, Mapping[str, Tensor]], key: str) -> dict[int, float]:
+def _curve_of_key(values: Mapping[int, Mapping[str, Tensor]], key: str) -> dict[int, float]:
     """Return one number over the lengths at which it is known."""
     curve = {length: float(each.get(key, math.nan)) for length, each in values.items()}
     return {length: value for length, value in curve.items() if math.isfinite(value)}
@@ -359,109 +359,110 @@ FIGURES = (
         "deid_gvd", "De-identification and voice distinctiveness",
         "One point per system. Further right: original and protected voices of a speaker are harder to match by "
         "cosine. Further up: protected voices are more distinct. Whiskers are confidence intervals.",
-        _draw_trade_off),
+        _trade_off_figure),
     FigureKind(
         "utility", "Privacy and utility",
         "One point per system. Further left: it discloses less to the strongest attacker tried. No system is better "
-        "than those on the line in both disclosure and utility. Whiskers are confidence intervals.", _draw_utility),
+        "than those on the line in both disclosure and utility. Whiskers are confidence intervals.", _utility_figure),
     FigureKind(
         "path", "Path of the training",
         "De-identification and voice distinctiveness from epoch to epoch. The circle is the last epoch.",
-        _of_systems(_draw_path, lambda system: system.history and {"deid", "gvd"} <= set(system.scalars),
+        _draw_per_system(_draw_path, lambda system: system.history and {"deid", "gvd"} <= set(system.scalars),
                     (5.9, 4.4))),
     FigureKind(
         "attacks", "Disclosure to each attack",
         "Expected disclosure to each attack, in either direction, fitted on other speakers than it is tried on. The "
         "longest bar is the largest of many noisy numbers; the strongest attack in the tables is chosen on other "
-        "speakers.", _panels(_draw_attacks, lambda report: report.strongest is not None, (5.2, 3.8))),
+        "speakers.", _draw_panels(_draw_attacks, lambda report: report.strongest is not None, (5.2, 3.8))),
     FigureKind(
         "attributes", "Disclosure of attributes",
         "What protected speech discloses about attributes such as sex, to a classifier fitted on other speakers. "
         "Dashed: chance level. Diamonds: original speech.",
-        _of_systems(lambda system, ax: score_plots.draw_attributes(system.attributes, ax),
+        _draw_per_system(lambda system, ax: score_plots.draw_attributes(system.attributes, ax),
                     lambda system: system.attributes, (5.2, 3.8))),
     FigureKind(
         "score_histogram", "Distribution of scores",
         "Densities of the scores of target trials (same speaker) and non-target trials (other speakers). The more "
         "they overlap, the more private. At the dotted threshold misses are as frequent as false alarms.",
-        _panels(
+        _draw_panels(
             lambda one, ax: score_plots.draw_score_histogram(
                 one.report.scores.counted_trials, one.values, ax, one.title))),
     FigureKind(
         "det", "DET curve",
         "Miss rate over false-alarm rate for all thresholds, on probit axes. The closer to the dashed line of chance, "
         "the more private. The marker is the equal error rate (EER).",
-        _overlay(lambda one, ax: score_plots.draw_det(one.steps, one.values, ax, one.label))),
+        _draw_overlay(lambda one, ax: score_plots.draw_det(one.steps, one.values, ax, one.label))),
     FigureKind(
         "roc", "ROC at low false-positive rates",
         "Share of target trials found (TPR) over the share of non-target trials mistaken for them (FPR), on "
         "logarithmic axes. The closer to the dashed line of chance, the more private. Markers: FPR of 1 % and 0.1 %, "
         "what an attacker finds who must rarely be wrong.",
-        _overlay(lambda one, ax: score_plots.draw_roc(one.steps, one.values, ax, one.label))),
+        _draw_overlay(lambda one, ax: score_plots.draw_roc(one.steps, one.values, ax, one.label))),
     FigureKind(
         "ece_profile", "ECE profiles",
         "Empirical cross-entropy: the uncertainty that is left to an attacker who knows the scores, over all "
         "priors. The closer to the black curve, the more private; D_ECE is the mean gap. Dotted: scores taken as "
-        "log-likelihood ratios as they are. Bands are confidence intervals.", _overlay(_draw_profile)),
+        "log-likelihood ratios as they are. Bands are confidence intervals.", _draw_overlay(_draw_ece_profile)),
     FigureKind(
         "calibration", "Calibration learnt on another run",
         "ECE profiles of the run that the attacker learns on and of the attacked run, both with the oracle "
         "calibration, and of the attacked run with the calibration learnt on the other. Above the black curve guessing "
-        "is better.", _of_systems(_draw_calibration, lambda system: system.report.transfer is not None)),
+        "is better.", _draw_per_system(_draw_calibration, lambda system: system.report.transfer is not None)),
     FigureKind(
         "reliability", "Calibration plot",
         "Share of target trials over the posterior that the scores give as log-likelihood ratios. Larger markers: more "
         "trials. On the dotted line the scores are calibrated. Where speakers are known, also after a linear "
-        "calibration learnt on other speakers.", _overlay(_draw_reliability, lambda report: report.is_llr)),
+        "calibration learnt on other speakers.", _draw_overlay(_draw_reliability, lambda report: report.is_llr)),
     FigureKind(
         "quadrants", "Voice similarity matrices",
         "Similarity of all pairs of speakers. A bright diagonal between original and protected speech (OP): speakers "
         "are recognised. A bright diagonal within protected speech (PP): each speaker keeps a distinct voice.",
-        _of_systems(_draw_matrices, lambda system: system.report.matrices is not None, (4.8, 4.2))),
+        _draw_per_system(_draw_matrices, lambda system: system.report.matrices is not None, (4.8, 4.2))),
     FigureKind(
         "zoo", "Zoo plot",
         "One point per speaker: mean similarity of own trials and of trials with others. Further right: easier to "
         "recognise. Further up: easier to confuse with others. The title names the condition. An animal is a speaker "
-        "in the outer quarter of both.", _panels(_draw_zoo, lambda report: report.similarity is not None, shared="xy")),
+        "in the outer quarter of both.",
+        _draw_panels(_draw_zoo, lambda report: report.similarity is not None, shared="xy")),
     FigureKind(
         "zoo_scores", "Zoo plot of scores", "The same from mean scores, before any calibration.",
         # Of very many speakers there is no matrix.
-        _panels(_draw_zoo_of_scores, lambda report: report.matrix is not None and report.mean_scores is not None,
+        _draw_panels(_draw_zoo_of_scores, lambda report: report.matrix is not None and report.mean_scores is not None,
                 shared="xy")),
     FigureKind(
         "speakers", "Disclosure of each speaker",
         "Expected disclosure of each speaker by cosine, with one calibration for all: as the tested speaker and as the "
         "enrolled one. The largest of many noisy numbers is too large; a speaker far above the others is protected "
         "worse.",
-        _panels(lambda one, ax: draw_speakers(one.report.speakers, one.values["d_ece"], one.system.speaker_name, ax,
-                                              one.title), lambda report: report.speakers is not None)),
+        _draw_panels(lambda one, ax: draw_speakers(one.report.speakers, one.values["d_ece"], one.system.speaker_name,
+                                                   ax, one.title), lambda report: report.speakers is not None)),
     FigureKind(
         "ranks", "Similarity rank disclosure",
         "How often the true speaker is the most similar one, the second, and so on. On the dashed line nothing is "
-        "disclosed.", _panels(_draw_ranks, lambda report: report.identification is not None)),
+        "disclosed.", _draw_panels(_draw_ranks, lambda report: report.identification is not None)),
     FigureKind(
         "cmc", "Cumulative match characteristic",
         "How often the true speaker is among the k most similar ones. On the dashed line speakers are found by chance.",
-        _overlay(lambda one, ax: identification_plots.draw_cmc(one.report.identification.histogram, one.values, ax,
-                                                            one.label),
-                 lambda report: report.identification is not None)),
+        _draw_overlay(lambda one, ax: identification_plots.draw_cmc(one.report.identification.histogram, one.values, ax,
+                                                                one.label),
+                      lambda report: report.identification is not None)),
     FigureKind(
         "local_information", "Local information disclosure",
         "Share of trials that disclose more than so many bits about their speaker.",
-        _overlay(_draw_local_information,
+        _draw_overlay(_draw_local_information,
                  lambda report: report.identification is not None and report.identification.bits is not None)),
     FigureKind(
         "people", "Re-identification in a population",
         "How often the speaker of an utterance is the most similar of so many people: by cosine and, where attacks "
         "were tried, after the strongest attack, which searches among speakers it was not fitted on. Dotted: "
-        "extrapolated beyond the gallery.", _overlay(_draw_people, _has_population)),
+        "extrapolated beyond the gallery.", _draw_overlay(_draw_population_rates, _has_population)),
     FigureKind(
         "utterances", "Re-identification from several utterances",
         "How often the speaker is found by the mean of several utterances: by cosine and, where attacks were tried, "
         "after the strongest attack. A rising curve: protection by noise, which averaging removes.",
-        _overlay(_draw_utterances, _has_conversations)),
+        _draw_overlay(_draw_conversation_lengths, _has_conversations)),
     FigureKind(
         "bits_over_utterances", "Disclosure of several utterances",
         "What the mean of several utterances discloses: by cosine, to the strongest attack where attacks were tried, "
-        "and by ranks. Dashed: chance level of ranks.", _draw_bits),
+        "and by ranks. Dashed: chance level of ranks.", _bits_figure),
 )  # fmt: skip

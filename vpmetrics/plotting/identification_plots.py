@@ -19,9 +19,9 @@ from vpmetrics.plotting.axes import (
     axes_or_new,
     draw_chance,
     finish_axes,
-    label_values,
+    label_with_values,
     next_style,
-    show_counts,
+    set_count_ticks,
 )
 
 _RANK_KEYS, _LOCAL_KEYS, _CMC_KEYS = ("max_d", "mean_d"), ("alid", "pdr"), ("id_rate",)
@@ -40,7 +40,7 @@ def draw_rank_histogram(
     ax.plot(ranks[seen], shares[seen], "o", markersize=3.5, color=COLOURS[0], label="observed", gid="system")
     ax.plot(ranks, fit.detach().cpu(), color=COLOURS[1], label="beta-binomial fit", gid="fit")
     ax.axhline(1 / number, **CHANCE)
-    show_counts(ax)
+    set_count_ticks(ax)
     # The same limits for any counts, so that panels of several systems can be compared.
     ax.set(yscale="log", xlim=(0.9, 1.1 * number), ylim=(1 / number / 50, 1.4))
     ax.set(xlabel="rank of the true speaker", ylabel="share of utterances")
@@ -54,11 +54,11 @@ def draw_cmc(histogram: Tensor, values: Mapping[str, Any], ax: Axes | None, labe
     ax, counts = axes_or_new(ax), histogram.detach().double().cpu().numpy()
     ranks = np.arange(1, len(counts) + 1)
     if not ax.lines:
-        show_counts(ax)
+        set_count_ticks(ax)
         ax.set(xlabel="rank k", ylabel="share found within first k", ylim=(0, 1.03))
     with np.errstate(invalid="ignore"):
         shares = counts.cumsum() / counts.sum()
-    ax.plot(ranks, shares, **next_style(ax).curve(len(ranks)), label=label_values(label, _CMC_KEYS, values))
+    ax.plot(ranks, shares, **next_style(ax).curve(len(ranks)), label=label_with_values(label, _CMC_KEYS, values))
     draw_chance(ax, ranks.tolist(), (ranks / max(len(ranks), 1)).tolist())
     return finish_axes(ax, keys=_CMC_KEYS, loc="lower right")
 
@@ -78,17 +78,17 @@ def draw_local_information(
     above = 1 - np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
     # To the bits that identify the speaker, which no trial exceeds.
     x, y = np.concatenate([ordered[:1], ordered, [most]]), np.concatenate([np.ones(len(ordered[:1])), above, [0.0]])
-    name = label_values(label, _LOCAL_KEYS, values)
+    name = label_with_values(label, _LOCAL_KEYS, values)
     ax.plot(x, y, **next_style(ax).curve(len(x)), drawstyle="steps-post", label=name)
     return finish_axes(ax, keys=_LOCAL_KEYS, loc="lower left")
 
 
-def spread_sizes(largest: int, steps: int = 40) -> list[int]:
+def spread_population_sizes(largest: int, steps: int = 40) -> list[int]:
     """Return numbers of people from 2 to the largest, evenly spread over a logarithmic axis."""
     return sorted({round(2 * (largest / 2) ** (step / steps)) for step in range(steps + 1)} | {2, largest})
 
 
-def rate_sizes(keys: Iterable[str]) -> list[int]:
+def find_population_sizes(keys: Iterable[str]) -> list[int]:
     """Return the numbers of people among keys of rates, ascending."""
     return sorted(int(size) for key in keys if (size := key.removeprefix("rate_")).isdigit())
 
@@ -98,7 +98,7 @@ def draw_population_rate(curve: Mapping[int, float], gallery: float, ax: Axes | 
     ax, sizes = axes_or_new(ax), sorted(curve)
     style = next_style(ax)
     if not ax.lines:
-        show_counts(ax)
+        set_count_ticks(ax)
         ax.set(yscale="log", xlabel="size of the population", ylabel="re-identification rate")
     rates = [curve[size] for size in sizes]
     inside = sum(size <= gallery for size in sizes)
@@ -127,7 +127,7 @@ def draw_over_utterances(
     ax, lengths = axes_or_new(ax), sorted(curve)
     if not ax.lines:
         ax.set(xlabel="utterances averaged", ylabel=name, ylim=(-0.02 * highest, 1.02 * highest))
-        show_counts(ax, base=2)
+        set_count_ticks(ax, base=2)
     line = {**next_style(ax).markers, "label": as_label(label) if label else name, "gid": "system"}
     ax.plot(lengths, [curve[length] for length in lengths], **line)
     levels = [chance.get(length, math.nan) if isinstance(chance, Mapping) else chance for length in lengths]
@@ -143,7 +143,7 @@ def draw_singling_out(
     ax = axes_or_new(ax)
     sizes = [size for size in sorted(curve) if not math.isnan(curve[size][0])]
     if not ax.lines:
-        show_counts(ax)
+        set_count_ticks(ax)
         ax.set(xlabel="size of the population", ylabel="rate of singling out", ylim=(-0.02, 1.02))
     rates, errors = np.array([curve[size] for size in sizes]).reshape(-1, 2).T
     style = next_style(ax)

@@ -23,7 +23,7 @@ from vpmetrics.plotting.axes import (
     axis_label,
     draw_chance,
     finish_axes,
-    label_values,
+    label_with_values,
     next_style,
 )
 
@@ -72,7 +72,11 @@ def draw_det(steps: Steps, values: Mapping[str, Any], ax: Axes | None, label: st
     y = ndtri(_miss_rates(steps, ndtr(x)).clamp(1e-9, 1 - 1e-9))
     ax.plot(x, y, color=style.colour, linestyle=style.line, linewidth=1.3)
     eer = float(ndtri(torch.tensor(float(values["raw_eer"]))))
-    line: dict[str, Any] = {"linestyle": style.line, "label": label_values(label, _DET_KEYS, values), "gid": "system"}
+    line: dict[str, Any] = {
+        "linestyle": style.line,
+        "label": label_with_values(label, _DET_KEYS, values),
+        "gid": "system",
+    }
     ax.plot([eer], [eer], **style.markers, **line)
     return finish_axes(ax, keys=_DET_KEYS, loc="lower left")
 
@@ -90,7 +94,11 @@ def draw_roc(steps: Steps, values: Mapping[str, Any], ax: Axes | None, label: st
     style, rates = next_style(ax), torch.logspace(math.log10(_LOWEST_FPR), 0, 300, dtype=torch.float64)
     ax.plot(rates, 1 - _miss_rates(steps, rates), color=style.colour, linestyle=style.line, linewidth=1.3)
     marked = [float(values[key]) for key in _ROC_KEYS]
-    line: dict[str, Any] = {"linestyle": style.line, "label": label_values(label, _ROC_KEYS, values), "gid": "system"}
+    line: dict[str, Any] = {
+        "linestyle": style.line,
+        "label": label_with_values(label, _ROC_KEYS, values),
+        "gid": "system",
+    }
     # The line is in the legend, and only the markers on the axes.
     ax.plot([_MARKED_FPR[0], math.nan, _MARKED_FPR[1]], [marked[0], math.nan, marked[1]], **style.markers, **line)
     return finish_axes(ax, keys=_ROC_KEYS, loc="lower right")
@@ -121,7 +129,7 @@ def draw_ece_profile(
         ax.set(xlim=(odds[0], odds[-1]), ylim=(0, 1.05))
         ax.set(xlabel="prior log-odds, log$_{10}$", ylabel="empirical cross-entropy, bit")
     style = next_style(ax)
-    ax.plot(odds, minimum.cpu(), **style.curve(len(odds)), label=label_values(label, _PROFILE_KEYS, values))
+    ax.plot(odds, minimum.cpu(), **style.curve(len(odds)), label=label_with_values(label, _PROFILE_KEYS, values))
     if interval is not None:
         low, high = (end.cpu().numpy() for end in interval)
         ax.fill_between(odds, low, high, color=style.colour, alpha=0.18, linewidth=0)
