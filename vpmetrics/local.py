@@ -88,7 +88,7 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
         return add_intervals(values, jackknife, self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
-        """Draw which share of the trials discloses more than so many bits.
+        """Draw which share of the trials discloses more than x bits, over x.
 
         Args:
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead of the distribution.

@@ -28,7 +28,7 @@ from vpmetrics.attacks.linear import Plain
 
 FEWEST_SPEAKERS = 6  # two folds of three: with fewer, a fold has no pairs that could stand for chance
 _PER_FOLD, _FOLDS = 3, 5  # speakers in a fold, at least, and folds
-_MANY, _MORE_FOLDS = 100, 10  # folds from so many speakers on
+_MANY, _MORE_FOLDS = 100, 10  # from this number of speakers on, this number of folds
 _SAMPLED_ROWS, _SAMPLED_PER_SPEAKER = (
     128,
     4,

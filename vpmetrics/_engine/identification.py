@@ -280,7 +280,7 @@ def bits_of_ranks(histogram: Tensor, above: Tensor, tied: Tensor) -> Tensor:
 
 
 def expected_mean_d(histogram: Tensor, model: str, inputs: int) -> Tensor:
-    r"""Return the MeanD to expect, in bits, of so many independent inputs whose ranks are uniform among ``N``.
+    r"""Return the MeanD to expect, in bits, of independent inputs whose ranks are uniform among ``N``.
 
     .. math:: N \, \mathrm{E}\left[\tfrac{X}{n} \log_2 \tfrac{N X}{n}\right], \quad X \sim \mathrm{Bin}(n, 1/N)
 

@@ -30,7 +30,7 @@ from vpmetrics._engine.speaker_similarity import SimilaritySummary
 from vpmetrics._engine.utterances import EvaluationData, count_values, order_speakers_by_value
 from vpmetrics._engine.validation import suppress_warnings, warn_undefined
 
-MOST_GROUPS = 250  # a standard error from so many replicates is known to 4 %
+MOST_GROUPS = 250  # replicates from which a standard error is known to 4 %
 FEWEST_SPEAKERS = 3  # with target and non-target trials
 _CELLS = 1 << 10  # of the score axis, each with about the same share of the trials
 _FINE_BINS = 1 << 16  # through which a score finds its cell
@@ -344,7 +344,7 @@ class Jackknife(NamedTuple):
 
 
 def are_enough_speakers(number: int) -> bool:
-    """Return whether so many speakers with trials of each kind give intervals; warn if they do not."""
+    """Return whether ``number`` speakers with trials of each kind suffice for intervals; warn if not."""
     if number < FEWEST_SPEAKERS:
         warn_undefined(
             f"Intervals need {FEWEST_SPEAKERS} speakers with target trials, and as many with non-target trials."
@@ -464,7 +464,7 @@ def clopper_pearson_reach(
 ) -> Tensor:
     """Return the reach of a Clopper-Pearson bound for a value at one end of its range that no replicate moves; else 0.
 
-    A share p of all speakers is absent among so many with the probability (1 - p) to the number of speakers.
+    A share p of all speakers is absent among n speakers with the probability (1 - p) to the n-th power.
 
     Example:
         >>> round(float(clopper_pearson_reach(torch.ones(()), torch.zeros(()), 20, 0.95, 0.0, 1.0)), 2)

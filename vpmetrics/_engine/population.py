@@ -124,7 +124,7 @@ def form_population_trials(data: EvaluationData, protocol: EnrolmentProtocol) ->
 
 
 def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
-    """Return means of so many recordings of each speaker as utterances, of the same recordings on both sides."""
+    """Return means of ``length`` recordings of each speaker as utterances, of the same recordings on both sides."""
     recording, group, places = _group_recordings(data.original, data.protected)
     together = torch.stack([group, places // length]).unique(dim=1, return_inverse=True)[1]
     sides = []
@@ -208,7 +208,7 @@ def reidentification_rates(
     scoring: Scoring,
     bandwidth: float | None = None,
 ) -> dict[str, Tensor]:
-    """Return how often the speaker of a conversation comes first among so many people of their group."""
+    """Return how often the speaker of a conversation comes first among N people of their group."""
     return average_rates([rates_of_group(part, protocol, sizes, scoring, bandwidth) for part in data.by_group()])
 
 
@@ -335,7 +335,7 @@ def singling_out_rates(
     calibration: int = 9,
     draws: int = 20,
 ) -> dict[str, Tensor]:
-    """Return how often a predicate fires on exactly one of so many people of a group."""
+    """Return how often a predicate fires on exactly one of N people of a group."""
     parts = []
     for part in data.by_group():
         enrolment, test = split_enrolment(part, protocol)

@@ -116,10 +116,10 @@ _TABLE: dict[str, tuple[Scalar, ...]] = {
     ),
     "population": (
         Scalar("rate", "found among {}", PERCENT, "low", "share of conversations whose speaker is the most similar of "
-               "so many people; ≈ where they are more than the references, and it is extrapolated", _SHARE),
-        _Level("chance", "found among {} by chance", PERCENT, None, "one in so many"),
+               "N people; ≈ where N exceeds the number of references, and the rate is extrapolated", _SHARE),
+        _Level("chance", "found among {} by chance", PERCENT, None, "one in N"),
         _Level("singling_out", "singled out of {}", PERCENT, "low", "share of the attacker's predicates that fire on "
-               "exactly one of so many people; by chance 36.8 at most"),
+               "exactly one of N people; by chance 36.8 at most"),
         _Level("gallery", "references", COUNT, None, "how many people a probe is searched among"),
     ),
     "attacked_population": (

@@ -74,7 +74,7 @@ class Scalar:
     condition: str = ""
 
     def range_among(self, speakers: int) -> tuple[float, float]:
-        """Return the range of the number with so many speakers."""
+        """Return the range of the number among ``speakers`` speakers."""
         lowest, highest = self.range
         return lowest, math.log2(speakers) if self.is_limited_by_speakers and speakers else highest
 

@@ -74,7 +74,7 @@ class Steps:
         return self.blocks.llr.gather(-1, self.block)
 
     def llr_of_orders(self, orders: int) -> Tensor:
-        """Return the ratios under Laplace's rule with every trial counted so many times."""
+        """Return the ratios under Laplace's rule with every trial counted ``orders`` times."""
         # One label of each class below the lowest score and again above the highest; they merge blocks and split none.
         counts = [pad(orders * counts, (1, 1), value=1.0) for counts in (self.blocks.targets, self.blocks.nontargets)]
         block = blocks_of_counts(*counts)

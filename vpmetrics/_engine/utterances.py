@@ -321,7 +321,7 @@ def find_indices(values: Tensor, wanted: Tensor) -> Tensor:
 
 
 def take_evenly(order: Tensor, most: int) -> Tensor:
-    """Return at most so many entries, evenly spaced."""
+    """Return at most ``most`` entries, evenly spaced."""
     count = min(most, len(order))
     return order[torch.arange(count, device=order.device) * len(order) // max(1, count)]
 
@@ -428,7 +428,7 @@ def split_sessions(data: EvaluationData, most: int = 2048) -> tuple[EvaluationDa
 
 
 def thin(side: Utterances, most: int) -> Utterances:
-    """Return at most so many rows, chosen by their values."""
+    """Return at most ``most`` rows, chosen by their values."""
     return side if len(side) <= most else side.take(take_evenly(side.value_order, most))
 
 

@@ -246,7 +246,8 @@ def table_of_pairs(pairs: Sequence[Pair]) -> list[Table]:
     for pair in pairs:
         likely = float(pair.difference.probability_below)
         name, likely = (pair.first, likely) if likely > 0.5 else (pair.second, 1 - likely)
-        says = f"{name} discloses less" if pair.difference.is_significant else f"not told apart, rather {name}"
+        is_clear = pair.difference.is_significant
+        says = f"{name} discloses less" if is_clear else f"not significant; lower for {name}"
         difference = value_cell(scalar("disclosure"), *map(float, pair.difference[:3]))
         names = Cell(clean(f"{pair.first} less {pair.second}"))
         rows.append((names, difference, Cell(clean(says)), Cell(f"{likely:.3f}", likely)))

@@ -153,7 +153,7 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
         comparisons["comparing embeddings alone"] = system.scalar("d_ece", condition)
     comparisons |= {"chance": system.scalar("d_ece_chance", condition), "original speech": system.scalar("d_ece", "OO")}
     text = ", ".join(f"{name} {show(value)}" for name, value in comparisons.items() if not math.isnan(value))
-    return [*says, f"Bits beside it: {text}."] if text else says
+    return [*says, f"For comparison, in bits: {text}."] if text else says
 
 
 def _describe_others(system: EvaluatedSystem) -> list[str]:
@@ -247,5 +247,5 @@ def check_lines(checks: Sequence[Check]) -> list[str]:
 
 
 def shorten(text: str, most: int) -> str:
-    """Return text of at most so many characters, the middle left out."""
+    """Return text of at most ``most`` characters, the middle left out."""
     return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - most // 2) + 1 :]}"

@@ -42,7 +42,7 @@ EMBEDDING_MEASURES = (
     *_OF_MATRICES,
     *(f"{name.lower()}_{measure}" for name in WITHOUT_SESSIONS for measure in (*MEASURES, *_OF_INPUTS)),
 )
-_MOST_CELLS = 1 << 12  # up to so many different scores each has a cell of its own
+_MOST_CELLS = 1 << 12  # up to this number of different scores each has a cell of its own
 _MOST_COUNTS = 1 << 22  # of the replicates worked on at a time
 
 

@@ -294,7 +294,7 @@ def _draw_local_information(one: Shown, ax: Axes) -> None:
 
 
 def _has_population(report: ConditionReport, utterances: int = 1) -> bool:
-    """Return whether there are people to find, and so many utterances of them."""
+    """Return whether speakers can be searched for, with conversations of this number of utterances."""
     population = report.population
     if population is None or not bool(report.scalars["gallery"].isfinite()):
         return False
@@ -448,12 +448,12 @@ FIGURES = (
                       lambda report: report.identification is not None)),
     FigureKind(
         "local_information", "Local information disclosure",
-        "Share of trials that disclose more than so many bits about their speaker.",
+        "Share of trials that disclose more than x bits about their speaker.",
         _draw_overlay(_draw_local_information,
                  lambda report: report.identification is not None and report.identification.bits is not None)),
     FigureKind(
         "people", "Re-identification in a population",
-        "How often the speaker of an utterance is the most similar of so many people: by cosine and, where attacks "
+        "How often the speaker of an utterance is the most similar of N people: by cosine and, where attacks "
         "were tried, after the strongest attack, which searches among speakers it was not fitted on. Dotted: "
         "extrapolated beyond the gallery.", _draw_overlay(_draw_population_rates, _has_population)),
     FigureKind(

@@ -66,7 +66,7 @@ def draw_cmc(histogram: Tensor, values: Mapping[str, Any], ax: Axes | None, labe
 def draw_local_information(
     bits: Tensor, references: int, values: Mapping[str, Any], ax: Axes | None, label: str
 ) -> PlotResult:
-    """Draw the share of trials that disclose more than so many bits."""
+    """Draw the share of trials that disclose more than x bits, over x."""
     ax, most = axes_or_new(ax), math.log2(max(references, 1))
     if not ax.lines:
         ax.axvline(0, color="black", linewidth=1.2)
