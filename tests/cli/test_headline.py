@@ -8,11 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vpmetrics._engine.checks import Check
-from vpmetrics._engine.headline import find_headline
 from vpmetrics._engine.report import EvaluatedSystem, _headline_scalars
 from vpmetrics._engine.speaker_disclosure import WorstSpeaker
 from vpmetrics._engine.trial_list import TrialList, report_trials
+from vpmetrics._engine.verdict import Check, find_headline
 from vpmetrics.cli.comparison import (
     check_all,
     compare_all_pairs,

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from vpmetrics._engine.checks import Check
-from vpmetrics._engine.headline import Headline, find_headline
 from vpmetrics._engine.jackknife import students_t_quantile
 from vpmetrics._engine.precision import widen
 from vpmetrics._engine.registry import CI_SUFFIXES, scalar
 from vpmetrics._engine.report import PrivacyReport
+from vpmetrics._engine.verdict import Check, Headline, find_headline
 
 FEATURE_COLUMNS = ("disclosure", "op_d_ece", "pp_d_ece", "op_max_d", "op_mean_d", "op_id_rate", "deid", "gvd")
 

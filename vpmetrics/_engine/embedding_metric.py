@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.checks import find_cause
 from vpmetrics._engine.distributed import SINGLE_PROCESS, Processes
 from vpmetrics._engine.metric_base import IntervalMetric, PrivacyMetric
 from vpmetrics._engine.population import average_utterances
@@ -23,6 +22,7 @@ from vpmetrics._engine.utterances import (
     pack_utterances,
 )
 from vpmetrics._engine.validation import check_whole_numbers, collect_warnings, explain_undefined
+from vpmetrics._engine.verdict import find_cause
 
 
 class EmbeddingMetric(PrivacyMetric):

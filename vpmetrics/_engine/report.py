@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.checks import Check, check_report
 from vpmetrics._engine.condition_scores import ConditionScores
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS
-from vpmetrics._engine.headline import Headline, disclosure_sources, find_headline
 from vpmetrics._engine.identification import Identification
 from vpmetrics._engine.jackknife import Jackknife, ReplicateCounts, add_intervals, join_jackknives, profile_interval
 from vpmetrics._engine.measures import actual_cross_entropy, minimum_cross_entropy
@@ -24,6 +22,7 @@ from vpmetrics._engine.speaker_disclosure import SpeakerDisclosure, WorstSpeaker
 from vpmetrics._engine.speaker_similarity import SimilarityMatrices, SimilaritySummary, dominance_ratio
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import suppress_warnings
+from vpmetrics._engine.verdict import Check, Headline, check_report, disclosure_sources, find_headline
 from vpmetrics.functional.similarity import normalised_relatives
 
 if TYPE_CHECKING:

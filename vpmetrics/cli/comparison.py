@@ -8,10 +8,10 @@ from difflib import get_close_matches
 from itertools import combinations
 from typing import NamedTuple
 
-from vpmetrics._engine.checks import Check, check_systems
 from vpmetrics._engine.jackknife import Difference, compare_jackknives
 from vpmetrics._engine.registry import CI_SUFFIXES, FAMILIES, Scalar, Unit, scalar, scalar_key, utility_direction
 from vpmetrics._engine.report import EvaluatedSystem, choose_original_name
+from vpmetrics._engine.verdict import Check, check_systems
 from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.summary import (
     MOST,

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from vpmetrics import __version__
-from vpmetrics._engine.headline import HIGH_LEAKAGE, LOW_LEAKAGE
 from vpmetrics._engine.registry import CONDITION_TITLES, scalar
 from vpmetrics._engine.report import EvaluatedSystem
+from vpmetrics._engine.verdict import HIGH_LEAKAGE, LOW_LEAKAGE
 from vpmetrics.cli.comparison import check_all, verdict_of_systems
 from vpmetrics.cli.results import describe_inputs
 from vpmetrics.cli.summary import (

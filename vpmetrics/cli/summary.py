@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from vpmetrics._engine.checks import Check
-from vpmetrics._engine.headline import HIGH_LEAKAGE, LOW_LEAKAGE, Headline
 from vpmetrics._engine.registry import CI_SUFFIXES, CONDITION_TITLES, scalar, scalar_key
 from vpmetrics._engine.report import EvaluatedSystem
+from vpmetrics._engine.verdict import HIGH_LEAKAGE, LOW_LEAKAGE, Check, Headline
 from vpmetrics.cli.tables import Cell, clean, conditions_of, scalar_cell, value_cell
 
 MOST = scalar("d_ece").range[1]  # bits that calibrated scores can disclose

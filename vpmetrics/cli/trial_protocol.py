@@ -13,12 +13,11 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.checks import Check, check_missing_trials
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS
-from vpmetrics._engine.headline import disclosure_sources, find_headline
 from vpmetrics._engine.registry import CI_SUFFIXES, scalar, scalar_key
 from vpmetrics._engine.report import EvaluatedSystem, PrivacyReport
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
+from vpmetrics._engine.verdict import Check, check_missing_trials, disclosure_sources, find_headline
 from vpmetrics.cli.embeddings import Column
 from vpmetrics.cli.evaluation import NONE_WANTED, collect_notes
 from vpmetrics.cli.inputs import InputError, quote

@@ -9,7 +9,7 @@ import torch
 from samples import voices
 
 from vpmetrics import VoicePrivacy
-from vpmetrics._engine.checks import check_missing_trials, check_systems
+from vpmetrics._engine.verdict import check_missing_trials, check_systems
 from vpmetrics.attacks import Plain, RidgeToOriginal
 
 
