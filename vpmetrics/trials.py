@@ -32,7 +32,7 @@ class EmbeddingTrials(EmbeddingMetric):
 
     Args:
         metric: A metric with ``update(preds, target)``, or a collection of such; a copy of it is kept. For
-            :class:`CalibrationDistortion` runs are sessions: half of every speaker's, and the other half, both ways.
+            :class:`CalibrationDistortion` it is fitted on half of each speaker's sessions and used on the rest.
         condition: ``"OO"``, ``"OP"`` or ``"PP"``: the enrolment side and the test side.
         scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or a callable from
             embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
@@ -86,7 +86,7 @@ class EmbeddingTrials(EmbeddingMetric):
         return tree_map_only(Tensor, lambda part: part.to(dtype) if part.dtype == torch.float64 else part, value)
 
     def _distortion_across_sessions(self, data: EvaluationData, calibration: str) -> Tensor:
-        """Return C_ECE with half of every speaker's sessions as one run and the other half as the other, both ways."""
+        """Return C_ECE of a calibration fitted on half of each speaker's sessions and used on the rest, both ways."""
         if data.protected.sessions is None:
             warn_undefined(
                 "Calibration distortion requires `sessions`: a calibration learnt on some is used on others."

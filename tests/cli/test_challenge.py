@@ -313,7 +313,7 @@ def test_word_error_rates_of_2022_are_of_the_large_language_model(tmp_path, libr
     )
     (system,) = evaluated_of(monkeypatch, "evaluate", folder, "--intervals", "0")
     assert system.utility == {"WER": pytest.approx((4.58 + 8.0) / 2)}
-    assert "no DeID and no G_VD: they need embeddings, and there are scores of models only" in system.notes
+    assert "no DeID and no G_VD: they need embeddings, and the folder has only scores" in system.notes
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class Resemblyzer(SpeakerEncoder):
         self.register_buffer("window", torch.hann_window(_FRAME), persistent=False)
 
     def train(self, mode: bool = True) -> Resemblyzer:
-        """Set the mode, except of the LSTM: cuDNN passes gradients in training mode only; there is no dropout."""
+        """Set the mode, but leave the LSTM in training mode: only there cuDNN passes gradients; it has no dropout."""
         super().train(mode)
         self.lstm.train()
         return self

@@ -63,7 +63,7 @@ class TrialSet(NamedTuple):
 class Result(NamedTuple):
     """One anonymiser on the development or on the test sets, to one attacker's speaker encoder.
 
-    ``suffix`` follows the names of sets of protected speech; ``encoders`` counts those that its parts were compared by.
+    ``suffix``: end of the names of protected sets; ``encoders``: how many encoders were used to compare the parts.
     """
 
     system: str
@@ -75,29 +75,29 @@ class Result(NamedTuple):
     encoders: int = 1
 
     @property
-    def is_scored(self) -> bool:
-        """Whether all sets have scores and some have no vectors, of which more could be said."""
+    def has_only_scores(self) -> bool:
+        """Whether all sets have scores, but some lack vectors; with vectors, more could be reported."""
         return all("OP" in part.scores or "PP" in part.scores for part in self.parts) and not all(
             part.trial + self.suffix in part.vectors for part in self.parts
         )
 
     @property
-    def pooled(self) -> tuple[str, ...]:
-        """The sets that count together: those of mixed sex if there are some, since they hold the others' trials."""
+    def pooled_sets(self) -> tuple[str, ...]:
+        """Names of sets whose trials are pooled: those of mixed sex if there are any, as they contain the rest."""
         mixed = tuple(part.name for part in self.parts if part.name.endswith("_mixed"))
         return mixed or tuple(part.name for part in self.parts)
 
     @property
     def weights(self) -> dict[str, float]:
-        """What sets weigh in the challenge's averages; nothing where another set is among them."""
-        kinds = {name: re.sub(r"_(dev|test)", "", name) for name in self.pooled}
+        """Weights of the sets in the averages of the challenge; empty if a set has no official weight."""
+        kinds = {name: re.sub(r"_(dev|test)", "", name) for name in self.pooled_sets}
         if all(kind.endswith("_mixed") for kind in kinds.values()):
             return dict.fromkeys(kinds, 1 / len(kinds))
         return {name: _WEIGHTS[kind] for name, kind in kinds.items()} if set(kinds.values()) <= set(_WEIGHTS) else {}
 
     @property
     def attack_models(self) -> dict[str, str]:
-        """What the challenges call each condition."""
+        """Name of each condition in the challenges."""
         suffixes = {_ORIGINAL_ATTACKER: ", lazy-informed", _PROTECTED_ATTACKER: ", semi-informed"}
         ignorant = "" if self.attacker == _PROTECTED_ATTACKER else ", ignorant"
         return {"OO": "OO", "OP": f"OA{ignorant}", "PP": f"AA{suffixes.get(self.attacker, '')}"}
@@ -156,7 +156,7 @@ def find_results(folder: Path) -> list[Result]:
     for root, place in _find_places(folder).items():
         suffixes = sorted({_anonymiser_suffix(name) for name in place.datasets} - {""})
         sets = sorted({name.removesuffix(_anonymiser_suffix(name)) for name in place.datasets if "_trials" in name})
-        sets = [name for name in sets if not name.endswith("_all")]  # those only join others
+        sets = [name for name in sets if not name.endswith("_all")]  # these are unions of others
         for suffix in suffixes:
             where = "" if root == folder else root.relative_to(folder).as_posix()
             results += _group_by_dataset(suffix, sets, place, lists, _attacker_of(root), where)
@@ -172,14 +172,14 @@ def find_results(folder: Path) -> list[Result]:
 
 
 def _find_places(folder: Path) -> dict[Path, _Place]:
-    """Return the folders that hold a folder for every set: of one encoder, or of one run of a recipe."""
+    """Return the folders with one subfolder per set: each belongs to one encoder or one run of a recipe."""
     places: dict[Path, _Place] = defaultdict(lambda: _Place({}, {}))
     for path in (path for name in _VECTOR_FILES for path in sorted(folder.rglob(name)) if _is_complete(path)):
         dataset = path.parent.parent if path.parent.name in _LEVELS else path.parent
         root = (
             dataset.parent.parent if dataset.parent.name == "emb_xvect" and dataset.parent != folder else dataset.parent
         )
-        places[root].vectors.setdefault(dataset.name.removeprefix("xvect_"), path)  # as some recipes put it
+        places[root].vectors.setdefault(dataset.name.removeprefix("xvect_"), path)  # prefix of some recipes
     for path in sorted(folder.rglob("scores*")):
         match = _SCORED.fullmatch(path.parent.name)
         if match and path.name in ("scores", "scores.gz"):
@@ -192,7 +192,7 @@ def _is_complete(path: Path) -> bool:
 
 
 def _attacker_of(root: Path) -> str:
-    """Return the attacker's encoder as the recipes name its folder: trained on original or on protected speech."""
+    """Return the attacker's encoder, trained on original or on protected speech, by the name of its folder."""
     for name in map(str.lower, (root.name, *(parent.name for parent in list(root.resolve().parents)[:3]))):
         if "asv_anon" in name or "asv_eval_anon" in name:
             return _PROTECTED_ATTACKER
@@ -202,7 +202,7 @@ def _attacker_of(root: Path) -> str:
 
 
 def _anonymiser_suffix(name: str) -> str:
-    """Return what follows the name of a set of original speech: the name of the anonymiser, or nothing."""
+    """Return the end of the name of a protected set, which is the anonymiser; empty for original speech."""
     _, kind, rest = re.split("(_enrolls|_trials)", name, maxsplit=1)
     match = _PARTS.match(rest)
     return rest[match.end() :] if kind == "_trials" and match else rest
@@ -226,7 +226,7 @@ def _group_by_dataset(
 
 
 def _join_encoders(results: Sequence[Result]) -> list[Result]:
-    """Join results of one system and attacker on different sets, as of languages that have an encoder each."""
+    """Join results of one system and attacker on different sets, such as languages with an encoder each."""
     joined: dict[tuple[str, ...], Result] = {}
     for one in results:
         key = (one.system, one.dataset, one.attacker) if one.attacker == _PROTECTED_ATTACKER else (*one[:3], one.place)
@@ -240,20 +240,20 @@ def _join_encoders(results: Sequence[Result]) -> list[Result]:
 
 
 def read_result(result: Result, scoring: Scoring, utt2spk: str | None = None) -> tuple[ListedTrials, list[Attackable]]:
-    """Read the trials of all sets, and what attackers have of each: embeddings are scored, if there are no scores."""
+    """Read the trials of all sets, and the embeddings that can be attacked; without scores, embeddings are compared."""
     sets: list[Attackable] = []
     notes: list[str] = []
     listed_as = {} if utt2spk is None else read_map(utt2spk)
     speaker_of: dict[str, str] = {}
     read: dict[str, Mapping[str, Trials]] = {}
     for part in result.parts:
-        if result.is_scored:
+        if result.has_only_scores:
             read[part.name] = _read_scores(part)
             speaker_of |= listed_as or _listed_speakers(part)
         else:
             one = _read_vectors(part, result.suffix, listed_as)
             listed = score_listed(*one[:3], scoring)
-            sets += [one] if one.group in result.pooled else []
+            sets += [one] if one.group in result.pooled_sets else []
             read[part.name] = listed.trials
             speaker_of |= one.protocol.speaker_of
             notes += listed.notes
@@ -264,10 +264,12 @@ def read_result(result: Result, scoring: Scoring, utt2spk: str | None = None) ->
         if frames:
             trials[condition] = Trials(pl.concat(frames), tuple(note for one in scored.values() for note in one.notes))
     if result.encoders > 1:
-        notes.append(f"its sets were compared by {result.encoders} encoders; their average says more than all together")
-    if result.is_scored:
-        notes.append("no DeID and no G_VD: they need embeddings, and there are scores of models only")
-    return ListedTrials(trials, speaker_of, tuple(read), tuple(notes), result.pooled), sets
+        notes.append(
+            f"its sets were compared by {result.encoders} encoders, so read the average of sets, not the pooled trials"
+        )
+    if result.has_only_scores:
+        notes.append("no DeID and no G_VD: they need embeddings, and the folder has only scores")
+    return ListedTrials(trials, speaker_of, tuple(read), tuple(notes), result.pooled_sets), sets
 
 
 def _read_scores(part: TrialSet) -> dict[str, Trials]:
@@ -280,7 +282,7 @@ def _read_scores(part: TrialSet) -> dict[str, Trials]:
 def _read_vectors(part: TrialSet, suffix: str, listed_as: dict[str, str]) -> Attackable:
     files, sides = Files(), []
     for end in ("", suffix):
-        # An attacker who protects recordings as well needs no original speech.
+        # PP needs no original speech: the attacker protects the enrolment, too.
         there = [part.vectors[name] for name in (part.enrol + end, part.trial + end) if name in part.vectors]
         columns = [files.read_column(str(path), "original") for path in there]
         missing = Column(np.zeros((0, 0)), [], f"{part.trial}{end}/{VECTORS}, which is not there")
@@ -289,7 +291,7 @@ def _read_vectors(part: TrialSet, suffix: str, listed_as: dict[str, str]) -> Att
 
 
 def _read_protocol(part: TrialSet, suffix: str, listed_as: dict[str, str], files: Files) -> Protocol:
-    """Read which pairs are trials; a speaker is enrolled with the mean of their utterances in the set for that."""
+    """Read which pairs are trials; a speaker is enrolled with the mean of their utterances in the enrolment set."""
     path = part.vectors.get(part.enrol) or part.vectors.get(part.enrol + suffix)
     if path is None:
         raise InputError(f"expected embeddings of {part.enrol}, but found no {VECTORS}", part.lists.folder)
@@ -315,7 +317,7 @@ def _listed_speakers(part: TrialSet) -> dict[str, str]:
 
 
 def read_utility(options: Sequence[str], systems: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return values of each system: ``NAME=VALUE`` of all, or a CSV with a column ``system`` and one per measure."""
+    """Return the utilities of each system: ``NAME=VALUE`` of all, or a CSV with a column ``system``."""
     values: dict[str, dict[str, float]] = {system: {} for system in systems}
     for option in options:
         name, equals, text = option.partition("=")
@@ -372,11 +374,11 @@ def find_utility(folder: Path, suffix: str, dataset: str, is_alone: bool) -> dic
 
 def _read_summary(text: str, suffix: str, dataset: str) -> dict[str, list[float]]:
     values_by_name: dict[str, list[float]] = {}
-    # Of 2020 and 2022: a line of Kaldi, under or behind the name of the set; the last is of the large language model.
+    # 2020 and 2022: a line of Kaldi below or after the name of the set; the last one has the large language model.
     for _, split, system, value in _KALDI.findall(re.sub(r"\n\s+", " ", text)):
         if system == suffix.strip("_") and split == (dataset or split):
             values_by_name.setdefault("WER", []).append(float(value))
-    # Of 2024 and 2026: tables as pandas prints them.
+    # 2024 and 2026: tables as pandas prints them.
     for section, measure in (("ASR", "WER"), ("SER", "UAR")):
         table = re.search(rf"^---- {section} results ----\n(.*\n)((?:\s*mean.*\n)?)((?:.+\n?)*)", text, re.MULTILINE)
         if table is None or measure not in table[1].split():

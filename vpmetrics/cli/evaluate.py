@@ -234,7 +234,7 @@ def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
 def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[EvaluatedSystem]:
     """Evaluate all systems, datasets and attackers of a results folder of a challenge."""
     results = find_results(folder)
-    is_scored = all(result.is_scored for result in results)
+    is_scored = all(result.has_only_scores for result in results)
     _reject_unused_option(options, "a folder of scores" if is_scored else "a folder of embeddings")
     scoring = "cosine" if is_scored else _scoring_of(options)
     several = {field: len({getattr(one, field) for one in results}) > 1 for field in ("system", "dataset", "attacker")}

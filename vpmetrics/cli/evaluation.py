@@ -155,8 +155,8 @@ def evaluate_listed(
     def evaluate(called: str, trials: Mapping[str, Trials]) -> EvaluatedSystem:
         return evaluate_trials(called, trials, speaker_of=listed.speaker_of, confidence=confidence)
 
-    system = evaluate(name, listed.of_groups(listed.pooled) if listed.pooled else listed.trials)
-    groups = {group: evaluate(f"{name}, {group}", listed.of_groups([group])) for group in listed.groups}
+    system = evaluate(name, listed.select_groups(listed.pooled_groups) if listed.pooled_groups else listed.trials)
+    groups = {group: evaluate(f"{name}, {group}", listed.select_groups([group])) for group in listed.groups}
     notes = [*listed.notes, *system.notes, *(note for group in groups.values() for note in group.notes)]
     return replace(system, notes=tuple(dict.fromkeys(notes)), groups=groups, weights=weights)
 

@@ -104,7 +104,7 @@ def _stack_vectors(vectors: Mapping[str, Array], path: str) -> Array:
 
 
 def _arrays_of(content: Mapping[Any, Any], path: str) -> Arrays:
-    """Return what a file holds by name: several arrays, one of which may name the rows, or one vector per utterance."""
+    """Return the arrays of a file by name; vectors named by utterance become the rows of one array."""
     read = {str(name): _as_array(values, f"{path}:{name}" if name else path) for name, values in content.items()}
     arrays = {name: values for name, values in read.items() if values is not None}
     is_dictionary = bool(arrays) and "" not in arrays

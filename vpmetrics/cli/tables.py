@@ -25,7 +25,12 @@ from vpmetrics._engine.scalar import COUNT
 # The order of conditions in tables: the attacked ones first, original speech last.
 _ORDER = ("OP", "PP", "across", "within", "", "OO")
 _HEADLINE = ("d_ece", "eer", "linkability", "linkability_chance", "mean_d", "mean_d_chance", "id_rate")
-_WEAK = ("D_ECE", "EER", "DeID", "Cllr")  # headings of what only means something beside the strongest attack
+_WEAK = (
+    "D_ECE",
+    "EER",
+    "DeID",
+    "Cllr",
+)  # parts of headings: measures of plain comparison, shown only beside the strongest attack
 _OF_GROUPS = ("eer", "raw_eer", "min_cllr", "cllr", "d_ece")
 _FAMILY_TITLES = {
     "score": "Scores",
@@ -210,9 +215,9 @@ def has_conditions(entry: Scalar) -> bool:
 
 
 def insert_strongest_keys(keys: Iterable[str], attacked: str = "") -> list[str]:
-    """Return keys, before those of an attacker who only compares what the strongest attack finds.
+    """Return the keys; before each key of plain comparison, insert the keys of the strongest attack.
 
-    ``attacked``: the condition whose strongest attack precedes numbers of no condition.
+    ``attacked``: the condition of the inserted keys where the key itself has no condition.
     """
     extended: list[str] = []
     for key in keys:

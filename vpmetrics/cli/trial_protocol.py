@@ -43,15 +43,15 @@ class Protocol:
 
 
 class ListedTrials(NamedTuple):
-    """Trials of each condition, with a column ``group``, and their speakers; ``pooled`` groups count together."""
+    """Trials of each condition, with a column ``group``, and their speakers; ``pooled_groups`` count together."""
 
     trials: Mapping[str, Trials]
     speaker_of: Mapping[str, str]
     groups: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    pooled: tuple[str, ...] = ()
+    pooled_groups: tuple[str, ...] = ()
 
-    def of_groups(self, groups: Sequence[str]) -> dict[str, Trials]:
+    def select_groups(self, groups: Sequence[str]) -> dict[str, Trials]:
         """Return the trials of some groups."""
         frames = {key: trials.frame.filter(pl.col("group").is_in(groups)) for key, trials in self.trials.items()}
         return {key: Trials(frame, self.trials[key].notes) for key, frame in frames.items() if len(frame)}
@@ -255,7 +255,7 @@ class Attackable(NamedTuple):
         return self.describe_absent_utterance(self.protected)
 
     def describe_absent_utterance(self, side: Column) -> str:
-        """Return a sentence that names an utterance the side lacks; an empty text where it has all."""
+        """Return a sentence that names one utterance missing on this side; empty if none is missing."""
         absent = set.union(*self.utterances()).difference(side.rows_by_name())
         return f"it needs both sides of every utterance, and {min(absent)!r} is not in {side.source}" if absent else ""
 
@@ -269,9 +269,9 @@ def add_attacks(
 ) -> EvaluatedSystem:
     """Return a system with what attacks on the utterances of its lists find, and with DeID and G_VD.
 
-    Attackers learn from pairs of both sides, so that OP is attacked only where both have all utterances of the lists,
-    and PP where protected speech has. Their trials are all pairs of an enrolled speaker and a tested utterance; of one
-    group, where there are groups. So are the matrices of DeID and G_VD.
+    Attackers learn from pairs of original and protected utterances. So OP is attacked only if both sides have all
+    listed utterances, and PP only if the protected side has. Attacks, DeID and G_VD use all pairs of an enrolled
+    speaker and a tested utterance, within a group where there are groups.
     """
     missing = next(filter(None, (one.describe_missing() for one in sets)), "")
     unpaired = missing or next(filter(None, (one.describe_absent_utterance(one.original) for one in sets)), "")

@@ -48,15 +48,15 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     ``confidence``, the upper end of the interval is compared instead, which
     ``PrivacyMonitor(intervals=confidence)`` logs.
 
-    Only measured weights are saved: not those trained since the last validation, nor of an epoch that
-    :class:`PrivacyMonitor` left out, nor with values that are not finite. A resumed run keeps the front, also where
-    the folder was moved or ``dirpath`` changed.
+    A checkpoint is saved only if its own weights were measured and all values are finite: not after further training
+    steps, and not in epochs that :class:`PrivacyMonitor` skips. A resumed run keeps the front, even if the folder was
+    moved or ``dirpath`` changed.
 
     Works with the Trainer of ``pytorch_lightning`` and with that of ``lightning.pytorch``; to both it is a
     ``ModelCheckpoint``. Strategies that spawn processes are not supported.
 
     Args:
-        privacy: Name of the logged disclosure, less being better; several in a sequence, or in a dictionary with their
+        privacy: Name of the logged disclosure (lower is better); a sequence for several; or a dictionary from names to
             budgets.
         budget: Largest disclosure allowed; one per name. Not with a dictionary.
         utility: Name of the logged utility.
