@@ -142,7 +142,7 @@ class VoicePrivacy(AttackedMetric):
     def report(self) -> PrivacyReport:
         """Return the headline, the scalars and the conditions they come from, for all groups together and for each.
 
-        Over all ranks, as ``compute``. After ``compute`` it costs little more.
+        Over all processes, as ``compute``. After ``compute`` it costs little more.
         """
         with collect_warnings(), self._gathered():
             data = self._data()
@@ -209,8 +209,8 @@ class VoicePrivacy(AttackedMetric):
     def _report_once(self, data: EvaluationData) -> PrivacyReport:
         """Return the report of the accumulated utterances, which ``compute`` and ``report`` share.
 
-        Not where scores carry a graph, nor of a scorer that may have been trained on, nor of several ranks, of which
-        only some may have it.
+        It is not kept where scores carry a graph, where a scorer may have been trained since, or with several
+        processes, of which only some may have it.
         """
         if self._is_synced or self.bandwidth is not None or not isinstance(self.scoring, str):
             return self._report(data)

@@ -172,7 +172,7 @@ def _unlike_ranks(rank, world, path):
         assert not metric._is_synced
     widths = vp.DeIdentification()
     widths.update(torch.eye(4 + rank), torch.eye(4 + rank), torch.arange(4 + rank) % 2)
-    with pytest.raises(ValueError, match=r"Expected `original` to have one width on all ranks, but got \[4, 5\]"):
+    with pytest.raises(ValueError, match=r"Expected `original` to have one width on all processes, but got \[4, 5\]"):
         widths.compute()
     # The group is still in step, and so is the metric.
     widths.reset()

@@ -108,7 +108,7 @@ def test_ranks_share_the_blocks_and_leave_none_out(condition, world, monkeypatch
     assert_close(torch.cat(shared).sort().values, trials_of(whole)[0].sort().values)
     assert max(map(len, shared)) < 2 * len(torch.cat(shared)) / world
     # What every rank needs whole it has whole.
-    assert torch.equal(trials_of(parts[0].on_all_ranks())[0], trials_of(whole)[0])
+    assert torch.equal(trials_of(parts[0].on_all_processes())[0], trials_of(whole)[0])
 
 
 @pytest.mark.parametrize("similarity", ["geometric", "sigmoid"])

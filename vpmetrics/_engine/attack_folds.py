@@ -271,8 +271,11 @@ class AttackFolds:
             self._pairs[fold, group] = TrainingPairs(rows_o, rows_p, speakers[some], self.views)
         return self._pairs[fold, group]
 
-    def compare(self, fold: int, condition: Condition, attack: Any, is_sample: bool) -> list[Comparison]:
-        """Return what is compared: all rows or a sample; each half with the other for an attack that enrols."""
+    def form_comparisons(self, fold: int, condition: Condition, attack: Any, is_sample: bool) -> list[Comparison]:
+        """Return the enrolment and test rows of a fold, not scored yet: all rows, or a sample of them.
+
+        For an attack that enrols speakers there are two comparisons: each half of the recordings with the other half.
+        """
         is_halved = hasattr(attack, "enrol") and self.enrolment is None
         key = fold, condition.name, is_halved, is_sample
         if key not in self._comparisons:

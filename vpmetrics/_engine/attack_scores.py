@@ -113,18 +113,18 @@ def separation_of_counts(counts: Tensor) -> Tensor:
 
 
 def choose_settings(
-    shares: Tensor, sizes: Sequence[int], sampled_folds: Sequence[int], num_folds: int
+    separations: Tensor, sizes: Sequence[int], sampled_folds: Sequence[int], num_folds: int
 ) -> list[list[int]]:
-    """Choose a setting for each attack and fold: the one with the largest disclosure in the other sampled folds.
+    """Choose a setting for each attack and fold: the one that best separates speakers in the other sampled folds.
 
     Args:
-        shares: How well each setting of all attacks separates speakers in each sampled fold, ``(C, F)``.
+        separations: How well each setting of all attacks separates speakers in each sampled fold, ``(C, F)``.
         sizes: How many settings each attack has.
         sampled_folds: Number of each sampled fold.
         num_folds: How many folds there are.
     """
-    every, chosen = shares.sum(1, keepdim=True), []
-    for table in torch.cat([every - shares, every], dim=1).cpu().split(list(sizes)):
+    every, chosen = separations.sum(1, keepdim=True), []
+    for table in torch.cat([every - separations, every], dim=1).cpu().split(list(sizes)):
         *by_others, by_all = (choose_setting(column) for column in table.T)
         others = dict(zip(sampled_folds, by_others, strict=True))
         chosen.append([others.get(fold, by_all) for fold in range(num_folds)])

@@ -142,7 +142,7 @@ def _lay_axis(pairs: PairBlocks) -> _ScoreAxis:
 
 
 def _count_by_bin(pairs: PairBlocks, axis: _ScoreAxis) -> Tensor:
-    """Return non-targets and targets in every bin by its number, ``(2, _ALL_BINS + 1)``, of the blocks of this rank."""
+    """Return non-targets and targets in every bin by its number, ``(2, _ALL_BINS + 1)``, of this process's blocks."""
     columns = _ALL_BINS + 1
     counts = torch.zeros(2 * columns + 1, dtype=torch.int64, device=axis.low.device)
     one = counts.new_ones(())

@@ -1,4 +1,4 @@
-"""The strongest of several attacks: fitted on other speakers than it attacks, chosen on other folds than it counts in.
+"""The strongest of several attacks; the speakers of a fold serve neither to fit nor to choose the attack on them.
 
 For every fold of speakers attacks are fitted on all others.
 
@@ -146,7 +146,7 @@ class _Trials(NamedTuple):
 
 
 class CrossFittedAttacks:
-    """Attacks on some utterances, fitted in folds of their speakers and, where speech was observed, on that.
+    """Attacks on some utterances, fitted on the speakers of other folds and, if given, on moments of observed speech.
 
     One object serves several conditions, which share the fits. Nothing is fitted before a result is asked for.
 
@@ -201,7 +201,7 @@ class CrossFittedAttacks:
             if reason is None:
                 if not self._candidates:
                     self._choose_settings()
-                result = self._find_strongest(condition, groups, plain, plain_replicates)
+                result = self._evaluate_strongest(condition, groups, plain, plain_replicates)
                 if not bool(result.d_ece.isnan()):
                     return result
                 reason = f"There are no trials of one kind to attack in {condition.name}."
@@ -275,7 +275,7 @@ class CrossFittedAttacks:
             maps = [lru_cache(each.map_side) for each in fitted]  # conditions share rows
             for condition in conditions:
                 scored = []
-                for rows in self.folds.compare(fold, condition, variant.attack, is_sample=True):
+                for rows in self.folds.form_comparisons(fold, condition, variant.attack, is_sample=True):
                     sides = (rows.map_sides(variant.attack, each) for each in maps)
                     scores = torch.stack([compare(variant.attack, *each).detach() for each in sides])
                     scored.append((widen(scores).flatten(1), rows.pair_kinds.expand(1, -1, -1).flatten(1)))
@@ -284,7 +284,7 @@ class CrossFittedAttacks:
         counts, scales = zip(*counted, strict=True)
         return torch.cat(counts), torch.cat(scales)
 
-    def _find_strongest(
+    def _evaluate_strongest(
         self,
         condition: Condition,
         groups: JackknifeGroups | None,
@@ -336,7 +336,7 @@ class CrossFittedAttacks:
         )
 
     def _count_pairs(self, condition: Condition, variants: Sequence[int]) -> dict[int, Tensor]:
-        """Return counts ``(K, 3, B)`` of all pairs within the folds after some candidates, each with its settings."""
+        """Return by variant the counts ``(K, 3, B)`` of all pairs within each fold, scored after that attack."""
         assert self.folds is not None
         number, device = self.folds.folds.num_folds, self.data.speakers.device
         missing = [variant for variant in variants if (condition.name, variant) not in self._counts]
@@ -365,7 +365,7 @@ class CrossFittedAttacks:
         """Yield blocks of scores in [-1, 1] of all pairs of a fold, after an attack."""
         assert self.folds is not None
         fitted, has_score = self._fit_candidate(fold, candidate), hasattr(candidate.variant.attack, "score")
-        for comparison in self.folds.compare(fold, condition, fitted.attack, is_sample=False):
+        for comparison in self.folds.form_comparisons(fold, condition, fitted.attack, is_sample=False):
             for each in score_blocks(comparison, fitted, self.folds.folds.num_codes):
                 scores = squash_scores(each.scores, candidate.scales[fold]) if has_score else each.scores
                 yield each._replace(scores=scores)
@@ -378,7 +378,7 @@ class CrossFittedAttacks:
         step_of_bin: Sequence[Tensor],
         groups: JackknifeGroups,
     ) -> Steps:
-        """Return the trials of what was chosen, of all speakers and without each group, ``(1 + G, S)``."""
+        """Return the trial counts after the chosen attacks, of all speakers and without each group, ``(1 + G, S)``."""
         assert self.folds is not None
         folds, size, candidates = self.folds.folds, len(steps.targets), self._candidates[condition.name]
         group_of_code = torch.full((folds.num_folds * folds.num_codes,), groups.num_groups, device=folds.order.device)

@@ -24,11 +24,11 @@ class Processes:
     group: Any = None
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """Return the items that this rank works on."""
+        """Return the items that this process works on."""
         return items[self.process_rank :: self.world_size]
 
     def all_reduce(self, *tensors: Tensor, op: str = "SUM") -> tuple[Tensor, ...]:
-        """Return the sum, or another reduction, of each tensor over all ranks."""
+        """Return the sum, or another reduction, of each tensor over all processes."""
         if self.world_size == 1:
             return tensors
         reduced = tuple(tensor.detach().contiguous().clone() for tensor in tensors)
@@ -48,7 +48,7 @@ def current_processes(group: Any) -> Processes:
 
 
 def gather_objects(value: Any, group: Any) -> list[Any]:
-    """Return the value of every rank."""
+    """Return the value of every process."""
     values: list[Any] = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(values, value, group=group)
     return values
@@ -69,9 +69,9 @@ def align_list_states(
     gather: Callable[[Tensor], Sequence[Tensor]],
     device: torch.device,
 ) -> dict[str, list[Tensor]]:
-    """Bring list states into one dtype and width on all ranks, by one exchange, so that they can be gathered.
+    """Bring list states into one dtype and width on all processes, by one exchange, so that they can be gathered.
 
-    A rank without a batch knows neither, and gathering aborts where they differ. Settings that differ raise on all
+    A process without a batch knows neither, and gathering aborts where they differ. Settings that differ raise on all
     ranks.
     """
     descriptions = {name: describe_state(state) for name, state in states.items()}
@@ -82,14 +82,14 @@ def align_list_states(
     differing = [name for name, *values in columns if len(set(values)) > 1]
     if differing or len({len(row) for row in rows_of_ranks}) > 1:
         name = differing[0] if differing else "class"
-        raise ValueError(f"Expected the same metric on all ranks, but its `{name}` differs between them.")
+        raise ValueError(f"Expected the same metric on all processes, but its `{name}` differs between them.")
     aligned = {}
     for number, (name, state) in enumerate(states.items()):
         start = len(hashes) + 3 * number
         forms = [row[start : start + 3] for row in rows_of_ranks if row[start] >= 0]
         widths = sorted({form[2] for form in forms})
         if len(widths) > 1:
-            raise ValueError(f"Expected `{name}` to have one width on all ranks, but got {widths}.")
+            raise ValueError(f"Expected `{name}` to have one width on all processes, but got {widths}.")
         if forms and not isinstance(state, Tensor):
             dtype, dimensions, width = max(forms)
             empty = torch.empty((0, width)[: 1 + dimensions], dtype=_LIST_DTYPES[dtype], device=device)

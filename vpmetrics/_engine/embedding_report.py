@@ -21,7 +21,7 @@ from vpmetrics._engine.jackknife import (
     group_speakers,
     join_jackknives,
     make_jackknife,
-    replicate_dominance,
+    replicate_diagonal_dominance,
 )
 from vpmetrics._engine.measures import SCORE_MEASURES, expected_disclosure
 from vpmetrics._engine.pair_blocks import PairBlocks
@@ -91,7 +91,7 @@ class _ConditionEvaluation:
         """Return whether any number of these families is needed."""
         return self.settings.needs(self.condition.name, *families)
 
-    def jackknife(self, replicates: dict[str, Tensor] | None, num_speakers: int | None = None) -> Jackknife | None:
+    def make_jackknife(self, replicates: dict[str, Tensor] | None, num_speakers: int | None = None) -> Jackknife | None:
         """Return the jackknife of replicates ``(1 + G,)`` by key; None if no intervals are requested."""
         if self.groups is None or replicates is None:
             return None
@@ -167,7 +167,7 @@ class _ConditionEvaluation:
 def _score_measures(one: _ConditionEvaluation) -> _Numbers:
     keys = set(SCORE_MEASURES) if one.settings.measures is None else one.settings.measures
     scalars = {key: measure(one.scores.counted_trials) for key, measure in SCORE_MEASURES.items() if key in keys}
-    return scalars, None if one.replicate_counts is None else one.replicate_counts.jackknife(scalars)
+    return scalars, None if one.replicate_counts is None else one.replicate_counts.make_jackknife(scalars)
 
 
 def _diagonal_dominance(one: _ConditionEvaluation) -> _Numbers:
@@ -176,10 +176,10 @@ def _diagonal_dominance(one: _ConditionEvaluation) -> _Numbers:
     if one.replicate_counts is None:
         return scalars, None
     place = one.replicate_counts.groups.find_groups(one.data.speakers)
-    replicates = replicate_dominance(
+    replicates = replicate_diagonal_dominance(
         one.replicate_counts, summary, place, one.scores.is_one_sided, one.settings.similarity
     )
-    return scalars, one.jackknife(replicates, one.replicate_counts.num_speakers)
+    return scalars, one.make_jackknife(replicates, one.replicate_counts.num_speakers)
 
 
 def _linkability_chance(one: _ConditionEvaluation) -> _Numbers:
@@ -198,7 +198,7 @@ def _speaker_numbers(one: _ConditionEvaluation) -> _Numbers:
 
 def _attack_numbers(one: _ConditionEvaluation) -> _Numbers:
     strongest = one.strongest
-    return ({}, None) if strongest is None else (strongest.scalars(), one.jackknife(strongest.replicates))
+    return ({}, None) if strongest is None else (strongest.scalars(), one.make_jackknife(strongest.replicates))
 
 
 def _population_numbers(one: _ConditionEvaluation) -> _Numbers:
@@ -208,7 +208,7 @@ def _population_numbers(one: _ConditionEvaluation) -> _Numbers:
     scalars = population.scalars(sizes) if one.needs("population") else {}
     if one.needs("attacked_population"):
         scalars |= population.attacked_scalars(sizes)
-    return scalars, None if one.groups is None else one.jackknife(population.replicates(sizes, one.groups))
+    return scalars, None if one.groups is None else one.make_jackknife(population.replicates(sizes, one.groups))
 
 
 def _session_calibration(one: _ConditionEvaluation) -> _Numbers:
@@ -226,7 +226,7 @@ def _session_calibration(one: _ConditionEvaluation) -> _Numbers:
         placed = [run._replace(speakers=torch.searchsorted(labels, run.places().contiguous())) for run in runs]
         each = [run.replicate_costs("c_ece", run.scores, groups) for run in placed]
         replicates = {"c_ece": torch.stack(each).mean(0)}
-    return {"c_ece": mean_distortion(runs)}, one.jackknife(replicates)
+    return {"c_ece": mean_distortion(runs)}, one.make_jackknife(replicates)
 
 
 # Families of the registry, and the function that computes their scalars and replicates.

@@ -216,7 +216,7 @@ def _smooth_histogram(trials: IdentificationTrials, scoring: Scoring, bandwidth:
     """
     references = trials.num_references
     histogram = trials.references.sums.new_zeros(references)
-    for block in score_inputs(trials, scoring, all_ranks=True):
+    for block in score_inputs(trials, scoring, on_all_processes=True):
         scores, match = widen(block.scores), widen(block.match)
         width = bandwidth * scores.detach().std(dim=1, correction=0, keepdim=True)
         width = torch.maximum(width, widen(block.rounding))

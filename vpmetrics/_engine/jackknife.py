@@ -142,7 +142,7 @@ class ReplicateCounts(NamedTuple):
 
     @property
     def num_speakers(self) -> int:
-        """How many speakers, or groups of them, have trials of the kind that fewer have."""
+        """The number of speakers (or groups) with target trials or with non-target trials, whichever is smaller."""
         return min(int((counts[1:] != counts[:1]).any(1).sum()) for counts in (self.targets, self.nontargets))
 
     @property
@@ -154,7 +154,7 @@ class ReplicateCounts(NamedTuple):
         trials = Counted(self.cells.values, torch.stack([self.nontargets, self.targets]), self.cells.costs)
         return CountedTrials(trials, ScoreCounts(ascending, descending), self.cells.linkability_edges)
 
-    def jackknife(self, keys: Iterable[str] = tuple(SCORE_MEASURES)) -> Jackknife:
+    def make_jackknife(self, keys: Iterable[str] = tuple(SCORE_MEASURES)) -> Jackknife:
         """Return the jackknife of the score measures that have an interval."""
         measures = {key: SCORE_MEASURES[key] for key in keys if key in SCORE_MEASURES}
         with suppress_warnings():
@@ -180,7 +180,7 @@ def count_replicates(
     if bool(scores.counts.ascending.targets.isnan().any()):
         return None
     cells, group = ScoreCells(scores), groups.find_groups(speakers)
-    slopes = None if summary is None else similarity_slopes(summary, matrix, similarity)
+    slopes = None if summary is None else similarity_derivatives(summary, matrix, similarity)
     size = cells.num_cells
     table = torch.zeros(2, (groups.num_groups + 2) * size, dtype=torch.int64, device=speakers.device)
     weights = table.new_zeros(2, 2, size, dtype=torch.float64)
@@ -223,9 +223,9 @@ def count_replicates(
 
 
 def find_target_cells(pairs: PairBlocks, cells: ScoreCells) -> tuple[Tensor, Tensor]:
-    """Return the cell and the speaker of every target trial of all ranks."""
+    """Return the cell and the speaker of every target trial of all processes."""
     cell, speaker = [pairs.enrolment.speaker_index[:0]], [pairs.enrolment.speaker_index[:0]]
-    whole = pairs.on_all_ranks()
+    whole = pairs.on_all_processes()
     for group in whole.row_groups():
         for block in whole.blocks(group, targets_only=True):
             if block.is_target is not None and block.is_trial is not None:
@@ -243,7 +243,9 @@ def count_trial_replicates(
     groups: JackknifeGroups,
     weights_of_trials: Tensor | None = None,
 ) -> ReplicateCounts | None:
-    """Return the same of given trials ``(P,)``, whose speakers have places ``(2, P)`` in ``groups.labels``.
+    """Return what :func:`count_replicates` returns, for given trials ``(P,)``.
+
+    ``speakers`` ``(2, P)``: where the speakers of both sides stand in ``groups.labels``.
 
     ``weights_of_trials`` ``(2, P)``: derivatives of the mean similarities by the calibrated value of each trial.
     """
@@ -267,10 +269,11 @@ def count_trial_replicates(
     return ReplicateCounts(cells, counts[0], counts[1], groups, weights)
 
 
-def similarity_slopes(summary: SimilaritySummary, matrix: Tensor | None, similarity: str) -> tuple[Tensor, Tensor]:
-    """Return derivatives of similarities and their logarithms by the mean they follow from: ``(2, S)``, ``(2, S, S)``.
+def similarity_derivatives(summary: SimilaritySummary, matrix: Tensor | None, similarity: str) -> tuple[Tensor, Tensor]:
+    """Return derivatives of similarities and their logarithms, within and between speakers: ``(2, S)``, ``(2, S, S)``.
 
-    Without a matrix all pairs of two speakers have the mean similarity, ``(2, 1, 1)``.
+    They are taken with respect to the mean of calibrated values that a similarity is a function of. Without a matrix,
+    the mean similarity stands for every pair of two speakers, ``(2, 1, 1)``.
     """
     between = summary.between_speakers.nanmean().view(1, 1) if matrix is None else matrix
     values = summary.within_speaker.nan_to_num(0), between.nan_to_num(0)
@@ -281,13 +284,13 @@ def similarity_slopes(summary: SimilaritySummary, matrix: Tensor | None, similar
     return within, between
 
 
-def replicate_dominance(
+def replicate_diagonal_dominance(
     counts: ReplicateCounts, summary: SimilaritySummary, group_of_speaker: Tensor, is_one_sided: bool, similarity: str
 ) -> dict[str, Tensor]:
     """Return diagonal dominance of all speakers and then without each group, ``(1 + G,)``.
 
-    The similarities of the speakers that stay change with the calibration, to first order: in every cell by the change
-    of its calibrated value, in proportion to the trials there.
+    Without a group the calibration changes, and with it the similarities of all other speakers. That is computed to
+    first order: every cell adds the change of its calibrated value, weighted by the trials that are left in it.
     """
     assert counts.similarity_weights is not None
     calibrated = counts.counted_trials.counts.ascending.llr_of_orders(2 if is_one_sided else 1)
@@ -357,7 +360,7 @@ def make_jackknife(
 ) -> Jackknife:
     """Return the jackknife of numbers known of all speakers and then without each group, ``(1 + G,)``.
 
-    ``num_speakers``: how many have trials of the kind that fewer have; None where all have.
+    ``num_speakers``: how many have target trials or non-target trials, whichever is smaller; None where all have both.
     """
     changes = {key: each[1:] - each[0] for key, each in replicates.items()}
     if changes and not are_enough_speakers(len(groups.labels) if num_speakers is None else num_speakers):

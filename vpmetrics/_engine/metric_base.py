@@ -41,7 +41,7 @@ class PrivacyMetric(Metric):
     """A metric with a constant cost of ``forward``, states that keep their precision, and safe synchronisation.
 
     ``forward`` is ``update`` with a detached copy plus the value of this batch alone. A batch that raises leaves no
-    trace. A rank without a batch synchronises like the others, and a rank that raises leaves its metric usable.
+    trace. A process without a batch synchronises like the others, and a process that raises leaves its metric usable.
     """
 
     full_state_update: bool = False
@@ -67,7 +67,7 @@ class PrivacyMetric(Metric):
 
     @torch.jit.unused
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Accumulate a batch and return its own value; with ``dist_sync_on_step`` that of all ranks' batches."""
+        """Accumulate a batch and return its own value; with ``dist_sync_on_step`` that of all processes' batches."""
         self._raise_if_synced()
         for name, state in self._list_states():
             # The members of a collection share their lists: what is appended here must not show in the others.
@@ -79,7 +79,7 @@ class PrivacyMetric(Metric):
         return value
 
     def _step_value(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what ``compute`` would return for this batch and those of the other ranks at the same time."""
+        """Return what ``compute`` would return for this batch and those of the other processes at the same time."""
         accumulated, count = self.metric_state, self._update_count
         try:
             for name, default in self._defaults.items():
@@ -129,7 +129,7 @@ class PrivacyMetric(Metric):
 
     def _raise_if_synced(self) -> None:
         if self._is_synced:
-            raise TorchMetricsUserError("The metric holds the states of all ranks: call `unsync` first.")
+            raise TorchMetricsUserError("The metric holds the states of all processes: call `unsync` first.")
 
     def reset(self) -> None:
         """Reset all states; a synchronised metric is unsynchronised first."""
@@ -138,7 +138,7 @@ class PrivacyMetric(Metric):
         super().reset()
 
     def sync(self, *args: Any, **kwargs: Any) -> None:
-        """Gather the states of all ranks; where that fails they are as before."""
+        """Gather the states of all processes; where that fails they are as before."""
         try:
             super().sync(*args, **kwargs)
         except BaseException:
@@ -156,7 +156,7 @@ class PrivacyMetric(Metric):
         should_unsync: bool = True,
         distributed_available: Callable[[], bool] | None = None,
     ) -> Iterator[None]:
-        """Hold the states of all ranks within this context, and those of this rank afterwards, whatever happens."""
+        """Hold the states of all processes in this context, and those of this process afterwards, whatever happens."""
         self.sync(dist_sync_fn, process_group, should_sync, distributed_available)
         try:
             yield
@@ -165,20 +165,20 @@ class PrivacyMetric(Metric):
 
     @contextmanager
     def _gathered(self) -> Iterator[None]:
-        """Hold the states of all ranks, as in ``compute``, unless a caller has gathered them."""
+        """Hold the states of all processes, as in ``compute``, unless a caller has gathered them."""
         is_local = not self._is_synced
         gather, part = is_local and self._to_sync, is_local and self._should_unsync
         with self.sync_context(self.dist_sync_fn, should_sync=gather, should_unsync=part):
             yield
 
     def _processes(self) -> Processes:
-        """Return the ranks that share the work: those that have just gathered in ``compute``."""
-        if self._is_synced and self._to_sync and self.dist_sync_fn is None:  # whose group is unknown
+        """Return the processes that share the work: those that have just gathered in ``compute``."""
+        if self._is_synced and self._to_sync and self.dist_sync_fn is None:  # a custom function has an unknown group
             return current_processes(self.process_group)
         return SINGLE_PROCESS
 
     def _settings(self) -> dict[str, str]:
-        """Return the arguments that every rank must agree on, as text."""
+        """Return the arguments that every process must agree on, as text."""
         values = vars(self) | self._modules  # a metric or a fitted scoring function is a module
         names = set(values) - self._torchmetrics_names - set(self._defaults)
         return {name: _describe_setting(values[name]) for name in sorted(names) if not name.startswith("_")}
@@ -231,7 +231,7 @@ class PrivacyMetric(Metric):
     def _concatenate(self, name: str) -> Tensor:
         """Return all rows of a list state, which then holds them as one batch, without a second copy."""
         rows: Tensor | list[Tensor] = getattr(self, name)
-        if isinstance(rows, Tensor):  # gathered from all ranks
+        if isinstance(rows, Tensor):  # gathered from all processes
             return rows
         if len(rows) > 1:
             rows[:] = [torch.cat(rows)]  # in place: the metrics of a collection share the list
@@ -346,7 +346,7 @@ def _is_higher_better(metric: Metric, key: str) -> bool | None:
 
 
 def _describe_setting(value: Any) -> str:
-    """Return a setting as text that is the same on every rank; objects by their class and simple attributes."""
+    """Return a setting as text that is the same on every process; objects by their class and simple attributes."""
     if value is None or isinstance(value, (str, int, float, bool)):
         return repr(value)
     if isinstance(value, (tuple, list)):

@@ -63,7 +63,7 @@ class PairBlocks:
         num_speakers: How many speakers ``speaker_index`` counts.
         scorer: How embeddings are compared.
         condition: Which pairs of one speaker are trials.
-        processes: Ranks that share the blocks, where these are many.
+        processes: Processes that share the blocks, if these are many.
         block_size: Rows and columns of a block.
         keep_digits: Whether scores of few pairs are computed in float64 and rounded, so that those that are
             mathematically equal compare as equal.
@@ -114,7 +114,7 @@ class PairBlocks:
         return rows * (rows - 1) // 2 if self.is_same_rows else rows * columns
 
     def __iter__(self) -> Iterator[Block]:
-        """Yield the blocks of this rank."""
+        """Yield the blocks of this process."""
         if self._kept is not None:
             yield from self._kept
             return
@@ -133,7 +133,7 @@ class PairBlocks:
         return scores if self._unit is None else (scores / self._unit).round_().mul_(self._unit)
 
     def row_groups(self) -> Sequence[RowGroup]:
-        """Return groups of whole speakers, with about as many rows as a block has, that this rank works on."""
+        """Return groups of whole speakers, with about as many rows as a block has, that this process works on."""
         groups, ends, speaker = [], self._row_ends, 0
         while speaker < self.num_speakers:
             start = ends[speaker - 1] if speaker else 0
@@ -181,14 +181,14 @@ class PairBlocks:
             )
 
     def all_trials(self) -> tuple[Tensor, Tensor]:
-        """Return scores and labels of all trials of this rank, flat; for sets small enough to keep."""
+        """Return scores and labels of all trials of this process, flat; for sets small enough to keep."""
         parts = [block.trials() for block in self]
         empty = self.enrolment.embeddings.new_empty(0)
         scores = torch.cat([empty, *(scores for scores, _ in parts)])
         return scores, torch.cat([empty.bool(), *(labels for _, labels in parts)])
 
     def scores_by_class(self) -> tuple[Tensor, Tensor]:
-        """Return scores of the target and of the non-target trials of this rank, flat; faster than labels of all."""
+        """Return scores of the target and of the non-target trials of this process, flat; faster than labels of all."""
         targets, nontargets = ([self.enrolment.embeddings.new_empty(0)] for _ in range(2))
         for block in self:
             if block.is_target is None or block.is_trial is None:
@@ -216,8 +216,8 @@ class PairBlocks:
             places.append(pairs if len(side) > size else torch.arange(len(side), device=starts.device))
         return self.compare(*places)
 
-    def on_all_ranks(self) -> PairBlocks:
-        """Return the same with every block on every rank, for blocks that are few."""
+    def on_all_processes(self) -> PairBlocks:
+        """Return the same with every block on every process, for blocks that are few."""
         pairs = self._replace_test(self.test, self.is_same_rows)
         pairs._kept, pairs.processes = self._kept, SINGLE_PROCESS
         return pairs

@@ -137,7 +137,7 @@ def form_trials(
     target_sessions: str = "any",
     processes: Processes = SINGLE_PROCESS,
 ) -> IdentificationTrials:
-    """Return inputs and galleries; ``own`` ``(B,)`` is the row of an input among the references, or -1."""
+    """Return the trials; ``reference_row`` ``(B,)``: the row of each input among the reference rows, or -1."""
     references, unit_of_row, session_of_unit = _build_references(reference, by_session=target_sessions != "any")
     finite = all_finite(probe.embeddings) & all_finite(reference.embeddings)
     column = find_indices(references.speakers, probe.speakers)
@@ -215,14 +215,14 @@ def _find_turns(sessions: Tensor, column: Tensor, references: References, sessio
     return torch.where(unit >= 0, unit - references.first_unit[column], -1)
 
 
-def score_inputs(trials: IdentificationTrials, scoring: Scoring, all_ranks: bool = False) -> Iterator[ScoreRows]:
-    """Yield the scores of inputs against every reference, block by block, of this rank or of all; without a sync."""
+def score_inputs(trials: IdentificationTrials, scoring: Scoring, on_all_processes: bool = False) -> Iterator[ScoreRows]:
+    """Yield the scores of inputs against every reference, block by block, of this process or of all; without a sync."""
     references, scorer = trials.references, resolve_scoring(scoring)
     dtype = comparison_dtype(scorer, trials.inputs, len(trials.inputs) * trials.num_references)
     step = num_rows_at_once(trials.inputs, trials.num_references)
     pieces = [(number, rows) for number, part in enumerate(trials.parts) for rows in part.split(step)]
     last, gallery = -1, references.sums
-    for number, rows in pieces if all_ranks else trials.processes.share(pieces):
+    for number, rows in pieces if on_all_processes else trials.processes.share(pieces):
         if number != last:
             last, gallery = number, references.gallery(*trials.galleries[:, number])
             gallery = prepare_rows(gallery, scorer, references.anchor, dtype)

@@ -109,7 +109,7 @@ class PrivacyReport:
     bits_over: Callable[[Sequence[int]], dict[int, dict[str, Tensor]]] | None = None
 
     @property
-    def attacked_condition(self) -> str:
+    def main_condition(self) -> str:
         """The condition that shows how well speakers are hidden."""
         return "OP" if "OP" in self.conditions else next(iter(self.conditions))
 
@@ -217,7 +217,7 @@ def join_conditions(
     return PrivacyReport(
         scalars,
         conditions,
-        _join_matrices(conditions, labels),
+        _collect_matrices(conditions, labels),
         attacks=() if attacks is None else attacks.descriptions,
         jackknife=jackknife,
         speakers=labels.unique(),
@@ -268,8 +268,8 @@ def _join_jackknives(conditions: Mapping[str, ConditionReport], scalars: Mapping
     return Jackknife(changes, bias, groups)
 
 
-def _join_matrices(conditions: Mapping[str, ConditionReport], labels: Tensor) -> SimilarityMatrices | None:
-    """Return the matrices of all conditions, NaN for those without; None where no condition has one."""
+def _collect_matrices(conditions: Mapping[str, ConditionReport], labels: Tensor) -> SimilarityMatrices | None:
+    """Return the matrices of OO, OP and PP, filled with NaN if missing; None if no condition has a matrix."""
     matrices = {name: each.matrix for name, each in conditions.items() if each.matrix is not None}
     if not matrices:
         return None

@@ -109,7 +109,7 @@ class TrialMetric(IntervalMetric):
         labels, places = speakers.T.unique(return_inverse=True)
         groups, scored = group_labels(labels), score_trials(scores, is_target)
         counts = count_trial_replicates(scored, at_least_float32(scores), is_target, places, groups)
-        jackknife = None if counts is None else counts.jackknife()
+        jackknife = None if counts is None else counts.make_jackknife()
         values = add_intervals(named, jackknife, self.intervals or 0.0)
         return {key: each.to(result_dtype(scores)) for key, each in values.items()}
 
@@ -138,7 +138,7 @@ class ScoreMetric(TrialMetric):
         for name, value in (("bandwidth", bandwidth), ("intervals", intervals)):
             if thresholds is not None and value is not None:
                 raise ValueError(f"Expected `{name}` only without `thresholds`: histograms do not keep single trials.")
-        self.thresholds, self.score_range = thresholds, score_range  # which all ranks must agree on
+        self.thresholds, self.score_range = thresholds, score_range  # which all processes must agree on
         if thresholds is None:
             self._storage = "scores"
             self._add_score_states()
@@ -226,7 +226,7 @@ class ScoreMetric(TrialMetric):
     def _align_states(self, gather: Callable[[Tensor], Sequence[Tensor]]) -> None:
         super()._align_states(gather)
         if self._storage == "given bins":
-            _check_same_bins(gather(self.bin_edges), "on all ranks")
+            _check_same_bins(gather(self.bin_edges), "on all processes")
         elif self._storage == "learnt bins":
             self._widen_range(torch.stack(list(gather(self.learnt_bin_exponent))).amax())
 

@@ -90,9 +90,9 @@ def _empty_matrix(pairs: PairBlocks) -> Tensor:
 
 
 def _join_matrix(pairs: PairBlocks, matrix: Tensor) -> Tensor:
-    """Return the matrix of all ranks; within one side with both halves."""
+    """Return the matrix of all processes; within one side with both halves."""
     if pairs.processes.world_size > 1:
-        # Whatever a rank did not compute is -inf, and the largest of all ranks is the value.
+        # Whatever a process did not compute is -inf, and the largest of all processes is the value.
         (matrix,) = pairs.processes.all_reduce(torch.where(matrix.isnan(), -torch.inf, matrix), op="MAX")
         matrix = torch.where(matrix == -torch.inf, torch.nan, matrix)
     return torch.where(matrix.isnan(), matrix.T, matrix) if pairs.is_same_rows else matrix

@@ -23,8 +23,8 @@ from vpmetrics._engine.jackknife import (
     group_labels,
     join_jackknives,
     make_jackknife,
-    replicate_dominance,
-    similarity_slopes,
+    replicate_diagonal_dominance,
+    similarity_derivatives,
 )
 from vpmetrics._engine.measures import SCORE_MEASURES, cllr_from_sums, cllr_sums, evidence, llr_disclosure
 from vpmetrics._engine.precision import wide_dtype, widen
@@ -141,7 +141,7 @@ def report_trials(
         report = join_conditions(conditions, labels, intervals=intervals)
         if fit is not None:
             transfer, jackknife = _transfer_calibration(
-                trials[report.attacked_condition], fit, labels if intervals else None
+                trials[report.main_condition], fit, labels if intervals else None
             )
             scalars = transfer.scalars
             if intervals is not None:
@@ -164,7 +164,7 @@ def _report_condition(
     if similarity:
         matrix = _similarity_matrix(given, scores, similarity, len(labels))
         summary = summarize_matrix(matrix, given.is_one_sided)
-        weights = given.similarity_weights(similarity_slopes(summary, matrix, similarity)[1])
+        weights = given.similarity_weights(similarity_derivatives(summary, matrix, similarity)[1])
         speakers = disclose_trial_speakers(scores, given.scores, given.is_target, given.speakers, labels)
         scalars |= {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log, **speaker_scalars(speakers)}
         mean_scores = partial(given.pair_means, given.scores, len(labels))
@@ -174,10 +174,10 @@ def _report_condition(
     counts = count_trial_replicates(scores, given.scores, given.is_target, given.speakers, groups, weights)
     if counts is None:
         return report
-    jackknives = [counts.jackknife(scalars)]
+    jackknives = [counts.make_jackknife(scalars)]
     if report.similarity is not None and similarity:
         place = groups.group_of_label
-        replicates = replicate_dominance(counts, report.similarity, place, given.is_one_sided, similarity)
+        replicates = replicate_diagonal_dominance(counts, report.similarity, place, given.is_one_sided, similarity)
         jackknives.append(make_jackknife(replicates, groups, counts.num_speakers))
     return replace(report, jackknife=join_jackknives(jackknives), counts=counts, confidence=confidence)
 

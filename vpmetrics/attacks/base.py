@@ -108,7 +108,7 @@ class Maps(NamedTuple):
 
 
 class TunedAttack(Attack):
-    """An attack with settings, of which the one that best separates speakers left out is taken.
+    """An attack with several settings; it takes the one that best separates speakers it was not fitted on.
 
     ``settings`` go from the finest to the most regular: of those that are as good the last one is taken, so that
     rounding has no say. ``conditions`` names the kinds of pairs it is made for: ``"OP"``, ``"PP"`` or both.
@@ -299,6 +299,6 @@ def separation_of_sums(sums: Tensor) -> Tensor:
 
 
 def choose_setting(totals: Tensor) -> int:
-    """Return the best of settings, finest first, in either direction; the last of those that are as good."""
+    """Return the index of the setting with the largest absolute total; of nearly equal ones the last, most regular."""
     size = totals.abs()
     return len(totals) - 1 - int((size >= (1 - _AS_GOOD) * size.amax()).flip(0).to(torch.uint8).argmax())

@@ -151,5 +151,5 @@ def _ridged_factor(kernel: Tensor, ridge: float) -> Tensor:
 
 
 def _solve_ridge(kernel: Tensor, ridge: float, values: Tensor, variance: Tensor) -> Tensor:
-    """Return the weights of a kernel ridge regression of values; 0 where features of no variance predict rounding."""
+    """Return the weights of a kernel ridge regression of values; 0 if the features vary by rounding only."""
     return torch.where(variance > _CONSTANT, torch.cholesky_solve(values, _ridged_factor(kernel, ridge)), 0)

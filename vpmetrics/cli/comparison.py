@@ -228,7 +228,7 @@ def compare_all_pairs(systems: Sequence[EvaluatedSystem], confidence: float | No
 def _compare_systems(
     first: EvaluatedSystem, second: EvaluatedSystem, key: str, confidence: float | None
 ) -> Pair | None:
-    """Return one pair by one scalar; None where that is not known of both on the same speakers."""
+    """Return two systems compared by one scalar; None if it is not known for both, on the same speakers."""
     one, other = first.report.jackknife, second.report.jackknife
     if confidence is None or one is None or other is None or key not in one.changes or key not in other.changes:
         return None
@@ -249,10 +249,10 @@ def table_of_pairs(pairs: Sequence[Pair]) -> list[Table]:
         is_clear = pair.difference.is_significant
         says = f"{name} discloses less" if is_clear else f"not significant; lower for {name}"
         difference = value_cell(scalar("disclosure"), *map(float, pair.difference[:3]))
-        names = Cell(clean(f"{pair.first} less {pair.second}"))
+        names = Cell(clean(f"{pair.first} minus {pair.second}"))
         rows.append((names, difference, Cell(clean(says)), Cell(f"{likely:.3f}", likely)))
     heads = ("pair", "difference [bit]", "verdict", "probability")
-    caption = "Disclosure of the first system less that of the second, on the same speakers."
+    caption = "Disclosure of the first system minus that of the second, on the same speakers."
     return [Table("Differences", heads, tuple(rows), caption, ("disclosure",))] if rows else []
 
 

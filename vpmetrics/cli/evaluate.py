@@ -34,7 +34,7 @@ from vpmetrics.cli.tables import clean
 from vpmetrics.cli.trial_files import TrialFile, Trials, has_scores, label_trials, read_key, read_map, read_scores
 from vpmetrics.cli.trial_protocol import (
     Attackable,
-    add_attacks,
+    add_pair_results,
     drop_missing_trials,
     look_up,
     read_enrolled,
@@ -228,7 +228,7 @@ def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
     listed = score_listed(original, protected, protocol, scoring)
     system = evaluate_listed(options.title, listed, weights, _confidence_of(options))
     system = replace(system, report=replace(system.report, checks=(*system.report.checks, check)))
-    return _run_attacks(system, [Attackable(original, protected, protocol)], scoring, options)
+    return _evaluate_pairs(system, [Attackable(original, protected, protocol)], scoring, options)
 
 
 def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[EvaluatedSystem]:
@@ -252,17 +252,17 @@ def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evalua
             attack_models=result.attack_models,
             utility=find_utility(folder, result.suffix, result.dataset, not several["system"]),
         )
-        by_attacker.setdefault(called, {})[attacker] = _run_attacks(evaluated, sets, scoring, options)
+        by_attacker.setdefault(called, {})[attacker] = _evaluate_pairs(evaluated, sets, scoring, options)
     return [system for called, each in by_attacker.items() for system in combine_systems(called, each)]
 
 
-def _run_attacks(
+def _evaluate_pairs(
     system: EvaluatedSystem, sets: Sequence[Attackable], scoring: Scoring, options: Namespace
 ) -> EvaluatedSystem:
     if not sets:
         return system
     with show_progress(f"attacking {system.name}"):
-        return add_attacks(system, sets, scoring, _confidence_of(options), not options.no_attacks)
+        return add_pair_results(system, sets, scoring, _confidence_of(options), not options.no_attacks)
 
 
 def _evaluate_scores(options: Namespace) -> EvaluatedSystem:

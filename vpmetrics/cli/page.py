@@ -25,8 +25,8 @@ from vpmetrics.cli.summary import (
     MARKS,
     MOST,
     THRESHOLDS,
-    attacked_conditions,
     disclosure_in_condition,
+    privacy_conditions,
     rank_systems,
     shares_of,
     summary_rows,
@@ -91,7 +91,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
     systems = content.systems
     several = len(systems) > 1
     conditions = dict.fromkeys(name for system in systems for name in conditions_of(system) if name)
-    attacked = dict.fromkeys(name for system in systems for name in attacked_conditions(system))
+    attacked = dict.fromkeys(name for system in systems for name in privacy_conditions(system))
     keys = dict.fromkeys(["disclosure", *(key for table in content.tables for key in table.keys)])
     loader = FileSystemLoader(Path(__file__).parent)
     template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.jinja")

@@ -74,8 +74,8 @@ def sort_checks(checks: Iterable[Check]) -> list[Check]:
     return sorted(checks, key=lambda check: list(MARKS).index(check.status))
 
 
-def attacked_conditions(system: EvaluatedSystem) -> list[str]:
-    """Return the conditions in which speakers are to be hidden: within a session they are meant to stay distinct."""
+def privacy_conditions(system: EvaluatedSystem) -> list[str]:
+    """Return the conditions in which speakers should be hidden: OP, and PP or across; not within one session."""
     conditions = conditions_of(system)
     linked = "across" if "across" in conditions else "PP"
     return [name for name in conditions if name in ("OP", linked, "")] or conditions[:1]
@@ -158,7 +158,7 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
 def _describe_others(system: EvaluatedSystem) -> list[str]:
     """Return what is disclosed in the other conditions in which speakers are to be hidden."""
     sentences = []
-    for condition in attacked_conditions(system):
+    for condition in privacy_conditions(system):
         other, attack = disclosure_in_condition(system, condition), strongest_attack(system, condition)
         if condition != headline_of(system).condition and not math.isnan(other.value):
             by = f" by the attack “{attack[0]}”, which needs {attack[1]}" if attack else ""
@@ -167,8 +167,8 @@ def _describe_others(system: EvaluatedSystem) -> list[str]:
 
 
 def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
-    """Return the eight numbers to read first: those of the strongest attack, and in notes those without an attack."""
-    conditions, headline = attacked_conditions(system), headline_of(system)
+    """Return at most eight numbers to read first; where an attack was tried, its notes have the number without it."""
+    conditions, headline = privacy_conditions(system), headline_of(system)
     attack = strongest_attack(system, headline.condition)
     note = ", ".join(filter(None, (headline.condition, attack[0] if attack else "no attack tried")))
     rows = [SummaryRow("disclosure", disclosure_of(system), "bit", note, has_bar=True)]

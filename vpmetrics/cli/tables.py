@@ -82,7 +82,7 @@ def clean(text: str) -> str:
 
 
 def conditions_of(system: EvaluatedSystem) -> list[str]:
-    """Return the conditions of a system, the one that is attacked first."""
+    """Return the conditions of a system in the order of tables: attacked conditions first, original speech last."""
     return sorted(system.report.conditions, key=_ORDER.index)
 
 

@@ -260,7 +260,7 @@ class Attackable(NamedTuple):
         return f"it needs both sides of every utterance, and {min(absent)!r} is not in {side.source}" if absent else ""
 
 
-def add_attacks(
+def add_pair_results(
     system: EvaluatedSystem,
     sets: Sequence[Attackable],
     scoring: Scoring = "cosine",
@@ -286,7 +286,7 @@ def add_attacks(
     no_attacks = "" if is_attacked else NONE_WANTED
     if is_attacked and math.isnan(float(report.scalars[scalar_key(where, "d_ece_strongest")])):
         no_attacks = "there are too few speakers"
-    elif is_attacked and where != system.report.attacked_condition:
+    elif is_attacked and where != system.report.main_condition:
         no_attacks = unpaired
     pairs, listed = (sum(each.conditions[where].num_trials) for each in (report, system.report))
     if pairs != listed:

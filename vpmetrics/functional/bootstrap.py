@@ -115,7 +115,10 @@ def bootstrap(
         values = trials.measures(weights, measures)
         is_defined = are_enough_speakers(trials.num_speakers)
     dtype = result_dtype(preds)
-    return {key: _percentile_interval(values[key], key, len(labels), is_defined, confidence, dtype) for key in measures}
+    return {
+        key: _bias_corrected_t_interval(values[key], key, len(labels), is_defined, confidence, dtype)
+        for key in measures
+    }
 
 
 def bootstrap_embeddings(
@@ -173,7 +176,9 @@ def bootstrap_embeddings(
             values = dict.fromkeys(measures, widen(original.new_full((1 + replicates,), torch.nan)))
             numbers = dict.fromkeys(measures, count)
         is_defined = {key: are_enough_speakers(numbers[key]) for key in measures}
-    return {key: _percentile_interval(values[key], key, count, is_defined[key], confidence, dtype) for key in measures}
+    return {
+        key: _bias_corrected_t_interval(values[key], key, count, is_defined[key], confidence, dtype) for key in measures
+    }
 
 
 def _check_arguments(
@@ -196,7 +201,7 @@ def _embedding_values(
     order = order_speakers_by_value(len(data.speakers), side, data.protected)
     weights = widen(_draw_weights(len(order), replicates, seed).to(order.device))[:, order.argsort()]
     trials = {name: _condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed | similar}
-    dominance = {name: trials[name].dominance(weights, similarity) for name in similar}
+    dominance = {name: trials[name].diagonal_dominance(weights, similarity) for name in similar}
     values = {}
     numbers = {key: min(trials[name].num_speakers for name in pair) for key, pair in matrices.items()}
     if "deid" in measures:
@@ -237,7 +242,7 @@ class SpeakerTrials:
 
     @property
     def num_speakers(self) -> int:
-        """How many speakers have trials of the kind that fewer have."""
+        """The number of speakers with target trials or with non-target trials, whichever is smaller."""
         return min(len(self.pairs[:, has_trials].unique()) for has_trials in self.table.sum(2) > 0)
 
     def measures(self, weights: Tensor, keys: Sequence[str]) -> dict[str, Tensor]:
@@ -262,13 +267,13 @@ class SpeakerTrials:
         table = self._map_replicates(measure, weights)
         return {key: table[:, place] for place, key in enumerate(keys)}
 
-    def dominance(self, weights: Tensor, similarity: str) -> Tensor:
+    def diagonal_dominance(self, weights: Tensor, similarity: str) -> Tensor:
         """Return diagonal dominance under each weighting, recalibrated, ``(R,)``."""
         each = self.table.sum(0)
         number = each.sum(1)
         is_own = self.pairs[0] == self.pairs[1]
 
-        def dominance(part: Tensor) -> Tensor:
+        def dominance_of_part(part: Tensor) -> Tensor:
             nontargets, targets = self._counts(part)
             llr = Steps(self.values[:0], targets, nontargets).llr_of_orders(2 if self.is_one_sided else 1)
             mean = (logsigmoid(llr) if similarity == "geometric" else llr) @ each.T / number
@@ -278,7 +283,7 @@ class SpeakerTrials:
             on, off = ((alike * weight).sum(1) / weight.sum(1) for weight in parts)
             return (on - off).abs()
 
-        return self._map_replicates(dominance, weights)
+        return self._map_replicates(dominance_of_part, weights)
 
     def _counts(self, weights: Tensor) -> Tensor:
         """Return non-targets and targets per cell under each weighting, ``(2, R, C)``."""
@@ -325,7 +330,7 @@ def _draw_weights(speakers: int, replicates: int, seed: int) -> Tensor:
     return pad(drawn, (0, 0, 1, 0), value=1.0)
 
 
-def _percentile_interval(
+def _bias_corrected_t_interval(
     values: Tensor, key: str, speakers: int, is_defined: bool, confidence: float, dtype: torch.dtype
 ) -> Bootstrapped:
     value, replicates = values[0], values[1:]

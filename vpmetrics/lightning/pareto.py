@@ -107,7 +107,7 @@ class ParetoFront:
         return gaps
 
     def to_json(self, folder: str, utility: str) -> str:
-        """Return every measurement, with the paths of the kept ones relative to the folder."""
+        """Return budgets, kept and chosen points and every measurement as JSON, with paths relative to the folder."""
         paths = {(point.epoch, point.step): relative_path(folder, point.path) for point in self.kept}
 
         def row(point: ParetoPoint) -> dict[str, Any]:

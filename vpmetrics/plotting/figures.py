@@ -112,7 +112,7 @@ def _shown_conditions(systems: Sequence[EvaluatedSystem], is_known: IsKnown) -> 
         shown = [Shown(name or "scores", first, name, report, True) for name, report in conditions.items()]
     else:
         shown = [Shown(choose_original_name(systems), first, "OO", conditions["OO"])] if "OO" in conditions else []
-        attacked = [(system, system.report.attacked_condition) for system in systems]
+        attacked = [(system, system.report.main_condition) for system in systems]
         shown += [Shown(system.name, system, name, system.report.conditions[name]) for system, name in attacked]
     return [one for one in shown if is_known(one.report)]
 
@@ -227,7 +227,7 @@ def _draw_calibration(system: EvaluatedSystem, ax: Axes) -> None:
 
 
 def _draw_transfer(system: EvaluatedSystem, transfer: Transfer, ax: Axes) -> None:
-    runs = {"learnt on": transfer.other, "attacked": system.report.conditions[system.report.attacked_condition]}
+    runs = {"learnt on": transfer.other, "attacked": system.report.conditions[system.report.main_condition]}
     for label, run in runs.items():
         _draw_ece_profile(Shown(label, system, "", run), ax, has_actual=False)
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=transfer.counts.device)
@@ -256,28 +256,29 @@ def _draw_reliability(one: Shown, ax: Axes) -> None:
         llr, is_target = (torch.cat(column) for column in list(zip(*halves, strict=True))[:2])
         score_plots.draw_reliability(llr, torch.stack([~is_target, is_target]), ax, f"{one.label}, calibrated")
     transfer = one.system.report.transfer
-    if transfer is not None and one.condition == one.system.report.attacked_condition:
+    if transfer is not None and one.condition == one.system.report.main_condition:
         for kind, llr in transfer.llr.items():
             score_plots.draw_reliability(llr, transfer.counts, ax, f"{one.label}, {kind}")
 
 
 def _draw_matrices(system: EvaluatedSystem, ax: Axes) -> None:
     if system.report.matrices is not None:
-        draw_similarity_matrices(system.report.matrices, ax, _short_names(system))
+        draw_similarity_matrices(system.report.matrices, ax, _legible_speaker_names(system))
 
 
-def _short_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
+def _legible_speaker_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
+    """Return the names of the speakers; None where they are too many or too long to be read in a figure."""
     names = system.speakers
     return names if 0 < len(names) <= _MOST_NAMES and max(map(len, names)) <= _LONGEST_NAME else None
 
 
 def _draw_zoo(one: Shown, ax: Axes) -> None:
     summary = one.report.similarity
-    draw_zoo(summary.within_speaker, summary.between_speakers, ax, one.title, _short_names(one.system))
+    draw_zoo(summary.within_speaker, summary.between_speakers, ax, one.title, _legible_speaker_names(one.system))
 
 
 def _draw_zoo_of_scores(one: Shown, ax: Axes) -> None:
-    draw_zoo(*split_matrix(one.report.mean_scores()), ax, one.title, _short_names(one.system), "score")
+    draw_zoo(*split_matrix(one.report.mean_scores()), ax, one.title, _legible_speaker_names(one.system), "score")
 
 
 def _draw_ranks(one: Shown, ax: Axes) -> None:
