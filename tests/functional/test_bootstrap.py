@@ -201,7 +201,8 @@ def voices(speakers=6, seed=0):
 def test_matrices_are_those_of_voices_repeated(condition):
     rows = voices()
     drawn, weights = drawing(8, 6, seed=3)
-    value = _condition_trials(build_data(pack_utterances(*rows)), condition, "cosine").diagonal_dominance(weights, "geometric")
+    trials = _condition_trials(build_data(pack_utterances(*rows)), condition, "cosine")
+    value = trials.diagonal_dominance(weights, "geometric")
     names = rows[2].unique()
     for dominance, places in zip(value, drawn, strict=True):
         arrays = [row.numpy() for row in rows]
