@@ -25,6 +25,7 @@ QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summa
 # The leak of the fifth epoch is larger than that of the fourth, and its loss too: it is dominated.
 SHARES, LOSSES = (1.0, 0.02, 0.6, 0.3, 0.45), (1.0, 3.5, 2.0, 2.5, 2.6)
 NAMES = ("original", "protected", "speakers")
+SOME_FIGURES = {"deid_gvd", "quadrants", "path"}
 
 
 def voices(speakers=6, utterances=4, seed=0):

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from vpmetrics.cli.page import FIGURES  # by way of the page, which would else be imported with some figures only
 from vpmetrics.data import demo_voices
 
 NAMES = ("anna", "ben", "cleo", "dora", "emil", "finn")
+SOME_FIGURES = {"deid_gvd", "ece_profile", "zoo", "utility", "people"}
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +27,16 @@ def voices():
         names=[NAMES[s] for s in speakers],
         utterances=[f"{NAMES[s]}-{k:02d}" for k, s in enumerate(speakers)],
     )
+
+
+@pytest.fixture(autouse=True)
+def some_figures(request, monkeypatch):
+    """Draw a few figures only, as all of them take most of the time of a report; ``all_figures`` draws them all."""
+    if "all_figures" not in request.fixturenames:
+        kinds = tuple(kind for kind in FIGURES if kind.key in SOME_FIGURES)
+        monkeypatch.setattr("vpmetrics.plotting.figures.FIGURES", kinds)
+
+
+@pytest.fixture
+def all_figures():
+    """Turn ``some_figures`` off."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli.cases import run, write_pt
+from cli.cases import run
 
 from vpmetrics.cli import main
 
@@ -28,15 +28,6 @@ def test_wrong_use_ends_with_a_message_and_status_2(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     run(*arguments, expect=2)
     assert message in capsys.readouterr().err
-
-
-def test_the_command_runs_as_a_process(tmp_path, voices):
-    command = [sys.executable, "-m", "vpmetrics", "evaluate", *map(str, write_pt(tmp_path, voices))]
-    environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "DeID" in done.stdout
-    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 BREAKS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -31,12 +32,6 @@ def write_conditions(folder, voices):
         path = write_scores(folder / condition, voices, trials_of(voices, condition))
         options += [f"--{condition.lower()}", path]
     return options
-
-
-def process(*arguments, environment=(), **kwargs):
-    command = [sys.executable, "-m", "vpmetrics", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **dict(environment)}
-    return subprocess.run(command, capture_output=True, check=False, env=environment, **kwargs)
 
 
 def test_similarity_of_score_files_is_that_asked_for(tmp_path, voices):
@@ -117,15 +112,24 @@ def test_a_seed_that_cannot_be_one_is_refused(tmp_path, capsys, seed):
     assert "Expected --seed to be from 0 to 2^63 - 1" in capsys.readouterr().err
 
 
-def test_a_terminal_without_unicode_shows_the_numbers(tmp_path):
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_a_terminal_without_unicode_shows_the_numbers(tmp_path, monkeypatch, encoding):
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr("sys.stdout", terminal)
+    run("evaluate", write_embeddings(tmp_path / "e.npz"), "--no-attacks")
+    terminal.flush()
+    assert b"DeID" in terminal.buffer.getvalue()
+
+
+def test_the_command_runs_as_a_process(tmp_path):
     write_embeddings(tmp_path / "e.npz")
-    for encoding in ("cp1252", "ascii"):
-        done = process(
-            "evaluate", "e.npz", "--no-attacks", environment={"PYTHONIOENCODING": encoding}.items(), cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stderr
-        assert b"DeID" in done.stdout
-        assert b"Traceback" not in done.stderr
+    command = [sys.executable, "-m", "vpmetrics", "evaluate", "e.npz", "--no-attacks", "--intervals", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    done = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert b"DeID" in done.stdout
+    assert b"Traceback" not in done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
 
 
 def test_files_are_written_although_nobody_reads_what_is_printed(tmp_path):

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
-from training import PACKAGES
+from training import PACKAGES, SOME_FIGURES
+
+from vpmetrics.plotting.figures import FIGURES
 
 # Lightning's own remarks on few workers, few batches, loggers and folders; and ours on weak attackers.
 _REMARKS = pytest.mark.filterwarnings(
@@ -30,6 +32,13 @@ def pl():
 def one_small_figure(monkeypatch):
     """For tests of when figures are drawn, not of what is on them."""
     monkeypatch.setattr("vpmetrics.plotting.figures.figures_of", lambda *_: {"zoo": Figure((0.3, 0.3))})
+
+
+@pytest.fixture
+def some_figures(monkeypatch):
+    """For tests of where figures are logged: a few of them."""
+    kinds = tuple(kind for kind in FIGURES if kind.key in SOME_FIGURES)
+    monkeypatch.setattr("vpmetrics.plotting.figures.FIGURES", kinds)
 
 
 @pytest.fixture(autouse=True)
