@@ -130,7 +130,7 @@ def test_demo_trains_measures_and_logs(tmp_path, capsys):
     assert "In brackets: 95 % confidence intervals" in shown
     assert len(content["differences"]) == 10  # pairs of the five
     trained = content["systems"][-1]["scalars"]
-    limits = "the trained model moves embeddings and makes no speech, unlike B2, B2r, B2u; whoever knows the key of a"
+    limits = "The trained model maps embeddings and makes no speech, unlike B2, B2r and B2u."
     within = f"(within a session {trained['within_d_ece']:.3f} bit)"
     for text in (shown, (tmp_path / "report.html").read_text(encoding="utf-8")):
         assert limits in text

@@ -142,7 +142,7 @@ class ReplicateCounts(NamedTuple):
 
     @property
     def num_speakers(self) -> int:
-        """The number of speakers (or groups) with target trials or with non-target trials, whichever is smaller."""
+        """The smaller of two numbers of speakers (or groups): with target trials, and with non-target trials."""
         return min(int((counts[1:] != counts[:1]).any(1).sum()) for counts in (self.targets, self.nontargets))
 
     @property
@@ -360,7 +360,7 @@ def make_jackknife(
 ) -> Jackknife:
     """Return the jackknife of numbers known of all speakers and then without each group, ``(1 + G,)``.
 
-    ``num_speakers``: how many have target trials or non-target trials, whichever is smaller; None where all have both.
+    ``num_speakers``: the smaller number, with target or with non-target trials; None where all have both.
     """
     changes = {key: each[1:] - each[0] for key, each in replicates.items()}
     if changes and not are_enough_speakers(len(groups.labels) if num_speakers is None else num_speakers):

@@ -138,8 +138,8 @@ def _evaluate_systems(
         systems.append(evaluate_embeddings(name, embeddings, metric))
     within, across = systems[-1].scalars["within_d_ece"], disclosure_in_condition(systems[-1], "across").value
     limits = (
-        f"the trained model moves embeddings and makes no speech, unlike B2, B2r, B2u; whoever knows the key of a "
-        f"session tells its speakers (within a session {within:.3f} bit), whoever does not links sessions by "
+        "The trained model maps embeddings and makes no speech, unlike B2, B2r and B2u. An attacker with the key of a "
+        f"session recognises its speakers (within a session {within:.3f} bit). Without the key, sessions are linked by "
         f"{across:.3f} bit"
     )
     return [*systems[:-1], replace(systems[-1], notes=(*systems[-1].notes, limits))]

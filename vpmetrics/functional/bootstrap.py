@@ -242,7 +242,7 @@ class SpeakerTrials:
 
     @property
     def num_speakers(self) -> int:
-        """The number of speakers with target trials or with non-target trials, whichever is smaller."""
+        """The smaller of two numbers of speakers: with target trials, and with non-target trials."""
         return min(len(self.pairs[:, has_trials].unique()) for has_trials in self.table.sum(2) > 0)
 
     def measures(self, weights: Tensor, keys: Sequence[str]) -> dict[str, Tensor]:

@@ -401,9 +401,9 @@ FIGURES = (
         _draw_overlay(lambda one, ax: score_plots.draw_roc(one.steps, one.values, ax, one.label))),
     FigureKind(
         "ece_profile", "ECE profiles",
-        "Empirical cross-entropy: the uncertainty that is left to an attacker who knows the scores, over all "
-        "priors. The closer to the black curve, the more private; D_ECE is the mean gap. Dotted: scores taken as "
-        "log-likelihood ratios as they are. Bands are confidence intervals.", _draw_overlay(_draw_ece_profile)),
+        "Empirical cross-entropy: the uncertainty of an attacker who sees the scores, over all priors. The closer "
+        "to the black curve, the more private; D_ECE is the mean gap. Dotted: scores taken as log-likelihood ratios as "
+        "they are. Bands are confidence intervals.", _draw_overlay(_draw_ece_profile)),
     FigureKind(
         "calibration", "Calibration learnt on another run",
         "ECE profiles of the run that the attacker learns on and of the attacked run, both with the oracle "
