@@ -37,10 +37,10 @@ def count_syncs(metric, batches, device):
     return updating.looks, computing.looks
 
 
-# Reads and copies in one `compute`, whether of 400 utterances or of 400,000; six at most of those that are not here.
+# Reads and copies in one `compute`, whether of 200 utterances or of 200,000; six at most of those that are not here.
 MOST = {"VoicePrivacy": 64, "StrongestAttack": 32, "SinglingOut": 32, "ReidentificationRate": 7}
 # Utterances, and those of a speaker; binned also of one block and of several.
-SIZES = {"few": (60, 6), "some": (400, 5), "binned": (60, 6), "blocks": (240, 10)}
+SIZES = {"few": (60, 6), "some": (200, 5), "binned": (60, 6), "blocks": (180, 9)}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case is not ATTRIBUTE_CASE], ids=str)

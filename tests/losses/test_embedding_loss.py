@@ -143,13 +143,13 @@ def test_the_gradient_is_that_of_finite_differences(keyed):
     protected.requires_grad_()
     (gradient,) = torch.autograd.grad(loss(original, protected, *labels), protected)
     with torch.no_grad():
-        steps = torch.eye(protected.numel(), dtype=torch.float64).view(-1, *protected.shape) * 1e-5
+        steps = torch.eye(protected.numel(), dtype=torch.float64).view(-1, *protected.shape)[::5] * 1e-5
         change = [
             loss(original, protected + step, *labels) - loss(original, protected - step, *labels) for step in steps
         ]
-    expected = torch.stack(change).view_as(gradient) / 2e-5
+    gradient, expected = gradient.flatten()[::5], torch.stack(change) / 2e-5  # every fifth entry
     # The partition of PAV has no derivative, so single entries differ where a block joins another.
-    assert nn.functional.cosine_similarity(gradient.flatten(), expected.flatten(), dim=0) > 0.98
+    assert nn.functional.cosine_similarity(gradient, expected, dim=0) > 0.98
     assert (gradient - expected).norm() < 0.2 * expected.norm()
 
 
