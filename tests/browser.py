@@ -1,7 +1,5 @@
 """Headless Chromium by its debugging protocol: pages opened as their readers see them and asked."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 The contract suite runs over every row, so a metric joins it by adding one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Ways to look inside a run: what is dispatched, what stalls an accelerator, how much is touched."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Batches for the losses, and slow references of what they compute."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import reference

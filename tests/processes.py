@@ -1,7 +1,5 @@
 """Processes that tests start: forked from one that has imported what they need, as imports take longer than tests."""
 
-from __future__ import annotations
-
 import multiprocessing
 import pickle
 from collections.abc import Callable

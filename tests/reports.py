@@ -1,7 +1,5 @@
 """Reports of synthetic voices and trials, with what figures show."""
 
-from __future__ import annotations
-
 import torch
 from samples import voices
 

@@ -1,7 +1,5 @@
 """Synthetic voices and trials, the corpus of a peer's package, and three systems that no equal error rate ranks."""
 
-from __future__ import annotations
-
 import torch
 from legal_eval import demo
 

@@ -1,7 +1,5 @@
 """Arguments that mean nothing are refused at once, in words, and what a metric holds stays as it was."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 

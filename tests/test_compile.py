@@ -1,7 +1,5 @@
 """What is differentiated compiles to one graph, with the values and gradients it has without."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close

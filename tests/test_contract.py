@@ -1,7 +1,5 @@
 """What every metric owes TorchMetrics and Lightning, run over every row of ``cases.py``."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """What the documents promise: their code runs and prints what they show, links lead somewhere, names exist."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import math

@@ -1,7 +1,5 @@
 """GPU synchronisations: none in `update`, and in `compute` a number that does not grow with the data."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cases import ATTRIBUTE_CASE, CASES, RUN_CASES

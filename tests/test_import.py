@@ -1,7 +1,5 @@
 """What is imported when, and what `import vpmetrics` offers whatever was imported before."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

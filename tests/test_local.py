@@ -1,7 +1,5 @@
 """The class of local information disclosure: figures, the wrong sign, no references."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from samples import utterances

@@ -1,7 +1,5 @@
 """What the project says of itself: dependencies, the jobs of CI, the guide for those who join."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """Properties of every metric on small random data: order, batches, labels, copies, merging, range, intervals, NaN."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 import os

@@ -1,7 +1,5 @@
 """The class of rank disclosure: conditions, protocols, sides, figures."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from reference import rank as reference

@@ -1,7 +1,5 @@
 """The metrics of a population: protocols, averaged utterances, attacks, and systems of one equal error rate."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from samples import UNDEFINED, made_systems, people, rates

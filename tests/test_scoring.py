@@ -1,7 +1,5 @@
 """Scoring back-ends against the definitions, and PLDA against the densities it stands for."""
 
-from __future__ import annotations
-
 import math
 import pickle
 

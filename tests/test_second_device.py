@@ -1,7 +1,5 @@
 """On a device with memory of its own: the same numbers as on the CPU, and no mixing."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Similarity matrices, DeID and G_VD: golden sets, the bundled voices, hand values, and thin data."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Sessions, groups and enrolment in the suite, and what attackers have observed."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """The strongest attack and the suite over processes: as one would say, whoever saw and observed what."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

@@ -1,7 +1,5 @@
 """Everything at once: the same numbers as one by one, and original speech scored once."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Any score metric, fed from embeddings: ours and torchmetrics' own."""
 
-from __future__ import annotations
-
 import pytest
 import reference
 import torch

@@ -1,7 +1,5 @@
 """What the headline says of systems that do nothing, hide everything, or hide everybody but one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Cllr, minimum Cllr, equal error rate, linkability: golden sets, hand values, invariances, edges."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

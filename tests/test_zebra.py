@@ -1,7 +1,5 @@
 """ZEBRA: golden sets, published tags, hand values, invariances, edges, and histograms with their certificate."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

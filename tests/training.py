@@ -1,7 +1,5 @@
 """Trainer runs for the tests of the callbacks: voices, an anonymiser with a given leak, and the expected values."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Several encoders of one system: the combined report leads with the one that discloses most."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What attacks fitted on other speakers must find, what they must not, and that nothing but the data decides."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 

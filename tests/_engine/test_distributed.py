@@ -1,7 +1,5 @@
 """Ranks of torch.distributed: every one returns the number one process would, and unlike settings raise on all."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 import warnings

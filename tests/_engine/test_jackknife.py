@@ -1,7 +1,5 @@
 """The leave-one-speaker-out jackknife: replicates are what is measured without a speaker, and intervals follow."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

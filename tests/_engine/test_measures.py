@@ -1,7 +1,5 @@
 """Score measures: the true-positive rate at a false-positive rate, ties included, and what every entry promises."""
 
-from __future__ import annotations
-
 import pytest
 import reference
 import torch

@@ -1,7 +1,5 @@
 """One number of a metric that returns several, where TorchMetrics and Lightning take scalars only."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings

@@ -1,7 +1,5 @@
 """The loop over pairs: every trial once, whatever the block size, the number of ranks, sessions and groups."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 
 import numpy as np

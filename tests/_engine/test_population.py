@@ -1,7 +1,5 @@
 """Averaged utterances: which go together, and that nothing but their values decides."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import combinations
 

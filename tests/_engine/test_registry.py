@@ -1,7 +1,5 @@
 """One table of numbers: what the suite returns, what a budget may limit, and how people read them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """One report, from embeddings or from trials: values of the functions, mean scores, profiles, chance levels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import reference

@@ -1,7 +1,5 @@
 """Counts of scores: histograms, condensed and separated, give what sorted scores give."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.testing import assert_close

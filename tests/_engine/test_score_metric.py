@@ -1,7 +1,5 @@
 """Intervals of metrics of scores, from leaving speakers out: against their definition, and as a metric owes them."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """The differentiable surrogate of PAV: how near it comes to the exact value and to the truth, and its gradient."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

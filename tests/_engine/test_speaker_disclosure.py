@@ -1,7 +1,5 @@
 """Who is protected worst: disclosure of every speaker, by hand, by a loop, and adding up to that of all."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Trials that come with their scores: what leaving speakers out of a list says is what the shorter list says."""
 
-from __future__ import annotations
-
 import pytest
 import reference.verification as reference
 import torch

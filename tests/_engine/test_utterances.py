@@ -1,7 +1,5 @@
 """Accumulated utterances: labels of any kind, arrays of any kind, widths, names, recordings, enrolment."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from functools import partial

@@ -1,7 +1,5 @@
 """Checks: for each a made-up evaluation that triggers it and one that does not; and the verdict that follows."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Every attack against a slow one, and on sets that are small, thin, reordered or of few digits."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from functools import partial

@@ -1,7 +1,5 @@
 """Short recordings made on the spot, and an encoder that says what it was given."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import soundfile

@@ -1,7 +1,5 @@
 """Recordings embedded as if each were alone, remembered by content, labelled and saved."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

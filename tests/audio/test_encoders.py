@@ -1,7 +1,5 @@
 """Encoders of every kind behind one interface, with the libraries' own classes and small random weights."""
 
-from __future__ import annotations
-
 import csv
 import ctypes
 import importlib.machinery

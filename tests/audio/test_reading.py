@@ -1,7 +1,5 @@
 """What recordings are read as, and what is said of those that cannot be used."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which recordings are found, who speaks in them, and which belong together."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import pytest

@@ -1,7 +1,5 @@
 """The command run as a user runs it, files to run it on, and what the library says of them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """Some of the bundled voices, for all tests of the command."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The layout of libri_test in the challenge of 2020, with voices that are drawn."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import kaldiio

@@ -1,7 +1,5 @@
 """From folders of recordings to numbers: one command each."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

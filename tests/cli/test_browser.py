@@ -1,7 +1,5 @@
 """The page as its readers see it, in headless Chromium: wide and on a phone, light and dark, by keyboard, by axe."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 from pathlib import Path

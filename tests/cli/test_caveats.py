@@ -1,7 +1,5 @@
 """What must not pass for privacy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

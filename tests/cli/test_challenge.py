@@ -1,7 +1,5 @@
 """Folders as the recipes of the VoicePrivacy challenges leave them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

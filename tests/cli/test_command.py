@@ -1,7 +1,5 @@
 """The command itself: its options, and how it ends."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

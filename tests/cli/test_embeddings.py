@@ -1,7 +1,5 @@
 """Embeddings from files: their numbers against the library's, and what is wrong with them."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Each format of embeddings written by its own library, and read back by its suffix; and what is damaged."""
 
-from __future__ import annotations
-
 import gzip
 import pickle
 import zipfile

@@ -1,7 +1,5 @@
 """The verdict, and the summary it stands in: never more than was tried, and never low where something is wrong."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

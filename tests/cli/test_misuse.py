@@ -1,7 +1,5 @@
 """What once misled or broke: options that did nothing, names that vanished, files that stayed or were lost."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

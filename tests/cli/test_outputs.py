@@ -1,7 +1,5 @@
 """The writer: nothing of anybody else's is lost, and a run that was killed leaves what the next one knows."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

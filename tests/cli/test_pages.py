@@ -1,7 +1,5 @@
 """What a command leaves behind."""
 
-from __future__ import annotations
-
 import base64
 import json
 

@@ -1,7 +1,5 @@
 """Populations on the page: their numbers, and what is no size of a population."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Results as files: JSON by its schema, tables for spreadsheets and papers, figures in several formats."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

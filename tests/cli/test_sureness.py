@@ -1,7 +1,5 @@
 """How sure numbers are: intervals in tables, page and files, a verdict by their upper end, and pairs of systems."""
 
-from __future__ import annotations
-
 import json
 import re
 

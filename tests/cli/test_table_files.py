@@ -1,7 +1,5 @@
 """Tables as files: numbers for spreadsheets, nothing that runs, and LaTeX that compiles for whatever name."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The tables: what stands beside what, which columns there are, and that no interval leaves its value outside."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Score files: their numbers against the functions', and what is wrong with them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import math

@@ -1,7 +1,5 @@
 """A challenge's protocol: listed trials, enrolment by means, results by group; against plain NumPy."""
 
-from __future__ import annotations
-
 import json
 
 import kaldiio

@@ -1,7 +1,5 @@
 """Batches by speaker: their content, how processes share them, and wrong arguments."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Attribute disclosure: hand-made extremes, chance, what is erased, invariance, and intervals that refit."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from samples import UNDEFINED

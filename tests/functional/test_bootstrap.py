@@ -1,7 +1,5 @@
 """Intervals by drawing speakers: against trials and voices really repeated, in every order, and thin data."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

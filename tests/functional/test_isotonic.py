@@ -1,7 +1,5 @@
 """Isotonic regression and PAV log-likelihood ratios against other routes, at their edges, and at their cost."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Local information disclosure: the worked example, what EER does not see, slopes, and embeddings in blocks."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

@@ -1,7 +1,5 @@
 """Rank disclosure: the paper's tables, hand values, protocols, ties, and the beta-binomial fit."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

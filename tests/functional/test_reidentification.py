@@ -1,7 +1,5 @@
 """Somebody among N people, and one singled out of N: all sets, the peer's estimators, chance, thin data."""
 
-from __future__ import annotations
-
 import math
 
 import legal_eval

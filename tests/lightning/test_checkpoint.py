@@ -1,7 +1,5 @@
 """Which checkpoints are kept and chosen, what is on disk at any time, and which names and arguments are wrong."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import shutil

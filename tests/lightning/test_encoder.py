@@ -1,7 +1,5 @@
 """Audio through an attacker's encoder: no padding is embedded, and no original speech twice."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.data import DataLoader

@@ -1,7 +1,5 @@
 """What stands in the logs: groups of scalars, figures in every logger that takes them, charts, hyperparameters."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """What a monitor measures, and when."""
 
-from __future__ import annotations
-
 import importlib
 import pickle
 import warnings

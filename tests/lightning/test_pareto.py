@@ -1,7 +1,5 @@
 """Which points are kept, and which one is chosen."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """From what a step returns to arguments: keys in three forms, and messages for those that are not there."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Both packages, each alone, and several processes."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Attackers inside the losses and the share of variance within sessions, against their definitions in NumPy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

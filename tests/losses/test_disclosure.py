@@ -1,7 +1,5 @@
 """DisclosureLoss: exact values, both directions, flatness, and training on the bundled voices."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

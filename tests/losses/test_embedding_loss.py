@@ -1,7 +1,5 @@
 """What all losses have in common: arguments, lengths, gradients, precision, devices, and batches that train nothing."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings

@@ -1,7 +1,5 @@
 """DistinctivenessLoss and PseudonymisationLoss: exact values."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

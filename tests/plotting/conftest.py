@@ -1,7 +1,5 @@
 """Systems with everything that figures show, each made once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Styles, labels and legends that all figures share."""
 
-from __future__ import annotations
-
 import pytest
 from matplotlib.figure import Figure
 

@@ -1,7 +1,5 @@
 """The list of figures: each is drawn for one system and for several, on a card and on a page."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

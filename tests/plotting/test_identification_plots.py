@@ -1,7 +1,5 @@
 """Figures of ranks, of local information and of re-identification in a population."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of scores against NumPy and SciPy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Figures of speakers."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import matplotlib

@@ -1,7 +1,5 @@
 """Figures of systems and trainings."""
 
-from __future__ import annotations
-
 import math
 import random
 
