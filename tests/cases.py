@@ -28,7 +28,7 @@ class Case:
     """``function`` and ``reference`` take all batches joined, as tensors and as float64 arrays."""
 
     name: str
-    metric: Callable[..., vp.PrivacyMetric]
+    metric: Callable[..., Any]
     function: Callable[..., Any]
     reference: Callable[..., Any]
     batches: Callable[..., list[Batch]]
