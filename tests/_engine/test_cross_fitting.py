@@ -513,7 +513,8 @@ class TestFolds:
         sessions = torch.randint(2, (48,), generator=draw)
         data = data_of(original, original + 1, names, sessions=sessions, groups=names % 2)
         folds = assign_folds(data)
-        (comparison,) = AttackFolds(data, folds, (Plain(),)).compare(0, CONDITIONS[condition], Plain(), is_sample=False)
+        attack_folds = AttackFolds(data, folds, (Plain(),))
+        (comparison,) = attack_folds.form_comparisons(0, CONDITIONS[condition], Plain(), is_sample=False)
         a, b, kinds = comparison.enrolment, comparison.test, comparison.pair_kinds
         assert len(a) == len(b) == 24
         for i in range(24):

@@ -61,6 +61,7 @@ def test_enrolment_may_be_called_by_its_speaker(tmp_path):
     assert scalars_of(tmp_path / "result.json")["deid"] == pytest.approx(0, abs=1e-12)
 
 
+@pytest.mark.usefixtures("all_figures")
 def test_fit_reports_calibration_distortion(tmp_path, voices):
     attacked, learnt = (trials_of(voices, "OP", system) for system in ("B2r0", "B2r1"))
     key = write_key(tmp_path / "key", voices)

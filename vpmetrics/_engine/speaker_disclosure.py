@@ -19,7 +19,7 @@ from vpmetrics._engine.score_counts import Steps, calibrate
 from vpmetrics._engine.utterances import count_values
 
 _PERMUTATIONS = 19  # of speakers: luck exceeds the highest of them in one of 20 evaluations
-_PERMUTED_ROWS = 1 << 15  # that are compared at once
+_PERMUTED_ENTRIES = 1 << 24  # of embeddings of permuted test rows that are compared at once
 _MOST_PAIRS = 1 << 20  # non-target pairs that are counted by speaker
 _MOST_COUNTS = 1 << 22  # that are calibrated at once
 
@@ -191,7 +191,7 @@ def count_permuted_targets(pairs: PairBlocks, cells: ScoreCells) -> Tensor:
     """
     shape = max(0, min(_PERMUTATIONS, pairs.num_speakers - 1)), pairs.num_speakers, cells.num_cells
     counts = torch.zeros(math.prod(shape), dtype=torch.int64, device=cells.edges.device)
-    at_once = max(1, _PERMUTED_ROWS // max(1, len(pairs.test)))
+    at_once = max(1, _PERMUTED_ENTRIES // max(1, pairs.test.embeddings.numel()))
     for first in range(0, shape[0], at_once):
         permuted, speaker, shift = pairs.permute_speakers(range(first + 1, min(first + at_once, shape[0]) + 1))
         first_slot = ((shift - 1) * pairs.num_speakers + speaker) * cells.num_cells
