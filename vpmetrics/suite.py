@@ -11,7 +11,6 @@ from torch import Tensor
 
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.embedding_report import Settings, report_embeddings
-from vpmetrics._engine.names import check_selection
 from vpmetrics._engine.population import average_utterances
 from vpmetrics._engine.registry import (
     OF_POPULATION,
@@ -23,6 +22,7 @@ from vpmetrics._engine.registry import (
     scalar_keys,
 )
 from vpmetrics._engine.report import PrivacyReport, assess_report
+from vpmetrics._engine.scalar import check_selection
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import SIMILARITIES
 from vpmetrics._engine.utterances import EvaluationData

@@ -1,16 +1,20 @@
-"""What a number is: key, heading, unit, the direction of privacy, description and range."""
+"""What a number is: key, heading, unit, the direction of privacy, description and range; and its name in logs."""
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 DASH = "–"  # of a value that is undefined or unknown
 TAG_LETTERS = "0ABCDEF"  # 0 for exactly 0, A below the first bound, and so on
 TAG_BOUNDS = (1.0, 2.0, 4.0, 5.0, 6.0)
 FULL_DISCLOSURE = 1 / (2 * math.log(2))  # bits, the largest D_ECE
 CI_SUFFIXES = ("_low", "_high")  # of the keys of a confidence interval
+_MOST_NAMES = 8  # in a message
 
 
 class Unit(NamedTuple):
@@ -86,3 +90,49 @@ class Scalar:
     def show(self, value: float) -> str:
         """Return a value of it as text."""
         return self.unit.show(value)
+
+
+def strip_loader_suffix(name: str) -> str:
+    """Return a logged name without its ``/dataloader_idx_<i>``.
+
+    Example:
+        >>> strip_loader_suffix("val/privacy/deid/dataloader_idx_1")
+        'val/privacy/deid'
+    """
+    return re.sub(r"/dataloader_idx_\d+$", "", name)
+
+
+def last_component(name: str) -> str:
+    """Return the last component of a logged name, without its ``/dataloader_idx_<i>``."""
+    return strip_loader_suffix(name).rpartition("/")[2]
+
+
+def check_selection(argument: str, names: Any, choices: Sequence[str]) -> tuple[str, ...]:
+    """Return names of scalars as a tuple; raise for names that do not exist."""
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise TypeError(f"Expected `{argument}` to be a sequence of names, but got {names!r}.")
+    for name in names:
+        if name not in choices:
+            hint = suggest_names(str(name), choices)
+            raise ValueError(f"Expected `{argument}` to name scalars of VoicePrivacy, but got {name!r}. {hint}")
+    return tuple(names)
+
+
+def suggest_names(name: str, names: Iterable[str]) -> str:
+    """Return the end of a message about an unknown name: similar names, or else some known ones.
+
+    Names with a similar last component come first, since a forgotten prefix is a small mistake.
+    """
+    choices = sorted(names)
+    by_end: dict[str, list[str]] = {}
+    for choice in sorted(choices, key=lambda choice: -difflib.SequenceMatcher(None, name, choice).ratio()):
+        by_end.setdefault(last_component(choice), []).append(choice)
+    ends = difflib.get_close_matches(last_component(name), by_end, n=3, cutoff=0.6)
+    nearest = [choice for end in ends for choice in by_end[end]]
+    alike = list(dict.fromkeys([*nearest, *difflib.get_close_matches(name, choices, n=3, cutoff=0.6)]))[:3]
+    if alike:
+        return "Closest: " + ", ".join(map(repr, alike)) + "."
+    if not choices:
+        return "There is none."
+    more = f" and {len(choices) - _MOST_NAMES} more" if len(choices) > _MOST_NAMES else ""
+    return "Known: " + ", ".join(map(repr, choices[:_MOST_NAMES])) + more + "."

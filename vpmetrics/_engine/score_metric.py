@@ -1,4 +1,8 @@
-"""The base of all score metrics: they store the scores, or two histograms of them."""
+r"""The base of all score metrics: they store the scores, or two histograms of constant size.
+
+Bins are given (edges, or a number of them over a range) or learnt. A learnt range is :math:`[-2^k, 2^k)`: when a score
+falls outside, :math:`k` grows and neighbouring bins are added up, so histograms can be merged, without a GPU sync.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.binning import (
-    LOWEST_EXPONENT,
-    coarsen_bins,
-    count_given_bins,
-    count_learnt_bins,
-    learnt_edges,
-    range_exponent,
-    resolve_edges,
-    steps_of_bins,
-)
 from vpmetrics._engine.condition_scores import score_trials
 from vpmetrics._engine.jackknife import add_intervals, count_trial_replicates, group_labels
 from vpmetrics._engine.metric_base import IntervalMetric
-from vpmetrics._engine.precision import at_least_float32, result_dtype, widen
-from vpmetrics._engine.score_counts import ScoreCounts, count_by_score
+from vpmetrics._engine.precision import at_least_float32, result_dtype, wide_dtype, widen
+from vpmetrics._engine.score_counts import ScoreCounts, count_by_bin, count_by_score
 from vpmetrics._engine.utterances import encode_column, encode_labels
-from vpmetrics._engine.validation import (
-    check_speakers_of_trials,
-    check_thresholds,
-    check_trials,
-    collect_warnings,
-)
+from vpmetrics._engine.validation import check_speakers_of_trials, check_thresholds, check_trials, collect_warnings
+
+_LOWEST_EXPONENT = -1000  # of a range that has held no score yet
 
 
 class TrialMetric(IntervalMetric):
@@ -145,11 +136,11 @@ class ScoreMetric(TrialMetric):
         elif isinstance(thresholds, int) and score_range is None:
             self._storage = "learnt bins"
             columns = 2 * ((thresholds + 1) // 2) + 3
-            self.add_state("learnt_bin_exponent", default=torch.tensor(LOWEST_EXPONENT), dist_reduce_fx="max")
+            self.add_state("learnt_bin_exponent", default=torch.tensor(_LOWEST_EXPONENT), dist_reduce_fx="max")
             self.add_state("learnt_bin_counts", default=torch.zeros(2, columns).long(), dist_reduce_fx="sum")
         else:
             self._storage = "given bins"
-            edges = resolve_edges(thresholds, score_range)
+            edges = _resolve_edges(thresholds, score_range)
             self.add_state("bin_edges", default=edges, dist_reduce_fx="max")
             self.add_state("bin_counts", default=torch.zeros(2, len(edges) + 2).long(), dist_reduce_fx="sum")
 
@@ -168,10 +159,10 @@ class ScoreMetric(TrialMetric):
             return
         scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
         if self._storage == "given bins":
-            self.bin_counts = self.bin_counts + count_given_bins(scores, is_target, self.bin_edges)
+            self.bin_counts = self.bin_counts + _count_given_bins(scores, is_target, self.bin_edges)
         elif len(scores):
-            self._widen_range(torch.maximum(self.learnt_bin_exponent, range_exponent(scores)))
-            counts = count_learnt_bins(scores, is_target, self.learnt_bin_exponent, self.learnt_bin_counts.shape[1])
+            self._widen_range(torch.maximum(self.learnt_bin_exponent, _range_exponent(scores)))
+            counts = _count_learnt_bins(scores, is_target, self.learnt_bin_exponent, self.learnt_bin_counts.shape[1])
             self.learnt_bin_counts = self.learnt_bin_counts + counts
 
     @property
@@ -180,7 +171,8 @@ class ScoreMetric(TrialMetric):
         return self._storage == "scores"
 
     def _value(self) -> Any:
-        return self._value_of_counts(self._counts(), self._result_dtype())
+        dtype = result_dtype(self._trials()[0]) if self.keeps_scores else torch.float32
+        return self._value_of_counts(self._counts(), dtype)
 
     def error_bound(self) -> Any:
         """Return by how much binning may have lowered each value at most; 0 where the scores themselves are stored."""
@@ -201,13 +193,15 @@ class ScoreMetric(TrialMetric):
     def _counts(self, separated: bool = False) -> ScoreCounts:
         if self.keeps_scores:
             return count_by_score(*self._trials(), validate_args=False, bandwidth=self.bandwidth)
-        return steps_of_bins(*self._bins(), separated)
+        edges, counts = self._bins()
+        nontargets, targets = counts[:, :-1]
+        return count_by_bin(edges, targets, nontargets, counts[:, -1].sum() > 0, separated)
 
     def _bins(self) -> tuple[Tensor, Tensor]:
         """Return edges of the histograms, and their counts with NaN in the last column."""
         if self._storage == "given bins":
             return self.bin_edges, self.bin_counts
-        return learnt_edges(self.learnt_bin_exponent, self.learnt_bin_counts.shape[1]), self.learnt_bin_counts
+        return _learnt_edges(self.learnt_bin_exponent, self.learnt_bin_counts.shape[1]), self.learnt_bin_counts
 
     def _bin_middles(self) -> tuple[Tensor, Tensor]:
         """Return the middle of every bin, of an outer bin its edge, and counts ``(2, bins)``."""
@@ -216,11 +210,8 @@ class ScoreMetric(TrialMetric):
         middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
         return torch.where(counts[:, -1].sum() > 0, torch.nan, middles), counts[:, :-1]
 
-    def _result_dtype(self) -> torch.dtype:
-        return result_dtype(self._trials()[0]) if self.keeps_scores else torch.float32
-
     def _widen_range(self, exponent: Tensor) -> None:
-        self.learnt_bin_counts = coarsen_bins(self.learnt_bin_counts, exponent - self.learnt_bin_exponent)
+        self.learnt_bin_counts = _coarsen_bins(self.learnt_bin_counts, exponent - self.learnt_bin_exponent)
         self.learnt_bin_exponent = exponent
 
     def _align_states(self, gather: Callable[[Tensor], Sequence[Tensor]]) -> None:
@@ -237,7 +228,7 @@ class ScoreMetric(TrialMetric):
             return incoming_state
         theirs = incoming_state["learnt_bin_exponent"]
         self._widen_range(torch.maximum(self.learnt_bin_exponent, theirs))
-        counts = coarsen_bins(incoming_state["learnt_bin_counts"], self.learnt_bin_exponent - theirs)
+        counts = _coarsen_bins(incoming_state["learnt_bin_counts"], self.learnt_bin_exponent - theirs)
         return {"learnt_bin_exponent": self.learnt_bin_exponent, "learnt_bin_counts": counts}
 
 
@@ -247,3 +238,61 @@ def _check_same_bins(edges: Sequence[Tensor], where: str) -> None:
         if not torch.equal(first, other):
             got = " and ".join(f"{float(e[0]):g} to {float(e[-1]):g}" for e in (first, other))
             raise ValueError(f"Expected the same edges of bins {where}, but got {len(first)} edges from {got}.")
+
+
+def _resolve_edges(thresholds: int | Tensor, score_range: tuple[float, float] | None) -> Tensor:
+    """Return given edges as they are, or those of a number of bins over a range."""
+    if isinstance(thresholds, Tensor):
+        return widen(thresholds.detach()).clone()
+    low, high = score_range or (-1.0, 1.0)
+    edges = torch.linspace(low, high, thresholds + 1, dtype=torch.float64)
+    if not bool((edges.diff() > 0).all()):
+        raise ValueError(f"Expected `score_range` to be wide enough for {thresholds} bins, but got {score_range}.")
+    return edges
+
+
+def _count_given_bins(scores: Tensor, is_target: Tensor, edges: Tensor) -> Tensor:
+    """Return counts ``(2, E + 2)`` of non-targets and targets between edges; NaN scores in the last column."""
+    bins = torch.bucketize(scores, edges.to(scores.dtype), right=True)
+    return _count_slots(bins, scores, is_target, len(edges) + 2)
+
+
+def _range_exponent(scores: Tensor) -> Tensor:
+    """Return the least ``k`` with the magnitude of every finite score below 2^k; the lowest where all are 0."""
+    magnitude = torch.where(scores.isfinite(), scores.abs(), 0).amax()
+    return torch.where(magnitude > 0, torch.frexp(magnitude).exponent, _LOWEST_EXPONENT).long()
+
+
+def _count_learnt_bins(scores: Tensor, is_target: Tensor, exponent: Tensor, columns: int) -> Tensor:
+    """Return the counts of :func:`_count_given_bins` with the edges :func:`_learnt_edges`."""
+    half = (columns - 3) // 2
+    inside = (_scale_by_power(widen(scores), -exponent) * half).floor().clamp(-half, half - 1).nan_to_num() + (half + 1)
+    bins = torch.where(scores.isinf(), torch.where(scores > 0, columns - 2, 0), inside.long())
+    return _count_slots(bins, scores, is_target, columns)
+
+
+def _coarsen_bins(counts: Tensor, shift: Tensor) -> Tensor:
+    """Return learnt counts for a range ``2**shift`` times as wide."""
+    half = (counts.shape[-1] - 3) // 2
+    columns = torch.arange(counts.shape[-1], device=counts.device)
+    moved = ((columns - half - 1) >> shift.clamp(max=62)) + half + 1
+    within = (columns > 0) & (columns < counts.shape[-1] - 2)
+    return torch.zeros_like(counts).index_add(-1, torch.where(within, moved, columns), counts)
+
+
+def _learnt_edges(exponent: Tensor, columns: int) -> Tensor:
+    """Return the edges ``(columns - 2,)`` of a learnt range."""
+    half = (columns - 3) // 2
+    unit = torch.arange(-half, half + 1, device=exponent.device, dtype=wide_dtype(exponent.device)) / half
+    return _scale_by_power(unit, exponent)
+
+
+def _scale_by_power(x: Tensor, exponent: Tensor) -> Tensor:
+    """Return ``x * 2**exponent`` in the type of ``x``; torch.ldexp takes the power in float32."""
+    return x * torch.exp2(exponent.to(x.dtype))
+
+
+def _count_slots(bins: Tensor, scores: Tensor, is_target: Tensor, columns: int) -> Tensor:
+    slots = torch.where(scores.isnan(), columns - 1, bins) + is_target * columns
+    flat = torch.zeros(2 * columns, dtype=torch.long, device=scores.device)
+    return flat.index_add(0, slots, torch.ones_like(slots)).view(2, columns)

@@ -1,7 +1,7 @@
-"""Every check of an argument, with its message.
+"""Checks of arguments with their messages, and warnings that share one GPU sync.
 
-Kinds, dtypes and shapes are always checked. Checks of values force a GPU sync, so they are functions of their own that
-read everything at once.
+Kinds, dtypes and shapes are always checked. Checks of values force a GPU sync, so they can be switched off and read
+everything at once.
 """
 
 from __future__ import annotations
@@ -73,18 +73,56 @@ def reject_options(metric: Any, options: dict[str, Any], reasons: dict[str, str]
             raise TypeError(f"{type(metric).__name__} takes no `{name}`: {reason}.")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _raise_unless(is_valid: bool, name: str, expected: str, value: Any) -> None:
+    if not is_valid:
+        raise ValueError(f"Expected `{name}` to {expected}, but got {value}.")
+
+
+def check_confidence(name: str, value: Any) -> None:
+    """Raise unless the value is a number between 0 and 1."""
+    if not _is_number(value):
+        raise TypeError(f"Expected `{name}` to be a number, but got {type(value).__name__}.")
+    _raise_unless(0 < value < 1, name, "lie between 0 and 1", value)
+
+
+def check_weight(name: str, value: Any) -> None:
+    """Raise unless the value is a finite number of at least 0."""
+    if not _is_number(value):
+        raise TypeError(f"Expected `{name}` to be a number, but got {type(value).__name__}.")
+    _raise_unless(0 <= value < math.inf, name, "be at least 0 and finite", value)
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise unless the value is a finite number above 0."""
+    check_weight(name, value)
+    _raise_unless(value > 0, name, "be above 0", value)
+
+
+def check_whole_number(name: str, value: Any, least: int) -> None:
+    """Raise unless the value is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"Expected `{name}` to be a whole number, but got {value!r}.")
+    _raise_unless(value >= least, name, f"be at least {least}", value)
+
+
+def check_whole_numbers(sizes: Any, smallest: int, name: str = "sizes") -> None:
+    """Raise unless the value is a sequence of distinct whole numbers, each at least ``smallest``."""
+    if not isinstance(sizes, Sequence) or isinstance(sizes, str) or not all(type(size) is int for size in sizes):
+        raise TypeError(f"Expected `{name}` to be a sequence of whole numbers, but got {sizes!r}.")
+    if len(sizes) == 0 or min(sizes) < smallest or len(set(sizes)) < len(sizes):
+        raise ValueError(f"Expected `{name}` to be different numbers of at least {smallest}, but got {sizes!r}.")
+
+
 def check_bandwidth(bandwidth: Any) -> None:
     """Raise for a kernel width that is neither None nor a positive number."""
     if bandwidth is not None:
         if not _is_number(bandwidth):
             raise TypeError(f"Expected `bandwidth` to be a float or None, but got {type(bandwidth).__name__}.")
-        _check_number("bandwidth", bandwidth, 0 < bandwidth < math.inf, "be positive and finite")
-
-
-def _check_number(name: str, value: Any, is_valid: bool, expected: str) -> None:
-    """Raise for a number that is not valid."""
-    if not is_valid:
-        raise ValueError(f"Expected `{name}` to {expected}, but got {value}.")
+        _raise_unless(0 < bandwidth < math.inf, "bandwidth", "be positive and finite", bandwidth)
 
 
 def check_thresholds(thresholds: Any, score_range: Any) -> None:
@@ -104,15 +142,10 @@ def check_thresholds(thresholds: Any, score_range: Any) -> None:
     if score_range is not None:
         if not isinstance(thresholds, int):
             raise ValueError("Expected `score_range` only together with `thresholds` as a number of bins.")
-        _check_range(score_range)
-
-
-def _check_range(score_range: Any) -> None:
-    """Raise unless the value is two finite numbers, the lower one first."""
-    if not (isinstance(score_range, (tuple, list)) and len(score_range) == 2 and all(map(_is_number, score_range))):
-        raise TypeError(f"Expected `score_range` to be two numbers, but got {score_range!r}.")
-    low, high = score_range
-    _check_number("score_range", score_range, -math.inf < low < high < math.inf, "be two finite ascending numbers")
+        if not (isinstance(score_range, (tuple, list)) and len(score_range) == 2 and all(map(_is_number, score_range))):
+            raise TypeError(f"Expected `score_range` to be two numbers, but got {score_range!r}.")
+        is_valid = -math.inf < score_range[0] < score_range[1] < math.inf
+        _raise_unless(is_valid, "score_range", "be two finite ascending numbers", score_range)
 
 
 def check_slope(slope: Any) -> None:
@@ -123,7 +156,7 @@ def check_slope(slope: Any) -> None:
         slope = slope.item()
     if not _is_number(slope):
         raise TypeError(f"Expected `slope` to be a number or None, but got {slope!r}.")
-    _check_number("slope", slope, math.isfinite(slope), "be finite")
+    _raise_unless(math.isfinite(slope), "slope", "be finite", slope)
 
 
 def check_slopes(slope: Any, trials: int) -> None:
@@ -136,39 +169,27 @@ def check_slopes(slope: Any, trials: int) -> None:
         raise ValueError(f"Expected `slope` to have shape () or ({trials},), but got {tuple(slope.shape)}.")
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def check_trials(preds: Any, target: Any, values: bool) -> None:
-    """Check kinds, dtypes, shapes and devices of scores and labels; with ``values`` their values."""
+def check_trials(preds: Any, target: Any, validate_values: bool) -> None:
+    """Check kinds, dtypes, shapes and devices of scores and labels; with ``validate_values`` also NaN and labels."""
     check_floating("preds", preds)
     check_tensor("target", target)
     if target.is_floating_point() or target.is_complex():
         raise TypeError(f"Expected `target` to be boolean or integer, but got {target.dtype}.")
     check_shape("target", target, tuple(preds.shape), "the shape of `preds`")
     check_same_device("preds", preds, "target", target)
-    if values:
-        _check_trial_values(preds, target)
-
-
-def _check_trial_values(preds: Tensor, target: Tensor) -> None:
-    """Raise for NaN scores and labels other than 0 and 1; one GPU sync for both."""
-    if preds.numel() == 0:
+    if not validate_values or preds.numel() == 0:
         return
-    problems = [preds.isnan().any()]
-    if target.dtype != torch.bool:
-        problems.append(((target != 0) & (target != 1)).any())
-    nan, *labels = torch.stack(problems).tolist()
-    if nan:
-        raise ValueError(f"Expected `preds` to hold no NaN, but got {int(preds.isnan().sum())} of {preds.numel()}.")
-    if any(labels):
-        odd = target[(target != 0) & (target != 1)].unique()[:5].tolist()
+    is_nan, is_other = preds.isnan(), (target != 0) & (target != 1)
+    has_nan, has_other = torch.stack([is_nan.any(), is_other.any()]).tolist()  # one GPU sync for both
+    if has_nan:
+        raise ValueError(f"Expected `preds` to hold no NaN, but got {int(is_nan.sum())} of {preds.numel()}.")
+    if has_other:
+        odd = target[is_other].unique()[:5].tolist()
         raise ValueError(f"Expected `target` to hold only 0 and 1, but got {odd}.")
 
 
-def check_speakers_of_trials(speakers: Any, target: Tensor, values: bool) -> None:
-    """Check kinds, shapes and devices of the speakers of both sides; with ``values`` that they agree with labels."""
+def check_speakers_of_trials(speakers: Any, target: Tensor, validate_values: bool) -> None:
+    """Check kinds, shapes and devices of the speakers of both sides; with ``validate_values`` compare the labels."""
     if not (isinstance(speakers, Sequence) and len(speakers) == 2):
         got = f"{len(speakers)} of them" if isinstance(speakers, Sequence) else type(speakers).__name__
         raise TypeError(f"Expected `speakers` to be two tensors, of the enrolment and the test side, but got {got}.")
@@ -177,7 +198,7 @@ def check_speakers_of_trials(speakers: Any, target: Tensor, values: bool) -> Non
         check_integers(name, each)
         check_shape(name, each, tuple(target.shape), "the shape of `target`")
         check_same_device("target", target, name, each)
-    if values and (wrong := int(((speakers[0] == speakers[1]) != target.bool()).sum())):
+    if validate_values and (wrong := int(((speakers[0] == speakers[1]) != target.bool()).sum())):
         raise ValueError(
             f"Expected `target` to be 1 where both `speakers` are the same and 0 elsewhere, but {wrong} of "
             f"{target.numel()} trials are labelled otherwise."
@@ -192,15 +213,30 @@ def check_choices(name: str, values: Any, choices: Sequence[str]) -> None:
         raise ValueError(f"Expected `{name}` to be some of {', '.join(choices)}, but got {values!r}.")
 
 
+def _check_rows(name: str, rows: Any, shape: str) -> None:
+    check_floating(name, rows)
+    if rows.dim() != 2:
+        raise ValueError(f"Expected `{name}` to have shape {shape}, but got {tuple(rows.shape)}.")
+    if rows.shape[1] == 0:
+        raise ValueError(f"Expected `{name}` to have at least one dimension, but got shape {tuple(rows.shape)}.")
+
+
+def _check_column(name: str, column: Any, rows_name: str, rows: Tensor) -> None:
+    """Raise unless the value is an integer tensor with one entry per row."""
+    check_integers(name, column)
+    check_shape(name, column, (len(rows),), f"one per row of `{rows_name}`")
+    check_same_device(rows_name, rows, name, column)
+
+
 def check_embeddings(
     original: Any,
     protected: Any,
     speakers: Any,
     is_reference: Any = None,
-    numbers: Mapping[str, Any] | None = None,
+    integer_columns: Mapping[str, Any] | None = None,
     width: int | None = None,
 ) -> None:
-    """Check kinds, dtypes, shapes and devices of a batch of utterances; ``numbers`` are more columns of integers."""
+    """Check kinds, dtypes, shapes and devices of a batch of utterances and its further ``integer_columns``."""
     sides = {"original": original, "protected": protected}
     given = {name: side for name, side in sides.items() if side is not None}
     if not given:
@@ -217,9 +253,9 @@ def check_embeddings(
     for name, side in others:
         check_shape(name, side, tuple(rows.shape), f"the shape of `{first}`")
         check_same_device(first, rows, name, side)
-    columns = {"speakers": speakers} | {name: column for name, column in (numbers or {}).items() if column is not None}
-    for name, column in columns.items():
-        _check_column(name, column, first, rows)
+    for name, column in ({"speakers": speakers} | dict(integer_columns or {})).items():
+        if column is not None or name == "speakers":
+            _check_column(name, column, first, rows)
     if is_reference is not None:
         check_tensor("is_reference", is_reference)
         if is_reference.dtype != torch.bool:
@@ -229,8 +265,7 @@ def check_embeddings(
 
 def check_embedding_values(original: Tensor | None, protected: Tensor | None) -> None:
     """Raise for NaN and infinite embeddings; one GPU sync for both sides."""
-    given = {"original": original, "protected": protected}
-    sides = {name: side for name, side in given.items() if side is not None}
+    sides = {name: side for name, side in (("original", original), ("protected", protected)) if side is not None}
     bad = torch.stack([side.isfinite().logical_not().any() for side in sides.values()]).tolist()
     for (name, side), is_bad in zip(sides.items(), bad, strict=True):
         if is_bad:
@@ -244,12 +279,12 @@ def check_recordings(utterances: Tensor, **columns: Tensor | None) -> None:
     """Raise for a recording with two speakers, or two values of another column; one GPU sync."""
     given = {name: column for name, column in columns.items() if column is not None}
     order = utterances.argsort()
-    again = utterances[order][1:] == utterances[order][:-1]
-    unlike = [again & (column[order][1:] != column[order][:-1]) for column in given.values()]
-    has_conflict = torch.stack([differ.any() for differ in unlike]).tolist()
-    for (name, column), differ, is_wrong in zip(given.items(), unlike, has_conflict, strict=True):
+    is_repeated = utterances[order].diff() == 0
+    conflicts = [is_repeated & (column[order].diff() != 0) for column in given.values()]
+    has_conflict = torch.stack([conflict.any() for conflict in conflicts]).tolist()
+    for (name, column), conflict, is_wrong in zip(given.items(), conflicts, has_conflict, strict=True):
         if is_wrong:
-            pair = order[int(differ.nonzero()[0]) :][:2]
+            pair = order[int(conflict.nonzero()[0]) :][:2]
             recording, (one, other) = int(utterances[pair[0]]), column[pair].tolist()
             raise ValueError(
                 f"Expected rows with the same `utterances` to have the same `{name}`, but got {one} and {other} for "
@@ -259,19 +294,8 @@ def check_recordings(utterances: Tensor, **columns: Tensor | None) -> None:
 
 def check_utterances(name: str, rows: Any, speakers_name: str, speakers: Any) -> None:
     """Check kinds and shapes of utterances and their speakers."""
-    check_floating(name, rows)
-    if rows.ndim != 2:
-        raise ValueError(f"Expected `{name}` to have shape (rows, dimensions), but got {tuple(rows.shape)}.")
-    if rows.shape[1] == 0:
-        raise ValueError(f"Expected `{name}` to have at least one dimension, but got shape {tuple(rows.shape)}.")
+    _check_rows(name, rows, "(rows, dimensions)")
     _check_column(speakers_name, speakers, name, rows)
-
-
-def _check_column(name: str, column: Any, rows_name: str, rows: Tensor) -> None:
-    """Raise unless the value is an integer tensor with one entry per row."""
-    check_integers(name, column)
-    check_shape(name, column, (len(rows),), f"one per row of `{rows_name}`")
-    check_same_device(rows_name, rows, name, column)
 
 
 def check_histogram(histogram: Any) -> None:
@@ -293,7 +317,7 @@ def check_identification(scores: Any, target_index: Any) -> None:
     _check_column("target_index", target_index, "scores", scores)
 
 
-class DeferredWarning(NamedTuple):
+class _DeferredWarning(NamedTuple):
     """A warning that depends on a number on the GPU; the numbers of all warnings are read in one GPU sync."""
 
     number: Tensor | None  # None: warn in any case
@@ -302,19 +326,19 @@ class DeferredWarning(NamedTuple):
 
 
 @dataclass
-class _Collection:
+class _WarningCollection:
     """The warnings of a block, and a function that finds what its data lack."""
 
-    warnings: list[DeferredWarning] = field(default_factory=list)
+    warnings: list[_DeferredWarning] = field(default_factory=list)
     find_cause: Callable[[], str | None] = lambda: None
 
 
-_collection: ContextVar[_Collection | None] = ContextVar("_collection", default=None)
+_collection: ContextVar[_WarningCollection | None] = ContextVar("_collection", default=None)
 
 
 def warn_undefined(reason: str, condition: Tensor | None = None) -> None:
     """Warn of the reason for a NaN if ``condition`` holds, on rank 0; within collect_warnings once."""
-    _defer_warning(DeferredWarning(condition, lambda is_so: reason if is_so else None, is_undefined=True))
+    warn_if(condition, lambda holds: reason if holds else None, is_undefined=True)
 
 
 def explain_undefined(find_cause: Callable[[], str | None]) -> None:
@@ -331,22 +355,17 @@ def warn_first(reasons: Mapping[str, Tensor]) -> None:
             warn_undefined(reason, condition)
 
 
-def warn_if(number: Tensor, text: Callable[[float], str | None]) -> None:
-    """Warn on rank 0 with ``text(number)``, unless that is None."""
-    _defer_warning(DeferredWarning(number, text, is_undefined=False))
-
-
-def _defer_warning(warning: DeferredWarning) -> None:
+def warn_if(number: Tensor | None, text: Callable[[float], str | None], is_undefined: bool = False) -> None:
+    """Warn on rank 0 with ``text(number)``, unless that is None; see :class:`_DeferredWarning`."""
     if torch.compiler.is_compiling():  # a graph cannot warn
         return
-    collection = _collection.get()
-    if collection is None:
-        _emit_warning(_Collection([warning]))
-    else:
-        collection.warnings.append(warning)
+    collection = _collection.get() or _WarningCollection()
+    collection.warnings.append(_DeferredWarning(number, text, is_undefined))
+    if _collection.get() is None:
+        _emit_warnings(collection)
 
 
-def _emit_warning(collection: _Collection) -> None:
+def _emit_warnings(collection: _WarningCollection) -> None:
     """Read all numbers in one sync, then warn; of several reasons for NaN only the first."""
     numbers = [widen(each.number.detach()) for each in collection.warnings if each.number is not None]
     values = iter(torch.stack(numbers).tolist() if numbers else ())
@@ -367,59 +386,20 @@ def collect_warnings() -> Iterator[None]:
     if torch.compiler.is_compiling() or _collection.get() is not None:
         yield
         return
-    collection = _Collection()
+    collection = _WarningCollection()
     token = _collection.set(collection)
     try:
         yield
     finally:
         _collection.reset(token)
-    _emit_warning(collection)
+    _emit_warnings(collection)
 
 
 @contextmanager
 def suppress_warnings() -> Iterator[None]:
     """Suppress warnings, for example for a figure over ever smaller subsets."""
-    token = _collection.set(_Collection())
+    token = _collection.set(_WarningCollection())
     try:
         yield
     finally:
         _collection.reset(token)
-
-
-def check_number(name: str, value: Any) -> None:
-    """Raise unless the value is a real number."""
-    if not _is_number(value):
-        raise TypeError(f"Expected `{name}` to be a number, but got {type(value).__name__}.")
-
-
-def check_confidence(name: str, value: Any) -> None:
-    """Raise unless the value is a number between 0 and 1."""
-    check_number(name, value)
-    _check_number(name, value, 0 < value < 1, "lie between 0 and 1")
-
-
-def check_weight(name: str, value: Any) -> None:
-    """Raise unless the value is a finite number of at least 0."""
-    check_number(name, value)
-    _check_number(name, value, 0 <= value < math.inf, "be at least 0 and finite")
-
-
-def check_positive(name: str, value: Any) -> None:
-    """Raise unless the value is a finite number above 0."""
-    check_weight(name, value)
-    _check_number(name, value, value > 0, "be above 0")
-
-
-def check_whole_number(name: str, value: Any, least: int) -> None:
-    """Raise unless the value is a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"Expected `{name}` to be a whole number, but got {value!r}.")
-    _check_number(name, value, value >= least, f"be at least {least}")
-
-
-def check_whole_numbers(sizes: Any, smallest: int, name: str = "sizes") -> None:
-    """Raise unless the value is a sequence of distinct whole numbers, each at least ``smallest``."""
-    if not isinstance(sizes, Sequence) or isinstance(sizes, str) or not all(type(size) is int for size in sizes):
-        raise TypeError(f"Expected `{name}` to be a sequence of whole numbers, but got {sizes!r}.")
-    if len(sizes) == 0 or min(sizes) < smallest or len(set(sizes)) < len(sizes):
-        raise ValueError(f"Expected `{name}` to be different numbers of at least {smallest}, but got {sizes!r}.")

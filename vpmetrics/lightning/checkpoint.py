@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._engine.names import closest_name, last_component, strip_loader_suffix
 from vpmetrics._engine.registry import CI_SUFFIXES, Scalar, scalar
+from vpmetrics._engine.scalar import last_component, strip_loader_suffix, suggest_names
 from vpmetrics._engine.validation import check_confidence
 from vpmetrics.lightning.loggers import figure_writers, log_scalars, tag_in_group
 from vpmetrics.lightning.monitor import PrivacyMonitor, monitors_of
@@ -197,7 +197,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 hint = f"It needs `intervals={self.confidence}`, and some scalars have no interval."
                 raise ValueError(
                     f"PrivacyCheckpoint monitors {name!r}, but PrivacyMonitor does not log it. "
-                    f"{hint if has_estimate else closest_name(name, monitor.logged_names)}"
+                    f"{hint if has_estimate else suggest_names(name, monitor.logged_names)}"
                 )
             if has_estimate and monitor.intervals not in (None, self.confidence):
                 raise ValueError(
@@ -225,7 +225,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         if _known_scalar(name) is not None and not monitors_of(trainer):
             hint = "No PrivacyMonitor is among the callbacks."
         else:
-            hint = closest_name(name, logged - {"epoch", "step"})
+            hint = suggest_names(name, logged - {"epoch", "step"})
         return f"PrivacyCheckpoint monitors {name!r}, but it was not logged. {hint}"
 
     # Saving
@@ -435,7 +435,7 @@ def _larger_direction(name: str, end: str, candidates: Mapping[str, Tensor]) -> 
 def _known_scalar(name: str) -> Scalar | None:
     """Return the registry's entry for a logged name; None for scalars of others."""
     try:
-        return scalar(last_component(strip_loader_suffix(name)))
+        return scalar(last_component(name))
     except KeyError:
         return None
 

@@ -17,10 +17,10 @@ from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
-from vpmetrics._engine.names import check_selection, strip_loader_suffix
 from vpmetrics._engine.precision import read_numbers
 from vpmetrics._engine.registry import add_interval_keys, headline_keys, scalar_keys
 from vpmetrics._engine.report import EvaluatedSystem, PrivacyReport
+from vpmetrics._engine.scalar import check_selection, strip_loader_suffix
 from vpmetrics._engine.validation import check_whole_number
 from vpmetrics._engine.verdict import FAILED
 from vpmetrics.attributes import AttributeDisclosure

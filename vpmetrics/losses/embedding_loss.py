@@ -68,7 +68,7 @@ class EmbeddingLoss(nn.Module):
             speakers = encode_labels(speakers).to(original.device)
         if not isinstance(sessions, Tensor) and sessions is not None:
             sessions = encode_labels(sessions).to(original.device)
-        check_embeddings(original, protected, speakers, numbers={"sessions": sessions})
+        check_embeddings(original, protected, speakers, integer_columns={"sessions": sessions})
         self._warn_of_useless_batches(speakers)
         if len(speakers) < 2:
             return torch.stack([at_least_float32(side[:0]).sum() for side in (original, protected)]).sum()
