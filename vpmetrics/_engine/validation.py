@@ -242,11 +242,7 @@ def check_embeddings(
     if not given:
         raise ValueError("Expected `original` or `protected`, but got neither.")
     for name, side in given.items():
-        check_floating(name, side)
-        if side.dim() != 2:
-            raise ValueError(f"Expected `{name}` to have shape (B, D), but got {tuple(side.shape)}.")
-        if side.shape[1] == 0:
-            raise ValueError(f"Expected `{name}` to have at least one dimension, but got shape {tuple(side.shape)}.")
+        _check_rows(name, side, "(B, D)")
         if width is not None and side.shape[1] != width:
             raise ValueError(f"Expected `{name}` to be {width} wide, as earlier batches, but got {side.shape[1]}.")
     (first, rows), *others = given.items()
