@@ -178,7 +178,8 @@ def test_one_speaker_beside_many_gives_dashes(tmp_path, capsys):
         (["evaluate", "/dev/null"], "/dev/null: expected lines `enrol trial score"),
         (["evaluate", "e.npz", "--json", "e.npz"], "e.npz: holds no results of vpmetrics and would be lost"),
         (
-            ["evaluate", "e.npz", "--no-attacks", "--intervals", "0", "--out", "new", "--json", "new/report.html"],
+            # Found before the input is read, which is missing.
+            ["evaluate", "missing.npz", "--out", "new", "--json", "new/report.html"],
             "new/report.html: is written by --out as well; choose another name",
         ),
     ],

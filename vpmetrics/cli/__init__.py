@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Iterator, Sequence
 
+_MODULES = {"evaluate": "evaluate", "compare": "evaluate", "embed": "audio_inputs", "demo": "demo"}
 _INTERRUPTED, _BROKEN_PIPE = 130, 141  # the exit statuses of shells
 
 
@@ -60,8 +61,7 @@ def _run_command(options: Namespace) -> int:
             from vpmetrics.cli.inputs import InputError, describe_error, printable, read_files
             from vpmetrics.cli.progress import ResultConsole
 
-            module = "evaluate" if options.command == "compare" else options.command
-            command = getattr(import_module(f"vpmetrics.cli.{module}"), options.command)
+            command = getattr(import_module(f"vpmetrics.cli.{_MODULES[options.command]}"), options.command)
         options.argv = tuple(map(printable, options.argv))
         read_files.clear()
         command(options, ResultConsole(soft_wrap=False))

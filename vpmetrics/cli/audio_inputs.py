@@ -1,4 +1,4 @@
-"""Recordings instead of embeddings: paired, embedded by one or several encoders, and cached."""
+"""Recordings instead of embeddings: paired, embedded by one or several encoders, and cached; ``vpmetrics embed``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
+from rich.markup import escape
 from torch import Tensor
 
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics.cli.embeddings import Column, Embeddings, mark_references
-from vpmetrics.cli.inputs import InputError, format_suffix, record_file
+from vpmetrics.cli.inputs import InputError, format_suffix, printable, record_file
 from vpmetrics.cli.outputs import Sample
 from vpmetrics.cli.progress import show_progress
 
@@ -153,3 +155,31 @@ def _as_wav(waveform: Tensor) -> bytes:
     content = io.BytesIO()
     soundfile.write(content, waveform[: _SAMPLE_RATE * _SAMPLE_SECONDS].numpy(), _SAMPLE_RATE, "PCM_16", format="WAV")
     return content.getvalue()
+
+
+def embed(options: Namespace, console: Console) -> None:
+    """Embed the recordings of a folder into a file, which ``evaluate`` reads."""
+    if options.out.suffix != ".npz":
+        raise InputError("expected a name that ends in .npz", options.out)
+    if options.out.exists():
+        raise InputError("exists already; choose another name", options.out)
+    with audio_errors(), show_progress(f"embedding {options.source} by {options.encoder}", 1.0) as advance:
+        from vpmetrics.audio import embed_folder
+
+        embedded = embed_folder(
+            options.source,
+            options.encoder,
+            utt2spk=options.utt2spk,
+            speaker_pattern=options.speaker_pattern,
+            device=options.device,
+            partial=options.partial,
+            workers=options.workers,
+            segment_seconds=F0_SEGMENT if options.encoder == "f0" else None,
+            progress=lambda done, total, _left: advance(done / total),
+        )
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    embedded.save(options.out)
+    rows, width = embedded.embeddings.shape
+    for note in (*embedded.assumptions, *embedded.skipped):
+        console.print(f"[yellow]note:[/] {escape(printable(note))}", soft_wrap=True)
+    console.print(f"Wrote {escape(printable(str(options.out)))}: {rows:,} x {width}", soft_wrap=True)

@@ -27,9 +27,9 @@ from vpmetrics.cli.evaluation import (
 from vpmetrics.cli.formats import READERS
 from vpmetrics.cli.inputs import InputError, format_suffix, printable, quote, read_files
 from vpmetrics.cli.options import CONFIDENCE
-from vpmetrics.cli.outputs import Content, publish
+from vpmetrics.cli.outputs import Content, check_outputs, publish
 from vpmetrics.cli.progress import show_progress
-from vpmetrics.cli.results import Run, check_file, check_folder
+from vpmetrics.cli.results import Run
 from vpmetrics.cli.tables import clean
 from vpmetrics.cli.trial_files import TrialFile, Trials, has_scores, label_trials, read_key, read_map, read_scores
 from vpmetrics.cli.trial_protocol import (
@@ -63,7 +63,7 @@ _ORIGINAL = "original"  # what tables call unprotected speech
 
 def evaluate(options: Namespace, console: Console) -> None:
     """Evaluate one system."""
-    _check_output(options)
+    _check_options(options)
     sides = [*(options.original or ()), *(options.protected or ())]
     scores = [options.oo, options.op, options.pp]
     given = [*options.inputs, *sides, *scores, options.key]
@@ -76,7 +76,7 @@ def evaluate(options: Namespace, console: Console) -> None:
 
 def compare(options: Namespace, console: Console) -> None:
     """Compare several systems."""
-    _check_output(options)
+    _check_options(options)
     named = {printable(name): source for name, source in map(_split_name, options.systems)}
     if len(named) < len(options.systems) or _ORIGINAL in named:
         got = f"{', '.join(named)}; {_ORIGINAL} is what tables call unprotected speech" * (_ORIGINAL in named)
@@ -97,13 +97,10 @@ def compare(options: Namespace, console: Console) -> None:
     _publish_systems(options, f"{len(systems)} systems side by side", systems, console)
 
 
-def _check_output(options: Namespace) -> None:
-    """Check columns, output and format before anything is computed."""
+def _check_options(options: Namespace) -> None:
+    """Check columns, outputs and format before anything is computed."""
     check_columns(options.columns)
-    if options.out is not None:
-        check_folder(options.out)
-    if options.json is not None and str(options.json) != "-":
-        check_file(options.json)
+    check_outputs(options)
     if options.format is not None and options.format not in READERS:
         raise InputError(f"Expected --format to be one of {', '.join(READERS)}, but got {quote(options.format)}.")
 

@@ -25,7 +25,16 @@ from vpmetrics.cli.comparison import (
     verdict_of_systems,
 )
 from vpmetrics.cli.inputs import InputError, printable
-from vpmetrics.cli.results import RESULTS, Run, as_json, check_folder, make_results, outdated_files, write_all
+from vpmetrics.cli.results import (
+    RESULTS,
+    Run,
+    as_json,
+    check_file,
+    check_folder,
+    make_results,
+    outdated_files,
+    write_all,
+)
 from vpmetrics.cli.summary import (
     THRESHOLDS,
     check_lines,
@@ -103,6 +112,23 @@ class Content:
         return f"{level}confidence intervals (leave-one-speaker-out jackknife)"
 
 
+def check_outputs(options: Namespace) -> None:
+    """Raise for a folder or a JSON file that cannot be written, or that both options would write."""
+    if options.out is not None:
+        check_folder(options.out)
+    if options.json is None or str(options.json) == "-":
+        return
+    check_file(options.json)
+    if options.out is not None:
+        from vpmetrics.plotting.figures import FIGURES
+
+        figures = [f"{figure.key}.{kind}" for figure in FIGURES for kind in options.figures]
+        tables = [f"{TABLES}.{suffix}" for suffix in ("csv", "md", "tex")]
+        written = {(options.out / name).resolve() for name in (RESULTS, PAGE, MODEL_CARD, *tables, *figures)}
+        if options.json.resolve() in written:
+            raise InputError("is written by --out as well; choose another name", options.json)
+
+
 def publish(content: Content, console: Console, options: Namespace) -> None:
     """Print the summary and write the files that were asked for."""
     contents, outdated = dict[Path, bytes](), list[Path]()
@@ -111,8 +137,6 @@ def publish(content: Content, console: Console, options: Namespace) -> None:
     only_json = str(options.json) == "-"
     results = as_json(make_results(content.systems, content.run, content.pairs)) if options.json is not None else b""
     if options.json is not None and not only_json:
-        if options.json.resolve() in map(Path.resolve, contents):
-            raise InputError("is written by --out as well; choose another name", options.json)
         contents[options.json] = results
     inputs = {Path(path).resolve() for path in content.run.inputs}
     if lost := next((path for path in contents if path.resolve() in inputs), None):

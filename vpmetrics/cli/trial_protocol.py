@@ -82,8 +82,8 @@ def read_protocol(
         differs = ((sides[0] == sides[1]) != frame["is_target"]).fill_null(False)
         if differs.any():
             first = quote(" ".join(pairs.filter(differs).row(0)))
-            got = f"{int(differs.sum()):,} differ, first that of {first}"
-            raise InputError(f"expected labels as utt2spk has speakers, but {got}", where)
+            got = f"{int(differs.sum()):,} do not, first {first}"
+            raise InputError(f"expected target labels to agree with the speakers of utt2spk, but {got}", where)
     members: dict[str, list[str]] = {}
     for utterance in enrolled:
         members.setdefault(speaker_of[utterance], []).append(utterance)
