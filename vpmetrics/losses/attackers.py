@@ -1,7 +1,7 @@
 """Linear attackers to train against, and the variance within sessions, from running moments of unit rows.
 
-The attacks of :mod:`vpmetrics.attacks` choose their settings by cross-validation, which reads the device. An attacker
-that is met in every training step has one setting. Gradients pass through the rows attacked, never through the fit.
+The attacks of :mod:`vpmetrics.attacks` choose their settings by cross-validation, which forces GPU syncs. An attacker
+that runs in every training step has one setting. Gradients pass through the rows attacked, never through the fit.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from vpmetrics._engine.moments import Inverse, cholesky_with_ridge
 from vpmetrics._engine.precision import widen
-from vpmetrics.losses.embedding_loss import equal
+from vpmetrics.losses.embedding_loss import match_labels
 
 # Ridges as shares of the mean variance. Low ones: directions of low variance give most away.
 _RIDGE = 1e-4
@@ -24,8 +25,7 @@ _SESSION_RIDGE = 1e-6
 _DECAY = 0.95  # of the moments per batch: about 20 batches count
 _MIN_BATCHES = 8  # weight of the past from which it is used, reached after ten batches
 
-
-View = tuple[Tensor, Tensor, Tensor]
+AttackedSides = tuple[Tensor, Tensor, Tensor]
 """Both sides ``(B, D)`` as an attacker compares them by cosine, and which pairs ``(B, B)`` of rows are trials."""
 
 
@@ -39,9 +39,9 @@ class Covariances(NamedTuple):
     second: Tensor
     cross: Tensor  # of the second side (rows) with the first (columns)
 
-    def are_sufficient(self, rows: int) -> Tensor:
-        """Return whether they come from many more pairs than a batch has, on the device."""
-        return self.pairs >= _MIN_BATCHES * rows
+    def has_many_batches(self, batch_size: int) -> Tensor:
+        """Return whether the pairs are many more than a batch has, as a tensor on their device."""
+        return self.pairs >= _MIN_BATCHES * batch_size
 
 
 class RunningMoments(nn.Module):
@@ -57,7 +57,7 @@ class RunningMoments(nn.Module):
         """Add a batch that is trained on; validation batches are not learnt from."""
         if not (self.training and torch.is_grad_enabled() and second.requires_grad):
             return
-        batch = _moments(first, second)
+        batch = _measure_moments(first, second)
         old = torch.zeros_like(batch) if self.moments is None or self.moments.shape != batch.shape else self.moments
         # A batch with NaN shows in the loss. It must not stay in the moments for ever.
         self.moments = torch.where(batch.isfinite().all(), _DECAY * old.to(batch) + batch, old.to(batch))
@@ -66,31 +66,31 @@ class RunningMoments(nn.Module):
         """Return covariances of the batches so far; None before the first, or if the width of ``rows`` is new."""
         if self.moments is None or len(self.moments) != 1 + 2 * rows.shape[1]:
             return None
-        return _covariances(widen(self.moments.to(rows.device)))
+        return _covariances_from_moments(widen(self.moments.to(rows.device)))
 
 
-def attack_with_past_batches(past: Covariances, original: Tensor, protected: Tensor) -> View:
+def attack_with_past_batches(past: Covariances, original: Tensor, protected: Tensor) -> AttackedSides:
     """Return whitened originals and their ridge regression on protected rows, fitted on past batches."""
-    is_counted = past.are_sufficient(len(protected)).expand(len(protected), len(protected))
-    whitened, predicted = _regress(past, original, protected, _RIDGE)
-    return whitened, predicted, is_counted
+    is_counted = past.has_many_batches(len(protected)).expand(len(protected), len(protected))
+    return *_whiten_and_predict(past, original, protected, _RIDGE), is_counted
 
 
-def attack_with_halves(original: Tensor, protected: Tensor, speakers: Tensor) -> View:
+def attack_with_halves(original: Tensor, protected: Tensor, speakers: Tensor) -> AttackedSides:
     """Return the same, fitted on each half of the speakers of the batch and used on the other half."""
     is_first = _choose_half(original, speakers)
     halves = []
     for is_fitted_on in (~is_first, is_first):
-        covariances = _covariances(_moments(original, protected, is_fitted_on))
-        halves.append(_regress(covariances, original, protected, _BATCH_RIDGE))
+        covariances = _covariances_from_moments(_measure_moments(original, protected, is_fitted_on))
+        halves.append(_whiten_and_predict(covariances, original, protected, _BATCH_RIDGE))
     whitened, predicted = (torch.where(is_first[:, None], a, b) for a, b in zip(*halves, strict=True))
-    return whitened, predicted, equal(is_first)
+    return whitened, predicted, match_labels(is_first)
 
 
 def subtract_session_means(protected: Tensor, speakers: Tensor, sessions: Tensor) -> Tensor:
     """Return each row minus the mean of its speaker in its session, ``(B, D)``."""
-    is_together = (equal(speakers) & equal(sessions)).to(widen(protected).dtype)
-    return widen(protected) - (is_together / is_together.sum(1, keepdim=True)) @ widen(protected)
+    rows = widen(protected)
+    is_together = (match_labels(speakers) & match_labels(sessions)).to(rows)
+    return rows - (is_together / is_together.sum(1, keepdim=True)) @ rows
 
 
 def within_session_share(past: Covariances, deviations: Tensor, protected: Tensor) -> Tensor:
@@ -107,20 +107,20 @@ def within_session_share(past: Covariances, deviations: Tensor, protected: Tenso
     derivative :math:`-\operatorname{tr}(C^{-1} W C^{-1} dC) / D`, with :math:`W` of past batches: then stretching any
     direction changes nothing to first order, also while :math:`C` lags behind.
     """
-    factor = _cholesky(past.second, _SESSION_RIDGE)
-    within, rows = (_whiten(factor, side) for side in (deviations, widen(protected) - past.second_mean))
-    total = (rows @ _whiten(factor, _whiten(factor, past.first).T) * rows).mean()
+    whiten = _fit_whitening(past.second, _SESSION_RIDGE)
+    within, rows = (whiten(side) for side in (deviations, widen(protected) - past.second_mean))
+    total = (rows @ whiten(whiten(past.first).T) * rows).mean()
     share = within.square().mean() - (total - total.detach())
-    return torch.where(past.are_sufficient(len(protected)), share, 0)
+    return torch.where(past.has_many_batches(len(protected)), share, 0)
 
 
-def _moments(first: Tensor, second: Tensor, weights: Tensor | None = None) -> Tensor:
+def _measure_moments(first: Tensor, second: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return products of rows ``(1, first, second)``, ``(1 + 2 D, 1 + 2 D)``: count, sums and products at once."""
     rows = pad(torch.cat([widen(first.detach()), widen(second.detach())], dim=1), (1, 0), value=1.0)
     return rows.T @ (rows if weights is None else rows * weights[:, None])
 
 
-def _covariances(moments: Tensor) -> Covariances:
+def _covariances_from_moments(moments: Tensor) -> Covariances:
     width = len(moments) // 2
     count = moments[0, 0].clamp(min=1)
     mean = moments[0, 1:] / count
@@ -129,35 +129,30 @@ def _covariances(moments: Tensor) -> Covariances:
     return Covariances(moments[0, 0], mean[:width], mean[width:], first, second, cross)
 
 
-def _regress(fitted: Covariances, original: Tensor, protected: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """Return whitened original rows, and their prediction from protected rows."""
-    factor = _cholesky(fitted.first, _ORIGINAL_RIDGE)
-    targets = _whiten(factor, fitted.cross)
-    weights = torch.cholesky_solve(targets, _cholesky(fitted.second, ridge))
+def _whiten_and_predict(
+    fitted: Covariances, original: Tensor, protected: Tensor, ridge: float
+) -> tuple[Tensor, Tensor]:
+    """Return whitened original rows, and their ridge regression on protected rows."""
+    whiten = _fit_whitening(fitted.first, _ORIGINAL_RIDGE)
+    weights = torch.cholesky_solve(whiten(fitted.cross), _fit_whitening(fitted.second, ridge).factor)
     predicted = (protected - fitted.second_mean.to(protected)) @ weights.to(protected)
-    return _whiten(factor.to(original), original - fitted.first_mean.to(original)), predicted
+    return whiten(original - fitted.first_mean.to(original)), predicted
 
 
-def _whiten(factor: Tensor, rows: Tensor) -> Tensor:
-    """Return rows whose covariance has this Cholesky factor with covariance 1."""
-    solved: Tensor = torch.linalg.solve_triangular(factor, rows.T, upper=False)
-    return solved.T
-
-
-def _cholesky(covariance: Tensor, ridge: float) -> Tensor:
-    """Return the Cholesky factor of a covariance of unit rows with a ridge."""
+def _fit_whitening(covariance: Tensor, ridge: float) -> Inverse:
+    """Return the map that whitens unit rows of a covariance, with a ridge."""
     eps = torch.finfo(covariance.dtype).eps
-    # The second term is rounding, for constant rows. `cholesky_ex`: the other one forces a GPU sync to look for errors.
+    # The second term is rounding, for constant rows.
     added = max(ridge, math.sqrt(eps)) * covariance.diagonal().mean().clamp(min=0) + 4 * eps
-    factor: Tensor = torch.linalg.cholesky_ex(covariance + (added * torch.ones_like(covariance[0])).diag()).L
-    return factor
+    return Inverse(cholesky_with_ridge(covariance, added))
 
 
 def _choose_half(original: Tensor, speakers: Tensor) -> Tensor:
     """Return every other speaker as a mask ``(B,)``, in an order that follows from embeddings, not labels or rows."""
-    is_same = equal(speakers).to(widen(original).dtype)
+    rows = widen(original.detach())
+    is_same = match_labels(speakers).to(rows)
     size = is_same.sum(1)
-    place = torch.arange(1, original.shape[1] + 1, device=original.device, dtype=is_same.dtype)
-    key = is_same @ (widen(original.detach()) @ place.cos()) / size
+    place = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype)
+    key = is_same @ (rows @ place.cos()) / size
     rank = ((key < key[:, None]) / size).sum(1).round().long()
     return rank % 2 == 0

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vpmetrics._engine.validation import check_choice, check_positive, check_weight
 from vpmetrics.losses.attackers import (
+    AttackedSides,
     RunningMoments,
-    View,
     attack_with_halves,
     attack_with_past_batches,
     subtract_session_means,
@@ -19,12 +19,12 @@ from vpmetrics.losses.attackers import (
 from vpmetrics.losses.embedding_loss import (
     Batch,
     EmbeddingLoss,
-    above_diagonal,
     cosines,
-    equal,
     make_trials,
-    off_diagonal,
+    match_labels,
     surrogate_disclosure,
+    take_above_diagonal,
+    take_off_diagonal,
 )
 
 ATTACKS = ("batch", "past")
@@ -100,20 +100,24 @@ class DisclosureLoss(EmbeddingLoss):
     def compute_loss(self, batch: Batch) -> Tensor:
         """Return the loss of a validated batch."""
         _, protected, speakers, sessions = batch
-        is_same = equal(speakers)
-        originals, protecteds, is_counted = zip(*self._views(batch), strict=True)
-        scores = torch.stack([cosines(*sides) for sides in zip(originals, protecteds, strict=True)])
-        loss = self._disclosure(*map(off_diagonal, (scores, is_same, torch.stack(is_counted))))
+        is_same, attacked = match_labels(speakers), self._run_attackers(batch)
+        scores = torch.stack([cosines(*sides) for *sides, _ in attacked])
+        is_counted = torch.stack([is_trial for *_, is_trial in attacked])
+        loss = self._disclose_both_ways(*map(take_off_diagonal, (scores, is_same, is_counted)))
         if self.flatness > 0:
             is_defined = (is_same.sum() > len(is_same)) & ~is_same.all()
             loss = loss + self.flatness * torch.where(is_defined, _correlation_ratio(scores[0], is_same), 0)
         if sessions is not None:
-            is_across = ~is_same | ~equal(sessions)
+            is_across = ~is_same | ~match_labels(sessions)
             links = cosines(protected, protected)[None]
-            loss = loss + self._disclosure(*map(above_diagonal, (links, is_same, is_across)))
+            loss = loss + self._disclose_both_ways(*map(take_above_diagonal, (links, is_same, is_across)))
             if self.session_invariance > 0:
-                share = self._within_session_share(protected, speakers, sessions)
-                loss = loss + self.session_invariance * (share / _NEGLIGIBLE_SHARE).log1p()
+                deviations = subtract_session_means(protected, speakers, sessions)
+                past = self.past_sessions.covariances(protected)
+                self.past_sessions.observe(deviations, protected)
+                if past is not None:
+                    share = within_session_share(past, deviations, protected)
+                    loss = loss + self.session_invariance * (share / _NEGLIGIBLE_SHARE).log1p()
         return loss.to(scores.dtype)
 
     def extra_repr(self) -> str:
@@ -121,34 +125,26 @@ class DisclosureLoss(EmbeddingLoss):
         names = ("bandwidth", "centred", "flatness", "straight_through", "attacks", "session_invariance")
         return ", ".join(f"{name}={getattr(self, name)}" for name in names)
 
-    def _views(self, batch: Batch) -> list[View]:
-        """Return what each attacker compares."""
+    def _run_attackers(self, batch: Batch) -> list[AttackedSides]:
+        """Return what each attacker compares; the attacker of past batches then learns from this one."""
         original, protected, speakers, _ = batch
-        every_pair = torch.ones_like(equal(speakers))
-        views = [(original, protected, every_pair)]
+        every_pair = torch.ones_like(match_labels(speakers))
+        attacked = [(original, protected, every_pair)]
         if self.centred:
-            views.append((original - original.mean(dim=0), protected - protected.mean(dim=0), every_pair))
+            attacked.append((original - original.mean(dim=0), protected - protected.mean(dim=0), every_pair))
         if "batch" in self.attacks:
-            views.append(attack_with_halves(original, protected, speakers))
+            attacked.append(attack_with_halves(original, protected, speakers))
         if "past" in self.attacks:
             past = self.past_pairs.covariances(protected)
             if past is not None:
-                views.append(attack_with_past_batches(past, original, protected))
+                attacked.append(attack_with_past_batches(past, original, protected))
             self.past_pairs.observe(original, protected)
-        return views
+        return attacked
 
-    def _within_session_share(self, protected: Tensor, speakers: Tensor, sessions: Tensor) -> Tensor:
-        past, deviations = (
-            self.past_sessions.covariances(protected),
-            subtract_session_means(protected, speakers, sessions),
-        )
-        self.past_sessions.observe(deviations, protected)
-        return deviations.new_zeros(()) if past is None else within_session_share(past, deviations, protected)
-
-    def _disclosure(self, scores: Tensor, is_target: Tensor, is_counted: Tensor) -> Tensor:
-        """Return D_ECE of both directions, summed over attackers."""
+    def _disclose_both_ways(self, scores: Tensor, is_target: Tensor, is_counted: Tensor) -> Tensor:
+        """Return D_ECE of the scores and of their negatives, summed over attackers."""
         trials = make_trials(scores, is_target, is_counted)
-        return surrogate_disclosure(trials, self.bandwidth, self.straight_through, sides=2).sum()
+        return surrogate_disclosure(trials, self.bandwidth, self.straight_through, directions=2).sum()
 
 
 def _correlation_ratio(scores: Tensor, is_same: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class Trials(NamedTuple):
 
 
 class EmbeddingLoss(nn.Module):
-    """A loss of a batch of embeddings; a subclass defines ``measure``."""
+    """A loss of a batch of embeddings; a subclass defines ``compute_loss``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,8 +62,8 @@ class EmbeddingLoss(nn.Module):
             sessions: Session of each row, ``(B,)``: a speaker's utterances of one session share a key.
         """
         original, protected = as_embeddings(original, "original"), as_embeddings(protected, "protected")
-        check_floating("original", original)
-        check_floating("protected", protected)
+        for name, side in (("original", original), ("protected", protected)):
+            check_floating(name, side)
         if not isinstance(speakers, Tensor) and speakers is not None:
             speakers = encode_labels(speakers).to(original.device)
         if not isinstance(sessions, Tensor) and sessions is not None:
@@ -73,17 +73,18 @@ class EmbeddingLoss(nn.Module):
         if len(speakers) < 2:
             return torch.stack([at_least_float32(side[:0]).sum() for side in (original, protected)]).sum()
         with torch.autocast(protected.device.type, enabled=False):
-            return self.compute_loss(Batch(_unit_rows(original), _unit_rows(protected), speakers, sessions))
+            original, protected = (_UnitRows.apply(side) for side in (original, protected))  # type: ignore[no-untyped-call]
+            return self.compute_loss(Batch(original, protected, speakers, sessions))
 
     def compute_loss(self, batch: Batch) -> Tensor:
         """Return the loss of a validated batch of two rows or more."""
-        raise NotImplementedError(f"Expected {type(self).__name__} to define `measure`.")
+        raise NotImplementedError(f"Expected {type(self).__name__} to define `compute_loss`.")
 
     def _warn_of_useless_batches(self, speakers: Tensor) -> None:
-        """Warn once; the device is read in the first, second, fourth, ... batch only."""
+        """Warn once; a GPU sync is forced in the first, second, fourth, ... batch only."""
         if self._has_warned or torch.compiler.is_compiling():
             return
-        is_same = equal(speakers)
+        is_same = match_labels(speakers)
         is_useless = (is_same.sum() == len(speakers)) | is_same.all()
         self._useless_batches = self._useless_batches.to(speakers.device) + is_useless
         self._batches += 1
@@ -97,13 +98,8 @@ class EmbeddingLoss(nn.Module):
             )
 
 
-def _unit_rows(rows: Tensor) -> Tensor:
-    unit: Tensor = _UnitRows.apply(rows)  # type: ignore[no-untyped-call]
-    return unit
-
-
 class _UnitRows(torch.autograd.Function):
-    """Rows at unit length. The gradient is tangential by construction, and bounded where scores are nearly tied."""
+    """Scale rows to unit length. The gradient is tangential by construction, and bounded where scores nearly tie."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -126,7 +122,7 @@ class _UnitRows(torch.autograd.Function):
         return result
 
 
-def equal(labels: Tensor) -> Tensor:
+def match_labels(labels: Tensor) -> Tensor:
     """Return which pairs of rows have the same label, ``(B, B)``."""
     return labels[:, None] == labels
 
@@ -138,19 +134,19 @@ def cosines(first: Tensor, second: Tensor) -> Tensor:
     return first @ second.T
 
 
-def off_diagonal(squares: Tensor) -> Tensor:
+def take_off_diagonal(matrices: Tensor) -> Tensor:
     """Return all entries of ``(..., B, B)`` but the diagonals, ``(..., B * B - B)``."""
     # After the first entry, every diagonal entry is the last of B + 1.
-    size = squares.shape[-1]
-    rest = squares.flatten(-2)[..., 1:].reshape(*squares.shape[:-2], size - 1, size + 1)
+    size = matrices.shape[-1]
+    rest = matrices.flatten(-2)[..., 1:].reshape(*matrices.shape[:-2], size - 1, size + 1)
     return rest[..., :-1].flatten(-2)
 
 
-def above_diagonal(squares: Tensor) -> Tensor:
+def take_above_diagonal(matrices: Tensor) -> Tensor:
     """Return the entries of ``(..., B, B)`` above the diagonals, ``(..., B * (B - 1) / 2)``."""
-    size = squares.shape[-1]
-    row, column = torch.triu_indices(size, size, offset=1, device=squares.device)
-    return squares[..., row, column]
+    size = matrices.shape[-1]
+    row, column = torch.triu_indices(size, size, offset=1, device=matrices.device)
+    return matrices[..., row, column]
 
 
 def make_trials(scores: Tensor, is_target: Tensor, is_counted: Tensor) -> Trials:
@@ -160,26 +156,26 @@ def make_trials(scores: Tensor, is_target: Tensor, is_counted: Tensor) -> Trials
     return Trials(scores, is_target.long(), is_counted, is_defined)
 
 
-def surrogate_disclosure(trials: Trials, bandwidth: float, exact: bool, sides: int) -> Tensor:
-    """Return D_ECE of the scores, and with two sides also of their negatives, ``(sides, A)``.
+def surrogate_disclosure(trials: Trials, bandwidth: float, straight_through: bool, directions: int) -> Tensor:
+    """Return D_ECE of the scores, and with two directions also of their negatives, ``(directions, A)``.
 
-    0 with a graph where undefined. ``exact``: the exact values with the gradient of the smooth ones.
+    0 with a graph where undefined. ``straight_through``: the exact values with the gradient of the smooth ones.
     """
-    smooth = _smooth_disclosure(trials, bandwidth, sides)
-    if sides == 2:
-        smooth = (1 - _WIDE_WEIGHT) * smooth + _WIDE_WEIGHT * _smooth_disclosure(trials, _WIDE_BANDWIDTH, sides)
-    if exact:
-        smooth = smooth + (_exact_disclosure(trials)[:sides] - smooth).detach()
+    smooth = _smooth_disclosure(trials, bandwidth, directions)
+    if directions == 2:
+        smooth = (1 - _WIDE_WEIGHT) * smooth + _WIDE_WEIGHT * _smooth_disclosure(trials, _WIDE_BANDWIDTH, directions)
+    if straight_through:
+        smooth = smooth + (_exact_disclosure(trials)[:directions] - smooth).detach()
     return torch.where(trials.is_defined, smooth, 0)
 
 
-def _smooth_disclosure(trials: Trials, bandwidth: float, sides: int) -> Tensor:
+def _smooth_disclosure(trials: Trials, bandwidth: float, directions: int) -> Tensor:
     """Return D_ECE by smoothed PAV."""
     scores, is_target, is_counted, is_defined = trials
     grid, *counts = soft_counts(scores, is_target.expand_as(scores), bandwidth, is_counted)
     # Where a class is missing, any counts will do: the logarithm of 0 would reach the gradient through `where`.
     counts = [torch.where(is_defined[:, None], count, 1) for count in counts]
-    return expected_disclosure(Steps(grid[..., 1:], *(torch.stack([n, n.flip(-1)][:sides]) for n in counts)))
+    return expected_disclosure(Steps(grid[..., 1:], *(torch.stack([n, n.flip(-1)][:directions]) for n in counts)))
 
 
 def _exact_disclosure(trials: Trials) -> Tensor:
@@ -188,6 +184,6 @@ def _exact_disclosure(trials: Trials) -> Tensor:
     for attacker in trials.is_defined.nonzero().flatten().tolist():
         is_counted = trials.is_counted[attacker]
         scores = trials.scores.detach()[attacker, is_counted]
-        both = count_by_score(scores, trials.is_target[is_counted], validate_args=False)
-        values[:, attacker] = torch.stack([expected_disclosure(steps) for steps in both])
+        counts = count_by_score(scores, trials.is_target[is_counted], validate_args=False)
+        values[:, attacker] = torch.stack([expected_disclosure(steps) for steps in counts])
     return values

@@ -13,11 +13,11 @@ from vpmetrics.losses.disclosure import DisclosureLoss
 from vpmetrics.losses.embedding_loss import (
     Batch,
     EmbeddingLoss,
-    above_diagonal,
     cosines,
-    equal,
     make_trials,
+    match_labels,
     surrogate_disclosure,
+    take_above_diagonal,
 )
 
 
@@ -45,11 +45,11 @@ class DistinctivenessLoss(EmbeddingLoss):
 
     def compute_loss(self, batch: Batch) -> Tensor:
         """Return the loss of a validated batch; the original is not used."""
-        scores, is_same = cosines(batch.protected, batch.protected), equal(batch.speakers)
-        is_within = torch.ones_like(is_same) if batch.sessions is None else ~is_same | equal(batch.sessions)
-        trials = make_trials(*map(above_diagonal, (scores[None], is_same, is_within)))
-        missing = FULL_DISCLOSURE - surrogate_disclosure(trials, self.bandwidth, self.straight_through, sides=1)[0, 0]
-        return torch.where(trials.is_defined[0], missing, 0).to(scores.dtype)
+        scores, is_same = cosines(batch.protected, batch.protected), match_labels(batch.speakers)
+        is_within = torch.ones_like(is_same) if batch.sessions is None else ~is_same | match_labels(batch.sessions)
+        trials = make_trials(*map(take_above_diagonal, (scores[None], is_same, is_within)))
+        disclosed = surrogate_disclosure(trials, self.bandwidth, self.straight_through, directions=1)[0, 0]
+        return torch.where(trials.is_defined[0], FULL_DISCLOSURE - disclosed, 0).to(scores.dtype)
 
     def extra_repr(self) -> str:
         """Return the settings, for ``print``."""
