@@ -277,7 +277,7 @@ class TestEveryAttack:
         with pytest.raises(TypeError, match="`protected` to be a tensor, but got list"):
             fitted.attack(o, [1.0])
         if attack.needs != NOTHING:
-            with pytest.raises(ValueError, match="`original` to be 3 wide, as what was fitted on, but got 2"):
+            with pytest.raises(ValueError, match="`original` to be 3 wide, as the rows fitted on, but got 2"):
                 fitted.attack(o[:, :2], p)
         if attack.needs == PAIRS:
             with pytest.raises(TypeError, match="`original` to be a tensor, but got NoneType"):

@@ -23,7 +23,7 @@ from vpmetrics._engine.utterances import (
     row_keys,
     take_evenly,
 )
-from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, is_made_for, is_tuned, learns_from_moments
+from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, has_builtin_fit, is_made_for, learns_from_moments
 from vpmetrics.attacks.linear import Plain
 
 FEWEST_SPEAKERS = 6  # two folds of three: with fewer, a fold has no pairs that could stand for chance
@@ -227,7 +227,7 @@ class AttackFolds:
             has_pairs = self.paired_rows[0] is not None or needs != PAIRS
             if has_pairs:
                 variants.append(Variant(index, attack))
-            is_linear = is_tuned(attack) and isinstance(attack, LinearAttack) and needs != NOTHING
+            is_linear = has_builtin_fit(attack) and isinstance(attack, LinearAttack) and needs != NOTHING
             if has_pairs and is_linear and len(groups) > 1:
                 variants.append(Variant(len(self.attacks) + index, attack, groups))
             if self._observed is not None and learns_from_moments(attack):
@@ -236,7 +236,7 @@ class AttackFolds:
 
     def num_settings(self, variant: Variant) -> int:
         """Return how many settings of an attack there are to choose from."""
-        return len(self._settings_of(variant)) if is_tuned(variant.attack) else 1
+        return len(self._settings_of(variant)) if has_builtin_fit(variant.attack) else 1
 
     def _settings_of(self, variant: Variant) -> list[tuple[str, Any]]:
         choices: list[tuple[str, Any]] = variant.attack.choices((UNIT,) if variant.is_observed else self.views)
@@ -249,7 +249,7 @@ class AttackFolds:
             _, chosen = self._settings_of(variant)[setting]
             return FittedAttack(attack, {None: attack.solve_moments(self._observed, chosen)})
         pairs = {group: self._training_pairs(fold, group) for group in variant.groups}
-        if is_tuned(attack):
+        if has_builtin_fit(attack):
             choice = self._settings_of(variant)[setting]
             return FittedAttack(attack, {group: attack.solve(each, *choice) for group, each in pairs.items()})
         attack = _fit_user_attack(attack, pairs[None], self.data.protected.embeddings.dtype)

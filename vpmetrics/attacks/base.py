@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 NOTHING, PROTECTED = "nothing", "protected speech"
 LABELLED, PAIRS = "protected speech with speakers", "pairs of original and protected speech"
 
-_GROUPS = 5  # of speakers, each left out once to choose a setting
-_AS_GOOD = 0.01  # share of the best below which a setting is worse, and not only unlike by chance or rounding
+_FOLDS = 5  # of speakers, to choose a setting by cross-validation
+_AS_GOOD = 0.01  # of the best: a smaller difference may be chance or rounding
 
 
 class Attack:
@@ -98,20 +98,20 @@ class Maps(NamedTuple):
     mean_p: Tensor | None = None
     map_p: Tensor | Chain | None = None
 
-    def chains(self) -> tuple[Chain, Chain]:
-        """Return what is done to rows of both sides, one step after another."""
-        original, protected = (
-            (*(() if mean is None else (Shift(mean),)), *((step,) if isinstance(step, Tensor) else step or ()))
-            for mean, step in ((self.mean_o, self.map_o), (self.mean_p, self.map_p))
-        )
-        return original, protected
+    def after(self, original: Chain, protected: Chain) -> Solution:
+        """Return what is done to rows of both sides: first these steps, then the maps."""
+        sides = ((original, self.mean_o, self.map_o), (protected, self.mean_p, self.map_p))
+        return Solution(*(
+            (*first, *(() if mean is None else (Shift(mean),)), *((step,) if isinstance(step, Tensor) else step or ()))
+            for first, mean, step in sides
+        ))  # fmt: skip
 
 
 class TunedAttack(Attack):
     """An attack with several settings; it takes the one that best separates speakers it was not fitted on.
 
     ``settings`` go from the finest to the most regular: of those that are as good the last one is taken, so that
-    rounding has no say. ``conditions`` names the kinds of pairs it is made for: ``"OP"``, ``"PP"`` or both.
+    rounding decides nothing. ``conditions`` names the kinds of pairs it is made for: ``"OP"``, ``"PP"`` or both.
 
     Example:
         >>> from vpmetrics.attacks import KernelRidge
@@ -161,41 +161,39 @@ class TunedAttack(Attack):
             raise ValueError("Expected `protected` to have at least one row, but got none.")
         pairs = TrainingPairs(original, protected, speakers)
         choices = self.choices(pairs.views)
-        best = choices[0] if len(choices) == 1 else choices[self._tune(pairs, original is not None, choices)]
-        self.solution, self.width = self.solve(pairs, *best), protected.shape[1]
+        best = 0 if len(choices) == 1 else self._cross_validate(pairs, original is not None, choices)
+        self.solution, self.width = self.solve(pairs, *choices[best]), protected.shape[1]
         return self
 
     def attack(self, original: Tensor | None, protected: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Return both sides as they are compared; None for a side that was left out."""
         if self.solution is None:
             raise RuntimeError(f"Expected {type(self).__name__} to be fitted before it attacks: see `fit`.")
-        mapped: list[Tensor | None] = []
-        for name, rows in (("original", original), ("protected", protected)):
+        mapped: list[Tensor | None] = [None, None]
+        for place, (name, rows) in enumerate((("original", original), ("protected", protected))):
             if rows is None:
-                mapped.append(None)
                 continue
             check_floating(name, rows)
             if self.needs != NOTHING and rows.shape[-1] != self.width:
                 raise ValueError(
-                    f"Expected `{name}` to be {self.width} wide, as what was fitted on, but got {rows.shape[-1]}."
+                    f"Expected `{name}` to be {self.width} wide, as the rows fitted on, but got {rows.shape[-1]}."
                 )
-            mapped.append(self.solution.map_side(unit_rows(rows), name).to(at_least_float32(rows).dtype))
+            mapped[place] = self.solution.map_side(unit_rows(rows), name).to(at_least_float32(rows).dtype)
         return mapped[0], mapped[1]
 
-    def _tune(self, pairs: TrainingPairs, has_original: bool, choices: Sequence[tuple[str, Any]]) -> int:
-        """Return the choice that best separates groups of speakers, each left out once."""
-        means = pairs.protected.new_zeros(pairs.num_speakers, pairs.protected.shape[1])
-        means = means.index_add(0, pairs.speaker_index, pairs.protected)
-        number = max(1, min(_GROUPS, pairs.num_speakers, max(2, pairs.num_speakers // 2)))
-        group = (row_keys(means).argsort(stable=True).argsort() % number)[pairs.speaker_index]
+    def _cross_validate(self, pairs: TrainingPairs, has_original: bool, choices: Sequence[tuple[str, Any]]) -> int:
+        """Return the place of the choice that best separates the speakers of each fold, fitted on the other folds."""
+        sums = pairs.protected.new_zeros(pairs.num_speakers, pairs.protected.shape[1])
+        sums = sums.index_add(0, pairs.speaker_index, pairs.protected)
+        num_folds = max(1, min(_FOLDS, pairs.num_speakers, max(2, pairs.num_speakers // 2)))
+        folds = (row_keys(sums).argsort(stable=True).argsort() % num_folds)[pairs.speaker_index]
         is_one_sided = "OP" not in self.conditions or not has_original
-        totals = torch.zeros(len(choices), dtype=means.dtype, device=means.device)
-        for left_out in range(number if number > 1 else 0):
-            is_known = group != left_out
-            training = TrainingPairs(
-                pairs.original[is_known], pairs.protected[is_known], pairs.speaker_index[is_known], pairs.views
-            )
-            o, p, speakers = (x[~is_known] for x in (pairs.original, pairs.protected, pairs.speaker_index))
+        totals = torch.zeros(len(choices), dtype=sums.dtype, device=sums.device)
+        columns = pairs.original, pairs.protected, pairs.speaker_index
+        for fold in range(num_folds if num_folds > 1 else 0):
+            o, p, speakers = (column[folds != fold] for column in columns)
+            training = TrainingPairs(o, p, speakers, pairs.views)
+            o, p, speakers = (column[folds == fold] for column in columns)
             is_same = speakers[:, None] == speakers
             is_trial = ~torch.eye(len(speakers), dtype=torch.bool, device=speakers.device)
             for index, choice in enumerate(choices):
@@ -235,13 +233,12 @@ class LinearAttack(TunedAttack):
 
     def solve(self, pairs: TrainingPairs, view: str, setting: Any) -> Solution:
         """Return maps of rows normalised as fitted."""
-        norms = (pairs.normalisation(side, view) for side in ("original", "protected"))
-        maps = self.maps(pairs.statistics(view), setting)
-        return Solution(*((norm, *chain) for norm, chain in zip(norms, maps.chains(), strict=True)))
+        norm_o, norm_p = (pairs.normalisation(side, view) for side in ("original", "protected"))
+        return self.maps(pairs.statistics(view), setting).after((norm_o,), (norm_p,))
 
     def solve_moments(self, statistics: PairStatistics, setting: Any) -> Solution:
         """Return maps of rows of unit length, from observed moments."""
-        return Solution(*((Normalisation(), *chain) for chain in self.maps(statistics, setting).chains()))
+        return self.maps(statistics, setting).after((Normalisation(),), (Normalisation(),))
 
 
 def compare(attack: Any, original: Tensor, protected: Tensor) -> Tensor:
@@ -253,8 +250,8 @@ def compare(attack: Any, original: Tensor, protected: Tensor) -> Tensor:
     return left @ (left if protected is original else unit_length(protected)).mT
 
 
-def is_tuned(attack: Any) -> bool:
-    """Return whether an attack learns and compares as built-in ones do, so that fits and settings may be shared."""
+def has_builtin_fit(attack: Any) -> bool:
+    """Return whether an attack keeps `fit` and `attack` of the built-in ones, so that fits and settings are shared."""
     return isinstance(attack, TunedAttack) and all(
         getattr(getattr(attack, name), "__func__", None) is getattr(TunedAttack, name) for name in ("fit", "attack")
     )
@@ -266,8 +263,8 @@ def is_made_for(attack: Any, is_one_sided: bool) -> bool:
 
 
 def learns_from_moments(attack: Any) -> bool:
-    """Return whether an attack can be fitted on observed moments: no `solve` of a subclass says more than its maps."""
-    if not is_tuned(attack) or not isinstance(attack, LinearAttack):
+    """Return whether an attack can be fitted on observed moments: no subclass overrides `solve` alone."""
+    if not has_builtin_fit(attack) or not isinstance(attack, LinearAttack):
         return False
     order = [next(kind for kind in type(attack).__mro__ if name in vars(kind)) for name in ("solve_moments", "solve")]
     return issubclass(*order) and (attack.needs != NOTHING or order[0] is not LinearAttack)

@@ -65,7 +65,7 @@ class EvenKernelRidge(TunedAttack):
 
     def solve(self, pairs: TrainingPairs, view: str, setting: float) -> Solution:
         """Return a regression of protected on products of original rows."""
-        kernel, protected = _product_kernel(pairs, "original", view), pairs.rows("protected", view, _MOST_PRODUCTS)
+        kernel, protected = _fit_product_kernel(pairs, "original", view), pairs.rows("protected", view, _MOST_PRODUCTS)
         mean = protected.mean(0)
         weights = _solve_ridge(kernel.matrix, setting, protected - mean, kernel.variance)
         return Solution(
@@ -93,8 +93,8 @@ class OuterProducts(TunedAttack):
 
     def solve(self, pairs: TrainingPairs, view: str, setting: float) -> Solution:
         """Return maps of both sides to coordinates in the span of the outer products of original training rows."""
-        kernel_o, kernel_p = (_product_kernel(pairs, side, view) for side in ("original", "protected"))
-        root = _ridged_factor(kernel_o.matrix, _JITTER)
+        kernel_o, kernel_p = (_fit_product_kernel(pairs, side, view) for side in ("original", "protected"))
+        root = _cholesky_with_relative_ridge(kernel_o.matrix, _JITTER)
         weights = _solve_ridge(kernel_p.matrix, setting, root, kernel_p.variance)
         return Solution(
             (pairs.normalisation("original", view), kernel_o, Inverse(root)),
@@ -115,25 +115,17 @@ class GaussianKernel:
         return torch.exp(-squared / (2 * _WIDTH * self.variance).clamp(min=torch.finfo(rows.dtype).tiny))
 
 
-@dataclass(frozen=True, eq=False)
 class ProductKernel:
-    """Kernel of all products of two dimensions; its features have mean zero over the training rows."""
+    """Kernel of all products of two dimensions; its features have mean zero over the training rows ``(n, D)``.
 
-    training_rows: Tensor  # (n, D)
-    mean: Tensor  # (n,) of the kernel before centring
-    matrix: Tensor  # (n, n)
+    ``matrix`` ``(n, n)``: the kernel of the training rows; ``variance``: the total variance of their features.
+    """
 
-    @classmethod
-    def of_rows(cls, rows: Tensor) -> ProductKernel:
-        """Return the kernel of some rows."""
-        matrix = (rows @ rows.T).square()
-        mean = matrix.mean(0)
-        return cls(rows, mean, matrix - mean - mean[:, None] + mean.mean())
-
-    @property
-    def variance(self) -> Tensor:
-        """Total variance of the features of the training rows."""
-        return self.matrix.diagonal().mean()
+    def __init__(self, training_rows: Tensor) -> None:
+        uncentred = (training_rows @ training_rows.T).square()
+        self.training_rows, self.mean = training_rows, uncentred.mean(0)
+        self.matrix = uncentred - self.mean - self.mean[:, None] + self.mean.mean()
+        self.variance = self.matrix.diagonal().mean()
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the kernel ``(N, n)`` between rows ``(N, D)`` and the training rows."""
@@ -141,15 +133,17 @@ class ProductKernel:
         return values - values.mean(1, keepdim=True)
 
 
-def _product_kernel(pairs: TrainingPairs, side: str, view: str) -> ProductKernel:
-    return pairs.keep((side, view, "products"), lambda: ProductKernel.of_rows(pairs.rows(side, view, _MOST_PRODUCTS)))
+def _fit_product_kernel(pairs: TrainingPairs, side: str, view: str) -> ProductKernel:
+    return pairs.keep((side, view, "products"), lambda: ProductKernel(pairs.rows(side, view, _MOST_PRODUCTS)))
 
 
-def _ridged_factor(kernel: Tensor, ridge: float) -> Tensor:
+def _cholesky_with_relative_ridge(kernel: Tensor, ridge: float) -> Tensor:
     """Return the Cholesky factor of a kernel with a ridge relative to the mean of its diagonal."""
     return cholesky_with_ridge(kernel, ridge * kernel.diagonal().mean() + torch.finfo(kernel.dtype).tiny)
 
 
 def _solve_ridge(kernel: Tensor, ridge: float, values: Tensor, variance: Tensor) -> Tensor:
     """Return the weights of a kernel ridge regression of values; 0 if the features vary by rounding only."""
-    return torch.where(variance > _CONSTANT, torch.cholesky_solve(values, _ridged_factor(kernel, ridge)), 0)
+    return torch.where(
+        variance > _CONSTANT, torch.cholesky_solve(values, _cholesky_with_relative_ridge(kernel, ridge)), 0
+    )

@@ -72,8 +72,7 @@ class Centred(Plain):
     def solve_moments(self, statistics: PairStatistics, setting: None) -> Solution:
         """Return the subtraction of observed means."""
         norms = Normalisation(statistics.mean_o), Normalisation(statistics.mean_p)
-        maps = self.maps(statistics, setting)
-        return Solution(*((norm, *chain) for norm, chain in zip(norms, maps.chains(), strict=True)))
+        return self.maps(statistics, setting).after(norms[:1], norms[1:])
 
 
 class WithinClassWhitening(LinearAttack):
@@ -97,12 +96,12 @@ class WithinClassWhitening(LinearAttack):
         """Return an inverse root of the covariance within speakers, the same for both sides."""
         form, ridge = setting
         if form == "full":
-            matrix = statistics.whiten("within_pp", ridge)
+            chain = statistics.whiten("within_pp", ridge)
         else:
             variance = statistics.within_pp.diagonal()
             added = ridge * variance.mean() + torch.finfo(variance.dtype).tiny
-            matrix = ((variance.clamp(min=0) + added).rsqrt(),)
-        return Maps(statistics.mean_o, matrix, statistics.mean_p, matrix)
+            chain = ((variance.clamp(min=0) + added).rsqrt(),)
+        return Maps(statistics.mean_o, chain, statistics.mean_p, chain)
 
 
 class PLDA(LinearAttack):
@@ -160,7 +159,7 @@ class RidgeToProtected(LinearAttack):
     """
 
     name, needs, conditions = "ridge to protected", PAIRS, ("OP",)
-    settings: Sequence[Any] = (1e-6, 1e-4, 1e-2, 1e-1, 1.0)
+    settings: Sequence[Any] = RidgeToOriginal.settings
 
     def maps(self, statistics: PairStatistics, setting: float) -> Maps:
         """Return the ridge regression of protected on original."""
@@ -186,19 +185,13 @@ class SquaresToProtected(RidgeToProtected):
     def solve(self, pairs: TrainingPairs, view: str, setting: float) -> Solution:
         """Return maps of squares of normalised original rows, and of normalised protected rows."""
 
-        def make() -> PairStatistics:
-            squares = _square(pairs.rows("original", view))
-            return PairStatistics(squares, pairs.rows("protected", view), pairs.speaker_index, pairs.num_speakers)
+        def measure_squares() -> PairStatistics:
+            squares, protected = pairs.rows("original", view).square(), pairs.rows("protected", view)
+            return PairStatistics(squares, protected, pairs.speaker_index, pairs.num_speakers)
 
-        original, protected = self.maps(pairs.keep((view, "squares"), make), setting).chains()
-        return Solution(
-            (pairs.normalisation("original", view), _square, *original),
-            (pairs.normalisation("protected", view), *protected),
-        )
-
-
-def _square(rows: Tensor) -> Tensor:
-    return rows.square()
+        norm_o, norm_p = (pairs.normalisation(side, view) for side in ("original", "protected"))
+        maps = self.maps(pairs.keep((view, "squares"), measure_squares), setting)
+        return maps.after((norm_o, torch.square), (norm_p,))
 
 
 class Procrustes(LinearAttack):
@@ -217,8 +210,9 @@ class Procrustes(LinearAttack):
         r"""Return the orthogonal map that brings the sides closest: :math:`C (C^\top C)^{-1/2}` of their products."""
         products = statistics.po
         values, vectors = torch.linalg.eigh(products.T @ products)
-        least = _SOFT * values.amax().clamp(min=torch.finfo(values.dtype).tiny).sqrt()
-        inverse = (values.clamp(min=0) + least.square()).clamp(min=torch.finfo(values.dtype).tiny).rsqrt()
+        tiny = torch.finfo(values.dtype).tiny
+        least = _SOFT * values.amax().clamp(min=tiny).sqrt()
+        inverse = (values.clamp(min=0) + least.square()).clamp(min=tiny).rsqrt()
         return Maps(statistics.mean_o, None, statistics.mean_p, products @ (vectors * inverse) @ vectors.T)
 
 
@@ -254,7 +248,7 @@ class CanonicalCorrelation(LinearAttack):
 
 
 @dataclass(frozen=True, eq=False)
-class _RowsWithMapped:
+class _AppendMapped:
     """Concatenate rows with the same rows after a map."""
 
     step: Inverse
@@ -288,10 +282,8 @@ class LikelihoodRatio(CanonicalCorrelation):
     def maps(self, statistics: PairStatistics, setting: tuple[float, float]) -> Maps:
         """Return the maps of canonical correlation; the original side keeps the whitened rows, too."""
         maps = super().maps(statistics, setting)
-        assert isinstance(maps.map_o, tuple)
-        *white, root = maps.map_o
-        assert isinstance(root, Inverse)
-        return maps._replace(map_o=(*white, _RowsWithMapped(root)))
+        chain: Any = maps.map_o
+        return maps._replace(map_o=(*chain[:-1], _AppendMapped(chain[-1])))
 
     def score(self, original: Tensor, protected: Tensor) -> Tensor:
         """Return log-likelihood ratios ``(A, B)``."""
