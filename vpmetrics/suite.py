@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._engine.conditions import CONDITIONS
+from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
 from vpmetrics._engine.embedding_report import Settings, report_embeddings
 from vpmetrics._engine.population import average_utterances
 from vpmetrics._engine.registry import (
@@ -126,14 +126,15 @@ class VoicePrivacy(AttackedMetric):
         check_slope(slope)
         resolve_scoring(scoring)
         self.similarity, self.scoring, self.rank_model, self.slope = similarity, scoring, rank_model, slope
-        self._latest: tuple[Any, PrivacyReport] | None = None
+        self._latest_report: tuple[Any, PrivacyReport] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Return everything but the latest report."""
-        return {**super().__getstate__(), "_latest": None}
+        return {**super().__getstate__(), "_latest_report": None}
 
-    def _all_keys(self) -> tuple[str, ...]:
-        return scalar_keys(tuple(CONDITIONS), self.attacks is not None, sessions=True, sizes=self.sizes)
+    def _all_keys(self, has_sessions: bool = True) -> tuple[str, ...]:
+        conditions = tuple(CONDITIONS) if has_sessions else WITHOUT_SESSIONS
+        return scalar_keys(conditions, self.attacks is not None, has_sessions, self.sizes)
 
     def _check_batch(self, is_reference: Any) -> None:
         if self.enrolment is not None and is_reference is None:
@@ -142,24 +143,24 @@ class VoicePrivacy(AttackedMetric):
     def report(self) -> PrivacyReport:
         """Return the headline, the scalars and the conditions they come from, for all groups together and for each.
 
-        Over all processes, as ``compute``. After ``compute`` it costs little more.
+        The report is of all processes, as ``compute``. After ``compute`` it costs little more.
         """
         with collect_warnings(), self._gathered():
             data = self._data()
-            report = assess_report(self._report_once(data), data)
+            report = assess_report(self._load_or_compute_report(data), data)
             parts = {group: data.of_group(group) for group in data.groups()}
-            groups = {group: assess_report(self._report(part), part) for group, part in parts.items()}
+            groups = {group: assess_report(self._compute_report(part), part) for group, part in parts.items()}
         return replace(report, groups=groups)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the scalars over all utterances so far."""
         with collect_warnings():
-            return self._select(self._report_once(self._data()))
+            return self._select_scalars(self._load_or_compute_report(self._data()))
 
     def reset(self, observed: bool = False) -> None:
         """Reset all states; with ``observed`` also what attackers have observed."""
         super().reset(observed)
-        self._latest = None
+        self._latest_report = None
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
         """Draw de-identification against gain of voice distinctiveness.
@@ -185,45 +186,47 @@ class VoicePrivacy(AttackedMetric):
         return draw_trade_off(list(systems.items()), ax)
 
     def _value(self, data: EvaluationData) -> dict[str, Tensor]:
-        return self._select(self._report(data))
+        return self._select_scalars(self._compute_report(data))
 
     def _value_over(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
         return self._value(average_utterances(data, length))
 
-    def _select(self, report: PrivacyReport) -> dict[str, Tensor]:
+    def _select_scalars(self, report: PrivacyReport) -> dict[str, Tensor]:
         if self.metrics == "all":
             return dict(report.scalars)
         # Conditions of sessions are missing where there are none.
-        keys = self._keys("across" in report.conditions)
+        keys = self._requested_keys("across" in report.conditions)
         keys = tuple(add_interval_keys(keys)) if self.intervals is not None else keys
         return {key: report.scalars[key] for key in keys if key in report.scalars}
 
-    def _keys(self, has_sessions: bool) -> tuple[str, ...]:
-        """Return the keys that are asked for."""
-        if isinstance(self.metrics, str):
-            keys = headline_keys(self.attacks is not None, has_sessions)
-            sized = [key for key in self._all_keys() if scalar(key).family in OF_POPULATION] if self.sizes else []
-            return (*keys, *(key for key in sized if not key.startswith("oo_")))
-        return self.metrics
+    def _requested_keys(self, has_sessions: bool) -> tuple[str, ...]:
+        """Return the keys that ``metrics`` stands for."""
+        if not isinstance(self.metrics, str):
+            return self.metrics
+        if self.metrics == "all":
+            return self._all_keys(has_sessions)
+        keys = headline_keys(self.attacks is not None, has_sessions)
+        sized = [key for key in self._all_keys() if scalar(key).family in OF_POPULATION] if self.sizes else []
+        return (*keys, *(key for key in sized if not key.startswith("oo_")))
 
-    def _report_once(self, data: EvaluationData) -> PrivacyReport:
+    def _load_or_compute_report(self, data: EvaluationData) -> PrivacyReport:
         """Return the report of the accumulated utterances, which ``compute`` and ``report`` share.
 
         It is not kept where scores carry a graph, where a scorer may have been trained since, or with several
         processes, of which only some may have it.
         """
         if self._is_synced or self.bandwidth is not None or not isinstance(self.scoring, str):
-            return self._report(data)
+            return self._compute_report(data)
         key = self._update_count, self._observed_count, self._settings()
-        if self._latest is None or self._latest[0] != key:
-            self._latest = key, self._report(data)
-        return self._latest[1]
+        if self._latest_report is None or self._latest_report[0] != key:
+            self._latest_report = key, self._compute_report(data)
+        return self._latest_report[1]
 
-    def _report(self, data: EvaluationData) -> PrivacyReport:
+    def _compute_report(self, data: EvaluationData) -> PrivacyReport:
         has_sessions = data.protected.sessions is not None
         families = measures = None
         if self.metrics != "all":
-            keys = self._keys(has_sessions)
+            keys = self._requested_keys(has_sessions)
             families, measures = required_families(keys), required_measures(keys)
             if "disclosure" in keys:
                 families |= {("across" if has_sessions else "PP", "attack")}

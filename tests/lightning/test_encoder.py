@@ -147,7 +147,7 @@ def test_other_original_speech_is_embedded_again_and_what_is_kept_does_not_grow(
     expected = expected_values(original + 2, protected, names)
     assert {key: monitor.history[-1][key] for key in expected} == expected
     assert len(encoder.calls) == 3 * 2 * 5
-    assert len(monitor._encoder._seen) == len(names)
+    assert len(monitor._encoder._cache) == len(names)
 
 
 def test_time_is_the_last_dimension(pl):

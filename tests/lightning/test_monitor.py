@@ -109,7 +109,7 @@ def test_an_epoch_that_is_not_measured_logs_nothing_and_accumulates_nothing(pl):
     class Look(pl.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
             seen.append("val/privacy/deid" in trainer.callback_metrics)
-            updates.append(len(monitor._counts))
+            updates.append(len(monitor._row_counts))
 
     monitor = watch(every_n_epochs=2)
     fit(pl, [monitor, Look()], num_sanity_val_steps=0)

@@ -1,4 +1,4 @@
-"""A callback that keeps the checkpoints worth keeping when privacy and utility disagree."""
+"""A callback that keeps the checkpoints on the Pareto front of disclosure and utility."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vpmetrics._engine.registry import CI_SUFFIXES, Scalar, scalar
 from vpmetrics._engine.scalar import last_component, strip_loader_suffix, suggest_names
 from vpmetrics._engine.validation import check_confidence
 from vpmetrics.lightning.loggers import figure_writers, log_scalars, tag_in_group
-from vpmetrics.lightning.monitor import PrivacyMonitor, monitors_of
+from vpmetrics.lightning.monitor import PrivacyMonitor, find_monitors
 from vpmetrics.lightning.pareto import ParetoFront, ParetoPoint, relative_path
 from vpmetrics.lightning.trainers import (
     ModelCheckpointBase,
@@ -27,7 +27,7 @@ from vpmetrics.lightning.trainers import (
 )
 
 FRONT_FILE = "pareto_front"
-_NOT_TAKEN = ("monitor", "every_n_train_steps", "train_time_interval", "enable_version_counter")
+_REJECTED = ("monitor", "every_n_train_steps", "train_time_interval", "enable_version_counter")
 
 
 class PrivacyCheckpoint(ModelCheckpointBase):
@@ -95,11 +95,11 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         confidence: float | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in _NOT_TAKEN:
+        for name in _REJECTED:
             if kwargs.get(name) is not None:
                 raise TypeError(
                     f"Expected no `{name}`: PrivacyCheckpoint saves what a validation measured, `privacy` and "
-                    "`utility`, into new files. `Trainer(val_check_interval=...)` says how often."
+                    "`utility`, into new files. `Trainer(val_check_interval=...)` sets how often."
                 )
         if not isinstance(utility, str):
             raise TypeError(f"Expected `utility` to be a name, but got {type(utility).__name__}.")
@@ -117,6 +117,10 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             dirpath=dirpath, filename=filename, monitor=utility, mode=mode, save_top_k=save_top_k, **kwargs
         )
         self._front = ParetoFront(self.budgets, mode, save_top_k)
+        # What is compared with a budget: the estimate, or the upper end of its interval.
+        self._compared_suffix = "" if confidence is None else CI_SUFFIXES[1]
+        compared = (add_suffix(name, self._compared_suffix) for name in self.budgets)
+        self._required_names = tuple(dict.fromkeys([*self.budgets, *compared, utility]))
         self._given_dirpath = None if dirpath is None else str(dirpath)
         self._front_file = FRONT_FILE
         self._validated_at = self._logged_at = -1
@@ -154,18 +158,6 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             confidence=self.confidence,
         )
 
-    @property
-    def _interval_suffix(self) -> str:
-        """Suffix of what is compared, after the name of the disclosure."""
-        return "" if self.confidence is None else CI_SUFFIXES[1]
-
-    @property
-    def _required_names(self) -> tuple[str, ...]:
-        """Names of all scalars that must be logged."""
-        return tuple(
-            dict.fromkeys([*self.budgets, *(add_suffix(n, self._interval_suffix) for n in self.budgets), self.utility])
-        )
-
     # Names
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -175,11 +167,11 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             return
         warn_of_spawned_processes(trainer, "PrivacyCheckpoint", "`chosen` and `pareto_front`")
         before = trainer.checkpoint_callbacks[: trainer.checkpoint_callbacks.index(self)]
-        same = sum(isinstance(other, PrivacyCheckpoint) and other.dirpath == self.dirpath for other in before)
-        self._front_file = f"{FRONT_FILE}-v{same}" if same else FRONT_FILE
-        for monitor in monitors_of(trainer):
+        same_folder = sum(isinstance(other, PrivacyCheckpoint) and other.dirpath == self.dirpath for other in before)
+        self._front_file = f"{FRONT_FILE}-v{same_folder}" if same_folder else FRONT_FILE
+        for monitor in find_monitors(trainer):
             self._check_monitor(monitor)
-        entries = [entry for entry in map(_known_scalar, self.budgets) if entry is not None]
+        entries = [entry for entry in map(_find_scalar, self.budgets) if entry is not None]
         if entries and not any(entry.family == "attack" or entry.key == "disclosure" for entry in entries):
             rank_zero_warn(
                 f"PrivacyCheckpoint monitors {', '.join(map(repr, self.budgets))}: what an attacker learns who "
@@ -191,7 +183,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     def _check_monitor(self, monitor: PrivacyMonitor) -> None:
         """Raise where a name belongs to a monitor that does not log it."""
         for name in map(strip_loader_suffix, self._required_names):
-            estimate = name.removesuffix(self._interval_suffix)
+            estimate = name.removesuffix(self._compared_suffix)
             has_estimate = self.confidence is not None and estimate in monitor.logged_names
             if name.startswith(f"{monitor.prefix}/") and name not in monitor.logged_names:
                 hint = f"It needs `intervals={self.confidence}`, and some scalars have no interval."
@@ -206,9 +198,9 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 )
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save after a validation; find wrong names in the sanity check."""
+        """Save after a validation; raise on wrong names in the sanity check."""
         if trainer.sanity_checking:
-            measured = {name for monitor in monitors_of(trainer) for name in monitor.logged_names}
+            measured = {name for monitor in find_monitors(trainer) for name in monitor.logged_names}
             suffixes = loader_suffixes(trainer).values()
             logged = {name + suffix for name in measured for suffix in suffixes} | set(trainer.callback_metrics)
             for name in set(self._required_names) - logged:
@@ -222,7 +214,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         super().on_validation_end(trainer, pl_module)
 
     def _describe_missing(self, trainer: Any, name: str, logged: set[str]) -> str:
-        if _known_scalar(name) is not None and not monitors_of(trainer):
+        if _find_scalar(name) is not None and not find_monitors(trainer):
             hint = "No PrivacyMonitor is among the callbacks."
         else:
             hint = suggest_names(name, logged - {"epoch", "step"})
@@ -263,22 +255,23 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             return False
         return all(
             monitor.history and monitor.history[-1]["step"] == trainer.global_step
-            for monitor in monitors_of(trainer)
+            for monitor in find_monitors(trainer)
             if any(name.startswith(f"{monitor.prefix}/") for name in self._required_names)
         )
 
     def _make_point(self, trainer: Any, candidates: Mapping[str, Tensor]) -> ParetoPoint:
-        disclosure = {name: _larger_direction(name, self._interval_suffix, candidates) for name in self.budgets}
+        disclosure = {name: _max_of_directions(name, self._compared_suffix, candidates) for name in self.budgets}
         intervals = {
-            name: [_larger_direction(name, end, candidates) for end in CI_SUFFIXES]
+            name: [_max_of_directions(name, end, candidates) for end in CI_SUFFIXES]
             for name in self.budgets
             if all(add_suffix(name, end) in candidates for end in CI_SUFFIXES)
         }
-        place, utility = (int(candidates["epoch"]), int(candidates["step"])), float(candidates[self.utility])
-        point = ParetoPoint(*place, disclosure, utility, path="", intervals=intervals)
-        # All processes must save the same, also where one of them has logged a value of its own.
-        agreed: ParetoPoint = trainer.strategy.broadcast(point)
-        return agreed
+        epoch, step, utility = int(candidates["epoch"]), int(candidates["step"]), float(candidates[self.utility])
+        # All processes must save the same point, also where one of them has logged a value of its own.
+        point: ParetoPoint = trainer.strategy.broadcast(
+            ParetoPoint(epoch, step, disclosure, utility, path="", intervals=intervals)
+        )
+        return point
 
     def _write_front(self, trainer: Any) -> None:
         if not trainer.is_global_zero:
@@ -290,7 +283,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         self._fs.mv(f"{path}.tmp", path)
 
     def _log_front(self, trainer: Any, has_changed: bool) -> None:
-        # Where the scalars of the last validation stand; at the end of an epoch the Trainer has counted on.
+        # The step of the scalars of the last validation; at the end of an epoch the Trainer has counted further.
         step = self._logged_at if self._validated_at == trainer.global_step else logging_step(trainer)
         if (chosen := self.chosen) is not None:
             values = (*chosen.disclosure.values(), chosen.utility)
@@ -307,12 +300,9 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 [(point.disclosure[name], point.utility) for point in points]
                 for points in (self._front.kept, self._front.measured, [chosen] if chosen else [])
             )
-            entry = _known_scalar(name)
-            label = add_suffix(name, self._interval_suffix) + (
-                f", {entry.unit.name}" if entry and entry.unit.name else ""
-            )
+            entry, label = _find_scalar(name), add_suffix(name, self._compared_suffix)
+            labels = f"{label}, {entry.unit.name}" if entry and entry.unit.name else label, self.utility
             ends = [(point.intervals[name], point.utility) for point in self._front.measured if name in point.intervals]
-            labels = label, self.utility
             figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.single(), ends)
             for write in writers:
                 write(f"{tag_in_group(name, 'figures')}/pareto_front", figure, step)
@@ -358,24 +348,24 @@ class PrivacyCheckpoint(ModelCheckpointBase):
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Find the state of this callback, also where the folder or the budgets have changed."""
-        # Weights loaded for a test do not undo what was kept after they were saved.
+        # Loading weights for a test keeps the front of the training after these weights.
         self._is_resuming = is_fitting(trainer) or not self.pareto_front
         self._resumed_folder = _parent_folder(trainer.ckpt_path or "")
         states = checkpoint.get("callbacks", {})
         if self.state_key in states:
             return
         others = {callback.state_key for callback in trainer.checkpoint_callbacks}
-        alike = [
+        resumable = [
             state
             for key, state in states.items()
             if key not in others and isinstance(state, dict) and state.get("monitored") == self._monitored_settings
         ]
-        if len(alike) == 1:
-            self.load_state_dict(alike[0])
-        elif alike:
+        if len(resumable) == 1:
+            self.load_state_dict(resumable[0])
+        elif resumable:
             rank_zero_warn(
-                f"The checkpoint holds the states of {len(alike)} PrivacyCheckpoints, none with these budgets and this "
-                "folder; the front starts empty.",
+                f"The checkpoint holds the states of {len(resumable)} PrivacyCheckpoints, none with these budgets and "
+                "this folder; the front starts empty.",
                 UserWarning,
             )
 
@@ -392,9 +382,9 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         self._is_resuming = True
 
     def _find_file(self, path: str, folders: Sequence[Any]) -> str:
-        # A file that was in another folder already has its whole path.
-        places = [*(f"{folder}/{path}" for folder in folders), path]
-        return next((place for place in places if self._fs.exists(place)), path)
+        # The path of a file in another folder is absolute.
+        candidates = [*(f"{folder}/{path}" for folder in folders), path]
+        return next((candidate for candidate in candidates if self._fs.exists(candidate)), path)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Drop checkpoints that were removed."""
@@ -425,15 +415,15 @@ def _parent_folder(path: str | Path) -> str:
     return str(path).rpartition("/")[0]
 
 
-def _larger_direction(name: str, end: str, candidates: Mapping[str, Tensor]) -> float:
-    """Return a disclosure, or an end of its interval, in the direction of larger disclosure, where both are logged."""
+def _max_of_directions(name: str, end: str, candidates: Mapping[str, Tensor]) -> float:
+    """Return a disclosure, or an end of its interval: the larger one where both directions of scores are logged."""
     names = (add_suffix(each, end) for each in (name, add_suffix(name, "_reversed")))
     both = [float(candidates[each]) for each in names if each in candidates]
     return torch.tensor(both, dtype=torch.float64).max().item()  # the built-in `max` would hide NaN
 
 
-def _known_scalar(name: str) -> Scalar | None:
-    """Return the registry's entry for a logged name; None for scalars of others."""
+def _find_scalar(name: str) -> Scalar | None:
+    """Return the entry of the registry for a logged name; None for scalars of others."""
     try:
         return scalar(last_component(name))
     except KeyError:
@@ -441,7 +431,7 @@ def _known_scalar(name: str) -> Scalar | None:
 
 
 def _resolve_budgets(privacy: Any, budget: Any) -> dict[str, float]:
-    """Return the budget of each name."""
+    """Return the budget of each name, from the arguments of :class:`PrivacyCheckpoint`."""
     if isinstance(privacy, Mapping):
         if budget is not None:
             raise ValueError("Expected no `budget` with a dictionary `privacy`, which holds the budgets.")
@@ -457,7 +447,7 @@ def _resolve_budgets(privacy: Any, budget: Any) -> dict[str, float]:
     for name, value in zip(names, values, strict=True):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
             raise ValueError(f"Expected `budget` to be a finite number of at least 0, but got {value!r} for {name!r}.")
-        entry = _known_scalar(name)
+        entry = _find_scalar(name)
         if entry is not None and entry.direction != "low":
             raise ValueError(
                 f"Expected `privacy` to name a disclosure, of which less is better, such as 'disclosure', but "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import time
@@ -16,10 +17,10 @@ import torch
 from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
+from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.precision import read_numbers
 from vpmetrics._engine.registry import add_interval_keys, headline_keys, scalar_keys
-from vpmetrics._engine.report import EvaluatedSystem, PrivacyReport
+from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scalar import check_selection, strip_loader_suffix
 from vpmetrics._engine.validation import check_whole_number
 from vpmetrics._engine.verdict import FAILED
@@ -164,23 +165,24 @@ class PrivacyMonitor(CallbackBase):
         self._encoder = None if encoder is None else FrozenEncoder(encoder, sample_rate, encoder_dtype)
         # Whether a function returns sessions is not known before the first batch.
         may_have_sessions = (False, True) if callable(self._keys) else ("sessions" in self._keys,)
-        logged = dict.fromkeys(key for has_sessions in may_have_sessions for key in _keys_of(suite, has_sessions))
+        logged = dict.fromkeys(key for has_sessions in may_have_sessions for key in suite._requested_keys(has_sessions))
         self.metrics = tuple(logged) if self.intervals is None else tuple(add_interval_keys(logged))
         """Keys of the suite that are logged where they are defined."""
-        first = {key for has_sessions in may_have_sessions for key in headline_keys(True, has_sessions)}
-        self.main_metrics = tuple(key for key in logged if not isinstance(suite.metrics, str) or key in first)
+        headline = {key for has_sessions in may_have_sessions for key in headline_keys(True, has_sessions)}
+        self.main_metrics = tuple(key for key in logged if not isinstance(suite.metrics, str) or key in headline)
         """Those of them that loggers show first."""
         self.prog_bar = check_selection("prog_bar", prog_bar, scalar_keys(tuple(CONDITIONS), True, True, suite.sizes))
         self.history: list[dict[str, float]] = []
-        self._suites: dict[tuple[str, int], VoicePrivacy] = {}
         self.attributes = dict(attributes or {})
+        # By stage and dataloader, or by dataloader alone.
+        self._suites: dict[tuple[str, int], VoicePrivacy] = {}
         self._attribute_metrics: dict[int, AttributeDisclosure] = {}
-        self._counts: dict[int, Tensor] = {}
-        self._undrawn: dict[int, Callable[[], None]] = {}
-        self._tags: dict[str, dict[str, str]] = {}
-        self._warned: set[tuple[str, str]] = set()
+        self._row_counts: dict[int, Tensor] = {}  # all rows, and those that are not finite on each side
+        self._pending_figures: dict[int, Callable[[], None]] = {}
+        self._tags: dict[str, dict[str, str]] = {}  # of each key in loggers, by the suffix of a dataloader
+        self._warned_checks: set[tuple[str, str]] = set()
         self._can_draw = self._has_charts = self._has_observed = False
-        self._is_active = self._is_resuming = True
+        self._is_measuring = self._is_resuming = True
 
     @property
     def state_key(self) -> str:
@@ -193,10 +195,10 @@ class PrivacyMonitor(CallbackBase):
         return tuple(f"{self.prefix}/{key}" for key in self.metrics)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Find what can be known to be wrong before anything runs."""
+        """Validate what can be validated before anything runs."""
         warn_of_spawned_processes(trainer, "PrivacyMonitor", "`history` and what attackers observed")
         self._tags, self._has_charts = {}, False
-        self._warned.clear()
+        self._warned_checks.clear()
         if self._encoder is not None:
             self._encoder.freeze(pl_module.parameters())
         if stage != "predict" and self.figures_every_n_epochs is not None:
@@ -205,24 +207,25 @@ class PrivacyMonitor(CallbackBase):
         for stopping in trainer.early_stopping_callbacks:
             if self.every_n_epochs > 1 and strip_loader_suffix(stopping.monitor) in self.logged_names:
                 stopping.strict = False
-        # Every process logs the value of all, which Lightning cannot know.
+        # Every process logs the value of all processes, which Lightning cannot know.
         prefixes = "|".join(map(re.escape, (self.prefix, self._test_prefix)))
         warnings.filterwarnings("ignore", message=rf"It is recommended to use `self.log\('(?:{prefixes})/")
 
     def _prepare_figures(self, trainer: Any) -> bool:
+        """Return whether figures can be drawn; warn where they cannot."""
         if importlib.util.find_spec("matplotlib") is None:
             missing = "matplotlib is not installed"
         elif trainer.is_global_zero and trainer.loggers and not trainer.fast_dev_run and not figure_writers(trainer):
             missing = f"{', '.join(type(logger).__name__ for logger in trainer.loggers)} cannot take figures"
         else:
-            if figure_writers(trainer):  # the first epoch must not take longer than others
+            if figure_writers(trainer):  # imported now, so that the first epoch takes no longer than others
                 importlib.import_module("vpmetrics.plotting.figures")
             return True
         rank_zero_warn(f"PrivacyMonitor draws no figures: {missing}.", UserWarning)
         return False
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Let attackers forget what an earlier anonymiser made."""
+        """Let attackers forget the output of earlier weights."""
         if self.watch_training:
             if self._encoder is not None:
                 self._encoder.begin_validation(pl_module.device)
@@ -235,16 +238,15 @@ class PrivacyMonitor(CallbackBase):
         for name in [name for name in trainer.callback_metrics if strip_loader_suffix(name) in self.logged_names]:
             del trainer.callback_metrics[name]
         is_due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
-        self._is_active = is_due or trainer.sanity_checking or not is_fitting(trainer)
-        if not self._is_active:
+        self._is_measuring = is_due or trainer.sanity_checking or not is_fitting(trainer)
+        if not self._is_measuring:
             return
-        self._undrawn.clear()
-        self._counts.clear()
-        self._attribute_metrics.clear()
+        for of_last_measurement in (self._pending_figures, self._row_counts, self._attribute_metrics):
+            of_last_measurement.clear()
+        # The module may have moved to another device.
+        self._suites = {place: suite for place, suite in self._suites.items() if suite.device == pl_module.device}
         for suite in self._suites.values():  # an interrupted validation left its rows
             suite.reset()
-        # What a suite keeps of original speech lies on the device that the module had then.
-        self._suites = {place: suite for place, suite in self._suites.items() if suite.device == pl_module.device}
         if self._encoder is not None:
             self._encoder.begin_validation(pl_module.device)
 
@@ -268,7 +270,7 @@ class PrivacyMonitor(CallbackBase):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Accumulate what a step returned."""
-        if not self._is_active:
+        if not self._is_measuring:
             return
         stage = "test" if trainer.testing else "val"
         step = "test_step" if trainer.testing else "validation_step"
@@ -278,11 +280,11 @@ class PrivacyMonitor(CallbackBase):
         with self._explain_errors(step):
             self._suite_of_loader(stage, dataloader_idx, pl_module).update(**arguments)
             self._update_attributes(dataloader_idx, pl_module, arguments, outputs)
-        # Read after the last batch only: a look at each would force a GPU sync.
+        # Kept on the device: only the total is read after the last batch, because each reading forces a GPU sync.
         rows = torch.tensor(len(arguments["speakers"]), device=pl_module.device)
         sides = [arguments.get(side) for side in SIDES]
         broken = [rows * 0 if side is None else (~side.isfinite()).flatten(1).any(1).sum() for side in sides]
-        self._counts[dataloader_idx] = torch.stack([rows, *broken]) + self._counts.get(dataloader_idx, 0)
+        self._row_counts[dataloader_idx] = torch.stack([rows, *broken]) + self._row_counts.get(dataloader_idx, 0)
 
     on_test_batch_end = on_validation_batch_end
 
@@ -310,6 +312,7 @@ class PrivacyMonitor(CallbackBase):
             raise type(error)(f"PrivacyMonitor cannot use what `{step}` returned. {error}{source}") from error
 
     def _read_arguments(self, trainer: Any, pl_module: Any, outputs: Any, step: str) -> dict[str, Any] | None:
+        """Return the arguments of ``update`` on the device, audio embedded; None for a batch that does not count."""
         arguments = read_outputs(outputs, self._keys, step)
         if arguments is None:
             return None
@@ -325,7 +328,7 @@ class PrivacyMonitor(CallbackBase):
     def _suite_of_loader(self, stage: str, loader: int, pl_module: Any) -> VoicePrivacy:
         """Return the metric of a dataloader: the same in every epoch, because it keeps its original speech."""
         if (stage, loader) not in self._suites:
-            # In a test, attackers know what they learned from the training.
+            # In a test, attackers keep what they observed in the training.
             observed = self._suites.get(("val", 0)) if self.watch_training else None
             suite = deepcopy(self.suite if observed is None else observed)
             suite.reset()
@@ -337,21 +340,20 @@ class PrivacyMonitor(CallbackBase):
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Measure, log and draw."""
-        if not self._is_active:
+        if not self._is_measuring:
             return
         if not trainer.sanity_checking:
             for loader, suffix in loader_suffixes(trainer).items():
                 self._measure_loader(trainer, pl_module, loader, suffix)
-            monitors = monitors_of(trainer)
+            monitors = find_monitors(trainer)
             # A log takes charts only once: the last monitor to measure writes those of all.
             if is_fitting(trainer) and not self._has_charts and all(monitor._tags for monitor in monitors):
                 layout: dict[str, dict[str, Chart]] = {}
                 for monitor in monitors:
-                    for each, tags in monitor._tags.items():
-                        layout |= chart_layout(f"{monitor.prefix}{each}", tags, monitor.main_metrics)
-                write_charts(trainer, layout)
-                for monitor in monitors:
+                    for suffix, tags in monitor._tags.items():
+                        layout |= chart_layout(f"{monitor.prefix}{suffix}", tags, monitor.main_metrics)
                     monitor._has_charts = True
+                write_charts(trainer, layout)
         for suite in self._suites.values():
             suite.reset()
 
@@ -360,7 +362,7 @@ class PrivacyMonitor(CallbackBase):
     def _measure_loader(self, trainer: Any, pl_module: Any, loader: int, suffix: str) -> None:
         """Measure one dataloader, log and draw it."""
         stage, prefix = ("test", self._test_prefix) if trainer.testing else ("val", self.prefix)
-        counts = self._counts.get(loader, torch.zeros(3, dtype=torch.long, device=pl_module.device))
+        counts = self._row_counts.get(loader, torch.zeros(3, dtype=torch.long, device=pl_module.device))
         rows, *broken = trainer.strategy.reduce(counts, reduce_op="sum").tolist()
         if rows == 0:
             return
@@ -376,78 +378,45 @@ class PrivacyMonitor(CallbackBase):
             report = self._suite_of_loader(stage, loader, pl_module).report()
             scalars = {key: report.scalars[key] for key in self.metrics if key in report.scalars}
             if loader in self._attribute_metrics:
-                disclosures = self._attribute_metrics[loader].compute()
-                scalars |= {
-                    key: value for key, value in disclosures.items() if key.endswith(("_disclosure", "_chance"))
-                }
+                disclosed = self._attribute_metrics[loader].compute()
+                scalars |= {key: value for key, value in disclosed.items() if key.endswith(("_disclosure", "_chance"))}
             values = read_numbers(scalars)
         for check in report.checks:
-            if check.status == FAILED and (check.name, suffix) not in self._warned:
-                self._warned.add((check.name, suffix))
+            if check.status == FAILED and (check.name, suffix) not in self._warned_checks:
+                self._warned_checks.add((check.name, suffix))
                 rank_zero_warn(f"PrivacyMonitor, {prefix}{suffix}: {check.message}", UserWarning)
         if is_fitting(trainer):
             place = {"epoch": trainer.current_epoch, "step": trainer.global_step, "dataloader_idx": loader}
             self.history.append({**place, "seconds": time.perf_counter() - start, **values})
-        self._log_scalars(trainer, pl_module, scalars, values, prefix, suffix)
+        names = {key: f"{prefix}/{key}{suffix}" for key in scalars}
+        self._tags[suffix] = self._log_scalars(trainer, pl_module, names, scalars, values)
         if self._can_draw and figure_writers(trainer):
-            step = logging_step(trainer)
-            draw = partial(self._draw_figures, trainer, report, prefix, suffix, step, self._history_of(loader))
-            if not is_fitting(trainer) or self._is_figure_due(loader):
+            history = [row for row in self.history if row["dataloader_idx"] == loader]
+            system = EvaluatedSystem(prefix, report, history=history if is_fitting(trainer) else ())
+            draw = partial(_draw_figures, trainer, system, suffix, logging_step(trainer))
+            if not is_fitting(trainer) or self._is_figure_due([row["epoch"] for row in history]):
                 draw()
             else:
-                self._undrawn[loader] = draw  # it may turn out to be the last
+                self._pending_figures[loader] = draw  # drawn if this is the last measurement
 
     def _log_scalars(
-        self,
-        trainer: Any,
-        pl_module: Any,
-        scalars: Mapping[str, Tensor],
-        values: Mapping[str, float],
-        prefix: str,
-        suffix: str,
-    ) -> None:
+        self, trainer: Any, pl_module: Any, names: dict[str, str], scalars: dict[str, Tensor], values: dict[str, float]
+    ) -> dict[str, str]:
+        """Log scalars under their names, and return the tag of each in loggers."""
         # A test has one value of each, and returns those that are logged.
         in_details = set(self.metrics) - set(self.main_metrics) if is_fitting(trainer) else set()
-        names = {key: f"{prefix}/{key}{suffix}" for key in scalars}
         for key, name in names.items():
-            pl_module.log(
-                name,
-                scalars[key],
-                prog_bar=key in self.prog_bar,
-                logger=False if key in in_details else None,
-                add_dataloader_idx=False,
-                sync_dist=False,
-            )
+            options = {"prog_bar": key in self.prog_bar, "logger": False if key in in_details else None}
+            pl_module.log(name, scalars[key], **options, add_dataloader_idx=False, sync_dist=False)
         tags = {key: tag_in_group(name, "details") if key in in_details else name for key, name in names.items()}
         log_scalars(trainer, {tags[key]: values[key] for key in names if key in in_details}, logging_step(trainer))
-        if is_fitting(trainer):
-            self._tags[suffix] = tags
+        return tags
 
-    def _is_figure_due(self, loader: int) -> bool:
-        # Epochs finished at the measurement before and at this one, which need not be neighbours.
-        *earlier, now = [row["epoch"] + 1 for row in self._history_of(loader)]
+    def _is_figure_due(self, measured_epochs: Sequence[float]) -> bool:
+        # Measured epochs need not be neighbours.
+        *earlier, now = [epoch + 1 for epoch in measured_epochs]
         every = self.figures_every_n_epochs or 1
         return not earlier or now // every > earlier[-1] // every
-
-    def _draw_figures(
-        self,
-        trainer: Any,
-        report: PrivacyReport,
-        prefix: str,
-        suffix: str,
-        step: int,
-        history: Sequence[dict[str, float]],
-    ) -> None:
-        from vpmetrics.plotting.figures import CARD, figures_of
-
-        system = EvaluatedSystem(prefix, report, history=history if is_fitting(trainer) else ())
-        with trainer.profiler.profile("[Callback]PrivacyMonitor.figures"):
-            for key, figure in figures_of([system], CARD).items():
-                for write in figure_writers(trainer):
-                    write(f"{tag_in_group(prefix, 'figures')}/{key}{suffix}", figure, step)
-
-    def _history_of(self, loader: int) -> list[dict[str, float]]:
-        return [row for row in self.history if row["dataloader_idx"] == loader]
 
     @property
     def _test_prefix(self) -> str:
@@ -458,8 +427,8 @@ class PrivacyMonitor(CallbackBase):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Draw the last measurement; warn if attackers had nothing to learn from."""
-        while self._undrawn:
-            self._undrawn.popitem()[1]()
+        while self._pending_figures:
+            self._pending_figures.popitem()[1]()
         if self.watch_training and not self._has_observed:
             missing = "" if callable(self._keys) else f" without {', '.join(map(repr, self._keys.values()))}"
             rank_zero_warn(
@@ -469,7 +438,7 @@ class PrivacyMonitor(CallbackBase):
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """Add the logged scalars to the table of hyperparameters."""
-        monitors = monitors_of(trainer)
+        monitors = find_monitors(trainer)
         if self is monitors[0]:
             tags = [tag for callback in trainer.checkpoint_callbacks for tag in getattr(callback, "chosen_tags", ())]
             names = [f"{monitor.prefix}/{key}" for monitor in monitors for key in monitor.main_metrics]
@@ -478,7 +447,7 @@ class PrivacyMonitor(CallbackBase):
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Drop what refers to the Trainer, so that the callback can be pickled."""
-        self._undrawn.clear()
+        self._pending_figures.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run continues from."""
@@ -495,14 +464,15 @@ class PrivacyMonitor(CallbackBase):
         self._is_resuming = True
 
 
-def monitors_of(trainer: Any) -> list[PrivacyMonitor]:
+def find_monitors(trainer: Any) -> list[PrivacyMonitor]:
     """Return every monitor among the callbacks."""
     return [callback for callback in trainer.callbacks if isinstance(callback, PrivacyMonitor)]
 
 
-def _keys_of(suite: VoicePrivacy, has_sessions: bool) -> tuple[str, ...]:
-    """Return the keys that a suite computes."""
-    if suite.metrics == "all":
-        conditions = tuple(CONDITIONS) if has_sessions else WITHOUT_SESSIONS
-        return scalar_keys(conditions, suite.attacks is not None, has_sessions, suite.sizes)
-    return suite._keys(has_sessions)
+def _draw_figures(trainer: Any, system: EvaluatedSystem, suffix: str, step: int) -> None:
+    from vpmetrics.plotting.figures import CARD, figures_of
+
+    with trainer.profiler.profile("[Callback]PrivacyMonitor.figures"):
+        for key, figure in figures_of([system], CARD).items():
+            for write in figure_writers(trainer):
+                write(f"{tag_in_group(system.name, 'figures')}/{key}{suffix}", figure, step)

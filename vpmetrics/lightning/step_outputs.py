@@ -1,4 +1,4 @@
-"""From what a step returns to the arguments of ``VoicePrivacy.update``: keys, and audio through a frozen encoder."""
+"""From the outputs of a step to the arguments of ``VoicePrivacy.update``: keys, and audio through a frozen encoder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from vpmetrics._engine.scalar import suggest_names
 ARGUMENTS = ("original", "protected", "speakers", "utterances", "sessions", "groups")
 SIDES = ARGUMENTS[:2]
 _REQUIRED = set(ARGUMENTS[:3])
-_KNOWN = {*ARGUMENTS, "is_reference", "lengths"}
-_SILENCE = 100  # a row that ends in more zeros than 1 / _SILENCE of its length counts as padded
+_ALLOWED = {*ARGUMENTS, "is_reference", "lengths"}
+_SILENT_PERCENT = 1  # of a row; one that ends in more zeros counts as padded
 
 Keys = Sequence[str] | Mapping[str, str] | Callable[[Any], Any]
 ResolvedKeys = dict[str, str] | Callable[[Any], Any]
@@ -31,12 +31,9 @@ def resolve_keys(keys: Any, has_encoder: bool) -> ResolvedKeys:
         {'original': 'x', 'protected': 'y', 'speakers': 'speaker'}
     """
     if callable(keys):
-        function: Callable[[Any], Any] = keys
-        return function
-    named = keys
-    if isinstance(keys, Sequence) and not isinstance(keys, str) and len(keys) <= len(ARGUMENTS):
-        named = dict(zip(ARGUMENTS, keys, strict=False))
-    is_valid = isinstance(named, Mapping) and set(named) >= _REQUIRED and set(named) <= _KNOWN
+        return keys  # type: ignore[no-any-return]
+    named = _name_in_order(keys)
+    is_valid = isinstance(named, Mapping) and set(named) >= _REQUIRED and set(named) <= _ALLOWED
     if not is_valid or not all(isinstance(key, str) for key in named.values()):
         raise ValueError(
             "Expected `keys` to be the keys of original, protected, speakers and, if any, utterances, sessions and "
@@ -46,6 +43,13 @@ def resolve_keys(keys: Any, has_encoder: bool) -> ResolvedKeys:
     if "lengths" in named and not has_encoder:
         raise ValueError("Expected no 'lengths' in `keys` without an `encoder`: embeddings are not padded.")
     return dict(named)
+
+
+def _name_in_order(values: Any) -> Any:
+    """Return a dictionary from the arguments of ``update`` to a list of values; other values as they are."""
+    if isinstance(values, Sequence) and not isinstance(values, str) and len(values) <= len(ARGUMENTS):
+        return dict(zip(ARGUMENTS, values, strict=False))
+    return values
 
 
 def has_keys(outputs: Any, keys: ResolvedKeys) -> bool:
@@ -62,9 +66,7 @@ def read_outputs(outputs: Any, keys: ResolvedKeys, step: str) -> dict[str, Any] 
         {'original': 1, 'protected': 2, 'speakers': 3}
     """
     if callable(keys):
-        arguments = keys(outputs)
-        if isinstance(arguments, (tuple, list)) and len(arguments) <= len(ARGUMENTS):
-            arguments = dict(zip(ARGUMENTS, arguments, strict=False))
+        arguments = _name_in_order(keys(outputs))
         if arguments is not None and not (isinstance(arguments, Mapping) and set(arguments) >= _REQUIRED):
             raise TypeError(
                 "Expected the function `keys` to return (original, protected, speakers), with utterances, sessions and "
@@ -96,8 +98,8 @@ class FrozenEncoder:
         from vpmetrics.audio import as_encoder
 
         self.encoder, self.dtype = as_encoder(encoder, sample_rate), dtype
-        self._known: dict[bytes, Tensor] = {}
-        self._seen: dict[bytes, Tensor] = {}
+        self._last_cache: dict[bytes, Tensor] = {}  # of the validation before
+        self._cache: dict[bytes, Tensor] = {}
         self._has_warned = False
 
     def freeze(self, trained: Iterable[nn.Parameter]) -> None:
@@ -113,7 +115,7 @@ class FrozenEncoder:
     def begin_validation(self, device: torch.device) -> None:
         """Prepare for a validation; keep in the cache only what the last validation contained."""
         self.encoder.to(device).eval()
-        self._known, self._seen = self._seen, {}
+        self._last_cache, self._cache = self._cache, {}
 
     def embed(self, arguments: dict[str, Any], device: torch.device, is_training: bool = False) -> dict[str, Any]:
         """Return the arguments with audio replaced by embeddings, and without ``lengths``.
@@ -129,8 +131,8 @@ class FrozenEncoder:
         for side in SIDES:
             if arguments.get(side) is not None:
                 rows = self._split_rows(side, arguments[side], lengths)
-                is_remembered = side == "original" and not is_training
-                arguments[side] = self._load_cached(rows, device) if is_remembered else self._encode_rows(rows, device)
+                embed = self._encode_cached if side == "original" and not is_training else self._encode_rows
+                arguments[side] = embed(rows, device)
         return arguments
 
     def _split_rows(self, side: str, audio: Any, lengths: Any) -> list[Tensor]:
@@ -155,14 +157,14 @@ class FrozenEncoder:
             )
         return [row[..., :count] for row, count in zip(audio, counts, strict=True)]
 
-    def _load_cached(self, rows: list[Tensor], device: torch.device) -> Tensor:
+    def _encode_cached(self, rows: list[Tensor], device: torch.device) -> Tensor:
         keys = [blake2b(row.detach().cpu().contiguous().view(torch.uint8).numpy().data).digest() for row in rows]
-        if all(key in self._known for key in keys):
-            embeddings = torch.stack([self._known[key] for key in keys])
+        if all(key in self._last_cache for key in keys):
+            embeddings = torch.stack([self._last_cache[key] for key in keys])
         else:
             embeddings = self._encode_rows(rows, device)
         # Copies: a view would keep the activation it was cut from alive.
-        self._seen.update(zip(keys, embeddings.clone(), strict=True))
+        self._cache.update(zip(keys, embeddings.clone(), strict=True))
         return embeddings
 
     def _encode_rows(self, rows: list[Tensor], device: torch.device) -> Tensor:
@@ -180,14 +182,14 @@ class FrozenEncoder:
         """Raise if original rows end in zeros; warn if protected rows do, because a model may output silence."""
         if audio.dim() < 2 or not audio.numel():
             return
-        time = audio.shape[-1]
-        is_silent = (audio.reshape(len(audio), -1, time) == 0).all(1)
+        samples = audio.shape[-1]
+        is_silent = (audio.reshape(len(audio), -1, samples) == 0).all(1)
         zeros = int(is_silent.flip(1).long().cumprod(1).sum(1).max())
-        if zeros <= max(1, time // _SILENCE):
+        if zeros <= max(1, _SILENT_PERCENT * samples // 100):
             return
         message = (
-            f"Expected `{side}` to hold whole utterances, but a row ends in {zeros} zeros of {time}. An encoder embeds "
-            "padding as speech. Return a list of tensors, each as long as its utterance, or lengths by "
+            f"Expected `{side}` to hold whole utterances, but a row ends in {zeros} zeros of {samples}. An encoder "
+            "embeds padding as speech. Return a list of tensors, each as long as its utterance, or lengths by "
             "`keys={..., 'lengths': ...}`."
         )
         if side == "original":

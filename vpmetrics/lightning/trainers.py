@@ -1,12 +1,13 @@
-"""What the Lightning callbacks share: base classes of both packages, and what a Trainer says of its run.
+"""What the Lightning callbacks share: base classes of both packages, and the state of a Trainer.
 
-``pytorch_lightning`` and ``lightning.pytorch`` are one program under two names, with two sets of classes. A Trainer of
-the one sorts callbacks and finds checkpoints by its own classes, so the callbacks inherit from those of both.
+``pytorch_lightning`` and ``lightning.pytorch`` are one program under two names, with two sets of classes. A Trainer
+sorts callbacks and finds checkpoints by the classes of its own package, so the callbacks inherit from those of both.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -15,19 +16,9 @@ from torchmetrics.utilities import rank_zero_warn
 _PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 
 
-def _import_package(name: str) -> ModuleType | None:
-    """Return a package, or None where it is not installed; any other import error is raised."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not name.startswith(error.name):
-            raise
-        return None
-
-
-def installed_packages() -> list[ModuleType]:
+def import_installed_packages() -> list[ModuleType]:
     """Return every installed Lightning package."""
-    packages = [package for package in map(_import_package, _PACKAGES) if package is not None]
+    packages = [import_module(name) for name in _PACKAGES if find_spec(name.partition(".")[0])]
     if not packages:
         raise ImportError(
             "Expected `pytorch-lightning` or `lightning` to be installed, but found neither. "
@@ -45,10 +36,10 @@ if TYPE_CHECKING:
 
 else:
 
-    class CallbackBase(*(package.Callback for package in installed_packages())):
+    class CallbackBase(*(package.Callback for package in import_installed_packages())):
         """A callback for the Trainer of every installed package."""
 
-    class ModelCheckpointBase(*(package.callbacks.ModelCheckpoint for package in installed_packages())):
+    class ModelCheckpointBase(*(package.callbacks.ModelCheckpoint for package in import_installed_packages())):
         """A checkpoint callback for the Trainer of every installed package."""
 
 
