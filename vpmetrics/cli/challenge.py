@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,12 +22,11 @@ from vpmetrics.cli.embeddings import Column, Files, merge
 from vpmetrics.cli.formats import VECTORS
 from vpmetrics.cli.inputs import InputError, describe_error, quote
 from vpmetrics.cli.trial_files import Trials, label_trials, read_key, read_list, read_map, read_scores
-from vpmetrics.cli.trial_protocol import Attackable, ListedTrials, Protocol, read_protocol, score_listed
+from vpmetrics.cli.trial_protocol import ListedTrials, Protocol, TrialEmbeddings, read_protocol, score_protocol
 
 _VECTOR_FILES = VECTORS, "xvector.scp", "xvector.ark"
-_LEVELS = "utt-level", "spk-level"
-_SCORED = re.compile(r"(?:ASV-)?(?P<enrol>.+_enrolls.*?)-(?P<trial>.+_trials.*)")
-_PARTS = re.compile(r"(_(f|m|mixed|all|common)(?=_|$))*")  # of a set, before the name of the anonymiser
+_SCORE_FOLDER = re.compile(r"(?:ASV-)?(?P<enrol>.+_enrolls.*?)-(?P<trial>.+_trials.*)")
+_SUBSETS = re.compile(r"(_(f|m|mixed|all|common)(?=_|$))*")  # before the name of the anonymiser
 _ORIGINAL_ATTACKER, _PROTECTED_ATTACKER = "ASV_eval", "ASV_eval^anon"
 # Weights in the averages of the challenges of 2020 and 2022; of 2024, which has LibriSpeech only, the same.
 _WEIGHTS = {
@@ -34,8 +34,6 @@ _WEIGHTS = {
     for base, part, weight in (("libri", "", 0.25), ("vctk", "", 0.2), ("vctk", "_common", 0.05))
     for sex in "fm"
 }
-
-
 # Summaries of utility, and in those of 2020 and 2022 the word error rates of Kaldi.
 _SUMMARIES = "result_for_rank*", "results_orig*.txt", "results_anon*.txt", "results.txt", "results_summary.txt"
 _KALDI = re.compile(r"^ASR-(\w+?)_(dev|test)_asr_(\w+)\s.*%WER\s+([\d.]+)", re.MULTILINE)
@@ -49,43 +47,42 @@ class TrialSet(NamedTuple):
     trial: str
     vectors: Mapping[str, Path]
     scores: Mapping[str, Path]
-    lists: Lists
+    lists: RecipeLists
 
-    def trials(self) -> Path:
-        """Return the list of its trials."""
+    def find_trial_list(self) -> Path:
+        """Return the path of the list of its trials."""
         path = self.lists.find(self.trial, "trials")
         if path is None:
-            got = f"found no {self.trial}/trials"
-            raise InputError(f"expected the trials of {self.trial}, but {got}", self.lists.folder)
+            message = f"expected the trials of {self.trial}, but found no {self.trial}/trials"
+            raise InputError(message, self.lists.folder)
         return path
 
 
 class Result(NamedTuple):
     """One anonymiser on the development or on the test sets, to one attacker's speaker encoder.
 
-    ``suffix``: end of the names of protected sets; ``encoders``: how many encoders were used to compare the parts.
+    ``suffix``: end of the names of protected sets; ``encoders``: how many encoders were used to compare the sets.
     """
 
     system: str
     dataset: str
     attacker: str
+    folder: Path
     suffix: str
-    parts: tuple[TrialSet, ...]
-    place: str = ""
+    trial_sets: tuple[TrialSet, ...]
     encoders: int = 1
 
     @property
     def has_only_scores(self) -> bool:
         """Whether all sets have scores, but some lack vectors; with vectors, more could be reported."""
-        return all("OP" in part.scores or "PP" in part.scores for part in self.parts) and not all(
-            part.trial + self.suffix in part.vectors for part in self.parts
-        )
+        has_scores = all("OP" in one.scores or "PP" in one.scores for one in self.trial_sets)
+        return has_scores and not all(one.trial + self.suffix in one.vectors for one in self.trial_sets)
 
     @property
     def pooled_sets(self) -> tuple[str, ...]:
         """Names of sets whose trials are pooled: those of mixed sex if there are any, as they contain the rest."""
-        mixed = tuple(part.name for part in self.parts if part.name.endswith("_mixed"))
-        return mixed or tuple(part.name for part in self.parts)
+        names = tuple(one.name for one in self.trial_sets)
+        return tuple(name for name in names if name.endswith("_mixed")) or names
 
     @property
     def weights(self) -> dict[str, float]:
@@ -103,95 +100,84 @@ class Result(NamedTuple):
         return {"OO": "OO", "OP": f"OA{ignorant}", "PP": f"AA{suffixes.get(self.attacker, '')}"}
 
 
-class _Place(NamedTuple):
+class _EncoderFiles(NamedTuple):
     """Files of one encoder: vectors by set, and scores by the sets compared."""
 
     vectors: dict[str, Path]
     scores: dict[tuple[str, str], Path]
 
     @property
-    def datasets(self) -> set[str]:
+    def set_names(self) -> set[str]:
         names = {*self.vectors, *(name for pair in self.scores for name in pair)}
         return {name for name in names if re.fullmatch(".+_(enrolls|trials).*", name)}
 
 
-class Lists:
-    """The lists of a recipe: in the folder of results, or in the folder ``data`` of the recipe it is in."""
+class RecipeLists:
+    """Lists of trials, enrolments and speakers: in the folder of results, or in ``data`` of the recipe it is in."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         recipe = [parent / "data" for parent in list(folder.resolve().parents)[:4] if (parent / "data").is_dir()]
-        self._paths = [path for root in (folder, *recipe) for path in sorted(root.rglob("*")) if _is_list(path)]
+        self._paths = [
+            path
+            for root in (folder, *recipe)
+            for path in sorted(root.rglob("*"))
+            if path.name.startswith(("trials", "enrolls", "utt2spk")) and path.suffix == "" and path.is_file()
+        ]
 
-    def find(self, dataset: str, kind: str) -> Path | None:
+    def find(self, set_name: str, kind: str) -> Path | None:
         """Return ``libri_test_trials_f/trials``, or ``libri_test/trials_f``, or either name in the folder itself."""
-
-        def rank(path: Path) -> int:
-            is_here = path.parent == self.folder
-            matches = (
-                (path.parent.name, path.name) == (dataset, kind),
-                f"{path.parent.name}_{path.name}" == dataset,
-                is_here and dataset.endswith(f"_{path.name}"),
-                is_here and path.name == kind,
-            )
-            return matches.index(True) if any(matches) else len(matches)
-
-        ranked = [(rank(path), path) for path in self._paths if path.name.startswith(kind)]
-        best, path = min(ranked, key=lambda pair: pair[0], default=(4, None))
-        return path if best < 4 else None
-
-
-def _is_list(path: Path) -> bool:
-    return path.name.startswith(("trials", "enrolls", "utt2spk")) and path.suffix == "" and path.is_file()
+        paths = [path for path in self._paths if path.name.startswith(kind)]
+        in_folder = [path for path in paths if path.parent == self.folder]
+        by_preference = (
+            *(path for path in paths if (path.parent.name, path.name) == (set_name, kind)),
+            *(path for path in paths if f"{path.parent.name}_{path.name}" == set_name),
+            *(path for path in in_folder if set_name.endswith(f"_{path.name}")),
+            *(path for path in in_folder if path.name == kind),
+        )
+        return by_preference[0] if by_preference else None
 
 
 def has_results(folder: Path) -> bool:
     """Return whether a folder holds results of a challenge."""
-    return bool(_find_places(folder))
+    return bool(_find_encoders(folder))
 
 
 def find_results(folder: Path) -> list[Result]:
     """Return every anonymiser whose results are in a folder, by dataset and attacker."""
-    lists, results = Lists(folder), list[Result]()
-    for root, place in _find_places(folder).items():
-        suffixes = sorted({_anonymiser_suffix(name) for name in place.datasets} - {""})
-        sets = sorted({name.removesuffix(_anonymiser_suffix(name)) for name in place.datasets if "_trials" in name})
-        sets = [name for name in sets if not name.endswith("_all")]  # these are unions of others
-        for suffix in suffixes:
-            where = "" if root == folder else root.relative_to(folder).as_posix()
-            results += _group_by_dataset(suffix, sets, place, lists, _attacker_of(root), where)
+    lists = RecipeLists(folder)
+    results = [result for root, files in _find_encoders(folder).items() for result in _list_results(root, files, lists)]
     if not results:
         expected = "ASV-<set>_enrolls-<set>_trials_<sex>_<system>/scores, or speaker_vectors.pt below such names"
         raise InputError(f"expected results of a VoicePrivacy challenge ({expected}), but got none", folder)
     results = _join_encoders(results)
     names = Counter((one.system, one.dataset, one.attacker) for one in results)
     return [
-        one if names[one.system, one.dataset, one.attacker] == 1 else one._replace(system=f"{one.system}, {one.place}")
+        one
+        if names[one.system, one.dataset, one.attacker] == 1
+        else one._replace(system=f"{one.system}, {one.folder.relative_to(folder).as_posix()}")
         for one in results
     ]
 
 
-def _find_places(folder: Path) -> dict[Path, _Place]:
+def _find_encoders(folder: Path) -> dict[Path, _EncoderFiles]:
     """Return the folders with one subfolder per set: each belongs to one encoder or one run of a recipe."""
-    places: dict[Path, _Place] = defaultdict(lambda: _Place({}, {}))
-    for path in (path for name in _VECTOR_FILES for path in sorted(folder.rglob(name)) if _is_complete(path)):
-        dataset = path.parent.parent if path.parent.name in _LEVELS else path.parent
-        root = (
-            dataset.parent.parent if dataset.parent.name == "emb_xvect" and dataset.parent != folder else dataset.parent
-        )
-        places[root].vectors.setdefault(dataset.name.removeprefix("xvect_"), path)  # prefix of some recipes
+    encoders: dict[Path, _EncoderFiles] = defaultdict(lambda: _EncoderFiles({}, {}))
+    for path in (path for name in _VECTOR_FILES for path in sorted(folder.rglob(name))):
+        if path.parent.name == "spk-level" or path.parent.name.startswith("temp"):
+            continue
+        of_set = path.parent.parent if path.parent.name == "utt-level" else path.parent
+        is_nested = of_set.parent.name == "emb_xvect" and of_set.parent != folder
+        root = of_set.parent.parent if is_nested else of_set.parent
+        encoders[root].vectors.setdefault(of_set.name.removeprefix("xvect_"), path)  # prefix of some recipes
     for path in sorted(folder.rglob("scores*")):
-        match = _SCORED.fullmatch(path.parent.name)
+        match = _SCORE_FOLDER.fullmatch(path.parent.name)
         if match and path.name in ("scores", "scores.gz"):
-            places[path.parent.parent].scores[match["enrol"], match["trial"]] = path
-    return {root: place for root, place in places.items() if place.datasets}
+            encoders[path.parent.parent].scores[match["enrol"], match["trial"]] = path
+    return {root: files for root, files in encoders.items() if files.set_names}
 
 
-def _is_complete(path: Path) -> bool:
-    return path.parent.name != "spk-level" and not path.parent.name.startswith("temp")
-
-
-def _attacker_of(root: Path) -> str:
+def _find_attacker(root: Path) -> str:
     """Return the attacker's encoder, trained on original or on protected speech, by the name of its folder."""
     for name in map(str.lower, (root.name, *(parent.name for parent in list(root.resolve().parents)[:3]))):
         if "asv_anon" in name or "asv_eval_anon" in name:
@@ -204,119 +190,128 @@ def _attacker_of(root: Path) -> str:
 def _anonymiser_suffix(name: str) -> str:
     """Return the end of the name of a protected set, which is the anonymiser; empty for original speech."""
     _, kind, rest = re.split("(_enrolls|_trials)", name, maxsplit=1)
-    match = _PARTS.match(rest)
+    match = _SUBSETS.match(rest)
     return rest[match.end() :] if kind == "_trials" and match else rest
 
 
-def _group_by_dataset(
-    suffix: str, sets: Sequence[str], place: _Place, lists: Lists, attacker: str, where: str
-) -> Iterator[Result]:
-    parts: dict[str, list[TrialSet]] = {}
-    for trial in sets:
-        base, _, kind = trial.partition("_trials")
+def _list_results(root: Path, files: _EncoderFiles, lists: RecipeLists) -> list[Result]:
+    """Return the results of one encoder: one of each anonymiser and dataset."""
+    names = {name.removesuffix(_anonymiser_suffix(name)) for name in files.set_names if "_trials" in name}
+    by_suffix_and_dataset: dict[tuple[str, str], list[TrialSet]] = defaultdict(list)
+    for suffix, trial in product(sorted({*map(_anonymiser_suffix, files.set_names)} - {""}), sorted(names)):
+        base, _, subset = trial.partition("_trials")
         enrol = f"{base}_enrolls"
         pairs = {"OO": (enrol, trial), "OP": (enrol, trial + suffix), "PP": (enrol + suffix, trial + suffix)}
-        vectors = {name: place.vectors[name] for pair in pairs.values() for name in pair if name in place.vectors}
-        scores = {condition: place.scores[pair] for condition, pair in pairs.items() if pair in place.scores}
-        if trial + suffix in vectors or {"OP", "PP"} & set(scores):
+        vectors = {name: files.vectors[name] for pair in pairs.values() for name in pair if name in files.vectors}
+        scores = {condition: files.scores[pair] for condition, pair in pairs.items() if pair in files.scores}
+        is_union = subset.endswith("_all")  # of other sets
+        if not is_union and (trial + suffix in vectors or {"OP", "PP"} & set(scores)):
             dataset = next((name for name in ("dev", "test") if name in base.split("_")), "")
-            parts.setdefault(dataset, []).append(TrialSet(base + kind, enrol, trial, vectors, scores, lists))
-    for dataset, some in parts.items():
-        yield Result(suffix.strip("_-"), dataset, attacker, suffix, tuple(some), where)
+            trial_set = TrialSet(base + subset, enrol, trial, vectors, scores, lists)
+            by_suffix_and_dataset[suffix, dataset].append(trial_set)
+    return [
+        Result(suffix.strip("_-"), dataset, _find_attacker(root), root, suffix, tuple(trial_sets))
+        for (suffix, dataset), trial_sets in by_suffix_and_dataset.items()
+    ]
 
 
 def _join_encoders(results: Sequence[Result]) -> list[Result]:
     """Join results of one system and attacker on different sets, such as languages with an encoder each."""
     joined: dict[tuple[str, ...], Result] = {}
     for one in results:
-        key = (one.system, one.dataset, one.attacker) if one.attacker == _PROTECTED_ATTACKER else (*one[:3], one.place)
+        of_folder = (one.system, one.dataset, one.attacker, str(one.folder))
+        key = of_folder[:3] if one.attacker == _PROTECTED_ATTACKER else of_folder
         before = joined.get(key)
-        if before is not None and {part.name for part in before.parts} & {part.name for part in one.parts}:
-            before, key = None, (*key, one.place)
-        if before is not None:
-            one = one._replace(parts=before.parts + one.parts, encoders=before.encoders + 1)
-        joined[key] = one
+        if before is None:
+            joined[key] = one
+        elif {each.name for each in before.trial_sets} & {each.name for each in one.trial_sets}:
+            joined[of_folder] = one
+        else:
+            joined[key] = one._replace(trial_sets=before.trial_sets + one.trial_sets, encoders=before.encoders + 1)
     return list(joined.values())
 
 
-def read_result(result: Result, scoring: Scoring, utt2spk: str | None = None) -> tuple[ListedTrials, list[Attackable]]:
+def read_listed_trials(
+    result: Result, scoring: Scoring, utt2spk: str | None = None
+) -> tuple[ListedTrials, list[TrialEmbeddings]]:
     """Read the trials of all sets, and the embeddings that can be attacked; without scores, embeddings are compared."""
-    sets: list[Attackable] = []
+    embeddings: list[TrialEmbeddings] = []
     notes: list[str] = []
-    listed_as = {} if utt2spk is None else read_map(utt2spk)
+    listed_speakers = {} if utt2spk is None else read_map(utt2spk)
     speaker_of: dict[str, str] = {}
-    read: dict[str, Mapping[str, Trials]] = {}
-    for part in result.parts:
+    trials_by_set: dict[str, Mapping[str, Trials]] = {}
+    for trial_set in result.trial_sets:
         if result.has_only_scores:
-            read[part.name] = _read_scores(part)
-            speaker_of |= listed_as or _listed_speakers(part)
+            trials_by_set[trial_set.name] = _read_scores(trial_set)
+            speaker_of |= listed_speakers or _read_listed_speakers(trial_set)
         else:
-            one = _read_vectors(part, result.suffix, listed_as)
-            listed = score_listed(*one[:3], scoring)
-            sets += [one] if one.group in result.pooled_sets else []
-            read[part.name] = listed.trials
-            speaker_of |= one.protocol.speaker_of
+            of_set = _read_trial_embeddings(trial_set, result.suffix, listed_speakers)
+            listed = score_protocol(of_set.original, of_set.protected, of_set.protocol, scoring)
+            embeddings += [of_set] if trial_set.name in result.pooled_sets else []
+            trials_by_set[trial_set.name] = listed.trials
+            speaker_of |= of_set.protocol.speaker_of
             notes += listed.notes
     trials, columns = {}, ("enrol", "trial", "score", "is_target")
     for condition in WITHOUT_SESSIONS:
-        scored = {name: one[condition] for name, one in read.items() if condition in one}
+        scored = {name: of_set[condition] for name, of_set in trials_by_set.items() if condition in of_set}
         frames = [one.frame.select(*columns, group=pl.lit(name)) for name, one in scored.items()]
         if frames:
             trials[condition] = Trials(pl.concat(frames), tuple(note for one in scored.values() for note in one.notes))
     if result.encoders > 1:
-        notes.append(
-            f"its sets were compared by {result.encoders} encoders, so read the average of sets, not the pooled trials"
-        )
+        encoders = f"its sets were compared by {result.encoders} encoders"
+        notes.append(f"{encoders}, so read the average of sets, not the pooled trials")
     if result.has_only_scores:
         notes.append("no DeID and no G_VD: they need embeddings, and the folder has only scores")
-    return ListedTrials(trials, speaker_of, tuple(read), tuple(notes), result.pooled_sets), sets
+    return ListedTrials(trials, speaker_of, tuple(trials_by_set), tuple(notes), result.pooled_sets), embeddings
 
 
-def _read_scores(part: TrialSet) -> dict[str, Trials]:
-    files = {condition: read_scores(path) for condition, path in part.scores.items()}
+def _read_scores(trial_set: TrialSet) -> dict[str, Trials]:
+    files = {condition: read_scores(path) for condition, path in trial_set.scores.items()}
     is_labelled = all("is_target" in file.frame.columns for file in files.values())
-    key = None if is_labelled else read_key(part.trials())
+    key = None if is_labelled else read_key(trial_set.find_trial_list())
     return {condition: label_trials(file, key) for condition, file in files.items()}
 
 
-def _read_vectors(part: TrialSet, suffix: str, listed_as: dict[str, str]) -> Attackable:
+def _read_trial_embeddings(trial_set: TrialSet, suffix: str, listed_speakers: Mapping[str, str]) -> TrialEmbeddings:
     files, sides = Files(), []
     for end in ("", suffix):
         # PP needs no original speech: the attacker protects the enrolment, too.
-        there = [part.vectors[name] for name in (part.enrol + end, part.trial + end) if name in part.vectors]
-        columns = [files.read_column(str(path), "original") for path in there]
-        missing = Column(np.zeros((0, 0)), [], f"{part.trial}{end}/{VECTORS}, which is not there")
+        paths = map(trial_set.vectors.get, (trial_set.enrol + end, trial_set.trial + end))
+        columns = [files.read_column(str(path), "original") for path in paths if path is not None]
+        missing = Column(np.zeros((0, 0)), [], f"{trial_set.trial}{end}/{VECTORS}, which is not there")
         sides.append(merge(columns) if columns else missing)
-    return Attackable(sides[0], sides[1], _read_protocol(part, suffix, listed_as, files), part.name)
+    protocol = _read_protocol(trial_set, suffix, listed_speakers, files)
+    return TrialEmbeddings(sides[0], sides[1], protocol, trial_set.name)
 
 
-def _read_protocol(part: TrialSet, suffix: str, listed_as: dict[str, str], files: Files) -> Protocol:
+def _read_protocol(trial_set: TrialSet, suffix: str, listed_speakers: Mapping[str, str], files: Files) -> Protocol:
     """Read which pairs are trials; a speaker is enrolled with the mean of their utterances in the enrolment set."""
-    path = part.vectors.get(part.enrol) or part.vectors.get(part.enrol + suffix)
+    enrol, vectors, lists = trial_set.enrol, trial_set.vectors, trial_set.lists
+    path = vectors.get(enrol) or vectors.get(enrol + suffix)
     if path is None:
-        raise InputError(f"expected embeddings of {part.enrol}, but found no {VECTORS}", part.lists.folder)
-    listed = part.lists.find(part.enrol, "enrolls")
+        raise InputError(f"expected embeddings of {enrol}, but found no {VECTORS}", lists.folder)
+    listed = lists.find(enrol, "enrolls")
     enrolled = read_list(listed) if listed else files.read_arrays(str(path)).utterances or []
-    speaker_of = dict(listed_as)
-    for embeddings_file in () if listed_as else part.vectors.values():
-        arrays = files.read_arrays(str(embeddings_file))
-        if "speakers" in arrays.by_name:
-            speaker_of |= zip(arrays.utterances or [], arrays.by_name["speakers"].tolist(), strict=True)
-    speaker_of = listed_as or speaker_of | _listed_speakers(part)
+    speaker_of = dict(listed_speakers)
+    if not listed_speakers:
+        for arrays in (files.read_arrays(str(path)) for path in vectors.values()):
+            if "speakers" in arrays.by_name:
+                speaker_of |= zip(arrays.utterances or [], arrays.by_name["speakers"].tolist(), strict=True)
+        speaker_of |= _read_listed_speakers(trial_set)
     if not set(enrolled) <= set(speaker_of):
-        raise InputError(f"expected the speakers of {part.enrol}, but found no {part.enrol}/utt2spk", part.lists.folder)
-    return read_protocol([part.trials()], enrolled, speaker_of)
+        raise InputError(f"expected the speakers of {enrol}, but found no {enrol}/utt2spk", lists.folder)
+    return read_protocol([trial_set.find_trial_list()], enrolled, speaker_of)
 
 
-def _listed_speakers(part: TrialSet) -> dict[str, str]:
+def _read_listed_speakers(trial_set: TrialSet) -> dict[str, str]:
     speaker_of: dict[str, str] = {}
-    for dataset in ("", part.enrol, part.trial):
-        listed = part.lists.find(dataset, "utt2spk")
-        speaker_of |= {} if listed is None else read_map(listed)
+    for set_name in ("", trial_set.enrol, trial_set.trial):
+        if path := trial_set.lists.find(set_name, "utt2spk"):
+            speaker_of |= read_map(path)
     return speaker_of
 
 
-def read_utility(options: Sequence[str], systems: Sequence[str]) -> dict[str, dict[str, float]]:
+def parse_utility(options: Sequence[str], systems: Sequence[str]) -> dict[str, dict[str, float]]:
     """Return the utilities of each system: ``NAME=VALUE`` of all, or a CSV with a column ``system``."""
     values: dict[str, dict[str, float]] = {system: {} for system in systems}
     for option in options:
@@ -324,7 +319,7 @@ def read_utility(options: Sequence[str], systems: Sequence[str]) -> dict[str, di
         if equals:
             if len(systems) > 1:
                 raise InputError(f"Expected --utility FILE.csv for several systems, but got {quote(option)}.")
-            values[systems[0]][name] = _parse_utility(text, option)
+            values[systems[0]][name] = _parse_number(text, option)
             continue
         try:
             frame = pl.read_csv(option, infer_schema=False)
@@ -336,11 +331,11 @@ def read_utility(options: Sequence[str], systems: Sequence[str]) -> dict[str, di
             system = row.pop("system")
             if system not in values:
                 raise InputError(f"expected one of {', '.join(systems)}, but got {quote(system)}", option)
-            values[system] |= {key: _parse_utility(text, option) for key, text in row.items() if text not in (None, "")}
+            values[system] |= {key: _parse_number(text, option) for key, text in row.items() if text not in (None, "")}
     return values
 
 
-def _parse_utility(text: str, option: str) -> float:
+def _parse_number(text: str, option: str) -> float:
     try:
         return float(text)
     except ValueError:
@@ -356,19 +351,14 @@ def find_utility(folder: Path, suffix: str, dataset: str, is_alone: bool) -> dic
         dataset: ``"dev"``, ``"test"``, or nothing for either.
         is_alone: Whether no other system is in the folder, so that a summary need not name the system.
     """
-    places = [folder, folder.parent / "results_summary", folder.parent.parent / "results_summary"]
-    paths = [path for place in places for name in _SUMMARIES for path in sorted(place.rglob(name)) if path.is_file()]
+    folders = [folder, folder.parent / "results_summary", folder.parent.parent / "results_summary"]
+    paths = [path for each in folders for name in _SUMMARIES for path in sorted(each.rglob(name)) if path.is_file()]
     values_by_name: dict[str, list[float]] = {}
     for path in paths:
-        named = f"{path.parent.name}/{path.name}"
-        if (
-            not named.removesuffix(path.suffix).endswith(suffix)
-            and suffix not in path.parent.name
-            and not (is_alone and path.is_relative_to(folder))
-        ):
-            continue
-        for name, values in _read_summary(path.read_text(errors="replace"), suffix, dataset).items():
-            values_by_name.setdefault(name, values)
+        is_named = f"{path.parent.name}/{path.stem}".endswith(suffix) or suffix in path.parent.name
+        if is_named or (is_alone and path.is_relative_to(folder)):
+            for name, values in _read_summary(path.read_text(errors="replace"), suffix, dataset).items():
+                values_by_name.setdefault(name, values)
     return {name: sum(values) / len(values) for name, values in values_by_name.items()}
 
 
@@ -383,8 +373,9 @@ def _read_summary(text: str, suffix: str, dataset: str) -> dict[str, list[float]
         table = re.search(rf"^---- {section} results ----\n(.*\n)((?:\s*mean.*\n)?)((?:.+\n?)*)", text, re.MULTILINE)
         if table is None or measure not in table[1].split():
             continue
-        at = table[1].split().index(measure) - len(table[1].split())
+        heads = table[1].split()
+        column = heads.index(measure) - len(heads)
         for row in map(str.split, table[3].splitlines()):
-            if len(row) > len(table[1].split()) - 1 and "anon" in row and (not dataset or dataset in row):
-                values_by_name.setdefault(measure, []).append(float(row[at]))
+            if len(row) >= len(heads) and "anon" in row and (not dataset or dataset in row):
+                values_by_name.setdefault(measure, []).append(float(row[column]))
     return values_by_name

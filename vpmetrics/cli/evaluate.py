@@ -13,7 +13,7 @@ from rich.console import Console
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scorers import Scoring
 from vpmetrics.cli.audio_inputs import cache_folder, embed_sides, encoders_of, holds_recordings, pick_samples
-from vpmetrics.cli.challenge import find_results, find_utility, has_results, read_result, read_utility
+from vpmetrics.cli.challenge import find_results, find_utility, has_results, parse_utility, read_listed_trials
 from vpmetrics.cli.comparison import check_columns
 from vpmetrics.cli.embeddings import Embeddings, Files, locate, read_embeddings, read_plda
 from vpmetrics.cli.evaluation import (
@@ -33,14 +33,14 @@ from vpmetrics.cli.results import Run
 from vpmetrics.cli.tables import clean
 from vpmetrics.cli.trial_files import TrialFile, Trials, has_scores, label_trials, read_key, read_map, read_scores
 from vpmetrics.cli.trial_protocol import (
-    Attackable,
-    add_pair_results,
+    TrialEmbeddings,
+    add_attacks_and_matrices,
     drop_missing_trials,
     look_up,
     read_enrolled,
     read_protocol,
     read_weights,
-    score_listed,
+    score_protocol,
 )
 from vpmetrics.suite import VoicePrivacy
 
@@ -106,7 +106,7 @@ def _check_options(options: Namespace) -> None:
 
 
 def _publish_systems(options: Namespace, lead: str, systems: Sequence[EvaluatedSystem], console: Console) -> None:
-    given = read_utility(options.utility or [], [system.name for system in systems])
+    given = parse_utility(options.utility or [], [system.name for system in systems])
     systems = [replace(system, utility={**system.utility, **given[system.name]}) for system in systems]
     check_anything_defined(systems)
     hidden = {"argv", "out", "json", "figures", "command", "title", "samples"}
@@ -222,10 +222,10 @@ def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
     present, check = drop_missing_trials(protocol, (original, protected))
     protocol = present if options.partial else protocol
     scoring, weights = _scoring_of(options), read_weights(options.weights, set(group_of.values()))
-    listed = score_listed(original, protected, protocol, scoring)
+    listed = score_protocol(original, protected, protocol, scoring)
     system = evaluate_listed(options.title, listed, weights, _confidence_of(options))
     system = replace(system, report=replace(system.report, checks=(*system.report.checks, check)))
-    return _evaluate_pairs(system, [Attackable(original, protected, protocol)], scoring, options)
+    return _evaluate_pairs(system, [TrialEmbeddings(original, protected, protocol)], scoring, options)
 
 
 def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[EvaluatedSystem]:
@@ -237,7 +237,7 @@ def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evalua
     several = {field: len({getattr(one, field) for one in results}) > 1 for field in ("system", "dataset", "attacker")}
     by_attacker: dict[str, dict[str, EvaluatedSystem]] = {}
     for result in results:
-        listed, sets = read_result(result, scoring, options.speakers)
+        listed, sets = read_listed_trials(result, scoring, options.speakers)
         weights = read_weights(options.weights, set(listed.groups)) or result.weights
         system = name if name and not several["system"] else f"{name} {result.system}".strip()
         called = printable(f"{system} {result.dataset}" if several["dataset"] else system)
@@ -254,12 +254,12 @@ def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evalua
 
 
 def _evaluate_pairs(
-    system: EvaluatedSystem, sets: Sequence[Attackable], scoring: Scoring, options: Namespace
+    system: EvaluatedSystem, sets: Sequence[TrialEmbeddings], scoring: Scoring, options: Namespace
 ) -> EvaluatedSystem:
     if not sets:
         return system
     with show_progress(f"attacking {system.name}"):
-        return add_pair_results(system, sets, scoring, _confidence_of(options), not options.no_attacks)
+        return add_attacks_and_matrices(system, sets, scoring, _confidence_of(options), not options.no_attacks)
 
 
 def _evaluate_scores(options: Namespace) -> EvaluatedSystem:

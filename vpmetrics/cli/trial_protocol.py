@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,20 +26,19 @@ from vpmetrics.cli.trial_files import Trials, number_names, read_key, read_list,
 from vpmetrics.suite import VoicePrivacy
 
 _PAIRS = 1 << 12  # scored at a time
-_OF_MATRICES = tuple(f"{key}{end}" for key in ("deid", "gvd") for end in ("", *CI_SUFFIXES))
+_MATRIX_KEYS = tuple(f"{key}{end}" for key in ("deid", "gvd") for end in ("", *CI_SUFFIXES))
 
 
-@dataclass(frozen=True)
-class Protocol:
+class Protocol(NamedTuple):
     """Exactly these pairs are trials: a frame of ``enrol``, ``trial``, ``is_target``.
 
-    ``members``: the enrolment utterances of a speaker, for those enrolled as the mean of several.
+    ``enrolment_of``: the enrolment utterances of a speaker, for those enrolled as the mean of several.
     """
 
     trials: pl.DataFrame
-    members: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    speaker_of: Mapping[str, str] = field(default_factory=dict)
-    group_of: Mapping[str, str] = field(default_factory=dict)
+    enrolment_of: Mapping[str, Sequence[str]]
+    speaker_of: Mapping[str, str]
+    group_of: Mapping[str, str]
 
 
 class ListedTrials(NamedTuple):
@@ -84,10 +83,10 @@ def read_protocol(
             first = quote(" ".join(pairs.filter(differs).row(0)))
             got = f"{int(differs.sum()):,} do not, first {first}"
             raise InputError(f"expected target labels to agree with the speakers of utt2spk, but {got}", where)
-    members: dict[str, list[str]] = {}
+    enrolment_of: dict[str, list[str]] = {}
     for utterance in enrolled:
-        members.setdefault(speaker_of[utterance], []).append(utterance)
-    return Protocol(frame, members, speaker_of, group_of or {})
+        enrolment_of.setdefault(speaker_of[utterance], []).append(utterance)
+    return Protocol(frame, enrolment_of, speaker_of, group_of or {})
 
 
 def read_enrolled(path: str | None, speaker_of: Mapping[str, str]) -> list[str]:
@@ -116,40 +115,39 @@ def read_weights(path: str | None, groups: set[str]) -> dict[str, float]:
 
 def drop_missing_trials(protocol: Protocol, sides: Sequence[Column]) -> tuple[Protocol, Check]:
     """Return the trials that every side with such utterances has embeddings for, and a check that counts the others."""
-    frame, members = protocol.trials, protocol.members
+    frame, enrolment_of = protocol.trials, protocol.enrolment_of
     for column in ("enrol", "trial"):
         names = frame[column].unique().to_list()
         for rows in (side.rows_by_name() for side in sides):
-            present = [name for name in names if all(each in rows for each in members.get(name, [name]))]
+            present = [name for name in names if all(each in rows for each in enrolment_of.get(name, [name]))]
             if present:
                 frame = frame.filter(pl.col(column).is_in(present))
     check = check_missing_trials(len(protocol.trials) - len(frame), len(protocol.trials))
-    return replace(protocol, trials=frame), check
+    return protocol._replace(trials=frame), check
 
 
-def score_listed(original: Column, protected: Column, protocol: Protocol, scoring: Scoring = "cosine") -> ListedTrials:
+def score_protocol(original: Column, protected: Column, protocol: Protocol, scoring: Scoring) -> ListedTrials:
     """Score the trials of a protocol in every condition that both sides have the utterances for."""
     frame = protocol.trials
-    names, ((enrols, probes),) = number_names([frame])
-    (enrolled, of_enrol), (probed, of_probe) = (np.unique(side, return_inverse=True) for side in (enrols, probes))
+    names, (pair,) = number_names([frame])
+    (enrolled, rows), (tested, columns) = (np.unique(side, return_inverse=True) for side in pair)
+    enrolled_names, tested_names = ([names[at] for at in numbers] for numbers in (enrolled, tested))
     sides = {"O": original, "P": protected}
-    references = {
-        key: _enrolment_references(side, protocol, [names[at] for at in enrolled]) for key, side in sides.items()
-    }
-    tested = {key: _find_vectors_if_any(side, [names[at] for at in probed], "trial") for key, side in sides.items()}
-    group, groups, notes = _groups_of_trials(protocol)
+    references = {key: _average_enrolment(side, protocol, enrolled_names) for key, side in sides.items()}
+    probes = {key: _find_all_vectors(side, tested_names, "trial") for key, side in sides.items()}
+    group, groups, notes = _assign_groups(protocol)
     trials = {}
     for condition in WITHOUT_SESSIONS:
-        left, right = references[condition[0]], tested[condition[1]]
+        left, right = references[condition[0]], probes[condition[1]]
         if left is None or right is None:
             what, key = ("enrolment", condition[0]) if left is None else ("trial", condition[1])
             notes += (f"{condition} left out: none of the {what} utterances is in {sides[key].source}",)
             continue
         with show_progress(f"scoring {condition}", len(frame)) as advance:
-            scores = score_pairs(left, right, torch.from_numpy(of_enrol), torch.from_numpy(of_probe), scoring, advance)
+            scores = score_pairs(left, right, torch.from_numpy(rows), torch.from_numpy(columns), scoring, advance)
         if scores.isnan().any():
-            pair = " and ".join(frame.select("enrol", "trial").row(int(scores.isnan().nonzero()[0])))
-            raise InputError(f"Expected numbers as scores, but got NaN in {condition}, first for {quote(pair)}.")
+            first = " and ".join(frame.select("enrol", "trial").row(int(scores.isnan().nonzero()[0])))
+            raise InputError(f"Expected numbers as scores, but got NaN in {condition}, first for {quote(first)}.")
         trials[condition] = Trials(frame.with_columns(score=pl.Series(scores.numpy()), group=group))
     if not trials:
         raise InputError(f"Nothing to score: {'; '.join(notes)}.")
@@ -173,18 +171,18 @@ def score_pairs(
     return scores
 
 
-def _enrolment_references(side: Column, protocol: Protocol, names: Sequence[str]) -> Tensor | None:
+def _average_enrolment(side: Column, protocol: Protocol, names: Sequence[str]) -> Tensor | None:
     """Return what each name is enrolled with, ``(E, D)``: the mean of a speaker's utterances, or one utterance."""
     row_of = side.rows_by_name()
-    members = [[name] if name in row_of else protocol.members.get(name, [name]) for name in names]
-    vectors = _find_vectors_if_any(side, [utterance for each in members for utterance in each], "enrolment")
+    enrolments = [[name] if name in row_of else protocol.enrolment_of.get(name, [name]) for name in names]
+    vectors = _find_all_vectors(side, [utterance for each in enrolments for utterance in each], "enrolment")
     if vectors is None:
         return None
-    return torch.stack([part.mean(0) for part in vectors.split([len(each) for each in members])])
+    return torch.stack([of_name.mean(0) for of_name in vectors.split([len(each) for each in enrolments])])
 
 
-def _find_vectors_if_any(side: Column, names: Sequence[str], what: str) -> Tensor | None:
-    """Return the vectors of some utterances; None where a side has none of them, an error where it lacks some."""
+def _find_all_vectors(side: Column, names: Sequence[str], what: str) -> Tensor | None:
+    """Return the vectors of utterances; None where a side has none of them, an error where it lacks some."""
     row_of = side.rows_by_name()
     missing = [name for name in names if name not in row_of]
     if len(missing) == len(names):
@@ -202,7 +200,7 @@ def _find_vectors(side: Column, names: Sequence[str], what: str) -> Tensor:
     return side.tensor(what).double()[[row_of[name] for name in names]]
 
 
-def _groups_of_trials(protocol: Protocol) -> tuple[pl.Series, tuple[str, ...], tuple[str, ...]]:
+def _assign_groups(protocol: Protocol) -> tuple[pl.Series, tuple[str, ...], tuple[str, ...]]:
     """Return the group of every trial, that of both its sides or null; the names of groups, and notes."""
     frame, group_of = protocol.trials, protocol.group_of
     if not group_of:
@@ -229,7 +227,7 @@ def look_up(names: pl.Series, value_of: Mapping[str, str]) -> pl.Series:
     return names.replace_strict(old, new, default=None)
 
 
-class Attackable(NamedTuple):
+class TrialEmbeddings(NamedTuple):
     """Both sides of some lists of trials; ``group`` is the name of these lists where a system has several."""
 
     original: Column
@@ -237,16 +235,16 @@ class Attackable(NamedTuple):
     protocol: Protocol
     group: str = ""
 
-    def utterances(self) -> tuple[set[str], set[str]]:
+    def list_utterances(self) -> tuple[set[str], set[str]]:
         """Return the utterances that speakers are enrolled with, and those tested."""
-        trials, members = self.protocol.trials, self.protocol.members
-        enrolled = trials["enrol"].unique().to_list()
-        return {utterance for name in enrolled for utterance in members.get(name, ())}, set(trials["trial"].to_list())
+        trials, enrolment_of = self.protocol.trials, self.protocol.enrolment_of
+        references = {utterance for name in trials["enrol"].unique() for utterance in enrolment_of.get(name, ())}
+        return references, set(trials["trial"].to_list())
 
     def describe_missing(self) -> str:
         """Return what every attacker lacks; an empty text where nothing is missing."""
-        references, tested = self.utterances()
-        if not set(self.protocol.trials["enrol"].to_list()) <= set(self.protocol.members):
+        references, tested = self.list_utterances()
+        if not set(self.protocol.trials["enrol"].to_list()) <= set(self.protocol.enrolment_of):
             return "no list names the enrolment utterances of speakers"
         if references & tested:
             return f"{min(references & tested)!r} is enrolled with and tested as well"
@@ -256,16 +254,16 @@ class Attackable(NamedTuple):
 
     def describe_absent_utterance(self, side: Column) -> str:
         """Return a sentence that names one utterance missing on this side; empty if none is missing."""
-        absent = set.union(*self.utterances()).difference(side.rows_by_name())
+        absent = set.union(*self.list_utterances()).difference(side.rows_by_name())
         return f"it needs both sides of every utterance, and {min(absent)!r} is not in {side.source}" if absent else ""
 
 
-def add_pair_results(
+def add_attacks_and_matrices(
     system: EvaluatedSystem,
-    sets: Sequence[Attackable],
-    scoring: Scoring = "cosine",
-    intervals: float | None = None,
-    is_attacked: bool = True,
+    embeddings: Sequence[TrialEmbeddings],
+    scoring: Scoring,
+    intervals: float | None,
+    is_attacked: bool,
 ) -> EvaluatedSystem:
     """Return a system with what attacks on the utterances of its lists find, and with DeID and G_VD.
 
@@ -273,55 +271,58 @@ def add_pair_results(
     listed utterances, and PP only if the protected side has. Attacks, DeID and G_VD use all pairs of an enrolled
     speaker and a tested utterance, within a group where there are groups.
     """
-    missing = next(filter(None, (one.describe_missing() for one in sets)), "")
-    unpaired = missing or next(filter(None, (one.describe_absent_utterance(one.original) for one in sets)), "")
+    missing = next(filter(None, (one.describe_missing() for one in embeddings)), "")
+    unpaired = missing or next(filter(None, (one.describe_absent_utterance(one.original) for one in embeddings)), "")
     notes = [*system.notes, *([f"no DeID and no G_VD: {unpaired}"] if unpaired else [])]
     if missing or (unpaired and not is_attacked):
         return replace(system, notes=tuple(notes), no_attacks=missing if is_attacked else NONE_WANTED)
     attacks = "standard" if is_attacked else None
     metric = VoicePrivacy(scoring=scoring, enrolment="speaker", intervals=intervals, attacks=attacks, metrics="all")
     with collect_notes(notes):
-        report, groups = _report_pairs(sets, metric, is_paired=not unpaired)
-    where = "PP" if unpaired else "OP"
-    no_attacks = "" if is_attacked else NONE_WANTED
-    if is_attacked and math.isnan(float(report.scalars[scalar_key(where, "d_ece_strongest")])):
+        report, groups = _report_all_pairs(embeddings, metric, is_paired=not unpaired)
+    condition = "PP" if unpaired else "OP"
+    no_attacks = ""
+    if not is_attacked:
+        no_attacks = NONE_WANTED
+    elif math.isnan(float(report.scalars[scalar_key(condition, "d_ece_strongest")])):
         no_attacks = "there are too few speakers"
-    elif is_attacked and where != system.report.main_condition:
+    elif condition != system.report.main_condition:
         no_attacks = unpaired
-    pairs, listed = (sum(each.conditions[where].num_trials) for each in (report, system.report))
+    pairs, listed = (sum(each.conditions[condition].num_trials) for each in (report, system.report))
     if pairs != listed:
         what = "attacks, DeID and G_VD are" if is_attacked else "DeID and G_VD are"
-        notes += [f"{what} counted on all {pairs:,} pairs that could be trials; the list has {listed:,}"]
+        notes.append(f"{what} counted on all {pairs:,} pairs that could be trials; the list has {listed:,}")
     merged = {
         name: _merge_reports(group, groups[name]) if name in groups else group for name, group in system.groups.items()
     }
     return replace(_merge_reports(system, report), groups=merged, notes=tuple(notes), no_attacks=no_attacks)
 
 
-def _report_pairs(
-    sets: Sequence[Attackable], metric: VoicePrivacy, is_paired: bool
+def _report_all_pairs(
+    embeddings: Sequence[TrialEmbeddings], metric: VoicePrivacy, is_paired: bool
 ) -> tuple[PrivacyReport, dict[str, PrivacyReport]]:
     """Report all pairs of the utterances of lists, and those of each group; an utterance of several counts in each."""
     original, protected = list[Tensor](), list[Tensor]()
     speakers, is_reference, groups = list[str](), list[bool](), list[str]()
-    for one in sets:
-        references, tested = one.utterances()
-        names, protocol = sorted(references | tested), one.protocol
+    for one in embeddings:
+        references, tested = one.list_utterances()
+        names, speaker_of, group_of = sorted(references | tested), one.protocol.speaker_of, one.protocol.group_of
         protected.append(_find_vectors(one.protected, names, "protected"))
         original += [_find_vectors(one.original, names, "original")] if is_paired else []
-        own = [protocol.speaker_of[name] for name in names]
-        speakers += own
+        speakers += [speaker_of[name] for name in names]
         is_reference += [name in references for name in names]
-        group_of = protocol.group_of
-        pairs = zip(names, own, strict=True)
-        groups += [one.group or group_of.get(name, group_of.get(speaker, "")) for name, speaker in pairs]
-    kinds, number = np.unique(np.array(groups), return_inverse=True)
-    of_speaker = torch.from_numpy(np.unique(np.array(speakers), return_inverse=True)[1].astype(np.int64))
-    of_group = torch.from_numpy(number.astype(np.int64)) if any(groups) else None
-    rows = torch.cat(original) if is_paired else None
-    metric.update(rows, torch.cat(protected), of_speaker, torch.tensor(is_reference), groups=of_group)
+        groups += [one.group or group_of.get(name, group_of.get(speaker_of[name], "")) for name in names]
+    _, speaker_index = np.unique(np.array(speakers), return_inverse=True)
+    group_names, group_index = np.unique(np.array(groups), return_inverse=True)
+    metric.update(
+        torch.cat(original) if is_paired else None,
+        torch.cat(protected),
+        torch.from_numpy(speaker_index),
+        torch.tensor(is_reference),
+        groups=torch.from_numpy(group_index) if any(groups) else None,
+    )
     report = metric.report()
-    return report, dict(zip(kinds.tolist(), report.groups.values(), strict=False))
+    return report, dict(zip(group_names.tolist(), report.groups.values(), strict=False))
 
 
 def _merge_reports(system: EvaluatedSystem, report: PrivacyReport) -> EvaluatedSystem:
@@ -330,7 +331,7 @@ def _merge_reports(system: EvaluatedSystem, report: PrivacyReport) -> EvaluatedS
     scalars = {**system.report.scalars}
     for key, value in report.scalars.items():
         of_attack = scalar(key).family == "attack" and scalar(key).condition in reports
-        if of_attack or (key in _OF_MATRICES and not math.isnan(float(value))):
+        if of_attack or (key in _MATRIX_KEYS and not math.isnan(float(value))):
             scalars[key] = value
     conditions = {name: replace(each, strongest=report.conditions[name].strongest) for name, each in reports.items()}
     sources = [key for key in disclosure_sources(conditions, scalars) if not math.isnan(float(scalars[key]))]
@@ -339,7 +340,7 @@ def _merge_reports(system: EvaluatedSystem, report: PrivacyReport) -> EvaluatedS
         ends = [end for end in ("", *CI_SUFFIXES) if f"{largest}{end}" in scalars]
         scalars |= {f"disclosure{end}": scalars[f"{largest}{end}"] for end in ends}
     # The list alone was not attacked; the pairs of its utterances may have been.
-    own = [check for check in system.report.checks if check.name != "attacks" or not report.attacks]
-    checks = tuple({check.name: check for check in (*own, *report.checks)}.values())
+    listed = [check for check in system.report.checks if check.name != "attacks" or not report.attacks]
+    checks = tuple({check.name: check for check in (*listed, *report.checks)}.values())
     merged = replace(system.report, scalars=scalars, conditions=conditions, attacks=report.attacks, checks=checks)
     return replace(system, report=replace(merged, headline=find_headline(merged)))
