@@ -63,7 +63,7 @@ def cache_folder(options: Namespace) -> Iterator[Path]:
         yield Path(folder)
 
 
-def encoders_of(options: Namespace) -> list[str]:
+def list_encoders(options: Namespace) -> list[str]:
     """Return the encoders asked for, the offline default if none is."""
     features = ["f0"] if options.feature == "f0" else []
     return [*(options.encoder or ([] if features else ["resemblyzer"])), *features]

@@ -126,7 +126,7 @@ class Files:
 
     def read_column(self, source: str | None, role: str) -> Column:
         """Return an array by ``FILE``, ``FILE:ARRAY`` or ``ARRAY``; by one of its usual names if nothing is given."""
-        path, name = (None, None) if source is None else locate(source)
+        path, name = (None, None) if source is None else split_source(source)
         if path is None and self.container is None:
             if source is not None:
                 raise InputError(f"no such file for --{role}", source)
@@ -154,7 +154,7 @@ class Files:
 
     def read_labels(self, source: str | None, role: str) -> Column:
         """Return a label of every row: from an array, or from a text with lines ``utterance label`` or ``label``."""
-        path, name = (None, None) if source is None else locate(source)
+        path, name = (None, None) if source is None else split_source(source)
         if path is None or name is not None or self.kind is not None or format_suffix(path) in READERS:
             return self.read_column(source, role)
         names, labels = read_labels(path, "utterance", role.removesuffix("s"))
@@ -268,7 +268,7 @@ def read_plda(path: str, utt2spk: str | None = None, kind: str | None = None) ->
         raise InputError(f"cannot be fitted ({error})", path) from None
 
 
-def locate(source: str) -> tuple[str | None, str | None]:
+def split_source(source: str) -> tuple[str | None, str | None]:
     """Return the file and the array in ``FILE`` or ``FILE:ARRAY``; nothing where there is no such file."""
     if Path(source).exists():
         return source, None

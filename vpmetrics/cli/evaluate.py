@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics.cli.audio_inputs import cache_folder, embed_sides, encoders_of, holds_recordings, pick_samples
+from vpmetrics.cli.audio_inputs import cache_folder, embed_sides, holds_recordings, list_encoders, pick_samples
 from vpmetrics.cli.challenge import find_results, find_utility, has_results, parse_utility, read_listed_trials
 from vpmetrics.cli.comparison import check_columns
-from vpmetrics.cli.embeddings import Embeddings, Files, locate, read_embeddings, read_plda
+from vpmetrics.cli.embeddings import Embeddings, Files, read_embeddings, read_plda, split_source
 from vpmetrics.cli.evaluation import (
     add_attributes,
     check_anything_defined,
     combine_systems,
     evaluate_embeddings,
-    evaluate_listed,
+    evaluate_listed_trials,
     evaluate_trials,
 )
 from vpmetrics.cli.formats import READERS
 from vpmetrics.cli.inputs import InputError, format_suffix, printable, quote, read_files
-from vpmetrics.cli.options import CONFIDENCE
 from vpmetrics.cli.outputs import Content, check_outputs, publish
 from vpmetrics.cli.progress import show_progress
 from vpmetrics.cli.results import Run
@@ -45,9 +46,8 @@ from vpmetrics.cli.trial_protocol import (
 from vpmetrics.suite import VoicePrivacy
 
 # The options that each kind of input uses; those of the output are always used.
-_ALWAYS = {"command", "argv", "inputs", "systems", "title", "out", "json", "figures", "intervals", "utility"} | {
-    *("all", "columns", "latex_intervals", "workers", "samples"),
-}
+_ALWAYS = {"command", "argv", "inputs", "systems", "title", "columns", "intervals", "utility", "workers", "samples"}
+_ALWAYS |= {"out", "json", "figures", "all", "latex_intervals"}
 _SCORED = {"original", "protected", "speakers", "speaker_pattern", "strip_suffix", "scoring", "plda_fit", "no_attacks"}
 _PAIRED = _SCORED | {"similarity", "rank_model", "population", "partial", "attributes"}
 _USED = {
@@ -64,13 +64,12 @@ _ORIGINAL = "original"  # what tables call unprotected speech
 def evaluate(options: Namespace, console: Console) -> None:
     """Evaluate one system."""
     _check_options(options)
-    sides = [*(options.original or ()), *(options.protected or ())]
-    scores = [options.oo, options.op, options.pp]
-    given = [*options.inputs, *sides, *scores, options.key]
-    first = next(filter(None, (*options.inputs, *(options.protected or ()), *scores[1:], scores[0], *sides)), "")
-    options.title = printable(options.title or Path(first).name)
-    systems = _evaluate_inputs(options, sides)
-    lead = f"Voice privacy of {printable(', '.join(dict.fromkeys(filter(None, given))))}"
+    original, protected = options.original or [], options.protected or []
+    sources = [*options.inputs, *original, *protected, options.oo, options.op, options.pp, options.key]
+    titles = (*options.inputs, *protected, options.op, options.pp, options.oo, *original, "")
+    options.title = printable(options.title or Path(next(filter(None, titles), "")).name)
+    systems = _evaluate_inputs(options, [*original, *protected])
+    lead = f"Voice privacy of {printable(', '.join(dict.fromkeys(filter(None, sources))))}"
     _publish_systems(options, lead, systems, console)
 
 
@@ -79,8 +78,9 @@ def compare(options: Namespace, console: Console) -> None:
     _check_options(options)
     named = {printable(name): source for name, source in map(_split_name, options.systems)}
     if len(named) < len(options.systems) or _ORIGINAL in named:
-        got = f"{', '.join(named)}; {_ORIGINAL} is what tables call unprotected speech" * (_ORIGINAL in named)
-        got = got or ", ".join(options.systems)
+        got = ", ".join(options.systems)
+        if _ORIGINAL in named:
+            got = f"{', '.join(named)}; {_ORIGINAL} is what tables call unprotected speech"
         raise InputError(f"Expected every system to have a name of its own (NAME=FILE), but got {got}.")
     source = next(iter(named.values()))
     if options.original is None and Path(source).is_dir() and has_results(Path(source)):
@@ -106,38 +106,39 @@ def _check_options(options: Namespace) -> None:
 
 
 def _publish_systems(options: Namespace, lead: str, systems: Sequence[EvaluatedSystem], console: Console) -> None:
-    given = parse_utility(options.utility or [], [system.name for system in systems])
-    systems = [replace(system, utility={**system.utility, **given[system.name]}) for system in systems]
+    utility = parse_utility(options.utility or [], [system.name for system in systems])
+    systems = [replace(system, utility={**system.utility, **utility[system.name]}) for system in systems]
     check_anything_defined(systems)
+    has_embeddings = any(report.identification for report in systems[0].report.conditions.values())
+    settings = {"scoring": "cosine", "similarity": "geometric"} if has_embeddings else {}
     hidden = {"argv", "out", "json", "figures", "command", "title", "samples"}
-    given_options = {
-        key: value for key, value in vars(options).items() if key not in hidden and value not in (None, False, [], ())
-    }
-    of_embeddings = any(report.identification for report in systems[0].report.conditions.values())
-    defaults = {"scoring": "cosine", "similarity": "geometric"} if of_embeddings else {}
-    settings = {**defaults, **given_options, "intervals": _confidence_of(options)}
+    settings |= {name: value for name, value in _given_options(options).items() if name not in hidden}
+    settings["intervals"] = options.intervals
     run = Run(("vpmetrics", *options.argv), settings, dict(read_files))
     content = Content(clean(options.title), clean(lead), systems, run, options.columns, options.samples)
     publish(content, console, options)
 
 
-def _reject_unused_option(options: Namespace, what: str) -> None:
-    """Raise for an option that would do nothing, which is a misunderstanding."""
-    for name, value in vars(options).items():
-        if name not in _ALWAYS | _USED[what] and value not in (None, False, [], ()):
+def _given_options(options: Namespace) -> dict[str, Any]:
+    return {name: value for name, value in vars(options).items() if value not in (None, False, [], ())}
+
+
+def _reject_unused_option(options: Namespace, kind: str) -> None:
+    """Raise for an option that does nothing with a kind of input, which is a misunderstanding."""
+    for name in _given_options(options):
+        if name not in _ALWAYS | _USED[kind]:
             option = {"speakers": "utt2spk"}.get(name, name).replace("_", "-")
-            raise InputError(f"Expected no --{option} with {what}: it would do nothing.")
+            raise InputError(f"Expected no --{option} with {kind}: it would do nothing.")
 
 
 def _evaluate_inputs(options: Namespace, sides: Sequence[str]) -> list[EvaluatedSystem]:
-    """Do what the files given call for."""
+    """Evaluate recordings, embeddings, score files or the folder of a challenge, whichever is given."""
     inputs = options.inputs
     if len(inputs) == 1 and Path(inputs[0]).is_dir() and not sides:
         return _evaluate_folder(Path(inputs[0]), options, "")
     has_recordings = any(map(holds_recordings, (*inputs, *sides)))
     has_embeddings = sides or has_recordings or any(_holds_embeddings(each, options) for each in inputs)
-    has_scores = options.oo or options.op or options.pp
-    if has_embeddings and (has_scores or options.key or options.fit):
+    if has_embeddings and (options.oo or options.op or options.pp or options.key or options.fit):
         raise InputError("Expected embeddings or score files, but got both.")
     if not has_embeddings:
         return [_evaluate_scores(options)]
@@ -159,8 +160,8 @@ def _evaluate_inputs(options: Namespace, sides: Sequence[str]) -> list[Evaluated
 
 def _holds_embeddings(source: str, options: Namespace) -> bool:
     """Return whether an input is a file or folder of embeddings, by its suffix; tables may hold scores as well."""
-    path, name = locate(source)
-    path = path or source
+    located, name = split_source(source)
+    path = located or source
     if options.format is not None or name is not None or Path(path).is_dir():
         return True
     is_table = format_suffix(path) in ("csv", "tsv", "parquet") and Path(path).is_file()
@@ -170,16 +171,16 @@ def _holds_embeddings(source: str, options: Namespace) -> bool:
 def _evaluate_recordings(options: Namespace, original: str, named: Mapping[str, str]) -> list[EvaluatedSystem]:
     """Evaluate systems from recordings, each by every encoder, and before these by the best of them."""
     _reject_unused_option(options, "recordings")
-    evaluated, encoders = list[EvaluatedSystem](), encoders_of(options)
+    evaluated, encoders = list[EvaluatedSystem](), list_encoders(options)
     with cache_folder(options) as cache:
         for name, protected in named.items():
             systems: dict[str, EvaluatedSystem] = {}
             for encoder in encoders:
                 embeddings, files = embed_sides(original, protected, encoder, options, cache)
                 short = Path(encoder).stem if Path(encoder).exists() else encoder
-                called = name if len(encoders) == 1 else f"{name}, {short}"
-                metric = _metric_of(options, "euclidean" if encoder == "f0" else None)
-                systems[short] = _evaluate_sides(called, embeddings, options, metric)
+                full_name = name if len(encoders) == 1 else f"{name}, {short}"
+                metric = _make_metric(options, "euclidean" if encoder == "f0" else None)
+                systems[short] = _evaluate_sides(full_name, embeddings, options, metric)
                 if options.out is not None and not options.no_audio and not options.samples:
                     options.samples = pick_samples(systems[short], embeddings, files)
             evaluated += combine_systems(name, systems)
@@ -191,7 +192,7 @@ def _evaluate_embeddings(
 ) -> list[EvaluatedSystem]:
     """Evaluate systems by name from a file of arrays, and sources of original and of protected embeddings."""
     _reject_unused_option(options, "embeddings")
-    metric, systems, first = _metric_of(options), list[EvaluatedSystem](), None
+    metric, systems, first = _make_metric(options), list[EvaluatedSystem](), None
     for name, source in named.items():
         embeddings = read_embeddings(*source, options)
         first = first or embeddings
@@ -208,7 +209,7 @@ def _evaluate_sides(name: str, embeddings: Embeddings, options: Namespace, metri
         system = evaluate_embeddings(name, embeddings, metric, weights)
         if options.attributes is None:
             return system
-        return add_attributes(system, embeddings, options.attributes, _confidence_of(options))
+        return add_attributes(system, embeddings, options.attributes, options.intervals)
 
 
 def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
@@ -219,47 +220,49 @@ def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
     group_of = {} if options.groups is None else read_map(options.groups, ("utterance", "group"))
     enrolled = read_enrolled(options.enrolls, speaker_of)
     protocol = read_protocol(options.trials, enrolled, speaker_of, group_of, options.key_columns)
-    present, check = drop_missing_trials(protocol, (original, protected))
-    protocol = present if options.partial else protocol
-    scoring, weights = _scoring_of(options), read_weights(options.weights, set(group_of.values()))
+    complete, check = drop_missing_trials(protocol, (original, protected))
+    protocol = complete if options.partial else protocol
+    scoring, weights = _read_scoring(options), read_weights(options.weights, set(group_of.values()))
     listed = score_protocol(original, protected, protocol, scoring)
-    system = evaluate_listed(options.title, listed, weights, _confidence_of(options))
+    system = evaluate_listed_trials(options.title, listed, weights, options.intervals)
     system = replace(system, report=replace(system.report, checks=(*system.report.checks, check)))
-    return _evaluate_pairs(system, [TrialEmbeddings(original, protected, protocol)], scoring, options)
+    return _add_attacks(system, [TrialEmbeddings(original, protected, protocol)], scoring, options)
 
 
 def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[EvaluatedSystem]:
     """Evaluate all systems, datasets and attackers of a results folder of a challenge."""
     results = find_results(folder)
-    is_scored = all(result.has_only_scores for result in results)
-    _reject_unused_option(options, "a folder of scores" if is_scored else "a folder of embeddings")
-    scoring = "cosine" if is_scored else _scoring_of(options)
-    several = {field: len({getattr(one, field) for one in results}) > 1 for field in ("system", "dataset", "attacker")}
-    by_attacker: dict[str, dict[str, EvaluatedSystem]] = {}
+    has_only_scores = all(result.has_only_scores for result in results)
+    _reject_unused_option(options, "a folder of scores" if has_only_scores else "a folder of embeddings")
+    scoring = "cosine" if has_only_scores else _read_scoring(options)
+    has_several = {
+        field: len({getattr(result, field) for result in results}) > 1 for field in ("system", "dataset", "attacker")
+    }
+    by_attacker: dict[str, dict[str, EvaluatedSystem]] = defaultdict(dict)
     for result in results:
-        listed, sets = read_listed_trials(result, scoring, options.speakers)
+        listed, embeddings = read_listed_trials(result, scoring, options.speakers)
         weights = read_weights(options.weights, set(listed.groups)) or result.weights
-        system = name if name and not several["system"] else f"{name} {result.system}".strip()
-        called = printable(f"{system} {result.dataset}" if several["dataset"] else system)
+        short = name if name and not has_several["system"] else f"{name} {result.system}".strip()
+        short = printable(f"{short} {result.dataset}" if has_several["dataset"] else short)
         attacker = result.attacker or "another attacker"
-        full = f"{called}, {attacker}" if several["attacker"] else called
-        evaluated = replace(
-            evaluate_listed(full, listed, weights, _confidence_of(options)),
+        full_name = f"{short}, {attacker}" if has_several["attacker"] else short
+        system = replace(
+            evaluate_listed_trials(full_name, listed, weights, options.intervals),
             dataset=result.dataset,
             attack_models=result.attack_models,
-            utility=find_utility(folder, result.suffix, result.dataset, not several["system"]),
+            utility=find_utility(folder, result.suffix, result.dataset, not has_several["system"]),
         )
-        by_attacker.setdefault(called, {})[attacker] = _evaluate_pairs(evaluated, sets, scoring, options)
-    return [system for called, each in by_attacker.items() for system in combine_systems(called, each)]
+        by_attacker[short][attacker] = _add_attacks(system, embeddings, scoring, options)
+    return [system for short, systems in by_attacker.items() for system in combine_systems(short, systems)]
 
 
-def _evaluate_pairs(
-    system: EvaluatedSystem, sets: Sequence[TrialEmbeddings], scoring: Scoring, options: Namespace
+def _add_attacks(
+    system: EvaluatedSystem, embeddings: Sequence[TrialEmbeddings], scoring: Scoring, options: Namespace
 ) -> EvaluatedSystem:
-    if not sets:
+    if not embeddings:
         return system
     with show_progress(f"attacking {system.name}"):
-        return add_attacks_and_matrices(system, sets, scoring, _confidence_of(options), not options.no_attacks)
+        return add_attacks_and_matrices(system, embeddings, scoring, options.intervals, not options.no_attacks)
 
 
 def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
@@ -272,7 +275,7 @@ def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
         scored, key_file = {"": options.inputs[0]}, [*options.inputs, options.key][1]
     if not scored:
         raise InputError("Expected embeddings or score files, but got neither; see `vpmetrics evaluate --help`.")
-    _check_speakers(options, scored)
+    _reject_idle_speakers(options, set(scored) == {""})
     key = None if key_file is None else read_key(key_file, options.key_columns)
     trials = _read_trials(options, scored, key)
     return _evaluate_trials(options.title, trials, options, _read_fit(options, scored, key))
@@ -280,7 +283,7 @@ def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
 
 def _compare_scores(options: Namespace, named: Mapping[str, str]) -> list[EvaluatedSystem]:
     _reject_unused_option(options, "score files")
-    _check_speakers(options, {"OP"} if options.oo or "," in next(iter(named.values())) else {""})
+    _reject_idle_speakers(options, not (options.oo or "," in next(iter(named.values()))))
     key = None if options.key is None else read_key(options.key, options.key_columns)
     shared = _read_trials(options, {"OO": options.oo} if options.oo else {}, key)
     systems = []
@@ -328,44 +331,38 @@ def _evaluate_trials(
                     message = f"expected the speaker of every utterance, but {len(missing):,} are missing"
                     raise InputError(f"{message}: {quote(missing[0])}", options.speakers)
         similarity = options.similarity or "geometric"
-        return evaluate_trials(name, trials, fit, speaker_of, similarity, _confidence_of(options))
+        return evaluate_trials(name, trials, fit, speaker_of, similarity, options.intervals)
 
 
-def _check_speakers(options: Namespace, conditions: Sequence[str] | set[str] | Mapping[str, str]) -> None:
+def _reject_idle_speakers(options: Namespace, has_no_condition: bool) -> None:
     """Raise where speakers do nothing: matrices are of a condition, and need speakers; intervals need no more."""
-    if options.speakers and set(conditions) == {""} and (options.similarity or _confidence_of(options) is None):
+    if options.speakers and has_no_condition and (options.similarity or options.intervals is None):
         idle = "--similarity" if options.similarity else "--utt2spk"
         raise InputError(f"Expected --oo, --op or --pp with {idle}: without a condition it would do nothing.")
     if options.similarity and not options.speakers:
         raise InputError("Expected --utt2spk with --similarity: without matrices it would do nothing.")
 
 
-def _metric_of(options: Namespace, scoring: Scoring | None = None) -> VoicePrivacy:
-    """Return what measures embeddings, compared as told or by a default."""
+def _make_metric(options: Namespace, default_scoring: Scoring | None = None) -> VoicePrivacy:
     return VoicePrivacy(
         options.similarity or "geometric",
-        scoring if scoring and not options.scoring else _scoring_of(options),
+        default_scoring if default_scoring and not options.scoring else _read_scoring(options),
         rank_model=options.rank_model or "empirical",
         attacks=None if options.no_attacks else "standard",
         enrolment="utterance" if options.references else "speaker" if options.enrolls else None,
         sizes=options.population,
         metrics="all",
-        intervals=_confidence_of(options),
+        intervals=options.intervals,
     )
 
 
-def _scoring_of(options: Namespace) -> Scoring:
-    """Return how two embeddings are compared."""
+def _read_scoring(options: Namespace) -> Scoring:
+    """Return how two embeddings are compared; read what a PLDA is fitted on."""
     if (options.scoring == "plda") != (options.plda_fit is not None):
         raise InputError("Expected --scoring plda and --plda-fit FILE together, but got one without the other.")
     if options.plda_fit:
         return read_plda(options.plda_fit, options.speakers, options.format)
     return str(options.scoring or "cosine")
-
-
-def _confidence_of(options: Namespace) -> float | None:
-    """Return the confidence level of intervals; None for no intervals."""
-    return CONFIDENCE if options.intervals is None else options.intervals or None
 
 
 def _split_name(text: str) -> tuple[str, str]:

@@ -147,7 +147,7 @@ def evaluate_trials(
     return EvaluatedSystem(name, report, speakers.names, tuple(notes), utterances=count, no_attacks=_SCORES_ALONE)
 
 
-def evaluate_listed(
+def evaluate_listed_trials(
     name: str, listed: ListedTrials, weights: Mapping[str, float], confidence: float | None = None
 ) -> EvaluatedSystem:
     """Evaluate a system by listed trials: all together, each group, and averaged over the groups."""

@@ -236,7 +236,7 @@ def _add_output(command: ArgumentParser, title: str | None = None) -> None:
     group = command.add_argument_group("output")
     group.add_argument("--title", default=title, metavar="TEXT", help="heading of the report")
     says = "confidence level of the jackknife intervals (0.95); 0 for no intervals, which is quicker"
-    group.add_argument("--intervals", type=_parse_confidence, metavar="SHARE", help=says)
+    group.add_argument("--intervals", type=_parse_confidence, default=CONFIDENCE, metavar="SHARE", help=says)
     says = "other measurements, as WER=4.2; of several systems FILE.csv with a column system"
     group.add_argument("--utility", action="append", metavar="NAME=VALUE", help=says)
     says = "write report.html, results.json, tables and figures into a new folder, or over those of a former run"
@@ -269,14 +269,14 @@ def _parse_pattern(text: str) -> str:
         raise ArgumentTypeError(f"expected a regular expression, but got {text!r} ({error})") from None
 
 
-def _parse_confidence(text: str) -> float:
+def _parse_confidence(text: str) -> float | None:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
         raise ArgumentTypeError(f"expected a number from 0 to below 1, as 0.95, but got {text}")
-    return value
+    return value or None
 
 
 def _parse_sizes(text: str) -> tuple[int, ...]:
