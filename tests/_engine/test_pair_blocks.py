@@ -177,5 +177,5 @@ def test_thinned_pairs_keep_every_speaker():
     thinned = pairs.thin(5000)
     assert thinned.num_pairs <= 5000 < pairs.num_pairs
     assert set(thinned.test.speaker_index.tolist()) == set(range(8))
-    assert len(pairs.thin_enrolment(5000).enrolment) < len(pairs.enrolment)
+    assert len(pairs.thin(5000, side="enrolment").enrolment) < len(pairs.enrolment)
     assert pairs.thin(1 << 20) is pairs

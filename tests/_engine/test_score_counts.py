@@ -29,6 +29,6 @@ def test_separated_bins_disclose_at_least_as_much_as_pooled_ones(seed):
     twice = torch.zeros(2, 1000)
     twice[0, 1::2], twice[1, ::2] = targets, nontargets
     expected = expected_disclosure(count_by_bin(torch.arange(999.0), *twice).ascending)
-    separated = expected_disclosure(count_by_bin(edges, targets, nontargets, separated=True).ascending)
+    separated = expected_disclosure(count_by_bin(edges, targets, nontargets, is_separated=True).ascending)
     assert_close(separated, expected, rtol=1e-12, atol=0)
     assert separated > pooled

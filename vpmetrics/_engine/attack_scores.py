@@ -24,6 +24,7 @@ from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.score_counts import Steps
 from vpmetrics._engine.scorers import FEW_PAIRS, Scorer
+from vpmetrics._engine.utterances import add_counts
 from vpmetrics.attacks.base import choose_setting, separation_of_sums
 
 COARSE, FINE = 1 << 11, 1 << 14  # bins of scores, for choices and for the result
@@ -100,7 +101,7 @@ def count_sampled_pairs(attack: Any, scores: Tensor, kinds: Tensor) -> tuple[Ten
     slots = assign_bins(scores, COARSE) + kinds * COARSE
     slots = slots + 4 * COARSE * torch.arange(len(scores), device=slots.device, dtype=torch.int32)[:, None]
     counts = torch.zeros(4 * COARSE * len(scores), dtype=torch.int32, device=slots.device)
-    counts.index_add_(0, slots.flatten(), counts.new_ones(()).expand(slots.numel()))
+    add_counts(counts, slots)
     return counts.view(len(scores), 4, COARSE)[:, :NO_TRIAL], scale
 
 

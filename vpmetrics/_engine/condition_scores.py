@@ -27,6 +27,7 @@ from vpmetrics._engine.score_counts import (
     sort_scores,
 )
 from vpmetrics._engine.smoothing import lay_grid, read_off
+from vpmetrics._engine.utterances import add_counts
 
 _BINS = 1 << 16  # equal bins, over the range in which most scores lie
 _MARGIN = 0.25  # by which that range, of a sample, is widened on both sides
@@ -141,23 +142,16 @@ def _lay_axis(pairs: PairBlocks) -> _ScoreAxis:
     return _ScoreAxis(low - margin, _BINS / (high - low + 2 * margin))
 
 
-def _count_by_bin(pairs: PairBlocks, axis: _ScoreAxis) -> Tensor:
-    """Return non-targets and targets in every bin by its number, ``(2, _ALL_BINS + 1)``, of this process's blocks."""
-    columns = _ALL_BINS + 1
-    counts = torch.zeros(2 * columns + 1, dtype=torch.int64, device=axis.low.device)
-    one = counts.new_ones(())
+def _bin_scores(pairs: PairBlocks) -> ConditionScores:
+    axis, columns = _lay_axis(pairs), _ALL_BINS + 1
+    table = torch.zeros(2 * columns + 1, dtype=torch.int64, device=axis.low.device)
     for block in pairs:
         slots = axis.bin_of(block.scores)
         if block.is_target is not None and block.is_trial is not None:
             slots += block.is_target * columns
             slots.masked_fill_(~block.is_trial, 2 * columns)
-        counts.index_add_(0, slots.flatten(), one.expand(slots.numel()))
-    return counts[:-1].view(2, columns)
-
-
-def _bin_scores(pairs: PairBlocks) -> ConditionScores:
-    axis = _lay_axis(pairs)
-    (by_class,) = pairs.processes.all_reduce(_count_by_bin(pairs, axis))
+        add_counts(table, slots)
+    (by_class,) = pairs.processes.all_reduce(table[:-1].view(2, columns))
     by_class, has_nan = by_class[:, :-1].roll(_TAIL, 1), by_class[:, -1].sum() > 0
     edges = axis.edges()
     middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
@@ -179,5 +173,5 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
         ScoreCounts(ascending, merge_empty_steps(counts.descending)[0]),
         look_up,
         pairs.is_same_rows,
-        lambda: count_by_bin(*histogram, separated=True),
+        lambda: count_by_bin(*histogram, is_separated=True),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -92,11 +93,12 @@ class PairBlocks:
         self.enrolment = _sort_and_prepare(enrolment, scorer, centre, dtype)
         is_same_rows = enrolment is test
         self.test = self.enrolment if is_same_rows else _sort_and_prepare(test, scorer, centre, dtype)
+        self._rounding_unit: Tensor | None = None
         self._index_rows(is_same_rows)
 
     def _index_rows(self, is_same_rows: bool) -> None:
         """Read from the device, once, where the rows of each speaker end and which group each speaker is in."""
-        self.is_same_rows = is_same_rows
+        self.is_same_rows, self._kept_blocks = is_same_rows, list[Block]()
         sides = (self.enrolment, self.test)
         ends = [count_values(side.speaker_index, self.num_speakers).cumsum(0) for side in sides]
         group = torch.zeros_like(ends[0])
@@ -104,8 +106,6 @@ class PairBlocks:
             if side.groups is not None:
                 group = group.scatter(0, side.speaker_index, side.groups)
         self._row_ends, self._column_ends, self._groups = torch.stack([*ends, group]).tolist()
-        self._unit: Tensor | None = None
-        self._kept: list[Block] | None = None
 
     @property
     def num_pairs(self) -> int:
@@ -115,61 +115,60 @@ class PairBlocks:
 
     def __iter__(self) -> Iterator[Block]:
         """Yield the blocks of this process."""
-        if self._kept is not None:
-            yield from self._kept
+        if self._kept_blocks:
+            yield from self._kept_blocks
             return
         for group in self.row_groups():
             yield from self.blocks(group)
 
     def keep_blocks(self) -> list[Block]:
         """Return all blocks and keep them, with scores rounded so that those equal on paper are equal."""
-        if self._kept is None:
-            blocks = [block for group in self.row_groups() for block in self.blocks(group)]
-            self._unit = _rounding_unit([block.scores for block in blocks], self.enrolment.embeddings)
-            self._kept = [block._replace(scores=self._round_scores(block.scores)) for block in blocks]
-        return self._kept
+        if not self._kept_blocks:
+            blocks = list(self)
+            # A power of two well above the rounding of a matrix product, whose order of sums depends on the block.
+            sizes = [block.scores.abs().nan_to_num(0, 0, 0).amax() for block in blocks if block.scores.numel()]
+            largest = torch.stack([self.enrolment.embeddings.new_zeros(()), *sizes]).amax()
+            unit = torch.finfo(largest.dtype).eps * 2 ** _ROUNDED_BITS[largest.dtype]
+            exponent = torch.frexp(torch.where(largest > 0, largest, 1)).exponent
+            self._rounding_unit = torch.ldexp(torch.full_like(largest, unit), exponent)
+            self._kept_blocks = [block._replace(scores=self._round_scores(block.scores)) for block in blocks]
+        return self._kept_blocks
 
     def _round_scores(self, scores: Tensor) -> Tensor:
-        return scores if self._unit is None else (scores / self._unit).round_().mul_(self._unit)
+        unit = self._rounding_unit
+        return scores if unit is None else (scores / unit).round_().mul_(unit)
 
     def row_groups(self) -> Sequence[RowGroup]:
         """Return groups of whole speakers, with about as many rows as a block has, that this process works on."""
-        groups, ends, speaker = [], self._row_ends, 0
+        groups, ends, columns, speaker = [], self._row_ends, [0, *self._column_ends], 0
         while speaker < self.num_speakers:
             start = ends[speaker - 1] if speaker else 0
-            last = max(bisect_right(ends, start + self._group_rows), speaker + 1)
-            last = min(last, bisect_right(self._groups, self._groups[speaker], lo=speaker))
+            group = self._groups[speaker]
+            first_of_group, last_of_group = bisect_left(self._groups, group), bisect_right(self._groups, group)
+            last = min(max(bisect_right(ends, start + self._group_rows), speaker + 1), last_of_group)
             if ends[last - 1] > start:
-                groups.append(self._row_group(speaker, last, range(start, ends[last - 1])))
+                same, after = range(columns[speaker], columns[last]), range(columns[last], columns[last_of_group])
+                before = () if self.is_same_rows else (range(columns[first_of_group], columns[speaker]),)
+                groups.append(RowGroup(speaker, last, range(start, ends[last - 1]), same, (*before, after)))
             speaker = last
         return self.processes.share(groups)
 
-    def _row_group(self, speaker: int, last: int, rows: range) -> RowGroup:
-        group, ends = self._groups[speaker], [0, *self._column_ends]
-        first_of_group, last_of_group = bisect_left(self._groups, group), bisect_right(self._groups, group)
-        same, after = range(ends[speaker], ends[last]), range(ends[last], ends[last_of_group])
-        before = () if self.is_same_rows else (range(ends[first_of_group], ends[speaker]),)
-        return RowGroup(speaker, last, rows, same, (*before, after))
-
     def blocks(self, group: RowGroup, targets_only: bool = False) -> Iterator[Block]:
         """Yield the blocks of one group of rows; with ``targets_only`` those that hold targets."""
-        if self._kept is not None:
-            inside = (block for block in self._kept if block.rows.start in group.rows)
+        if self._kept_blocks:
+            inside = (block for block in self._kept_blocks if block.rows.start in group.rows)
             yield from (block for block in inside if block.is_target is not None or not targets_only)
             return
-        for rows in self._cut_rows(group.rows):
-            for columns in self._cut_rows(group.same_columns):
+        sides = self.enrolment, self.test, self.condition, self.is_same_rows
+        for rows in self._cut_range(group.rows):
+            for columns in self._cut_range(group.same_columns):
                 if not self.is_same_rows or columns.stop > rows.start:
-                    yield self._masked_block(rows, columns)
+                    yield Block(rows, columns, self.compare(rows, columns), *mark_trials(*sides, rows, columns))
             for others in () if targets_only else group.other_columns:
-                for columns in self._cut_rows(others):
+                for columns in self._cut_range(others):
                     yield Block(rows, columns, self.compare(rows, columns))
 
-    def _masked_block(self, rows: slice, columns: slice) -> Block:
-        is_target, is_trial = mark_trials(self.enrolment, self.test, self.condition, self.is_same_rows, rows, columns)
-        return Block(rows, columns, self.compare(rows, columns), is_target, is_trial)
-
-    def _cut_rows(self, rows: range) -> Iterator[slice]:
+    def _cut_range(self, rows: range) -> Iterator[slice]:
         size = self.block_size
         return (slice(start, min(start + size, rows.stop)) for start in range(rows.start, rows.stop, size))
 
@@ -188,15 +187,15 @@ class PairBlocks:
         return scores, torch.cat([empty.bool(), *(labels for _, labels in parts)])
 
     def scores_by_class(self) -> tuple[Tensor, Tensor]:
-        """Return scores of the target and of the non-target trials of this process, flat; faster than labels of all."""
-        targets, nontargets = ([self.enrolment.embeddings.new_empty(0)] for _ in range(2))
+        """Return scores of the non-target and of the target trials of this process, flat; faster than labels of all."""
+        nontargets, targets = ([self.enrolment.embeddings.new_empty(0)] for _ in range(2))
         for block in self:
             if block.is_target is None or block.is_trial is None:
                 nontargets.append(block.scores.flatten())
             else:
-                targets.append(block.scores[block.is_target & block.is_trial])
                 nontargets.append(block.scores[~block.is_target & block.is_trial])
-        return torch.cat(targets), torch.cat(nontargets)
+                targets.append(block.scores[block.is_target & block.is_trial])
+        return torch.cat(nontargets), torch.cat(targets)
 
     def trial_speakers(self, blocks: Sequence[Block] | None = None) -> Tensor:
         """Return the speaker index of both sides of trials, ``(2, P)``, in the order of :meth:`all_trials`."""
@@ -218,26 +217,18 @@ class PairBlocks:
 
     def on_all_processes(self) -> PairBlocks:
         """Return the same with every block on every process, for blocks that are few."""
-        pairs = self._replace_test(self.test, self.is_same_rows)
-        pairs._kept, pairs.processes = self._kept, SINGLE_PROCESS
+        pairs = copy(self)
+        pairs.processes = SINGLE_PROCESS
         return pairs
 
-    def thin(self, max_pairs: int) -> PairBlocks:
-        """Return the same with fewer test rows, evenly spaced by value, where there are more pairs."""
+    def thin(self, max_pairs: int, side: str = "test") -> PairBlocks:
+        """Return the same with fewer rows on the ``"test"`` or ``"enrolment"`` side, evenly spaced by value."""
         stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
         if stride < 2:
             return self
-        return self._replace_test(self.test.take(self.test.value_order[::stride].sort().values))
-
-    def thin_enrolment(self, max_pairs: int) -> PairBlocks:
-        """Return the same with fewer enrolment rows, evenly spaced by value, where there are more pairs."""
-        stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
-        if stride < 2:
-            return self
-        pairs = self._replace_test(self.test)
-        pairs.enrolment = self.enrolment.take(self.enrolment.value_order[::stride].sort().values)
-        pairs._index_rows(is_same_rows=False)
-        return pairs
+        rows: Utterances = getattr(self, side)
+        rows = rows.take(rows.value_order[::stride].sort().values)
+        return self._replace_sides(*((self.enrolment, rows) if side == "test" else (rows, self.test)))
 
     def permute_speakers(self, shifts: Sequence[int]) -> tuple[PairBlocks, Tensor, Tensor]:
         """Return the same with the test rows of every speaker assigned to other speakers of their group, one per shift.
@@ -246,14 +237,13 @@ class PairBlocks:
         hold trials of the permuted speakers. The other values ``(R,)``: true speaker and shift of each test row.
         """
         order = order_speakers_by_value(self.num_speakers, self.test, self.enrolment)
-        group = torch.tensor(self._groups, device=order.device)
+        group = torch.tensor(self._groups, device=order.device).unique(return_inverse=True)[1]
         has_rows = count_values(self.test.speaker_index, self.num_speakers) > 0
         # Within a group: speakers with test rows first, sorted by value.
         order = order[(~has_rows[order]).to(torch.uint8).argsort(stable=True)]
         order = order[group[order].argsort(stable=True)]
         first = torch.searchsorted(group[order].contiguous(), group[order].contiguous())
-        count = torch.zeros_like(group).index_add(0, group.unique(return_inverse=True)[1], has_rows.long())
-        size = count[group.unique(return_inverse=True)[1]][order].clamp(min=1)
+        size = torch.zeros_like(group).index_add(0, group, has_rows.long())[group[order]].clamp(min=1)
         place = torch.arange(len(order), device=order.device) - first
         turns = torch.tensor(shifts, device=order.device)[:, None]
         target = torch.where(place < size, first + (place + turns) % size, first + place)
@@ -267,17 +257,14 @@ class PairBlocks:
         )
         by_speaker = new_speaker.argsort(stable=True)
         side = replace(self.test.take(row[by_speaker]), speaker_index=new_speaker[by_speaker], sessions=None)
-        pairs = self._replace_test(side)
-        pairs.enrolment = replace(pairs.enrolment, sessions=None)
+        pairs = self._replace_sides(replace(self.enrolment, sessions=None), side)
         pairs._group_rows = _TARGET_ROWS
         return pairs, speaker[by_speaker], shift[by_speaker]
 
-    def _replace_test(self, test: Utterances, is_same_rows: bool = False) -> PairBlocks:
-        pairs = object.__new__(PairBlocks)
-        pairs.__dict__.update(self.__dict__)
-        pairs.test, unit = test, self._unit
-        pairs._index_rows(is_same_rows)
-        pairs._unit = unit
+    def _replace_sides(self, enrolment: Utterances, test: Utterances) -> PairBlocks:
+        pairs = copy(self)
+        pairs.enrolment, pairs.test = enrolment, test
+        pairs._index_rows(is_same_rows=False)
         return pairs
 
 
@@ -306,15 +293,5 @@ def mark_trials(
 
 def _sort_and_prepare(side: Utterances, scorer: Scorer, centre: Tensor, dtype: torch.dtype) -> Utterances:
     """Return a side sorted by speaker and by value, with its rows as they are compared."""
-    order = side.argsort_by(side.speaker_index)
-    side = side.take(order)
+    side = side.take(side.argsort_by(side.speaker_index))
     return replace(side, embeddings=prepare_rows(side.embeddings, scorer, centre, dtype))
-
-
-def _rounding_unit(scores: Sequence[Tensor], like: Tensor) -> Tensor:
-    """Return a power of two well above the rounding of a matrix product, whose order of sums depends on the block."""
-    sizes = [each.abs().nan_to_num(0, 0, 0).amax() for each in scores if each.numel()]
-    largest = torch.stack([like.new_zeros(()), *sizes]).amax()
-    exponent = torch.frexp(torch.where(largest > 0, largest, 1)).exponent
-    bits = _ROUNDED_BITS[largest.dtype]
-    return torch.ldexp(torch.full_like(largest, torch.finfo(largest.dtype).eps * 2**bits), exponent)

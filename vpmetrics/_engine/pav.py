@@ -32,11 +32,6 @@ def blocks_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
     return pav_blocks(torch.where(mass > 0, targets / mass, 0), mass)
 
 
-def number_of_blocks(counts: Tensor, block: Tensor) -> int:
-    """Return how many blocks a row has at most; on a GPU an upper bound, without a sync."""
-    return int(block[..., -1].amax()) + 1 if is_numpy_ready(counts) and block.numel() else block.shape[-1]
-
-
 def _pool_runs(targets: Tensor, mass: Tensor) -> Tensor:
     """Return :func:`blocks_of_counts`: pool every run of shares that do not increase, in rounds, in all rows at once.
 
@@ -84,33 +79,19 @@ def pav_blocks(values: Tensor, weights: Tensor) -> Tensor:
     """Return the block of the isotonic regression of each element, ``(..., n)``, integers from 0 upwards."""
     if values.numel() == 0:
         return torch.zeros_like(values, dtype=torch.long)
-    # Elements of weight zero share the place of the one before them.
-    place = ((weights > 0).cumsum(-1) - 1).clamp(min=0)
-    slot = torch.where(weights > 0, place, values.shape[-1])
-    room = pad(torch.zeros_like(values), (0, 1))
-    fitted = _fit_isotonic(
-        (room + _large_value(values)).scatter(-1, slot, values)[..., :-1], room.scatter(-1, slot, weights)[..., :-1]
-    )
-    steps = fitted[..., 1:] > fitted[..., :-1]
-    return pad(steps.cumsum(-1), (1, 0)).gather(-1, place)
-
-
-def _large_value(values: Tensor) -> float:
-    """Return a number above every value, from which any value can be subtracted."""
-    return torch.finfo(values.dtype).max / 4
-
-
-def _fit_isotonic(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the isotonic regression by merging halves; elements of weight 0 come last and hold the largest number."""
-    count = values.shape[-1]
+    # Elements of weight zero share the place of the one before them. The others come first, in a power of two.
+    place, count = ((weights > 0).cumsum(-1) - 1).clamp(min=0), values.shape[-1]
     levels = (count - 1).bit_length()
-    gap = (1 << levels) - count
-    values = pad(values, (0, gap), value=_large_value(values))
-    weights = pad(weights, (0, gap))
+    slot = torch.where(weights > 0, place, 1 << levels)
+    room = pad(torch.zeros_like(values), (0, (1 << levels) + 1 - count))
+    # The rest holds a number above every value, from which any value can be subtracted.
+    fitted = (room + torch.finfo(values.dtype).max / 4).scatter(-1, slot, values)[..., :-1]
+    weights = room.scatter(-1, slot, weights)[..., :-1]
     for level in range(levels):
         halves = (-1, 2, 1 << level)
-        values = _merge_halves(values.unflatten(-1, halves), weights.unflatten(-1, halves)).flatten(-2)
-    return values[..., :count]
+        fitted = _merge_halves(fitted.unflatten(-1, halves), weights.unflatten(-1, halves)).flatten(-2)
+    steps = fitted[..., 1:count] > fitted[..., : count - 1]
+    return pad(steps.cumsum(-1), (1, 0)).gather(-1, place)
 
 
 def _merge_halves(values: Tensor, weights: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from vpmetrics._engine.pav import blocks_of_counts, number_of_blocks, sum_by_block
+from vpmetrics._engine.pav import blocks_of_counts, sum_by_block
 from vpmetrics._engine.precision import at_least_float32, is_numpy_ready, select, widen
 from vpmetrics._engine.smoothing import Grid, lay_grid, soft_counts_on_grid
 from vpmetrics._engine.validation import check_bandwidth, check_trials, warn_first
@@ -63,7 +63,11 @@ class Steps:
     @_cached_property
     def blocks(self) -> Blocks:
         """The PAV blocks: far fewer than steps, and all that most measures need."""
-        counts = [_sum_blocks(counts, self.block) for counts in (self.targets, self.nontargets)]
+        number = self.block.shape[-1]
+        if is_numpy_ready(self.targets) and self.block.numel():  # on a GPU it would be a sync
+            number = int(self.block[..., -1].amax()) + 1
+        sums = (torch.zeros_like(part).scatter_add(-1, self.block, part) for part in (self.targets, self.nontargets))
+        counts = [part[..., :number] for part in sums]
         is_empty = (counts[0] + counts[1]) == 0  # a ratio of 0, so that no NaN enters the gradient
         ratio = _log_ratio(*(part.masked_fill(is_empty, 1) for part in counts))
         return Blocks(ratio - _log_ratio(*self._totals), *counts)
@@ -97,10 +101,6 @@ class Blocks(NamedTuple):
     nontargets: Tensor
 
 
-def _sum_blocks(counts: Tensor, block: Tensor) -> Tensor:
-    return torch.zeros_like(counts).scatter_add(-1, block, counts)[..., : number_of_blocks(counts, block)]
-
-
 def _log_ratio(targets: Tensor, nontargets: Tensor) -> Tensor:
     return targets.log() - nontargets.log()
 
@@ -126,19 +126,20 @@ def merge_empty_steps(steps: Steps) -> tuple[Steps, Tensor]:
     return Steps(lowest, *sums), place
 
 
-def defined_or_nan(counts: ScoreCounts, nan_seen: Tensor | None = None) -> ScoreCounts:
+def defined_or_nan(counts: ScoreCounts, has_nan: Tensor | None = None) -> ScoreCounts:
     """Return the counts, or NaN counts and one warning where no calibration exists."""
-    targets, nontargets = (part.detach().sum() == 0 for part in (counts.ascending.targets, counts.ascending.nontargets))
-    nan = torch.zeros_like(targets) if nan_seen is None else nan_seen
+    steps = counts.ascending
+    lacks_targets, lacks_nontargets = (part.detach().sum() == 0 for part in (steps.targets, steps.nontargets))
+    has_nan = torch.zeros_like(lacks_targets) if has_nan is None else has_nan
     warn_first(
         {
-            "Some scores are NaN.": nan,
-            "There are no trials, and a calibration needs both kinds.": targets & nontargets,
-            "There are no target trials, and a calibration needs both kinds.": targets,
-            "There are no non-target trials, and a calibration needs both kinds.": nontargets,
+            "Some scores are NaN.": has_nan,
+            "There are no trials, and a calibration needs both kinds.": lacks_targets & lacks_nontargets,
+            "There are no target trials, and a calibration needs both kinds.": lacks_targets,
+            "There are no non-target trials, and a calibration needs both kinds.": lacks_nontargets,
         }
     )
-    nan_or_one = torch.where(targets | nontargets | nan, torch.nan, 1)
+    nan_or_one = torch.where(lacks_targets | lacks_nontargets | has_nan, torch.nan, 1)
     return ScoreCounts(
         *(replace(each, targets=each.targets * nan_or_one, nontargets=each.nontargets * nan_or_one) for each in counts)
     )
@@ -158,8 +159,8 @@ def mean_over(counts: Tensor, values: Tensor) -> Tensor:
 class Ordered(NamedTuple):
     """Scores of both classes, ascending, NaN last."""
 
-    targets: Tensor
     nontargets: Tensor
+    targets: Tensor
 
     def table(self) -> tuple[Tensor, Tensor]:
         """Return all scores, and which are of non-targets and of targets, ``(2, P)``."""
@@ -170,28 +171,23 @@ class Ordered(NamedTuple):
     @property
     def class_sizes(self) -> Tensor:
         """Numbers of non-targets and targets, ``(2,)``."""
-        return torch.stack([self.targets.new_full((), len(part), dtype=torch.int64) for part in self._classes])
-
-    @property
-    def _classes(self) -> tuple[Tensor, Tensor]:
-        return self.nontargets, self.targets
+        return torch.stack([self.targets.new_full((), len(part), dtype=torch.int64) for part in self])
 
     def cllr_sums(self) -> tuple[Tensor, Tensor]:
         """Return costs in nats of the scores as log-likelihood ratios, and numbers of trials: non-targets, targets."""
-        return torch.stack(
-            [softplus(widen(self.nontargets)).sum(), softplus(-widen(self.targets)).sum()]
-        ), self.class_sizes
+        costs = softplus(widen(self.nontargets)).sum(), softplus(-widen(self.targets)).sum()
+        return torch.stack(costs), self.class_sizes
 
     def count_between(self, edges: Tensor) -> Tensor:
         """Return non-targets and targets in each of the bins between edges, ``(2, E + 1)``."""
-        below = torch.stack([torch.searchsorted(part, edges) for part in self._classes])
+        below = torch.stack([torch.searchsorted(part, edges) for part in self])
         return torch.cat([pad(below, (1, 0)), self.class_sizes[:, None]], dim=1).diff()
 
     def mean_costs(self, edges: Tensor) -> Tensor:
         """Return mean costs in nats of log-likelihood ratios, non-targets and targets, between edges ``(2, E + 1)``."""
         sums = widen(edges).new_zeros(2, len(edges) + 1)
-        for kind, sign, scores in zip((0, 1), (1, -1), map(widen, self._classes), strict=True):
-            sums[kind].index_add_(0, torch.searchsorted(edges, scores, right=True), softplus(sign * scores))
+        for sum_of_class, sign, scores in zip(sums, (1, -1), map(widen, self), strict=True):
+            sum_of_class.index_add_(0, torch.searchsorted(edges, scores, right=True), softplus(sign * scores))
         number = self.count_between(edges)
         return torch.where(number > 0, sums / number, 0)
 
@@ -252,7 +248,7 @@ class Counted(NamedTuple):
 
 def order_scores(scores: Tensor, is_target: Tensor) -> Ordered:
     """Return trials ``(P,)`` in order."""
-    return Ordered(*(sort_scores(select(scores, mask)) for mask in (is_target, ~is_target)))
+    return Ordered(*(sort_scores(select(scores, mask)) for mask in (~is_target, is_target)))
 
 
 def sort_scores(scores: Tensor) -> Tensor:
@@ -280,11 +276,12 @@ def count_by_score(
 
 def count_ordered(ordered: Ordered) -> ScoreCounts:
     """Return the exact steps of trials in order."""
-    number = len(ordered.nontargets)
     targets, times = ordered.targets.unique_consecutive(return_counts=True)
-    below, up_to = _ranks(targets, ordered.nontargets)
+    below, up_to = _count_nontargets_below(targets, ordered.nontargets)
     times, tied = widen(times), widen(up_to - below)
-    low, high = _gaps(below, number), _gaps(up_to, number)
+    # Non-targets below the first target, between neighbours, and above the last.
+    total = below.new_full((1,), len(ordered.nontargets))
+    low, high = (widen(torch.cat([pad(ranks, (1, 0)), total]).diff()) for ranks in (below, up_to))
     ascending = Steps(targets, pad(times, (1, 0)), low, pad(tied, (1, 0)))
     descending = Steps(-targets.flip(0), pad(times.flip(0), (1, 0)), high.flip(0), pad(tied.flip(0), (1, 0)))
     # Sorting puts NaN last.
@@ -296,45 +293,29 @@ def soft_steps(grid: Grid, preds: Tensor, target: Tensor) -> ScoreCounts:
     """Return smoothed counts as steps, one per grid cell; the counts are differentiable in ``preds``."""
     targets, nontargets = soft_counts_on_grid(grid, preds, target)
     points = grid.points
-    return count_by_bin((points[1:] + points[:-1]) / 2, targets, nontargets, nan_seen=targets.isnan().any())
+    return count_by_bin((points[1:] + points[:-1]) / 2, targets, nontargets, targets.isnan().any())
 
 
 def count_by_bin(
-    edges: Tensor,
-    targets: Tensor,
-    nontargets: Tensor,
-    nan_seen: Tensor | None = None,
-    separated: bool = False,
+    edges: Tensor, targets: Tensor, nontargets: Tensor, has_nan: Tensor | None = None, is_separated: bool = False
 ) -> ScoreCounts:
     """Return the steps of two histograms with bins ``(-inf, edges[0]), [edges[0], edges[1]), ...``.
 
-    With ``separated`` all non-targets of a bin are taken to lie below its targets (of the negated scores above them):
-    no order within a bin discloses more, and pooling the bin discloses less.
+    With ``is_separated`` all non-targets of a bin are taken to lie below its targets (of the negated scores above
+    them): no order within a bin discloses more, and pooling the bin discloses less.
     """
-    targets, nontargets = widen(targets), widen(nontargets)
-    if not separated:
-        upward = Steps(edges, targets, nontargets)
-        downward = Steps(-edges.flip(0), targets.flip(0), nontargets.flip(0))
-    else:
-        nothing = torch.zeros_like(targets)
+    counts = torch.stack([widen(targets), widen(nontargets)])
+    ascending = descending = counts
+    if is_separated:  # two steps per bin
         edges = torch.cat([edges.repeat_interleave(2), edges[-1:]])
-        late, early = _interleave(nothing, targets), _interleave(nontargets, nothing)
-        upward = Steps(edges, late, early)
-        late, early = _interleave(targets, nothing), _interleave(nothing, nontargets)
-        downward = Steps(-edges.flip(0), late.flip(0), early.flip(0))
-    return defined_or_nan(ScoreCounts(upward, downward), nan_seen)
+        first, second = counts.clone(), counts.clone()
+        first[0], second[1] = 0, 0
+        ascending, descending = (torch.stack(pair, dim=-1).flatten(1) for pair in ((first, second), (second, first)))
+    steps = ScoreCounts(Steps(edges, *ascending), Steps(-edges.flip(0), *descending.flip(1)))
+    return defined_or_nan(steps, has_nan)
 
 
-def _interleave(first: Tensor, second: Tensor) -> Tensor:
-    return torch.stack([first, second], dim=-1).flatten()
-
-
-def _gaps(ranks: Tensor, total: int) -> Tensor:
-    """Return how many of ``total`` lie below the first rank, between neighbours, and above the last."""
-    return widen(torch.cat([pad(ranks, (1, 0)), ranks.new_full((1,), total)]).diff())
-
-
-def _ranks(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor]:
+def _count_nontargets_below(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor]:
     """Return for every sorted target the number of sorted non-targets below it, and of those up to it."""
     if not is_numpy_ready(nontargets):
         return torch.searchsorted(nontargets, targets), torch.searchsorted(nontargets, targets, right=True)
@@ -355,9 +336,3 @@ class CountedTrials(NamedTuple):
     trials: Ordered | Counted
     counts: ScoreCounts
     linkability_edges: Tensor | None = None
-
-
-def count_trials(scores: Tensor, is_target: Tensor) -> CountedTrials:
-    """Return trials ``(P,)`` with every score kept."""
-    trials = order_scores(at_least_float32(scores.detach()), is_target)
-    return CountedTrials(trials, count_ordered(trials))

@@ -178,7 +178,7 @@ class ScoreMetric(TrialMetric):
         """Return by how much binning may have lowered each value at most; 0 where the scores themselves are stored."""
         with self._gathered():
             lower = self._value_of_counts(self._counts(), torch.float64)
-            upper = lower if self.keeps_scores else self._value_of_counts(self._counts(separated=True), torch.float64)
+            upper = lower if self.keeps_scores else self._value_of_counts(self._counts(True), torch.float64)
         if isinstance(upper, dict):
             return {key: (upper[key] - lower[key]).abs() for key in upper if key != "tag"}
         return (upper - lower).abs()
@@ -190,12 +190,12 @@ class ScoreMetric(TrialMetric):
         counts = count_by_score(preds, target, validate_args=False, bandwidth=self.bandwidth)
         return self._value_of_counts(counts, result_dtype(preds))
 
-    def _counts(self, separated: bool = False) -> ScoreCounts:
+    def _counts(self, is_separated: bool = False) -> ScoreCounts:
         if self.keeps_scores:
             return count_by_score(*self._trials(), validate_args=False, bandwidth=self.bandwidth)
         edges, counts = self._bins()
         nontargets, targets = counts[:, :-1]
-        return count_by_bin(edges, targets, nontargets, counts[:, -1].sum() > 0, separated)
+        return count_by_bin(edges, targets, nontargets, counts[:, -1].sum() > 0, is_separated)
 
     def _bins(self) -> tuple[Tensor, Tensor]:
         """Return edges of the histograms, and their counts with NaN in the last column."""

@@ -16,7 +16,7 @@ from vpmetrics._engine.measures import evidence, expected_disclosure, linkabilit
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.score_counts import Steps, calibrate
-from vpmetrics._engine.utterances import count_values
+from vpmetrics._engine.utterances import add_counts, count_values
 
 _PERMUTATIONS = 19  # of speakers: luck exceeds the highest of them in one of 20 evaluations
 _PERMUTED_ENTRIES = 1 << 24  # of embeddings of permuted test rows that are compared at once
@@ -197,14 +197,13 @@ def count_permuted_targets(pairs: PairBlocks, cells: ScoreCells) -> Tensor:
         first_slot = ((shift - 1) * pairs.num_speakers + speaker) * cells.num_cells
         for group in permuted.row_groups():
             for block in permuted.blocks(group, targets_only=True):
-                slots = (cells.find_cells(block.scores) + first_slot[block.columns])[block.is_target]
-                counts.index_add_(0, slots, torch.ones_like(slots))
+                add_counts(counts, (cells.find_cells(block.scores) + first_slot[block.columns])[block.is_target])
     return pairs.processes.all_reduce(counts)[0].view(shape)
 
 
 def find_worst_speaker(pairs: PairBlocks, cells: ScoreCells, permuted: Tensor) -> WorstSpeaker:
     """Return what each tested speaker's own trials between two sides disclose, calibrated on these alone."""
-    shape, thinned = permuted.shape[1:], pairs.thin_enrolment(_MOST_PAIRS)
+    shape, thinned = permuted.shape[1:], pairs.thin(_MOST_PAIRS, side="enrolment")
     target_cells, target_speakers = find_target_cells(pairs, cells)
     targets = count_values(target_cells + cells.num_cells * target_speakers, shape.numel())
     nontargets = torch.zeros_like(targets)
@@ -212,7 +211,7 @@ def find_worst_speaker(pairs: PairBlocks, cells: ScoreCells, permuted: Tensor) -
         slots = cells.find_cells(block.scores) + cells.num_cells * thinned.test.speaker_index[block.columns]
         if block.is_target is not None and block.is_trial is not None:
             slots = slots[~block.is_target & block.is_trial]
-        nontargets.index_add_(0, slots.flatten(), nontargets.new_ones(()).expand(slots.numel()))
+        add_counts(nontargets, slots)
     (nontargets,) = thinned.processes.all_reduce(nontargets)
     targets, nontargets = (widen(counts).view(shape) for counts in (targets, nontargets))
     values = _two_sided_disclosure(targets, nontargets)

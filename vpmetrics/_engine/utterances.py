@@ -163,12 +163,9 @@ def encode_column(name: str, labels: Any) -> Tensor:
         return torch.tensor(values)
     if not any(isinstance(value, str) for value in values):
         return torch.tensor(values, dtype=torch.int64)
-    return torch.tensor([_hash_label(str(value)) for value in values], dtype=torch.int64)
-
-
-def _hash_label(text: str) -> int:
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+    texts = (str(value).encode("utf-8", "surrogatepass") for value in values)
+    digests = (hashlib.blake2b(text, digest_size=8).digest() for text in texts)
+    return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests], dtype=torch.int64)
 
 
 def as_embeddings(value: Any, name: str) -> Any:
@@ -329,6 +326,11 @@ def take_evenly(order: Tensor, most: int) -> Tensor:
 def count_values(values: Tensor, count: int) -> Tensor:
     """Return how often each of ``0 ... count - 1`` occurs; unlike bincount without a GPU sync."""
     return torch.zeros(count, dtype=torch.int64, device=values.device).index_add_(0, values, torch.ones_like(values))
+
+
+def add_counts(counts: Tensor, slots: Tensor) -> None:
+    """Add 1 at every slot, in place, without a tensor of ones."""
+    counts.index_add_(0, slots.flatten(), counts.new_ones(()).expand(slots.numel()))
 
 
 def row_keys(embeddings: Tensor) -> Tensor:
