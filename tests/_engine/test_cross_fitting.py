@@ -550,7 +550,7 @@ class TestReplicates:
         groups = group_speakers(data)
         result = attacks.strongest(CONDITIONS[condition], groups)
         assert {choice.variant for choice in result.choices} == {1}
-        fold = attacks.folds.folds.of_speaker[data.protected.speaker_index]
+        fold = attacks.folds.of_speaker[data.protected.speaker_index]
         o, p = Crop().attack(original, protected)
         left = normalize(o if condition == "OP" else p)
         scores, inside = left @ normalize(p).T, fold[:, None] == fold
@@ -584,7 +584,7 @@ class TestReplicates:
 
         monkeypatch.setattr(cross_fitting, "choose_attacks", choose_mixed)
         result = attacks.strongest(CONDITIONS["OP"])
-        fold = attacks.folds.folds.of_speaker[data.protected.speaker_index]
+        fold = attacks.folds.of_speaker[data.protected.speaker_index]
         kept = (fold[:, None] == fold) & ~torch.eye(96, dtype=torch.bool)
         target, of = (names[:, None] == names)[kept].int().numpy(), fold[:, None].expand(96, 96)[kept].numpy()
         sides = (original, protected), Crop().attack(original, protected)

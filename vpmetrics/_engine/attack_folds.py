@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.conditions import Condition
-from vpmetrics._engine.moments import UNIT, Moments, Solution, TrainingPairs, choose_views, unit_length, unit_rows
+from vpmetrics._engine.moments import (
+    UNIT,
+    Moments,
+    Solution,
+    TrainingPairs,
+    ValueCache,
+    choose_views,
+    unit_length,
+    unit_rows,
+)
 from vpmetrics._engine.pair_blocks import mark_trials
 from vpmetrics._engine.utterances import (
     EvaluationData,
@@ -23,16 +32,13 @@ from vpmetrics._engine.utterances import (
     row_keys,
     take_evenly,
 )
-from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, has_builtin_fit, is_made_for, learns_from_moments
+from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, has_builtin_fit, learns_from_moments
 from vpmetrics.attacks.linear import Plain
 
 FEWEST_SPEAKERS = 6  # two folds of three: with fewer, a fold has no pairs that could stand for chance
 _PER_FOLD, _FOLDS = 3, 5  # speakers in a fold, at least, and folds
 _MANY, _MORE_FOLDS = 100, 10  # from this number of speakers on, this number of folds
-_SAMPLED_ROWS, _SAMPLED_PER_SPEAKER = (
-    128,
-    4,
-)  # rows per fold and side, and per speaker, of the sample that settings are chosen on
+_SAMPLED_ROWS, _SAMPLED_PER_SPEAKER = 128, 4  # of a fold and side, and of a speaker, that settings are chosen on
 _MOST_ROWS = 1 << 13  # pairs that an attack is fitted on, at most; more make no visible difference
 _VIEWED_ROWS = 1 << 10  # rows that the spread of variance over dimensions is estimated from
 # Kinds of pairs: two speakers; a speaker and the next one; one speaker; no trial.
@@ -62,19 +68,17 @@ class Folds(NamedTuple):
         return len(self.of_speaker) - int(in_fold.amax())
 
 
-def assign_folds(data: EvaluationData) -> Folds | None:
-    """Return folds that depend neither on names nor on the order of rows; None where there are too few speakers."""
+def assign_folds(data: EvaluationData) -> Folds:
+    """Return folds that depend neither on names nor on the order of rows; no folds where there are too few speakers."""
     side, count = (data.original if len(data.original) else data.protected), len(data.speakers)
-    if len(side) == 0:
-        return None
     group = torch.zeros(count, dtype=torch.int64, device=data.speakers.device)
-    for each in (data.original, data.protected):
+    for each in data[:2]:
         if each.groups is not None:
             group = group.scatter(0, each.speaker_index, each.groups)
     _, group, size = group.unique(return_inverse=True, return_counts=True)
     sizes = [each for each in size.tolist() if each >= FEWEST_SPEAKERS]
     if not sizes:
-        return None
+        return Folds(torch.full_like(group, -1), torch.zeros_like(group), 0, 0)
     number = _MORE_FOLDS if min(sizes) >= _MANY else min(_FOLDS, min(sizes) // _PER_FOLD)
     order = order_speakers_by_value(count, side, data.protected)
     order = order[group[order].argsort(stable=True)]
@@ -92,10 +96,6 @@ class Variant(NamedTuple):
     attack: Any
     groups: Sequence[int | None] = (None,)
     is_observed: bool = False
-
-    def is_for_condition(self, condition: Condition) -> bool:
-        """Return whether the attack is made for this kind of pairs."""
-        return is_made_for(self.attack, condition.is_one_sided)
 
 
 class FittedAttack(NamedTuple):
@@ -174,7 +174,7 @@ def limit_rows_per_speaker(side: Utterances, codes: Tensor, most: int) -> Uttera
     return replace(side, speaker_index=number).take(is_taken)
 
 
-class AttackFolds:
+class AttackFolds(ValueCache):
     """All folds of some utterances: what attacks learn for each of them, and what they compare in it.
 
     Args:
@@ -193,12 +193,9 @@ class AttackFolds:
         observed: Moments | None = None,
         enrolment: str | None = None,
     ) -> None:
+        super().__init__()
         self.data, self.folds, self.attacks, self.enrolment = data, folds, attacks, enrolment
         self._observed = None if observed is None else observed.statistics()
-        self._sorted: dict[Utterances, tuple[Utterances, list[int]]] = {}
-        self._sides: dict[str, list[tuple[Utterances, list[int]]]] = {}
-        self._rows: dict[tuple[Utterances, int, bool], Utterances] = {}
-        self._comparisons: dict[tuple[int, str, bool, bool], list[Comparison]] = {}
         self._pairs: dict[tuple[int, int | None], TrainingPairs] = {}
 
     @cached_property
@@ -234,23 +231,20 @@ class AttackFolds:
                 variants.append(Variant(2 * len(self.attacks) + index, attack, is_observed=True))
         return sorted(variants, key=lambda variant: (type(variant.attack) is not Plain, variant.number))
 
-    def num_settings(self, variant: Variant) -> int:
-        """Return how many settings of an attack there are to choose from."""
-        return len(self._settings_of(variant)) if has_builtin_fit(variant.attack) else 1
-
-    def _settings_of(self, variant: Variant) -> list[tuple[str, Any]]:
-        choices: list[tuple[str, Any]] = variant.attack.choices((UNIT,) if variant.is_observed else self.views)
-        return choices
+    def list_settings(self, variant: Variant) -> list[tuple[str, Any]]:
+        """Return the settings of an attack to choose from, each with a way of normalising rows."""
+        if not has_builtin_fit(variant.attack):
+            return [(UNIT, None)]
+        settings: list[tuple[str, Any]] = variant.attack.choices((UNIT,) if variant.is_observed else self.views)
+        return settings
 
     def fit(self, fold: int, variant: Variant, setting: int) -> FittedAttack:
         """Return an attack fitted with one of its settings on the speakers of all other folds."""
-        attack = variant.attack
+        attack, choice = variant.attack, self.list_settings(variant)[setting]
         if variant.is_observed:
-            _, chosen = self._settings_of(variant)[setting]
-            return FittedAttack(attack, {None: attack.solve_moments(self._observed, chosen)})
+            return FittedAttack(attack, {None: attack.solve_moments(self._observed, choice[1])})
         pairs = {group: self._training_pairs(fold, group) for group in variant.groups}
         if has_builtin_fit(attack):
-            choice = self._settings_of(variant)[setting]
             return FittedAttack(attack, {group: attack.solve(each, *choice) for group, each in pairs.items()})
         attack = _fit_user_attack(attack, pairs[None], self.data.protected.embeddings.dtype)
         sides = ((partial(_map_by_user_attack, attack, name),) for name in ("original", "protected"))
@@ -277,44 +271,50 @@ class AttackFolds:
         For an attack that enrols speakers there are two comparisons: each half of the recordings with the other half.
         """
         is_halved = hasattr(attack, "enrol") and self.enrolment is None
-        key = fold, condition.name, is_halved, is_sample
-        if key not in self._comparisons:
-            if condition.name not in self._sides:
-                sides = self.data.sides(condition, self.enrolment)
-                if self.enrolment == "speaker" and sides[0] is not sides[1]:  # means are not of unit length
-                    sides = replace(sides[0], embeddings=unit_length(sides[0].embeddings)), sides[1]
-                self._sides[condition.name] = [self._sort_side(side) for side in sides]
-            a, b = (self._take_fold(*side, fold, is_sample) for side in self._sides[condition.name])
-            self._comparisons[key] = [Comparison(a, b, condition)]
-            if is_halved:
-                in_a, in_b = halve_recordings(a, b)
-                halves = ((a.take(in_a == half), b.take(in_b != half)) for half in (False, True))
-                self._comparisons[key] = [Comparison(*each, condition) for each in halves]
-        return self._comparisons[key]
+
+        def form() -> list[Comparison]:
+            a, b = (self._take_fold(side, fold, is_sample) for side in self._form_sides(condition))
+            if not is_halved:
+                return [Comparison(a, b, condition)]
+            in_a, in_b = halve_recordings(a, b)
+            halves = ((a.take(in_a == half), b.take(in_b != half)) for half in (False, True))
+            return [Comparison(*each, condition) for each in halves]
+
+        return self.keep((fold, condition.name, is_halved, is_sample), form)
+
+    def _form_sides(self, condition: Condition) -> tuple[Utterances, Utterances]:
+        """Return the enrolment and the test side of a condition, kept so that folds share them."""
+
+        def form() -> tuple[Utterances, Utterances]:
+            enrolment, test = self.data.sides(condition, self.enrolment)
+            if self.enrolment == "speaker" and enrolment is not test:  # means are not of unit length
+                enrolment = replace(enrolment, embeddings=unit_length(enrolment.embeddings))
+            return enrolment, test
+
+        return self.keep(("sides", condition.name), form)
 
     def _sort_side(self, side: Utterances) -> tuple[Utterances, list[int]]:
         """Return the rows of a side by fold and code, and where each fold begins and ends."""
-        if side not in self._sorted:
-            number, codes = self.folds.order[side.speaker_index], self.folds.num_codes
-            rows = side.argsort_by(number)
-            starts = torch.arange(self.folds.num_folds + 1, device=rows.device) * codes
-            ends: list[int] = torch.searchsorted(number[rows].contiguous(), starts).tolist()
-            self._sorted[side] = replace(side, speaker_index=number % codes).take(rows), ends
-        return self._sorted[side]
+        number, codes = self.folds.order[side.speaker_index], self.folds.num_codes
+        rows = side.argsort_by(number)
+        starts = torch.arange(self.folds.num_folds + 1, device=rows.device) * codes
+        ends: list[int] = torch.searchsorted(number[rows].contiguous(), starts).tolist()
+        return replace(side, speaker_index=number % codes).take(rows), ends
 
-    def _take_fold(self, side: Utterances, ends: list[int], fold: int, is_sample: bool) -> Utterances:
+    def _take_fold(self, side: Utterances, fold: int, is_sample: bool) -> Utterances:
         """Return all rows of a fold, or some of each of some speakers; the same object whatever the condition."""
-        key = side, fold, is_sample
-        if key not in self._rows:
-            rows = side.take(slice(*ends[fold : fold + 2]))
-            if is_sample and len(rows) > _SAMPLED_ROWS:
-                codes = self.folds.code[self.folds.of_speaker == fold].unique()
-                per_speaker = max(_SAMPLED_PER_SPEAKER, _SAMPLED_ROWS // len(codes))
-                rows = limit_rows_per_speaker(
-                    rows, take_evenly(codes, max(2, _SAMPLED_ROWS // per_speaker)), per_speaker
-                )
-            self._rows[key] = rows
-        return self._rows[key]
+
+        def take() -> Utterances:
+            ordered, ends = self.keep(side, lambda: self._sort_side(side))
+            rows = ordered.take(slice(*ends[fold : fold + 2]))
+            if not is_sample or len(rows) <= _SAMPLED_ROWS:
+                return rows
+            codes = self.folds.code[self.folds.of_speaker == fold].unique()
+            per_speaker = max(_SAMPLED_PER_SPEAKER, _SAMPLED_ROWS // len(codes))
+            codes = take_evenly(codes, max(2, _SAMPLED_ROWS // per_speaker))
+            return limit_rows_per_speaker(rows, codes, per_speaker)
+
+        return self.keep((side, fold, is_sample), take)
 
 
 def halve_recordings(a: Utterances, b: Utterances) -> tuple[Tensor, Tensor]:

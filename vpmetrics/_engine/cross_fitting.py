@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -57,15 +57,15 @@ from vpmetrics._engine.moments import Moments
 from vpmetrics._engine.precision import all_finite, at_least_float32, wide_dtype, widen
 from vpmetrics._engine.score_counts import ScoreCounts, Steps
 from vpmetrics._engine.scorers import SCORERS
-from vpmetrics._engine.utterances import EvaluationData, Utterances, index_speakers
+from vpmetrics._engine.utterances import EvaluationData, Utterances, add_counts, index_speakers
 from vpmetrics._engine.validation import warn_undefined
-from vpmetrics.attacks.base import compare
+from vpmetrics.attacks.base import compare, is_made_for
 from vpmetrics.attacks.linear import Plain
 
 if TYPE_CHECKING:
     from vpmetrics._engine.jackknife import JackknifeGroups
 
-_MOST_FOLDS = 5  # choices are made with every other fold where there are more
+_MOST_SAMPLED_FOLDS = 5
 _SOURCES = ("", ", per group", ", observed")  # what attacks are fitted on, as their names end
 _MEASURES = {"d_ece_strongest": expected_disclosure, "eer_strongest": eer_of_steps}
 
@@ -137,7 +137,7 @@ class _Candidate(NamedTuple):
     scales: Tensor
 
 
-class _Trials(NamedTuple):
+class _PooledTrials(NamedTuple):
     """All trials after an attack: in ``steps``, and of all speakers and without each group, ``(1 + G, S)``."""
 
     number: int
@@ -173,10 +173,10 @@ class CrossFittedAttacks:
         )
         self.data, self.conditions = data._replace(original=original, protected=protected), tuple(conditions)
         self.descriptions, self.processes = describe_attacks(attacks), data.processes
-        self._observed, folds = observed, assign_folds(self.data)
-        self.folds = (
-            None if folds is None else AttackFolds(self.data, folds, add_plain_attack(attacks), observed, enrolment)
-        )
+        self._observed, self.folds = observed, assign_folds(self.data)
+        self.attack_folds = AttackFolds(self.data, self.folds, add_plain_attack(attacks), observed, enrolment)
+        # Choices are made with every other fold where there are many.
+        self._sampled_folds = range(0, self.folds.num_folds, 1 if self.folds.num_folds <= _MOST_SAMPLED_FOLDS else 2)
         self._candidates: dict[str, list[_Candidate]] = {}
         self._counts: dict[tuple[str, int], Tensor] = {}
         self._fitted: dict[tuple[int, int, int], FittedAttack] = {}
@@ -196,7 +196,8 @@ class CrossFittedAttacks:
             plain: What plain comparison finds on all trials; the result is at least that, in the better direction.
             plain_replicates: The same of all speakers and without each group, with counts ``(1 + G, S)``.
         """
-        with torch.no_grad(), torch.autocast(self.data.speakers.device.type, enabled=False):
+        device = self.data.speakers.device
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
             reason = self._explain_undefined()
             if reason is None:
                 if not self._candidates:
@@ -206,7 +207,6 @@ class CrossFittedAttacks:
                     return result
                 reason = f"There are no trials of one kind to attack in {condition.name}."
             warn_undefined(reason)
-            device = self.data.speakers.device
             nan = torch.full((), torch.nan, dtype=wide_dtype(device), device=device)
             replicates = None if groups is None else dict.fromkeys(_MEASURES, nan.expand(1 + groups.num_groups))
             return StrongestResult(nan, nan, nan, nan, nan, nan.expand(len(self.descriptions)), (), replicates)
@@ -215,48 +215,39 @@ class CrossFittedAttacks:
         """Return the utterances of every fold and the fitted attack that it took; empty where none was possible."""
         chosen = []
         for fold, choice in enumerate(result.choices):
-            assert self.folds is not None
-            is_inside = self.folds.folds.of_speaker == fold
+            is_inside = self.folds.of_speaker == fold
             original, protected = (
                 side.take(is_inside[side.speaker_index]) for side in (self.data.original, self.data.protected)
             )
+            data = index_speakers(original, protected, SINGLE_PROCESS)
             with torch.no_grad():
                 fitted = self._fit_candidate(fold, self._candidates[condition.name][choice.variant])
-            chosen.append(
-                (index_speakers(original, protected, SINGLE_PROCESS), ChosenAttack(fitted, choice.is_negated))
-            )
+            chosen.append((data, ChosenAttack(fitted, choice.is_negated)))
         return chosen
 
     def _explain_undefined(self) -> str | None:
-        if self.folds is None:
+        if self.folds.num_folds == 0:
             return f"Attacks are fitted on other speakers, and that needs {FEWEST_SPEAKERS} of them."
         given = [self.data.original.embeddings, self.data.protected.embeddings, *(self._observed or ())]
         is_finite = torch.stack([all_finite(values) for values in given]).all()
         return None if bool(is_finite) else "Some embeddings, measured or observed, are not finite."
 
-    @property
-    def _sampled_folds(self) -> range:
-        """The folds that choices are made with: all, or every other one where they are many."""
-        assert self.folds is not None
-        return range(0, self.folds.folds.num_folds, 1 if self.folds.folds.num_folds <= _MOST_FOLDS else 2)
-
     def _choose_settings(self) -> None:
         """Compare some rows of some folds after every attack with every setting, and choose the settings."""
-        assert self.folds is not None
-        folds, device = self.folds, self.data.speakers.device
+        device = self.data.speakers.device
         tried = [
-            (variant, [condition for condition in self.conditions if variant.is_for_condition(condition)])
-            for variant in folds.variants
+            (variant, [each for each in self.conditions if is_made_for(variant.attack, each.is_one_sided)])
+            for variant in self.attack_folds.variants
         ]
         names = [(condition.name, variant) for variant, conditions in tried for condition in conditions]
-        sizes = [folds.num_settings(variant) for _, variant in names]
+        sizes = [len(self.attack_folds.list_settings(variant)) for _, variant in names]
         shape = sum(sizes), len(self._sampled_folds)
         counts = torch.zeros(*shape, 3, COARSE, dtype=torch.int32, device=device)
         scales = torch.zeros(*shape, 2, dtype=wide_dtype(device), device=device)
         for index in self.processes.share(range(len(self._sampled_folds))):
             counts[:, index], scales[:, index] = self._sample_fold(self._sampled_folds[index], tried)
         counts, scales = self.processes.all_reduce(counts, scales)
-        settings = choose_settings(separation_of_counts(counts), sizes, self._sampled_folds, folds.folds.num_folds)
+        settings = choose_settings(separation_of_counts(counts), sizes, self._sampled_folds, self.folds.num_folds)
         taken = torch.tensor(settings, device=device)  # one copy to the device
         columns, every = torch.arange(shape[1], device=device), slice(None, None, self._sampled_folds.step)
         parts = zip(names, settings, taken, counts.split(sizes), scales.split(sizes), strict=True)
@@ -267,15 +258,14 @@ class CrossFittedAttacks:
 
     def _sample_fold(self, fold: int, tried: Sequence[tuple[Variant, Sequence[Condition]]]) -> tuple[Tensor, Tensor]:
         """Return counts ``(C, 3, B)`` and scales ``(C, 2)`` of some rows of a fold after every attack and setting."""
-        assert self.folds is not None
         counted = []
         for variant, conditions in tried:
-            settings = range(self.folds.num_settings(variant) if conditions else 0)
-            fitted = [self.folds.fit(fold, variant, setting) for setting in settings]
-            maps = [lru_cache(each.map_side) for each in fitted]  # conditions share rows
+            settings = range(len(self.attack_folds.list_settings(variant)) if conditions else 0)
+            fitted = (self.attack_folds.fit(fold, variant, setting) for setting in settings)
+            maps = [cache(each.map_side) for each in fitted]  # conditions share rows
             for condition in conditions:
                 scored = []
-                for rows in self.folds.form_comparisons(fold, condition, variant.attack, is_sample=True):
+                for rows in self.attack_folds.form_comparisons(fold, condition, variant.attack, is_sample=True):
                     sides = (rows.map_sides(variant.attack, each) for each in maps)
                     scores = torch.stack([compare(variant.attack, *each).detach() for each in sides])
                     scored.append((widen(scores).flatten(1), rows.pair_kinds.expand(1, -1, -1).flatten(1)))
@@ -292,14 +282,10 @@ class CrossFittedAttacks:
         plain_replicates: ScoreCounts | None,
     ) -> StrongestResult:
         """Choose an attack for each fold, count all pairs after it, and compare the result with plain comparison."""
-        assert self.folds is not None
-        candidates, sampled_and_all = (
-            self._candidates[condition.name],
-            (self._sampled_folds, self.folds.folds.num_folds),
-        )
+        candidates, folds = self._candidates[condition.name], (self._sampled_folds, self.folds.num_folds)
         sampled = torch.stack([each.counts for each in candidates])  # (V, F, 3, B)
-        choices, by_attack = choose_attacks(*split_by_class(sampled), *sampled_and_all)
-        chance_choices, _ = choose_attacks(*split_by_class(sampled, is_chance=True), *sampled_and_all)
+        choices, by_attack = choose_attacks(*split_by_class(sampled), *folds)
+        chance_choices, _ = choose_attacks(*split_by_class(sampled, is_chance=True), *folds)
         counts = self._count_pairs(condition, sorted({each.variant for each in (*choices, *chance_choices, Choice(0))}))
         chance_targets = {key: split_by_class(each, is_chance=True) for key, each in counts.items()}
         chance = [
@@ -308,17 +294,16 @@ class CrossFittedAttacks:
         ]
         trials = []
         if plain is not None:
-            replicates = (None, None) if plain_replicates is None else plain_replicates
-            trials = [_Trials(candidates[0].variant.number, *each) for each in zip(plain, replicates, strict=True)]
+            both_signs = zip(plain, (None, None) if plain_replicates is None else plain_replicates, strict=True)
+            trials = [_PooledTrials(candidates[0].variant.number, *each) for each in both_signs]
         if not trials or len(set(choices)) > 1 or choices[0].variant > 0:
-            steps, step_of_bin = pool_calibrated_folds(
-                {key: split_by_class(each) for key, each in counts.items()}, choices
-            )
+            by_class = {key: split_by_class(each) for key, each in counts.items()}
+            steps, step_of_bin = pool_calibrated_folds(by_class, choices)
             numbers = [candidates[choice.variant].variant.number for choice in choices]
-            left_out = (
-                None if groups is None else self._count_replicates(condition, choices, steps, step_of_bin, groups)
-            )
-            trials.insert(0, _Trials(max(numbers, key=numbers.count), steps, left_out))
+            trials.insert(0, _PooledTrials(max(numbers, key=numbers.count), steps))
+            if groups is not None:
+                replicates = self._count_replicates(condition, choices, steps, step_of_bin, groups)
+                trials[0] = trials[0]._replace(replicates=replicates)
         values = {key: torch.stack([measure(each.steps) for each in trials]) for key, measure in _MEASURES.items()}
         d_ece, eer = values.values()
         best = d_ece.argmax()
@@ -329,7 +314,7 @@ class CrossFittedAttacks:
             eer[best],
             torch.stack([expected_disclosure(steps) for steps in chance]).amax(),
             torch.tensor([each.number for each in trials]).to(d_ece)[best],
-            torch.full_like(d_ece[0], self.folds.folds.count_fitted()),
+            torch.full_like(d_ece[0], self.folds.count_fitted()),
             by_number,
             choices,
             None if groups is None else _join_replicates(trials, values),
@@ -337,16 +322,14 @@ class CrossFittedAttacks:
 
     def _count_pairs(self, condition: Condition, variants: Sequence[int]) -> dict[int, Tensor]:
         """Return by variant the counts ``(K, 3, B)`` of all pairs within each fold, scored after that attack."""
-        assert self.folds is not None
-        number, device = self.folds.folds.num_folds, self.data.speakers.device
+        number, device = self.folds.num_folds, self.data.speakers.device
         missing = [variant for variant in variants if (condition.name, variant) not in self._counts]
         counts = torch.zeros(len(missing), number, 4, FINE, dtype=torch.int32, device=device)
         for fold in self.processes.share(range(number)) if missing else ():
-            for variant, into in zip(missing, counts, strict=True):
-                table = into[fold].view(-1)
+            for variant, counts_of_folds in zip(missing, counts, strict=True):
                 for each in self._score_pairs(condition, self._candidates[condition.name][variant], fold):
-                    slots = assign_bins(each.scores, FINE).add_(each.pair_kinds, alpha=FINE).flatten()
-                    table.index_add_(0, slots, table.new_ones(()).expand(len(slots)))
+                    slots = assign_bins(each.scores, FINE).add_(each.pair_kinds, alpha=FINE)
+                    add_counts(counts_of_folds[fold].view(-1), slots)
         (counts,) = self.processes.all_reduce(counts) if missing else (counts,)
         self._counts |= {
             (condition.name, each): table[:, :NO_TRIAL] for each, table in zip(missing, counts, strict=True)
@@ -355,18 +338,16 @@ class CrossFittedAttacks:
 
     def _fit_candidate(self, fold: int, candidate: _Candidate) -> FittedAttack:
         """Return an attack with the setting that a fold takes; it is kept for other conditions."""
-        assert self.folds is not None
         key = fold, candidate.variant.number, candidate.settings[fold]
         if key not in self._fitted:
-            self._fitted[key] = self.folds.fit(fold, candidate.variant, candidate.settings[fold])
+            self._fitted[key] = self.attack_folds.fit(fold, candidate.variant, candidate.settings[fold])
         return self._fitted[key]
 
     def _score_pairs(self, condition: Condition, candidate: _Candidate, fold: int) -> Iterator[ScoredPairs]:
         """Yield blocks of scores in [-1, 1] of all pairs of a fold, after an attack."""
-        assert self.folds is not None
         fitted, has_score = self._fit_candidate(fold, candidate), hasattr(candidate.variant.attack, "score")
-        for comparison in self.folds.form_comparisons(fold, condition, fitted.attack, is_sample=False):
-            for each in score_blocks(comparison, fitted, self.folds.folds.num_codes):
+        for comparison in self.attack_folds.form_comparisons(fold, condition, fitted.attack, is_sample=False):
+            for each in score_blocks(comparison, fitted, self.folds.num_codes):
                 scores = squash_scores(each.scores, candidate.scales[fold]) if has_score else each.scores
                 yield each._replace(scores=scores)
 
@@ -379,31 +360,29 @@ class CrossFittedAttacks:
         groups: JackknifeGroups,
     ) -> Steps:
         """Return the trial counts after the chosen attacks, of all speakers and without each group, ``(1 + G, S)``."""
-        assert self.folds is not None
-        folds, size, candidates = self.folds.folds, len(steps.targets), self._candidates[condition.name]
+        folds, size, candidates = self.folds, len(steps.targets), self._candidates[condition.name]
         group_of_code = torch.full((folds.num_folds * folds.num_codes,), groups.num_groups, device=folds.order.device)
         has_fold = folds.order >= 0
         group_of_code[folds.order[has_fold]] = groups.find_groups(self.data.speakers)[has_fold]
         counts = torch.zeros(2 * (groups.num_groups + 1) * size + 1, dtype=torch.int64, device=groups.labels.device)
-        one, nowhere = counts.new_ones(()), len(counts) - 1
+        unused = len(counts) - 1
         for fold in self.processes.share(range(folds.num_folds)):
             group = group_of_code[fold * folds.num_codes : (fold + 1) * folds.num_codes]
             for trials in self._score_pairs(condition, candidates[choices[fold].variant], fold):
                 place = step_of_bin[fold][assign_bins(trials.scores, FINE).long()]
                 place = place + (trials.pair_kinds == TARGET) * ((groups.num_groups + 1) * size)
-                place = place.masked_fill_(trials.pair_kinds == NO_TRIAL, nowhere)
+                place = place.masked_fill_(trials.pair_kinds == NO_TRIAL, unused)
                 first, second = group[trials.rows][:, None], group[trials.columns]
                 # A trial of two speakers of one group is left out once.
                 second = torch.where(first == second, groups.num_groups, second)
                 for each in (first, second):
-                    slot = (place + each * size).clamp_(max=nowhere).flatten()
-                    counts.index_add_(0, slot, one.expand(len(slot)))
+                    add_counts(counts, (place + each * size).clamp_(max=unused))
         (counts,) = self.processes.all_reduce(counts)
-        gone = pad(widen(counts[:-1].view(2, groups.num_groups + 1, size)[:, : groups.num_groups]), (0, 0, 1, 0))
-        return Steps(gone.new_empty(0), steps.targets - gone[1], steps.nontargets - gone[0])
+        left_out = pad(widen(counts[:-1].view(2, -1, size)[:, :-1]), (0, 0, 1, 0))
+        return Steps(left_out.new_empty(0), steps.targets - left_out[1], steps.nontargets - left_out[0])
 
 
-def _join_replicates(trials: Sequence[_Trials], values: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+def _join_replicates(trials: Sequence[_PooledTrials], values: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """Return the values of the best trials and their jackknife replicates, ``(1 + G,)`` by key; None without counts."""
     counted = [(index, each.replicates) for index, each in enumerate(trials) if each.replicates is not None]
     if not counted:

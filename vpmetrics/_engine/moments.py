@@ -128,7 +128,7 @@ class Solution(NamedTuple):
             return apply_chain(rows, getattr(self, name))
 
 
-class _ValueCache:
+class ValueCache:
     """Cache of derived values, by key."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class _ValueCache:
         return value
 
 
-class PairStatistics(_ValueCache):
+class PairStatistics(ValueCache):
     """Means and covariances of pairs of original and protected rows, and what is derived from them, calculated once.
 
     ``oo``, ``pp``, ``po`` ``(D, D)`` are covariances over utterances, ``po`` of protected with original rows;
@@ -241,7 +241,7 @@ def _span(rows: Tensor) -> Tensor:
     return basis
 
 
-class TrainingPairs(_ValueCache):
+class TrainingPairs(ValueCache):
     """Pairs of utterances that attacks are fitted on; statistics and kernels are calculated once for all of them.
 
     Args:
@@ -298,11 +298,9 @@ class Moments(NamedTuple):
         statistics = PairStatistics(mean[None, :width], mean[None, width:], self.counts, 0)
         # Few utterances have no span that moments could tell: all directions are left in.
         statistics.num_rows = max(count, 1 + width)
-        statistics.__dict__ |= {"oo": covariance[:width, :width], "pp": covariance[width:, width:]}
-        statistics.__dict__ |= {
-            "po": covariance[width:, :width],
-            "means_p": means * (self.counts / count).sqrt()[:, None],
-        }
+        statistics.oo, statistics.pp = covariance[:width, :width], covariance[width:, width:]
+        statistics.po = covariance[width:, :width]
+        statistics.means_p = means * (self.counts / count).sqrt()[:, None]
         return statistics
 
 
