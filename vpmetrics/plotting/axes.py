@@ -43,9 +43,9 @@ class Style(NamedTuple):
 
     @property
     def markers(self) -> dict[str, Any]:
-        """Arguments of a line for its markers."""
-        fill = {"fillstyle": "full" if self.is_filled else "none"}
-        return {"color": self.colour, "marker": self.marker, **fill, "markerfacecolor": self.face}
+        """Arguments of a line for its markers; ``gid`` marks it as the line of a system."""
+        fill = {"fillstyle": "full" if self.is_filled else "none", "markerfacecolor": self.face}
+        return {"color": self.colour, "marker": self.marker, **fill, "gid": "system"}
 
     @property
     def face(self) -> str:
@@ -56,8 +56,9 @@ class Style(NamedTuple):
         """Arguments of a line; each system has its markers at other points, so that equal curves are seen."""
         step = max(points // 6, 1)
         start = step * (self.number % len(_MARKERS)) // len(_MARKERS)
-        marks = {"markersize": 4.5, "markevery": (start, step)}
-        return {**self.markers, **marks, "linestyle": self.line, "linewidth": 1.3, "gid": "system"}
+        return {
+            **self.markers, "markersize": 4.5, "markevery": (start, step), "linestyle": self.line, "linewidth": 1.3,
+        }  # fmt: skip
 
 
 def style_of(number: int) -> Style:
@@ -126,8 +127,10 @@ def figure_of(ax: Axes) -> Figure:
     return figure
 
 
-def finish_axes(ax: Axes, title: str = "", keys: Sequence[str] = (), more: str = "", **legend: Any) -> PlotResult:
-    """Add grid, title and a legend, headed by the scalars in its brackets and more; return figure and axes."""
+def finish_axes(
+    ax: Axes, title: str = "", keys: Sequence[str] = (), heading_suffix: str = "", **legend: Any
+) -> PlotResult:
+    """Add grid, title and a legend, headed by the scalars in its brackets; return figure and axes."""
     ax.grid(alpha=0.3)
     ax.minorticks_off()  # of logarithmic axes they take a third of the time to draw a figure
     if title:
@@ -135,7 +138,7 @@ def finish_axes(ax: Axes, title: str = "", keys: Sequence[str] = (), more: str =
     if ax.get_legend_handles_labels()[0]:
         titles = [scalar(key).title for key in keys]
         separator = ", " if sum(map(len, titles)) < _LONGEST_LABEL else ",\n"
-        heading = separator.join(map(set_subscripts, titles)) + more
+        heading = separator.join(map(set_subscripts, titles)) + heading_suffix
         ax.legend(**{**_LEGEND, "title": heading, **legend})
     return figure_of(ax), ax
 
@@ -151,20 +154,20 @@ def move_legend_beside(ax: Axes) -> None:
 
 
 def draw_chance(ax: Axes, x: Sequence[Any], y: Sequence[float]) -> None:
-    """Draw a chance line, once for all systems that share it."""
+    """Draw the line of the chance level, once for all systems that share it."""
     ends = [(line.get_xdata()[-1], line.get_ydata()[-1]) for line in ax.lines if line.get_gid() == "chance"]  # type: ignore[index]
     if len(x) and (x[-1], y[-1]) not in ends:
         ax.plot(x, y, **{**CHANCE, "label": "_" if ends else "chance"})
 
 
-def set_count_ticks(ax: Axes, base: int = 10) -> None:
-    """Give a logarithmic axis of numbers of people, ranks or utterances whole numbers as labels."""
+def set_logarithmic_counts(ax: Axes, base: int = 10) -> None:
+    """Make the x axis logarithmic, with whole numbers of people, ranks or utterances as labels."""
     ax.set_xscale("log", base=base)
     ax.xaxis.set_major_locator(LogLocator(base, (1, 2, 5) if base == 10 else (1,)))
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
-def error_bars(key: str, scalars: Mapping[str, Any]) -> Any:
+def error_bar_lengths(key: str, scalars: Mapping[str, Any]) -> Any:
     """Return the lengths of a scalar's confidence interval below and above its value, ``(2, 1)``; 0 if unknown."""
     value, low, high = (float(scalars.get(f"{key}{suffix}", math.nan)) for suffix in ("", "_low", "_high"))
     return np.nan_to_num([[value - low], [high - value]]).clip(min=0)

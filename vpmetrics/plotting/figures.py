@@ -1,6 +1,6 @@
 """The list of figures: what a report shows of one system or several, on a card of a logger or on a page.
 
-To add one, write what draws it and add its entry to :data:`FIGURES`: page, loggers and tests follow from there.
+To add one, write a function that draws it and an entry of :data:`FIGURES`: page, loggers and tests follow from there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from vpmetrics._engine.beta_binomial import fit_beta_binomial
 from vpmetrics._engine.measures import SCORE_MEASURES, actual_cross_entropy, prior_entropy
 from vpmetrics._engine.registry import CI_SUFFIXES, scalar, scalar_key, utility_direction
-from vpmetrics._engine.report import ConditionReport, EvaluatedSystem, Transfer, choose_original_name
+from vpmetrics._engine.report import ConditionReport, EvaluatedSystem, choose_original_name
 from vpmetrics._engine.speaker_similarity import split_matrix
 from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics._engine.validation import suppress_warnings
@@ -27,7 +27,7 @@ from vpmetrics.plotting.axes import as_label, axes_in_grid, axes_or_new, axis_la
 from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_speakers, draw_zoo
 from vpmetrics.plotting.system_plots import draw_path, draw_trade_off, draw_utility
 
-_MOST_NAMES, _LONGEST_NAME = 20, 5  # that can be read along a heat map
+_MOST_NAMES, _LONGEST_NAME = 20, 5  # that are legible along a heat map
 
 
 class Layout(NamedTuple):
@@ -89,7 +89,7 @@ class _Values(dict[str, Any]):
         return SCORE_MEASURES[key](self.report.scores.counted_trials) if key in SCORE_MEASURES else math.nan
 
 
-class Shown:
+class ShownCondition:
     """A condition of a system under the label it has in a figure; ``is_single``: there is no other system."""
 
     def __init__(
@@ -97,107 +97,107 @@ class Shown:
     ) -> None:
         self.label, self.system, self.condition, self.is_single = label, system, condition, is_single
         self.title = label if condition in ("", label) else f"{label}, {condition}"
-        self.report = report  # a ConditionReport, with the parts that `is_known` of a figure asks for
+        self.report = report  # a ConditionReport, with the parts that `has_data` of a figure asks for
         self.steps, self.values = report.scores.counts.ascending, _Values(report)
 
 
-DrawOne = Callable[[Shown, Axes], object]
-IsKnown = Callable[[ConditionReport], bool]
+DrawCondition = Callable[[ShownCondition, Axes], object]
+HasData = Callable[[ConditionReport], bool]
 
 
-def _shown_conditions(systems: Sequence[EvaluatedSystem], is_known: IsKnown) -> list[Shown]:
+def _choose_conditions(systems: Sequence[EvaluatedSystem], has_data: HasData) -> list[ShownCondition]:
     """Return the conditions of one system, or original speech and the attacked condition of several."""
     first, conditions = systems[0], systems[0].report.conditions
     if len(systems) == 1:
-        shown = [Shown(name or "scores", first, name, report, True) for name, report in conditions.items()]
+        chosen = [ShownCondition(name or "scores", first, name, report, True) for name, report in conditions.items()]
     else:
-        shown = [Shown(choose_original_name(systems), first, "OO", conditions["OO"])] if "OO" in conditions else []
-        attacked = [(system, system.report.main_condition) for system in systems]
-        shown += [Shown(system.name, system, name, system.report.conditions[name]) for system, name in attacked]
-    return [one for one in shown if is_known(one.report)]
+        labels = [(choose_original_name(systems), first, "OO")] if "OO" in conditions else []
+        labels += [(system.name, system, system.report.main_condition) for system in systems]
+        chosen = [ShownCondition(*label, label[1].report.conditions[label[2]]) for label in labels]
+    return [shown for shown in chosen if has_data(shown.report)]
 
 
-def _draw_overlay(draw: DrawOne, is_known: IsKnown = lambda _: True) -> Draw:
-    """Return what draws all conditions on the same axes."""
+def _overlay_conditions(draw: DrawCondition, has_data: HasData = lambda _: True) -> Draw:
+    """Return a function that draws all conditions on the same axes."""
 
-    def draw_all(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
-        shown = _shown_conditions(systems, is_known)
-        axes = layout.rows(min(1, len(shown)))
-        for one in shown:
-            draw(one, axes[0])
+    def draw_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+        chosen = _choose_conditions(systems, has_data)
+        axes = layout.rows(min(1, len(chosen)))
+        for shown in chosen:
+            draw(shown, axes[0])
         return _finish_figure(axes)
 
-    return draw_all
+    return draw_figure
 
 
-def _draw_panels(
-    draw: DrawOne,
-    is_known: IsKnown = lambda _: True,
+def _panel_per_condition(
+    draw: DrawCondition,
+    has_data: HasData = lambda _: True,
     size: tuple[float, float] = (4.2, 3.6),
     shared: Sequence[str] = (),
 ) -> Draw:
-    """Return what draws each condition in a panel; ``shared``: the axes that have the same limits in all."""
+    """Return a function that draws each condition in a panel; ``shared``: the axes with the same limits in all."""
 
-    def draw_all(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
-        shown = _shown_conditions(systems, is_known)
+    def draw_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+        chosen = _choose_conditions(systems, has_data)
         if not layout.is_page:  # two panels can be read on a card, one with names of attacks
-            linked = "across" if any(one.condition == "across" for one in shown) else "PP"
-            shown = [one for one in shown if one.condition in ("OP", linked)] or shown
-            shown = shown[: 2 if size[0] < 5 else 1]
-        axes = layout.panels(len(shown), size)
-        for one, ax in zip(shown, axes, strict=True):
-            draw(one, ax)
+            linked = "across" if any(shown.condition == "across" for shown in chosen) else "PP"
+            chosen = [shown for shown in chosen if shown.condition in ("OP", linked)] or chosen
+            chosen = chosen[: 2 if size[0] < 5 else 1]
+        axes = layout.panels(len(chosen), size)
+        for shown, ax in zip(chosen, axes, strict=True):
+            draw(shown, ax)
         for name in shared if axes else ():
             limits = [limit for ax in axes for limit in getattr(ax, f"get_{name}lim")()]
             for ax in axes:
                 ax.set(**{f"{name}lim": (min(limits), max(limits))})
         return figure_of(axes[0]) if axes else None
 
-    return draw_all
+    return draw_figure
 
 
-def _draw_per_system(
+def _axes_per_system(
     draw: Callable[[EvaluatedSystem, Axes], object],
-    is_known: Callable[[EvaluatedSystem], object],
+    has_data: Callable[[EvaluatedSystem], object],
     size: tuple[float, float] | None = None,
 ) -> Draw:
-    """Return what draws each system on axes of its own: panels of a size, or one below the other."""
+    """Return a function that draws each system on its own axes: panels of a size, or one below the other."""
 
-    def draw_all(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
-        shown = [system for system in systems if is_known(system)]
-        axes = layout.panels(len(shown), size) if size else layout.rows(len(shown))
-        for system, ax in zip(shown, axes, strict=True):
+    def draw_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+        chosen = [system for system in systems if has_data(system)]
+        axes = layout.panels(len(chosen), size) if size else layout.rows(len(chosen))
+        for system, ax in zip(chosen, axes, strict=True):
             draw(system, ax)
-            ax.set_title(as_label(system.name) if len(shown) > 1 else "", fontsize="medium")
+            ax.set_title(as_label(system.name) if len(chosen) > 1 else "", fontsize="medium")
         return _finish_figure(axes) if size is None else figure_of(axes[0]) if axes else None
 
-    return draw_all
+    return draw_figure
 
 
 def _finish_figure(axes: Sequence[Axes]) -> Figure | None:
+    """Return the figure of axes with their legends beside them; None without axes."""
     for ax in axes:
         move_legend_beside(ax)
     return figure_of(axes[0]) if axes else None
 
 
-def _trade_off_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
-    defined = [one for one in systems if math.isfinite(one.scalar("deid")) and math.isfinite(one.scalar("gvd"))]
-    if not defined or (len(systems) == 1 and systems[0].history):
+def _draw_trade_off_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+    points = [(system.name, system.scalars) for system in systems]
+    points = [row for row in points if all(math.isfinite(row[1].get(key, math.nan)) for key in ("deid", "gvd"))]
+    if not points or (len(systems) == 1 and systems[0].history):
         return None  # a path ends in the same point
     ax = layout.single()
     # Original speech gives a single point its scale.
-    draw_trade_off(
-        [(choose_original_name(systems), {"deid": 0, "gvd": 0}), *((one.name, one.scalars) for one in defined)], ax
-    )
+    draw_trade_off([(choose_original_name(systems), {"deid": 0, "gvd": 0}), *points], ax)
     return _finish_figure([ax])
 
 
-def _utility_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+def _draw_utility_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
     measured = [system for system in systems if math.isfinite(system.scalar("disclosure"))]
     names = list(dict.fromkeys(name for system in measured for name in system.utility))
     axes = layout.rows(len(names))
     for name, ax in zip(names, axes, strict=True):
-        points = [(one.name, one.scalars, one.utility[name]) for one in measured if name in one.utility]
+        points = [(each.name, each.scalars, each.utility[name]) for each in measured if name in each.utility]
         draw_utility(points, name, utility_direction(name) == "low", ax)
     return _finish_figure(axes)
 
@@ -207,29 +207,27 @@ def _draw_path(system: EvaluatedSystem, ax: Axes) -> None:
     draw_path(deid, gvd, epochs, ax)
 
 
-def _draw_attacks(one: Shown, ax: Axes) -> None:
-    names, strongest = [name for name, _ in one.system.report.attacks], one.report.strongest
-    interval = [one.system.scalar(f"d_ece_strongest{suffix}", one.condition) for suffix in ("", *CI_SUFFIXES)]
+def _draw_attacks(shown: ShownCondition, ax: Axes) -> None:
+    names, strongest = [name for name, _ in shown.system.report.attacks], shown.report.strongest
+    interval = [shown.system.scalar(f"d_ece_strongest{suffix}", shown.condition) for suffix in ("", *CI_SUFFIXES)]
     values = dict(zip(names, strongest.d_ece_by_attack.tolist(), strict=True))
-    score_plots.draw_attacks(values, float(strongest.chance), ax, one.title, interval)
+    score_plots.draw_attacks(values, float(strongest.chance), ax, shown.title, interval)
 
 
-def _draw_ece_profile(one: Shown, ax: Axes, has_actual: bool = True) -> None:
-    odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=one.steps.targets.device)
-    actual = one.report.actual_cross_entropy(odds) if has_actual and one.report.is_llr else None
-    minimum, interval = one.report.minimum_cross_entropy(odds), one.report.cross_entropy_interval(odds)
-    score_plots.draw_ece_profile(prior_entropy(odds), minimum, actual, one.values, ax, one.label, interval)
+def _draw_ece_profile(shown: ShownCondition, ax: Axes, has_actual: bool = True) -> None:
+    odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=shown.steps.targets.device)
+    actual = shown.report.actual_cross_entropy(odds) if has_actual and shown.report.is_llr else None
+    minimum, interval = shown.report.minimum_cross_entropy(odds), shown.report.cross_entropy_interval(odds)
+    score_plots.draw_ece_profile(prior_entropy(odds), minimum, actual, shown.values, ax, shown.label, interval)
 
 
-def _draw_calibration(system: EvaluatedSystem, ax: Axes) -> None:
-    if system.report.transfer is not None:
-        _draw_transfer(system, system.report.transfer, ax)
-
-
-def _draw_transfer(system: EvaluatedSystem, transfer: Transfer, ax: Axes) -> None:
+def _draw_transfer(system: EvaluatedSystem, ax: Axes) -> None:
+    transfer = system.report.transfer
+    if transfer is None:
+        return
     runs = {"learnt on": transfer.other, "attacked": system.report.conditions[system.report.main_condition]}
     for label, run in runs.items():
-        _draw_ece_profile(Shown(label, system, "", run), ax, has_actual=False)
+        _draw_ece_profile(ShownCondition(label, system, "", run), ax, has_actual=False)
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=transfer.counts.device)
     for kind, llr in transfer.llr.items():
         profile = actual_cross_entropy(llr, transfer.counts, odds)
@@ -242,23 +240,21 @@ def draw_transfer(
 ) -> tuple[Figure, Axes]:
     """Draw figure 8 of the 2022 paper: both runs with the oracle calibration, and one calibrated on the other."""
     report, ax = report_trials({"": TrialList(preds, target)}, TrialList(fit_preds, fit_target)), axes_or_new(ax)
-    if report.transfer is not None:
-        _draw_transfer(EvaluatedSystem("", report), report.transfer, ax)
+    _draw_transfer(EvaluatedSystem("", report), ax)
     return figure_of(ax), ax
 
 
-def _draw_reliability(one: Shown, ax: Axes) -> None:
-    values, counts = one.report.scores.trials.table()
-    score_plots.draw_reliability(values, counts, ax, one.label)
-    # Of several systems, twice as many curves would be confusing.
-    halves = one.report.calibrated() if one.is_single and one.report.calibrated is not None else []
-    if halves:
+def _draw_reliability(shown: ShownCondition, ax: Axes) -> None:
+    values, counts = shown.report.scores.trials.table()
+    score_plots.draw_reliability(values, counts, ax, shown.label)
+    # Several systems would have too many curves.
+    if shown.is_single and shown.report.calibrated is not None and (halves := shown.report.calibrated()):
         llr, is_target = (torch.cat(column) for column in list(zip(*halves, strict=True))[:2])
-        score_plots.draw_reliability(llr, torch.stack([~is_target, is_target]), ax, f"{one.label}, calibrated")
-    transfer = one.system.report.transfer
-    if transfer is not None and one.condition == one.system.report.main_condition:
+        score_plots.draw_reliability(llr, torch.stack([~is_target, is_target]), ax, f"{shown.label}, calibrated")
+    transfer = shown.system.report.transfer
+    if transfer is not None and shown.condition == shown.system.report.main_condition:
         for kind, llr in transfer.llr.items():
-            score_plots.draw_reliability(llr, transfer.counts, ax, f"{one.label}, {kind}")
+            score_plots.draw_reliability(llr, transfer.counts, ax, f"{shown.label}, {kind}")
 
 
 def _draw_matrices(system: EvaluatedSystem, ax: Axes) -> None:
@@ -272,25 +268,25 @@ def _legible_speaker_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
     return names if 0 < len(names) <= _MOST_NAMES and max(map(len, names)) <= _LONGEST_NAME else None
 
 
-def _draw_zoo(one: Shown, ax: Axes) -> None:
-    summary = one.report.similarity
-    draw_zoo(summary.within_speaker, summary.between_speakers, ax, one.title, _legible_speaker_names(one.system))
+def _draw_zoo(shown: ShownCondition, ax: Axes) -> None:
+    summary = shown.report.similarity
+    draw_zoo(summary.within_speaker, summary.between_speakers, ax, shown.title, _legible_speaker_names(shown.system))
 
 
-def _draw_zoo_of_scores(one: Shown, ax: Axes) -> None:
-    draw_zoo(*split_matrix(one.report.mean_scores()), ax, one.title, _legible_speaker_names(one.system), "score")
+def _draw_zoo_of_scores(shown: ShownCondition, ax: Axes) -> None:
+    draw_zoo(*split_matrix(shown.report.mean_scores()), ax, shown.title, _legible_speaker_names(shown.system), "score")
 
 
-def _draw_ranks(one: Shown, ax: Axes) -> None:
-    histogram = one.report.identification.histogram
+def _draw_ranks(shown: ShownCondition, ax: Axes) -> None:
+    histogram = shown.report.identification.histogram
     fit = fit_beta_binomial(histogram).probabilities
-    identification_plots.draw_rank_histogram(histogram, fit, one.values, ax, one.title)
+    identification_plots.draw_rank_histogram(histogram, fit, shown.values, ax, shown.title)
 
 
-def _draw_local_information(one: Shown, ax: Axes) -> None:
-    identification = one.report.identification
+def _draw_local_information(shown: ShownCondition, ax: Axes) -> None:
+    identification = shown.report.identification
     identification_plots.draw_local_information(
-        identification.bits, len(identification.histogram), one.values, ax, one.label
+        identification.bits, len(identification.histogram), shown.values, ax, shown.label
     )
 
 
@@ -305,48 +301,50 @@ def _has_population(report: ConditionReport, utterances: int = 1) -> bool:
 _has_conversations = partial(_has_population, utterances=2)
 
 
-def _draw_population_rates(one: Shown, ax: Axes) -> None:
-    population, known_sizes = one.report.population, identification_plots.find_population_sizes(one.report.scalars)
-    sizes = identification_plots.spread_population_sizes(max(100, *known_sizes))
+def _draw_population_rates(shown: ShownCondition, ax: Axes) -> None:
+    population = shown.report.population
+    largest = max(100, *identification_plots.find_population_sizes(shown.report.scalars))
+    sizes = identification_plots.spread_population_sizes(largest)
     with suppress_warnings():
-        rates = {one.label: population(sizes), f"{one.label}, attacked": population.after_strongest_attack(sizes)}
+        rates = {shown.label: population(sizes), f"{shown.label}, attacked": population.after_strongest_attack(sizes)}
     for label, values in rates.items():
         if values and bool(values["gallery"].isfinite()):
             curve = {size: float(values[f"rate_{size}"]) for size in sizes}
             identification_plots.draw_population_rate(curve, float(values["gallery"]), ax, label)
 
 
-def _draw_conversation_lengths(one: Shown, ax: Axes) -> None:
-    population, size = one.report.population, min(identification_plots.find_population_sizes(one.report.scalars))
-    for rates_of, label in ((population, one.label), (population.after_strongest_attack, f"{one.label}, attacked")):
+def _draw_conversation_lengths(shown: ShownCondition, ax: Axes) -> None:
+    population, size = shown.report.population, min(identification_plots.find_population_sizes(shown.report.scalars))
+    for rates_of, label in ((population, shown.label), (population.after_strongest_attack, f"{shown.label}, attacked")):
         with suppress_warnings():
-            values = {length: rates_of((size,), length) for length in _conversation_lengths(one)}
+            values = {length: rates_of((size,), length) for length in _conversation_lengths(shown)}
         if curve := _curve_of_key(values, f"rate_{size}"):
             name = f"re-identification rate\namong {size} people"
             identification_plots.draw_over_utterances(curve, 1 / size, ax, label, name)
 
 
-def _bits_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
-    shown = [one for one in _shown_conditions(systems, _has_conversations) if one.condition not in ("OO", "within")]
-    axes = layout.panels(2 if shown and layout.is_page else 0, (4.8, 3.6))
-    if not axes:
+def _draw_bits_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+    chosen = _choose_conditions(systems, _has_conversations)
+    chosen = [shown for shown in chosen if shown.condition not in ("OO", "within")]
+    if not chosen or not layout.is_page:
         return None
-    for one in shown:
-        bits_over = one.system.report.bits_over
-        values = bits_over(_conversation_lengths(one)) if bits_over is not None else {}
+    axes = layout.panels(2, (4.8, 3.6))
+    for shown in chosen:
+        bits_over = shown.system.report.bits_over
+        values = bits_over(_conversation_lengths(shown)) if bits_over is not None else {}
         keys = ("d_ece", "d_ece_strongest", "mean_d", "mean_d_chance")
-        cosine, strongest, ranks, chance = (_curve_of_key(values, scalar_key(one.condition, key)) for key in keys)
-        for curve, label in ((cosine, one.title), (strongest, f"{one.title}, attacked")):
+        cosine, strongest, ranks, chance = (_curve_of_key(values, scalar_key(shown.condition, key)) for key in keys)
+        for curve, label in ((cosine, shown.title), (strongest, f"{shown.title}, attacked")):
             if curve:
                 name, highest = axis_label("d_ece", "\n"), scalar("d_ece").range[1]
                 identification_plots.draw_over_utterances(curve, math.nan, axes[0], label, name, highest)
-        name, highest = axis_label("mean_d"), 1.02 * math.log2(max(2.0, float(one.report.scalars["gallery"])))
-        identification_plots.draw_over_utterances(ranks, chance, axes[1], one.title, name, highest)
+        name, highest = axis_label("mean_d"), 1.02 * math.log2(max(2.0, float(shown.report.scalars["gallery"])))
+        identification_plots.draw_over_utterances(ranks, chance, axes[1], shown.title, name, highest)
     return figure_of(axes[0])
 
 
-def _conversation_lengths(one: Shown) -> list[int]:
-    return [2**power for power in range(6) if 2**power <= one.report.population.longest()]
+def _conversation_lengths(shown: ShownCondition) -> list[int]:
+    return [2**power for power in range(6) if 2**power <= shown.report.population.longest()]
 
 
 def _curve_of_key(values: Mapping[int, Mapping[str, Tensor]], key: str) -> dict[int, float]:
@@ -360,110 +358,117 @@ FIGURES = (
         "deid_gvd", "De-identification and voice distinctiveness",
         "One point per system. Further right: original and protected voices of a speaker are harder to match by "
         "cosine. Further up: protected voices are more distinct. Whiskers are confidence intervals.",
-        _trade_off_figure),
+        _draw_trade_off_figure),
     FigureKind(
         "utility", "Privacy and utility",
         "One point per system. Further left: it discloses less to the strongest attacker tried. No system is better "
-        "than those on the line in both disclosure and utility. Whiskers are confidence intervals.", _utility_figure),
+        "than those on the line in both disclosure and utility. Whiskers are confidence intervals.",
+        _draw_utility_figure),
     FigureKind(
         "path", "Path of the training",
         "De-identification and voice distinctiveness from epoch to epoch. The circle is the last epoch.",
-        _draw_per_system(_draw_path, lambda system: system.history and {"deid", "gvd"} <= set(system.scalars),
-                    (5.9, 4.4))),
+        _axes_per_system(
+            _draw_path, lambda system: system.history and {"deid", "gvd"} <= set(system.scalars), (5.9, 4.4))),
     FigureKind(
         "attacks", "Disclosure to each attack",
         "Expected disclosure to each attack, in either direction, fitted on other speakers than it is tried on. The "
         "longest bar is the largest of many noisy numbers; the strongest attack in the tables is chosen on other "
-        "speakers.", _draw_panels(_draw_attacks, lambda report: report.strongest is not None, (5.2, 3.8))),
+        "speakers.", _panel_per_condition(_draw_attacks, lambda report: report.strongest is not None, (5.2, 3.8))),
     FigureKind(
         "attributes", "Disclosure of attributes",
         "What protected speech discloses about attributes such as sex, to a classifier fitted on other speakers. "
         "Dashed: chance level. Diamonds: original speech.",
-        _draw_per_system(lambda system, ax: score_plots.draw_attributes(system.attributes, ax),
-                    lambda system: system.attributes, (5.2, 3.8))),
+        _axes_per_system(
+            lambda system, ax: score_plots.draw_attributes(system.attributes, ax), lambda system: system.attributes,
+            (5.2, 3.8))),
     FigureKind(
         "score_histogram", "Distribution of scores",
         "Densities of the scores of target trials (same speaker) and non-target trials (other speakers). The more "
         "they overlap, the more private. At the dotted threshold misses are as frequent as false alarms.",
-        _draw_panels(
-            lambda one, ax: score_plots.draw_score_histogram(
-                one.report.scores.counted_trials, one.values, ax, one.title))),
+        _panel_per_condition(
+            lambda shown, ax: score_plots.draw_score_histogram(
+                shown.report.scores.counted_trials, shown.values, ax, shown.title))),
     FigureKind(
         "det", "DET curve",
         "Miss rate over false-alarm rate for all thresholds, on probit axes. The closer to the dashed line of chance, "
         "the more private. The marker is the equal error rate (EER).",
-        _draw_overlay(lambda one, ax: score_plots.draw_det(one.steps, one.values, ax, one.label))),
+        _overlay_conditions(lambda shown, ax: score_plots.draw_det(shown.steps, shown.values, ax, shown.label))),
     FigureKind(
         "roc", "ROC at low false-positive rates",
         "Share of target trials found (TPR) over the share of non-target trials mistaken for them (FPR), on "
         "logarithmic axes. The closer to the dashed line of chance, the more private. Markers: FPR of 1 % and 0.1 %, "
         "what an attacker finds who must rarely be wrong.",
-        _draw_overlay(lambda one, ax: score_plots.draw_roc(one.steps, one.values, ax, one.label))),
+        _overlay_conditions(lambda shown, ax: score_plots.draw_roc(shown.steps, shown.values, ax, shown.label))),
     FigureKind(
         "ece_profile", "ECE profiles",
         "Empirical cross-entropy: the uncertainty of an attacker who sees the scores, over all priors. The closer "
         "to the black curve, the more private; D_ECE is the mean gap. Dotted: scores taken as log-likelihood ratios as "
-        "they are. Bands are confidence intervals.", _draw_overlay(_draw_ece_profile)),
+        "they are. Bands are confidence intervals.", _overlay_conditions(_draw_ece_profile)),
     FigureKind(
         "calibration", "Calibration learnt on another run",
         "ECE profiles of the run that the attacker learns on and of the attacked run, both with the oracle "
         "calibration, and of the attacked run with the calibration learnt on the other. Above the black curve guessing "
-        "is better.", _draw_per_system(_draw_calibration, lambda system: system.report.transfer is not None)),
+        "is better.", _axes_per_system(_draw_transfer, lambda system: system.report.transfer is not None)),
     FigureKind(
         "reliability", "Calibration plot",
         "Share of target trials over the posterior that the scores give as log-likelihood ratios. Larger markers: more "
         "trials. On the dotted line the scores are calibrated. Where speakers are known, also after a linear "
-        "calibration learnt on other speakers.", _draw_overlay(_draw_reliability, lambda report: report.is_llr)),
+        "calibration learnt on other speakers.", _overlay_conditions(_draw_reliability, lambda report: report.is_llr)),
     FigureKind(
         "quadrants", "Voice similarity matrices",
         "Similarity of all pairs of speakers. A bright diagonal between original and protected speech (OP): speakers "
         "are recognised. A bright diagonal within protected speech (PP): each speaker keeps a distinct voice.",
-        _draw_per_system(_draw_matrices, lambda system: system.report.matrices is not None, (4.8, 4.2))),
+        _axes_per_system(_draw_matrices, lambda system: system.report.matrices is not None, (4.8, 4.2))),
     FigureKind(
         "zoo", "Zoo plot",
         "One point per speaker: mean similarity of own trials and of trials with others. Further right: easier to "
         "recognise. Further up: easier to confuse with others. The title names the condition. An animal is a speaker "
         "in the outer quarter of both.",
-        _draw_panels(_draw_zoo, lambda report: report.similarity is not None, shared="xy")),
+        _panel_per_condition(_draw_zoo, lambda report: report.similarity is not None, shared="xy")),
     FigureKind(
         "zoo_scores", "Zoo plot of scores", "The same from mean scores, before any calibration.",
         # Of very many speakers there is no matrix.
-        _draw_panels(_draw_zoo_of_scores, lambda report: report.matrix is not None and report.mean_scores is not None,
-                shared="xy")),
+        _panel_per_condition(
+            _draw_zoo_of_scores, lambda report: report.matrix is not None and report.mean_scores is not None,
+            shared="xy")),
     FigureKind(
         "speakers", "Disclosure of each speaker",
         "Expected disclosure of each speaker by cosine, with one calibration for all: as the tested speaker and as the "
         "enrolled one. The largest of many noisy numbers is too large; a speaker far above the others is protected "
         "worse.",
-        _draw_panels(lambda one, ax: draw_speakers(one.report.speakers, one.values["d_ece"], one.system.speaker_name,
-                                                   ax, one.title), lambda report: report.speakers is not None)),
+        _panel_per_condition(
+            lambda shown, ax: draw_speakers(
+                shown.report.speakers, shown.values["d_ece"], shown.system.speaker_name, ax, shown.title),
+            lambda report: report.speakers is not None)),
     FigureKind(
         "ranks", "Similarity rank disclosure",
         "How often the true speaker is the most similar one, the second, and so on. On the dashed line nothing is "
-        "disclosed.", _draw_panels(_draw_ranks, lambda report: report.identification is not None)),
+        "disclosed.", _panel_per_condition(_draw_ranks, lambda report: report.identification is not None)),
     FigureKind(
         "cmc", "Cumulative match characteristic",
         "How often the true speaker is among the k most similar ones. On the dashed line speakers are found by chance.",
-        _draw_overlay(lambda one, ax: identification_plots.draw_cmc(one.report.identification.histogram, one.values, ax,
-                                                                one.label),
-                      lambda report: report.identification is not None)),
+        _overlay_conditions(
+            lambda shown, ax: identification_plots.draw_cmc(
+                shown.report.identification.histogram, shown.values, ax, shown.label),
+            lambda report: report.identification is not None)),
     FigureKind(
         "local_information", "Local information disclosure",
         "Share of trials that disclose more than x bits about their speaker.",
-        _draw_overlay(_draw_local_information,
-                 lambda report: report.identification is not None and report.identification.bits is not None)),
+        _overlay_conditions(
+            _draw_local_information,
+            lambda report: report.identification is not None and report.identification.bits is not None)),
     FigureKind(
         "people", "Re-identification in a population",
         "How often the speaker of an utterance is the most similar of N people: by cosine and, where attacks "
         "were tried, after the strongest attack, which searches among speakers it was not fitted on. Dotted: "
-        "extrapolated beyond the gallery.", _draw_overlay(_draw_population_rates, _has_population)),
+        "extrapolated beyond the gallery.", _overlay_conditions(_draw_population_rates, _has_population)),
     FigureKind(
         "utterances", "Re-identification from several utterances",
         "How often the speaker is found by the mean of several utterances: by cosine and, where attacks were tried, "
         "after the strongest attack. A rising curve: protection by noise, which averaging removes.",
-        _draw_overlay(_draw_conversation_lengths, _has_conversations)),
+        _overlay_conditions(_draw_conversation_lengths, _has_conversations)),
     FigureKind(
         "bits_over_utterances", "Disclosure of several utterances",
         "What the mean of several utterances discloses: by cosine, to the strongest attack where attacks were tried, "
-        "and by ranks. Dashed: chance level of ranks.", _bits_figure),
+        "and by ranks. Dashed: chance level of ranks.", _draw_bits_figure),
 )  # fmt: skip

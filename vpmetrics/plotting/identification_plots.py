@@ -21,7 +21,7 @@ from vpmetrics.plotting.axes import (
     finish_axes,
     label_with_values,
     next_style,
-    set_count_ticks,
+    set_logarithmic_counts,
 )
 
 _RANK_KEYS, _LOCAL_KEYS, _CMC_KEYS = ("max_d", "mean_d"), ("alid", "pdr"), ("id_rate",)
@@ -30,7 +30,7 @@ _RANK_KEYS, _LOCAL_KEYS, _CMC_KEYS = ("max_d", "mean_d"), ("alid", "pdr"), ("id_
 def draw_rank_histogram(
     histogram: Tensor, fit: Tensor, values: Mapping[str, Any], ax: Axes | None, label: str
 ) -> PlotResult:
-    """Draw the share of utterances at each rank of the true speaker, the beta-binomial fit, and chance."""
+    """Draw the share of utterances at each rank of the true speaker, the beta-binomial fit, and the chance level."""
     ax = axes_or_new(ax)
     counts = histogram.detach().double().cpu().numpy()
     number, ranks = max(len(counts), 1), np.arange(1, len(counts) + 1)
@@ -40,7 +40,7 @@ def draw_rank_histogram(
     ax.plot(ranks[seen], shares[seen], "o", markersize=3.5, color=COLOURS[0], label="observed", gid="system")
     ax.plot(ranks, fit.detach().cpu(), color=COLOURS[1], label="beta-binomial fit", gid="fit")
     ax.axhline(1 / number, **CHANCE)
-    set_count_ticks(ax)
+    set_logarithmic_counts(ax)
     # The same limits for any counts, so that panels of several systems can be compared.
     ax.set(yscale="log", xlim=(0.9, 1.1 * number), ylim=(1 / number / 50, 1.4))
     ax.set(xlabel="rank of the true speaker", ylabel="share of utterances")
@@ -54,7 +54,7 @@ def draw_cmc(histogram: Tensor, values: Mapping[str, Any], ax: Axes | None, labe
     ax, counts = axes_or_new(ax), histogram.detach().double().cpu().numpy()
     ranks = np.arange(1, len(counts) + 1)
     if not ax.lines:
-        set_count_ticks(ax)
+        set_logarithmic_counts(ax)
         ax.set(xlabel="rank k", ylabel="share found within first k", ylim=(0, 1.03))
     with np.errstate(invalid="ignore"):
         shares = counts.cumsum() / counts.sum()
@@ -98,7 +98,7 @@ def draw_population_rate(curve: Mapping[int, float], gallery: float, ax: Axes | 
     ax, sizes = axes_or_new(ax), sorted(curve)
     style = next_style(ax)
     if not ax.lines:
-        set_count_ticks(ax)
+        set_logarithmic_counts(ax)
         ax.set(yscale="log", xlabel="size of the population", ylabel="re-identification rate")
     rates = [curve[size] for size in sizes]
     inside = sum(size <= gallery for size in sizes)
@@ -127,9 +127,9 @@ def draw_over_utterances(
     ax, lengths = axes_or_new(ax), sorted(curve)
     if not ax.lines:
         ax.set(xlabel="utterances averaged", ylabel=name, ylim=(-0.02 * highest, 1.02 * highest))
-        set_count_ticks(ax, base=2)
-    line = {**next_style(ax).markers, "label": as_label(label) if label else name, "gid": "system"}
-    ax.plot(lengths, [curve[length] for length in lengths], **line)
+        set_logarithmic_counts(ax, base=2)
+    values = [curve[length] for length in lengths]
+    ax.plot(lengths, values, **next_style(ax).markers, label=as_label(label) if label else name)
     levels = [chance.get(length, math.nan) if isinstance(chance, Mapping) else chance for length in lengths]
     if not np.isnan(levels).all():
         draw_chance(ax, lengths, levels)
@@ -143,11 +143,11 @@ def draw_singling_out(
     ax = axes_or_new(ax)
     sizes = [size for size in sorted(curve) if not math.isnan(curve[size][0])]
     if not ax.lines:
-        set_count_ticks(ax)
+        set_logarithmic_counts(ax)
         ax.set(xlabel="size of the population", ylabel="rate of singling out", ylim=(-0.02, 1.02))
     rates, errors = np.array([curve[size] for size in sizes]).reshape(-1, 2).T
     style = next_style(ax)
-    ax.plot(sizes, rates, **style.markers, label=as_label(label) if label else "singled out", gid="system")
+    ax.plot(sizes, rates, **style.markers, label=as_label(label) if label else "singled out")
     ax.vlines(sizes, rates - 2 * errors, rates + 2 * errors, color=style.colour, linewidth=1.0)
     draw_chance(ax, sizes, [chance] * len(sizes))
     return finish_axes(ax)

@@ -72,12 +72,8 @@ def draw_det(steps: Steps, values: Mapping[str, Any], ax: Axes | None, label: st
     y = ndtri(_miss_rates(steps, ndtr(x)).clamp(1e-9, 1 - 1e-9))
     ax.plot(x, y, color=style.colour, linestyle=style.line, linewidth=1.3)
     eer = float(ndtri(torch.tensor(float(values["raw_eer"]))))
-    line: dict[str, Any] = {
-        "linestyle": style.line,
-        "label": label_with_values(label, _DET_KEYS, values),
-        "gid": "system",
-    }
-    ax.plot([eer], [eer], **style.markers, **line)
+    name = label_with_values(label, _DET_KEYS, values)
+    ax.plot([eer], [eer], **style.markers, linestyle=style.line, label=name)
     return finish_axes(ax, keys=_DET_KEYS, loc="lower left")
 
 
@@ -93,14 +89,10 @@ def draw_roc(steps: Steps, values: Mapping[str, Any], ax: Axes | None, label: st
         draw_chance(ax, limits, limits)
     style, rates = next_style(ax), torch.logspace(math.log10(_LOWEST_FPR), 0, 300, dtype=torch.float64)
     ax.plot(rates, 1 - _miss_rates(steps, rates), color=style.colour, linestyle=style.line, linewidth=1.3)
-    marked = [float(values[key]) for key in _ROC_KEYS]
-    line: dict[str, Any] = {
-        "linestyle": style.line,
-        "label": label_with_values(label, _ROC_KEYS, values),
-        "gid": "system",
-    }
-    # The line is in the legend, and only the markers on the axes.
-    ax.plot([_MARKED_FPR[0], math.nan, _MARKED_FPR[1]], [marked[0], math.nan, marked[1]], **style.markers, **line)
+    marked, name = [float(values[key]) for key in _ROC_KEYS], label_with_values(label, _ROC_KEYS, values)
+    # NaN between the markers: only the legend shows a line.
+    x, y = (_MARKED_FPR[0], math.nan, _MARKED_FPR[1]), (marked[0], math.nan, marked[1])
+    ax.plot(x, y, **style.markers, linestyle=style.line, label=name)
     return finish_axes(ax, keys=_ROC_KEYS, loc="lower right")
 
 
@@ -119,7 +111,7 @@ def draw_ece_profile(
     label: str,
     interval: tuple[Tensor, Tensor] | None = None,
 ) -> PlotResult:
-    """Draw the empirical cross-entropy over the prior: of the oracle calibration, and dotted of scores as they are.
+    """Draw the empirical cross-entropy over the prior: of the oracle calibration, and, dotted, of the scores.
 
     ``interval``: both ends of the confidence interval of ``minimum``, drawn as a band.
     """
@@ -143,7 +135,8 @@ def draw_attacker_profile(profile: Tensor, c_ece: float, cllr: float, ax: Axes, 
     """Draw the ECE of scores that an attacker calibrated, on the axes of :func:`draw_ece_profile`."""
     odds, name = PROFILE_LOG_ODDS / math.log(10), f"{as_label(label)} [{c_ece:.3f}; {cllr:.3f}]"
     ax.plot(odds, profile.cpu(), **next_style(ax).curve(len(odds)), label=name)
-    return finish_axes(ax, keys=_PROFILE_KEYS, more=";\n[$C_{ECE}$ in bit; $C_{llr}$]", loc="upper left")
+    heading_suffix = ";\n[$C_{ECE}$ in bit; $C_{llr}$]"
+    return finish_axes(ax, keys=_PROFILE_KEYS, heading_suffix=heading_suffix, loc="upper left")
 
 
 def draw_reliability(llr: Tensor, counts: Tensor, ax: Axes | None, label: str, bins: int = 15) -> PlotResult:
@@ -158,15 +151,15 @@ def draw_reliability(llr: Tensor, counts: Tensor, ax: Axes | None, label: str, b
     if not ax.lines:
         ax.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="calibrated")
         ax.set(xlabel="posterior of a target", ylabel="share of targets", xlim=(0, 1), ylim=(0, 1))
-    place, everything = np.clip((posterior * bins).astype(int), 0, bins - 1), numbers.sum(0).numpy()
-    count = np.bincount(place, everything, bins)
+    number, total = np.clip((posterior * bins).astype(int), 0, bins - 1), numbers.sum(0).numpy()
+    count = np.bincount(number, total, bins)
     seen = count > 0
-    sums = (np.bincount(place, each, bins)[seen] for each in (posterior * everything, numbers[1].numpy()))
+    sums = (np.bincount(number, each, bins)[seen] for each in (posterior * total, numbers[1].numpy()))
     mean, share = (each / count[seen] for each in sums)
     style = next_style(ax)
     line = {"linestyle": style.line, "linewidth": 1, "markersize": 4.5}
-    ax.plot(mean, share, **style.markers, **line, label=as_label(label), gid="system")
-    # Larger marks where more trials are, on a scale that still shows the few.
+    ax.plot(mean, share, **style.markers, **line, label=as_label(label))
+    # Larger marks where more trials are, on a logarithmic scale that still shows bins of few trials.
     sizes = 6 + 12 * np.log10(count[seen])
     ax.scatter(mean, share, s=sizes, facecolor=style.face, edgecolor=style.colour, marker=style.marker, zorder=3)
     return finish_axes(ax, loc="upper left")
@@ -203,7 +196,7 @@ def draw_attributes(attributes: Mapping[str, Mapping[str, float]], ax: Axes | No
     rows.reverse()  # the first on top
     _draw_bars(ax, [(name, values[0]) for name, values in rows])
     for place, (_, (*interval, chance, original)) in enumerate(rows):
-        names = ("confidence interval", "chance", "original speech") if place == 0 else ("_", "_", "_")
+        names = ("confidence interval", "chance", "original speech") if place == 0 else "___"
         _draw_interval(ax, place, interval, names[0])
         ax.plot([chance, chance], [place - 0.4, place + 0.4], **{**CHANCE, "label": names[1]})
         ax.plot(original, place, "D", color=COLOURS[1], markerfacecolor="white", label=names[2], gid="original")
@@ -215,9 +208,8 @@ def _draw_bars(ax: Axes, rows: Sequence[tuple[str, float]], last_colour: str = C
     ax.barh(places, values, color=[*[COLOURS[0]] * (len(rows) - 1), last_colour][: len(rows)], height=0.7)
     for place, value in zip(places, values, strict=True):
         # A column at the right, where no interval ends.
-        ax.text(
-            0.99, place, f"{value:.3f}", transform=ax.get_yaxis_transform(), ha="right", va="center", fontsize="x-small"
-        )
+        text = ax.text(0.99, place, f"{value:.3f}", transform=ax.get_yaxis_transform(), fontsize="x-small")
+        text.set(ha="right", va="center")
     ax.set_yticks(places, [as_label(name) for name, _ in rows], fontsize="small")
     ax.set_ylim(-0.5 - 0.13 * len(rows), len(rows) - 0.4)  # room for the legend below all bars
 

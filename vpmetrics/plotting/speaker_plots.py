@@ -19,7 +19,7 @@ from vpmetrics.plotting.axes import CHANCE, COLOURS, PlotResult, as_label, axes_
 
 _NAMED_SPEAKERS = 3
 _NAME_OFFSET = 4  # points between a name and its marker
-_FINE_MATRIX = 100  # speakers that share pixels: their diagonals are drawn on top
+_MANY_SPEAKERS = 100  # that share pixels: their diagonals are drawn on top of the heat map
 
 
 def draw_similarity_matrices(
@@ -30,18 +30,18 @@ def draw_similarity_matrices(
     count = len(oo)
     ax = axes_or_new(ax, size=(4.8, 4.0) if names is None else (6.0, 5.2))
     colours: dict[str, Any] = {"vmin": 0, "vmax": 1, "cmap": "viridis"}
-    interpolation = "nearest" if count < _FINE_MATRIX else "antialiased"
+    interpolation = "nearest" if count < _MANY_SPEAKERS else "antialiased"
     image = ax.imshow(np.block([[oo, op], [op.T, pp]]), interpolation=interpolation, **colours)
     place = np.arange(count)
     for row, column, quadrant in ((0, 0, oo), (0, 1, op), (1, 0, op), (1, 1, pp)):
-        if count >= _FINE_MATRIX:
+        if count >= _MANY_SPEAKERS:
             x, y = place + column * count, place + row * count
             ax.scatter(x, y, c=np.diagonal(quadrant), s=1.5, marker="s", linewidths=0, **colours)
         corner = (0.485 + column / 2, 0.985 - row / 2)  # away from the diagonal
         text = ax.text(*corner, "OP"[row] + "OP"[column], transform=ax.transAxes, color="white", ha="right", va="top")
         text.set(fontsize="small", path_effects=[withStroke(linewidth=1.5, foreground="black")])
-    for line in (ax.axhline, ax.axvline):
-        line(count - 0.5, color="white", linewidth=1)
+    for draw_line in (ax.axhline, ax.axvline):
+        draw_line(count - 0.5, color="white", linewidth=1)
     ax.set(xlabel="speakers", ylabel="speakers")
     for axis in (ax.xaxis, ax.yaxis):
         if names is None:
@@ -62,7 +62,7 @@ def draw_zoo(
     ax: Axes | None,
     label: str = "",
     names: Sequence[str] | None = None,
-    what: str = "similarity",
+    quantity: str = "similarity",
 ) -> PlotResult:
     """Draw each speaker by the mean of own trials and of those with others; count the animals in the corners.
 
@@ -78,7 +78,7 @@ def draw_zoo(
     if names is not None:
         for name, *point in zip(np.asarray(names)[seen], x, y, strict=True):
             ax.annotate(str(name), tuple(point), xytext=(3, 3), textcoords="offset points", fontsize=6)
-    ax.set(xlabel=f"{what} within speaker", ylabel=f"{what} with others")
+    ax.set(xlabel=f"{quantity} within speaker", ylabel=f"{quantity} with others")
     ax.margins(0.12)
     return finish_axes(ax, label)
 
@@ -86,14 +86,14 @@ def draw_zoo(
 def _mark_animals(ax: Axes, x: Any, y: Any) -> None:
     quartiles = [np.quantile(values, (0.25, 0.75)) for values in (x, y)]
     if any(np.isclose(low, high) for low, high in quartiles):
-        return  # all speakers alike would be every animal
-    outer = []
-    for values, line, (low, high) in zip((x, y), (ax.axvline, ax.axhline), quartiles, strict=True):
-        outer.append((values < low, values > high))
-        for value in (low, high):
-            line(value, color="black", linewidth=0.7, linestyle=":", alpha=0.6)
+        return  # equal speakers would be every animal
+    is_outer = []
+    for values, draw_line, ends in zip((x, y), (ax.axvline, ax.axhline), quartiles, strict=True):
+        is_outer.append((values < ends[0], values > ends[1]))
+        for value in ends:
+            draw_line(value, color="black", linewidth=0.7, linestyle=":", alpha=0.6)
     for name, right, top in (("worms", 0, 1), ("chameleons", 1, 1), ("phantoms", 0, 0), ("doves", 1, 0)):
-        corner, number = (0.02 + 0.96 * right, 0.02 + 0.96 * top), int((outer[0][right] & outer[1][top]).sum())
+        corner, number = (0.02 + 0.96 * right, 0.02 + 0.96 * top), int((is_outer[0][right] & is_outer[1][top]).sum())
         text = ax.text(*corner, f"{name}: {number}", transform=ax.transAxes, color="0.4", fontsize="small")
         text.set(path_effects=[withStroke(linewidth=2, foreground="white")])
         text.set(ha=("left", "right")[right], va=("bottom", "top")[top])
@@ -126,8 +126,8 @@ def _name_points(ax: Axes, names: Sequence[str], places: Any, values: Any) -> No
     points = np.column_stack([places, values])[: len(names)]
     heights = ax.transData.transform(points)[:, 1] * 72 / figure_of(ax).dpi
     font = FontProperties(size="x-small")
-    line = 1.2 * font.get_size_in_points()
-    above = [*accumulate(heights[::-1] + _NAME_OFFSET, lambda below, own: max(below + line, own))][::-1]
+    spacing = 1.2 * font.get_size_in_points()
+    above = [*accumulate(heights[::-1] + _NAME_OFFSET, lambda below, own: max(below + spacing, own))][::-1]
     for name, point, offset in zip(names, points, above - heights, strict=True):
         text = ax.annotate(name, point, (5, offset), textcoords="offset points", fontproperties=font)
         text.set_path_effects([withStroke(linewidth=2, foreground="white")])

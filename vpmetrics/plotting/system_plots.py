@@ -17,7 +17,7 @@ from vpmetrics.plotting.axes import (
     as_label,
     axes_or_new,
     axis_label,
-    error_bars,
+    error_bar_lengths,
     figure_of,
     finish_axes,
     move_legend_beside,
@@ -35,7 +35,7 @@ def draw_scalars(val: Any, ax: Axes | None, name: str, bounds: tuple[float | Non
     rows = [step if isinstance(step, Mapping) else {name: step} for step in (val if has_steps else [val])]
     for key in rows[0]:
         label = "_" if len(rows[0]) == 1 else as_label(key)
-        ax.plot([float(row[key]) for row in rows], **next_style(ax).markers, label=label, gid="system")
+        ax.plot([float(row[key]) for row in rows], **next_style(ax).markers, label=label)
     ax.set(xlabel="step", ylabel=name if len(rows[0]) == 1 else "value")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.set_xlim(-0.5, max(len(rows) - 0.5, ax.get_xlim()[1]))
@@ -56,18 +56,13 @@ def draw_trade_off(systems: Sequence[tuple[str, Mapping[str, Any]]], ax: Axes | 
         _prepare_trade_off(ax)
     for name, scalars in systems:
         style, deid, gvd = next_style(ax), float(scalars["deid"]), float(scalars["gvd"])
-        # Smaller and smaller, and with an edge, so that all points of the same place are seen.
-        edge = {"markeredgecolor": "white", "markeredgewidth": 0.8} if style.is_filled else {}
-        marks: dict[str, Any] = {
-            **style.markers,
-            **edge,
-            "markersize": max(12 - 1.5 * style.number, 6),
-            "gid": "system",
-        }
+        # Each point is smaller than the one before, and has an edge, so that equal points are seen.
+        marks: dict[str, Any] = {**style.markers, "markersize": max(12 - 1.5 * style.number, 6)}
+        marks |= {"markeredgecolor": "white", "markeredgewidth": 0.8} if style.is_filled else {}
         ax.plot(100 * deid, gvd, linestyle="none", **marks, label=as_label(name))
-        reach = {"xerr": 100 * error_bars("deid", scalars), "yerr": error_bars("gvd", scalars)}
-        ax.errorbar(100 * deid, gvd, **reach, color=style.colour, **_WHISKERS)
-        ax.set_xlim(left=min(ax.get_xlim()[0], 100 * deid - float(reach["xerr"][0, 0]) - 3))
+        lengths = {"xerr": 100 * error_bar_lengths("deid", scalars), "yerr": error_bar_lengths("gvd", scalars)}
+        ax.errorbar(100 * deid, gvd, **lengths, color=style.colour, **_WHISKERS)
+        ax.set_xlim(left=min(ax.get_xlim()[0], 100 * deid - float(lengths["xerr"][0, 0]) - 3))
     low, high = ax.get_ylim()
     if high - low < _LEAST_DECIBELS:  # rounding errors would look like differences
         middle = (low + high) / 2
@@ -92,7 +87,7 @@ def draw_path(deid: Sequence[float], gvd: Sequence[float], epochs: Sequence[floa
         ax.plot(*points[-1, :2], "o", markersize=11, markerfacecolor="none", color=COLOURS[1], label="last epoch")
         figure_of(ax).colorbar(dots, ax=ax, label="epoch", ticks=MaxNLocator(integer=True, nbins=6))
     _prepare_trade_off(ax)
-    ax.set_xlim(left=min(0, *points[:, 0], 0) - 3)
+    ax.set_xlim(left=min([0, *points[:, 0]]) - 3)
     return finish_axes(ax)
 
 
@@ -112,15 +107,15 @@ def draw_utility(
     _draw_front(ax, front, color="0.6")
     for label, scalars, utility in systems:
         style, bits = next_style(ax), float(scalars["disclosure"])
-        ax.errorbar(bits, utility, xerr=error_bars("disclosure", scalars), color=style.colour, **_WHISKERS)
-        ax.plot(bits, utility, linestyle="none", **style.markers, label=as_label(label), gid="system")
+        ax.errorbar(bits, utility, xerr=error_bar_lengths("disclosure", scalars), color=style.colour, **_WHISKERS)
+        ax.plot(bits, utility, linestyle="none", **style.markers, label=as_label(label))
     better = "lower" if is_lower_better else "higher"
     ax.set(xlabel="disclosure, bit", ylabel=f"{as_label(name)} ({better} is better)", xlim=(-0.02, 0.74))
     return finish_axes(ax)
 
 
 def _draw_front(ax: Axes, front: Sequence[tuple[float, float]], **line: Any) -> None:
-    # A step: what can be had at each disclosure, not a mixture of two.
+    # A step: the best utility at each disclosure, not a mixture of two systems.
     label = "Pareto front" if len(front) > 1 else "_"
     ax.plot(*zip(*front, strict=True), linewidth=1.0, drawstyle="steps-post", label=label, **line)
 
@@ -146,9 +141,8 @@ def draw_pareto_front(
     if front:
         _draw_front(ax, sorted(front), color=COLOURS[0], marker="o", markersize=6)
     if chosen:
-        ax.plot(
-            *zip(*chosen, strict=True), "*", color=COLOURS[1], markersize=15, markeredgecolor="white", label="chosen"
-        )
+        x, y = zip(*chosen, strict=True)
+        ax.plot(x, y, "*", color=COLOURS[1], markersize=15, markeredgecolor="white", label="chosen")
     ax.axvline(budget, color="black", linewidth=1.0, linestyle="--", label=f"budget {budget:g}")
     left, right = ax.get_xlim()
     ax.axvspan(left, budget, color=COLOURS[2], alpha=0.08, linewidth=0)
