@@ -91,7 +91,7 @@ def attribute_disclosure(
         >>> bool(result.disclosure > 0.8), bool(result.chance < 0.1), round(result.entropy.item(), 1)
         (True, True, 1.0)
     """
-    labels, speakers = encode_labels(labels).to(embeddings.device), encode_labels(speakers).to(embeddings.device)
+    labels, speakers = (encode_labels(column).to(embeddings.device) for column in (labels, speakers))
     check_utterances("embeddings", embeddings, "speakers", speakers)
     check_shape("labels", labels, (len(embeddings),), "one per row of `embeddings`")
     if confidence is not None:
@@ -101,46 +101,44 @@ def attribute_disclosure(
     # Rows, classes and speakers in an order of their values, so that neither row order nor labels change a draw.
     order = row_keys(embeddings).argsort(stable=True)
     embeddings, labels, speakers = embeddings[order], labels[order], speakers[order]
-    classes, target = _number_labels_by_value(embeddings, labels, torch.ones_like(labels))
-    names, speaker = _number_labels_by_value(embeddings, speakers, target + 1)
-    order = argsort_columns(speaker, target, row_keys(embeddings))  # equal rows, too
-    embeddings, target, speaker = embeddings[order], target[order], speaker[order]
-    pairs = torch.stack([target, speaker]).unique(dim=1)
-    fewest = int(count_values(pairs[0], len(classes)).amin()) if len(classes) else 0
-    if len(classes) < 2 or fewest < 2:
-        reason = "two classes" if len(classes) < 2 else "two speakers of every class"
+    num_classes, target = _number_labels_by_value(embeddings, labels, torch.ones_like(labels))
+    num_speakers, speaker_index = _number_labels_by_value(embeddings, speakers, target + 1)
+    order = argsort_columns(speaker_index, target, row_keys(embeddings))  # equal rows, too
+    embeddings, target, speaker_index = embeddings[order], target[order], speaker_index[order]
+    pairs = torch.stack([target, speaker_index]).unique(dim=1)
+    if num_classes < 2 or int(count_values(pairs[0], num_classes).amin()) < 2:
+        reason = "two classes" if num_classes < 2 else "two speakers of every class"
         warn_undefined(f"Attribute disclosure needs {reason}.")
         return AttributeResult(*[torch.full((), torch.nan, dtype=dtype, device=embeddings.device)] * 7)
-    count, unknown = len(classes), widen(embeddings.new_full((), torch.nan))
-    low, high, chance = unknown, unknown, unknown
+    low = high = chance = widen(embeddings.new_full((), torch.nan))
     with torch.no_grad():
-        model = _fit_classifiers(embeddings, speaker, len(names), target)
-        posterior, settings = model.predict(target, count)
-        bits = _information_bits(posterior, target, count)
+        model = _fit_classifiers(embeddings, speaker_index, num_speakers, target)
+        posterior, settings = model.predict(target, num_classes)
+        bits = _information_bits(posterior, target, num_classes)
         if permutations:
             generator = torch.Generator().manual_seed(seed)
-            drawn = [_permute_labels(target, speaker, len(names), generator) for _ in range(permutations)]
-            chances = [_information_bits(model.predict(each, count)[0], each, count) for each in drawn]
+            drawn = [_permute_labels(target, speaker_index, num_speakers, generator) for _ in range(permutations)]
+            chances = [_information_bits(model.predict(each, num_classes)[0], each, num_classes) for each in drawn]
             chance = torch.stack(chances).clamp(min=0).mean()
-        if confidence is not None and len(names) < FEWEST_SPEAKERS:
+        if confidence is not None and num_speakers < FEWEST_SPEAKERS:
             warn_undefined(f"Intervals need {FEWEST_SPEAKERS} speakers.")
         elif confidence is not None:
-            group = speaker % min(len(names), _MOST_GROUPS)
-            replicates = torch.stack([
-                _information_bits(model.leave_out(group == g, settings).predict(target[group != g], count)[0],
-                             target[group != g], count)
-                for g in range(int(group.amax()) + 1)
-            ])  # fmt: skip
+            group = speaker_index % min(num_speakers, _MOST_GROUPS)
+            replicates = []
+            for left_out in range(int(group.amax()) + 1):
+                part = model.leave_out(group == left_out, settings), target[group != left_out]
+                replicates.append(_information_bits(part[0].predict(part[1], num_classes)[0], part[1], num_classes))
             # More speakers make a better classifier: the mean of the replicates is no estimate of a bias.
-            low, high = jackknife_interval(bits, replicates, confidence, 0.0, math.log2(count), bias=0.0)
-        share = widen(count_values(target, count)) / len(target)
+            bounds = 0.0, math.log2(num_classes)
+            low, high = jackknife_interval(bits, torch.stack(replicates), confidence, *bounds, bias=0.0)
+        share = widen(count_values(target, num_classes)) / len(target)
         accuracy = widen(posterior.argmax(1) == target).mean()
-    values = (bits.clamp(min=0), low, high, chance, accuracy, share.amax(), _label_entropy(target, count))
+    values = (bits.clamp(min=0), low, high, chance, accuracy, share.amax(), _label_entropy(target, num_classes))
     return AttributeResult(*(each.to(dtype) for each in values))
 
 
-def _number_labels_by_value(rows: Tensor, labels: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return numbers 0, 1, ... of the labels in an order of the mean row of each, and the number of every row.
+def _number_labels_by_value(rows: Tensor, labels: Tensor, numbers: Tensor) -> tuple[int, Tensor]:
+    """Return how many labels there are, and their numbers ``(N,)`` from 0, in an order of the mean row of each.
 
     Labels of equal mean rows are in an order of their rows and of the ``numbers`` of these, ``(N,)``.
     """
@@ -150,7 +148,7 @@ def _number_labels_by_value(rows: Tensor, labels: Tensor, numbers: Tensor) -> tu
     values = row_keys(rows)
     largest = values.abs().amax() if len(values) else 0.0
     order = argsort_columns(hash_values((values + largest + 1) * numbers, index, len(names)), keys)
-    return torch.arange(len(names), device=rows.device), order.argsort()[index]
+    return len(names), order.argsort()[index]
 
 
 class _CrossFittedClassifier:
@@ -160,51 +158,50 @@ class _CrossFittedClassifier:
     ``settings``: pairs of a set and a shrinkage, from which each fold takes what is best on all others.
     """
 
-    def __init__(self, features: list[Tensor], fold: Tensor, sums: list[Tensor], settings: list[tuple[int, float]]):
-        self.features, self.fold, self.sums, self.settings = features, fold, sums, settings
-        self.folds = len(sums[0])
-        self.is_other = (
-            fold != torch.arange(self.folds, device=fold.device)[:, None]
-        )  # (K, N), rows a fold is fitted on
-        self.factors = [torch.linalg.cholesky(self._make_penalty(*setting)) for setting in settings]
+    def __init__(
+        self, features: list[Tensor], row_folds: Tensor, sums: list[Tensor], settings: list[tuple[int, float]]
+    ) -> None:
+        self.features, self.row_folds, self.sums, self.settings = features, row_folds, sums, settings
+        self.num_folds = len(sums[0])
+        # (K, N), the rows that are not in a fold, on which its classifier is fitted
+        self.is_training = row_folds != torch.arange(self.num_folds, device=row_folds.device)[:, None]
+        self.factors = [torch.linalg.cholesky(self._add_penalty(*setting)) for setting in settings]
 
-    def _make_penalty(self, number: int, shrinkage: float) -> Tensor:
+    def _add_penalty(self, number: int, shrinkage: float) -> Tensor:
         others = self.sums[number].sum(0) - self.sums[number]
         scale = torch.diagonal(others, dim1=1, dim2=2).mean(1)[:, None, None]
         return others + shrinkage * scale * torch.eye(others.shape[1], dtype=others.dtype, device=others.device)
 
     def leave_out(self, is_left_out: Tensor, settings: list[tuple[int, float]]) -> _CrossFittedClassifier:
         """Return classifiers fitted without some rows."""
-        parts = [features[is_left_out] for features in self.features]
-        sums = [
-            total - _sum_products(part, part, self.fold[is_left_out], self.folds)
-            for total, part in zip(self.sums, parts, strict=True)
-        ]
+        removed = [features[is_left_out] for features in self.features]
+        folds = self.row_folds[is_left_out]
+        sums = [total - _sum_products(x, x, folds, self.num_folds) for total, x in zip(self.sums, removed, strict=True)]
         kept = [features[~is_left_out] for features in self.features]
-        return _CrossFittedClassifier(kept, self.fold[~is_left_out], sums, settings)
+        return _CrossFittedClassifier(kept, self.row_folds[~is_left_out], sums, settings)
 
-    def predict(self, target: Tensor, classes: int) -> tuple[Tensor, list[tuple[int, float]]]:
+    def predict(self, target: Tensor, num_classes: int) -> tuple[Tensor, list[tuple[int, float]]]:
         """Return the log-posterior of every class, ``(N, C)``, in nats, and the settings that some fold takes."""
-        labels = one_hot(target, classes).to(self.features[0].dtype)
-        products = [_sum_products(features, labels, self.fold, self.folds) for features in self.features]
+        labels = one_hot(target, num_classes).to(self.features[0].dtype)
+        products = [_sum_products(features, labels, self.row_folds, self.num_folds) for features in self.features]
         posteriors, costs = [], []
         for (number, _), factor in zip(self.settings, self.factors, strict=True):
             weights = torch.cholesky_solve(products[number].sum(0) - products[number], factor)  # (K, D, C)
             scores = labels.new_zeros(labels.shape)
-            for k, weight in enumerate(weights):
-                scores[self.fold == k] = self.features[number][self.fold == k] @ weight
+            for fold, weight in enumerate(weights):
+                scores[self.row_folds == fold] = self.features[number][self.row_folds == fold] @ weight
             posteriors.append(self._calibrate(scores, labels))
             loss = -posteriors[-1].gather(1, target[:, None]).squeeze(1)
-            costs.append((self.is_other * loss).sum(1) / self.is_other.sum(1))
+            costs.append((self.is_training * loss).sum(1) / self.is_training.sum(1))
         best = torch.stack(costs).argmin(0)
-        posterior = torch.stack(posteriors)[best[self.fold], torch.arange(len(target), device=target.device)]
+        posterior = torch.stack(posteriors)[best[self.row_folds], torch.arange(len(target), device=target.device)]
         return posterior, [self.settings[number] for number in best.unique().tolist()]
 
     def _calibrate(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Return log-posteriors: softmax of ``scale * score + bias``, fitted on the held-out scores of other folds."""
-        weights = (self.is_other.to(scores.dtype) / self.is_other.sum(1, keepdim=True))[:, None]  # (K, 1, N)
+        weights = (self.is_training.to(scores.dtype) / self.is_training.sum(1, keepdim=True))[:, None]  # (K, 1, N)
         scores, labels, classes = scores.T / scores.std().clamp(min=1e-12), labels.T, labels.shape[1]  # (C, N)
-        theta = scores.new_zeros(self.folds, 1 + classes)
+        theta = scores.new_zeros(self.num_folds, 1 + classes)
         ridge = 1e-3 * torch.eye(1 + classes, dtype=scores.dtype, device=scores.device)
         for _ in range(_NEWTON_STEPS):
             p = (theta[:, :1, None] * scores + theta[:, 1:, None]).softmax(1)  # (K, C, N)
@@ -212,7 +209,7 @@ class _CrossFittedClassifier:
             gradient = torch.cat([(error * scores).sum((1, 2))[:, None], error.sum(2)], dim=1) + theta @ ridge
             centred = scores - (p * scores).sum(1, keepdim=True)
             cross = (weighted * centred).sum(2)
-            hessian = ridge.expand(self.folds, -1, -1).clone()
+            hessian = ridge.expand(self.num_folds, -1, -1).clone()
             hessian[:, 0, 0] += (weighted * centred.square()).sum((1, 2))
             hessian[:, 0, 1:] += cross
             hessian[:, 1:, 0] += cross
@@ -221,30 +218,32 @@ class _CrossFittedClassifier:
             theta = theta - step
             if bool(step.abs().amax() < 1e-6):  # the error is about its square
                 break
-        own = theta[self.fold].T
-        return (own[:1] * scores + own[1:]).log_softmax(0).T
+        row_theta = theta[self.row_folds].T
+        return (row_theta[:1] * scores + row_theta[1:]).log_softmax(0).T
 
 
-def _fit_classifiers(embeddings: Tensor, speaker: Tensor, speakers: int, target: Tensor) -> _CrossFittedClassifier:
+def _fit_classifiers(
+    embeddings: Tensor, speaker_index: Tensor, num_speakers: int, target: Tensor
+) -> _CrossFittedClassifier:
     rows = normalize(widen(embeddings.detach()), dim=1)
     features = [_standardize(rows), _standardize(torch.cat([rows, _kernel_features(rows)], dim=1))]
-    fold, folds = _assign_folds(speaker, speakers, target)
-    sums = [_sum_products(each, each, fold, folds) for each in features]
-    return _CrossFittedClassifier(features, fold, sums, list(product(range(len(features)), _SHRINKAGES)))
+    # Speakers of each class are assigned to folds in turn.
+    order = _highest_label(target, speaker_index, num_speakers).argsort(stable=True)
+    num_folds = min(_MOST_FOLDS, num_speakers)
+    turn = torch.empty_like(order).scatter(0, order, torch.arange(num_speakers, device=order.device) % num_folds)
+    row_folds = turn[speaker_index]
+    sums = [_sum_products(each, each, row_folds, num_folds) for each in features]
+    return _CrossFittedClassifier(features, row_folds, sums, list(product(range(len(features)), _SHRINKAGES)))
 
 
-def _sum_products(features: Tensor, columns: Tensor, fold: Tensor, folds: int) -> Tensor:
+def _highest_label(target: Tensor, speaker_index: Tensor, num_speakers: int) -> Tensor:
+    """Return the highest label of each speaker, ``(S,)``: the only one where the attribute is one of the speaker."""
+    return target.new_zeros(num_speakers).scatter_reduce(0, speaker_index, target, "amax")
+
+
+def _sum_products(features: Tensor, columns: Tensor, row_folds: Tensor, num_folds: int) -> Tensor:
     """Return ``features.T @ columns`` of each fold, ``(K, D, C)``."""
-    return torch.stack([features[fold == k].T @ columns[fold == k] for k in range(folds)])
-
-
-def _assign_folds(speaker: Tensor, speakers: int, target: Tensor) -> tuple[Tensor, int]:
-    """Return the fold of every row: speakers of each class are assigned in turn."""
-    of_speaker = target.new_zeros(speakers).scatter_reduce(0, speaker, target, "amax")
-    order = of_speaker.argsort(stable=True)
-    folds = min(_MOST_FOLDS, speakers)
-    turn = torch.empty_like(order).scatter(0, order, torch.arange(speakers, device=order.device) % folds)
-    return turn[speaker], folds
+    return torch.stack([features[row_folds == k].T @ columns[row_folds == k] for k in range(num_folds)])
 
 
 def _standardize(features: Tensor) -> Tensor:
@@ -261,22 +260,21 @@ def _kernel_features(rows: Tensor) -> Tensor:
     return torch.exp(-squared / (_KERNEL_WIDTH * squared.mean()).clamp(min=1e-12))
 
 
-def _permute_labels(target: Tensor, speaker: Tensor, speakers: int, generator: torch.Generator) -> Tensor:
+def _permute_labels(target: Tensor, speaker_index: Tensor, num_speakers: int, generator: torch.Generator) -> Tensor:
     """Return labels permuted among speakers where each has one, otherwise within speakers."""
-    highest = torch.zeros(speakers, dtype=target.dtype, device=target.device).scatter_reduce(0, speaker, target, "amax")
-    if bool((highest[speaker] == target).all()):
-        return highest[torch.randperm(speakers, generator=generator).to(target.device)][speaker]
-    drawn = torch.rand(len(target), generator=generator).to(target.device)
-    shuffled = drawn.argsort()
-    shuffled = shuffled[speaker[shuffled].argsort(stable=True)]
-    return torch.empty_like(target).scatter(0, speaker.argsort(stable=True), target[shuffled])
+    highest = _highest_label(target, speaker_index, num_speakers)
+    if bool((highest[speaker_index] == target).all()):
+        return highest[torch.randperm(num_speakers, generator=generator).to(target.device)][speaker_index]
+    shuffled = torch.rand(len(target), generator=generator).to(target.device).argsort()
+    shuffled = shuffled[speaker_index[shuffled].argsort(stable=True)]
+    return torch.empty_like(target).scatter(0, speaker_index.argsort(stable=True), target[shuffled])
 
 
-def _label_entropy(target: Tensor, classes: int) -> Tensor:
-    share = widen(count_values(target, classes)) / len(target)
+def _label_entropy(target: Tensor, num_classes: int) -> Tensor:
+    share = widen(count_values(target, num_classes)) / len(target)
     return -torch.where(share > 0, share * share.log2(), 0).sum()
 
 
-def _information_bits(posterior: Tensor, target: Tensor, classes: int) -> Tensor:
+def _information_bits(posterior: Tensor, target: Tensor, num_classes: int) -> Tensor:
     """Return the entropy of the labels less the cross-entropy of log-posteriors, in bits."""
-    return _label_entropy(target, classes) + posterior.gather(1, target[:, None]).mean() / math.log(2)
+    return _label_entropy(target, num_classes) + posterior.gather(1, target[:, None]).mean() / math.log(2)
