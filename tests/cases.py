@@ -80,6 +80,17 @@ def updated(case: Case, batches: list[Batch] | None = None, **kwargs: Any) -> An
     return metric
 
 
+_EXPECTED: dict[tuple[str, int | None], Any] = {}
+
+
+def expected_value(case: Case, batches: int | None = None) -> Any:
+    """The value of the function over all batches of the case, or the first so many; computed once."""
+    key = case.name, batches
+    if key not in _EXPECTED:
+        _EXPECTED[key] = case.function(**join(case.batches()[:batches]))
+    return _EXPECTED[key]
+
+
 def join(batches: list[Batch]) -> Batch:
     """All rows of all batches as one batch; the run of a batch becomes that of each of its rows."""
     whole = [

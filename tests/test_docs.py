@@ -209,6 +209,7 @@ def test_benches_and_classes_named_in_notebooks_exist():
     assert sorted(names - {name for _, name in OBJECTS} - FOREIGN_CLASSES) == []
 
 
+@pytest.mark.notebook
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook_runs_and_shows_what_is_stored(name, tmp_path):
     stored, notebook = read_notebook(name), read_notebook(name)
