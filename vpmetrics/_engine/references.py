@@ -8,7 +8,7 @@ direction would reveal the speaker.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -221,8 +221,12 @@ def score_inputs(trials: IdentificationTrials, scoring: Scoring, on_all_processe
     dtype = comparison_dtype(scorer, trials.inputs, len(trials.inputs) * trials.num_references)
     step = num_rows_at_once(trials.inputs, trials.num_references)
     pieces = [(number, rows) for number, part in enumerate(trials.parts) for rows in part.split(step)]
-    last, gallery = -1, references.sums
+    pending: list[ScoreRows] = []  # galleries have few inputs each, whose scores are yielded together
+    num_pending, last, gallery = 0, -1, references.sums
     for number, rows in pieces if on_all_processes else trials.processes.share(pieces):
+        if pending and num_pending + len(rows) > step:
+            yield _join_score_rows(pending)
+            pending, num_pending = [], 0
         if number != last:
             last, gallery = number, references.gallery(*trials.galleries[:, number])
             gallery = prepare_rows(gallery, scorer, references.anchor, dtype)
@@ -234,7 +238,14 @@ def score_inputs(trials: IdentificationTrials, scoring: Scoring, on_all_processe
             match = scores.gather(1, trials.column[rows].unsqueeze(1))
             with torch.no_grad():
                 rounding = scorer.rounding(probes, gallery, scores, match)
-        yield ScoreRows(rows, scores, match, rounding)
+        pending.append(ScoreRows(rows, scores, match, rounding))
+        num_pending += len(rows)
+    if pending:
+        yield _join_score_rows(pending)
+
+
+def _join_score_rows(parts: Sequence[ScoreRows]) -> ScoreRows:
+    return parts[0] if len(parts) == 1 else ScoreRows(*(torch.cat(columns) for columns in zip(*parts, strict=True)))
 
 
 def num_rows_at_once(inputs: Tensor, columns: int) -> int:
