@@ -175,7 +175,11 @@ class Bomb:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.ark", b"u1 [ 1 2 ]\nu2 [ 1 2 3 ]\n", "x.ark:2: expected 2 numbers as in the vectors before, but got 3"),
+        (
+            "x.ark",
+            b"u1 [ 1 2 ]\nu2 [ 1 2 3 ]\n",
+            "x.ark:2: expected one vector per utterance, all of one length, but got",
+        ),
         ("x.ark", b"u1 [ 1 1_0 ]\n", "x.ark:1: expected `utterance [ 0.1 ... ]`, but got '1_0'"),
         ("x.ark", b"", "x.ark: expected vectors, but got an empty file"),
         ("x.csv", b"utterance,x0,x1\nu1,1,2\nu2,1,x\n", "x.csv:3: expected a number as x1, but got 'x'"),

@@ -18,7 +18,7 @@ import polars as pl
 
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics.cli.embeddings import Column, Files, merge
+from vpmetrics.cli.embeddings import Column, Files, merge_columns
 from vpmetrics.cli.formats import VECTORS
 from vpmetrics.cli.inputs import InputError, describe_error, quote
 from vpmetrics.cli.trial_files import Trials, label_trials, read_key, read_list, read_map, read_scores
@@ -279,7 +279,7 @@ def _read_trial_embeddings(trial_set: TrialSet, suffix: str, listed_speakers: Ma
         paths = map(trial_set.vectors.get, (trial_set.enrol + end, trial_set.trial + end))
         columns = [files.read_column(str(path), "original") for path in paths if path is not None]
         missing = Column(np.zeros((0, 0)), [], f"{trial_set.trial}{end}/{VECTORS}, which is not there")
-        sides.append(merge(columns) if columns else missing)
+        sides.append(merge_columns(columns) if columns else missing)
     protocol = _read_protocol(trial_set, suffix, listed_speakers, files)
     return TrialEmbeddings(sides[0], sides[1], protocol, trial_set.name)
 

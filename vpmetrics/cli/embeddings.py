@@ -39,7 +39,7 @@ class Embeddings(NamedTuple):
     group_names: tuple[str, ...] = ()
     utterance_names: tuple[str, ...] = ()
 
-    def labels(self, label_of: Mapping[str, str], source: str) -> list[str]:
+    def look_up_labels(self, label_of: Mapping[str, str], source: str) -> list[str]:
         """Return the label of each row, by the name of its utterance or of its speaker."""
         speakers = [self.speaker_names[number] for number in self.speakers.tolist()]
         names = self.utterance_names or speakers
@@ -69,7 +69,7 @@ class Column(NamedTuple):
             raise InputError(f"expected every utterance once, but {again} occur again", self.source)
         return rows
 
-    def tensor(self, role: str) -> Tensor:
+    def to_tensor(self, role: str) -> Tensor:
         """Return embeddings ``(N, D)``, float32 or wider."""
         values = self.values
         if values.ndim == 3 and values.shape[1] == 1:
@@ -122,17 +122,17 @@ class Files:
     def read_side(self, sources: Sequence[str], role: str) -> Column:
         """Return the embeddings of one side, from one file or from several whose rows are named."""
         columns = [self.read_column(source, role) for source in sources] or [self.read_column(None, role)]
-        return columns[0] if len(columns) == 1 else merge(columns)
+        return columns[0] if len(columns) == 1 else merge_columns(columns)
 
     def read_column(self, source: str | None, role: str) -> Column:
         """Return an array by ``FILE``, ``FILE:ARRAY`` or ``ARRAY``; by one of its usual names if nothing is given."""
-        path, name = (None, None) if source is None else split_source(source)
-        if path is None and self.container is None:
+        path, name = split_source(source)
+        if path is None:
+            if self.container is not None:
+                return self._pick_array(self.container, source, role)
             if source is not None:
                 raise InputError(f"no such file for --{role}", source)
             raise InputError(f"Expected --{role} FILE[:ARRAY] or a file that holds all arrays, but got neither.")
-        if path is None:
-            return self._pick_array(str(self.container), source, role)
         return self._pick_array(path, name, role, is_side=role in ("original", "protected", "plda-fit"))
 
     def _pick_array(self, path: str, name: str | None, role: str, is_side: bool = False) -> Column:
@@ -154,7 +154,7 @@ class Files:
 
     def read_labels(self, source: str | None, role: str) -> Column:
         """Return a label of every row: from an array, or from a text with lines ``utterance label`` or ``label``."""
-        path, name = (None, None) if source is None else split_source(source)
+        path, name = split_source(source)
         if path is None or name is not None or self.kind is not None or format_suffix(path) in READERS:
             return self.read_column(source, role)
         names, labels = read_labels(path, "utterance", role.removesuffix("s"))
@@ -168,7 +168,7 @@ class Files:
         if pattern is not None and original.utterances is None:
             raise InputError("expected it to name its utterances for --speaker-pattern", original.source)
         if pattern is not None:
-            speakers = np.array([match_speaker(pattern, name) for name in original.utterances or ()])
+            speakers = np.array([_match_speaker(pattern, name) for name in original.utterances or ()])
             return Column(speakers, original.utterances, original.source, original.path)
         if self.knows_speakers(original):
             return self._pick_array(original.path, None, "speakers")
@@ -183,7 +183,7 @@ class Files:
         return arrays is not None and any(name.lower() in _ALIASES["speakers"] for name in arrays.by_name)
 
 
-def match_speaker(pattern: str, utterance: str) -> str:
+def _match_speaker(pattern: str, utterance: str) -> str:
     """Return what a pattern finds in the name of an utterance: its first group, or all of it."""
     match = re.search(pattern, utterance)
     if match is None:
@@ -211,18 +211,16 @@ def read_embeddings(
     if len(named_files) > 1 or (is_named and original.path != protected.path):
         if "utterances" in columns:
             raise InputError("Expected --utterances for rows without names only, but the files name their utterances.")
-        columns, left_out = _align_rows(columns, options.partial)
-        notes += left_out
+        columns, notes_on_missing = _align_rows(columns, options.partial)
+        notes += notes_on_missing
     elif original.path != protected.path:
         notes += (f"rows of {original.source} and {protected.source} were paired by position: they have no names",)
-    names = columns["original"].utterances
-    packed = _pack_columns(columns)._replace(notes=notes, utterance_names=tuple(names or ()))
-    packed = mark_references(packed, names, options)
+    embeddings = mark_references(_pack_columns(columns, notes), columns["original"].utterances, options)
     if options.groups is None:
-        return packed
-    labels = packed.labels(read_map(options.groups, ("utterance", "group")), options.groups)
+        return embeddings
+    labels = embeddings.look_up_labels(read_map(options.groups, ("utterance", "group")), options.groups)
     groups, group_names = Column(np.array(labels), None, options.groups).number_labels(len(labels))
-    return packed._replace(groups=groups, group_names=group_names)
+    return embeddings._replace(groups=groups, group_names=group_names)
 
 
 def mark_references(embeddings: Embeddings, names: Sequence[str] | None, options: Namespace) -> Embeddings:
@@ -241,10 +239,8 @@ def mark_references(embeddings: Embeddings, names: Sequence[str] | None, options
             message = f"expected embeddings of all {len(enrolled):,} utterances, but {len(missing):,} are missing"
             hint = "; --partial leaves them out" if len(missing) < len(enrolled) else ""
             raise InputError(f"{message}, {first}{hint}", path)
-        note = (
-            f"{path}: {len(missing):,} of {len(enrolled):,} utterances have no embeddings, {first}; they are left out"
-        )
-        embeddings = embeddings._replace(notes=(*embeddings.notes, note))
+        note = f"{path}: {len(missing):,} of {len(enrolled):,} utterances have no embeddings, {first}"
+        embeddings = embeddings._replace(notes=(*embeddings.notes, f"{note}; they are left out"))
     return embeddings._replace(is_reference=torch.tensor([name in enrolled for name in names]))
 
 
@@ -263,35 +259,36 @@ def read_plda(path: str, utt2spk: str | None = None, kind: str | None = None) ->
             raise InputError(f"{message}, first {quote(missing[0])}", utt2spk)
         speakers = Column(np.array([speaker_of[name] for name in vectors.utterances]), None, utt2spk)
     try:
-        return PLDA().fit(vectors.tensor("training").double(), speakers.number_labels(len(vectors.values))[0])
+        return PLDA().fit(vectors.to_tensor("training").double(), speakers.number_labels(len(vectors.values))[0])
     except (ValueError, RuntimeError) as error:
         raise InputError(f"cannot be fitted ({error})", path) from None
 
 
-def split_source(source: str) -> tuple[str | None, str | None]:
-    """Return the file and the array in ``FILE`` or ``FILE:ARRAY``; nothing where there is no such file."""
-    if Path(source).exists():
+def split_source(source: str | None) -> tuple[str | None, str | None]:
+    """Return the file and the array in ``FILE`` or ``FILE:ARRAY``; None for both where there is no such file."""
+    if source is not None and Path(source).exists():
         return source, None
-    path, _, name = source.rpartition(":")
+    path, _, name = (source or "").rpartition(":")
     return (path, name) if path and Path(path).exists() else (None, None)
 
 
-def merge(columns: Sequence[Column]) -> Column:
+def merge_columns(columns: Sequence[Column]) -> Column:
     """Join several files of one side; an utterance in two of them is the same in both."""
+    first = columns[0]
     for column in columns:
         if column.utterances is None:
             raise InputError("expected it to name its utterances, so that several files can be one side", column.source)
-        if column.values.shape[1:] != columns[0].values.shape[1:]:
-            expected, got = (f"width {c.values.shape[-1]}" for c in (columns[0], column))
-            raise InputError(f"expected {expected}, that of {columns[0].source}, but got {got}", column.source)
+        if column.values.shape[1:] != first.values.shape[1:]:
+            expected, got = (f"width {one.values.shape[-1]}" for one in (first, column))
+            raise InputError(f"expected {expected}, that of {first.source}, but got {got}", column.source)
     values = np.concatenate([column.values for column in columns])
     names = [name for column in columns for name in column.utterances or ()]
-    _, first, number = np.unique(np.array(names), return_index=True, return_inverse=True)
-    differs = (values != values[first[number]]).any(axis=1)
+    _, first_rows, name_index = np.unique(np.array(names), return_index=True, return_inverse=True)
+    differs = (values != values[first_rows[name_index]]).any(axis=1)
     if differs.any():
         name = quote(names[int(differs.argmax())])
         raise InputError(f"expected the same vector for {name} as in the files before, but got another one")
-    kept = np.sort(first)
+    kept = np.sort(first_rows)
     source = ", ".join(column.source for column in columns)
     return Column(values[kept], [names[at] for at in kept], source, source)
 
@@ -338,14 +335,16 @@ def _describe_missing_pairs(columns: Mapping[str, Column], rows: Mapping[str, Ma
     return f"Expected utterances of the same name in all files, but they share none: {shown}.{hint}"
 
 
-def _pack_columns(columns: Mapping[str, Column]) -> Embeddings:
-    original, protected = (columns[role].tensor(role) for role in ("original", "protected"))
+def _pack_columns(columns: Mapping[str, Column], notes: tuple[str, ...]) -> Embeddings:
+    original, protected = (columns[role].to_tensor(role) for role in ("original", "protected"))
     if original.shape != protected.shape:
         expected = f"shape {tuple(original.shape)}, that of {columns['original'].source}"
         raise InputError(f"expected {expected}, but got {tuple(protected.shape)}", columns["protected"].source)
-    rows = len(original)
-    speakers, names = columns["speakers"].number_labels(rows)
+    rows, names = len(original), tuple(columns["original"].utterances or ())
+    speakers, speaker_names = columns["speakers"].number_labels(rows)
     utterances, sessions = (
         columns[role].number_labels(rows)[0] if role in columns else None for role in ("utterances", "sessions")
     )
-    return Embeddings(original, protected, speakers, names, utterances, sessions=sessions)
+    return Embeddings(
+        original, protected, speakers, speaker_names, utterances, notes, sessions=sessions, utterance_names=names
+    )

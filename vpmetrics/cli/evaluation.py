@@ -21,14 +21,14 @@ from vpmetrics._engine.verdict import explain_missing_trials
 from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.cli.embeddings import Embeddings
 from vpmetrics.cli.inputs import Array, InputError, printable, quote
-from vpmetrics.cli.trial_files import Trials, number_names, read_attributes
+from vpmetrics.cli.trial_files import Trials, index_names, read_attributes
 from vpmetrics.suite import VoicePrivacy
 
 if TYPE_CHECKING:
     from vpmetrics.cli.trial_protocol import ListedTrials
 
 _SAMPLE = 10_000  # trials looked for the other way round
-NONE_WANTED = "none was asked for"
+NOT_REQUESTED = "none was asked for"
 _SCORES_ALONE = "scores give an attacker nothing to learn from; embeddings of both sides would"
 
 
@@ -45,35 +45,35 @@ def evaluate_embeddings(
     name: str, embeddings: Embeddings, metric: VoicePrivacy, weights: Mapping[str, float] | None = None
 ) -> EvaluatedSystem:
     """Evaluate a system by its embeddings; one metric for several systems scores shared originals once."""
-    sides, speakers = (embeddings.original, embeddings.protected), embeddings.speakers
+    speakers = embeddings.speakers
     labels = {key: getattr(embeddings, key) for key in ("is_reference", "utterances", "sessions", "groups")}
-    notes = [*embeddings.notes, *_notes_on_rows(name, embeddings)]
+    notes = [*embeddings.notes, *_note_zero_rows(name, embeddings)]
     metric.reset()
     try:
         with collect_notes(notes):
-            metric.update(*sides, speakers, **labels)
+            metric.update(embeddings.original, embeddings.protected, speakers, **labels)
             report = metric.report()
     except (TypeError, ValueError) as error:
         raise InputError(str(error), name or None) from None
-    notes += _notes_on_sign(name, report.conditions, "an attacker who turns the sign undoes the protection")
+    notes += _note_wrong_sign(name, report.conditions, "an attacker who turns the sign undoes the protection")
 
-    def names_of(some: Tensor) -> tuple[str, ...]:
-        return tuple(embeddings.speaker_names[number] for number in some.unique().tolist())
+    def list_names(speakers: Tensor) -> tuple[str, ...]:
+        return tuple(embeddings.speaker_names[number] for number in speakers.unique().tolist())
 
     groups = {}
-    for number, of_group in report.groups.items():
-        some = speakers if embeddings.groups is None else speakers[embeddings.groups == number]
+    for number, group_report in report.groups.items():
+        members = speakers if embeddings.groups is None else speakers[embeddings.groups == number]
         group = embeddings.group_names[number]
-        groups[group] = EvaluatedSystem(group, of_group, names_of(some), utterances=len(some))
+        groups[group] = EvaluatedSystem(group, group_report, list_names(members), utterances=len(members))
     return EvaluatedSystem(
         name,
         report,
-        names_of(speakers),
+        list_names(speakers),
         tuple(notes),
         groups=groups,
         weights=weights or {},
         utterances=len(speakers),
-        no_attacks="" if report.attacks else NONE_WANTED,
+        no_attacks="" if report.attacks else NOT_REQUESTED,
     )
 
 
@@ -81,15 +81,15 @@ def add_attributes(
     system: EvaluatedSystem, embeddings: Embeddings, path: str, confidence: float | None
 ) -> EvaluatedSystem:
     """Add what protected speech tells of attributes, whose labels are in a file."""
-    labels = {name: embeddings.labels(label_of, path) for name, label_of in read_attributes(path).items()}
+    labels = {name: embeddings.look_up_labels(label_of, path) for name, label_of in read_attributes(path).items()}
     notes, metric = list(system.notes), AttributeDisclosure(list(labels), intervals=confidence)
     with collect_notes(notes):
         metric.update(embeddings.original, embeddings.protected, embeddings.speakers, labels)
         values = metric.compute()
-    kinds = {key: key for key in ("disclosure", "chance", "accuracy", "majority", "original")}
-    kinds |= {"disclosure_low": "low", "disclosure_high": "high"} if confidence else {}
-    disclosures = {name: {key: float(values[f"{name}_{end}"]) for key, end in kinds.items()} for name in labels}
-    return replace(system, notes=tuple(notes), attributes=disclosures)
+    keys = {key: key for key in ("disclosure", "chance", "accuracy", "majority", "original")}
+    keys |= {"disclosure_low": "low", "disclosure_high": "high"} if confidence else {}
+    attributes = {name: {key: float(values[f"{name}_{end}"]) for key, end in keys.items()} for name in labels}
+    return replace(system, notes=tuple(notes), attributes=attributes)
 
 
 def combine_systems(name: str, systems: Mapping[str, EvaluatedSystem]) -> list[EvaluatedSystem]:
@@ -128,32 +128,33 @@ def evaluate_trials(
     notes += [speakers.note] if confidence and speakers.note else []
     with collect_notes(notes):
         scored = {}
-        for at, (condition, trials) in enumerate(conditions.items()):
-            is_one_sided = bool(condition) and CONDITIONS[condition].is_one_sided and bool(speakers.sides)
-            sides = torch.from_numpy(speakers.sides[at]) if speakers.sides else None
-            scored[condition] = TrialList(*_tensors_of(trials), sides, is_one_sided and _is_unordered(trials))
+        for number, (condition, trials) in enumerate(conditions.items()):
+            trial_speakers = torch.from_numpy(speakers.of_trials[number]) if speakers.of_trials else None
+            is_one_sided = bool(condition) and CONDITIONS[condition].is_one_sided and trial_speakers is not None
+            is_symmetric = is_one_sided and _is_unordered(trials)
+            scored[condition] = TrialList(*_make_tensors(trials), trial_speakers, is_symmetric)
         report = report_trials(
             scored,
-            None if fit is None else TrialList(*_tensors_of(fit)),
+            None if fit is None else TrialList(*_make_tensors(fit)),
             len(speakers.names),
             similarity if speakers.is_listed else None,
-            confidence if speakers.sides else None,
+            confidence if speakers.of_trials else None,
         )
-    notes += _notes_on_sign(name, report.conditions, "scores seem to fall with likeness: negate them?")
+    notes += _note_wrong_sign(name, report.conditions, "scores seem to fall with likeness: negate them?")
     frames = [trials.frame for trials in conditions.values()]
     # Without names, there are as many as trials.
     is_named = all("trial" in frame.columns for frame in frames)
-    count = len(number_names(frames)[0]) if is_named else max(map(len, frames))
+    count = len(index_names(frames)[0]) if is_named else max(map(len, frames))
     return EvaluatedSystem(name, report, speakers.names, tuple(notes), utterances=count, no_attacks=_SCORES_ALONE)
 
 
 def evaluate_listed_trials(
-    name: str, listed: ListedTrials, weights: Mapping[str, float], confidence: float | None = None
+    name: str, listed: ListedTrials, weights: Mapping[str, float], confidence: float | None
 ) -> EvaluatedSystem:
     """Evaluate a system by listed trials: all together, each group, and averaged over the groups."""
 
-    def evaluate(called: str, trials: Mapping[str, Trials]) -> EvaluatedSystem:
-        return evaluate_trials(called, trials, speaker_of=listed.speaker_of, confidence=confidence)
+    def evaluate(part: str, trials: Mapping[str, Trials]) -> EvaluatedSystem:
+        return evaluate_trials(part, trials, speaker_of=listed.speaker_of, confidence=confidence)
 
     system = evaluate(name, listed.select_groups(listed.pooled_groups) if listed.pooled_groups else listed.trials)
     groups = {group: evaluate(f"{name}, {group}", listed.select_groups([group])) for group in listed.groups}
@@ -161,9 +162,8 @@ def evaluate_listed_trials(
     return replace(system, notes=tuple(dict.fromkeys(notes)), groups=groups, weights=weights)
 
 
-def _tensors_of(trials: Trials) -> tuple[Tensor, Tensor]:
-    score, is_target = (torch.tensor(trials.frame[name].to_numpy()) for name in ("score", "is_target"))
-    return score, is_target
+def _make_tensors(trials: Trials) -> tuple[Tensor, Tensor]:
+    return torch.tensor(trials.frame["score"].to_numpy()), torch.tensor(trials.frame["is_target"].to_numpy())
 
 
 def _is_unordered(trials: Trials) -> bool:
@@ -171,64 +171,67 @@ def _is_unordered(trials: Trials) -> bool:
 
     Where models are compared with utterances, a trial has a direction.
     """
-    names, ((enrol, trial),) = number_names([trials.frame])
+    names, ((enrol, trial),) = index_names([trials.frame])
     if not np.isin(trial, enrol).any():
         return False
     sample = slice(None, None, 1 + len(enrol) // _SAMPLE)
-    turned = (trial[sample] * len(names) + enrol[sample])[enrol[sample] != trial[sample]]
-    return not np.isin(enrol * len(names) + trial, turned).any()
+    reversed_pairs = (trial[sample] * len(names) + enrol[sample])[enrol[sample] != trial[sample]]
+    return not np.isin(enrol * len(names) + trial, reversed_pairs).any()
 
 
-class Speakers(NamedTuple):
+class TrialSpeakers(NamedTuple):
     """The speakers of both sides ``(2, P)`` of the trials of each condition, and their names.
 
     ``is_listed``: a list names them; otherwise target trials tell them, and ``note`` says so, or why they are unknown.
     """
 
-    sides: tuple[Array, ...] = ()
+    of_trials: tuple[Array, ...] = ()
     names: tuple[str, ...] = ()
     is_listed: bool = False
     note: str = ""
 
 
-def find_speakers(speaker_of: Mapping[str, str], sets: Sequence[Trials]) -> Speakers:
+def find_speakers(speaker_of: Mapping[str, str], sets: Sequence[Trials]) -> TrialSpeakers:
     """Return the speakers of trials, from a list where it names all of them, else from target trials."""
     frames = [trials.frame for trials in sets]
     if not all("trial" in frame.columns for frame in frames):
-        return Speakers(note="No intervals: the scores do not name what they compare.")
-    names, sides = number_names(frames)
+        return TrialSpeakers(note="No intervals: the scores do not name what they compare.")
+    names, sides = index_names(frames)
     speaker_by_name = {speaker: speaker for speaker in speaker_of.values()} | dict(speaker_of)
     is_listed, note = all(name in speaker_by_name for name in names), ""
     if is_listed:
-        kinds, number = np.unique(np.array([speaker_by_name[name] for name in names]), return_inverse=True)
+        speaker_names = [speaker_by_name[name] for name in names]
     else:
         targets = [frame["is_target"].to_numpy() for frame in frames]
-        first = _first_of_speaker(len(names), sides, targets)
+        first = _find_first_names(len(names), sides, targets)
         if (first < 0).any():
             why = f"{int((first < 0).sum()):,} names are in no target trial, as {quote(names[int(first.argmin())])}"
-            return Speakers(note=f"No intervals: who speaks is not known, for {why}; --utt2spk would tell.")
+            return TrialSpeakers(note=f"No intervals: who speaks is not known, for {why}; --utt2spk would tell.")
         for (enrol, trial), is_target in zip(sides, targets, strict=True):
             wrong = ~is_target & (first[enrol] == first[trial])
             if wrong.any():
                 pair = " and ".join(quote(names[side[int(wrong.argmax())]]) for side in (enrol, trial))
-                return Speakers(note=f"No intervals: by target trials {pair} are of one speaker, by their own of two.")
-        kinds, number = np.unique(np.array(names)[first], return_inverse=True)
-        note = f"intervals take names that target trials join for one speaker: {len(kinds):,} speakers"
-    numbered = tuple(np.stack([number[enrol], number[trial]]) for enrol, trial in sides)
-    return Speakers(numbered, tuple(map(printable, kinds.tolist())), is_listed, note)
+                return TrialSpeakers(
+                    note=f"No intervals: {pair} are of one speaker by target trials, and of two by another."
+                )
+        speaker_names = [names[at] for at in first]
+        note = f"intervals take names that target trials join for one speaker: {len(set(speaker_names)):,} speakers"
+    speakers, speaker_index = np.unique(np.array(speaker_names), return_inverse=True)
+    of_trials = tuple(np.stack([speaker_index[enrol], speaker_index[trial]]) for enrol, trial in sides)
+    return TrialSpeakers(of_trials, tuple(map(printable, speakers.tolist())), is_listed, note)
 
 
-def _first_of_speaker(count: int, sides: Sequence[tuple[Array, Array]], targets: Sequence[Array]) -> Array:
+def _find_first_names(count: int, sides: Sequence[tuple[Array, Array]], targets: Sequence[Array]) -> Array:
     """Return the first of the names that target trials join with each name; -1 for a name in none of them."""
     joined = [(enrol[is_target], trial[is_target]) for (enrol, trial), is_target in zip(sides, targets, strict=True)]
-    one, other = (np.concatenate(part) for part in zip(*joined, strict=True))
-    least, before = np.arange(count), np.empty(0, dtype=np.int64)
-    while not np.array_equal(least, before):
-        before = least.copy()
-        for side in (one, other):
-            np.minimum.at(least, before[side], np.minimum(before[one], before[other]))
-        least = least[least]
-    return np.where(np.isin(np.arange(count), [one, other]), least, -1)
+    enrols, trials = (np.concatenate(side) for side in zip(*joined, strict=True))
+    first, before = np.arange(count), np.empty(0, dtype=np.int64)
+    while not np.array_equal(first, before):  # connected components: the least index spreads along the pairs
+        before = first.copy()
+        for side in (enrols, trials):
+            np.minimum.at(first, before[side], np.minimum(before[enrols], before[trials]))
+        first = first[first]
+    return np.where(np.isin(np.arange(count), [enrols, trials]), first, -1)
 
 
 def check_anything_defined(systems: Sequence[EvaluatedSystem]) -> None:
@@ -238,17 +241,16 @@ def check_anything_defined(systems: Sequence[EvaluatedSystem]) -> None:
         if not all(math.isnan(value) for value in (*values, system.scalar("deid"), system.scalar("gvd"))):
             return
     first = systems[0]
-    targets, nontargets = (
-        max(condition.num_trials[kind] for condition in first.report.conditions.values()) for kind in (0, 1)
-    )
     missing = explain_missing_trials(len(first.speakers), first.utterances) if first.utterances else None
-    lacking = [kind for kind, count in (("target", targets), ("non-target", nontargets)) if not count]
+    conditions = first.report.conditions.values()
+    counts = map(max, zip(*(condition.num_trials for condition in conditions), strict=True))
+    lacking = [kind for kind, count in zip(("target", "non-target"), counts, strict=True) if not count]
     trials = f"There are no {' and no '.join(lacking)} trials." if lacking else ""
     reason = missing or trials or "; ".join(first.notes) or "All are NaN."
     raise InputError(f"No measure of privacy is defined. {reason}", first.name or None)
 
 
-def _notes_on_sign(name: str, conditions: Mapping[str, ConditionReport], advice: str) -> list[str]:
+def _note_wrong_sign(name: str, conditions: Mapping[str, ConditionReport], advice: str) -> list[str]:
     """Note where perfect privacy may be a wrong sign of the scores, which an attacker would turn."""
     notes = []
     for condition, report in conditions.items():
@@ -260,11 +262,11 @@ def _notes_on_sign(name: str, conditions: Mapping[str, ConditionReport], advice:
     return notes
 
 
-def _notes_on_rows(name: str, embeddings: Embeddings) -> list[str]:
+def _note_zero_rows(name: str, embeddings: Embeddings) -> list[str]:
     """Note embeddings of nothing, which look perfectly private."""
     notes = []
     for side, values in (("original", embeddings.original), ("protected", embeddings.protected)):
-        rows, of_side = len(values), f"rows of the {side} embeddings are"
-        if zero := int((values == 0).all(dim=1).sum()):
-            notes.append(f"{name}: {zero:,} of {rows:,} {of_side} all zero; no voice is in them")
+        if zeros := int((values == 0).all(dim=1).sum()):
+            rows = f"{zeros:,} of {len(values):,} rows of the {side} embeddings"
+            notes.append(f"{name}: {rows} are all zero; no voice is in them")
     return notes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,9 @@ VECTORS = "speaker_vectors.pt"  # in a folder of the VoicePrivacy challenges fro
 _INDEX, _SPEAKERS = "id2idx", "idx2spk"  # beside it: its rows are in no order
 _NUMBERED = re.compile(r"(.*?)[\s_.\-\[]*\d+\]?")
 _KALDI_VECTORS = b"\0BFV", b"\0BDV", b"\0BFM", b"\0BDM", b"\0BCM"
+
+
+NamedVector = tuple[str, Array, str]  # the utterance, its vector, and the place that an error names
 
 
 class Arrays(NamedTuple):
@@ -84,37 +87,40 @@ def _read_folder(folder: Path) -> Arrays:
             "expected recordings (.wav, .flac, .ogg, .mp3), or one .npy or .pt file per utterance, but got neither",
             folder,
         )
-    vectors = {}
-    is_flat = len({path.stem for path in files}) == len(files)
+    vectors = []
+    has_unique_stems = len({path.stem for path in files}) == len(files)
     for path in files:
         by_name = _read_file(str(path), path.suffix[1:]).by_name
         if set(by_name) != {""}:
             raise InputError("expected one vector, but got several arrays", path)
-        vectors[path.stem if is_flat else path.relative_to(folder).with_suffix("").as_posix()] = by_name[""].squeeze()
-    return Arrays({"": _stack_vectors(vectors, str(folder))}, list(vectors))
+        name = path.stem if has_unique_stems else path.relative_to(folder).with_suffix("").as_posix()
+        vectors.append((name, by_name[""].squeeze(), str(path)))
+    return _stack_vectors(vectors, str(folder))
 
 
-def _stack_vectors(vectors: Mapping[str, Array], path: str) -> Array:
-    first = next(iter(vectors))
-    for name, vector in vectors.items():
-        if vector.ndim != 1 or vector.shape != vectors[first].shape:
-            got = f"shapes {vectors[first].shape} of {quote(first)} and {vector.shape} of {quote(name)}"
-            raise InputError(f"expected one vector per utterance, all of one length, but got {got}", path)
-    return np.stack(list(vectors.values()))
+def _stack_vectors(vectors: Iterable[NamedVector], path: str) -> Arrays:
+    names, rows = [], list[Array]()
+    for name, vector, where in vectors:
+        names.append(name)
+        rows.append(vector)
+        if vector.ndim != 1 or vector.shape != rows[0].shape:
+            got = f"shapes {rows[0].shape} of {quote(names[0])} and {vector.shape} of {quote(name)}"
+            raise InputError(f"expected one vector per utterance, all of one length, but got {got}", where)
+    if not rows:
+        raise InputError("expected vectors, but got an empty file", path)
+    return Arrays({"": np.stack(rows)}, names)
 
 
-def _arrays_of(content: Mapping[Any, Any], path: str) -> Arrays:
+def _collect_arrays(content: Mapping[Any, Any], path: str) -> Arrays:
     """Return the arrays of a file by name; vectors named by utterance become the rows of one array."""
-    read = {str(name): _as_array(values, f"{path}:{name}" if name else path) for name, values in content.items()}
-    arrays = {name: values for name, values in read.items() if values is not None}
+    converted = {str(name): _as_array(values, f"{path}:{name}" if name else path) for name, values in content.items()}
+    arrays = {name: values for name, values in converted.items() if values is not None}
     is_dictionary = bool(arrays) and "" not in arrays
     for values in arrays.values():
         is_vector = values.ndim == 1 or values.shape[:1] == (1,)
         is_dictionary &= is_vector and values.dtype.kind == "f" and values.size > 1
     if is_dictionary:
-        return Arrays(
-            {"": _stack_vectors({name: values.reshape(-1) for name, values in arrays.items()}, path)}, list(arrays)
-        )
+        return _stack_vectors(((name, values.reshape(-1), path) for name, values in arrays.items()), path)
     for name in _UTTERANCES:
         key = next((key for key in arrays if key.lower() == name), None)
         if key is not None and arrays[key].ndim == 1 and arrays[key].dtype.kind in "US":
@@ -156,7 +162,7 @@ def _read_numpy(file: BinaryIO, path: str) -> Arrays:
             raise
         advice = "save numbers or text, as np.array(names, dtype=str)"
         raise InputError(f"holds Python objects, which are not read; {advice}", where) from None
-    return _arrays_of(arrays, path)
+    return _collect_arrays(arrays, path)
 
 
 def _read_torch(file: BinaryIO, path: str) -> Arrays:
@@ -170,7 +176,7 @@ def _read_torch(file: BinaryIO, path: str) -> Arrays:
         got = f"a {type(content).__name__} of {len(content)}"
         expected = "a tensor or a dictionary, as {'original': ..., 'protected': ..., 'speakers': ...}"
         raise InputError(f"expected {expected}, but got {got}", path)
-    arrays = _arrays_of(content if isinstance(content, Mapping) else {"": content}, path)
+    arrays = _collect_arrays(content if isinstance(content, Mapping) else {"": content}, path)
     index = Path(path).with_name(_INDEX)
     is_matrix = set(arrays.by_name) == {""} and arrays.by_name[""].ndim == 2 and arrays.utterances is None
     return _name_rows(arrays.by_name[""], index) if is_matrix and index.is_file() else arrays
@@ -178,16 +184,16 @@ def _read_torch(file: BinaryIO, path: str) -> Arrays:
 
 def _name_rows(vectors: Array, index: Path) -> Arrays:
     """Name rows by a list of lines ``utterance row``, and their speakers by one of lines ``row speaker``."""
-    row_of = read_map(index, ("utterance", "row"))
-    if sorted(row_of.values()) != sorted(map(str, range(len(vectors)))):
-        got = f"{len(row_of)} lines" if len(row_of) != len(vectors) else "some rows twice and others not at all"
-        raise InputError(f"expected every row of {len(vectors)} once, but got {got}", index)
-    name_of = {int(row): name for name, row in row_of.items()}
-    arrays, listed = {"": vectors}, index.with_name(_SPEAKERS)
-    speaker_of = read_map(listed, ("row", "speaker")) if listed.is_file() else {}
-    if set(speaker_of) >= set(row_of.values()):
-        arrays["speakers"] = np.array([speaker_of[str(row)] for row in range(len(vectors))])
-    return Arrays(arrays, [name_of[row] for row in range(len(vectors))])
+    row_of, rows = read_map(index, ("utterance", "row")), list(map(str, range(len(vectors))))
+    if sorted(row_of.values()) != sorted(rows):
+        got = f"{len(row_of)} lines" if len(row_of) != len(rows) else "some rows twice and others not at all"
+        raise InputError(f"expected every row of {len(rows)} once, but got {got}", index)
+    utterance_of = {row: utterance for utterance, row in row_of.items()}
+    arrays, speaker_list = {"": vectors}, index.with_name(_SPEAKERS)
+    speaker_of = read_map(speaker_list, ("row", "speaker")) if speaker_list.is_file() else {}
+    if set(speaker_of) >= set(rows):
+        arrays["speakers"] = np.array([speaker_of[row] for row in rows])
+    return Arrays(arrays, [utterance_of[row] for row in rows])
 
 
 def _read_hdf5(file: BinaryIO, path: str) -> Arrays:
@@ -201,7 +207,7 @@ def _read_hdf5(file: BinaryIO, path: str) -> Arrays:
 
     with h5py.File(file, "r") as archive:
         archive.visititems(add)
-    return _arrays_of(content, path)
+    return _collect_arrays(content, path)
 
 
 def _read_delimited(file: BinaryIO, path: str, separator: str = ",") -> Arrays:
@@ -214,17 +220,17 @@ def _read_delimited(file: BinaryIO, path: str, separator: str = ",") -> Arrays:
             at = int(numbers.is_null().arg_max() or 0)
             raise InputError(f"expected a number as {name}, but got {quote(frame[name][at])}", path, at + 2)
         frame = frame.with_columns(numbers)
-    return _arrays_of_frame(frame, path)
+    return _collect_columns(frame, path)
 
 
-def _arrays_of_frame(frame: pl.DataFrame, path: str) -> Arrays:
+def _collect_columns(frame: pl.DataFrame, path: str) -> Arrays:
     """Return a table by name: columns of lists are matrices, and so are numbered columns, as ``x0``, ``x1``."""
     numbered: dict[str, list[str]] = {}
     arrays: dict[str, Any] = {}
     for name, column in frame.to_dict().items():
         match = _NUMBERED.fullmatch(name)
         if isinstance(column.dtype, (pl.List, pl.Array)):
-            arrays[name] = _matrix_of_lists(column, path)
+            arrays[name] = _stack_lists(column, path)
         elif match and column.dtype.is_numeric():
             numbered.setdefault(match[1], []).append(name)
         else:
@@ -235,10 +241,10 @@ def _arrays_of_frame(frame: pl.DataFrame, path: str) -> Arrays:
         arrays["" if len(numbered) == 1 else name] = frame.select(columns).to_numpy()
     if not arrays:
         raise InputError("expected columns of numbers, but got an empty table", path)
-    return _arrays_of(arrays, path)
+    return _collect_arrays(arrays, path)
 
 
-def _matrix_of_lists(column: pl.Series, path: str) -> Array:
+def _stack_lists(column: pl.Series, path: str) -> Array:
     lists = column if isinstance(column.dtype, pl.List) else column.arr.to_list()
     lengths = lists.list.len()
     if lengths.n_unique() > 1 or lengths.has_nulls():
@@ -250,22 +256,10 @@ def _matrix_of_lists(column: pl.Series, path: str) -> Array:
 def _read_ark(file: BinaryIO, path: str) -> Arrays:
     is_binary = re.match(rb"[^\s\0]+ \0B", file.read(4096)) is not None
     file.seek(0)
-    return _arrays_of_vectors(_binary_vectors(file, path) if is_binary else _text_vectors(file, path), path)
+    return _stack_vectors(_read_binary_vectors(file, path) if is_binary else _read_text_vectors(file, path), path)
 
 
-def _arrays_of_vectors(vectors: Iterator[tuple[str, Array, str]], path: str) -> Arrays:
-    names, rows = [], list[Array]()
-    for name, vector, where in vectors:
-        if rows and vector.shape != rows[0].shape:
-            raise InputError(f"expected {len(rows[0])} numbers as in the vectors before, but got {len(vector)}", where)
-        names.append(name)
-        rows.append(vector)
-    if not rows:
-        raise InputError("expected vectors, but got an empty file", path)
-    return Arrays({"": np.stack(rows)}, names)
-
-
-def _binary_vectors(file: BinaryIO, path: str) -> Iterator[tuple[str, Array, str]]:
+def _read_binary_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
     for number in itertools.count(1):
         try:
             name = (read_token(file) or "").strip()
@@ -277,7 +271,7 @@ def _binary_vectors(file: BinaryIO, path: str) -> Iterator[tuple[str, Array, str
         yield name, _read_kaldi_vector(file, where), where
 
 
-def _text_vectors(file: BinaryIO, path: str) -> Iterator[tuple[str, Array, str]]:
+def _read_text_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
     # Not by kaldiio, which takes all numbers of a vector for integers where the first has no point.
     for number, line in enumerate(file, 1):
         name, *fields = line.decode(errors="replace").replace("[", " ").replace("]", " ").split() or [""]
@@ -289,35 +283,33 @@ def _text_vectors(file: BinaryIO, path: str) -> Iterator[tuple[str, Array, str]]
             yield name, values.to_numpy().astype(np.float32), f"{path}:{number}"
 
 
-def _read_scp(file: BinaryIO, path: str) -> Arrays:
-    """Read a table of lines ``utterance archive:offset``; archives may have moved together with the table."""
+def _read_listed_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
+    """Read what lines ``utterance archive:offset`` point to; archives may have moved together with the list."""
+    current_path, archive = None, file
     with ExitStack() as stack:
-
-        def vectors() -> Iterator[tuple[str, Array, str]]:
-            current, opened = None, file
-            for number, line in enumerate(file.read().decode(errors="replace").splitlines(), 1):
-                name, _, place = line.strip().partition(" ")
-                if "|" in place:  # Kaldi would run it
-                    got = f"the command {quote(place)}"
-                    raise InputError(f"expected `utterance archive:offset`, but got {got}", path, number)
-                archive, _, offset = place.strip().rpartition(":") if re.search(r":\d+$", place) else (place, "", "0")
-                if not name:
-                    continue
-                if archive != current:
-                    stack.close()
-                    current, opened = archive, stack.enter_context(open_binary(_find_archive(archive, path, number)))
-                opened.seek(int(offset))
-                where = f"{path}:{number}: {archive}:{offset}"
-                yield name, _read_kaldi_vector(opened, where), where
-
-        return _arrays_of_vectors(vectors(), path)
+        for number, line in enumerate(file.read().decode(errors="replace").splitlines(), 1):
+            name, _, place = line.strip().partition(" ")
+            if not name:
+                continue
+            if "|" in place:  # Kaldi would run it
+                got = f"the command {quote(place)}"
+                raise InputError(f"expected `utterance archive:offset`, but got {got}", path, number)
+            archive_path, _, offset = place.strip().rpartition(":") if re.search(r":\d+$", place) else (place, "", "0")
+            if archive_path != current_path:
+                stack.close()
+                archive = stack.enter_context(open_binary(_find_archive(archive_path, path, number)))
+                current_path = archive_path
+            archive.seek(int(offset))
+            where = f"{path}:{number}: {archive_path}:{offset}"
+            yield name, _read_kaldi_vector(archive, where), where
 
 
-def _find_archive(archive: str, path: str, number: int) -> Path:
-    for candidate in (Path(archive), Path(path).parent / archive, Path(path).parent / Path(archive).name):
+def _find_archive(archive_path: str, path: str, line: int) -> Path:
+    folder = Path(path).parent
+    for candidate in (Path(archive_path), folder / archive_path, folder / Path(archive_path).name):
         if candidate.is_file():
             return candidate
-    raise InputError(f"no such archive: {shorten(archive)}", path, number)
+    raise InputError(f"no such archive: {shorten(archive_path)}", path, line)
 
 
 def _read_kaldi_vector(file: BinaryIO, where: str) -> Array:
@@ -340,12 +332,12 @@ READERS: dict[str, Callable[[BinaryIO, str], Arrays]] = {
     "npy": _read_numpy,
     "pt": _read_torch,
     "pth": _read_torch,
-    "safetensors": lambda file, path: _arrays_of(load_safetensors(file.read()), path),
-    "parquet": lambda file, path: _arrays_of_frame(pl.read_parquet(file), path),
+    "safetensors": lambda file, path: _collect_arrays(load_safetensors(file.read()), path),
+    "parquet": lambda file, path: _collect_columns(pl.read_parquet(file), path),
     "csv": _read_delimited,
     "tsv": partial(_read_delimited, separator="\t"),
     "ark": _read_ark,
-    "scp": _read_scp,
+    "scp": lambda file, path: _stack_vectors(_read_listed_vectors(file, path), path),
     "h5": _read_hdf5,
     "hdf5": _read_hdf5,
 }

@@ -38,11 +38,6 @@ _ROLES = {
     "value": {"speaker", "spk", "speaker_id", "spk_id", "group", "gender", "sex", "set", "weight", "value"},
 }
 _ROLE_OF = {name: role for role, names in _ROLES.items() for name in names}
-_SCORES = (
-    "enrol trial score [target|nontarget]",
-    {2: "score label", 3: "enrol trial score", 4: "enrol trial score label"},
-)
-_KEY = "enrol trial target|nontarget", {3: "enrol trial label"}
 _MOST_COLUMNS = 1000
 _PAIR = ("enrol", "trial")
 
@@ -66,12 +61,13 @@ def read_scores(path: str | Path, columns: Sequence[str] | None = None) -> Trial
 
     ``columns``: their names, ``enrol``, ``trial``, ``score``, ``label`` or others, where they are in another order.
     """
-    return _read_trials(path, columns, "score", *_SCORES)
+    usual = {2: "score label", 3: "enrol trial score", 4: "enrol trial score label"}
+    return _read_trials(path, columns, "score", "enrol trial score [target|nontarget]", usual)
 
 
 def read_key(path: str | Path, columns: Sequence[str] | None = None) -> TrialFile:
     """Read lines ``enrol trial target|nontarget``; other columns are left out."""
-    return _read_trials(path, columns, "label", *_KEY)
+    return _read_trials(path, columns, "label", "enrol trial target|nontarget", {3: "enrol trial label"})
 
 
 def read_map(path: str | Path, headings: tuple[str, str] = ("utterance", "speaker")) -> dict[str, str]:
@@ -87,7 +83,7 @@ def read_labels(
     table = _read_table(path, f"{name} {heading}")
     if table.frame.width != 2 and (has_names or table.frame.width > 2):
         raise InputError(f"expected lines `{name} {heading}`, but got {table.frame.width} columns", path, 1)
-    columns = [table.texts(column).to_list() for column in table.frame.columns]
+    columns = [table.read_names(column).to_list() for column in table.frame.columns]
     return columns[0] if len(columns) == 2 else None, columns[-1]
 
 
@@ -97,7 +93,7 @@ def read_attributes(path: str | Path) -> dict[str, dict[str, str]]:
     if table.frame.width < 2 or (table.frame.width > 2 and not table.is_headed):
         got = f"{table.frame.width} columns without headings"
         raise InputError(f"expected `utterance-or-speaker value`, or a table with headings, but got {got}", path, 1)
-    names, *values = (table.texts(column).to_list() for column in table.frame.columns)
+    names, *values = (table.read_names(column).to_list() for column in table.frame.columns)
     titles = [Path(path).name.split(".")[0].removeprefix("spk2").removeprefix("utt2")]
     titles = table.frame.columns[1:] if table.is_headed else titles
     return {title: dict(zip(names, column, strict=True)) for title, column in zip(titles, values, strict=True)}
@@ -106,7 +102,7 @@ def read_attributes(path: str | Path) -> dict[str, dict[str, str]]:
 def read_list(path: str | Path) -> list[str]:
     """Read the first column of a list, such as the utterances of enrolment."""
     table = _read_table(path, "utterance")
-    return table.texts(table.frame.columns[0]).to_list()
+    return table.read_names(table.frame.columns[0]).to_list()
 
 
 def has_scores(path: str) -> bool:
@@ -145,8 +141,8 @@ def label_trials(scores: TrialFile, key: TrialFile | None, strict: bool = False)
     joined = scores.frame.select(*_PAIR, "score").join(labels, on=_PAIR, how="left", maintain_order="left")
     unlabelled = joined.filter(pl.col("is_target").is_null())
     if len(unlabelled) == len(joined):
-        turned = len(joined.join(labels.select(enrol="trial", trial="enrol"), on=_PAIR, how="semi"))
-        hint = f"; with its first two columns exchanged, {turned:,} would be" if turned else ""
+        exchanged = len(joined.join(labels.select(enrol="trial", trial="enrol"), on=_PAIR, how="semi"))
+        hint = f"; with its first two columns exchanged, {exchanged:,} would be" if exchanged else ""
         raise InputError(f"none of its {len(joined):,} trials is in the key {key.path}{hint}", scores.path)
     notes = []
     if len(unlabelled):
@@ -160,15 +156,14 @@ def label_trials(scores: TrialFile, key: TrialFile | None, strict: bool = False)
     return Trials(joined.drop_nulls("is_target"), tuple(notes))
 
 
-def number_names(frames: Sequence[pl.DataFrame]) -> tuple[list[str], list[tuple[Array, Array]]]:
+def index_names(frames: Sequence[pl.DataFrame]) -> tuple[list[str], list[tuple[Array, Array]]]:
     """Return all names of trials, ascending, and the positions of both sides of each trial among them."""
     names = pl.concat([frame[side] for frame in frames for side in _PAIR]).unique().sort()
-    kind = pl.Enum(names)
 
-    def positions(column: pl.Series) -> Array:
-        return column.cast(kind).to_physical().to_numpy().astype("int64")
+    def find_positions(column: pl.Series) -> Array:
+        return column.cast(pl.Enum(names)).to_physical().to_numpy().astype("int64")
 
-    return names.to_list(), [(positions(frame["enrol"]), positions(frame["trial"])) for frame in frames]
+    return names.to_list(), [(find_positions(frame["enrol"]), find_positions(frame["trial"])) for frame in frames]
 
 
 class _Table(NamedTuple):
@@ -179,13 +174,13 @@ class _Table(NamedTuple):
     lines: pl.Series
     is_headed: bool
 
-    def texts(self, column: str) -> pl.Series:
-        """Return a column in which every text is required."""
+    def read_names(self, column: str) -> pl.Series:
+        """Return a column; raise where a text is missing."""
         texts = self.frame[column]
-        self.require(texts, texts != "", "a name")
+        self.check_values(texts, texts != "", "a name")
         return texts
 
-    def require(self, column: pl.Series, is_valid: pl.Series, expected: str) -> None:
+    def check_values(self, column: pl.Series, is_valid: pl.Series, expected: str) -> None:
         """Raise for the first value that is not valid, with its line."""
         wrong = ~is_valid.fill_null(False)
         if wrong.any():
@@ -196,31 +191,33 @@ class _Table(NamedTuple):
 
 
 def _read_trials(
-    path: str | Path, columns: Sequence[str] | None, needed: str, expected: str, usual: dict[int, str]
+    path: str | Path, columns: Sequence[str] | None, required: str, expected: str, usual: dict[int, str]
 ) -> TrialFile:
+    """Read trials by the role of each column: as given, as named in the file, or as usual for their number."""
     table = _read_table(path, expected)
     width, named = table.frame.width, [_column_role(name) for name in table.frame.columns]
     roles = list(columns or []) or (named if table.is_headed else []) or usual.get(width, "").split()
-    if needed not in roles or len(roles) != width:
+    if required not in roles or len(roles) != width:
         got = f"columns {', '.join(table.frame.columns)}" if table.is_headed else f"{width} columns"
         hint = "; a table with commas is named .csv" if width == 1 else ""
         raise InputError(f"expected `{expected}`, but got {shorten(got)}{hint}", path, 1)
-    used = {role: table.frame.columns[roles.index(role)] for role in _ROLES if role in roles}
-    made: dict[str, pl.Series] = {side: table.texts(used[side]) for side in _PAIR if side in used}
-    if needed == "score":
-        texts = table.frame[used["score"]]
-        made["score"] = scores = texts.cast(pl.Float64, strict=False)
-        table.require(texts, scores.is_not_null() & scores.is_not_nan(), "a number as score")
-    if "label" in used:
-        texts = table.frame[used["label"]]
+    column_of = {role: table.frame.columns[roles.index(role)] for role in _ROLES if role in roles}
+    trials: dict[str, pl.Series] = {side: table.read_names(column_of[side]) for side in _PAIR if side in column_of}
+    if required == "score":
+        texts = table.frame[column_of["score"]]
+        trials["score"] = scores = texts.cast(pl.Float64, strict=False)
+        table.check_values(texts, scores.is_not_null() & scores.is_not_nan(), "a number as score")
+    if "label" in column_of:
+        texts = table.frame[column_of["label"]]
         labels = texts.str.to_lowercase()
-        made["is_target"] = is_target = labels.is_in(_TARGET)
-        table.require(texts, is_target | labels.is_in(_NONTARGET), "target or nontarget")
-    record_file(path, f"{len(table.frame):,} trials, columns {' '.join(used)}")
-    return TrialFile(str(path), pl.DataFrame(made))
+        trials["is_target"] = is_target = labels.is_in(_TARGET)
+        table.check_values(texts, is_target | labels.is_in(_NONTARGET), "target or nontarget")
+    record_file(path, f"{len(table.frame):,} trials, columns {' '.join(column_of)}")
+    return TrialFile(str(path), pl.DataFrame(trials))
 
 
 def _column_role(name: str) -> str:
+    """Return the role of a column by its name; empty where the name is unknown."""
     return _ROLE_OF.get(name.strip("#\"' \r").lower(), "")
 
 

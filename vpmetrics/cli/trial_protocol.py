@@ -19,10 +19,10 @@ from vpmetrics._engine.report import EvaluatedSystem, PrivacyReport
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.verdict import Check, check_missing_trials, disclosure_sources, find_headline
 from vpmetrics.cli.embeddings import Column
-from vpmetrics.cli.evaluation import NONE_WANTED, collect_notes
+from vpmetrics.cli.evaluation import NOT_REQUESTED, collect_notes
 from vpmetrics.cli.inputs import InputError, quote
 from vpmetrics.cli.progress import Advance, show_progress
-from vpmetrics.cli.trial_files import Trials, number_names, read_key, read_list, read_map
+from vpmetrics.cli.trial_files import Trials, index_names, read_key, read_list, read_map
 from vpmetrics.suite import VoicePrivacy
 
 _PAIRS = 1 << 12  # scored at a time
@@ -129,7 +129,7 @@ def drop_missing_trials(protocol: Protocol, sides: Sequence[Column]) -> tuple[Pr
 def score_protocol(original: Column, protected: Column, protocol: Protocol, scoring: Scoring) -> ListedTrials:
     """Score the trials of a protocol in every condition that both sides have the utterances for."""
     frame = protocol.trials
-    names, (pair,) = number_names([frame])
+    names, (pair,) = index_names([frame])
     (enrolled, rows), (tested, columns) = (np.unique(side, return_inverse=True) for side in pair)
     enrolled_names, tested_names = ([names[at] for at in numbers] for numbers in (enrolled, tested))
     sides = {"O": original, "P": protected}
@@ -197,7 +197,7 @@ def _find_all_vectors(side: Column, names: Sequence[str], what: str) -> Tensor |
 
 def _find_vectors(side: Column, names: Sequence[str], what: str) -> Tensor:
     row_of = side.rows_by_name()
-    return side.tensor(what).double()[[row_of[name] for name in names]]
+    return side.to_tensor(what).double()[[row_of[name] for name in names]]
 
 
 def _assign_groups(protocol: Protocol) -> tuple[pl.Series, tuple[str, ...], tuple[str, ...]]:
@@ -275,7 +275,7 @@ def add_attacks_and_matrices(
     unpaired = missing or next(filter(None, (one.describe_absent_utterance(one.original) for one in embeddings)), "")
     notes = [*system.notes, *([f"no DeID and no G_VD: {unpaired}"] if unpaired else [])]
     if missing or (unpaired and not is_attacked):
-        return replace(system, notes=tuple(notes), no_attacks=missing if is_attacked else NONE_WANTED)
+        return replace(system, notes=tuple(notes), no_attacks=missing if is_attacked else NOT_REQUESTED)
     attacks = "standard" if is_attacked else None
     metric = VoicePrivacy(scoring=scoring, enrolment="speaker", intervals=intervals, attacks=attacks, metrics="all")
     with collect_notes(notes):
@@ -283,7 +283,7 @@ def add_attacks_and_matrices(
     condition = "PP" if unpaired else "OP"
     no_attacks = ""
     if not is_attacked:
-        no_attacks = NONE_WANTED
+        no_attacks = NOT_REQUESTED
     elif math.isnan(float(report.scalars[scalar_key(condition, "d_ece_strongest")])):
         no_attacks = "there are too few speakers"
     elif condition != system.report.main_condition:
