@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -24,10 +24,10 @@ from vpmetrics._engine.measures import SCORE_MEASURES, linkability_edges, minimu
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import widen
 from vpmetrics._engine.registry import scalar, scalar_key
-from vpmetrics._engine.scalar import CI_SUFFIXES, Scalar
+from vpmetrics._engine.scalar import CI_SUFFIXES
 from vpmetrics._engine.score_counts import Counted, CountedTrials, ScoreCounts, Steps
 from vpmetrics._engine.speaker_similarity import SimilaritySummary
-from vpmetrics._engine.utterances import EvaluationData, count_values, order_speakers_by_value
+from vpmetrics._engine.utterances import EvaluationData, add_counts, count_values, order_speakers_by_value
 from vpmetrics._engine.validation import suppress_warnings, warn_undefined
 
 MOST_GROUPS = 250  # replicates from which a standard error is known to 4 %
@@ -66,24 +66,20 @@ class JackknifeGroups(NamedTuple):
 def group_speakers(data: EvaluationData) -> JackknifeGroups:
     """Assign speakers to jackknife groups by embeddings only; a speaker in two groups of the data is left out once."""
     labels, place = data.speakers.unique(return_inverse=True)
-    order = torch.arange(len(labels), device=labels.device)
-    if len(labels) > MOST_GROUPS:
-        sides = [replace(side, speaker_index=place[side.speaker_index]) for side in data[:2] if len(side)]
-        order = order_speakers_by_value(len(labels), *sides).argsort()
-    return _assign_groups(labels, order)
+    if len(labels) <= MOST_GROUPS:
+        return group_labels(labels)
+    sides = [replace(side, speaker_index=place[side.speaker_index]) for side in data[:2] if len(side)]
+    return group_labels(labels, order_speakers_by_value(len(labels), *sides).argsort())
 
 
-def group_labels(labels: Tensor) -> JackknifeGroups:
-    """Return groups by labels alone, so that the same speakers are left out of every system."""
-    order = torch.arange(len(labels), device=labels.device)
-    if len(labels) > MOST_GROUPS:
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
-    return _assign_groups(labels, order)
-
-
-def _assign_groups(labels: Tensor, order: Tensor) -> JackknifeGroups:
+def group_labels(labels: Tensor, order: Tensor | None = None) -> JackknifeGroups:
+    """Assign ascending labels to groups in a given order; else by labels alone, the same groups for every system."""
     number = min(len(labels), MOST_GROUPS)
     size = len(labels) // max(number, 1)
+    if order is None:
+        order = torch.arange(len(labels), device=labels.device)
+        if number < len(labels):
+            order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).to(labels.device)
     return JackknifeGroups(labels, torch.where(order < number * size, order % max(number, 1), number), number, size)
 
 
@@ -110,10 +106,6 @@ class ScoreCells:
         reached = torch.cat([widen(torch.stack(scores.trials.span())), self.edges])
         bounds = torch.cat([reached.amin()[None], self.edges, reached.amax()[None]])
         self.values = (bounds[1:] + bounds[:-1]) / 2
-
-    def costs(self) -> Tensor:
-        """Return mean costs in nats of non-targets and targets of each cell as log-likelihood ratios, ``(2, C)``."""
-        return self.trials.mean_costs(self.edges)
 
     @property
     def num_cells(self) -> int:
@@ -148,19 +140,19 @@ class ReplicateCounts(NamedTuple):
     @property
     def counted_trials(self) -> CountedTrials:
         """The trials, as score measures take them."""
-        edges = self.targets.new_empty(0)
+        cells, edges = self.cells, self.targets.new_empty(0)
         ascending = Steps(edges, self.targets, self.nontargets)
         descending = Steps(edges, self.targets.flip(-1), self.nontargets.flip(-1))
-        trials = Counted(self.cells.values, torch.stack([self.nontargets, self.targets]), self.cells.costs)
-        return CountedTrials(trials, ScoreCounts(ascending, descending), self.cells.linkability_edges)
+        counts, costs = torch.stack([self.nontargets, self.targets]), partial(cells.trials.mean_costs, cells.edges)
+        trials = Counted(cells.values, counts, costs)
+        return CountedTrials(trials, ScoreCounts(ascending, descending), cells.linkability_edges)
 
     def make_jackknife(self, keys: Iterable[str] = tuple(SCORE_MEASURES)) -> Jackknife:
         """Return the jackknife of the score measures that have an interval."""
-        measures = {key: SCORE_MEASURES[key] for key in keys if key in SCORE_MEASURES}
+        trials = self.counted_trials
+        measures = [SCORE_MEASURES[key] for key in keys if key in SCORE_MEASURES]
         with suppress_warnings():
-            replicates = {
-                key: measure(self.counted_trials) for key, measure in measures.items() if measure.has_interval
-            }
+            replicates = {measure.key: measure(trials) for measure in measures if measure.has_interval}
         return make_jackknife(replicates, self.groups, self.num_speakers)
 
 
@@ -182,57 +174,58 @@ def count_replicates(
     cells, group = ScoreCells(scores), groups.find_groups(speakers)
     slopes = None if summary is None else similarity_derivatives(summary, matrix, similarity)
     size = cells.num_cells
-    table = torch.zeros(2, (groups.num_groups + 2) * size, dtype=torch.int64, device=speakers.device)
-    weights = table.new_zeros(2, 2, size, dtype=torch.float64)
-    num_pairs = weights.new_zeros(())
+    # Row 0: all speakers; then the trials of each group; the last row is unused, of speakers that are never left out.
+    counts = torch.zeros(2, (groups.num_groups + 2) * size, dtype=torch.int64, device=speakers.device)
+    unused = counts.shape[1] - 1
     target_cells, target_speakers = find_target_cells(pairs, cells)
-    for slot in (target_cells, target_cells + size * (1 + group[target_speakers])):
-        table[0].index_add_(0, slot, torch.ones_like(slot))
+    add_counts(counts[0], target_cells)
+    add_counts(counts[0], target_cells + size * (1 + group[target_speakers]))
     thinned = pairs.thin(_MOST_PAIRS)
     rows, columns = thinned.enrolment.speaker_index, thinned.test.speaker_index
+    weights = counts.new_zeros(2, size, dtype=torch.float64)
     row_share, column_share = (1 / count_values(index, len(speakers)).to(weights.dtype) for index in (rows, columns))
-    one, unused = table.new_ones(()), table.shape[1] - 1  # in the last row, of speakers that are never left out
+    num_pairs = weights.new_zeros(())
     for block in thinned:
         cell, a, b = cells.find_cells(block.scores), rows[block.rows], columns[block.columns]
-        is_left_out = None
+        is_excluded = None
         if block.is_target is not None and block.is_trial is not None:
-            is_left_out = block.is_target | ~block.is_trial
+            is_excluded = block.is_target | ~block.is_trial
         if slopes is not None:
-            each = row_share[a][:, None] * column_share[b]
-            each = each if is_left_out is None else each.masked_fill(is_left_out, 0)
+            share = row_share[a][:, None] * column_share[b]
+            share = share if is_excluded is None else share.masked_fill(is_excluded, 0)
             slope = slopes[1] if slopes[1].shape[-1] == 1 else slopes[1][:, a][:, :, b]
-            weights[1].index_add_(1, cell.flatten(), (each * slope).flatten(1))
-            num_pairs += each.sum()
+            weights.index_add_(1, cell.flatten(), (share * slope).flatten(1))
+            num_pairs += share.sum()
         first, second = (1 + group[a])[:, None], (1 + group[b])[None]
         # A trial of two speakers of one group is one trial of the group.
         second_slot = torch.where(first == second, unused, cell + size * second)
         for slot in (cell, cell + size * first, second_slot):
-            slot = slot if is_left_out is None else slot.masked_fill(is_left_out, unused)
-            table[1].index_add_(0, slot.flatten(), one.expand(slot.numel()))
+            add_counts(counts[1], slot if is_excluded is None else slot.masked_fill(is_excluded, unused))
     # Every rank has counted all targets, and its share of the non-targets.
-    counted, of_others, num_pairs = thinned.processes.all_reduce(table[1], weights[1], num_pairs)
-    targets, nontargets = (widen(counts.view(-1, size)[:-1]) for counts in (table[0], counted))
+    reduced, weights, num_pairs = thinned.processes.all_reduce(counts[1], weights, num_pairs)
+    targets, nontargets = (widen(part.view(-1, size)[:-1]) for part in (counts[0], reduced))
     nontargets = nontargets * (scores.counts.ascending.nontargets.sum() / nontargets[0].sum())
-    targets, nontargets = (torch.cat([counts[:1], counts[:1] - counts[1:]]) for counts in (targets, nontargets))
+    targets, nontargets = (torch.cat([part[:1], part[:1] - part[1:]]) for part in (targets, nontargets))
     if slopes is None:
         return ReplicateCounts(cells, targets, nontargets, groups)
     number = count_values(target_speakers, len(speakers))
-    of_speakers = (slopes[0] / ((number > 0).sum() * number))[:, target_speakers]
-    of_own = weights[0].index_add(1, target_cells, of_speakers)
-    return ReplicateCounts(cells, targets, nontargets, groups, torch.stack([of_own, of_others / num_pairs]))
+    target_weights = (slopes[0] / ((number > 0).sum() * number))[:, target_speakers]
+    within = torch.zeros_like(weights).index_add(1, target_cells, target_weights)
+    return ReplicateCounts(cells, targets, nontargets, groups, torch.stack([within, weights / num_pairs]))
 
 
 def find_target_cells(pairs: PairBlocks, cells: ScoreCells) -> tuple[Tensor, Tensor]:
     """Return the cell and the speaker of every target trial of all processes."""
-    cell, speaker = [pairs.enrolment.speaker_index[:0]], [pairs.enrolment.speaker_index[:0]]
+    speaker_index = pairs.enrolment.speaker_index
+    target_cells, target_speakers = [speaker_index[:0]], [speaker_index[:0]]
     whole = pairs.on_all_processes()
     for group in whole.row_groups():
         for block in whole.blocks(group, targets_only=True):
             if block.is_target is not None and block.is_trial is not None:
                 is_target = block.is_target & block.is_trial
-                cell.append(cells.find_cells(block.scores[is_target]))
-                speaker.append(pairs.enrolment.speaker_index[block.rows].repeat_interleave(is_target.sum(1)))
-    return torch.cat(cell), torch.cat(speaker)
+                target_cells.append(cells.find_cells(block.scores[is_target]))
+                target_speakers.append(speaker_index[block.rows].repeat_interleave(is_target.sum(1)))
+    return torch.cat(target_cells), torch.cat(target_speakers)
 
 
 def count_trial_replicates(
@@ -241,31 +234,29 @@ def count_trial_replicates(
     is_target: Tensor,
     speakers: Tensor,
     groups: JackknifeGroups,
-    weights_of_trials: Tensor | None = None,
+    trial_weights: Tensor | None = None,
 ) -> ReplicateCounts | None:
     """Return what :func:`count_replicates` returns, for given trials ``(P,)``.
 
-    ``speakers`` ``(2, P)``: where the speakers of both sides stand in ``groups.labels``.
-
-    ``weights_of_trials`` ``(2, P)``: derivatives of the mean similarities by the calibrated value of each trial.
+    ``speakers`` ``(2, P)``: where the speakers of both sides stand in ``groups.labels``. ``trial_weights`` ``(2, P)``:
+    derivatives of the mean similarities by the calibrated value of each trial.
     """
     if bool(scores.counts.ascending.targets.isnan().any()):
         return None
     cells = ScoreCells(scores)
     cell, group = torch.searchsorted(cells.edges, widen(preds), right=True), groups.group_of_label[speakers]
-    size, kinds, counts = cells.num_cells, (is_target, ~is_target), []
-    for kind in kinds:
-        (first, second), slot = group[:, kind], cell[kind]
+    size, classes, counts = cells.num_cells, (is_target, ~is_target), []
+    for mask in classes:
+        (first, second), slot = group[:, mask], cell[mask]
         second = torch.where(first == second, groups.num_groups, second)
-        left_out = torch.cat([slot + size * first, slot + size * second]).bincount(
-            minlength=(groups.num_groups + 1) * size
-        )
+        slots = torch.cat([slot + size * first, slot + size * second])
+        left_out = slots.bincount(minlength=(groups.num_groups + 1) * size).view(-1, size)[:-1]
         total = slot.bincount(minlength=size)[None]
-        counts.append(widen(torch.cat([total, total - left_out.view(-1, size)[:-1]])))
+        counts.append(widen(torch.cat([total, total - left_out])))
     weights = None
-    if weights_of_trials is not None:
+    if trial_weights is not None:
         empty = widen(cells.edges).new_zeros(2, size)
-        weights = torch.stack([empty.index_add(1, cell[kind], weights_of_trials[:, kind]) for kind in kinds])
+        weights = torch.stack([empty.index_add(1, cell[mask], trial_weights[:, mask]) for mask in classes])
     return ReplicateCounts(cells, counts[0], counts[1], groups, weights)
 
 
@@ -299,10 +290,10 @@ def replicate_diagonal_dominance(
     number, diagonal = counts.groups.num_groups, summary.within_speaker
     is_nan = diagonal.isnan()
     columns = (diagonal.masked_fill(is_nan, 0), diagonal.log2().masked_fill(is_nan, 0), (~is_nan).to(diagonal.dtype))
-    within, log_within, speakers = (_sum_leaving_out(each, group_of_speaker, number) for each in columns)
+    within, log_within, speakers = _sum_without_groups(torch.stack(columns), group_of_speaker, number)
     # A pair counts for both of its speakers.
-    halves = [_sum_leaving_out(each, group_of_speaker, number) - each.sum() / 2 for each in summary.pair_sums]
-    pairs, between, log_between = halves
+    sums = _sum_without_groups(summary.pair_sums, group_of_speaker, number)
+    pairs, between, log_between = sums - summary.pair_sums.sum(1, keepdim=True) / 2
     gaps = within / speakers - between / pairs, log_within / speakers - log_between / pairs
     shares = []
     for trials, weights, units in zip(
@@ -314,10 +305,10 @@ def replicate_diagonal_dominance(
     return {"d_diag": (gaps[0] + moved).abs(), "d_diag_log": gaps[1] + log_moved / math.log(2)}
 
 
-def _sum_leaving_out(values: Tensor, group: Tensor, number: int) -> Tensor:
-    """Return the sum of values, then without those of each group, ``(1 + G,)``."""
-    of_group = values.new_zeros(number + 1).index_add(0, group, values)[:-1]
-    return values.sum() - pad(of_group, (1, 0))
+def _sum_without_groups(values: Tensor, group: Tensor, number: int) -> Tensor:
+    """Return the sums of rows of values, then without those of each group, ``(R, 1 + G)``."""
+    of_group = values.new_zeros(len(values), number + 1).index_add(1, group, values)[:, :-1]
+    return values.sum(1, keepdim=True) - pad(of_group, (1, 0))
 
 
 class Jackknife(NamedTuple):
@@ -335,15 +326,6 @@ class Jackknife(NamedTuple):
         """Return the same with the keys of a condition."""
         changes, bias = ({scalar_key(name, key): value for key, value in part.items()} for part in self[:2])
         return Jackknife(changes, bias, self.groups)
-
-    def interval(self, scalar: Scalar, value: Tensor, confidence: float) -> tuple[Tensor, Tensor]:
-        """Return both ends of the confidence interval of a number; NaN where its replicates are unknown."""
-        change = self.changes.get(scalar.key)
-        if change is None:
-            return torch.full_like(value, torch.nan), torch.full_like(value, torch.nan)
-        bounds = scalar.range_among(len(self.groups.labels))
-        bias = self.bias.get(scalar.key, 0.0)
-        return jackknife_interval(value, widen(value) + change, confidence, *bounds, self.groups.ratio, bias)
 
 
 def are_enough_speakers(number: int) -> bool:
@@ -381,13 +363,16 @@ def add_intervals(values: Mapping[str, Tensor], jackknife: Jackknife | None, con
     result, is_lost = {}, []
     for key, value in values.items():
         result[key], entry = value, scalar(key)
-        if entry.has_interval:
-            ends = (torch.full_like(value, torch.nan),) * 2
-            if jackknife is not None and key in jackknife.changes:
-                ends = jackknife.interval(entry, value, confidence)
-                if "tpr_at" not in key:  # of few trials undefined at low FPR, as documented
-                    is_lost.append(ends[0].isnan() & ~value.isnan())
-            result |= {f"{key}{suffix}": end for suffix, end in zip(CI_SUFFIXES, ends, strict=True)}
+        if not entry.has_interval:
+            continue
+        ends = (torch.full_like(value, torch.nan),) * 2
+        if jackknife is not None and key in jackknife.changes:
+            (changes, bias, groups), bounds = jackknife, entry.range_among(len(jackknife.groups.labels))
+            replicates = widen(value) + changes[key]
+            ends = jackknife_interval(value, replicates, confidence, *bounds, groups.ratio, bias.get(key, 0.0))
+            if "tpr_at" not in key:  # of few trials undefined at low FPR, as documented
+                is_lost.append(ends[0].isnan() & ~value.isnan())
+        result |= {f"{key}{suffix}": end for suffix, end in zip(CI_SUFFIXES, ends, strict=True)}
     if is_lost:
         reason = "A number is undefined or infinite without one of the speakers, so it has no interval."
         warn_undefined(reason, torch.stack(is_lost).any())
@@ -482,7 +467,7 @@ def clopper_pearson_reach(
     return is_still * (width * (1.0 - math.pow(1 - confidence, 1 / speakers)))
 
 
-@lru_cache
+@cache
 def students_t_quantile(confidence: float, freedom: int) -> float:
     """Return the bound that the size of a Student's t variable does not exceed with this probability.
 
