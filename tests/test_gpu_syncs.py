@@ -35,10 +35,10 @@ def count_syncs(metric, batches, device):
     return updating.looks, computing.looks
 
 
-# Reads and copies in one `compute`, whether of 200 utterances or of 200,000; six at most of those that are not here.
+# Reads and copies in one `compute`, whether of 120 utterances or of 200,000; six at most of those that are not here.
 MOST = {"VoicePrivacy": 64, "StrongestAttack": 32, "SinglingOut": 32, "ReidentificationRate": 7}
 # Utterances, and those of a speaker; binned also of one block and of several.
-SIZES = {"few": (60, 6), "some": (200, 5), "binned": (60, 6), "blocks": (180, 9)}
+SIZES = {"few": (60, 6), "some": (120, 5), "binned": (60, 6), "blocks": (180, 9)}
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case is not ATTRIBUTE_CASE], ids=str)
@@ -60,7 +60,7 @@ def test_update_never_syncs_and_compute_as_often_whatever_the_size(case, device,
 
 
 def test_the_headline_with_the_standard_attacks_syncs_a_bounded_number_of_times(device):
-    for count, each in ((80, 5), (240, 10)):
+    for count, each in ((80, 5), (160, 10)):
         metric = vp.VoicePrivacy(validate_args=False)
         _, computing = count_syncs(metric, [sent(utterances(count, each), device)], device)
         assert computing.transfers <= 110, computing
