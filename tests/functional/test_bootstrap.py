@@ -14,7 +14,7 @@ import vpmetrics as vp
 from vpmetrics import functional as F
 from vpmetrics._engine.condition_scores import score_trials
 from vpmetrics._engine.utterances import build_data, pack_utterances
-from vpmetrics.functional.bootstrap import MEASURES, SpeakerTrials, _condition_trials, _inputs_by_speaker
+from vpmetrics.functional.bootstrap import MEASURES, SpeakerTrials, _count_condition_trials, _sum_inputs_by_speaker
 
 implementation = sys.modules["vpmetrics.functional.bootstrap"]  # its function has the same name
 SPREADS = {"weak": 0.3, "strong": 1.5, "nothing": 0.0, "tied": 0.6}
@@ -37,7 +37,7 @@ def test_a_weight_is_what_repeating_the_trials_of_a_speaker_comes_to(kind):
     preds, target, speakers = trials(SPREADS[kind], tied=kind == "tied")
     table, labels = counted(preds, target, speakers)
     drawn, weights = drawing(12, 6)
-    values = table.measures(weights, MEASURES)
+    values = table.compute_measures(weights, MEASURES)
     edges = np.linspace(preds.min(), preds.max(), int(target.sum()) // 10 + 1)
     for row, places in enumerate(drawn):
         names = labels[places].tolist()
@@ -199,7 +199,7 @@ def voices(speakers=6, seed=0):
 def test_matrices_are_those_of_voices_repeated(condition):
     rows = voices()
     drawn, weights = drawing(8, 6, seed=3)
-    trials = _condition_trials(build_data(pack_utterances(*rows)), condition, "cosine")
+    trials = _count_condition_trials(build_data(pack_utterances(*rows)), condition, "cosine")
     value = trials.diagonal_dominance(weights, "geometric")
     names = rows[2].unique()
     for dominance, places in zip(value, drawn, strict=True):
@@ -212,7 +212,7 @@ def test_ranks_are_those_of_inputs_repeated():
     original, protected, speakers = voices()
     drawn, weights = drawing(8, 6, seed=3)
     data = build_data(pack_utterances(original, protected, speakers))
-    histograms, bits, number = _inputs_by_speaker(data, "OP", "cosine")
+    histograms, bits, number = _sum_inputs_by_speaker(data, "OP", "cosine")
     scores, true = reference.rank.reference_scores(original.numpy(), protected.numpy(), speakers.numpy())
     found = F.identify(protected, speakers, original)
     for places, row in zip(drawn, weights, strict=True):

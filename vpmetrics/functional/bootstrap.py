@@ -112,13 +112,9 @@ def bootstrap(
     weights = _draw_weights(len(labels), replicates, seed).to(preds.device)[:, order.argsort()]
     with collect_warnings():
         trials = SpeakerTrials(score_trials(scores, is_target), scores, is_target, places, len(labels))
-        values = trials.measures(weights, measures)
-        is_defined = are_enough_speakers(trials.num_speakers)
-    dtype = result_dtype(preds)
-    return {
-        key: _bias_corrected_t_interval(values[key], key, len(labels), is_defined, confidence, dtype)
-        for key in measures
-    }
+        values = trials.compute_measures(weights, measures)
+        numbers = dict.fromkeys(measures, trials.num_speakers)
+        return _add_intervals(values, numbers, len(labels), confidence, result_dtype(preds))
 
 
 def bootstrap_embeddings(
@@ -167,18 +163,16 @@ def bootstrap_embeddings(
     _check_arguments(measures, EMBEDDING_MEASURES, replicates, confidence, seed)
     check_choice("similarity", similarity, SIMILARITIES)
     data = build_data(pack_utterances(original, protected, speakers, validate_values=validate_args))
-    count, dtype = len(data.speakers), result_dtype(original, protected)
+    count = len(data.speakers)
     with collect_warnings():
         if count > 1:
-            values, numbers = _embedding_values(data, measures, seed, replicates, scoring, similarity)
+            values, numbers = _compute_embedding_measures(data, measures, seed, replicates, scoring, similarity)
         else:
             warn_undefined("The bootstrap needs two speakers.")
             values = dict.fromkeys(measures, widen(original.new_full((1 + replicates,), torch.nan)))
             numbers = dict.fromkeys(measures, count)
-        is_defined = {key: are_enough_speakers(numbers[key]) for key in measures}
-    return {
-        key: _bias_corrected_t_interval(values[key], key, count, is_defined[key], confidence, dtype) for key in measures
-    }
+        values = {key: values[key] for key in measures}
+        return _add_intervals(values, numbers, count, confidence, result_dtype(original, protected))
 
 
 def _check_arguments(
@@ -190,18 +184,18 @@ def _check_arguments(
     check_confidence("confidence", confidence)
 
 
-def _embedding_values(
+def _compute_embedding_measures(
     data: EvaluationData, measures: Sequence[str], seed: int, replicates: int, scoring: Scoring, similarity: str
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Return every measure of all speakers and of those of each replicate, ``(1 + R,)``, and speakers with trials."""
-    needed = {key[:2].upper() for key in measures if key[2] == "_"}
     matrices = {key: pair for key, pair in _OF_MATRICES.items() if key in measures}
-    similar = {name for pair in matrices.values() for name in pair}
+    with_matrix = {name for pair in matrices.values() for name in pair}
+    needed = with_matrix | {key[:2].upper() for key in measures if key[2] == "_"}
     side = data.original if len(data.original) else data.protected
     order = order_speakers_by_value(len(data.speakers), side, data.protected)
     weights = widen(_draw_weights(len(order), replicates, seed).to(order.device))[:, order.argsort()]
-    trials = {name: _condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed | similar}
-    dominance = {name: trials[name].diagonal_dominance(weights, similarity) for name in similar}
+    trials = {name: _count_condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed}
+    dominance = {name: trials[name].diagonal_dominance(weights, similarity) for name in with_matrix}
     values = {}
     numbers = {key: min(trials[name].num_speakers for name in pair) for key, pair in matrices.items()}
     if "deid" in measures:
@@ -210,13 +204,13 @@ def _embedding_values(
         values["gvd"] = 10 * (dominance["PP"] / dominance["OO"]).log10()
     for name, condition in trials.items():
         keys = [key[3:] for key in measures if key[:3] == f"{name.lower()}_"]
-        part = condition.measures(weights, [key for key in keys if key in MEASURES])
-        if not set(keys) <= set(part):
-            histograms, bits, inputs = _inputs_by_speaker(data, name, scoring)
-            part["mean_d"] = rank_disclosure(weights @ histograms)["mean_d"]
-            part["alid"] = (weights @ bits) / (weights @ inputs)
-        values |= {f"{name.lower()}_{key}": value for key, value in part.items()}
-        numbers |= dict.fromkeys((f"{name.lower()}_{key}" for key in part), condition.num_speakers)
+        computed = condition.compute_measures(weights, [key for key in keys if key in MEASURES])
+        if not set(keys) <= set(computed):
+            histograms, bits, inputs = _sum_inputs_by_speaker(data, name, scoring)
+            computed["mean_d"] = rank_disclosure(weights @ histograms)["mean_d"]
+            computed["alid"] = (weights @ bits) / (weights @ inputs)
+        values |= {f"{name.lower()}_{key}": value for key, value in computed.items()}
+        numbers |= dict.fromkeys((f"{name.lower()}_{key}" for key in computed), condition.num_speakers)
     return values, numbers
 
 
@@ -245,58 +239,56 @@ class SpeakerTrials:
         """The smaller of two numbers of speakers: with target trials, and with non-target trials."""
         return min(len(self.pairs[:, has_trials].unique()) for has_trials in self.table.sum(2) > 0)
 
-    def measures(self, weights: Tensor, keys: Sequence[str]) -> dict[str, Tensor]:
+    def compute_measures(self, weights: Tensor, keys: Sequence[str]) -> dict[str, Tensor]:
         """Return score measures under weightings ``(R, S)`` of whole numbers, ``(R,)`` each; NaN if undefined."""
-        edges = linkability_edges(self.scored.trials) if "linkability" in keys else self.values[:0]
+        if not keys:
+            return {}
+        if bool(self.scored.counts.ascending.targets.isnan().any()):
+            unknown = weights.new_full((len(weights),), torch.nan, dtype=self.values.dtype)
+            return dict.fromkeys(keys, unknown)
+        empty = self.values[:0]
+        edges = linkability_edges(self.scored.trials) if "linkability" in keys else empty
 
         def measure(part: Tensor) -> Tensor:
-            counts = self._counts(part)
+            counts = self._weigh_counts(part)
             nontargets, targets = counts
-            empty = self.values[:0]
             steps = ScoreCounts(Steps(empty, targets, nontargets), Steps(empty, targets.flip(1), nontargets.flip(1)))
             trials = CountedTrials(Counted(self.values, counts), steps, edges)
             is_defined = (targets.sum(1) > 0) & (nontargets.sum(1) > 0)
             table = torch.stack([widen(SCORE_MEASURES[key](trials)) for key in keys], dim=1)
             return torch.where(is_defined[:, None], table, torch.nan)
 
-        if not keys:
-            return {}
-        if bool(self.scored.counts.ascending.targets.isnan().any()):
-            unknown = weights.new_full((len(weights),), torch.nan, dtype=self.values.dtype)
-            return dict.fromkeys(keys, unknown)
-        table = self._map_replicates(measure, weights)
-        return {key: table[:, place] for place, key in enumerate(keys)}
+        return dict(zip(keys, self._map_replicates(measure, weights).T, strict=True))
 
     def diagonal_dominance(self, weights: Tensor, similarity: str) -> Tensor:
         """Return diagonal dominance under each weighting, recalibrated, ``(R,)``."""
-        each = self.table.sum(0)
-        number = each.sum(1)
+        trials = self.table.sum(0)
         is_own = self.pairs[0] == self.pairs[1]
 
-        def dominance_of_part(part: Tensor) -> Tensor:
-            nontargets, targets = self._counts(part)
+        def dominance(part: Tensor) -> Tensor:
+            nontargets, targets = self._weigh_counts(part)
             llr = Steps(self.values[:0], targets, nontargets).llr_of_orders(2 if self.is_one_sided else 1)
-            mean = (logsigmoid(llr) if similarity == "geometric" else llr) @ each.T / number
-            alike = mean.exp() if similarity == "geometric" else mean.sigmoid()
-            one, other = widen(part)[:, self.pairs[0]], widen(part)[:, self.pairs[1]]
-            parts = [one * is_own, one * other * ~is_own]
-            on, off = ((alike * weight).sum(1) / weight.sum(1) for weight in parts)
+            mean = (logsigmoid(llr) if similarity == "geometric" else llr) @ trials.T / trials.sum(1)
+            similarities = mean.exp() if similarity == "geometric" else mean.sigmoid()
+            first, second = widen(part)[:, self.pairs].unbind(1)
+            pair_weights = first * is_own, first * second * ~is_own
+            on, off = ((similarities * each).sum(1) / each.sum(1) for each in pair_weights)
             return (on - off).abs()
 
-        return self._map_replicates(dominance_of_part, weights)
+        return self._map_replicates(dominance, weights)
 
-    def _counts(self, weights: Tensor) -> Tensor:
+    def _weigh_counts(self, weights: Tensor) -> Tensor:
         """Return non-targets and targets per cell under each weighting, ``(2, R, C)``."""
-        one, other = widen(weights)[:, self.pairs[0]], widen(weights)[:, self.pairs[1]]
+        first, second = widen(weights)[:, self.pairs].unbind(1)
         # Whole numbers in double precision, so that equal counts are equal.
-        return torch.stack([(one * other) @ self.table[0], one @ self.table[1]]).round()
+        return torch.stack([(first * second) @ self.table[0], first @ self.table[1]]).round()
 
     def _map_replicates(self, function: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
         size = max(self.table.shape[1:])
         return torch.cat([function(part) for part in weights.split(max(1, _MOST_COUNTS // max(1, size)))])
 
 
-def _condition_trials(data: EvaluationData, name: str, scoring: Scoring) -> SpeakerTrials:
+def _count_condition_trials(data: EvaluationData, name: str, scoring: Scoring) -> SpeakerTrials:
     condition = CONDITIONS[name]
     pairs = PairBlocks(*data.sides(condition), len(data.speakers), resolve_scoring(scoring), condition)
     scored = score_pairs(pairs)
@@ -304,7 +296,7 @@ def _condition_trials(data: EvaluationData, name: str, scoring: Scoring) -> Spea
     return SpeakerTrials(scored, scores, is_target, pairs.trial_speakers(), len(data.speakers))
 
 
-def _inputs_by_speaker(data: EvaluationData, name: str, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
+def _sum_inputs_by_speaker(data: EvaluationData, name: str, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
     """Return rank histogram of the inputs of each speaker ``(S, N)``; sum of their bits and their number, ``(S,)``."""
     trials = form_condition_trials(data, CONDITIONS[name])
     ranks = trials.num_references
@@ -316,11 +308,9 @@ def _inputs_by_speaker(data: EvaluationData, name: str, scoring: Scoring) -> tup
         steps = steps.index_add(0, start, mass).index_add(0, start + tied, -mass)
     identification = identify(trials, scoring)
     assert identification.bits is not None
-    speaker, empty = trials.column[identification.trials], steps.new_zeros(ranks)
-    bits, number = (
-        empty.index_add(0, speaker, widen(x)) for x in (identification.bits, torch.ones_like(identification.bits))
-    )
-    return steps.view(ranks, ranks + 1).cumsum(1)[:, :-1], bits, number
+    speaker, bits = trials.column[identification.trials], widen(identification.bits)
+    sums, counts = (steps.new_zeros(ranks).index_add(0, speaker, each) for each in (bits, torch.ones_like(bits)))
+    return steps.view(ranks, ranks + 1).cumsum(1)[:, :-1], sums, counts
 
 
 def _draw_weights(speakers: int, replicates: int, seed: int) -> Tensor:
@@ -330,16 +320,20 @@ def _draw_weights(speakers: int, replicates: int, seed: int) -> Tensor:
     return pad(drawn, (0, 0, 1, 0), value=1.0)
 
 
-def _bias_corrected_t_interval(
-    values: Tensor, key: str, speakers: int, is_defined: bool, confidence: float, dtype: torch.dtype
-) -> Bootstrapped:
-    value, replicates = values[0], values[1:]
-    defined = replicates[~replicates.isnan()]
-    low = high = torch.full_like(value, torch.nan)
-    if is_defined and len(defined) > 1:
-        error = defined.std() * math.sqrt(speakers / (speakers - 1))
-        reach = students_t_quantile(confidence, speakers - 1) * error
-        centre, bounds = 2 * value - defined.mean(), scalar(key).range_among(speakers)
-        reach = reach + clopper_pearson_reach(value, reach, speakers, confidence, *bounds)
-        low, high = ((centre + sign * reach).clamp(*bounds) for sign in (-1, 1))
-    return Bootstrapped(value.to(dtype), low.to(dtype), high.to(dtype), replicates.to(dtype))
+def _add_intervals(
+    values: dict[str, Tensor], numbers: dict[str, int], num_speakers: int, confidence: float, dtype: torch.dtype
+) -> dict[str, Bootstrapped]:
+    """Return bias-corrected t intervals of values ``(1 + R,)``; ``numbers``: speakers with trials of both classes."""
+    bootstrapped = {}
+    for key, column in values.items():
+        value, replicates = column[0], column[1:]
+        defined = replicates[~replicates.isnan()]
+        low = high = torch.full_like(value, torch.nan)
+        if are_enough_speakers(numbers[key]) and len(defined) > 1:
+            error = defined.std() * math.sqrt(num_speakers / (num_speakers - 1))
+            reach = students_t_quantile(confidence, num_speakers - 1) * error
+            centre, bounds = 2 * value - defined.mean(), scalar(key).range_among(num_speakers)
+            reach = reach + clopper_pearson_reach(value, reach, num_speakers, confidence, *bounds)
+            low, high = ((centre + sign * reach).clamp(*bounds) for sign in (-1, 1))
+        bootstrapped[key] = Bootstrapped(value.to(dtype), low.to(dtype), high.to(dtype), replicates.to(dtype))
+    return bootstrapped
