@@ -21,7 +21,7 @@ from vpmetrics._engine.precision import wide_dtype
 from vpmetrics._engine.score_counts import Counted, ScoreCounts
 from vpmetrics._engine.score_metric import ScoreMetric, TrialMetric
 from vpmetrics._engine.validation import reject_options
-from vpmetrics.functional.verification import check_rates, cllr, linkability, rate_key
+from vpmetrics.functional.verification import cllr, linkability, rate_key, resolve_rates
 
 _NO_BINS = "four sums are all that is kept, so there is nothing to bin"
 
@@ -242,7 +242,7 @@ class TPRAtFPR(ScoreMetric):
     ) -> None:
         reject_options(self, kwargs, {"bandwidth": "a rate at a threshold has no gradient"})
         super().__init__(thresholds, score_range, validate_args=validate_args, **kwargs)
-        self.fpr = check_rates(fpr)
+        self.fpr = resolve_rates(fpr)
 
     def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
         return {rate_key(rate): tpr_at_fpr_of_steps(counts.ascending, rate).to(dtype) for rate in self.fpr}

@@ -21,7 +21,6 @@ from vpmetrics.functional.similarity import (
     voice_distinctiveness,
     voice_similarity_matrix,
 )
-from vpmetrics.functional.speakers import speaker_disclosure
 from vpmetrics.functional.verification import (
     cllr,
     equal_error_rate,
@@ -31,7 +30,13 @@ from vpmetrics.functional.verification import (
     raw_equal_error_rate,
     tpr_at_fpr,
 )
-from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
+from vpmetrics.functional.zebra import (
+    calibration_distortion,
+    ece_profile,
+    speaker_disclosure,
+    zebra_disclosure,
+    zebra_tag,
+)
 
 __all__ = [
     "attribute_disclosure",

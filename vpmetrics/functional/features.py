@@ -12,7 +12,7 @@ from vpmetrics._engine.validation import check_floating, check_integers
 def f0_histogram(f0: Tensor, lowest: float = 65.0, highest: float = 450.0, sample_rate: float = 8000.0) -> Tensor:
     r"""Normalised histogram of the pitch lags of an utterance (section 4.2.3).
 
-    A pitch tracker finds lags, and whole ones: a frame of frequency :math:`f` falls into the bin of
+    A pitch tracker finds whole lags: a frame of frequency :math:`f` falls into the bin of
     :math:`\lfloor f_s / f \rfloor` samples. From 65 to 450 Hz there are 107 of them, the number the paper gives, at a
     sample rate of 8 kHz: lags 17 to 123. (At 16 kHz they would be 35 to 246, which is 212; 107 is every other one.)
 
@@ -37,13 +37,14 @@ def f0_histogram(f0: Tensor, lowest: float = 65.0, highest: float = 450.0, sampl
         raise ValueError(
             f"Expected 0 < `lowest` < `highest` < `sample_rate`, but got {lowest}, {highest} and {sample_rate}."
         )
-    # A tracker's frequencies are quotients of whole lags: without the nudge, rounding would put some one lag lower.
+    # A tracker's frequencies are quotients of whole lags. Without the nudge, rounding would lower some of them by one.
     nudge = 1e-3
     shortest, longest = int(sample_rate / highest + nudge), int(sample_rate / lowest + nudge)
     frames = widen(f0)
-    voiced = (frames >= lowest) & (frames <= highest)
-    lag = (sample_rate / torch.where(voiced, frames, highest) + nudge).floor().long()
-    return _shares(_counts(lag - shortest, voiced, longest - shortest + 1)).to(result_dtype(f0))
+    is_voiced = (frames >= lowest) & (frames <= highest)
+    lag = (sample_rate / torch.where(is_voiced, frames, highest) + nudge).floor().long()
+    counts = _count_occurrences(lag - shortest, is_voiced, longest - shortest + 1)
+    return (counts / counts.sum(dim=-1, keepdim=True)).to(result_dtype(f0))
 
 
 def codebook_histogram(codes: Tensor, size: int, segments: int = 20) -> Tensor:
@@ -71,19 +72,15 @@ def codebook_histogram(codes: Tensor, size: int, segments: int = 20) -> Tensor:
         raise ValueError(f"Expected `size` and `segments` to be positive, but got {size} and {segments}.")
     if codes.numel() and int(codes.max()) >= size:
         raise ValueError(f"Expected `codes` to lie below `size` = {size}, but got {int(codes.max())}.")
-    kept = codes >= 0
-    position = kept.cumsum(dim=-1) - 1
-    segment = position * segments // kept.sum(dim=-1, keepdim=True).clamp(min=1)
-    cell = torch.where(kept, segment * size + codes, 0)
-    counts = _counts(cell, kept, segments * size).unflatten(-1, (segments, size))
-    return _shares(counts).to(torch.float32)
+    is_kept = codes >= 0
+    position = is_kept.cumsum(dim=-1) - 1
+    segment = position * segments // is_kept.sum(dim=-1, keepdim=True).clamp(min=1)
+    index = torch.where(is_kept, segment * size + codes, 0)
+    counts = _count_occurrences(index, is_kept, segments * size).reshape(*codes.shape[:-1], segments, size)
+    return (counts / counts.sum(dim=-1, keepdim=True)).to(torch.float32)
 
 
-def _shares(counts: Tensor) -> Tensor:
-    return counts / counts.sum(dim=-1, keepdim=True)
-
-
-def _counts(index: Tensor, valid: Tensor, length: int) -> Tensor:
-    """How often each of ``length`` values occurs along the last dimension, where ``valid``."""
+def _count_occurrences(index: Tensor, is_kept: Tensor, length: int) -> Tensor:
+    """Return how often each of ``length`` indices occurs along the last dimension."""
     counts = torch.zeros((*index.shape[:-1], length), dtype=wide_dtype(index.device), device=index.device)
-    return counts.scatter_add(-1, index.clamp(0, length - 1), valid.to(counts.dtype))
+    return counts.scatter_add(-1, index.clamp(0, length - 1), is_kept.to(counts.dtype))

@@ -12,6 +12,8 @@ from vpmetrics._engine.score_counts import calibrate, count_by_score, soft_steps
 from vpmetrics._engine.smoothing import lay_grid, read_off
 from vpmetrics._engine.validation import check_bandwidth, check_shape, check_tensor, check_trials
 
+_LARGEST = 1e30  # in place of infinite values; all other values are near 1
+
 
 def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
     r"""Compute the non-decreasing sequence nearest to ``y`` in weighted least squares.
@@ -42,19 +44,16 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
         check_shape("weights", weights, tuple(y.shape), "the shape of `y`")
         if bool((weights < 0).any()):
             raise ValueError(f"Expected `weights` to be non-negative, but got {weights.min().item()}.")
-    # Divided by a power of two, no sum overflows; weights only where they must, so that the least stay above 0.
-    unit, share = _power_of_two(y), _power_of_two(weights)
-    values, masses = widen(y) / unit, widen(weights) / (share / torch.finfo(share.dtype).max ** 0.75).clamp(min=1)
+    # After division by a power of two no sum overflows. Only large weights are divided: small ones must not become 0.
+    unit, peak = _power_of_two_near_peak(y), _power_of_two_near_peak(weights)
+    values, masses = widen(y) / unit, widen(weights) / (peak / torch.finfo(peak.dtype).max ** 0.75).clamp(min=1)
     blocks = pav_blocks(values.detach().nan_to_num(0, _LARGEST, -_LARGEST), masses.detach())
     fitted = _block_means(values, masses, blocks) * unit
     return fitted.masked_fill(values.isnan().any(-1, keepdim=True), torch.nan).to(result_dtype(y))
 
 
-_LARGEST = 1e30  # in place of infinite values, next to which all others are about 1
-
-
 def _block_means(values: Tensor, masses: Tensor, blocks: Tensor) -> Tensor:
-    """Return the weighted mean of every element's block, in ascending order to the last digit."""
+    """Return the weighted mean of every element's block; ascending in spite of rounding."""
     weight = sum_by_block(masses, blocks)
 
     def mean(x: Tensor) -> Tensor:
@@ -64,12 +63,12 @@ def _block_means(values: Tensor, masses: Tensor, blocks: Tensor) -> Tensor:
     rough = mean(values.detach())
     # The values minus a first mean are small, and so is the rounding of their sum.
     exact = torch.where(rough.isfinite(), rough + mean(values - rough), rough)
-    # Only digits that rounding made up change here, so gradients pass by.
+    # Only rounding errors change here, so the correction has no gradient.
     lift = exact.detach().cummax(-1).values - exact.detach()
     return exact + lift.nan_to_num(0)
 
 
-def _power_of_two(x: Tensor) -> Tensor:
+def _power_of_two_near_peak(x: Tensor) -> Tensor:
     """Return a power of two near the largest finite magnitude of each row."""
     finite = torch.where(x.isfinite(), widen(x.detach()).abs(), 0)
     peak = torch.nn.functional.pad(finite, (0, 1)).amax(-1, keepdim=True)

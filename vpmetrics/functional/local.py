@@ -157,21 +157,21 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
         >>> values["alid"], values["lid_pos"], values["link_rate"]
         (tensor(0.5000), tensor(2.), tensor(0.5000))
     """
-    wide, none = widen(bits), widen(bits).new_full((1,), -torch.inf)
+    wide = widen(bits)
     # Rounding of zero bits is no disclosure.
-    above = wide > 16 * torch.finfo(at_least_float32(bits).dtype).eps
-    disclosed, missed = (torch.where(side, wide, 0).sum() for side in (above, ~above))
-    counts = (torch.ones_like(linked), linked, above, wide.isnan())
-    count, links, positive, unknown = (widen(each).sum() for each in counts)
+    is_positive = wide > 16 * torch.finfo(at_least_float32(bits).dtype).eps
+    positive_sum, negative_sum = (torch.where(side, wide, 0).sum() for side in (is_positive, ~is_positive))
+    masks = (torch.ones_like(linked), linked, is_positive, wide.isnan())
+    count, links, positives, unknown = (widen(mask).sum() for mask in masks)
     values = {
-        "alid": (disclosed + missed) / count,
-        "pdr": positive / count,
-        "ndr": (count - positive) / count,
-        "lid_pos": disclosed / positive,
-        "lid_neg": missed / (count - positive),
-        "lid_max": torch.cat([wide, none]).amax(),
+        "alid": (positive_sum + negative_sum) / count,
+        "pdr": positives / count,
+        "ndr": (count - positives) / count,
+        "lid_pos": positive_sum / positives,
+        "lid_neg": negative_sum / (count - positives),
+        "lid_max": torch.cat([wide, wide.new_full((1,), -torch.inf)]).amax(),
         "link_rate": links / count,
     }
-    undefined = (unknown > 0) | (count == 0)
-    warn_undefined("Local information needs two references, trials of two speakers, and numbers.", undefined)
-    return {name: torch.where(undefined, torch.nan, value).to(result_dtype(bits)) for name, value in values.items()}
+    is_undefined = (unknown > 0) | (count == 0)
+    warn_undefined("Local information needs two references, trials of two speakers, and numbers.", is_undefined)
+    return {name: torch.where(is_undefined, torch.nan, value).to(result_dtype(bits)) for name, value in values.items()}

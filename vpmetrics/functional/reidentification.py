@@ -133,23 +133,23 @@ def singling_out(
     check_whole_number("draws", draws, least=2)
     places, folds = draw_places(speakers, row_keys(conversations)), None
     if is_tested is not None:
-        _check_tested(is_tested, speakers)
-        # Tested first, and only once: all others calibrate.
+        _check_is_tested(is_tested, speakers)
+        # The marked conversation is tested, and only that one: all others calibrate.
         places, calibration, folds = torch.where(is_tested, -1, places), len(speakers), 1
     population = gather_population(references, reference_speakers, conversations, speakers, places, calibration, folds)
     return isolation_rates(population, sizes, scoring, draws)
 
 
-def _check_tested(is_tested: Tensor, speakers: Tensor) -> None:
+def _check_is_tested(is_tested: Tensor, speakers: Tensor) -> None:
     check_tensor("is_tested", is_tested)
     if is_tested.dtype != torch.bool:
         raise TypeError(f"Expected `is_tested` to be boolean, but got {is_tested.dtype}.")
     check_shape("is_tested", is_tested, tuple(speakers.shape), "the shape of `speakers`")
     names, index = speakers.unique(return_inverse=True)
-    tested = count_values(index[is_tested], len(names))
-    if bool((tested != 1).any()):
-        odd = tested[tested != 1][:5].tolist()
-        raise ValueError(f"Expected `is_tested` to mark one conversation of every speaker, but got {odd} of some.")
+    counts = count_values(index[is_tested], len(names))
+    if bool((counts != 1).any()):
+        wrong = counts[counts != 1][:5].tolist()
+        raise ValueError(f"Expected `is_tested` to mark one conversation of every speaker, but got {wrong} of some.")
 
 
 class Conversations(NamedTuple):

@@ -163,15 +163,15 @@ def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
         {'d_ece_op_oo': tensor(0.5000), 'cllr_op_oo': tensor(0.5000),
          'g_d_ece': tensor(-10.), 'g_cllr': tensor(-10.0000)}
     """
-    d_ece = [scalars[f"{name}_d_ece"] for name in ("oo", "op", "pp")]
-    disclosures = [1 - scalars[f"{name}_min_cllr"] for name in ("oo", "op", "pp")]
+    oo, op, pp = (scalars[f"{name}_d_ece"] for name in ("oo", "op", "pp"))
+    oo_gain, op_gain, pp_gain = (1 - scalars[f"{name}_min_cllr"] for name in ("oo", "op", "pp"))
     return {
-        "d_ece_op_oo": 1 - _relative(d_ece[1], d_ece[0]),
-        "cllr_op_oo": 1 - _relative(disclosures[1], disclosures[0]),
-        "g_d_ece": 10 * _relative(d_ece[2], d_ece[0]).log10(),
-        "g_cllr": 10 * _relative(disclosures[2], disclosures[0]).log10(),
+        "d_ece_op_oo": 1 - _share_of_original(op, oo),
+        "cllr_op_oo": 1 - _share_of_original(op_gain, oo_gain),
+        "g_d_ece": 10 * _share_of_original(pp, oo).log10(),
+        "g_cllr": 10 * _share_of_original(pp_gain, oo_gain).log10(),
     }
 
 
-def _relative(value: Tensor, original: Tensor) -> Tensor:
+def _share_of_original(value: Tensor, original: Tensor) -> Tensor:
     return torch.where(original > 1e-12, value.clamp(min=0) / original, torch.nan)

@@ -209,11 +209,11 @@ def tpr_at_fpr(
         {'tpr_at_1e-1': tensor(0.5000)}
     """
     steps = count_by_score(preds, target, validate_args=validate_args).ascending
-    return {rate_key(rate): tpr_at_fpr_of_steps(steps, rate).to(result_dtype(preds)) for rate in check_rates(fpr)}
+    return {rate_key(rate): tpr_at_fpr_of_steps(steps, rate).to(result_dtype(preds)) for rate in resolve_rates(fpr)}
 
 
-def check_rates(fpr: Sequence[float]) -> tuple[float, ...]:
-    """Raise unless these are rates between 0 and 1."""
+def resolve_rates(fpr: Sequence[float]) -> tuple[float, ...]:
+    """Return rates as a tuple; raise unless all lie between 0 and 1."""
     rates = tuple(fpr) if isinstance(fpr, Sequence) and not isinstance(fpr, str) else ()
     if not rates or not all(isinstance(rate, float) and 0 < rate < 1 for rate in rates):
         raise ValueError(f"Expected `fpr` to be a sequence of rates between 0 and 1, but got {fpr!r}.")

@@ -1,4 +1,4 @@
-r"""ZEBRA: how many bits about identity the scores disclose, in expectation and at worst.
+r"""ZEBRA: how many bits about identity the scores disclose, in expectation and at worst, of all and of each speaker.
 
 Nautsch et al., "The Privacy ZEBRA", Interspeech 2020; Noé et al., "Towards a unified assessment framework of speech
 pseudonymisation", Computer Speech and Language 72, 2022. Equation numbers are those of the latter.
@@ -6,6 +6,7 @@ pseudonymisation", Computer Speech and Language 72, 2022. Equation numbers are t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from vpmetrics._engine.calibration import transferred_llr
+from vpmetrics._engine.condition_scores import score_trials
 from vpmetrics._engine.measures import (
     entropy_of_costs,
     expected_disclosure,
@@ -25,7 +27,14 @@ from vpmetrics._engine.measures import (
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.scalar import TAG_LETTERS
 from vpmetrics._engine.score_counts import ScoreCounts, count_by_score
-from vpmetrics._engine.validation import check_floating, collect_warnings, warn_undefined
+from vpmetrics._engine.speaker_disclosure import SideDisclosure, SpeakerDisclosure, disclose_trial_speakers
+from vpmetrics._engine.validation import (
+    check_floating,
+    check_speakers_of_trials,
+    check_trials,
+    collect_warnings,
+    warn_undefined,
+)
 
 
 def zebra_disclosure(
@@ -126,15 +135,13 @@ def ece_profile(preds: Tensor, target: Tensor, prior_log_odds: Tensor, validate_
     check_floating("prior_log_odds", prior_log_odds)
     odds = widen(prior_log_odds.flatten())
     minimum = minimum_cross_entropy(count_by_score(preds, target, validate_args=validate_args).ascending, odds)
-    scores, is_target = preds.flatten(), target.flatten().bool()
-    targets, nontargets = widen(scores[is_target]), widen(scores[~is_target])
-    # One prior at a time: a row of all trials for each of many priors would not fit.
-    sides = (-1, targets), (1, nontargets)
+    scores, is_target = widen(preds.flatten()), target.flatten().bool()
+    # One prior at a time: all trials at all priors would not fit into memory.
     miss, false_alarm = (
-        torch.stack([softplus(sign * (scores + odd)).mean() for odd in odds]) for sign, scores in sides
+        torch.stack([softplus(sign * (of_class + odd)).mean() for odd in odds])
+        for sign, of_class in ((-1, scores[is_target]), (1, scores[~is_target]))
     )
-    actual = entropy_of_costs(miss, false_alarm, odds)
-    rows = prior_entropy(odds), minimum, actual
+    rows = prior_entropy(odds), minimum, entropy_of_costs(miss, false_alarm, odds)
     return ECEProfile(*(row.to(result_dtype(preds)).reshape(prior_log_odds.shape) for row in rows))
 
 
@@ -174,3 +181,50 @@ def calibration_distortion(
         bits = llr_disclosure(llr, target.flatten().bool())
         warn_undefined("A calibration needs both kinds of trials in both runs, and numbers for scores.", bits.isnan())
     return bits.to(result_dtype(preds, fit_preds))
+
+
+def speaker_disclosure(
+    preds: Tensor, target: Tensor, speakers: Sequence[Tensor] | Tensor, validate_args: bool = True
+) -> SpeakerDisclosure:
+    r"""Compute D_ECE and the strongest evidence of every speaker, calibrated on all trials.
+
+    .. math::
+        D_s = \frac{\langle Z(l) \rangle_{\mathrm{tar}, s} + \langle Z(-l) \rangle_{\mathrm{non}, s}}{2 \ln 2}, \qquad
+        D_\mathrm{ECE} = \sum_s \frac{1}{2 \ln 2} \left( \frac{T_s}{T} \langle Z(l) \rangle_{\mathrm{tar}, s}
+        + \frac{N_s}{N} \langle Z(-l) \rangle_{\mathrm{non}, s} \right)
+
+    with averages over the :math:`T_s` target and :math:`N_s` non-target trials of a speaker, and log-likelihood ratios
+    :math:`l` from PAV on all trials, as an attacker has them who does not know the speaker. A negative value is
+    evidence for other speakers. The largest of many noisy values is too large.
+
+    A non-target trial has two speakers. ``enrolled`` counts it for the enrolment speaker, ``probed`` for the test
+    speaker, and ``both`` for either, so that :math:`N` there is twice the number of these trials.
+
+    Args:
+        preds: Scores in any shape and on any scale, higher = more alike.
+        target: 1 (same speaker) or 0 (different), of the same shape.
+        speakers: Enrolment and test speaker of each trial, two integer tensors of that shape, or one of shape
+            ``(2, ...)``.
+        validate_args: Whether values are validated, too (NaN, labels, speakers); forces a GPU sync.
+
+    Returns:
+        ``SpeakerDisclosure(speakers (S,), enrolled, probed, both)``, speakers ascending, and for each side
+        ``of_targets`` and ``of_nontargets``, the two halves of :math:`D_s` in bits, ``targets`` and ``nontargets``, the
+        numbers of trials, and ``l_w``, the strongest evidence, ``(S,)`` each; with the properties ``d_ece``,
+        :math:`D_s`, and ``contributions``, the terms of the sum. NaN where a speaker has no such trials, and everywhere
+        with one warning where a class is missing.
+
+    Example:
+        >>> preds, target = torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([0, 1, 0, 1])
+        >>> enrolled, probed = torch.tensor([4, 4, 7, 7]), torch.tensor([7, 4, 4, 7])
+        >>> values = speaker_disclosure(preds, target, (enrolled, probed))
+        >>> values.speakers, values.probed.d_ece, values.probed.contributions.sum()
+        (tensor([4, 7]), tensor([0.0000, 0.7213]), tensor(0.3607))
+    """
+    check_trials(preds, target, validate_args)
+    check_speakers_of_trials(tuple(speakers) if isinstance(speakers, Tensor) else speakers, target, validate_args)
+    names, places = torch.stack([side.flatten().long() for side in speakers]).unique(return_inverse=True)
+    scores, is_target = preds.flatten(), target.flatten().bool()
+    disclosed = disclose_trial_speakers(score_trials(scores, is_target), scores, is_target, places, names)
+    sides = (SideDisclosure(*(column.to(result_dtype(preds)) for column in side)) for side in disclosed[1:])
+    return SpeakerDisclosure(disclosed.speakers, *sides)
