@@ -196,7 +196,7 @@ def test_the_suite_returns_what_the_classes_return(sessions):
     metric.update(**rows)
     values = metric.compute()
     conditions = ("OO", "OP", "PP", "within", "across") if sessions else ("OO", "OP", "PP")
-    assert tuple(values) == scalar_keys(conditions, sessions=sessions, sizes=SIZES)
+    assert tuple(values) == scalar_keys(conditions, has_sessions=sessions, sizes=SIZES)
     for condition in conditions:
         classes = [ReidentificationRate] if condition in ("within", "across") else [ReidentificationRate, SinglingOut]
         for each in classes:

@@ -142,7 +142,7 @@ def test_the_headline_has_at_most_25_keys_which_all_say_the_same():
 def test_all_keys_are_those_of_the_registry():
     assert tuple(alone(Everything(), join(embeddings()))) == scalar_keys()
     rows = with_sessions()
-    assert tuple(alone(Everything(), rows)) == scalar_keys(("OO", "OP", "PP", "within", "across"), sessions=True)
+    assert tuple(alone(Everything(), rows)) == scalar_keys(("OO", "OP", "PP", "within", "across"), has_sessions=True)
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor
 def test_the_suite_returns_exactly_the_scalars_of_the_table_in_its_order():
     metric = VoicePrivacy(metrics="all")
     metric.update(**join(embeddings()))
-    assert tuple(metric.compute()) == scalar_keys(attacks=True) == PrivacyMonitor(metrics="all").metrics
+    assert tuple(metric.compute()) == scalar_keys(has_attacks=True) == PrivacyMonitor(metrics="all").metrics
 
 
 def test_every_name_is_there_once_and_resolves():
-    names = scalar_keys(tuple(CONDITION_TITLES), attacks=True, sessions=True)
+    names = scalar_keys(tuple(CONDITION_TITLES), has_attacks=True, has_sessions=True)
     assert len(set(names)) == len(names)
     for name in names:
         known = scalar(name)

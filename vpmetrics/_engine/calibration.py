@@ -162,25 +162,22 @@ def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
     """Fit a logistic regression that weighs both classes equally: slope and offset; NaN where there is no optimum."""
     targets, nontargets = scores[is_target], scores[~is_target]
     # No optimum where a class is missing, where scores are constant, or where a threshold separates the classes.
-    if not (len(targets) and len(nontargets) and bool(_do_overlap(targets, nontargets) & scores.isfinite().all())):
+    is_defined = len(targets) > 0 and len(nontargets) > 0
+    if is_defined:
+        has_overlap = (targets.min() < nontargets.max()) & (nontargets.min() < targets.max())
+        is_defined = bool(has_overlap & scores.isfinite().all())
+    if not is_defined:
         warn_undefined("A linear calibration needs both kinds of trials, finite and overlapping in score.")
         return scores.new_full((), torch.nan), scores.new_full((), torch.nan)
     spread, centre = torch.std_mean(scores, correction=0)
-    sides = [
-        ((side - centre) / spread, side.new_ones(1, len(side)), label)
-        for side, label in ((targets, 1), (nontargets, 0))
-    ]
+    classes = [((part - centre) / spread, part.new_ones(1, len(part))) for part in (targets, nontargets)]
 
     def derivatives(theta: Tensor) -> Derivatives:
-        return average_classes(*(sum_derivatives(side, ones, theta, label) for side, ones, label in sides))
+        return average_classes(*(sum_derivatives(*classes[1 - label], theta, label) for label in (1, 0)))
 
     theta, converged = minimise_cost(derivatives, scores.new_zeros(1, 2))
     slope, offset = torch.where(converged, theta[0], torch.nan)
     return slope / spread, offset - slope / spread * centre
-
-
-def _do_overlap(a: Tensor, b: Tensor) -> Tensor:
-    return (a.min() < b.max()) & (b.min() < a.max())
 
 
 def isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:

@@ -87,14 +87,10 @@ class EmbeddingMetric(PrivacyMetric):
         # Copies, because a view would keep the whole activation it was cut from alive; all of them before any is kept.
         for name, values in zip(UtteranceColumns._fields, [each.detach().clone() for each in columns], strict=True):
             getattr(self, name).append(values)
-        self._remember_names(speakers)
-
-    def _remember_names(self, speakers: Any) -> None:
-        """Keep the names of speakers given as strings, for reports."""
-        values = speakers.tolist() if isinstance(speakers, np.ndarray) else speakers
-        if isinstance(values, (list, tuple)) and any(isinstance(value, str) for value in values):
-            new = [name for name in dict.fromkeys(values) if isinstance(name, str)]
-            self._speaker_names |= dict(zip(encode_labels(new).tolist(), new, strict=True))
+        labels = speakers.tolist() if isinstance(speakers, np.ndarray) else speakers
+        if isinstance(labels, (list, tuple)):
+            names = [label for label in dict.fromkeys(labels) if isinstance(label, str)]
+            self._speaker_names |= dict(zip(encode_labels(names).tolist(), names, strict=True))
 
     @property
     def speaker_names(self) -> Mapping[int, str]:
@@ -135,23 +131,22 @@ class EmbeddingMetric(PrivacyMetric):
 
     def _batch_value(self, *args: Any, **kwargs: Any) -> Any:
         with collect_warnings(), torch.set_grad_enabled(torch.is_grad_enabled() and self.bandwidth is not None):
-            return self._value(_build_explained(pack_utterances(*args, **kwargs)))
+            return self._value(_build_data(pack_utterances(*args, **kwargs)))
 
     def _data(self) -> EvaluationData:
         if len(self.speakers) == 0:
             empty = torch.empty(0, 1, device=self.device)
-            labels = torch.empty(0, dtype=torch.int64, device=self.device)
-            return _build_explained(pack_utterances(empty, empty, labels))
+            return _build_data(pack_utterances(empty, empty, empty[:, 0].long()))
         columns = UtteranceColumns(*map(self._concatenate, UtteranceColumns._fields))
         if self.validate_args:
             check_column_recordings(columns)
-        return _build_explained(columns, self._processes())
+        return _build_data(columns, self._processes())
 
     def _width(self) -> int | None:
         return self.original[0].shape[-1] if len(self.original) else None
 
 
-def _build_explained(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS) -> EvaluationData:
+def _build_data(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS) -> EvaluationData:
     """Return the data of columns; a warning of undefined results will name what they lack."""
     data = build_data(columns, processes)
     explain_undefined(partial(find_cause, data))

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _SPEAKER_CELLS = 1 << 8  # of the score axis that trials of single speakers are counted in
 _COARSE_BINS = 0.01  # bits of D_ECE; a larger error by binning is warned of
-_Numbers = tuple[dict[str, Tensor], Jackknife | None]  # scalars of some families, and their jackknife
+_ScalarsAndJackknife = tuple[dict[str, Tensor], Jackknife | None]  # scalars of some families, and their jackknife
 
 
 class Settings(NamedTuple):
@@ -104,7 +104,14 @@ class _ConditionEvaluation:
     @cached_property
     def scores(self) -> ConditionScores:
         scores = score_pairs(self.pairs, self.settings.bandwidth)
-        _warn_of_coarse_bins(self.condition.name, scores)
+        if scores.worst_counts is not None:
+            # The order of scores within a bin is lost. Ties give the lowest possible D_ECE, separation the highest.
+            most, least = (expected_disclosure(each.ascending) for each in (scores.worst_counts(), scores.counts))
+            text = (
+                f"Scores of {self.condition.name} share bins that are too wide: its D_ECE may be off by {{:.3f}} bit. "
+                "Measure fewer utterances, or scale what is compared."
+            )
+            warn_if(most - least, lambda bound: text.format(bound) if bound > _COARSE_BINS else None)
         return scores
 
     @cached_property
@@ -125,7 +132,7 @@ class _ConditionEvaluation:
         return ScoreCells(self.scores, most=_SPEAKER_CELLS)
 
     @cached_property
-    def permuted(self) -> Tensor:
+    def permuted_targets(self) -> Tensor:
         return count_permuted_targets(self.pairs, self.cells)
 
     @cached_property
@@ -160,85 +167,78 @@ class _ConditionEvaluation:
     def worst_speaker(self) -> WorstSpeaker | None:
         if self.condition.name != "OP" or self.settings.bandwidth is not None:
             return None
-        worst = find_worst_speaker(self.pairs, self.cells, self.permuted)
+        worst = find_worst_speaker(self.pairs, self.cells, self.permuted_targets)
         return worst._replace(d_ece=worst.d_ece[self.data.speakers.argsort(stable=True)])
 
+    def compute_score_measures(self) -> _ScalarsAndJackknife:
+        keys = set(SCORE_MEASURES) if self.settings.measures is None else self.settings.measures
+        trials = self.scores.counted_trials
+        scalars = {key: measure(trials) for key, measure in SCORE_MEASURES.items() if key in keys}
+        return scalars, None if self.replicate_counts is None else self.replicate_counts.make_jackknife(scalars)
 
-def _score_measures(one: _ConditionEvaluation) -> _Numbers:
-    keys = set(SCORE_MEASURES) if one.settings.measures is None else one.settings.measures
-    scalars = {key: measure(one.scores.counted_trials) for key, measure in SCORE_MEASURES.items() if key in keys}
-    return scalars, None if one.replicate_counts is None else one.replicate_counts.make_jackknife(scalars)
+    def compute_diagonal_dominance(self) -> _ScalarsAndJackknife:
+        (summary, _), counts = self.similarity, self.replicate_counts
+        scalars = {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log}
+        if counts is None:
+            return scalars, None
+        group, is_one_sided = counts.groups.find_groups(self.data.speakers), self.scores.is_one_sided
+        replicates = replicate_diagonal_dominance(counts, summary, group, is_one_sided, self.settings.similarity)
+        return scalars, self.make_jackknife(replicates, counts.num_speakers)
 
+    def compute_linkability_chance(self) -> _ScalarsAndJackknife:
+        if self.settings.bandwidth is not None:
+            return {}, None
+        return {"linkability_chance": linkability_chance(self.scores, self.cells, self.permuted_targets)}, None
 
-def _diagonal_dominance(one: _ConditionEvaluation) -> _Numbers:
-    summary, _ = one.similarity
-    scalars = {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log}
-    if one.replicate_counts is None:
-        return scalars, None
-    place = one.replicate_counts.groups.find_groups(one.data.speakers)
-    replicates = replicate_diagonal_dominance(
-        one.replicate_counts, summary, place, one.scores.is_one_sided, one.settings.similarity
-    )
-    return scalars, one.make_jackknife(replicates, one.replicate_counts.num_speakers)
-
-
-def _linkability_chance(one: _ConditionEvaluation) -> _Numbers:
-    is_smooth = one.settings.bandwidth is not None
-    return {} if is_smooth else {"linkability_chance": linkability_chance(one.scores, one.cells, one.permuted)}, None
-
-
-def _worst_speaker(one: _ConditionEvaluation) -> _Numbers:
-    _ = one.worst_speaker  # computed here, read by the headline of the whole system
-    return {}, None
-
-
-def _speaker_numbers(one: _ConditionEvaluation) -> _Numbers:
-    return speaker_scalars(one.speakers, identify_speakers(one.identification.pooled)), None
-
-
-def _attack_numbers(one: _ConditionEvaluation) -> _Numbers:
-    strongest = one.strongest
-    return ({}, None) if strongest is None else (strongest.scalars(), one.make_jackknife(strongest.replicates))
-
-
-def _population_numbers(one: _ConditionEvaluation) -> _Numbers:
-    population, sizes = one.population, one.settings.sizes
-    if population is None:
-        return {}, None
-    scalars = population.scalars(sizes) if one.needs("population") else {}
-    if one.needs("attacked_population"):
-        scalars |= population.attacked_scalars(sizes)
-    return scalars, None if one.groups is None else one.make_jackknife(population.replicates(sizes, one.groups))
-
-
-def _session_calibration(one: _ConditionEvaluation) -> _Numbers:
-    """Return C_ECE between sessions. The linear calibration is fitted once and used for every replicate."""
-    if one.condition.name != "OP" or one.data.protected.sessions is None:
+    def compute_worst_speaker(self) -> _ScalarsAndJackknife:
+        _ = self.worst_speaker  # read by the headline of the whole system
         return {}, None
 
-    def trials_of(run: EvaluationData) -> TrialList:
-        pairs = _form_pairs(run, one.condition, one.settings)
-        return TrialList(*pairs.all_trials(), run.speakers[pairs.trial_speakers()])
+    def compute_speakers(self) -> _ScalarsAndJackknife:
+        return speaker_scalars(self.speakers, identify_speakers(self.identification.pooled)), None
 
-    runs, replicates = calibrate_across_sessions(one.data, trials_of), None
-    if one.groups is not None:
-        labels, groups = one.groups.labels, one.groups
-        placed = [run._replace(speakers=torch.searchsorted(labels, run.places().contiguous())) for run in runs]
-        each = [run.replicate_costs("c_ece", run.scores, groups) for run in placed]
-        replicates = {"c_ece": torch.stack(each).mean(0)}
-    return {"c_ece": mean_distortion(runs)}, one.make_jackknife(replicates)
+    def compute_attacks(self) -> _ScalarsAndJackknife:
+        strongest = self.strongest
+        return ({}, None) if strongest is None else (strongest.scalars(), self.make_jackknife(strongest.replicates))
+
+    def compute_population(self) -> _ScalarsAndJackknife:
+        population, sizes = self.population, self.settings.sizes
+        if population is None:
+            return {}, None
+        scalars = population.scalars(sizes) if self.needs("population") else {}
+        if self.needs("attacked_population"):
+            scalars |= population.attacked_scalars(sizes)
+        return scalars, None if self.groups is None else self.make_jackknife(population.replicates(sizes, self.groups))
+
+    def compute_session_calibration(self) -> _ScalarsAndJackknife:
+        """Return C_ECE between sessions. The linear calibration is fitted once and used for every replicate."""
+        if self.condition.name != "OP" or self.data.protected.sessions is None:
+            return {}, None
+
+        def trials_of(run: EvaluationData) -> TrialList:
+            pairs = _form_pairs(run, self.condition, self.settings)
+            return TrialList(*pairs.all_trials(), run.speakers[pairs.trial_speakers()])
+
+        runs, replicates = calibrate_across_sessions(self.data, trials_of), None
+        if self.groups is not None:
+            labels, costs = self.groups.labels, []
+            for run in runs:
+                placed = run._replace(speakers=torch.searchsorted(labels, run.places().contiguous()))
+                costs.append(placed.replicate_costs("c_ece", run.scores, self.groups))
+            replicates = {"c_ece": torch.stack(costs).mean(0)}
+        return {"c_ece": mean_distortion(runs)}, self.make_jackknife(replicates)
 
 
-# Families of the registry, and the function that computes their scalars and replicates.
-_FUNCTIONS: dict[tuple[str, ...], Callable[[_ConditionEvaluation], _Numbers]] = {
-    ("matrix",): _diagonal_dominance,
-    ("chance",): _linkability_chance,
-    ("worst",): _worst_speaker,
-    ("rank", "local", "speaker"): lambda one: one.identification[::2],
-    ("speaker",): _speaker_numbers,
-    ("attack", "attacked_population"): _attack_numbers,
-    ("population", "attacked_population"): _population_numbers,
-    ("calibration",): _session_calibration,
+# Families of the registry, and the method that computes their scalars and replicates.
+_METHODS: dict[tuple[str, ...], Callable[[_ConditionEvaluation], _ScalarsAndJackknife]] = {
+    ("matrix",): _ConditionEvaluation.compute_diagonal_dominance,
+    ("chance",): _ConditionEvaluation.compute_linkability_chance,
+    ("worst",): _ConditionEvaluation.compute_worst_speaker,
+    ("rank", "local", "speaker"): lambda evaluation: evaluation.identification[::2],
+    ("speaker",): _ConditionEvaluation.compute_speakers,
+    ("attack", "attacked_population"): _ConditionEvaluation.compute_attacks,
+    ("population", "attacked_population"): _ConditionEvaluation.compute_population,
+    ("calibration",): _ConditionEvaluation.compute_session_calibration,
 }
 
 
@@ -246,58 +246,42 @@ def report_condition(
     data: EvaluationData, condition: Condition, settings: Settings, attacks: CrossFittedAttacks | None = None
 ) -> ConditionReport:
     """Return the report of one condition: its score measures, and the families that are needed."""
-    one = _ConditionEvaluation(data, condition, settings, attacks)
-    functions = [compute for families, compute in _FUNCTIONS.items() if one.needs(*families)]
-    scalars: dict[str, Tensor] = {}
-    jackknives = []
-    for compute in (_score_measures, *functions):
-        values, jackknife = compute(one)
-        scalars |= values
-        jackknives += [] if jackknife is None else [jackknife]
-    computed, order = vars(one), data.speakers.argsort(stable=True)  # holds the cached properties computed so far
+    evaluation = _ConditionEvaluation(data, condition, settings, attacks)
+    scalars, jackknife = evaluation.compute_score_measures()
+    jackknives = [jackknife]
+    for families, compute in _METHODS.items():
+        if evaluation.needs(*families):
+            values, jackknife = compute(evaluation)
+            scalars |= values
+            jackknives.append(jackknife)
+    known_jackknives = [each for each in jackknives if each is not None]
+    computed, order = vars(evaluation), data.speakers.argsort(stable=True)  # holds the properties computed so far
     summary, matrix = computed.get("similarity", (None, None))
+    if summary is not None:
+        within, between = summary.within_speaker[order], summary.between_speakers[order]
+        pair_sums = summary.pair_sums[:, order]
+        summary = summary._replace(within_speaker=within, between_speakers=between, pair_sums=pair_sums)
     return ConditionReport(
         scalars,
-        one.scores,
+        evaluation.scores,
         None if matrix is None else matrix[order][:, order],
-        None if summary is None else _sort_summary(summary, order),
-        one.identification.pooled if "identification" in computed else None,
+        summary,
+        evaluation.identification.pooled if "identification" in computed else None,
         mean_scores=lambda: mean_score_matrix(_form_pairs(data, condition, settings))[order][:, order],
         strongest=computed.get("strongest"),
         population=computed.get("population"),
         speakers=computed.get("speakers"),
         worst_speaker=computed.get("worst_speaker"),
-        jackknife=join_jackknives(jackknives) if jackknives else None,
-        counts=one.replicate_counts,
+        jackknife=join_jackknives(known_jackknives) if known_jackknives else None,
+        counts=evaluation.replicate_counts,
         confidence=settings.intervals,
     )
-
-
-def _sort_summary(summary: SimilaritySummary, order: Tensor) -> SimilaritySummary:
-    within, between = summary.within_speaker[order], summary.between_speakers[order]
-    return summary._replace(within_speaker=within, between_speakers=between, pair_sums=summary.pair_sums[:, order])
 
 
 def _form_pairs(data: EvaluationData, condition: Condition, settings: Settings) -> PairBlocks:
     sides, scorer = data.sides(condition, settings.enrolment), resolve_scoring(settings.scoring)
     keep_digits = settings.bandwidth is None
     return PairBlocks(*sides, len(data.speakers), scorer, condition, data.processes, keep_digits=keep_digits)
-
-
-def _warn_of_coarse_bins(name: str, scores: ConditionScores) -> None:
-    if scores.worst_counts is None:
-        return
-    # The order of scores within a bin is lost. Ties give the lowest possible D_ECE, perfect separation the highest.
-    most, least = (expected_disclosure(each.ascending) for each in (scores.worst_counts(), scores.counts))
-    warn_if(
-        most - least,
-        lambda bound: (
-            f"Scores of {name} share bins that are too wide: its D_ECE may be off by {bound:.3f} bit. "
-            "Measure fewer utterances, or scale what is compared."
-            if bound > _COARSE_BINS
-            else None
-        ),
-    )
 
 
 def report_embeddings(

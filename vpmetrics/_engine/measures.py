@@ -109,7 +109,7 @@ def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor)
         mean_over(counts[1], softplus(-targets - odds)),
         mean_over(counts[0], softplus(nontargets + odds)),
     )
-    return entropy_of_costs(miss, false_alarm, odds[:, 0])
+    return entropy_of_costs(miss, false_alarm, prior_log_odds)
 
 
 def _average_in_cells(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,12 +18,13 @@ from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.identification import jackknife_identification, rank_histogram_of
 from vpmetrics._engine.jackknife import JackknifeGroups
 from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.references import IdentificationTrials, form_trials, num_rows_at_once, slices
+from vpmetrics._engine.references import IdentificationTrials, form_trials, num_rows_at_once
 from vpmetrics._engine.scorers import Scorer, Scoring, comparison_dtype, prepare_rows, resolve_scoring
 from vpmetrics._engine.utterances import (
     EvaluationData,
     Utterances,
     argsort_columns,
+    count_values,
     find_indices,
     hash_values,
     index_speakers,
@@ -68,14 +69,9 @@ def draw_places(groups: Tensor, keys: Tensor) -> Tensor:
     numbers = torch.rand(len(keys), generator=generator, dtype=keys.dtype, device="cpu").to(keys.device)
     drawn = torch.empty_like(keys).scatter_(0, order, numbers)
     order = argsort_columns(drawn, group)
-    return torch.empty_like(order).scatter_(0, order, _positions_in_runs(group[order]))
-
-
-def _positions_in_runs(ordered: Tensor) -> Tensor:
-    """Return 0, 1, ... for every run of equal values."""
-    _, counts = torch.unique_consecutive(ordered, return_counts=True)
-    first: Tensor = (counts.cumsum(0) - counts).repeat_interleave(counts)
-    return torch.arange(len(ordered), device=ordered.device) - first
+    counts = count_values(group, len(names))
+    places = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[group[order]]
+    return torch.empty_like(order).scatter_(0, order, places)
 
 
 def form_conversations(groups: Tensor, places: Tensor, length: int) -> Tensor:
@@ -236,13 +232,13 @@ def average_rates(parts: Sequence[WeightedRates]) -> dict[str, Tensor]:
     means, weights = {}, torch.stack([part.weight for part in parts])
     for key in parts[0].values:
         values = torch.stack([part.values[key] for part in parts])
-        weighted = torch.where(values.isnan(), 0, weights.to(values))
-        weighted = weighted / weighted.sum() * values.nan_to_num(0)
         if key == "gallery":  # beyond it, one of the groups at least is extrapolated
             smallest = values.nan_to_num(torch.inf).amin()
             means[key] = torch.where(smallest.isinf(), torch.nan, smallest)
-        else:
-            means[key] = weighted.square().sum().sqrt() if key.endswith("_error") else weighted.sum()
+            continue
+        share = torch.where(values.isnan(), 0, weights.to(values))
+        weighted = share / share.sum() * values.nan_to_num(0)
+        means[key] = weighted.square().sum().sqrt() if key.endswith("_error") else weighted.sum()
     return means
 
 
@@ -314,15 +310,15 @@ def replicate_rates(
     sums, inputs = [], []
     for trials, scoring in formed:
         group = groups.find_groups(trials.references.speakers)
-        jackknife = jackknife_identification(trials, scoring, group, groups.num_groups, None)
-        rates = jackknife.histograms.new_zeros(len(counted), len(jackknife.histograms))
-        for number in jackknife.references.unique().long().tolist():  # among as many people, or among all who are left
-            rows = jackknife.references == number
-            histograms = jackknife.histograms[rows, :number]
-            shares = histograms / histograms.sum(1, keepdim=True)
-            rates[:, rows] = rank_one_rates(shares, [min(size, number) for size in counted]).T
-        inputs.append(jackknife.histograms.sum(1))
-        sums.append(torch.where(inputs[-1] > 0, inputs[-1] * rates, 0))
+        replicates = jackknife_identification(trials, scoring, group, groups.num_groups, None)
+        histograms, number = replicates.histograms, replicates.histograms.sum(1)
+        rates = histograms.new_zeros(len(counted), len(histograms))
+        for people in replicates.references.unique().long().tolist():  # among as many, or among all who are left
+            rows = replicates.references == people
+            shares = histograms[rows, :people] / number[rows, None]
+            rates[:, rows] = rank_one_rates(shares, [min(size, people) for size in counted]).T
+        inputs.append(number)
+        sums.append(torch.where(number > 0, number * rates, 0))
     means = torch.stack(sums).sum(0) / torch.stack(inputs).sum(0)
     return {f"rate_{size}": mean for size, mean in zip(counted, means, strict=True)}
 
@@ -410,11 +406,13 @@ def isolation_rates(population: Population, sizes: Sequence[int], scoring: Scori
     elif not bool(population.predicates.isfinite().all() & population.conversations.isfinite().all()):
         warn_undefined("Some embeddings are NaN.")
         possible = []
-    unknown = widen(population.predicates.new_full((), torch.nan))
+    unknown = population.predicates.new_full((2,), torch.nan)
     isolated = {size: isolation_rate(population, size, resolve_scoring(scoring), draws) for size in possible}
-    values = {f"singling_out_{size}": isolated.get(size, (unknown, unknown))[0] for size in sizes}
-    values |= {f"singling_out_{size}_error": isolated.get(size, (unknown, unknown))[1] for size in sizes}
-    return {name: value.to(result_dtype(population.predicates)) for name, value in values.items()}
+    return {
+        f"singling_out_{size}{suffix}": isolated.get(size, unknown)[index].to(result_dtype(population.predicates))
+        for index, suffix in enumerate(("", "_error"))
+        for size in sizes
+    }
 
 
 def isolation_rate(population: Population, size: int, scorer: Scorer, draws: int) -> tuple[Tensor, Tensor]:
@@ -447,7 +445,8 @@ def _isolated_shares(population: Population, shuffle: int, size: int, blocks: in
         for rows in (population.tested, population.calibration)
     )
     hits = torch.zeros(blocks, dtype=torch.int64, device=device)
-    for rows in slices(len(place), num_rows_at_once(tested, len(tested) + len(calibration))):
+    step = num_rows_at_once(tested, len(tested) + len(calibration))
+    for rows in torch.arange(len(place), device=device).split(step):
         predicates = prepare_rows(population.predicates[rows], scorer, centre, dtype)
         with torch.autocast(device.type, enabled=False):
             scores, levels = scorer.compare(predicates, tested), scorer.compare(predicates, calibration)

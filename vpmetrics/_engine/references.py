@@ -110,13 +110,11 @@ def prepare_trials(
             f"Expected `references` to have {inputs.shape[1]} columns, as `inputs` has, but got {vectors.shape[1]}."
         )
     reference_row = torch.arange(len(inputs), device=inputs.device)
-    enrolment, test = (
-        Utterances(vectors, names, reference_row, names),
-        Utterances(inputs, speakers, reference_row, speakers),
-    )
-    return form_trials(
-        enrolment, test, reference_row if reference_speakers is None else torch.full_like(reference_row, -1)
-    )
+    enrolment = Utterances(vectors, names, reference_row, names)
+    test = Utterances(inputs, speakers, reference_row, speakers)
+    if reference_speakers is not None:
+        reference_row = torch.full_like(reference_row, -1)
+    return form_trials(enrolment, test, reference_row)
 
 
 def form_condition_trials(data: EvaluationData, condition: Condition) -> IdentificationTrials:
@@ -145,11 +143,8 @@ def form_trials(
     if len(references.speakers) == 0:
         none = reference_row.new_zeros(2, 0)
         return IdentificationTrials(probe.embeddings, references, column, usable, finite, none, (), processes)
-    turn, step, unit = (
-        torch.zeros_like(reference_row),
-        torch.full_like(reference_row, -1),
-        references.first_unit[column],
-    )
+    turn, step = torch.zeros_like(reference_row), torch.full_like(reference_row, -1)
+    unit = references.first_unit[column]
     if session_of_unit is not None and probe.sessions is not None:
         turn = _find_turns(probe.sessions, column, references, session_of_unit)
         usable = usable & (turn >= 0)
@@ -157,11 +152,8 @@ def form_trials(
             turn, usable = turn + 1, usable & (references.units[column] > 1)
         unit = unit + turn.clamp(min=0) % references.units[column]
     if target_sessions != "other":
-        step = torch.where(
-            reference_row >= 0,
-            _positions_in_units(references, unit_of_row, reference.keys)[reference_row.clamp(min=0)],
-            -1,
-        )
+        place = _positions_in_units(references, unit_of_row, reference.keys)[reference_row.clamp(min=0)]
+        step = torch.where(reference_row >= 0, place, -1)
     usable = usable & (references.counts[unit] > (step >= 0).long())
     # One number for turn and step: to sort pairs takes many times as long.
     base = len(reference.speakers) + 1
@@ -189,11 +181,8 @@ def _build_references(side: Utterances, by_session: bool) -> tuple[References, T
     counts, units_of = count_values(unit, len(sums)), count_values(speaker_of_unit, len(names))
     first_unit, first_row = (totals.cumsum(0) - totals for totals in (units_of, counts))
     order = side.argsort_by(unit)
-    return (
-        References(vectors, names, anchor, sums, counts, units_of, first_unit, order, first_row),
-        unit,
-        session_of_unit,
-    )
+    references = References(vectors, names, anchor, sums, counts, units_of, first_unit, order, first_row)
+    return references, unit, session_of_unit
 
 
 def _positions_in_units(references: References, unit_of_row: Tensor, keys: Tensor) -> Tensor:
@@ -252,8 +241,3 @@ def num_rows_at_once(inputs: Tensor, columns: int) -> int:
     """Return how many inputs to score at once: a block fits a CPU's cache, or fills a GPU."""
     scores = 2**20 if inputs.device.type == "cpu" else 2**24
     return max(1, scores // max(1, columns, inputs.shape[1]))
-
-
-def slices(length: int, step: int) -> Iterator[slice]:
-    """Cut ``range(length)`` into slices of at most ``step``."""
-    return (slice(start, min(start + step, length)) for start in range(0, length, step))

@@ -266,14 +266,11 @@ def headline_keys(has_attacks: bool = True, has_sessions: bool = False) -> tuple
         >>> len(headline_keys()), len(headline_keys(has_sessions=True))
         (23, 25)
     """
-    keys = [key for key in _HEADLINE if has_attacks or BY_FAMILY[key] != "attack"]
+    keys = [key for key in _HEADLINE if has_attacks or _BY_KEY[key].family != "attack"]
     named = [scalar_key(name, key) for name in ("OP", "across" if has_sessions else "PP") for key in keys]
     named += [scalar_key("within", key) for key in ("d_ece", "eer")] if has_sessions else []
     first = ("disclosure", "deid", "gvd", "worst_speaker_disclosure", "worst_speaker_chance")
     return (*first, *named, "op_l_w", "op_tag")
-
-
-BY_FAMILY = {key: entry.family for key, entry in _BY_KEY.items()}
 
 
 def population_scalars(keys: Iterable[str]) -> tuple[Scalar, ...]:
@@ -303,8 +300,8 @@ def parse_rate_key(key: str) -> tuple[str, int] | None:
 
 def scalar_keys(
     conditions: Sequence[str] = WITHOUT_SESSIONS,
-    attacks: bool = False,
-    sessions: bool = False,
+    has_attacks: bool = False,
+    has_sessions: bool = False,
     sizes: Sequence[int] = (),
 ) -> tuple[str, ...]:
     """Return the keys of all numbers of some conditions in the order of a report.
@@ -313,21 +310,16 @@ def scalar_keys(
         >>> scalar_keys(("OP",))[5:8]
         ('op_d_ece', 'op_d_ece_reversed', 'op_l_w')
     """
-    return tuple(_keys(conditions, attacks, sessions, sizes))
-
-
-def _keys(conditions: Sequence[str], attacks: bool, sessions: bool, sizes: Sequence[int]) -> Iterator[str]:
-    yield from (entry.key for family in ("headline", "system") for entry in FAMILIES[family])
+    keys = [entry.key for family in ("headline", "system") for entry in FAMILIES[family]]
     for condition in conditions:
         # Original speech is not attacked.
-        families = (*OF_CONDITION, "attack") if attacks and condition != "OO" else OF_CONDITION
-        yield from (scalar_key(condition, entry.key) for family in families for entry in FAMILIES[family])
-        if sessions and condition == "OP":
-            yield scalar_key(condition, "c_ece")
-        if sizes:
-            yield from (scalar_key(condition, key) for key in _population_keys(condition, sizes, attacks))
-    if set(WITHOUT_SESSIONS) <= set(conditions):
-        yield from (entry.key for entry in FAMILIES["relative"])
+        families = (*OF_CONDITION, "attack") if has_attacks and condition != "OO" else OF_CONDITION
+        of_condition = [entry.key for family in families for entry in FAMILIES[family]]
+        of_condition += ["c_ece"] if has_sessions and condition == "OP" else []
+        of_condition += _population_keys(condition, sizes, has_attacks) if sizes else []
+        keys += [scalar_key(condition, key) for key in of_condition]
+    relative = FAMILIES["relative"] if set(WITHOUT_SESSIONS) <= set(conditions) else ()
+    return (*keys, *(entry.key for entry in relative))
 
 
 def _population_keys(condition: str, sizes: Sequence[int], has_attacks: bool) -> Iterator[str]:

@@ -209,7 +209,7 @@ def join_conditions(
     scalars |= _headline_scalars(conditions, scalars)
     if dtype is not None:
         scalars = {key: value.to(dtype) for key, value in scalars.items()}
-    order = scalar_keys(("", *CONDITION_TITLES), attacks=True, sessions=True, sizes=sizes)
+    order = scalar_keys(("", *CONDITION_TITLES), has_attacks=True, has_sessions=True, sizes=sizes)
     scalars = {key: scalars[key] for key in order if key in scalars}
     jackknife = _join_jackknives(conditions, scalars)
     if intervals is not None:

@@ -54,8 +54,8 @@ def check_report(report: PrivacyReport, data: EvaluationData | None) -> list[Che
 
 
 def _check_encoder(values: Mapping[str, float]) -> Check | None:
-    eer = values.get("oo_eer")
-    if eer is None or eer != eer:
+    eer = values.get("oo_eer", math.nan)
+    if math.isnan(eer):
         return None
     text = f"The encoder separates original speakers with an EER of {eer:.1%}"
     if eer > _ENCODER_EER[1]:
@@ -66,31 +66,26 @@ def _check_encoder(values: Mapping[str, float]) -> Check | None:
 
 
 def _check_attacks(values: Mapping[str, float], report: PrivacyReport) -> list[Check]:
-    checks = []
-    fitted = [values[key] for key in values if key.endswith("_attack_speakers") and values[key] == values[key]]
     if not report.attacks:
-        if any(name != "OO" for name in report.conditions):
-            checks.append(Check("attacks", WARNING, "No attack was tried: the numbers are those of plain comparison."))
-        return checks
-    if not fitted:
+        message = "No attack was tried: the numbers are those of plain comparison."
+        return [Check("attacks", WARNING, message)] if set(report.conditions) - {"OO"} else []
+    numbers = [value for key, value in values.items() if key.endswith("_attack_speakers") and not math.isnan(value)]
+    if not numbers:
         message = "Attacks need six speakers; with fewer the numbers are those of plain comparison."
         return [Check("attack speakers", FAILED, message)]
-    few = min(fitted)
-    status = WARNING if few < _FEW_SPEAKERS else OK
-    text = f"Attacks were fitted on {few:.0f} speakers"
-    more = ": they find more with more of them." if status == WARNING else "."
-    checks.append(Check("attack speakers", status, text + more))
+    text, has_few = f"Attacks were fitted on {min(numbers):.0f} speakers", min(numbers) < _FEW_SPEAKERS
+    message = f"{text}: they find more with more of them." if has_few else f"{text}."
+    checks = [Check("attack speakers", WARNING if has_few else OK, message)]
     for name in report.conditions:
-        key = f"{name.lower()}_d_ece_strongest"
-        if key not in values or values[key] != values[key]:
+        key = scalar_key(name, "d_ece_strongest")
+        chance = values.get(scalar_key(name, "d_ece_chance"), 0.0)
+        if not values.get(key, math.nan) <= chance:
             continue
-        disclosure, chance = values[key], values.get(f"{name.lower()}_d_ece_chance", 0.0)
-        if disclosure > chance:
-            continue
-        high = values.get(f"{key}_high")
-        bound = "" if high is None or high != high else f" The interval excludes more than {high:.3f} bit."
-        message = f"The strongest attack on {name} finds no more than chance ({chance:.3f} bit).{bound}"
-        checks.append(Check(f"attack on {name}", WARNING if not bound else OK, message))
+        message = f"The strongest attack on {name} finds no more than chance ({chance:.3f} bit)."
+        high = values.get(f"{key}_high", math.nan)
+        if not math.isnan(high):
+            message += f" The interval excludes more than {high:.3f} bit."
+        checks.append(Check(f"attack on {name}", WARNING if math.isnan(high) else OK, message))
     return checks
 
 
