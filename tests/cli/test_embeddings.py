@@ -225,7 +225,7 @@ def test_messages_stay_short(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["spk2sex", "labels.csv"])
-def test_attributes_are_read_by_utterance_or_speaker(tmp_path, voices, name):
+def test_attributes_are_read_by_utterance_or_speaker(tmp_path, voices, name, capsys):
     sex = {speaker: "fm"[number % 2] for number, speaker in enumerate(dict.fromkeys(voices.names))}
     if name == "spk2sex":
         lines = [f"{speaker} {value}" for speaker, value in sex.items()]
@@ -240,6 +240,8 @@ def test_attributes_are_read_by_utterance_or_speaker(tmp_path, voices, name):
     metric.update(voices.original, voices.protected["B2"], voices.speakers, {"sex": labels})
     (system,) = json.loads((tmp_path / "r.json").read_text())["systems"]
     assert set(system["attributes"]) == ({"sex"} if name == "spk2sex" else {"sex", "room"})
+    shown = capsys.readouterr().out
+    assert all(f"attribute {attribute} " in shown for attribute in system["attributes"])
     for key, value in metric.compute().items():
         kind = key.removeprefix("sex_")
         got = system["attributes"]["sex"][f"disclosure_{kind}" if kind in ("low", "high") else kind]

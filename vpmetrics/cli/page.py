@@ -73,7 +73,7 @@ def draw_figures(systems: Sequence[EvaluatedSystem], formats: Sequence[str] = ("
 def _draw_png(figure: Figure, dpi: int) -> bytes:
     """Return a picture of few colours, which is a third as large and looks the same."""
     buffer, small = io.BytesIO(), io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=dpi)
+    figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 0})  # it is compressed below
     Image.open(buffer).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
     return small.getvalue()
 

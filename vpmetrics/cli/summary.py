@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import Any, NamedTuple
 
@@ -167,7 +167,10 @@ def _describe_others(system: EvaluatedSystem) -> list[str]:
 
 
 def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
-    """Return at most eight numbers to read first; where an attack was tried, its notes have the number without it."""
+    """Return at most eight numbers to read first, and the attributes that were asked for.
+
+    Where an attack was tried, the note has the number without it.
+    """
     conditions, headline = privacy_conditions(system), headline_of(system)
     attack = strongest_attack(system, headline.condition)
     note = ", ".join(filter(None, (headline.condition, attack[0] if attack else "no attack tried")))
@@ -179,7 +182,17 @@ def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
     rows += [_make_row(system, key, scalar(key).heading, "without an attack") for key in ("deid", "gvd")]
     for key in ("linkability", "id_rate"):
         rows += [_make_row(system, scalar_key(c, key), f"{c} {scalar(key).heading}".strip(), "") for c in conditions]
-    return [row for row in rows if not math.isnan(row.cell.value)][:MOST_ROWS]
+    attributes = [_attribute_row(name, numbers) for name, numbers in system.attributes.items()]
+    rows, attributes = ([row for row in part if not math.isnan(row.cell.value)] for part in (rows, attributes))
+    return [*rows[:MOST_ROWS], *attributes]
+
+
+def _attribute_row(name: str, numbers: Mapping[str, float]) -> SummaryRow:
+    entry = scalar("d_ece")
+    cell = value_cell(entry, *(numbers.get(key, math.nan) for key in ("disclosure", "low", "high")))
+    chance, original = (entry.show(numbers.get(key, math.nan)) for key in ("chance", "original"))
+    heading = f"attribute {shorten(clean(name), 13)}"
+    return SummaryRow(heading, cell, entry.unit.name, f"chance {chance}; original {original}")
 
 
 def _attacked_row(system: EvaluatedSystem, condition: str, key: str) -> SummaryRow:
