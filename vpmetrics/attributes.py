@@ -103,14 +103,12 @@ class AttributeDisclosure(PrivacyMetric):
         original, protected = as_embeddings(original, "original"), as_embeddings(protected, "protected")
         for name, side in (("original", original), ("protected", protected)):
             check_floating(name, side)
-        missing = [name for name in self.attributes if name not in attributes]
-        if missing:
-            raise ValueError(
-                f"Expected `attributes` to hold {missing[0]!r}, but got {', '.join(attributes) or 'none'}."
-            )
-        names = encode_labels(speakers).to(protected.device)
+        for name in self.attributes:
+            if name not in attributes:
+                raise ValueError(f"Expected `attributes` to hold {name!r}, but got {', '.join(attributes) or 'none'}.")
+        speaker_labels = encode_labels(speakers).to(protected.device)
         width = self.protected[0].shape[-1] if len(self.protected) else None
-        check_embeddings(original, protected, names, width=width)
+        check_embeddings(original, protected, speaker_labels, width=width)
         labels = {name: encode_labels(attributes[name]).to(protected.device) for name in self.attributes}
         for name, values in labels.items():
             check_integers(f"attributes[{name!r}]", values)
@@ -119,7 +117,7 @@ class AttributeDisclosure(PrivacyMetric):
             check_embedding_values(original, protected)
         self.original.append(at_least_float32(original.detach()).clone())
         self.protected.append(at_least_float32(protected.detach()).clone())
-        self.speakers.append(names.detach().long().clone())
+        self.speakers.append(speaker_labels.detach().long().clone())
         for name, values in labels.items():
             getattr(self, _state_name(name)).append(values.detach().long().clone())
 
@@ -128,24 +126,20 @@ class AttributeDisclosure(PrivacyMetric):
         if len(self.speakers) == 0:
             empty = torch.empty(0, 1, device=self.device)
             none = torch.empty(0, dtype=torch.int64, device=self.device)
-            return self._values(empty, empty, none, dict.fromkeys(self.attributes, none))
+            return self._batch_value(empty, empty, none, dict.fromkeys(self.attributes, none))
         labels = {name: self._concatenate(_state_name(name)) for name in self.attributes}
         original, protected, speakers = (self._concatenate(name) for name in ("original", "protected", "speakers"))
-        return self._values(original, protected, speakers, labels)
+        return self._batch_value(original, protected, speakers, labels)
 
     def _batch_value(
         self, original: Tensor, protected: Tensor, speakers: Any, attributes: Mapping[str, Any]
     ) -> dict[str, Tensor]:
-        return self._values(original, protected, speakers, attributes)
-
-    def _values(
-        self, original: Tensor, protected: Tensor, speakers: Any, labels: Mapping[str, Any]
-    ) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}
         with collect_warnings():
             for name in self.attributes:
-                result = attribute_disclosure(protected, labels[name], speakers, self.intervals, self.permutations)
-                before = attribute_disclosure(original, labels[name], speakers, confidence=None, permutations=0)
+                labels = attributes[name]
+                result = attribute_disclosure(protected, labels, speakers, self.intervals, self.permutations)
+                before = attribute_disclosure(original, labels, speakers, confidence=None, permutations=0)
                 keys = ["disclosure", *(["low", "high"] if self.intervals else []), "chance", "accuracy", "majority"]
                 values |= {f"{name}_{key}": getattr(result, key) for key in keys}
                 values[f"{name}_original"] = before.disclosure
@@ -153,5 +147,5 @@ class AttributeDisclosure(PrivacyMetric):
 
 
 def _state_name(attribute: str) -> str:
-    """Return the name of a state; letters and digits only, since states are attributes of the metric."""
+    """Return the name of the state of an attribute: letters and digits only, since it is a Python name."""
     return "attribute_" + "".join(letter if letter.isalnum() else f"_{ord(letter):x}_" for letter in attribute)

@@ -81,7 +81,7 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
 
     def _value(self, data: EvaluationData) -> dict[str, Tensor]:
         parts = self._identify(data)
-        values = _summarise(parts)
+        values = _summarise(pool_groups([part for _, part in parts]))
         if self.intervals is None:
             return values
         jackknife = jackknife_groups(parts, self.scoring, group_speakers(data), "empirical")
@@ -104,12 +104,11 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
 
         with self._gathered():
             parts = self._identify(self._data())
-        together = pool_groups([part for _, part in parts])
-        assert together.bits is not None
-        return draw_local_information(together.bits, len(together.histogram), _summarise(parts), ax, label)
+        pooled = pool_groups([part for _, part in parts])
+        assert pooled.bits is not None
+        return draw_local_information(pooled.bits, len(pooled.histogram), _summarise(pooled), ax, label)
 
 
-def _summarise(parts: list[tuple[IdentificationTrials, Identification]]) -> dict[str, Tensor]:
-    together = pool_groups([part for _, part in parts])
-    assert together.bits is not None
-    return summarise_information(together.bits, together.linked)
+def _summarise(pooled: Identification) -> dict[str, Tensor]:
+    assert pooled.bits is not None
+    return summarise_information(pooled.bits, pooled.linked)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.beta_binomial import fit_beta_binomial
 from vpmetrics._engine.conditions import resolve_condition
 from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
 from vpmetrics._engine.identification import identify_condition, mean_over_groups, pool_histograms, rank_condition
@@ -116,5 +115,4 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
 
         with self._gathered():
             histogram = pool_histograms(self._histograms(self._data()))
-        values = rank_disclosure(histogram, self.model)
-        return draw_rank_histogram(histogram, fit_beta_binomial(histogram).probabilities, values, ax, label)
+        return draw_rank_histogram(histogram, rank_disclosure(histogram, self.model), ax, label)

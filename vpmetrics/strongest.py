@@ -40,9 +40,9 @@ class AttackedMetric(IntervalEmbeddingMetric):
 
     def __init__(self, attacks: Attacks = "standard", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.attacks = _resolve(attacks)
-        # In a list, so that it is not a submodule: moments of attackers do not belong in a state_dict.
-        self._observed: list[Moments] = []
+        self.attacks = _resolve_attacks(attacks)
+        # Not a state: moments of attackers do not belong in a state_dict.
+        self._observed: Moments | None = None
         self._observed_count = 0
 
     def observe(
@@ -71,27 +71,25 @@ class AttackedMetric(IntervalEmbeddingMetric):
         if self.validate_args:
             check_embedding_values(original, protected)
         self._raise_if_synced()
-        self._add_observed([measure_moments(original, protected, labels)])
-        self._observed_count += 1
+        self._add_observed(measure_moments(original, protected, labels))
         self._computed = None
 
-    def _add_observed(self, moments: Sequence[Moments]) -> None:
+    def _add_observed(self, moments: Moments) -> None:
         """Merge moments into those observed so far."""
-        if moments:
-            self._observed[:] = [merge_moments([*self._observed, *moments])]
+        self._observed = merge_moments([moments] if self._observed is None else [self._observed, moments])
+        self._observed_count += 1
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Add the utterances of another metric of this class, and the moments its attackers observed."""
         super().merge_state(incoming_state)
-        if isinstance(incoming_state, AttackedMetric):
+        if isinstance(incoming_state, AttackedMetric) and incoming_state._observed is not None:
             self._add_observed(incoming_state._observed)
-            self._observed_count += 1
 
     def reset(self, observed: bool = False) -> None:
         """Reset all states; with ``observed`` also the observed moments."""
         super().reset()
         if observed:
-            self._observed.clear()
+            self._observed = None
             self._observed_count += 1
 
     @property
@@ -108,15 +106,17 @@ class AttackedMetric(IntervalEmbeddingMetric):
         return CrossFittedAttacks(data, self.attacks or (), conditions, observed, getattr(self, "enrolment", None))
 
     def _width(self) -> int | None:
-        return super()._width() or next((moments.sums.shape[1] // 2 for moments in self._observed), None)
+        observed_width = None if self._observed is None else self._observed.sums.shape[1] // 2
+        return super()._width() or observed_width
 
     def _gather_observed(self, device: torch.device) -> Moments | None:
         """Return the observed moments of all processes, merged."""
-        observed: list[Sequence[Tensor]] = [*self._observed]
+        observed: list[Any] = [self._observed]
         if self._processes().world_size > 1:
-            gathered = gather_objects([[part.cpu() for part in each] for each in observed], self.process_group)
-            observed = [each for parts in gathered for each in parts]
-        return merge_moments([Moments(*(part.to(device) for part in each)) for each in observed]) if observed else None
+            on_host = None if self._observed is None else [part.cpu() for part in self._observed]
+            observed = gather_objects(on_host, self.process_group)
+        moments = [Moments(*(part.to(device) for part in parts)) for parts in observed if parts is not None]
+        return merge_moments(moments) if moments else None
 
 
 class StrongestAttack(AttackedMetric):
@@ -178,15 +178,13 @@ class StrongestAttack(AttackedMetric):
             raise ValueError("Expected `attacks` to name at least one attack, but got none.")
         for attack in self.attacks:
             if not is_made_for(attack, is_one_sided) and type(attack) not in map(type, STANDARD):
-                made_for, name = " and ".join(attack.conditions), type(attack).__name__
-                raise ValueError(f"Expected `attacks` to be made for {condition}, but {name} is made for {made_for}.")
+                conditions, name = " and ".join(attack.conditions), type(attack).__name__
+                raise ValueError(f"Expected `attacks` to be made for {condition}, but {name} is made for {conditions}.")
         self.condition = condition
 
     def _value(self, data: EvaluationData) -> dict[str, Tensor]:
-        name = self.condition
-        settings = Settings(
-            families=frozenset([(name, "attack")]), intervals=self.intervals, measures=frozenset(["d_ece"])
-        )
+        name, families = self.condition, frozenset([(self.condition, "attack")])
+        settings = Settings(families=families, intervals=self.intervals, measures=frozenset(["d_ece"]))
         report = report_embeddings(data, settings, partial(self._fit_attacks, data))
         keys = [entry.key for entry in FAMILIES["attack"]]
         keys = list(add_interval_keys(keys)) if self.intervals is not None else keys
@@ -196,8 +194,8 @@ class StrongestAttack(AttackedMetric):
         return {key: report.scalars.get(scalar_key(name, key), nan) for key in keys}
 
 
-def _resolve(attacks: Any) -> tuple[Any, ...] | None:
-    """Return the attacks of the argument ``attacks``; None for None."""
+def _resolve_attacks(attacks: Any) -> tuple[Any, ...] | None:
+    """Return the attacks that the argument names; None for None."""
     if attacks is None:
         return None
     if isinstance(attacks, str):

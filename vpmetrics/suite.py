@@ -180,8 +180,7 @@ class VoicePrivacy(AttackedMetric):
 
         val = self.compute() if val is None else val
         if not isinstance(val, Mapping):
-            rows = [(float(value["deid"]), float(value["gvd"])) for value in val]
-            return draw_path([deid for deid, _ in rows], [gvd for _, gvd in rows], range(len(rows)), ax)
+            return draw_path(val, ax)
         systems = {label: val} if "deid" in val else val
         return draw_trade_off(list(systems.items()), ax)
 

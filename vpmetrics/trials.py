@@ -60,13 +60,12 @@ class EmbeddingTrials(EmbeddingMetric):
     ) -> None:
         resolve_condition(condition)
         _check_metric(metric)
-        own = "give it to the metric that is fed"
-        reject_options(self, kwargs, {"bandwidth": own, "intervals": own})
+        reject_options(self, kwargs, dict.fromkeys(("bandwidth", "intervals"), "give it to the metric that is fed"))
         super().__init__(getattr(metric, "bandwidth", None), validate_args, **kwargs)
         resolve_scoring(scoring)
         self.condition, self.scoring, self.metric = condition, scoring, metric.clone()
         for member in self._members():
-            # The embeddings are gathered, and with them every trial; and they are checked.
+            # This metric validates embeddings and gathers them from all processes, and with them every trial.
             member.sync_on_compute = member._to_sync = False
             if hasattr(member, "validate_args"):
                 member.validate_args = False
@@ -82,7 +81,7 @@ class EmbeddingTrials(EmbeddingMetric):
             value = self.metric._value_of_trials(*pairs.all_trials())
         else:
             value = self._value_of_pairs(pairs)
-        # Few trials are scored in float64, so that equal scores tie; the result has the type of the embeddings.
+        # A small number of trials is scored in float64, so that equal scores tie.
         return tree_map_only(Tensor, lambda part: part.to(dtype) if part.dtype == torch.float64 else part, value)
 
     def _distortion_across_sessions(self, data: EvaluationData, calibration: str) -> Tensor:
@@ -100,13 +99,13 @@ class EmbeddingTrials(EmbeddingMetric):
             warn_undefined("There are no trials.")
             return torch.full((), torch.nan, device=pairs.enrolment.embeddings.device)
         try:
-            self._feed(pairs)
+            self._feed_trials(pairs)
             value = self.metric.compute()
         finally:
             self.metric.reset()
         if bool(pairs.enrolment.embeddings.isnan().any() | pairs.test.embeddings.isnan().any()):
             warn_undefined("Some embeddings are NaN.")
-            value = tree_map_only(Tensor, _nan_like, value)
+            value = tree_map_only(Tensor, lambda x: x * torch.nan if x.is_floating_point() else x, value)
         return value
 
     def plot(self, val: Any = None, ax: Any = None, **kwargs: Any) -> tuple[Any, Any]:
@@ -127,7 +126,7 @@ class EmbeddingTrials(EmbeddingMetric):
             return super().plot(None, ax)
         try:
             with self._gathered():
-                self._feed(self._pairs(self._data()))
+                self._feed_trials(self._pairs(self._data()))
             drawn = self.metric.plot(None, ax, **kwargs)
         finally:
             self.metric.reset()
@@ -141,25 +140,26 @@ class EmbeddingTrials(EmbeddingMetric):
         scorer = resolve_scoring(self.scoring)
         return PairBlocks(*data.sides(condition), len(data.speakers), scorer, condition)
 
-    def _feed(self, pairs: PairBlocks) -> None:
+    def _feed_trials(self, pairs: PairBlocks) -> None:
+        """Reset the metric and update it with all trials."""
         self.metric.reset()
         if pairs.is_exact:
             pairs.keep_blocks()
         members = self._members()
         if all(isinstance(member, PrivacyMetric) or hasattr(member, "normalization") for member in members):
             for block in pairs:
-                self._update(pairs, [block])
+                self._feed_batch(pairs, [block])
         else:  # torchmetrics' metrics of decisions squash a batch that leaves [0, 1], so all trials are one batch
-            self._update(pairs, list(pairs))
+            self._feed_batch(pairs, list(pairs))
         if not any(member.update_called for member in members):
-            self._update(pairs, [])
+            self._feed_batch(pairs, [])
 
-    def _update(self, pairs: PairBlocks, blocks: Sequence[Block]) -> None:
-        """Update the metric with one batch of trials, and where it has intervals with their speakers."""
+    def _feed_batch(self, pairs: PairBlocks, blocks: Sequence[Block]) -> None:
+        """Update the metric with the trials of some blocks; a metric with intervals also gets the speakers."""
         empty = pairs.enrolment.embeddings.new_empty(0)
-        parts = [block.trials() for block in blocks]
-        scores = torch.cat([empty, *(scores for scores, _ in parts)])
-        is_target = torch.cat([empty.bool(), *(labels for _, labels in parts)])
+        trials = [block.trials() for block in blocks]
+        scores = torch.cat([empty, *(scores for scores, _ in trials)])
+        is_target = torch.cat([empty.bool(), *(labels for _, labels in trials)])
         has_intervals = any(getattr(member, "intervals", None) is not None for member in self._members())
         speakers = {"speakers": list(pairs.trial_speakers(blocks))} if has_intervals else {}
         if len(scores) or not blocks:
@@ -173,15 +173,13 @@ def _check_metric(metric: Any) -> None:
     if isinstance(metric, CalibrationDistortion):  # its runs are sessions
         return
     for member in metric.values() if isinstance(metric, MetricCollection) else [metric]:
-        takes = list(member._update_signature.parameters.values())
-        needed = [one for one in takes if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
-        if isinstance(member, EmbeddingMetric) or len(needed) > 2:
-            names = ", ".join(one.name for one in takes)
+        parameters = list(member._update_signature.parameters.values())
+        required = [
+            each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+        ]
+        if isinstance(member, EmbeddingMetric) or len(required) > 2:
+            names = ", ".join(parameter.name for parameter in parameters)
             raise TypeError(
                 f"Expected `metric` to take scores and labels by `update(preds, target)`, "
                 f"but got {type(member).__name__} with `update({names})`."
             )
-
-
-def _nan_like(value: Tensor) -> Tensor:
-    return torch.full_like(value, torch.nan) if value.is_floating_point() else value

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.calibration import transferred_llr
-from vpmetrics._engine.measures import minimum_cross_entropy, prior_entropy
+from vpmetrics._engine.measures import minimum_cross_entropy
 from vpmetrics._engine.metric_base import PrivacyMetric
 from vpmetrics._engine.precision import at_least_float32
 from vpmetrics._engine.score_counts import ScoreCounts
@@ -76,7 +76,7 @@ class ZebraDisclosure(ScoreMetric):
             if actual and self.keeps_scores:
                 uncalibrated = ece_profile(*self._trials(), odds, validate_args=False).actual
             values = self._value_of_counts(counts, torch.float64)
-        return draw_ece_profile(prior_entropy(odds), minimum, uncalibrated, values, ax, label)
+        return draw_ece_profile(minimum, uncalibrated, values, ax, label)
 
 
 class CalibrationDistortion(PrivacyMetric):

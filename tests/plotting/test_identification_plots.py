@@ -35,7 +35,7 @@ def test_the_cmc_is_the_share_of_ranks_up_to_k():
 
 def test_the_rank_histogram_shows_shares_and_no_empty_rank():
     histogram = torch.tensor([6.0, 0.0, 2.0])
-    _, ax = draw_rank_histogram(histogram, torch.full((3,), 1 / 3), {"max_d": 1.0, "mean_d": 0.5}, None, "OP")
+    _, ax = draw_rank_histogram(histogram, {"max_d": 1.0, "mean_d": 0.5}, None, "OP")
     x, y = lines_of(ax, "system")[0].get_data()
     assert (list(x), list(y)) == ([1, 3], [0.75, 0.25])
     assert lines_of(ax, "chance")[0].get_ydata()[0] == pytest.approx(1 / 3)

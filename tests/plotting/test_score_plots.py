@@ -96,7 +96,7 @@ def test_profiles_share_the_curve_of_the_prior_and_show_bands():
     prior, ax = prior_entropy(ODDS), None
     for number in range(3):
         values = {"d_ece": 0.1, "l_w": 1.0, "tag": 2}
-        figure, ax = draw_ece_profile(prior, prior / 2, None, values, ax, f"system {number}", (prior / 3, prior))
+        figure, ax = draw_ece_profile(prior / 2, None, values, ax, f"system {number}", (prior / 3, prior))
     labels = [line.get_label() for line in ax.lines]
     assert labels == ["perfect privacy", *(f"system {number} (0.100, 1.00, B)" for number in range(3))]
     assert len(ax.collections) == 3

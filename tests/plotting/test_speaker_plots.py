@@ -18,7 +18,7 @@ from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_spea
 def test_matrices_have_fixed_limits_and_their_places(count):
     draw = torch.Generator().manual_seed(0)
     oo, op, pp = torch.rand(3, count, count, generator=draw)
-    figure, ax = draw_similarity_matrices(SimilarityMatrices(oo, op, pp, torch.arange(count)), None, label="B2")
+    figure, ax = draw_similarity_matrices(SimilarityMatrices(oo, op, pp, torch.arange(count)), None)
     (image,) = ax.images
     whole = torch.as_tensor(np.asarray(image.get_array()))
     assert_close(whole[:count, count:], op, check_dtype=False)

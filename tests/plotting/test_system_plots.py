@@ -35,9 +35,9 @@ def test_a_whisker_below_0_is_inside_its_axis():
 
 
 def test_a_path_leaves_out_what_is_not_finite():
-    _, ax = draw_path([0.1, 0.2, math.nan], [-1.0, -math.inf, 0.0], [0, 1, 2], None)
+    _, ax = draw_path([{"deid": x, "gvd": y} for x, y in ((0.1, -1.0), (0.2, -math.inf), (math.nan, 0.0))], None)
     assert ax.lines[0].get_data()[0].tolist() == [10.0]
-    draw_path([], [], [], None)[0].draw_without_rendering()
+    draw_path([], None)[0].draw_without_rendering()
 
 
 @pytest.mark.parametrize("is_lower_better", [True, False])

@@ -76,11 +76,7 @@ def _power_of_two_near_peak(x: Tensor) -> Tensor:
 
 
 def pav_llr(
-    preds: Tensor,
-    target: Tensor,
-    laplace: bool = False,
-    bandwidth: float | None = None,
-    validate_args: bool = True,
+    preds: Tensor, target: Tensor, laplace: bool = False, bandwidth: float | None = None, validate_args: bool = True
 ) -> Tensor:
     r"""Compute the log-likelihood ratios of scores by isotonic regression of the labels, without the prior.
 

@@ -165,11 +165,7 @@ class Conversations(NamedTuple):
 
 
 def conversations(
-    original: Tensor | None,
-    protected: Tensor | None,
-    speakers: Tensor,
-    utterances: int,
-    sessions: Tensor | None = None,
+    original: Tensor | None, protected: Tensor | None, speakers: Tensor, utterances: int, sessions: Tensor | None = None
 ) -> Conversations:
     """Average utterances of a speaker and session in disjoint groups: what longer speech discloses.
 

@@ -15,8 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vpmetrics._engine.beta_binomial import fit_beta_binomial
-from vpmetrics._engine.measures import SCORE_MEASURES, actual_cross_entropy, prior_entropy
+from vpmetrics._engine.measures import SCORE_MEASURES, actual_cross_entropy
 from vpmetrics._engine.registry import CI_SUFFIXES, scalar, scalar_key, utility_direction
 from vpmetrics._engine.report import ConditionReport, EvaluatedSystem, choose_original_name
 from vpmetrics._engine.speaker_similarity import split_matrix
@@ -202,11 +201,6 @@ def _draw_utility_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> 
     return _finish_figure(axes)
 
 
-def _draw_path(system: EvaluatedSystem, ax: Axes) -> None:
-    deid, gvd, epochs = ([row[key] for row in system.history] for key in ("deid", "gvd", "epoch"))
-    draw_path(deid, gvd, epochs, ax)
-
-
 def _draw_attacks(shown: ShownCondition, ax: Axes) -> None:
     names, strongest = [name for name, _ in shown.system.report.attacks], shown.report.strongest
     interval = [shown.system.scalar(f"d_ece_strongest{suffix}", shown.condition) for suffix in ("", *CI_SUFFIXES)]
@@ -218,7 +212,7 @@ def _draw_ece_profile(shown: ShownCondition, ax: Axes, has_actual: bool = True) 
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=shown.steps.targets.device)
     actual = shown.report.actual_cross_entropy(odds) if has_actual and shown.report.is_llr else None
     minimum, interval = shown.report.minimum_cross_entropy(odds), shown.report.cross_entropy_interval(odds)
-    score_plots.draw_ece_profile(prior_entropy(odds), minimum, actual, shown.values, ax, shown.label, interval)
+    score_plots.draw_ece_profile(minimum, actual, shown.values, ax, shown.label, interval)
 
 
 def _draw_transfer(system: EvaluatedSystem, ax: Axes) -> None:
@@ -266,21 +260,6 @@ def _legible_speaker_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
     """Return the names of the speakers; None where they are too many or too long to be read in a figure."""
     names = system.speakers
     return names if 0 < len(names) <= _MOST_NAMES and max(map(len, names)) <= _LONGEST_NAME else None
-
-
-def _draw_zoo(shown: ShownCondition, ax: Axes) -> None:
-    summary = shown.report.similarity
-    draw_zoo(summary.within_speaker, summary.between_speakers, ax, shown.title, _legible_speaker_names(shown.system))
-
-
-def _draw_zoo_of_scores(shown: ShownCondition, ax: Axes) -> None:
-    draw_zoo(*split_matrix(shown.report.mean_scores()), ax, shown.title, _legible_speaker_names(shown.system), "score")
-
-
-def _draw_ranks(shown: ShownCondition, ax: Axes) -> None:
-    histogram = shown.report.identification.histogram
-    fit = fit_beta_binomial(histogram).probabilities
-    identification_plots.draw_rank_histogram(histogram, fit, shown.values, ax, shown.title)
 
 
 def _draw_local_information(shown: ShownCondition, ax: Axes) -> None:
@@ -368,7 +347,8 @@ FIGURES = (
         "path", "Path of the training",
         "De-identification and voice distinctiveness from epoch to epoch. The circle is the last epoch.",
         _axes_per_system(
-            _draw_path, lambda system: system.history and {"deid", "gvd"} <= set(system.scalars), (5.9, 4.4))),
+            lambda system, ax: draw_path(system.history, ax),
+            lambda system: system.history and {"deid", "gvd"} <= set(system.scalars), (5.9, 4.4))),
     FigureKind(
         "attacks", "Disclosure to each attack",
         "Expected disclosure to each attack, in either direction, fitted on other speakers than it is tried on. The "
@@ -424,13 +404,19 @@ FIGURES = (
         "One point per speaker: mean similarity of own trials and of trials with others. Further right: easier to "
         "recognise. Further up: easier to confuse with others. The title names the condition. An animal is a speaker "
         "in the outer quarter of both.",
-        _panel_per_condition(_draw_zoo, lambda report: report.similarity is not None, shared="xy")),
+        _panel_per_condition(
+            lambda shown, ax: draw_zoo(
+                shown.report.similarity.within_speaker, shown.report.similarity.between_speakers, ax, shown.title,
+                _legible_speaker_names(shown.system)),
+            lambda report: report.similarity is not None, shared="xy")),
     FigureKind(
         "zoo_scores", "Zoo plot of scores", "The same from mean scores, before any calibration.",
         # Of very many speakers there is no matrix.
         _panel_per_condition(
-            _draw_zoo_of_scores, lambda report: report.matrix is not None and report.mean_scores is not None,
-            shared="xy")),
+            lambda shown, ax: draw_zoo(
+                *split_matrix(shown.report.mean_scores()), ax, shown.title, _legible_speaker_names(shown.system),
+                "score"),
+            lambda report: report.matrix is not None and report.mean_scores is not None, shared="xy")),
     FigureKind(
         "speakers", "Disclosure of each speaker",
         "Expected disclosure of each speaker by cosine, with one calibration for all: as the tested speaker and as the "
@@ -443,7 +429,11 @@ FIGURES = (
     FigureKind(
         "ranks", "Similarity rank disclosure",
         "How often the true speaker is the most similar one, the second, and so on. On the dashed line nothing is "
-        "disclosed.", _panel_per_condition(_draw_ranks, lambda report: report.identification is not None)),
+        "disclosed.",
+        _panel_per_condition(
+            lambda shown, ax: identification_plots.draw_rank_histogram(
+                shown.report.identification.histogram, shown.values, ax, shown.title),
+            lambda report: report.identification is not None)),
     FigureKind(
         "cmc", "Cumulative match characteristic",
         "How often the true speaker is among the k most similar ones. On the dashed line speakers are found by chance.",

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from torch import Tensor
 
+from vpmetrics._engine.beta_binomial import fit_beta_binomial
 from vpmetrics._engine.registry import scalar
 from vpmetrics.plotting.axes import (
     CHANCE,
@@ -27,9 +28,7 @@ from vpmetrics.plotting.axes import (
 _RANK_KEYS, _LOCAL_KEYS, _CMC_KEYS = ("max_d", "mean_d"), ("alid", "pdr"), ("id_rate",)
 
 
-def draw_rank_histogram(
-    histogram: Tensor, fit: Tensor, values: Mapping[str, Any], ax: Axes | None, label: str
-) -> PlotResult:
+def draw_rank_histogram(histogram: Tensor, values: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
     """Draw the share of utterances at each rank of the true speaker, the beta-binomial fit, and the chance level."""
     ax = axes_or_new(ax)
     counts = histogram.detach().double().cpu().numpy()
@@ -38,7 +37,8 @@ def draw_rank_histogram(
         shares = counts / counts.sum()
     seen = shares > 0  # a logarithmic axis has no 0
     ax.plot(ranks[seen], shares[seen], "o", markersize=3.5, color=COLOURS[0], label="observed", gid="system")
-    ax.plot(ranks, fit.detach().cpu(), color=COLOURS[1], label="beta-binomial fit", gid="fit")
+    fit = fit_beta_binomial(histogram.detach()).probabilities.cpu()
+    ax.plot(ranks, fit, color=COLOURS[1], label="beta-binomial fit", gid="fit")
     ax.axhline(1 / number, **CHANCE)
     set_logarithmic_counts(ax)
     # The same limits for any counts, so that panels of several systems can be compared.
@@ -136,9 +136,7 @@ def draw_over_utterances(
     return finish_axes(ax)
 
 
-def draw_singling_out(
-    curve: Mapping[int, tuple[float, float]], ax: Axes | None, label: str = "", chance: float = math.exp(-1)
-) -> PlotResult:
+def draw_singling_out(curve: Mapping[int, tuple[float, float]], ax: Axes | None, label: str = "") -> PlotResult:
     """Draw how often one person of a population is singled out, with twice the standard error, and the chance level."""
     ax = axes_or_new(ax)
     sizes = [size for size in sorted(curve) if not math.isnan(curve[size][0])]
@@ -149,5 +147,5 @@ def draw_singling_out(
     style = next_style(ax)
     ax.plot(sizes, rates, **style.markers, label=as_label(label) if label else "singled out")
     ax.vlines(sizes, rates - 2 * errors, rates + 2 * errors, color=style.colour, linewidth=1.0)
-    draw_chance(ax, sizes, [chance] * len(sizes))
+    draw_chance(ax, sizes, [math.exp(-1)] * len(sizes))
     return finish_axes(ax)

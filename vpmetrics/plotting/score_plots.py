@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 from torch.special import ndtr, ndtri
 
-from vpmetrics._engine.measures import roc_of_steps
+from vpmetrics._engine.measures import prior_entropy, roc_of_steps
 from vpmetrics._engine.score_counts import CountedTrials, Steps
 from vpmetrics.plotting.axes import (
     CHANCE,
@@ -32,7 +32,7 @@ _PROFILE_KEYS, _DET_KEYS, _ROC_KEYS = ("d_ece", "l_w", "tag"), ("raw_eer",), ("t
 _MARKED_FPR = (1e-2, 1e-3)  # of _ROC_KEYS
 _LOWEST_FPR = 1e-4
 _DET_TICKS = (0.001, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95)
-_HISTOGRAM_BINS = 60
+_HISTOGRAM_BINS, _RELIABILITY_BINS = 60, 15
 
 
 def draw_score_histogram(
@@ -103,7 +103,6 @@ def _miss_rates(steps: Steps, false_alarm_rates: Tensor) -> Tensor:
 
 
 def draw_ece_profile(
-    prior: Tensor,
     minimum: Tensor,
     actual: Tensor | None,
     values: Mapping[str, Any],
@@ -117,7 +116,8 @@ def draw_ece_profile(
     """
     ax, odds = axes_or_new(ax), PROFILE_LOG_ODDS / math.log(10)
     if not ax.lines:
-        ax.plot(odds, prior.cpu(), color="black", linewidth=1.7, label="perfect privacy", zorder=3)
+        prior = prior_entropy(torch.from_numpy(PROFILE_LOG_ODDS))
+        ax.plot(odds, prior, color="black", linewidth=1.7, label="perfect privacy", zorder=3)
         ax.set(xlim=(odds[0], odds[-1]), ylim=(0, 1.05))
         ax.set(xlabel="prior log-odds, log$_{10}$", ylabel="empirical cross-entropy, bit")
     style = next_style(ax)
@@ -139,7 +139,7 @@ def draw_attacker_profile(profile: Tensor, c_ece: float, cllr: float, ax: Axes, 
     return finish_axes(ax, keys=_PROFILE_KEYS, heading_suffix=heading_suffix, loc="upper left")
 
 
-def draw_reliability(llr: Tensor, counts: Tensor, ax: Axes | None, label: str, bins: int = 15) -> PlotResult:
+def draw_reliability(llr: Tensor, counts: Tensor, ax: Axes | None, label: str) -> PlotResult:
     """Draw the share of targets over the posterior of log-likelihood ratios, at the prior of the trials.
 
     ``llr`` ``(V,)`` occur ``counts`` ``(2, V)`` times among non-targets and targets.
@@ -151,15 +151,18 @@ def draw_reliability(llr: Tensor, counts: Tensor, ax: Axes | None, label: str, b
     if not ax.lines:
         ax.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="calibrated")
         ax.set(xlabel="posterior of a target", ylabel="share of targets", xlim=(0, 1), ylim=(0, 1))
-    number, total = np.clip((posterior * bins).astype(int), 0, bins - 1), numbers.sum(0).numpy()
-    count = np.bincount(number, total, bins)
+    number, total = (
+        np.clip((posterior * _RELIABILITY_BINS).astype(int), 0, _RELIABILITY_BINS - 1),
+        numbers.sum(0).numpy(),
+    )
+    count = np.bincount(number, total, _RELIABILITY_BINS)
     seen = count > 0
-    sums = (np.bincount(number, each, bins)[seen] for each in (posterior * total, numbers[1].numpy()))
+    sums = (np.bincount(number, each, _RELIABILITY_BINS)[seen] for each in (posterior * total, numbers[1].numpy()))
     mean, share = (each / count[seen] for each in sums)
     style = next_style(ax)
     line = {"linestyle": style.line, "linewidth": 1, "markersize": 4.5}
     ax.plot(mean, share, **style.markers, **line, label=as_label(label))
-    # Larger marks where more trials are, on a logarithmic scale that still shows bins of few trials.
+    # Larger marks where more trials are, on a logarithmic scale that still shows _RELIABILITY_BINS of few trials.
     sizes = 6 + 12 * np.log10(count[seen])
     ax.scatter(mean, share, s=sizes, facecolor=style.face, edgecolor=style.colour, marker=style.marker, zorder=3)
     return finish_axes(ax, loc="upper left")

@@ -23,7 +23,7 @@ _MANY_SPEAKERS = 100  # that share pixels: their diagonals are drawn on top of t
 
 
 def draw_similarity_matrices(
-    matrices: SimilarityMatrices, ax: Axes | None, names: Sequence[str] | None = None, label: str = ""
+    matrices: SimilarityMatrices, ax: Axes | None, names: Sequence[str] | None = None
 ) -> PlotResult:
     """Draw OO and OP above PO and PP as one heat map from 0 to 1."""
     oo, op, pp = (matrix.detach().float().cpu().numpy() for matrix in matrices[:3])
@@ -52,7 +52,6 @@ def draw_similarity_matrices(
     ax.tick_params(axis="y" if names is None else "x", labelrotation=90)
     figure = figure_of(ax)
     figure.colorbar(image, ax=ax, label="voice similarity", fraction=0.046, pad=0.03)
-    ax.set_title(as_label(label), fontsize="medium")
     return figure, ax
 
 

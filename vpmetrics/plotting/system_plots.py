@@ -76,10 +76,14 @@ def _prepare_trade_off(ax: Axes) -> None:
     ax.set(xlabel=axis_label("deid"), ylabel=axis_label("gvd", "\n"), xlim=(-3, 103))
 
 
-def draw_path(deid: Sequence[float], gvd: Sequence[float], epochs: Sequence[float], ax: Axes | None) -> PlotResult:
-    """Draw de-identification and gain of voice distinctiveness of a training, epoch by epoch."""
+def draw_path(history: Sequence[Mapping[str, Any]], ax: Axes | None) -> PlotResult:
+    """Draw de-identification and gain of voice distinctiveness of a training, epoch by epoch.
+
+    ``history``: ``deid`` and ``gvd`` of each measurement, and its ``epoch`` if that is not its place in the sequence.
+    """
     ax = axes_or_new(ax, size=(4.8, 3.4))
-    points = np.array([(100 * x, y, epoch) for x, y, epoch in zip(deid, gvd, epochs, strict=True)]).reshape(-1, 3)
+    rows = [(100 * float(row["deid"]), float(row["gvd"]), row.get("epoch", place)) for place, row in enumerate(history)]
+    points = np.array(rows, dtype=float).reshape(-1, 3)
     points = points[np.isfinite(points).all(1)]
     ax.plot(points[:, 0], points[:, 1], color="0.6", linewidth=1.0, zorder=1)
     dots = ax.scatter(points[:, 0], points[:, 1], c=points[:, 2], cmap="viridis", s=28, zorder=2)
