@@ -9,7 +9,7 @@ from torch import Tensor
 from vpmetrics._engine.conditions import resolve_condition
 from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
 from vpmetrics._engine.identification import Identification, identify_condition
-from vpmetrics._engine.identification_scalars import jackknife_groups, pool_groups
+from vpmetrics._engine.identification_scalars import jackknife_all_groups, pool_identifications
 from vpmetrics._engine.jackknife import add_intervals, group_speakers
 from vpmetrics._engine.references import IdentificationTrials
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
@@ -81,10 +81,10 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
 
     def _value(self, data: EvaluationData) -> dict[str, Tensor]:
         parts = self._identify(data)
-        values = _summarise(pool_groups([part for _, part in parts]))
+        values = _summarise(pool_identifications([part for _, part in parts]))
         if self.intervals is None:
             return values
-        jackknife = jackknife_groups(parts, self.scoring, group_speakers(data), "empirical")
+        jackknife = jackknife_all_groups(parts, self.scoring, group_speakers(data), "empirical")
         return add_intervals(values, jackknife, self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
@@ -104,7 +104,7 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
 
         with self._gathered():
             parts = self._identify(self._data())
-        pooled = pool_groups([part for _, part in parts])
+        pooled = pool_identifications([part for _, part in parts])
         assert pooled.bits is not None
         return draw_local_information(pooled.bits, len(pooled.histogram), _summarise(pooled), ax, label)
 

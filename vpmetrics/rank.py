@@ -9,8 +9,13 @@ from torch import Tensor
 
 from vpmetrics._engine.conditions import resolve_condition
 from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
-from vpmetrics._engine.identification import identify_condition, mean_over_groups, pool_histograms, rank_condition
-from vpmetrics._engine.identification_scalars import jackknife_groups
+from vpmetrics._engine.identification import (
+    compute_histograms_by_group,
+    identify_condition,
+    mean_over_groups,
+    pool_histograms,
+)
+from vpmetrics._engine.identification_scalars import jackknife_all_groups
 from vpmetrics._engine.jackknife import add_intervals, group_speakers
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.utterances import EvaluationData
@@ -83,7 +88,7 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         self.model, self.condition, self.scoring = model, condition, scoring
 
     def _histograms(self, data: EvaluationData) -> list[Tensor]:
-        return rank_condition(data, resolve_condition(self.condition), self.scoring, self.bandwidth)
+        return compute_histograms_by_group(data, resolve_condition(self.condition), self.scoring, self.bandwidth)
 
     def _value(self, data: EvaluationData) -> dict[str, Tensor]:
         if self.intervals is None:
@@ -91,7 +96,7 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         parts = identify_condition(data, resolve_condition(self.condition), self.scoring, has_bits=False)
         values = self._disclosure([part.histogram for _, part in parts])
         return add_intervals(
-            values, jackknife_groups(parts, self.scoring, group_speakers(data), self.model), self.intervals
+            values, jackknife_all_groups(parts, self.scoring, group_speakers(data), self.model), self.intervals
         )
 
     def _disclosure(self, histograms: list[Tensor]) -> dict[str, Tensor]:

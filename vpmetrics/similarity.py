@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
-from vpmetrics._engine.embedding_report import Settings, report_embeddings
+from vpmetrics._engine.embedding_report import ReportSettings, report_embeddings
 from vpmetrics._engine.scalar import CI_SUFFIXES
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, split_matrix
@@ -123,7 +123,7 @@ class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):
         if self.intervals is None:
             return value
         families = frozenset((name, "matrix") for name in self.conditions)
-        settings = Settings(self.similarity, self.scoring, families=families, intervals=self.intervals)
+        settings = ReportSettings(self.similarity, self.scoring, families=families, intervals=self.intervals)
         scalars = report_embeddings(data, settings).scalars
         return {self.key: value} | {f"{self.key}{end}": scalars[f"{self.key}{end}"] for end in CI_SUFFIXES}
 

@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from vpmetrics._engine.conditions import Condition, resolve_condition
 from vpmetrics._engine.distributed import gather_objects
 from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
-from vpmetrics._engine.embedding_report import Settings, report_embeddings
+from vpmetrics._engine.embedding_report import ReportSettings, report_embeddings
 from vpmetrics._engine.moments import Moments, measure_moments, merge_moments
 from vpmetrics._engine.registry import FAMILIES, add_interval_keys, scalar_key
 from vpmetrics._engine.utterances import EvaluationData, encode_labels
@@ -184,7 +184,7 @@ class StrongestAttack(AttackedMetric):
 
     def _value(self, data: EvaluationData) -> dict[str, Tensor]:
         name, families = self.condition, frozenset([(self.condition, "attack")])
-        settings = Settings(families=families, intervals=self.intervals, measures=frozenset(["d_ece"]))
+        settings = ReportSettings(families=families, intervals=self.intervals, measures=frozenset(["d_ece"]))
         report = report_embeddings(data, settings, partial(self._fit_attacks, data))
         keys = [entry.key for entry in FAMILIES["attack"]]
         keys = list(add_interval_keys(keys)) if self.intervals is not None else keys

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
-from vpmetrics._engine.embedding_report import Settings, report_embeddings
+from vpmetrics._engine.embedding_report import ReportSettings, report_embeddings
 from vpmetrics._engine.population import average_utterances
 from vpmetrics._engine.registry import (
     OF_POPULATION,
@@ -230,7 +230,7 @@ class VoicePrivacy(AttackedMetric):
             if "disclosure" in keys:
                 families |= {("across" if has_sessions else "PP", "attack")}
         names = ("similarity", "scoring", "slope", "rank_model", "bandwidth", "enrolment", "sizes", "intervals")
-        settings = Settings(**{name: getattr(self, name) for name in names}, families=families, measures=measures)
+        settings = ReportSettings(**{name: getattr(self, name) for name in names}, families=families, measures=measures)
         make_attacks = None if self.attacks is None else partial(self._fit_attacks, data)
         report = report_embeddings(data, settings, make_attacks)
         return replace(report, speaker_names=dict(self.speaker_names))

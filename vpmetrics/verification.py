@@ -18,7 +18,7 @@ from vpmetrics._engine.measures import (
 )
 from vpmetrics._engine.metric_base import InstanceConstant
 from vpmetrics._engine.precision import wide_dtype
-from vpmetrics._engine.score_counts import Counted, ScoreCounts
+from vpmetrics._engine.score_counts import CountedScores, ScoreCounts
 from vpmetrics._engine.score_metric import ScoreMetric, TrialMetric
 from vpmetrics._engine.validation import reject_options
 from vpmetrics.functional.verification import cllr, linkability, rate_key, resolve_rates
@@ -130,7 +130,7 @@ class Linkability(ScoreMetric):
         if self.keeps_scores:
             return linkability(*self._trials(), validate_args=False)
         middles, counts = self._bin_middles()
-        return linkability_of_trials(Counted(middles, counts)).to(torch.float32)
+        return linkability_of_trials(CountedScores(middles, counts)).to(torch.float32)
 
     def error_bound(self) -> Tensor:
         """Return NaN for bins, whose error has no known bound; 0 where the scores themselves are kept."""

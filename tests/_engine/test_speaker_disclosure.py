@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine import pair_blocks
 from vpmetrics._engine.identification import bits_of_ranks
-from vpmetrics._engine.speaker_disclosure import identify_speakers
+from vpmetrics._engine.speaker_disclosure import average_bits_by_speaker
 from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics.functional import speaker_disclosure
 
@@ -141,7 +141,7 @@ def test_scores_say_of_every_speaker_what_embeddings_say():
 
 def test_ranks_and_local_bits_of_speakers_recombine():
     known = reported("PP")
-    each = identify_speakers(known.identification)
+    each = average_bits_by_speaker(known.identification)
     assert_weighted_means(each, known.scalars)
     for key in ("mean_d", "alid"):
         assert known.scalars[f"worst_speaker_{key}"] == getattr(each, key).max()
@@ -179,7 +179,7 @@ def test_groups_and_sessions_recombine_too():
     for known in metric.report().conditions.values():
         for side in known.speakers[1:]:
             assert_close(side.contributions.sum(), known.scalars["d_ece"], rtol=0, atol=1e-12)
-        each = identify_speakers(known.identification)
+        each = average_bits_by_speaker(known.identification)
         assert_weighted_means(each, known.scalars)
 
 

@@ -280,7 +280,7 @@ class AttackFolds(ValueCache):
             halves = ((a.take(in_a == half), b.take(in_b != half)) for half in (False, True))
             return [Comparison(*each, condition) for each in halves]
 
-        return self.keep((fold, condition.name, is_halved, is_sample), form)
+        return self.get_or_make((fold, condition.name, is_halved, is_sample), form)
 
     def _form_sides(self, condition: Condition) -> tuple[Utterances, Utterances]:
         """Return the enrolment and the test side of a condition, kept so that folds share them."""
@@ -291,7 +291,7 @@ class AttackFolds(ValueCache):
                 enrolment = replace(enrolment, embeddings=unit_length(enrolment.embeddings))
             return enrolment, test
 
-        return self.keep(("sides", condition.name), form)
+        return self.get_or_make(("sides", condition.name), form)
 
     def _sort_side(self, side: Utterances) -> tuple[Utterances, list[int]]:
         """Return the rows of a side by fold and code, and where each fold begins and ends."""
@@ -305,7 +305,7 @@ class AttackFolds(ValueCache):
         """Return all rows of a fold, or some of each of some speakers; the same object whatever the condition."""
 
         def take() -> Utterances:
-            ordered, ends = self.keep(side, lambda: self._sort_side(side))
+            ordered, ends = self.get_or_make(side, lambda: self._sort_side(side))
             rows = ordered.take(slice(*ends[fold : fold + 2]))
             if not is_sample or len(rows) <= _SAMPLED_ROWS:
                 return rows
@@ -314,7 +314,7 @@ class AttackFolds(ValueCache):
             codes = take_evenly(codes, max(2, _SAMPLED_ROWS // per_speaker))
             return limit_rows_per_speaker(rows, codes, per_speaker)
 
-        return self.keep((side, fold, is_sample), take)
+        return self.get_or_make((side, fold, is_sample), take)
 
 
 def halve_recordings(a: Utterances, b: Utterances) -> tuple[Tensor, Tensor]:

@@ -25,10 +25,10 @@ Finder = Callable[[Tensor], list[Tensor]]
 
 def look_up(steps: Steps, per_step: Tensor, scores: Tensor) -> Tensor:
     """Return the value of every score, in their shape, from a table of one entry per step."""
-    return look_up_in(steps, [per_step])(scores)[0]
+    return make_finder(steps, [per_step])(scores)[0]
 
 
-def look_up_in(steps: Steps, tables: Sequence[Tensor]) -> Finder:
+def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
     """Return a function from scores to their values in each of some tables of one entry per step."""
     edges, values = steps.edges, torch.stack(list(tables))
     if is_numpy_ready(values):  # blocks are far fewer than steps; counting them would be a GPU sync
@@ -106,7 +106,7 @@ def minimise_cost(derivatives: Callable[[Tensor], Derivatives], theta: Tensor) -
     """
     here, longest = derivatives(theta), torch.linalg.vector_norm(theta, dim=1, keepdim=True).clamp(min=1)
     for iteration in range(_ITERATIONS):
-        step = _newton(here)
+        step = _newton_step(here)
         done = _is_negligible(step, theta)
         if (iteration == _FIRST_CHECK or theta.device.type == "cpu") and bool(done.all()):
             break
@@ -119,7 +119,7 @@ def minimise_cost(derivatives: Callable[[Tensor], Derivatives], theta: Tensor) -
         longest = torch.where(better, longest.maximum(_GROWTH * taken), taken / _GROWTH)
         theta = torch.where(better, theta - step, theta)
         here = Derivatives(*torch.where(better, torch.stack(there, 1), torch.stack(here, 1)).unbind(1))
-    step = _newton(here)
+    step = _newton_step(here)
     done = _is_negligible(step, theta)
     return torch.where(done.unsqueeze(1), theta - step, theta), done
 
@@ -136,7 +136,7 @@ def _is_negligible(step: Tensor, theta: Tensor) -> Tensor:
     return last
 
 
-def _newton(cost: Derivatives) -> Tensor:
+def _newton_step(cost: Derivatives) -> Tensor:
     """Return Newton's step ``(F, 2)``, or the gradient where rounding hides the curvature."""
     gradient = torch.stack([cost.slope, cost.offset], dim=1)
     least = torch.finfo(gradient.dtype).tiny ** 0.5  # scores that say nothing leave the slope at 0
@@ -151,7 +151,7 @@ def _newton(cost: Derivatives) -> Tensor:
 ScoreMap = Callable[[Tensor], Tensor]
 
 
-def linear_map(preds: Tensor, target: Tensor) -> ScoreMap:
+def fit_linear_map(preds: Tensor, target: Tensor) -> ScoreMap:
     """Return the map ``a * s + b`` of least Cllr at prior 1/2, without regularisation."""
     scores, is_target = widen(preds.detach().flatten()), target.flatten().bool()
     slope, offset = fit_logistic(scores, is_target)
@@ -180,7 +180,7 @@ def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
     return slope / spread, offset - slope / spread * centre
 
 
-def isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
+def fit_isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
     """Return PAV under Laplace's rule, its posterior interpolated between training scores and constant outside."""
     steps = count_by_score(preds, target, validate_args=False).ascending
     knots = torch.unique(widen(preds.detach().flatten()))
@@ -208,7 +208,7 @@ def transferred_llr(
     check_choice("calibration", calibration, ("linear", "isotonic"))
     for trials in ((preds, target), (fit_preds, fit_target)):
         check_trials(*trials, validate_args)
-    fit = linear_map if calibration == "linear" else isotonic_map
+    fit = fit_linear_map if calibration == "linear" else fit_isotonic_map
     return fit(fit_preds, fit_target)(widen(preds.flatten()))
 
 
@@ -243,8 +243,8 @@ def fit_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor, num_fol
     is_all = num_folds == 1
     weights = belongs if is_all else 1 - belongs  # (F, R), which targets a regression is fitted on
     others = counts if is_all else counts.sum(0) - counts
-    ends = _extremes(nontarget, rows, target, target_fold, num_folds)
-    places, contradictions = _contradictions(ends, is_all)
+    ends = _find_extremes(nontarget, rows, target, target_fold, num_folds)
+    places, contradictions = _place_contradictions(ends, is_all)
 
     def derivatives_of(regressions: slice) -> Callable[[Tensor], Derivatives]:
         def derivatives(theta: Tensor) -> Derivatives:
@@ -267,7 +267,7 @@ def fit_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor, num_fol
     return torch.where(is_empty, torch.nan, theta[:, 0])
 
 
-def _extremes(nontarget: Tensor, rows: Tensor, target: Tensor, target_fold: Tensor, num_folds: int) -> Tensor:
+def _find_extremes(nontarget: Tensor, rows: Tensor, target: Tensor, target_fold: Tensor, num_folds: int) -> Tensor:
     """Return highest and lowest (negated) non-target, then the same of targets, by fold, ``(4, F)``."""
     ends = nontarget.new_full((4, num_folds), -torch.inf)
     for index, (values, folds) in enumerate([(nontarget, rows), (-nontarget, rows), (target, target_fold)]):
@@ -276,7 +276,7 @@ def _extremes(nontarget: Tensor, rows: Tensor, target: Tensor, target_fold: Tens
     return ends
 
 
-def _contradictions(ends: Tensor, is_all: bool) -> tuple[Tensor, Tensor]:
+def _place_contradictions(ends: Tensor, is_all: bool) -> tuple[Tensor, Tensor]:
     """Return where one more target and one more non-target go, ``(2, F, 1)``, and how much they weigh, ``(F, 1)``.
 
     Where a threshold separates the classes, no slope is steep enough. Then one more target is put where the nearest

@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vpmetrics._engine.calibration import Finder, look_up_in
+from vpmetrics._engine.calibration import Finder, make_finder
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import at_least_float32, wide_dtype, widen
 from vpmetrics._engine.score_counts import (
-    Counted,
+    CountedScores,
     CountedTrials,
-    Ordered,
+    OrderedScores,
     ScoreCounts,
     count_by_bin,
     count_ordered,
+    count_smoothly,
     merge_empty_steps,
-    order_scores,
-    soft_steps,
+    sort_by_class,
     sort_scores,
 )
 from vpmetrics._engine.smoothing import lay_grid, read_off
@@ -40,13 +40,13 @@ class ConditionScores(NamedTuple):
     """What one pass over the blocks of a condition keeps.
 
     ``trials``: every score, or the middle of every bin and its counts. ``counts`` for what follows from PAV.
-    ``look_up(tables)`` returns a function from scores to the values of tables with one entry per step.
+    ``make_finder(tables)`` returns a function from scores to the values of tables with one entry per step.
     ``is_one_sided``: each unordered pair was counted once. ``worst_counts`` bounds what binning may have hidden.
     """
 
-    trials: Ordered | Counted
+    trials: OrderedScores | CountedScores
     counts: ScoreCounts
-    look_up: Callable[[Sequence[Tensor]], Finder]
+    make_finder: Callable[[Sequence[Tensor]], Finder]
     is_one_sided: bool = False
     worst_counts: Callable[[], ScoreCounts] | None = None
 
@@ -70,30 +70,30 @@ def score_pairs(pairs: PairBlocks, bandwidth: float | None = None) -> ConditionS
         return _smooth_scores(pairs, bandwidth)
     if pairs.is_exact:
         pairs.keep_blocks()
-        return _score_ordered(Ordered(*map(sort_scores, pairs.scores_by_class())), pairs.is_same_rows)
+        return _score_ordered(OrderedScores(*map(sort_scores, pairs.scores_by_class())), pairs.is_same_rows)
     return _bin_scores(pairs)
 
 
 def score_trials(scores: Tensor, is_target: Tensor, is_one_sided: bool = False) -> ConditionScores:
     """Return given trials ``(P,)`` with every score kept."""
-    return _score_ordered(order_scores(at_least_float32(scores.detach()), is_target), is_one_sided)
+    return _score_ordered(sort_by_class(at_least_float32(scores.detach()), is_target), is_one_sided)
 
 
-def _score_ordered(trials: Ordered, is_one_sided: bool) -> ConditionScores:
+def _score_ordered(trials: OrderedScores, is_one_sided: bool) -> ConditionScores:
     counts = count_ordered(trials)
-    return ConditionScores(trials, counts, partial(look_up_in, counts.ascending), is_one_sided)
+    return ConditionScores(trials, counts, partial(make_finder, counts.ascending), is_one_sided)
 
 
 def _smooth_scores(pairs: PairBlocks, bandwidth: float) -> ConditionScores:
     scores, is_target = pairs.all_trials()
     grid = lay_grid(scores, bandwidth)
-    counts = soft_steps(grid, scores, is_target)
+    counts = count_smoothly(grid, scores, is_target)
 
-    def look_up(tables: Sequence[Tensor]) -> Finder:
+    def make_finder(tables: Sequence[Tensor]) -> Finder:
         return lambda values: [read_off(grid, table, values.flatten()).view(values.shape) for table in tables]
 
-    trials = Counted(scores, torch.stack([~is_target, is_target]))
-    return ConditionScores(trials, counts, look_up, pairs.is_same_rows)
+    trials = CountedScores(scores, torch.stack([~is_target, is_target]))
+    return ConditionScores(trials, counts, make_finder, pairs.is_same_rows)
 
 
 class _ScoreAxis(NamedTuple):
@@ -159,7 +159,7 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
     counts = count_by_bin(*histogram)
     ascending, step_of_bin = merge_empty_steps(counts.ascending)
 
-    def look_up(tables: Sequence[Tensor]) -> Finder:
+    def make_finder(tables: Sequence[Tensor]) -> Finder:
         per_bin = [pad(table[step_of_bin].roll(-_TAIL), (0, 1), value=torch.nan) for table in tables]
 
         def find(scores: Tensor) -> list[Tensor]:
@@ -169,9 +169,9 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
         return find
 
     return ConditionScores(
-        Counted(torch.where(has_nan, torch.nan, middles), by_class),
+        CountedScores(torch.where(has_nan, torch.nan, middles), by_class),
         ScoreCounts(ascending, merge_empty_steps(counts.descending)[0]),
-        look_up,
+        make_finder,
         pairs.is_same_rows,
         lambda: count_by_bin(*histogram, is_separated=True),
     )

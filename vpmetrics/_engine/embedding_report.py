@@ -32,10 +32,10 @@ from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_disclosure import (
     SpeakerDisclosure,
     WorstSpeaker,
+    average_bits_by_speaker,
+    compute_speaker_disclosure,
     count_permuted_targets,
-    disclose_speakers,
     find_worst_speaker,
-    identify_speakers,
     linkability_chance,
     speaker_scalars,
 )
@@ -52,7 +52,7 @@ _COARSE_BINS = 0.01  # bits of D_ECE; a larger error by binning is warned of
 _ScalarsAndJackknife = tuple[dict[str, Tensor], Jackknife | None]  # scalars of some families, and their jackknife
 
 
-class Settings(NamedTuple):
+class ReportSettings(NamedTuple):
     """How embeddings are compared and what is computed from their scores, see :class:`vpmetrics.VoicePrivacy`.
 
     ``families``: pairs of a condition and a family of numbers, ``measures``: score measures; None asks for all.
@@ -80,7 +80,7 @@ class _ConditionEvaluation:
     """One condition of embeddings. Properties that several families share are computed once, on first use."""
 
     def __init__(
-        self, data: EvaluationData, condition: Condition, settings: Settings, attacks: CrossFittedAttacks | None
+        self, data: EvaluationData, condition: Condition, settings: ReportSettings, attacks: CrossFittedAttacks | None
     ) -> None:
         self.data, self.condition, self.settings = data, condition, settings
         is_attacked = condition.name != "OO" and self.needs("attack", "attacked_population")
@@ -137,7 +137,7 @@ class _ConditionEvaluation:
 
     @cached_property
     def speakers(self) -> SpeakerDisclosure:
-        return disclose_speakers(self.pairs, self.scores, self.data.speakers)
+        return compute_speaker_disclosure(self.pairs, self.scores, self.data.speakers)
 
     @cached_property
     def identification(self) -> IdentificationNumbers:
@@ -195,7 +195,7 @@ class _ConditionEvaluation:
         return {}, None
 
     def compute_speakers(self) -> _ScalarsAndJackknife:
-        return speaker_scalars(self.speakers, identify_speakers(self.identification.pooled)), None
+        return speaker_scalars(self.speakers, average_bits_by_speaker(self.identification.pooled)), None
 
     def compute_attacks(self) -> _ScalarsAndJackknife:
         strongest = self.strongest
@@ -243,7 +243,7 @@ _METHODS: dict[tuple[str, ...], Callable[[_ConditionEvaluation], _ScalarsAndJack
 
 
 def report_condition(
-    data: EvaluationData, condition: Condition, settings: Settings, attacks: CrossFittedAttacks | None = None
+    data: EvaluationData, condition: Condition, settings: ReportSettings, attacks: CrossFittedAttacks | None = None
 ) -> ConditionReport:
     """Return the report of one condition: its score measures, and the families that are needed."""
     evaluation = _ConditionEvaluation(data, condition, settings, attacks)
@@ -278,7 +278,7 @@ def report_condition(
     )
 
 
-def _form_pairs(data: EvaluationData, condition: Condition, settings: Settings) -> PairBlocks:
+def _form_pairs(data: EvaluationData, condition: Condition, settings: ReportSettings) -> PairBlocks:
     sides, scorer = data.sides(condition, settings.enrolment), resolve_scoring(settings.scoring)
     keep_digits = settings.bandwidth is None
     return PairBlocks(*sides, len(data.speakers), scorer, condition, data.processes, keep_digits=keep_digits)
@@ -286,7 +286,7 @@ def _form_pairs(data: EvaluationData, condition: Condition, settings: Settings) 
 
 def report_embeddings(
     data: EvaluationData,
-    settings: Settings,
+    settings: ReportSettings,
     make_attacks: Callable[[Sequence[Condition]], CrossFittedAttacks] | None = None,
 ) -> PrivacyReport:
     """Return the report of all utterances, with the numbers that ``settings`` asks for."""
@@ -307,7 +307,7 @@ def report_embeddings(
 
 
 def _disclosure_by_length(
-    data: EvaluationData, settings: Settings, make_attacks: Any, lengths: Sequence[int]
+    data: EvaluationData, settings: ReportSettings, make_attacks: Any, lengths: Sequence[int]
 ) -> dict[int, dict[str, Tensor]]:
     """Return the scalars of conversations of each length, in utterances, for a figure."""
     conditions = [name for name in CONDITIONS if name not in ("OO", "within")]

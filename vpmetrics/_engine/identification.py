@@ -89,7 +89,7 @@ def identify(
                 weight = slopes[number, block.rows].to(centred.dtype).unsqueeze(1) / deviation
                 bits[number, block.rows] = widen(local_bits(centred, match - mean, weight))
     ranks, bits = trials.processes.all_reduce(ranks, bits)
-    histograms = [histogram_of_ranks(trials, each) for each in ranks]
+    histograms = [count_ranks(trials, each) for each in ranks]
     used = trials.usable.nonzero().squeeze(1)
     above, tied = ranks[0, :2, used].long()
     tied = tied.clamp(min=1)  # a score ties with itself, also if it is NaN
@@ -189,16 +189,16 @@ def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, columns: T
     return torch.stack(slopes)
 
 
-def rank_condition(
+def compute_histograms_by_group(
     data: EvaluationData, condition: Condition, scoring: Scoring, bandwidth: float | None = None
 ) -> list[Tensor]:
     """Return the rank histogram of each group with two references; of the first group where no group has two."""
     trials = [form_condition_trials(part, condition) for part in data.by_group()]
-    histograms = [rank_histogram_of(each, scoring, bandwidth) for each in trials]
+    histograms = [compute_rank_histogram(each, scoring, bandwidth) for each in trials]
     return [each for each in histograms if len(each) > 1] or histograms[:1]
 
 
-def rank_histogram_of(trials: IdentificationTrials, scoring: Scoring, bandwidth: float | None = None) -> Tensor:
+def compute_rank_histogram(trials: IdentificationTrials, scoring: Scoring, bandwidth: float | None = None) -> Tensor:
     """Return inputs per rank, ``(N,)``; with ``bandwidth`` smoothly, with a gradient."""
     if bandwidth is not None:
         return _smooth_histogram(trials, scoring, bandwidth)
@@ -206,7 +206,7 @@ def rank_histogram_of(trials: IdentificationTrials, scoring: Scoring, bandwidth:
     for block in score_inputs(trials, scoring):
         ranks[:, block.rows] = rank_inputs(block)
     (ranks,) = trials.processes.all_reduce(ranks)
-    return histogram_of_ranks(trials, ranks)
+    return count_ranks(trials, ranks)
 
 
 def _smooth_histogram(trials: IdentificationTrials, scoring: Scoring, bandwidth: float) -> Tensor:
@@ -249,7 +249,7 @@ def count_above_and_tied(block: ScoreRows) -> tuple[Tensor, Tensor]:
     return above, tied.clamp(min=1)
 
 
-def histogram_of_ranks(trials: IdentificationTrials, ranks: Tensor) -> Tensor:
+def count_ranks(trials: IdentificationTrials, ranks: Tensor) -> Tensor:
     """Return inputs per rank, ``(N,)``, from :func:`rank_inputs` of all inputs.
 
     The mass of an input is spread over the ranks it is tied for: a step up before them and a step down after, in

@@ -12,19 +12,19 @@ from torch import Tensor
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS, Condition
 from vpmetrics._engine.identification import (
     Identification,
+    compute_histograms_by_group,
     expected_mean_d,
     identify_condition,
     jackknife_identification,
     mean_over_groups,
     pool_histograms,
-    rank_condition,
 )
 from vpmetrics._engine.jackknife import Jackknife, JackknifeGroups, make_jackknife
 from vpmetrics._engine.population import (
     EnrolmentProtocol,
     average_rates,
+    compute_group_rates,
     median_num_utterances,
-    rates_of_group,
     reidentification_rates,
     replicate_rates,
     singling_out_rates,
@@ -61,12 +61,12 @@ def identify_all_groups(
     """Return what ranks disclose and, with ``has_bits``, local information."""
     is_exact = bandwidth is None
     parts = identify_condition(data, condition, scoring, slope, has_bits, has_chance=is_exact)
-    jackknife = None if groups is None else jackknife_groups(parts, scoring, groups, model)
+    jackknife = None if groups is None else jackknife_all_groups(parts, scoring, groups, model)
     results = [each for _, each in parts]
     if not is_exact:
-        smooth = rank_condition(data, condition, scoring, bandwidth)
+        smooth = compute_histograms_by_group(data, condition, scoring, bandwidth)
         results = [each._replace(histogram=histogram) for each, histogram in zip(results, smooth, strict=True)]
-    scalars, pooled = rank_scalars(results, model), pool_groups(results)
+    scalars, pooled = rank_scalars(results, model), pool_identifications(results)
     if has_bits and pooled.bits is not None:
         scalars |= summarise_information(pooled.bits, pooled.linked)
         if is_exact:
@@ -90,7 +90,7 @@ def rank_scalars(parts: Sequence[Identification], model: str) -> dict[str, Tenso
     return values | {"mean_d_chance": mean_over_groups(chances, inputs)["mean_d"]}
 
 
-def pool_groups(parts: Sequence[Identification]) -> Identification:
+def pool_identifications(parts: Sequence[Identification]) -> Identification:
     """Return the inputs of all groups as one result."""
     if len(parts) == 1:
         return parts[0]
@@ -109,7 +109,7 @@ def pool_groups(parts: Sequence[Identification]) -> Identification:
     )
 
 
-def jackknife_groups(
+def jackknife_all_groups(
     parts: Sequence[tuple[IdentificationTrials, Identification]], scoring: Scoring, groups: JackknifeGroups, model: str
 ) -> Jackknife:
     """Return the jackknife of the numbers of identification, over all groups."""
@@ -173,9 +173,9 @@ class PopulationRates:
 
         People are searched among their fold, since the attack has seen all others.
         """
-        folds = self._attacked_folds(utterances)
         parts = [
-            rates_of_group(data, protocol, sizes, scoring, is_extrapolated=False) for data, protocol, scoring in folds
+            compute_group_rates(data, protocol, sizes, scoring, is_extrapolated=False)
+            for data, protocol, scoring in self._attacked_folds(utterances)
         ]
         if parts:
             return average_rates(parts)

@@ -25,7 +25,7 @@ from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import widen
 from vpmetrics._engine.registry import scalar, scalar_key
 from vpmetrics._engine.scalar import CI_SUFFIXES
-from vpmetrics._engine.score_counts import Counted, CountedTrials, ScoreCounts, Steps
+from vpmetrics._engine.score_counts import CountedScores, CountedTrials, ScoreCounts, Steps
 from vpmetrics._engine.speaker_similarity import SimilaritySummary
 from vpmetrics._engine.utterances import EvaluationData, add_counts, count_values, order_speakers_by_value
 from vpmetrics._engine.validation import suppress_warnings, warn_undefined
@@ -144,7 +144,7 @@ class ReplicateCounts(NamedTuple):
         ascending = Steps(edges, self.targets, self.nontargets)
         descending = Steps(edges, self.targets.flip(-1), self.nontargets.flip(-1))
         counts, costs = torch.stack([self.nontargets, self.targets]), partial(cells.trials.mean_costs, cells.edges)
-        trials = Counted(cells.values, counts, costs)
+        trials = CountedScores(cells.values, counts, costs)
         return CountedTrials(trials, ScoreCounts(ascending, descending), cells.linkability_edges)
 
     def make_jackknife(self, keys: Iterable[str] = tuple(SCORE_MEASURES)) -> Jackknife:
@@ -328,7 +328,7 @@ class Jackknife(NamedTuple):
         return Jackknife(changes, bias, self.groups)
 
 
-def are_enough_speakers(number: int) -> bool:
+def check_enough_speakers(number: int) -> bool:
     """Return whether ``number`` speakers with trials of each kind suffice for intervals; warn if not."""
     if number < FEWEST_SPEAKERS:
         warn_undefined(
@@ -345,7 +345,7 @@ def make_jackknife(
     ``num_speakers``: the smaller number, with target or with non-target trials; None where all have both.
     """
     changes = {key: each[1:] - each[0] for key, each in replicates.items()}
-    if changes and not are_enough_speakers(len(groups.labels) if num_speakers is None else num_speakers):
+    if changes and not check_enough_speakers(len(groups.labels) if num_speakers is None else num_speakers):
         changes = {key: torch.full_like(each, torch.nan) for key, each in changes.items()}
     corrected = [key for key in changes if key in SCORE_MEASURES and SCORE_MEASURES[key].is_bias_corrected]
     return Jackknife(changes, {key: groups.ratio * changes[key].mean() for key in corrected}, groups)

@@ -26,7 +26,7 @@ from vpmetrics._engine.scalar import (
     TAG_LETTERS,
     Scalar,
 )
-from vpmetrics._engine.score_counts import Counted, CountedTrials, Ordered, Steps, calibrate, mean_over
+from vpmetrics._engine.score_counts import CountedScores, CountedTrials, OrderedScores, Steps, calibrate, weighted_mean
 from vpmetrics._engine.validation import warn_first
 
 _PROFILE_CELLS = 1 << 14  # cells of the score axis that curves over the prior use
@@ -63,7 +63,7 @@ def evidence(llr: Tensor) -> Tensor:
 def expected_disclosure(steps: Steps) -> Tensor:
     """Return D_ECE in bits, ``(...)`` for steps ``(..., S)``."""
     llr, targets, nontargets = steps.blocks
-    return (mean_over(targets, evidence(llr)) + mean_over(nontargets, evidence(-llr))) / (2 * math.log(2))
+    return (weighted_mean(targets, evidence(llr)) + weighted_mean(nontargets, evidence(-llr))) / (2 * math.log(2))
 
 
 def llr_disclosure(llr: Tensor, is_target: Tensor) -> Tensor:
@@ -94,8 +94,8 @@ def minimum_cross_entropy(steps: Steps, prior_log_odds: Tensor) -> Tensor:
     """Return the empirical cross-entropy of PAV-calibrated scores in bits, ``(..., P)`` for priors ``(P,)``."""
     llr, targets, nontargets = (part.unsqueeze(-2) for part in steps.blocks)
     odds = prior_log_odds[:, None]
-    miss = mean_over(targets, softplus(-llr - odds))
-    return entropy_of_costs(miss, mean_over(nontargets, softplus(llr + odds)), prior_log_odds)
+    miss = weighted_mean(targets, softplus(-llr - odds))
+    return entropy_of_costs(miss, weighted_mean(nontargets, softplus(llr + odds)), prior_log_odds)
 
 
 def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor) -> Tensor:
@@ -106,8 +106,8 @@ def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor)
     (nontargets, targets), counts = _average_in_cells(widen(values), widen(counts))
     odds = prior_log_odds[:, None]
     miss, false_alarm = (
-        mean_over(counts[1], softplus(-targets - odds)),
-        mean_over(counts[0], softplus(nontargets + odds)),
+        weighted_mean(counts[1], softplus(-targets - odds)),
+        weighted_mean(counts[0], softplus(nontargets + odds)),
     )
     return entropy_of_costs(miss, false_alarm, prior_log_odds)
 
@@ -140,13 +140,13 @@ def cllr_from_sums(costs: Tensor, trials: Tensor) -> Tensor:
 def cllr_sums(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return costs in nats and numbers of trials, ``(2,)`` each: non-targets, targets. They add up over batches."""
     scores, is_target = widen(preds.flatten()), target.flatten().bool()
-    return Counted(scores, is_target == torch.arange(2, device=scores.device).unsqueeze(1)).cllr_sums()
+    return CountedScores(scores, is_target == torch.arange(2, device=scores.device).unsqueeze(1)).cllr_sums()
 
 
 def min_cllr_of_steps(steps: Steps) -> Tensor:
     """Return Cllr of PAV-calibrated scores in bits."""
     llr, targets, nontargets = steps.blocks
-    cost = mean_over(targets, softplus(-llr)) + mean_over(nontargets, softplus(llr))
+    cost = weighted_mean(targets, softplus(-llr)) + weighted_mean(nontargets, softplus(llr))
     return (cost / (2 * math.log(2))).clamp(max=1)  # 1 but for rounding
 
 
@@ -209,7 +209,7 @@ def tpr_at_fpr_of_steps(steps: Steps, fpr: float) -> Tensor:
     return torch.where(fpr * number.squeeze(-1) < _FEWEST_FALSE_ALARMS, torch.nan, rate)
 
 
-def linkability_edges(trials: Ordered | Counted) -> Tensor:
+def linkability_edges(trials: OrderedScores | CountedScores) -> Tensor:
     """Return the edges between the equal bins of the linkability measure, ``(99,)``: infinite beyond the last bin.
 
     NaN and one warning where it is undefined. Replicates use the bins of all trials, which come first.
@@ -237,7 +237,7 @@ def linkability_of_bins(counts: Tensor) -> Tensor:
     return value
 
 
-def linkability_of_trials(trials: Ordered | Counted, edges: Tensor | None = None) -> Tensor:
+def linkability_of_trials(trials: OrderedScores | CountedScores, edges: Tensor | None = None) -> Tensor:
     """Return D_sys of trials; NaN and one warning where it is undefined."""
     edges = linkability_edges(trials) if edges is None else edges
     return torch.where(edges[0].isnan(), torch.nan, linkability_of_bins(widen(trials.count_between(edges))))

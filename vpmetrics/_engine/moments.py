@@ -134,7 +134,7 @@ class ValueCache:
     def __init__(self) -> None:
         self._values: dict[Hashable, Any] = {}
 
-    def keep(self, key: Hashable, make: Callable[[], T]) -> T:
+    def get_or_make(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the value of a key; call ``make`` for it the first time."""
         if key not in self._values:
             self._values[key] = make()
@@ -196,7 +196,7 @@ class PairStatistics(ValueCache):
         if self.num_rows > len(self.mean_p):
             variance = getattr(self, 2 * side).diagonal()
             return ((variance > _RANK * variance.mean()).to(variance),)
-        return (self.keep(f"span {side}", lambda: _span(self._rows[side])),)
+        return (self.get_or_make(f"span {side}", lambda: _span(self._rows[side])),)
 
     def whiten(self, name: str, ridge: float) -> Chain:
         """Return a map to coordinates in which a covariance with a ridge is the identity, by a Cholesky factor.
@@ -214,7 +214,7 @@ class PairStatistics(ValueCache):
             inside = apply_chain(apply_chain(covariance, span).T, span)
             return (*span, Inverse(cholesky_with_ridge(inside, added)))
 
-        return self.keep((name, ridge), make)
+        return self.get_or_make((name, ridge), make)
 
     def correlate(self, ridge: float) -> Tensor:
         """Return ``K``, the covariance of whitened protected with whitened original rows; its SVD is that of CCA."""
@@ -223,7 +223,7 @@ class PairStatistics(ValueCache):
             half = apply_chain(self.po, self.whiten("oo", ridge))
             return apply_chain(half.T, self.whiten("pp", ridge)).T
 
-        return self.keep(("K", ridge), make)
+        return self.get_or_make(("K", ridge), make)
 
 
 def cholesky_with_ridge(matrix: Tensor, added: Tensor | float) -> Tensor:
@@ -263,19 +263,19 @@ class TrainingPairs(ValueCache):
 
     def normalisation(self, side: str, view: str) -> Normalisation:
         """Return the normalisation of ``"original"`` or ``"protected"`` rows."""
-        return self.keep((side, view), lambda: fit_normalisation(getattr(self, side), view))
+        return self.get_or_make((side, view), lambda: fit_normalisation(getattr(self, side), view))
 
     def rows(self, side: str, view: str, most: int | None = None) -> Tensor:
         """Return the rows of a side, normalised; with ``most`` that many at most, the same ones in any order."""
-        rows = self.keep((side, view, "rows"), lambda: self.normalisation(side, view)(getattr(self, side)))
+        rows = self.get_or_make((side, view, "rows"), lambda: self.normalisation(side, view)(getattr(self, side)))
         if most is None:
             return rows
-        return rows[take_evenly(self.keep("order", lambda: row_keys(self.protected).argsort(stable=True)), most)]
+        return rows[take_evenly(self.get_or_make("order", lambda: row_keys(self.protected).argsort(stable=True)), most)]
 
     def statistics(self, view: str) -> PairStatistics:
         """Return means and covariances of normalised rows."""
-        sides = self.rows("original", view), self.rows("protected", view)
-        return self.keep((view, "statistics"), lambda: PairStatistics(*sides, self.speaker_index, self.num_speakers))
+        columns = self.rows("original", view), self.rows("protected", view), self.speaker_index
+        return self.get_or_make((view, "statistics"), lambda: PairStatistics(*columns, self.num_speakers))
 
 
 class Moments(NamedTuple):

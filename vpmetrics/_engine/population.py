@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vpmetrics._engine.beta_binomial import fit_beta_binomial
 from vpmetrics._engine.conditions import Condition
-from vpmetrics._engine.identification import jackknife_identification, rank_histogram_of
+from vpmetrics._engine.identification import compute_rank_histogram, jackknife_identification
 from vpmetrics._engine.jackknife import JackknifeGroups
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.references import IdentificationTrials, form_trials, num_rows_at_once
@@ -205,10 +205,10 @@ def reidentification_rates(
     bandwidth: float | None = None,
 ) -> dict[str, Tensor]:
     """Return how often the speaker of a conversation comes first among N people of their group."""
-    return average_rates([rates_of_group(part, protocol, sizes, scoring, bandwidth) for part in data.by_group()])
+    return average_rates([compute_group_rates(part, protocol, sizes, scoring, bandwidth) for part in data.by_group()])
 
 
-def rates_of_group(
+def compute_group_rates(
     data: EvaluationData,
     protocol: EnrolmentProtocol,
     sizes: Sequence[int],
@@ -217,7 +217,7 @@ def rates_of_group(
     is_extrapolated: bool = True,
 ) -> WeightedRates:
     """Return the rates of one group; without extrapolation NaN for more people than there are references."""
-    histogram = rank_histogram_of(form_population_trials(data, protocol), scoring, bandwidth)
+    histogram = compute_rank_histogram(form_population_trials(data, protocol), scoring, bandwidth)
     values = rates_of_histogram(histogram, sizes)
     if not is_extrapolated:
         beyond = [f"rate_{size}" for size in sizes if size > len(histogram)]
@@ -338,7 +338,7 @@ def singling_out_rates(
         references = form_trials(enrolment, enrolment, torch.full_like(enrolment.ids, -1)).references
         places = draw_places(test.speakers, test.keys)
         means = references.first_gallery().to(enrolment.embeddings.dtype)
-        population = gather_population(means, references.speakers, test.embeddings, test.speakers, places, calibration)
+        population = form_population(means, references.speakers, test.embeddings, test.speakers, places, calibration)
         values = isolation_rates(population, sizes, scoring, draws)
         parts.append(WeightedRates(values, population.counts.new_tensor(len(population.predicates))))
     return average_rates(parts)
@@ -355,7 +355,7 @@ class Population(NamedTuple):
     counts: Tensor  # (S,), how many of the C to use
 
 
-def gather_population(
+def form_population(
     references: Tensor,
     reference_speakers: Tensor,
     conversations: Tensor,

@@ -60,6 +60,6 @@ def read_numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
     return dict(zip(values, torch.stack(row).tolist() if row else [], strict=True))
 
 
-def select(values: Tensor, mask: Tensor) -> Tensor:
+def select_masked(values: Tensor, mask: Tensor) -> Tensor:
     """Return the masked values, flat; NumPy copies them several times as fast."""
     return torch.from_numpy(values.numpy()[mask.numpy()]) if is_numpy_ready(values) else values[mask]

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad, softplus
 
 from vpmetrics._engine.pav import blocks_of_counts, sum_by_block
-from vpmetrics._engine.precision import at_least_float32, is_numpy_ready, select, widen
+from vpmetrics._engine.precision import at_least_float32, is_numpy_ready, select_masked, widen
 from vpmetrics._engine.smoothing import Grid, lay_grid, soft_counts_on_grid
 from vpmetrics._engine.validation import check_bandwidth, check_trials, warn_first
 
@@ -126,7 +126,7 @@ def merge_empty_steps(steps: Steps) -> tuple[Steps, Tensor]:
     return Steps(lowest, *sums), place
 
 
-def defined_or_nan(counts: ScoreCounts, has_nan: Tensor | None = None) -> ScoreCounts:
+def mark_undefined(counts: ScoreCounts, has_nan: Tensor | None = None) -> ScoreCounts:
     """Return the counts, or NaN counts and one warning where no calibration exists."""
     steps = counts.ascending
     lacks_targets, lacks_nontargets = (part.detach().sum() == 0 for part in (steps.targets, steps.nontargets))
@@ -150,13 +150,13 @@ def calibrate(steps: Steps, laplace: bool = False) -> Tensor:
     return steps.llr_of_orders(1) if laplace else steps.llr
 
 
-def mean_over(counts: Tensor, values: Tensor) -> Tensor:
+def weighted_mean(counts: Tensor, values: Tensor) -> Tensor:
     """Return the mean of values that occur ``counts`` times (last dimension)."""
     # A step without trials does not count, even where its value is infinite.
     return torch.where(counts == 0, 0, counts * values).sum(-1) / counts.sum(-1)
 
 
-class Ordered(NamedTuple):
+class OrderedScores(NamedTuple):
     """Scores of both classes, ascending, NaN last."""
 
     nontargets: Tensor
@@ -198,7 +198,7 @@ class Ordered(NamedTuple):
         return low, torch.cat([-none, self.targets[-1:], self.nontargets[-1:]]).amax()
 
 
-class Counted(NamedTuple):
+class CountedScores(NamedTuple):
     """Values ``(V,)`` and how often each occurs among non-targets and targets, ``(2, ..., V)``.
 
     Further dimensions hold the same values counted over different trials, such as the replicates of a jackknife.
@@ -219,14 +219,14 @@ class Counted(NamedTuple):
         return self.counts.sum(-1)
 
     def cllr_sums(self) -> tuple[Tensor, Tensor]:
-        """Return what :meth:`Ordered.cllr_sums` returns."""
+        """Return what :meth:`OrderedScores.cllr_sums` returns."""
         cost = softplus(torch.stack([self.values, -self.values])) if self.costs is None else self.costs()
         cost = cost.view(2, *[1] * (self.counts.dim() - 2), -1)
         # Only where a trial is: the cost of an absent one may be infinite.
         return torch.where(self.counts > 0, self.counts * cost, 0).sum(-1), self.class_sizes
 
     def mean_costs(self, edges: Tensor) -> Tensor:
-        """Return what :meth:`Ordered.mean_costs` returns."""
+        """Return what :meth:`OrderedScores.mean_costs` returns."""
         cost = self.counts * softplus(torch.stack([self.values, -self.values]))
         slots = torch.bucketize(self.values, edges, right=True)
         sums = widen(edges).new_zeros(2, len(edges) + 1).index_add(1, slots, torch.where(self.counts > 0, cost, 0))
@@ -234,21 +234,21 @@ class Counted(NamedTuple):
         return torch.where(number > 0, sums / number, 0)
 
     def count_between(self, edges: Tensor) -> Tensor:
-        """Return what :meth:`Ordered.count_between` returns."""
+        """Return what :meth:`OrderedScores.count_between` returns."""
         slots = torch.bucketize(self.values, edges, right=True)
         counts = widen(self.counts)
         return counts.new_zeros(*counts.shape[:-1], len(edges) + 1).index_add(-1, slots, counts)
 
     def span(self) -> tuple[Tensor, Tensor]:
-        """Return what :meth:`Ordered.span` returns."""
+        """Return what :meth:`OrderedScores.span` returns."""
         seen, ends = (self.counts > 0).flatten(0, -2).any(0), (self.values, -self.values)
         low, high = (pad(torch.where(seen, end, torch.inf), (0, 1), value=torch.inf).amin() for end in ends)
         return low, -high
 
 
-def order_scores(scores: Tensor, is_target: Tensor) -> Ordered:
+def sort_by_class(scores: Tensor, is_target: Tensor) -> OrderedScores:
     """Return trials ``(P,)`` in order."""
-    return Ordered(*(sort_scores(select(scores, mask)) for mask in (~is_target, is_target)))
+    return OrderedScores(*(sort_scores(select_masked(scores, mask)) for mask in (~is_target, is_target)))
 
 
 def sort_scores(scores: Tensor) -> Tensor:
@@ -269,12 +269,12 @@ def count_by_score(
     check_trials(preds, target, validate_args)
     check_bandwidth(bandwidth)
     if bandwidth is not None:
-        return soft_steps(lay_grid(preds.flatten(), bandwidth), preds.flatten(), target.flatten())
+        return count_smoothly(lay_grid(preds.flatten(), bandwidth), preds.flatten(), target.flatten())
     scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
-    return count_ordered(order_scores(scores, is_target))
+    return count_ordered(sort_by_class(scores, is_target))
 
 
-def count_ordered(ordered: Ordered) -> ScoreCounts:
+def count_ordered(ordered: OrderedScores) -> ScoreCounts:
     """Return the exact steps of trials in order."""
     targets, times = ordered.targets.unique_consecutive(return_counts=True)
     below, up_to = _count_nontargets_below(targets, ordered.nontargets)
@@ -286,10 +286,10 @@ def count_ordered(ordered: Ordered) -> ScoreCounts:
     descending = Steps(-targets.flip(0), pad(times.flip(0), (1, 0)), high.flip(0), pad(tied.flip(0), (1, 0)))
     # Sorting puts NaN last.
     last = torch.cat([part[-1:] for part in ordered])
-    return defined_or_nan(ScoreCounts(ascending, descending), last.isnan().any())
+    return mark_undefined(ScoreCounts(ascending, descending), last.isnan().any())
 
 
-def soft_steps(grid: Grid, preds: Tensor, target: Tensor) -> ScoreCounts:
+def count_smoothly(grid: Grid, preds: Tensor, target: Tensor) -> ScoreCounts:
     """Return smoothed counts as steps, one per grid cell; the counts are differentiable in ``preds``."""
     targets, nontargets = soft_counts_on_grid(grid, preds, target)
     points = grid.points
@@ -312,7 +312,7 @@ def count_by_bin(
         first[0], second[1] = 0, 0
         ascending, descending = (torch.stack(pair, dim=-1).flatten(1) for pair in ((first, second), (second, first)))
     steps = ScoreCounts(Steps(edges, *ascending), Steps(-edges.flip(0), *descending.flip(1)))
-    return defined_or_nan(steps, has_nan)
+    return mark_undefined(steps, has_nan)
 
 
 def _count_nontargets_below(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor]:
@@ -333,6 +333,6 @@ class CountedTrials(NamedTuple):
     ``linkability_edges``: bins of the linkability measure where these are given.
     """
 
-    trials: Ordered | Counted
+    trials: OrderedScores | CountedScores
     counts: ScoreCounts
     linkability_edges: Tensor | None = None

@@ -70,9 +70,9 @@ class SpeakerIdentification(NamedTuple):
     alid: Tensor
 
 
-def disclose_speakers(pairs: PairBlocks, scores: ConditionScores, speakers: Tensor) -> SpeakerDisclosure:
+def compute_speaker_disclosure(pairs: PairBlocks, scores: ConditionScores, speakers: Tensor) -> SpeakerDisclosure:
     """Return the disclosure of every speaker, from one more pass over the pairs."""
-    find, dtype = scores.look_up(_evidence_tables(scores)), wide_dtype(speakers.device)
+    find, dtype = scores.make_finder(_evidence_tables(scores)), wide_dtype(speakers.device)
     # Evidence and numbers of trials: of targets, of non-targets by enrolled and by tested speaker.
     sums = torch.zeros(3, 2, len(speakers), dtype=dtype, device=speakers.device)
     strongest = torch.zeros_like(sums[0])
@@ -99,11 +99,11 @@ def _evidence_tables(scores: ConditionScores) -> list[Tensor]:
     return [evidence(-llr), evidence(llr), laplace.abs().detach()]
 
 
-def disclose_trial_speakers(
+def compute_disclosure_of_trials(
     scores: ConditionScores, preds: Tensor, is_target: Tensor, places: Tensor, names: Tensor
 ) -> SpeakerDisclosure:
     """Return the disclosure of every speaker from given trials ``(P,)``; ``places`` ``(2, P)`` refer to ``names``."""
-    nontarget, target, strengths = scores.look_up(_evidence_tables(scores))(preds.clone())
+    nontarget, target, strengths = scores.make_finder(_evidence_tables(scores))(preds.clone())
     each = torch.where(is_target, target, nontarget)
     each = torch.stack([each, torch.ones_like(each)])
     empty = each.new_zeros(2, len(names))
@@ -131,7 +131,7 @@ def _side_disclosure(target_sums: Tensor, nontarget_sums: Tensor, strongest: Ten
     return SideDisclosure(of_targets, of_nontargets, target_sums[1], nontarget_sums[1], l_w)
 
 
-def identify_speakers(identification: Identification) -> SpeakerIdentification:
+def average_bits_by_speaker(identification: Identification) -> SpeakerIdentification:
     """Return the mean bits of the inputs of each speaker, ascending."""
     names, place, inputs = identification.speakers.unique(return_inverse=True, return_counts=True)
     unknown = torch.full_like(identification.rank_bits, torch.nan)

@@ -102,7 +102,7 @@ def similarity_rows(pairs: PairBlocks, scores: ConditionScores, similarity: str)
     """Yield similarities ``(v, S)`` of the speakers of a row group with all speakers; NaN where there is no trial."""
     llr = scores.llr_of_both_orders()
     is_geometric = similarity == "geometric"
-    find = scores.look_up([logsigmoid(llr) if is_geometric else llr])
+    find = scores.make_finder([logsigmoid(llr) if is_geometric else llr])
     for group, means in pair_means(pairs, lambda block_scores: find(block_scores)[0]):
         yield group, means.exp() if is_geometric else means.sigmoid()
 
@@ -150,7 +150,7 @@ def summarize_similarity(
             matrix[group.first_speaker : group.last_speaker] = means.detach()
         sums = sums + _sum_rows(means, group.first_speaker)
     (sums,) = pairs.processes.all_reduce(sums)
-    return _summary(sums, pairs.is_same_rows), None if matrix is None else _join_matrix(pairs, matrix)
+    return _summarize_sums(sums, pairs.is_same_rows), None if matrix is None else _join_matrix(pairs, matrix)
 
 
 def _sum_rows(similarities: Tensor, first: int) -> Tensor:
@@ -165,7 +165,7 @@ def _sum_rows(similarities: Tensor, first: int) -> Tensor:
     return torch.stack([within, pad(each.sum(2), margins) - within, each.sum(1) - within])
 
 
-def _summary(sums: Tensor, is_one_sided: bool) -> SimilaritySummary:
+def _summarize_sums(sums: Tensor, is_one_sided: bool) -> SimilaritySummary:
     (counts, within, log_within), of_rows, of_columns = sums
     within, log_within = within / counts, log_within / counts
     # If both sides are the same utterances, a pair appears once and counts for both of its speakers.
@@ -179,7 +179,7 @@ def _summary(sums: Tensor, is_one_sided: bool) -> SimilaritySummary:
 def summarize_matrix(matrix: Tensor, is_one_sided: bool) -> SimilaritySummary:
     """Return sums over a matrix; ``is_one_sided``: the matrix is symmetric, each pair counts once."""
     is_double = torch.ones_like(matrix, dtype=torch.bool).tril(-1) & is_one_sided
-    return _summary(_sum_rows(matrix.masked_fill(is_double, torch.nan), 0), is_one_sided)
+    return _summarize_sums(_sum_rows(matrix.masked_fill(is_double, torch.nan), 0), is_one_sided)
 
 
 def split_matrix(matrix: Tensor) -> tuple[Tensor, Tensor]:

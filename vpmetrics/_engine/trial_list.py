@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad, softplus
 
-from vpmetrics._engine.calibration import isotonic_map, linear_map, transferred_llr
+from vpmetrics._engine.calibration import fit_isotonic_map, fit_linear_map, transferred_llr
 from vpmetrics._engine.condition_scores import ConditionScores, score_trials
 from vpmetrics._engine.distributed import SINGLE_PROCESS
 from vpmetrics._engine.jackknife import (
@@ -29,12 +29,12 @@ from vpmetrics._engine.jackknife import (
 from vpmetrics._engine.measures import SCORE_MEASURES, cllr_from_sums, cllr_sums, evidence, llr_disclosure
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.report import ConditionReport, PrivacyReport, Transfer, assess_report, join_conditions
-from vpmetrics._engine.speaker_disclosure import disclose_trial_speakers, speaker_scalars
+from vpmetrics._engine.speaker_disclosure import compute_disclosure_of_trials, speaker_scalars
 from vpmetrics._engine.speaker_similarity import summarize_matrix
 from vpmetrics._engine.utterances import EvaluationData, split_sessions
 from vpmetrics._engine.validation import collect_warnings, suppress_warnings
 
-_CALIBRATIONS = {"linear": linear_map, "isotonic": isotonic_map}
+_CALIBRATIONS = {"linear": fit_linear_map, "isotonic": fit_isotonic_map}
 # What a trial adds to a number, of its log-likelihood ratio with the sign turned for non-targets.
 _COSTS: dict[str, Callable[[Tensor], Tensor]] = {"c_ece": evidence, "cllr": lambda llr: softplus(-llr)}
 
@@ -88,7 +88,7 @@ class TrialList(NamedTuple):
         halves = [(self.places() % 2 == number).all(0) for number in (0, 1)]
         trials = [(self.scores[half], self.is_target[half]) for half in halves]
         with suppress_warnings():
-            runs = [TrialList(linear_map(*fit)(own[0]), own[1]) for own, fit in (trials, trials[::-1])]
+            runs = [TrialList(fit_linear_map(*fit)(own[0]), own[1]) for own, fit in (trials, trials[::-1])]
         return [] if any(bool(run.scores.isnan().any()) or not len(run.scores) for run in runs) else runs
 
     def replicate_costs(self, key: str, llr: Tensor, groups: JackknifeGroups) -> Tensor:
@@ -165,7 +165,7 @@ def _report_condition(
         matrix = _similarity_matrix(given, scores, similarity, len(labels))
         summary = summarize_matrix(matrix, given.is_one_sided)
         weights = given.similarity_weights(similarity_derivatives(summary, matrix, similarity)[1])
-        speakers = disclose_trial_speakers(scores, given.scores, given.is_target, given.speakers, labels)
+        speakers = compute_disclosure_of_trials(scores, given.scores, given.is_target, given.speakers, labels)
         scalars |= {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log, **speaker_scalars(speakers)}
         mean_scores = partial(given.pair_means, given.scores, len(labels))
         report = replace(report, matrix=matrix, similarity=summary, mean_scores=mean_scores, speakers=speakers)
@@ -183,7 +183,7 @@ def _report_condition(
 
 
 def _similarity_matrix(given: TrialList, scores: ConditionScores, similarity: str, speakers: int) -> Tensor:
-    (llr,) = scores.look_up([scores.llr_of_both_orders()])(given.scores)
+    (llr,) = scores.make_finder([scores.llr_of_both_orders()])(given.scores)
     if similarity == "sigmoid":
         return given.pair_means(llr, speakers).sigmoid()
     return given.pair_means(logsigmoid(llr), speakers).exp()

@@ -423,13 +423,13 @@ def split_sessions(data: EvaluationData, most: int = 2048) -> tuple[EvaluationDa
     count = count_values(pairs[0], len(data.speakers))
     turn = torch.arange(pairs.shape[1], device=place.device) - (count.cumsum(0) - count)[pairs[0]]
     is_later, has_several = (2 * turn >= count[pairs[0]])[place], (count[pairs[0]] > 1)[place]
-    original = thin(data.original, most)
-    halves = (thin(side.take(has_several & half), most) for half in (~is_later, is_later))
+    original = thin_rows(data.original, most)
+    halves = (thin_rows(side.take(has_several & half), most) for half in (~is_later, is_later))
     first, second = (index_speakers(original, half, SINGLE_PROCESS) for half in halves)
     return first, second
 
 
-def thin(side: Utterances, most: int) -> Utterances:
+def thin_rows(side: Utterances, most: int) -> Utterances:
     """Return at most ``most`` rows, chosen by their values."""
     return side if len(side) <= most else side.take(take_evenly(side.value_order, most))
 

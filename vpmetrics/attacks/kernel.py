@@ -134,7 +134,7 @@ class ProductKernel:
 
 
 def _fit_product_kernel(pairs: TrainingPairs, side: str, view: str) -> ProductKernel:
-    return pairs.keep((side, view, "products"), lambda: ProductKernel(pairs.rows(side, view, _MOST_PRODUCTS)))
+    return pairs.get_or_make((side, view, "products"), lambda: ProductKernel(pairs.rows(side, view, _MOST_PRODUCTS)))
 
 
 def _cholesky_with_relative_ridge(kernel: Tensor, ridge: float) -> Tensor:

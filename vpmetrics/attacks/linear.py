@@ -190,7 +190,7 @@ class SquaresToProtected(RidgeToProtected):
             return PairStatistics(squares, protected, pairs.speaker_index, pairs.num_speakers)
 
         norm_o, norm_p = (pairs.normalisation(side, view) for side in ("original", "protected"))
-        maps = self.maps(pairs.keep((view, "squares"), measure_squares), setting)
+        maps = self.maps(pairs.get_or_make((view, "squares"), measure_squares), setting)
         return maps.after((norm_o, torch.square), (norm_p,))
 
 
@@ -240,7 +240,7 @@ class CanonicalCorrelation(LinearAttack):
         """Return maps whose product is the weights, with the root of the inverse on the original side."""
         ridge, added = setting
         product = statistics.correlate(ridge)
-        root = statistics.keep(
+        root = statistics.get_or_make(
             ("root", setting), lambda: Inverse(cholesky_with_ridge(-product.T @ product, 1.0 + added))
         )
         chain_o, chain_p = (*statistics.whiten("oo", ridge), root), (*statistics.whiten("pp", ridge), product, root)

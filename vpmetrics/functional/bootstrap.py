@@ -13,13 +13,13 @@ from torch.nn.functional import logsigmoid, pad
 from vpmetrics._engine.condition_scores import ConditionScores, score_pairs, score_trials
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
 from vpmetrics._engine.identification import count_above_and_tied, identify
-from vpmetrics._engine.jackknife import ScoreCells, are_enough_speakers, clopper_pearson_reach, students_t_quantile
+from vpmetrics._engine.jackknife import ScoreCells, check_enough_speakers, clopper_pearson_reach, students_t_quantile
 from vpmetrics._engine.measures import SCORE_MEASURES, linkability_edges
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.references import form_condition_trials, score_inputs
 from vpmetrics._engine.registry import scalar
-from vpmetrics._engine.score_counts import Counted, CountedTrials, ScoreCounts, Steps
+from vpmetrics._engine.score_counts import CountedScores, CountedTrials, ScoreCounts, Steps
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import SIMILARITIES
 from vpmetrics._engine.utterances import EvaluationData, build_data, order_speakers_by_value, pack_utterances
@@ -253,7 +253,7 @@ class SpeakerTrials:
             counts = self._weigh_counts(part)
             nontargets, targets = counts
             steps = ScoreCounts(Steps(empty, targets, nontargets), Steps(empty, targets.flip(1), nontargets.flip(1)))
-            trials = CountedTrials(Counted(self.values, counts), steps, edges)
+            trials = CountedTrials(CountedScores(self.values, counts), steps, edges)
             is_defined = (targets.sum(1) > 0) & (nontargets.sum(1) > 0)
             table = torch.stack([widen(SCORE_MEASURES[key](trials)) for key in keys], dim=1)
             return torch.where(is_defined[:, None], table, torch.nan)
@@ -329,7 +329,7 @@ def _add_intervals(
         value, replicates = column[0], column[1:]
         defined = replicates[~replicates.isnan()]
         low = high = torch.full_like(value, torch.nan)
-        if are_enough_speakers(numbers[key]) and len(defined) > 1:
+        if check_enough_speakers(numbers[key]) and len(defined) > 1:
             error = defined.std() * math.sqrt(num_speakers / (num_speakers - 1))
             reach = students_t_quantile(confidence, num_speakers - 1) * error
             centre, bounds = 2 * value - defined.mean(), scalar(key).range_among(num_speakers)

@@ -8,7 +8,7 @@ from torch import Tensor
 from vpmetrics._engine.calibration import look_up
 from vpmetrics._engine.pav import pav_blocks, sum_by_block
 from vpmetrics._engine.precision import at_least_float32, power_of_two_near, result_dtype, widen
-from vpmetrics._engine.score_counts import calibrate, count_by_score, soft_steps
+from vpmetrics._engine.score_counts import calibrate, count_by_score, count_smoothly
 from vpmetrics._engine.smoothing import lay_grid, read_off
 from vpmetrics._engine.validation import check_bandwidth, check_shape, check_tensor, check_trials
 
@@ -105,7 +105,7 @@ def pav_llr(
         check_bandwidth(bandwidth)
         scores = at_least_float32(preds.flatten())
         grid = lay_grid(scores, bandwidth)
-        steps = soft_steps(grid, scores, target.flatten()).ascending
+        steps = count_smoothly(grid, scores, target.flatten()).ascending
         return read_off(grid, calibrate(steps, laplace), scores).view(preds.shape).to(result_dtype(preds))
     steps = count_by_score(preds, target, validate_args=validate_args).ascending
     return look_up(steps, calibrate(steps, laplace), preds).to(result_dtype(preds))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.beta_binomial import fit_beta_binomial
-from vpmetrics._engine.identification import rank_histogram_of
+from vpmetrics._engine.identification import compute_rank_histogram
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.references import prepare_trials
 from vpmetrics._engine.scorers import Scoring
@@ -64,7 +64,7 @@ def rank_histogram(
         tensor([3., 1.])
     """
     check_bandwidth(bandwidth)
-    return rank_histogram_of(prepare_trials(inputs, speakers, references, reference_speakers), scoring, bandwidth)
+    return compute_rank_histogram(prepare_trials(inputs, speakers, references, reference_speakers), scoring, bandwidth)
 
 
 def rank_disclosure(histogram: Tensor, model: str = "empirical", validate_args: bool = True) -> dict[str, Tensor]:

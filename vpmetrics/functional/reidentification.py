@@ -15,7 +15,7 @@ from vpmetrics._engine.population import (
     average_members,
     draw_places,
     form_conversations,
-    gather_population,
+    form_population,
     isolation_rates,
     rates_of_histogram,
 )
@@ -136,7 +136,7 @@ def singling_out(
         _check_is_tested(is_tested, speakers)
         # The marked conversation is tested, and only that one: all others calibrate.
         places, calibration, folds = torch.where(is_tested, -1, places), len(speakers), 1
-    population = gather_population(references, reference_speakers, conversations, speakers, places, calibration, folds)
+    population = form_population(references, reference_speakers, conversations, speakers, places, calibration, folds)
     return isolation_rates(population, sizes, scoring, draws)
 
 

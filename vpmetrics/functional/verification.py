@@ -17,7 +17,7 @@ from vpmetrics._engine.measures import (
     tpr_at_fpr_of_steps,
 )
 from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.score_counts import count_by_score, order_scores
+from vpmetrics._engine.score_counts import count_by_score, sort_by_class
 from vpmetrics._engine.validation import check_positive, check_trials
 
 
@@ -184,7 +184,7 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
         tensor(0.3750)
     """
     check_trials(preds, target, validate_args)
-    trials = order_scores(widen(preds.detach().flatten()), target.flatten().bool())
+    trials = sort_by_class(widen(preds.detach().flatten()), target.flatten().bool())
     return linkability_of_trials(trials).to(result_dtype(preds))
 
 

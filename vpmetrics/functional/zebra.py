@@ -27,7 +27,7 @@ from vpmetrics._engine.measures import (
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.scalar import TAG_LETTERS
 from vpmetrics._engine.score_counts import ScoreCounts, count_by_score
-from vpmetrics._engine.speaker_disclosure import SideDisclosure, SpeakerDisclosure, disclose_trial_speakers
+from vpmetrics._engine.speaker_disclosure import SideDisclosure, SpeakerDisclosure, compute_disclosure_of_trials
 from vpmetrics._engine.validation import (
     check_floating,
     check_speakers_of_trials,
@@ -225,6 +225,6 @@ def speaker_disclosure(
     check_speakers_of_trials(tuple(speakers) if isinstance(speakers, Tensor) else speakers, target, validate_args)
     names, places = torch.stack([side.flatten().long() for side in speakers]).unique(return_inverse=True)
     scores, is_target = preds.flatten(), target.flatten().bool()
-    disclosed = disclose_trial_speakers(score_trials(scores, is_target), scores, is_target, places, names)
+    disclosed = compute_disclosure_of_trials(score_trials(scores, is_target), scores, is_target, places, names)
     sides = (SideDisclosure(*(column.to(result_dtype(preds)) for column in side)) for side in disclosed[1:])
     return SpeakerDisclosure(disclosed.speakers, *sides)
