@@ -178,7 +178,7 @@ def test_no_interval_as_printed_leaves_its_value_outside(key):
 
 
 def test_attributes_have_a_table(systems):
-    numbers = {"disclosure": 0.31, "low": 0.2, "high": 0.4, "accuracy": 0.8, "majority": 0.5}
+    numbers = {"disclosure": 0.31, "disclosure_low": 0.2, "disclosure_high": 0.4, "accuracy": 0.8, "majority": 0.5}
     one = replace(systems["scores"], attributes={"sex": numbers, "accent": {"disclosure": 0.0}})
     (table,) = [table for table in tables_of_system(one) if table.title == "Attributes"]
     assert table.columns == ("attribute", "disclosure ↓ [bit]", "accuracy ↓ [%]", "majority class [%]")

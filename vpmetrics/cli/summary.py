@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from vpmetrics._engine.registry import CI_SUFFIXES, CONDITION_TITLES, scalar, scalar_key
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.verdict import HIGH_LEAKAGE, LOW_LEAKAGE, Check, Headline
-from vpmetrics.cli.tables import Cell, clean, conditions_of, scalar_cell, value_cell
+from vpmetrics.cli.tables import Cell, attribute_cell, clean, conditions_of, scalar_cell, value_cell
 
 MOST = scalar("d_ece").range[1]  # bits that calibrated scores can disclose
 THRESHOLDS = (
@@ -188,11 +188,9 @@ def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
 
 
 def _attribute_row(name: str, numbers: Mapping[str, float]) -> SummaryRow:
-    entry = scalar("d_ece")
-    cell = value_cell(entry, *(numbers.get(key, math.nan) for key in ("disclosure", "low", "high")))
-    chance, original = (entry.show(numbers.get(key, math.nan)) for key in ("chance", "original"))
+    cell, chance, original = (attribute_cell(numbers, key) for key in ("disclosure", "chance", "original"))
     heading = f"attribute {shorten(clean(name), 13)}"
-    return SummaryRow(heading, cell, entry.unit.name, f"chance {chance}; original {original}")
+    return SummaryRow(heading, cell, "bit", f"chance {chance.text}; original {original.text}")
 
 
 def _attacked_row(system: EvaluatedSystem, condition: str, key: str) -> SummaryRow:

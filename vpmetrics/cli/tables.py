@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from vpmetrics._engine.registry import (
@@ -199,14 +199,15 @@ def _table_of_attributes(system: EvaluatedSystem) -> Table:
     shown = [key for key in _ATTRIBUTES if any(key in numbers for numbers in system.attributes.values())]
     rows = []
     for name, numbers in system.attributes.items():
-        cells = [Cell(clean(name))]
-        for key in shown:
-            entry = scalar("eer" if key in ("accuracy", "majority") else "d_ece")
-            parts = (key, "low", "high") if key == "disclosure" else (key,)
-            cells.append(value_cell(entry, *(float(numbers.get(part, math.nan)) for part in parts)))
-        rows.append(tuple(cells))
+        rows.append((Cell(clean(name)), *(attribute_cell(numbers, key) for key in shown)))
     caption = "What a classifier fitted on other speakers learns from protected speech."
     return Table("Attributes", ("attribute", *(_ATTRIBUTES[key] for key in shown)), tuple(rows), caption)
+
+
+def attribute_cell(numbers: Mapping[str, float], key: str) -> Cell:
+    """Return a number of an attribute, with its interval where it has one."""
+    entry = scalar("eer" if key in ("accuracy", "majority") else "d_ece")
+    return value_cell(entry, *(numbers.get(name, math.nan) for name in (key, *(key + end for end in CI_SUFFIXES))))
 
 
 def has_conditions(entry: Scalar) -> bool:
