@@ -1,4 +1,4 @@
-"""Attribute disclosure: what protected speech tells about sex, accent, age or emotion."""
+"""Attribute disclosure: what protected speech discloses about sex, accent, age or emotion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Re-identification in a population: found among N people, and singled out."""
+"""Re-identification and singling out in a population of N people."""
 
 from __future__ import annotations
 
@@ -172,9 +172,9 @@ class SinglingOut(_PopulationMetric):
         \pi_N = \Pr \{\exists!\, i : s(x_i, e) > t\}
 
     for a reference e of one of N speakers, one conversation :math:`x_i` of each of them, and a threshold t that one in
-    N of other conversations of these speakers passes; see :func:`vpmetrics.functional.singling_out`. The predicate
-    isolates a person whoever that is. By chance it does with probability exp(-1) = 0.368, less where few conversations
-    calibrate: 0.27 for one of each speaker, 0.30 for two, 0.35 for nine.
+    N of other conversations of these speakers passes; see :func:`vpmetrics.functional.singling_out`. The predicate may
+    isolate any person. By chance it does with probability exp(-1) = 0.368, less where few conversations calibrate: 0.27
+    for one of each speaker, 0.30 for two, 0.35 for nine.
 
     As input to ``forward`` and ``update`` the metric accepts what :class:`ReidentificationRate` accepts, and an
     attacker has the same utterances. The others are averaged in disjoint groups of ``utterances``, of which every

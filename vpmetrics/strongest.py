@@ -62,7 +62,7 @@ class AttackedMetric(IntervalEmbeddingMetric):
             original: Embeddings ``(B, D)`` of original speech.
             protected: Embeddings ``(B, D)`` of their protected versions, row by row.
             speakers: Speaker of each row, ``(B,)``; a speaker has the same label in every batch.
-            sessions: Accepted as in ``update``, and ignored: attacks look for the speaker behind all sessions.
+            sessions: Accepted as in ``update``, and ignored: attacks search for the speaker in all sessions.
         """
         for name, side in (("original", original), ("protected", protected)):
             check_floating(name, side)
@@ -143,8 +143,8 @@ class StrongestAttack(AttackedMetric):
             ``score(original, protected)``, see :class:`vpmetrics.attacks.Attack`. One that is made for other pairs
             (its ``conditions``) raises, unless it belongs to the battery, where it is skipped.
         validate_args: Whether values are validated; forces a GPU sync per update.
-        intervals: Confidence level, such as 0.95; adds ``<key>_low`` and ``<key>_high`` from leaving speakers out one
-            after the other. Attacks and choices then stay as they are.
+        intervals: Confidence level, such as 0.95; adds ``<key>_low`` and ``<key>_high`` from the leave-one-speaker-out
+            jackknife. Attacks are not fitted or chosen again.
         kwargs: Those of :class:`torchmetrics.Metric`.
 
     Example:

@@ -41,7 +41,7 @@ class VoicePrivacy(AttackedMetric):
 
     As output of ``compute`` the metric returns a flat dictionary of scalars. With ``metrics="headline"``:
 
-    - ``disclosure``: the largest disclosure in bits to any attacker tried, the number to go by;
+    - ``disclosure``: the largest disclosure in bits to any attacker tried, the main number;
     - ``deid``, ``gvd``: de-identification (1.0 = 100 %) and gain of voice distinctiveness (dB);
     - for ``op`` (original enrolment, protected tests) and ``pp`` (both protected), or with sessions ``op`` and
       ``across``: ``op_d_ece``, ``op_d_ece_strongest``, ``op_d_ece_chance``, ``op_eer``, ``op_eer_strongest``,
@@ -54,7 +54,7 @@ class VoicePrivacy(AttackedMetric):
     adds the headline with its verdict, checks of the evaluation, and what figures need.
 
     ``original`` is what attackers have of known speakers, ``protected`` what they want to attribute. Cosine is a weak
-    attacker: beside its numbers stand those of the strongest of several attacks (:class:`StrongestAttack`). With
+    attacker: its numbers come with those of the strongest of several attacks (:class:`StrongestAttack`). With
     ``sessions`` the conditions ``within`` and ``across`` join: protected speech of one draw of the anonymiser's secret,
     which should link, and of different draws, which should not. With ``groups`` only pairs of one group are trials, and
     :meth:`report` has all scalars of each group.

@@ -28,7 +28,7 @@ class EmbeddingTrials(EmbeddingMetric):
 
     As input to ``forward`` and ``update`` the metric accepts ``original`` and ``protected``, embeddings ``(B, D)``, and
     ``speakers`` ``(B,)``. As output of ``compute`` it returns what ``metric`` returns for all trials of the condition.
-    torchmetrics' binary metrics squash scores outside [0, 1] batch by batch; here they get scores as they are.
+    torchmetrics' binary metrics squash scores outside [0, 1] batch by batch; here they get the scores unchanged.
 
     Args:
         metric: A metric with ``update(preds, target)``, or a collection of such; a copy of it is kept. For

@@ -1,11 +1,11 @@
-"""Attacks, fitted on other speakers than they attack: what protected speech discloses to more than a cosine.
+"""Attacks, fitted on other speakers than they attack: what protected speech discloses beyond the cosine.
 
 An attack learns with ``fit(original, protected, speakers)`` and changes what is compared, by cosine or by a score of
-its own, with ``attack(original, protected)``. What its attacker must have stands in ``needs``. :data:`STANDARD` is the
-battery that metrics try: every attack in it finds more than all others on some data.
+its own, with ``attack(original, protected)``. ``needs`` names what its attacker must have. :data:`STANDARD` is the
+battery that metrics try: every attack in it discloses more than all others on some data.
 
 Example:
-    An attacker who runs the anonymiser on voices of their own learns what it does, and finds more in those of others:
+    An attacker who has the anonymiser learns from pairs of other speakers, and reaches a higher disclosure:
 
     >>> import torch
     >>> from torch.nn.functional import normalize
@@ -24,7 +24,7 @@ Example:
     plain: 0.18 bit
     canonical correlation: 0.32 bit
 
-An attack of one's own is a class with these two methods, see :class:`Attack`; one that follows from means and
+To add an attack, write a class with these two methods, see :class:`Attack`. An attack that follows from means and
 covariances of pairs shares the fits of the others, see :class:`LinearAttack`.
 """
 
@@ -79,4 +79,4 @@ STANDARD: tuple[Attack, ...] = (
     EvenKernelRidge(),
     OuterProducts(),
 )
-"""The battery: every attack once, not fitted; simple ones first, which are preferred to others that find as much."""
+"""The battery: every attack once, not fitted. Simple attacks come first: of equally strong ones the first is chosen."""

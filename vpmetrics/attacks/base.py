@@ -41,7 +41,7 @@ class Attack:
     higher = more alike. An attacker who uses all utterances of an enrolled speaker has a method
     ``enrol(rows, speakers)``: from enrolment rows ``(A, E)`` after ``attack``, and an integer speaker of each, to as
     many rows. It is given half of the utterances of each speaker, and these are compared with the other half, so that
-    no recording meets itself.
+    no recording is compared with itself.
 
     ``name`` is shown with results. ``needs`` is what the attacker must have: ``"nothing"``, ``"protected speech"``,
     ``"protected speech with speakers"`` or ``"pairs of original and protected speech"``, that is, the anonymiser. An
@@ -207,7 +207,7 @@ class TunedAttack(Attack):
 class LinearAttack(TunedAttack):
     """An attack that centres, normalises and maps each side linearly, as follows from the moments of pairs.
 
-    A subclass says in ``maps`` what follows from means and covariances of normalised pairs: ``statistics.mean_p``,
+    A subclass derives ``maps`` from means and covariances of normalised pairs: ``statistics.mean_p``,
     ``statistics.pp``, ``statistics.po`` and so on, see ``statistics.whiten`` for a whitening that uses no direction
     without variance. It also learns from what a metric has observed.
 

@@ -50,7 +50,7 @@ class EvenKernelRidge(TunedAttack):
     r"""Protected speech predicted from products of the dimensions of original speech, by kernel ridge regression.
 
     The kernel is :math:`k(o, q) = (o \cdot q)^2`, that of all squares and products, so that even functions of any
-    rotation of the original are found. The attacker must have pairs, that is, the anonymiser.
+    rotation of the original are detected. The attacker must have pairs, that is, the anonymiser.
 
     Example:
         >>> original = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
@@ -77,8 +77,8 @@ class EvenKernelRidge(TunedAttack):
 class OuterProducts(TunedAttack):
     r"""Outer products of original speech predicted from those of protected speech, and compared by cosine.
 
-    Outer products :math:`o o^\top` do not see signs, so that a sign per utterance hides nothing, whatever else was
-    done. By a kernel they need no space. The attacker must have pairs, that is, the anonymiser.
+    Outer products :math:`o o^\top` do not depend on signs, so a random sign per utterance hides nothing. With a kernel
+    they need not be stored. The attacker must have pairs, that is, the anonymiser.
 
     Example:
         >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(300) // 3

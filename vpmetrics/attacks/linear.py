@@ -43,7 +43,7 @@ class Plain(LinearAttack):
 
 
 class AbsoluteCosine(Plain):
-    """The size of the cosine, whatever its sign: finds speakers where each utterance has a sign of its own.
+    """The absolute value of the cosine: detects speakers where each utterance has a random sign.
 
     Example:
         >>> AbsoluteCosine().score(torch.eye(2), torch.tensor([[-2.0, 0.0]]))
@@ -170,7 +170,8 @@ class RidgeToProtected(LinearAttack):
 class SquaresToProtected(RidgeToProtected):
     """Protected speech predicted from the squares of original speech, dimension by dimension.
 
-    Finds what no linear map does: absolute values, squares and other even functions. The attacker must have pairs.
+    It detects absolute values, squares and other even functions, which no linear map does. The attacker must have
+    pairs.
 
     Example:
         >>> original = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
@@ -219,11 +220,11 @@ class Procrustes(LinearAttack):
 class CanonicalCorrelation(LinearAttack):
     r"""Directions of both sides that vary together, weighted as the likelihood ratio of Gaussian pairs weighs them.
 
-    With canonical correlations :math:`\rho`, two utterances say :math:`\rho / (1 - \rho^2)` times the product of their
-    canonical variates about being a pair. With :math:`K`, the covariance of whitened protected with whitened original
-    rows, that is :math:`K (I - K^\top K)^{-1}`, so that a Cholesky factor does. Settings are a ridge :math:`r` and an
-    addition :math:`\epsilon` to the denominator, since correlations of few pairs are too high. The attacker must have
-    pairs, that is, the anonymiser.
+    With canonical correlations :math:`\rho`, the evidence that two utterances are a pair is :math:`\rho / (1 - \rho^2)`
+    times the product of their canonical variates. With :math:`K`, the covariance of whitened protected with whitened
+    original rows, that is :math:`K (I - K^\top K)^{-1}`, so a Cholesky factor is enough. Settings are a ridge :math:`r`
+    and an addition :math:`\epsilon` to the denominator, since correlations of few pairs are too high. The attacker must
+    have pairs, that is, the anonymiser.
 
     Example:
         >>> original, speakers = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) // 3

@@ -1,4 +1,4 @@
-r"""Attribute disclosure: what embeddings tell about an attribute such as sex, accent, age group or emotion, in bits."""
+r"""Attribute disclosure: what embeddings disclose about sex, accent, age group or emotion, in bits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NEWTON_STEPS = 12
 
 
 class AttributeResult(NamedTuple):
-    """What embeddings tell about one attribute.
+    """What embeddings disclose about one attribute.
 
     ``disclosure`` in bits with its interval ``low``, ``high``; ``chance``: the disclosure with labels permuted;
     ``accuracy`` of the classifier and ``majority``, that of always naming the largest class; ``entropy`` in bits.

@@ -37,8 +37,8 @@ def rank_histogram(
     * disjoint: ``references`` and ``reference_speakers`` are other utterances than the inputs;
     * leave-one-out: without ``reference_speakers``, row i of ``references`` is the utterance of input i (by default
       the input itself) and is left out of the mean that input i is compared with, *in step*: the j-th utterance of a
-      speaker is compared with means that all lack their j-th one, counted cyclically. Were it left out of its own mean
-      alone, that would average fewer utterances than all others, and be less similar for it.
+      speaker is compared with means that all lack their j-th one, counted cyclically. If it were left out of its own
+      mean only, this mean would average fewer utterances than all others, and would be less similar.
 
     Tied references share the mass of the ranks they cover, which is the expectation of breaking ties at random. Scores
     are tied when they differ by no more than rounding: a matrix product may sum two equal references in different

@@ -44,8 +44,8 @@ def reidentification_rate(histogram: Tensor, sizes: Sequence[int]) -> dict[str, 
     none of the r - 1 better ones may be among them. This is the exact expectation over all draws, ties included.
     Vauquier et al. call it *linkability*; :func:`linkability` here is another measure, that of Gomez-Barrero et al.
 
-    For N > M the value is extrapolated by a model: each probe is beaten by a stranger with a probability of its own,
-    and these probabilities are beta distributed.
+    For N > M the value is extrapolated by a model: another person scores higher than the true speaker with a
+    probability that differs between probes, and these probabilities are beta distributed.
 
     .. math::
         \pi_N = \frac{B(\alpha, \beta + N - 1)}{B(\alpha, \beta)}, \qquad \alpha \le 1

@@ -1,4 +1,4 @@
-"""How well scores tell same speaker from different speaker: the costs and error rates of speaker verification."""
+"""How well scores separate target from non-target trials: costs and error rates of speaker verification."""
 
 from __future__ import annotations
 

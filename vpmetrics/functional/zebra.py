@@ -205,7 +205,7 @@ def speaker_disclosure(
         target: 1 (same speaker) or 0 (different), of the same shape.
         speakers: Enrolment and test speaker of each trial, two integer tensors of that shape, or one of shape
             ``(2, ...)``.
-        validate_args: Whether values are validated, too (NaN, labels, speakers); forces a GPU sync.
+        validate_args: Whether values are validated (NaN, labels, speakers); forces a GPU sync.
 
     Returns:
         ``SpeakerDisclosure(speakers (S,), enrolled, probed, both)``, speakers ascending, and for each side

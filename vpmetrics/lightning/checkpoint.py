@@ -31,18 +31,18 @@ _REJECTED = ("monitor", "every_n_train_steps", "train_time_interval", "enable_ve
 
 
 class PrivacyCheckpoint(ModelCheckpointBase):
-    r"""Save the checkpoints of best utility for what they disclose, and choose one within a budget of disclosure.
+    r"""Save the checkpoints on the Pareto front of disclosure and utility, and choose one within a budget.
 
     A checkpoint is on the Pareto front while no other kept one is at least as good in utility and in every disclosure.
     At most ``save_top_k`` of the front stay on disk: always the chosen one, then those that lie farthest apart. The
-    chosen one is that of best utility within all budgets, or the one of least disclosure while there is none;
+    chosen one is that of best utility within all budgets, or that of least disclosure if there is none;
     ``trainer.test(ckpt_path="best")`` loads it. ``pareto_front.json`` lists every measurement, kept or not, and never
     names a checkpoint that is not on disk. Loggers get the values of the chosen checkpoint as ``val_chosen/<name>``,
     and a figure of the front as ``val_figures/<name>/pareto_front`` whenever it changes.
 
     A disclosure that is logged in both directions, such as ``op_d_ece`` and ``op_d_ece_reversed``, counts by the
     larger of the two: ``protected = -original`` deceives an attacker only until they flip the sign. Budgets should
-    include ``disclosure`` or one of the strongest attack; a warning says where none does.
+    include ``disclosure`` or a disclosure to the strongest attack; otherwise a warning is given.
 
     An estimate from few speakers may be within the budget by luck; the best of many estimates usually is. With
     ``confidence``, the upper end of the interval is compared instead, which

@@ -1,4 +1,4 @@
-"""Writing to loggers: details in a group of their own, figures, charts and hyperparameters."""
+"""Writing to loggers: details in a separate group, figures, charts and hyperparameters."""
 
 from __future__ import annotations
 

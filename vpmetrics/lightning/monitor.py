@@ -58,8 +58,8 @@ class PrivacyMonitor(CallbackBase):
     a prefix that begins with ``val`` begins with ``test`` instead; any other gets ``test/`` before it. Several
     dataloaders are measured one by one; each name then ends in ``/dataloader_idx_<k>``, as Lightning's own do.
 
-    Loggers show at most 25 scalars under these names. All others, such as the ends of intervals, stand in a group of
-    their own: ``val_details/privacy/<key>`` for ``val/privacy/<key>``. TensorBoard's custom scalars join the strongest
+    Loggers show at most 25 scalars under these names. All others, such as the ends of intervals, are in a separate
+    group: ``val_details/privacy/<key>`` for ``val/privacy/<key>``. TensorBoard's custom scalars join the strongest
     attack with cosine, the conditions, and values with their intervals. TensorBoard, Weights & Biases, MLflow and Comet
     get figures, as ``val_figures/privacy/<figure>``. If the module has saved hyperparameters, TensorBoard's table of
     them shows the logged scalars; give the logger ``default_hp_metric=False`` for that.

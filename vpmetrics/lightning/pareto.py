@@ -1,4 +1,4 @@
-"""The Pareto front of disclosure and utility: what is kept of a training, and what is chosen of it."""
+"""The Pareto front of disclosure and utility: which checkpoints are kept, and which one is chosen."""
 
 from __future__ import annotations
 

@@ -17,13 +17,13 @@ from vpmetrics._engine.moments import Inverse, cholesky_with_ridge
 from vpmetrics._engine.precision import widen
 from vpmetrics.losses.embedding_loss import match_labels
 
-# Ridges as shares of the mean variance. Low ones: directions of low variance give most away.
+# Ridges as shares of the mean variance. They are low, because directions of low variance disclose most.
 _RIDGE = 1e-4
 _BATCH_RIDGE = 1e-3  # within a batch, which has fewer rows than dimensions
 _ORIGINAL_RIDGE = 1e-2  # of the original side, which is whitened
 _SESSION_RIDGE = 1e-6
 _DECAY = 0.95  # of the moments per batch: about 20 batches count
-_MIN_BATCHES = 8  # weight of the past from which it is used, reached after ten batches
+_MIN_BATCHES = 8  # smallest weight of past batches that are used, reached after ten batches
 
 AttackedSides = tuple[Tensor, Tensor, Tensor]
 """Both sides ``(B, D)`` as an attacker compares them by cosine, and which pairs ``(B, B)`` of rows are trials."""
@@ -102,10 +102,10 @@ def within_session_share(past: Covariances, deviations: Tensor, protected: Tenso
     by past batches (the first and second side of ``past``). A session keeps speaker and key, so what varies within it
     comes from the utterance.
 
-    A batch is too small to estimate :math:`C`, but without a gradient of :math:`C` the loss would be lowered by a
-    smaller variance in every direction, where a linear attacker finds the same as before. So the batch enters as the
-    derivative :math:`-\operatorname{tr}(C^{-1} W C^{-1} dC) / D`, with :math:`W` of past batches: then stretching any
-    direction changes nothing to first order, also while :math:`C` lags behind.
+    A batch is too small to estimate :math:`C`. Without a gradient of :math:`C`, a smaller variance in every direction
+    would lower the loss, although it does not weaken a linear attacker. So the batch enters as the derivative
+    :math:`-\operatorname{tr}(C^{-1} W C^{-1} dC) / D`, with :math:`W` of past batches: then stretching any direction
+    changes nothing to first order, also while :math:`C` lags behind.
     """
     whiten = _fit_whitening(past.second, _SESSION_RIDGE)
     within, rows = (whiten(side) for side in (deviations, widen(protected) - past.second_mean))

@@ -38,13 +38,13 @@ class DisclosureLoss(EmbeddingLoss):
         \quad \text{[+ the same across sessions]} \quad + \lambda\, \eta^2 + \mu \ln(1 + t / \epsilon)
 
     with scores :math:`s_{kl} = \cos(o_k, p_l)` of all ordered pairs :math:`k \neq l`, and those of every further
-    attacker :math:`a`. D_ECE is that of smoothed PAV, so it has a gradient. PAV looks one way: where target trials
-    score *below* non-target trials it finds nothing, although an attacker only has to flip the sign. Minimised alone,
-    D_ECE(s) ends in that blind spot; the sum does not.
+    attacker :math:`a`. D_ECE is that of smoothed PAV, so it has a gradient. PAV is one-sided: where target trials score
+    *below* non-target trials, D_ECE is 0, although an attacker only has to flip the sign. Minimising D_ECE(s) alone
+    ends there; minimising the sum does not.
 
     With ``sessions``, protected speech of a speaker must not link *across* sessions either: pairs of one speaker in two
     sessions against pairs of two speakers. No loss can protect an anonymiser without a secret that changes: an attacker
-    who runs it on known recordings links every speaker, whatever OP says.
+    who runs it on known recordings links every speaker, also where OP discloses nothing.
 
     The value hardly depends on the batch size from 32 rows on. Calibration fits noise where trials are few: speech that
     discloses nothing has a loss of 0.14 with 8 rows, 0.03 with 16, 0.015 with 32 and less than 0.005 from 64 on.
@@ -54,16 +54,16 @@ class DisclosureLoss(EmbeddingLoss):
         bandwidth: Width of the smoothing in standard deviations of the scores.
         centred: Also defend against an attacker who first subtracts the mean of each side.
         flatness: Weight :math:`\lambda` of the share :math:`\eta^2` of the variance of the scores that lies between
-            pairs of speakers. Where it is low, scores say little about any speaker, so little about unseen ones.
+            pairs of speakers. Where it is low, scores depend little on any speaker, also on unseen ones.
         straight_through: Return exact D_ECE, as a metric would, with the gradient of smoothed D_ECE.
         attacks: Also defend against attackers who map protected to original speech by ridge regression: ``"batch"``,
             fitted on half of the speakers of a batch and used on the others; ``"past"``, fitted on some 20 past
             batches. The module keeps moments of these in training mode, ``(1 + 2 D, 1 + 2 D)``, and uses them from
             the eleventh batch on.
         session_invariance: Weight :math:`\mu` of the share :math:`t` of the variance that lies within sessions,
-            averaged over whitened directions, with :math:`\epsilon` = 0.001. It teaches a keyed anonymiser to leave
-            nothing of the utterance in any direction, also where variance is low and a linear attacker looks. It
-            needs ``sessions`` and past batches as above.
+            averaged over whitened directions, with :math:`\epsilon` = 0.001. It trains a keyed anonymiser to remove the
+            utterance from every direction, also from those of low variance, which a linear attacker uses. It needs
+            ``sessions`` and past batches as above.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)

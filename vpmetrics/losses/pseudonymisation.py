@@ -22,7 +22,7 @@ from vpmetrics.losses.embedding_loss import (
 
 
 class DistinctivenessLoss(EmbeddingLoss):
-    r"""Compute what protected speech lacks to tell protected speakers apart: the maximal D_ECE minus that of PP.
+    r"""Compute how far protected speech is from full distinctiveness: the maximal D_ECE minus that of PP.
 
     .. math:: L = \frac{1}{2 \ln 2} - D_\mathrm{ECE}(s), \qquad s_{kl} = \cos(p_k, p_l),\ k < l
 

@@ -1,4 +1,4 @@
-"""The look of every figure: axes, colours, markers, labels, legends and the chance line."""
+"""What all figures share: axes, colours, markers, labels, legends and the line of the chance level."""
 
 from __future__ import annotations
 

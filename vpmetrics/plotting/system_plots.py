@@ -135,7 +135,7 @@ def draw_pareto_front(
 ) -> PlotResult:
     """Draw checkpoints by disclosure and utility: the Pareto front, all others, the budget and the chosen one.
 
-    ``intervals``: both ends of a disclosure, and the utility it stands at.
+    ``intervals``: both ends of the confidence interval of a disclosure, and its utility.
     """
     ax = axes_or_new(ax, size=(4.8, 3.6))
     for ends, utility in intervals:
