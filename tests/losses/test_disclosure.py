@@ -1,4 +1,4 @@
-"""DisclosureLoss: exact values, both directions, flatness, and training on the bundled voices."""
+"""The losses: exact values, both directions, flatness, and training on the bundled voices."""
 
 import numpy as np
 import pytest
@@ -8,9 +8,10 @@ from torch import nn
 from torch.nn.functional import normalize
 from torch.testing import assert_close
 
+from vpmetrics._engine.scalar import FULL_DISCLOSURE
 from vpmetrics.data import demo_voices
 from vpmetrics.functional import zebra_disclosure
-from vpmetrics.losses import DisclosureLoss, PseudonymisationLoss
+from vpmetrics.losses import DisclosureLoss, DistinctivenessLoss, PseudonymisationLoss
 
 
 def test_straight_through_returns_exact_values_with_the_gradient_of_smooth_ones():
@@ -57,6 +58,29 @@ def test_the_value_hardly_depends_on_the_size_of_the_batch():
     assert values[8] < 0.2  # calibration fits noise: 1.4 would be everything
     assert values[32] < 0.02
     assert values[128] < 0.005
+
+
+def test_distinctiveness_is_what_pp_lacks_within_sessions():
+    original, protected, speakers, sessions = keyed_batch()
+    protected.requires_grad_()
+    scores, target = trials(original, protected, speakers, "PP")
+    row, column = np.triu_indices(len(speakers), 1)
+    is_within = (target == 0) | (sessions[row] == sessions[column]).numpy()
+    for labels, chosen in (((speakers,), target >= 0), ((speakers, sessions), is_within)):
+        expected = FULL_DISCLOSURE - d_ece(scores[chosen], target[chosen])
+        values = [DistinctivenessLoss(straight_through=exact)(original, protected, *labels) for exact in (0, 1)]
+        assert values[1].item() == pytest.approx(expected, abs=1e-9)
+        assert values[0].item() == pytest.approx(expected, abs=0.03)
+        assert_close(*(torch.autograd.grad(value, protected)[0] for value in values), atol=0, rtol=0)
+
+
+def test_pseudonymisation_is_the_weighted_sum():
+    rows = batch()
+    sessions = torch.arange(len(rows[2])) % 2
+    loss = PseudonymisationLoss(disclosure=2.0, distinctiveness=0.5, centred=False, flatness=0.0)
+    assert_close(loss(*rows), 2 * DisclosureLoss()(*rows) + 0.5 * DistinctivenessLoss()(*rows))
+    expected = 2 * DisclosureLoss()(*rows, sessions) + 0.5 * DistinctivenessLoss()(*rows, sessions)
+    assert_close(loss(*rows, sessions), expected)
 
 
 class OneSided(nn.Module):

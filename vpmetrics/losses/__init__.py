@@ -11,7 +11,6 @@ a loss. The weights of an anonymiser may still grow, since a step along a tangen
 matters, normalise the output or use weight decay.
 """
 
-from vpmetrics.losses.disclosure import DisclosureLoss
-from vpmetrics.losses.pseudonymisation import DistinctivenessLoss, PseudonymisationLoss
+from vpmetrics.losses.disclosure import DisclosureLoss, DistinctivenessLoss, PseudonymisationLoss
 
 __all__ = ["DisclosureLoss", "DistinctivenessLoss", "PseudonymisationLoss"]
