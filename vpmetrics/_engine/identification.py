@@ -50,10 +50,8 @@ def identify_condition(
     has_chance: bool = False,
 ) -> list[tuple[IdentificationTrials, Identification]]:
     """Return trials and result of each group with two references; of the first group where no group has two."""
-    results = []
-    for part in data.by_group():
-        trials = form_condition_trials(part, condition)
-        results.append((trials, identify(trials, scoring, slope, has_bits, has_chance)))
+    trials = [form_condition_trials(part, condition) for part in data.by_group()]
+    results = [(each, identify(each, scoring, slope, has_bits, has_chance)) for each in trials]
     # A lone speaker is never confused, and must not make the values of all other groups NaN.
     return [each for each in results if each[0].num_references > 1] or results[:1]
 
@@ -135,9 +133,11 @@ def local_bits(z: Tensor, match: Tensor, slope: Tensor) -> Tensor:
     return ((slope * match - top - mean.log()) / math.log(2)).squeeze(1)
 
 
-def standardize(scores: Tensor, rounding: Tensor) -> Tensor:
-    """Return scores with mean 0 and population standard deviation 1 in each row; equal scores stay at 0."""
-    centred = scores - scores.mean(dim=1, keepdim=True)
+def standardize_scores(scores: Tensor) -> Tensor:
+    """Return scores ``(P, N)`` with mean 0 and population standard deviation 1 in each row; equal ones stay at 0."""
+    wide, unit = widen(scores), torch.finfo(at_least_float32(scores).dtype).eps
+    centred = wide - wide.mean(dim=1, keepdim=True)
+    rounding = wide.detach().abs().sum(dim=1, keepdim=True) / max(1, scores.shape[1]) * unit
     return centred / _deviation(centred, rounding)
 
 
@@ -152,12 +152,6 @@ def _deviation(centred: Tensor, rounding: Tensor) -> Tensor:
     """Return the population standard deviation of each row; infinite where it is rounding."""
     deviation = torch.linalg.vector_norm(centred, dim=1, keepdim=True) / math.sqrt(max(1, centred.shape[1]))
     return torch.where(deviation > rounding, deviation, torch.inf)
-
-
-def rounding_of_scores(scores: Tensor) -> Tensor:
-    """Return by how much equal scores of a row may differ by rounding, ``(P, 1)``."""
-    unit = torch.finfo(at_least_float32(scores).dtype).eps
-    return widen(scores.detach().abs().sum(dim=1, keepdim=True)) / max(1, scores.shape[1]) * unit
 
 
 def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, columns: Tensor) -> Tensor:
@@ -241,12 +235,6 @@ def rank_inputs(block: ScoreRows) -> Tensor:
     above = torch.gt(block.scores, block.match + block.rounding, out=mask).sum(dim=1)
     # The largest of a row shows a NaN in a fraction of the time it takes to check each score.
     return widen(torch.stack([above, at_least - above, block.scores.detach().amax(dim=1).isnan().to(above.dtype)]))
-
-
-def count_above_and_tied(block: ScoreRows) -> tuple[Tensor, Tensor]:
-    """Return for each input the references above its own, and those tied with it, itself included; ``(b,)``."""
-    above, tied, _ = rank_inputs(block).long()
-    return above, tied.clamp(min=1)
 
 
 def count_ranks(trials: IdentificationTrials, ranks: Tensor) -> Tensor:

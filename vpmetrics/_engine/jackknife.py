@@ -290,9 +290,9 @@ def replicate_diagonal_dominance(
     number, diagonal = counts.groups.num_groups, summary.within_speaker
     is_nan = diagonal.isnan()
     columns = (diagonal.masked_fill(is_nan, 0), diagonal.log2().masked_fill(is_nan, 0), (~is_nan).to(diagonal.dtype))
-    within, log_within, speakers = _sum_without_groups(torch.stack(columns), group_of_speaker, number)
+    within, log_within, speakers = _sum_per_replicate(torch.stack(columns), group_of_speaker, number)
     # A pair counts for both of its speakers.
-    sums = _sum_without_groups(summary.pair_sums, group_of_speaker, number)
+    sums = _sum_per_replicate(summary.pair_sums, group_of_speaker, number)
     pairs, between, log_between = sums - summary.pair_sums.sum(1, keepdim=True) / 2
     gaps = within / speakers - between / pairs, log_within / speakers - log_between / pairs
     shares = []
@@ -305,7 +305,7 @@ def replicate_diagonal_dominance(
     return {"d_diag": (gaps[0] + moved).abs(), "d_diag_log": gaps[1] + log_moved / math.log(2)}
 
 
-def _sum_without_groups(values: Tensor, group: Tensor, number: int) -> Tensor:
+def _sum_per_replicate(values: Tensor, group: Tensor, number: int) -> Tensor:
     """Return the sums of rows of values, then without those of each group, ``(R, 1 + G)``."""
     of_group = values.new_zeros(len(values), number + 1).index_add(1, group, values)[:, :-1]
     return values.sum(1, keepdim=True) - pad(of_group, (1, 0))

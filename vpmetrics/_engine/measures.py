@@ -15,17 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad, softplus
 
 from vpmetrics._engine.precision import widen
-from vpmetrics._engine.scalar import (
-    BITS,
-    FULL_DISCLOSURE,
-    LOG10,
-    PERCENT,
-    PLAIN,
-    TAG,
-    TAG_BOUNDS,
-    TAG_LETTERS,
-    Scalar,
-)
+from vpmetrics._engine.scalar import BITS, FULL_DISCLOSURE, LOG10, PERCENT, PLAIN, TAG, TAG_BOUNDS, TAG_LETTERS, Scalar
 from vpmetrics._engine.score_counts import CountedScores, CountedTrials, OrderedScores, Steps, calibrate, weighted_mean
 from vpmetrics._engine.validation import warn_first
 

@@ -263,11 +263,7 @@ class IntervalMetric(PrivacyMetric):
         intervals: float | None
 
     def __init__(
-        self,
-        bandwidth: float | None = None,
-        validate_args: bool = True,
-        intervals: float | None = None,
-        **kwargs: Any,
+        self, bandwidth: float | None = None, validate_args: bool = True, intervals: float | None = None, **kwargs: Any
     ) -> None:
         super().__init__(bandwidth, validate_args, **kwargs)
         if intervals is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, pad, softplus
 
 from vpmetrics._engine.calibration import fit_isotonic_map, fit_linear_map, transferred_llr
-from vpmetrics._engine.condition_scores import ConditionScores, score_trials
+from vpmetrics._engine.condition_scores import score_trials
 from vpmetrics._engine.distributed import SINGLE_PROCESS
 from vpmetrics._engine.jackknife import (
     Jackknife,
@@ -140,12 +140,9 @@ def report_trials(
         }
         report = join_conditions(conditions, labels, intervals=intervals)
         if fit is not None:
-            transfer, jackknife = _transfer_calibration(
-                trials[report.main_condition], fit, labels if intervals else None
-            )
-            scalars = transfer.scalars
-            if intervals is not None:
-                scalars = add_intervals(scalars, jackknife, intervals)
+            attacked = trials[report.main_condition]
+            transfer, jackknife = _transfer_calibration(attacked, fit, labels if intervals else None)
+            scalars = transfer.scalars if intervals is None else add_intervals(transfer.scalars, jackknife, intervals)
             report = replace(report, scalars={**report.scalars, **scalars}, transfer=transfer)
     return assess_report(report)
 
@@ -160,9 +157,11 @@ def _report_condition(
         return report
     report = replace(report, calibrated=given.calibrate_across_speakers)
     labels = labels.to(given.scores.device)
-    groups, weights, jackknives = group_labels(labels), None, []
+    groups, weights = group_labels(labels), None
     if similarity:
-        matrix = _similarity_matrix(given, scores, similarity, len(labels))
+        (llr,) = scores.make_finder([scores.llr_of_both_orders()])(given.scores)
+        means = given.pair_means(llr if similarity == "sigmoid" else logsigmoid(llr), len(labels))
+        matrix = means.sigmoid() if similarity == "sigmoid" else means.exp()
         summary = summarize_matrix(matrix, given.is_one_sided)
         weights = given.similarity_weights(similarity_derivatives(summary, matrix, similarity)[1])
         speakers = compute_disclosure_of_trials(scores, given.scores, given.is_target, given.speakers, labels)
@@ -182,31 +181,25 @@ def _report_condition(
     return replace(report, jackknife=join_jackknives(jackknives), counts=counts, confidence=confidence)
 
 
-def _similarity_matrix(given: TrialList, scores: ConditionScores, similarity: str, speakers: int) -> Tensor:
-    (llr,) = scores.make_finder([scores.llr_of_both_orders()])(given.scores)
-    if similarity == "sigmoid":
-        return given.pair_means(llr, speakers).sigmoid()
-    return given.pair_means(logsigmoid(llr), speakers).exp()
-
-
 def _transfer_calibration(
     attacked: TrialList, fit: TrialList, labels: Tensor | None
 ) -> tuple[Transfer, Jackknife | None]:
     """Return the scores under a calibration fitted on another run (figure 8 of the 2022 paper), and their jackknife."""
     scores = score_trials(fit.scores, fit.is_target)
-    other = ConditionReport(
-        {key: measure(scores.counted_trials) for key, measure in SCORE_MEASURES.items()}, scores, is_llr=True
-    )
+    measured = {key: measure(scores.counted_trials) for key, measure in SCORE_MEASURES.items()}
     llr = {kind: learn(fit.scores, fit.is_target)(attacked.scores) for kind, learn in _CALIBRATIONS.items()}
     scalars = {}
     for kind, values in llr.items():
         scalars[f"c_ece_{kind}"] = llr_disclosure(values, attacked.is_target)
         scalars[f"cllr_{kind}"] = cllr_from_sums(*cllr_sums(values, attacked.is_target))
-    transfer = Transfer(other, llr, torch.stack([~attacked.is_target, attacked.is_target]), scalars)
+    other, counts = (
+        ConditionReport(measured, scores, is_llr=True),
+        torch.stack([~attacked.is_target, attacked.is_target]),
+    )
+    transfer = Transfer(other, llr, counts, scalars)
     if labels is None or attacked.speakers is None:
         return transfer, None
     groups = group_labels(labels.to(attacked.scores.device))
-    replicates = {
-        f"{key}_{kind}": attacked.replicate_costs(key, values, groups) for kind, values in llr.items() for key in _COSTS
-    }
+    kinds = [(key, kind) for kind in llr for key in _COSTS]
+    replicates = {f"{key}_{kind}": attacked.replicate_costs(key, llr[kind], groups) for key, kind in kinds}
     return transfer, make_jackknife(replicates, groups)

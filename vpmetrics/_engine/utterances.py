@@ -241,13 +241,12 @@ def build_data(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS)
     values = (columns.row_flags & _IS_REFERENCE) != 0, columns.sessions, columns.groups
     optional = [value if is_given else None for value, is_given in zip(values, given, strict=True)]
     # One recording protected in two sessions counts as two protected recordings, but as one original.
-    sessions = optional[1]
-    drawn = ids if sessions is None else torch.unique(torch.stack([ids, sessions]), dim=1, return_inverse=True)[1]
+    drawn = ids
+    if optional[1] is not None:
+        drawn = torch.unique(torch.stack([ids, columns.sessions]), dim=1, return_inverse=True)[1]
     sides = []
-    for embeddings, recordings, bit in (
-        (columns.original, ids, _HAS_ORIGINAL),
-        (columns.protected, drawn, _HAS_PROTECTED),
-    ):
+    originals, versions = (columns.original, ids, _HAS_ORIGINAL), (columns.protected, drawn, _HAS_PROTECTED)
+    for embeddings, recordings, bit in (originals, versions):
         kept = _find_first_rows(recordings, (columns.row_flags & bit) != 0)
         side = Utterances(embeddings, columns.speakers, ids, columns.speakers, *optional)
         sides.append(side if len(kept) == count else side.take(kept))
@@ -437,8 +436,7 @@ def thin_rows(side: Utterances, most: int) -> Utterances:
 def _find_first_rows(ids: Tensor, is_present: Tensor) -> Tensor:
     """Return indices of the first present row of every id, ascending."""
     rows = is_present.nonzero().flatten()
-    order = ids[rows].argsort(stable=True)
-    ordered = ids[rows][order]
-    is_first = torch.ones_like(ordered, dtype=torch.bool)
-    is_first[1:] = ordered[1:] != ordered[:-1]
-    return rows[order[is_first]].sort().values
+    rows = rows[ids[rows].argsort(stable=True)]
+    is_first = torch.ones_like(rows, dtype=torch.bool)
+    is_first[1:] = ids[rows].diff() != 0
+    return rows[is_first].sort().values

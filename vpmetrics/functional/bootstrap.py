@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid, pad
 
 from vpmetrics._engine.condition_scores import ConditionScores, score_pairs, score_trials
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
-from vpmetrics._engine.identification import count_above_and_tied, identify
+from vpmetrics._engine.identification import identify, rank_inputs
 from vpmetrics._engine.jackknife import ScoreCells, check_enough_speakers, clopper_pearson_reach, students_t_quantile
 from vpmetrics._engine.measures import SCORE_MEASURES, linkability_edges
 from vpmetrics._engine.pair_blocks import PairBlocks
@@ -302,7 +302,8 @@ def _sum_inputs_by_speaker(data: EvaluationData, name: str, scoring: Scoring) ->
     ranks = trials.num_references
     steps = widen(trials.references.sums.new_zeros(ranks * (ranks + 1)))
     for block in score_inputs(trials, scoring):
-        above, tied = count_above_and_tied(block)
+        above, tied, _ = rank_inputs(block).long()
+        tied = tied.clamp(min=1)
         start = trials.column[block.rows] * (ranks + 1) + above
         mass = widen(trials.usable[block.rows]) / tied
         steps = steps.index_add(0, start, mass).index_add(0, start + tied, -mass)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vpmetrics._engine import identification
 from vpmetrics._engine.calibration import fit_slopes
-from vpmetrics._engine.identification import Identification, local_bits, rounding_of_scores, standardize
+from vpmetrics._engine.identification import Identification, local_bits, standardize_scores
 from vpmetrics._engine.precision import at_least_float32, result_dtype, widen
 from vpmetrics._engine.references import prepare_trials
 from vpmetrics._engine.scorers import Scoring
@@ -41,9 +41,8 @@ def local_information(scores: Tensor, target_index: Tensor, slope: float | Tenso
     if slope is None:
         raise TypeError("Expected `slope` to be a number or a tensor, but got None: see `fit_local_slope`.")
     check_slopes(slope, len(scores))
-    wide = widen(scores)
-    z = standardize(wide, rounding_of_scores(scores))
-    slopes = torch.as_tensor(slope, dtype=wide.dtype, device=wide.device).reshape(-1, 1)
+    z = standardize_scores(scores)
+    slopes = torch.as_tensor(slope, dtype=z.dtype, device=z.device).reshape(-1, 1)
     return local_bits(z, z.gather(1, target_index.unsqueeze(1)), slopes).to(result_dtype(scores))
 
 
@@ -93,7 +92,7 @@ def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
         warn_undefined("The slope of local information needs trials with two references at least.")
         return scores.new_full((), torch.nan, dtype=result_dtype(scores))
     with torch.no_grad():
-        z, column = standardize(widen(scores), rounding_of_scores(scores)), target_index.unsqueeze(1)
+        z, column = standardize_scores(scores), target_index.unsqueeze(1)
         is_match = torch.zeros_like(z, dtype=torch.bool).scatter(1, column, True)
         slopes = fit_slopes(z, is_match, z.gather(1, column), torch.zeros_like(target_index), num_folds=1)
         return slopes[0].to(result_dtype(scores))
