@@ -11,7 +11,7 @@ from vpmetrics._engine.speaker_disclosure import WorstSpeaker
 from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics._engine.verdict import Check, find_headline
 from vpmetrics.cli.comparison import (
-    check_all,
+    collect_checks,
     compare_all_pairs,
     table_of_changes,
     table_of_systems,
@@ -153,12 +153,12 @@ def test_data_sets_and_parts_of_a_combined_system_do_not_compete():
     verdict = verdict_of_systems([*one, *other, part, copy])
     assert verdict.title == "b test discloses least."
     assert "On dev: a dev discloses least." in verdict.sentences
-    assert [check.message for check in check_all([replace(part, part_of=""), replace(copy, part_of="")])] == [
+    assert [check.message for check in collect_checks([replace(part, part_of=""), replace(copy, part_of="")])] == [
         "b test, ECAPA and b test, x-vectors have identical scores."
     ]
     lines = comparison_lines([part, *one, *other])[1:]
     assert [line.split("  0.")[0].rstrip() for line in lines] == ["a dev", "b dev", "b test", "  x-vectors", "a test"]
-    assert check_all([*one, *other, part, copy]) == []
+    assert collect_checks([*one, *other, part, copy]) == []
     rows = {str(row[0]): row[1].tone for row in table_of_systems([*one, *other, part], "t").rows}
     assert rows == {"a dev": "best", "b dev": "", "a test": "", "b test": "best", "b test, x-vectors": ""}
 
@@ -181,8 +181,8 @@ def test_summaries_fit_a_terminal_of_80_columns(name):
 def test_what_a_check_says_of_several_systems_is_said_once():
     same, other = Check("encoder", "ok", "Good."), Check("encoder", "failed", "Bad.")
     systems = [attacked(name, checks=(check,)) for name, check in (("a", same), ("b", same), ("c", other))]
-    assert [(check.name, check.message) for check in check_all(systems[:2])[1:]] == [("encoder", "Good.")]
-    named = [check for check in check_all(systems) if check.name != "identical systems"]
+    assert [(check.name, check.message) for check in collect_checks(systems[:2])[1:]] == [("encoder", "Good.")]
+    named = [check for check in collect_checks(systems) if check.name != "identical systems"]
     assert named == [other._replace(name="encoder, c"), same._replace(name="encoder, a, b")]
 
 

@@ -17,12 +17,12 @@ from vpmetrics.cli.outputs import save_systems
 from vpmetrics.cli.results import (
     Run,
     as_json,
-    check_file,
-    check_folder,
+    check_output_file,
+    check_output_folder,
+    find_outdated_files,
+    list_written_files,
     make_results,
-    outdated_files,
-    write_all,
-    written_files,
+    write_files,
 )
 
 
@@ -34,19 +34,19 @@ def write_results(path, files=()):
 
 
 def test_a_folder_is_new_empty_or_of_a_former_run(tmp_path):
-    check_folder(tmp_path / "new" / "below")
-    check_folder(tmp_path)
+    check_output_folder(tmp_path / "new" / "below")
+    check_output_folder(tmp_path)
     (tmp_path / "tensorboard").mkdir()
-    check_folder(tmp_path, ignored=("tensorboard",))
+    check_output_folder(tmp_path, ignored=("tensorboard",))
     (tmp_path / "ranks.svg").write_text("mine")
     with pytest.raises(InputError, match=r"expected a new folder.* holds 'ranks\.svg'"):
-        check_folder(tmp_path, ignored=("tensorboard",))
+        check_output_folder(tmp_path, ignored=("tensorboard",))
     for text in ("", "{}", "[]", "[" * 100_000, '{"systems": 1}'):
         (tmp_path / "results.json").write_text(text)
         with pytest.raises(InputError, match="expected a new folder"):
-            check_folder(tmp_path)
+            check_output_folder(tmp_path)
     write_results(tmp_path / "results.json")
-    check_folder(tmp_path)
+    check_output_folder(tmp_path)
 
 
 def test_only_files_that_a_former_run_lists_are_replaced_or_removed(tmp_path):
@@ -54,22 +54,22 @@ def test_only_files_that_a_former_run_lists_are_replaced_or_removed(tmp_path):
     (tmp_path / "zoo.png").write_text("of a former run")
     (tmp_path / "ranks.svg").write_text("mine")
     (tmp_path.parent / "outside.png").write_text("mine")
-    assert written_files(tmp_path / "results.json") == {"zoo.png", "gone.png", "results.json"}
-    assert outdated_files(tmp_path, ["results.json", "new.png"]) == [tmp_path / "zoo.png"]
+    assert list_written_files(tmp_path / "results.json") == {"zoo.png", "gone.png", "results.json"}
+    assert find_outdated_files(tmp_path, ["results.json", "new.png"]) == [tmp_path / "zoo.png"]
     with pytest.raises(InputError, match=r"ranks\.svg: is of no former run and would be lost"):
-        outdated_files(tmp_path, ["results.json", "ranks.svg"])
+        find_outdated_files(tmp_path, ["results.json", "ranks.svg"])
 
 
 def test_results_replace_results_and_nothing_else(tmp_path):
     np.savez(tmp_path / "in.npz", x=1)
     with pytest.raises(InputError, match="holds no results of vpmetrics and would be lost"):
-        check_file(tmp_path / "in.npz")
+        check_output_file(tmp_path / "in.npz")
     (tmp_path / "empty").touch()
     for path in (tmp_path / "new.json", tmp_path / "empty", write_results(tmp_path / "r.json"), Path("/dev/null")):
-        check_file(path)
+        check_output_file(path)
 
 
-@pytest.mark.parametrize("check", [check_file, check_folder])
+@pytest.mark.parametrize("check", [check_output_file, check_output_folder])
 def test_names_that_no_disk_takes_are_told_in_a_line(tmp_path, check):
     with pytest.raises(InputError, match=r"cannot be written \(File name too long\)") as caught:
         check(tmp_path / ("x" * 300))
@@ -101,7 +101,7 @@ def test_a_full_disk_costs_nothing_that_was_there(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_bytes", fails_later)
     with pytest.raises(InputError, match=r"other\.json: cannot be written \(No space left on device\)"):
-        write_all({tmp_path / "good.json": b"better", tmp_path / "other.json": b"other"}, [tmp_path / "old.png"])
+        write_files({tmp_path / "good.json": b"better", tmp_path / "other.json": b"other"}, [tmp_path / "old.png"])
     assert (tmp_path / "good.json").read_bytes() == b"good"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["good.json", "old.png"]
 
@@ -135,7 +135,7 @@ def rewrite(folder, step=-1, end=lambda: None):
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in STEPS:
             patch.setattr(owner, name, ends(getattr(owner, name)))
-        write_all({folder / name: data for name, data in contents_of(LATER).items()}, [folder / "b.png"])
+        write_files({folder / name: data for name, data in contents_of(LATER).items()}, [folder / "b.png"])
     return next(passed)
 
 
@@ -185,9 +185,9 @@ def test_whichever_step_is_the_last_leaves_whole_files_that_the_next_run_knows(f
         )
         assert FOREIGN.items() <= found.items()
         own = set(found) - set(FOREIGN)
-        assert own <= written_files(folder / "results.json")
+        assert own <= list_written_files(folder / "results.json")
         states.append("former" if found == contents_of(FORMER) else "later" if "c.png" in own else "between")
-        check_folder(folder)
+        check_output_folder(folder)
         rewrite(folder)
         assert found_in(folder) == FOREIGN | contents_of(LATER)
     # Files are replaced one right after the other, after all are written: two of three replacements are between.
@@ -198,6 +198,6 @@ def test_whichever_step_is_the_last_leaves_whole_files_that_the_next_run_knows(f
 
 def test_a_killed_first_run_leaves_a_folder_that_results_can_go_into(tmp_path):
     (tmp_path / ".results.json.123.new.vpmetrics").write_bytes(b"{")
-    check_folder(tmp_path)
-    write_all({tmp_path / name: data for name, data in contents_of(LATER).items()})
+    check_output_folder(tmp_path)
+    write_files({tmp_path / name: data for name, data in contents_of(LATER).items()})
     assert found_in(tmp_path) == contents_of(LATER)

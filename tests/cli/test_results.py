@@ -17,7 +17,7 @@ import vpmetrics.cli
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.trial_list import TrialList, report_trials
-from vpmetrics.cli.outputs import Sample, save_systems, write_model_card
+from vpmetrics.cli.outputs import Sample, render_model_card, save_systems
 from vpmetrics.cli.results import Run, make_results
 from vpmetrics.cli.table_formats import print_tables
 from vpmetrics.cli.tables import Cell, Table
@@ -153,7 +153,7 @@ def test_utility_attributes_and_recordings_are_shown_where_there_are_any(tmp_pat
 @pytest.mark.parametrize("title", ["B2", 'a "quoted": title\n- x # y', "系统"])
 def test_a_model_card_has_front_matter_that_the_hub_reads(title):
     known = report_trials({"OP": scored()})
-    text = write_model_card([EvaluatedSystem("B2: x", known), EvaluatedSystem("---", known)], title)
+    text = render_model_card([EvaluatedSystem("B2: x", known), EvaluatedSystem("---", known)], title)
     _, front, body = text.split("---\n", 2)
     content = yaml.safe_load(front)
     assert [entry["name"] for entry in content["model-index"]] == ["B2: x", "---"]

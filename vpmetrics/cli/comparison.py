@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from itertools import combinations
 from typing import NamedTuple
 
 from vpmetrics._engine.jackknife import Difference, compare_jackknives
 from vpmetrics._engine.registry import CI_SUFFIXES, FAMILIES, Scalar, Unit, scalar, scalar_key, utility_direction
 from vpmetrics._engine.report import EvaluatedSystem, choose_original_name
+from vpmetrics._engine.scalar import suggest_names
 from vpmetrics._engine.verdict import Check, check_systems
-from vpmetrics.cli.inputs import InputError
+from vpmetrics.cli.inputs import InputError, quote
 from vpmetrics.cli.summary import (
     MOST,
     Verdict,
-    comparable_systems,
     disclosure_of,
     explain_no_attack,
+    group_competing_systems,
     headline_of,
     sort_checks,
     strongest_attack,
@@ -65,7 +65,7 @@ def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Se
         columns: Keys of scalars, names of :data:`PRESETS` or of utilities.
     """
     entries = _expand_columns(columns, systems, dict.fromkeys(name for system in systems for name in system.utility))
-    best = [_best_texts(entry, systems) for entry in entries]
+    best = [_find_best_texts(entry, systems) for entry in entries]
     rows = []
     for system in systems:
         cells = [_make_system_cell(entry, system) for entry in entries]
@@ -78,13 +78,13 @@ def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Se
     for system in systems:
         if "OO" in system.report.conditions:
             originals.setdefault(system.dataset, system)
-    first = []
+    original_rows = []
     for dataset, system in originals.items():
-        name = f"{choose_original_name(systems)}, {dataset}" if len(originals) > 1 else choose_original_name(systems)
-        first.append((Cell(clean(name)), *(_make_original_cell(entry, system) for entry in entries)))
+        name = choose_original_name(systems) + (f", {dataset}" if len(originals) > 1 else "")
+        original_rows.append((Cell(clean(name)), *(_make_original_cell(entry, system) for entry in entries)))
     keys = (entry.key.removeprefix(scalar_key(entry.condition, "")) for entry in entries if entry.family != "utility")
     heads = ("system", *map(heading_of, entries))
-    return Table(clean(title), heads, (*first, *rows), keys=tuple(dict.fromkeys(keys)))
+    return Table(clean(title), heads, (*original_rows, *rows), keys=tuple(dict.fromkeys(keys)))
 
 
 def check_columns(names: Iterable[str], utilities: Iterable[str] | None = None) -> None:
@@ -94,10 +94,9 @@ def check_columns(names: Iterable[str], utilities: Iterable[str] | None = None) 
         may_be_utility = utilities is None and not name.islower()
         if name not in choices and not _is_scalar(name) and not may_be_utility:
             keys = [entry.key for entries in FAMILIES.values() for entry in entries if "{}" not in entry.heading]
-            similar = get_close_matches(name, [*choices, *keys, *(scalar_key("OP", key) for key in keys)], 1)
-            hint = f" Did you mean {similar[0]}?" if similar else ""
+            hint = suggest_names(name, [*choices, *keys, *(scalar_key("OP", key) for key in keys)])
             expected = f"a key such as op_eer, a utility, or one of {', '.join(PRESETS)}"
-            raise InputError(f"Expected `columns` to name {expected}, but got {name[:60]}.{hint}")
+            raise InputError(f"Expected `columns` to name {expected}, but got {quote(name)}. {hint}")
 
 
 def _is_scalar(name: str) -> bool:
@@ -149,10 +148,10 @@ def _make_original_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
     return value_cell(entry, 0.0 if entry.key in _UNHARMED else math.nan)
 
 
-def _best_texts(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
+def _find_best_texts(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
     """Return the best value of each data set as it is shown; none where all competing systems have the same."""
     best = {}
-    for dataset, some in comparable_systems(systems).items() if entry.direction else ():
+    for dataset, some in group_competing_systems(systems).items() if entry.direction else ():
         cells = [cell for system in some if not math.isnan((cell := _make_system_cell(entry, system)).value)]
         if len({cell.text for cell in cells}) > 1:
             best[dataset] = (min if entry.direction == "low" else max)(cells, key=lambda cell: cell.value).text
@@ -164,7 +163,7 @@ def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
 
     Of several data sets it is the verdict on the last, the test set, and a sentence on every other.
     """
-    *others, last = comparable_systems(systems).values()
+    *others, last = group_competing_systems(systems).values()
     verdict = _verdict_of_ranked(last, pairs)
     sentences = [f"On {some[0].dataset}: {_verdict_of_ranked(some, pairs).title}" for some in others]
     return verdict._replace(sentences=(*verdict.sentences, *sentences))
@@ -191,14 +190,14 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
     if len({cell.text for cell in distinct.values()}) > 1:
         name = max(distinct, key=lambda name: distinct[name].value)
         sentences.append(f"Voices stay most distinct with {name} (G_VD {distinct[name].text} dB).")
-    spared = [system for system in ranked if strongest_attack(system, headline_of(system).condition) is None]
-    sentences += [explain_no_attack(system) for system in spared[:1]]
+    not_attacked = [system for system in ranked if strongest_attack(system, headline_of(system).condition) is None]
+    sentences += [explain_no_attack(system) for system in not_attacked[:1]]
     return Verdict(verdict.level, title, tuple(sentences))
 
 
-def check_all(systems: Sequence[EvaluatedSystem]) -> list[Check]:
+def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
     """Return the checks of all competing systems, the worst first; what is the same of several is said once."""
-    groups = comparable_systems(systems).values()
+    groups = group_competing_systems(systems).values()
     competing = [system for some in groups for system in some]
     names: dict[Check, list[str]] = {}
     for system in competing:
@@ -208,19 +207,19 @@ def check_all(systems: Sequence[EvaluatedSystem]) -> list[Check]:
         check if len(some) == len(competing) else check._replace(name=f"{check.name}, {', '.join(some)}")
         for check, some in names.items()
     ]
-    return sort_checks([*check_comparison(systems), *checks])
+    return sort_checks([*find_identical_systems(systems), *checks])
 
 
-def check_comparison(systems: Sequence[EvaluatedSystem]) -> list[Check]:
+def find_identical_systems(systems: Sequence[EvaluatedSystem]) -> list[Check]:
     """Return a check for every two competing systems with identical scores."""
-    groups = comparable_systems(systems).values()
+    groups = group_competing_systems(systems).values()
     return [check for some in groups for check in check_systems({system.name: system.report for system in some})]
 
 
 def compare_all_pairs(systems: Sequence[EvaluatedSystem], confidence: float | None) -> list[Pair]:
     """Return all pairs of competing systems that were measured on the same speakers, compared by their disclosure."""
     order = [system.name for system in systems]
-    groups = (sorted(some, key=lambda one: order.index(one.name)) for some in comparable_systems(systems).values())
+    groups = (sorted(some, key=lambda one: order.index(one.name)) for some in group_competing_systems(systems).values())
     pairs = (_compare_systems(*two, "disclosure", confidence) for some in groups for two in combinations(some, 2))
     return [pair for pair in pairs if pair is not None]
 
@@ -232,9 +231,8 @@ def _compare_systems(
     one, other = first.report.jackknife, second.report.jackknife
     if confidence is None or one is None or other is None or key not in one.changes or key not in other.changes:
         return None
-    if first.speakers != second.speakers or not one.groups.matches(other.groups):
-        return None
-    if math.isnan(first.scalar(key) + second.scalar(key)):
+    has_same_speakers = first.speakers == second.speakers and one.groups.matches(other.groups)
+    if not has_same_speakers or math.isnan(first.scalar(key) + second.scalar(key)):
         return None
     values = first.report.scalars[key], second.report.scalars[key]
     return Pair(first.name, second.name, key, compare_jackknives(key, values, (one, other), confidence))
@@ -244,13 +242,13 @@ def table_of_pairs(pairs: Sequence[Pair]) -> list[Table]:
     """Return pairs as a table; none where there are none."""
     rows = []
     for pair in pairs:
-        likely = float(pair.difference.probability_below)
-        name, likely = (pair.first, likely) if likely > 0.5 else (pair.second, 1 - likely)
-        is_clear = pair.difference.is_significant
-        says = f"{name} discloses less" if is_clear else f"not significant; lower for {name}"
+        below = float(pair.difference.probability_below)
+        lower, probability = (pair.first, below) if below > 0.5 else (pair.second, 1 - below)
+        is_significant = pair.difference.is_significant
+        verdict = f"{lower} discloses less" if is_significant else f"not significant; lower for {lower}"
         difference = value_cell(scalar("disclosure"), *map(float, pair.difference[:3]))
         names = Cell(clean(f"{pair.first} minus {pair.second}"))
-        rows.append((names, difference, Cell(clean(says)), Cell(f"{likely:.3f}", likely)))
+        rows.append((names, difference, Cell(clean(verdict)), Cell(f"{probability:.3f}", probability)))
     heads = ("pair", "difference [bit]", "verdict", "probability")
     caption = "Disclosure of the first system minus that of the second, on the same speakers."
     return [Table("Differences", heads, tuple(rows), caption, ("disclosure",))] if rows else []
@@ -261,38 +259,35 @@ def table_of_changes(before: EvaluatedSystem, after: EvaluatedSystem, confidence
     names = ["disclosure", "deid", "gvd"]
     names += [scalar_key(c, key) for c in conditions_of(before) if c != "OO" for key in _CHANGES]
     common_names = [name for name in names if name in before.scalars and name in after.scalars]
-    rows = [
-        (Cell(heading_of(scalar(name))), *_describe_change(before, after, name, confidence)) for name in common_names
-    ]
+    rows = [_make_change_row(before, after, name, confidence) for name in common_names]
     keys = tuple(dict.fromkeys(name.split("_", 1)[-1] if scalar(name).condition else name for name in common_names))
     heads = ("measure", clean(before.name), clean(after.name), "change")
     title = clean(f"From {before.name} to {after.name}")
     return [Table(title, heads, tuple(rows), keys=keys)] if rows else []
 
 
-def _describe_change(
+def _make_change_row(
     before: EvaluatedSystem, after: EvaluatedSystem, name: str, confidence: float | None
 ) -> tuple[Cell, ...]:
     entry = scalar(name)
-    cells = [scalar_cell(name, system, with_interval=False) for system in (before, after)]
+    old, new = (scalar_cell(name, system, with_interval=False) for system in (before, after))
     tone = ""
-    if any(math.isnan(cell.value) for cell in cells):
+    if math.isnan(old.value + new.value):
         text = ""
-    elif cells[0].text == cells[1].text:
+    elif old.text == new.text:
         text = "same"
     elif not _is_significant(before, after, name, confidence):
         text = "within error"
     else:
-        grows = cells[1].value > cells[0].value
+        grows = new.value > old.value
         tone = "" if entry.direction is None else "better" if grows == (entry.direction == "high") else "worse"
         text = f"{'▲' if grows else '▼'} {tone or ('more distinct' if grows else 'less distinct')}"
-    return *cells, Cell(text, tone=tone)
+    return Cell(heading_of(entry)), old, new, Cell(text, tone=tone)
 
 
 def _is_significant(before: EvaluatedSystem, after: EvaluatedSystem, name: str, confidence: float | None) -> bool:
     """Return whether the speakers tell two values apart: one by one where these are the same, or by both intervals."""
-    pair = _compare_systems(before, after, name, confidence)
-    if pair is not None:
+    if pair := _compare_systems(before, after, name, confidence):
         return pair.difference.is_significant
     lows, highs = ([system.scalar(name + end) for system in (before, after)] for end in CI_SUFFIXES)
     return not max(lows) <= min(highs)  # no comparison with NaN holds

@@ -26,7 +26,7 @@ from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.options import CONFIDENCE
 from vpmetrics.cli.outputs import Content, publish
 from vpmetrics.cli.progress import show_progress
-from vpmetrics.cli.results import Run, check_folder
+from vpmetrics.cli.results import Run, check_output_folder
 from vpmetrics.cli.summary import disclosure_in_condition
 from vpmetrics.data import DemoVoices, SpeakerBatchSampler, demo_voices
 from vpmetrics.lightning.monitor import PrivacyMonitor
@@ -46,7 +46,7 @@ def demo(options: Namespace, console: Console) -> None:
         raise InputError(f"Expected --epochs to be 1 at least, but got {options.epochs}.")
     if not 0 <= options.seed < 1 << 63:
         raise InputError(f"Expected --seed to be from 0 to 2^63 - 1, but got {options.seed}.")
-    check_folder(options.out, ignored=("tensorboard",))
+    check_output_folder(options.out, ignored=("tensorboard",))
     began = time.monotonic()
     torch.set_num_threads(1)  # tensors are small, and on a busy machine threads would only wait for one another
     voices, draw = demo_voices(), torch.Generator().manual_seed(options.seed)

@@ -29,8 +29,7 @@ class InputError(Exception):
 
 def shorten(text: str, width: int = 60) -> str:
     """Return a text of at most ``width`` characters: of a long one, its start and its end."""
-    half = (width - 1) // 2
-    return text if len(text) <= width else f"{text[:half]}…{text[-half:]}"
+    return text if len(text) <= width else f"{text[: width // 2]}…{text[len(text) - (width - 1) // 2 :]}"
 
 
 def quote(value: object) -> str:

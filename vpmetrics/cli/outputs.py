@@ -17,7 +17,7 @@ from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics.cli import end_at_once
 from vpmetrics.cli.comparison import (
     Pair,
-    check_all,
+    collect_checks,
     compare_all_pairs,
     table_of_changes,
     table_of_pairs,
@@ -29,11 +29,11 @@ from vpmetrics.cli.results import (
     RESULTS,
     Run,
     as_json,
-    check_file,
-    check_folder,
+    check_output_file,
+    check_output_folder,
+    find_outdated_files,
     make_results,
-    outdated_files,
-    write_all,
+    write_files,
 )
 from vpmetrics.cli.summary import (
     THRESHOLDS,
@@ -115,10 +115,10 @@ class Content:
 def check_outputs(options: Namespace) -> None:
     """Raise for a folder or a JSON file that cannot be written, or that both options would write."""
     if options.out is not None:
-        check_folder(options.out)
+        check_output_folder(options.out)
     if options.json is None or str(options.json) == "-":
         return
-    check_file(options.json)
+    check_output_file(options.json)
     if options.out is not None:
         from vpmetrics.plotting.figures import FIGURES
 
@@ -142,7 +142,7 @@ def publish(content: Content, console: Console, options: Namespace) -> None:
     if lost := next((path for path in contents if path.resolve() in inputs), None):
         raise InputError("is an input and would be lost; choose another name", lost)
     # Before anything is printed: the reader of the output may stop.
-    write_all(contents, outdated)
+    write_files(contents, outdated)
     if only_json:
         console.file.write(results.decode())
     else:
@@ -168,9 +168,9 @@ def save_systems(
     """
     folder = Path(folder)
     try:
-        check_folder(folder)
+        check_output_folder(folder)
         content = Content(clean(title), "", systems, Run(settings=settings or {}), samples=samples)
-        write_all(*_render_files(content, folder))
+        write_files(*_render_files(content, folder))
     except InputError as error:
         raise ValueError(str(error)) from None
     return folder / PAGE
@@ -190,18 +190,18 @@ def _render_files(
         f"{TABLES}.csv": as_csv(tables).encode(),
         f"{TABLES}.md": as_markdown(tables).encode(),
         f"{TABLES}.tex": as_latex(tables, latex_intervals).encode(),
-        MODEL_CARD: write_model_card(content.systems, content.title).encode(),
+        MODEL_CARD: render_model_card(content.systems, content.title).encode(),
         PAGE: render_page(content, pictures).encode(),
     }
     files |= {f"{p.key}.{kind}": data for p in pictures for kind, data in p.files.items() if kind in formats}
-    outdated = outdated_files(folder, [RESULTS, *files])
+    outdated = find_outdated_files(folder, [RESULTS, *files])
     # Results come first and name everything, so that a run after one that was killed knows its own files.
     names = {*files, *(path.name for path in outdated)}
     results = as_json(make_results(content.systems, content.run, content.pairs, sorted(names)))
     return {folder / name: data for name, data in {RESULTS: results, **files}.items()}, outdated
 
 
-def write_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
+def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
     """Return a model card for the Hugging Face hub; its ``model-index`` holds the numbers of each summary."""
     from vpmetrics.cli.table_formats import as_markdown, escape_markdown
 
@@ -239,7 +239,7 @@ def _print_summary(content: Content, options: Namespace, console: Console) -> No
     systems, lines = content.systems, summary_lines(content.systems[0])
     if len(systems) > 1:
         verdict = verdict_lines(verdict_of_systems(systems, content.pairs))
-        lines = [*verdict, "", *check_lines(check_all(systems)), *comparison_lines(systems)]
+        lines = [*verdict, "", *check_lines(collect_checks(systems)), *comparison_lines(systems)]
     says = [(printable(f"{path}: {what}"), "dim") for path, what in content.run.inputs.items() if options.all]
     says += [(line, "bold" if number == 0 else "") for number, line in enumerate([*lines, ""])]
     for line, style in says:

@@ -19,7 +19,7 @@ from vpmetrics import __version__
 from vpmetrics._engine.registry import CONDITION_TITLES, scalar
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.verdict import HIGH_LEAKAGE, LOW_LEAKAGE
-from vpmetrics.cli.comparison import check_all, verdict_of_systems
+from vpmetrics.cli.comparison import collect_checks, verdict_of_systems
 from vpmetrics.cli.results import describe_inputs
 from vpmetrics.cli.summary import (
     MARKS,
@@ -100,7 +100,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         title=content.title,
         lead=content.lead,
         headline=verdict_of_systems(systems, content.pairs) if several else verdict_of(systems[0]),
-        checks=check_all(systems),
+        checks=collect_checks(systems),
         marks=MARKS,
         thresholds=THRESHOLDS,
         limits=[100 * bits / MOST for bits in (LOW_LEAKAGE, HIGH_LEAKAGE)],

@@ -18,7 +18,7 @@ from typing import Any
 from vpmetrics import __version__
 from vpmetrics._engine.registry import SPEAKER, TAG, scalar, scalar_key
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics.cli.comparison import Pair, check_comparison
+from vpmetrics.cli.comparison import Pair, find_identical_systems
 from vpmetrics.cli.inputs import InputError, describe_error
 from vpmetrics.cli.summary import headline_of, sort_checks, strongest_attack, verdict_of, worst_speaker_name
 from vpmetrics.cli.tables import average_of_groups
@@ -49,7 +49,7 @@ def make_results(
         "settings": dict(run.settings),
         "inputs": describe_inputs(run),
         "files": sorted(files),
-        "checks": [check._asdict() for check in check_comparison(systems)],
+        "checks": [check._asdict() for check in find_identical_systems(systems)],
         "scalars": {
             key: {
                 "heading": entry.heading,
@@ -161,7 +161,7 @@ def _describe_value(key: str, value: float, system: EvaluatedSystem) -> float | 
     return unit.show(value) if unit is TAG else _finite_or_none(value)
 
 
-def check_folder(folder: Path, ignored: Collection[str] = ()) -> None:
+def check_output_folder(folder: Path, ignored: Collection[str] = ()) -> None:
     """Raise for a folder that results cannot go into: it holds other files, or is not writable.
 
     Args:
@@ -173,7 +173,7 @@ def check_folder(folder: Path, ignored: Collection[str] = ()) -> None:
             raise InputError("expected a folder, but got a file", folder)
         names = {path.name for path in folder.iterdir()} if folder.exists() else set[str]()
         foreign = sorted(name for name in names - set(ignored) if not name.endswith(_UNFINISHED))
-        if foreign and written_files(folder / RESULTS) is None:
+        if foreign and list_written_files(folder / RESULTS) is None:
             expected = f"a new folder, or one of a former run with its {RESULTS}"
             raise InputError(f"expected {expected}, but got one that holds {foreign[0]!r}; choose another name", folder)
         _check_writable(folder, folder)
@@ -181,12 +181,12 @@ def check_folder(folder: Path, ignored: Collection[str] = ()) -> None:
         raise InputError(f"cannot be written ({describe_error(error)})", folder) from None
 
 
-def check_file(path: Path) -> None:
+def check_output_file(path: Path) -> None:
     """Raise for a file that results cannot go into: one that holds anything but results, or is not writable."""
     try:
         if path.is_dir():
             raise InputError("expected a file, but got a folder", path)
-        if path.is_file() and path.stat().st_size and written_files(path) is None:
+        if path.is_file() and path.stat().st_size and list_written_files(path) is None:
             raise InputError("holds no results of vpmetrics and would be lost; choose another name", path)
         _check_writable(path.parent, path)
     except OSError as error:
@@ -199,7 +199,7 @@ def _check_writable(folder: Path, wanted: Path) -> None:
         raise InputError(f"cannot be written ({there} is {'read-only' if there.is_dir() else 'a file'})", wanted)
 
 
-def written_files(results: Path) -> set[str] | None:
+def list_written_files(results: Path) -> set[str] | None:
     """Return the names of the files that a former run lists in its results; None where these are not results."""
     try:
         content = json.loads(results.read_bytes())
@@ -211,16 +211,16 @@ def written_files(results: Path) -> set[str] | None:
     return {name for name in names if isinstance(name, str) and Path(name).name == name} | {results.name}
 
 
-def outdated_files(folder: Path, names: Collection[str]) -> list[Path]:
+def find_outdated_files(folder: Path, names: Collection[str]) -> list[Path]:
     """Return the files of a former run that this one does not write; raise where another file would be replaced."""
-    former = written_files(folder / RESULTS) or set()
+    former = list_written_files(folder / RESULTS) or set()
     foreign = [name for name in names if name not in former and (folder / name).exists()]
     if foreign:
         raise InputError("is of no former run and would be lost; choose another folder", folder / foreign[0])
     return [folder / name for name in sorted(former - set(names)) if (folder / name).is_file()]
 
 
-def write_all(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -> None:
+def write_files(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -> None:
     """Write files, or leave all as they were: a full disk must not cost what an earlier run has left.
 
     Where the process is killed, every file is whole, and the next run into a folder removes what it did not finish.

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from vpmetrics._engine.registry import CI_SUFFIXES, CONDITION_TITLES, scalar, scalar_key
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.verdict import HIGH_LEAKAGE, LOW_LEAKAGE, Check, Headline
+from vpmetrics.cli.inputs import shorten
 from vpmetrics.cli.tables import Cell, attribute_cell, clean, conditions_of, scalar_cell, value_cell
 
 MOST = scalar("d_ece").range[1]  # bits that calibrated scores can disclose
@@ -60,12 +61,10 @@ def verdict_of(system: EvaluatedSystem) -> Verdict:
     if failed := [check.name for check in system.report.checks if check.status == "failed"]:
         reasons.append(f"This evaluation cannot be trusted: {', '.join(failed)} failed.")
     if headline.is_speaker_exposed:
-        bits, chance = (
-            scalar("disclosure").show(value) for value in (headline.worst_disclosure, headline.worst_chance)
-        )
-        name = worst_speaker_name(system)
+        show, name = scalar("disclosure").show, worst_speaker_name(system)
+        bits, chance = show(headline.worst_disclosure), show(headline.worst_chance)
         reasons.append(f"Speaker {name} is protected worst: {bits} bit, where chance gives {chance}.")
-    sentences = (*_describe_attacker(system), *_describe_others(system), *reasons)
+    sentences = (*_describe_attacker(system), *_describe_other_conditions(system), *reasons)
     return Verdict(headline.level, _TITLES[headline.level], sentences, tuple(reasons))
 
 
@@ -77,8 +76,8 @@ def sort_checks(checks: Iterable[Check]) -> list[Check]:
 def privacy_conditions(system: EvaluatedSystem) -> list[str]:
     """Return the conditions in which speakers should be hidden: OP, and PP or across; not within one session."""
     conditions = conditions_of(system)
-    linked = "across" if "across" in conditions else "PP"
-    return [name for name in conditions if name in ("OP", linked, "")] or conditions[:1]
+    protected = "across" if "across" in conditions else "PP"
+    return [name for name in conditions if name in ("OP", protected, "")] or conditions[:1]
 
 
 def disclosure_in_condition(system: EvaluatedSystem, condition: str) -> Cell:
@@ -127,7 +126,7 @@ def rank_systems(systems: Sequence[EvaluatedSystem]) -> list[EvaluatedSystem]:
     return sorted(systems, key=order)
 
 
-def comparable_systems(systems: Sequence[EvaluatedSystem]) -> dict[str, list[EvaluatedSystem]]:
+def group_competing_systems(systems: Sequence[EvaluatedSystem]) -> dict[str, list[EvaluatedSystem]]:
     """Return by data set the systems that compete, ranked; a part of a combined system does not."""
     groups: dict[str, list[EvaluatedSystem]] = {}
     for system in rank_systems(systems):
@@ -141,21 +140,21 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
     headline, show = headline_of(system), scalar("disclosure").show
     condition, attack = headline.condition, strongest_attack(system, headline.condition)
     what = f" in {condition}, {CONDITION_TITLES[condition].partition(':')[0]}" if condition else ""
-    says = [f"An attacker learns {disclosure_of(system)} of at most {MOST:.3f} bit{what}."]
+    sentences = [f"An attacker learns {disclosure_of(system)} of at most {MOST:.3f} bit{what}."]
     comparisons = {}
     if attack is None:
-        says.append(explain_no_attack(system))
+        sentences.append(explain_no_attack(system))
         if system.scalar("d_ece_reversed", condition) > system.scalar("d_ece", condition):
-            says.append("It is enough to turn the sign of the scores.")
+            sentences.append("It is enough to turn the sign of the scores.")
     else:
-        says.append(f"The strongest attack tried, “{attack[0]}”, needs {attack[1]}.")
+        sentences.append(f"The strongest attack tried, “{attack[0]}”, needs {attack[1]}.")
         comparisons["comparing embeddings alone"] = system.scalar("d_ece", condition)
     comparisons |= {"chance": system.scalar("d_ece_chance", condition), "original speech": system.scalar("d_ece", "OO")}
     text = ", ".join(f"{name} {show(value)}" for name, value in comparisons.items() if not math.isnan(value))
-    return [*says, f"For comparison, in bits: {text}."] if text else says
+    return [*sentences, f"For comparison, in bits: {text}."] if text else sentences
 
 
-def _describe_others(system: EvaluatedSystem) -> list[str]:
+def _describe_other_conditions(system: EvaluatedSystem) -> list[str]:
     """Return what is disclosed in the other conditions in which speakers are to be hidden."""
     sentences = []
     for condition in privacy_conditions(system):
@@ -175,25 +174,25 @@ def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
     attack = strongest_attack(system, headline.condition)
     note = ", ".join(filter(None, (headline.condition, attack[0] if attack else "no attack tried")))
     rows = [SummaryRow("disclosure", disclosure_of(system), "bit", note, has_bar=True)]
-    rows += [_attacked_row(system, condition, key) for key in ("d_ece", "eer") for condition in conditions]
+    rows += [_make_attacked_row(system, condition, key) for key in ("d_ece", "eer") for condition in conditions]
     chance = scalar("disclosure").show(system.scalar("worst_speaker_chance"))
     note = f"{shorten(worst_speaker_name(system), 24)}; chance {chance}"
     rows.append(_make_row(system, "worst_speaker_disclosure", "worst speaker", note))
     rows += [_make_row(system, key, scalar(key).heading, "without an attack") for key in ("deid", "gvd")]
     for key in ("linkability", "id_rate"):
         rows += [_make_row(system, scalar_key(c, key), f"{c} {scalar(key).heading}".strip(), "") for c in conditions]
-    attributes = [_attribute_row(name, numbers) for name, numbers in system.attributes.items()]
+    attributes = [_make_attribute_row(name, numbers) for name, numbers in system.attributes.items()]
     rows, attributes = ([row for row in part if not math.isnan(row.cell.value)] for part in (rows, attributes))
     return [*rows[:MOST_ROWS], *attributes]
 
 
-def _attribute_row(name: str, numbers: Mapping[str, float]) -> SummaryRow:
+def _make_attribute_row(name: str, numbers: Mapping[str, float]) -> SummaryRow:
     cell, chance, original = (attribute_cell(numbers, key) for key in ("disclosure", "chance", "original"))
     heading = f"attribute {shorten(clean(name), 13)}"
     return SummaryRow(heading, cell, "bit", f"chance {chance.text}; original {original.text}")
 
 
-def _attacked_row(system: EvaluatedSystem, condition: str, key: str) -> SummaryRow:
+def _make_attacked_row(system: EvaluatedSystem, condition: str, key: str) -> SummaryRow:
     """Return the strongest attack's number, and in the note that of comparing embeddings."""
     name, strongest = scalar_key(condition, key), scalar_key(condition, f"{key}_strongest")
     heading = f"{condition} {scalar(key).heading}".strip()
@@ -209,8 +208,8 @@ def _make_row(system: EvaluatedSystem, name: str, heading: str, note: str) -> Su
 
 def shares_of(cell: Cell) -> tuple[float | None, tuple[float, float] | None]:
     """Return a disclosure and its interval as shares of the most there can be; None where they are not known."""
-    parts = (cell.value, *cell.ends)
-    share, low, high = (None if math.isnan(part) else min(max(part / MOST, 0.0), 1.0) for part in parts)
+    values = (cell.value, *cell.ends)
+    share, low, high = (None if math.isnan(value) else min(max(value / MOST, 0.0), 1.0) for value in values)
     return share, None if low is None or high is None else (low, high)
 
 
@@ -248,14 +247,9 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 def check_lines(checks: Sequence[Check]) -> list[str]:
     """Return what does not hold, a line or more each, and how many checks do; nothing without checks."""
-    wrong = [check for check in checks if check.status != "ok"]
-    texts = [f"{MARKS[check.status]} {clean(check.name)}: {clean(check.message)}" for check in wrong]
-    if len(checks) > len(wrong):
-        texts.append(f"{MARKS['ok']} {len(checks) - len(wrong)} of {len(checks)} checks passed")
+    not_ok = [check for check in checks if check.status != "ok"]
+    texts = [f"{MARKS[check.status]} {clean(check.name)}: {clean(check.message)}" for check in not_ok]
+    if len(checks) > len(not_ok):
+        texts.append(f"{MARKS['ok']} {len(checks) - len(not_ok)} of {len(checks)} checks passed")
     lines = [line for text in texts for line in wrap(text, WIDTH, subsequent_indent="  ")]
     return [*lines, ""] if lines else []
-
-
-def shorten(text: str, most: int) -> str:
-    """Return text of at most ``most`` characters, the middle left out."""
-    return text if len(text) <= most else f"{text[: most // 2]}…{text[len(text) - (most - most // 2) + 1 :]}"
