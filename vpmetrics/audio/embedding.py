@@ -31,8 +31,8 @@ _FILES_AT_ONCE, _BYTES_AT_ONCE = 32, 1 << 25  # are sorted by length while the n
 
 
 @dataclass(frozen=True)
-class _Embedded:
-    """Information on embedded recordings.
+class _EmbeddedRecordings:
+    """Names and labels of embedded recordings.
 
     Attributes:
         rows: The recording of each row.
@@ -72,7 +72,7 @@ class _Embedded:
 
 
 @dataclass(frozen=True)
-class AudioEmbeddings(_Embedded):
+class AudioEmbeddings(_EmbeddedRecordings):
     """Embeddings ``(N, D)`` of recordings, float32, on the CPU; see :func:`embed_folder`."""
 
     embeddings: Tensor
@@ -85,7 +85,7 @@ class AudioEmbeddings(_Embedded):
 
 
 @dataclass(frozen=True)
-class PairedEmbeddings(_Embedded):
+class PairedEmbeddings(_EmbeddedRecordings):
     """Embeddings of both sides, ``(N, D)`` each, row by row; see :func:`embed_pairs`."""
 
     original: Tensor
@@ -132,30 +132,30 @@ def embed_recordings(
         torch.Size([1, 256])
     """
     network = load_encoder(encoder, device=device)
-    folder = _cache_folder(cache, network)
+    folder = _choose_cache_folder(cache, network)
     embedded = _load_cached(folder)
-    read = _Reader(network, embedded, segment_seconds)
+    reader = _FileReader(network, embedded, segment_seconds)
     paths = list(dict.fromkeys(one.path for one in recordings))
     if not paths:
         raise AudioError("Expected at least one recording, but got none.")
     chunks = _chunk_files(paths)
     keys: dict[Path, str] = {}
     problems: dict[Path, str] = {}
-    began, done = time.monotonic(), 0
+    start, done = time.monotonic(), 0
     with ThreadPoolExecutor(workers) as threads:
-        reading = threads.map(read, chunks[0])
-        for following in (*chunks[1:], []):
-            files, reading = list(reading), threads.map(read, following)  # while these are embedded
+        reading = threads.map(reader.read, chunks[0])
+        for next_chunk in (*chunks[1:], []):
+            files, reading = list(reading), threads.map(reader.read, next_chunk)  # while these are embedded
             problems.update({file.path: file.problem for file in files if file.problem})
             keys.update({file.path: file.key for file in files if not file.problem})
             if partial or not problems:  # otherwise the run will end, but first all problems are listed
-                speech = {file.key: file.pieces for file in files if file.pieces}
-                new = _embed_batches(speech, network, int(batch_seconds * network.sample_rate))
+                segments = {file.key: file.segments for file in files if file.segments}
+                new = _embed_batches(segments, network, int(batch_seconds * network.sample_rate))
                 embedded.update(new)
                 _save_cached(folder, new)
             done += len(files)
             if progress is not None:
-                progress(done, len(paths), (time.monotonic() - began) * (len(paths) - done) / done)
+                progress(done, len(paths), (time.monotonic() - start) * (len(paths) - done) / done)
     if partial or not problems:
         undefined = (path for path, key in keys.items() if key not in embedded)
         problems.update({path: f"{printable(path)} {network.undefined_reason}" for path in undefined})
@@ -230,9 +230,9 @@ def embed_pairs(
         >>> voices.original.shape, voices.protected.shape, voices.speakers
         (torch.Size([3, 256]), torch.Size([3, 256]), ['p1', 'p1', 'p2'])
     """
-    both = embed_recordings([*pairs.original, *pairs.protected], encoder, **options)
+    embedded = embed_recordings([*pairs.original, *pairs.protected], encoder, **options)
     row_numbers: dict[Path, list[int]] = defaultdict(list)
-    for number, row in enumerate(both.rows):
+    for number, row in enumerate(embedded.rows):
         row_numbers[row.path].append(number)
     # Protected recordings may be a little shorter, and have a segment less.
     kept = [
@@ -241,10 +241,10 @@ def embed_pairs(
         for left, right in zip(row_numbers[one.path], row_numbers[two.path], strict=False)
     ]
     if not kept:
-        raise AudioError(_describe_problems(both.skipped, 2 * len(pairs.original)))
-    original, protected = (both.embeddings[list(side)] for side in zip(*kept, strict=True))
-    rows = tuple(both.rows[right] for _, right in kept)
-    return PairedEmbeddings(rows, both.encoder, both.skipped, pairs.assumptions, original, protected)
+        raise AudioError(_describe_problems(embedded.skipped, 2 * len(pairs.original)))
+    original, protected = (embedded.embeddings[list(side)] for side in zip(*kept, strict=True))
+    rows = tuple(embedded.rows[right] for _, right in kept)
+    return PairedEmbeddings(rows, embedded.encoder, embedded.skipped, pairs.assumptions, original, protected)
 
 
 def f0_histograms(folder: str | Path, *, segment_seconds: float = 30.0, **options: Any) -> AudioEmbeddings:
@@ -294,47 +294,48 @@ def _chunk_files(paths: Sequence[Path]) -> list[list[Path]]:
     return chunks
 
 
-class _File(NamedTuple):
-    """A file as pieces to embed, none where its content is cached, or what is wrong with it."""
+class _AudioFile(NamedTuple):
+    """The segments of a file to embed, none where its content is cached, or what is wrong with it."""
 
     path: Path
     key: str = ""
-    pieces: tuple[Tensor, ...] = ()
+    segments: tuple[Tensor, ...] = ()
     problem: str = ""
 
 
-class _Reader:
+class _FileReader:
     """Reads files, checks them, and cuts them into segments."""
 
     def __init__(self, encoder: SpeakerEncoder, cached: Mapping[str, Array], segment_seconds: float | None) -> None:
         self.rate, self.cached, self.segment_seconds = encoder.sample_rate, cached, segment_seconds
         self.min_samples = max(encoder.min_samples, int(SHORTEST_SECONDS * self.rate))
 
-    def __call__(self, path: Path) -> _File:
+    def read(self, path: Path) -> _AudioFile:
         try:
             data = read_bytes(path)
             key = hashlib.blake2b(data, digest_size=16).hexdigest()
             key += "" if self.segment_seconds is None else f"@{self.segment_seconds:g}s"
-            return _File(
-                path, key, () if key in self.cached else self._cut_pieces(resample(*decode_audio(data), self.rate))
-            )
+            if key in self.cached:
+                return _AudioFile(path, key)
+            return _AudioFile(path, key, self._cut_segments(resample(*decode_audio(data), self.rate)))
         except AudioError as error:
-            return _File(path, problem=f"{printable(path)} {error}")
+            return _AudioFile(path, problem=f"{printable(path)} {error}")
 
-    def _cut_pieces(self, waveform: Tensor) -> tuple[Tensor, ...]:
+    def _cut_segments(self, waveform: Tensor) -> tuple[Tensor, ...]:
         if len(waveform) < self.min_samples:
             needed = f"{self.min_samples / self.rate:.2f} s are needed"
             raise AudioError(f"is too short: {len(waveform) / self.rate:.2f} s, {needed}")
         if self.segment_seconds is None:
             return (waveform,)
         size = max(self.min_samples, int(self.segment_seconds * self.rate))
-        pieces: tuple[Tensor, ...] = waveform.split(size)
-        return pieces[:-1] if len(pieces) > 1 and len(pieces[-1]) < max(self.min_samples, size / 2) else pieces
+        segments: tuple[Tensor, ...] = waveform.split(size)
+        is_rest_short = len(segments) > 1 and len(segments[-1]) < max(self.min_samples, size / 2)
+        return segments[:-1] if is_rest_short else segments
 
 
-def _embed_batches(speech: Mapping[str, tuple[Tensor, ...]], encoder: SpeakerEncoder, limit: int) -> dict[str, Array]:
-    """Embed pieces in batches of similar length, of at most ``limit`` samples; leave out recordings with NaN."""
-    waveforms = [piece for pieces in speech.values() for piece in pieces]
+def _embed_batches(segments: Mapping[str, Sequence[Tensor]], encoder: SpeakerEncoder, limit: int) -> dict[str, Array]:
+    """Embed segments in batches of similar length, of at most ``limit`` samples; leave out recordings with NaN."""
+    waveforms = [waveform for of_file in segments.values() for waveform in of_file]
     embeddings = np.empty((len(waveforms), encoder.dimension), dtype=np.float32)
     order = sorted(range(len(waveforms)), key=lambda row: len(waveforms[row]))
     while order:
@@ -344,12 +345,12 @@ def _embed_batches(speech: Mapping[str, tuple[Tensor, ...]], encoder: SpeakerEnc
         padded = pad_sequence([waveforms[row] for row in batch], batch_first=True).to(encoder.device)
         with torch.no_grad():
             embeddings[batch] = encoder(padded, lengths).float().cpu().numpy()
-    ends = np.cumsum([len(pieces) for pieces in speech.values()])
-    rows = zip(speech, np.split(embeddings, ends)[:-1], strict=True)
-    return {key: of_key for key, of_key in rows if np.isfinite(of_key).all()}
+    ends = np.cumsum([len(of_file) for of_file in segments.values()])
+    by_key = zip(segments, np.split(embeddings, ends)[:-1], strict=True)
+    return {key: of_file for key, of_file in by_key if np.isfinite(of_file).all()}
 
 
-def _cache_folder(cache: str | Path | None, encoder: SpeakerEncoder) -> Path | None:
+def _choose_cache_folder(cache: str | Path | None, encoder: SpeakerEncoder) -> Path | None:
     if cache is None:
         return None
     if encoder.identity is None:
@@ -362,8 +363,8 @@ def _load_cached(folder: Path | None) -> dict[str, Array]:
     embeddings: dict[str, Array] = {}
     for file in () if folder is None else folder.glob("*.npz"):
         with suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile), np.load(file) as arrays:
-            pieces = np.split(arrays["embeddings"], np.cumsum(arrays["counts"]))[:-1]
-            embeddings.update(zip(arrays["keys"].tolist(), pieces, strict=True))
+            by_recording = np.split(arrays["embeddings"], np.cumsum(arrays["counts"]))[:-1]
+            embeddings.update(zip(arrays["keys"].tolist(), by_recording, strict=True))
     return embeddings
 
 
@@ -371,7 +372,7 @@ def _save_cached(folder: Path | None, embeddings: Mapping[str, Array]) -> None:
     """Write a new file: other runs may write meanwhile, and an interrupted run goes on where it was."""
     if folder is not None and embeddings:
         folder.mkdir(parents=True, exist_ok=True)
-        counts = [len(pieces) for pieces in embeddings.values()]
+        counts = [len(of_recording) for of_recording in embeddings.values()]
         arrays = {"keys": list(embeddings), "counts": counts, "embeddings": np.concatenate([*embeddings.values()])}
         _write_npz(folder / f"{uuid.uuid4().hex}.npz", arrays)
 

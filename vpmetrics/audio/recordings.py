@@ -72,21 +72,22 @@ def list_recordings(
     if source.is_dir() and (source / "wav.scp").is_file():
         source = source / "wav.scp"
         notes.append(f"{printable(source)} was taken for the list of recordings.")
-    items = _read_items(source)
-    doubled = [_describe_duplicates(name, same) for name, same in _group_by_key(items, str).items() if len(same) > 1]
-    if doubled:
+    items = _read_recordings(source)
+    groups = _group_by_name(items, str).items()
+    duplicates = [_describe_duplicates(name, same) for name, same in groups if len(same) > 1]
+    if duplicates:
         raise AudioError(
-            f"Expected utterances of different names in {printable(source)}, but {doubled[0]} ({len(doubled)} names "
-            "occur twice). Remove one of each, or name them in a manifest (path,speaker,utterance)."
+            f"Expected utterances of different names in {printable(source)}, but {duplicates[0]} ({len(duplicates)} "
+            "names occur twice). Remove one of each, or name them in a manifest (path,speaker,utterance)."
         )
     default_file = source.with_name("utt2spk")
     if utt2spk is None and source.suffix.lower() == ".scp" and default_file.is_file():
         utt2spk = default_file
     if utt2spk is not None:
-        items = _set_speakers(items, _speakers_by_file(Path(utt2spk)))
+        items = _set_speakers(items, _read_speakers(Path(utt2spk)))
     elif speaker_pattern is not None:
-        items = _set_speakers(items, _speakers_by_pattern(speaker_pattern))
-        notes.append(_show_example(f"Speakers are what {speaker_pattern!r} finds", items))
+        items = _set_speakers(items, _compile_pattern(speaker_pattern))
+        notes.append(_describe_speakers(f"Speakers are what {speaker_pattern!r} finds", items))
     elif any(one.speaker is None for one in items):
         items, note = _guess_speakers(items)
         notes += note
@@ -170,14 +171,14 @@ def _match_recordings(
     best: list[tuple[Recording, Recording]] = []
     note, problem = "", ""
     for way, key in (("relative path", str), ("file name", lambda name: PurePosixPath(name).name)):
-        originals = _group_by_key(original, key)
+        originals = _group_by_name(original, key)
         common_suffix = _common_suffix(originals, [key(two.utterance) for two in protected])
         for suffix in dict.fromkeys(("", common_suffix) if strip_suffix is None else (strip_suffix,)):
-            matched = _group_by_key(protected, key, suffix)
+            matched = _group_by_name(protected, key, suffix)
             shared = {name: (originals[name], matched[name]) for name in originals if name in matched}
-            doubled = next(((name, side) for name, sides in shared.items() for side in sides if len(side) > 1), None)
-            if doubled is not None:
-                problem = problem or _describe_duplicates(*doubled)
+            ambiguous = [(name, side) for name, sides in shared.items() for side in sides if len(side) > 1]
+            if ambiguous:
+                problem = problem or _describe_duplicates(*ambiguous[0])
             elif len(shared) > len(best):
                 best = [(one, two) for (one,), (two,) in shared.values()]
                 beyond = f" and {suffix!r}" if suffix else ""
@@ -196,7 +197,7 @@ def _describe_duplicates(name: str, recordings: Sequence[Recording]) -> str:
     return f"{first} and {second} are both {printable(name)!r}"
 
 
-def _group_by_key(
+def _group_by_name(
     items: Sequence[Recording], key: Callable[[str], str], suffix: str = ""
 ) -> dict[str, list[Recording]]:
     groups: dict[str, list[Recording]] = defaultdict(list)
@@ -214,7 +215,7 @@ def _common_suffix(originals: Container[str], protected: Sequence[str]) -> str:
     return suffix if 2 * count > len(protected) else ""
 
 
-def _read_items(source: Path) -> list[Recording]:
+def _read_recordings(source: Path) -> list[Recording]:
     if source.is_dir():
         items = [
             Recording(path.relative_to(source).with_suffix("").as_posix(), path)
@@ -284,7 +285,7 @@ def _read_manifest(path: Path) -> list[Recording]:
     return items
 
 
-def _speakers_by_file(path: Path) -> Callable[[str], str | None]:
+def _read_speakers(path: Path) -> Callable[[str], str | None]:
     lines = [_normalise_accents(line).split() for line in _read_lines(path)]
     for number, words in enumerate(lines, start=1):
         if len(words) not in (0, 2):
@@ -293,7 +294,7 @@ def _speakers_by_file(path: Path) -> Callable[[str], str | None]:
     return lambda utterance: speakers.get(utterance) or speakers.get(PurePosixPath(utterance).name)
 
 
-def _speakers_by_pattern(pattern: str) -> Callable[[str], str | None]:
+def _compile_pattern(pattern: str) -> Callable[[str], str | None]:
     try:
         expression = re.compile(pattern)
     except re.error as error:
@@ -325,14 +326,14 @@ def _guess_speakers(items: list[Recording]) -> tuple[list[Recording], list[str]]
     if levels:
         level = (named or levels)[0]
         recordings = [one._replace(speaker=names[level]) for one, names in zip(items, parts, strict=True)]
-        return recordings, [_show_example(f"Speakers are folders (level {level + 1} of the path)", recordings)]
+        return recordings, [_describe_speakers(f"Speakers are folders (level {level + 1} of the path)", recordings)]
     if None not in words and 1 < len(set(words)) < len(items):
         recordings = [one._replace(speaker=word) for one, word in zip(items, words, strict=True)]
-        return recordings, [_show_example("Speakers are the first part of file names", recordings)]
+        return recordings, [_describe_speakers("Speakers are the first part of file names", recordings)]
     return items, []
 
 
-def _show_example(text: str, items: list[Recording]) -> str:
+def _describe_speakers(text: str, items: list[Recording]) -> str:
     count = len({one.speaker for one in items})
     first = items[0]
     return (

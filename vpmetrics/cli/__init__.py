@@ -26,11 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 when done, 2 when options or files cannot be used or define nothing, or when no command is given, which prints
-        the help. As a shell has it, 130 when interrupted, and 141 when the reader of the output has stopped.
+        the help. As in shells, 130 when interrupted, and 141 when the reader of the output has stopped.
     """
-    # Threads that spin while they wait for a core that is busy cost many times the work; read when torch is loaded.
+    # Threads that spin while they wait for a busy core slow it down many times. OpenMP reads this when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with end_at_once():
+    with exit_on_interrupt():
         from vpmetrics.cli.options import make_parser
 
         parser = make_parser()
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
-        # What is still to be flushed at exit goes nowhere, too.
+        # The flush at exit must not fail as well.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
     return status
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_command(options: Namespace) -> int:
     try:
         # What a command needs is imported when it runs, so that --help is quick.
-        with end_at_once():
+        with exit_on_interrupt():
             from vpmetrics.cli.inputs import InputError, describe_error, printable, read_files
             from vpmetrics.cli.progress import ResultConsole
 
@@ -73,7 +73,7 @@ def _run_command(options: Namespace) -> int:
         extra = "audio" if error.name in ("soundfile", "resemblyzer") else "cli"
         print(f"vpmetrics needs {error.name}: pip install 'vpmetrics[{extra}]'", file=sys.stderr)
     except (InputError, OSError) as error:
-        # Whatever a file system refuses, such as a name that is too long, is the user's to correct.
+        # The user can correct what the system rejects, such as a file name that is too long.
         text = error if isinstance(error, InputError) else describe_error(error)
         print(f"vpmetrics {options.command}: error: {text}", file=sys.stderr)
     else:
@@ -82,8 +82,8 @@ def _run_command(options: Namespace) -> int:
 
 
 @contextmanager
-def end_at_once() -> Iterator[None]:
-    """End the process quietly when interrupted: a library that is half imported would report that it is broken."""
+def exit_on_interrupt() -> Iterator[None]:
+    """Exit without a message when interrupted: a library that is half imported would report that it is broken."""
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not is_default or threading.current_thread() is not threading.main_thread():
         yield

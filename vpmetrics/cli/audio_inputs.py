@@ -42,15 +42,15 @@ def holds_recordings(source: str) -> bool:
 
 @contextmanager
 def audio_errors() -> Iterator[None]:
-    """Raise what is wrong with recordings as an error of the command, with its options by their names."""
+    """Turn errors of recordings into errors of the command, which name its options."""
     from vpmetrics.audio import AudioError
 
     try:
         yield
     except AudioError as error:
         # Arguments of the functions are options of the command.
-        says = re.sub(r"`(partial|strip_suffix|utt2spk|speaker_pattern)(=True)?`", r"--\1", str(error))
-        raise InputError(re.sub(r"--[a-z_]+", lambda option: option[0].replace("_", "-"), says)) from None
+        text = re.sub(r"`(partial|strip_suffix|utt2spk|speaker_pattern)(=True)?`", r"--\1", str(error))
+        raise InputError(re.sub(r"--[a-z_]+", lambda option: option[0].replace("_", "-"), text)) from None
 
 
 @contextmanager
@@ -105,8 +105,6 @@ def embed_sides(
     notes = [*embedded.assumptions, *embedded.skipped]
     if network.is_weak:
         notes.append(f"{network.name} is a weak encoder: others, by --encoder, may tell speakers better")
-    if embedded.speakers is None:
-        raise InputError("expected the speaker of every recording, but some are unknown", original)
     columns = [_number_labels(labels) for labels in (embedded.speakers, embedded.sessions, embedded.groups)]
     (speakers, speaker_names), (sessions, _), (groups, group_names) = columns
     embeddings = Embeddings(

@@ -1,7 +1,7 @@
 """Results of the VoicePrivacy challenges as their recipes leave them in a folder: privacy and utility.
 
-Of 2020 and 2022: ``ASV-libri_test_enrolls-libri_test_trials_f_anon/scores``, and the trials of each set. Of 2024 and
-2026: ``emb_xvect/libri_test_trials_f_anon/utt-level/speaker_vectors.pt`` with ``id2idx``, and the lists of each set.
+2020 and 2022: ``ASV-libri_test_enrolls-libri_test_trials_f_anon/scores``, and the trials of each set. 2024 and 2026:
+``emb_xvect/libri_test_trials_f_anon/utt-level/speaker_vectors.pt`` with ``id2idx``, and the lists of each set.
 """
 
 from __future__ import annotations

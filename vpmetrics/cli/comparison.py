@@ -1,4 +1,4 @@
-"""Systems side by side: one table of them, which discloses less, whether their speakers tell that, and what changed."""
+"""Several systems side by side: their table, which discloses less, significant differences, changes between two."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Se
 
 
 def check_columns(names: Iterable[str], utilities: Iterable[str] | None = None) -> None:
-    """Raise for a column that no table can have; without ``utilities``, names in capitals may turn out to be some."""
+    """Raise for an unknown column; without ``utilities``, a name with capitals may be a utility."""
     choices = {*PRESETS, *(utilities or ()), "utility"}
     for name in names:
         may_be_utility = utilities is None and not name.islower()
@@ -149,7 +149,7 @@ def _make_original_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
 
 
 def _find_best_texts(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
-    """Return the best value of each data set as it is shown; none where all competing systems have the same."""
+    """Return the best value of each data set as text; none where all competing systems have the same."""
     best = {}
     for dataset, some in group_competing_systems(systems).items() if entry.direction else ():
         cells = [cell for system in some if not math.isnan((cell := _make_system_cell(entry, system)).value)]
@@ -159,9 +159,9 @@ def _find_best_texts(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[
 
 
 def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair] = ()) -> Verdict:
-    """Return who discloses least, as far as ``pairs`` tell, and whose voices stay most distinct.
+    """Return which system discloses least, as far as ``pairs`` show, and whose voices stay most distinct.
 
-    Of several data sets it is the verdict on the last, the test set, and a sentence on every other.
+    With several data sets, the verdict is on the last, the test set, and has a sentence on each other one.
     """
     *others, last = group_competing_systems(systems).values()
     verdict = _verdict_of_ranked(last, pairs)
@@ -196,7 +196,7 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
 
 
 def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
-    """Return the checks of all competing systems, the worst first; what is the same of several is said once."""
+    """Return the checks of all competing systems, the worst first; a check that all of them share is listed once."""
     groups = group_competing_systems(systems).values()
     competing = [system for some in groups for system in some]
     names: dict[Check, list[str]] = {}
@@ -286,7 +286,7 @@ def _make_change_row(
 
 
 def _is_significant(before: EvaluatedSystem, after: EvaluatedSystem, name: str, confidence: float | None) -> bool:
-    """Return whether the speakers tell two values apart: one by one where these are the same, or by both intervals."""
+    """Return whether two values differ: paired by speaker if both systems have the same speakers, else by intervals."""
     if pair := _compare_systems(before, after, name, confidence):
         return pair.difference.is_significant
     lows, highs = ([system.scalar(name + end) for system in (before, after)] for end in CI_SUFFIXES)

@@ -1,4 +1,4 @@
-"""Both sides of a system and their speakers, paired by utterance where files name these."""
+"""Original and protected embeddings with their speakers, paired by utterance where files name their rows."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Column(NamedTuple):
 
 
 class Files:
-    """Files read once, and the arrays picked from them; names of utterances are without the suffix to strip."""
+    """Files, each read once, and arrays picked from them; ``strip_suffix`` is removed from names of utterances."""
 
     def __init__(self, container: str | None = None, kind: str | None = None, strip_suffix: str | None = None) -> None:
         self.container, self.kind, self.strip_suffix = container, kind, strip_suffix or ""
@@ -162,7 +162,7 @@ class Files:
         return Column(np.array(labels), names, path, path)
 
     def read_speakers(self, source: str | None, pattern: str | None, original: Column) -> Column:
-        """Return the speaker of every row: as told, by a pattern of the names, or as the file of the originals has."""
+        """Return the speaker of every row: from ``source``, by a pattern of names, or from the original file."""
         if source is not None:
             return self.read_labels(source, "speakers")
         if pattern is not None and original.utterances is None:
@@ -170,15 +170,15 @@ class Files:
         if pattern is not None:
             speakers = np.array([_match_speaker(pattern, name) for name in original.utterances or ()])
             return Column(speakers, original.utterances, original.source, original.path)
-        if self.knows_speakers(original):
+        if self.has_speakers(original):
             return self._pick_array(original.path, None, "speakers")
         if original.utterances is not None:
             remedy = "give --utt2spk FILE, or --speaker-pattern REGEX, as '^[^-_]+'"
             raise InputError(f"expected the speaker of every utterance, but got none; {remedy}", original.source)
         return self.read_column(None, "speakers")
 
-    def knows_speakers(self, column: Column) -> bool:
-        """Return whether the file of some embeddings also says whose they are."""
+    def has_speakers(self, column: Column) -> bool:
+        """Return whether the file of some embeddings has their speakers, too."""
         arrays = self._arrays.get(column.path)
         return arrays is not None and any(name.lower() in _ALIASES["speakers"] for name in arrays.by_name)
 
@@ -248,7 +248,7 @@ def read_plda(path: str, utt2spk: str | None = None, kind: str | None = None) ->
     """Fit a PLDA on labelled embeddings: speakers are in their file, or found by the names of its rows."""
     files = Files(None, kind)
     vectors = files.read_column(path, "plda-fit")
-    if files.knows_speakers(vectors):
+    if files.has_speakers(vectors):
         speakers = files.read_speakers(None, None, vectors)
     elif vectors.utterances is None or utt2spk is None:
         raise InputError("expected speakers in it, or utterances that --utt2spk has the speakers of", vectors.source)

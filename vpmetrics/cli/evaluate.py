@@ -1,4 +1,4 @@
-"""``vpmetrics evaluate`` and ``compare``: one system or several, from files to what is reported of them."""
+"""``vpmetrics evaluate`` and ``compare``: read the files of one system or several, evaluate and publish them."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def compare(options: Namespace, console: Console) -> None:
     elif options.original is not None and holds_recordings(options.original[0]):
         systems = _evaluate_recordings(options, options.original[0], named)
     elif options.original is not None or _holds_embeddings(source.split(",")[0], options):
-        # Without a file for what is shared, every file brings its own.
+        # Without --original, every file holds its own originals.
         shared = options.original
         sources = {name: (None, shared, [file]) if shared else (file, (), ()) for name, file in named.items()}
         systems = _evaluate_embeddings(options, sources)
@@ -302,7 +302,7 @@ def _read_trials(options: Namespace, paths: Mapping[str, str], key: TrialFile | 
 
 
 def _read_fit(options: Namespace, scored: Mapping[str, str], key: TrialFile | None) -> Trials | None:
-    """Read the run that a calibration is learnt on; its key is that of the scores where it brings no labels."""
+    """Read the scores that a calibration is fitted on; without labels of their own they take the key of the scores."""
     if not options.fit:
         return None
     if "" not in scored and "OP" not in scored:
@@ -335,7 +335,7 @@ def _evaluate_trials(
 
 
 def _reject_idle_speakers(options: Namespace, has_no_condition: bool) -> None:
-    """Raise where speakers do nothing: matrices are of a condition, and need speakers; intervals need no more."""
+    """Raise where --utt2spk or --similarity does nothing: matrices need both a condition and speakers."""
     if options.speakers and has_no_condition and (options.similarity or options.intervals is None):
         idle = "--similarity" if options.similarity else "--utt2spk"
         raise InputError(f"Expected --oo, --op or --pp with {idle}: without a condition it would do nothing.")

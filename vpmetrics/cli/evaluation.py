@@ -1,4 +1,4 @@
-"""Evaluated systems from embeddings or trials, with notes on what must not pass for privacy."""
+"""Evaluated systems from embeddings or trials, with notes on data that only look private."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def evaluate_embeddings(
 def add_attributes(
     system: EvaluatedSystem, embeddings: Embeddings, path: str, confidence: float | None
 ) -> EvaluatedSystem:
-    """Add what protected speech tells of attributes, whose labels are in a file."""
+    """Add the disclosure of attributes, whose labels are in a file."""
     labels = {name: embeddings.look_up_labels(label_of, path) for name, label_of in read_attributes(path).items()}
     notes, metric = list(system.notes), AttributeDisclosure(list(labels), intervals=confidence)
     with collect_notes(notes):
@@ -93,7 +93,7 @@ def add_attributes(
 
 
 def combine_systems(name: str, systems: Mapping[str, EvaluatedSystem]) -> list[EvaluatedSystem]:
-    """Put the system as the attacker sees it who picks the best of several encoders before the system by encoder."""
+    """Return the system to an attacker who picks the best encoder, followed by the system to each single encoder."""
     if len(systems) < 2:
         return list(systems.values())
     try:
@@ -116,12 +116,12 @@ def evaluate_trials(
     """Evaluate a system by its scores.
 
     Args:
-        name: What to call it.
-        conditions: Trials by condition, or of none.
+        name: Name of the system.
+        conditions: Trials by condition; the key is empty for scores without a condition.
         fit: The trials of another run, to calibrate on.
         speaker_of: The speaker of every name, for matrices and intervals.
-        similarity: Of the matrices; None for none.
-        confidence: Of intervals; None for none.
+        similarity: Kind of the similarity matrices; None to leave them out.
+        confidence: Confidence level of intervals; None to leave them out.
     """
     notes = [note for trials in conditions.values() for note in trials.notes]
     speakers = find_speakers(speaker_of or {}, list(conditions.values()))

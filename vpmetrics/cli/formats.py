@@ -129,7 +129,7 @@ def _collect_arrays(content: Mapping[Any, Any], path: str) -> Arrays:
 
 
 def _as_array(values: Any, where: str) -> Array | None:
-    """Return an array of what a library reads; None for what is none, such as a text."""
+    """Convert what a library has read to an array; return None for anything else, such as a text."""
     if isinstance(values, (list, tuple)) and len(values) and all(isinstance(value, Tensor) for value in values):
         if any(value.shape != values[0].shape for value in values):
             kind = type(values).__name__
@@ -168,7 +168,7 @@ def _read_numpy(file: BinaryIO, path: str) -> Arrays:
 def _read_torch(file: BinaryIO, path: str) -> Arrays:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-    except UnpicklingError:  # PyTorch advises to run whatever the file holds
+    except UnpicklingError:  # PyTorch's own message advises to load the file without protection
         raise InputError(
             "holds other objects than tensors, numbers and texts; save tensors, or use .npz", path
         ) from None
@@ -235,7 +235,7 @@ def _collect_columns(frame: pl.DataFrame, path: str) -> Arrays:
             numbered.setdefault(match[1], []).append(name)
         else:
             values = (column if column.dtype.is_numeric() else column.cast(pl.String)).to_list()
-            # Missing values stay None, so that they are seen where they matter.
+            # Missing values stay None: a label that is needed is checked later.
             arrays[name] = np.array(values, dtype=object if column.has_nulls() else None)
     for name, columns in numbered.items():
         arrays["" if len(numbered) == 1 else name] = frame.select(columns).to_numpy()
@@ -313,7 +313,7 @@ def _find_archive(archive_path: str, path: str, line: int) -> Path:
 
 
 def _read_kaldi_vector(file: BinaryIO, where: str) -> Array:
-    # kaldiio also runs pickles and opens sound files; only numbers are asked for here.
+    # Without this check, kaldiio would also unpickle objects and open sound files.
     flag = file.read(4)
     if flag not in _KALDI_VECTORS:
         raise InputError(f"expected a vector of numbers, but got {flag!r}", where)

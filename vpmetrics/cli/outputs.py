@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: a summary in the terminal, and a folder of results, tables, figures and a page."""
+"""Outputs of an evaluation: a summary in the terminal, and a folder of results, tables, figures and a page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vpmetrics import __version__
 from vpmetrics._engine.registry import CI_SUFFIXES
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics.cli import end_at_once
+from vpmetrics.cli import exit_on_interrupt
 from vpmetrics.cli.comparison import (
     Pair,
     collect_checks,
@@ -141,7 +141,7 @@ def publish(content: Content, console: Console, options: Namespace) -> None:
     inputs = {Path(path).resolve() for path in content.run.inputs}
     if lost := next((path for path in contents if path.resolve() in inputs), None):
         raise InputError("is an input and would be lost; choose another name", lost)
-    # Before anything is printed: the reader of the output may stop.
+    # Files are written before anything is printed: the reader of the output may stop.
     write_files(contents, outdated)
     if only_json:
         console.file.write(results.decode())
@@ -179,9 +179,9 @@ def save_systems(
 def _render_files(
     content: Content, folder: Path, formats: Sequence[str] = ("png",), latex_intervals: bool = False
 ) -> tuple[dict[Path, bytes], list[Path]]:
-    """Return contents of the files of a folder, and what another run has left there."""
+    """Return the contents of the files of a folder, and the files that a former run has left there."""
     # Matplotlib is slow to import, and a table needs none of it.
-    with end_at_once():
+    with exit_on_interrupt():
         from vpmetrics.cli.page import draw_figures, render_page
         from vpmetrics.cli.table_formats import as_csv, as_latex, as_markdown
 
@@ -195,7 +195,7 @@ def _render_files(
     }
     files |= {f"{p.key}.{kind}": data for p in pictures for kind, data in p.files.items() if kind in formats}
     outdated = find_outdated_files(folder, [RESULTS, *files])
-    # Results come first and name everything, so that a run after one that was killed knows its own files.
+    # The results are written first and list all files, so that a run after a killed one knows which files are its own.
     names = {*files, *(path.name for path in outdated)}
     results = as_json(make_results(content.systems, content.run, content.pairs, sorted(names)))
     return {folder / name: data for name, data in {RESULTS: results, **files}.items()}, outdated
@@ -231,7 +231,7 @@ def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
 
 
 def _print_summary(content: Content, options: Namespace, console: Console) -> None:
-    with end_at_once():
+    with exit_on_interrupt():
         from rich.markup import escape
 
         from vpmetrics.cli.table_formats import print_tables

@@ -56,7 +56,7 @@ class Picture(NamedTuple):
 
 
 def draw_figures(systems: Sequence[EvaluatedSystem], formats: Sequence[str] = ("png",)) -> list[Picture]:
-    """Draw all figures there is something to show in; as PNG at least, for the page."""
+    """Draw all figures that have data: as PNG for the page, and in other formats that are asked for."""
     drawn, pictures = figures_of(systems, PAGE), []
     for dpi in (150, 110, 80):
         pngs = {key: _draw_png(figure, dpi) for key, figure in drawn.items()}

@@ -1,4 +1,4 @@
-"""The results as JSON, laid out as ``results.schema.json`` says, and files written whole and only over our own.
+"""Results as JSON by ``results.schema.json``. Files are written whole, and replace only those of former runs.
 
 A value that is not finite is null among the scalars; ``not_finite`` has it as text: ``nan``, ``inf``, ``-inf``.
 """
@@ -30,7 +30,7 @@ SCHEMA = 3  # 2 had neither headline nor checks nor files
 
 @dataclass(frozen=True)
 class Run:
-    """What led to results: the command, its settings, and the files that were read, with what they turned out to be."""
+    """The origin of results: the command, its settings, and the files that were read, with what each holds."""
 
     command: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)

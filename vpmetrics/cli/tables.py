@@ -25,12 +25,8 @@ from vpmetrics._engine.scalar import COUNT
 # The order of conditions in tables: the attacked ones first, original speech last.
 _ORDER = ("OP", "PP", "across", "within", "", "OO")
 _HEADLINE = ("d_ece", "eer", "linkability", "linkability_chance", "mean_d", "mean_d_chance", "id_rate")
-_WEAK = (
-    "D_ECE",
-    "EER",
-    "DeID",
-    "Cllr",
-)  # parts of headings: measures of plain comparison, shown only beside the strongest attack
+# Parts of headings: measures of plain comparison, shown only beside the strongest attack.
+_WEAK = "D_ECE", "EER", "DeID", "Cllr"
 _OF_GROUPS = ("eer", "raw_eer", "min_cllr", "cllr", "d_ece")
 _FAMILY_TITLES = {
     "score": "Scores",
@@ -50,7 +46,7 @@ _ATTRIBUTES = {
 
 
 class Cell(NamedTuple):
-    """A value as people read it, and as programs do: in the unit of the heading, NaN where it is no number."""
+    """A value as text and as a number in the unit of the heading; NaN where it is no number."""
 
     text: str
     value: float = math.nan
@@ -65,7 +61,7 @@ class Cell(NamedTuple):
 class Table(NamedTuple):
     """Cells under headings; the first column names the rows.
 
-    ``keys`` are the scalars shown, without conditions. ``fold`` names the details that it is one of on a page.
+    ``keys`` are the scalars shown, without conditions. ``fold`` is the title of the folded section on the page.
     """
 
     title: str
@@ -115,11 +111,8 @@ def value_cell(entry: Scalar, value: float, low: float = math.nan, high: float =
 def heading_of(entry: Scalar) -> str:
     """Return a heading: the condition, the name, where privacy lies, and the unit."""
     unit = f"[{entry.unit.name}]" if entry.unit.name else ""
-    return " ".join(
-        filter(
-            None, (entry.condition, clean(entry.heading), {"low": "↓", "high": "↑"}.get(entry.direction or ""), unit)
-        )
-    )
+    arrow = {"low": "↓", "high": "↑"}.get(entry.direction or "")
+    return " ".join(filter(None, (entry.condition, clean(entry.heading), arrow, unit)))
 
 
 def name_condition(condition: str, systems: Iterable[EvaluatedSystem]) -> str:
@@ -132,15 +125,15 @@ def tables_of_system(system: EvaluatedSystem) -> list[Table]:
     """Return all that is known of one system: the headline first, then details by family of measures."""
     details = {family: [e.key for e in FAMILIES[family] if e.key not in _HEADLINE] for family in OF_CONDITION}
     details[OF_POPULATION[0]] = [entry.key for entry in population_scalars(system.scalars)]
-    tables = [_table_of_conditions(system, _FAMILY_TITLES.get(name, name), keys) for name, keys in details.items()]
-    found = [
+    detail_tables = [_table_of_conditions(system, _FAMILY_TITLES.get(key, key), keys) for key, keys in details.items()]
+    tables = [
         _table_of_conditions(system, "Headline", _HEADLINE, has_trials=True),
         _table_of_whole(system),
         _table_of_attributes(system),
         *(_table_of_groups(system, condition) for condition in conditions_of(system)),
-        *(table._replace(fold=table.title) for table in tables),
+        *(table._replace(fold=table.title) for table in detail_tables),
     ]
-    return [table for table in found if table.rows]
+    return [table for table in tables if table.rows]
 
 
 def average_of_groups(system: EvaluatedSystem) -> dict[str, float]:
@@ -156,9 +149,8 @@ def average_of_groups(system: EvaluatedSystem) -> dict[str, float]:
 def _table_of_conditions(system: EvaluatedSystem, title: str, keys: Iterable[str], has_trials: bool = False) -> Table:
     """Return measures below each other and conditions side by side; no rows where no measure is known."""
     conditions = conditions_of(system)
-    row_keys = insert_strongest_keys(
-        k for k in keys if any(scalar_key(name, k) in system.scalars for name in conditions)
-    )
+    shown = [key for key in keys if any(scalar_key(name, key) in system.scalars for name in conditions)]
+    row_keys = insert_strongest_keys(shown)
     rows = [
         (Cell(heading_of(scalar(key))), *(scalar_cell(scalar_key(name, key), system) for name in conditions))
         for key in row_keys
@@ -172,20 +164,19 @@ def _table_of_conditions(system: EvaluatedSystem, title: str, keys: Iterable[str
 
 def _table_of_whole(system: EvaluatedSystem) -> Table:
     entries = [entry for family in ("system", "relative", "calibration") for entry in FAMILIES[family]]
-    names = insert_strongest_keys(
-        [entry.key for entry in entries if entry.key in system.scalars], conditions_of(system)[0]
-    )
+    shown = [entry.key for entry in entries if entry.key in system.scalars]
+    names = insert_strongest_keys(shown, conditions_of(system)[0])
     rows = tuple((Cell(heading_of(scalar(name))), scalar_cell(name, system)) for name in names)
     return Table("Compared with original speech", ("measure", "value"), rows, keys=tuple(names))
 
 
 def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
-    """Return what ranks systems in challenges: of each part of the trials, of all of them, and averaged."""
+    """Return the measures that rank systems in challenges: of each group, of all trials, and averaged over groups."""
     condition_keys = [key for key in _OF_GROUPS if scalar_key(condition, key) in system.scalars]
     keys = condition_keys if condition == "OO" else insert_strongest_keys(condition_keys)
     names = [scalar_key(condition, key) for key in keys]
     parts = {**system.groups, "all together": system} if system.groups else {}
-    rows = [(Cell(clean(part)), *(scalar_cell(name, of_part) for name in names)) for part, of_part in parts.items()]
+    rows = [(Cell(clean(part)), *(scalar_cell(name, group) for name in names)) for part, group in parts.items()]
     if rows and system.weights:
         average = average_of_groups(system)
         cells = [value_cell(scalar(name), average.get(name, math.nan)) for name in names]
@@ -195,7 +186,7 @@ def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
 
 
 def _table_of_attributes(system: EvaluatedSystem) -> Table:
-    """Return what protected speech tells of attributes such as sex, as AttributeDisclosure has it."""
+    """Return the disclosure of attributes such as sex, as AttributeDisclosure computes it."""
     shown = [key for key in _ATTRIBUTES if any(key in numbers for numbers in system.attributes.values())]
     rows = []
     for name, numbers in system.attributes.items():
