@@ -66,8 +66,8 @@ def evaluate(options: Namespace, console: Console) -> None:
     _check_options(options)
     original, protected = options.original or [], options.protected or []
     sources = [*options.inputs, *original, *protected, options.oo, options.op, options.pp, options.key]
-    titles = (*options.inputs, *protected, options.op, options.pp, options.oo, *original, "")
-    options.title = printable(options.title or Path(next(filter(None, titles), "")).name)
+    by_importance = (*options.inputs, *protected, options.op, options.pp, options.oo, *original)
+    options.title = printable(options.title or Path(next(filter(None, by_importance), "")).name)
     systems = _evaluate_inputs(options, [*original, *protected])
     lead = f"Voice privacy of {printable(', '.join(dict.fromkeys(filter(None, sources))))}"
     _publish_systems(options, lead, systems, console)
@@ -76,7 +76,7 @@ def evaluate(options: Namespace, console: Console) -> None:
 def compare(options: Namespace, console: Console) -> None:
     """Compare several systems."""
     _check_options(options)
-    named = {printable(name): source for name, source in map(_split_name, options.systems)}
+    named = {printable(name): source for name, source in map(_parse_named_source, options.systems)}
     if len(named) < len(options.systems) or _ORIGINAL in named:
         got = ", ".join(options.systems)
         if _ORIGINAL in named:
@@ -111,9 +111,9 @@ def _publish_systems(options: Namespace, lead: str, systems: Sequence[EvaluatedS
     check_anything_defined(systems)
     has_embeddings = any(report.identification for report in systems[0].report.conditions.values())
     settings = {"scoring": "cosine", "similarity": "geometric"} if has_embeddings else {}
-    hidden = {"argv", "out", "json", "figures", "command", "title", "samples"}
+    hidden = {"argv", "out", "json", "figures", "command", "title", "samples", "intervals"}
     settings |= {name: value for name, value in _given_options(options).items() if name not in hidden}
-    settings["intervals"] = options.intervals
+    settings["intervals"] = options.intervals  # None is a setting, too
     run = Run(("vpmetrics", *options.argv), settings, dict(read_files))
     content = Content(clean(options.title), clean(lead), systems, run, options.columns, options.samples)
     publish(content, console, options)
@@ -330,8 +330,7 @@ def _evaluate_trials(
                 if len(missing):
                     message = f"expected the speaker of every utterance, but {len(missing):,} are missing"
                     raise InputError(f"{message}: {quote(missing[0])}", options.speakers)
-        similarity = options.similarity or "geometric"
-        return evaluate_trials(name, trials, fit, speaker_of, similarity, options.intervals)
+        return evaluate_trials(name, trials, fit, speaker_of, options.similarity or "geometric", options.intervals)
 
 
 def _reject_idle_speakers(options: Namespace, has_no_condition: bool) -> None:
@@ -365,7 +364,7 @@ def _read_scoring(options: Namespace) -> Scoring:
     return str(options.scoring or "cosine")
 
 
-def _split_name(text: str) -> tuple[str, str]:
+def _parse_named_source(text: str) -> tuple[str, str]:
     name, equals, source = text.partition("=")
     if equals and not (name and source):
         raise InputError(f"Expected NAME=FILE, but got {quote(text)}.")

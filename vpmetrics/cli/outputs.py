@@ -135,9 +135,9 @@ def publish(content: Content, console: Console, options: Namespace) -> None:
     if options.out is not None:
         contents, outdated = _render_files(content, options.out, options.figures, options.latex_intervals)
     only_json = str(options.json) == "-"
-    results = as_json(make_results(content.systems, content.run, content.pairs)) if options.json is not None else b""
-    if options.json is not None and not only_json:
-        contents[options.json] = results
+    if options.json is not None:
+        results = as_json(make_results(content.systems, content.run, content.pairs))
+        contents |= {} if only_json else {options.json: results}
     inputs = {Path(path).resolve() for path in content.run.inputs}
     if lost := next((path for path in contents if path.resolve() in inputs), None):
         raise InputError("is an input and would be lost; choose another name", lost)
@@ -224,10 +224,11 @@ def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
         cells = tuple((Cell(row.heading), row.cell, Cell(row.unit), Cell(row.note)) for row in rows)
         body += [as_markdown([Table("", ("measure", "value", "unit", "note"), cells)])]
     # JSON is YAML.
-    front = json.dumps(
-        {"tags": ["voice-privacy", "speaker-anonymization"], "model-index": models}, indent=1, ensure_ascii=False
+    metadata = {"tags": ["voice-privacy", "speaker-anonymization"], "model-index": models}
+    front_matter = json.dumps(metadata, indent=1, ensure_ascii=False)
+    return "\n".join(
+        ["---", front_matter, "---", "", *body, f"{THRESHOLDS} Measured with vpmetrics {__version__}.", ""]
     )
-    return "\n".join(["---", front, "---", "", *body, f"{THRESHOLDS} Measured with vpmetrics {__version__}.", ""])
 
 
 def _print_summary(content: Content, options: Namespace, console: Console) -> None:
@@ -236,13 +237,15 @@ def _print_summary(content: Content, options: Namespace, console: Console) -> No
 
         from vpmetrics.cli.table_formats import print_tables
 
-    systems, lines = content.systems, summary_lines(content.systems[0])
-    if len(systems) > 1:
-        verdict = verdict_lines(verdict_of_systems(systems, content.pairs))
-        lines = [*verdict, "", *check_lines(collect_checks(systems)), *comparison_lines(systems)]
-    says = [(printable(f"{path}: {what}"), "dim") for path, what in content.run.inputs.items() if options.all]
-    says += [(line, "bold" if number == 0 else "") for number, line in enumerate([*lines, ""])]
-    for line, style in says:
+    if len(content.systems) > 1:
+        verdict = verdict_lines(verdict_of_systems(content.systems, content.pairs))
+        lines = [*verdict, "", *check_lines(collect_checks(content.systems)), *comparison_lines(content.systems)]
+    else:
+        lines = summary_lines(content.systems[0])
+    inputs = content.run.inputs.items() if options.all else ()
+    styled_lines = [(printable(f"{path}: {what}"), "dim") for path, what in inputs]
+    styled_lines += [(line, "" if number else "bold") for number, line in enumerate([*lines, ""])]
+    for line, style in styled_lines:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
     if options.all:
         print_tables(content.tables, console)
@@ -251,8 +254,8 @@ def _print_summary(content: Content, options: Namespace, console: Console) -> No
         console.print(f"In brackets: {content.intervals}.", style="dim", markup=False, highlight=False)
     for note in content.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
-    wrote = [] if options.json is None else [str(options.json)]
+    written = [] if options.json is None else [str(options.json)]
     if options.out is not None:
-        wrote.append(f"{options.out / PAGE}, with figures, tables, model card and {RESULTS} beside it")
-    for path in wrote:
+        written.append(f"{options.out / PAGE}, with figures, tables, model card and {RESULTS} beside it")
+    for path in written:
         console.print(f"Wrote {escape(printable(path))}", soft_wrap=True)

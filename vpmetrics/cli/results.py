@@ -89,9 +89,9 @@ def _finite_or_none(value: float) -> float | None:
 
 def _describe_pair(pair: Pair) -> dict[str, Any]:
     names = ("difference", "low", "high", "probability_first_smaller")
-    values = {name: _finite_or_none(float(part)) for name, part in zip(names, pair.difference, strict=True)}
-    pairs = {"first": pair.first, "second": pair.second, "scalar": pair.key}
-    return {**pairs, **values, "told_apart": pair.difference.is_significant}
+    values = {name: _finite_or_none(float(value)) for name, value in zip(names, pair.difference, strict=True)}
+    systems = {"first": pair.first, "second": pair.second, "scalar": pair.key}
+    return {**systems, **values, "told_apart": pair.difference.is_significant}
 
 
 def _describe_headline(system: EvaluatedSystem) -> dict[str, Any]:
@@ -194,9 +194,9 @@ def check_output_file(path: Path) -> None:
 
 
 def _check_writable(folder: Path, wanted: Path) -> None:
-    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise InputError(f"cannot be written ({there} is {'read-only' if there.is_dir() else 'a file'})", wanted)
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"cannot be written ({existing} is {'read-only' if existing.is_dir() else 'a file'})", wanted)
 
 
 def list_written_files(results: Path) -> set[str] | None:
@@ -229,7 +229,7 @@ def write_files(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -
         contents: What to write where, in the order in which files are replaced; folders are made.
         outdated: Files to remove after all others are written.
     """
-    prepared, copies, replaced = dict[Path, Path](), dict[Path, Path](), list[Path]()
+    prepared, backups, replaced = dict[Path, Path](), dict[Path, Path](), list[Path]()
     path = None
     try:
         for path, content in contents.items():
@@ -242,33 +242,32 @@ def write_files(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -
             with prepared[path].open("rb+") as file:
                 os.fsync(file.fileno())  # or each replacement below waits for the disk, and a kill may come between
             if path.exists():
-                copies[path] = _unfinished_name(path, "old")
-                shutil.copyfile(path, copies[path])
-        for path, part in prepared.items():
+                backups[path] = _unfinished_name(path, "old")
+                shutil.copyfile(path, backups[path])
+        for path, new in prepared.items():
             replaced.append(path)
-            part.replace(path.resolve())
+            new.replace(path.resolve())
         replaced.clear()
         for path in set(outdated) - set(contents):
             path.unlink(missing_ok=True)
     except BaseException as error:  # Ctrl-C, too
-        _restore_copies(replaced, copies)
+        _restore_backups(replaced, backups)
         if isinstance(error, OSError):
             raise InputError(f"cannot be written ({describe_error(error)})", path) from None
         raise
     finally:
         folders = [path.parent for path in contents if path.name == RESULTS]
-        of_killed_runs = (part for folder in folders for part in folder.glob(f".*{_UNFINISHED}"))
-        for part in {*prepared.values(), *copies.values(), *of_killed_runs}:
-            part.unlink(missing_ok=True)
+        of_killed_runs = (unfinished for folder in folders for unfinished in folder.glob(f".*{_UNFINISHED}"))
+        for unfinished in {*prepared.values(), *backups.values(), *of_killed_runs}:
+            unfinished.unlink(missing_ok=True)
 
 
-def _restore_copies(paths: Iterable[Path], copies: Mapping[Path, Path]) -> None:
-    """Put back the copies of files; remove files without a copy, which are new."""
+def _restore_backups(paths: Iterable[Path], backups: Mapping[Path, Path]) -> None:
     for path in paths:
-        if path in copies and copies[path].exists():
-            copies[path].replace(path.resolve())
-        elif path not in copies:
+        if path not in backups:  # the file is new
             path.unlink(missing_ok=True)
+        elif backups[path].exists():
+            backups[path].replace(path.resolve())
 
 
 def _unfinished_name(path: Path, age: str) -> Path:
