@@ -83,9 +83,8 @@ _EXIT = "Exit status: 0 when done, 2 when options or files cannot be used."
 
 def make_parser() -> ArgumentParser:
     """Return the parser of all commands; ``command`` of what it parses is that given, if any."""
-    top = ArgumentParser(
-        "vpmetrics", description="How well does a voice anonymiser hide who is speaking?", epilog=_EXIT
-    )
+    question = "How well does a voice anonymiser hide who is speaking?"
+    top = ArgumentParser("vpmetrics", description=question, epilog=_EXIT)
     top.add_argument("--version", action="version", version=f"vpmetrics {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     _add_evaluate(_add_command(commands, "evaluate", "one system, from recordings, embeddings or scores", _EVALUATE))
@@ -109,14 +108,14 @@ def _add_command(commands: Any, name: str, summary: str, description: str) -> Ar
 
 
 def _add_evaluate(command: ArgumentParser) -> None:
-    says = (
+    text = (
         "a file of embeddings, original and protected files or folders, SCORES [KEY], or a challenge's results folder"
     )
-    command.add_argument("inputs", nargs="*", type=_parse_name, metavar="FILE", help=says)
+    command.add_argument("inputs", nargs="*", type=_parse_nonempty, metavar="FILE", help=text)
     group = command.add_argument_group("embeddings", "each a FILE, a FILE:ARRAY, or the name of an array in FILE above")
-    says = "of the original speech; several files make one side where they name their utterances"
-    group.add_argument("--original", nargs="+", type=_parse_name, metavar="SOURCE", help=says)
-    group.add_argument("--protected", nargs="+", type=_parse_name, metavar="SOURCE", help="of the protected speech")
+    text = "of the original speech; several files make one side where they name their utterances"
+    group.add_argument("--original", nargs="+", type=_parse_nonempty, metavar="SOURCE", help=text)
+    group.add_argument("--protected", nargs="+", type=_parse_nonempty, metavar="SOURCE", help="of the protected speech")
     _add_utterances(group)
     group.add_argument("--utterances", metavar="SOURCE", help="numbers or names of recordings; copies count once")
     group.add_argument("--sessions", metavar="SOURCE", help="draws of the anonymiser's secret, for within and across")
@@ -129,23 +128,23 @@ def _add_evaluate(command: ArgumentParser) -> None:
     group.add_argument("--groups", metavar="FILE", help="lines `utterance group` or `speaker group`: results for each")
     group.add_argument("--weights", metavar="FILE", help="lines `group weight`: averages over the groups")
     group = command.add_argument_group("score files")
-    for name, says in (("oo", "original"), ("op", "original against protected"), ("pp", "protected")):
-        group.add_argument(f"--{name}", metavar="SCORES", help=f"trials of {says} speech")
+    for name, text in (("oo", "original"), ("op", "original against protected"), ("pp", "protected")):
+        group.add_argument(f"--{name}", metavar="SCORES", help=f"trials of {text} speech")
     _add_key(group)
-    says = "SCORES [KEY] of another run of the system, to report C_ECE of SCORES or --op calibrated on it"
-    group.add_argument("--fit", nargs="+", metavar="FILE", help=says)
+    text = "SCORES [KEY] of another run of the system, to report C_ECE of SCORES or --op calibrated on it"
+    group.add_argument("--fit", nargs="+", metavar="FILE", help=text)
     _add_output(command)
 
 
 def _add_compare(command: ArgumentParser) -> None:
-    says = (
+    text = (
         "protected embeddings, a file of all arrays, a results folder, or scores: OP, or OP,PP; NAME= may be left out"
     )
-    command.add_argument("systems", nargs="+", metavar="NAME=FILE", help=says)
+    command.add_argument("systems", nargs="+", metavar="NAME=FILE", help=text)
     command.set_defaults(**dict.fromkeys(_OF_ONE_SYSTEM))
     group = command.add_argument_group("embeddings")
-    says = "shared original embeddings, FILE or FILE:ARRAY"
-    group.add_argument("--original", nargs=1, metavar="SOURCE", help=says)
+    text = "shared original embeddings, FILE or FILE:ARRAY"
+    group.add_argument("--original", nargs=1, metavar="SOURCE", help=text)
     _add_utterances(group)
     _add_scoring(group)
     _add_encoders(command)
@@ -160,20 +159,19 @@ def _add_embed(command: ArgumentParser) -> None:
     command.add_argument("--encoder", default="resemblyzer", metavar="NAME", help="as of evaluate (resemblyzer); or f0")
     command.add_argument("--out", type=_parse_path, required=True, metavar="FILE.npz", help="a new file")
     command.add_argument("--utt2spk", metavar="FILE", help="lines `utterance speaker`")
-    command.add_argument(
-        "--speaker-pattern", type=_parse_pattern, metavar="REGEX", help="speakers from names of utterances"
-    )
+    text = "speakers from names of utterances"
+    command.add_argument("--speaker-pattern", type=_parse_pattern, metavar="REGEX", help=text)
     command.add_argument("--partial", action="store_true", help="leave out recordings that cannot be used")
     _add_device(command)
 
 
 def _add_encoders(command: ArgumentParser) -> None:
     group = command.add_argument_group("recordings", "folders, wav.scp or manifests in place of files of embeddings")
-    says = (
+    text = (
         "resemblyzer (the offline default), speechbrain:SOURCE, transformers:MODEL, pyannote:MODEL, nemo:MODEL, or a "
         "TorchScript or ONNX file; may be given several times"
     )
-    group.add_argument("--encoder", action="append", metavar="NAME", help=says)
+    group.add_argument("--encoder", action="append", metavar="NAME", help=text)
     group.add_argument("--feature", choices=("f0",), help="compare histograms of the fundamental frequency as well")
     _add_device(group)
     group.add_argument("--no-audio", action="store_true", help="leave recordings out of the page")
@@ -187,46 +185,44 @@ def _add_device(group: ArgumentParser | _ArgumentGroup) -> None:
 def _add_demo(command: ArgumentParser) -> None:
     command.add_argument("--seed", type=int, default=0, metavar="N", help="of the split, the model and the batches (0)")
     command.add_argument("--epochs", type=int, default=72, metavar="N", help="four steps each (72)")
-    command.add_argument(
-        "--out", type=_parse_path, default=Path("vpmetrics-demo"), metavar="DIR", help="(vpmetrics-demo)"
-    )
+    default = Path("vpmetrics-demo")
+    command.add_argument("--out", type=_parse_path, default=default, metavar="DIR", help=f"({default})")
     command.set_defaults(json=None, all=False, figures=["png"], latex_intervals=False)
 
 
 def _add_utterances(group: _ArgumentGroup) -> None:
-    says = (
+    text = (
         "of every row; text files have a speaker a line, or lines `utterance speaker`. Score files get similarity "
         "matrices by it, and intervals where target trials do not tell the speakers"
     )
-    group.add_argument("--speakers", "--utt2spk", metavar="SOURCE", help=says)
-    says = "speakers from names of utterances: the first group of a pattern, or all of it, as '^[^-_]+'"
-    group.add_argument("--speaker-pattern", type=_parse_pattern, metavar="REGEX", help=says)
+    group.add_argument("--speakers", "--utt2spk", metavar="SOURCE", help=text)
+    text = "speakers from names of utterances: the first group of a pattern, or all of it, as '^[^-_]+'"
+    group.add_argument("--speaker-pattern", type=_parse_pattern, metavar="REGEX", help=text)
     group.add_argument("--strip-suffix", metavar="TEXT", help="end of names of utterances to leave out, as _anon")
-    says = "leave out utterances that are not on both sides, and listed trials without embeddings"
-    group.add_argument("--partial", action="store_true", help=says)
-    group.add_argument(
-        "--format", metavar="SUFFIX", help="of files of embeddings whose suffix does not tell it, as npz"
-    )
+    text = "leave out utterances that are not on both sides, and listed trials without embeddings"
+    group.add_argument("--partial", action="store_true", help=text)
+    text = "of files of embeddings whose suffix does not tell it, as npz"
+    group.add_argument("--format", metavar="SUFFIX", help=text)
 
 
 def _add_scoring(group: _ArgumentGroup) -> None:
-    says = "lines `utterance-or-speaker value`, or a table of attributes such as sex: what speech discloses of them"
-    group.add_argument("--attributes", metavar="FILE", help=says)
+    text = "lines `utterance-or-speaker value`, or a table of attributes such as sex: what speech discloses of them"
+    group.add_argument("--attributes", metavar="FILE", help=text)
     # Without defaults, so that an option that would do nothing is seen.
     group.add_argument("--scoring", choices=("cosine", "dot", "euclidean", "plda"), help="of embeddings (cosine)")
-    says = "labelled embeddings of other speakers to fit the PLDA on: arrays and speakers, or named as in --utt2spk"
-    group.add_argument("--plda-fit", metavar="FILE", help=says)
+    text = "labelled embeddings of other speakers to fit the PLDA on: arrays and speakers, or named as in --utt2spk"
+    group.add_argument("--plda-fit", metavar="FILE", help=text)
     group.add_argument("--similarity", choices=("geometric", "sigmoid"), help="of 2022 (geometric) or of 2020")
     group.add_argument("--rank-model", choices=("empirical", "beta_binomial"), help="of rank disclosure (empirical)")
-    says = "also re-identification and singling out in populations of these sizes, as 20,1000"
-    group.add_argument("--population", type=_parse_sizes, metavar="N,...", help=says)
+    text = "also re-identification and singling out in populations of these sizes, as 20,1000"
+    group.add_argument("--population", type=_parse_sizes, metavar="N,...", help=text)
     group.add_argument("--no-attacks", action="store_true", help="compare embeddings only, which is quicker")
 
 
 def _add_key(group: _ArgumentGroup) -> None:
     group.add_argument("--key", metavar="KEY", help="labels of the trials, for all score files")
-    says = "of score files in another order: enrol, trial, score, label or _ to skip, as enrol,trial,label,score"
-    group.add_argument("--score-columns", type=_parse_columns, metavar="NAME,...", help=says)
+    text = "of score files in another order: enrol, trial, score, label or _ to skip, as enrol,trial,label,score"
+    group.add_argument("--score-columns", type=_parse_columns, metavar="NAME,...", help=text)
     group.add_argument("--key-columns", type=_parse_columns, metavar="NAME,...", help="of keys, as label,enrol,trial")
     group.add_argument("--strict", action="store_true", help="refuse scores without label and labels without score")
 
@@ -235,31 +231,30 @@ def _add_output(command: ArgumentParser, title: str | None = None) -> None:
     command.set_defaults(samples=())  # picked where recordings are evaluated
     group = command.add_argument_group("output")
     group.add_argument("--title", default=title, metavar="TEXT", help="heading of the report")
-    says = "confidence level of the jackknife intervals (0.95); 0 for no intervals, which is quicker"
-    group.add_argument("--intervals", type=_parse_confidence, default=CONFIDENCE, metavar="SHARE", help=says)
-    says = "other measurements, as WER=4.2; of several systems FILE.csv with a column system"
-    group.add_argument("--utility", action="append", metavar="NAME=VALUE", help=says)
-    says = "write report.html, results.json, tables and figures into a new folder, or over those of a former run"
-    group.add_argument("--out", type=_parse_path, metavar="DIR", help=says)
-    group.add_argument(
-        "--json", type=_parse_path, metavar="FILE", help="write the results there; `-` prints nothing else"
-    )
+    text = "confidence level of the jackknife intervals (0.95); 0 for no intervals, which is quicker"
+    group.add_argument("--intervals", type=_parse_confidence, default=CONFIDENCE, metavar="SHARE", help=text)
+    text = "other measurements, as WER=4.2; of several systems FILE.csv with a column system"
+    group.add_argument("--utility", action="append", metavar="NAME=VALUE", help=text)
+    text = "write report.html, results.json, tables and figures into a new folder, or over those of a former run"
+    group.add_argument("--out", type=_parse_path, metavar="DIR", help=text)
+    text = "write the results there; `-` prints nothing else"
+    group.add_argument("--json", type=_parse_path, metavar="FILE", help=text)
     group.add_argument("--all", action="store_true", help="print every number")
-    says = "of tables of systems: keys as op_eer or eer, utilities, or default, paper-2022, paper-srd, challenge"
-    group.add_argument("--columns", type=lambda text: text.split(","), default=["default"], metavar="A,...", help=says)
+    text = "of tables of systems: keys as op_eer or eer, utilities, or default, paper-2022, paper-srd, challenge"
+    group.add_argument("--columns", type=lambda text: text.split(","), default=["default"], metavar="A,...", help=text)
     group.add_argument("--latex-intervals", action="store_true", help="with confidence intervals in tables.tex")
     kinds = ("png", "pdf", "svg")
     group.add_argument("--figures", nargs="+", choices=kinds, default=["png"], help="kinds of files of figures (png)")
 
 
-def _parse_name(text: str) -> str:
+def _parse_nonempty(text: str) -> str:
     if not text:
         raise ArgumentTypeError("expected a name, but got an empty one")
     return text
 
 
 def _parse_path(text: str) -> Path:
-    return Path(_parse_name(text))
+    return Path(_parse_nonempty(text))
 
 
 def _parse_pattern(text: str) -> str:

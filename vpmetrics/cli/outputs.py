@@ -226,9 +226,8 @@ def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
     # JSON is YAML.
     metadata = {"tags": ["voice-privacy", "speaker-anonymization"], "model-index": models}
     front_matter = json.dumps(metadata, indent=1, ensure_ascii=False)
-    return "\n".join(
-        ["---", front_matter, "---", "", *body, f"{THRESHOLDS} Measured with vpmetrics {__version__}.", ""]
-    )
+    footer = f"{THRESHOLDS} Measured with vpmetrics {__version__}."
+    return "\n".join(["---", front_matter, "---", "", *body, footer, ""])
 
 
 def _print_summary(content: Content, options: Namespace, console: Console) -> None:
