@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 from torch.utils.data import Sampler
 
+from vpmetrics._engine.distributed import current_processes
 from vpmetrics._engine.utterances import encode_column
 from vpmetrics._engine.validation import check_integers, check_whole_number
 
@@ -63,7 +64,7 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         check_whole_number("seed", seed, least=0)
         self.speakers_per_batch, self.utterances, self.seed, self.epoch = speakers_per_batch, utterances, seed, 0
         _, self._speaker_index, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
-        self._chunks_of_speaker = torch.where(counts >= utterances, counts // utterances, (counts >= 2).long())
+        self._speaker_chunks = torch.where(counts >= utterances, counts // utterances, (counts >= 2).long())
         if self._count_batches() == 0:
             raise ValueError(
                 f"Expected `speakers` to hold at least {speakers_per_batch} speakers with 2 utterances or more, "
@@ -81,29 +82,30 @@ class SpeakerBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Return the number of batches of this process in an epoch, the same in every process."""
-        return self._count_batches() // _rank_and_world_size()[1]
+        # Asked for when it is needed: data sets are often made before the process group.
+        return self._count_batches() // current_processes(None).world_size
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the rows of one batch after another."""
-        rank, world_size = _rank_and_world_size()
+        processes = current_processes(None)
         if len(self) == 0:
             raise ValueError(
-                f"Expected a batch for each of {world_size} processes, but `speakers` fill only "
+                f"Expected a batch for each of {processes.world_size} processes, but `speakers` fill only "
                 f"{self._count_batches()}."
             )
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         chunks = self._cut_chunks(generator)
         batches = self._combine_chunks(generator)
-        batches = batches[torch.randperm(len(batches), generator=generator)]
-        for batch in batches[rank::world_size][: len(self)].tolist():
+        order = torch.randperm(len(batches), generator=generator)
+        for batch in processes.share(batches[order].tolist())[: len(self)]:
             yield torch.cat([chunks[chunk] for chunk in batch]).tolist()
 
     def _count_batches(self) -> int:
         """Return the largest number of batches that can be filled with at most one chunk of a speaker in each."""
-        chunks, low, high = self._chunks_of_speaker, 0, int(self._chunks_of_speaker.sum()) // self.speakers_per_batch
+        low, high = 0, int(self._speaker_chunks.sum()) // self.speakers_per_batch
         while low < high:
             middle = (low + high + 1) // 2
-            is_filled = int(chunks.clamp(max=middle).sum()) >= middle * self.speakers_per_batch
+            is_filled = int(self._speaker_chunks.clamp(max=middle).sum()) >= middle * self.speakers_per_batch
             low, high = (middle, high) if is_filled else (low, middle - 1)
         return low
 
@@ -114,26 +116,19 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         speaker = self._speaker_index[order]
         counts = torch.bincount(speaker)
         place = torch.arange(len(order)) - (counts.cumsum(0) - counts)[speaker]
-        is_kept = place // self.utterances < self._chunks_of_speaker[speaker]
-        sizes = counts.clamp(max=self.utterances).repeat_interleave(self._chunks_of_speaker)
+        is_kept = place // self.utterances < self._speaker_chunks[speaker]
+        sizes = counts.clamp(max=self.utterances).repeat_interleave(self._speaker_chunks)
         return torch.split(order[is_kept], sizes.tolist())
 
     def _combine_chunks(self, generator: torch.Generator) -> Tensor:
         """Return the chunks of every batch, ``(batches, speakers_per_batch)``."""
-        left = self._chunks_of_speaker.clone()
-        first = left.cumsum(0) - left
+        remaining = self._speaker_chunks.clone()
+        first = remaining.cumsum(0) - remaining
         batches = []
         for _ in range(self._count_batches()):
-            # The fraction breaks ties among speakers with equally many chunks left at random.
-            order = left + torch.rand(len(left), generator=generator, dtype=torch.float64)
+            # The fraction breaks ties among speakers with equally many remaining chunks at random.
+            order = remaining + torch.rand(len(remaining), generator=generator, dtype=torch.float64)
             chosen = order.topk(self.speakers_per_batch).indices
-            left[chosen] -= 1
-            batches.append(first[chosen] + left[chosen])
+            remaining[chosen] -= 1
+            batches.append(first[chosen] + remaining[chosen])
         return torch.stack(batches)
-
-
-def _rank_and_world_size() -> tuple[int, int]:
-    """Return them when they are needed: data sets are often made before the process group."""
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import posixpath
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -234,17 +235,17 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             described = ", ".join(f"{name} is {value}" for name, value in values.items())
             rank_zero_warn(f"PrivacyCheckpoint saves nothing of epoch {point.epoch}: {described}.", UserWarning)
             return
-        front, before, path = self._front.extend(point), self.pareto_front, ""
+        front, old_front, path = self._front.record(point), self.pareto_front, ""
         is_new = point in front
         if is_new:
             path = self._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
-            # Before saving, because the file holds this state too.
+            # Before saving, because the file also holds this state.
             self._keep_points([other._replace(path=path) if other == point else other for other in front])
             self.current_score = torch.tensor(point.utility)
             self._save_checkpoint(trainer, path)
         # The order matters: if the process dies here, the front must not name a file that was removed.
         self._write_front(trainer)
-        for other in before:
+        for other in old_front:
             if other not in self.pareto_front and self._should_remove_checkpoint(trainer, other.path, path):
                 self._remove_checkpoint(trainer, other.path)
         self._log_front(trainer, is_new)
@@ -350,7 +351,8 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         """Find the state of this callback, also where the folder or the budgets have changed."""
         # Loading weights for a test keeps the front of the training after these weights.
         self._is_resuming = is_fitting(trainer) or not self.pareto_front
-        self._resumed_folder = _parent_folder(trainer.ckpt_path or "")
+        # Not `Path`, which would change the address of a bucket.
+        self._resumed_folder = posixpath.dirname(str(trainer.ckpt_path or ""))
         states = checkpoint.get("callbacks", {})
         if self.state_key in states:
             return
@@ -377,7 +379,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             kept = [ParetoPoint(**point) for point in state_dict["pareto_front"]]
             self._keep_points([point._replace(path=self._find_file(point.path, folders)) for point in kept])
             last = self._find_file(state_dict["last_model_path"], folders)
-            if _parent_folder(last) == self.dirpath:  # in another folder it must not be overwritten
+            if posixpath.dirname(last) == self.dirpath:  # in another folder it must not be overwritten
                 self.last_model_path = last
         self._is_resuming = True
 
@@ -410,14 +412,9 @@ def add_suffix(name: str, suffix: str) -> str:
     return f"{plain}{suffix}{name.removeprefix(plain)}"
 
 
-def _parent_folder(path: str | Path) -> str:
-    """Return the folder of a path; ``Path`` would change the address of a bucket."""
-    return str(path).rpartition("/")[0]
-
-
-def _max_of_directions(name: str, end: str, candidates: Mapping[str, Tensor]) -> float:
+def _max_of_directions(name: str, suffix: str, candidates: Mapping[str, Tensor]) -> float:
     """Return a disclosure, or an end of its interval: the larger one where both directions of scores are logged."""
-    names = (add_suffix(each, end) for each in (name, add_suffix(name, "_reversed")))
+    names = (add_suffix(each, suffix) for each in (name, add_suffix(name, "_reversed")))
     both = [float(candidates[each]) for each in names if each in candidates]
     return torch.tensor(both, dtype=torch.float64).max().item()  # the built-in `max` would hide NaN
 

@@ -36,7 +36,7 @@ class ParetoFront:
     Example:
         >>> front = ParetoFront({"d_ece": 0.2}, mode="min", size=1)
         >>> for step, (disclosure, loss) in enumerate([(0.3, 1.0), (0.1, 3.0), (0.15, 2.0)]):
-        ...     front.kept = front.extend(ParetoPoint(0, step, {"d_ece": disclosure}, loss, path=f"{step}.ckpt"))
+        ...     front.kept = front.record(ParetoPoint(0, step, {"d_ece": disclosure}, loss, path=f"{step}.ckpt"))
         >>> front.chosen.path, len(front.kept), len(front.measured), front.meets_budgets(front.chosen)
         ('2.ckpt', 1, 3, True)
     """
@@ -62,28 +62,28 @@ class ParetoFront:
         dominating point would win, so that the chosen point lies on the front.
         """
 
-        def shares(point: ParetoPoint) -> tuple[float, float]:
-            each = [point.disclosure[name] / max(budget, 1e-12) for name, budget in self.budgets.items()]
-            return max(each), sum(each)
+        def budget_shares(point: ParetoPoint) -> tuple[float, float]:
+            shares = [point.disclosure[name] / max(budget, 1e-12) for name, budget in self.budgets.items()]
+            return max(shares), sum(shares)
 
-        within = list(filter(self.meets_budgets, points))
-        if within:
-            return min(within, key=lambda point: (self._costs(point)[-1], *shares(point)))
-        return min(points, key=lambda point: (*shares(point), self._costs(point)[-1]), default=None)
+        within_budget = list(filter(self.meets_budgets, points))
+        if within_budget:
+            return min(within_budget, key=lambda point: (self._costs(point)[-1], *budget_shares(point)))
+        return min(points, key=lambda point: (*budget_shares(point), self._costs(point)[-1]), default=None)
 
-    def extend(self, point: ParetoPoint) -> list[ParetoPoint]:
-        """Record a measurement and return the points to keep, least disclosure first, with it or without."""
+    def record(self, point: ParetoPoint) -> list[ParetoPoint]:
+        """Record a measurement, and return the points to keep, least disclosure first."""
         self.measured.append(point)
         if any(self._dominates(other, point) for other in self.kept):
             return list(self.kept)
         kept = [other for other in self.kept if not self._dominates(point, other)]
         kept = sorted([*kept, point], key=self._costs)
         chosen = self.choose(kept)
-        # Points leave one by one, each time the one whose neighbours are nearest to each other. The chosen one stays,
-        # and so do both ends while there is room. Of two equal gaps, that of larger disclosure leaves.
+        # Points are removed one by one, each time the one whose neighbours are nearest to each other. The chosen point
+        # stays, and both ends if possible. Of two equal gaps, the point of larger disclosure is removed.
         while 0 < self.size < len(kept):
             gaps = self._neighbour_gaps(kept)
-            _, index = min((gaps[at], -at) for at, point in enumerate(kept) if point != chosen)
+            _, index = min((gaps[index], -index) for index, other in enumerate(kept) if other != chosen)
             del kept[-index]
         return kept
 
@@ -101,8 +101,8 @@ class ParetoFront:
         for values in zip(*map(self._costs, points), strict=True):
             order = sorted(range(len(points)), key=values.__getitem__)
             width = values[order[-1]] - values[order[0]] or 1.0
-            for before, at, after in zip(order, order[1:], order[2:], strict=False):
-                gaps[at] += (values[after] - values[before]) / width
+            for before, index, after in zip(order, order[1:], order[2:], strict=False):
+                gaps[index] += (values[after] - values[before]) / width
             gaps[order[0]] = gaps[order[-1]] = math.inf
         return gaps
 
