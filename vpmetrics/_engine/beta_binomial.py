@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.validation import check_histogram
@@ -15,6 +16,7 @@ from vpmetrics._engine.validation import check_histogram
 # a mixture of the first and the last rank below, a binomial above.
 _LOWEST, _HIGHEST = -24.0, 16.0
 _GRID, _ZOOMS, _BISECTIONS = 41, 4, 50
+_RESOLUTION = 256.0  # offsets up to which each stands by itself
 
 
 class BetaBinomialFit(NamedTuple):
@@ -75,7 +77,7 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
         near = _newton_step(fitted, *_newton_step(fitted, *_search_grid(fitted)))
     a, b = _newton_step(fitted, *near)
     probabilities = torch.softmax(_log_probabilities(a, b, n), dim=-1)
-    point = torch.nn.functional.pad(torch.ones_like(shares[..., :1]), (0, n))
+    point = pad(torch.ones_like(shares[..., :1]), (0, n))
     otherwise = torch.where(is_certain.unsqueeze(-1), point, torch.nan)
     probabilities = torch.where(is_usable.unsqueeze(-1), probabilities, otherwise)
     undefined = torch.where(is_certain, 0.0, torch.nan).to(shares.dtype)
@@ -91,7 +93,7 @@ def _log_probabilities(a: Tensor, b: Tensor, n: int) -> Tensor:
     i = torch.arange(n, dtype=a.dtype, device=a.device)
     alpha, beta = a.exp().unsqueeze(-1), b.exp().unsqueeze(-1)
     ratios = (alpha + i).log() - (beta + (n - 1 - i)).log() + ((n - i) / (i + 1)).log()
-    return torch.nn.functional.pad(ratios.cumsum(dim=-1), (1, 0))
+    return pad(ratios.cumsum(dim=-1), (1, 0))
 
 
 def _tails_of_shares(shares: Tensor) -> _Tails:
@@ -100,10 +102,10 @@ def _tails_of_shares(shares: Tensor) -> _Tails:
     return _Tails(offset, torch.ones_like(offset), above, below)
 
 
-def _join_offsets(tails: _Tails, resolution: float = 256.0) -> _Tails:
+def _join_offsets(tails: _Tails) -> _Tails:
     """Join neighbouring offsets where they hardly differ from one another: a thousand do for ten thousand ranks."""
-    group = (resolution * (tails.offset / resolution).log1p()).ceil().long()
-    length = int(resolution * math.log1p((len(group) - 1) / resolution)) + 2
+    group = (_RESOLUTION * (tails.offset / _RESOLUTION).log1p()).ceil().long()
+    length = int(_RESOLUTION * math.log1p((len(group) - 1) / _RESOLUTION)) + 2
     offset, weight, above, below = (
         part.new_zeros(*part.shape[:-1], length).index_add(-1, group, part) for part in tails
     )
@@ -167,7 +169,7 @@ def _newton_step(shares: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     values of the conditions and the point does not, so the derivative of the step is the derivative of the optimum.
     """
     keep = shares[..., 0] > 0
-    at_first = _tails_of_shares(torch.nn.functional.pad(torch.ones_like(shares[..., :1]), (0, shares.shape[-1] - 1)))
+    at_first = _tails_of_shares(pad(torch.ones_like(shares[..., :1]), (0, shares.shape[-1] - 1)))
     by_a, by_b, *curvature = _derivatives(_tails_of_shares(shares), a, b)
     first_a, first_b, *first_curvature = _derivatives(at_first, a, b)
     gap = _log_likelihood(at_first, a, b) - torch.where(keep, shares[..., 0], 1.0).log()

@@ -52,7 +52,7 @@ def identify_condition(
     """Return trials and result of each group with two references; of the first group where no group has two."""
     trials = [form_condition_trials(part, condition) for part in data.by_group()]
     results = [(each, identify(each, scoring, slope, has_bits, has_chance)) for each in trials]
-    # A lone speaker is never confused, and must not make the values of all other groups NaN.
+    # A group of one speaker has no ranks; its NaN must not reach the values of all groups.
     return [each for each in results if each[0].num_references > 1] or results[:1]
 
 

@@ -27,7 +27,10 @@ from vpmetrics._engine.validation import check_bandwidth, check_confidence, chec
 
 
 class InstanceConstant:
-    """A constant of TorchMetrics with one value on the class and another on each metric; a property would be true."""
+    """A constant of TorchMetrics with one value on the class and another on each metric.
+
+    A property does not serve: read from the class, it is an object, which counts as True.
+    """
 
     def __init__(self, on_class: bool | None, on_metric: Callable[[Any], bool | None]) -> None:
         self.on_class, self.on_metric = on_class, on_metric

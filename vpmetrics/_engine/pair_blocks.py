@@ -48,7 +48,7 @@ class RowGroup(NamedTuple):
     last_speaker: int  # exclusive
     rows: range
     same_columns: range  # test rows of the same speakers
-    other_columns: tuple[range, ...]  # test rows of others of their group; nothing is met twice
+    other_columns: tuple[range, ...]  # test rows of other speakers of their group; every pair is compared once
 
 
 class PairBlocks:

@@ -33,7 +33,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def all_finite(tensor: Tensor) -> Tensor:
-    """Return whether every number is finite, as a tensor; minimum and maximum are_sufficient, and are fast."""
+    """Return whether every number is finite, as a tensor; minimum and maximum show it, and are fast."""
     if tensor.numel() == 0:
         return tensor.new_ones((), dtype=torch.bool)
     low, high = tensor.detach().aminmax()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 OK, WARNING, FAILED = "ok", "warning", "failed"
 _ENCODER_EER = (0.05, 0.20)  # of original speech, above which the encoder is doubtful or useless
 _FEW_SPEAKERS = 20  # that attacks are fitted on
-_SPREAD = 1e-4  # mean squared distance of unit embeddings to their mean, below which they are all the same
+_LEAST_VARIANCE = 1e-4  # mean squared distance of unit embeddings to their mean; below it, they are all the same
 HIGH_LEAKAGE, LOW_LEAKAGE = 0.25, 0.05  # bits, by the upper end of the interval of the disclosure
 _PLAIN = {"d_ece": "plain comparison", "d_ece_reversed": "plain comparison, sign turned"}
 
@@ -105,13 +106,13 @@ def _sides(data: EvaluationData) -> dict[str, Utterances]:
 def _check_spread(name: str, side: Utterances) -> Check | None:
     if len(side) < 2:
         return None
-    spread = _spread(side)
-    if spread < _SPREAD:
+    variance = _variance_of_directions(side)
+    if variance < _LEAST_VARIANCE:
         return Check(f"{name} embeddings", FAILED, _describe_equal(name, side))
-    return Check(f"{name} embeddings", OK, f"The {name} embeddings differ (spread {spread:.2g}).")
+    return Check(f"{name} embeddings", OK, f"The {name} embeddings differ (spread {variance:.2g}).")
 
 
-def _spread(side: Utterances) -> float:
+def _variance_of_directions(side: Utterances) -> float:
     unit = normalize(widen(side.embeddings.detach()), dim=1)
     return float((unit - unit.mean(0)).square().sum(1).mean())
 
@@ -139,11 +140,12 @@ def find_cause(data: EvaluationData) -> str | None:
     recordings = torch.cat([side.ids for side in _sides(data).values()]).unique()
     if len(recordings) == 0:  # the reason for NaN says so
         return None
-    missing = explain_missing_trials(len(data.speakers), len(recordings))
-    equal = (
-        _describe_equal(name, side) for name, side in _sides(data).items() if len(side) > 1 and _spread(side) < _SPREAD
-    )
-    return missing or next(equal, None)
+    if missing := explain_missing_trials(len(data.speakers), len(recordings)):
+        return missing
+    for name, side in _sides(data).items():
+        if len(side) > 1 and _variance_of_directions(side) < _LEAST_VARIANCE:
+            return _describe_equal(name, side)
+    return None
 
 
 def _check_balance(data: EvaluationData, names: Mapping[int, str]) -> Check | None:
@@ -163,17 +165,16 @@ def _check_balance(data: EvaluationData, names: Mapping[int, str]) -> Check | No
 
 def _check_enrolment(data: EvaluationData) -> Check | None:
     """Compare how near references and tests are to their own originals: references that are much nearer are suspect."""
+    if data.protected.is_reference is None:
+        return None
     place = find_indices(data.original.ids, data.protected.ids)
-    is_reference = data.protected.is_reference
-    if is_reference is None or not bool((place >= 0).any()):
+    has_original = place >= 0
+    original = normalize(at_least_float32(data.original.embeddings[place[has_original]]), dim=1)
+    protected = normalize(at_least_float32(data.protected.embeddings[has_original]), dim=1)
+    cosines, is_reference = widen((original * protected).sum(1)), data.protected.is_reference[has_original]
+    references, tests = cosines[is_reference], cosines[~is_reference]
+    if len(references) < 2 or len(tests) < 2:
         return None
-    paired = place >= 0
-    first = normalize(at_least_float32(data.original.embeddings[place[paired]]), dim=1)
-    second = normalize(at_least_float32(data.protected.embeddings[paired]), dim=1)
-    cosine, marks = widen((first * second).sum(1)), is_reference[paired]
-    if int(marks.sum()) < 2 or int((~marks).sum()) < 2:
-        return None
-    references, tests = cosine[marks], cosine[~marks]
     gap = float(references.mean() - tests.mean())
     deviation = float(torch.sqrt((references.var() + tests.var()) / 2))
     if gap > 0.1 and gap > 2 * deviation:
@@ -187,14 +188,13 @@ def _check_enrolment(data: EvaluationData) -> Check | None:
 
 def check_systems(reports: Mapping[str, PrivacyReport]) -> list[Check]:
     """Return a check for every two systems with identical scores."""
-    names, checks = list(reports), []
-    for index, first in enumerate(names):
-        for second in names[index + 1 :]:
-            one, other = (reports[name].scalars for name in (first, second))
-            keys = [key for key in one if key in other and key.startswith(("op_", "pp_"))]
-            defined_keys = [key for key in keys if not bool(one[key].isnan())]
-            if defined_keys and all(bool(one[key] == other[key]) for key in defined_keys):
-                checks.append(Check("identical systems", WARNING, f"{first} and {second} have identical scores."))
+    checks = []
+    for (first, report), (second, other) in combinations(reports.items(), 2):
+        values, others = report.scalars, other.scalars
+        keys = [key for key in values if key in others and key.startswith(("op_", "pp_"))]
+        keys = [key for key in keys if not bool(values[key].isnan())]
+        if keys and all(bool(values[key] == others[key]) for key in keys):
+            checks.append(Check("identical systems", WARNING, f"{first} and {second} have identical scores."))
     return checks
 
 
