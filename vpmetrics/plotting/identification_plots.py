@@ -28,7 +28,7 @@ from vpmetrics.plotting.axes import (
 _RANK_KEYS, _LOCAL_KEYS, _CMC_KEYS = ("max_d", "mean_d"), ("alid", "pdr"), ("id_rate",)
 
 
-def draw_rank_histogram(histogram: Tensor, values: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
+def draw_rank_histogram(histogram: Tensor, values: Mapping[str, Any], ax: Axes | None, title: str) -> PlotResult:
     """Draw the share of utterances at each rank of the true speaker, the beta-binomial fit, and the chance level."""
     ax = axes_or_new(ax)
     counts = histogram.detach().double().cpu().numpy()
@@ -45,7 +45,7 @@ def draw_rank_histogram(histogram: Tensor, values: Mapping[str, Any], ax: Axes |
     ax.set(yscale="log", xlim=(0.9, 1.1 * number), ylim=(1 / number / 50, 1.4))
     ax.set(xlabel="rank of the true speaker", ylabel="share of utterances")
     disclosed = ", ".join(f"{scalar(key).heading} {scalar(key).show(float(values[key]))}" for key in _RANK_KEYS)
-    ax.set_title(f"{as_label(label)}\n{disclosed} bit" if label else f"{disclosed} bit", fontsize="small")
+    ax.set_title(f"{as_label(title)}\n{disclosed} bit" if title else f"{disclosed} bit", fontsize="small")
     return finish_axes(ax)
 
 

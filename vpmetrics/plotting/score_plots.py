@@ -36,7 +36,7 @@ _HISTOGRAM_BINS, _RELIABILITY_BINS = 60, 15
 
 
 def draw_score_histogram(
-    scored: CountedTrials, values: Mapping[str, Any], ax: Axes | None, label: str = ""
+    scored: CountedTrials, values: Mapping[str, Any], ax: Axes | None, title: str = ""
 ) -> PlotResult:
     """Draw the densities of target and non-target scores, and the threshold of the raw EER."""
     ax = axes_or_new(ax)
@@ -55,7 +55,7 @@ def draw_score_histogram(
         ax.axvline(threshold, color="black", linewidth=1.2, linestyle=":", label=name, gid="threshold")
     ax.set(xlabel="score", ylabel="density")
     ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend
-    return finish_axes(ax, label, loc="upper center", ncols=3, handlelength=1.2, columnspacing=1.0)
+    return finish_axes(ax, title, loc="upper center", ncols=3, handlelength=1.2, columnspacing=1.0)
 
 
 def draw_det(steps: Steps, values: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
@@ -172,7 +172,7 @@ def draw_attacks(
     values: Mapping[str, float],
     chance: float,
     ax: Axes | None,
-    label: str = "",
+    title: str = "",
     strongest: Sequence[float] = (math.nan,) * 3,
 ) -> PlotResult:
     """Draw the expected disclosure to each attack, the largest on top, and its chance level.
@@ -185,10 +185,10 @@ def draw_attacks(
     _draw_interval(ax, len(bars) - 1, strongest, "chosen on other speakers", "d")
     if math.isfinite(chance):
         ax.axvline(chance, **CHANCE)
-    return _finish_bars(ax, [*(value for _, value in bars), *strongest], axis_label("d_ece"), label)
+    return _finish_bars(ax, [*(value for _, value in bars), *strongest], axis_label("d_ece"), title)
 
 
-def draw_attributes(attributes: Mapping[str, Mapping[str, float]], ax: Axes | None, label: str = "") -> PlotResult:
+def draw_attributes(attributes: Mapping[str, Mapping[str, float]], ax: Axes | None, title: str = "") -> PlotResult:
     """Draw the disclosure of each attribute, its chance level, and that of original speech.
 
     Each maps ``disclosure``, ``disclosure_low``, ``disclosure_high``, ``chance`` and ``original`` to bits, where known.
@@ -199,11 +199,11 @@ def draw_attributes(attributes: Mapping[str, Mapping[str, float]], ax: Axes | No
     rows.reverse()  # the first on top
     _draw_bars(ax, [(name, values[0]) for name, values in rows])
     for place, (_, (*interval, chance, original)) in enumerate(rows):
-        names = ("confidence interval", "chance", "original speech") if place == 0 else "___"
+        names = ("confidence interval", "chance", "original speech") if place == 0 else ["_"] * 3
         _draw_interval(ax, place, interval, names[0])
         ax.plot([chance, chance], [place - 0.4, place + 0.4], **{**CHANCE, "label": names[1]})
         ax.plot(original, place, "D", color=COLOURS[1], markerfacecolor="white", label=names[2], gid="original")
-    return _finish_bars(ax, [value for _, row in rows for value in row], "disclosure of an attribute, bit", label)
+    return _finish_bars(ax, [value for _, row in rows for value in row], "disclosure of an attribute, bit", title)
 
 
 def _draw_bars(ax: Axes, rows: Sequence[tuple[str, float]], last_colour: str = COLOURS[0]) -> None:
@@ -217,17 +217,17 @@ def _draw_bars(ax: Axes, rows: Sequence[tuple[str, float]], last_colour: str = C
     ax.set_ylim(-0.5 - 0.13 * len(rows), len(rows) - 0.4)  # room for the legend below all bars
 
 
-def _draw_interval(ax: Axes, place: int, ends: Sequence[float], label: str, marker: str = "none") -> None:
+def _draw_interval(ax: Axes, place: int, interval: Sequence[float], label: str, marker: str = "none") -> None:
     """Draw value, low and high end in the lower part of a bar, where all are known."""
-    value, low, high = ends
+    value, low, high = interval
     if math.isfinite(value + low + high):
-        reach = [[max(0.0, value - low)], [max(0.0, high - value)]]
-        ax.errorbar(value, place - 0.22, xerr=reach, fmt=marker, color="black", markersize=4, capsize=2.5, label=label)
+        xerr = [[max(0.0, value - low)], [max(0.0, high - value)]]
+        ax.errorbar(value, place - 0.22, xerr=xerr, fmt=marker, color="black", markersize=4, capsize=2.5, label=label)
 
 
-def _finish_bars(ax: Axes, values: Sequence[float], name: str, label: str) -> PlotResult:
+def _finish_bars(ax: Axes, values: Sequence[float], xlabel: str, title: str) -> PlotResult:
     longest = max(filter(math.isfinite, values), default=0.0)
-    ax.set(xlim=(0, max(0.1, 1.2 * longest)), xlabel=name)
-    result = finish_axes(ax, label, loc="lower right", ncols=3, columnspacing=1.0, handlelength=1.5)
+    ax.set(xlim=(0, max(0.1, 1.2 * longest)), xlabel=xlabel)
+    result = finish_axes(ax, title, loc="lower right", ncols=3, columnspacing=1.0, handlelength=1.5)
     ax.grid(visible=False, axis="y")
     return result

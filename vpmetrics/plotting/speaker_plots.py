@@ -59,7 +59,7 @@ def draw_zoo(
     within_speaker: Tensor,
     between_speakers: Tensor,
     ax: Axes | None,
-    label: str = "",
+    title: str = "",
     names: Sequence[str] | None = None,
     quantity: str = "similarity",
 ) -> PlotResult:
@@ -79,7 +79,7 @@ def draw_zoo(
             ax.annotate(str(name), tuple(point), xytext=(3, 3), textcoords="offset points", fontsize=6)
     ax.set(xlabel=f"{quantity} within speaker", ylabel=f"{quantity} with others")
     ax.margins(0.12)
-    return finish_axes(ax, label)
+    return finish_axes(ax, title)
 
 
 def _mark_animals(ax: Axes, x: Any, y: Any) -> None:
@@ -99,7 +99,7 @@ def _mark_animals(ax: Axes, x: Any, y: Any) -> None:
 
 
 def draw_speakers(
-    disclosed: SpeakerDisclosure, mean: float, name_of: Callable[[float], str], ax: Axes | None, label: str = ""
+    disclosed: SpeakerDisclosure, mean: float, name_of: Callable[[float], str], ax: Axes | None, title: str = ""
 ) -> PlotResult:
     """Draw the D_ECE of every speaker as the tested one, sorted, as the enrolled one, and of all trials."""
     ax = axes_or_new(ax, size=(4.8, 3.6))
@@ -116,7 +116,7 @@ def draw_speakers(
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     ax.margins(y=0.25)
     _name_points(ax, [as_label(name_of(speaker)) for speaker in order[:_NAMED_SPEAKERS]], places, tested)
-    return finish_axes(ax, label, loc="lower left")
+    return finish_axes(ax, title, loc="lower left")
 
 
 def _name_points(ax: Axes, names: Sequence[str], places: Any, values: Any) -> None:
