@@ -5,11 +5,12 @@ import pickle
 
 import pytest
 import torch
-from cases import embeddings, join
+from cases import assert_same, embeddings, join
 from torch.distributions import MultivariateNormal
 from torch.testing import assert_close
 
-from vpmetrics import DeIdentification
+from vpmetrics import DeIdentification, VoicePrivacy
+from vpmetrics._engine import pair_blocks
 from vpmetrics._engine.scorers import resolve_scoring
 from vpmetrics.functional import voice_similarity_matrix
 from vpmetrics.scoring import PLDA
@@ -25,6 +26,23 @@ def test_named_scores():
     for name, scores in expected.items():
         scorer = resolve_scoring(name)
         assert_close(scorer.compare(scorer.prepare(a), scorer.prepare(b)), torch.tensor(scores), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("most_pairs", [1 << 22, 0], ids=["exact", "binned"])
+def test_a_scorer_in_training_gives_the_numbers_of_a_trained_one(most_pairs, monkeypatch):
+    monkeypatch.setattr(pair_blocks, "FEW_PAIRS", most_pairs)
+    layer = torch.nn.Linear(6, 6, dtype=torch.float64)
+
+    def score(a, b):
+        return layer(a) @ layer(b).T
+
+    rows, values = join(embeddings()), []
+    for is_trained in (True, False):
+        layer.requires_grad_(is_trained)
+        metric = VoicePrivacy(attacks=None, metrics="all", scoring=score)
+        metric.update(**rows)
+        values.append({key: value.detach() for key, value in metric.compute().items()})
+    assert_same(*values)
 
 
 def draw_model(size=4, speakers=3000, each=5, seed=0):

@@ -132,7 +132,7 @@ class _ScoreAxis(NamedTuple):
 
 def _lay_axis(pairs: PairBlocks) -> _ScoreAxis:
     sample = pairs.sample_scores().flatten()
-    ordered = sample[sample.isfinite()].sort().values
+    ordered = sort_scores(sample[sample.isfinite()])
     if len(ordered) == 0:
         ordered = sample.new_zeros(1)
     low, first, middle, last, high = (ordered[round(share * (len(ordered) - 1))] for share in (0, 0.01, 0.5, 0.99, 1))

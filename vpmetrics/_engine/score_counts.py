@@ -252,10 +252,11 @@ def sort_by_class(scores: Tensor, is_target: Tensor) -> OrderedScores:
 
 
 def sort_scores(scores: Tensor) -> Tensor:
-    """Return sorted scores; overwrites them on a CPU."""
+    """Return sorted scores without a gradient; overwrites them on a CPU."""
+    scores = scores.detach()
     if not is_numpy_ready(scores):
         return scores.sort().values
-    scores.numpy().sort()  # ten times as fast as torch's
+    scores.numpy().sort()  # two to ten times as fast as torch's
     return scores
 
 
