@@ -126,12 +126,12 @@ class AttributeDisclosure(PrivacyMetric):
         if len(self.speakers) == 0:
             empty = torch.empty(0, 1, device=self.device)
             none = torch.empty(0, dtype=torch.int64, device=self.device)
-            return self._batch_value(empty, empty, none, dict.fromkeys(self.attributes, none))
-        labels = {name: self._concatenate(_state_name(name)) for name in self.attributes}
-        original, protected, speakers = (self._concatenate(name) for name in ("original", "protected", "speakers"))
-        return self._batch_value(original, protected, speakers, labels)
+            return self._compute_batch_value(empty, empty, none, dict.fromkeys(self.attributes, none))
+        labels = {name: self._concatenate_rows(_state_name(name)) for name in self.attributes}
+        original, protected, speakers = (self._concatenate_rows(name) for name in ("original", "protected", "speakers"))
+        return self._compute_batch_value(original, protected, speakers, labels)
 
-    def _batch_value(
+    def _compute_batch_value(
         self, original: Tensor, protected: Tensor, speakers: Any, attributes: Mapping[str, Any]
     ) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}

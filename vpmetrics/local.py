@@ -79,7 +79,7 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
     def _identify(self, data: EvaluationData) -> list[tuple[IdentificationTrials, Identification]]:
         return identify_condition(data, resolve_condition(self.condition), self.scoring, self.slope)
 
-    def _value(self, data: EvaluationData) -> dict[str, Tensor]:
+    def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         parts = self._identify(data)
         values = _summarise(pool_identifications([part for _, part in parts]))
         if self.intervals is None:
@@ -102,8 +102,8 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
             return super().plot(val, ax)
         from vpmetrics.plotting.identification_plots import draw_local_information
 
-        with self._gathered():
-            parts = self._identify(self._data())
+        with self._gather_states():
+            parts = self._identify(self._collect_data())
         pooled = pool_identifications([part for _, part in parts])
         assert pooled.bits is not None
         return draw_local_information(pooled.bits, len(pooled.histogram), _summarise(pooled), ax, label)

@@ -90,7 +90,7 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
     def _histograms(self, data: EvaluationData) -> list[Tensor]:
         return compute_histograms_by_group(data, resolve_condition(self.condition), self.scoring, self.bandwidth)
 
-    def _value(self, data: EvaluationData) -> dict[str, Tensor]:
+    def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         if self.intervals is None:
             return self._disclosure(self._histograms(data))
         parts = identify_condition(data, resolve_condition(self.condition), self.scoring, has_bits=False)
@@ -118,6 +118,6 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
             return super().plot(val, ax)
         from vpmetrics.plotting.identification_plots import draw_rank_histogram
 
-        with self._gathered():
-            histogram = pool_histograms(self._histograms(self._data()))
+        with self._gather_states():
+            histogram = pool_histograms(self._histograms(self._collect_data()))
         return draw_rank_histogram(histogram, rank_disclosure(histogram, self.model), ax, label)

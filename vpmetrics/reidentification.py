@@ -56,12 +56,12 @@ class _PopulationMetric(EmbeddingMetric):
         self.condition, self.length, self.accumulated = resolve_condition(condition).name, utterances, accumulated
         self.sizes, self.attack, self.scoring = tuple(sizes), attack, scoring
 
-    def _value(self, data: EvaluationData) -> Any:
-        return self._value_over(data, self.length)
+    def _compute_value(self, data: EvaluationData) -> Any:
+        return self._compute_value_over(data, self.length)
 
-    def _settings(self) -> dict[str, str]:
+    def _describe_settings(self) -> dict[str, str]:
         # `utterances` is a state.
-        return {"utterances" if name == "length" else name: text for name, text in super()._settings().items()}
+        return {"utterances" if name == "length" else name: text for name, text in super()._describe_settings().items()}
 
     def _protocol(self, length: int) -> EnrolmentProtocol:
         return EnrolmentProtocol(resolve_condition(self.condition), length, self.accumulated, self.attack)
@@ -135,7 +135,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
     def _rates(self, data: EvaluationData, sizes: Sequence[int], length: int) -> dict[str, Tensor]:
         return reidentification_rates(data, self._protocol(length), sizes, self.scoring, self.bandwidth)
 
-    def _value_over(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
+    def _compute_value_over(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
         values = self._rates(data, self.sizes, length)
         if self.intervals is None:
             return values
@@ -159,8 +159,8 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
         from vpmetrics.plotting.identification_plots import draw_population_rate, spread_population_sizes
 
         sizes = sorted({*spread_population_sizes(max(100, *self.sizes)), *self.sizes} - {1})
-        with collect_warnings(), self._gathered():
-            values = self._rates(self._data(), sizes, self.length)
+        with collect_warnings(), self._gather_states():
+            values = self._rates(self._collect_data(), sizes, self.length)
         curve = {n: float(values[f"rate_{n}"]) for n in sizes}
         return draw_population_rate(curve, float(values["gallery"]), ax, label)
 
@@ -227,7 +227,7 @@ class SinglingOut(_PopulationMetric):
         super().__init__(sizes, 2, utterances, "probes", condition, attack, scoring, **kwargs)
         self.calibration, self.draws = calibration, draws
 
-    def _value_over(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
+    def _compute_value_over(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
         protocol = self._protocol(length)
         return singling_out_rates(data, protocol, self.sizes, self.scoring, self.calibration, self.draws)
 

@@ -76,7 +76,7 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 1.0
 
-    def _value(self, data: EvaluationData) -> SimilarityMatrices:
+    def _compute_value(self, data: EvaluationData) -> SimilarityMatrices:
         return self._matrices(data)
 
     def plot(
@@ -118,7 +118,7 @@ class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):
     def _ratio(self, matrices: SimilarityMatrices) -> Tensor:
         raise NotImplementedError
 
-    def _value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
+    def _compute_value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
         value = self._ratio(self._matrices(data))
         if self.intervals is None:
             return value

@@ -67,7 +67,7 @@ class AttackedMetric(IntervalEmbeddingMetric):
         for name, side in (("original", original), ("protected", protected)):
             check_floating(name, side)
         labels = encode_labels(speakers).to(original.device)
-        check_embeddings(original, protected, labels, width=self._width())
+        check_embeddings(original, protected, labels, width=self._embedding_width())
         if self.validate_args:
             check_embedding_values(original, protected)
         self._raise_if_synced()
@@ -105,14 +105,14 @@ class AttackedMetric(IntervalEmbeddingMetric):
         observed = self._gather_observed(data.speakers.device)
         return CrossFittedAttacks(data, self.attacks or (), conditions, observed, getattr(self, "enrolment", None))
 
-    def _width(self) -> int | None:
+    def _embedding_width(self) -> int | None:
         observed_width = None if self._observed is None else self._observed.sums.shape[1] // 2
-        return super()._width() or observed_width
+        return super()._embedding_width() or observed_width
 
     def _gather_observed(self, device: torch.device) -> Moments | None:
         """Return the observed moments of all processes, merged."""
         observed: list[Any] = [self._observed]
-        if self._processes().world_size > 1:
+        if self._find_processes().world_size > 1:
             on_host = None if self._observed is None else [part.cpu() for part in self._observed]
             observed = gather_objects(on_host, self.process_group)
         moments = [Moments(*(part.to(device) for part in parts)) for parts in observed if parts is not None]
@@ -182,7 +182,7 @@ class StrongestAttack(AttackedMetric):
                 raise ValueError(f"Expected `attacks` to be made for {condition}, but {name} is made for {conditions}.")
         self.condition = condition
 
-    def _value(self, data: EvaluationData) -> dict[str, Tensor]:
+    def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         name, families = self.condition, frozenset([(self.condition, "attack")])
         settings = ReportSettings(families=families, intervals=self.intervals, measures=frozenset(["d_ece"]))
         report = report_embeddings(data, settings, partial(self._fit_attacks, data))

@@ -145,8 +145,8 @@ class VoicePrivacy(AttackedMetric):
 
         The report is of all processes, as ``compute``. After ``compute`` it costs little more.
         """
-        with collect_warnings(), self._gathered():
-            data = self._data()
+        with collect_warnings(), self._gather_states():
+            data = self._collect_data()
             report = assess_report(self._load_or_compute_report(data), data)
             parts = {group: data.of_group(group) for group in data.groups()}
             groups = {group: assess_report(self._compute_report(part), part) for group, part in parts.items()}
@@ -155,7 +155,7 @@ class VoicePrivacy(AttackedMetric):
     def compute(self) -> dict[str, Tensor]:
         """Return the scalars over all utterances so far."""
         with collect_warnings():
-            return self._select_scalars(self._load_or_compute_report(self._data()))
+            return self._select_scalars(self._load_or_compute_report(self._collect_data()))
 
     def reset(self, observed: bool = False) -> None:
         """Reset all states; with ``observed`` also what attackers have observed."""
@@ -184,11 +184,11 @@ class VoicePrivacy(AttackedMetric):
         systems = {label: val} if "deid" in val else val
         return draw_trade_off(list(systems.items()), ax)
 
-    def _value(self, data: EvaluationData) -> dict[str, Tensor]:
+    def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         return self._select_scalars(self._compute_report(data))
 
-    def _value_over(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
-        return self._value(average_utterances(data, length))
+    def _compute_value_over(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
+        return self._compute_value(average_utterances(data, length))
 
     def _select_scalars(self, report: PrivacyReport) -> dict[str, Tensor]:
         if self.metrics == "all":
@@ -216,7 +216,7 @@ class VoicePrivacy(AttackedMetric):
         """
         if self._is_synced or self.bandwidth is not None or not isinstance(self.scoring, str):
             return self._compute_report(data)
-        key = self._update_count, self._observed_count, self._settings()
+        key = self._update_count, self._observed_count, self._describe_settings()
         if self._latest_report is None or self._latest_report[0] != key:
             self._latest_report = key, self._compute_report(data)
         return self._latest_report[1]

@@ -72,13 +72,13 @@ class EmbeddingTrials(EmbeddingMetric):
             if hasattr(member, "normalization"):
                 member.normalization = None
 
-    def _value(self, data: EvaluationData) -> Any:
+    def _compute_value(self, data: EvaluationData) -> Any:
         dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
         if isinstance(self.metric, CalibrationDistortion):
             return self._distortion_across_sessions(data, self.metric.calibration).to(dtype)
         pairs = self._pairs(data)
         if self.bandwidth is not None and isinstance(self.metric, ScoreMetric):
-            value = self.metric._value_of_trials(*pairs.all_trials())
+            value = self.metric._compute_value_of_trials(*pairs.all_trials())
         else:
             value = self._value_of_pairs(pairs)
         # A small number of trials is scored in float64, so that equal scores tie.
@@ -125,8 +125,8 @@ class EmbeddingTrials(EmbeddingMetric):
         if isinstance(self.metric, CalibrationDistortion):
             return super().plot(None, ax)
         try:
-            with self._gathered():
-                self._feed_trials(self._pairs(self._data()))
+            with self._gather_states():
+                self._feed_trials(self._pairs(self._collect_data()))
             drawn = self.metric.plot(None, ax, **kwargs)
         finally:
             self.metric.reset()

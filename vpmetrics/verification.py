@@ -53,7 +53,7 @@ class MinCllr(ScoreMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 1.0
 
-    def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> Tensor:
+    def _compute_value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> Tensor:
         return min_cllr_of_steps(counts.ascending).to(dtype)
 
 
@@ -85,7 +85,7 @@ class EqualErrorRate(ScoreMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 0.5
 
-    def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> Tensor:
+    def _compute_value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> Tensor:
         return eer_of_steps(counts.ascending).to(dtype)
 
 
@@ -126,9 +126,9 @@ class Linkability(ScoreMetric):
         reject_options(self, kwargs, {"bandwidth": "the bins of a histogram have no gradient"})
         super().__init__(thresholds, score_range, validate_args=validate_args, intervals=intervals, **kwargs)
 
-    def _value(self) -> Tensor:
+    def _compute_value(self) -> Tensor:
         if self.keeps_scores:
-            return linkability(*self._trials(), validate_args=False)
+            return linkability(*self._stored_trials(), validate_args=False)
         middles, counts = self._bin_middles()
         return linkability_of_trials(CountedScores(middles, counts)).to(torch.float32)
 
@@ -136,7 +136,7 @@ class Linkability(ScoreMetric):
         """Return NaN for bins, whose error has no known bound; 0 where the scores themselves are kept."""
         return torch.full((), 0.0 if self.keeps_scores else torch.nan, device=self.device)
 
-    def _value_of_trials(self, preds: Tensor, target: Tensor) -> Tensor:
+    def _compute_value_of_trials(self, preds: Tensor, target: Tensor) -> Tensor:
         return linkability(preds, target, validate_args=False)
 
 
@@ -189,17 +189,17 @@ class Cllr(TrialMetric):
         """
         both = self._check_batch(preds, target, speakers)
         if self.intervals is not None:
-            self._append(preds, target, both)
+            self._store_trials(preds, target, both)
         costs, trials = cllr_sums(preds.detach(), target.detach())
         self.cllr_costs, self.cllr_trials = self.cllr_costs + costs, self.cllr_trials + trials
         if preds.dtype == torch.float64:
             self.saw_float64 = torch.ones_like(self.saw_float64)
 
-    def _value(self) -> Tensor:
+    def _compute_value(self) -> Tensor:
         value = cllr_from_sums(self.cllr_costs, self.cllr_trials)
         return value if self.saw_float64 else value.float()
 
-    def _value_of_trials(self, preds: Tensor, target: Tensor) -> Tensor:
+    def _compute_value_of_trials(self, preds: Tensor, target: Tensor) -> Tensor:
         return cllr(preds, target, validate_args=False)
 
 
@@ -244,5 +244,5 @@ class TPRAtFPR(ScoreMetric):
         super().__init__(thresholds, score_range, validate_args=validate_args, **kwargs)
         self.fpr = resolve_rates(fpr)
 
-    def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
+    def _compute_value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
         return {rate_key(rate): tpr_at_fpr_of_steps(counts.ascending, rate).to(dtype) for rate in self.fpr}

@@ -47,7 +47,7 @@ class ZebraDisclosure(ScoreMetric):
     higher_is_better: bool = False
     plot_lower_bound: float = 0.0
 
-    def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
+    def _compute_value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
         return zebra_of_counts(counts, dtype)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "minimum", actual: bool = True) -> tuple[Any, Any]:
@@ -68,14 +68,14 @@ class ZebraDisclosure(ScoreMetric):
             return super().plot(val, ax)
         from vpmetrics.plotting.score_plots import PROFILE_LOG_ODDS, draw_ece_profile
 
-        with self._gathered():
-            counts = self._counts()
+        with self._gather_states():
+            counts = self._count_trials()
             odds = torch.as_tensor(PROFILE_LOG_ODDS, device=self.device)
             minimum = minimum_cross_entropy(counts.ascending, odds)
             uncalibrated = None
             if actual and self.keeps_scores:
-                uncalibrated = ece_profile(*self._trials(), odds, validate_args=False).actual
-            values = self._value_of_counts(counts, torch.float64)
+                uncalibrated = ece_profile(*self._stored_trials(), odds, validate_args=False).actual
+            values = self._compute_value_of_counts(counts, torch.float64)
         return draw_ece_profile(minimum, uncalibrated, values, ax, label)
 
 
@@ -153,7 +153,7 @@ class CalibrationDistortion(PrivacyMetric):
         from vpmetrics.plotting.figures import draw_transfer
         from vpmetrics.plotting.score_plots import draw_reliability
 
-        with self._gathered():
+        with self._gather_states():
             (preds, target), learnt = self._trials(1), self._trials(0)
         if kind == "profile":
             return draw_transfer(preds, target, *learnt, ax=ax)
@@ -166,14 +166,14 @@ class CalibrationDistortion(PrivacyMetric):
         names = f"scores_run{run}", f"is_target_run{run}"
         if len(getattr(self, names[0])) == 0:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
-        scores, is_target = map(self._concatenate, names)
+        scores, is_target = map(self._concatenate_rows, names)
         return scores, is_target
 
-    def _step_value(self, *args: Any, **kwargs: Any) -> Any:
+    def _compute_step_value(self, *args: Any, **kwargs: Any) -> Any:
         # The batches of one step are often of one run: NaN, and nothing to warn of.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            return super()._step_value(*args, **kwargs)
+            return super()._compute_step_value(*args, **kwargs)
 
-    def _batch_value(self, preds: Tensor, *_: Any, **__: Any) -> Tensor:
+    def _compute_batch_value(self, preds: Tensor, *_: Any, **__: Any) -> Tensor:
         return torch.full((), torch.nan, device=preds.device)

@@ -81,7 +81,7 @@ class EmbeddingMetric(PrivacyMetric):
             utterances,  # type: ignore[arg-type]
             sessions,  # type: ignore[arg-type]
             groups,  # type: ignore[arg-type]
-            width=self._width(),
+            width=self._embedding_width(),
             validate_values=self.validate_args,
         )
         # Copies, because a view would keep the whole activation it was cut from alive; all of them before any is kept.
@@ -100,14 +100,14 @@ class EmbeddingMetric(PrivacyMetric):
     def _check_batch(self, is_reference: Any) -> None:
         """Raise where a batch lacks what this metric needs of it."""
 
-    def _value(self, data: EvaluationData) -> Any:
+    def _compute_value(self, data: EvaluationData) -> Any:
         """Return the value of all utterances."""
         raise NotImplementedError
 
     def compute(self) -> Any:
         """Return the value over all utterances so far."""
         with collect_warnings():
-            return self._value(self._data())
+            return self._compute_value(self._collect_data())
 
     def over_utterances(self, lengths: Sequence[int]) -> dict[int, Any]:
         """Return the value of ``compute`` for attackers who average several utterances of a speaker and session.
@@ -122,27 +122,27 @@ class EmbeddingMetric(PrivacyMetric):
             The value for each length.
         """
         check_whole_numbers(lengths, smallest=1, name="lengths")
-        with collect_warnings(), self._gathered():
-            data = self._data()
-            return {length: self._value_over(data, length) for length in lengths}
+        with collect_warnings(), self._gather_states():
+            data = self._collect_data()
+            return {length: self._compute_value_over(data, length) for length in lengths}
 
-    def _value_over(self, data: EvaluationData, length: int) -> Any:
-        return self._value(average_utterances(data, length))
+    def _compute_value_over(self, data: EvaluationData, length: int) -> Any:
+        return self._compute_value(average_utterances(data, length))
 
-    def _batch_value(self, *args: Any, **kwargs: Any) -> Any:
+    def _compute_batch_value(self, *args: Any, **kwargs: Any) -> Any:
         with collect_warnings(), torch.set_grad_enabled(torch.is_grad_enabled() and self.bandwidth is not None):
-            return self._value(_build_data(pack_utterances(*args, **kwargs)))
+            return self._compute_value(_build_data(pack_utterances(*args, **kwargs)))
 
-    def _data(self) -> EvaluationData:
+    def _collect_data(self) -> EvaluationData:
         if len(self.speakers) == 0:
             empty = torch.empty(0, 1, device=self.device)
             return _build_data(pack_utterances(empty, empty, empty[:, 0].long()))
-        columns = UtteranceColumns(*map(self._concatenate, UtteranceColumns._fields))
+        columns = UtteranceColumns(*map(self._concatenate_rows, UtteranceColumns._fields))
         if self.validate_args:
             check_column_recordings(columns)
-        return _build_data(columns, self._processes())
+        return _build_data(columns, self._find_processes())
 
-    def _width(self) -> int | None:
+    def _embedding_width(self) -> int | None:
         return self.original[0].shape[-1] if len(self.original) else None
 
 

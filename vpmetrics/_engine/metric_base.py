@@ -64,7 +64,7 @@ class PrivacyMetric(Metric):
             raise ValueError("Expected `dist_sync_on_step` only without `bandwidth`: gathering has no gradient.")
         self.bandwidth, self.validate_args = bandwidth, validate_args
 
-    def _batch_value(self, *args: Any, **kwargs: Any) -> Any:
+    def _compute_batch_value(self, *args: Any, **kwargs: Any) -> Any:
         """Return what ``compute`` would return for this batch alone."""
         raise NotImplementedError
 
@@ -77,11 +77,11 @@ class PrivacyMetric(Metric):
             setattr(self, name, list(state))
         self.update(*args, **kwargs)
         is_distributed = self.dist_sync_on_step and self.distributed_available_fn()
-        value = (self._step_value if is_distributed else self._batch_value)(*args, **kwargs)
+        value = (self._compute_step_value if is_distributed else self._compute_batch_value)(*args, **kwargs)
         self._forward_cache = tree_map_only(Tensor, Tensor.detach, value)
         return value
 
-    def _step_value(self, *args: Any, **kwargs: Any) -> Any:
+    def _compute_step_value(self, *args: Any, **kwargs: Any) -> Any:
         """Return what ``compute`` would return for this batch and those of the other processes at the same time."""
         accumulated, count = self.metric_state, self._update_count
         try:
@@ -167,20 +167,20 @@ class PrivacyMetric(Metric):
             self.unsync(should_unsync=self._is_synced and should_unsync)
 
     @contextmanager
-    def _gathered(self) -> Iterator[None]:
+    def _gather_states(self) -> Iterator[None]:
         """Hold the states of all processes, as in ``compute``, unless a caller has gathered them."""
         is_local = not self._is_synced
         gather, part = is_local and self._to_sync, is_local and self._should_unsync
         with self.sync_context(self.dist_sync_fn, should_sync=gather, should_unsync=part):
             yield
 
-    def _processes(self) -> Processes:
+    def _find_processes(self) -> Processes:
         """Return the processes that share the work: those that have just gathered in ``compute``."""
         if self._is_synced and self._to_sync and self.dist_sync_fn is None:  # a custom function has an unknown group
             return current_processes(self.process_group)
         return SINGLE_PROCESS
 
-    def _settings(self) -> dict[str, str]:
+    def _describe_settings(self) -> dict[str, str]:
         """Return the arguments that every process must agree on, as text."""
         values = vars(self) | self._modules  # a metric or a fitted scoring function is a module
         names = set(values) - self._torchmetrics_names - set(self._defaults)
@@ -192,7 +192,8 @@ class PrivacyMetric(Metric):
         super()._sync_dist(dist_sync_fn, process_group)
 
     def _align_states(self, gather: Callable[[Tensor], Sequence[Tensor]]) -> None:
-        states = align_list_states(type(self).__name__, self._settings(), self.metric_state, gather, self.device)
+        name, settings = type(self).__name__, self._describe_settings()
+        states = align_list_states(name, settings, self.metric_state, gather, self.device)
         for name, rows in states.items():
             setattr(self, name, rows)
 
@@ -231,7 +232,7 @@ class PrivacyMetric(Metric):
         """Return names and rows of the list states."""
         return [(name, getattr(self, name)) for name, default in self._defaults.items() if isinstance(default, list)]
 
-    def _concatenate(self, name: str) -> Tensor:
+    def _concatenate_rows(self, name: str) -> Tensor:
         """Return all rows of a list state, which then holds them as one batch, without a second copy."""
         rows: Tensor | list[Tensor] = getattr(self, name)
         if isinstance(rows, Tensor):  # gathered from all processes

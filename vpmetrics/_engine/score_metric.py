@@ -55,7 +55,7 @@ class TrialMetric(IntervalMetric):
         check_speakers_of_trials(speakers, target, self.validate_args)
         return torch.stack([side.detach().flatten().long() for side in speakers], dim=1)
 
-    def _append(self, preds: Tensor, target: Tensor, speakers: Tensor | None) -> None:
+    def _store_trials(self, preds: Tensor, target: Tensor, speakers: Tensor | None) -> None:
         # Copies: a view would keep the activation it was cut from alive, and change with it.
         scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
         self.scores.append(scores.clone() if scores.dtype == preds.dtype else scores)
@@ -63,32 +63,32 @@ class TrialMetric(IntervalMetric):
         if self.intervals is not None and speakers is not None:
             self.trial_speakers.append(speakers)
 
-    def _trials(self) -> tuple[Tensor, Tensor]:
+    def _stored_trials(self) -> tuple[Tensor, Tensor]:
         if len(self.scores) == 0:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
-        return self._concatenate("scores"), self._concatenate("is_target")
+        return self._concatenate_rows("scores"), self._concatenate_rows("is_target")
 
-    def _value(self) -> Any:
+    def _compute_value(self) -> Any:
         """Return the value over all trials so far, without intervals."""
         raise NotImplementedError
 
     def compute(self) -> Any:
         """Return the value over all trials so far."""
         if self.intervals is None:
-            return self._value()
-        scores, is_target = self._trials()
+            return self._compute_value()
+        scores, is_target = self._stored_trials()
         has_trials = len(self.trial_speakers) > 0
-        speakers = self._concatenate("trial_speakers") if has_trials else is_target.new_empty(0, 2).long()
+        speakers = self._concatenate_rows("trial_speakers") if has_trials else is_target.new_empty(0, 2).long()
         with collect_warnings():
-            return self._add_intervals(self._value(), scores, is_target, speakers)
+            return self._add_intervals(self._compute_value(), scores, is_target, speakers)
 
-    def _value_of_trials(self, preds: Tensor, target: Tensor) -> Any:
+    def _compute_value_of_trials(self, preds: Tensor, target: Tensor) -> Any:
         """Return the value of some trials alone, without intervals."""
         raise NotImplementedError
 
-    def _batch_value(self, preds: Tensor, target: Tensor, speakers: Sequence[Tensor] | None = None) -> Any:
+    def _compute_batch_value(self, preds: Tensor, target: Tensor, speakers: Sequence[Tensor] | None = None) -> Any:
         with collect_warnings():
-            value = self._value_of_trials(preds, target)
+            value = self._compute_value_of_trials(preds, target)
             if self.intervals is None or speakers is None:
                 return value
             both = torch.stack([encode_labels(side).flatten().long() for side in speakers], dim=1).to(preds.device)
@@ -155,7 +155,7 @@ class ScoreMetric(TrialMetric):
         """
         both = self._check_batch(preds, target, speakers)
         if self.keeps_scores:
-            self._append(preds, target, both)
+            self._store_trials(preds, target, both)
             return
         scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
         if self._storage == "given bins":
@@ -170,34 +170,35 @@ class ScoreMetric(TrialMetric):
         """Whether the scores themselves are stored, not histograms of them."""
         return self._storage == "scores"
 
-    def _value(self) -> Any:
-        dtype = result_dtype(self._trials()[0]) if self.keeps_scores else torch.float32
-        return self._value_of_counts(self._counts(), dtype)
+    def _compute_value(self) -> Any:
+        dtype = result_dtype(self._stored_trials()[0]) if self.keeps_scores else torch.float32
+        return self._compute_value_of_counts(self._count_trials(), dtype)
 
     def error_bound(self) -> Any:
         """Return by how much binning may have lowered each value at most; 0 where the scores themselves are stored."""
-        with self._gathered():
-            lower = self._value_of_counts(self._counts(), torch.float64)
-            upper = lower if self.keeps_scores else self._value_of_counts(self._counts(True), torch.float64)
+        with self._gather_states():
+            lower = self._compute_value_of_counts(self._count_trials(), torch.float64)
+            counts = None if self.keeps_scores else self._count_trials(is_separated=True)
+            upper = lower if counts is None else self._compute_value_of_counts(counts, torch.float64)
         if isinstance(upper, dict):
             return {key: (upper[key] - lower[key]).abs() for key in upper if key != "tag"}
         return (upper - lower).abs()
 
-    def _value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> Any:
+    def _compute_value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> Any:
         raise NotImplementedError
 
-    def _value_of_trials(self, preds: Tensor, target: Tensor) -> Any:
+    def _compute_value_of_trials(self, preds: Tensor, target: Tensor) -> Any:
         counts = count_by_score(preds, target, validate_args=False, bandwidth=self.bandwidth)
-        return self._value_of_counts(counts, result_dtype(preds))
+        return self._compute_value_of_counts(counts, result_dtype(preds))
 
-    def _counts(self, is_separated: bool = False) -> ScoreCounts:
+    def _count_trials(self, is_separated: bool = False) -> ScoreCounts:
         if self.keeps_scores:
-            return count_by_score(*self._trials(), validate_args=False, bandwidth=self.bandwidth)
-        edges, counts = self._bins()
+            return count_by_score(*self._stored_trials(), validate_args=False, bandwidth=self.bandwidth)
+        edges, counts = self._stored_bins()
         nontargets, targets = counts[:, :-1]
         return count_by_bin(edges, targets, nontargets, counts[:, -1].sum() > 0, is_separated)
 
-    def _bins(self) -> tuple[Tensor, Tensor]:
+    def _stored_bins(self) -> tuple[Tensor, Tensor]:
         """Return edges of the histograms, and their counts with NaN in the last column."""
         if self._storage == "given bins":
             return self.bin_edges, self.bin_counts
@@ -205,7 +206,7 @@ class ScoreMetric(TrialMetric):
 
     def _bin_middles(self) -> tuple[Tensor, Tensor]:
         """Return the middle of every bin, of an outer bin its edge, and counts ``(2, bins)``."""
-        edges, counts = self._bins()
+        edges, counts = self._stored_bins()
         edges = widen(edges)
         middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
         return torch.where(counts[:, -1].sum() > 0, torch.nan, middles), counts[:, :-1]
