@@ -63,7 +63,7 @@ _HOMES = (
 
 
 def __getattr__(name: str) -> Any:
-    """A metric or a module of the package, imported when it is first asked for."""
+    """Return a metric or a module of the package, imported on first use."""
     if name in __all__:
         for home in _HOMES:
             namespace = vars(import_module(f"vpmetrics.{home}"))

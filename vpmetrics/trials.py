@@ -149,7 +149,7 @@ class EmbeddingTrials(EmbeddingMetric):
         if all(isinstance(member, PrivacyMetric) or hasattr(member, "normalization") for member in members):
             for block in pairs:
                 self._feed_batch(pairs, [block])
-        else:  # torchmetrics' metrics of decisions squash a batch that leaves [0, 1], so all trials are one batch
+        else:  # torchmetrics' binary metrics squash a batch with scores outside [0, 1], so all trials are one batch
             self._feed_batch(pairs, list(pairs))
         if not any(member.update_called for member in members):
             self._feed_batch(pairs, [])

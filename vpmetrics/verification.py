@@ -160,7 +160,7 @@ class Cllr(TrialMetric):
         tensor(1.1476)
     """
 
-    # What ranks gather has no gradient.
+    # Values gathered from other ranks have no gradient.
     is_differentiable = InstanceConstant(True, lambda metric: not metric.dist_sync_on_step)
     measure = "cllr"
     higher_is_better: bool = True

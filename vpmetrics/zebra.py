@@ -170,7 +170,7 @@ class CalibrationDistortion(PrivacyMetric):
         return scores, is_target
 
     def _compute_step_value(self, *args: Any, **kwargs: Any) -> Any:
-        # The batches of one step are often of one run: NaN, and nothing to warn of.
+        # The batches of one step are often of one run: the value is NaN, without a warning.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return super()._compute_step_value(*args, **kwargs)

@@ -31,7 +31,7 @@ def pl():
 @pytest.fixture
 def one_small_figure(monkeypatch):
     """For tests of when figures are drawn, not of what is on them."""
-    monkeypatch.setattr("vpmetrics.plotting.figures.figures_of", lambda *_: {"zoo": Figure((0.3, 0.3))})
+    monkeypatch.setattr("vpmetrics.plotting.figures.draw_all_figures", lambda *_: {"zoo": Figure((0.3, 0.3))})
 
 
 @pytest.fixture

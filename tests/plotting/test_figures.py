@@ -13,7 +13,7 @@ from samples import UNDEFINED, people
 from vpmetrics import ReidentificationRate
 from vpmetrics import functional as F
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics.plotting.figures import CARD, FIGURES, PAGE, figures_of
+from vpmetrics.plotting.figures import CARD, FIGURES, PAGE, draw_all_figures
 
 ODDS = torch.linspace(-7, 7, 141, dtype=torch.float64)
 OVERLAYS = ("deid_gvd", "utility", "det", "roc", "ece_profile", "reliability", "cmc", "local_information", "people",
@@ -68,7 +68,7 @@ def test_undefined_conditions_are_drawn():
     with pytest.warns(UserWarning, match="There are no"):
         report = make_report(rows)
     for layout in (CARD, PAGE):
-        figures = figures_of([EvaluatedSystem("lone", report)], layout)
+        figures = draw_all_figures([EvaluatedSystem("lone", report)], layout)
         assert {"ece_profile", "det", "roc", "score_histogram", "quadrants", "ranks", "cmc"} <= set(figures)
         for figure in figures.values():
             figure.draw_without_rendering()
@@ -100,7 +100,7 @@ def test_any_name_can_be_drawn():
     systems = [
         EvaluatedSystem(name, score_report(0)) for name in ("_hidden\nlines\x1b[31m", r"$\foo$ naïve" + "a" * 200)
     ]
-    for figure in figures_of(systems, PAGE).values():
+    for figure in draw_all_figures(systems, PAGE).values():
         figure.draw_without_rendering()
 
 
@@ -174,11 +174,11 @@ def test_a_report_shows_a_population_where_sizes_are_named():
     original, protected, speakers = people(number=20, each=8, noise=1.5)
     rows = {"original": original, "protected": protected, "speakers": speakers}
     plain, known = (EvaluatedSystem("system", make_report(rows, sizes=sizes)) for sizes in (None, (10, 20, 300)))
-    assert not {"people", "utterances", "bits_over_utterances"} & set(figures_of([plain], PAGE))
+    assert not {"people", "utterances", "bits_over_utterances"} & set(draw_all_figures([plain], PAGE))
     by_hand = ReidentificationRate((10,), 4, condition="OP")
     by_hand.update(original, protected, speakers)
     for layout in (PAGE, CARD):
-        figures = figures_of([known], layout)
+        figures = draw_all_figures([known], layout)
         (ax,), (longer,) = figures["people"].axes, figures["utterances"].axes
         assert [name.partition(" (")[0] for name in legend_of(ax) if " (" in name] == ["OO", "OP", "PP"]
         assert ax.lines[0].get_xdata()[-1] <= 20
@@ -210,4 +210,4 @@ def test_figures_repeat_no_warning_of_the_report():
         report = make_report({"original": original, "protected": protected, "speakers": speakers}, sizes=(10,))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert "people" in figures_of([EvaluatedSystem("system", report)], PAGE)
+        assert "people" in draw_all_figures([EvaluatedSystem("system", report)], PAGE)

@@ -13,8 +13,8 @@ from vpmetrics.attacks.base import PAIRS, TunedAttack
 _MOST_ROWS = 512  # utterances that a Gaussian kernel is fitted on: time grows with the cube
 _MOST_PRODUCTS = 320  # utterances that kernels of products are fitted on
 _WIDTH = 4.0  # of the Gaussian kernel, in total variances; between 2 and 8 it hardly matters
-_CONSTANT = 1e-12  # total variance of features of rows of unit length below which they are equal but for rounding
-_JITTER = 1e-6  # of the mean diagonal, so that a kernel without directions has a Cholesky factor
+_CONSTANT = 1e-12  # a smaller total variance of features of unit rows is rounding
+_JITTER = 1e-6  # of the mean diagonal, so that a singular kernel has a Cholesky factor
 
 
 class KernelRidge(TunedAttack):

@@ -22,7 +22,7 @@ from vpmetrics._engine.moments import (
 )
 from vpmetrics.attacks.base import LABELLED, NOTHING, PAIRS, PROTECTED, LinearAttack, Maps
 
-_SOFT = 1e-6  # of the largest singular value: directions far below it are not turned but left out
+_SOFT = 1e-6  # of the largest singular value: the rotation leaves out directions far below it
 
 
 class Plain(LinearAttack):

@@ -33,7 +33,7 @@ from vpmetrics.cli.summary import (
     verdict_of,
 )
 from vpmetrics.cli.tables import conditions_of, name_condition
-from vpmetrics.plotting.figures import FIGURES, PAGE, figures_of
+from vpmetrics.plotting.figures import FIGURES, PAGE, draw_all_figures
 
 if TYPE_CHECKING:
     from vpmetrics.cli.outputs import Content
@@ -57,7 +57,7 @@ class Picture(NamedTuple):
 
 def draw_figures(systems: Sequence[EvaluatedSystem], formats: Sequence[str] = ("png",)) -> list[Picture]:
     """Draw all figures that have data: as PNG for the page, and in other formats that are asked for."""
-    drawn, pictures = figures_of(systems, PAGE), []
+    drawn, pictures = draw_all_figures(systems, PAGE), []
     for dpi in (150, 110, 80):
         pngs = {key: _draw_png(figure, dpi) for key, figure in drawn.items()}
         if sum(map(len, pngs.values())) < _MOST_BYTES:

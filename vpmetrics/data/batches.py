@@ -82,7 +82,7 @@ class SpeakerBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Return the number of batches of this process in an epoch, the same in every process."""
-        # Asked for when it is needed: data sets are often made before the process group.
+        # Not in `__init__`: data sets are often made before the process group.
         return self._count_batches() // current_processes(None).world_size
 
     def __iter__(self) -> Iterator[list[int]]:

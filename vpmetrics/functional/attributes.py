@@ -103,7 +103,7 @@ def attribute_disclosure(
     embeddings, labels, speakers = embeddings[order], labels[order], speakers[order]
     num_classes, target = _number_labels_by_value(embeddings, labels, torch.ones_like(labels))
     num_speakers, speaker_index = _number_labels_by_value(embeddings, speakers, target + 1)
-    order = argsort_columns(speaker_index, target, row_keys(embeddings))  # equal rows, too
+    order = argsort_columns(speaker_index, target, row_keys(embeddings))  # also an order of equal rows
     embeddings, target, speaker_index = embeddings[order], target[order], speaker_index[order]
     pairs = torch.stack([target, speaker_index]).unique(dim=1)
     if num_classes < 2 or int(count_values(pairs[0], num_classes).amin()) < 2:

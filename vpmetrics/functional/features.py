@@ -10,7 +10,7 @@ from vpmetrics._engine.validation import check_floating, check_integers
 
 
 def f0_histogram(f0: Tensor, lowest: float = 65.0, highest: float = 450.0, sample_rate: float = 8000.0) -> Tensor:
-    r"""Normalised histogram of the pitch lags of an utterance (section 4.2.3).
+    r"""Compute the normalised histogram of the pitch lags of an utterance (section 4.2.3).
 
     A pitch tracker finds whole lags: a frame of frequency :math:`f` falls into the bin of
     :math:`\lfloor f_s / f \rfloor` samples. From 65 to 450 Hz there are 107 of them, the number the paper gives, at a
@@ -48,7 +48,7 @@ def f0_histogram(f0: Tensor, lowest: float = 65.0, highest: float = 450.0, sampl
 
 
 def codebook_histogram(codes: Tensor, size: int, segments: int = 20) -> Tensor:
-    """Normalised histograms of the codebook entries in uniform segments of an utterance (section 4.2.4).
+    """Compute normalised histograms of the codebook entries in uniform segments of an utterance (section 4.2.4).
 
     Each segment is an observation of its own: 40 speakers with one recording each and 20 segments are 800 inputs.
 

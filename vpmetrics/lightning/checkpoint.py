@@ -134,7 +134,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
 
     @property
     def chosen(self) -> ParetoPoint | None:
-        """The checkpoint of best utility within all budgets, or that of least disclosure while there is none."""
+        """The checkpoint of best utility within all budgets, or that of least disclosure if there is none."""
         return self._front.chosen
 
     @property
@@ -277,7 +277,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     def _write_front(self, trainer: Any) -> None:
         if not trainer.is_global_zero:
             return
-        self._fs.makedirs(self.dirpath, exist_ok=True)  # nothing may have been saved there so far
+        self._fs.makedirs(self.dirpath, exist_ok=True)  # the folder may not exist before the first save
         path = f"{self.dirpath}/{self._front_file}.json"
         with self._fs.open(f"{path}.tmp", "w") as file:
             file.write(self._front.to_json(str(self.dirpath), self.utility))
@@ -309,7 +309,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 write(f"{tag_in_group(name, 'figures')}/pareto_front", figure, step)
 
     def _keep_points(self, points: Sequence[ParetoPoint]) -> None:
-        """Keep these, and set the attributes of ``ModelCheckpoint`` accordingly."""
+        """Replace the kept points, and set the attributes of ``ModelCheckpoint`` accordingly."""
         self._front.kept = list(points)
         chosen = self.chosen
         self.best_k_models = {point.path: torch.tensor(point.utility) for point in points}

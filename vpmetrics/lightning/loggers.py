@@ -18,7 +18,7 @@ _CONDITIONS = ("op", "pp", "across", "within")
 
 
 def tag_in_group(name: str, group: str) -> str:
-    """Return the tag of a scalar in another group: loggers make one of every first component of a name.
+    """Return the tag of a scalar in another group: loggers group scalars by the first component of a name.
 
     Example:
         >>> tag_in_group("val/privacy/op_l_w", "details")

@@ -328,7 +328,7 @@ class PrivacyMonitor(CallbackBase):
     def _suite_of_loader(self, stage: str, loader: int, pl_module: Any) -> VoicePrivacy:
         """Return the metric of a dataloader: the same in every epoch, because it keeps its original speech."""
         if (stage, loader) not in self._suites:
-            # In a test, attackers keep what they observed in the training.
+            # In a test, attackers keep what they observed during training.
             observed = self._suites.get(("val", 0)) if self.watch_training else None
             suite = deepcopy(self.suite if observed is None else observed)
             suite.reset()
@@ -393,7 +393,7 @@ class PrivacyMonitor(CallbackBase):
         if self._can_draw and figure_writers(trainer):
             history = [row for row in self.history if row["dataloader_idx"] == loader]
             system = EvaluatedSystem(prefix, report, history=history if is_fitting(trainer) else ())
-            draw = partial(_draw_figures, trainer, system, suffix, logging_step(trainer))
+            draw = partial(_write_figures, trainer, system, suffix, logging_step(trainer))
             if not is_fitting(trainer) or self._is_figure_due([row["epoch"] for row in history]):
                 draw()
             else:
@@ -469,10 +469,10 @@ def find_monitors(trainer: Any) -> list[PrivacyMonitor]:
     return [callback for callback in trainer.callbacks if isinstance(callback, PrivacyMonitor)]
 
 
-def _draw_figures(trainer: Any, system: EvaluatedSystem, suffix: str, step: int) -> None:
-    from vpmetrics.plotting.figures import CARD, figures_of
+def _write_figures(trainer: Any, system: EvaluatedSystem, suffix: str, step: int) -> None:
+    from vpmetrics.plotting.figures import CARD, draw_all_figures
 
     with trainer.profiler.profile("[Callback]PrivacyMonitor.figures"):
-        for key, figure in figures_of([system], CARD).items():
+        for key, figure in draw_all_figures([system], CARD).items():
             for write in figure_writers(trainer):
                 write(f"{tag_in_group(system.name, 'figures')}/{key}{suffix}", figure, step)

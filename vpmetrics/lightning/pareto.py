@@ -21,7 +21,7 @@ class ParetoPoint(NamedTuple):
 
     @property
     def is_finite(self) -> bool:
-        """Whether the point can be compared with others."""
+        """Whether all values are finite, so that the point can be compared with others."""
         return all(map(math.isfinite, (self.utility, *self.disclosure.values())))
 
 

@@ -16,11 +16,11 @@ from vpmetrics._engine.smoothing import soft_counts
 from vpmetrics._engine.utterances import as_embeddings, encode_labels
 from vpmetrics._engine.validation import check_embeddings, check_floating
 
-_LARGEST_GRADIENT = 10.0  # of all unit rows together; a tenth of it is rare
-_SMALLEST_LENGTH = 1e-2  # of a row; the gradient of a shorter one grows no further
+_LARGEST_GRADIENT = 10.0  # of all unit rows together; usual gradients are below a tenth of it
+_SMALLEST_LENGTH = 1e-2  # of a row; a shorter row has no larger gradient
 _SMALLEST_NORM = 1e-6  # of a centred or mapped unit row; a shorter one has no direction
 _WIDE_BANDWIDTH = 0.5  # has a gradient even where all targets lie far above all non-targets
-_WIDE_WEIGHT = 0.1  # enough to leave that place, and too little to matter elsewhere
+_WIDE_WEIGHT = 0.1  # enough for a gradient there, and too little to matter elsewhere
 
 
 class Batch(NamedTuple):

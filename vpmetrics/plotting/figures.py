@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     is_page: bool
 
     def single(self) -> Axes:
-        """Return the axes of a figure that has only these."""
+        """Return axes that fill a figure."""
         return self.rows(1)[0]
 
     def rows(self, count: int) -> list[Axes]:
@@ -56,7 +56,7 @@ class Layout(NamedTuple):
         return axes_in_grid(count, (self.scale * size[0], self.scale * size[1]), self.columns)
 
 
-# Cards of TensorBoard fit a picture into 410 by 220 pixels: few inches keep its letters large.
+# TensorBoard scales a picture to 410 by 220 pixels: a figure of few inches has large letters.
 CARD = Layout(size=(4.4, 2.4), scale=0.62, columns=2, is_page=False)
 PAGE = Layout(size=(7.2, 3.8), scale=1.0, columns=3, is_page=True)
 Draw = Callable[[Sequence[EvaluatedSystem], Layout], Figure | None]
@@ -71,8 +71,8 @@ class FigureKind(NamedTuple):
     draw: Draw
 
 
-def figures_of(systems: Sequence[EvaluatedSystem], layout: Layout) -> dict[str, Figure]:
-    """Draw all figures that the systems have something for, by key."""
+def draw_all_figures(systems: Sequence[EvaluatedSystem], layout: Layout) -> dict[str, Figure]:
+    """Draw all figures that the systems have data for; return them by key."""
     drawn = {kind.key: kind.draw(systems, layout) for kind in FIGURES}
     return {key: figure for key, figure in drawn.items() if figure is not None}
 
@@ -411,7 +411,7 @@ FIGURES = (
             lambda report: report.similarity is not None, shared="xy")),
     FigureKind(
         "zoo_scores", "Zoo plot of scores", "The same from mean scores, before any calibration.",
-        # Of very many speakers there is no matrix.
+        # Very many speakers have no matrix.
         _panel_per_condition(
             lambda shown, ax: draw_zoo(
                 *split_matrix(shown.report.mean_scores()), ax, shown.title, _legible_speaker_names(shown.system),

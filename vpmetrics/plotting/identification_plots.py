@@ -71,12 +71,12 @@ def draw_local_information(
     if not ax.lines:
         ax.axvline(0, color="black", linewidth=1.2)
         ax.set(ylim=(0, 1.02), xlabel="local information disclosure, bit", ylabel="share of trials above")
-    if most not in [text.get_position()[0] for text in ax.texts]:  # once for systems of as many speakers
+    if most not in [text.get_position()[0] for text in ax.texts]:  # once for systems with the same number of speakers
         ax.axvline(most, color="black", linewidth=1.0, linestyle=":")
         ax.text(most, 1.04, "speaker identified", fontsize="small", ha="center", va="bottom")
     ordered = np.sort(bits.detach().double().cpu().numpy())
     above = 1 - np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
-    # To the bits that identify the speaker, which no trial exceeds.
+    # The curve ends at the bits that identify the speaker, which no trial exceeds.
     x, y = np.concatenate([ordered[:1], ordered, [most]]), np.concatenate([np.ones(len(ordered[:1])), above, [0.0]])
     name = label_with_values(label, _LOCAL_KEYS, values)
     ax.plot(x, y, **next_style(ax).curve(len(x)), drawstyle="steps-post", label=name)

@@ -162,7 +162,7 @@ def draw_reliability(llr: Tensor, counts: Tensor, ax: Axes | None, label: str) -
     style = next_style(ax)
     line = {"linestyle": style.line, "linewidth": 1, "markersize": 4.5}
     ax.plot(mean, share, **style.markers, **line, label=as_label(label))
-    # Larger marks where more trials are, on a logarithmic scale that still shows _RELIABILITY_BINS of few trials.
+    # Larger marks where more trials are, on a logarithmic scale that still shows bins of few trials.
     sizes = 6 + 12 * np.log10(count[seen])
     ax.scatter(mean, share, s=sizes, facecolor=style.face, edgecolor=style.colour, marker=style.marker, zorder=3)
     return finish_axes(ax, loc="upper left")
