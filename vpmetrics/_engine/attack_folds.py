@@ -32,7 +32,7 @@ from vpmetrics._engine.utterances import (
     row_keys,
     take_evenly,
 )
-from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, has_builtin_fit, learns_from_moments
+from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, compare, has_builtin_fit, learns_from_moments
 from vpmetrics.attacks.linear import Plain
 
 FEWEST_SPEAKERS = 6  # two folds of three: with fewer, a fold has no pairs that could stand for chance
@@ -99,10 +99,11 @@ class Variant(NamedTuple):
 
 
 class FittedAttack(NamedTuple):
-    """An attack fitted with one setting, with its maps for all speakers or for those of each group."""
+    """An attack fitted with one setting: its maps for all speakers or for each group; whether scores are negated."""
 
     attack: Any
     solutions: dict[int | None, Solution]
+    is_negated: bool = False
 
     def map_side(self, side: Utterances, name: str) -> Tensor:
         """Return the rows of the ``"original"`` or ``"protected"`` side as the attack compares them."""
@@ -115,6 +116,11 @@ class FittedAttack(NamedTuple):
             is_inside = (side.groups == torch.as_tensor(group, device=rows.device))[:, None]
             rows[:, : part.shape[1]] = torch.where(is_inside, part, rows[:, : part.shape[1]])
         return rows
+
+    def compare(self, tests: Tensor, references: Tensor) -> Tensor:
+        """Return the scores ``(A, B)`` of mapped tests against mapped references."""
+        scores = compare(self.attack, references, tests).detach().mT
+        return -scores if self.is_negated else scores
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,7 +57,7 @@ from vpmetrics._engine.moments import Moments
 from vpmetrics._engine.precision import all_finite, at_least_float32, wide_dtype, widen
 from vpmetrics._engine.score_counts import ScoreCounts, Steps
 from vpmetrics._engine.scorers import SCORERS
-from vpmetrics._engine.utterances import EvaluationData, Utterances, add_counts, index_speakers
+from vpmetrics._engine.utterances import EvaluationData, add_counts, index_speakers
 from vpmetrics._engine.validation import warn_undefined
 from vpmetrics.attacks.base import compare, is_made_for
 from vpmetrics.attacks.linear import Plain
@@ -106,22 +106,6 @@ class StrongestResult(NamedTuple):
         """Return the numbers by their keys."""
         keys = ("d_ece_strongest", "eer_strongest", "d_ece_chance", "strongest", "attack_speakers")
         return dict(zip(keys, self[:5], strict=True))
-
-
-class ChosenAttack(NamedTuple):
-    """A fitted attack, and whether its scores are negated."""
-
-    fitted: FittedAttack
-    is_negated: bool
-
-    def map_side(self, side: Utterances, name: str) -> Tensor:
-        """Return the rows of the ``"original"`` or ``"protected"`` side as they are compared."""
-        return self.fitted.map_side(side, name)
-
-    def compare(self, tests: Tensor, references: Tensor) -> Tensor:
-        """Return the scores ``(A, B)`` of mapped tests against mapped references."""
-        scores = compare(self.fitted.attack, references, tests).detach().mT
-        return -scores if self.is_negated else scores
 
 
 class _Candidate(NamedTuple):
@@ -211,7 +195,7 @@ class CrossFittedAttacks:
             replicates = None if groups is None else dict.fromkeys(_MEASURES, nan.expand(1 + groups.num_groups))
             return StrongestResult(nan, nan, nan, nan, nan, nan.expand(len(self.descriptions)), (), replicates)
 
-    def chosen_folds(self, condition: Condition, result: StrongestResult) -> list[tuple[EvaluationData, ChosenAttack]]:
+    def chosen_folds(self, condition: Condition, result: StrongestResult) -> list[tuple[EvaluationData, FittedAttack]]:
         """Return the utterances of every fold and the fitted attack that it took; empty where none was possible."""
         chosen = []
         for fold, choice in enumerate(result.choices):
@@ -222,7 +206,7 @@ class CrossFittedAttacks:
             data = index_speakers(original, protected, SINGLE_PROCESS)
             with torch.no_grad():
                 fitted = self._fit_candidate(fold, self._candidates[condition.name][choice.variant])
-            chosen.append((data, ChosenAttack(fitted, choice.is_negated)))
+            chosen.append((data, fitted._replace(is_negated=choice.is_negated)))
         return chosen
 
     def _explain_undefined(self) -> str | None:

@@ -194,6 +194,9 @@ class _ConditionEvaluation:
         _ = self.worst_speaker  # read by the headline of the whole system
         return {}, None
 
+    def compute_identification(self) -> _ScalarsAndJackknife:
+        return self.identification.scalars, self.identification.jackknife
+
     def compute_speakers(self) -> _ScalarsAndJackknife:
         return speaker_scalars(self.speakers, average_bits_by_speaker(self.identification.pooled)), None
 
@@ -234,7 +237,7 @@ _METHODS: dict[tuple[str, ...], Callable[[_ConditionEvaluation], _ScalarsAndJack
     ("matrix",): _ConditionEvaluation.compute_diagonal_dominance,
     ("chance",): _ConditionEvaluation.compute_linkability_chance,
     ("worst",): _ConditionEvaluation.compute_worst_speaker,
-    ("rank", "local", "speaker"): lambda evaluation: evaluation.identification[::2],
+    ("rank", "local", "speaker"): _ConditionEvaluation.compute_identification,
     ("speaker",): _ConditionEvaluation.compute_speakers,
     ("attack", "attacked_population"): _ConditionEvaluation.compute_attacks,
     ("population", "attacked_population"): _ConditionEvaluation.compute_population,
