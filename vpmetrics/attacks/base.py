@@ -100,11 +100,11 @@ class Maps(NamedTuple):
 
     def after(self, original: Chain, protected: Chain) -> Solution:
         """Return what is done to rows of both sides: first these steps, then the maps."""
-        sides = ((original, self.mean_o, self.map_o), (protected, self.mean_p, self.map_p))
-        return Solution(*(
-            (*first, *(() if mean is None else (Shift(mean),)), *((step,) if isinstance(step, Tensor) else step or ()))
-            for first, mean, step in sides
-        ))  # fmt: skip
+        sides = []
+        for steps, mean, maps in ((original, self.mean_o, self.map_o), (protected, self.mean_p, self.map_p)):
+            shift = () if mean is None else (Shift(mean),)
+            sides.append((*steps, *shift, *((maps,) if isinstance(maps, Tensor) else maps or ())))
+        return Solution(*sides)
 
 
 class TunedAttack(Attack):
@@ -169,8 +169,8 @@ class TunedAttack(Attack):
         """Return both sides as they are compared; None for a side that was left out."""
         if self.solution is None:
             raise RuntimeError(f"Expected {type(self).__name__} to be fitted before it attacks: see `fit`.")
-        mapped: list[Tensor | None] = [None, None]
-        for place, (name, rows) in enumerate((("original", original), ("protected", protected))):
+        sides = {"original": original, "protected": protected}
+        for name, rows in sides.items():
             if rows is None:
                 continue
             check_floating(name, rows)
@@ -178,29 +178,31 @@ class TunedAttack(Attack):
                 raise ValueError(
                     f"Expected `{name}` to be {self.width} wide, as the rows fitted on, but got {rows.shape[-1]}."
                 )
-            mapped[place] = self.solution.map_side(unit_rows(rows), name).to(at_least_float32(rows).dtype)
-        return mapped[0], mapped[1]
+            sides[name] = self.solution.map_side(unit_rows(rows), name).to(at_least_float32(rows).dtype)
+        return sides["original"], sides["protected"]
 
     def _cross_validate(self, pairs: TrainingPairs, has_original: bool, choices: Sequence[tuple[str, Any]]) -> int:
         """Return the place of the choice that best separates the speakers of each fold, fitted on the other folds."""
+        if pairs.num_speakers < 2:
+            return len(choices) - 1  # the most regular one
         sums = pairs.protected.new_zeros(pairs.num_speakers, pairs.protected.shape[1])
         sums = sums.index_add(0, pairs.speaker_index, pairs.protected)
-        num_folds = max(1, min(_FOLDS, pairs.num_speakers, max(2, pairs.num_speakers // 2)))
+        num_folds = min(_FOLDS, max(2, pairs.num_speakers // 2))
         folds = (row_keys(sums).argsort(stable=True).argsort() % num_folds)[pairs.speaker_index]
         is_one_sided = "OP" not in self.conditions or not has_original
         totals = torch.zeros(len(choices), dtype=sums.dtype, device=sums.device)
         columns = pairs.original, pairs.protected, pairs.speaker_index
-        for fold in range(num_folds if num_folds > 1 else 0):
+        for fold in range(num_folds):
             o, p, speakers = (column[folds != fold] for column in columns)
             training = TrainingPairs(o, p, speakers, pairs.views)
             o, p, speakers = (column[folds == fold] for column in columns)
             is_same = speakers[:, None] == speakers
-            is_trial = ~torch.eye(len(speakers), dtype=torch.bool, device=speakers.device)
+            is_other_row = ~torch.eye(len(speakers), dtype=torch.bool, device=speakers.device)
             for index, choice in enumerate(choices):
                 solution = self.solve(training, *choice)
                 test = solution.map_side(p, "protected")
                 scores = compare(self, test if is_one_sided else solution.map_side(o, "original"), test)
-                totals[index] += separation_of_scores(scores, is_same & is_trial, ~is_same)
+                totals[index] += separation_of_scores(scores, is_same & is_other_row, ~is_same)
         return choose_setting(totals)
 
 

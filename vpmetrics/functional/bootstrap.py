@@ -215,24 +215,26 @@ def _compute_embedding_measures(
 
 
 class SpeakerTrials:
-    """Trials counted by pair of speakers and cell of the score axis, under many weightings of the speakers."""
+    """Trials counted by pair of speakers and cell of the score axis, under many weightings of the speakers.
+
+    ``places`` ``(2, P)``: the index of the enrolment speaker and of the test speaker of each trial.
+    """
 
     def __init__(
-        self, scored: ConditionScores, scores: Tensor, is_target: Tensor, places: Tensor, speakers: int
+        self, scored: ConditionScores, scores: Tensor, is_target: Tensor, places: Tensor, num_speakers: int
     ) -> None:
-        self.scored, self.is_one_sided = scored, scored.is_one_sided
-        scores = widen(scores)
+        self.scored, scores = scored, widen(scores)
         values, cell = scores.unique(return_inverse=True)
         if len(values) > _MOST_CELLS:
             cells = ScoreCells(scored, most=_MOST_CELLS)
             values, cell = cells.values, torch.searchsorted(cells.edges, scores, right=True)
-        codes, pair = (places[0] * speakers + places[1]).unique(return_inverse=True)
-        self.values, self.pairs = values, torch.stack([codes // max(1, speakers), codes % max(1, speakers)])
-        table = torch.zeros(2, len(codes) * len(values), dtype=values.dtype, device=values.device)
-        for kind, chosen in enumerate((~is_target, is_target)):
-            slots = (pair * len(values) + cell)[chosen]
-            table[kind].index_add_(0, slots, torch.ones_like(slots, dtype=table.dtype))
-        self.table = table.view(2, len(codes), len(values))  # non-targets and targets, by pair and cell
+        codes, pair = (places[0] * num_speakers + places[1]).unique(return_inverse=True)
+        self.values, self.pairs = values, torch.stack([codes // max(1, num_speakers), codes % max(1, num_speakers)])
+        # Non-targets and targets, by pair and cell.
+        index = (is_target * len(codes) + pair) * len(values) + cell
+        table = torch.zeros(2 * len(codes) * len(values), dtype=values.dtype, device=values.device)
+        table.index_add_(0, index, torch.ones_like(index, dtype=table.dtype))
+        self.table: Tensor = table.view(2, len(codes), len(values))
 
     @property
     def num_speakers(self) -> int:
@@ -267,7 +269,7 @@ class SpeakerTrials:
 
         def dominance(part: Tensor) -> Tensor:
             nontargets, targets = self._weigh_counts(part)
-            llr = Steps(self.values[:0], targets, nontargets).llr_of_orders(2 if self.is_one_sided else 1)
+            llr = Steps(self.values[:0], targets, nontargets).llr_of_orders(2 if self.scored.is_one_sided else 1)
             mean = (logsigmoid(llr) if similarity == "geometric" else llr) @ trials.T / trials.sum(1)
             similarities = mean.exp() if similarity == "geometric" else mean.sigmoid()
             first, second = widen(part)[:, self.pairs].unbind(1)

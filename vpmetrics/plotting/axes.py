@@ -56,9 +56,8 @@ class Style(NamedTuple):
         """Arguments of a line; each system has its markers at other points, so that equal curves are seen."""
         step = max(points // 6, 1)
         start = step * (self.number % len(_MARKERS)) // len(_MARKERS)
-        return {
-            **self.markers, "markersize": 4.5, "markevery": (start, step), "linestyle": self.line, "linewidth": 1.3,
-        }  # fmt: skip
+        line = {"linestyle": self.line, "linewidth": 1.3}
+        return {**self.markers, **line, "markersize": 4.5, "markevery": (start, step)}
 
 
 def style_of(number: int) -> Style:
