@@ -80,6 +80,7 @@ class PLDA(nn.Module):
         between = self.between.to(left)
         total = 1 + between
         joint = total.square() - between.square()  # determinant of the covariance of a pair, per dimension
-        cross, own = between / joint, 0.5 * (1 / total - total / joint)
+        cross_weight, square_weight = between / joint, 0.5 * (1 / total - total / joint)
         constant = (total.log() - 0.5 * joint.log()).sum()
-        return (left * cross) @ right.T + (left.square() @ own)[:, None] + (right.square() @ own)[None, :] + constant
+        left_bias, right_bias = (side.square() @ square_weight for side in (left, right))
+        return (left * cross_weight) @ right.T + left_bias[:, None] + right_bias + constant

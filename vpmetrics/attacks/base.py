@@ -268,8 +268,10 @@ def learns_from_moments(attack: Any) -> bool:
     """Return whether an attack can be fitted on observed moments: no subclass overrides `solve` alone."""
     if not has_builtin_fit(attack) or not isinstance(attack, LinearAttack):
         return False
-    order = [next(kind for kind in type(attack).__mro__ if name in vars(kind)) for name in ("solve_moments", "solve")]
-    return issubclass(*order) and (attack.needs != NOTHING or order[0] is not LinearAttack)
+    of_moments, of_pairs = (
+        next(each for each in type(attack).__mro__ if name in vars(each)) for name in ("solve_moments", "solve")
+    )
+    return issubclass(of_moments, of_pairs) and (attack.needs != NOTHING or of_moments is not LinearAttack)
 
 
 def separation_of_scores(scores: Tensor, is_target: Tensor, is_nontarget: Tensor) -> Tensor:

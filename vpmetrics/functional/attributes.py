@@ -126,8 +126,9 @@ def attribute_disclosure(
             group = speaker_index % min(num_speakers, _MOST_GROUPS)
             replicates = []
             for left_out in range(int(group.amax()) + 1):
-                part = model.leave_out(group == left_out, settings), target[group != left_out]
-                replicates.append(_information_bits(part[0].predict(part[1], num_classes)[0], part[1], num_classes))
+                kept_target = target[group != left_out]
+                kept_posterior, _ = model.leave_out(group == left_out, settings).predict(kept_target, num_classes)
+                replicates.append(_information_bits(kept_posterior, kept_target, num_classes))
             # More speakers make a better classifier: the mean of the replicates is no estimate of a bias.
             bounds = 0.0, math.log2(num_classes)
             low, high = jackknife_interval(bits, torch.stack(replicates), confidence, *bounds, bias=0.0)
@@ -204,16 +205,16 @@ class _CrossFittedClassifier:
         theta = scores.new_zeros(self.num_folds, 1 + classes)
         ridge = 1e-3 * torch.eye(1 + classes, dtype=scores.dtype, device=scores.device)
         for _ in range(_NEWTON_STEPS):
-            p = (theta[:, :1, None] * scores + theta[:, 1:, None]).softmax(1)  # (K, C, N)
-            error, weighted = (p - labels) * weights, p * weights
+            posterior = (theta[:, :1, None] * scores + theta[:, 1:, None]).softmax(1)  # (K, C, N)
+            error, weighted = (posterior - labels) * weights, posterior * weights
             gradient = torch.cat([(error * scores).sum((1, 2))[:, None], error.sum(2)], dim=1) + theta @ ridge
-            centred = scores - (p * scores).sum(1, keepdim=True)
+            centred = scores - (posterior * scores).sum(1, keepdim=True)
             cross = (weighted * centred).sum(2)
             hessian = ridge.expand(self.num_folds, -1, -1).clone()
             hessian[:, 0, 0] += (weighted * centred.square()).sum((1, 2))
             hessian[:, 0, 1:] += cross
             hessian[:, 1:, 0] += cross
-            hessian[:, 1:, 1:] += torch.diag_embed(weighted.sum(2)) - weighted @ p.mT
+            hessian[:, 1:, 1:] += torch.diag_embed(weighted.sum(2)) - weighted @ posterior.mT
             step = torch.linalg.solve(hessian, gradient).clamp(-4, 4)
             theta = theta - step
             if bool(step.abs().amax() < 1e-6):  # the error is about its square

@@ -316,10 +316,12 @@ def _sum_inputs_by_speaker(data: EvaluationData, name: str, scoring: Scoring) ->
     return steps.view(ranks, ranks + 1).cumsum(1)[:, :-1], sums, counts
 
 
-def _draw_weights(speakers: int, replicates: int, seed: int) -> Tensor:
+def _draw_weights(num_speakers: int, replicates: int, seed: int) -> Tensor:
     """Return 1 for all speakers, then how often each is drawn, ``(1 + R, S)``; on the host, so that devices agree."""
-    chosen = torch.randint(max(1, speakers), (replicates, speakers), generator=torch.Generator().manual_seed(seed))
-    drawn = torch.zeros(replicates, speakers).scatter_add(1, chosen, torch.ones(replicates, speakers))
+    chosen = torch.randint(
+        max(1, num_speakers), (replicates, num_speakers), generator=torch.Generator().manual_seed(seed)
+    )
+    drawn = torch.zeros(replicates, num_speakers).scatter_add(1, chosen, torch.ones(replicates, num_speakers))
     return pad(drawn, (0, 0, 1, 0), value=1.0)
 
 

@@ -140,10 +140,10 @@ def combine_disclosures(disclosures: Sequence[Mapping[str, Tensor]], speakers: i
     """
     if len(disclosures) == 0:
         raise ValueError("Expected `disclosures` to hold at least one feature, but got none.")
-    most = math.inf if speakers is None else math.log2(speakers)
+    limit = math.inf if speakers is None else math.log2(speakers)
     totals = {}
     for name in ("max_d", "mean_d"):
         if any(name not in disclosure for disclosure in disclosures):
             raise ValueError(f"Expected each of `disclosures` to have the key {name!r}, but one of them has not.")
-        totals[name] = torch.stack([disclosure[name] for disclosure in disclosures]).sum(dim=0).clamp(max=most)
+        totals[name] = torch.stack([disclosure[name] for disclosure in disclosures]).sum(dim=0).clamp(max=limit)
     return totals

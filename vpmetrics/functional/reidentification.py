@@ -135,7 +135,8 @@ def singling_out(
     if is_tested is not None:
         _check_is_tested(is_tested, speakers)
         # The marked conversation is tested, and only that one: all others calibrate.
-        places, calibration, folds = torch.where(is_tested, -1, places), len(speakers), 1
+        places = torch.where(is_tested, -1, places)
+        calibration, folds = len(speakers), 1
     population = form_population(references, reference_speakers, conversations, speakers, places, calibration, folds)
     return isolation_rates(population, sizes, scoring, draws)
 

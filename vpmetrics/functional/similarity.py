@@ -89,8 +89,8 @@ def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"Expected `matrix` to have shape (S, S), but got {tuple(matrix.shape)}.")
     values = -widen(matrix).log2() if log_domain else widen(matrix)
-    own = torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)
-    difference = values[own].nanmean() - values[~own].nanmean()
+    is_diagonal = torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)
+    difference = values[is_diagonal].nanmean() - values[~is_diagonal].nanmean()
     return (-difference if log_domain else difference.abs()).to(result_dtype(matrix))
 
 

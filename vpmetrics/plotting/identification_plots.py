@@ -35,8 +35,8 @@ def draw_rank_histogram(histogram: Tensor, values: Mapping[str, Any], ax: Axes |
     number, ranks = max(len(counts), 1), np.arange(1, len(counts) + 1)
     with np.errstate(invalid="ignore"):
         shares = counts / counts.sum()
-    seen = shares > 0  # a logarithmic axis has no 0
-    ax.plot(ranks[seen], shares[seen], "o", markersize=3.5, color=COLOURS[0], label="observed", gid="system")
+    is_seen = shares > 0  # a logarithmic axis has no 0
+    ax.plot(ranks[is_seen], shares[is_seen], "o", markersize=3.5, color=COLOURS[0], label="observed", gid="system")
     fit = fit_beta_binomial(histogram.detach()).probabilities.cpu()
     ax.plot(ranks, fit, color=COLOURS[1], label="beta-binomial fit", gid="fit")
     ax.axhline(1 / number, **CHANCE)
@@ -64,20 +64,21 @@ def draw_cmc(histogram: Tensor, values: Mapping[str, Any], ax: Axes | None, labe
 
 
 def draw_local_information(
-    bits: Tensor, references: int, values: Mapping[str, Any], ax: Axes | None, label: str
+    bits: Tensor, num_references: int, values: Mapping[str, Any], ax: Axes | None, label: str
 ) -> PlotResult:
     """Draw the share of trials that disclose more than x bits, over x."""
-    ax, most = axes_or_new(ax), math.log2(max(references, 1))
+    ax, limit = axes_or_new(ax), math.log2(max(num_references, 1))
     if not ax.lines:
         ax.axvline(0, color="black", linewidth=1.2)
         ax.set(ylim=(0, 1.02), xlabel="local information disclosure, bit", ylabel="share of trials above")
-    if most not in [text.get_position()[0] for text in ax.texts]:  # once for systems with the same number of speakers
-        ax.axvline(most, color="black", linewidth=1.0, linestyle=":")
-        ax.text(most, 1.04, "speaker identified", fontsize="small", ha="center", va="bottom")
+    # Once for systems with the same number of speakers.
+    if limit not in [text.get_position()[0] for text in ax.texts]:
+        ax.axvline(limit, color="black", linewidth=1.0, linestyle=":")
+        ax.text(limit, 1.04, "speaker identified", fontsize="small", ha="center", va="bottom")
     ordered = np.sort(bits.detach().double().cpu().numpy())
     above = 1 - np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
     # The curve ends at the bits that identify the speaker, which no trial exceeds.
-    x, y = np.concatenate([ordered[:1], ordered, [most]]), np.concatenate([np.ones(len(ordered[:1])), above, [0.0]])
+    x, y = np.concatenate([ordered[:1], ordered, [limit]]), np.concatenate([np.ones(len(ordered[:1])), above, [0.0]])
     name = label_with_values(label, _LOCAL_KEYS, values)
     ax.plot(x, y, **next_style(ax).curve(len(x)), drawstyle="steps-post", label=name)
     return finish_axes(ax, keys=_LOCAL_KEYS, loc="lower left")

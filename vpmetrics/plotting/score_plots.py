@@ -144,26 +144,23 @@ def draw_reliability(llr: Tensor, counts: Tensor, ax: Axes | None, label: str) -
 
     ``llr`` ``(V,)`` occur ``counts`` ``(2, V)`` times among non-targets and targets.
     """
-    ax = axes_or_new(ax, size=(4.2, 3.8))
+    ax, bins = axes_or_new(ax, size=(4.2, 3.8)), _RELIABILITY_BINS
     numbers = counts.detach().double().cpu()
     prior = math.log(max(float(numbers[1].sum()), 1) / max(float(numbers[0].sum()), 1))
     posterior = (llr.detach().double().cpu() + prior).sigmoid().numpy()
     if not ax.lines:
         ax.plot([0, 1], [0, 1], color="black", linewidth=0.8, linestyle=":", label="calibrated")
         ax.set(xlabel="posterior of a target", ylabel="share of targets", xlim=(0, 1), ylim=(0, 1))
-    number, total = (
-        np.clip((posterior * _RELIABILITY_BINS).astype(int), 0, _RELIABILITY_BINS - 1),
-        numbers.sum(0).numpy(),
-    )
-    count = np.bincount(number, total, _RELIABILITY_BINS)
-    seen = count > 0
-    sums = (np.bincount(number, each, _RELIABILITY_BINS)[seen] for each in (posterior * total, numbers[1].numpy()))
-    mean, share = (each / count[seen] for each in sums)
+    place, total = np.clip((posterior * bins).astype(int), 0, bins - 1), numbers.sum(0).numpy()
+    count = np.bincount(place, total, bins)
+    has_trials = count > 0
+    sums = (np.bincount(place, each, bins)[has_trials] for each in (posterior * total, numbers[1].numpy()))
+    mean, share = (each / count[has_trials] for each in sums)
     style = next_style(ax)
     line = {"linestyle": style.line, "linewidth": 1, "markersize": 4.5}
     ax.plot(mean, share, **style.markers, **line, label=as_label(label))
     # Larger marks where more trials are, on a logarithmic scale that still shows bins of few trials.
-    sizes = 6 + 12 * np.log10(count[seen])
+    sizes = 6 + 12 * np.log10(count[has_trials])
     ax.scatter(mean, share, s=sizes, facecolor=style.face, edgecolor=style.colour, marker=style.marker, zorder=3)
     return finish_axes(ax, loc="upper left")
 

@@ -69,13 +69,13 @@ def draw_zoo(
     """
     ax = axes_or_new(ax, size=(4.6, 3.8))
     x, y = (values.detach().double().cpu().numpy() for values in (within_speaker, between_speakers))
-    seen = np.isfinite(x) & np.isfinite(y)
-    x, y = x[seen], y[seen]
+    is_defined = np.isfinite(x) & np.isfinite(y)
+    x, y = x[is_defined], y[is_defined]
     if len(x) > 3:
         _mark_animals(ax, x, y)
     ax.plot(x, y, "o", color=COLOURS[0], markersize=5, markeredgecolor="white", markeredgewidth=0.5)
     if names is not None:
-        for name, *point in zip(np.asarray(names)[seen], x, y, strict=True):
+        for name, *point in zip(np.asarray(names)[is_defined], x, y, strict=True):
             ax.annotate(str(name), tuple(point), xytext=(3, 3), textcoords="offset points", fontsize=6)
     ax.set(xlabel=f"{quantity} within speaker", ylabel=f"{quantity} with others")
     ax.margins(0.12)
