@@ -183,13 +183,16 @@ def test_groups_and_sessions_recombine_too():
         assert_weighted_means(each, known.scalars)
 
 
-def test_nobody_is_worst_where_nothing_is_defined():
+@pytest.mark.parametrize("rows", [slice(None), slice(1)], ids=["all rows", "one row"])
+def test_nobody_is_worst_where_nothing_is_defined(rows):
     metric = VoicePrivacy(attacks=None, metrics="all", validate_args=False)
-    metric.update(*(torch.full((8, 3), torch.nan) for _ in range(2)), torch.arange(8) // 2)
+    sides = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0))
+    sides[:, rows] = torch.nan
+    metric.update(*sides, torch.arange(8) // 2)
     with pytest.warns(UserWarning, match="Some scores are NaN"):
         values = metric.compute()
-    assert values["op_worst_speaker"].isnan()
-    assert values["op_worst_speaker_d_ece"].isnan()
+    for key in ("op_worst_speaker", "op_worst_speaker_d_ece", "worst_speaker_disclosure", "worst_speaker_chance"):
+        assert values[key].isnan(), key
     with pytest.warns(UserWarning, match="There are no target trials"):
         found = speaker_disclosure(
             torch.arange(3.0), torch.zeros(3).long(), (torch.zeros(3).long(), torch.arange(1, 4))

@@ -214,7 +214,9 @@ def find_worst_speaker(pairs: PairBlocks, cells: ScoreCells, permuted: Tensor) -
         add_counts(nontargets, slots)
     (nontargets,) = thinned.processes.all_reduce(nontargets)
     targets, nontargets = (widen(counts).view(shape) for counts in (targets, nontargets))
-    values = _two_sided_disclosure(targets, nontargets)
+    # The cells have a place for scores that are NaN, too.
+    is_undefined = torch.stack(cells.trials.span()).isnan().any()
+    values = _two_sided_disclosure(targets, nontargets).masked_fill(is_undefined, torch.nan)
     if len(permuted) == 0:
         return WorstSpeaker(values, *values.new_full((2,), torch.nan))
     # Permuted targets are also among the non-targets of this speaker: count them once.
@@ -223,7 +225,7 @@ def find_worst_speaker(pairs: PairBlocks, cells: ScoreCells, permuted: Tensor) -
         largest += [
             find_largest(each)[0] for each in _two_sided_disclosure(taken, (nontargets - share * taken).clamp(min=0))
         ]
-    by_chance = torch.stack(largest)
+    by_chance = torch.stack(largest).masked_fill(is_undefined, torch.nan)
     return WorstSpeaker(values, by_chance.nanmean(), find_largest(by_chance)[0])
 
 
