@@ -192,7 +192,9 @@ def test_by_default_the_strongest_attack_counts(pl, tmp_path):
 
 @pytest.mark.filterwarnings("default:PrivacyCheckpoint monitors")
 def test_a_budget_of_a_weak_attacker_only_is_warned_of(pl, tmp_path):
-    with pytest.warns(UserWarning, match="who compares embeddings as they are.* add a name that ends in 'disclosure'"):
+    with pytest.warns(
+        UserWarning, match="who compares untransformed embeddings.* add a name that ends in 'disclosure'"
+    ):
         fit(pl, [watch(), keeper("val/privacy/pp_d_ece", 9.0, dirpath=tmp_path)], epochs=1)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from vpmetrics.losses import DisclosureLoss, DistinctivenessLoss, PseudonymisationLoss
+from vpmetrics.losses.embedding_loss import EmbeddingLoss
 
 undefined = pytest.mark.filterwarnings("ignore:.*batches so far had no two utterances")
 each_class = pytest.mark.parametrize("make", [DisclosureLoss, DistinctivenessLoss, PseudonymisationLoss])
@@ -208,3 +209,11 @@ def test_later_batches_that_train_nothing_are_reported_too():
         loss(original, protected, names)
     with pytest.warns(UserWarning, match="1 of 4 batches so far"):
         loss(original, protected, speakers)
+
+
+def test_a_loss_without_its_method_says_which():
+    class Unfinished(EmbeddingLoss):
+        pass
+
+    with pytest.raises(NotImplementedError, match="Expected Unfinished to define `compute_loss`"):
+        Unfinished()(*batch())

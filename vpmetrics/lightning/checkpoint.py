@@ -159,7 +159,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             confidence=self.confidence,
         )
 
-    # Names
+    # Validation of names
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Resolve the folder, and raise on names that no monitor logs."""
@@ -175,9 +175,9 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         entries = [entry for entry in map(_find_scalar, self.budgets) if entry is not None]
         if entries and not any(entry.family == "attack" or entry.key == "disclosure" for entry in entries):
             rank_zero_warn(
-                f"PrivacyCheckpoint monitors {', '.join(map(repr, self.budgets))}: what an attacker learns who "
-                "compares embeddings as they are. One who transforms them first may learn far more: add a name that "
-                "ends in 'disclosure'.",
+                f"PrivacyCheckpoint monitors {', '.join(map(repr, self.budgets))}: disclosure to an attacker who "
+                "compares untransformed embeddings. An attacker who transforms them may learn far more: add a name "
+                "that ends in 'disclosure'.",
                 UserWarning,
             )
 
@@ -251,7 +251,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         self._log_front(trainer, is_new)
 
     def _are_weights_measured(self, trainer: Any) -> bool:
-        """Return whether the logged values belong to the weights as they are now, not to earlier ones."""
+        """Return whether the logged values belong to the current weights."""
         if trainer.enable_validation and self._validated_at != trainer.global_step:
             return False
         return all(
@@ -327,7 +327,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 UserWarning,
             )
 
-    # From one run to the next
+    # Resumed runs
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run continues from; paths are relative to the folder, which may be moved."""

@@ -423,7 +423,7 @@ class PrivacyMonitor(CallbackBase):
         renamed = _VALIDATION.sub("test", self.prefix)
         return f"test/{self.prefix}" if renamed == self.prefix else renamed
 
-    # At the end, and from one run to the next
+    # After training, and resumed runs
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Draw the last measurement; warn if attackers had nothing to learn from."""
