@@ -25,7 +25,7 @@ from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import widen
 from vpmetrics._engine.registry import scalar, scalar_key
 from vpmetrics._engine.scalar import CI_SUFFIXES
-from vpmetrics._engine.score_counts import CountedScores, CountedTrials, ScoreCounts, Steps
+from vpmetrics._engine.score_counts import CountedScores, CountedTrials, steps_of_both_signs
 from vpmetrics._engine.speaker_similarity import SimilaritySummary
 from vpmetrics._engine.utterances import EvaluationData, add_counts, count_values, order_speakers_by_value
 from vpmetrics._engine.validation import suppress_warnings, warn_undefined
@@ -140,12 +140,9 @@ class ReplicateCounts(NamedTuple):
     @property
     def counted_trials(self) -> CountedTrials:
         """The trials, as score measures take them."""
-        cells, edges = self.cells, self.targets.new_empty(0)
-        ascending = Steps(edges, self.targets, self.nontargets)
-        descending = Steps(edges, self.targets.flip(-1), self.nontargets.flip(-1))
-        counts, costs = torch.stack([self.nontargets, self.targets]), partial(cells.trials.mean_costs, cells.edges)
-        trials = CountedScores(cells.values, counts, costs)
-        return CountedTrials(trials, ScoreCounts(ascending, descending), cells.linkability_edges)
+        cells, counts = self.cells, torch.stack([self.nontargets, self.targets])
+        trials = CountedScores(cells.values, counts, partial(cells.trials.mean_costs, cells.edges))
+        return CountedTrials(trials, steps_of_both_signs(self.targets, self.nontargets), cells.linkability_edges)
 
     def make_jackknife(self, keys: Iterable[str] = tuple(SCORE_MEASURES)) -> Jackknife:
         """Return the jackknife of the score measures that have an interval."""

@@ -112,6 +112,12 @@ class ScoreCounts(NamedTuple):
     descending: Steps
 
 
+def steps_of_both_signs(targets: Tensor, nontargets: Tensor) -> ScoreCounts:
+    """Return the steps of counts ``(..., S)`` in ascending order of the scores; their edges are unknown."""
+    edges = targets.new_empty(0)
+    return ScoreCounts(Steps(edges, targets, nontargets), Steps(edges, targets.flip(-1), nontargets.flip(-1)))
+
+
 def merge_empty_steps(steps: Steps) -> tuple[Steps, Tensor]:
     """Merge every step without targets into the one before; return the steps and the new index of each, ``(S,)``.
 

@@ -15,7 +15,7 @@ from vpmetrics._engine.jackknife import ScoreCells, find_target_cells
 from vpmetrics._engine.measures import evidence, expected_disclosure, linkability_of_bins
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import wide_dtype, widen
-from vpmetrics._engine.score_counts import Steps, calibrate
+from vpmetrics._engine.score_counts import calibrate, steps_of_both_signs
 from vpmetrics._engine.utterances import add_counts, count_values
 
 _PERMUTATIONS = 19  # of speakers: luck exceeds the highest of them in one of 20 evaluations
@@ -230,9 +230,8 @@ def find_worst_speaker(pairs: PairBlocks, cells: ScoreCells, permuted: Tensor) -
 
 
 def _two_sided_disclosure(targets: Tensor, nontargets: Tensor) -> Tensor:
-    empty = targets.new_empty(0)
-    steps = Steps(empty, targets, nontargets), Steps(empty, targets.flip(-1), nontargets.flip(-1))
-    return torch.stack([expected_disclosure(each) for each in steps]).amax(0)
+    steps_of_signs = steps_of_both_signs(targets, nontargets)
+    return torch.stack([expected_disclosure(steps) for steps in steps_of_signs]).amax(0)
 
 
 def linkability_chance(scores: ConditionScores, cells: ScoreCells, permuted: Tensor) -> Tensor:

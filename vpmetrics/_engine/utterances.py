@@ -195,32 +195,34 @@ def pack_utterances(
     ``validate_values`` forces a GPU sync.
     """
     original, protected = as_embeddings(original, "original"), as_embeddings(protected, "protected")
-    given = next((side for side in (original, protected) if isinstance(side, Tensor)), None)
-    labels = {"speakers": speakers, "utterances": utterances, "sessions": sessions, "groups": groups}
-    labels |= {"is_reference": is_reference}
-    for name, value in labels.items():  # a default collate yields lists of strings
-        if isinstance(value, (list, tuple, np.ndarray)) and given is not None:
-            labels[name] = encode_column(name, value).to(given.device)
-    speakers, utterances, sessions, groups, is_reference = labels.values()
-    numbers = {"utterances": utterances, "sessions": sessions, "groups": groups}
-    check_embeddings(original, protected, speakers, is_reference, numbers, width)
-    assert given is not None
+    rows = next((side for side in (original, protected) if isinstance(side, Tensor)), None)
+    columns = {"speakers": speakers, "utterances": utterances, "sessions": sessions, "groups": groups}
+    columns |= {"is_reference": is_reference}
+    for name, column in columns.items():  # a default collate yields lists of strings
+        if isinstance(column, (list, tuple, np.ndarray)) and rows is not None:
+            columns[name] = encode_column(name, column).to(rows.device)
+    speakers, utterances, sessions, groups, is_reference = columns.values()
+    integer_columns = {"utterances": utterances, "sessions": sessions, "groups": groups}
+    check_embeddings(original, protected, speakers, is_reference, integer_columns, width)
+    assert rows is not None
     assert speakers is not None
     if validate_values:
         check_embedding_values(original, protected)
         if utterances is not None:
             check_recordings(utterances, speakers=speakers, groups=groups)
-    sides = [at_least_float32(given).detach().new_zeros(given.shape) if s is None else s for s in (original, protected)]
-    wide = torch.promote_types(torch.promote_types(sides[0].dtype, sides[1].dtype), torch.float32)
-    names = speakers.to(torch.int64)
+    zeros = at_least_float32(rows).detach().new_zeros(rows.shape)
+    first, second = (zeros if side is None else side for side in (original, protected))
+    wide = torch.promote_types(torch.promote_types(first.dtype, second.dtype), torch.float32)
+    labels = speakers.to(torch.int64)
     flags = {_HAS_ORIGINAL: original, _HAS_PROTECTED: protected, _HAS_REFERENCE: is_reference}
     flags |= {_HAS_UTTERANCE: utterances, _HAS_SESSION: sessions, _HAS_GROUP: groups}
-    row_flags = torch.full_like(names, sum(bit for bit, x in flags.items() if x is not None), dtype=torch.uint8)
+    row_flags = torch.full_like(labels, sum(bit for bit, x in flags.items() if x is not None), dtype=torch.uint8)
     if is_reference is not None:
         row_flags = row_flags + is_reference.to(torch.uint8) * _IS_REFERENCE
-    integers = [torch.zeros_like(names) if x is None else x.to(torch.int64) for x in numbers.values()]
-    recordings, draws, parts = integers
-    return UtteranceColumns(sides[0].to(wide), sides[1].to(wide), names, recordings, draws, parts, row_flags)
+    integers = (torch.zeros_like(labels) if x is None else x.to(torch.int64) for x in integer_columns.values())
+    recordings, session_labels, group_labels = integers
+    sides = first.to(wide), second.to(wide)
+    return UtteranceColumns(*sides, labels, recordings, session_labels, group_labels, row_flags)
 
 
 def check_column_recordings(columns: UtteranceColumns) -> None:
@@ -237,9 +239,9 @@ def build_data(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS)
     unnamed = torch.arange(count, 2 * count, device=columns.speakers.device)
     ids = torch.where(has_id, torch.unique(columns.utterances, return_inverse=True)[1], unnamed)
     bits = (_HAS_REFERENCE, _HAS_SESSION, _HAS_GROUP)
-    given = torch.stack([(columns.row_flags & bit).any() for bit in bits]).tolist()
+    has_column = torch.stack([(columns.row_flags & bit).any() for bit in bits]).tolist()
     values = (columns.row_flags & _IS_REFERENCE) != 0, columns.sessions, columns.groups
-    optional = [value if is_given else None for value, is_given in zip(values, given, strict=True)]
+    optional = [value if is_known else None for value, is_known in zip(values, has_column, strict=True)]
     # One recording protected in two sessions counts as two protected recordings, but as one original.
     drawn = ids
     if optional[1] is not None:
@@ -251,17 +253,12 @@ def build_data(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS)
         side = Utterances(embeddings, columns.speakers, ids, columns.speakers, *optional)
         sides.append(side if len(kept) == count else side.take(kept))
     data = index_speakers(sides[0], sides[1], processes)
-    name = "original" if len(data.original) else "protected"
-    side = getattr(data, name)
-    warn_if(
-        count_duplicates(side),
-        lambda copies: (
-            f"{copies:.0f} of {len(side)} {name} embeddings equal another one of their speaker. If a sampler "
-            "repeats utterances, pass `utterances=` so that each counts once."
-            if 0 < copies < len(side) - 1
-            else None
-        ),
+    name, side = ("original", data.original) if len(data.original) else ("protected", data.protected)
+    text = (
+        f"{{:.0f}} of {len(side)} {name} embeddings equal another one of their speaker. If a sampler repeats "
+        "utterances, pass `utterances=` so that each counts once."
     )
+    warn_if(count_duplicates(side), lambda copies: text.format(copies) if 0 < copies < len(side) - 1 else None)
     return data
 
 

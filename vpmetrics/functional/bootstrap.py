@@ -19,7 +19,7 @@ from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.references import form_condition_trials, score_inputs
 from vpmetrics._engine.registry import scalar
-from vpmetrics._engine.score_counts import CountedScores, CountedTrials, ScoreCounts, Steps
+from vpmetrics._engine.score_counts import CountedScores, CountedTrials, Steps, steps_of_both_signs
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import SIMILARITIES
 from vpmetrics._engine.utterances import EvaluationData, build_data, order_speakers_by_value, pack_utterances
@@ -248,13 +248,12 @@ class SpeakerTrials:
         if bool(self.scored.counts.ascending.targets.isnan().any()):
             unknown = weights.new_full((len(weights),), torch.nan, dtype=self.values.dtype)
             return dict.fromkeys(keys, unknown)
-        empty = self.values[:0]
-        edges = linkability_edges(self.scored.trials) if "linkability" in keys else empty
+        edges = linkability_edges(self.scored.trials) if "linkability" in keys else self.values[:0]
 
         def measure(part: Tensor) -> Tensor:
             counts = self._weigh_counts(part)
             nontargets, targets = counts
-            steps = ScoreCounts(Steps(empty, targets, nontargets), Steps(empty, targets.flip(1), nontargets.flip(1)))
+            steps = steps_of_both_signs(targets, nontargets)
             trials = CountedTrials(CountedScores(self.values, counts), steps, edges)
             is_defined = (targets.sum(1) > 0) & (nontargets.sum(1) > 0)
             table = torch.stack([widen(SCORE_MEASURES[key](trials)) for key in keys], dim=1)
