@@ -14,7 +14,7 @@ from torch import Tensor
 from vpmetrics._engine.condition_scores import ConditionScores
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.identification import Identification
-from vpmetrics._engine.jackknife import Jackknife, ReplicateCounts, add_intervals, join_jackknives, profile_interval
+from vpmetrics._engine.jackknife import Jackknife, ReplicateCounts, add_intervals, profile_interval
 from vpmetrics._engine.measures import actual_cross_entropy, minimum_cross_entropy
 from vpmetrics._engine.precision import read_numbers, widen
 from vpmetrics._engine.registry import CONDITION_TITLES, SPEAKER, scalar_key, scalar_keys
@@ -252,10 +252,12 @@ def _headline_scalars(conditions: Mapping[str, ConditionReport], scalars: Mappin
 
 def _join_jackknives(conditions: Mapping[str, ConditionReport], scalars: Mapping[str, Tensor]) -> Jackknife | None:
     """Return the jackknife of all numbers of a system, by key, and of those that compare conditions."""
-    parts = [each.jackknife.with_condition(name) for name, each in conditions.items() if each.jackknife is not None]
+    parts = {name: each.jackknife for name, each in conditions.items() if each.jackknife is not None}
     if not parts:
         return None
-    changes, bias, groups = join_jackknives(parts)
+    changes = {scalar_key(name, key): value for name, part in parts.items() for key, value in part.changes.items()}
+    bias = {scalar_key(name, key): value for name, part in parts.items() for key, value in part.bias.items()}
+    groups = next(iter(parts.values())).groups
     replicates = {key: widen(scalars[key]) + change for key, change in changes.items() if key in scalars}
     with suppress_warnings():
         compared = _compare_conditions(replicates)

@@ -242,14 +242,11 @@ class Headline(NamedTuple):
 
 def disclosure_sources(conditions: Mapping[str, Any], scalars: Mapping[str, Tensor]) -> list[str]:
     """Return the keys of which ``disclosure`` is the largest: the strongest attacks, else plain scores both ways."""
-
-    def is_known(key: str) -> bool:
-        return key in scalars and not bool(scalars[key].isnan())
-
     keys: list[str] = []
     for name in ("OP", "across" if "across" in conditions else "PP", ""):
-        strongest, *plain = (scalar_key(name, key) for key in ("d_ece_strongest", "d_ece", "d_ece_reversed"))
-        keys += [strongest] if is_known(strongest) else filter(is_known, plain)
+        candidates = [scalar_key(name, key) for key in ("d_ece_strongest", "d_ece", "d_ece_reversed")]
+        known = [key for key in candidates if key in scalars and not bool(scalars[key].isnan())]
+        keys += known[:1] if candidates[0] in known else known
     return keys
 
 
