@@ -23,7 +23,7 @@ from vpmetrics._engine.condition_scores import ConditionScores
 from vpmetrics._engine.measures import SCORE_MEASURES, linkability_edges, minimum_cross_entropy, prior_entropy
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import widen
-from vpmetrics._engine.registry import scalar, scalar_key
+from vpmetrics._engine.registry import scalar
 from vpmetrics._engine.scalar import CI_SUFFIXES
 from vpmetrics._engine.score_counts import CountedScores, CountedTrials, steps_of_both_signs
 from vpmetrics._engine.speaker_similarity import SimilaritySummary
@@ -318,11 +318,6 @@ class Jackknife(NamedTuple):
     changes: dict[str, Tensor]
     bias: dict[str, Tensor]
     groups: JackknifeGroups
-
-    def with_condition(self, name: str) -> Jackknife:
-        """Return the same with the keys of a condition."""
-        changes, bias = ({scalar_key(name, key): value for key, value in part.items()} for part in self[:2])
-        return Jackknife(changes, bias, self.groups)
 
 
 def check_enough_speakers(number: int) -> bool:
