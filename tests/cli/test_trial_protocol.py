@@ -187,7 +187,7 @@ def test_listed_trials_without_embeddings_are_counted_and_left_out_on_demand(tmp
 
 @pytest.mark.parametrize("scoring", ["cosine", "dot", "euclidean", "plda", "callable"])
 def test_pairs_are_scored_as_whole_matrices_are(scoring, monkeypatch):
-    monkeypatch.setattr("vpmetrics.cli.trial_protocol._PAIRS", 11)
+    monkeypatch.setattr("vpmetrics.cli.trial_protocol._PAIRS_AT_ONCE", 11)
     draw = torch.Generator().manual_seed(0)
     left, right = (torch.randn(n, 5, generator=draw, dtype=torch.float64) for n in (20, 33))
     rows, columns = torch.randint(20, (90,), generator=draw), torch.randint(33, (90,), generator=draw)

@@ -23,7 +23,7 @@ from vpmetrics.cli.inputs import InputError, format_suffix, printable, record_fi
 from vpmetrics.cli.outputs import Sample
 from vpmetrics.cli.progress import show_progress
 
-F0_SEGMENT = 30.0  # seconds
+F0_SEGMENT_SECONDS = 30.0  # seconds
 _SAMPLE_RATE, _SAMPLE_SECONDS = 16000, 4
 
 
@@ -41,7 +41,7 @@ def holds_recordings(source: str) -> bool:
 
 
 @contextmanager
-def audio_errors() -> Iterator[None]:
+def translate_audio_errors() -> Iterator[None]:
     """Turn errors of recordings into errors of the command, which name its options."""
     from vpmetrics.audio import AudioError
 
@@ -54,13 +54,13 @@ def audio_errors() -> Iterator[None]:
 
 
 @contextmanager
-def cache_folder(options: Namespace) -> Iterator[Path]:
+def open_cache_folder(options: Namespace) -> Iterator[Path]:
     """Return where embeddings are kept: in the folder of the report, or for this run only."""
     if options.out is not None:
         yield options.out.with_name(f"{options.out.name}-embeddings")
-        return
-    with tempfile.TemporaryDirectory(prefix="vpmetrics-") as folder:
-        yield Path(folder)
+    else:
+        with tempfile.TemporaryDirectory(prefix="vpmetrics-") as folder:
+            yield Path(folder)
 
 
 def list_encoders(options: Namespace) -> list[str]:
@@ -79,7 +79,7 @@ def embed_sides(
     """
     from vpmetrics.audio import embed_pairs, load_encoder, pair_recordings
 
-    with audio_errors():
+    with translate_audio_errors():
         pairs = pair_recordings(
             original,
             protected,
@@ -97,7 +97,7 @@ def embed_sides(
                 cache=cache,
                 partial=options.partial,
                 workers=options.workers,
-                segment_seconds=F0_SEGMENT if encoder == "f0" else None,
+                segment_seconds=F0_SEGMENT_SECONDS if encoder == "f0" else None,
                 progress=lambda done, _total, _left: advance(done),
             )
     record_file(original, f"{len(pairs.original):,} recordings")
@@ -141,7 +141,7 @@ def pick_samples(system: EvaluatedSystem, embeddings: Embeddings, files: Sequenc
     samples = []
     for label, place in chosen.items():
         row = int((embeddings.speakers == place).nonzero()[0])
-        with audio_errors():
+        with translate_audio_errors():
             sides = (_as_wav(read_audio(path, _SAMPLE_RATE)) for path in files[row])
             samples.append(Sample(embeddings.speaker_names[place], f"{label} protected", *sides))
     return samples
@@ -161,7 +161,7 @@ def embed(options: Namespace, console: Console) -> None:
         raise InputError("expected a name that ends in .npz", options.out)
     if options.out.exists():
         raise InputError("exists already; choose another name", options.out)
-    with audio_errors(), show_progress(f"embedding {options.source} by {options.encoder}", 1.0) as advance:
+    with translate_audio_errors(), show_progress(f"embedding {options.source} by {options.encoder}", 1.0) as advance:
         from vpmetrics.audio import embed_folder
 
         embedded = embed_folder(
@@ -172,7 +172,7 @@ def embed(options: Namespace, console: Console) -> None:
             device=options.device,
             partial=options.partial,
             workers=options.workers,
-            segment_seconds=F0_SEGMENT if options.encoder == "f0" else None,
+            segment_seconds=F0_SEGMENT_SECONDS if options.encoder == "f0" else None,
             progress=lambda done, total, _left: advance(done / total),
         )
     options.out.parent.mkdir(parents=True, exist_ok=True)

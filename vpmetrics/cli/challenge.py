@@ -18,13 +18,13 @@ import polars as pl
 
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics.cli.embeddings import Column, Files, merge_columns
-from vpmetrics.cli.formats import VECTORS
+from vpmetrics.cli.embeddings import Column, EmbeddingFiles, merge_columns
+from vpmetrics.cli.formats import VECTOR_FILE
 from vpmetrics.cli.inputs import InputError, describe_error, quote
 from vpmetrics.cli.trial_files import Trials, label_trials, read_key, read_list, read_map, read_scores
 from vpmetrics.cli.trial_protocol import ListedTrials, Protocol, TrialEmbeddings, read_protocol, score_protocol
 
-_VECTOR_FILES = VECTORS, "xvector.scp", "xvector.ark"
+_VECTOR_FILES = VECTOR_FILE, "xvector.scp", "xvector.ark"
 _SCORE_FOLDER = re.compile(r"(?:ASV-)?(?P<enrol>.+_enrolls.*?)-(?P<trial>.+_trials.*)")
 _SUBSETS = re.compile(r"(_(f|m|mixed|all|common)(?=_|$))*")  # before the name of the anonymiser
 _ORIGINAL_ATTACKER, _PROTECTED_ATTACKER = "ASV_eval", "ASV_eval^anon"
@@ -273,23 +273,25 @@ def _read_scores(trial_set: TrialSet) -> dict[str, Trials]:
 
 
 def _read_trial_embeddings(trial_set: TrialSet, suffix: str, listed_speakers: Mapping[str, str]) -> TrialEmbeddings:
-    files, sides = Files(), []
+    files, sides = EmbeddingFiles(), []
     for end in ("", suffix):
         # PP needs no original speech: the attacker protects the enrolment, too.
         paths = map(trial_set.vectors.get, (trial_set.enrol + end, trial_set.trial + end))
         columns = [files.read_column(str(path), "original") for path in paths if path is not None]
-        missing = Column(np.zeros((0, 0)), [], f"{trial_set.trial}{end}/{VECTORS}, which is not there")
+        missing = Column(np.zeros((0, 0)), [], f"{trial_set.trial}{end}/{VECTOR_FILE}, which is not there")
         sides.append(merge_columns(columns) if columns else missing)
     protocol = _read_protocol(trial_set, suffix, listed_speakers, files)
     return TrialEmbeddings(sides[0], sides[1], protocol, trial_set.name)
 
 
-def _read_protocol(trial_set: TrialSet, suffix: str, listed_speakers: Mapping[str, str], files: Files) -> Protocol:
+def _read_protocol(
+    trial_set: TrialSet, suffix: str, listed_speakers: Mapping[str, str], files: EmbeddingFiles
+) -> Protocol:
     """Read which pairs are trials; a speaker is enrolled with the mean of their utterances in the enrolment set."""
     enrol, vectors, lists = trial_set.enrol, trial_set.vectors, trial_set.lists
     path = vectors.get(enrol) or vectors.get(enrol + suffix)
     if path is None:
-        raise InputError(f"expected embeddings of {enrol}, but found no {VECTORS}", lists.folder)
+        raise InputError(f"expected embeddings of {enrol}, but found no {VECTOR_FILE}", lists.folder)
     listed = lists.find(enrol, "enrolls")
     enrolled = read_list(listed) if listed else files.read_arrays(str(path)).utterances or []
     speaker_of = dict(listed_speakers)

@@ -14,7 +14,7 @@ from vpmetrics._engine.scalar import suggest_names
 from vpmetrics._engine.verdict import Check, check_systems
 from vpmetrics.cli.inputs import InputError, quote
 from vpmetrics.cli.summary import (
-    MOST,
+    MOST_BITS,
     Verdict,
     disclosure_of,
     explain_no_attack,
@@ -43,8 +43,18 @@ PRESETS = {
     "paper-srd": ("max_d", "mean_d", "id_rate", "rank_spread"),
     "challenge": ("raw_eer", "utility"),
 }
-_UNHARMED = ("deid", "gvd")  # 0 for original speech, of which nothing is hidden and nothing lost
-_CHANGES = ("d_ece_strongest", "d_ece", "d_ece_reversed", "eer_strongest", "eer", "l_w", "linkability", "max_d", "alid")
+_ZERO_FOR_ORIGINAL = ("deid", "gvd")  # 0 for original speech, of which nothing is hidden and nothing lost
+_CHANGE_KEYS = (
+    "d_ece_strongest",
+    "d_ece",
+    "d_ece_reversed",
+    "eer_strongest",
+    "eer",
+    "l_w",
+    "linkability",
+    "max_d",
+    "alid",
+)
 
 
 class Pair(NamedTuple):
@@ -145,7 +155,7 @@ def _make_original_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
     if has_conditions(entry) and entry.family != "attack":
         key = scalar_key("OO", entry.key.removeprefix(scalar_key(entry.condition, "")))
         return scalar_cell(key, system, with_interval=False)
-    return value_cell(entry, 0.0 if entry.key in _UNHARMED else math.nan)
+    return value_cell(entry, 0.0 if entry.key in _ZERO_FOR_ORIGINAL else math.nan)
 
 
 def _find_best_texts(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
@@ -178,7 +188,7 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
     best, worst = ranked[0], ranked[-1]
     least, most = (str(disclosure_of(system)) for system in (best, worst))
     title = f"{best.name} discloses least."
-    sentences = [f"{best.name} discloses {least} bit, {worst.name} {most}, of {MOST:.3f} at most."]
+    sentences = [f"{best.name} discloses {least} bit, {worst.name} {most}, of {MOST_BITS:.3f} at most."]
     undecided = [pair for pair in pairs if best.name in pair[:2] and not pair.difference.is_significant]
     if undecided:
         names = ", ".join(name for pair in undecided for name in pair[:2] if name != best.name)
@@ -257,7 +267,7 @@ def table_of_pairs(pairs: Sequence[Pair]) -> list[Table]:
 def table_of_changes(before: EvaluatedSystem, after: EvaluatedSystem, confidence: float | None = None) -> list[Table]:
     """Return what got better or worse from one system to another, as far as both know it."""
     names = ["disclosure", "deid", "gvd"]
-    names += [scalar_key(c, key) for c in conditions_of(before) if c != "OO" for key in _CHANGES]
+    names += [scalar_key(c, key) for c in conditions_of(before) if c != "OO" for key in _CHANGE_KEYS]
     common_names = [name for name in names if name in before.scalars and name in after.scalars]
     rows = [_make_change_row(before, after, name, confidence) for name in common_names]
     keys = tuple(dict.fromkeys(name.split("_", 1)[-1] if scalar(name).condition else name for name in common_names))

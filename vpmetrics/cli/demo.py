@@ -33,9 +33,9 @@ from vpmetrics.lightning.monitor import PrivacyMonitor
 from vpmetrics.losses import PseudonymisationLoss
 from vpmetrics.suite import VoicePrivacy
 
-HELD_OUT = 12  # of 37 speakers
-_MEASUREMENTS = 8  # along the training
-_AVERAGED = 10  # speakers in a pseudo-voice of the baseline
+NUM_HELD_OUT = 12  # of 37 speakers
+_NUM_VALIDATIONS = 8  # along the training
+_SPEAKERS_PER_VOICE = 10  # speakers in a pseudo-voice of the baseline
 # On these voices they find what all standard attacks find, within 0.01 bit, in a quarter of the time.
 _ATTACKS = (Plain, Centred, RidgeToOriginal, WithinClassWhitening)
 
@@ -51,17 +51,18 @@ def demo(options: Namespace, console: Console) -> None:
     torch.set_num_threads(1)  # tensors are small, and on a busy machine threads would only wait for one another
     voices, draw = demo_voices(), torch.Generator().manual_seed(options.seed)
     order = torch.randperm(len(voices.speaker_names), generator=draw)
-    is_held_out = torch.isin(voices.speakers, order[:HELD_OUT])
-    num_training = len(voices.speaker_names) - HELD_OUT
+    is_held_out = torch.isin(voices.speakers, order[:NUM_HELD_OUT])
+    num_training = len(voices.speaker_names) - NUM_HELD_OUT
     console.print(
-        f"Training on {num_training} synthetic speakers, measuring on {HELD_OUT} others "
+        f"Training on {num_training} synthetic speakers, measuring on {NUM_HELD_OUT} others "
         f"({int(is_held_out.sum())} utterances)."
     )
     model = _train_anonymiser(voices, is_held_out, options)
     systems = _evaluate_systems(voices, is_held_out, model, draw)
     lead = (
-        f"{num_training} synthetic speakers to train on, {HELD_OUT} others to measure all systems on, in two sessions "
-        f"each; attackers learn from both; {options.epochs} epochs, seed {options.seed}; weights of the last epoch"
+        f"{num_training} synthetic speakers to train on, {NUM_HELD_OUT} others to measure all systems on, in two "
+        f"sessions each; attackers learn from both; {options.epochs} epochs, seed {options.seed}; weights of the last "
+        "epoch"
     )
     settings = {"seed": options.seed, "epochs": options.epochs, "intervals": CONFIDENCE}
     run = Run(("vpmetrics", *options.argv), settings)
@@ -87,7 +88,7 @@ def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: Namespac
         warnings.simplefilter("ignore")
         trainer = pl.Trainer(
             max_epochs=options.epochs,
-            check_val_every_n_epoch=max(1, options.epochs // _MEASUREMENTS),
+            check_val_every_n_epoch=max(1, options.epochs // _NUM_VALIDATIONS),
             accelerator="cpu",
             logger=TensorBoardLogger(options.out, name="tensorboard", default_hp_metric=False),
             callbacks=[
@@ -205,6 +206,6 @@ def average_speakers(voices: DemoVoices, is_pool: Tensor, generator: torch.Gener
     """
     means = torch.stack([voices.original[voices.speakers == speaker].mean(0) for speaker in voices.speakers.unique()])
     pool = means[voices.speakers[is_pool].unique()]
-    chosen = torch.rand(2 * len(means), len(pool), generator=generator).argsort(dim=1)[:, :_AVERAGED]
+    chosen = torch.rand(2 * len(means), len(pool), generator=generator).argsort(dim=1)[:, :_SPEAKERS_PER_VOICE]
     pseudo = pool[chosen].mean(dim=1)[two_sessions(voices.speakers)]
     return normalize(pseudo + voices.original - means[voices.speakers], dim=1)

@@ -102,7 +102,7 @@ class Column(NamedTuple):
         return torch.from_numpy(numbers.astype(np.int64)), tuple(map(printable, texts))
 
 
-class Files:
+class EmbeddingFiles:
     """Files, each read once, and arrays picked from them; ``strip_suffix`` is removed from names of utterances."""
 
     def __init__(self, container: str | None = None, kind: str | None = None, strip_suffix: str | None = None) -> None:
@@ -198,7 +198,7 @@ def read_embeddings(
 
     Sources are ``FILE``, ``FILE:ARRAY``, or names of arrays in the container. ``options`` name the labels of rows.
     """
-    files = Files(container, options.format, options.strip_suffix)
+    files = EmbeddingFiles(container, options.format, options.strip_suffix)
     original, protected = files.read_side(original_sources, "original"), files.read_side(protected_sources, "protected")
     columns = {"original": original, "protected": protected}
     columns["speakers"] = files.read_speakers(options.speakers, options.speaker_pattern, original)
@@ -246,7 +246,7 @@ def mark_references(embeddings: Embeddings, names: Sequence[str] | None, options
 
 def read_plda(path: str, utt2spk: str | None = None, kind: str | None = None) -> PLDA:
     """Fit a PLDA on labelled embeddings: speakers are in their file, or found by the names of its rows."""
-    files = Files(None, kind)
+    files = EmbeddingFiles(None, kind)
     vectors = files.read_column(path, "plda-fit")
     if files.has_speakers(vectors):
         speakers = files.read_speakers(None, None, vectors)

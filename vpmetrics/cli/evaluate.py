@@ -14,10 +14,10 @@ from rich.console import Console
 
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics.cli.audio_inputs import cache_folder, embed_sides, holds_recordings, list_encoders, pick_samples
+from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, list_encoders, open_cache_folder, pick_samples
 from vpmetrics.cli.challenge import find_results, find_utility, has_results, parse_utility, read_listed_trials
 from vpmetrics.cli.comparison import check_columns
-from vpmetrics.cli.embeddings import Embeddings, Files, read_embeddings, read_plda, split_source
+from vpmetrics.cli.embeddings import EmbeddingFiles, Embeddings, read_embeddings, read_plda, split_source
 from vpmetrics.cli.evaluation import (
     add_attributes,
     check_anything_defined,
@@ -76,24 +76,26 @@ def evaluate(options: Namespace, console: Console) -> None:
 def compare(options: Namespace, console: Console) -> None:
     """Compare several systems."""
     _check_options(options)
-    named = {printable(name): source for name, source in map(_parse_named_source, options.systems)}
-    if len(named) < len(options.systems) or _ORIGINAL in named:
+    sources = {printable(name): source for name, source in map(_parse_named_source, options.systems)}
+    if len(sources) < len(options.systems) or _ORIGINAL in sources:
         got = ", ".join(options.systems)
-        if _ORIGINAL in named:
-            got = f"{', '.join(named)}; {_ORIGINAL} is what tables call unprotected speech"
+        if _ORIGINAL in sources:
+            got = f"{', '.join(sources)}; {_ORIGINAL} is what tables call unprotected speech"
         raise InputError(f"Expected every system to have a name of its own (NAME=FILE), but got {got}.")
-    source = next(iter(named.values()))
-    if options.original is None and Path(source).is_dir() and has_results(Path(source)):
-        systems = [system for name, folder in named.items() for system in _evaluate_folder(Path(folder), options, name)]
+    first = next(iter(sources.values()))
+    if options.original is None and Path(first).is_dir() and has_results(Path(first)):
+        systems = [
+            system for name, folder in sources.items() for system in _evaluate_folder(Path(folder), options, name)
+        ]
     elif options.original is not None and holds_recordings(options.original[0]):
-        systems = _evaluate_recordings(options, options.original[0], named)
-    elif options.original is not None or _holds_embeddings(source.split(",")[0], options):
+        systems = _evaluate_recordings(options, options.original[0], sources)
+    elif options.original is not None or _holds_embeddings(first.split(",")[0], options):
         # Without --original, every file holds its own originals.
         shared = options.original
-        sources = {name: (None, shared, [file]) if shared else (file, (), ()) for name, file in named.items()}
-        systems = _evaluate_embeddings(options, sources)
+        inputs = {name: (None, shared, [file]) if shared else (file, (), ()) for name, file in sources.items()}
+        systems = _evaluate_embeddings(options, inputs)
     else:
-        systems = _compare_scores(options, named)
+        systems = _compare_scores(options, sources)
     _publish_systems(options, f"{len(systems)} systems side by side", systems, console)
 
 
@@ -168,12 +170,12 @@ def _holds_embeddings(source: str, options: Namespace) -> bool:
     return format_suffix(path) in READERS and not (is_table and (options.key or has_scores(path)))
 
 
-def _evaluate_recordings(options: Namespace, original: str, named: Mapping[str, str]) -> list[EvaluatedSystem]:
+def _evaluate_recordings(options: Namespace, original: str, sources: Mapping[str, str]) -> list[EvaluatedSystem]:
     """Evaluate systems from recordings, each by every encoder, and before these by the best of them."""
     _reject_unused_option(options, "recordings")
     evaluated, encoders = list[EvaluatedSystem](), list_encoders(options)
-    with cache_folder(options) as cache:
-        for name, protected in named.items():
+    with open_cache_folder(options) as cache:
+        for name, protected in sources.items():
             systems: dict[str, EvaluatedSystem] = {}
             for encoder in encoders:
                 embeddings, files = embed_sides(original, protected, encoder, options, cache)
@@ -188,13 +190,13 @@ def _evaluate_recordings(options: Namespace, original: str, named: Mapping[str, 
 
 
 def _evaluate_embeddings(
-    options: Namespace, named: Mapping[str, tuple[str | None, Sequence[str], Sequence[str]]]
+    options: Namespace, inputs: Mapping[str, tuple[str | None, Sequence[str], Sequence[str]]]
 ) -> list[EvaluatedSystem]:
     """Evaluate systems by name from a file of arrays, and sources of original and of protected embeddings."""
     _reject_unused_option(options, "embeddings")
     metric, systems, first = _make_metric(options), list[EvaluatedSystem](), None
-    for name, source in named.items():
-        embeddings = read_embeddings(*source, options)
+    for name, sources in inputs.items():
+        embeddings = read_embeddings(*sources, options)
         first = first or embeddings
         if not torch.equal(embeddings.original, first.original):
             note = f"{name}: its original embeddings are not those of {systems[0].name}, to which `original` refers"
@@ -214,7 +216,7 @@ def _evaluate_sides(name: str, embeddings: Embeddings, options: Namespace, metri
 
 def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
     _reject_unused_option(options, "a list of trials")
-    files = Files(options.inputs[0] if options.inputs else None, options.format, options.strip_suffix)
+    files = EmbeddingFiles(options.inputs[0] if options.inputs else None, options.format, options.strip_suffix)
     original, protected = (files.read_side(getattr(options, role) or (), role) for role in ("original", "protected"))
     speaker_of = {} if options.speakers is None else read_map(options.speakers)
     group_of = {} if options.groups is None else read_map(options.groups, ("utterance", "group"))
@@ -281,13 +283,13 @@ def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
     return _evaluate_trials(options.title, trials, options, _read_fit(options, scored, key))
 
 
-def _compare_scores(options: Namespace, named: Mapping[str, str]) -> list[EvaluatedSystem]:
+def _compare_scores(options: Namespace, sources: Mapping[str, str]) -> list[EvaluatedSystem]:
     _reject_unused_option(options, "score files")
-    _reject_idle_speakers(options, not (options.oo or "," in next(iter(named.values()))))
+    _reject_idle_speakers(options, not (options.oo or "," in next(iter(sources.values()))))
     key = None if options.key is None else read_key(options.key, options.key_columns)
     shared = _read_trials(options, {"OO": options.oo} if options.oo else {}, key)
     systems = []
-    for name, source in named.items():
+    for name, source in sources.items():
         conditions, paths = ("OP", "PP") if "," in source or shared else ("",), source.split(",")
         if len(paths) > 2:
             raise InputError(f"Expected NAME=OP or NAME=OP,PP, but got {len(paths)} score files for {name}.")

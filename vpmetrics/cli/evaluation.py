@@ -27,7 +27,7 @@ from vpmetrics.suite import VoicePrivacy
 if TYPE_CHECKING:
     from vpmetrics.cli.trial_protocol import ListedTrials
 
-_SAMPLE = 10_000  # trials looked for the other way round
+_SAMPLE_SIZE = 10_000  # trials looked for the other way round
 NOT_REQUESTED = "none was asked for"
 _SCORES_ALONE = "scores give an attacker nothing to learn from; embeddings of both sides would"
 
@@ -174,7 +174,7 @@ def _is_unordered(trials: Trials) -> bool:
     names, ((enrol, trial),) = index_names([trials.frame])
     if not np.isin(trial, enrol).any():
         return False
-    sample = slice(None, None, 1 + len(enrol) // _SAMPLE)
+    sample = slice(None, None, 1 + len(enrol) // _SAMPLE_SIZE)
     reversed_pairs = (trial[sample] * len(names) + enrol[sample])[enrol[sample] != trial[sample]]
     return not np.isin(enrol * len(names) + trial, reversed_pairs).any()
 

@@ -31,10 +31,10 @@ from vpmetrics.cli.inputs import (
 )
 from vpmetrics.cli.trial_files import read_map
 
-_UTTERANCES = [f"{name}{end}" for name in ("utterance", "utt", "utterance_id", "utt_id", "id") for end in ("s", "")]
-VECTORS = "speaker_vectors.pt"  # in a folder of the VoicePrivacy challenges from 2024 on
-_INDEX, _SPEAKERS = "id2idx", "idx2spk"  # beside it: its rows are in no order
-_NUMBERED = re.compile(r"(.*?)[\s_.\-\[]*\d+\]?")
+_UTTERANCE_KEYS = [f"{name}{end}" for name in ("utterance", "utt", "utterance_id", "utt_id", "id") for end in ("s", "")]
+VECTOR_FILE = "speaker_vectors.pt"  # in a folder of the VoicePrivacy challenges from 2024 on
+_ROW_INDEX, _SPEAKER_INDEX = "id2idx", "idx2spk"  # beside it: its rows are in no order
+_NUMBERED_COLUMN = re.compile(r"(.*?)[\s_.\-\[]*\d+\]?")
 _KALDI_VECTORS = b"\0BFV", b"\0BDV", b"\0BFM", b"\0BDM", b"\0BCM"
 
 
@@ -79,8 +79,8 @@ def _read_file(path: str, kind: str) -> Arrays:
 
 def _read_folder(folder: Path) -> Arrays:
     """Read a folder with one ``.npy`` or ``.pt`` file per utterance; names are those of the files, without suffix."""
-    if (folder / VECTORS).is_file():
-        return read_arrays(str(folder / VECTORS))
+    if (folder / VECTOR_FILE).is_file():
+        return read_arrays(str(folder / VECTOR_FILE))
     files = sorted(path for path in folder.rglob("*") if path.suffix in (".npy", ".pt", ".pth"))
     if not files:
         raise InputError(
@@ -121,7 +121,7 @@ def _collect_arrays(content: Mapping[Any, Any], path: str) -> Arrays:
         is_dictionary &= is_vector and values.dtype.kind == "f" and values.size > 1
     if is_dictionary:
         return _stack_vectors(((name, values.reshape(-1), path) for name, values in arrays.items()), path)
-    for name in _UTTERANCES:
+    for name in _UTTERANCE_KEYS:
         key = next((key for key in arrays if key.lower() == name), None)
         if key is not None and arrays[key].ndim == 1 and arrays[key].dtype.kind in "US":
             return Arrays(arrays, arrays[key].astype(str).tolist())
@@ -177,7 +177,7 @@ def _read_torch(file: BinaryIO, path: str) -> Arrays:
         expected = "a tensor or a dictionary, as {'original': ..., 'protected': ..., 'speakers': ...}"
         raise InputError(f"expected {expected}, but got {got}", path)
     arrays = _collect_arrays(content if isinstance(content, Mapping) else {"": content}, path)
-    index = Path(path).with_name(_INDEX)
+    index = Path(path).with_name(_ROW_INDEX)
     is_matrix = set(arrays.by_name) == {""} and arrays.by_name[""].ndim == 2 and arrays.utterances is None
     return _name_rows(arrays.by_name[""], index) if is_matrix and index.is_file() else arrays
 
@@ -189,7 +189,7 @@ def _name_rows(vectors: Array, index: Path) -> Arrays:
         got = f"{len(row_of)} lines" if len(row_of) != len(rows) else "some rows twice and others not at all"
         raise InputError(f"expected every row of {len(rows)} once, but got {got}", index)
     utterance_of = {row: utterance for utterance, row in row_of.items()}
-    arrays, speaker_list = {"": vectors}, index.with_name(_SPEAKERS)
+    arrays, speaker_list = {"": vectors}, index.with_name(_SPEAKER_INDEX)
     speaker_of = read_map(speaker_list, ("row", "speaker")) if speaker_list.is_file() else {}
     if set(speaker_of) >= set(rows):
         arrays["speakers"] = np.array([speaker_of[row] for row in rows])
@@ -214,7 +214,7 @@ def _read_delimited(file: BinaryIO, path: str, separator: str = ",") -> Arrays:
     frame = pl.read_csv(file.read(), separator=separator, infer_schema=False)
     if number := next((name for name in frame.columns if re.fullmatch(r"[-+\d.]+(e[-+]?\d+)?", name)), None):
         raise InputError(f"expected a first line of column names, but got {quote(number)}", path, 1)
-    for name in filter(_NUMBERED.fullmatch, frame.columns):
+    for name in filter(_NUMBERED_COLUMN.fullmatch, frame.columns):
         numbers = frame[name].cast(pl.Float64, strict=False)
         if numbers.is_null().any():
             at = int(numbers.is_null().arg_max() or 0)
@@ -228,7 +228,7 @@ def _collect_columns(frame: pl.DataFrame, path: str) -> Arrays:
     numbered: dict[str, list[str]] = {}
     arrays: dict[str, Any] = {}
     for name, column in frame.to_dict().items():
-        match = _NUMBERED.fullmatch(name)
+        match = _NUMBERED_COLUMN.fullmatch(name)
         if isinstance(column.dtype, (pl.List, pl.Array)):
             arrays[name] = _stack_lists(column, path)
         elif match and column.dtype.is_numeric():

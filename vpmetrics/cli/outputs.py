@@ -28,9 +28,9 @@ from vpmetrics.cli.inputs import InputError, printable
 from vpmetrics.cli.results import (
     RESULTS,
     Run,
-    as_json,
     check_output_file,
     check_output_folder,
+    encode_json,
     find_outdated_files,
     make_results,
     write_files,
@@ -136,7 +136,7 @@ def publish(content: Content, console: Console, options: Namespace) -> None:
         contents, outdated = _render_files(content, options.out, options.figures, options.latex_intervals)
     only_json = str(options.json) == "-"
     if options.json is not None:
-        results = as_json(make_results(content.systems, content.run, content.pairs))
+        results = encode_json(make_results(content.systems, content.run, content.pairs))
         contents |= {} if only_json else {options.json: results}
     inputs = {Path(path).resolve() for path in content.run.inputs}
     if lost := next((path for path in contents if path.resolve() in inputs), None):
@@ -197,7 +197,7 @@ def _render_files(
     outdated = find_outdated_files(folder, [RESULTS, *files])
     # The results are written first and list all files, so that a run after a killed one knows which files are its own.
     names = {*files, *(path.name for path in outdated)}
-    results = as_json(make_results(content.systems, content.run, content.pairs, sorted(names)))
+    results = encode_json(make_results(content.systems, content.run, content.pairs, sorted(names)))
     return {folder / name: data for name, data in {RESULTS: results, **files}.items()}, outdated
 
 

@@ -23,7 +23,7 @@ from vpmetrics.cli.comparison import collect_checks, verdict_of_systems
 from vpmetrics.cli.results import describe_inputs
 from vpmetrics.cli.summary import (
     MARKS,
-    MOST,
+    MOST_BITS,
     THRESHOLDS,
     disclosure_in_condition,
     privacy_conditions,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from vpmetrics.cli.outputs import Content
 
 _MOST_BYTES = 650_000  # of all pictures, so that a page that holds them in base64 stays below a megabyte
-_NAMED = {  # where a table shows a name, not the number that stands for it
+_NAME_DESCRIPTIONS = {  # where a table shows a name, not the number that stands for it
     "strongest": "name of the attack that finds most, chosen on other speakers than it is counted on",
     "worst_speaker": "name of the speaker who is protected worst",
 }
@@ -103,7 +103,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         checks=collect_checks(systems),
         marks=MARKS,
         thresholds=THRESHOLDS,
-        limits=[100 * bits / MOST for bits in (LOW_LEAKAGE, HIGH_LEAKAGE)],
+        limits=[100 * bits / MOST_BITS for bits in (LOW_LEAKAGE, HIGH_LEAKAGE)],
         cards=[] if several else summary_rows(systems[0]),
         attacked=[condition or "scores" for condition in attacked],
         # Of each system its name, its level of leakage and what each condition discloses.
@@ -116,7 +116,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
             for system in (rank_systems(systems) if several else ())
         ],
         shares_of=shares_of,
-        most=f"{MOST:.3f}",
+        most=f"{MOST_BITS:.3f}",
         intervals=content.intervals,
         conditions=[(name_condition(name, systems), CONDITION_TITLES[name]) for name in conditions],
         notes=content.notes,
@@ -126,7 +126,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
             (s.speaker, s.label, *(base64.b64encode(wav).decode() for wav in (s.original, s.protected)))
             for s in content.samples
         ],
-        terms={scalar(key).heading: _NAMED.get(key, scalar(key).description) for key in keys},
+        terms={scalar(key).heading: _NAME_DESCRIPTIONS.get(key, scalar(key).description) for key in keys},
         command=shlex.join(content.run.command),
         inputs=describe_inputs(content.run),
     )

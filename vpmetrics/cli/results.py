@@ -24,7 +24,7 @@ from vpmetrics.cli.summary import headline_of, sort_checks, strongest_attack, ve
 from vpmetrics.cli.tables import average_of_groups
 
 RESULTS = "results.json"
-_UNFINISHED = ".vpmetrics"  # ends the names of files that are not finished
+_UNFINISHED_SUFFIX = ".vpmetrics"  # ends the names of files that are not finished
 SCHEMA = 3  # 2 had neither headline nor checks nor files
 
 
@@ -77,7 +77,7 @@ def describe_inputs(run: Run) -> list[dict[str, Any]]:
     return described
 
 
-def as_json(results: dict[str, Any]) -> bytes:
+def encode_json(results: dict[str, Any]) -> bytes:
     """Return results as a file has them; parts of file names that are no text become escapes."""
     text = json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False)
     return f"{text}\n".encode(errors="backslashreplace")
@@ -172,7 +172,7 @@ def check_output_folder(folder: Path, ignored: Collection[str] = ()) -> None:
         if folder.exists() and not folder.is_dir():
             raise InputError("expected a folder, but got a file", folder)
         names = {path.name for path in folder.iterdir()} if folder.exists() else set[str]()
-        foreign = sorted(name for name in names - set(ignored) if not name.endswith(_UNFINISHED))
+        foreign = sorted(name for name in names - set(ignored) if not name.endswith(_UNFINISHED_SUFFIX))
         if foreign and list_written_files(folder / RESULTS) is None:
             expected = f"a new folder, or one of a former run with its {RESULTS}"
             raise InputError(f"expected {expected}, but got one that holds {foreign[0]!r}; choose another name", folder)
@@ -237,12 +237,12 @@ def write_files(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -
             if path.exists() and not path.is_file():  # a device or a pipe, which nothing can be moved over
                 path.write_bytes(content)
                 continue
-            prepared[path] = _unfinished_name(path, "new")
+            prepared[path] = _make_unfinished_path(path, "new")
             prepared[path].write_bytes(content)
             with prepared[path].open("rb+") as file:
                 os.fsync(file.fileno())  # or each replacement below waits for the disk, and a kill may come between
             if path.exists():
-                backups[path] = _unfinished_name(path, "old")
+                backups[path] = _make_unfinished_path(path, "old")
                 shutil.copyfile(path, backups[path])
         for path, new in prepared.items():
             replaced.append(path)
@@ -257,7 +257,7 @@ def write_files(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -
         raise
     finally:
         folders = [path.parent for path in contents if path.name == RESULTS]
-        of_killed_runs = (unfinished for folder in folders for unfinished in folder.glob(f".*{_UNFINISHED}"))
+        of_killed_runs = (unfinished for folder in folders for unfinished in folder.glob(f".*{_UNFINISHED_SUFFIX}"))
         for unfinished in {*prepared.values(), *backups.values(), *of_killed_runs}:
             unfinished.unlink(missing_ok=True)
 
@@ -270,5 +270,5 @@ def _restore_backups(paths: Iterable[Path], backups: Mapping[Path, Path]) -> Non
             backups[path].replace(path.resolve())
 
 
-def _unfinished_name(path: Path, age: str) -> Path:
-    return path.with_name(f".{path.name[:100]}.{os.getpid()}.{age}{_UNFINISHED}")
+def _make_unfinished_path(path: Path, age: str) -> Path:
+    return path.with_name(f".{path.name[:100]}.{os.getpid()}.{age}{_UNFINISHED_SUFFIX}")

@@ -13,7 +13,7 @@ from vpmetrics._engine.verdict import HIGH_LEAKAGE, LOW_LEAKAGE, Check, Headline
 from vpmetrics.cli.inputs import shorten
 from vpmetrics.cli.tables import Cell, attribute_cell, clean, conditions_of, scalar_cell, value_cell
 
-MOST = scalar("d_ece").range[1]  # bits that calibrated scores can disclose
+MOST_BITS = scalar("d_ece").range[1]  # bits that calibrated scores can disclose
 THRESHOLDS = (
     f"Leakage is high above {HIGH_LEAKAGE:g} bit, moderate above {LOW_LEAKAGE:g} bit and low otherwise, by the upper "
     "end of the interval. It is never called low where a check failed, or where one speaker discloses more than "
@@ -140,7 +140,7 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
     headline, show = headline_of(system), scalar("disclosure").show
     condition, attack = headline.condition, strongest_attack(system, headline.condition)
     what = f" in {condition}, {CONDITION_TITLES[condition].partition(':')[0]}" if condition else ""
-    sentences = [f"An attacker learns {disclosure_of(system)} of at most {MOST:.3f} bit{what}."]
+    sentences = [f"An attacker learns {disclosure_of(system)} of at most {MOST_BITS:.3f} bit{what}."]
     comparisons = {}
     if attack is None:
         sentences.append(explain_no_attack(system))
@@ -209,7 +209,7 @@ def _make_row(system: EvaluatedSystem, name: str, heading: str, note: str) -> Su
 def shares_of(cell: Cell) -> tuple[float | None, tuple[float, float] | None]:
     """Return a disclosure and its interval as shares of the most there can be; None where they are not known."""
     values = (cell.value, *cell.ends)
-    share, low, high = (None if math.isnan(value) else min(max(value / MOST, 0.0), 1.0) for value in values)
+    share, low, high = (None if math.isnan(value) else min(max(value / MOST_BITS, 0.0), 1.0) for value in values)
     return share, None if low is None or high is None else (low, high)
 
 

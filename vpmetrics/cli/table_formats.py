@@ -35,7 +35,7 @@ _LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 }
 _INDEX = re.compile(r"\b([DGCl])\\_(ECE|VD|diag|w)\b")  # measures with an index, escaped; other names are not changed
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # a spreadsheet takes text that begins so for a formula
-_COLUMN, _LONGEST = 46, 40  # characters that fit one of two columns; rows that fit a page
+_COLUMN_WIDTH, _PAGE_ROWS = 46, 40  # characters that fit one of two columns; rows that fit a page
 _STYLES = {"best": "bold", "better": "green", "worse": "red"}
 
 
@@ -99,9 +99,9 @@ def as_latex(tables: Sequence[Table], intervals: bool = False) -> str:
     Letters outside Latin, such as Chinese names, need ``lualatex`` and a font with these letters.
     """
     pieces = [
-        _latex_table(table, table.rows[at : at + _LONGEST], intervals)
+        _latex_table(table, table.rows[at : at + _PAGE_ROWS], intervals)
         for table in tables
-        for at in range(0, max(len(table.rows), 1), _LONGEST)
+        for at in range(0, max(len(table.rows), 1), _PAGE_ROWS)
     ]
     return "% \\usepackage{booktabs,graphicx}\n" + "\n".join(pieces)
 
@@ -112,7 +112,7 @@ def _latex_table(table: Table, rows: Sequence[Sequence[Cell]], intervals: bool) 
         max(map(len, [*head.split(), *(str(cell) if intervals else cell.text for cell in cells)]))
         for head, *cells in columns
     ]
-    kind = "table*" if sum(lengths) + 2 * len(lengths) > _COLUMN else "table"
+    kind = "table*" if sum(lengths) + 2 * len(lengths) > _COLUMN_WIDTH else "table"
     head = " & ".join(_latex_heading(text, is_stacked=at > 0) for at, text in enumerate(table.columns))
     caption = _escape_latex(" ".join(filter(None, (table.title and f"{table.title}.", table.caption))))
     lines = [

@@ -23,11 +23,11 @@ from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scalar import COUNT
 
 # The order of conditions in tables: the attacked ones first, original speech last.
-_ORDER = ("OP", "PP", "across", "within", "", "OO")
-_HEADLINE = ("d_ece", "eer", "linkability", "linkability_chance", "mean_d", "mean_d_chance", "id_rate")
+_CONDITION_ORDER = ("OP", "PP", "across", "within", "", "OO")
+_HEADLINE_KEYS = ("d_ece", "eer", "linkability", "linkability_chance", "mean_d", "mean_d_chance", "id_rate")
 # Parts of headings: measures of plain comparison, shown only beside the strongest attack.
-_WEAK = "D_ECE", "EER", "DeID", "Cllr"
-_OF_GROUPS = ("eer", "raw_eer", "min_cllr", "cllr", "d_ece")
+_PLAIN_MEASURES = "D_ECE", "EER", "DeID", "Cllr"
+_GROUP_KEYS = ("eer", "raw_eer", "min_cllr", "cllr", "d_ece")
 _FAMILY_TITLES = {
     "score": "Scores",
     "matrix": "Similarity matrices",
@@ -79,7 +79,7 @@ def clean(text: str) -> str:
 
 def conditions_of(system: EvaluatedSystem) -> list[str]:
     """Return the conditions of a system in the order of tables: attacked conditions first, original speech last."""
-    return sorted(system.report.conditions, key=_ORDER.index)
+    return sorted(system.report.conditions, key=_CONDITION_ORDER.index)
 
 
 def scalar_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) -> Cell:
@@ -123,11 +123,11 @@ def name_condition(condition: str, systems: Iterable[EvaluatedSystem]) -> str:
 
 def tables_of_system(system: EvaluatedSystem) -> list[Table]:
     """Return all that is known of one system: the headline first, then details by family of measures."""
-    details = {family: [e.key for e in FAMILIES[family] if e.key not in _HEADLINE] for family in OF_CONDITION}
+    details = {family: [e.key for e in FAMILIES[family] if e.key not in _HEADLINE_KEYS] for family in OF_CONDITION}
     details[OF_POPULATION[0]] = [entry.key for entry in population_scalars(system.scalars)]
     detail_tables = [_table_of_conditions(system, _FAMILY_TITLES.get(key, key), keys) for key, keys in details.items()]
     tables = [
-        _table_of_conditions(system, "Headline", _HEADLINE, has_trials=True),
+        _table_of_conditions(system, "Headline", _HEADLINE_KEYS, has_trials=True),
         _table_of_whole(system),
         _table_of_attributes(system),
         *(_table_of_groups(system, condition) for condition in conditions_of(system)),
@@ -172,7 +172,7 @@ def _table_of_whole(system: EvaluatedSystem) -> Table:
 
 def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
     """Return the measures that rank systems in challenges: of each group, of all trials, and averaged over groups."""
-    condition_keys = [key for key in _OF_GROUPS if scalar_key(condition, key) in system.scalars]
+    condition_keys = [key for key in _GROUP_KEYS if scalar_key(condition, key) in system.scalars]
     keys = condition_keys if condition == "OO" else insert_strongest_keys(condition_keys)
     names = [scalar_key(condition, key) for key in keys]
     parts = {**system.groups, "all together": system} if system.groups else {}
@@ -214,7 +214,7 @@ def insert_strongest_keys(keys: Iterable[str], attacked: str = "") -> list[str]:
     extended: list[str] = []
     for key in keys:
         entry = scalar(key)
-        is_weak = entry.family not in ("attack", "headline") and any(name in entry.heading for name in _WEAK)
+        is_weak = entry.family not in ("attack", "headline") and any(name in entry.heading for name in _PLAIN_MEASURES)
         if is_weak and entry.condition != "OO":
             condition = entry.condition if has_conditions(entry) else attacked
             before = ["strongest", "d_ece_strongest"]

@@ -25,7 +25,7 @@ from vpmetrics.cli.progress import Advance, show_progress
 from vpmetrics.cli.trial_files import Trials, index_names, read_key, read_list, read_map
 from vpmetrics.suite import VoicePrivacy
 
-_PAIRS = 1 << 12  # scored at a time
+_PAIRS_AT_ONCE = 1 << 12  # scored at a time
 _MATRIX_KEYS = tuple(f"{key}{end}" for key in ("deid", "gvd") for end in ("", *CI_SUFFIXES))
 
 
@@ -161,7 +161,7 @@ def score_pairs(
     scorer = resolve_scoring(scoring)
     left, right = scorer.prepare(left), scorer.prepare(right)
     scores, done = left.new_empty(len(rows)), 0
-    for pairs in rows.argsort(stable=True).split(_PAIRS):  # by row, so that some pairs have few rows in all
+    for pairs in rows.argsort(stable=True).split(_PAIRS_AT_ONCE):  # by row, so that some pairs have few rows in all
         (some_rows, row), (some_columns, column) = (
             index[pairs].unique(return_inverse=True) for index in (rows, columns)
         )
