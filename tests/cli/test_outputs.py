@@ -16,9 +16,9 @@ from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.outputs import save_systems
 from vpmetrics.cli.results import (
     Run,
-    as_json,
     check_output_file,
     check_output_folder,
+    encode_json,
     find_outdated_files,
     list_written_files,
     make_results,
@@ -29,7 +29,7 @@ from vpmetrics.cli.results import (
 def write_results(path, files=()):
     path.parent.mkdir(parents=True, exist_ok=True)
     one = EvaluatedSystem("x", report_trials({"": scored()}))
-    path.write_bytes(as_json(make_results([one], Run(), files=files)))
+    path.write_bytes(encode_json(make_results([one], Run(), files=files)))
     return path
 
 
@@ -112,7 +112,7 @@ STEPS = ((Path, "write_bytes"), (shutil, "copyfile"), (Path, "replace"), (Path, 
 
 
 def contents_of(files):
-    results = as_json({"vpmetrics": "", "systems": [], "files": files["results.json"]})
+    results = encode_json({"vpmetrics": "", "systems": [], "files": files["results.json"]})
     return {name: results if name == "results.json" else text.encode() * 10_000 for name, text in files.items()}
 
 

@@ -38,8 +38,7 @@ from vpmetrics.cli.trial_protocol import (
     add_attacks_and_matrices,
     drop_missing_trials,
     look_up,
-    read_enrolled,
-    read_protocol,
+    read_protocol_options,
     read_weights,
     score_protocol,
 )
@@ -218,13 +217,10 @@ def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
     _reject_unused_option(options, "a list of trials")
     files = EmbeddingFiles(options.inputs[0] if options.inputs else None, options.format, options.strip_suffix)
     original, protected = (files.read_side(getattr(options, role) or (), role) for role in ("original", "protected"))
-    speaker_of = {} if options.speakers is None else read_map(options.speakers)
-    group_of = {} if options.groups is None else read_map(options.groups, ("utterance", "group"))
-    enrolled = read_enrolled(options.enrolls, speaker_of)
-    protocol = read_protocol(options.trials, enrolled, speaker_of, group_of, options.key_columns)
+    protocol = read_protocol_options(options)
     complete, check = drop_missing_trials(protocol, (original, protected))
     protocol = complete if options.partial else protocol
-    scoring, weights = _read_scoring(options), read_weights(options.weights, set(group_of.values()))
+    scoring, weights = _read_scoring(options), read_weights(options.weights, set(protocol.group_of.values()))
     listed = score_protocol(original, protected, protocol, scoring)
     system = evaluate_listed_trials(options.title, listed, weights, options.intervals)
     system = replace(system, report=replace(system.report, checks=(*system.report.checks, check)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -89,14 +90,16 @@ def read_protocol(
     return Protocol(frame, enrolment_of, speaker_of, group_of or {})
 
 
-def read_enrolled(path: str | None, speaker_of: Mapping[str, str]) -> list[str]:
-    """Read the enrolment utterances; raise if the speaker of one is missing in ``speaker_of``."""
-    enrolled = [] if path is None else read_list(path)
+def read_protocol_options(options: Namespace) -> Protocol:
+    """Read the trials, enrolment utterances, speakers and groups in the files that options name."""
+    speaker_of = {} if options.speakers is None else read_map(options.speakers)
+    group_of = {} if options.groups is None else read_map(options.groups, ("utterance", "group"))
+    enrolled = [] if options.enrolls is None else read_list(options.enrolls)
     missing = next((utterance for utterance in enrolled if utterance not in speaker_of), None)
     if missing is not None:
         got = f"none of {quote(missing)} in --utt2spk" if speaker_of else "no --utt2spk"
-        raise InputError(f"expected the speaker of every enrolment utterance, but got {got}", path)
-    return enrolled
+        raise InputError(f"expected the speaker of every enrolment utterance, but got {got}", options.enrolls)
+    return read_protocol(options.trials, enrolled, speaker_of, group_of, options.key_columns)
 
 
 def read_weights(path: str | None, groups: set[str]) -> dict[str, float]:
