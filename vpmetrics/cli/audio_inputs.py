@@ -72,11 +72,7 @@ def list_encoders(options: Namespace) -> list[str]:
 def embed_sides(
     original: str, protected: str, encoder: str, options: Namespace, cache: Path
 ) -> tuple[Embeddings, Sequence[tuple[Path, Path]]]:
-    """Embed paired recordings.
-
-    Returns:
-        The embeddings, and the files of both sides of each row.
-    """
+    """Pair recordings and embed them; return the embeddings, and the files of both sides of each row."""
     from vpmetrics.audio import embed_pairs, load_encoder, pair_recordings
 
     with translate_audio_errors():

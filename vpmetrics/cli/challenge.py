@@ -58,7 +58,7 @@ class TrialSet(NamedTuple):
         return path
 
 
-class Result(NamedTuple):
+class ChallengeResult(NamedTuple):
     """One anonymiser on the development or on the test sets, to one attacker's speaker encoder.
 
     ``suffix``: end of the names of protected sets; ``encoders``: how many encoders were used to compare the sets.
@@ -143,7 +143,7 @@ def has_results(folder: Path) -> bool:
     return bool(_find_encoders(folder))
 
 
-def find_results(folder: Path) -> list[Result]:
+def find_results(folder: Path) -> list[ChallengeResult]:
     """Return every anonymiser whose results are in a folder, by dataset and attacker."""
     lists = RecipeLists(folder)
     results = [result for root, files in _find_encoders(folder).items() for result in _list_results(root, files, lists)]
@@ -194,7 +194,7 @@ def _anonymiser_suffix(name: str) -> str:
     return rest[match.end() :] if kind == "_trials" and match else rest
 
 
-def _list_results(root: Path, files: _EncoderFiles, lists: RecipeLists) -> list[Result]:
+def _list_results(root: Path, files: _EncoderFiles, lists: RecipeLists) -> list[ChallengeResult]:
     """Return the results of one encoder: one of each anonymiser and dataset."""
     names = {name.removesuffix(_anonymiser_suffix(name)) for name in files.set_names if "_trials" in name}
     by_suffix_and_dataset: dict[tuple[str, str], list[TrialSet]] = defaultdict(list)
@@ -210,14 +210,14 @@ def _list_results(root: Path, files: _EncoderFiles, lists: RecipeLists) -> list[
             trial_set = TrialSet(base + subset, enrol, trial, vectors, scores, lists)
             by_suffix_and_dataset[suffix, dataset].append(trial_set)
     return [
-        Result(suffix.strip("_-"), dataset, _find_attacker(root), root, suffix, tuple(trial_sets))
+        ChallengeResult(suffix.strip("_-"), dataset, _find_attacker(root), root, suffix, tuple(trial_sets))
         for (suffix, dataset), trial_sets in by_suffix_and_dataset.items()
     ]
 
 
-def _join_encoders(results: Sequence[Result]) -> list[Result]:
+def _join_encoders(results: Sequence[ChallengeResult]) -> list[ChallengeResult]:
     """Join results of one system and attacker on different sets, such as languages with an encoder each."""
-    joined: dict[tuple[str, ...], Result] = {}
+    joined: dict[tuple[str, ...], ChallengeResult] = {}
     for one in results:
         of_folder = (one.system, one.dataset, one.attacker, str(one.folder))
         key = of_folder[:3] if one.attacker == _PROTECTED_ATTACKER else of_folder
@@ -232,7 +232,7 @@ def _join_encoders(results: Sequence[Result]) -> list[Result]:
 
 
 def read_listed_trials(
-    result: Result, scoring: Scoring, utt2spk: str | None = None
+    result: ChallengeResult, scoring: Scoring, utt2spk: str | None = None
 ) -> tuple[ListedTrials, list[TrialEmbeddings]]:
     """Read the trials of all sets, and the embeddings that can be attacked; without scores, embeddings are compared."""
     embeddings: list[TrialEmbeddings] = []
@@ -347,11 +347,8 @@ def _parse_number(text: str, option: str) -> float:
 def find_utility(folder: Path, suffix: str, dataset: str, is_alone: bool) -> dict[str, float]:
     """Return WER and UAR of protected speech from the summaries of a recipe, averaged over its sets.
 
-    Args:
-        folder: A folder of results; summaries are in it, or in a folder ``results_summary`` next to it.
-        suffix: What follows the names of sets of protected speech.
-        dataset: ``"dev"``, ``"test"``, or nothing for either.
-        is_alone: Whether no other system is in the folder, so that a summary need not name the system.
+    Summaries are in the folder, or in ``results_summary`` next to it. ``suffix`` ends the names of protected sets;
+    ``dataset`` is dev, test, or empty for either. A summary need not name a system that ``is_alone`` in the folder.
     """
     folders = [folder, folder.parent / "results_summary", folder.parent.parent / "results_summary"]
     paths = [path for each in folders for name in _SUMMARIES for path in sorted(each.rglob(name)) if path.is_file()]

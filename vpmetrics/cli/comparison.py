@@ -69,10 +69,7 @@ class Pair(NamedTuple):
 def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Sequence[str] = ("default",)) -> Table:
     """Return systems side by side, under the original speech of each data set.
 
-    Args:
-        systems: What the rows are of.
-        title: Heading of the table.
-        columns: Keys of scalars, names of :data:`PRESETS` or of utilities.
+    ``columns``: keys of scalars, names of :data:`PRESETS` or of utilities.
     """
     entries = _expand_columns(columns, systems, dict.fromkeys(name for system in systems for name in system.utility))
     best = [_find_best_texts(entry, systems) for entry in entries]

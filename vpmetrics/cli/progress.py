@@ -30,9 +30,7 @@ class ResultConsole(Console):
 def show_progress(text: str, total: float | None = None) -> Iterator[Advance]:
     """Show what is being done: a bar on a terminal, else a line every few seconds.
 
-    Args:
-        text: What is being done.
-        total: How much there is to do, if known. The function yielded takes how much of it is done.
+    The yielded function takes how much of ``total`` is done.
     """
     console, text = Console(stderr=True), shorten(printable(text))
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()

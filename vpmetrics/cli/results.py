@@ -162,11 +162,9 @@ def _describe_value(key: str, value: float, system: EvaluatedSystem) -> float | 
 
 
 def check_output_folder(folder: Path, ignored: Collection[str] = ()) -> None:
-    """Raise for a folder that results cannot go into: it holds other files, or is not writable.
+    """Raise for a folder that is not writable, or holds files but no ``results.json`` of a former run.
 
-    Args:
-        folder: A new or empty folder, or one of a former run, which its ``results.json`` tells.
-        ignored: Names that may stand in it, too.
+    ``ignored``: names of files that may be in it.
     """
     try:
         if folder.exists() and not folder.is_dir():
@@ -224,10 +222,7 @@ def write_files(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -
     """Write files, or leave all as they were: a full disk must not cost what an earlier run has left.
 
     Where the process is killed, every file is whole, and the next run into a folder removes what it did not finish.
-
-    Args:
-        contents: What to write where, in the order in which files are replaced; folders are made.
-        outdated: Files to remove after all others are written.
+    Files are replaced in the order of ``contents``, and ``outdated`` ones removed at the end; folders are made.
     """
     prepared, backups, replaced = dict[Path, Path](), dict[Path, Path](), list[Path]()
     path = None

@@ -117,10 +117,7 @@ def has_scores(path: str) -> bool:
 def label_trials(scores: TrialFile, key: TrialFile | None, strict: bool = False) -> Trials:
     """Join scores with their labels by name, in the order of the scores.
 
-    Args:
-        scores: The scores, labelled or not.
-        key: The labels; None where the scores have them.
-        strict: Raise for scores without a label and labels without a score.
+    Without ``key``, the scores have labels. ``strict``: raise for scores without a label and labels without a score.
     """
     is_named = "trial" in scores.frame.columns
     if is_named and (copies := scores.frame.select(_PAIR).is_duplicated()).any():
