@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import polars as pl
 import torch
 from torch import Tensor
 
@@ -144,7 +145,8 @@ def evaluate_trials(
     frames = [trials.frame for trials in conditions.values()]
     # Without names, there are as many as trials.
     is_named = all("trial" in frame.columns for frame in frames)
-    count = len(index_names(frames)[0]) if is_named else max(map(len, frames))
+    sides = [frame[side] for frame in frames for side in ("enrol", "trial") if is_named]
+    count = pl.concat(sides).n_unique() if is_named else max(map(len, frames))
     return EvaluatedSystem(name, report, speakers.names, tuple(notes), utterances=count, no_attacks=_SCORES_ALONE)
 
 
@@ -171,12 +173,11 @@ def _is_unordered(trials: Trials) -> bool:
 
     Where models are compared with utterances, a trial has a direction.
     """
-    names, ((enrol, trial),) = index_names([trials.frame])
-    if not np.isin(trial, enrol).any():
+    pairs = trials.frame.select("enrol", "trial")
+    sample = pairs.gather_every(1 + len(pairs) // _SAMPLE_SIZE).filter(pl.col("enrol") != pl.col("trial"))
+    if pairs.join(pairs, left_on="trial", right_on="enrol", how="semi").is_empty():
         return False
-    sample = slice(None, None, 1 + len(enrol) // _SAMPLE_SIZE)
-    reversed_pairs = (trial[sample] * len(names) + enrol[sample])[enrol[sample] != trial[sample]]
-    return not np.isin(enrol * len(names) + trial, reversed_pairs).any()
+    return pairs.join(sample.select(enrol="trial", trial="enrol"), on=["enrol", "trial"], how="semi").is_empty()
 
 
 class TrialSpeakers(NamedTuple):
