@@ -97,16 +97,20 @@ class Column(NamedTuple):
             raise InputError(f"expected a label for every row, but got {got}", self.source)
         if values.dtype.kind not in "iuUSb":
             raise InputError(f"expected whole numbers or names, but got {values.dtype}", self.source)
-        kinds, numbers = np.unique(values, return_inverse=True)
-        texts = [kind.decode(errors="replace") if isinstance(kind, bytes) else str(kind) for kind in kinds.tolist()]
-        return torch.from_numpy(numbers.astype(np.int64)), tuple(map(printable, texts))
+        labels, numbers = np.unique(values, return_inverse=True)
+        texts = [
+            label.decode(errors="replace") if isinstance(label, bytes) else str(label) for label in labels.tolist()
+        ]
+        return torch.from_numpy(numbers), tuple(map(printable, texts))
 
 
 class EmbeddingFiles:
     """Files, each read once, and arrays picked from them; ``strip_suffix`` is removed from names of utterances."""
 
-    def __init__(self, container: str | None = None, kind: str | None = None, strip_suffix: str | None = None) -> None:
-        self.container, self.kind, self.strip_suffix = container, kind, strip_suffix or ""
+    def __init__(
+        self, container: str | None = None, file_format: str | None = None, strip_suffix: str | None = None
+    ) -> None:
+        self.container, self.file_format, self.strip_suffix = container, file_format, strip_suffix or ""
         self._arrays: dict[str, Arrays] = {}
         if container is not None and set(self.read_arrays(container).by_name) == {""}:
             raise InputError("expected several arrays, but got one; give it by --original or --protected", container)
@@ -114,7 +118,7 @@ class EmbeddingFiles:
     def read_arrays(self, path: str) -> Arrays:
         """Return what a file holds."""
         if path not in self._arrays:
-            arrays = read_arrays(path, self.kind)
+            arrays = read_arrays(path, self.file_format)
             names = arrays.utterances and [name.removesuffix(self.strip_suffix) for name in arrays.utterances]
             self._arrays[path] = arrays._replace(utterances=names)
         return self._arrays[path]
@@ -139,8 +143,8 @@ class EmbeddingFiles:
         """Return an array by its name or one of its usual names; of a file of one side, its only matrix."""
         by_name, utterances = self.read_arrays(path)
         by_lower = {key.lower(): key for key in by_name}
-        wanted = (name.lower(),) if name is not None else (*_ALIASES.get(role, (role, role.removesuffix("s"))), "")
-        key = next((by_lower[one] for one in wanted if one in by_lower), None)
+        names = (name.lower(),) if name is not None else (*_ALIASES.get(role, (role, role.removesuffix("s"))), "")
+        key = next((by_lower[name] for name in names if name in by_lower), None)
         matrices = [name for name, values in by_name.items() if values.ndim > 1]
         if key is None and name is None and is_side and len(matrices) == 1:
             key = matrices[0]
@@ -149,13 +153,13 @@ class EmbeddingFiles:
             expected = quote(name) if name is not None else f"{role!r} (--{role} NAME gives another name)"
             raise InputError(f"expected an array {expected}, but got {got}", path)
         values = by_name[key]
-        named = utterances if values.ndim and len(values) == len(utterances or ()) else None
-        return Column(values, named, f"{path}:{key}" if key else path, path, key if name is None and key else None)
+        row_names = utterances if values.ndim and len(values) == len(utterances or ()) else None
+        return Column(values, row_names, f"{path}:{key}" if key else path, path, key if name is None and key else None)
 
     def read_labels(self, source: str | None, role: str) -> Column:
         """Return a label of every row: from an array, or from a text with lines ``utterance label`` or ``label``."""
         path, name = split_source(source)
-        if path is None or name is not None or self.kind is not None or format_suffix(path) in READERS:
+        if path is None or name is not None or self.file_format is not None or format_suffix(path) in READERS:
             return self.read_column(source, role)
         names, labels = read_labels(path, "utterance", role.removesuffix("s"))
         names = names and [utterance.removesuffix(self.strip_suffix) for utterance in names]
@@ -244,9 +248,9 @@ def mark_references(embeddings: Embeddings, names: Sequence[str] | None, options
     return embeddings._replace(is_reference=torch.tensor([name in enrolled for name in names]))
 
 
-def read_plda(path: str, utt2spk: str | None = None, kind: str | None = None) -> PLDA:
+def read_plda(path: str, utt2spk: str | None = None, file_format: str | None = None) -> PLDA:
     """Fit a PLDA on labelled embeddings: speakers are in their file, or found by the names of its rows."""
-    files = EmbeddingFiles(None, kind)
+    files = EmbeddingFiles(None, file_format)
     vectors = files.read_column(path, "plda-fit")
     if files.has_speakers(vectors):
         speakers = files.read_speakers(None, None, vectors)

@@ -48,33 +48,33 @@ class Arrays(NamedTuple):
     utterances: list[str] | None = None
 
 
-def read_arrays(path: str, kind: str | None = None) -> Arrays:
+def read_arrays(path: str, file_format: str | None = None) -> Arrays:
     """Read all arrays of a file, or of a folder with one file per utterance.
 
-    ``kind``: the format, a key of ``READERS``; told by the suffix when left out.
+    ``file_format``: a key of ``READERS``, where the file name does not end in it.
     """
-    kind = kind or format_suffix(path)
+    file_format = file_format or format_suffix(path)
     if Path(path).is_dir():
-        arrays, kind = _read_folder(Path(path)), "folder"
-    elif kind not in READERS:
+        arrays, file_format = _read_folder(Path(path)), "folder"
+    elif file_format not in READERS:
         raise InputError(f"expected a file of embeddings (.{', .'.join(READERS)}); --format tells another's", path)
     else:
-        arrays = _read_file(path, kind)
+        arrays = _read_file(path, file_format)
     shapes = [f"{name} {' x '.join(map(str, values.shape))}".strip() for name, values in arrays.by_name.items()]
     named = "" if arrays.utterances is None else ", named rows"
-    record_file(path, f"{kind}: {', '.join(shapes[:8])}{named}")
+    record_file(path, f"{file_format}: {', '.join(shapes[:8])}{named}")
     return arrays
 
 
-def _read_file(path: str, kind: str) -> Arrays:
+def _read_file(path: str, file_format: str) -> Arrays:
     with open_binary(path) as file:
         check_unpacked_size(file, path)
         try:
-            return READERS[kind](file, path)
+            return READERS[file_format](file, path)
         except (InputError, ModuleNotFoundError):
             raise
         except Exception as error:  # whatever libraries raise for a damaged file
-            raise InputError(f"is not a readable .{kind} file ({describe_error(error)})", path) from None
+            raise InputError(f"is not a readable .{file_format} file ({describe_error(error)})", path) from None
 
 
 def _read_folder(folder: Path) -> Arrays:
@@ -136,12 +136,10 @@ def _as_array(values: Any, where: str) -> Array | None:
             raise InputError(f"holds a {kind} of tensors of several shapes; save a dictionary of tensors", where)
         values = torch.stack(tuple(values))
     if isinstance(values, Tensor):
-        for is_kind, kind, remedy in (
-            (values.layout != torch.strided, "a sparse tensor", "to_dense()"),
-            (values.is_quantized, "a quantised tensor", "dequantize()"),
-        ):
-            if is_kind:
-                raise InputError(f"expected a dense tensor of numbers, but got {kind}; save its .{remedy}", where)
+        if values.is_quantized or values.layout != torch.strided:
+            got = "a quantised tensor" if values.is_quantized else "a sparse tensor"
+            remedy = "dequantize()" if values.is_quantized else "to_dense()"
+            raise InputError(f"expected a dense tensor of numbers, but got {got}; save its .{remedy}", where)
         values = values.detach().cpu()
         # NumPy has neither bfloat16 nor floats of 8 bits.
         is_known = values.dtype in (torch.float16, torch.float32, torch.float64) or not values.is_floating_point()
