@@ -106,9 +106,22 @@ def test_a_file_of_embeddings_gives_the_same(tmp_path, folders, encoder, capsys)
     expected = scalars_of(tmp_path / "r.json")
     for key, value in scalars_of(tmp_path / "e.json").items():
         assert value == pytest.approx(expected[key], abs=1e-6), key
-    for name, message in (("o.npz", "exists already"), ("o.npy", "expected a name that ends in .npz")):
-        run("embed", folders / "o", "--out", tmp_path / "new" / name, expect=2)
-        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("old.npz", "exists already"),
+        ("new.npy", "expected a name that ends in .npz"),
+        ("old.npz/new.npz", "cannot be written"),
+    ],
+)
+def test_a_file_of_embeddings_that_cannot_be_written_is_found_before_recordings_are_read(
+    tmp_path, capsys, name, message
+):
+    (tmp_path / "old.npz").write_bytes(b"")
+    run("embed", tmp_path / "missing", "--out", tmp_path / name, expect=2)
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:4 of 16 original embeddings equal")

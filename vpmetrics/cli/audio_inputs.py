@@ -22,8 +22,9 @@ from vpmetrics.cli.embeddings import Column, Embeddings, mark_references
 from vpmetrics.cli.inputs import InputError, format_suffix, printable, record_file
 from vpmetrics.cli.outputs import Sample
 from vpmetrics.cli.progress import show_progress
+from vpmetrics.cli.results import check_output_file
 
-F0_SEGMENT_SECONDS = 30.0  # seconds
+F0_SEGMENT_SECONDS = 30.0
 _SAMPLE_RATE, _SAMPLE_SECONDS = 16000, 4
 
 
@@ -55,7 +56,7 @@ def translate_audio_errors() -> Iterator[None]:
 
 @contextmanager
 def open_cache_folder(options: Namespace) -> Iterator[Path]:
-    """Return where embeddings are kept: in the folder of the report, or for this run only."""
+    """Return where embeddings are kept: beside the folder of the report, or in a folder of this run only."""
     if options.out is not None:
         yield options.out.with_name(f"{options.out.name}-embeddings")
     else:
@@ -157,6 +158,7 @@ def embed(options: Namespace, console: Console) -> None:
         raise InputError("expected a name that ends in .npz", options.out)
     if options.out.exists():
         raise InputError("exists already; choose another name", options.out)
+    check_output_file(options.out)
     with translate_audio_errors(), show_progress(f"embedding {options.source} by {options.encoder}", 1.0) as advance:
         from vpmetrics.audio import embed_folder
 
