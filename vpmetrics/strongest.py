@@ -171,13 +171,13 @@ class StrongestAttack(AttackedMetric):
     ) -> None:
         reject_options(self, kwargs, {"bandwidth": "attacks are chosen, and a choice has no gradient"})
         super().__init__(attacks=attacks, validate_args=validate_args, intervals=intervals, **kwargs)
-        is_one_sided = resolve_condition(condition).is_one_sided
+        is_same_side = resolve_condition(condition).is_same_side
         if condition == "OO":
             raise ValueError("Expected `condition` to have a protected side to attack, but got 'OO'.")
         if not self.attacks:
             raise ValueError("Expected `attacks` to name at least one attack, but got none.")
         for attack in self.attacks:
-            if not is_made_for(attack, is_one_sided) and type(attack) not in map(type, STANDARD):
+            if not is_made_for(attack, is_same_side) and type(attack) not in map(type, STANDARD):
                 conditions, name = " and ".join(attack.conditions), type(attack).__name__
                 raise ValueError(f"Expected `attacks` to be made for {condition}, but {name} is made for {conditions}.")
         self.condition = condition

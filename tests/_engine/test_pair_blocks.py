@@ -53,10 +53,10 @@ def expected_trials(rows, name):
     speakers, sessions, groups = (
         rows.get(key, torch.zeros(count)).tolist() for key in ("speakers", "sessions", "groups")
     )
-    pairs = combinations(range(count), 2) if condition.is_one_sided else product(range(count), repeat=2)
+    pairs = combinations(range(count), 2) if condition.is_same_side else product(range(count), repeat=2)
     for i, j in pairs:
         is_target = speakers[i] == speakers[j]
-        if (not condition.is_one_sided and i == j) or groups[i] != groups[j]:
+        if (not condition.is_same_side and i == j) or groups[i] != groups[j]:
             continue
         wanted = {"any": True, "same": sessions[i] == sessions[j], "other": sessions[i] != sessions[j]}
         if is_target and not wanted[condition.target_sessions]:

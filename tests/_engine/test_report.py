@@ -74,7 +74,7 @@ def test_average_scores_of_embeddings_are_those_of_a_loop():
 @pytest.mark.parametrize("condition", ["OP", "PP"])
 def test_average_scores_of_trials_are_those_of_a_loop(condition):
     scores, is_target, pairs, _ = make_trials(3, count=200)
-    given = TrialList(scores, is_target, pairs, is_one_sided=condition == "PP")
+    given = TrialList(scores, is_target, pairs, has_unordered_pairs=condition == "PP")
     known = report_trials({condition: given}, speakers=6).conditions[condition]
     for i in range(6):
         for j in range(6):

@@ -24,7 +24,7 @@ def listed(rows, condition="OP"):
     kept = kept.triu() if condition != "OP" else kept
     first, second = kept.nonzero().T
     pairs = rows["speakers"][torch.stack([first, second])]
-    return TrialList(scores[first, second], pairs[0] == pairs[1], pairs, is_one_sided=condition != "OP")
+    return TrialList(scores[first, second], pairs[0] == pairs[1], pairs, has_unordered_pairs=condition != "OP")
 
 
 def some(trials, share, seed=0):
@@ -109,7 +109,7 @@ def test_neither_order_nor_sides_of_pairs_within_a_side_matter():
     order = torch.randperm(len(trials.scores), generator=torch.Generator().manual_seed(3))
     turned = torch.rand(len(order), generator=torch.Generator().manual_seed(4)) < 0.5
     pairs = torch.where(turned, trials.speakers.flip(0), trials.speakers)
-    other = TrialList(trials.scores[order], trials.is_target[order], pairs[:, order], is_one_sided=True)
+    other = TrialList(trials.scores[order], trials.is_target[order], pairs[:, order], has_unordered_pairs=True)
     one, two = (report_trials({"PP": each}, None, 12, intervals=0.9).scalars for each in (trials, other))
     for key, value in one.items():
         assert_close(two[key], value, rtol=0, atol=1e-9, msg=key, equal_nan=True)

@@ -292,7 +292,7 @@ def test_f0_histograms_need_voiced_speech(tmp_path):
 
 def test_f0_without_librosa_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "librosa", None)
-    with pytest.raises(AudioError, match=r"`pip install vpmetrics\[f0\]`"):
+    with pytest.raises(AudioError, match=r"Expected librosa to be installed: `pip install 'vpmetrics\[f0\]'`"):
         load_encoder("f0")
 
 

@@ -273,7 +273,9 @@ def test_nemo_by_its_documented_signature(monkeypatch, pooled, source, loader):
 
 def test_libraries_that_are_absent_or_offline(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "nemo", None)
-    with pytest.raises(AudioError, match=r"Expected nemo_toolkit\[asr\] to be installed: `pip install"):
+    with pytest.raises(
+        AudioError, match=r"Expected nemo_toolkit\[asr\] to be installed: `pip install 'nemo_toolkit\[asr\]'`"
+    ):
         load_encoder("nemo:titanet_large")
     with monkeypatch.context() as patch:
         patch.setattr(encoders, "import_module", lambda _: ctypes.CDLL("/nowhere/_torchaudio.so"))

@@ -9,7 +9,7 @@ import torch
 from vpmetrics._engine.report import EvaluatedSystem, _headline_scalars
 from vpmetrics._engine.speaker_disclosure import WorstSpeaker
 from vpmetrics._engine.trial_list import TrialList, report_trials
-from vpmetrics._engine.verdict import Check, find_headline
+from vpmetrics._engine.verdict import Check, make_headline
 from vpmetrics.cli.comparison import (
     collect_checks,
     compare_all_pairs,
@@ -27,7 +27,7 @@ def rebuild(report, **changes):
     scalars = report.scalars | {key: torch.tensor(float(value)) for key, value in changes.items()}
     scalars |= {key: v for key, v in _headline_scalars(report.conditions, scalars).items() if key not in changes}
     report = replace(report, scalars=scalars)
-    return replace(report, headline=find_headline(report))
+    return replace(report, headline=make_headline(report))
 
 
 def scores(distance, seed=0, condition="OP"):

@@ -92,11 +92,11 @@ def test_trials_without_partner_are_reported_and_can_be_refused(tmp_path, capsys
     ("scores", "key", "message"),
     [
         ("a b\n", "a b target\n", r"scores:1: expected a number as score, but got 'a'"),
-        ("a b 1\na c 1\na b 2\n", "a b target\n", r"scores: expected every trial once, but 1 occur again, first a b"),
+        ("a b 1\na c 1\na b 2\n", "a b target\n", r"once, but 1 of 3 lines repeat an earlier trial, first a b"),
         ("a b 1\n", "a b target\na c maybe\n", r"key:2: expected target or nontarget, but got 'maybe'"),
         ("a b 1\n", "a b target\nc d target\na b nontarget\n", r"key: expected one label per trial, but a b is"),
         ("b a 1\n", "a b target\n", r"scores: none of its 1 trials is in the key"),
-        ("b a 1\n", "a b target\n", r"with its first two columns exchanged, 1 would be"),
+        ("b a 1\n", "a b target\n", r"; 1 would be in it if its first two columns were swapped"),
         ("a b 1\n", None, r"expected a fourth column target|nontarget, or a key (--key KEY)"),
     ],
 )  # fmt: skip
@@ -225,7 +225,11 @@ def test_what_is_wrong_in_parquet_is_told_with_its_row(tmp_path, columns, messag
         ("x", "", "x: expected lines"),
         ("x", "\n\n", "x: expected lines"),
         ("x", "a b 1\na c " + 10**6 * "x", "x:2: expected a number as score, but got 'xxx"),
-        ("x", 2 * (10**6 * "x" + " b 1\n"), "x: expected every trial once, but 1 occur again, first xx"),
+        (
+            "x",
+            2 * (10**6 * "x" + " b 1\n"),
+            "x: expected every trial once, but 1 of 2 lines repeat an earlier trial, first xx",
+        ),
         ("x", 10**6 * "a b ", "x:1: expected lines `enrol trial score [target|nontarget]`, but got 2,000,000 columns"),
         ("x", 10**7 * "a", "x:1: expected `enrol trial score [target|nontarget]`, but got 1 columns"),
     ],

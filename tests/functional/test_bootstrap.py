@@ -12,9 +12,14 @@ from torch.testing import assert_close
 
 import vpmetrics as vp
 from vpmetrics import functional as F
-from vpmetrics._engine.condition_scores import score_trials
+from vpmetrics._engine.condition_scores import collect_trial_scores
 from vpmetrics._engine.utterances import build_data, pack_utterances
-from vpmetrics.functional.bootstrap import MEASURES, SpeakerTrials, _count_condition_trials, _sum_inputs_by_speaker
+from vpmetrics.functional.bootstrap import (
+    MEASURES,
+    SpeakerTrials,
+    _count_condition_trials,
+    _summarize_identification_by_speaker,
+)
 
 implementation = sys.modules["vpmetrics.functional.bootstrap"]  # its function has the same name
 SPREADS = {"weak": 0.3, "strong": 1.5, "nothing": 0.0, "tied": 0.6}
@@ -23,7 +28,7 @@ SPREADS = {"weak": 0.3, "strong": 1.5, "nothing": 0.0, "tied": 0.6}
 def counted(preds, target, speakers):
     """Trials as the bootstrap counts them, and the labels of the speakers."""
     labels, places = torch.stack(speakers).unique(return_inverse=True)
-    return SpeakerTrials(score_trials(preds, target), preds, target, places, len(labels)), labels
+    return SpeakerTrials(collect_trial_scores(preds, target), preds, target, places, len(labels)), labels
 
 
 def drawing(rows, speakers, seed=1):
@@ -212,7 +217,7 @@ def test_ranks_are_those_of_inputs_repeated():
     original, protected, speakers = voices()
     drawn, weights = drawing(8, 6, seed=3)
     data = build_data(pack_utterances(original, protected, speakers))
-    histograms, bits, number = _sum_inputs_by_speaker(data, "OP", "cosine")
+    histograms, bits, number = _summarize_identification_by_speaker(data, "OP", "cosine")
     scores, true = reference.rank.reference_scores(original.numpy(), protected.numpy(), speakers.numpy())
     found = F.identify(protected, speakers, original)
     for places, row in zip(drawn, weights, strict=True):

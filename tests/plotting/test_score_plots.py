@@ -9,7 +9,7 @@ from samples import gaussians
 from scipy.stats import norm
 
 from vpmetrics import functional as F
-from vpmetrics._engine.condition_scores import score_trials
+from vpmetrics._engine.condition_scores import collect_trial_scores
 from vpmetrics._engine.measures import prior_entropy
 from vpmetrics.plotting.axes import axes_or_new
 from vpmetrics.plotting.score_plots import (
@@ -40,7 +40,7 @@ def trials(request):
 
 def test_the_histogram_shows_densities_and_the_threshold_of_equal_errors(trials):
     preds, target = trials
-    _, ax = draw_score_histogram(score_trials(preds, target).counted_trials, {"raw_eer": 0.25}, None, "OP")
+    _, ax = draw_score_histogram(collect_trial_scores(preds, target).counted_trials, {"raw_eer": 0.25}, None, "OP")
     (fill,) = (patch for patch in ax.patches if patch.get_fill() and patch.get_label() == "target")
     heights, edges, _ = fill.get_data()
     expected, _ = np.histogram(preds[target], bins=edges, density=True)
@@ -55,14 +55,14 @@ def test_the_histogram_shows_densities_and_the_threshold_of_equal_errors(trials)
 
 
 def test_scores_that_are_all_the_same_have_no_histogram():
-    _, ax = draw_score_histogram(score_trials(torch.zeros(4), torch.arange(4) < 2).counted_trials, {}, None)
+    _, ax = draw_score_histogram(collect_trial_scores(torch.zeros(4), torch.arange(4) < 2).counted_trials, {}, None)
     assert not ax.patches
 
 
 def test_the_det_curve_lies_on_probit_axes_and_marks_the_raw_eer(trials):
     preds, target = trials
     eer = float(F.raw_equal_error_rate(preds, target))
-    _, ax = draw_det(score_trials(preds, target).counts.ascending, {"raw_eer": eer}, None, "OP")
+    _, ax = draw_det(collect_trial_scores(preds, target).counts.ascending, {"raw_eer": eer}, None, "OP")
     curve, marker = [line for line in ax.lines if line.get_gid() != "chance"][1:]
     false_alarm, miss = error_rates(preds.numpy(), target.numpy())
     expected = np.interp(norm.cdf(curve.get_xdata()), false_alarm[::-1], miss[::-1])
@@ -79,7 +79,9 @@ def test_the_roc_is_logarithmic_and_marks_low_false_positive_rates(trials):
     preds, target = trials
     values = F.tpr_at_fpr(preds, target, fpr=(0.01, 0.001))
     rates = [float(value) for value in values.values()]
-    _, ax = draw_roc(score_trials(preds, target).counts.ascending, dict(zip(KEYS, rates, strict=True)), None, "OP")
+    _, ax = draw_roc(
+        collect_trial_scores(preds, target).counts.ascending, dict(zip(KEYS, rates, strict=True)), None, "OP"
+    )
     curve, marker = [line for line in ax.lines if line.get_gid() != "chance"][2:]
     false_alarm, miss = error_rates(preds.numpy(), target.numpy())
     expected = np.interp(curve.get_xdata(), false_alarm[::-1], 1 - miss[::-1])

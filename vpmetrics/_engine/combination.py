@@ -12,7 +12,7 @@ from vpmetrics._engine.jackknife import students_t_quantile
 from vpmetrics._engine.precision import widen
 from vpmetrics._engine.registry import CI_SUFFIXES, scalar
 from vpmetrics._engine.report import PrivacyReport
-from vpmetrics._engine.verdict import Check, Headline, find_headline
+from vpmetrics._engine.verdict import Check, Headline, make_headline
 
 FEATURE_COLUMNS = ("disclosure", "op_d_ece", "pp_d_ece", "op_max_d", "op_mean_d", "op_id_rate", "deid", "gvd")
 
@@ -95,7 +95,7 @@ def combine_reports(reports: Mapping[str, PrivacyReport]) -> CombinedReport:
         values = torch.tensor(interval, dtype=torch.float64)
         ends = {f"disclosure{end}": value for end, value in zip(("", *CI_SUFFIXES), values, strict=True)}
         report = replace(report, scalars=report.scalars | ends)
-    headline = find_headline(report)
+    headline = make_headline(report)
     if headline is not None:
         headline = headline._replace(attack=f"{headline.attack} of {encoder}")
     return CombinedReport(dict(reports), encoder, replace(report, headline=headline, checks=tuple(checks)))

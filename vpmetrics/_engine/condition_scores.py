@@ -22,7 +22,7 @@ from vpmetrics._engine.score_counts import (
     count_by_bin,
     count_ordered,
     count_smoothly,
-    merge_empty_steps,
+    merge_steps_without_targets,
     sort_by_class,
     sort_scores,
 )
@@ -41,13 +41,13 @@ class ConditionScores(NamedTuple):
 
     ``trials``: every score, or the middle of every bin and its counts. ``counts`` for what follows from PAV.
     ``make_finder(tables)`` returns a function from scores to the values of tables with one entry per step.
-    ``is_one_sided``: each unordered pair was counted once. ``worst_counts`` bounds what binning may have hidden.
+    ``has_unordered_pairs``: each unordered pair was counted once. ``worst_counts`` bounds what binning may have hidden.
     """
 
     trials: OrderedScores | CountedScores
     counts: ScoreCounts
     make_finder: Callable[[Sequence[Tensor]], Finder]
-    is_one_sided: bool = False
+    has_unordered_pairs: bool = False
     worst_counts: Callable[[], ScoreCounts] | None = None
 
     @property
@@ -61,10 +61,10 @@ class ConditionScores(NamedTuple):
         Laplace's labels then weigh as much within a side as between sides, so that a system that does nothing keeps
         all similarities.
         """
-        return self.counts.ascending.llr_of_orders(2 if self.is_one_sided else 1)
+        return self.counts.ascending.llr_of_orders(2 if self.has_unordered_pairs else 1)
 
 
-def score_pairs(pairs: PairBlocks, bandwidth: float | None = None) -> ConditionScores:
+def collect_pair_scores(pairs: PairBlocks, bandwidth: float | None = None) -> ConditionScores:
     """Return the scores of a condition; with ``bandwidth`` smoothly and with a graph, so that all are kept."""
     if bandwidth is not None:
         return _smooth_scores(pairs, bandwidth)
@@ -74,14 +74,17 @@ def score_pairs(pairs: PairBlocks, bandwidth: float | None = None) -> ConditionS
     return _bin_scores(pairs)
 
 
-def score_trials(scores: Tensor, is_target: Tensor, is_one_sided: bool = False) -> ConditionScores:
-    """Return given trials ``(P,)`` with every score kept."""
-    return _score_ordered(sort_by_class(at_least_float32(scores.detach()), is_target), is_one_sided)
+def collect_trial_scores(scores: Tensor, is_target: Tensor, has_unordered_pairs: bool = False) -> ConditionScores:
+    """Sort and count given scores ``(P,)``; none are binned.
+
+    ``has_unordered_pairs``: each unordered pair occurs once.
+    """
+    return _score_ordered(sort_by_class(at_least_float32(scores.detach()), is_target), has_unordered_pairs)
 
 
-def _score_ordered(trials: OrderedScores, is_one_sided: bool) -> ConditionScores:
+def _score_ordered(trials: OrderedScores, has_unordered_pairs: bool) -> ConditionScores:
     counts = count_ordered(trials)
-    return ConditionScores(trials, counts, partial(make_finder, counts.ascending), is_one_sided)
+    return ConditionScores(trials, counts, partial(make_finder, counts.ascending), has_unordered_pairs)
 
 
 def _smooth_scores(pairs: PairBlocks, bandwidth: float) -> ConditionScores:
@@ -157,7 +160,7 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
     middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
     histogram = edges, by_class[1], by_class[0], has_nan
     counts = count_by_bin(*histogram)
-    ascending, step_of_bin = merge_empty_steps(counts.ascending)
+    ascending, step_of_bin = merge_steps_without_targets(counts.ascending)
 
     def make_finder(tables: Sequence[Tensor]) -> Finder:
         per_bin = [pad(table[step_of_bin].roll(-_TAIL), (0, 1), value=torch.nan) for table in tables]
@@ -170,7 +173,7 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
 
     return ConditionScores(
         CountedScores(torch.where(has_nan, torch.nan, middles), by_class),
-        ScoreCounts(ascending, merge_empty_steps(counts.descending)[0]),
+        ScoreCounts(ascending, merge_steps_without_targets(counts.descending)[0]),
         make_finder,
         pairs.is_same_rows,
         lambda: count_by_bin(*histogram, is_separated=True),

@@ -19,8 +19,8 @@ class Condition(NamedTuple):
     target_sessions: str = "any"
 
     @property
-    def is_one_sided(self) -> bool:
-        """Whether both sides are the same, so that a pair has no direction."""
+    def is_same_side(self) -> bool:
+        """Whether enrolment and test are the same side, so that a pair has no direction."""
         return self.enrolment == self.test
 
 

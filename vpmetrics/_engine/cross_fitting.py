@@ -79,7 +79,7 @@ def describe_attacks(attacks: Sequence[Any]) -> tuple[tuple[str, str], ...]:
 
 
 def add_plain_attack(attacks: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the attacks, with plain comparison after them where it is missing: no result is below it."""
+    """Return the attacks, with plain comparison appended where it is missing: no result may be weaker than it."""
     return tuple(attacks) if any(type(attack) is Plain for attack in attacks) else (*attacks, Plain())
 
 
@@ -220,7 +220,7 @@ class CrossFittedAttacks:
         """Compare some rows of some folds after every attack with every setting, and choose the settings."""
         device = self.data.speakers.device
         tried = [
-            (variant, [each for each in self.conditions if is_made_for(variant.attack, each.is_one_sided)])
+            (variant, [each for each in self.conditions if is_made_for(variant.attack, each.is_same_side)])
             for variant in self.attack_folds.variants
         ]
         names = [(condition.name, variant) for variant, conditions in tried for condition in conditions]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.condition_scores import ConditionScores, score_pairs
+from vpmetrics._engine.condition_scores import ConditionScores, collect_pair_scores
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS, Condition
 from vpmetrics._engine.identification_scalars import IdentificationNumbers, PopulationRates, identify_all_groups
 from vpmetrics._engine.jackknife import (
@@ -103,7 +103,7 @@ class _ConditionEvaluation:
 
     @cached_property
     def scores(self) -> ConditionScores:
-        scores = score_pairs(self.pairs, self.settings.bandwidth)
+        scores = collect_pair_scores(self.pairs, self.settings.bandwidth)
         if scores.worst_counts is not None:
             # The order of scores within a bin is lost. Ties give the lowest possible D_ECE, separation the highest.
             most, least = (expected_disclosure(each.ascending) for each in (scores.worst_counts(), scores.counts))
@@ -181,8 +181,8 @@ class _ConditionEvaluation:
         scalars = {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log}
         if counts is None:
             return scalars, None
-        group, is_one_sided = counts.groups.find_groups(self.data.speakers), self.scores.is_one_sided
-        replicates = replicate_diagonal_dominance(counts, summary, group, is_one_sided, self.settings.similarity)
+        group, has_unordered_pairs = counts.groups.find_groups(self.data.speakers), self.scores.has_unordered_pairs
+        replicates = replicate_diagonal_dominance(counts, summary, group, has_unordered_pairs, self.settings.similarity)
         return scalars, self.make_jackknife(replicates, counts.num_speakers)
 
     def compute_linkability_chance(self) -> _ScalarsAndJackknife:

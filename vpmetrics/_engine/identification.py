@@ -107,18 +107,21 @@ def identify(
 
 def _permute_columns(trials: IdentificationTrials) -> Tensor:
     """Return columns of other speakers for every input, ``(K, B)``, the same for all inputs of one speaker."""
-    order = order_speakers(trials)
+    order = order_references_by_value(trials)
     place = order.argsort()[trials.column]
     shifts = range(1, 1 + min(_PERMUTATIONS, len(order) - 1))
     return torch.stack([order[(place + shift) % len(order)] for shift in shifts])
 
 
-def order_speakers(trials: IdentificationTrials) -> Tensor:
-    """Return columns of references in an order of their values, ``(N,)``; those without trials come last."""
+def order_references_by_value(trials: IdentificationTrials) -> Tensor:
+    """Return the reference columns ``(N,)`` sorted by their embeddings; references without trials come last.
+
+    The order depends neither on labels nor on the order of rows.
+    """
     count = trials.num_references
     column = torch.where(trials.usable, trials.column, count)
     counts = count_values(column, count + 1)[:-1]
-    # Speakers of equal references are in an order of their inputs.
+    # Where references are equal, their inputs decide the order.
     inputs = hash_values(row_keys(trials.inputs), column, count + 1)[:-1]
     by_key = argsort_columns(inputs, row_keys(trials.references.first_gallery()))
     return by_key[(counts[by_key] == 0).to(torch.uint8).argsort(stable=True)]
@@ -159,7 +162,7 @@ def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, columns: T
     count, num_references = len(trials.inputs), trials.num_references
     if num_references < 2 or count == 0:
         return trials.references.anchor.new_full(columns.shape, torch.nan)
-    order = order_speakers(trials)
+    order = order_references_by_value(trials)
     place = order.argsort()[trials.column]
     stride = min(-(-count * num_references // _MOST_SCORES), num_references)
     # The references used start elsewhere for every speaker, so that all of them take part.

@@ -273,7 +273,11 @@ def similarity_derivatives(summary: SimilaritySummary, matrix: Tensor | None, si
 
 
 def replicate_diagonal_dominance(
-    counts: ReplicateCounts, summary: SimilaritySummary, group_of_speaker: Tensor, is_one_sided: bool, similarity: str
+    counts: ReplicateCounts,
+    summary: SimilaritySummary,
+    group_of_speaker: Tensor,
+    has_unordered_pairs: bool,
+    similarity: str,
 ) -> dict[str, Tensor]:
     """Return diagonal dominance of all speakers and then without each group, ``(1 + G,)``.
 
@@ -281,7 +285,7 @@ def replicate_diagonal_dominance(
     first order: every cell adds the change of its calibrated value, weighted by the trials that are left in it.
     """
     assert counts.similarity_weights is not None
-    calibrated = counts.counted_trials.counts.ascending.llr_of_orders(2 if is_one_sided else 1)
+    calibrated = counts.counted_trials.counts.ascending.llr_of_orders(2 if has_unordered_pairs else 1)
     calibrated = logsigmoid(calibrated) if similarity == "geometric" else calibrated
     change = calibrated - calibrated[:1]
     number, diagonal = counts.groups.num_groups, summary.within_speaker

@@ -208,22 +208,22 @@ class PairStatistics(ValueCache):
             ridge: Added to the diagonal, relative to its mean.
         """
 
-        def make() -> Chain:
+        def make_whitening() -> Chain:
             covariance, span = getattr(self, name), self.span(name[-1])
             added = ridge * covariance.diagonal().mean() + torch.finfo(covariance.dtype).tiny
             inside = apply_chain(apply_chain(covariance, span).T, span)
             return (*span, Inverse(cholesky_with_ridge(inside, added)))
 
-        return self.get_or_make((name, ridge), make)
+        return self.get_or_make((name, ridge), make_whitening)
 
     def correlate(self, ridge: float) -> Tensor:
         """Return ``K``, the covariance of whitened protected with whitened original rows; its SVD is that of CCA."""
 
-        def make() -> Tensor:
+        def make_correlation() -> Tensor:
             half = apply_chain(self.po, self.whiten("oo", ridge))
             return apply_chain(half.T, self.whiten("pp", ridge)).T
 
-        return self.get_or_make(("K", ridge), make)
+        return self.get_or_make(("K", ridge), make_correlation)
 
 
 def cholesky_with_ridge(matrix: Tensor, added: Tensor | float) -> Tensor:

@@ -28,8 +28,8 @@ from vpmetrics._engine.utterances import (
     find_indices,
     hash_values,
     index_speakers,
-    number_combinations,
     number_sessions_by_value,
+    number_speaker_combinations,
     row_keys,
 )
 from vpmetrics._engine.validation import warn_undefined
@@ -104,7 +104,7 @@ def split_enrolment(data: EvaluationData, protocol: EnrolmentProtocol) -> tuple[
     if protocol.accumulated != "probes":
         by_session = ("sessions",) if condition.target_sessions != "any" else ()
         enrolment = _take_first_conversation(enrolment, length, *by_session)
-    group, _ = number_combinations(test, "sessions")
+    group, _ = number_speaker_combinations(test, "sessions")
     size = 1 if protocol.accumulated == "references" else length
     members = form_conversations(group, draw_places(group, test.keys), size)
     enrolment = _map_side(enrolment, condition.enrolment, protocol.attack)
@@ -137,7 +137,7 @@ def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
 def median_num_utterances(data: EvaluationData, condition: Condition) -> int:
     """Return the median number of test utterances per speaker, or per speaker and session, rounded down."""
     _, test = split_enrolment(data, EnrolmentProtocol(condition))
-    counts = torch.bincount(number_combinations(test, "sessions")[0])
+    counts = torch.bincount(number_speaker_combinations(test, "sessions")[0])
     return int(counts.median()) if len(counts) else 0
 
 
@@ -175,7 +175,7 @@ def _reduce_by_place(values: Tensor, place: Tensor, count: int, kind: str) -> Te
 
 def _take_first_conversation(side: Utterances, length: int, *columns: str) -> Utterances:
     """Return as many utterances of each speaker as a conversation has; none of speakers with fewer."""
-    group, _ = number_combinations(side, *columns)
+    group, _ = number_speaker_combinations(side, *columns)
     places = draw_places(group, side.keys)
     members = form_conversations(group, places, length)
     return side.take(members[places[members[:, 0]] == 0].flatten())

@@ -22,7 +22,7 @@ from vpmetrics._engine.speaker_disclosure import SpeakerDisclosure, WorstSpeaker
 from vpmetrics._engine.speaker_similarity import SimilarityMatrices, SimilaritySummary, dominance_ratio
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import suppress_warnings
-from vpmetrics._engine.verdict import Check, Headline, check_report, disclosure_sources, find_headline
+from vpmetrics._engine.verdict import Check, Headline, check_report, disclosure_sources, make_headline
 from vpmetrics.functional.similarity import normalised_relatives
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def choose_original_name(systems: Sequence[EvaluatedSystem]) -> str:
 def assess_report(report: PrivacyReport, data: EvaluationData | None = None) -> PrivacyReport:
     """Return the report with its checks and headline, which cost as much as a few numbers."""
     report = replace(report, checks=tuple(check_report(report, data)))
-    return replace(report, headline=find_headline(report))
+    return replace(report, headline=make_headline(report))
 
 
 def join_conditions(

@@ -118,17 +118,18 @@ def steps_of_both_signs(targets: Tensor, nontargets: Tensor) -> ScoreCounts:
     return ScoreCounts(Steps(edges, targets, nontargets), Steps(edges, targets.flip(-1), nontargets.flip(-1)))
 
 
-def merge_empty_steps(steps: Steps) -> tuple[Steps, Tensor]:
-    """Merge every step without targets into the one before; return the steps and the new index of each, ``(S,)``.
+def merge_steps_without_targets(steps: Steps) -> tuple[Steps, Tensor]:
+    """Merge every step without targets into the one before.
 
-    No PAV block begins at a step without targets, so nothing that follows from PAV changes.
+    Return the merged steps, and for each of the ``S`` old steps the index of the one it went into. Apart from the
+    first, no PAV block begins at a step without targets, so the calibration stays the same.
     """
     begins = steps.targets > 0
     place = begins.cumsum(0)
     lowest = torch.cat([steps.edges.new_full((1,), -torch.inf), steps.edges])[begins]
-    empty = steps.targets.new_zeros(len(lowest) + 1)
+    zeros = steps.targets.new_zeros(len(lowest) + 1)
     tied = torch.where(begins, steps.nontargets if steps.tied is None else steps.tied, 0)
-    sums = (empty.index_add(0, place, counts) for counts in (steps.targets, steps.nontargets, tied))
+    sums = (zeros.index_add(0, place, counts) for counts in (steps.targets, steps.nontargets, tied))
     return Steps(lowest, *sums), place
 
 

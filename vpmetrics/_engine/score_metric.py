@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.condition_scores import score_trials
+from vpmetrics._engine.condition_scores import collect_trial_scores
 from vpmetrics._engine.jackknife import add_intervals, count_trial_replicates, group_labels
 from vpmetrics._engine.metric_base import IntervalMetric
 from vpmetrics._engine.precision import at_least_float32, result_dtype, wide_dtype, widen
@@ -98,7 +98,7 @@ class TrialMetric(IntervalMetric):
         """Return the value as a dictionary, with the ends of the interval of each number that has one."""
         named = value if isinstance(value, dict) else {self.measure: value}
         labels, places = speakers.T.unique(return_inverse=True)
-        groups, scored = group_labels(labels), score_trials(scores, is_target)
+        groups, scored = group_labels(labels), collect_trial_scores(scores, is_target)
         counts = count_trial_replicates(scored, at_least_float32(scores), is_target, places, groups)
         jackknife = None if counts is None else counts.make_jackknife()
         values = add_intervals(named, jackknife, self.intervals or 0.0)

@@ -90,7 +90,7 @@ def compute_speaker_disclosure(pairs: PairBlocks, scores: ConditionScores, speak
             strongest[side].scatter_reduce_(0, index[side], strength.amax(1 - side), "amax")
             sums[1 + side].index_add_(1, index[side], torch.stack([nontarget.sum(1 - side), trials.sum(1 - side)]))
     (sums,), (strongest,) = pairs.processes.all_reduce(sums), pairs.processes.all_reduce(strongest, op="MAX")
-    return speaker_disclosure_of_sums(speakers, sums, strongest, scores.is_one_sided)
+    return speaker_disclosure_of_sums(speakers, sums, strongest, scores.has_unordered_pairs)
 
 
 def _evidence_tables(scores: ConditionScores) -> list[Tensor]:
@@ -110,17 +110,19 @@ def compute_disclosure_of_trials(
     sums = [empty.index_add(1, places[0], each * is_target)]
     sums += [empty.index_add(1, place, each * ~is_target) for place in places]
     strongest = empty.scatter_reduce(1, places, strengths.expand(2, -1), "amax")
-    return speaker_disclosure_of_sums(names, torch.stack(sums), strongest, scores.is_one_sided)
+    return speaker_disclosure_of_sums(names, torch.stack(sums), strongest, scores.has_unordered_pairs)
 
 
-def speaker_disclosure_of_sums(names: Tensor, sums: Tensor, strongest: Tensor, is_one_sided: bool) -> SpeakerDisclosure:
+def speaker_disclosure_of_sums(
+    names: Tensor, sums: Tensor, strongest: Tensor, has_unordered_pairs: bool
+) -> SpeakerDisclosure:
     """Return the disclosure from sums of evidence, numbers of trials ``(3, 2, S)`` and largest evidence ``(2, S)``."""
     order = names.argsort(stable=True)
     target_sums, *nontarget_sums = sums[..., order]
     sides = [(other, worst) for other, worst in zip(nontarget_sums, strongest[:, order], strict=True)]
     sides.append((nontarget_sums[0] + nontarget_sums[1], strongest.amax(0)[order]))
     # If both sides are the same utterances, it is arbitrary which of two is the row.
-    chosen = [sides[-1] if is_one_sided else side for side in sides]
+    chosen = [sides[-1] if has_unordered_pairs else side for side in sides]
     return SpeakerDisclosure(names[order], *(_side_disclosure(target_sums, *side) for side in chosen))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
-from vpmetrics._engine.condition_scores import ConditionScores, score_pairs
+from vpmetrics._engine.condition_scores import ConditionScores, collect_pair_scores
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
 from vpmetrics._engine.pair_blocks import PairBlocks, RowGroup
 from vpmetrics._engine.precision import result_dtype, wide_dtype
@@ -61,7 +61,8 @@ def compute_matrices(
             pairs = PairBlocks(
                 enrolment, test, count, scorer, CONDITIONS[name], data.processes, keep_digits=bandwidth is None
             )
-            matrix = similarity_matrix(pairs, score_pairs(pairs, bandwidth), similarity).to(dtype)[order][:, order]
+            scores = collect_pair_scores(pairs, bandwidth)
+            matrix = similarity_matrix(pairs, scores, similarity).to(dtype)[order][:, order]
         matrices.append(matrix)
     oo, op, pp = matrices
     return SimilarityMatrices(oo, op, pp, data.speakers[order])
@@ -165,21 +166,21 @@ def _sum_rows(similarities: Tensor, first: int) -> Tensor:
     return torch.stack([within, pad(each.sum(2), margins) - within, each.sum(1) - within])
 
 
-def _summarize_sums(sums: Tensor, is_one_sided: bool) -> SimilaritySummary:
+def _summarize_sums(sums: Tensor, has_unordered_pairs: bool) -> SimilaritySummary:
     (counts, within, log_within), of_rows, of_columns = sums
     within, log_within = within / counts, log_within / counts
     # If both sides are the same utterances, a pair appears once and counts for both of its speakers.
     pair_sums = of_rows + of_columns
-    compared, alike, _ = pair_sums if is_one_sided else of_rows
+    compared, alike, _ = pair_sums if has_unordered_pairs else of_rows
     number, total, log_total = of_rows.sum(1)
     dominance = (within.nanmean() - total / number).abs(), log_within.nanmean() - log_total / number
     return SimilaritySummary(within, alike / compared, *dominance, pair_sums)
 
 
-def summarize_matrix(matrix: Tensor, is_one_sided: bool) -> SimilaritySummary:
-    """Return sums over a matrix; ``is_one_sided``: the matrix is symmetric, each pair counts once."""
-    is_double = torch.ones_like(matrix, dtype=torch.bool).tril(-1) & is_one_sided
-    return _summarize_sums(_sum_rows(matrix.masked_fill(is_double, torch.nan), 0), is_one_sided)
+def summarize_matrix(matrix: Tensor, has_unordered_pairs: bool) -> SimilaritySummary:
+    """Return sums over a matrix; ``has_unordered_pairs``: the matrix is symmetric, each pair counts once."""
+    is_double = torch.ones_like(matrix, dtype=torch.bool).tril(-1) & has_unordered_pairs
+    return _summarize_sums(_sum_rows(matrix.masked_fill(is_double, torch.nan), 0), has_unordered_pairs)
 
 
 def split_matrix(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, pad, softplus
 
 from vpmetrics._engine.calibration import fit_isotonic_map, fit_linear_map, transferred_llr
-from vpmetrics._engine.condition_scores import score_trials
+from vpmetrics._engine.condition_scores import collect_trial_scores
 from vpmetrics._engine.distributed import SINGLE_PROCESS
 from vpmetrics._engine.jackknife import (
     Jackknife,
@@ -42,13 +42,13 @@ _COSTS: dict[str, Callable[[Tensor], Tensor]] = {"c_ece": evidence, "cllr": lamb
 class TrialList(NamedTuple):
     """Trials of one condition: scores and labels ``(P,)``, and the places of both speakers ``(2, P)`` where known.
 
-    ``is_one_sided``: both sides are the same utterances, and each pair is there once.
+    ``has_unordered_pairs``: both sides are the same utterances, and each pair is there once.
     """
 
     scores: Tensor
     is_target: Tensor
     speakers: Tensor | None = None
-    is_one_sided: bool = False
+    has_unordered_pairs: bool = False
 
     def pair_means(self, values: Tensor, speakers: int) -> Tensor:
         """Return means of a value of every trial by its two speakers, ``(S, S)``; NaN where there is no trial."""
@@ -59,7 +59,7 @@ class TrialList(NamedTuple):
         rows, columns = self.places()
         sums = values.new_zeros(len(values), speakers * speakers, dtype=wide_dtype(values.device))
         sums = sums.index_add(1, rows * speakers + columns, values.to(sums.dtype)).view(-1, speakers, speakers)
-        return sums + sums.mT if self.is_one_sided else sums
+        return sums + sums.mT if self.has_unordered_pairs else sums
 
     def places(self) -> Tensor:
         """Return the places of both speakers, ``(2, P)``."""
@@ -78,7 +78,7 @@ class TrialList(NamedTuple):
         is_known = trials > 0
         pairs = torch.where(is_own, (is_known & is_own).sum(), (is_known & ~is_own).sum())
         # Within one side a pair stands in both orders, and so do its trials.
-        return (slopes / (trials * pairs))[:, rows, columns] * (2 if self.is_one_sided else 1)
+        return (slopes / (trials * pairs))[:, rows, columns] * (2 if self.has_unordered_pairs else 1)
 
     def calibrate_across_speakers(self) -> list[TrialList]:
         """Return trials within either half of the speakers, calibrated linearly as learnt within the other half.
@@ -150,7 +150,7 @@ def report_trials(
 def _report_condition(
     given: TrialList, labels: Tensor, similarity: str | None, confidence: float | None
 ) -> ConditionReport:
-    scores = score_trials(given.scores, given.is_target, given.is_one_sided)
+    scores = collect_trial_scores(given.scores, given.is_target, given.has_unordered_pairs)
     scalars = {key: measure(scores.counted_trials) for key, measure in SCORE_MEASURES.items()}
     report = ConditionReport(scalars, scores, is_llr=True)
     if given.speakers is None:
@@ -162,7 +162,7 @@ def _report_condition(
         (llr,) = scores.make_finder([scores.llr_of_both_orders()])(given.scores)
         means = given.pair_means(llr if similarity == "sigmoid" else logsigmoid(llr), len(labels))
         matrix = means.sigmoid() if similarity == "sigmoid" else means.exp()
-        summary = summarize_matrix(matrix, given.is_one_sided)
+        summary = summarize_matrix(matrix, given.has_unordered_pairs)
         weights = given.similarity_weights(similarity_derivatives(summary, matrix, similarity)[1])
         speakers = compute_disclosure_of_trials(scores, given.scores, given.is_target, given.speakers, labels)
         scalars |= {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log, **speaker_scalars(speakers)}
@@ -176,7 +176,9 @@ def _report_condition(
     jackknives = [counts.make_jackknife(scalars)]
     if report.similarity is not None and similarity:
         place = groups.group_of_label
-        replicates = replicate_diagonal_dominance(counts, report.similarity, place, given.is_one_sided, similarity)
+        replicates = replicate_diagonal_dominance(
+            counts, report.similarity, place, given.has_unordered_pairs, similarity
+        )
         jackknives.append(make_jackknife(replicates, groups, counts.num_speakers))
     return replace(report, jackknife=join_jackknives(jackknives), counts=counts, confidence=confidence)
 
@@ -185,7 +187,7 @@ def _transfer_calibration(
     attacked: TrialList, fit: TrialList, labels: Tensor | None
 ) -> tuple[Transfer, Jackknife | None]:
     """Return the scores under a calibration fitted on another run (figure 8 of the 2022 paper), and their jackknife."""
-    scores = score_trials(fit.scores, fit.is_target)
+    scores = collect_trial_scores(fit.scores, fit.is_target)
     measured = {key: measure(scores.counted_trials) for key, measure in SCORE_MEASURES.items()}
     llr = {kind: learn(fit.scores, fit.is_target)(attacked.scores) for kind, learn in _CALIBRATIONS.items()}
     scalars = {}

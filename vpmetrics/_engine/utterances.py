@@ -146,7 +146,7 @@ def encode_labels(labels: Any) -> Tensor:
 
 
 def encode_column(name: str, labels: Any) -> Tensor:
-    """Return :func:`encode_labels` of the argument of this name."""
+    """Encode labels as :func:`encode_labels` does; errors call them ``name``. Tensors are returned as they are."""
     if isinstance(labels, Tensor):
         return labels
     if isinstance(labels, np.ndarray) and labels.dtype.kind in "iub":
@@ -287,7 +287,7 @@ def count_duplicates(side: Utterances) -> Tensor:
 
 def average_by_speaker(side: Utterances, by_session: bool) -> Utterances:
     """Return the mean of every speaker's rows, within a group and, on request, within a session."""
-    place, first = number_combinations(side, "groups", *(["sessions"] if by_session else []))
+    place, first = number_speaker_combinations(side, "groups", *(["sessions"] if by_session else []))
     sums = widen(side.embeddings).new_zeros(len(first), side.embeddings.shape[1])
     sums = sums.index_add(0, place, widen(side.embeddings))
     means = sums / count_values(place, len(first)).unsqueeze(1)
@@ -296,8 +296,11 @@ def average_by_speaker(side: Utterances, by_session: bool) -> Utterances:
     return replace(side.take(first), embeddings=means.to(side.embeddings.dtype), ids=ids)
 
 
-def number_combinations(side: Utterances, *columns: str) -> tuple[Tensor, Tensor]:
-    """Return for every row the number of its combination of speaker and ``columns``, and one row of each."""
+def number_speaker_combinations(side: Utterances, *columns: str) -> tuple[Tensor, Tensor]:
+    """Return the index of each row's combination of speaker and ``columns``, and the first row of each combination.
+
+    Columns that are None are ignored.
+    """
     given = [side.speakers, *(column for name in columns if (column := getattr(side, name)) is not None)]
     combinations, place = torch.unique(torch.stack(given), dim=1, return_inverse=True)
     first = torch.full((combinations.shape[1],), len(place), device=place.device)

@@ -250,8 +250,11 @@ def disclosure_sources(conditions: Mapping[str, Any], scalars: Mapping[str, Tens
     return keys
 
 
-def find_headline(report: PrivacyReport) -> Headline | None:
-    """Return the headline; None where nothing protected was compared."""
+def make_headline(report: PrivacyReport) -> Headline | None:
+    """Make the headline from the condition and attack that disclose most, and decide its level of leakage.
+
+    None if no condition with protected speech has a defined disclosure.
+    """
     keys = disclosure_sources(report.conditions, report.scalars)
     if not keys:
         return None

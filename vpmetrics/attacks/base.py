@@ -189,7 +189,7 @@ class TunedAttack(Attack):
         sums = sums.index_add(0, pairs.speaker_index, pairs.protected)
         num_folds = min(_FOLDS, max(2, pairs.num_speakers // 2))
         folds = (row_keys(sums).argsort(stable=True).argsort() % num_folds)[pairs.speaker_index]
-        is_one_sided = "OP" not in self.conditions or not has_original
+        is_same_side = "OP" not in self.conditions or not has_original
         totals = torch.zeros(len(choices), dtype=sums.dtype, device=sums.device)
         columns = pairs.original, pairs.protected, pairs.speaker_index
         for fold in range(num_folds):
@@ -201,7 +201,7 @@ class TunedAttack(Attack):
             for index, choice in enumerate(choices):
                 solution = self.solve(training, *choice)
                 test = solution.map_side(p, "protected")
-                scores = compare(self, test if is_one_sided else solution.map_side(o, "original"), test)
+                scores = compare(self, test if is_same_side else solution.map_side(o, "original"), test)
                 totals[index] += separation_of_scores(scores, is_same & is_other_row, ~is_same)
         return choose_setting(totals)
 
@@ -259,9 +259,9 @@ def has_builtin_fit(attack: Any) -> bool:
     )
 
 
-def is_made_for(attack: Any, is_one_sided: bool) -> bool:
+def is_made_for(attack: Any, is_same_side: bool) -> bool:
     """Return whether an attack is made for pairs of protected speech, or for pairs of original and protected speech."""
-    return not isinstance(attack, TunedAttack) or ("PP" if is_one_sided else "OP") in attack.conditions
+    return not isinstance(attack, TunedAttack) or ("PP" if is_same_side else "OP") in attack.conditions
 
 
 def learns_from_moments(attack: Any) -> bool:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -256,7 +257,7 @@ class PitchEncoder(SpeakerEncoder):
 
     def __init__(self) -> None:
         super().__init__()
-        self.track_pitch: Callable[..., Any] = _import_library("librosa", "vpmetrics[f0]").pyin
+        self.track_pitch: Callable[..., Any] = _import_library("librosa", "librosa", "vpmetrics[f0]").pyin
         self.can_pad, self.min_samples = True, 2 * _PITCH_FRAME
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
@@ -352,11 +353,13 @@ def _load_by_name(name: str, device: torch.device, sample_rate: int | None) -> S
     return encoder
 
 
-def _import_library(module: str, package: str) -> Any:
+def _import_library(module: str, package: str, requirement: str | None = None) -> Any:
+    """Import a module; if its package is missing, say how to install it: by ``requirement`` or the package's name."""
     try:
         return import_module(module)
     except ImportError as error:
-        raise AudioError(f"Expected {package} to be installed: `pip install {package}` ({error}).") from error
+        command = f"pip install {quote(requirement or package)}"
+        raise AudioError(f"Expected {package} to be installed: `{command}` ({error}).") from error
     except Exception as error:  # torchaudio raises OSError where it was built for another torch
         raise AudioError(
             f"Expected {package} and what it imports to fit torch {torch.__version__}, but the import failed: {error}."

@@ -143,8 +143,11 @@ def has_results(folder: Path) -> bool:
     return bool(_find_encoders(folder))
 
 
-def find_results(folder: Path) -> list[ChallengeResult]:
-    """Return every anonymiser whose results are in a folder, by dataset and attacker."""
+def find_result_files(folder: Path) -> list[ChallengeResult]:
+    """List the result files in a folder without reading them: one entry per anonymiser, dataset and attacker.
+
+    Entries that share all three get their folder in the name.
+    """
     lists = RecipeLists(folder)
     results = [result for root, files in _find_encoders(folder).items() for result in _list_results(root, files, lists)]
     if not results:

@@ -130,7 +130,7 @@ class EmbeddingFiles:
 
     def read_column(self, source: str | None, role: str) -> Column:
         """Return an array by ``FILE``, ``FILE:ARRAY`` or ``ARRAY``; by one of its usual names if nothing is given."""
-        path, name = split_source(source)
+        path, name = locate_source(source)
         if path is None:
             if self.container is not None:
                 return self._pick_array(self.container, source, role)
@@ -158,7 +158,7 @@ class EmbeddingFiles:
 
     def read_labels(self, source: str | None, role: str) -> Column:
         """Return a label of every row: from an array, or from a text with lines ``utterance label`` or ``label``."""
-        path, name = split_source(source)
+        path, name = locate_source(source)
         if path is None or name is not None or self.file_format is not None or format_suffix(path) in READERS:
             return self.read_column(source, role)
         names, labels = read_labels(path, "utterance", role.removesuffix("s"))
@@ -268,8 +268,8 @@ def read_plda(path: str, utt2spk: str | None = None, file_format: str | None = N
         raise InputError(f"cannot be fitted ({error})", path) from None
 
 
-def split_source(source: str | None) -> tuple[str | None, str | None]:
-    """Return the file and the array in ``FILE`` or ``FILE:ARRAY``; None for both where there is no such file."""
+def locate_source(source: str | None) -> tuple[str | None, str | None]:
+    """Split ``FILE`` or ``FILE:ARRAY``. Both parts are None if there is no such file, as for a bare ``ARRAY``."""
     if source is not None and Path(source).exists():
         return source, None
     path, _, name = (source or "").rpartition(":")

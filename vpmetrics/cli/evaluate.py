@@ -15,13 +15,13 @@ from rich.console import Console
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scorers import Scoring
 from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, list_encoders, open_cache_folder, pick_samples
-from vpmetrics.cli.challenge import find_results, find_utility, has_results, parse_utility, read_listed_trials
+from vpmetrics.cli.challenge import find_result_files, find_utility, has_results, parse_utility, read_listed_trials
 from vpmetrics.cli.comparison import check_columns
-from vpmetrics.cli.embeddings import EmbeddingFiles, Embeddings, read_embeddings, read_plda, split_source
+from vpmetrics.cli.embeddings import EmbeddingFiles, Embeddings, locate_source, read_embeddings, read_plda
 from vpmetrics.cli.evaluation import (
     add_attributes,
     check_anything_defined,
-    combine_systems,
+    combine_encoders,
     evaluate_embeddings,
     evaluate_listed_trials,
     evaluate_trials,
@@ -161,7 +161,7 @@ def _evaluate_inputs(options: Namespace, sides: Sequence[str]) -> list[Evaluated
 
 def _holds_embeddings(source: str, options: Namespace) -> bool:
     """Return whether an input is a file or folder of embeddings, by its suffix; tables may hold scores as well."""
-    located, name = split_source(source)
+    located, name = locate_source(source)
     path = located or source
     if options.format is not None or name is not None or Path(path).is_dir():
         return True
@@ -175,16 +175,16 @@ def _evaluate_recordings(options: Namespace, original: str, sources: Mapping[str
     evaluated, encoders = list[EvaluatedSystem](), list_encoders(options)
     with open_cache_folder(options) as cache:
         for name, protected in sources.items():
-            systems: dict[str, EvaluatedSystem] = {}
+            by_encoder: dict[str, EvaluatedSystem] = {}
             for encoder in encoders:
                 embeddings, files = embed_sides(original, protected, encoder, options, cache)
                 short = Path(encoder).stem if Path(encoder).exists() else encoder
                 full_name = name if len(encoders) == 1 else f"{name}, {short}"
                 metric = _make_metric(options, "euclidean" if encoder == "f0" else None)
-                systems[short] = _evaluate_sides(full_name, embeddings, options, metric)
+                by_encoder[short] = _evaluate_sides(full_name, embeddings, options, metric)
                 if options.out is not None and not options.no_audio and not options.samples:
-                    options.samples = pick_samples(systems[short], embeddings, files)
-            evaluated += combine_systems(name, systems)
+                    options.samples = pick_samples(by_encoder[short], embeddings, files)
+            evaluated += combine_encoders(name, by_encoder)
     return evaluated
 
 
@@ -229,7 +229,7 @@ def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
 
 def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[EvaluatedSystem]:
     """Evaluate all systems, datasets and attackers of a results folder of a challenge."""
-    results = find_results(folder)
+    results = find_result_files(folder)
     has_only_scores = all(result.has_only_scores for result in results)
     _reject_unused_option(options, "a folder of scores" if has_only_scores else "a folder of embeddings")
     scoring = "cosine" if has_only_scores else _read_scoring(options)
@@ -251,7 +251,7 @@ def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evalua
             utility=find_utility(folder, result.suffix, result.dataset, not has_several["system"]),
         )
         by_attacker[short][attacker] = _add_attacks(system, embeddings, scoring, options)
-    return [system for short, systems in by_attacker.items() for system in combine_systems(short, systems)]
+    return [system for short, systems in by_attacker.items() for system in combine_encoders(short, systems)]
 
 
 def _add_attacks(

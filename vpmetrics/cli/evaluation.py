@@ -93,17 +93,20 @@ def add_attributes(
     return replace(system, notes=tuple(notes), attributes=attributes)
 
 
-def combine_systems(name: str, systems: Mapping[str, EvaluatedSystem]) -> list[EvaluatedSystem]:
-    """Return the system to an attacker who picks the best encoder, followed by the system to each single encoder."""
-    if len(systems) < 2:
-        return list(systems.values())
+def combine_encoders(name: str, by_encoder: Mapping[str, EvaluatedSystem]) -> list[EvaluatedSystem]:
+    """Return the results against an attacker who uses the strongest encoder, then those against each encoder alone.
+
+    A single system is returned as it is.
+    """
+    if len(by_encoder) < 2:
+        return list(by_encoder.values())
     try:
-        combined = combine_reports({encoder: system.report for encoder, system in systems.items()})
-    except ValueError as error:  # other speakers
+        combined = combine_reports({encoder: system.report for encoder, system in by_encoder.items()})
+    except ValueError as error:  # the encoders were given different speakers
         raise InputError(str(error), name) from None
-    notes = dict.fromkeys(note for system in systems.values() for note in system.notes)
-    leading = replace(systems[combined.encoder], name=name, report=combined.report, notes=tuple(notes))
-    return [leading, *(replace(system, part_of=name) for system in systems.values())]
+    notes = dict.fromkeys(note for system in by_encoder.values() for note in system.notes)
+    leading = replace(by_encoder[combined.encoder], name=name, report=combined.report, notes=tuple(notes))
+    return [leading, *(replace(system, part_of=name) for system in by_encoder.values())]
 
 
 def evaluate_trials(
@@ -131,9 +134,9 @@ def evaluate_trials(
         scored = {}
         for number, (condition, trials) in enumerate(conditions.items()):
             trial_speakers = torch.from_numpy(speakers.of_trials[number]) if speakers.of_trials else None
-            is_one_sided = bool(condition) and CONDITIONS[condition].is_one_sided and trial_speakers is not None
-            is_symmetric = is_one_sided and _is_unordered(trials)
-            scored[condition] = TrialList(*_make_tensors(trials), trial_speakers, is_symmetric)
+            is_same_side = bool(condition) and CONDITIONS[condition].is_same_side and trial_speakers is not None
+            has_unordered_pairs = is_same_side and _is_unordered(trials)
+            scored[condition] = TrialList(*_make_tensors(trials), trial_speakers, has_unordered_pairs)
         report = report_trials(
             scored,
             None if fit is None else TrialList(*_make_tensors(fit)),

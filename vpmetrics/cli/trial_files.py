@@ -117,20 +117,23 @@ def has_scores(path: str) -> bool:
 def label_trials(scores: TrialFile, key: TrialFile | None, strict: bool = False) -> Trials:
     """Join scores with their labels by name, in the order of the scores.
 
-    Without ``key``, the scores have labels. ``strict``: raise for scores without a label and labels without a score.
+    Without ``key``, ``scores`` must contain the labels. ``strict``: raise for scores without a label and labels without
+    a score.
     """
     is_named = "trial" in scores.frame.columns
     if is_named and (copies := scores.frame.select(_PAIR).is_duplicated()).any():
         first = shorten(" ".join(scores.frame.filter(copies).select(_PAIR).row(0)))
-        again = len(copies) - scores.frame.select(_PAIR).n_unique()
-        raise InputError(f"expected every trial once, but {again:,} occur again, first {first}", scores.path)
+        count = len(copies) - scores.frame.select(_PAIR).n_unique()
+        got = f"{count:,} of {len(copies):,} lines repeat an earlier trial, first {first}"
+        raise InputError(f"expected every trial once, but {got}", scores.path)
     if key is None:
         if "is_target" not in scores.frame.columns:
             expected = "a fourth column target|nontarget, or a key (--key KEY)"
             raise InputError(f"expected {expected}, but got neither", scores.path)
         return Trials(scores.frame)
     if not is_named:
-        raise InputError("expected the names of both sides of a trial, but got scores and labels alone", scores.path)
+        expected = "the names of both sides of each trial, to find its label in the key"
+        raise InputError(f"expected {expected}, but got only scores and labels", scores.path)
     labels = key.frame.select(*_PAIR, "is_target").unique()
     if (twice := labels.select(_PAIR).is_duplicated()).any():
         first = " ".join(labels.filter(twice).select(_PAIR).sort(_PAIR).row(0))
@@ -138,8 +141,8 @@ def label_trials(scores: TrialFile, key: TrialFile | None, strict: bool = False)
     joined = scores.frame.select(*_PAIR, "score").join(labels, on=_PAIR, how="left", maintain_order="left")
     unlabelled = joined.filter(pl.col("is_target").is_null())
     if len(unlabelled) == len(joined):
-        exchanged = len(joined.join(labels.select(enrol="trial", trial="enrol"), on=_PAIR, how="semi"))
-        hint = f"; with its first two columns exchanged, {exchanged:,} would be" if exchanged else ""
+        count = len(joined.join(labels.select(enrol="trial", trial="enrol"), on=_PAIR, how="semi"))
+        hint = f"; {count:,} would be in it if its first two columns were swapped" if count else ""
         raise InputError(f"none of its {len(joined):,} trials is in the key {key.path}{hint}", scores.path)
     notes = []
     if len(unlabelled):

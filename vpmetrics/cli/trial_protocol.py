@@ -18,7 +18,7 @@ from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.registry import CI_SUFFIXES, scalar, scalar_key
 from vpmetrics._engine.report import EvaluatedSystem, PrivacyReport
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.verdict import Check, check_missing_trials, disclosure_sources, find_headline
+from vpmetrics._engine.verdict import Check, check_missing_trials, disclosure_sources, make_headline
 from vpmetrics.cli.embeddings import Column
 from vpmetrics.cli.evaluation import NOT_REQUESTED, collect_notes
 from vpmetrics.cli.inputs import InputError, quote
@@ -346,4 +346,4 @@ def _merge_reports(system: EvaluatedSystem, report: PrivacyReport) -> EvaluatedS
     listed = [check for check in system.report.checks if check.name != "attacks" or not report.attacks]
     checks = tuple({check.name: check for check in (*listed, *report.checks)}.values())
     merged = replace(system.report, scalars=scalars, conditions=conditions, attacks=report.attacks, checks=checks)
-    return replace(system, report=replace(merged, headline=find_headline(merged)))
+    return replace(system, report=replace(merged, headline=make_headline(merged)))

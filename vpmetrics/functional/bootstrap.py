@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, pad
 
-from vpmetrics._engine.condition_scores import ConditionScores, score_pairs, score_trials
+from vpmetrics._engine.condition_scores import ConditionScores, collect_pair_scores, collect_trial_scores
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
 from vpmetrics._engine.identification import identify, rank_inputs
 from vpmetrics._engine.jackknife import ScoreCells, check_enough_speakers, clopper_pearson_reach, students_t_quantile
@@ -111,7 +111,7 @@ def bootstrap(
     order = rank.new_zeros(len(labels)).index_add(0, places.flatten(), rank.repeat(2)).argsort(stable=True)
     weights = _draw_weights(len(labels), replicates, seed).to(preds.device)[:, order.argsort()]
     with collect_warnings():
-        trials = SpeakerTrials(score_trials(scores, is_target), scores, is_target, places, len(labels))
+        trials = SpeakerTrials(collect_trial_scores(scores, is_target), scores, is_target, places, len(labels))
         values = trials.compute_measures(weights, measures)
         numbers = dict.fromkeys(measures, trials.num_speakers)
         return _add_intervals(values, numbers, len(labels), confidence, result_dtype(preds))
@@ -206,7 +206,7 @@ def _compute_embedding_measures(
         keys = [key[3:] for key in measures if key[:3] == f"{name.lower()}_"]
         computed = condition.compute_measures(weights, [key for key in keys if key in MEASURES])
         if not set(keys) <= set(computed):
-            histograms, bits, inputs = _sum_inputs_by_speaker(data, name, scoring)
+            histograms, bits, inputs = _summarize_identification_by_speaker(data, name, scoring)
             computed["mean_d"] = rank_disclosure(weights @ histograms)["mean_d"]
             computed["alid"] = (weights @ bits) / (weights @ inputs)
         values |= {f"{name.lower()}_{key}": value for key, value in computed.items()}
@@ -268,7 +268,7 @@ class SpeakerTrials:
 
         def dominance(part: Tensor) -> Tensor:
             nontargets, targets = self._weigh_counts(part)
-            llr = Steps(self.values[:0], targets, nontargets).llr_of_orders(2 if self.scored.is_one_sided else 1)
+            llr = Steps(self.values[:0], targets, nontargets).llr_of_orders(2 if self.scored.has_unordered_pairs else 1)
             mean = (logsigmoid(llr) if similarity == "geometric" else llr) @ trials.T / trials.sum(1)
             similarities = mean.exp() if similarity == "geometric" else mean.sigmoid()
             first, second = widen(part)[:, self.pairs].unbind(1)
@@ -289,30 +289,39 @@ class SpeakerTrials:
         return torch.cat([function(part) for part in weights.split(max(1, _MOST_COUNTS // max(1, size)))])
 
 
-def _count_condition_trials(data: EvaluationData, name: str, scoring: Scoring) -> SpeakerTrials:
-    condition = CONDITIONS[name]
+def _count_condition_trials(data: EvaluationData, condition_name: str, scoring: Scoring) -> SpeakerTrials:
+    condition = CONDITIONS[condition_name]
     pairs = PairBlocks(*data.sides(condition), len(data.speakers), resolve_scoring(scoring), condition)
-    scored = score_pairs(pairs)
+    scored = collect_pair_scores(pairs)
     scores, is_target = pairs.all_trials()
     return SpeakerTrials(scored, scores, is_target, pairs.trial_speakers(), len(data.speakers))
 
 
-def _sum_inputs_by_speaker(data: EvaluationData, name: str, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rank histogram of the inputs of each speaker ``(S, N)``; sum of their bits and their number, ``(S,)``."""
-    trials = form_condition_trials(data, CONDITIONS[name])
-    ranks = trials.num_references
-    steps = widen(trials.references.sums.new_zeros(ranks * (ranks + 1)))
+def _summarize_identification_by_speaker(
+    data: EvaluationData, condition_name: str, scoring: Scoring
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return for each speaker the rank histogram of its inputs ``(S, N)``, and two tensors ``(S,)``.
+
+    These are the sum of the inputs' bits, and how many inputs have bits.
+    """
+    trials = form_condition_trials(data, CONDITIONS[condition_name])
+    num_references = trials.num_references
+    # Each input counts 1, in equal shares over the ranks it is tied for: a step up at the first of them, and one down
+    # after the last. The cumulative sum of the steps is the histogram.
+    steps = widen(trials.references.sums.new_zeros(num_references * (num_references + 1)))
     for block in score_inputs(trials, scoring):
         above, tied, _ = rank_inputs(block).long()
         tied = tied.clamp(min=1)
-        start = trials.column[block.rows] * (ranks + 1) + above
+        start = trials.column[block.rows] * (num_references + 1) + above
         mass = widen(trials.usable[block.rows]) / tied
         steps = steps.index_add(0, start, mass).index_add(0, start + tied, -mass)
     identification = identify(trials, scoring)
     assert identification.bits is not None
     speaker, bits = trials.column[identification.trials], widen(identification.bits)
-    sums, counts = (steps.new_zeros(ranks).index_add(0, speaker, each) for each in (bits, torch.ones_like(bits)))
-    return steps.view(ranks, ranks + 1).cumsum(1)[:, :-1], sums, counts
+    sums, counts = (
+        steps.new_zeros(num_references).index_add(0, speaker, each) for each in (bits, torch.ones_like(bits))
+    )
+    return steps.view(num_references, num_references + 1).cumsum(1)[:, :-1], sums, counts
 
 
 def _draw_weights(num_speakers: int, replicates: int, seed: int) -> Tensor:

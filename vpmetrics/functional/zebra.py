@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from vpmetrics._engine.calibration import transferred_llr
-from vpmetrics._engine.condition_scores import score_trials
+from vpmetrics._engine.condition_scores import collect_trial_scores
 from vpmetrics._engine.measures import (
     entropy_of_costs,
     expected_disclosure,
@@ -225,6 +225,6 @@ def speaker_disclosure(
     check_speakers_of_trials(tuple(speakers) if isinstance(speakers, Tensor) else speakers, target, validate_args)
     names, places = torch.stack([side.flatten().long() for side in speakers]).unique(return_inverse=True)
     scores, is_target = preds.flatten(), target.flatten().bool()
-    disclosed = compute_disclosure_of_trials(score_trials(scores, is_target), scores, is_target, places, names)
+    disclosed = compute_disclosure_of_trials(collect_trial_scores(scores, is_target), scores, is_target, places, names)
     sides = (SideDisclosure(*(column.to(result_dtype(preds)) for column in side)) for side in disclosed[1:])
     return SpeakerDisclosure(disclosed.speakers, *sides)

@@ -66,7 +66,8 @@ def draw_det(steps: Steps, values: Mapping[str, Any], ax: Axes | None, label: st
         for axis in (ax.xaxis, ax.yaxis):
             axis.set_ticks(places, [f"{100 * rate:g}" for rate in _DET_TICKS])
         ax.set(xlim=limits, ylim=limits, xlabel="false-alarm rate, %", ylabel="miss rate, %")
-        ax.plot(limits, limits, color="0.6", linewidth=0.8, linestyle=":")  # equal error rates
+        # The diagonal on which both error rates are equal.
+        ax.plot(limits, limits, color="0.6", linewidth=0.8, linestyle=":")
         draw_chance(ax, limits, (-limits[0], -limits[1]))
     style, x = next_style(ax), torch.linspace(limits[0], limits[1], 300, dtype=torch.float64)
     y = ndtri(_miss_rates(steps, ndtr(x)).clamp(1e-9, 1 - 1e-9))
