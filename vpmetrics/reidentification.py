@@ -171,10 +171,10 @@ class SinglingOut(_PopulationMetric):
     .. math::
         \pi_N = \Pr \{\exists!\, i : s(x_i, e) > t\}
 
-    for a reference e of one of N speakers, one conversation :math:`x_i` of each of them, and a threshold t that one in
-    N of other conversations of these speakers passes; see :func:`vpmetrics.functional.singling_out`. The predicate may
-    isolate any person. By chance it does with probability exp(-1) = 0.368, less where few conversations calibrate: 0.27
-    for one of each speaker, 0.30 for two, 0.35 for nine.
+    for a reference e of one of N speakers, one conversation :math:`x_i` of each of them, and a threshold t that about
+    one in N of other conversations of these speakers passes; see :func:`vpmetrics.functional.singling_out`. The
+    predicate may isolate any person. Without information it still isolates someone with probability exp(-1) = 0.368;
+    with few calibrating conversations less: 0.27 with one per speaker, 0.30 with two, 0.35 with nine.
 
     As input to ``forward`` and ``update`` the metric accepts what :class:`ReidentificationRate` accepts, and an
     attacker has the same utterances. The others are averaged in disjoint groups of ``utterances``, of which every
@@ -188,7 +188,7 @@ class SinglingOut(_PopulationMetric):
         condition: ``"PP"``, protected references and conversations; ``"OP"``, original references and protected
             conversations; ``"OO"``, both original.
         attack: As in :class:`ReidentificationRate`.
-        calibration: Conversations of a speaker that calibrate, at most.
+        calibration: Maximum number of conversations per speaker used to calibrate.
         draws: How many sets to draw for each reference and size, at least.
         scoring: As in :class:`ReidentificationRate`.
         validate_args: As in :class:`ReidentificationRate`.

@@ -153,7 +153,7 @@ class VoicePrivacy(AttackedMetric):
         return replace(report, groups=groups)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the scalars over all utterances so far."""
+        """Return the requested scalars (see ``metrics``) over all utterances so far."""
         with collect_warnings():
             return self._select_scalars(self._load_or_compute_report(self._collect_data()))
 

@@ -514,7 +514,7 @@ class TestFolds:
         data = data_of(original, original + 1, names, sessions=sessions, groups=names % 2)
         folds = assign_folds(data)
         attack_folds = AttackFolds(data, folds, (Plain(),))
-        (comparison,) = attack_folds.form_comparisons(0, CONDITIONS[condition], Plain(), is_sample=False)
+        (comparison,) = attack_folds.form_comparisons(0, CONDITIONS[condition], Plain(), is_subsample=False)
         a, b, kinds = comparison.enrolment, comparison.test, comparison.pair_kinds
         assert len(a) == len(b) == 24
         for i in range(24):

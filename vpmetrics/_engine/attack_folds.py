@@ -271,22 +271,22 @@ class AttackFolds(ValueCache):
             self._pairs[fold, group] = TrainingPairs(rows_o, rows_p, speakers[some], self.views)
         return self._pairs[fold, group]
 
-    def form_comparisons(self, fold: int, condition: Condition, attack: Any, is_sample: bool) -> list[Comparison]:
-        """Return the enrolment and test rows of a fold, not scored yet: all rows, or a sample of them.
+    def form_comparisons(self, fold: int, condition: Condition, attack: Any, is_subsample: bool) -> list[Comparison]:
+        """Return the enrolment and test rows of a fold, not scored yet: all rows, or a subsample of them.
 
         For an attack that enrols speakers there are two comparisons: each half of the recordings with the other half.
         """
         is_halved = hasattr(attack, "enrol") and self.enrolment is None
 
         def form() -> list[Comparison]:
-            a, b = (self._take_fold(side, fold, is_sample) for side in self._form_sides(condition))
+            a, b = (self._rows_of_fold(side, fold, is_subsample) for side in self._form_sides(condition))
             if not is_halved:
                 return [Comparison(a, b, condition)]
             in_a, in_b = halve_recordings(a, b)
             halves = ((a.take(in_a == half), b.take(in_b != half)) for half in (False, True))
             return [Comparison(*each, condition) for each in halves]
 
-        return self.get_or_make((fold, condition.name, is_halved, is_sample), form)
+        return self.get_or_make((fold, condition.name, is_halved, is_subsample), form)
 
     def _form_sides(self, condition: Condition) -> tuple[Utterances, Utterances]:
         """Return the enrolment and the test side of a condition, kept so that folds share them."""
@@ -307,20 +307,23 @@ class AttackFolds(ValueCache):
         ends: list[int] = torch.searchsorted(number[rows].contiguous(), starts).tolist()
         return replace(side, speaker_index=number % codes).take(rows), ends
 
-    def _take_fold(self, side: Utterances, fold: int, is_sample: bool) -> Utterances:
-        """Return all rows of a fold, or some of each of some speakers; the same object whatever the condition."""
+    def _rows_of_fold(self, side: Utterances, fold: int, is_subsample: bool) -> Utterances:
+        """Return the rows of one fold, or with ``is_subsample`` at most a few rows of a few speakers.
+
+        They are cached, so that all conditions share one object.
+        """
 
         def take() -> Utterances:
             ordered, ends = self.get_or_make(side, lambda: self._sort_side(side))
             rows = ordered.take(slice(*ends[fold : fold + 2]))
-            if not is_sample or len(rows) <= _SAMPLED_ROWS:
+            if not is_subsample or len(rows) <= _SAMPLED_ROWS:
                 return rows
             codes = self.folds.code[self.folds.of_speaker == fold].unique()
             per_speaker = max(_SAMPLED_PER_SPEAKER, _SAMPLED_ROWS // len(codes))
             codes = take_evenly(codes, max(2, _SAMPLED_ROWS // per_speaker))
             return limit_rows_per_speaker(rows, codes, per_speaker)
 
-        return self.get_or_make((side, fold, is_sample), take)
+        return self.get_or_make((side, fold, is_subsample), take)
 
 
 def halve_recordings(a: Utterances, b: Utterances) -> tuple[Tensor, Tensor]:

@@ -173,6 +173,7 @@ def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
     classes = [((part - centre) / spread, part.new_ones(1, len(part))) for part in (targets, nontargets)]
 
     def derivatives(theta: Tensor) -> Derivatives:
+        """Return the derivatives of the calibration cost at slope and offset ``theta``, ``(1, 2)``."""
         return average_classes(*(sum_derivatives(*classes[1 - label], theta, label) for label in (1, 0)))
 
     theta, converged = minimise_cost(derivatives, scores.new_zeros(1, 2))
@@ -248,6 +249,7 @@ def fit_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor, num_fol
 
     def derivatives_of(regressions: slice) -> Callable[[Tensor], Derivatives]:
         def derivatives(theta: Tensor) -> Derivatives:
+            """Return the derivatives of the costs at slopes and offsets ``theta``, ``(F, 2)``."""
             targets = sum_derivatives(target, weights[regressions], theta, 1)
             nontargets = sum_derivatives(middles, others[regressions], theta, 0)
             extra = contradictions[regressions]

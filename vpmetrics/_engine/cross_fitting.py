@@ -249,7 +249,7 @@ class CrossFittedAttacks:
             maps = [cache(each.map_side) for each in fitted]  # conditions share rows
             for condition in conditions:
                 scored = []
-                for rows in self.attack_folds.form_comparisons(fold, condition, variant.attack, is_sample=True):
+                for rows in self.attack_folds.form_comparisons(fold, condition, variant.attack, is_subsample=True):
                     sides = (rows.map_sides(variant.attack, each) for each in maps)
                     scores = torch.stack([compare(variant.attack, *each).detach() for each in sides])
                     scored.append((widen(scores).flatten(1), rows.pair_kinds.expand(1, -1, -1).flatten(1)))
@@ -301,7 +301,7 @@ class CrossFittedAttacks:
             torch.full_like(d_ece[0], self.folds.count_fitted()),
             by_number,
             choices,
-            None if groups is None else _join_replicates(trials, values),
+            None if groups is None else _take_strongest_replicates(trials, values),
         )
 
     def _count_pairs(self, condition: Condition, variants: Sequence[int]) -> dict[int, Tensor]:
@@ -330,7 +330,7 @@ class CrossFittedAttacks:
     def _score_pairs(self, condition: Condition, candidate: _Candidate, fold: int) -> Iterator[ScoredPairs]:
         """Yield blocks of scores in [-1, 1] of all pairs of a fold, after an attack."""
         fitted, has_score = self._fit_candidate(fold, candidate), hasattr(candidate.variant.attack, "score")
-        for comparison in self.attack_folds.form_comparisons(fold, condition, fitted.attack, is_sample=False):
+        for comparison in self.attack_folds.form_comparisons(fold, condition, fitted.attack, is_subsample=False):
             for each in score_blocks(comparison, fitted, self.folds.num_codes):
                 scores = squash_scores(each.scores, candidate.scales[fold]) if has_score else each.scores
                 yield each._replace(scores=scores)
@@ -366,14 +366,20 @@ class CrossFittedAttacks:
         return Steps(left_out.new_empty(0), steps.targets - left_out[1], steps.nontargets - left_out[0])
 
 
-def _join_replicates(trials: Sequence[_PooledTrials], values: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Return the values of the best trials and their jackknife replicates, ``(1 + G,)`` by key; None without counts."""
+def _take_strongest_replicates(
+    trials: Sequence[_PooledTrials], values: Mapping[str, Tensor]
+) -> dict[str, Tensor] | None:
+    """Return the value and its jackknife replicates, ``(1 + G,)`` by key; None without counts.
+
+    Each replicate is that of the trials with the largest D_ECE in it.
+    """
     counted = [(index, each.replicates) for index, each in enumerate(trials) if each.replicates is not None]
     if not counted:
         return None
     replicates = {}
     for key, measure in _MEASURES.items():
-        # Replicates have fewer bins than the value: add their differences from all speakers to it.
+        # Replicates are counted in coarser bins than the value, so only their difference from the first row, of all
+        # speakers, is added to the value.
         rows = [(values[key][index], measure(steps)) for index, steps in counted]
         replicates[key] = torch.stack([value + row - row[0] for value, row in rows])
     best = replicates["d_ece_strongest"].argmax(0, keepdim=True)

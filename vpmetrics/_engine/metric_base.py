@@ -82,7 +82,10 @@ class PrivacyMetric(Metric):
         return value
 
     def _compute_step_value(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what ``compute`` would return for this batch and those of the other processes at the same time."""
+        """Return what ``compute`` would return for this batch and those that other processes hold in the same step.
+
+        Accumulated states stay as they are.
+        """
         accumulated, count = self.metric_state, self._update_count
         try:
             for name, default in self._defaults.items():

@@ -125,7 +125,15 @@ def _merge_halves(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def _find_block_start(left: Tensor, above: Tensor, right: Tensor, below: Tensor, head: Tensor) -> Tensor:
-    """Return the first place on the left that is not below the level of the block, ``(..., 1)``."""
+    """Return the start of the block in the left half, ``(..., 1)``: its first element not below the block's level.
+
+    Args:
+        left: Values of the left half, increasing, ``(..., half)``.
+        above: For each place on the left, the weighted sum of what the values from there on exceed its value by.
+        right: Values of the right half, increasing, ``(..., half)``.
+        below: For each number of first values on the right, the weighted sum of what they lack to the last of them.
+        head: For each number of first values on the right, their weight.
+    """
     start = torch.zeros_like(left[..., :1], dtype=torch.long)
     for step in _halvings(left.shape[-1] // 2):
         probe = start + (step - 1)
@@ -138,9 +146,16 @@ def _find_block_start(left: Tensor, above: Tensor, right: Tensor, below: Tensor,
 
 
 def _find_block_end(right: Tensor, below: Tensor, high: Tensor, above: Tensor, tail: Tensor) -> Tensor:
-    """Return the place after the last on the right that is not above the level of the block, ``(..., 1)``.
+    """Return the end (exclusive) of the block in the right half, ``(..., 1)``.
 
-    The block begins on the left at ``high``; ``above`` and ``tail`` are what the left has from there on.
+    It is one past the last element that is not above the block's level.
+
+    Args:
+        right: As in :func:`_find_block_start`.
+        below: As in :func:`_find_block_start`.
+        high: Value of the block's first element on the left, ``(..., 1)``; the block's level is not above it.
+        above: Weighted sum of what the block's elements on the left exceed ``high`` by, ``(..., 1)``.
+        tail: Weight of the block's elements on the left, ``(..., 1)``.
     """
     end, half = torch.zeros_like(high, dtype=torch.long), right.shape[-1]
     for step in _halvings(half):

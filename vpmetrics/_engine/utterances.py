@@ -371,7 +371,7 @@ def hash_values(keys: Tensor, place: Tensor, count: int) -> Tensor:
 def order_speakers_by_value(count: int, *sides: Utterances) -> Tensor:
     """Return speaker indices in an order of the means of their rows on the first side, whatever their labels.
 
-    Speakers of equal means are in an order of their rows on this side, then on the next.
+    Ties are broken by the rows of the speaker on this side, then by the next side.
     """
     columns = []
     for side in sides:

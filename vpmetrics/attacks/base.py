@@ -98,8 +98,8 @@ class Maps(NamedTuple):
     mean_p: Tensor | None = None
     map_p: Tensor | Chain | None = None
 
-    def after(self, original: Chain, protected: Chain) -> Solution:
-        """Return what is done to rows of both sides: first these steps, then the maps."""
+    def prepend_steps(self, original: Chain, protected: Chain) -> Solution:
+        """Return the solution that applies these steps to the rows of each side, and then its mean and map."""
         sides = []
         for steps, mean, maps in ((original, self.mean_o, self.map_o), (protected, self.mean_p, self.map_p)):
             shift = () if mean is None else (Shift(mean),)
@@ -190,7 +190,7 @@ class TunedAttack(Attack):
         num_folds = min(_FOLDS, max(2, pairs.num_speakers // 2))
         folds = (row_keys(sums).argsort(stable=True).argsort() % num_folds)[pairs.speaker_index]
         is_same_side = "OP" not in self.conditions or not has_original
-        totals = torch.zeros(len(choices), dtype=sums.dtype, device=sums.device)
+        separations = torch.zeros(len(choices), dtype=sums.dtype, device=sums.device)
         columns = pairs.original, pairs.protected, pairs.speaker_index
         for fold in range(num_folds):
             o, p, speakers = (column[folds != fold] for column in columns)
@@ -202,8 +202,8 @@ class TunedAttack(Attack):
                 solution = self.solve(training, *choice)
                 test = solution.map_side(p, "protected")
                 scores = compare(self, test if is_same_side else solution.map_side(o, "original"), test)
-                totals[index] += separation_of_scores(scores, is_same & is_other_row, ~is_same)
-        return choose_setting(totals)
+                separations[index] += separation_of_scores(scores, is_same & is_other_row, ~is_same)
+        return choose_setting(separations)
 
 
 class LinearAttack(TunedAttack):
@@ -236,11 +236,11 @@ class LinearAttack(TunedAttack):
     def solve(self, pairs: TrainingPairs, view: str, setting: Any) -> Solution:
         """Return maps of rows normalised as fitted."""
         norm_o, norm_p = (pairs.normalisation(side, view) for side in ("original", "protected"))
-        return self.maps(pairs.statistics(view), setting).after((norm_o,), (norm_p,))
+        return self.maps(pairs.statistics(view), setting).prepend_steps((norm_o,), (norm_p,))
 
     def solve_moments(self, statistics: PairStatistics, setting: Any) -> Solution:
         """Return maps of rows of unit length, from observed moments."""
-        return self.maps(statistics, setting).after((Normalisation(),), (Normalisation(),))
+        return self.maps(statistics, setting).prepend_steps((Normalisation(),), (Normalisation(),))
 
 
 def compare(attack: Any, original: Tensor, protected: Tensor) -> Tensor:
@@ -299,7 +299,10 @@ def separation_of_sums(sums: Tensor) -> Tensor:
     return (-torch.expm1(-gap.square() / 6.5) * gap.sign()).nan_to_num(0)
 
 
-def choose_setting(totals: Tensor) -> int:
-    """Return the index of the setting with the largest absolute total; of nearly equal ones the last, most regular."""
-    size = totals.abs()
-    return len(totals) - 1 - int((size >= (1 - _AS_GOOD) * size.amax()).flip(0).to(torch.uint8).argmax())
+def choose_setting(separations: Tensor) -> int:
+    """Return the index of the setting whose scores separate best, in either direction.
+
+    Of nearly equal ones it is the last, which is the most regularised.
+    """
+    size = separations.abs()
+    return len(separations) - 1 - int((size >= (1 - _AS_GOOD) * size.amax()).flip(0).to(torch.uint8).argmax())

@@ -72,7 +72,7 @@ class Centred(Plain):
     def solve_moments(self, statistics: PairStatistics, setting: None) -> Solution:
         """Return the subtraction of observed means."""
         norms = Normalisation(statistics.mean_o), Normalisation(statistics.mean_p)
-        return self.maps(statistics, setting).after(norms[:1], norms[1:])
+        return self.maps(statistics, setting).prepend_steps(norms[:1], norms[1:])
 
 
 class WithinClassWhitening(LinearAttack):
@@ -192,7 +192,7 @@ class SquaresToProtected(RidgeToProtected):
 
         norm_o, norm_p = (pairs.normalisation(side, view) for side in ("original", "protected"))
         maps = self.maps(pairs.get_or_make((view, "squares"), measure_squares), setting)
-        return maps.after((norm_o, torch.square), (norm_p,))
+        return maps.prepend_steps((norm_o, torch.square), (norm_p,))
 
 
 class Procrustes(LinearAttack):
@@ -238,7 +238,7 @@ class CanonicalCorrelation(LinearAttack):
     settings: Sequence[Any] = ((1e-4, 1e-3), (1e-3, 1e-3), (1e-1, 1e-3), (1e-1, 10.0), (1.0, 10.0))
 
     def maps(self, statistics: PairStatistics, setting: tuple[float, float]) -> Maps:
-        """Return maps whose product is the weights, with the root of the inverse on the original side."""
+        """Return maps whose product is the weights: K on the protected side, the root of the inverse on both."""
         ridge, added = setting
         product = statistics.correlate(ridge)
         root = statistics.get_or_make(

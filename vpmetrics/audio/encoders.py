@@ -99,11 +99,11 @@ def as_encoder(
     sample_rate: int | None = None,
     device: str | torch.device | None = None,
 ) -> SpeakerEncoder:
-    """Return an encoder for audio of a given sample rate, which is resampled where the encoder takes another.
+    """Return an encoder that takes audio at ``sample_rate`` and resamples it to the rate the encoder expects.
 
     Args:
-        encoder: Whatever :func:`load_encoder` takes, or its result. A callable without an attribute ``sample_rate`` is
-            taken to expect the audio as it is, spectrograms and lists included.
+        encoder: Whatever :func:`load_encoder` takes, or its result. A callable without an attribute ``sample_rate``
+            gets its input unchanged, whatever it is (waveforms, spectrograms, lists).
         sample_rate: Samples per second of the audio. Required for encoders that know theirs.
         device: Where the encoder runs.
 

@@ -56,7 +56,7 @@ def translate_audio_errors() -> Iterator[None]:
 
 @contextmanager
 def open_cache_folder(options: Namespace) -> Iterator[Path]:
-    """Return where embeddings are kept: beside the folder of the report, or in a folder of this run only."""
+    """Yield the folder that caches embeddings: next to the report's folder, or temporary if there is none."""
     if options.out is not None:
         yield options.out.with_name(f"{options.out.name}-embeddings")
     else:

@@ -133,7 +133,7 @@ def _reject_unused_option(options: Namespace, kind: str) -> None:
 
 
 def _evaluate_inputs(options: Namespace, sides: Sequence[str]) -> list[EvaluatedSystem]:
-    """Evaluate recordings, embeddings, score files or the folder of a challenge, whichever is given."""
+    """Evaluate the inputs: recordings, embeddings, score files or the folder of a challenge."""
     inputs = options.inputs
     if len(inputs) == 1 and Path(inputs[0]).is_dir() and not sides:
         return _evaluate_folder(Path(inputs[0]), options, "")

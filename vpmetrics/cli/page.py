@@ -59,7 +59,7 @@ def draw_figures(systems: Sequence[EvaluatedSystem], formats: Sequence[str] = ("
     """Draw all figures that have data: as PNG for the page, and in other formats that are asked for."""
     drawn, pictures = draw_all_figures(systems, PAGE), []
     for dpi in (150, 110, 80):
-        pngs = {key: _draw_png(figure, dpi) for key, figure in drawn.items()}
+        pngs = {key: _draw_small_png(figure, dpi) for key, figure in drawn.items()}
         if sum(map(len, pngs.values())) < _MOST_BYTES:
             break
     for kind in FIGURES:
@@ -70,7 +70,7 @@ def draw_figures(systems: Sequence[EvaluatedSystem], formats: Sequence[str] = ("
     return pictures
 
 
-def _draw_png(figure: Figure, dpi: int) -> bytes:
+def _draw_small_png(figure: Figure, dpi: int) -> bytes:
     """Return a picture of few colours, which is a third as large and looks the same."""
     buffer, small = io.BytesIO(), io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 0})  # it is compressed below

@@ -25,7 +25,7 @@ from vpmetrics._engine.scalar import COUNT
 # The order of conditions in tables: the attacked ones first, original speech last.
 _CONDITION_ORDER = ("OP", "PP", "across", "within", "", "OO")
 _HEADLINE_KEYS = ("d_ece", "eer", "linkability", "linkability_chance", "mean_d", "mean_d_chance", "id_rate")
-# Parts of headings: measures of plain comparison, shown only beside the strongest attack.
+# Measures of plain comparison, by parts of their headings; each is shown together with the strongest attack.
 _PLAIN_MEASURES = "D_ECE", "EER", "DeID", "Cllr"
 _GROUP_KEYS = ("eer", "raw_eer", "min_cllr", "cllr", "d_ece")
 _FAMILY_TITLES = {

@@ -29,7 +29,7 @@ def rank_histogram(
     scoring: Scoring = "cosine",
     bandwidth: float | None = None,
 ) -> Tensor:
-    """Count the inputs whose own speaker has each of the N ranks (section 3.1).
+    """Count the inputs whose own speaker has each of the N ranks (Chandra et al., 2026, section 3.1).
 
     There is one reference per speaker: the mean of that speaker's reference utterances. Two protocols keep an input
     and its reference apart:
@@ -68,7 +68,7 @@ def rank_histogram(
 
 
 def rank_disclosure(histogram: Tensor, model: str = "empirical", validate_args: bool = True) -> dict[str, Tensor]:
-    r"""Compute what a rank histogram discloses: at most, on average, and in shares (section 3.3).
+    r"""Compute what a rank histogram discloses: at most, on average, and in shares (Chandra et al., 2026, section 3.3).
 
     .. math::
         \varepsilon_j = \log_2 (N \gamma_j), \quad \mathrm{MaxD} = \max_j \varepsilon_j, \quad
@@ -105,7 +105,8 @@ def rank_disclosure(histogram: Tensor, model: str = "empirical", validate_args: 
         warn_undefined("A rank histogram holds no input, or NaN.", shares.isnan().any())
     gamma = shares if model == "empirical" else fit_beta_binomial(shares).probabilities
     disclosure = (ranks * gamma).clamp(min=torch.finfo(gamma.dtype).tiny).log2()
-    # A uniform histogram is not above chance: neither its sum of thirds nor the search of a fit is exact.
+    # The tolerance keeps a uniform histogram from counting as above chance, as both the division by the sum and the fit
+    # round.
     above_chance = torch.where(gamma.isnan(), torch.nan, (ranks * gamma > 1 + 1e-6).to(gamma.dtype))
     values = {
         "max_d": disclosure.amax(dim=-1),

@@ -96,23 +96,26 @@ def singling_out(
         \pi_N = \Pr \{\exists!\, i : s(x_i, e) > t\}
 
     The attacker has a reference e of one of N speakers, and one conversation x of each of them. The threshold t is
-    calibrated on other conversations of the same N speakers: with M of the reference's own speaker among them, it lies
-    midway between the M-th highest score and the next, so that the predicate fires on one in N. It may fire on any
-    speaker. A predicate that never errs always isolates a speaker, one with equal scores never does.
-    One without information does with probability exp(-1) = 0.368, less where few conversations calibrate: 0.27 for one
-    of each speaker, 0.30 for two, 0.35 for nine.
+    calibrated on other conversations of the same N speakers. If M of them are of the reference's own speaker, the
+    threshold lies midway between the M-th and (M+1)-th highest score, so the predicate fires on about one calibration
+    conversation in N. It may fire on any speaker. A predicate that never errs always isolates a speaker; one whose
+    scores are all equal never does. A predicate without information still isolates someone with probability
+    exp(-1) = 0.368; with few calibrating conversations less: 0.27 with one per speaker, 0.30 with two, 0.35 with nine.
 
     Sets of N speakers are disjoint blocks of random shuffles, with a fixed seed, that all references share.
 
     Args:
         references: Floating tensor of shape ``(R, D)``, each row a predicate of its own.
-        reference_speakers: Integer tensor of shape ``(R,)``. References without two conversations are left out.
-        conversations: Floating tensor of shape ``(K, D)``, averaged over as many utterances as a conversation has.
+        reference_speakers: Integer tensor of shape ``(R,)``. References of speakers with fewer than two
+            conversations are left out.
+        conversations: Floating tensor of shape ``(K, D)``; each row is the mean embedding of the utterances of
+            one conversation.
         speakers: Integer tensor of shape ``(K,)``; those with a single conversation are left out.
         sizes: Numbers of people N, the reference's speaker included; 2 at least.
         is_tested: Boolean tensor of shape ``(K,)`` that marks the one conversation of each speaker the predicate is
             applied to; without it every conversation is tested in turn, while the next ones calibrate.
-        calibration: Conversations of a speaker that calibrate, at most.
+        calibration: Maximum number of conversations per speaker used to calibrate; ignored with ``is_tested``, where
+            all others calibrate.
         scoring: As in :func:`rank_histogram`.
         draws: How many sets to draw for each reference and size, at least; 2 or more.
 

@@ -233,24 +233,30 @@ class PrivacyMonitor(CallbackBase):
                 suite.reset(observed=True)
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start a measurement, where this epoch has one."""
-        # Values of an earlier epoch must not count again.
-        for name in [name for name in trainer.callback_metrics if strip_loader_suffix(name) in self.logged_names]:
-            del trainer.callback_metrics[name]
+        """Drop the values of an earlier epoch, and start a measurement if one is due."""
+        self._drop_logged_values(trainer)
         is_due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
         self._is_measuring = is_due or trainer.sanity_checking or not is_fitting(trainer)
-        if not self._is_measuring:
-            return
+        if self._is_measuring:
+            self._start_measurement(pl_module.device)
+
+    on_test_epoch_start = on_validation_epoch_start
+
+    def _drop_logged_values(self, trainer: Any) -> None:
+        """Remove this monitor's values from the trainer, so that those of an earlier epoch do not count again."""
+        for name in [name for name in trainer.callback_metrics if strip_loader_suffix(name) in self.logged_names]:
+            del trainer.callback_metrics[name]
+
+    def _start_measurement(self, device: torch.device) -> None:
+        """Prepare suites and the encoder for the first batch."""
         for of_last_measurement in (self._pending_figures, self._row_counts, self._attribute_metrics):
             of_last_measurement.clear()
         # The module may have moved to another device.
-        self._suites = {place: suite for place, suite in self._suites.items() if suite.device == pl_module.device}
-        for suite in self._suites.values():  # an interrupted validation left its rows
-            suite.reset()
+        self._suites = {place: suite for place, suite in self._suites.items() if suite.device == device}
+        for suite in self._suites.values():
+            suite.reset()  # drop rows that an interrupted validation may have left
         if self._encoder is not None:
-            self._encoder.begin_validation(pl_module.device)
-
-    on_test_epoch_start = on_validation_epoch_start
+            self._encoder.begin_validation(device)
 
     # Every batch
 

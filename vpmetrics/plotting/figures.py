@@ -174,7 +174,7 @@ def _axes_per_system(
 
 
 def _finish_figure(axes: Sequence[Axes]) -> Figure | None:
-    """Return the figure of axes with their legends beside them; None without axes."""
+    """Move the legends out of the axes and return the figure; None if there are no axes."""
     for ax in axes:
         move_legend_beside(ax)
     return figure_of(axes[0]) if axes else None
