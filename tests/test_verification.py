@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from vpmetrics import Cllr, EqualErrorRate, Linkability, MinCllr
 from vpmetrics._engine.measures import min_dcf_of_steps, raw_eer_of_steps
-from vpmetrics._engine.score_counts import count_by_bin, count_by_score, merge_steps_without_targets
+from vpmetrics._engine.score_counts import count_by_bin, count_by_score, merge_targetless_steps
 from vpmetrics.functional import cllr, equal_error_rate, linkability, min_cllr, min_dcf, raw_equal_error_rate
 
 GOLDEN = [
@@ -136,7 +136,7 @@ def test_raw_rates_of_bins_are_those_of_scores_rounded_to_bins():
         bins = torch.bucketize(preds, edges[1:], right=True)
         counts = [torch.bincount(bins[target == k], minlength=len(edges)) for k in (1, 0)]
         for one, other in zip(exact, count_by_bin(edges[1:], *counts), strict=True):
-            for steps in (other, merge_steps_without_targets(other)[0]):
+            for steps in (other, merge_targetless_steps(other)[0]):
                 assert_close(raw_eer_of_steps(steps), raw_eer_of_steps(one))
                 assert_close(min_dcf_of_steps(steps, 0.1, 1, 2), min_dcf_of_steps(one, 0.1, 1, 2))
 

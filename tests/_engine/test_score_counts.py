@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from vpmetrics._engine.measures import expected_disclosure
-from vpmetrics._engine.score_counts import calibrate, count_by_bin, merge_steps_without_targets
+from vpmetrics._engine.score_counts import calibrate, count_by_bin, merge_targetless_steps
 
 
 def test_bins_without_targets_change_no_ratio_when_put_together():
@@ -13,7 +13,7 @@ def test_bins_without_targets_change_no_ratio_when_put_together():
     targets = torch.randint(0, 3, (500,), generator=draw) * (torch.rand(500, generator=draw) < 0.2)
     nontargets = torch.randint(0, 9, (500,), generator=draw)
     every = count_by_bin(torch.arange(499.0), targets, nontargets).ascending
-    few, place = merge_steps_without_targets(every)
+    few, place = merge_targetless_steps(every)
     assert len(few.targets) == int((targets > 0).sum()) + 1
     for laplace in (False, True):
         assert_close(calibrate(few, laplace)[place], calibrate(every, laplace))

@@ -22,7 +22,7 @@ from vpmetrics._engine.score_counts import (
     count_by_bin,
     count_ordered,
     count_smoothly,
-    merge_steps_without_targets,
+    merge_targetless_steps,
     sort_by_class,
     sort_scores,
 )
@@ -160,7 +160,7 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
     middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
     histogram = edges, by_class[1], by_class[0], has_nan
     counts = count_by_bin(*histogram)
-    ascending, step_of_bin = merge_steps_without_targets(counts.ascending)
+    ascending, step_of_bin = merge_targetless_steps(counts.ascending)
 
     def make_finder(tables: Sequence[Tensor]) -> Finder:
         per_bin = [pad(table[step_of_bin].roll(-_TAIL), (0, 1), value=torch.nan) for table in tables]
@@ -173,7 +173,7 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
 
     return ConditionScores(
         CountedScores(torch.where(has_nan, torch.nan, middles), by_class),
-        ScoreCounts(ascending, merge_steps_without_targets(counts.descending)[0]),
+        ScoreCounts(ascending, merge_targetless_steps(counts.descending)[0]),
         make_finder,
         pairs.is_same_rows,
         lambda: count_by_bin(*histogram, is_separated=True),

@@ -118,11 +118,11 @@ def steps_of_both_signs(targets: Tensor, nontargets: Tensor) -> ScoreCounts:
     return ScoreCounts(Steps(edges, targets, nontargets), Steps(edges, targets.flip(-1), nontargets.flip(-1)))
 
 
-def merge_steps_without_targets(steps: Steps) -> tuple[Steps, Tensor]:
+def merge_targetless_steps(steps: Steps) -> tuple[Steps, Tensor]:
     """Merge every step without targets into the one before.
 
-    Return the merged steps, and for each of the ``S`` old steps the index of the one it went into. Apart from the
-    first, no PAV block begins at a step without targets, so the calibration stays the same.
+    Return the merged steps, and for each old step the index of the merged one, ``(S,)``. Only the first PAV block can
+    begin at a step without targets, so the calibration stays the same.
     """
     begins = steps.targets > 0
     place = begins.cumsum(0)

@@ -354,7 +354,7 @@ def _load_by_name(name: str, device: torch.device, sample_rate: int | None) -> S
 
 
 def _import_library(module: str, package: str, requirement: str | None = None) -> Any:
-    """Import a module; if its package is missing, say how to install it: by ``requirement`` or the package's name."""
+    """Import a module, or raise an error with the command that installs ``requirement``, by default its package."""
     try:
         return import_module(module)
     except ImportError as error:
