@@ -46,22 +46,11 @@ def bare_products(rows, block_size=2000):
                 left @ right.T
 
 
-def products_and_sorts(rows):
-    """What exact numbers cannot do without: the scores of every trial, sorted."""
-    original, protected = (normalize(side).double() for side in rows[:2])
-    every_pair = torch.ones(len(original), len(original), dtype=torch.bool)
-    once = every_pair.triu(1)  # of the pairs within a side
-    for a, b, mask in ((original, original, once), (original, protected, every_pair), (protected, protected, once)):
-        (a @ b.T)[mask].numpy().sort()
-
-
-@pytest.mark.parametrize(("each", "most"), [(10, 12), (50, 4), (52, 20)])
+@pytest.mark.parametrize(("each", "most"), [(10, 120), (50, 20), (52, 20)])
 def test_the_sets_people_validate_on(each, most):
     metric, rows = prepared(40, each, None)
-    # Up to 2048 utterances all numbers are exact.
-    limit, what = (bare_products, "three bare products") if each > 51 else (products_and_sorts, "products and sorts")
-    seconds = in_turns({"ours": lambda: afresh(metric), "limit": lambda: limit(rows)}, repeat=5)
-    ratio = report(f"{40 * each} utterances", seconds["ours"], what, seconds["limit"])
+    seconds = in_turns({"ours": lambda: afresh(metric), "products": lambda: bare_products(rows)}, repeat=5)
+    ratio = report(f"{40 * each} utterances", seconds["ours"], "three bare products", seconds["products"])
     metric.compute()
     start = time.perf_counter()
     metric.report()
@@ -71,11 +60,8 @@ def test_the_sets_people_validate_on(each, most):
 
 def test_no_step_where_scores_begin_to_share_bins():
     metrics = {each: prepared(40, each, None)[0] for each in (51, 52)}  # up to 2048 utterances none do
-    functions = {each: lambda metric=metric: afresh(metric) for each, metric in metrics.items()}
-    rows = prepared(40, 51, None)[1]
-    seconds = in_turns({**functions, "sorts": lambda: products_and_sorts(rows)}, repeat=5)
-    # Exact scores are sorted, which takes several times as long on processors for which NumPy has no fast path.
-    assert 0.4 <= report("2040 utterances", seconds[51], "2080 and sorts", seconds[52] + seconds["sorts"]) <= 1.3
+    seconds = in_turns({each: lambda metric=metric: afresh(metric) for each, metric in metrics.items()}, repeat=5)
+    assert 0.6 <= report("2040 utterances", seconds[51], "2080 utterances", seconds[52]) <= 1.6
 
 
 ATTACK_COSTS = [(40, 10, 7), (40, 25, 5), (40, 50, 3), (80, 50, 2.5), (400, 50, 1.5)]
@@ -105,7 +91,7 @@ def test_intervals_without_attacks(speakers, each, most):
 def test_twenty_thousand_utterances():
     metric, rows = prepared(400, 50, None)
     seconds = in_turns({"ours": lambda: afresh(metric), "products": lambda: bare_products(rows)}, repeat=1)
-    assert report("20000 utterances", seconds["ours"], "three bare products", seconds["products"]) <= 5
+    assert report("20000 utterances", seconds["ours"], "three bare products", seconds["products"]) <= 3
 
 
 def test_a_thousand_speakers():

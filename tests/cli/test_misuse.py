@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cli.cases import run, scalars_of, trials_of, write_key, write_scores, write_utt2spk
 
-from vpmetrics.cli.inputs import printable
+from vpmetrics._engine.scalar import printable
 
 ROOT = Path(__file__).parents[2]
 

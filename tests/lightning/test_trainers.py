@@ -53,7 +53,7 @@ def test_one_package_is_enough_and_none_is_not(tmp_path):
             try:
                 import vpmetrics.lightning
             except ImportError as error:
-                assert "pip install vpmetrics[lightning]" in str(error)
+                assert "pip install 'vpmetrics[lightning]'" in str(error)
             else:
                 raise AssertionError
 

@@ -136,3 +136,8 @@ def suggest_names(name: str, names: Iterable[str]) -> str:
         return "There is none."
     more = f" and {len(choices) - _MOST_NAMES} more" if len(choices) > _MOST_NAMES else ""
     return "Known: " + ", ".join(map(repr, choices[:_MOST_NAMES])) + more + "."
+
+
+def printable(name: object) -> str:
+    """Return a name with control characters spelt out: a name in a file must not move the cursor of a terminal."""
+    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in str(name))

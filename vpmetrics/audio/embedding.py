@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from vpmetrics._engine.scalar import printable
 from vpmetrics.audio.encoders import PitchEncoder, load_encoder
-from vpmetrics.audio.reading import SHORTEST_SECONDS, AudioError, decode_audio, printable, read_bytes, resample
+from vpmetrics.audio.reading import SHORTEST_SECONDS, AudioError, decode_audio, read_bytes, resample
 from vpmetrics.audio.recordings import Recording, RecordingPairs, list_recordings
 from vpmetrics.audio.speaker_encoder import SpeakerEncoder
 

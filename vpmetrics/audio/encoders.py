@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vpmetrics.audio.reading import AudioError, printable, resample
+from vpmetrics._engine.scalar import printable
+from vpmetrics.audio.reading import AudioError, resample
 from vpmetrics.audio.resemblyzer import load_resemblyzer
 from vpmetrics.audio.speaker_encoder import SpeakerEncoder, as_embeddings, mask_speech
 from vpmetrics.functional import f0_histogram

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vpmetrics._engine.scalar import printable
+
 _FRAMES_AT_ONCE = 1 << 20
 SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3")
 SILENCE = 1e-4  # peak below -80 dBFS: no speech is that quiet
@@ -19,11 +21,6 @@ SHORTEST_SECONDS = 0.1  # no encoder tells a speaker by less, whatever it accept
 
 class AudioError(ValueError):
     """Something about recordings or an encoder that the user can put right; the text may be shown as it is."""
-
-
-def printable(name: object) -> str:
-    """Return a file name with characters that cannot be printed spelt out."""
-    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in str(name))
 
 
 def read_bytes(path: Path) -> bytes:

@@ -10,7 +10,8 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from vpmetrics.audio.reading import SUFFIXES, AudioError, printable
+from vpmetrics._engine.scalar import printable
+from vpmetrics.audio.reading import SUFFIXES, AudioError
 
 
 class Recording(NamedTuple):

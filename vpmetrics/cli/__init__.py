@@ -58,7 +58,8 @@ def _run_command(options: Namespace) -> int:
     try:
         # What a command needs is imported when it runs, so that --help is quick.
         with exit_on_interrupt():
-            from vpmetrics.cli.inputs import InputError, describe_error, printable, read_files
+            from vpmetrics._engine.scalar import printable
+            from vpmetrics.cli.inputs import InputError, describe_error, read_files
             from vpmetrics.cli.progress import ResultConsole
 
             command = getattr(import_module(f"vpmetrics.cli.{_MODULES[options.command]}"), options.command)

@@ -18,8 +18,9 @@ from rich.markup import escape
 from torch import Tensor
 
 from vpmetrics._engine.report import EvaluatedSystem
+from vpmetrics._engine.scalar import printable
 from vpmetrics.cli.embeddings import Column, Embeddings, mark_references
-from vpmetrics.cli.inputs import InputError, format_suffix, printable, record_file
+from vpmetrics.cli.inputs import InputError, format_suffix, record_file
 from vpmetrics.cli.outputs import Sample
 from vpmetrics.cli.progress import show_progress
 from vpmetrics.cli.results import check_output_file

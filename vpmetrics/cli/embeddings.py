@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vpmetrics._engine.scalar import printable
 from vpmetrics.cli.formats import READERS, Arrays, read_arrays
-from vpmetrics.cli.inputs import Array, InputError, format_suffix, printable, quote, shorten
+from vpmetrics.cli.inputs import Array, InputError, format_suffix, quote, shorten
 from vpmetrics.cli.trial_files import read_labels, read_list, read_map
 from vpmetrics.scoring import PLDA
 

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 
 from vpmetrics._engine.report import EvaluatedSystem
+from vpmetrics._engine.scalar import printable
 from vpmetrics._engine.scorers import Scoring
 from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, list_encoders, open_cache_folder, pick_samples
 from vpmetrics.cli.challenge import find_result_files, find_utility, has_results, parse_utility, read_listed_trials
@@ -27,7 +28,7 @@ from vpmetrics.cli.evaluation import (
     evaluate_trials,
 )
 from vpmetrics.cli.formats import READERS
-from vpmetrics.cli.inputs import InputError, format_suffix, printable, quote, read_files
+from vpmetrics.cli.inputs import InputError, format_suffix, quote, read_files
 from vpmetrics.cli.outputs import Content, check_outputs, publish
 from vpmetrics.cli.progress import show_progress
 from vpmetrics.cli.results import Run

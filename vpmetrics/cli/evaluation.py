@@ -17,11 +17,12 @@ from torch import Tensor
 from vpmetrics._engine.combination import combine_reports
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.report import ConditionReport, EvaluatedSystem
+from vpmetrics._engine.scalar import printable
 from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics._engine.verdict import explain_missing_trials
 from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.cli.embeddings import Embeddings
-from vpmetrics.cli.inputs import Array, InputError, printable, quote
+from vpmetrics.cli.inputs import Array, InputError, quote
 from vpmetrics.cli.trial_files import Trials, index_names, read_attributes
 from vpmetrics.suite import VoicePrivacy
 

@@ -11,6 +11,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from vpmetrics._engine.scalar import printable
+
 Array = np.ndarray[Any, Any]
 
 # What a file may hold once unpacked, so that a few bytes cannot fill the memory.
@@ -35,11 +37,6 @@ def shorten(text: str, width: int = 60) -> str:
 def quote(value: object) -> str:
     """Return a value as it is shown in messages."""
     return shorten(repr(value))
-
-
-def printable(text: str) -> str:
-    """Return a text with control characters spelt out: a name in a file must not move the cursor of a terminal."""
-    return "".join(mark if mark.isprintable() else repr(mark)[1:-1] for mark in text)
 
 
 def describe_error(error: BaseException) -> str:

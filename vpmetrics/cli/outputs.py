@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from vpmetrics import __version__
 from vpmetrics._engine.registry import CI_SUFFIXES
 from vpmetrics._engine.report import EvaluatedSystem
+from vpmetrics._engine.scalar import printable
 from vpmetrics.cli import exit_on_interrupt
 from vpmetrics.cli.comparison import (
     Pair,
@@ -24,7 +25,7 @@ from vpmetrics.cli.comparison import (
     table_of_systems,
     verdict_of_systems,
 )
-from vpmetrics.cli.inputs import InputError, printable
+from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.results import (
     RESULTS,
     Run,

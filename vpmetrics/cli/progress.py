@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from vpmetrics.cli.inputs import printable, shorten
+from vpmetrics._engine.scalar import printable
+from vpmetrics.cli.inputs import shorten
 
 _SECONDS_BETWEEN_LINES = 2.0
 

@@ -22,7 +22,7 @@ def import_installed_packages() -> list[ModuleType]:
     if not packages:
         raise ImportError(
             "Expected `pytorch-lightning` or `lightning` to be installed, but found neither. "
-            "Run `pip install vpmetrics[lightning]`."
+            "Run `pip install 'vpmetrics[lightning]'`."
         )
     return packages
 
