@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from vpmetrics._engine.measures import expected_disclosure
-from vpmetrics._engine.score_counts import calibrate, count_by_bin, merge_targetless_steps
+from vpmetrics._engine.score_counts import calibrate, count_by_bin, merge_targetless_steps, sort_scores
 
 
 def test_bins_without_targets_change_no_ratio_when_put_together():
@@ -32,3 +32,18 @@ def test_separated_bins_disclose_at_least_as_much_as_pooled_ones(seed):
     separated = expected_disclosure(count_by_bin(edges, targets, nontargets, is_separated=True).ascending)
     assert_close(separated, expected, rtol=1e-12, atol=0)
     assert separated > pooled
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("number", [0, 1, 1000, 1 << 15, 40_000])
+@pytest.mark.parametrize("nan", [None, torch.nan, -torch.nan])
+def test_sorting_by_the_bits_of_floats_is_sorting(number, dtype, nan):
+    draw = torch.Generator().manual_seed(number)
+    scores = torch.randn(number, dtype=dtype, generator=draw) * 10.0 ** torch.randint(
+        -40, 30, (number,), generator=draw
+    )
+    if number > 10:
+        scores[:8] = torch.tensor([torch.inf, -torch.inf, 0.0, -0.0, 1e-44, -1e-44, 1.0, 1.0])
+        scores[8] = scores[8] if nan is None else nan  # the sign of NaN is one of its bits
+    expected = scores.sort().values
+    assert_close(sort_scores(scores.clone()), expected, rtol=0, atol=0, equal_nan=True)

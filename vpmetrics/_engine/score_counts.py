@@ -28,6 +28,11 @@ from vpmetrics._engine.validation import check_bandwidth, check_trials, warn_fir
 
 T = TypeVar("T")
 
+# From the first number on, torch sorts integers by radix, up to five times as fast as NumPy compares; it needs 24 more
+# bytes per score, so not for more than the second.
+_RADIX_SORTED = 1 << 15, 1 << 24
+_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
+
 
 class _cached_property(Generic[T]):  # noqa: N801
     """That of functools without its lock, which torch.compile cannot trace before Python 3.12."""
@@ -259,12 +264,21 @@ def sort_by_class(scores: Tensor, is_target: Tensor) -> OrderedScores:
 
 
 def sort_scores(scores: Tensor) -> Tensor:
-    """Return sorted scores without a gradient; overwrites them on a CPU."""
+    """Return sorted scores ``(P,)``, NaN last, without a gradient; overwrites them on a CPU."""
     scores = scores.detach()
     if not is_numpy_ready(scores):
         return scores.sort().values
-    scores.numpy().sort()  # two to ten times as fast as torch's
+    if _RADIX_SORTED[0] <= len(scores) < _RADIX_SORTED[1] and not bool(scores.isnan().any()):
+        order = _flip_negative(scores.view(_INTEGERS[scores.dtype])).sort().values
+        return _flip_negative(order).view(scores.dtype)
+    scores.numpy().sort()  # two to ten times as fast as torch's comparisons
     return scores
+
+
+def _flip_negative(bits: Tensor) -> Tensor:
+    """Return floats, read as integers, in the order of the floats: all bits but the sign of a negative one flip."""
+    kind = torch.iinfo(bits.dtype)
+    return (bits >> (kind.bits - 1)).bitwise_and_(kind.max).bitwise_xor_(bits)
 
 
 def count_by_score(
