@@ -28,7 +28,7 @@ from vpmetrics.audio.recordings import Recording, RecordingPairs, list_recording
 from vpmetrics.audio.speaker_encoder import SpeakerEncoder
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_FILES_AT_ONCE, _BYTES_AT_ONCE = 32, 1 << 25  # are sorted by length while the next ones are read
+_FILES_AT_ONCE, _BYTES_AT_ONCE = 32, 1 << 25  # of a chunk, which is embedded while the next one is read
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def embed_recordings(
     """Embed recordings in bounded memory; neither batches nor the order change an embedding.
 
     Args:
-        recordings: What :func:`list_recordings` finds, or made by hand.
+        recordings: Those of :func:`list_recordings`, or made by hand.
         encoder: Whatever :func:`load_encoder` takes, or its result.
         device: Where the encoder runs; the CPU by default.
         cache: Folder to keep embeddings in, by the content of the recordings and the weights of the encoder.
@@ -116,7 +116,7 @@ def embed_recordings(
         workers: Threads that read.
         batch_seconds: Seconds of speech in a batch, padding included.
         segment_seconds: Cut recordings into segments of this length, a row each, called ``utterance#1`` and so on. A
-            rest of less than half is dropped.
+            remainder of less than half is dropped.
         progress: Called with the number of recordings done, that of all recordings, and the seconds left.
 
     Returns:
@@ -133,7 +133,11 @@ def embed_recordings(
         torch.Size([1, 256])
     """
     network = load_encoder(encoder, device=device)
-    folder = _choose_cache_folder(cache, network)
+    folder = None
+    if cache is not None:
+        if network.identity is None:
+            raise AudioError("Expected an encoder with a name to cache by: load_encoder(callable, name=...).")
+        folder = Path(cache, re.sub(r"[^\w.-]+", "_", network.identity))
     embedded = _load_cached(folder)
     reader = _FileReader(network, embedded, segment_seconds)
     paths = list(dict.fromkeys(one.path for one in recordings))
@@ -351,14 +355,6 @@ def _embed_batches(segments: Mapping[str, Sequence[Tensor]], encoder: SpeakerEnc
     return {key: of_file for key, of_file in by_key if np.isfinite(of_file).all()}
 
 
-def _choose_cache_folder(cache: str | Path | None, encoder: SpeakerEncoder) -> Path | None:
-    if cache is None:
-        return None
-    if encoder.identity is None:
-        raise AudioError("Expected an encoder with a name to cache by: load_encoder(callable, name=...).")
-    return Path(cache, re.sub(r"[^\w.-]+", "_", encoder.identity))
-
-
 def _load_cached(folder: Path | None) -> dict[str, Array]:
     """Return the embeddings of each recording by its content, from all files that are not damaged."""
     embeddings: dict[str, Array] = {}
@@ -370,7 +366,7 @@ def _load_cached(folder: Path | None) -> dict[str, Array]:
 
 
 def _save_cached(folder: Path | None, embeddings: Mapping[str, Array]) -> None:
-    """Write a new file: other runs may write meanwhile, and an interrupted run goes on where it was."""
+    """Write a new file: other runs may write at the same time, and a run after an interrupted one reads it."""
     if folder is not None and embeddings:
         folder.mkdir(parents=True, exist_ok=True)
         counts = [len(of_recording) for of_recording in embeddings.values()]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vpmetrics._engine.scalar import printable
 from vpmetrics.audio.reading import AudioError, resample
 from vpmetrics.audio.resemblyzer import load_resemblyzer
-from vpmetrics.audio.speaker_encoder import SpeakerEncoder, as_embeddings, mask_speech
+from vpmetrics.audio.speaker_encoder import SpeakerEncoder, as_embeddings, length_mask
 from vpmetrics.functional import f0_histogram
 
 _PITCH_RANGE = 65.0, 450.0  # Hz
@@ -77,7 +77,7 @@ def load_encoder(
     elif isinstance(encoder, (str, Path)):
         loaded = _load_by_name(str(encoder), torch.device(device or "cpu"), sample_rate).requires_grad_(False)
     elif callable(encoder):
-        rate = _take_stated_rate("the callable", sample_rate, getattr(encoder, "sample_rate", None))
+        rate = _first_stated_rate("the callable", sample_rate, getattr(encoder, "sample_rate", None))
         loaded = CallableEncoder(encoder, rate)
     else:
         raise TypeError(f"Expected `encoder` to be a name, a path or a callable, but got {type(encoder).__name__}.")
@@ -206,12 +206,12 @@ class TransformersEncoder(SpeakerEncoder):
             features = self.extractor(rows, sampling_rate=self.sample_rate, padding=True, return_tensors="pt")
             return self.model(**features.to(waveforms.device))
         # The extractor of waveforms works in NumPy, where no gradient passes; this is the same in torch.
-        is_speech = mask_speech(waveforms, lengths)
+        is_within_length = length_mask(waveforms, lengths)
         if self.extractor.do_normalize:
             mean = waveforms.sum(1, keepdim=True) / lengths[:, None]
-            centred = (waveforms - mean) * is_speech
+            centred = (waveforms - mean) * is_within_length
             waveforms = centred / (centred.square().sum(1, keepdim=True) / lengths[:, None] + 1e-7).sqrt()
-        return self.model(waveforms, attention_mask=None if bool(is_speech.all()) else is_speech.long())
+        return self.model(waveforms, attention_mask=None if bool(is_within_length.all()) else is_within_length.long())
 
 
 class PyannoteEncoder(SpeakerEncoder):
@@ -228,7 +228,7 @@ class PyannoteEncoder(SpeakerEncoder):
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Encode with a mask of samples, which it does without gradients."""
         self.pipeline.device = self.device  # the model moves its input to this device, and `to()` does not update it
-        mask = mask_speech(waveforms, lengths)
+        mask = length_mask(waveforms, lengths)
         return self.pipeline(waveforms[:, None].detach(), masks=None if bool(mask.all()) else mask.float())
 
 
@@ -287,7 +287,7 @@ class ONNXEncoder(SpeakerEncoder):
         providers = ["CUDAExecutionProvider"] * (device.type == "cuda") + ["CPUExecutionProvider"]
         self.session = library.InferenceSession(path, providers=providers)
         metadata = self.session.get_modelmeta().custom_metadata_map
-        self.sample_rate = _take_stated_rate(path, sample_rate, metadata.get("sample_rate"))
+        self.sample_rate = _first_stated_rate(path, sample_rate, metadata.get("sample_rate"))
         self.inputs = self.session.get_inputs()
         self.takes_lengths = len(self.inputs) > 1
 
@@ -307,7 +307,7 @@ class ONNXEncoder(SpeakerEncoder):
 
 def _load_torchscript(path: str, device: torch.device, sample_rate: int | None) -> SpeakerEncoder:
     model = torch.jit.load(path, map_location=device)
-    encoder = CallableEncoder(model, _take_stated_rate(path, sample_rate, getattr(model, "sample_rate", None)))
+    encoder = CallableEncoder(model, _first_stated_rate(path, sample_rate, getattr(model, "sample_rate", None)))
     encoder.file = path
     return encoder
 
@@ -367,9 +367,9 @@ def _import_library(module: str, package: str, requirement: str | None = None) -
         ) from error
 
 
-def _take_stated_rate(title: str, *stated: Any) -> int:
-    """Return the first sample rate that is stated."""
-    for rate in stated:
+def _first_stated_rate(title: str, *rates: Any) -> int:
+    """Return the first rate that is not None; raise an error that names ``title`` if all are."""
+    for rate in rates:
         if rate is not None:
             return int(rate)
     raise AudioError(f"Expected `sample_rate`: {title} does not state its sample rate.")

@@ -25,14 +25,14 @@ class Recording(NamedTuple):
 
 
 class Recordings(NamedTuple):
-    """Recordings, and what was assumed of them, in sentences to print."""
+    """Recordings, and in sentences to print, how they and their speakers were found."""
 
     items: tuple[Recording, ...]
     assumptions: tuple[str, ...] = ()
 
 
 class RecordingPairs(NamedTuple):
-    """Original and protected recordings, row by row, and what was assumed, in sentences to print."""
+    """Original and protected recordings, row by row, and in sentences to print, how pairs and speakers were found."""
 
     original: tuple[Recording, ...]
     protected: tuple[Recording, ...]
@@ -142,8 +142,9 @@ def pair_recordings(
             "recordings) by a folder per speaker or names such as 'p225_001'. Give `utt2spk`, a `speaker_pattern`, or "
             "a manifest (path,speaker)."
         )
-    pairs, notes = _match_recordings(left.items, right.items, strip_suffix)
-    paired = {one.path for pair in pairs for one in pair}
+    pairs = _match_recordings(left.items, right.items, strip_suffix)
+    notes = list(pairs.assumptions)
+    paired = {one.path for one in (*pairs.original, *pairs.protected)}
     for side, other, items, others in (
         ("original", "protected", left.items, right.items),
         ("protected", "original", right.items, left.items),
@@ -152,7 +153,7 @@ def pair_recordings(
         if not alone:
             continue
         text = f"{len(alone)} of {len(items)} {side} recordings have no {other} one, first {printable(alone[0].path)}"
-        if not pairs:
+        if not pairs.original:
             text += f"; names on the other side are like {printable(others[0].utterance)!r}"
             raise AudioError(f"{text}. `strip_suffix` or a manifest can pair them.")
         if not partial:
@@ -160,17 +161,16 @@ def pair_recordings(
         notes.append(f"{text}; they are left out.")
     protected_items = tuple(
         Recording(one.utterance, two.path, one.speaker, two.session or one.session, two.group or one.group)
-        for one, two in pairs
+        for one, two in zip(pairs.original, pairs.protected, strict=True)
     )
-    return RecordingPairs(tuple(one for one, _ in pairs), protected_items, (*left.assumptions, *notes))
+    return RecordingPairs(pairs.original, protected_items, (*left.assumptions, *notes))
 
 
 def _match_recordings(
     original: Sequence[Recording], protected: Sequence[Recording], strip_suffix: str | None
-) -> tuple[list[tuple[Recording, Recording]], list[str]]:
-    """Pair by the way that pairs most: by path or file name, with or without a suffix."""
-    best: list[tuple[Recording, Recording]] = []
-    note, problem = "", ""
+) -> RecordingPairs:
+    """Pair recordings by path or file name, with or without a suffix: by what gives the most pairs."""
+    best, problem = RecordingPairs((), ()), ""
     for way, key in (("relative path", str), ("file name", lambda name: PurePosixPath(name).name)):
         originals = _group_by_name(original, key)
         common_suffix = _common_suffix(originals, [key(two.utterance) for two in protected])
@@ -180,17 +180,18 @@ def _match_recordings(
             ambiguous = [(name, side) for name, sides in shared.items() for side in sides if len(side) > 1]
             if ambiguous:
                 problem = problem or _describe_duplicates(*ambiguous[0])
-            elif len(shared) > len(best):
-                best = [(one, two) for (one,), (two,) in shared.values()]
+            elif len(shared) > len(best.original):
+                left, right = (tuple(one for (one,) in side) for side in zip(*shared.values(), strict=True))
                 beyond = f" and {suffix!r}" if suffix else ""
-                one, two = (repr(printable(recording.utterance)) for recording in best[0])
-                note = f"Pairs are recordings of the same {way}{beyond}: {one} and {two} ({len(best)} pairs)."
-    if not best and problem:
+                first_pair = " and ".join(repr(printable(one.utterance)) for one in (left[0], right[0]))
+                note = f"Pairs are recordings of the same {way}{beyond}: {first_pair} ({len(left)} pairs)."
+                best = RecordingPairs(left, right, (note,))
+    if not best.original and problem:
         raise AudioError(
             f"Expected one original and one protected recording of each file name, but {problem}. Keep the same "
             "folders on both sides, or name utterances in a manifest (path,speaker,utterance)."
         )
-    return best, [note] if best else []
+    return best
 
 
 def _describe_duplicates(name: str, recordings: Sequence[Recording]) -> str:

@@ -48,17 +48,12 @@ class Resemblyzer(SpeakerEncoder):
         self.register_buffer("filters", _mel_filters(), persistent=False)
         self.register_buffer("window", torch.hann_window(_FRAME), persistent=False)
 
-    def train(self, mode: bool = True) -> Resemblyzer:
-        """Set the mode, but leave the LSTM in training mode: only there cuDNN passes gradients; it has no dropout."""
-        super().train(mode)
-        self.lstm.train()
-        return self
-
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
         """Embed the partial utterances, and average them."""
         level = torch.linalg.vector_norm(waveforms, dim=1) / lengths.sqrt()
         waveforms = waveforms * (_LEVEL / level.clamp(min=1e-8)).clamp(min=1)[:, None]
-        partials = [(row, start) for row, length in enumerate(lengths.tolist()) for start in _partial_starts(length)]
+        starts_of_rows = enumerate(map(_partial_start_frames, lengths.tolist()))
+        partials = [(row, start) for row, starts in starts_of_rows for start in starts]
         rows, starts = torch.tensor(partials, device=waveforms.device).T
         missing = _HOP * (int(starts.max()) + _PARTIAL) - waveforms.shape[1]
         spectrogram = self.mel_spectrogram(pad(waveforms, (0, max(0, missing))))
@@ -78,6 +73,7 @@ class Resemblyzer(SpeakerEncoder):
 
     def embed_partials(self, spectrograms: Tensor) -> Tensor:
         """Embed mel spectrograms ``(P, 160, 40)`` by the network alone."""
+        self.lstm.train()  # cuDNN passes gradients only in training mode; there is no dropout
         _, (hidden, _) = self.lstm(spectrograms)
         return normalize(self.linear(hidden[-1]).relu())
 
@@ -115,11 +111,11 @@ def _download_wheel() -> Path:
     return path
 
 
-def _partial_starts(length: int) -> list[int]:
-    """Return the first frames of the partial utterances of ``length`` samples."""
-    frames = math.ceil((length + 1) / _HOP)
+def _partial_start_frames(samples: int) -> list[int]:
+    """Return the first frame of each partial utterance of a waveform."""
+    frames = math.ceil((samples + 1) / _HOP)
     starts = list(range(0, max(1, frames - _PARTIAL + _STEP + 1), _STEP))
-    covered = (length - starts[-1] * _HOP) / (_PARTIAL * _HOP)
+    covered = (samples - starts[-1] * _HOP) / (_PARTIAL * _HOP)
     return starts[:-1] if covered < _COVERAGE and len(starts) > 1 else starts
 
 

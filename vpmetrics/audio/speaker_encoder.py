@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,14 @@ from vpmetrics.audio.reading import AudioError
 _PROBE_SECONDS = (1.0, 2.0, 4.0, 8.0)
 _SHORT_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
 _PADDING_TOLERANCE = 1e-4  # of a cosine, between an utterance alone and padded in a batch
+
+
+class _ProbeResult(NamedTuple):
+    """What an encoder does with noise of ``samples``, the first of the probed lengths that it takes."""
+
+    samples: int
+    dimension: int
+    passes_gradients: bool
 
 
 class SpeakerEncoder(nn.Module):
@@ -64,7 +72,7 @@ class SpeakerEncoder(nn.Module):
         waveforms = waveforms.to(torch.float32 if weight is None else weight.dtype)
         rows, samples = waveforms.shape
         if lengths is None:
-            return self._encode(waveforms, torch.full((rows,), samples, device=waveforms.device))
+            return self._embed_padded(waveforms, torch.full((rows,), samples, device=waveforms.device))
         check_integers("lengths", lengths)
         check_shape("lengths", lengths, (rows,), "one length per waveform")
         lengths = lengths.to(waveforms.device, torch.int64)
@@ -74,12 +82,12 @@ class SpeakerEncoder(nn.Module):
         if len(values) > 1 and not self.can_pad:
             order = lengths.argsort()
             groups = zip(values, order.split(counts), strict=True)
-            parts = [self._encode(waveforms[group, :length], lengths[group]) for length, group in groups]
+            parts = [self._embed_padded(waveforms[group, :length], lengths[group]) for length, group in groups]
             return torch.cat(parts)[order.argsort()]
         waveforms = waveforms[:, : values[-1]]
-        return self._encode(torch.where(mask_speech(waveforms, lengths), waveforms, 0.0), lengths)
+        return self._embed_padded(torch.where(length_mask(waveforms, lengths), waveforms, 0.0), lengths)
 
-    def _encode(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
+    def _embed_padded(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
         return as_embeddings(self.encode(waveforms, lengths), len(waveforms)).to(waveforms.device)
 
     @property
@@ -94,8 +102,7 @@ class SpeakerEncoder(nn.Module):
         return "the encoder" if self.name is None else f"encoder '{self.name}'"
 
     @cached_property
-    def _probe_encoder(self) -> tuple[int, int, bool]:
-        """Samples of noise that the encoder takes, the dimension of the embedding, and whether gradients pass."""
+    def _probe_result(self) -> _ProbeResult:
         failure: Exception | None = None
         for seconds in _PROBE_SECONDS:
             # Lightning validates in inference mode, where no gradient could be seen.
@@ -106,7 +113,7 @@ class SpeakerEncoder(nn.Module):
                 except Exception as error:  # whatever the library raises for what it cannot take
                     failure = failure or error
                     continue
-                return noise.shape[1], embedding.shape[1], _passes_gradients(noise, embedding)
+                return _ProbeResult(noise.shape[1], embedding.shape[1], _passes_gradients(noise, embedding))
         raise AudioError(
             f"Expected {self.title} to take waveforms of shape (B, T) and to return embeddings of shape (B, D), but on "
             f"one second of noise, shape (1, {self.sample_rate}), it failed: {type(failure).__name__}: {failure}"
@@ -117,33 +124,34 @@ class SpeakerEncoder(nn.Module):
 
     @property
     def dimension(self) -> int:
-        """The number of values of an embedding, probed."""
-        return self._probe_encoder[1]
+        """The number of values in an embedding, found by a probe with noise."""
+        return self._probe_result.dimension
 
     @property
     def is_differentiable(self) -> bool:
-        """Whether gradients pass from the embedding to the waveform, probed."""
-        return self._probe_encoder[2]
+        """Whether gradients pass from the embedding to the waveform, found by a probe with noise."""
+        return self._probe_result.passes_gradients
 
     @cached_property
     def can_pad(self) -> bool:
-        """Whether an utterance has the same embedding alone and padded in a batch, probed."""
+        """Whether an utterance has the same embedding alone and padded in a batch, found by a probe with noise."""
         if not self.takes_lengths:
             return False
-        noise = self._make_noise(self._probe_encoder[0])
+        noise = self._make_noise(self._probe_result.samples)
         lengths = torch.tensor([noise.shape[1], 3 * noise.shape[1] // 4], device=noise.device)
-        rows = torch.where(mask_speech(noise.expand(2, -1), lengths), noise, 0.0)
+        rows = torch.where(length_mask(noise.expand(2, -1), lengths), noise, 0.0)
         with torch.no_grad():
             try:
-                padded, alone = self._encode(rows, lengths)[1:], self._encode(noise[:, : lengths[1]], lengths[1:])
+                padded = self._embed_padded(rows, lengths)[1:]
+                alone = self._embed_padded(noise[:, : lengths[1]], lengths[1:])
             except Exception:  # a file may be exported for batches of one
                 return False
         return bool((cosine_similarity(padded, alone) > 1 - _PADDING_TOLERANCE).all())
 
     @cached_property
     def min_samples(self) -> int:
-        """The fewest samples that give a finite embedding, probed in steps."""
-        longest = self._probe_encoder[0]
+        """The shortest of the probed lengths of noise that gives a finite embedding."""
+        longest = self._probe_result.samples
         for samples in (int(seconds * self.sample_rate) for seconds in _SHORT_SECONDS):
             with torch.no_grad(), suppress(Exception):  # whatever the library raises for what it cannot take
                 if samples < longest and bool(self(self._make_noise(samples)).isfinite().all()):
@@ -162,13 +170,13 @@ class SpeakerEncoder(nn.Module):
         return f"{self.name}-{digest.hexdigest()}"
 
 
-def mask_speech(waveforms: Tensor, lengths: Tensor) -> Tensor:
-    """Return which samples ``(B, T)`` lie within the length of their row."""
+def length_mask(waveforms: Tensor, lengths: Tensor) -> Tensor:
+    """Return a mask ``(B, T)`` that is True for samples within the length of their row, False for padding."""
     return torch.arange(waveforms.shape[1], device=waveforms.device) < lengths[:, None]
 
 
 def as_embeddings(output: Any, rows: int) -> Tensor:
-    """Return embeddings ``(B, D)`` from whatever an encoder returned."""
+    """Convert the output of an encoder to embeddings ``(B, D)``; raise if it holds none."""
     if hasattr(output, "embeddings"):
         output = output.embeddings
     elif isinstance(output, Mapping) and "embeddings" in output:
