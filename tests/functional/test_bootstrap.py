@@ -13,12 +13,15 @@ from torch.testing import assert_close
 import vpmetrics as vp
 from vpmetrics import functional as F
 from vpmetrics._engine.condition_scores import collect_trial_scores
+from vpmetrics._engine.conditions import CONDITIONS
+from vpmetrics._engine.references import form_condition_trials
 from vpmetrics._engine.utterances import build_data, pack_utterances
 from vpmetrics.functional.bootstrap import (
     MEASURES,
     SpeakerTrials,
     _count_condition_trials,
-    _summarize_identification_by_speaker,
+    _rank_histogram_per_speaker,
+    _sum_bits_per_speaker,
 )
 
 implementation = sys.modules["vpmetrics.functional.bootstrap"]  # its function has the same name
@@ -217,7 +220,8 @@ def test_ranks_are_those_of_inputs_repeated():
     original, protected, speakers = voices()
     drawn, weights = drawing(8, 6, seed=3)
     data = build_data(pack_utterances(original, protected, speakers))
-    histograms, bits, number = _summarize_identification_by_speaker(data, "OP", "cosine")
+    inputs = form_condition_trials(data, CONDITIONS["OP"])
+    histograms, (bits, number) = _rank_histogram_per_speaker(inputs, "cosine"), _sum_bits_per_speaker(inputs, "cosine")
     scores, true = reference.rank.reference_scores(original.numpy(), protected.numpy(), speakers.numpy())
     found = F.identify(protected, speakers, original)
     for places, row in zip(drawn, weights, strict=True):

@@ -2,9 +2,9 @@ r"""Attribute disclosure: what embeddings disclose about sex, accent, age group 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +30,7 @@ from vpmetrics._engine.validation import (
 )
 
 _SHRINKAGES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # of the mean diagonal
-_LANDMARKS = 128  # of the kernel features
+_LANDMARKS = 128  # rows that kernel values are computed with
 _KERNEL_WIDTH = 1.0  # of the Gaussian kernel, in mean squared distances
 _MOST_FOLDS = 10
 _MOST_GROUPS = 30  # of speakers, left out of the whole procedure
@@ -101,8 +101,8 @@ def attribute_disclosure(
     # Rows, classes and speakers in an order of their values, so that neither row order nor labels change a draw.
     order = row_keys(embeddings).argsort(stable=True)
     embeddings, labels, speakers = embeddings[order], labels[order], speakers[order]
-    num_classes, target = _number_labels_by_value(embeddings, labels, torch.ones_like(labels))
-    num_speakers, speaker_index = _number_labels_by_value(embeddings, speakers, target + 1)
+    num_classes, target = _number_labels_by_embedding(embeddings, labels, torch.ones_like(labels))
+    num_speakers, speaker_index = _number_labels_by_embedding(embeddings, speakers, target + 1)
     order = argsort_columns(speaker_index, target, row_keys(embeddings))  # also an order of equal rows
     embeddings, target, speaker_index = embeddings[order], target[order], speaker_index[order]
     pairs = torch.stack([target, speaker_index]).unique(dim=1)
@@ -113,12 +113,14 @@ def attribute_disclosure(
     low = high = chance = widen(embeddings.new_full((), torch.nan))
     with torch.no_grad():
         model = _fit_classifiers(embeddings, speaker_index, num_speakers, target)
-        posterior, settings = model.predict(target, num_classes)
-        bits = _information_bits(posterior, target, num_classes)
+        log_posterior, settings = model.predict(target, num_classes)
+        bits = _mutual_information_bits(log_posterior, target, num_classes)
         if permutations:
             generator = torch.Generator().manual_seed(seed)
-            drawn = [_permute_labels(target, speaker_index, num_speakers, generator) for _ in range(permutations)]
-            chances = [_information_bits(model.predict(each, num_classes)[0], each, num_classes) for each in drawn]
+            chances = []
+            for _ in range(permutations):
+                permuted = _permute_labels(target, speaker_index, num_speakers, generator)
+                chances.append(_mutual_information_bits(model.predict(permuted, num_classes)[0], permuted, num_classes))
             chance = torch.stack(chances).clamp(min=0).mean()
         if confidence is not None and num_speakers < FEWEST_SPEAKERS:
             warn_undefined(f"Intervals need {FEWEST_SPEAKERS} speakers.")
@@ -127,76 +129,80 @@ def attribute_disclosure(
             replicates = []
             for left_out in range(int(group.amax()) + 1):
                 kept_target = target[group != left_out]
-                kept_posterior, _ = model.leave_out(group == left_out, settings).predict(kept_target, num_classes)
-                replicates.append(_information_bits(kept_posterior, kept_target, num_classes))
+                refitted = model.refit_without_rows(group == left_out, settings)
+                kept_log_posterior, _ = refitted.predict(kept_target, num_classes)
+                replicates.append(_mutual_information_bits(kept_log_posterior, kept_target, num_classes))
             # More speakers make a better classifier: the mean of the replicates is no estimate of a bias.
             bounds = 0.0, math.log2(num_classes)
             low, high = jackknife_interval(bits, torch.stack(replicates), confidence, *bounds, bias=0.0)
         share = widen(count_values(target, num_classes)) / len(target)
-        accuracy = widen(posterior.argmax(1) == target).mean()
+        accuracy = widen(log_posterior.argmax(1) == target).mean()
     values = (bits.clamp(min=0), low, high, chance, accuracy, share.amax(), _label_entropy(target, num_classes))
     return AttributeResult(*(each.to(dtype) for each in values))
 
 
-def _number_labels_by_value(rows: Tensor, labels: Tensor, numbers: Tensor) -> tuple[int, Tensor]:
-    """Return how many labels there are, and their numbers ``(N,)`` from 0, in an order of the mean row of each.
+def _number_labels_by_embedding(embeddings: Tensor, labels: Tensor, tie_breakers: Tensor) -> tuple[int, Tensor]:
+    """Return the number of labels, and the label of each row as an index ``(N,)`` in the order of mean embeddings.
 
-    Labels of equal mean rows are in an order of their rows and of the ``numbers`` of these, ``(N,)``.
+    Where mean embeddings are equal, single embeddings and their ``tie_breakers`` ``(N,)`` decide.
     """
     names, index = labels.unique(return_inverse=True)
-    sums = widen(rows).new_zeros(len(names), rows.shape[1]).index_add(0, index, widen(rows.detach()))
+    sums = widen(embeddings).new_zeros(len(names), embeddings.shape[1]).index_add(0, index, widen(embeddings.detach()))
     keys = row_keys(sums / count_values(index, len(names))[:, None])
-    values = row_keys(rows)
+    values = row_keys(embeddings)
     largest = values.abs().amax() if len(values) else 0.0
-    order = argsort_columns(hash_values((values + largest + 1) * numbers, index, len(names)), keys)
+    order = argsort_columns(hash_values((values + largest + 1) * tie_breakers, index, len(names)), keys)
     return len(names), order.argsort()[index]
 
 
 class _CrossFittedClassifier:
     """Ridge classifiers fitted on all folds of speakers but one, for any labels of the same rows.
 
-    ``features``: sets of features, ``(N, D)`` each; ``sums``: for every set ``features.T @ features`` of each fold;
-    ``settings``: pairs of a set and a shrinkage, from which each fold takes what is best on all others.
+    ``features``: design matrices ``(N, D)`` to choose from; ``products``: for each of them ``features.T @ features`` of
+    every fold, ``(K, D, D)``; ``settings``: pairs of the index of a design matrix and a shrinkage, of which each fold
+    takes the one that is best on all others.
     """
 
     def __init__(
-        self, features: list[Tensor], row_folds: Tensor, sums: list[Tensor], settings: list[tuple[int, float]]
+        self, features: list[Tensor], row_folds: Tensor, products: list[Tensor], settings: list[tuple[int, float]]
     ) -> None:
-        self.features, self.row_folds, self.sums, self.settings = features, row_folds, sums, settings
-        self.num_folds = len(sums[0])
+        self.features, self.row_folds, self.products, self.settings = features, row_folds, products, settings
+        self.num_folds = len(products[0])
         # (K, N), the rows that are not in a fold, on which its classifier is fitted
         self.is_training = row_folds != torch.arange(self.num_folds, device=row_folds.device)[:, None]
-        self.factors = [torch.linalg.cholesky(self._add_penalty(*setting)) for setting in settings]
+        self.factors = []
+        for index, shrinkage in settings:
+            training = products[index].sum(0) - products[index]
+            scale = torch.diagonal(training, dim1=1, dim2=2).mean(1)[:, None, None]
+            eye = torch.eye(training.shape[1], dtype=training.dtype, device=training.device)
+            self.factors.append(torch.linalg.cholesky(training + shrinkage * scale * eye))
 
-    def _add_penalty(self, number: int, shrinkage: float) -> Tensor:
-        others = self.sums[number].sum(0) - self.sums[number]
-        scale = torch.diagonal(others, dim1=1, dim2=2).mean(1)[:, None, None]
-        return others + shrinkage * scale * torch.eye(others.shape[1], dtype=others.dtype, device=others.device)
-
-    def leave_out(self, is_left_out: Tensor, settings: list[tuple[int, float]]) -> _CrossFittedClassifier:
-        """Return classifiers fitted without some rows."""
-        removed = [features[is_left_out] for features in self.features]
-        folds = self.row_folds[is_left_out]
-        sums = [total - _sum_products(x, x, folds, self.num_folds) for total, x in zip(self.sums, removed, strict=True)]
-        kept = [features[~is_left_out] for features in self.features]
-        return _CrossFittedClassifier(kept, self.row_folds[~is_left_out], sums, settings)
+    def refit_without_rows(self, is_removed: Tensor, settings: list[tuple[int, float]]) -> _CrossFittedClassifier:
+        """Return classifiers fitted on all other rows, with the choice of these settings."""
+        products = []
+        for total, features in zip(self.products, self.features, strict=True):
+            removed = features[is_removed]
+            products.append(total - _sum_products(removed, removed, self.row_folds[is_removed], self.num_folds))
+        kept = [features[~is_removed] for features in self.features]
+        return _CrossFittedClassifier(kept, self.row_folds[~is_removed], products, settings)
 
     def predict(self, target: Tensor, num_classes: int) -> tuple[Tensor, list[tuple[int, float]]]:
-        """Return the log-posterior of every class, ``(N, C)``, in nats, and the settings that some fold takes."""
+        """Return out-of-fold log-posteriors of the classes, ``(N, C)``, and the settings chosen in some fold."""
         labels = one_hot(target, num_classes).to(self.features[0].dtype)
         products = [_sum_products(features, labels, self.row_folds, self.num_folds) for features in self.features]
-        posteriors, costs = [], []
-        for (number, _), factor in zip(self.settings, self.factors, strict=True):
-            weights = torch.cholesky_solve(products[number].sum(0) - products[number], factor)  # (K, D, C)
+        log_posteriors, costs = [], []
+        for (index, _), factor in zip(self.settings, self.factors, strict=True):
+            weights = torch.cholesky_solve(products[index].sum(0) - products[index], factor)  # (K, D, C)
             scores = labels.new_zeros(labels.shape)
             for fold, weight in enumerate(weights):
-                scores[self.row_folds == fold] = self.features[number][self.row_folds == fold] @ weight
-            posteriors.append(self._calibrate(scores, labels))
-            loss = -posteriors[-1].gather(1, target[:, None]).squeeze(1)
+                scores[self.row_folds == fold] = self.features[index][self.row_folds == fold] @ weight
+            log_posteriors.append(self._calibrate(scores, labels))
+            loss = -log_posteriors[-1].gather(1, target[:, None]).squeeze(1)
             costs.append((self.is_training * loss).sum(1) / self.is_training.sum(1))
         best = torch.stack(costs).argmin(0)
-        posterior = torch.stack(posteriors)[best[self.row_folds], torch.arange(len(target), device=target.device)]
-        return posterior, [self.settings[number] for number in best.unique().tolist()]
+        rows = torch.arange(len(target), device=target.device)
+        chosen = [self.settings[index] for index in best.unique().tolist()]
+        return torch.stack(log_posteriors)[best[self.row_folds], rows], chosen
 
     def _calibrate(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Return log-posteriors: softmax of ``scale * score + bias``, fitted on the held-out scores of other folds."""
@@ -227,17 +233,20 @@ def _fit_classifiers(
     embeddings: Tensor, speaker_index: Tensor, num_speakers: int, target: Tensor
 ) -> _CrossFittedClassifier:
     rows = normalize(widen(embeddings.detach()), dim=1)
-    features = [_standardize(rows), _standardize(torch.cat([rows, _kernel_features(rows)], dim=1))]
+    with_kernel = torch.cat([rows, _landmark_kernel_values(rows)], dim=1)
+    features = [_make_design_matrix(rows), _make_design_matrix(with_kernel)]
     # Speakers of each class are assigned to folds in turn.
-    order = _highest_label(target, speaker_index, num_speakers).argsort(stable=True)
+    order = _highest_label_per_speaker(target, speaker_index, num_speakers).argsort(stable=True)
     num_folds = min(_MOST_FOLDS, num_speakers)
     turn = torch.empty_like(order).scatter(0, order, torch.arange(num_speakers, device=order.device) % num_folds)
     row_folds = turn[speaker_index]
-    sums = [_sum_products(each, each, row_folds, num_folds) for each in features]
-    return _CrossFittedClassifier(features, row_folds, sums, list(product(range(len(features)), _SHRINKAGES)))
+    products = [_sum_products(each, each, row_folds, num_folds) for each in features]
+    return _CrossFittedClassifier(
+        features, row_folds, products, list(itertools.product(range(len(features)), _SHRINKAGES))
+    )
 
 
-def _highest_label(target: Tensor, speaker_index: Tensor, num_speakers: int) -> Tensor:
+def _highest_label_per_speaker(target: Tensor, speaker_index: Tensor, num_speakers: int) -> Tensor:
     """Return the highest label of each speaker, ``(S,)``: the only one where the attribute is one of the speaker."""
     return target.new_zeros(num_speakers).scatter_reduce(0, speaker_index, target, "amax")
 
@@ -247,15 +256,18 @@ def _sum_products(features: Tensor, columns: Tensor, row_folds: Tensor, num_fold
     return torch.stack([features[row_folds == k].T @ columns[row_folds == k] for k in range(num_folds)])
 
 
-def _standardize(features: Tensor) -> Tensor:
-    """Return features with mean 0 and a constant one; the constant is penalised as little as any other."""
+def _make_design_matrix(features: Tensor) -> Tensor:
+    """Return features with mean 0, divided by one common scale, and a last column of ones for the bias.
+
+    Shrinkage penalises the bias no more than any feature.
+    """
     centred = features - features.mean(0)
     scale = centred.square().mean().sqrt().clamp(min=1e-12)
     return torch.cat([centred / scale, torch.ones_like(features[:, :1])], dim=1)
 
 
-def _kernel_features(rows: Tensor) -> Tensor:
-    """Return Gaussian kernel values with landmarks, evenly spaced by value."""
+def _landmark_kernel_values(rows: Tensor) -> Tensor:
+    """Return Gaussian kernel values between rows ``(N, D)`` and some of these, the landmarks, ``(N, L)``."""
     landmarks = rows[take_evenly(row_keys(rows).argsort(stable=True), _LANDMARKS)]
     squared = torch.cdist(rows, landmarks).square()
     return torch.exp(-squared / (_KERNEL_WIDTH * squared.mean()).clamp(min=1e-12))
@@ -263,7 +275,7 @@ def _kernel_features(rows: Tensor) -> Tensor:
 
 def _permute_labels(target: Tensor, speaker_index: Tensor, num_speakers: int, generator: torch.Generator) -> Tensor:
     """Return labels permuted among speakers where each has one, otherwise within speakers."""
-    highest = _highest_label(target, speaker_index, num_speakers)
+    highest = _highest_label_per_speaker(target, speaker_index, num_speakers)
     if bool((highest[speaker_index] == target).all()):
         return highest[torch.randperm(num_speakers, generator=generator).to(target.device)][speaker_index]
     shuffled = torch.rand(len(target), generator=generator).to(target.device).argsort()
@@ -276,6 +288,6 @@ def _label_entropy(target: Tensor, num_classes: int) -> Tensor:
     return -torch.where(share > 0, share * share.log2(), 0).sum()
 
 
-def _information_bits(posterior: Tensor, target: Tensor, num_classes: int) -> Tensor:
-    """Return the entropy of the labels less the cross-entropy of log-posteriors, in bits."""
-    return _label_entropy(target, num_classes) + posterior.gather(1, target[:, None]).mean() / math.log(2)
+def _mutual_information_bits(log_posterior: Tensor, target: Tensor, num_classes: int) -> Tensor:
+    """Return the entropy of the labels less the cross-entropy of log-posteriors ``(N, C)``, a scalar."""
+    return _label_entropy(target, num_classes) + log_posterior.gather(1, target[:, None]).mean() / math.log(2)

@@ -17,7 +17,7 @@ from vpmetrics._engine.jackknife import ScoreCells, check_enough_speakers, clopp
 from vpmetrics._engine.measures import SCORE_MEASURES, linkability_edges
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.references import form_condition_trials, score_inputs
+from vpmetrics._engine.references import IdentificationTrials, form_condition_trials, score_inputs
 from vpmetrics._engine.registry import scalar
 from vpmetrics._engine.score_counts import CountedScores, CountedTrials, Steps, steps_of_both_signs
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
@@ -44,6 +44,10 @@ EMBEDDING_MEASURES = (
 )
 _MOST_CELLS = 1 << 12  # up to this number of different scores each has a cell of its own
 _MOST_COUNTS = 1 << 22  # of the replicates worked on at a time
+
+
+SpeakerCounts = dict[str, int]
+"""For each measure, the number of speakers with trials: of the class, target or non-target, that has fewer."""
 
 
 class Bootstrapped(NamedTuple):
@@ -113,8 +117,8 @@ def bootstrap(
     with collect_warnings():
         trials = SpeakerTrials(collect_trial_scores(scores, is_target), scores, is_target, places, len(labels))
         values = trials.compute_measures(weights, measures)
-        numbers = dict.fromkeys(measures, trials.num_speakers)
-        return _add_intervals(values, numbers, len(labels), confidence, result_dtype(preds))
+        counts = dict.fromkeys(measures, trials.min_speakers_per_class)
+        return _add_t_intervals(values, counts, len(labels), confidence, result_dtype(preds))
 
 
 def bootstrap_embeddings(
@@ -163,16 +167,16 @@ def bootstrap_embeddings(
     _check_arguments(measures, EMBEDDING_MEASURES, replicates, confidence, seed)
     check_choice("similarity", similarity, SIMILARITIES)
     data = build_data(pack_utterances(original, protected, speakers, validate_values=validate_args))
-    count = len(data.speakers)
+    num_speakers = len(data.speakers)
     with collect_warnings():
-        if count > 1:
-            values, numbers = _compute_embedding_measures(data, measures, seed, replicates, scoring, similarity)
+        if num_speakers > 1:
+            values, counts = _replicate_embedding_measures(data, measures, seed, replicates, scoring, similarity)
         else:
             warn_undefined("The bootstrap needs two speakers.")
             values = dict.fromkeys(measures, widen(original.new_full((1 + replicates,), torch.nan)))
-            numbers = dict.fromkeys(measures, count)
+            counts = dict.fromkeys(measures, num_speakers)
         values = {key: values[key] for key in measures}
-        return _add_intervals(values, numbers, count, confidence, result_dtype(original, protected))
+        return _add_t_intervals(values, counts, num_speakers, confidence, result_dtype(original, protected))
 
 
 def _check_arguments(
@@ -184,10 +188,10 @@ def _check_arguments(
     check_confidence("confidence", confidence)
 
 
-def _compute_embedding_measures(
+def _replicate_embedding_measures(
     data: EvaluationData, measures: Sequence[str], seed: int, replicates: int, scoring: Scoring, similarity: str
-) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Return every measure of all speakers and of those of each replicate, ``(1 + R,)``, and speakers with trials."""
+) -> tuple[dict[str, Tensor], SpeakerCounts]:
+    """Return every measure of all speakers, followed by its value in each replicate, ``(1 + R,)``."""
     matrices = {key: pair for key, pair in _OF_MATRICES.items() if key in measures}
     with_matrix = {name for pair in matrices.values() for name in pair}
     needed = with_matrix | {key[:2].upper() for key in measures if key[2] == "_"}
@@ -197,7 +201,7 @@ def _compute_embedding_measures(
     trials = {name: _count_condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed}
     dominance = {name: trials[name].diagonal_dominance(weights, similarity) for name in with_matrix}
     values = {}
-    numbers = {key: min(trials[name].num_speakers for name in pair) for key, pair in matrices.items()}
+    counts = {key: min(trials[name].min_speakers_per_class for name in pair) for key, pair in matrices.items()}
     if "deid" in measures:
         values["deid"] = 1 - dominance["OP"] / dominance["OO"]
     if "gvd" in measures:
@@ -206,12 +210,13 @@ def _compute_embedding_measures(
         keys = [key[3:] for key in measures if key[:3] == f"{name.lower()}_"]
         computed = condition.compute_measures(weights, [key for key in keys if key in MEASURES])
         if not set(keys) <= set(computed):
-            histograms, bits, inputs = _summarize_identification_by_speaker(data, name, scoring)
-            computed["mean_d"] = rank_disclosure(weights @ histograms)["mean_d"]
+            searches = form_condition_trials(data, CONDITIONS[name])
+            computed["mean_d"] = rank_disclosure(weights @ _rank_histogram_per_speaker(searches, scoring))["mean_d"]
+            bits, inputs = _sum_bits_per_speaker(searches, scoring)
             computed["alid"] = (weights @ bits) / (weights @ inputs)
         values |= {f"{name.lower()}_{key}": value for key, value in computed.items()}
-        numbers |= dict.fromkeys((f"{name.lower()}_{key}" for key in computed), condition.num_speakers)
-    return values, numbers
+        counts |= dict.fromkeys((f"{name.lower()}_{key}" for key in computed), condition.min_speakers_per_class)
+    return values, counts
 
 
 class SpeakerTrials:
@@ -237,7 +242,7 @@ class SpeakerTrials:
         self.table: Tensor = table.view(2, len(codes), len(values))
 
     @property
-    def num_speakers(self) -> int:
+    def min_speakers_per_class(self) -> int:
         """The smaller of two numbers of speakers: with target trials, and with non-target trials."""
         return min(len(self.pairs[:, has_trials].unique()) for has_trials in self.table.sum(2) > 0)
 
@@ -297,14 +302,8 @@ def _count_condition_trials(data: EvaluationData, condition_name: str, scoring: 
     return SpeakerTrials(scored, scores, is_target, pairs.trial_speakers(), len(data.speakers))
 
 
-def _summarize_identification_by_speaker(
-    data: EvaluationData, condition_name: str, scoring: Scoring
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each speaker the rank histogram of its inputs ``(S, N)``, and two tensors ``(S,)``.
-
-    These are the sum of the inputs' bits, and how many inputs have bits.
-    """
-    trials = form_condition_trials(data, CONDITIONS[condition_name])
+def _rank_histogram_per_speaker(trials: IdentificationTrials, scoring: Scoring) -> Tensor:
+    """Return the rank histogram of the inputs of each speaker, ``(S, S)``; every speaker has a reference."""
     num_references = trials.num_references
     # Each input counts 1, in equal shares over the ranks it is tied for: a step up at the first of them, and one down
     # after the last. The cumulative sum of the steps is the histogram.
@@ -315,13 +314,17 @@ def _summarize_identification_by_speaker(
         start = trials.column[block.rows] * (num_references + 1) + above
         mass = widen(trials.usable[block.rows]) / tied
         steps = steps.index_add(0, start, mass).index_add(0, start + tied, -mass)
+    return steps.view(num_references, num_references + 1).cumsum(1)[:, :-1]
+
+
+def _sum_bits_per_speaker(trials: IdentificationTrials, scoring: Scoring) -> tuple[Tensor, Tensor]:
+    """Return the sum of the local information of each speaker's inputs, and how many these are, ``(S,)`` each."""
     identification = identify(trials, scoring)
     assert identification.bits is not None
     speaker, bits = trials.column[identification.trials], widen(identification.bits)
-    sums, counts = (
-        steps.new_zeros(num_references).index_add(0, speaker, each) for each in (bits, torch.ones_like(bits))
-    )
-    return steps.view(num_references, num_references + 1).cumsum(1)[:, :-1], sums, counts
+    columns = bits, torch.ones_like(bits)
+    sums, counts = (bits.new_zeros(trials.num_references).index_add(0, speaker, column) for column in columns)
+    return sums, counts
 
 
 def _draw_weights(num_speakers: int, replicates: int, seed: int) -> Tensor:
@@ -333,16 +336,16 @@ def _draw_weights(num_speakers: int, replicates: int, seed: int) -> Tensor:
     return pad(drawn, (0, 0, 1, 0), value=1.0)
 
 
-def _add_intervals(
-    values: dict[str, Tensor], numbers: dict[str, int], num_speakers: int, confidence: float, dtype: torch.dtype
+def _add_t_intervals(
+    values: dict[str, Tensor], counts: SpeakerCounts, num_speakers: int, confidence: float, dtype: torch.dtype
 ) -> dict[str, Bootstrapped]:
-    """Return bias-corrected t intervals of values ``(1 + R,)``; ``numbers``: speakers with trials of both classes."""
+    """Return bias-corrected t intervals of values ``(1 + R,)``, the value of all speakers followed by replicates."""
     bootstrapped = {}
     for key, column in values.items():
         value, replicates = column[0], column[1:]
         defined = replicates[~replicates.isnan()]
         low = high = torch.full_like(value, torch.nan)
-        if check_enough_speakers(numbers[key]) and len(defined) > 1:
+        if check_enough_speakers(counts[key]) and len(defined) > 1:
             error = defined.std() * math.sqrt(num_speakers / (num_speakers - 1))
             reach = students_t_quantile(confidence, num_speakers - 1) * error
             centre, bounds = 2 * value - defined.mean(), scalar(key).range_among(num_speakers)
