@@ -198,24 +198,24 @@ def _replicate_embedding_measures(
     side = data.original if len(data.original) else data.protected
     order = order_speakers_by_value(len(data.speakers), side, data.protected)
     weights = widen(_draw_weights(len(order), replicates, seed).to(order.device))[:, order.argsort()]
-    trials = {name: _count_condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed}
-    dominance = {name: trials[name].diagonal_dominance(weights, similarity) for name in with_matrix}
+    counted = {name: _count_condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed}
+    dominance = {name: counted[name].diagonal_dominance(weights, similarity) for name in with_matrix}
     values = {}
-    counts = {key: min(trials[name].min_speakers_per_class for name in pair) for key, pair in matrices.items()}
+    counts = {key: min(counted[name].min_speakers_per_class for name in pair) for key, pair in matrices.items()}
     if "deid" in measures:
         values["deid"] = 1 - dominance["OP"] / dominance["OO"]
     if "gvd" in measures:
         values["gvd"] = 10 * (dominance["PP"] / dominance["OO"]).log10()
-    for name, condition in trials.items():
+    for name, condition_trials in counted.items():
         keys = [key[3:] for key in measures if key[:3] == f"{name.lower()}_"]
-        computed = condition.compute_measures(weights, [key for key in keys if key in MEASURES])
+        computed = condition_trials.compute_measures(weights, [key for key in keys if key in MEASURES])
         if not set(keys) <= set(computed):
-            searches = form_condition_trials(data, CONDITIONS[name])
-            computed["mean_d"] = rank_disclosure(weights @ _rank_histogram_per_speaker(searches, scoring))["mean_d"]
-            bits, inputs = _sum_bits_per_speaker(searches, scoring)
+            trials = form_condition_trials(data, CONDITIONS[name])
+            computed["mean_d"] = rank_disclosure(weights @ _rank_histogram_per_speaker(trials, scoring))["mean_d"]
+            bits, inputs = _sum_bits_per_speaker(trials, scoring)
             computed["alid"] = (weights @ bits) / (weights @ inputs)
         values |= {f"{name.lower()}_{key}": value for key, value in computed.items()}
-        counts |= dict.fromkeys((f"{name.lower()}_{key}" for key in computed), condition.min_speakers_per_class)
+        counts |= dict.fromkeys((f"{name.lower()}_{key}" for key in computed), condition_trials.min_speakers_per_class)
     return values, counts
 
 
