@@ -25,7 +25,7 @@ from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.score_counts import Steps
 from vpmetrics._engine.scorers import FEW_PAIRS, Scorer
 from vpmetrics._engine.utterances import add_counts
-from vpmetrics.attacks.base import choose_setting, separation_of_sums
+from vpmetrics.attacks.base import choose_most_regularised, separation_of_sums
 
 COARSE, FINE = 1 << 11, 1 << 14  # bins of scores, for choices and for the result
 _CELLS = 1 << 7  # of the score axis that attacks are chosen with
@@ -126,7 +126,7 @@ def choose_settings(
     """
     every, chosen = separations.sum(1, keepdim=True), []
     for table in torch.cat([every - separations, every], dim=1).cpu().split(list(sizes)):
-        *by_others, by_all = (choose_setting(column) for column in table.T)
+        *by_others, by_all = (choose_most_regularised(column) for column in table.T)
         others = dict(zip(sampled_folds, by_others, strict=True))
         chosen.append([others.get(fold, by_all) for fold in range(num_folds)])
     return chosen

@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 NOTHING, PROTECTED = "nothing", "protected speech"
 LABELLED, PAIRS = "protected speech with speakers", "pairs of original and protected speech"
 
+RowNormalisation = str
+"""A way to normalise rows: ``"unit"``, ``"centred"`` or ``"standardised"``."""
+
 _FOLDS = 5  # of speakers, to choose a setting by cross-validation
-_AS_GOOD = 0.01  # of the best: a smaller difference may be chance or rounding
+_AS_GOOD = 0.01  # share of the best separation: a smaller difference may be chance or rounding
 
 
 class Attack:
@@ -122,17 +125,17 @@ class TunedAttack(Attack):
     needs: str = PAIRS
     settings: Sequence[Any] = (None,)
     conditions: Sequence[str] = ("OP", "PP")
-    views: Sequence[str] | None = None  # ways of normalising rows; None for all that the pairs offer
+    views: Sequence[RowNormalisation] | None = None  # None for all that the pairs offer
 
     def __init__(self) -> None:
         self.solution: Solution | None = None
         self.width = 0
 
-    def solve(self, pairs: TrainingPairs, view: str, setting: Any) -> Solution:
+    def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: Any) -> Solution:
         """Return the attack fitted with one setting."""
         raise NotImplementedError(f"Expected {type(self).__name__} to define `solve`.")
 
-    def choices(self, views: Sequence[str]) -> list[tuple[str, Any]]:
+    def choices(self, views: Sequence[RowNormalisation]) -> list[tuple[RowNormalisation, Any]]:
         """Return all settings, each with every way of normalising rows."""
         return [(view, setting) for view in self.views or views for setting in self.settings]
 
@@ -181,8 +184,10 @@ class TunedAttack(Attack):
             sides[name] = self.solution.map_side(unit_rows(rows), name).to(at_least_float32(rows).dtype)
         return sides["original"], sides["protected"]
 
-    def _cross_validate(self, pairs: TrainingPairs, has_original: bool, choices: Sequence[tuple[str, Any]]) -> int:
-        """Return the place of the choice that best separates the speakers of each fold, fitted on the other folds."""
+    def _cross_validate(
+        self, pairs: TrainingPairs, has_original: bool, choices: Sequence[tuple[RowNormalisation, Any]]
+    ) -> int:
+        """Return the index of the choice that best separates the speakers of each fold, fitted on the other folds."""
         if pairs.num_speakers < 2:
             return len(choices) - 1  # the most regular one
         sums = pairs.protected.new_zeros(pairs.num_speakers, pairs.protected.shape[1])
@@ -203,7 +208,7 @@ class TunedAttack(Attack):
                 test = solution.map_side(p, "protected")
                 scores = compare(self, test if is_same_side else solution.map_side(o, "original"), test)
                 separations[index] += separation_of_scores(scores, is_same & is_other_row, ~is_same)
-        return choose_setting(separations)
+        return choose_most_regularised(separations)
 
 
 class LinearAttack(TunedAttack):
@@ -233,7 +238,7 @@ class LinearAttack(TunedAttack):
         """Return the maps that follow from some pairs."""
         raise NotImplementedError(f"Expected {type(self).__name__} to define `maps`.")
 
-    def solve(self, pairs: TrainingPairs, view: str, setting: Any) -> Solution:
+    def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: Any) -> Solution:
         """Return maps of rows normalised as fitted."""
         norm_o, norm_p = (pairs.normalisation(side, view) for side in ("original", "protected"))
         return self.maps(pairs.statistics(view), setting).prepend_steps((norm_o,), (norm_p,))
@@ -299,10 +304,10 @@ def separation_of_sums(sums: Tensor) -> Tensor:
     return (-torch.expm1(-gap.square() / 6.5) * gap.sign()).nan_to_num(0)
 
 
-def choose_setting(separations: Tensor) -> int:
-    """Return the index of the setting whose scores separate best, in either direction.
+def choose_most_regularised(separations: Tensor) -> int:
+    """Return the index of the last, most regularised setting that separates nearly as well as the best one.
 
-    Of nearly equal ones it is the last, which is the most regularised.
+    Scores may separate in either direction.
     """
     size = separations.abs()
     return len(separations) - 1 - int((size >= (1 - _AS_GOOD) * size.amax()).flip(0).to(torch.uint8).argmax())

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.moments import CENTRED, Inverse, Shift, Solution, TrainingPairs, cholesky_with_ridge
-from vpmetrics.attacks.base import PAIRS, TunedAttack
+from vpmetrics.attacks.base import PAIRS, RowNormalisation, TunedAttack
 
 _MOST_ROWS = 512  # utterances that a Gaussian kernel is fitted on: time grows with the cube
 _MOST_PRODUCTS = 320  # utterances that kernels of products are fitted on
 _WIDTH = 4.0  # of the Gaussian kernel, in total variances; between 2 and 8 it hardly matters
-_CONSTANT = 1e-12  # a smaller total variance of features of unit rows is rounding
+_ROUNDING = 1e-12  # a smaller total variance of features of unit rows is rounding
 _JITTER = 1e-6  # of the mean diagonal, so that a singular kernel has a Cholesky factor
 
 
@@ -35,11 +35,11 @@ class KernelRidge(TunedAttack):
 
     name, needs, settings, views = "kernel ridge", PAIRS, (3e-2,), (CENTRED,)
 
-    def solve(self, pairs: TrainingPairs, view: str, setting: float) -> Solution:
+    def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: float) -> Solution:
         """Return a regression of original on protected rows."""
         original, protected = (pairs.rows(side, view, _MOST_ROWS) for side in ("original", "protected"))
         mean, kernel = original.mean(0), GaussianKernel(protected, protected.var(0, correction=0).sum())
-        weights = _solve_ridge(kernel(protected), setting, original - mean, kernel.variance)
+        weights = _fit_kernel_ridge(kernel(protected), setting, original - mean, kernel.variance > _ROUNDING)
         return Solution(
             (pairs.normalisation("original", view), Shift(mean)),
             (pairs.normalisation("protected", view), kernel, weights),
@@ -63,11 +63,11 @@ class EvenKernelRidge(TunedAttack):
 
     name, needs, settings, views, conditions = "even kernel ridge", PAIRS, (1e-1,), (CENTRED,), ("OP",)
 
-    def solve(self, pairs: TrainingPairs, view: str, setting: float) -> Solution:
+    def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: float) -> Solution:
         """Return a regression of protected on products of original rows."""
         kernel, protected = _fit_product_kernel(pairs, "original", view), pairs.rows("protected", view, _MOST_PRODUCTS)
         mean = protected.mean(0)
-        weights = _solve_ridge(kernel.matrix, setting, protected - mean, kernel.variance)
+        weights = _fit_kernel_ridge(kernel.matrix, setting, protected - mean, kernel.variance > _ROUNDING)
         return Solution(
             (pairs.normalisation("original", view), kernel, weights),
             (pairs.normalisation("protected", view), Shift(mean)),
@@ -91,11 +91,11 @@ class OuterProducts(TunedAttack):
 
     name, needs, settings, views = "outer products", PAIRS, (1e-2,), (CENTRED,)
 
-    def solve(self, pairs: TrainingPairs, view: str, setting: float) -> Solution:
+    def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: float) -> Solution:
         """Return maps of both sides to coordinates in the span of the outer products of original training rows."""
         kernel_o, kernel_p = (_fit_product_kernel(pairs, side, view) for side in ("original", "protected"))
         root = _cholesky_with_relative_ridge(kernel_o.matrix, _JITTER)
-        weights = _solve_ridge(kernel_p.matrix, setting, root, kernel_p.variance)
+        weights = _fit_kernel_ridge(kernel_p.matrix, setting, root, kernel_p.variance > _ROUNDING)
         return Solution(
             (pairs.normalisation("original", view), kernel_o, Inverse(root)),
             (pairs.normalisation("protected", view), kernel_p, weights),
@@ -133,7 +133,7 @@ class ProductKernel:
         return values - values.mean(1, keepdim=True)
 
 
-def _fit_product_kernel(pairs: TrainingPairs, side: str, view: str) -> ProductKernel:
+def _fit_product_kernel(pairs: TrainingPairs, side: str, view: RowNormalisation) -> ProductKernel:
     return pairs.get_or_make((side, view, "products"), lambda: ProductKernel(pairs.rows(side, view, _MOST_PRODUCTS)))
 
 
@@ -142,8 +142,6 @@ def _cholesky_with_relative_ridge(kernel: Tensor, ridge: float) -> Tensor:
     return cholesky_with_ridge(kernel, ridge * kernel.diagonal().mean() + torch.finfo(kernel.dtype).tiny)
 
 
-def _solve_ridge(kernel: Tensor, ridge: float, values: Tensor, variance: Tensor) -> Tensor:
-    """Return the weights of a kernel ridge regression of values; 0 if the features vary by rounding only."""
-    return torch.where(
-        variance > _CONSTANT, torch.cholesky_solve(values, _cholesky_with_relative_ridge(kernel, ridge)), 0
-    )
+def _fit_kernel_ridge(kernel: Tensor, ridge: float, values: Tensor, has_variance: Tensor) -> Tensor:
+    """Return the weights of a kernel ridge regression of values; 0 where the features have no variance."""
+    return torch.where(has_variance, torch.cholesky_solve(values, _cholesky_with_relative_ridge(kernel, ridge)), 0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,10 @@ from vpmetrics._engine.moments import (
     cholesky_with_ridge,
     unit_rows,
 )
-from vpmetrics.attacks.base import LABELLED, NOTHING, PAIRS, PROTECTED, LinearAttack, Maps
+from vpmetrics.attacks.base import LABELLED, NOTHING, PAIRS, PROTECTED, LinearAttack, Maps, RowNormalisation
+
+RidgeAndDamping = tuple[float, float]
+"""Setting of a canonical correlation: the ridge of both covariances, and an addition to ``1 - correlation ** 2``."""
 
 _SOFT = 1e-6  # of the largest singular value: the rotation leaves out directions far below it
 
@@ -92,7 +95,7 @@ class WithinClassWhitening(LinearAttack):
     name, needs = "within-class whitening", LABELLED
     settings = (("full", 1e-1), ("full", 1.0), ("full", 10.0), ("diagonal", 1e-6), ("diagonal", 1e-1))
 
-    def maps(self, statistics: PairStatistics, setting: tuple[str, float]) -> Maps:
+    def maps(self, statistics: PairStatistics, setting: tuple[Literal["full", "diagonal"], float]) -> Maps:
         """Return an inverse root of the covariance within speakers, the same for both sides."""
         form, ridge = setting
         if form == "full":
@@ -183,7 +186,7 @@ class SquaresToProtected(RidgeToProtected):
 
     name, settings = "squares to protected", (1e-2, 1.0)
 
-    def solve(self, pairs: TrainingPairs, view: str, setting: float) -> Solution:
+    def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: float) -> Solution:
         """Return maps of squares of normalised original rows, and of normalised protected rows."""
 
         def measure_squares() -> PairStatistics:
@@ -222,9 +225,9 @@ class CanonicalCorrelation(LinearAttack):
 
     With canonical correlations :math:`\rho`, the evidence that two utterances are a pair is :math:`\rho / (1 - \rho^2)`
     times the product of their canonical variates. With :math:`K`, the covariance of whitened protected with whitened
-    original rows, that is :math:`K (I - K^\top K)^{-1}`, so a Cholesky factor is enough. Settings are a ridge :math:`r`
-    and an addition :math:`\epsilon` to the denominator, since correlations of few pairs are too high. The attacker must
-    have pairs, that is, the anonymiser.
+    original rows, that is :math:`K (I - K^\top K)^{-1}`, so a Cholesky factor is enough. Settings are a ridge and a
+    damping, which is added to the denominator, since correlations of few pairs are too high. The attacker must have
+    pairs, that is, the anonymiser.
 
     Example:
         >>> original, speakers = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) // 3
@@ -237,25 +240,15 @@ class CanonicalCorrelation(LinearAttack):
     name, needs = "canonical correlation", PAIRS
     settings: Sequence[Any] = ((1e-4, 1e-3), (1e-3, 1e-3), (1e-1, 1e-3), (1e-1, 10.0), (1.0, 10.0))
 
-    def maps(self, statistics: PairStatistics, setting: tuple[float, float]) -> Maps:
+    def maps(self, statistics: PairStatistics, setting: RidgeAndDamping) -> Maps:
         """Return maps whose product is the weights: K on the protected side, the root of the inverse on both."""
-        ridge, added = setting
+        ridge, damping = setting
         product = statistics.correlate(ridge)
         root = statistics.get_or_make(
-            ("root", setting), lambda: Inverse(cholesky_with_ridge(-product.T @ product, 1.0 + added))
+            ("root", setting), lambda: Inverse(cholesky_with_ridge(-product.T @ product, 1.0 + damping))
         )
         chain_o, chain_p = (*statistics.whiten("oo", ridge), root), (*statistics.whiten("pp", ridge), product, root)
         return Maps(statistics.mean_o, chain_o, statistics.mean_p, chain_p)
-
-
-@dataclass(frozen=True, eq=False)
-class _AppendMapped:
-    """Concatenate rows with the same rows after a map."""
-
-    step: Inverse
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        return torch.cat([rows, self.step(rows)], dim=1)
 
 
 class LikelihoodRatio(CanonicalCorrelation):
@@ -280,11 +273,11 @@ class LikelihoodRatio(CanonicalCorrelation):
     name, conditions = "likelihood ratio", ("OP",)
     settings = ((1e-1, 1e-3), (1.0, 1e-3), (10.0, 1e-3))
 
-    def maps(self, statistics: PairStatistics, setting: tuple[float, float]) -> Maps:
+    def maps(self, statistics: PairStatistics, setting: RidgeAndDamping) -> Maps:
         """Return the maps of canonical correlation; the original side keeps the whitened rows, too."""
         maps = super().maps(statistics, setting)
         chain: Any = maps.map_o
-        return maps._replace(map_o=(*chain[:-1], _AppendMapped(chain[-1])))
+        return maps._replace(map_o=(*chain[:-1], partial(_append_mapped_rows, chain[-1])))
 
     def score(self, original: Tensor, protected: Tensor) -> Tensor:
         """Return log-likelihood ratios ``(A, B)``."""
@@ -292,3 +285,8 @@ class LikelihoodRatio(CanonicalCorrelation):
         bias_o = 0.5 * (white.square().sum(-1) - mapped.square().sum(-1))
         bias_p = -0.5 * protected.square().sum(-1)
         return mapped @ protected.mT + bias_o[..., :, None] + bias_p[..., None, :]
+
+
+def _append_mapped_rows(mapping: Inverse, rows: Tensor) -> Tensor:
+    """Return rows ``(N, D)`` with the same rows after a map behind them, ``(N, 2 D)``."""
+    return torch.cat([rows, mapping(rows)], dim=1)
