@@ -12,7 +12,7 @@ from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddin
 from vpmetrics._engine.jackknife import add_intervals, group_speakers, make_jackknife
 from vpmetrics._engine.population import (
     ACCUMULATED,
-    EnrolmentProtocol,
+    ConversationProtocol,
     reidentification_rates,
     replicate_rates,
     singling_out_rates,
@@ -63,8 +63,8 @@ class _PopulationMetric(EmbeddingMetric):
         # `utterances` is a state.
         return {"utterances" if name == "length" else name: text for name, text in super()._describe_settings().items()}
 
-    def _protocol(self, length: int) -> EnrolmentProtocol:
-        return EnrolmentProtocol(resolve_condition(self.condition), length, self.accumulated, self.attack)
+    def _protocol(self, length: int) -> ConversationProtocol:
+        return ConversationProtocol(resolve_condition(self.condition), length, self.accumulated, self.attack)
 
 
 class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):

@@ -11,7 +11,7 @@ from scipy.optimize import isotonic_regression as scipy_isotonic_regression
 from torch.testing import assert_close
 
 from vpmetrics._engine import pav
-from vpmetrics._engine.pav import blocks_of_counts, pav_blocks
+from vpmetrics._engine.pav import blocks_of_counts, number_pav_blocks
 from vpmetrics.functional import isotonic_regression, pav_llr
 
 
@@ -203,7 +203,7 @@ def test_pooling_runs_finds_the_blocks_that_merging_halves_finds(steps, in_turn,
         empty = slice(None) if steps == "none with a trial" else [0, 1, -1]
         targets[empty] = nontargets[empty] = 0
     mass = targets + nontargets
-    expected = pav_blocks(torch.where(mass > 0, targets / mass, 0), mass)
+    expected = number_pav_blocks(torch.where(mass > 0, targets / mass, 0), mass)
     assert torch.equal(blocks_of_counts(targets, nontargets), expected)
     # And beside other rows: each by itself.
     others = torch.randint(0, 4, (2, 3, len(mass)), generator=draw).to(mass)

@@ -21,7 +21,7 @@ from vpmetrics._engine.identification import (
 )
 from vpmetrics._engine.jackknife import Jackknife, JackknifeGroups, make_jackknife
 from vpmetrics._engine.population import (
-    EnrolmentProtocol,
+    ConversationProtocol,
     average_rates,
     compute_group_rates,
     median_num_utterances,
@@ -165,7 +165,7 @@ class PopulationRates:
 
     def __call__(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
         """Return what :class:`vpmetrics.ReidentificationRate` returns."""
-        protocol = EnrolmentProtocol(self.condition, utterances)
+        protocol = ConversationProtocol(self.condition, utterances)
         return reidentification_rates(self.data, protocol, sizes, self.scoring, self.bandwidth)
 
     def after_strongest_attack(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
@@ -182,17 +182,17 @@ class PopulationRates:
         unknown = torch.tensor(torch.nan)
         return dict.fromkeys([*(f"rate_{size}" for size in sizes), "gallery"], unknown) if self.attacks else {}
 
-    def _attacked_folds(self, utterances: int = 1) -> list[tuple[EvaluationData, EnrolmentProtocol, Any]]:
+    def _attacked_folds(self, utterances: int = 1) -> list[tuple[EvaluationData, ConversationProtocol, Any]]:
         if self.attacks is None or self.strongest is None:
             return []
         return [
-            (data, EnrolmentProtocol(self.condition, utterances, attack=attack), attack.compare)
+            (data, ConversationProtocol(self.condition, utterances, attack=attack), attack.compare)
             for data, attack in self.attacks.chosen_folds(self.condition, self.strongest)
         ]
 
     def replicates(self, sizes: Sequence[int], groups: JackknifeGroups) -> dict[str, Tensor]:
         """Return the rates of all speakers and then without each group, ``(1 + G,)``."""
-        protocol = EnrolmentProtocol(self.condition)
+        protocol = ConversationProtocol(self.condition)
         plain = replicate_rates([(part, protocol, self.scoring) for part in self.data.by_group()], sizes, groups)
         return plain | _name_attacked(replicate_rates(self._attacked_folds(), sizes, groups))
 
@@ -200,7 +200,7 @@ class PopulationRates:
         """Return the rates of plain comparison and, within one session, how often a speaker is singled out."""
         values = self(sizes)
         if self.condition.name in WITHOUT_SESSIONS:  # conversations of several sessions cannot calibrate each other
-            values |= singling_out_rates(self.data, EnrolmentProtocol(self.condition), sizes, self.scoring)
+            values |= singling_out_rates(self.data, ConversationProtocol(self.condition), sizes, self.scoring)
         return values
 
     def attacked_scalars(self, sizes: Sequence[int]) -> dict[str, Tensor]:

@@ -16,28 +16,24 @@ from torch.nn.functional import pad
 from vpmetrics._engine.precision import is_numpy_ready
 
 _ROUNDS = 32  # of pooling runs; random trials need about ten, crafted ones as many as there are
-_FEW = 1 << 13  # that are pooled one by one in less time than many more rounds would take
+_FEW = 1 << 13  # elements: to pool them one by one takes less time than many more rounds
 
 
-def sum_by_block(values: Tensor, blocks: Tensor) -> Tensor:
+def replace_by_block_sums(values: Tensor, blocks: Tensor) -> Tensor:
     """Return the sum of every element's block, of the shape of ``values``; differentiable in them."""
     return torch.zeros_like(values).scatter_add(-1, blocks, values).gather(-1, blocks)
 
 
 def blocks_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
-    """Return the PAV block of each step, ``(..., S)``, with increasing shares of targets."""
-    targets, mass = targets.detach(), (targets + nontargets).detach()
-    if is_numpy_ready(targets):
-        return _pool_runs(targets, mass)
-    return pav_blocks(torch.where(mass > 0, targets / mass, 0), mass)
+    """Return the number of the PAV block of each step, ``(..., S)``; the share of targets increases with it.
 
-
-def _pool_runs(targets: Tensor, mass: Tensor) -> Tensor:
-    """Return :func:`blocks_of_counts`: pool every run of shares that do not increase, in rounds, in all rows at once.
-
-    Where a block pools one neighbour per round, as on smooth counts, few remaining elements are pooled one by one, and
-    many by :func:`pav_blocks`.
+    On a CPU every run of shares that do not increase is pooled, in rounds, in all rows at once. Where a block pools one
+    neighbour per round, as on smooth counts, few remaining elements are pooled one by one, and many by
+    :func:`number_pav_blocks`.
     """
+    targets, mass = targets.detach(), (targets + nontargets).detach()
+    if not is_numpy_ready(targets):
+        return number_pav_blocks(torch.where(mass > 0, targets / mass, 0), mass)
     is_used = (mass != 0) & (mass.sum(-1, keepdim=True) > 0)  # False for a row with NaN
     first = is_used.flatten().nonzero().flatten()
     row, targets, masses = first // mass.shape[-1], targets.flatten()[first], mass.flatten()[first]
@@ -53,19 +49,22 @@ def _pool_runs(targets: Tensor, mass: Tensor) -> Tensor:
         targets, masses = (part.new_zeros(len(first)).index_add(0, run, part) for part in (targets, masses))
         share = targets / masses
     if pooled and len(first) <= _FEW:
-        first = first[_pool_one_by_one(row, targets, masses)]
+        first = first[_find_starts_sequentially(row, targets, masses)]
     elif pooled:
         # No row's shares reach those of the next, so none is pooled with it.
-        first = first[pav_blocks(share + 2 * row, masses).diff(prepend=row.new_full((1,), -1)) > 0]
+        first = first[number_pav_blocks(share + 2 * row, masses).diff(prepend=row.new_full((1,), -1)) > 0]
     begins = torch.zeros(mass.numel(), dtype=torch.int64, device=mass.device)
     begins[first] = 1
     return (begins.view(mass.shape).cumsum(-1) - 1).clamp(min=0)
 
 
-def _pool_one_by_one(row: Tensor, targets: Tensor, masses: Tensor) -> list[int]:
-    """Return where blocks begin: each pools those before it in its row whose share of targets is not below its own."""
+def _find_starts_sequentially(rows: Tensor, targets: Tensor, masses: Tensor) -> list[int]:
+    """Return the first element of every block: the elements of a row are pooled one after the other.
+
+    An element pools the blocks before it in its row while their share of targets is not below its own.
+    """
     begins, blocks = list[int](), list[tuple[int, float, float]]()
-    for place, (of, target, mass) in enumerate(zip(row.tolist(), targets.tolist(), masses.tolist(), strict=True)):
+    for place, (of, target, mass) in enumerate(zip(rows.tolist(), targets.tolist(), masses.tolist(), strict=True)):
         begin = place
         while blocks and blocks[-1][0] == of and blocks[-1][1] / blocks[-1][2] >= target / mass:
             begin, (_, more, weight) = begins.pop(), blocks.pop()
@@ -75,8 +74,8 @@ def _pool_one_by_one(row: Tensor, targets: Tensor, masses: Tensor) -> list[int]:
     return begins
 
 
-def pav_blocks(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the block of the isotonic regression of each element, ``(..., n)``, integers from 0 upwards."""
+def number_pav_blocks(values: Tensor, weights: Tensor) -> Tensor:
+    """Return the number, from 0 upwards, of each element's block in the isotonic regression, ``(..., n)``."""
     if values.numel() == 0:
         return torch.zeros_like(values, dtype=torch.long)
     # Elements of weight zero share the place of the one before them. The others come first, in a power of two.
@@ -104,17 +103,17 @@ def _merge_halves(values: Tensor, weights: Tensor) -> Tensor:
     """
     left, right = values[..., 0, :].contiguous(), values[..., 1, :].contiguous()
     half = left.shape[-1]
-    # Weights from each place outward to the border, and the two sums at the levels the elements themselves have.
-    tail, head = _suffix_sums(weights[..., 0, :]), pad(weights[..., 1, :].cumsum(-1), (1, 0))
-    above = pad(_suffix_sums(left.diff() * tail[..., 1:]), (0, 1))
-    below = pad((right.diff() * head[..., 1:-1]).cumsum(-1), (2, 0))
+    # Weights from each place to the border, and the two sums of the equation for the element at each place as level.
+    left_weight, right_weight = _suffix_sums(weights[..., 0, :]), pad(weights[..., 1, :].cumsum(-1), (1, 0))
+    left_excess = pad(_suffix_sums(left.diff() * left_weight[..., 1:]), (0, 1))
+    right_deficit = pad((right.diff() * right_weight[..., 1:-1]).cumsum(-1), (2, 0))
 
-    start = _find_block_start(left, above, right, below, head)
-    high, above, tail = (side.gather(-1, start) for side in (left, above, tail))
-    end = _find_block_end(right, below, high, above, tail)
+    start = _find_block_start(left, left_excess, right, right_deficit, right_weight)
+    high, left_excess, left_weight = (side.gather(-1, start) for side in (left, left_excess, left_weight))
+    end = _find_block_end(right, right_deficit, high, left_excess, left_weight)
     low = right.gather(-1, (end - 1).clamp(min=0))
-    excess = above + (high - low) * tail - below.gather(-1, end)
-    mean = low + excess / (tail + head.gather(-1, end))
+    excess = left_excess + (high - low) * left_weight - right_deficit.gather(-1, end)
+    mean = low + excess / (left_weight + right_weight.gather(-1, end))
     mean = torch.minimum(torch.maximum(mean, low), high)
 
     place, crosses = torch.arange(half, device=values.device), left[..., -1:] > right[..., :1]
@@ -124,15 +123,17 @@ def _merge_halves(values: Tensor, weights: Tensor) -> Tensor:
     return torch.stack([left, right], dim=-2).flatten(-2).cummax(-1).values
 
 
-def _find_block_start(left: Tensor, above: Tensor, right: Tensor, below: Tensor, head: Tensor) -> Tensor:
+def _find_block_start(
+    left: Tensor, left_excess: Tensor, right: Tensor, right_deficit: Tensor, right_weight: Tensor
+) -> Tensor:
     """Return the start of the block in the left half, ``(..., 1)``: its first element not below the block's level.
 
     Args:
         left: Values of the left half, increasing, ``(..., half)``.
-        above: For each place on the left, the weighted sum of what the values from there on exceed its value by.
+        left_excess: For each place on the left, the weighted sum of what the values from there on exceed its value by.
         right: Values of the right half, increasing, ``(..., half)``.
-        below: For each number of first values on the right, the weighted sum of what they lack to the last of them.
-        head: For each number of first values on the right, their weight.
+        right_deficit: For each number of first values on the right, the weighted sum of what they lack to the last.
+        right_weight: For each number of first values on the right, their weight.
     """
     start = torch.zeros_like(left[..., :1], dtype=torch.long)
     for step in _halvings(left.shape[-1] // 2):
@@ -140,29 +141,31 @@ def _find_block_start(left: Tensor, above: Tensor, right: Tensor, below: Tensor,
         level = left.gather(-1, probe)
         reach = torch.searchsorted(right, level)
         last = right.gather(-1, (reach - 1).clamp(min=0))
-        outweighed = below.gather(-1, reach) + (level - last) * head.gather(-1, reach)
-        start = torch.where(above.gather(-1, probe) > outweighed, start + step, start)
+        outweighed = right_deficit.gather(-1, reach) + (level - last) * right_weight.gather(-1, reach)
+        start = torch.where(left_excess.gather(-1, probe) > outweighed, start + step, start)
     return start
 
 
-def _find_block_end(right: Tensor, below: Tensor, high: Tensor, above: Tensor, tail: Tensor) -> Tensor:
+def _find_block_end(
+    right: Tensor, right_deficit: Tensor, high: Tensor, left_excess: Tensor, left_weight: Tensor
+) -> Tensor:
     """Return the end (exclusive) of the block in the right half, ``(..., 1)``.
 
     It is one past the last element that is not above the block's level.
 
     Args:
         right: As in :func:`_find_block_start`.
-        below: As in :func:`_find_block_start`.
+        right_deficit: As in :func:`_find_block_start`.
         high: Value of the block's first element on the left, ``(..., 1)``; the block's level is not above it.
-        above: Weighted sum of what the block's elements on the left exceed ``high`` by, ``(..., 1)``.
-        tail: Weight of the block's elements on the left, ``(..., 1)``.
+        left_excess: Weighted sum of what the block's elements on the left exceed ``high`` by, ``(..., 1)``.
+        left_weight: Weight of the block's elements on the left, ``(..., 1)``.
     """
     end, half = torch.zeros_like(high, dtype=torch.long), right.shape[-1]
     for step in _halvings(half):
         probe = end + (step - 1)
         inside = probe.clamp(max=half - 1)
         level = right.gather(-1, inside)
-        within = (level <= high) & (below.gather(-1, inside + 1) <= above + (high - level) * tail)
+        within = (level <= high) & (right_deficit.gather(-1, inside + 1) <= left_excess + (high - level) * left_weight)
         end = torch.where((probe < half) & within, end + step, end)
     return end
 

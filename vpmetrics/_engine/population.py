@@ -38,11 +38,11 @@ ACCUMULATED = ("probes", "references", "both")
 _SEED = 5489  # of the random order of utterances: the same for every call, so that equal data give equal conversations
 
 
-class EnrolmentProtocol(NamedTuple):
-    """How much speech an attacker has of each speaker, and what they do with it.
+class ConversationProtocol(NamedTuple):
+    """How conversations are formed: of how many utterances, on which side, after which attack.
 
-    ``utterances`` of a speaker and session are averaged to a probe, to a reference, or to either, as ``accumulated``
-    says; otherwise a probe is one utterance, and a reference the mean of all that the attacker has of a speaker.
+    ``accumulated`` is ``"probes"``, ``"references"`` or ``"both"``: which of them average ``utterances`` of a speaker
+    and session. Otherwise a probe is one utterance, and a reference the mean of all that the attacker has of a speaker.
     ``attack`` maps utterances before they are averaged.
     """
 
@@ -96,14 +96,16 @@ def average_members(embeddings: Tensor, members: Tensor) -> Tensor:
     return torch.cat(means)
 
 
-def split_enrolment(data: EvaluationData, protocol: EnrolmentProtocol) -> tuple[Utterances, Utterances]:
+def form_enrolment_and_conversations(
+    data: EvaluationData, protocol: ConversationProtocol
+) -> tuple[Utterances, Utterances]:
     """Return the utterances whose speakers the attacker knows, and conversations of unknown speakers."""
     condition, length = protocol.condition, protocol.utterances
     data = number_sessions_by_value(data)
     enrolment, test = _halve_recordings(*data.sides(condition, enrolment="utterance"))
     if protocol.accumulated != "probes":
         by_session = ("sessions",) if condition.target_sessions != "any" else ()
-        enrolment = _take_first_conversation(enrolment, length, *by_session)
+        enrolment = _take_utterances_per_speaker(enrolment, length, *by_session)
     group, _ = number_speaker_combinations(test, "sessions")
     size = 1 if protocol.accumulated == "references" else length
     members = form_conversations(group, draw_places(group, test.keys), size)
@@ -112,16 +114,16 @@ def split_enrolment(data: EvaluationData, protocol: EnrolmentProtocol) -> tuple[
     return enrolment, replace(test.take(members[:, 0]), embeddings=means)
 
 
-def form_population_trials(data: EvaluationData, protocol: EnrolmentProtocol) -> IdentificationTrials:
+def form_population_trials(data: EvaluationData, protocol: ConversationProtocol) -> IdentificationTrials:
     """Return conversations, each to be identified among one reference per known speaker."""
-    enrolment, test = split_enrolment(data, protocol)
+    enrolment, test = form_enrolment_and_conversations(data, protocol)
     reference_row = torch.full_like(test.ids, -1)
     return form_trials(enrolment, test, reference_row, protocol.condition.target_sessions, data.processes)
 
 
 def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
     """Return means of ``length`` recordings of each speaker as utterances, of the same recordings on both sides."""
-    recording, group, places = _group_recordings(data.original, data.protected)
+    recording, group, places = _draw_recording_places(data.original, data.protected)
     together = torch.stack([group, places // length]).unique(dim=1, return_inverse=True)[1]
     sides = []
     counts = [len(data.original), len(data.protected)]
@@ -136,7 +138,7 @@ def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
 
 def median_num_utterances(data: EvaluationData, condition: Condition) -> int:
     """Return the median number of test utterances per speaker, or per speaker and session, rounded down."""
-    _, test = split_enrolment(data, EnrolmentProtocol(condition))
+    _, test = form_enrolment_and_conversations(data, ConversationProtocol(condition))
     counts = torch.bincount(number_speaker_combinations(test, "sessions")[0])
     return int(counts.median()) if len(counts) else 0
 
@@ -145,20 +147,20 @@ def _halve_recordings(enrolment: Utterances, test: Utterances) -> tuple[Utteranc
     """Return the attacker's utterances and the others: as marked, or half of every speaker's recordings to each."""
     if enrolment.is_reference is not None:
         return enrolment, test
-    recording, _, places = _group_recordings(enrolment, test)
+    recording, _, places = _draw_recording_places(enrolment, test)
     is_known = (places % 2 == 0)[recording]
     return enrolment.take(is_known[: len(enrolment)]), test.take(~is_known[len(enrolment) :])
 
 
-def _group_recordings(first: Utterances, second: Utterances) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the recording of every row of both sides, the group of each recording, and its place in that group.
+def _draw_recording_places(first: Utterances, second: Utterances) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the recording of every row of both sides, the group of each recording, and its random place in that group.
 
-    All versions of a recording belong to the same conversation.
+    A group shares speaker, session, group and ``is_reference``. All versions of a recording have one place.
     """
     recordings, recording = torch.cat([first.ids, second.ids]).unique(return_inverse=True)
     versions = torch.cat([first.keys, second.keys])
     # Numbered by their smallest key, and by the largest where that is equal, as where all protected rows are.
-    ends = torch.stack([_reduce_by_place(versions, recording, len(recordings), kind) for kind in ("amin", "amax")])
+    ends = torch.stack([_reduce_by_place(versions, recording, len(recordings), reduce) for reduce in ("amin", "amax")])
     order = argsort_columns(*ends.flip(0))
     is_new = (ends[:, order].diff(dim=1, prepend=ends[:, order[:1]]) != 0).any(0)
     keys = torch.empty_like(ends[0]).scatter_(0, order, is_new.cumsum(0).to(ends.dtype))
@@ -169,15 +171,15 @@ def _group_recordings(first: Utterances, second: Utterances) -> tuple[Tensor, Te
     return recording, group, draw_places(group, keys)
 
 
-def _reduce_by_place(values: Tensor, place: Tensor, count: int, kind: str) -> Tensor:
-    return values.new_empty(count).scatter_reduce(0, place, values, kind, include_self=False)
+def _reduce_by_place(values: Tensor, place: Tensor, count: int, reduce: str) -> Tensor:
+    return values.new_empty(count).scatter_reduce(0, place, values, reduce, include_self=False)
 
 
-def _take_first_conversation(side: Utterances, length: int, *columns: str) -> Utterances:
-    """Return as many utterances of each speaker as a conversation has; none of speakers with fewer."""
+def _take_utterances_per_speaker(side: Utterances, count: int, *columns: str) -> Utterances:
+    """Return ``count`` utterances of each combination of speaker and columns; none where there are fewer."""
     group, _ = number_speaker_combinations(side, *columns)
     places = draw_places(group, side.keys)
-    members = form_conversations(group, places, length)
+    members = form_conversations(group, places, count)
     return side.take(members[places[members[:, 0]] == 0].flatten())
 
 
@@ -190,7 +192,7 @@ def _map_side(side: Utterances, name: str, attack: Any) -> Utterances:
     return replace(side, embeddings=original if name == "original" else protected)
 
 
-class WeightedRates(NamedTuple):
+class GroupRates(NamedTuple):
     """Rates of one group, and how many probes or predicates they rest on."""
 
     values: dict[str, Tensor]
@@ -199,7 +201,7 @@ class WeightedRates(NamedTuple):
 
 def reidentification_rates(
     data: EvaluationData,
-    protocol: EnrolmentProtocol,
+    protocol: ConversationProtocol,
     sizes: Sequence[int],
     scoring: Scoring,
     bandwidth: float | None = None,
@@ -210,22 +212,22 @@ def reidentification_rates(
 
 def compute_group_rates(
     data: EvaluationData,
-    protocol: EnrolmentProtocol,
+    protocol: ConversationProtocol,
     sizes: Sequence[int],
     scoring: Scoring,
     bandwidth: float | None = None,
     is_extrapolated: bool = True,
-) -> WeightedRates:
+) -> GroupRates:
     """Return the rates of one group; without extrapolation NaN for more people than there are references."""
     histogram = compute_rank_histogram(form_population_trials(data, protocol), scoring, bandwidth)
     values = rates_of_histogram(histogram, sizes)
     if not is_extrapolated:
         beyond = [f"rate_{size}" for size in sizes if size > len(histogram)]
         values |= {key: torch.full_like(values[key], torch.nan) for key in beyond}
-    return WeightedRates(values, histogram.detach().sum())
+    return GroupRates(values, histogram.detach().sum())
 
 
-def average_rates(parts: Sequence[WeightedRates]) -> dict[str, Tensor]:
+def average_rates(parts: Sequence[GroupRates]) -> dict[str, Tensor]:
     """Return means over the groups that have a value, by weight; of ``gallery`` the smallest."""
     if len(parts) == 1:
         return parts[0].values
@@ -264,27 +266,27 @@ def rates_of_histogram(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Ten
     return {name: v.to(like) if isinstance(v, Tensor) else torch.full_like(like, v) for name, v in values.items()}
 
 
-def rank_one_rates(shares: Tensor, sizes: Sequence[int]) -> Tensor:
+def rank_one_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return the rank-1 rate of each gallery size, ``(..., sizes)``, from the share of inputs per rank ``(..., M)``."""
-    people = shares.shape[-1]
-    left = people - torch.arange(1, people, dtype=shares.dtype, device=shares.device)
+    people = rank_shares.shape[-1]
+    left = people - torch.arange(1, people, dtype=rank_shares.dtype, device=rank_shares.device)
     rates = []
     for size in sizes:
         # The chance of a rank follows from the one before by a factor, so no binomial coefficient is formed.
         chances = torch.log1p(-((size - 1) / left).clamp(max=1)).cumsum(dim=0).exp()
-        rates.append(shares[..., 0] + (chances * shares[..., 1:]).sum(dim=-1))
-    return torch.stack(rates, dim=-1) if rates else shares[..., :0]
+        rates.append(rank_shares[..., 0] + (chances * rank_shares[..., 1:]).sum(dim=-1))
+    return torch.stack(rates, dim=-1) if rates else rank_shares[..., :0]
 
 
-def _extrapolate_rates(shares: Tensor, sizes: Sequence[int]) -> Tensor:
+def _extrapolate_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return the rate for sizes above the number of references, from a beta-binomial fit to the ranks."""
-    people, is_certain = len(shares), shares[0] >= 1
-    fit = fit_beta_binomial(shares)
+    people, is_certain = len(rank_shares), rank_shares[0] >= 1
+    fit = fit_beta_binomial(rank_shares)
     first = torch.where(is_certain, 0.5, fit.probabilities[0])
     keeps_fit = (fit.alpha <= 1) & ~is_certain
     alpha = torch.where(keeps_fit, fit.alpha, 1.0)
     beta = torch.where(keeps_fit, fit.beta, first * (people - 1) / (1 - first))
-    drawn = torch.tensor(sizes, dtype=shares.dtype, device=shares.device) - 1
+    drawn = torch.tensor(sizes, dtype=rank_shares.dtype, device=rank_shares.device) - 1
     fall = _log_gamma_ratio(beta + drawn, alpha) - _log_gamma_ratio(beta + people - 1, alpha)
     rates = torch.where(is_certain, 1.0, first * (-fall).exp())
     return rates if people > 2 else torch.full_like(rates, torch.nan)
@@ -298,7 +300,7 @@ def _log_gamma_ratio(y: Tensor, a: Tensor) -> Tensor:
 
 
 def replicate_rates(
-    parts: Iterable[tuple[EvaluationData, EnrolmentProtocol, Scoring]], sizes: Sequence[int], groups: JackknifeGroups
+    parts: Iterable[tuple[EvaluationData, ConversationProtocol, Scoring]], sizes: Sequence[int], groups: JackknifeGroups
 ) -> dict[str, Tensor]:
     """Return rates of all speakers, then without each group, ``(1 + G,)``, for sizes that need no extrapolation."""
     formed = [(form_population_trials(data, protocol), scoring) for data, protocol, scoring in parts]
@@ -325,7 +327,7 @@ def replicate_rates(
 
 def singling_out_rates(
     data: EvaluationData,
-    protocol: EnrolmentProtocol,
+    protocol: ConversationProtocol,
     sizes: Sequence[int],
     scoring: Scoring,
     calibration: int = 9,
@@ -334,13 +336,13 @@ def singling_out_rates(
     """Return how often a predicate fires on exactly one of N people of a group."""
     parts = []
     for part in data.by_group():
-        enrolment, test = split_enrolment(part, protocol)
+        enrolment, test = form_enrolment_and_conversations(part, protocol)
         references = form_trials(enrolment, enrolment, torch.full_like(enrolment.ids, -1)).references
         places = draw_places(test.speakers, test.keys)
         means = references.first_gallery().to(enrolment.embeddings.dtype)
         population = form_population(means, references.speakers, test.embeddings, test.speakers, places, calibration)
-        values = isolation_rates(population, sizes, scoring, draws)
-        parts.append(WeightedRates(values, population.counts.new_tensor(len(population.predicates))))
+        values = isolation_rates_and_errors(population, sizes, scoring, draws)
+        parts.append(GroupRates(values, population.counts.new_tensor(len(population.predicates))))
     return average_rates(parts)
 
 
@@ -361,13 +363,13 @@ def form_population(
     conversations: Tensor,
     speakers: Tensor,
     places: Tensor,
-    most: int,
+    calibration: int,
     folds: int | None = None,
 ) -> Population:
     """Return the population of all speakers with at least two conversations, in the order of their ``places`` ``(K,)``.
 
-    In fold f a speaker's conversation f is tested, and f + 1, f + 2 and so on calibrate, cyclically, ``most`` of them.
-    There are as many folds as conversations, unless ``folds`` is given.
+    In fold f a speaker's conversation f is tested, and f + 1, f + 2 and so on calibrate, cyclically, ``calibration``
+    of them. There are as many folds as conversations, unless ``folds`` is given.
     """
     order = argsort_columns(places, speakers)
     names, counts = torch.unique_consecutive(speakers[order], return_counts=True)
@@ -382,20 +384,25 @@ def form_population(
     by_value = by_value[counts[by_value] > 1]
     names, counts, first = names[by_value], counts[by_value], first[by_value]
     largest = int(counts.amax()) if len(counts) else 1
-    turns = torch.arange(min(largest, most + 1) if folds is None else folds, device=order.device)
-    steps = turns.view(-1, 1, 1) + torch.arange(min(largest, most + 1), device=order.device)
+    turns = torch.arange(min(largest, calibration + 1) if folds is None else folds, device=order.device)
+    steps = turns.view(-1, 1, 1) + torch.arange(min(largest, calibration + 1), device=order.device)
     table = order[first.unsqueeze(1) + steps % counts.unsqueeze(1)]
     speaker_index = find_indices(names, reference_speakers)
     is_known = speaker_index >= 0
     # Predicates in the order of their values, so that sums over them do not depend on labels.
     kept = is_known.nonzero().flatten()
     kept = kept[row_keys(references[kept]).argsort(stable=True)]
-    usable = (counts - 1).clamp(max=most)
+    usable = (counts - 1).clamp(max=calibration)
     return Population(references[kept], speaker_index[kept], conversations, table[..., 0], table[..., 1:], usable)
 
 
-def isolation_rates(population: Population, sizes: Sequence[int], scoring: Scoring, draws: int) -> dict[str, Tensor]:
-    """Return ``singling_out_<N>`` and ``singling_out_<N>_error``, NaN where they are undefined."""
+def isolation_rates_and_errors(
+    population: Population, sizes: Sequence[int], scoring: Scoring, draws: int
+) -> dict[str, Tensor]:
+    """Return ``singling_out_<N>``: how often a predicate fires exactly once in a set of N speakers.
+
+    ``singling_out_<N>_error`` is the standard error of drawing sets. Both are NaN where they are undefined.
+    """
     people, predicates = len(population.counts), len(population.predicates)
     possible = [size for size in sizes if size <= people and predicates]
     if len(possible) < len(sizes):
@@ -406,8 +413,16 @@ def isolation_rates(population: Population, sizes: Sequence[int], scoring: Scori
     elif not bool(population.predicates.isfinite().all() & population.conversations.isfinite().all()):
         warn_undefined("Some embeddings are NaN.")
         possible = []
+    isolated: dict[int, tuple[Tensor, Tensor]] = {}
+    for size in possible:
+        scorer = resolve_scoring(scoring)
+        num_sets = min(people // size, draws)
+        # The set of all speakers is always the same: then only the folds can vary.
+        shuffles = min(len(population.tested), draws) if size == people else -(-draws // num_sets)
+        shares = torch.cat([_isolated_shares(population, seed, size, num_sets, scorer) for seed in range(shuffles)])
+        error = shares.std() / math.sqrt(len(shares)) if size < people else shares.new_zeros(())
+        isolated[size] = shares.mean(), error
     unknown = population.predicates.new_full((2,), torch.nan)
-    isolated = {size: isolation_rate(population, size, resolve_scoring(scoring), draws) for size in possible}
     return {
         f"singling_out_{size}{suffix}": isolated.get(size, unknown)[index].to(result_dtype(population.predicates))
         for index, suffix in enumerate(("", "_error"))
@@ -415,27 +430,16 @@ def isolation_rates(population: Population, sizes: Sequence[int], scoring: Scori
     }
 
 
-def isolation_rate(population: Population, size: int, scorer: Scorer, draws: int) -> tuple[Tensor, Tensor]:
-    """Return how often a predicate fires exactly once in a set of N speakers, and the standard error of drawing sets.
+def _isolated_shares(population: Population, seed: int, size: int, num_sets: int, scorer: Scorer) -> Tensor:
+    """Return the share of predicates that fire exactly once in each set of a shuffle of the speakers, ``(num_sets,)``.
 
-    Each set is a block of N shuffled speakers. If the predicate's own speaker is not in it, that speaker takes the
-    place of the last member; so every set is a random one that contains the speaker.
+    If the predicate's own speaker is not among the N of a set, that speaker takes the place of the last member; so
+    every set is a random one that contains the speaker.
     """
     folds, speakers = population.tested.shape
-    blocks = min(speakers // size, draws)
-    # The set of all speakers is always the same: then only the folds can vary.
-    shuffles = min(folds, draws) if size == speakers else -(-draws // blocks)
-    shares = torch.cat([_isolated_shares(population, shuffle, size, blocks, scorer) for shuffle in range(shuffles)])
-    error = shares.std() / math.sqrt(len(shares)) if size < speakers else shares.new_zeros(())
-    return shares.mean(), error
-
-
-def _isolated_shares(population: Population, shuffle: int, size: int, blocks: int, scorer: Scorer) -> Tensor:
-    """Return the share of predicates that fire exactly once in each block of a shuffle, ``(blocks,)``."""
-    folds, speakers = population.tested.shape
-    device, fold = population.speaker_index.device, shuffle % folds
+    device, fold = population.speaker_index.device, seed % folds
     # Drawn on the host, since every kind of device has random numbers of its own.
-    order = torch.randperm(speakers, generator=torch.Generator().manual_seed(shuffle), device="cpu").to(device)
+    order = torch.randperm(speakers, generator=torch.Generator().manual_seed(seed), device="cpu").to(device)
     place, counts = order.argsort()[population.speaker_index], population.counts[population.speaker_index]
     is_repeated = torch.arange(population.calibration.shape[2], device=device) >= population.counts[order].unsqueeze(1)
     centre = widen(population.conversations[:1]).sum(dim=0)
@@ -444,16 +448,20 @@ def _isolated_shares(population: Population, shuffle: int, size: int, blocks: in
         prepare_rows(population.conversations[rows[fold, order].flatten()], scorer, centre, dtype)
         for rows in (population.tested, population.calibration)
     )
-    hits = torch.zeros(blocks, dtype=torch.int64, device=device)
+    hits = torch.zeros(num_sets, dtype=torch.int64, device=device)
     step = num_rows_at_once(tested, len(tested) + len(calibration))
     for rows in torch.arange(len(place), device=device).split(step):
         predicates = prepare_rows(population.predicates[rows], scorer, centre, dtype)
         with torch.autocast(device.type, enabled=False):
-            scores, levels = scorer.compare(predicates, tested), scorer.compare(predicates, calibration)
+            scores, calibration_scores = scorer.compare(predicates, tested), scorer.compare(predicates, calibration)
             rounding = scorer.rounding(predicates, tested, scores, scores[:, :1])
-        levels = levels.unflatten(1, is_repeated.shape).masked_fill_(is_repeated, -torch.inf)
-        members, last = _split_sets(scores.unsqueeze(2), place[rows], size, blocks)
-        threshold = _find_threshold(*_split_sets(levels, place[rows], size, blocks), counts[rows], levels.shape[2])
+        calibration_scores = calibration_scores.unflatten(1, is_repeated.shape).masked_fill_(is_repeated, -torch.inf)
+        members, last = _split_off_last_members(scores.unsqueeze(2), place[rows], size, num_sets)
+        threshold = _find_threshold(
+            *_split_off_last_members(calibration_scores, place[rows], size, num_sets),
+            counts[rows],
+            calibration_scores.shape[2],
+        )
         threshold = threshold + rounding.unsqueeze(2)
         # A mask of the scores' own type: comparing and summing it is many times as fast as with booleans.
         fires = torch.gt(members, threshold, out=torch.empty_like(members)).sum(dim=2)
@@ -461,18 +469,22 @@ def _isolated_shares(population: Population, shuffle: int, size: int, blocks: in
     return widen(hits) / len(place)
 
 
-def _split_sets(scores: Tensor, place: Tensor, size: int, blocks: int) -> tuple[Tensor, Tensor]:
-    """Return scores ``(b, S, C)`` of all members but the last, ``(b, blocks, (N - 1) C)``, and of the last."""
+def _split_off_last_members(scores: Tensor, place: Tensor, size: int, num_sets: int) -> tuple[Tensor, Tensor]:
+    """Return scores ``(b, S, C)`` of all members of each set but the last, ``(b, sets, (N - 1) C)``, and of the last.
+
+    ``place`` ``(b,)``: that of the own speaker, who is the last member where the set has no other place for them.
+    """
     columns = scores.shape[2]
-    sets = scores[:, : size * blocks].flatten(1).unflatten(1, (blocks, size * columns))
-    is_own = (place // size).unsqueeze(1) == torch.arange(blocks, device=place.device)
+    sets = scores[:, : size * num_sets].flatten(1).unflatten(1, (num_sets, size * columns))
+    is_own = (place // size).unsqueeze(1) == torch.arange(num_sets, device=place.device)
     of_own = scores.take_along_dim(place.view(-1, 1, 1), dim=1)
     return sets[..., :-columns], torch.where(is_own.unsqueeze(2), sets[..., -columns:], of_own)
 
 
-def _find_threshold(levels: Tensor, last: Tensor, counts: Tensor, columns: int) -> Tensor:
-    """Return the midpoint of the M-th highest level and the next, with M of the own speaker, ``(b, blocks, 1)``."""
-    count = columns + 1
-    highest = torch.cat([levels.topk(min(count, levels.shape[2]), dim=2).values, last], dim=2).topk(count, dim=2).values
-    sizes = counts.view(-1, 1, 1).expand(-1, levels.shape[1], 1)
-    return (highest.gather(2, sizes - 1) + highest.gather(2, sizes)) / 2
+def _find_threshold(scores: Tensor, last_scores: Tensor, num_above: Tensor, max_above: int) -> Tensor:
+    """Return the midpoint of the M-th highest score and the next, ``(b, sets, 1)``; M is ``num_above`` ``(b,)``."""
+    count = max_above + 1
+    highest = scores.topk(min(count, scores.shape[2]), dim=2).values
+    highest = torch.cat([highest, last_scores], dim=2).topk(count, dim=2).values
+    index = num_above.view(-1, 1, 1).expand(-1, scores.shape[1], 1)
+    return (highest.gather(2, index - 1) + highest.gather(2, index)) / 2

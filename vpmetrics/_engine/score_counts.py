@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad, softplus
 
-from vpmetrics._engine.pav import blocks_of_counts, sum_by_block
+from vpmetrics._engine.pav import blocks_of_counts, replace_by_block_sums
 from vpmetrics._engine.precision import at_least_float32, is_numpy_ready, select_masked, widen
 from vpmetrics._engine.smoothing import Grid, lay_grid, soft_counts_on_grid
 from vpmetrics._engine.validation import check_bandwidth, check_trials, warn_first
@@ -87,7 +87,7 @@ class Steps:
         # One label of each class below the lowest score and again above the highest; they merge blocks and split none.
         counts = [pad(orders * counts, (1, 1), value=1.0) for counts in (self.blocks.targets, self.blocks.nontargets)]
         block = blocks_of_counts(*counts)
-        ratio = _log_ratio(*(sum_by_block(part, block) for part in counts))[..., 1:-1]
+        ratio = _log_ratio(*(replace_by_block_sums(part, block) for part in counts))[..., 1:-1]
         return (ratio - _log_ratio(*(orders * total for total in self._totals))).gather(-1, self.block)
 
     @property

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.calibration import look_up
-from vpmetrics._engine.pav import pav_blocks, sum_by_block
+from vpmetrics._engine.pav import number_pav_blocks, replace_by_block_sums
 from vpmetrics._engine.precision import at_least_float32, power_of_two_near, result_dtype, widen
 from vpmetrics._engine.score_counts import calibrate, count_by_score, count_smoothly
 from vpmetrics._engine.smoothing import lay_grid, read_off
@@ -47,18 +47,18 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
     # After division by a power of two no sum overflows. Only large weights are divided: small ones must not become 0.
     unit, peak = _power_of_two_near_peak(y), _power_of_two_near_peak(weights)
     values, masses = widen(y) / unit, widen(weights) / (peak / torch.finfo(peak.dtype).max ** 0.75).clamp(min=1)
-    blocks = pav_blocks(values.detach().nan_to_num(0, _LARGEST, -_LARGEST), masses.detach())
+    blocks = number_pav_blocks(values.detach().nan_to_num(0, _LARGEST, -_LARGEST), masses.detach())
     fitted = _block_means(values, masses, blocks) * unit
     return fitted.masked_fill(values.isnan().any(-1, keepdim=True), torch.nan).to(result_dtype(y))
 
 
 def _block_means(values: Tensor, masses: Tensor, blocks: Tensor) -> Tensor:
     """Return the weighted mean of every element's block; ascending in spite of rounding."""
-    weight = sum_by_block(masses, blocks)
+    weight = replace_by_block_sums(masses, blocks)
 
     def mean(x: Tensor) -> Tensor:
         # Infinity times a weight of zero is NaN, so such values are masked.
-        return sum_by_block(torch.where(masses > 0, x * masses, 0), blocks) / weight
+        return replace_by_block_sums(torch.where(masses > 0, x * masses, 0), blocks) / weight
 
     rough = mean(values.detach())
     # The values minus a first mean are small, and so is the rounding of their sum.

@@ -16,7 +16,7 @@ from vpmetrics._engine.population import (
     draw_places,
     form_conversations,
     form_population,
-    isolation_rates,
+    isolation_rates_and_errors,
     rates_of_histogram,
 )
 from vpmetrics._engine.scorers import Scoring
@@ -141,7 +141,7 @@ def singling_out(
         places = torch.where(is_tested, -1, places)
         calibration, folds = len(speakers), 1
     population = form_population(references, reference_speakers, conversations, speakers, places, calibration, folds)
-    return isolation_rates(population, sizes, scoring, draws)
+    return isolation_rates_and_errors(population, sizes, scoring, draws)
 
 
 def _check_is_tested(is_tested: Tensor, speakers: Tensor) -> None:
