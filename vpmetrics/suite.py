@@ -17,12 +17,12 @@ from vpmetrics._engine.registry import (
     add_interval_keys,
     headline_keys,
     required_families,
-    required_measures,
+    required_score_measures,
     scalar,
     scalar_keys,
 )
 from vpmetrics._engine.report import PrivacyReport, assess_report
-from vpmetrics._engine.scalar import check_selection
+from vpmetrics._engine.scalar import check_scalar_names
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import SIMILARITIES
 from vpmetrics._engine.utterances import EvaluationData
@@ -120,7 +120,7 @@ class VoicePrivacy(AttackedMetric):
             check_choice("metrics", metrics, METRICS)
             self.metrics: str | tuple[str, ...] = metrics
         else:
-            self.metrics = check_selection("metrics", metrics, self._all_keys())
+            self.metrics = check_scalar_names("metrics", metrics, self._all_keys())
         check_choice("similarity", similarity, SIMILARITIES)
         check_choice("rank_model", rank_model, MODELS)
         check_slope(slope)
@@ -226,7 +226,7 @@ class VoicePrivacy(AttackedMetric):
         families = measures = None
         if self.metrics != "all":
             keys = self._requested_keys(has_sessions)
-            families, measures = required_families(keys), required_measures(keys)
+            families, measures = required_families(keys), required_score_measures(keys)
             if "disclosure" in keys:
                 families |= {("across" if has_sessions else "PP", "attack")}
         names = ("similarity", "scoring", "slope", "rank_model", "bandwidth", "enrolment", "sizes", "intervals")

@@ -123,7 +123,7 @@ def order_references_by_value(trials: IdentificationTrials) -> Tensor:
     counts = count_values(column, count + 1)[:-1]
     # Where references are equal, their inputs decide the order.
     inputs = hash_values(row_keys(trials.inputs), column, count + 1)[:-1]
-    by_key = argsort_columns(inputs, row_keys(trials.references.first_gallery()))
+    by_key = argsort_columns(inputs, row_keys(trials.references.first_unit_means()))
     return by_key[(counts[by_key] == 0).to(torch.uint8).argsort(stable=True)]
 
 
@@ -213,7 +213,7 @@ def _smooth_histogram(trials: IdentificationTrials, scoring: Scoring, bandwidth:
     """
     references = trials.num_references
     histogram = trials.references.sums.new_zeros(references)
-    for block in score_inputs(trials, scoring, on_all_processes=True):
+    for block in score_inputs(trials, scoring, is_distributed=False):
         scores, match = widen(block.scores), widen(block.match)
         width = bandwidth * scores.detach().std(dim=1, correction=0, keepdim=True)
         width = torch.maximum(width, widen(block.rounding))

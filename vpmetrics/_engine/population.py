@@ -339,7 +339,7 @@ def singling_out_rates(
         enrolment, test = form_enrolment_and_conversations(part, protocol)
         references = form_trials(enrolment, enrolment, torch.full_like(enrolment.ids, -1)).references
         places = draw_places(test.speakers, test.keys)
-        means = references.first_gallery().to(enrolment.embeddings.dtype)
+        means = references.first_unit_means().to(enrolment.embeddings.dtype)
         population = form_population(means, references.speakers, test.embeddings, test.speakers, places, calibration)
         values = isolation_rates_and_errors(population, sizes, scoring, draws)
         parts.append(GroupRates(values, population.counts.new_tensor(len(population.predicates))))

@@ -46,22 +46,23 @@ class References(NamedTuple):
     rows: Tensor  # (M,), sorted by unit, and within a unit by value
     first_row: Tensor  # (U,)
 
-    def gallery(self, turn: Tensor, step: Tensor) -> Tensor:
-        """Return a reference of every speaker, ``(N, D)``: of its unit number ``turn``, without its row ``step``.
+    def unit_means(self, unit_number: Tensor, left_out_row: Tensor) -> Tensor:
+        """Return a gallery, ``(N, D)``: for every speaker the mean of one unit without one of its rows.
 
-        Both are scalars and counted cyclically. A negative step leaves nothing out; a single row is never left out.
+        Unit and row are scalars, counted cyclically within the speaker and the unit. A negative ``left_out_row`` leaves
+        nothing out; a single row is never left out.
         """
-        unit = self.first_unit + turn % self.units
+        unit = self.first_unit + unit_number % self.units
         counts = self.counts[unit]
-        lacks_row = (counts > 1) & (step >= 0)
-        row = self.rows[self.first_row[unit] + step.clamp(min=0) % counts]
+        lacks_row = (counts > 1) & (left_out_row >= 0)
+        row = self.rows[self.first_row[unit] + left_out_row.clamp(min=0) % counts]
         left_out = (widen(self.vectors[row]) - self.anchor).masked_fill(~lacks_row[:, None], 0)
         return (self.sums[unit] - left_out) / (counts - lacks_row.long())[:, None] + self.anchor
 
-    def first_gallery(self) -> Tensor:
+    def first_unit_means(self) -> Tensor:
         """Return the mean of the first unit of every speaker, ``(N, D)``."""
         first = self.units.new_zeros(())
-        return self.gallery(first, first - 1)
+        return self.unit_means(first, first - 1)
 
 
 class IdentificationTrials(NamedTuple):
@@ -72,7 +73,7 @@ class IdentificationTrials(NamedTuple):
     column: Tensor  # (B,), of the input's speaker among the references
     usable: Tensor  # (B,), whether a reference of that speaker is left
     finite: Tensor  # (), whether everything is a number
-    galleries: Tensor  # (2, P), turn and step of each
+    galleries: Tensor  # (2, P), arguments of ``References.unit_means``: unit number and left-out row of each
     parts: tuple[Tensor, ...]  # inputs of each gallery
     processes: Processes = SINGLE_PROCESS
 
@@ -83,7 +84,7 @@ class IdentificationTrials(NamedTuple):
 
 
 class ScoreRows(NamedTuple):
-    """The scores of some inputs against every reference."""
+    """The scores of some inputs against every reference, and the score that each input has with its own speaker."""
 
     rows: Tensor  # (b,), which inputs
     scores: Tensor  # (b, N), free to be overwritten
@@ -143,21 +144,22 @@ def form_trials(
     if len(references.speakers) == 0:
         none = reference_row.new_zeros(2, 0)
         return IdentificationTrials(probe.embeddings, references, column, usable, finite, none, (), processes)
-    turn, step = torch.zeros_like(reference_row), torch.full_like(reference_row, -1)
+    unit_number, left_out_row = torch.zeros_like(reference_row), torch.full_like(reference_row, -1)
     unit = references.first_unit[column]
     if session_of_unit is not None and probe.sessions is not None:
-        turn = _find_turns(probe.sessions, column, references, session_of_unit)
-        usable = usable & (turn >= 0)
+        unit_number = _find_units_of_sessions(probe.sessions, column, references, session_of_unit)
+        usable = usable & (unit_number >= 0)
         if target_sessions == "other":
-            turn, usable = turn + 1, usable & (references.units[column] > 1)
-        unit = unit + turn.clamp(min=0) % references.units[column]
+            unit_number, usable = unit_number + 1, usable & (references.units[column] > 1)
+        unit = unit + unit_number.clamp(min=0) % references.units[column]
     if target_sessions != "other":
-        place = _positions_in_units(references, unit_of_row, reference.keys)[reference_row.clamp(min=0)]
-        step = torch.where(reference_row >= 0, place, -1)
-    usable = usable & (references.counts[unit] > (step >= 0).long())
-    # One number for turn and step: to sort pairs takes many times as long.
+        place = _row_places_in_units(references, unit_of_row, reference.keys)[reference_row.clamp(min=0)]
+        left_out_row = torch.where(reference_row >= 0, place, -1)
+    usable = usable & (references.counts[unit] > (left_out_row >= 0).long())
+    # One number for unit and row: to sort pairs takes many times as long.
     base = len(reference.speakers) + 1
-    codes, gallery, counts = torch.unique(turn.clamp(min=0) * base + step + 1, return_inverse=True, return_counts=True)
+    codes = unit_number.clamp(min=0) * base + left_out_row + 1
+    codes, gallery, counts = torch.unique(codes, return_inverse=True, return_counts=True)
     parts = gallery.argsort(stable=True).split(counts.tolist())
     galleries = torch.stack([codes // base, codes % base - 1])
     return IdentificationTrials(probe.embeddings, references, column, usable, finite, galleries, parts, processes)
@@ -185,8 +187,8 @@ def _build_references(side: Utterances, by_session: bool) -> tuple[References, T
     return references, unit, session_of_unit
 
 
-def _positions_in_units(references: References, unit_of_row: Tensor, keys: Tensor) -> Tensor:
-    """Return the place of each row in its unit, ``(M,)``; equal rows share it, so that row order changes nothing."""
+def _row_places_in_units(references: References, unit_of_row: Tensor, keys: Tensor) -> Tensor:
+    """Return the place of each row in its unit, ``(M,)``; equal rows share one, so that row order changes nothing."""
     rows = references.rows
     unit, key = unit_of_row[rows], keys[rows]
     is_new = torch.ones_like(rows, dtype=torch.bool)
@@ -195,8 +197,10 @@ def _positions_in_units(references: References, unit_of_row: Tensor, keys: Tenso
     return torch.empty_like(rows).scatter(0, rows, place - references.first_row[unit])
 
 
-def _find_turns(sessions: Tensor, column: Tensor, references: References, session_of_unit: Tensor) -> Tensor:
-    """Return which of its speaker's units has the session of each probe; -1 where none has."""
+def _find_units_of_sessions(
+    sessions: Tensor, column: Tensor, references: References, session_of_unit: Tensor
+) -> Tensor:
+    """Return the number of the unit, among those of its speaker, with the session of each probe; -1 where none has."""
     speaker = torch.arange(len(references.units), device=sessions.device).repeat_interleave(references.units)
     pairs = torch.stack([torch.cat([speaker, column]), torch.cat([session_of_unit, sessions])])
     codes = torch.unique(pairs, dim=1, return_inverse=True)[1]
@@ -204,20 +208,23 @@ def _find_turns(sessions: Tensor, column: Tensor, references: References, sessio
     return torch.where(unit >= 0, unit - references.first_unit[column], -1)
 
 
-def score_inputs(trials: IdentificationTrials, scoring: Scoring, on_all_processes: bool = False) -> Iterator[ScoreRows]:
-    """Yield the scores of inputs against every reference, block by block, of this process or of all; without a sync."""
+def score_inputs(trials: IdentificationTrials, scoring: Scoring, is_distributed: bool = True) -> Iterator[ScoreRows]:
+    """Yield the scores of inputs against every reference, block by block; without a GPU sync.
+
+    With ``is_distributed``, each process scores its share of the inputs, otherwise all of them.
+    """
     references, scorer = trials.references, resolve_scoring(scoring)
     dtype = comparison_dtype(scorer, trials.inputs, len(trials.inputs) * trials.num_references)
     step = num_rows_at_once(trials.inputs, trials.num_references)
     pieces = [(number, rows) for number, part in enumerate(trials.parts) for rows in part.split(step)]
     pending: list[ScoreRows] = []  # galleries have few inputs each, whose scores are yielded together
     num_pending, last, gallery = 0, -1, references.sums
-    for number, rows in pieces if on_all_processes else trials.processes.share(pieces):
+    for number, rows in trials.processes.share(pieces) if is_distributed else pieces:
         if pending and num_pending + len(rows) > step:
             yield _join_score_rows(pending)
             pending, num_pending = [], 0
         if number != last:
-            last, gallery = number, references.gallery(*trials.galleries[:, number])
+            last, gallery = number, references.unit_means(*trials.galleries[:, number])
             gallery = prepare_rows(gallery, scorer, references.anchor, dtype)
         probes = prepare_rows(trials.inputs[rows], scorer, references.anchor, dtype)
         with torch.autocast(probes.device.type, enabled=False):

@@ -234,11 +234,11 @@ def required_families(keys: Iterable[str]) -> frozenset[tuple[str, str]]:
     return frozenset(pairs)
 
 
-def required_measures(keys: Iterable[str]) -> frozenset[str]:
+def required_score_measures(keys: Iterable[str]) -> frozenset[str]:
     """Return the score measures that must be computed for these keys and for the checks.
 
     Example:
-        >>> sorted(required_measures(["deid", "pp_linkability"]))
+        >>> sorted(required_score_measures(["deid", "pp_linkability"]))
         ['d_ece', 'd_ece_reversed', 'eer', 'linkability']
     """
     entries = [scalar(key) for key in keys]
@@ -286,11 +286,11 @@ def population_scalars(keys: Iterable[str]) -> tuple[Scalar, ...]:
     return tuple(scalar(key) for key in _population_keys("OP", tuple(sizes), has_attacks=True) if key in named)
 
 
-def parse_rate_key(key: str) -> tuple[str, int] | None:
-    """Split the key of a rate into the key of its gallery size and its number of people; None for other keys.
+def gallery_key_and_size(key: str) -> tuple[str, int] | None:
+    """Return the key of the number of references behind a rate, and its number of people; None for other keys.
 
     Example:
-        >>> parse_rate_key("op_rate_20_strongest"), parse_rate_key("op_eer")
+        >>> gallery_key_and_size("op_rate_20_strongest"), gallery_key_and_size("op_eer")
         (('op_gallery_strongest', 20), None)
     """
     entry = scalar(key)

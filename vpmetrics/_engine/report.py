@@ -77,7 +77,7 @@ class ConditionReport:
         return actual_cross_entropy(*self.scores.trials.table(), prior_log_odds)
 
 
-class Transfer(NamedTuple):
+class TransferredCalibration(NamedTuple):
     """Scores calibrated on those of another run: the report of that run, and the ratios by kind of calibration."""
 
     other: ConditionReport
@@ -98,7 +98,7 @@ class PrivacyReport:
     scalars: dict[str, Tensor]
     conditions: dict[str, ConditionReport]
     matrices: SimilarityMatrices | None = None
-    transfer: Transfer | None = None
+    transfer: TransferredCalibration | None = None
     attacks: tuple[tuple[str, str], ...] = ()
     jackknife: Jackknife | None = None
     groups: Mapping[int, PrivacyReport] = field(default_factory=dict)

@@ -107,8 +107,8 @@ def last_component(name: str) -> str:
     return strip_loader_suffix(name).rpartition("/")[2]
 
 
-def check_selection(argument: str, names: Any, choices: Sequence[str]) -> tuple[str, ...]:
-    """Return names of scalars as a tuple; raise for names that do not exist."""
+def check_scalar_names(argument: str, names: Any, choices: Sequence[str]) -> tuple[str, ...]:
+    """Return a sequence of names of scalars as a tuple; raise for a string and for names that do not exist."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise TypeError(f"Expected `{argument}` to be a sequence of names, but got {names!r}.")
     for name in names:

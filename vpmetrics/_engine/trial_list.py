@@ -28,7 +28,13 @@ from vpmetrics._engine.jackknife import (
 )
 from vpmetrics._engine.measures import SCORE_MEASURES, cllr_from_sums, cllr_sums, evidence, llr_disclosure
 from vpmetrics._engine.precision import wide_dtype, widen
-from vpmetrics._engine.report import ConditionReport, PrivacyReport, Transfer, assess_report, join_conditions
+from vpmetrics._engine.report import (
+    ConditionReport,
+    PrivacyReport,
+    TransferredCalibration,
+    assess_report,
+    join_conditions,
+)
 from vpmetrics._engine.speaker_disclosure import compute_disclosure_of_trials, speaker_scalars
 from vpmetrics._engine.speaker_similarity import summarize_matrix
 from vpmetrics._engine.utterances import EvaluationData, split_sessions
@@ -185,7 +191,7 @@ def _report_condition(
 
 def _transfer_calibration(
     attacked: TrialList, fit: TrialList, labels: Tensor | None
-) -> tuple[Transfer, Jackknife | None]:
+) -> tuple[TransferredCalibration, Jackknife | None]:
     """Return the scores under a calibration fitted on another run (figure 8 of the 2022 paper), and their jackknife."""
     scores = collect_trial_scores(fit.scores, fit.is_target)
     measured = {key: measure(scores.counted_trials) for key, measure in SCORE_MEASURES.items()}
@@ -198,7 +204,7 @@ def _transfer_calibration(
         ConditionReport(measured, scores, is_llr=True),
         torch.stack([~attacked.is_target, attacked.is_target]),
     )
-    transfer = Transfer(other, llr, counts, scalars)
+    transfer = TransferredCalibration(other, llr, counts, scalars)
     if labels is None or attacked.speakers is None:
         return transfer, None
     groups = group_labels(labels.to(attacked.scores.device))

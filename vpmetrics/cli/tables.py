@@ -14,7 +14,7 @@ from vpmetrics._engine.registry import (
     OF_POPULATION,
     SPEAKER,
     Scalar,
-    parse_rate_key,
+    gallery_key_and_size,
     population_scalars,
     scalar,
     scalar_key,
@@ -93,7 +93,7 @@ def scalar_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) 
     if entry.unit is SPEAKER:
         return Cell(clean(system.speaker_name(value)))
     cell = value_cell(entry, value, *(system.scalar(f"{name}{end}") for end in CI_SUFFIXES if with_interval))
-    gallery = parse_rate_key(name)
+    gallery = gallery_key_and_size(name)
     is_extrapolated = gallery is not None and gallery[1] > system.scalar(gallery[0])
     return cell._replace(text=f"≈ {cell.text}") if is_extrapolated else cell
 

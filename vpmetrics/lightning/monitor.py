@@ -21,7 +21,7 @@ from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.precision import read_numbers
 from vpmetrics._engine.registry import add_interval_keys, headline_keys, scalar_keys
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics._engine.scalar import check_selection, strip_loader_suffix
+from vpmetrics._engine.scalar import check_scalar_names, strip_loader_suffix
 from vpmetrics._engine.validation import check_whole_number
 from vpmetrics._engine.verdict import FAILED
 from vpmetrics.attributes import AttributeDisclosure
@@ -171,7 +171,8 @@ class PrivacyMonitor(CallbackBase):
         headline = {key for has_sessions in may_have_sessions for key in headline_keys(True, has_sessions)}
         self.main_metrics = tuple(key for key in logged if not isinstance(suite.metrics, str) or key in headline)
         """Those of them that loggers show first."""
-        self.prog_bar = check_selection("prog_bar", prog_bar, scalar_keys(tuple(CONDITIONS), True, True, suite.sizes))
+        known_keys = scalar_keys(tuple(CONDITIONS), has_attacks=True, has_sessions=True, sizes=suite.sizes)
+        self.prog_bar = check_scalar_names("prog_bar", prog_bar, known_keys)
         self.history: list[dict[str, float]] = []
         self.attributes = dict(attributes or {})
         # By stage and dataloader, or by dataloader alone.
