@@ -12,7 +12,7 @@ from samples import utterances
 from torch.testing import assert_close
 
 from vpmetrics._engine import calibration, identification, references
-from vpmetrics._engine.calibration import fit_slopes
+from vpmetrics._engine.calibration import fit_logistic_slopes
 from vpmetrics.functional import (
     equal_error_rate,
     fit_local_slope,
@@ -131,7 +131,7 @@ def test_slopes_converge_however_small_the_overlap(kind, dtype):
         targets, others = (side.to(dtype) for side in SMALL_SETS[kind](targets, others))
         z = torch.cat([targets[:, None], others.view(10, 4)], dim=1)
         is_match = torch.arange(5).expand(10, 5) == 0
-        (slope,) = fit_slopes(z, is_match, z[:, :1], torch.zeros(10).long(), num_folds=1)
+        (slope,) = fit_logistic_slopes(z, is_match, z[:, :1], torch.zeros(10).long(), num_folds=1)
         sides, sign = (
             (targets.double().numpy(), others.double().numpy()),
             1.0 if targets.mean() > others.mean() else -1.0,

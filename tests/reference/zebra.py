@@ -83,7 +83,7 @@ TO_END = {"xtol": 1e-14, "rtol": 1e-14}
 
 
 def linear_calibration(preds, target):
-    """Scale and offset that minimise_cost Cllr at prior 0.5: logistic regression, classes weighted equally, no penalty.
+    """Scale and offset that minimise Cllr at prior 0.5: logistic regression, classes weighted equally, no penalty.
 
     NaN where a threshold separates the classes: the scale would grow for ever.
     """

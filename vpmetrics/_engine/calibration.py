@@ -1,8 +1,9 @@
-"""Calibration: log-likelihood ratios of scores, logistic regressions, and maps learnt on one run for another."""
+"""Calibration: log-likelihood ratios of scores, logistic regressions, and maps fitted on one run for another."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ _CELLS = 1 << 16  # equal cells of the score axis
 _GROWTH = 4.0  # of the longest step allowed, after one that helped; or its shrinking
 _SLOPE_BINS = 1 << 10  # of the standardised scores of non-targets
 _TIED = 1e-6  # standard deviations, below which the order of two scores may be a matter of rounding
-_LEAST_GAP = 1e-2  # standard deviations between two trials that contradict each other
+_LEAST_GAP = 1e-2  # standard deviations between two pseudo-trials
 
 Finder = Callable[[Tensor], list[Tensor]]
 
@@ -60,7 +61,7 @@ def _find_places(edges: Tensor, scores: Tensor) -> Tensor:
     return places
 
 
-class Derivatives(NamedTuple):
+class GradientAndHessian(NamedTuple):
     """Derivatives of the cost of each regression by slope and offset, ``(F,)`` each."""
 
     slope: Tensor
@@ -70,41 +71,43 @@ class Derivatives(NamedTuple):
     offset_offset: Tensor
 
 
-def sum_derivatives(places: Tensor, weights: Tensor, theta: Tensor, label: int) -> Tensor:
-    """Return the sums of :class:`Derivatives` over trials of one class, and their total weight, ``(6, F)``.
+def sum_gradient_and_hessian(scores: Tensor, weights: Tensor, theta: Tensor, label: int) -> Tensor:
+    """Return the sums of :class:`GradientAndHessian` over trials of one class, and their total weight, ``(6, F)``.
 
     Args:
-        places: Scores ``(K,)``, or ``(F, 1)``, one for each regression.
+        scores: Scores ``(K,)``, or ``(F, 1)``, one for each regression.
         weights: Weight of each score in each regression, ``(F, K)``.
         theta: Slope and offset of each regression, ``(F, 2)``.
         label: 1 for targets, 0 for non-targets.
     """
     slope, offset = theta.unsqueeze(-1).unbind(1)
-    error = torch.addcmul(offset, slope, places).sigmoid_()
+    error = torch.addcmul(offset, slope, scores).sigmoid_()
     curvature = torch.addcmul(error, error, error, value=-1).mul_(weights)
     error = error.sub_(label).mul_(weights)
-    if places.dim() == 2:
-        sums = [error * places, error, curvature * places.square(), curvature * places, curvature, weights]
+    if scores.dim() == 2:
+        sums = [error * scores, error, curvature * scores.square(), curvature * scores, curvature, weights]
         return torch.cat(sums, dim=1).T
-    powers = torch.stack([torch.ones_like(places), places, places.square()], dim=1)
+    powers = torch.stack([torch.ones_like(scores), scores, scores.square()], dim=1)
     by_offset, by_slope = (error @ powers[:, :2]).unbind(1)
     by_offset_offset, by_both, by_slope_slope = (curvature @ powers).unbind(1)
     return torch.stack([by_slope, by_offset, by_slope_slope, by_both, by_offset_offset, weights.sum(1)])
 
 
-def average_classes(targets: Tensor, nontargets: Tensor) -> Derivatives:
+def average_classes(targets: Tensor, nontargets: Tensor) -> GradientAndHessian:
     """Return the sums of both classes ``(6, F)``, averaged by class and added."""
-    return Derivatives(*(targets[:-1] / targets[-1] + nontargets[:-1] / nontargets[-1]))
+    return GradientAndHessian(*(targets[:-1] / targets[-1] + nontargets[:-1] / nontargets[-1]))
 
 
-def minimise_cost(derivatives: Callable[[Tensor], Derivatives], theta: Tensor) -> tuple[Tensor, Tensor]:
+def minimise_and_check_convergence(
+    gradient_and_hessian: Callable[[Tensor], GradientAndHessian], theta: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return slope and offset of least cost ``(F, 2)``, and whether each regression has converged ``(F,)``.
 
-    Newton's method in a trust region. A step is taken only if it does not pass the minimum along it by far, so it
+    Newton's method in a trust region. A step that passes the minimum along it by far is rejected, so the method
     converges when the classes overlap, and the cost itself is not needed. A converged regression no longer changes, so
     results do not depend on how often convergence is checked.
     """
-    here, longest = derivatives(theta), torch.linalg.vector_norm(theta, dim=1, keepdim=True).clamp(min=1)
+    here, longest = gradient_and_hessian(theta), torch.linalg.vector_norm(theta, dim=1, keepdim=True).clamp(min=1)
     for iteration in range(_ITERATIONS):
         step = _newton_step(here)
         done = _is_negligible(step, theta)
@@ -112,19 +115,19 @@ def minimise_cost(derivatives: Callable[[Tensor], Derivatives], theta: Tensor) -
             break
         length = torch.linalg.vector_norm(step, dim=1, keepdim=True)
         step = step * (longest / length).clamp(max=1)
-        there = derivatives(theta - step)
+        there = gradient_and_hessian(theta - step)
         # The cost is convex. Accept a step if the cost still falls at its end, or rises at most half as steeply.
         better = (_directional_derivative(there, step) >= -_directional_derivative(here, step) / 2) & ~done.unsqueeze(1)
         taken = length.minimum(longest)
         longest = torch.where(better, longest.maximum(_GROWTH * taken), taken / _GROWTH)
         theta = torch.where(better, theta - step, theta)
-        here = Derivatives(*torch.where(better, torch.stack(there, 1), torch.stack(here, 1)).unbind(1))
+        here = GradientAndHessian(*torch.where(better, torch.stack(there, 1), torch.stack(here, 1)).unbind(1))
     step = _newton_step(here)
     done = _is_negligible(step, theta)
     return torch.where(done.unsqueeze(1), theta - step, theta), done
 
 
-def _directional_derivative(at: Derivatives, step: Tensor) -> Tensor:
+def _directional_derivative(at: GradientAndHessian, step: Tensor) -> Tensor:
     """Return the derivative of the cost along ``step``, ``(F, 1)``; steps are subtracted."""
     return (at.slope * step[:, 0] + at.offset * step[:, 1]).unsqueeze(1)
 
@@ -136,7 +139,7 @@ def _is_negligible(step: Tensor, theta: Tensor) -> Tensor:
     return last
 
 
-def _newton_step(cost: Derivatives) -> Tensor:
+def _newton_step(cost: GradientAndHessian) -> Tensor:
     """Return Newton's step ``(F, 2)``, or the gradient where rounding hides the curvature."""
     gradient = torch.stack([cost.slope, cost.offset], dim=1)
     least = torch.finfo(gradient.dtype).tiny ** 0.5  # scores that say nothing leave the slope at 0
@@ -172,11 +175,11 @@ def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
     spread, centre = torch.std_mean(scores, correction=0)
     classes = [((part - centre) / spread, part.new_ones(1, len(part))) for part in (targets, nontargets)]
 
-    def derivatives(theta: Tensor) -> Derivatives:
+    def gradient_and_hessian(theta: Tensor) -> GradientAndHessian:
         """Return the derivatives of the calibration cost at slope and offset ``theta``, ``(1, 2)``."""
-        return average_classes(*(sum_derivatives(*classes[1 - label], theta, label) for label in (1, 0)))
+        return average_classes(*(sum_gradient_and_hessian(*classes[1 - label], theta, label) for label in (1, 0)))
 
-    theta, converged = minimise_cost(derivatives, scores.new_zeros(1, 2))
+    theta, converged = minimise_and_check_convergence(gradient_and_hessian, scores.new_zeros(1, 2))
     slope, offset = torch.where(converged, theta[0], torch.nan)
     return slope / spread, offset - slope / spread * centre
 
@@ -194,7 +197,7 @@ def fit_isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
         above = torch.searchsorted(knots, values).clamp(1, max(len(knots) - 1, 1))
         left, right = (knots[(above - k).clamp(max=len(knots) - 1)] for k in (1, 0))
         low, high = (posteriors[(above - k).clamp(max=len(knots) - 1)] for k in (1, 0))
-        # Nothing finite is any part of the way to an infinite score: it takes the value of its finite neighbour.
+        # Next to an infinite training score, a score takes the value of its finite neighbour.
         inner = torch.where(left.isinf(), 1, torch.where(right.isinf(), 0, (values - left) / (right - left)))
         share = torch.where(values >= right, 1, torch.where(values <= left, 0, inner))
         return torch.lerp(low, high, share).logit() - prior
@@ -213,8 +216,8 @@ def transferred_llr(
     return fit(fit_preds, fit_target)(widen(preds.flatten()))
 
 
-def fit_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor, num_folds: int) -> Tensor:
-    """Fit the slope of local information on all folds but each, ``(F,)``; with one fold on all trials.
+def fit_logistic_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor, num_folds: int) -> Tensor:
+    """Fit the slope of local information for each fold on all other folds, ``(F,)``; with one fold on all trials.
 
     A slope is that of a logistic regression of target on standardised scores. Non-targets are many and share bins;
     targets count one by one.
@@ -227,41 +230,39 @@ def fit_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor, num_fol
         num_folds: How many folds there are.
     """
     is_used = fold < num_folds
-    nontarget, rows = widen(z), fold[:, None].expand_as(z)
-    kept = ~is_match & is_used[:, None]
-    nontarget, rows = nontarget[kept], rows[kept]
+    is_nontarget = ~is_match & is_used[:, None]
+    nontarget, nontarget_fold = widen(z)[is_nontarget], fold[:, None].expand_as(z)[is_nontarget]
     target, target_fold = widen(match[is_used, 0]), fold[is_used]
     if len(nontarget) == 0 or len(target) == 0:
         return widen(z).new_full((num_folds,), torch.nan)
     low, high = nontarget.aminmax()
     slot = ((nontarget - low) * ((_SLOPE_BINS - 1) / (high - low).clamp(min=1e-30))).nan_to_num().long()
     counts = nontarget.new_zeros(num_folds * _SLOPE_BINS).index_add(
-        0, rows * _SLOPE_BINS + slot, torch.ones_like(nontarget)
+        0, nontarget_fold * _SLOPE_BINS + slot, torch.ones_like(nontarget)
     )
     counts = counts.view(num_folds, _SLOPE_BINS)
     middles = nontarget.new_zeros(_SLOPE_BINS).index_add(0, slot, nontarget) / counts.sum(0).clamp(min=1)
-    belongs = (target_fold == torch.arange(num_folds, device=fold.device)[:, None]).to(target.dtype)
-    is_all = num_folds == 1
-    weights = belongs if is_all else 1 - belongs  # (F, R), which targets a regression is fitted on
-    others = counts if is_all else counts.sum(0) - counts
-    ends = _find_extremes(nontarget, rows, target, target_fold, num_folds)
-    places, contradictions = _place_contradictions(ends, is_all)
+    is_in_fold = (target_fold == torch.arange(num_folds, device=fold.device)[:, None]).to(target.dtype)
+    # (F, R) and (F, B): the targets and the binned non-targets that each regression is fitted on.
+    weights, others = (is_in_fold, counts) if num_folds == 1 else (1 - is_in_fold, counts.sum(0) - counts)
+    pseudo_scores, pseudo_weights = _pseudo_trials_if_separable(
+        nontarget, nontarget_fold, target, target_fold, num_folds
+    )
 
-    def derivatives_of(regressions: slice) -> Callable[[Tensor], Derivatives]:
-        def derivatives(theta: Tensor) -> Derivatives:
-            """Return the derivatives of the costs at slopes and offsets ``theta``, ``(F, 2)``."""
-            targets = sum_derivatives(target, weights[regressions], theta, 1)
-            nontargets = sum_derivatives(middles, others[regressions], theta, 0)
-            extra = contradictions[regressions]
-            targets = targets + sum_derivatives(places[0, regressions], extra, theta, 1)
-            return average_classes(targets, nontargets + sum_derivatives(places[1, regressions], extra, theta, 0))
-
-        return derivatives
+    def gradient_and_hessian(regressions: slice, theta: Tensor) -> GradientAndHessian:
+        """Return the derivatives of the costs of some regressions at slopes and offsets ``theta``, ``(F, 2)``."""
+        targets = sum_gradient_and_hessian(target, weights[regressions], theta, 1)
+        nontargets = sum_gradient_and_hessian(middles, others[regressions], theta, 0)
+        pseudo_targets, pseudo_nontargets = (
+            sum_gradient_and_hessian(pseudo_scores[1 - label, regressions], pseudo_weights[regressions], theta, label)
+            for label in (1, 0)
+        )
+        return average_classes(targets + pseudo_targets, nontargets + pseudo_nontargets)
 
     # Regressions share most of their trials: all start from the slope of the first one.
-    start, _ = minimise_cost(derivatives_of(slice(0, 1)), target.new_zeros(1, 2))
-    theta, is_converged = minimise_cost(
-        derivatives_of(slice(None)), start.nan_to_num(0).expand(num_folds, 2).contiguous()
+    start, _ = minimise_and_check_convergence(partial(gradient_and_hessian, slice(0, 1)), target.new_zeros(1, 2))
+    theta, is_converged = minimise_and_check_convergence(
+        partial(gradient_and_hessian, slice(None)), start.nan_to_num(0).expand(num_folds, 2).contiguous()
     )
     message = "A slope of local information did not converge; it may be too small."
     warn_if((~is_converged).any(), lambda failed: message if failed else None)
@@ -269,31 +270,28 @@ def fit_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor, num_fol
     return torch.where(is_empty, torch.nan, theta[:, 0])
 
 
-def _find_extremes(nontarget: Tensor, rows: Tensor, target: Tensor, target_fold: Tensor, num_folds: int) -> Tensor:
-    """Return highest and lowest (negated) non-target, then the same of targets, by fold, ``(4, F)``."""
-    ends = nontarget.new_full((4, num_folds), -torch.inf)
-    for index, (values, folds) in enumerate([(nontarget, rows), (-nontarget, rows), (target, target_fold)]):
-        ends[index] = ends[index].scatter_reduce(0, folds, values, "amax")
-    ends[3] = ends[3].scatter_reduce(0, target_fold, -target, "amax")
-    return ends
+def _pseudo_trials_if_separable(
+    nontarget: Tensor, nontarget_fold: Tensor, target: Tensor, target_fold: Tensor, num_folds: int
+) -> tuple[Tensor, Tensor]:
+    """Return scores of a pseudo target and non-target of each regression, ``(2, F, 1)``, and their weight, ``(F, 1)``.
 
-
-def _place_contradictions(ends: Tensor, is_all: bool) -> tuple[Tensor, Tensor]:
-    """Return where one more target and one more non-target go, ``(2, F, 1)``, and how much they weigh, ``(F, 1)``.
-
-    Where a threshold separates the classes, no slope is steep enough. Then one more target is put where the nearest
-    non-target is, and one more non-target where the nearest target is: what one further trial might have shown. Where
-    these two are all but tied they are put a little apart.
+    Where a threshold separates the classes, no slope is steep enough. Then a pseudo target is put where the nearest
+    non-target is, and a pseudo non-target where the nearest target is: what one further trial might have shown. Where
+    these two are all but tied they are put a little apart. The weight is 0 where the classes overlap.
     """
-    count = ends.shape[1]
-    if not is_all:
-        is_own = torch.eye(count, dtype=torch.bool, device=ends.device)
-        ends = ends[:, None].expand(-1, count, -1).masked_fill(is_own, -torch.inf).amax(2)
+    # Highest and negated lowest score of each class in each fold.
+    ends = nontarget.new_full((4, num_folds), -torch.inf)
+    classes = (nontarget, nontarget_fold), (-nontarget, nontarget_fold), (target, target_fold), (-target, target_fold)
+    for index, (values, folds) in enumerate(classes):
+        ends[index] = ends[index].scatter_reduce(0, folds, values, "amax")
+    if num_folds > 1:  # a regression is fitted on all other folds
+        is_own = torch.eye(num_folds, dtype=torch.bool, device=ends.device)
+        ends = ends[:, None].expand(-1, num_folds, -1).masked_fill(is_own, -torch.inf).amax(2)
     high, low, last, first = ends[0], -ends[1], ends[2], -ends[3]
     is_above, is_below = first > high - _TIED, last < low + _TIED
     target, nontarget = torch.where(is_above, first, last), torch.where(is_above, high, low)
     middle, side = (target + nontarget) / 2, torch.where(is_above, 0.5, -0.5)
     is_separable = (is_above ^ is_below) & middle.isfinite()
     reach = side * (target - nontarget).abs().clamp(min=_LEAST_GAP)
-    places = torch.stack([middle - reach, middle + reach])
-    return torch.where(is_separable, places, 0).unsqueeze(2), is_separable.to(ends.dtype).unsqueeze(1)
+    scores = torch.where(is_separable, torch.stack([middle - reach, middle + reach]), 0)
+    return scores.unsqueeze(2), is_separable.to(ends.dtype).unsqueeze(1)

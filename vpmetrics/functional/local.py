@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine import identification
-from vpmetrics._engine.calibration import fit_slopes
+from vpmetrics._engine.calibration import fit_logistic_slopes
 from vpmetrics._engine.identification import Identification, local_bits, standardize_scores
 from vpmetrics._engine.precision import at_least_float32, result_dtype, widen
 from vpmetrics._engine.references import prepare_trials
@@ -94,7 +94,7 @@ def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
     with torch.no_grad():
         z, column = standardize_scores(scores), target_index.unsqueeze(1)
         is_match = torch.zeros_like(z, dtype=torch.bool).scatter(1, column, True)
-        slopes = fit_slopes(z, is_match, z.gather(1, column), torch.zeros_like(target_index), num_folds=1)
+        slopes = fit_logistic_slopes(z, is_match, z.gather(1, column), torch.zeros_like(target_index), num_folds=1)
         return slopes[0].to(result_dtype(scores))
 
 
