@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from vpmetrics import VoicePrivacy
 from vpmetrics import functional as F
-from vpmetrics._engine.identification import expected_mean_d
+from vpmetrics._engine.identification import chance_mean_d
 from vpmetrics._engine.measures import SCORE_MEASURES, actual_cross_entropy
 from vpmetrics._engine.trial_list import TrialList, report_trials
 
@@ -108,7 +108,7 @@ def test_mean_d_by_chance_is_that_of_uniform_ranks():
         for _ in range(40):
             histogram = torch.bincount(torch.randint(20, (400,), generator=draw), minlength=20).float()
             shown.append(float(F.rank_disclosure(histogram, model)["mean_d"]))
-        chance = float(expected_mean_d(histogram, model, 400))
+        chance = float(chance_mean_d(histogram, model, 400))
         assert np.mean(shown) == pytest.approx(chance, rel=0.08 if model == "empirical" else 0.6)
 
 
@@ -117,7 +117,7 @@ def test_mean_d_by_chance_of_few_inputs_per_rank_is_that_of_drawing():
     draw = torch.Generator().manual_seed(0)
     drawn = [torch.bincount(torch.randint(40, (80,), generator=draw), minlength=40).double() for _ in range(300)]
     shown = np.mean([float(F.rank_disclosure(histogram)["mean_d"]) for histogram in drawn])
-    assert float(expected_mean_d(drawn[0], "empirical", 80)) == pytest.approx(shown, abs=0.015)
+    assert float(chance_mean_d(drawn[0], "empirical", 80)) == pytest.approx(shown, abs=0.015)
     assert shown > 0.37
 
 

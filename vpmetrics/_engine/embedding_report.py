@@ -15,8 +15,8 @@ from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS, Condition
 from vpmetrics._engine.identification_scalars import IdentificationNumbers, PopulationRates, identify_all_groups
 from vpmetrics._engine.jackknife import (
     Jackknife,
+    QuantileCells,
     ReplicateCounts,
-    ScoreCells,
     count_replicates,
     group_speakers,
     join_jackknives,
@@ -128,11 +128,11 @@ class _ConditionEvaluation:
         )
 
     @cached_property
-    def cells(self) -> ScoreCells:
-        return ScoreCells(self.scores, most=_SPEAKER_CELLS)
+    def cells(self) -> QuantileCells:
+        return QuantileCells(self.scores, max_cells=_SPEAKER_CELLS)
 
     @cached_property
-    def permuted_targets(self) -> Tensor:
+    def permuted_target_counts(self) -> Tensor:
         return count_permuted_targets(self.pairs, self.cells)
 
     @cached_property
@@ -167,7 +167,7 @@ class _ConditionEvaluation:
     def worst_speaker(self) -> WorstSpeaker | None:
         if self.condition.name != "OP" or self.settings.bandwidth is not None:
             return None
-        worst = find_worst_speaker(self.pairs, self.cells, self.permuted_targets)
+        worst = find_worst_speaker(self.pairs, self.cells, self.permuted_target_counts)
         return worst._replace(d_ece=worst.d_ece[self.data.speakers.argsort(stable=True)])
 
     def compute_score_measures(self) -> _ScalarsAndJackknife:
@@ -183,16 +183,12 @@ class _ConditionEvaluation:
             return scalars, None
         group, has_unordered_pairs = counts.groups.find_groups(self.data.speakers), self.scores.has_unordered_pairs
         replicates = replicate_diagonal_dominance(counts, summary, group, has_unordered_pairs, self.settings.similarity)
-        return scalars, self.make_jackknife(replicates, counts.num_speakers)
+        return scalars, self.make_jackknife(replicates, counts.fewest_speakers_per_class)
 
     def compute_linkability_chance(self) -> _ScalarsAndJackknife:
         if self.settings.bandwidth is not None:
             return {}, None
-        return {"linkability_chance": linkability_chance(self.scores, self.cells, self.permuted_targets)}, None
-
-    def compute_worst_speaker(self) -> _ScalarsAndJackknife:
-        _ = self.worst_speaker  # read by the headline of the whole system
-        return {}, None
+        return {"linkability_chance": linkability_chance(self.scores, self.cells, self.permuted_target_counts)}, None
 
     def compute_identification(self) -> _ScalarsAndJackknife:
         return self.identification.scalars, self.identification.jackknife
@@ -213,8 +209,8 @@ class _ConditionEvaluation:
             scalars |= population.attacked_scalars(sizes)
         return scalars, None if self.groups is None else self.make_jackknife(population.replicates(sizes, self.groups))
 
-    def compute_session_calibration(self) -> _ScalarsAndJackknife:
-        """Return C_ECE between sessions. The linear calibration is fitted once and used for every replicate."""
+    def compute_calibration_across_sessions(self) -> _ScalarsAndJackknife:
+        """Return C_ECE with a calibration from other sessions, fitted once and used for every replicate."""
         if self.condition.name != "OP" or self.data.protected.sessions is None:
             return {}, None
 
@@ -236,12 +232,11 @@ class _ConditionEvaluation:
 _METHODS: dict[tuple[str, ...], Callable[[_ConditionEvaluation], _ScalarsAndJackknife]] = {
     ("matrix",): _ConditionEvaluation.compute_diagonal_dominance,
     ("chance",): _ConditionEvaluation.compute_linkability_chance,
-    ("worst",): _ConditionEvaluation.compute_worst_speaker,
     ("rank", "local", "speaker"): _ConditionEvaluation.compute_identification,
     ("speaker",): _ConditionEvaluation.compute_speakers,
     ("attack", "attacked_population"): _ConditionEvaluation.compute_attacks,
     ("population", "attacked_population"): _ConditionEvaluation.compute_population,
-    ("calibration",): _ConditionEvaluation.compute_session_calibration,
+    ("calibration",): _ConditionEvaluation.compute_calibration_across_sessions,
 }
 
 
@@ -274,7 +269,7 @@ def report_condition(
         strongest=computed.get("strongest"),
         population=computed.get("population"),
         speakers=computed.get("speakers"),
-        worst_speaker=computed.get("worst_speaker"),
+        worst_speaker=evaluation.worst_speaker if evaluation.needs("worst") else None,
         jackknife=join_jackknives(known_jackknives) if known_jackknives else None,
         counts=evaluation.replicate_counts,
         confidence=settings.intervals,
@@ -305,14 +300,14 @@ def report_embeddings(
     dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
     report = join_conditions(conditions, labels, dtype, settings.sizes, settings.intervals, attacks)
     if settings.sizes:
-        report = replace(report, bits_over=partial(_disclosure_by_length, data, settings, make_attacks))
+        report = replace(report, bits_over=partial(_scalars_by_length, data, settings, make_attacks))
     return report
 
 
-def _disclosure_by_length(
+def _scalars_by_length(
     data: EvaluationData, settings: ReportSettings, make_attacks: Any, lengths: Sequence[int]
 ) -> dict[int, dict[str, Tensor]]:
-    """Return the scalars of conversations of each length, in utterances, for a figure."""
+    """Return the scalars after averaging each number of utterances, for a figure."""
     conditions = [name for name in CONDITIONS if name not in ("OO", "within")]
     families = frozenset((name, family) for name in conditions for family in ("score", "rank", "attack"))
     settings = settings._replace(sizes=(), intervals=None, families=families)

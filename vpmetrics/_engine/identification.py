@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from vpmetrics._engine.calibration import fit_slopes
+from vpmetrics._engine.calibration import fit_logistic_slopes
 from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.precision import at_least_float32, result_dtype, wide_dtype, widen
 from vpmetrics._engine.references import IdentificationTrials, ScoreRows, form_condition_trials, score_inputs
@@ -81,7 +81,7 @@ def identify(
         for number, match in enumerate(matches.detach()):
             ranks[number][:, block.rows] = rank_inputs(block._replace(match=match))
         if slopes is not None and num_references > 1:
-            centred, mean, deviation = center_scores(block)
+            centred, mean, deviation = centred_mean_and_deviation(block)
             for number, match in enumerate(matches[: len(bits)]):
                 # Divide the slope by the deviation, not every score: fewer operations.
                 weight = slopes[number, block.rows].to(centred.dtype).unsqueeze(1) / deviation
@@ -144,7 +144,7 @@ def standardize_scores(scores: Tensor) -> Tensor:
     return centred / _deviation(centred, rounding)
 
 
-def center_scores(block: ScoreRows) -> tuple[Tensor, Tensor, Tensor]:
+def centred_mean_and_deviation(block: ScoreRows) -> tuple[Tensor, Tensor, Tensor]:
     """Return scores less the mean of their row (in place unless a gradient needs them), the means and deviations."""
     mean = block.scores.mean(dim=1, keepdim=True)
     centred = block.scores - mean if block.scores.requires_grad else block.scores.sub_(mean)
@@ -173,14 +173,14 @@ def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, columns: T
     dtype = at_least_float32(trials.inputs[:0]).dtype
     z, matches = (torch.zeros(count, n, dtype=dtype, device=order.device) for n in (chosen.shape[1], len(columns)))
     for block in score_inputs(trials, scoring):
-        centred, _, deviation = center_scores(block)
+        centred, _, deviation = centred_mean_and_deviation(block)
         z[block.rows] = (centred.gather(1, chosen[block.rows]) / deviation).to(dtype)
         matches[block.rows] = (centred.gather(1, columns[:, block.rows].T) / deviation).to(dtype)
     z, matches = trials.processes.all_reduce(z, matches)
     fold = place % folds
     usable_fold = torch.where(trials.usable, fold, folds)
     slopes = [
-        fit_slopes(z, chosen == column[:, None], match[:, None], usable_fold, folds)[fold]
+        fit_logistic_slopes(z, chosen == column[:, None], match[:, None], usable_fold, folds)[fold]
         for column, match in zip(columns, matches.T, strict=True)
     ]
     return torch.stack(slopes)
@@ -270,8 +270,8 @@ def bits_of_ranks(histogram: Tensor, above: Tensor, tied: Tensor) -> Tensor:
     return torch.where(tied == 1, bits[above], (total[above + tied] - total[above]) / tied)
 
 
-def expected_mean_d(histogram: Tensor, model: str, inputs: int) -> Tensor:
-    r"""Return the MeanD to expect, in bits, of independent inputs whose ranks are uniform among ``N``.
+def chance_mean_d(histogram: Tensor, model: str, num_inputs: int) -> Tensor:
+    r"""Return the expected MeanD in bits of independent inputs whose ranks are uniform among ``N``.
 
     .. math:: N \, \mathrm{E}\left[\tfrac{X}{n} \log_2 \tfrac{N X}{n}\right], \quad X \sim \mathrm{Bin}(n, 1/N)
 
@@ -279,17 +279,17 @@ def expected_mean_d(histogram: Tensor, model: str, inputs: int) -> Tensor:
     independent, so this is a lower bound of the chance level.
     """
     wide, ranks = widen(histogram.detach()), len(histogram)
-    if ranks < 2 or inputs == 0:
+    if ranks < 2 or num_inputs == 0:
         return wide.new_full((), torch.nan)
     if model != "empirical":  # half a nat per free parameter of the fit and input
-        return torch.where(wide.isnan().any(), torch.nan, min(ranks - 1, 2) / (2 * math.log(2) * inputs))
-    mean = inputs / ranks
-    # Beyond twelve deviations nothing of the distribution is left.
-    counts = torch.arange(1, int(min(inputs, mean + 12 * mean**0.5 + 30)) + 1, dtype=wide.dtype, device=wide.device)
-    rest = inputs - counts
-    ways = math.lgamma(inputs + 1) - torch.lgamma(counts + 1) - torch.lgamma(rest + 1)
+        return torch.where(wide.isnan().any(), torch.nan, min(ranks - 1, 2) / (2 * math.log(2) * num_inputs))
+    mean = num_inputs / ranks
+    # Beyond twelve standard deviations the probability is 0 but for rounding.
+    counts = torch.arange(1, int(min(num_inputs, mean + 12 * mean**0.5 + 30)) + 1, dtype=wide.dtype, device=wide.device)
+    rest = num_inputs - counts
+    ways = math.lgamma(num_inputs + 1) - torch.lgamma(counts + 1) - torch.lgamma(rest + 1)
     share = torch.exp(ways - counts * math.log(ranks) + rest * math.log1p(-1 / ranks))
-    mean_d = ranks * (share * counts / inputs * torch.log2(ranks * counts / inputs)).sum()
+    mean_d = ranks * (share * counts / num_inputs * torch.log2(ranks * counts / num_inputs)).sum()
     return torch.where(wide.isnan().any(), torch.nan, mean_d)
 
 
@@ -336,7 +336,7 @@ def jackknife_identification(
         add_ranks(own_steps, true_column, above, tied, is_usable)
         sums[4] += (keeps * ((above_left == 0) & (tied_left == 1))).sum(0)
         if references > 1 and slopes is not None:
-            centred, mean, deviation = center_scores(block)
+            centred, mean, deviation = centred_mean_and_deviation(block)
             slope = slopes[block.rows].to(centred.dtype).unsqueeze(1) / deviation
             logits = slope * centred
             top = logits.amax(dim=1, keepdim=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS, Condition
 from vpmetrics._engine.identification import (
     Identification,
+    chance_mean_d,
     compute_histograms_by_group,
-    expected_mean_d,
     identify_condition,
     jackknife_identification,
     mean_over_groups,
@@ -81,7 +81,7 @@ def rank_scalars(parts: Sequence[Identification], model: str) -> dict[str, Tenso
     values = mean_over_groups([rank_disclosure(part.histogram, model, validate_args=False) for part in parts], inputs)
     chances = []
     for part in parts:
-        expected = expected_mean_d(part.histogram, model, len(part.trials))
+        expected = chance_mean_d(part.histogram, model, len(part.trials))
         if part.chance_histograms is not None:
             # Inputs of one speaker err together, so the closed form is a lower bound.
             permuted = rank_disclosure(part.chance_histograms, model, validate_args=False)["mean_d"].mean()
@@ -138,7 +138,7 @@ def jackknife_all_groups(
     fewer = [rank_disclosure(each.fewer_inputs, model)["mean_d"] for each in replicates]
     weights = torch.stack([each.fewer_inputs.sum(1) for each in replicates])
     mean_d = mean_over_groups([{"mean_d": each} for each in fewer], weights)["mean_d"]
-    return jackknife._replace(bias={"mean_d": groups.ratio * (mean_d[1:] - mean_d[0]).mean()})
+    return jackknife._replace(bias={"mean_d": groups.kept_over_left_out * (mean_d[1:] - mean_d[0]).mean()})
 
 
 def _rank_replicates(histograms: Tensor, references: Tensor, model: str) -> dict[str, Tensor]:
@@ -207,7 +207,7 @@ class PopulationRates:
         """Return the rates after the strongest attack."""
         return _name_attacked(self.after_strongest_attack(sizes))
 
-    def longest(self) -> int:
+    def median_num_utterances(self) -> int:
         """Return the median number of test utterances per speaker, or per speaker and session, rounded down."""
         return median_num_utterances(self.data, self.condition)
 

@@ -50,7 +50,7 @@ class JackknifeGroups(NamedTuple):
     size: int
 
     @property
-    def ratio(self) -> float:
+    def kept_over_left_out(self) -> float:
         """Number of speakers kept, divided by number of speakers left out."""
         return (len(self.labels) - self.size) / max(self.size, 1)
 
@@ -83,13 +83,13 @@ def group_labels(labels: Tensor, order: Tensor | None = None) -> JackknifeGroups
     return JackknifeGroups(labels, torch.where(order < number * size, order % max(number, 1), number), number, size)
 
 
-class ScoreCells:
+class QuantileCells:
     """Cells of the score axis with about equally many trials; edges are those of PAV steps and of linkability bins."""
 
-    def __init__(self, scores: ConditionScores, most: int = _CELLS) -> None:
+    def __init__(self, scores: ConditionScores, max_cells: int = _CELLS) -> None:
         steps, self.trials = scores.counts.ascending, scores.trials
         share = steps.targets / (2 * steps.targets.sum()) + steps.nontargets / (2 * steps.nontargets.sum())
-        number = ((share.cumsum(0) - share) * most).nan_to_num().round(decimals=6).floor()
+        number = ((share.cumsum(0) - share) * max_cells).nan_to_num().round(decimals=6).floor()
         edges = widen(steps.edges)[number[1:] > number[:-1]]
         with suppress_warnings():
             self.linkability_edges = linkability_edges(scores.trials)
@@ -97,7 +97,7 @@ class ScoreCells:
         self.edges = torch.cat([edges, links[links.isfinite()]]).unique()
         low, high = (self.edges[0], self.edges[-1]) if len(self.edges) else self.edges.new_tensor([0.0, 1.0])
         self.low, self.scale = low, (_FINE_BINS - 4) / (high - low).clamp(min=torch.finfo(low.dtype).tiny)
-        if len(steps.edges) <= most // 2:
+        if len(steps.edges) <= max_cells // 2:
             # Separate few targets from the non-targets just above: PAV of the negated scores needs that edge.
             self.edges = torch.cat([self.edges, widen(steps.edges) + 2 / self.scale]).unique()
         # A step begins at a target, so a fine bin that contains an edge belongs to the cell above that edge.
@@ -126,14 +126,14 @@ class ReplicateCounts(NamedTuple):
     and between speakers, with respect to the calibrated value of each cell.
     """
 
-    cells: ScoreCells
+    cells: QuantileCells
     targets: Tensor
     nontargets: Tensor
     groups: JackknifeGroups
     similarity_weights: Tensor | None = None
 
     @property
-    def num_speakers(self) -> int:
+    def fewest_speakers_per_class(self) -> int:
         """The smaller of two numbers of speakers (or groups): with target trials, and with non-target trials."""
         return min(int((counts[1:] != counts[:1]).any(1).sum()) for counts in (self.targets, self.nontargets))
 
@@ -150,7 +150,7 @@ class ReplicateCounts(NamedTuple):
         measures = [SCORE_MEASURES[key] for key in keys if key in SCORE_MEASURES]
         with suppress_warnings():
             replicates = {measure.key: measure(trials) for measure in measures if measure.has_interval}
-        return make_jackknife(replicates, self.groups, self.num_speakers)
+        return make_jackknife(replicates, self.groups, self.fewest_speakers_per_class)
 
 
 def count_replicates(
@@ -168,8 +168,8 @@ def count_replicates(
     """
     if bool(scores.counts.ascending.targets.isnan().any()):
         return None
-    cells, group = ScoreCells(scores), groups.find_groups(speakers)
-    slopes = None if summary is None else similarity_derivatives(summary, matrix, similarity)
+    cells, group = QuantileCells(scores), groups.find_groups(speakers)
+    slopes = None if summary is None else differentiate_similarity_by_llr(summary, matrix, similarity)
     size = cells.num_cells
     # Row 0: all speakers; then the trials of each group; the last row is unused, of speakers that are never left out.
     counts = torch.zeros(2, (groups.num_groups + 2) * size, dtype=torch.int64, device=speakers.device)
@@ -211,7 +211,7 @@ def count_replicates(
     return ReplicateCounts(cells, targets, nontargets, groups, torch.stack([within, weights / num_pairs]))
 
 
-def find_target_cells(pairs: PairBlocks, cells: ScoreCells) -> tuple[Tensor, Tensor]:
+def find_target_cells(pairs: PairBlocks, cells: QuantileCells) -> tuple[Tensor, Tensor]:
     """Return the cell and the speaker of every target trial of all processes."""
     speaker_index = pairs.enrolment.speaker_index
     target_cells, target_speakers = [speaker_index[:0]], [speaker_index[:0]]
@@ -240,7 +240,7 @@ def count_trial_replicates(
     """
     if bool(scores.counts.ascending.targets.isnan().any()):
         return None
-    cells = ScoreCells(scores)
+    cells = QuantileCells(scores)
     cell, group = torch.searchsorted(cells.edges, widen(preds), right=True), groups.group_of_label[speakers]
     size, classes, counts = cells.num_cells, (is_target, ~is_target), []
     for mask in classes:
@@ -257,11 +257,13 @@ def count_trial_replicates(
     return ReplicateCounts(cells, counts[0], counts[1], groups, weights)
 
 
-def similarity_derivatives(summary: SimilaritySummary, matrix: Tensor | None, similarity: str) -> tuple[Tensor, Tensor]:
+def differentiate_similarity_by_llr(
+    summary: SimilaritySummary, matrix: Tensor | None, similarity: str
+) -> tuple[Tensor, Tensor]:
     """Return derivatives of similarities and their logarithms, within and between speakers: ``(2, S)``, ``(2, S, S)``.
 
-    They are taken with respect to the mean of calibrated values that a similarity is a function of. Without a matrix,
-    the mean similarity stands for every pair of two speakers, ``(2, 1, 1)``.
+    A similarity is a function of a mean of calibrated values; the derivatives are with respect to this mean. Without a
+    matrix, the mean similarity stands for every pair of two speakers, ``(2, 1, 1)``.
     """
     between = summary.between_speakers.nanmean().view(1, 1) if matrix is None else matrix
     values = summary.within_speaker.nan_to_num(0), between.nan_to_num(0)
@@ -291,9 +293,9 @@ def replicate_diagonal_dominance(
     number, diagonal = counts.groups.num_groups, summary.within_speaker
     is_nan = diagonal.isnan()
     columns = (diagonal.masked_fill(is_nan, 0), diagonal.log2().masked_fill(is_nan, 0), (~is_nan).to(diagonal.dtype))
-    within, log_within, speakers = _sum_per_replicate(torch.stack(columns), group_of_speaker, number)
+    within, log_within, speakers = _sums_without_each_group(torch.stack(columns), group_of_speaker, number)
     # A pair counts for both of its speakers.
-    sums = _sum_per_replicate(summary.pair_sums, group_of_speaker, number)
+    sums = _sums_without_each_group(summary.pair_sums, group_of_speaker, number)
     pairs, between, log_between = sums - summary.pair_sums.sum(1, keepdim=True) / 2
     gaps = within / speakers - between / pairs, log_within / speakers - log_between / pairs
     shares = []
@@ -306,9 +308,9 @@ def replicate_diagonal_dominance(
     return {"d_diag": (gaps[0] + moved).abs(), "d_diag_log": gaps[1] + log_moved / math.log(2)}
 
 
-def _sum_per_replicate(values: Tensor, group: Tensor, number: int) -> Tensor:
+def _sums_without_each_group(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
     """Return the sums of rows of values, then without those of each group, ``(R, 1 + G)``."""
-    of_group = values.new_zeros(len(values), number + 1).index_add(1, group, values)[:, :-1]
+    of_group = values.new_zeros(len(values), num_groups + 1).index_add(1, group, values)[:, :-1]
     return values.sum(1, keepdim=True) - pad(of_group, (1, 0))
 
 
@@ -344,7 +346,7 @@ def make_jackknife(
     if changes and not check_enough_speakers(len(groups.labels) if num_speakers is None else num_speakers):
         changes = {key: torch.full_like(each, torch.nan) for key, each in changes.items()}
     corrected = [key for key in changes if key in SCORE_MEASURES and SCORE_MEASURES[key].is_bias_corrected]
-    return Jackknife(changes, {key: groups.ratio * changes[key].mean() for key in corrected}, groups)
+    return Jackknife(changes, {key: groups.kept_over_left_out * changes[key].mean() for key in corrected}, groups)
 
 
 def join_jackknives(parts: Sequence[Jackknife]) -> Jackknife:
@@ -365,7 +367,9 @@ def add_intervals(values: Mapping[str, Tensor], jackknife: Jackknife | None, con
         if jackknife is not None and key in jackknife.changes:
             (changes, bias, groups), bounds = jackknife, entry.range_among(len(jackknife.groups.labels))
             replicates = widen(value) + changes[key]
-            ends = jackknife_interval(value, replicates, confidence, *bounds, groups.ratio, bias.get(key, 0.0))
+            ends = jackknife_interval(
+                value, replicates, confidence, *bounds, groups.kept_over_left_out, bias.get(key, 0.0)
+            )
             if "tpr_at" not in key:  # of few trials undefined at low FPR, as documented
                 is_lost.append(ends[0].isnan() & ~value.isnan())
         result |= {f"{key}{suffix}": end for suffix, end in zip(CI_SUFFIXES, ends, strict=True)}
@@ -379,12 +383,13 @@ def profile_interval(
     counts: ReplicateCounts, profile: Tensor, prior_log_odds: Tensor, confidence: float
 ) -> tuple[Tensor, Tensor]:
     """Return both ends of the interval of the minimum cross-entropy ``(P,)`` at each prior."""
-    steps, ratio, ends = counts.counted_trials.counts.ascending, counts.groups.ratio, []
+    steps, ends = counts.counted_trials.counts.ascending, []
     highest = prior_entropy(prior_log_odds).tolist()
     for value, odds, most in zip(profile, prior_log_odds, highest, strict=True):  # some hundred points of a figure
         replicates = minimum_cross_entropy(steps, odds[None])[:, 0]
         replicates = value + replicates[1:] - replicates[0]
-        ends.append(torch.stack(jackknife_interval(value, replicates, confidence, 0.0, most, ratio)))
+        interval = jackknife_interval(value, replicates, confidence, 0.0, most, counts.groups.kept_over_left_out)
+        ends.append(torch.stack(interval))
     low, high = torch.stack(ends, dim=1)
     return low, high
 
@@ -395,7 +400,7 @@ def jackknife_interval(
     confidence: float,
     lowest: float = -math.inf,
     highest: float = math.inf,
-    ratio: float | None = None,
+    kept_over_left_out: float | None = None,
     bias: Tensor | float | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Return both ends of a jackknife confidence interval.
@@ -417,13 +422,13 @@ def jackknife_interval(
         confidence: Confidence level.
         lowest: Lower end of the range.
         highest: Upper end of the range.
-        ratio: Speakers kept over speakers left out; ``G - 1`` when left out.
+        kept_over_left_out: Speakers kept over speakers left out, :math:`r`; ``G - 1`` when left out.
         bias: What to subtract from the value; :math:`b` when left out.
 
     Returns:
         Both ends, ``()``; NaN where a replicate is undefined, or for fewer than three.
     """
-    estimate, error = _jackknife_estimate(value, replicates, ratio, bias)
+    estimate, error = _jackknife_estimate(value, replicates, kept_over_left_out, bias)
     wide = widen(value.detach())
     reach = students_t_quantile(confidence, max(len(replicates) - 1, 1)) * error
     bound = clopper_pearson_reach(wide, reach, len(replicates), confidence, lowest, highest)
@@ -432,13 +437,14 @@ def jackknife_interval(
 
 
 def _jackknife_estimate(
-    value: Tensor, replicates: Tensor, ratio: float | None, bias: Tensor | float | None
+    value: Tensor, replicates: Tensor, kept_over_left_out: float | None, bias: Tensor | float | None
 ) -> tuple[Tensor, Tensor]:
     """Return the value without its bias, and its standard error; NaN for fewer than three replicates."""
     value, replicates = widen(value.detach()), widen(replicates.detach())
     if len(replicates) < FEWEST_SPEAKERS:
         return torch.full_like(value, torch.nan), torch.full_like(value, torch.nan)
-    ratio, mean = len(replicates) - 1 if ratio is None else ratio, replicates.mean()
+    ratio = len(replicates) - 1 if kept_over_left_out is None else kept_over_left_out
+    mean = replicates.mean()
     bias = ratio * (mean - value) if bias is None else bias
     return value - bias, (ratio * (replicates - mean).square().mean()).sqrt()
 
@@ -515,16 +521,16 @@ def compare_jackknives(
     first, second = jackknives
     if not first.groups.matches(second.groups):
         raise ValueError("Expected two systems on the same speakers, but got different ones.")
-    value, ratio = widen(values[0]) - widen(values[1]), first.groups.ratio
+    value, ratio = widen(values[0]) - widen(values[1]), first.groups.kept_over_left_out
     replicates = value + first.changes[key] - second.changes[key]
     bias = torch.as_tensor(first.bias.get(key, 0.0)) - second.bias.get(key, 0.0)
-    ends = jackknife_interval(value, replicates, confidence, ratio=ratio, bias=bias)
+    ends = jackknife_interval(value, replicates, confidence, kept_over_left_out=ratio, bias=bias)
     return Difference(value, *ends, _probability_below(value, replicates, ratio, bias))
 
 
-def _probability_below(value: Tensor, replicates: Tensor, ratio: float, bias: Tensor) -> Tensor:
+def _probability_below(value: Tensor, replicates: Tensor, kept_over_left_out: float, bias: Tensor) -> Tensor:
     """Return the probability that a number is below 0; 1/2 where no replicate differs from 0."""
-    estimate, error = _jackknife_estimate(value, replicates, ratio, bias)
+    estimate, error = _jackknife_estimate(value, replicates, kept_over_left_out, bias)
     if not bool(error > 0):
         return torch.where(estimate.isnan() | error.isnan(), torch.nan, 0.5 - estimate.sign() / 2)
     t = float(-estimate / error)

@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from vpmetrics._engine.condition_scores import ConditionScores
 from vpmetrics._engine.identification import Identification
-from vpmetrics._engine.jackknife import ScoreCells, find_target_cells
+from vpmetrics._engine.jackknife import QuantileCells, find_target_cells
 from vpmetrics._engine.measures import evidence, expected_disclosure, linkability_of_bins
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import wide_dtype, widen
@@ -186,7 +186,7 @@ def speaker_scalars(disclosed: SpeakerDisclosure, identified: SpeakerIdentificat
     return scalars
 
 
-def count_permuted_targets(pairs: PairBlocks, cells: ScoreCells) -> Tensor:
+def count_permuted_targets(pairs: PairBlocks, cells: QuantileCells) -> Tensor:
     """Return trials of the test rows of each speaker against another one's, per cell of the score axis, ``(K, S, C)``.
 
     The first dimension counts permutations of the speakers: all that shift them, at most 19.
@@ -203,7 +203,7 @@ def count_permuted_targets(pairs: PairBlocks, cells: ScoreCells) -> Tensor:
     return pairs.processes.all_reduce(counts)[0].view(shape)
 
 
-def find_worst_speaker(pairs: PairBlocks, cells: ScoreCells, permuted: Tensor) -> WorstSpeaker:
+def find_worst_speaker(pairs: PairBlocks, cells: QuantileCells, permuted: Tensor) -> WorstSpeaker:
     """Return what each tested speaker's own trials between two sides disclose, calibrated on these alone."""
     shape, thinned = permuted.shape[1:], pairs.thin(_MOST_PAIRS, side="enrolment")
     target_cells, target_speakers = find_target_cells(pairs, cells)
@@ -236,7 +236,7 @@ def _two_sided_disclosure(targets: Tensor, nontargets: Tensor) -> Tensor:
     return torch.stack([expected_disclosure(steps) for steps in steps_of_signs]).amax(0)
 
 
-def linkability_chance(scores: ConditionScores, cells: ScoreCells, permuted: Tensor) -> Tensor:
+def linkability_chance(scores: ConditionScores, cells: QuantileCells, permuted: Tensor) -> Tensor:
     """Return the linkability with speakers permuted, the mean over all permutations."""
     edges = cells.linkability_edges
     nontargets = widen(scores.trials.count_between(edges))[0]

@@ -20,11 +20,11 @@ from vpmetrics._engine.jackknife import (
     JackknifeGroups,
     add_intervals,
     count_trial_replicates,
+    differentiate_similarity_by_llr,
     group_labels,
     join_jackknives,
     make_jackknife,
     replicate_diagonal_dominance,
-    similarity_derivatives,
 )
 from vpmetrics._engine.measures import SCORE_MEASURES, cllr_from_sums, cllr_sums, evidence, llr_disclosure
 from vpmetrics._engine.precision import wide_dtype, widen
@@ -165,11 +165,11 @@ def _report_condition(
     labels = labels.to(given.scores.device)
     groups, weights = group_labels(labels), None
     if similarity:
-        (llr,) = scores.make_finder([scores.llr_of_both_orders()])(given.scores)
+        (llr,) = scores.make_finder([scores.laplace_llr_of_steps()])(given.scores)
         means = given.pair_means(llr if similarity == "sigmoid" else logsigmoid(llr), len(labels))
         matrix = means.sigmoid() if similarity == "sigmoid" else means.exp()
         summary = summarize_matrix(matrix, given.has_unordered_pairs)
-        weights = given.similarity_weights(similarity_derivatives(summary, matrix, similarity)[1])
+        weights = given.similarity_weights(differentiate_similarity_by_llr(summary, matrix, similarity)[1])
         speakers = compute_disclosure_of_trials(scores, given.scores, given.is_target, given.speakers, labels)
         scalars |= {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log, **speaker_scalars(speakers)}
         mean_scores = partial(given.pair_means, given.scores, len(labels))
@@ -185,7 +185,7 @@ def _report_condition(
         replicates = replicate_diagonal_dominance(
             counts, report.similarity, place, given.has_unordered_pairs, similarity
         )
-        jackknives.append(make_jackknife(replicates, groups, counts.num_speakers))
+        jackknives.append(make_jackknife(replicates, groups, counts.fewest_speakers_per_class))
     return replace(report, jackknife=join_jackknives(jackknives), counts=counts, confidence=confidence)
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid, pad
 from vpmetrics._engine.condition_scores import ConditionScores, collect_pair_scores, collect_trial_scores
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
 from vpmetrics._engine.identification import identify, rank_inputs
-from vpmetrics._engine.jackknife import ScoreCells, check_enough_speakers, clopper_pearson_reach, students_t_quantile
+from vpmetrics._engine.jackknife import QuantileCells, check_enough_speakers, clopper_pearson_reach, students_t_quantile
 from vpmetrics._engine.measures import SCORE_MEASURES, linkability_edges
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import result_dtype, widen
@@ -231,7 +231,7 @@ class SpeakerTrials:
         self.scored, scores = scored, widen(scores)
         values, cell = scores.unique(return_inverse=True)
         if len(values) > _MOST_CELLS:
-            cells = ScoreCells(scored, most=_MOST_CELLS)
+            cells = QuantileCells(scored, max_cells=_MOST_CELLS)
             values, cell = cells.values, torch.searchsorted(cells.edges, scores, right=True)
         codes, pair = (places[0] * num_speakers + places[1]).unique(return_inverse=True)
         self.values, self.pairs = values, torch.stack([codes // max(1, num_speakers), codes % max(1, num_speakers)])

@@ -274,7 +274,7 @@ def _has_population(report: ConditionReport, utterances: int = 1) -> bool:
     population = report.population
     if population is None or not bool(report.scalars["gallery"].isfinite()):
         return False
-    return population.longest() >= utterances
+    return population.median_num_utterances() >= utterances
 
 
 _has_conversations = partial(_has_population, utterances=2)
@@ -323,7 +323,7 @@ def _draw_bits_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Fig
 
 
 def _conversation_lengths(shown: ShownCondition) -> list[int]:
-    return [2**power for power in range(6) if 2**power <= shown.report.population.longest()]
+    return [2**power for power in range(6) if 2**power <= shown.report.population.median_num_utterances()]
 
 
 def _curve_of_key(values: Mapping[int, Mapping[str, Tensor]], key: str) -> dict[int, float]:
