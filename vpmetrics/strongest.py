@@ -95,9 +95,9 @@ class AttackedMetric(IntervalEmbeddingMetric):
     @property
     def attack_names(self) -> tuple[str, ...]:
         """Names of the attacks; ``strongest`` is an index into them."""
-        from vpmetrics._engine.cross_fitting import describe_attacks
+        from vpmetrics._engine.cross_fitting import list_names_and_needs
 
-        return tuple(name for name, _ in describe_attacks(self.attacks or ()))
+        return tuple(name for name, _ in list_names_and_needs(self.attacks or ()))
 
     def _fit_attacks(self, data: EvaluationData, conditions: Sequence[Condition]) -> CrossFittedAttacks:
         from vpmetrics._engine.cross_fitting import CrossFittedAttacks

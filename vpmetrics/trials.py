@@ -12,7 +12,7 @@ from torchmetrics import Metric, MetricCollection
 
 from vpmetrics._engine.conditions import resolve_condition
 from vpmetrics._engine.embedding_metric import EmbeddingMetric
-from vpmetrics._engine.metric_base import InstanceConstant, PrivacyMetric
+from vpmetrics._engine.metric_base import ClassOrInstanceValue, PrivacyMetric
 from vpmetrics._engine.pair_blocks import Block, PairBlocks
 from vpmetrics._engine.precision import result_dtype
 from vpmetrics._engine.score_metric import ScoreMetric
@@ -48,7 +48,7 @@ class EmbeddingTrials(EmbeddingMetric):
         tensor(0.)
     """
 
-    higher_is_better = InstanceConstant(None, lambda trials: getattr(trials.metric, "higher_is_better", None))
+    higher_is_better = ClassOrInstanceValue(None, lambda trials: getattr(trials.metric, "higher_is_better", None))
 
     def __init__(
         self,

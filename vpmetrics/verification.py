@@ -16,7 +16,7 @@ from vpmetrics._engine.measures import (
     min_cllr_of_steps,
     tpr_at_fpr_of_steps,
 )
-from vpmetrics._engine.metric_base import InstanceConstant
+from vpmetrics._engine.metric_base import ClassOrInstanceValue
 from vpmetrics._engine.precision import wide_dtype
 from vpmetrics._engine.score_counts import CountedScores, ScoreCounts
 from vpmetrics._engine.score_metric import ScoreMetric, TrialMetric
@@ -161,7 +161,7 @@ class Cllr(TrialMetric):
     """
 
     # Values gathered from other ranks have no gradient.
-    is_differentiable = InstanceConstant(True, lambda metric: not metric.dist_sync_on_step)
+    is_differentiable = ClassOrInstanceValue(True, lambda metric: not metric.dist_sync_on_step)
     measure = "cllr"
     higher_is_better: bool = True
     plot_lower_bound: float = 0.0

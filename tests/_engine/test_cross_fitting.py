@@ -23,7 +23,7 @@ from vpmetrics._engine.attack_folds import (
     limit_rows_per_speaker,
 )
 from vpmetrics._engine.conditions import CONDITIONS
-from vpmetrics._engine.cross_fitting import CrossFittedAttacks, describe_attacks
+from vpmetrics._engine.cross_fitting import CrossFittedAttacks, list_names_and_needs
 from vpmetrics._engine.jackknife import group_speakers
 from vpmetrics._engine.moments import measure_moments, merge_moments
 from vpmetrics._engine.utterances import build_data, pack_utterances
@@ -195,7 +195,7 @@ class TestFloor:
         assert result["eer_strongest"] < 0.2
 
     def test_plain_comparison_is_there_without_being_asked_for(self):
-        assert describe_attacks([Centred()])[1] == ("plain", "nothing")
+        assert list_names_and_needs([Centred()])[1] == ("plain", "nothing")
         original, names, _ = voices(12, 4, 8)
         assert name(found(original, original, names, attacks=[Blind()])) == "plain"
 
@@ -505,7 +505,7 @@ class TestFolds:
         original, names, _ = voices(9, 4, 6)
         folds = assign_folds(data_of(original, original, names, groups=(names > 5).long()))
         assert folds.of_speaker.tolist()[6:] == [-1, -1, -1]
-        assert folds.count_fitted() == 6
+        assert folds.fewest_training_speakers() == 6
 
     @pytest.mark.parametrize("condition", ["OP", "PP", "across"])
     def test_kinds_of_pairs_are_those_of_the_definition(self, condition):

@@ -19,7 +19,7 @@ from vpmetrics._engine.moments import (
     TrainingPairs,
     ValueCache,
     choose_views,
-    unit_length,
+    divide_by_norm,
     unit_rows,
 )
 from vpmetrics._engine.pair_blocks import mark_trials
@@ -62,7 +62,7 @@ class Folds(NamedTuple):
         """A number per speaker, ascending by fold and code; negative for those in no fold."""
         return torch.where(self.of_speaker < 0, -1, self.of_speaker * self.num_codes + self.code)
 
-    def count_fitted(self) -> int:
+    def fewest_training_speakers(self) -> int:
         """Return how many speakers the attack of a fold is fitted on, at least."""
         in_fold = count_values(self.of_speaker + 1, self.num_folds + 1)[1:]
         return len(self.of_speaker) - int(in_fold.amax())
@@ -282,7 +282,7 @@ class AttackFolds(ValueCache):
             a, b = (self._rows_of_fold(side, fold, is_subsample) for side in self._form_sides(condition))
             if not is_halved:
                 return [Comparison(a, b, condition)]
-            in_a, in_b = halve_recordings(a, b)
+            in_a, in_b = mark_second_halves(a, b)
             halves = ((a.take(in_a == half), b.take(in_b != half)) for half in (False, True))
             return [Comparison(*each, condition) for each in halves]
 
@@ -294,7 +294,7 @@ class AttackFolds(ValueCache):
         def form() -> tuple[Utterances, Utterances]:
             enrolment, test = self.data.sides(condition, self.enrolment)
             if self.enrolment == "speaker" and enrolment is not test:  # means are not of unit length
-                enrolment = replace(enrolment, embeddings=unit_length(enrolment.embeddings))
+                enrolment = replace(enrolment, embeddings=divide_by_norm(enrolment.embeddings))
             return enrolment, test
 
         return self.get_or_make(("sides", condition.name), form)
@@ -326,7 +326,7 @@ class AttackFolds(ValueCache):
         return self.get_or_make((side, fold, is_subsample), take)
 
 
-def halve_recordings(a: Utterances, b: Utterances) -> tuple[Tensor, Tensor]:
+def mark_second_halves(a: Utterances, b: Utterances) -> tuple[Tensor, Tensor]:
     """Return for the rows of two sides whether they are of the second half of their speaker's recordings, by value."""
     ids, place = torch.cat([a.ids, b.ids]).unique(return_inverse=True)
     keys = torch.cat([row_keys(a.embeddings), row_keys(b.embeddings)])

@@ -19,7 +19,7 @@ from vpmetrics._engine.attack_folds import (
     label_pairs,
 )
 from vpmetrics._engine.measures import expected_disclosure
-from vpmetrics._engine.moments import unit_length
+from vpmetrics._engine.moments import divide_by_norm
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.score_counts import Steps
@@ -54,7 +54,7 @@ def score_blocks(comparison: Comparison, fitted: FittedAttack, num_codes: int) -
     a, b = comparison.map_sides(fitted.attack, fitted.map_side)
     has_score = hasattr(fitted.attack, "score")
     if not has_score:
-        a, b = unit_length(a), (b if b is a else unit_length(b))
+        a, b = divide_by_norm(a), (b if b is a else divide_by_norm(b))
     if len(a) * len(b) > FEW_PAIRS and a.dtype == torch.float64:
         a, b = a.float(), b.float()
 

@@ -86,7 +86,7 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
 
 
 def _log_probabilities(a: Tensor, b: Tensor, n: int) -> Tensor:
-    """Logarithm of the beta-binomial over 0 ... n, up to a constant, for ln alpha and ln beta of shape ``(...)``.
+    """Return the log probabilities of 0 ... n up to a constant, ``(..., n + 1)``, for ln alpha and ln beta ``(...)``.
 
     Sums of the logarithms of consecutive ratios, because differences of log-gammas cancel for large parameters.
     """
@@ -102,7 +102,7 @@ def _tails_of_shares(shares: Tensor) -> _Tails:
     return _Tails(offset, torch.ones_like(offset), above, below)
 
 
-def _join_offsets(tails: _Tails) -> _Tails:
+def _coarsen_tails(tails: _Tails) -> _Tails:
     """Join neighbouring offsets where they hardly differ from one another: a thousand do for ten thousand ranks."""
     group = (_RESOLUTION * (tails.offset / _RESOLUTION).log1p()).ceil().long()
     length = int(_RESOLUTION * math.log1p((len(group) - 1) / _RESOLUTION)) + 2
@@ -113,7 +113,7 @@ def _join_offsets(tails: _Tails) -> _Tails:
 
 
 def _log_likelihood(tails: _Tails, a: Tensor, b: Tensor) -> Tensor:
-    """Mean of ln gamma, less the binomial coefficients: rising factorials, factor by factor."""
+    """Return the mean of ln gamma without the binomial coefficients: rising factorials, factor by factor."""
     alpha, beta, i = a.exp().unsqueeze(-1), b.exp().unsqueeze(-1), tails.offset
     total = tails.weight * (alpha + beta + i).log()
     return (tails.above * (alpha + i).log() + tails.below * (beta + i).log() - total).sum(dim=-1)
@@ -135,38 +135,38 @@ def _derivatives(tails: _Tails, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, T
 
 
 def _search_grid(shares: Tensor) -> tuple[Tensor, Tensor]:
-    """Best (ln alpha, ln beta) of a grid over alpha that is narrowed around the best, for each histogram."""
-    first, tails = shares[..., :1], _join_offsets(_tails_of_shares(shares.unsqueeze(-2)))
-    centre, width = torch.full_like(first, (_LOWEST + _HIGHEST) / 2), (_HIGHEST - _LOWEST) / 2
+    """Return the best (ln alpha, ln beta) of a grid over alpha that is narrowed around the best, for each histogram."""
+    first_share, tails = shares[..., :1], _coarsen_tails(_tails_of_shares(shares.unsqueeze(-2)))
+    centre, width = torch.full_like(first_share, (_LOWEST + _HIGHEST) / 2), (_HIGHEST - _LOWEST) / 2
     steps = torch.linspace(-1, 1, _GRID, dtype=shares.dtype, device=shares.device)
     for _ in range(_ZOOMS):
         a = (centre + width * steps).clamp(_LOWEST, _HIGHEST)
-        b = _solve_beta(a, first, tails)
+        b = _beta_for_first_share(a, first_share, tails)
         best = _log_likelihood(tails, a, b).argmax(dim=-1, keepdim=True)
         centre, width = a.gather(-1, best), width * 2 / (_GRID - 1)
     return centre.squeeze(-1), b.gather(-1, best).squeeze(-1)
 
 
-def _solve_beta(a: Tensor, first: Tensor, tails: _Tails) -> Tensor:
-    """The ln beta that gives rank 1 its share, or, where that share is 0, the likeliest one."""
-    alpha, i, keep = a.exp().unsqueeze(-1), tails.offset, first > 0
+def _beta_for_first_share(a: Tensor, first_share: Tensor, tails: _Tails) -> Tensor:
+    """Return the ln beta that gives rank 1 its share, or, where that share is 0, the likeliest one."""
+    alpha, i, keep = a.exp().unsqueeze(-1), tails.offset, first_share > 0
     low, high = torch.full_like(a, 2 * _LOWEST), torch.full_like(a, 2 * _HIGHEST)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         beta = middle.exp().unsqueeze(-1)
         log_first = -(tails.weight * torch.log1p(alpha / (beta + i))).sum(dim=-1)
         rise = (tails.below / (beta + i) - tails.weight / (alpha + beta + i)).sum(dim=-1)
-        too_high = torch.where(keep, log_first > first.log(), rise < 0)
+        too_high = torch.where(keep, log_first > first_share.log(), rise < 0)
         low, high = torch.where(too_high, low, middle), torch.where(too_high, middle, high)
     return (low + high) / 2
 
 
 def _newton_step(shares: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    r"""One Newton step on the conditions of the optimum, from a point that all but meets them.
+    r"""Return ln alpha and ln beta after one Newton step on the conditions of the optimum, from a point close to it.
 
-    They are the constraint :math:`c = \ln \gamma_1 - \ln h_1 = 0` and, along the curve on which it holds, no slope of
-    the likelihood. Without the constraint the curve is the ridge on which beta is likeliest. The histogram enters the
-    values of the conditions and the point does not, so the derivative of the step is the derivative of the optimum.
+    The conditions are the constraint :math:`c = \ln \gamma_1 - \ln h_1 = 0` and, along the curve on which it holds, no
+    slope of the likelihood. Without the constraint the curve is the ridge on which beta is likeliest. The histogram
+    enters the values of the conditions and the point does not, so the derivative of the step is that of the optimum.
     """
     keep = shares[..., 0] > 0
     at_first = _tails_of_shares(pad(torch.ones_like(shares[..., :1]), (0, shares.shape[-1] - 1)))
@@ -179,7 +179,7 @@ def _newton_step(shares: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
         # How beta follows alpha along the curve, and how the likelihood bends along it.
         follow = torch.where(keep, -first_a / first_b, -ab / bb)
         bend = aa + 2 * follow * ab + follow.square() * bb
-        # Of two ranks the constraint says everything, and nothing is left to be more or less likely.
+        # With two ranks the constraint alone decides, and the likelihood is constant along the curve.
         bend = torch.where(bend < 0, bend, -torch.inf) if shares.shape[-1] > 2 else torch.full_like(bend, -torch.inf)
     onto_curve = torch.where(keep, -gap / first_b, -by_b / bb)
     along = -(by_a + follow * by_b + (ab + follow * bb) * onto_curve) / bend

@@ -37,7 +37,7 @@ _ALL_BINS = _BINS + 2 * _TAIL
 
 
 class ConditionScores(NamedTuple):
-    """What one pass over the blocks of a condition keeps.
+    """Scores of a condition, and their counts by PAV step, from one pass over its blocks.
 
     ``trials``: every score, or the middle of every bin and its counts. ``counts`` for what follows from PAV.
     ``make_finder(tables)`` returns a function from scores to the values of tables with one entry per step.
@@ -52,14 +52,14 @@ class ConditionScores(NamedTuple):
 
     @property
     def counted_trials(self) -> CountedTrials:
-        """What score measures are functions of."""
+        """Trials and counts, as score measures take them."""
         return CountedTrials(self.trials, self.counts)
 
-    def llr_of_both_orders(self) -> Tensor:
+    def laplace_llr_of_steps(self) -> Tensor:
         """Return the log-likelihood ratio of every step under Laplace's rule, with every pair counted in both orders.
 
-        Laplace's labels then weigh as much within a side as between sides, so that a system that does nothing keeps
-        all similarities.
+        The labels that Laplace's rule adds then weigh as much within a side as between sides, so that a system that
+        changes nothing keeps all similarities.
         """
         return self.counts.ascending.llr_of_orders(2 if self.has_unordered_pairs else 1)
 
@@ -70,7 +70,7 @@ def collect_pair_scores(pairs: PairBlocks, bandwidth: float | None = None) -> Co
         return _smooth_scores(pairs, bandwidth)
     if pairs.is_exact:
         pairs.keep_blocks()
-        return _score_ordered(OrderedScores(*map(sort_scores, pairs.scores_by_class())), pairs.is_same_rows)
+        return _score_ordered(OrderedScores(*map(sort_scores, pairs.nontarget_and_target_scores())), pairs.is_same_rows)
     return _bin_scores(pairs)
 
 

@@ -70,7 +70,7 @@ _SOURCES = ("", ", per group", ", observed")  # what attacks are fitted on, as t
 _MEASURES = {"d_ece_strongest": expected_disclosure, "eer_strongest": eer_of_steps}
 
 
-def describe_attacks(attacks: Sequence[Any]) -> tuple[tuple[str, str], ...]:
+def list_names_and_needs(attacks: Sequence[Any]) -> tuple[tuple[str, str], ...]:
     """Return name and needs of the attacks that numbers stand for: fitted on all, per group, and on observed speech."""
     pairs = [
         (getattr(each, "name", type(each).__name__), getattr(each, "needs", "")) for each in add_plain_attack(attacks)
@@ -156,7 +156,7 @@ class CrossFittedAttacks:
             for side in (data.original, data.protected)
         )
         self.data, self.conditions = data._replace(original=original, protected=protected), tuple(conditions)
-        self.descriptions, self.processes = describe_attacks(attacks), data.processes
+        self.descriptions, self.processes = list_names_and_needs(attacks), data.processes
         self._observed, self.folds = observed, assign_folds(self.data)
         self.attack_folds = AttackFolds(self.data, self.folds, add_plain_attack(attacks), observed, enrolment)
         # Choices are made with every other fold where there are many.
@@ -298,7 +298,7 @@ class CrossFittedAttacks:
             eer[best],
             torch.stack([expected_disclosure(steps) for steps in chance]).amax(),
             torch.tensor([each.number for each in trials]).to(d_ece)[best],
-            torch.full_like(d_ece[0], self.folds.count_fitted()),
+            torch.full_like(d_ece[0], self.folds.fewest_training_speakers()),
             by_number,
             choices,
             None if groups is None else _take_strongest_replicates(trials, values),

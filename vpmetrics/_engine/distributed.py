@@ -54,8 +54,8 @@ def gather_objects(value: Any, group: Any) -> list[Any]:
     return values
 
 
-def describe_state(state: Tensor | Sequence[Tensor]) -> list[int]:
-    """Return dtype, number of dimensions and width of a list state; a tensor state has none of these."""
+def encode_dtype_and_width(state: Tensor | Sequence[Tensor]) -> list[int]:
+    """Return the dtype's index, dimensions beyond the first, and width of a list state; -1 first for other states."""
     if isinstance(state, Tensor) or not state:
         return [-1, 0, 0]
     width = state[0].shape[1] if state[0].dim() > 1 else 0
@@ -74,7 +74,7 @@ def align_list_states(
     A process without a batch knows neither, and gathering aborts where they differ. Settings that differ raise on all
     ranks.
     """
-    descriptions = {name: describe_state(state) for name, state in states.items()}
+    descriptions = {name: encode_dtype_and_width(state) for name, state in states.items()}
     hashes = [zlib.crc32(text.encode()) for text in (metric, *map(repr, settings.items()))]
     description = torch.tensor([*hashes, *(number for form in descriptions.values() for number in form)], device=device)
     rows_of_ranks = [row.tolist() for row in gather(description)]

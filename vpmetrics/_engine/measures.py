@@ -76,7 +76,7 @@ def tag_number(l_w: Tensor) -> Tensor:
 
 
 def entropy_of_costs(target_cost: Tensor, nontarget_cost: Tensor, prior_log_odds: Tensor) -> Tensor:
-    """Weight the mean costs of both classes, in nats, by the prior, and return their sum in bits."""
+    """Return the mean costs of both classes, in nats, weighted by the prior and added, in bits."""
     return (prior_log_odds.sigmoid() * target_cost + (-prior_log_odds).sigmoid() * nontarget_cost) / math.log(2)
 
 
@@ -93,7 +93,7 @@ def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor)
 
     Many values share cells of the score axis to limit memory.
     """
-    (nontargets, targets), counts = _average_in_cells(widen(values), widen(counts))
+    (nontargets, targets), counts = _merge_values_by_cell(widen(values), widen(counts))
     odds = prior_log_odds[:, None]
     miss, false_alarm = (
         weighted_mean(counts[1], softplus(-targets - odds)),
@@ -102,8 +102,8 @@ def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor)
     return entropy_of_costs(miss, false_alarm, prior_log_odds)
 
 
-def _average_in_cells(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean value of each class in equal cells, and counts; infinite values have cells of their own."""
+def _merge_values_by_cell(values: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean values and counts ``(2, C)`` by class and equal cell; infinite values have cells of their own."""
     finite = values[values.isfinite()]
     if len(values) <= _PROFILE_CELLS or len(finite) == 0:
         return values.expand(2, -1), counts

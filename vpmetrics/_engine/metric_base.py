@@ -20,13 +20,13 @@ from vpmetrics._engine.distributed import (
     Processes,
     align_list_states,
     current_processes,
-    describe_state,
+    encode_dtype_and_width,
 )
 from vpmetrics._engine.registry import scalar
 from vpmetrics._engine.validation import check_bandwidth, check_confidence, check_flag
 
 
-class InstanceConstant:
+class ClassOrInstanceValue:
     """A constant of TorchMetrics with one value on the class and another on each metric.
 
     A property does not serve: read from the class, it is an object, which counts as True.
@@ -48,7 +48,7 @@ class PrivacyMetric(Metric):
     """
 
     full_state_update: bool = False
-    is_differentiable = InstanceConstant(False, lambda metric: metric.bandwidth is not None)
+    is_differentiable = ClassOrInstanceValue(False, lambda metric: metric.bandwidth is not None)
     if TYPE_CHECKING:  # annotations that TorchScript would try to resolve
         bandwidth: float | None
         validate_args: bool
@@ -216,7 +216,7 @@ class PrivacyMetric(Metric):
         for name, state in states.items():
             both = state, incoming_state[name]
             kinds = {isinstance(each, Tensor) for each in both}
-            widths = [form[2] for form in map(describe_state, both) if form[0] >= 0]
+            widths = [form[2] for form in map(encode_dtype_and_width, both) if form[0] >= 0]
             widths += [each.shape[-1] for each in both if isinstance(each, Tensor) and each.dim()]
             if len(kinds) > 1 or len(set(widths)) > 1:
                 raise ValueError(f"Expected `{name}` to have one width in both metrics, but got {widths}.")
@@ -287,8 +287,8 @@ class ScalarView(WrapperMetric):
     """
 
     full_state_update: bool = False
-    is_differentiable = InstanceConstant(None, lambda view: view.metric.is_differentiable)
-    higher_is_better = InstanceConstant(None, lambda view: _is_higher_better(view.metric, view.key))
+    is_differentiable = ClassOrInstanceValue(None, lambda view: view.metric.is_differentiable)
+    higher_is_better = ClassOrInstanceValue(None, lambda view: _is_higher_better(view.metric, view.key))
 
     def __init__(self, metric: Metric, key: str) -> None:
         super().__init__()

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.scorers import SCORERS
@@ -16,7 +17,8 @@ from vpmetrics._engine.utterances import row_keys, take_evenly
 
 T = TypeVar("T")
 
-UNIT, CENTRED, STANDARDISED = "unit", "centred", "standardised"  # ways to normalise rows
+View = str  # a way of normalising rows
+UNIT, CENTRED, STANDARDISED = "unit", "centred", "standardised"
 _CONSTANT = 1e-6  # a dimension is constant if its standard deviation over its largest entry is below this
 _ROUNDING = 64  # ulp: a row of unit length that is no farther from the mean equals it
 _UNEVEN = 0.4  # where a smaller share of the dimensions holds the variance, they are also tried on one scale
@@ -25,14 +27,13 @@ _ROWS_AT_ONCE = 1 << 12  # rows widened at a time
 
 
 def unit_rows(rows: Tensor) -> Tensor:
-    """Return rows of any length at unit length, in the wide dtype; rows of zeros stay zeros."""
+    """Return rows of any length at unit length, in the wide dtype, without overflow; rows of zeros stay zeros."""
     return SCORERS["cosine"].prepare(widen(rows))
 
 
-def unit_length(rows: Tensor) -> Tensor:
-    """Return rows ``(..., N, D)`` of moderate length at unit length; rows of zeros stay zeros."""
-    unit: Tensor = rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
-    return unit
+def divide_by_norm(rows: Tensor) -> Tensor:
+    """Return rows ``(..., N, D)`` at unit length in their own dtype; their squares must neither overflow nor vanish."""
+    return normalize(rows, dim=-1, eps=torch.finfo(rows.dtype).tiny)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,10 +51,10 @@ class Normalisation:
         rows = rows - self.centre
         length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         rows = torch.where(length > _ROUNDING * torch.finfo(rows.dtype).eps, rows, 0)
-        return unit_length(rows if self.scale is None else rows * self.scale)
+        return divide_by_norm(rows if self.scale is None else rows * self.scale)
 
 
-def fit_normalisation(rows: Tensor, view: str) -> Normalisation:
+def fit_normalisation(rows: Tensor, view: View) -> Normalisation:
     """Return a normalisation fitted on rows of unit length."""
     if view == UNIT or len(rows) == 0:
         return Normalisation()
@@ -66,7 +67,7 @@ def fit_normalisation(rows: Tensor, view: str) -> Normalisation:
     return Normalisation(centre, torch.where(has_scale, 1 / deviation.clamp(min=torch.finfo(rows.dtype).tiny), 0))
 
 
-def choose_views(original: Tensor, protected: Tensor) -> tuple[str, ...]:
+def choose_views(original: Tensor, protected: Tensor) -> tuple[View, ...]:
     """Return the ways of normalising to try: dimensions are scaled only where few of them hold most of the variance.
 
     The variance of rows of unit length is spread over an effective share of the dimensions, in (0, 1]. The choice does
@@ -81,8 +82,8 @@ def choose_views(original: Tensor, protected: Tensor) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Shift:
-    """A map ``rows - mean``."""
+class MeanSubtraction:
+    """The map ``rows - mean``."""
 
     mean: Tensor
 
@@ -93,7 +94,7 @@ class Shift:
 
 @dataclass(frozen=True, eq=False)
 class Inverse:
-    """A map ``rows @ inv(factor).T`` with a lower triangular factor; solving takes less time than a product."""
+    """The map ``rows @ inv(factor).T`` for a lower triangular factor; solving is faster than a product."""
 
     factor: Tensor
 
@@ -103,16 +104,16 @@ class Inverse:
         return solved.mT
 
 
-Chain = tuple["Tensor | Callable[[Tensor], Tensor]", ...]  # maps one after another: a matrix, weights, or a function
+Chain = tuple["Tensor | Callable[[Tensor], Tensor]", ...]  # maps in order: a matrix, a factor per dimension, a function
 
 
 def apply_chain(rows: Tensor, chain: Chain) -> Tensor:
-    """Return rows ``(N, D)`` after one map after another, in their own type."""
-    for step in chain:
-        if isinstance(step, Tensor):
-            rows = rows @ step.to(rows) if step.dim() == 2 else rows * step.to(rows)
+    """Return rows ``(N, D)`` after all maps of a chain, in their own dtype."""
+    for each in chain:
+        if isinstance(each, Tensor):
+            rows = rows @ each.to(rows) if each.dim() == 2 else rows * each.to(rows)
         else:
-            rows = step(rows)
+            rows = each(rows)
     return rows
 
 
@@ -146,9 +147,9 @@ class PairStatistics(ValueCache):
     """Means and covariances of pairs of original and protected rows, and what is derived from them, calculated once.
 
     ``oo``, ``pp``, ``po`` ``(D, D)`` are covariances over utterances, ``po`` of protected with original rows;
-    ``within_pp`` is that about the means of speakers. ``means_p`` ``(S, D)``: the means of protected speakers about
-    that of all, each times the root of its share of the utterances, so that their products are the covariance between
-    them.
+    ``within_pp`` is that about the means of speakers. ``weighted_speaker_means`` ``(S, D)``: the means of protected
+    speakers about the mean of all, each times the root of its share of the utterances, so that their products sum to
+    the covariance between speakers.
 
     Args:
         original: Rows ``(N, D)``.
@@ -179,8 +180,8 @@ class PairStatistics(ValueCache):
         return self._rows["p"].T @ self._rows["o"] / self.num_rows
 
     @cached_property
-    def means_p(self) -> Tensor:
-        """Weighted means of protected speakers."""
+    def weighted_speaker_means(self) -> Tensor:
+        """Means of protected rows by speaker, about the mean of all, times the root of the speaker's share."""
         rows = self._rows["p"]
         sums = rows.new_zeros(self.num_speakers, rows.shape[1]).index_add(0, self.speaker_index, rows)
         numbers = rows.new_zeros(self.num_speakers).index_add(0, self.speaker_index, rows.new_ones(len(rows)))
@@ -189,10 +190,10 @@ class PairStatistics(ValueCache):
     @cached_property
     def within_pp(self) -> Tensor:
         """Covariance of protected rows about the means of their speakers."""
-        return self.pp - self.means_p.T @ self.means_p
+        return self.pp - self.weighted_speaker_means.T @ self.weighted_speaker_means
 
     def span(self, side: str) -> Chain:
-        """Return a map to coordinates without directions that never vary: none where the rows are more than these."""
+        """Return a map of rows to coordinates in the span of the training rows, without constant directions."""
         if self.num_rows > len(self.mean_p):
             variance = getattr(self, 2 * side).diagonal()
             return ((variance > _RANK * variance.mean()).to(variance),)
@@ -226,15 +227,15 @@ class PairStatistics(ValueCache):
         return self.get_or_make(("K", ridge), make_correlation)
 
 
-def cholesky_with_ridge(matrix: Tensor, added: Tensor | float) -> Tensor:
-    """Return the lower Cholesky factor of a symmetric matrix with a number added to its diagonal."""
+def cholesky_with_ridge(matrix: Tensor, ridge: Tensor | float) -> Tensor:
+    """Return the lower Cholesky factor of a symmetric matrix with a ridge added to its diagonal."""
     eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    factor: Tensor = torch.linalg.cholesky_ex(matrix + added * eye).L
+    factor: Tensor = torch.linalg.cholesky_ex(matrix + ridge * eye).L
     return factor
 
 
 def _span(rows: Tensor) -> Tensor:
-    """Return an orthonormal basis ``(D, d)`` of the span of centred rows, which are no more than dimensions."""
+    """Return an orthonormal basis ``(D, d)`` of the span of at most ``D`` centred rows."""
     values, vectors = torch.linalg.eigh(rows @ rows.T)
     kept = values > _RANK * values.amax().clamp(min=torch.finfo(rows.dtype).tiny)
     basis: Tensor = rows.T @ (vectors[:, kept] * values[kept].rsqrt())
@@ -252,7 +253,7 @@ class TrainingPairs(ValueCache):
     """
 
     def __init__(
-        self, original: Tensor | None, protected: Tensor, speakers: Tensor, views: Sequence[str] | None = None
+        self, original: Tensor | None, protected: Tensor, speakers: Tensor, views: Sequence[View] | None = None
     ) -> None:
         super().__init__()
         self.protected = unit_rows(protected.detach())
@@ -261,18 +262,19 @@ class TrainingPairs(ValueCache):
         self.num_speakers = len(names)
         self.views = tuple(choose_views(self.original, self.protected) if views is None else views)
 
-    def normalisation(self, side: str, view: str) -> Normalisation:
+    def normalisation(self, side: str, view: View) -> Normalisation:
         """Return the normalisation of ``"original"`` or ``"protected"`` rows."""
         return self.get_or_make((side, view), lambda: fit_normalisation(getattr(self, side), view))
 
-    def rows(self, side: str, view: str, most: int | None = None) -> Tensor:
-        """Return the rows of a side, normalised; with ``most`` that many at most, the same ones in any order."""
+    def rows(self, side: str, view: View, max_rows: int | None = None) -> Tensor:
+        """Return the normalised rows of a side, or ``max_rows`` of them, the same ones in any order."""
         rows = self.get_or_make((side, view, "rows"), lambda: self.normalisation(side, view)(getattr(self, side)))
-        if most is None:
+        if max_rows is None:
             return rows
-        return rows[take_evenly(self.get_or_make("order", lambda: row_keys(self.protected).argsort(stable=True)), most)]
+        order = self.get_or_make("order", lambda: row_keys(self.protected).argsort(stable=True))
+        return rows[take_evenly(order, max_rows)]
 
-    def statistics(self, view: str) -> PairStatistics:
+    def statistics(self, view: View) -> PairStatistics:
         """Return means and covariances of normalised rows."""
         columns = self.rows("original", view), self.rows("protected", view), self.speaker_index
         return self.get_or_make((view, "statistics"), lambda: PairStatistics(*columns, self.num_speakers))
@@ -296,11 +298,11 @@ class Moments(NamedTuple):
         covariance = self.products / count - mean[:, None] * mean
         means = (self.sums / self.counts[:, None].clamp(min=1) - mean)[:, width:]
         statistics = PairStatistics(mean[None, :width], mean[None, width:], self.counts, 0)
-        # Few utterances have no span that moments could tell: all directions are left in.
+        # The span of few utterances does not follow from moments: all directions are kept.
         statistics.num_rows = max(count, 1 + width)
         statistics.oo, statistics.pp = covariance[:width, :width], covariance[width:, width:]
         statistics.po = covariance[width:, :width]
-        statistics.means_p = means * (self.counts / count).sqrt()[:, None]
+        statistics.weighted_speaker_means = means * (self.counts / count).sqrt()[:, None]
         return statistics
 
 

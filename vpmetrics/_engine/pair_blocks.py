@@ -186,8 +186,8 @@ class PairBlocks:
         scores = torch.cat([empty, *(scores for scores, _ in parts)])
         return scores, torch.cat([empty.bool(), *(labels for _, labels in parts)])
 
-    def scores_by_class(self) -> tuple[Tensor, Tensor]:
-        """Return scores of the non-target and of the target trials of this process, flat; faster than labels of all."""
+    def nontarget_and_target_scores(self) -> tuple[Tensor, Tensor]:
+        """Return scores of the non-target and of the target trials of this process, flat."""
         nontargets, targets = ([self.enrolment.embeddings.new_empty(0)] for _ in range(2))
         for block in self:
             if block.is_target is None or block.is_trial is None:

@@ -101,7 +101,7 @@ def _join_matrix(pairs: PairBlocks, matrix: Tensor) -> Tensor:
 
 def similarity_rows(pairs: PairBlocks, scores: ConditionScores, similarity: str) -> Iterator[tuple[RowGroup, Tensor]]:
     """Yield similarities ``(v, S)`` of the speakers of a row group with all speakers; NaN where there is no trial."""
-    llr = scores.llr_of_both_orders()
+    llr = scores.laplace_llr_of_steps()
     is_geometric = similarity == "geometric"
     find = scores.make_finder([logsigmoid(llr) if is_geometric else llr])
     for group, means in pair_means(pairs, lambda block_scores: find(block_scores)[0]):

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from vpmetrics._engine.moments import (
     Chain,
+    MeanSubtraction,
     Normalisation,
     PairStatistics,
-    Shift,
     Solution,
     TrainingPairs,
-    unit_length,
+    divide_by_norm,
     unit_rows,
 )
 from vpmetrics._engine.precision import at_least_float32
@@ -105,7 +105,7 @@ class Maps(NamedTuple):
         """Return the solution that applies these steps to the rows of each side, and then its mean and map."""
         sides = []
         for steps, mean, maps in ((original, self.mean_o, self.map_o), (protected, self.mean_p, self.map_p)):
-            shift = () if mean is None else (Shift(mean),)
+            shift = () if mean is None else (MeanSubtraction(mean),)
             sides.append((*steps, *shift, *((maps,) if isinstance(maps, Tensor) else maps or ())))
         return Solution(*sides)
 
@@ -253,8 +253,8 @@ def compare(attack: Any, original: Tensor, protected: Tensor) -> Tensor:
     if hasattr(attack, "score"):
         scores: Tensor = attack.score(original, protected)
         return scores
-    left = unit_length(original)
-    return left @ (left if protected is original else unit_length(protected)).mT
+    left = divide_by_norm(original)
+    return left @ (left if protected is original else divide_by_norm(protected)).mT
 
 
 def has_builtin_fit(attack: Any) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.moments import CENTRED, Inverse, Shift, Solution, TrainingPairs, cholesky_with_ridge
+from vpmetrics._engine.moments import CENTRED, Inverse, MeanSubtraction, Solution, TrainingPairs, cholesky_with_ridge
 from vpmetrics.attacks.base import PAIRS, RowNormalisation, TunedAttack
 
 _MOST_ROWS = 512  # utterances that a Gaussian kernel is fitted on: time grows with the cube
@@ -41,7 +41,7 @@ class KernelRidge(TunedAttack):
         mean, kernel = original.mean(0), GaussianKernel(protected, protected.var(0, correction=0).sum())
         weights = _fit_kernel_ridge(kernel(protected), setting, original - mean, kernel.variance > _ROUNDING)
         return Solution(
-            (pairs.normalisation("original", view), Shift(mean)),
+            (pairs.normalisation("original", view), MeanSubtraction(mean)),
             (pairs.normalisation("protected", view), kernel, weights),
         )
 
@@ -70,7 +70,7 @@ class EvenKernelRidge(TunedAttack):
         weights = _fit_kernel_ridge(kernel.matrix, setting, protected - mean, kernel.variance > _ROUNDING)
         return Solution(
             (pairs.normalisation("original", view), kernel, weights),
-            (pairs.normalisation("protected", view), Shift(mean)),
+            (pairs.normalisation("protected", view), MeanSubtraction(mean)),
         )
 
 

@@ -128,7 +128,7 @@ class PLDA(LinearAttack):
     def maps(self, statistics: PairStatistics, setting: float) -> Maps:
         """Return a root of the weights, of no more directions than speakers."""
         white = statistics.whiten("within_pp", setting)
-        means = apply_chain(statistics.means_p, white)  # B is means.T @ means
+        means = apply_chain(statistics.weighted_speaker_means, white)  # B is means.T @ means
         chain = (*white, means.T, Inverse(cholesky_with_ridge(2 * means @ means.T, 1.0)))
         return Maps(statistics.mean_o, chain, statistics.mean_p, chain)
 
