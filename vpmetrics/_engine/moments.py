@@ -17,8 +17,8 @@ from vpmetrics._engine.utterances import row_keys, take_evenly
 
 T = TypeVar("T")
 
-View = str  # a way of normalising rows
 UNIT, CENTRED, STANDARDISED = "unit", "centred", "standardised"
+RowNormalisation = str  # one of these
 _CONSTANT = 1e-6  # a dimension is constant if its standard deviation over its largest entry is below this
 _ROUNDING = 64  # ulp: a row of unit length that is no farther from the mean equals it
 _UNEVEN = 0.4  # where a smaller share of the dimensions holds the variance, they are also tried on one scale
@@ -54,7 +54,7 @@ class Normalisation:
         return divide_by_norm(rows if self.scale is None else rows * self.scale)
 
 
-def fit_normalisation(rows: Tensor, view: View) -> Normalisation:
+def fit_normalisation(rows: Tensor, view: RowNormalisation) -> Normalisation:
     """Return a normalisation fitted on rows of unit length."""
     if view == UNIT or len(rows) == 0:
         return Normalisation()
@@ -67,7 +67,7 @@ def fit_normalisation(rows: Tensor, view: View) -> Normalisation:
     return Normalisation(centre, torch.where(has_scale, 1 / deviation.clamp(min=torch.finfo(rows.dtype).tiny), 0))
 
 
-def choose_views(original: Tensor, protected: Tensor) -> tuple[View, ...]:
+def choose_views(original: Tensor, protected: Tensor) -> tuple[RowNormalisation, ...]:
     """Return the ways of normalising to try: dimensions are scaled only where few of them hold most of the variance.
 
     The variance of rows of unit length is spread over an effective share of the dimensions, in (0, 1]. The choice does
@@ -253,7 +253,11 @@ class TrainingPairs(ValueCache):
     """
 
     def __init__(
-        self, original: Tensor | None, protected: Tensor, speakers: Tensor, views: Sequence[View] | None = None
+        self,
+        original: Tensor | None,
+        protected: Tensor,
+        speakers: Tensor,
+        views: Sequence[RowNormalisation] | None = None,
     ) -> None:
         super().__init__()
         self.protected = unit_rows(protected.detach())
@@ -262,11 +266,11 @@ class TrainingPairs(ValueCache):
         self.num_speakers = len(names)
         self.views = tuple(choose_views(self.original, self.protected) if views is None else views)
 
-    def normalisation(self, side: str, view: View) -> Normalisation:
+    def normalisation(self, side: str, view: RowNormalisation) -> Normalisation:
         """Return the normalisation of ``"original"`` or ``"protected"`` rows."""
         return self.get_or_make((side, view), lambda: fit_normalisation(getattr(self, side), view))
 
-    def rows(self, side: str, view: View, max_rows: int | None = None) -> Tensor:
+    def rows(self, side: str, view: RowNormalisation, max_rows: int | None = None) -> Tensor:
         """Return the normalised rows of a side, or ``max_rows`` of them, the same ones in any order."""
         rows = self.get_or_make((side, view, "rows"), lambda: self.normalisation(side, view)(getattr(self, side)))
         if max_rows is None:
@@ -274,7 +278,7 @@ class TrainingPairs(ValueCache):
         order = self.get_or_make("order", lambda: row_keys(self.protected).argsort(stable=True))
         return rows[take_evenly(order, max_rows)]
 
-    def statistics(self, view: View) -> PairStatistics:
+    def statistics(self, view: RowNormalisation) -> PairStatistics:
         """Return means and covariances of normalised rows."""
         columns = self.rows("original", view), self.rows("protected", view), self.speaker_index
         return self.get_or_make((view, "statistics"), lambda: PairStatistics(*columns, self.num_speakers))

@@ -13,6 +13,7 @@ from vpmetrics._engine.moments import (
     MeanSubtraction,
     Normalisation,
     PairStatistics,
+    RowNormalisation,
     Solution,
     TrainingPairs,
     divide_by_norm,
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
 
 NOTHING, PROTECTED = "nothing", "protected speech"
 LABELLED, PAIRS = "protected speech with speakers", "pairs of original and protected speech"
-
-RowNormalisation = str
-"""A way to normalise rows: ``"unit"``, ``"centred"`` or ``"standardised"``."""
 
 _FOLDS = 5  # of speakers, to choose a setting by cross-validation
 _AS_GOOD = 0.01  # share of the best separation: a smaller difference may be chance or rounding

@@ -7,8 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.moments import CENTRED, Inverse, MeanSubtraction, Solution, TrainingPairs, cholesky_with_ridge
-from vpmetrics.attacks.base import PAIRS, RowNormalisation, TunedAttack
+from vpmetrics._engine.moments import (
+    CENTRED,
+    Inverse,
+    MeanSubtraction,
+    RowNormalisation,
+    Solution,
+    TrainingPairs,
+    cholesky_with_ridge,
+)
+from vpmetrics.attacks.base import PAIRS, TunedAttack
 
 _MOST_ROWS = 512  # utterances that a Gaussian kernel is fitted on: time grows with the cube
 _MOST_PRODUCTS = 320  # utterances that kernels of products are fitted on

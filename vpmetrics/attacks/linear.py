@@ -14,13 +14,14 @@ from vpmetrics._engine.moments import (
     Inverse,
     Normalisation,
     PairStatistics,
+    RowNormalisation,
     Solution,
     TrainingPairs,
     apply_chain,
     cholesky_with_ridge,
     unit_rows,
 )
-from vpmetrics.attacks.base import LABELLED, NOTHING, PAIRS, PROTECTED, LinearAttack, Maps, RowNormalisation
+from vpmetrics.attacks.base import LABELLED, NOTHING, PAIRS, PROTECTED, LinearAttack, Maps
 
 RidgeAndDamping = tuple[float, float]
 """Setting of a canonical correlation: the ridge of both covariances, and an addition to ``1 - correlation ** 2``."""
