@@ -232,7 +232,7 @@ def evaluated_of(monkeypatch, *arguments):
 def test_datasets_and_attackers_of_2024_have_a_row_each(tmp_path, libri, lists, expected, monkeypatch):
     write_recipe_of_2024(tmp_path, libri, lists, ["_mcadams"])
     systems = evaluated_of(monkeypatch, "evaluate", tmp_path / "exp", "--no-attacks", "--intervals", "0")
-    rows = {system.name: (system.dataset, system.attack_models["OP"], system.attack_models["PP"]) for system in systems}
+    rows = {one.name: (one.dataset, *map(one.challenge_condition_names.get, ("OP", "PP"))) for one in systems}
     combined = {dataset: rows.pop(f"mcadams {dataset}") for dataset in ("dev", "test")}
     assert all(model[0] == dataset and model in rows.values() for dataset, model in combined.items())
     assert rows == {

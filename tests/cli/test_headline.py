@@ -12,7 +12,7 @@ from vpmetrics._engine.trial_list import TrialList, report_trials
 from vpmetrics._engine.verdict import Check, make_headline
 from vpmetrics.cli.comparison import (
     collect_checks,
-    compare_all_pairs,
+    compare_disclosures,
     table_of_changes,
     table_of_systems,
     verdict_of_systems,
@@ -215,5 +215,5 @@ def test_a_change_within_the_error_of_both_is_neither_better_nor_worse(value, sa
 
 def test_systems_of_other_speakers_are_not_subtracted():
     first, second = system("a", 1.0), system("b", 1.0)
-    assert compare_all_pairs([first, second], 0.95) == []
-    assert compare_all_pairs([first, second], None) == []
+    assert compare_disclosures([first, second], 0.95) == []
+    assert compare_disclosures([first, second], None) == []

@@ -201,5 +201,5 @@ def test_each_data_set_has_its_original_speech_and_challenges_name_conditions(sy
         "original, test",
     ]
     assert table_of_systems(ones[:1], "x").rows[0][0].text == "original"
-    named = replace(ones[0], attack_models={"OP": "OA, ignorant", "PP": "AA"})
+    named = replace(ones[0], challenge_condition_names={"OP": "OA, ignorant", "PP": "AA"})
     assert tables_of_system(named)[0].columns[1:3] == ("OP (OA, ignorant)", "PP (AA)")

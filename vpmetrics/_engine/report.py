@@ -151,8 +151,8 @@ class EvaluatedSystem:
     ``speakers``: names of the speakers, in the order of their labels. ``history``: one row of scalars per measurement
     of a training. ``groups``: the same of parts of the trials, by name; ``weights``: their weights in an average.
     ``no_attacks``: why no attack was tried. ``utility``: values such as a word error rate, by name. ``attributes``:
-    disclosure of each attribute of speakers. ``dataset``: the data set of a challenge. ``attack_models``: what a
-    challenge calls its conditions. ``part_of``: name of the system that combines this one with those of other encoders.
+    disclosure of each attribute of speakers. ``dataset``: the data set of a challenge. ``challenge_condition_names``:
+    its name of each condition. ``part_of``: name of the system that combines this one with those of other encoders.
     """
 
     name: str
@@ -167,7 +167,7 @@ class EvaluatedSystem:
     utility: Mapping[str, float] = field(default_factory=dict)
     attributes: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     dataset: str = ""
-    attack_models: Mapping[str, str] = field(default_factory=dict)
+    challenge_condition_names: Mapping[str, str] = field(default_factory=dict)
     part_of: str = ""
 
     @cached_property

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     # Threads that spin while they wait for a busy core slow it down many times. OpenMP reads this when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    with exit_on_interrupt():
+    with exit_on_interrupted_import():
         from vpmetrics.cli.options import make_parser
 
         parser = make_parser()
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_command(options: Namespace) -> int:
     try:
         # What a command needs is imported when it runs, so that --help is quick.
-        with exit_on_interrupt():
+        with exit_on_interrupted_import():
             from vpmetrics._engine.scalar import printable
             from vpmetrics.cli.inputs import InputError, describe_error, read_files
             from vpmetrics.cli.progress import ResultConsole
@@ -83,8 +83,8 @@ def _run_command(options: Namespace) -> int:
 
 
 @contextmanager
-def exit_on_interrupt() -> Iterator[None]:
-    """Exit without a message when interrupted: a library that is half imported would report that it is broken."""
+def exit_on_interrupted_import() -> Iterator[None]:
+    """Exit without a message if an import is interrupted: libraries would report that they are broken."""
     is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if not is_default or threading.current_thread() is not threading.main_thread():
         yield

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scalar import printable
-from vpmetrics.cli.embeddings import Column, Embeddings, mark_references
+from vpmetrics.cli.embeddings import Column, Embeddings, mark_listed_references
 from vpmetrics.cli.inputs import InputError, format_suffix, record_file
 from vpmetrics.cli.outputs import Sample
 from vpmetrics.cli.progress import show_progress
@@ -88,7 +88,7 @@ def embed_sides(
         )
         network = load_encoder(encoder, device=options.device)
         total = 2 * len(pairs.original)
-        with show_progress(f"embedding {protected} by {network.name}", total) as advance:
+        with show_progress(f"embedding {protected} by {network.name}", total) as set_done:
             embedded = embed_pairs(
                 pairs,
                 network,
@@ -96,7 +96,7 @@ def embed_sides(
                 partial=options.partial,
                 workers=options.workers,
                 segment_seconds=F0_SEGMENT_SECONDS if encoder == "f0" else None,
-                progress=lambda done, _total, _left: advance(done),
+                progress=lambda done, _total, _left: set_done(done),
             )
     record_file(original, f"{len(pairs.original):,} recordings")
     record_file(protected, f"{len(pairs.protected):,} recordings, embedded by {network.name}")
@@ -119,7 +119,8 @@ def embed_sides(
     # Segments of a recording are called utterance#1 and so on.
     names = [name.rpartition("#")[0] if encoder == "f0" else name for name in embedded.utterances]
     original_of = {two.path: one.path for one, two in zip(pairs.original, pairs.protected, strict=True)}
-    return mark_references(embeddings, names, options), [(original_of[row.path], row.path) for row in embedded.rows]
+    embeddings = mark_listed_references(embeddings, names, options)
+    return embeddings, [(original_of[row.path], row.path) for row in embedded.rows]
 
 
 def _number_labels(labels: Sequence[str] | None) -> tuple[Any, tuple[str, ...]]:
@@ -160,7 +161,7 @@ def embed(options: Namespace, console: Console) -> None:
     if options.out.exists():
         raise InputError("exists already; choose another name", options.out)
     check_output_file(options.out)
-    with translate_audio_errors(), show_progress(f"embedding {options.source} by {options.encoder}", 1.0) as advance:
+    with translate_audio_errors(), show_progress(f"embedding {options.source} by {options.encoder}", 1.0) as set_done:
         from vpmetrics.audio import embed_folder
 
         embedded = embed_folder(
@@ -172,7 +173,7 @@ def embed(options: Namespace, console: Console) -> None:
             partial=options.partial,
             workers=options.workers,
             segment_seconds=F0_SEGMENT_SECONDS if options.encoder == "f0" else None,
-            progress=lambda done, total, _left: advance(done / total),
+            progress=lambda done, total, _left: set_done(done / total),
         )
     options.out.parent.mkdir(parents=True, exist_ok=True)
     embedded.save(options.out)

@@ -73,8 +73,8 @@ class ChallengeResult(NamedTuple):
     encoders: int = 1
 
     @property
-    def has_only_scores(self) -> bool:
-        """Whether all sets have scores, but some lack vectors; with vectors, more could be reported."""
+    def is_read_from_scores(self) -> bool:
+        """Whether trials are read from score files: all sets have scores, and some lack vectors."""
         has_scores = all("OP" in one.scores or "PP" in one.scores for one in self.trial_sets)
         return has_scores and not all(one.trial + self.suffix in one.vectors for one in self.trial_sets)
 
@@ -93,7 +93,7 @@ class ChallengeResult(NamedTuple):
         return {name: _WEIGHTS[kind] for name, kind in kinds.items()} if set(kinds.values()) <= set(_WEIGHTS) else {}
 
     @property
-    def attack_models(self) -> dict[str, str]:
+    def challenge_condition_names(self) -> dict[str, str]:
         """Name of each condition in the challenges."""
         suffixes = {_ORIGINAL_ATTACKER: ", lazy-informed", _PROTECTED_ATTACKER: ", semi-informed"}
         ignorant = "" if self.attacker == _PROTECTED_ATTACKER else ", ignorant"
@@ -153,7 +153,7 @@ def find_result_files(folder: Path) -> list[ChallengeResult]:
     if not results:
         expected = "ASV-<set>_enrolls-<set>_trials_<sex>_<system>/scores, or speaker_vectors.pt below such names"
         raise InputError(f"expected results of a VoicePrivacy challenge ({expected}), but got none", folder)
-    results = _join_encoders(results)
+    results = _join_trial_sets(results)
     names = Counter((one.system, one.dataset, one.attacker) for one in results)
     return [
         one
@@ -218,7 +218,7 @@ def _list_results(root: Path, files: _EncoderFiles, lists: RecipeLists) -> list[
     ]
 
 
-def _join_encoders(results: Sequence[ChallengeResult]) -> list[ChallengeResult]:
+def _join_trial_sets(results: Sequence[ChallengeResult]) -> list[ChallengeResult]:
     """Join results of one system and attacker on different sets, such as languages with an encoder each."""
     joined: dict[tuple[str, ...], ChallengeResult] = {}
     for one in results:
@@ -244,7 +244,7 @@ def read_listed_trials(
     speaker_of: dict[str, str] = {}
     trials_by_set: dict[str, Mapping[str, Trials]] = {}
     for trial_set in result.trial_sets:
-        if result.has_only_scores:
+        if result.is_read_from_scores:
             trials_by_set[trial_set.name] = _read_scores(trial_set)
             speaker_of |= listed_speakers or _read_listed_speakers(trial_set)
         else:
@@ -263,7 +263,7 @@ def read_listed_trials(
     if result.encoders > 1:
         encoders = f"its sets were compared by {result.encoders} encoders"
         notes.append(f"{encoders}, so read the average of sets, not the pooled trials")
-    if result.has_only_scores:
+    if result.is_read_from_scores:
         notes.append("no DeID and no G_VD: they need embeddings, and the folder has only scores")
     return ListedTrials(trials, speaker_of, tuple(trials_by_set), tuple(notes), result.pooled_sets), embeddings
 
@@ -316,7 +316,7 @@ def _read_listed_speakers(trial_set: TrialSet) -> dict[str, str]:
     return speaker_of
 
 
-def parse_utility(options: Sequence[str], systems: Sequence[str]) -> dict[str, dict[str, float]]:
+def read_utility(options: Sequence[str], systems: Sequence[str]) -> dict[str, dict[str, float]]:
     """Return the utilities of each system: ``NAME=VALUE`` of all, or a CSV with a column ``system``."""
     values: dict[str, dict[str, float]] = {system: {} for system in systems}
     for option in options:

@@ -18,10 +18,10 @@ from vpmetrics.cli.summary import (
     Verdict,
     disclosure_of,
     explain_no_attack,
-    group_competing_systems,
     headline_of,
+    rank_systems_by_dataset,
     sort_checks,
-    strongest_attack,
+    strongest_attack_and_needs,
     verdict_of,
 )
 from vpmetrics.cli.tables import (
@@ -72,7 +72,7 @@ def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Se
     ``columns``: keys of scalars, names of :data:`PRESETS` or of utilities.
     """
     entries = _expand_columns(columns, systems, dict.fromkeys(name for system in systems for name in system.utility))
-    best = [_find_best_texts(entry, systems) for entry in entries]
+    best = [_find_best_by_dataset(entry, systems) for entry in entries]
     rows = []
     for system in systems:
         cells = [_make_system_cell(entry, system) for entry in entries]
@@ -155,10 +155,10 @@ def _make_original_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
     return value_cell(entry, 0.0 if entry.key in _ZERO_FOR_ORIGINAL else math.nan)
 
 
-def _find_best_texts(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
+def _find_best_by_dataset(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
     """Return the best value of each data set as text; none where all competing systems have the same."""
     best = {}
-    for dataset, some in group_competing_systems(systems).items() if entry.direction else ():
+    for dataset, some in rank_systems_by_dataset(systems).items() if entry.direction else ():
         cells = [cell for system in some if not math.isnan((cell := _make_system_cell(entry, system)).value)]
         if len({cell.text for cell in cells}) > 1:
             best[dataset] = (min if entry.direction == "low" else max)(cells, key=lambda cell: cell.value).text
@@ -170,7 +170,7 @@ def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
 
     With several data sets, the verdict is on the last, the test set, and has a sentence on each other one.
     """
-    *others, last = group_competing_systems(systems).values()
+    *others, last = rank_systems_by_dataset(systems).values()
     verdict = _verdict_of_ranked(last, pairs)
     sentences = [f"On {some[0].dataset}: {_verdict_of_ranked(some, pairs).title}" for some in others]
     return verdict._replace(sentences=(*verdict.sentences, *sentences))
@@ -197,14 +197,14 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
     if len({cell.text for cell in distinct.values()}) > 1:
         name = max(distinct, key=lambda name: distinct[name].value)
         sentences.append(f"Voices stay most distinct with {name} (G_VD {distinct[name].text} dB).")
-    not_attacked = [system for system in ranked if strongest_attack(system, headline_of(system).condition) is None]
+    not_attacked = [each for each in ranked if strongest_attack_and_needs(each, headline_of(each).condition) is None]
     sentences += [explain_no_attack(system) for system in not_attacked[:1]]
     return Verdict(verdict.level, title, tuple(sentences))
 
 
 def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
     """Return the checks of all competing systems, the worst first; a check that all of them share is listed once."""
-    groups = group_competing_systems(systems).values()
+    groups = rank_systems_by_dataset(systems).values()
     competing = [system for some in groups for system in some]
     names: dict[Check, list[str]] = {}
     for system in competing:
@@ -219,14 +219,14 @@ def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
 
 def find_identical_systems(systems: Sequence[EvaluatedSystem]) -> list[Check]:
     """Return a check for every two competing systems with identical scores."""
-    groups = group_competing_systems(systems).values()
+    groups = rank_systems_by_dataset(systems).values()
     return [check for some in groups for check in check_systems({system.name: system.report for system in some})]
 
 
-def compare_all_pairs(systems: Sequence[EvaluatedSystem], confidence: float | None) -> list[Pair]:
+def compare_disclosures(systems: Sequence[EvaluatedSystem], confidence: float | None) -> list[Pair]:
     """Return all pairs of competing systems that were measured on the same speakers, compared by their disclosure."""
     order = [system.name for system in systems]
-    groups = (sorted(some, key=lambda one: order.index(one.name)) for some in group_competing_systems(systems).values())
+    groups = (sorted(some, key=lambda one: order.index(one.name)) for some in rank_systems_by_dataset(systems).values())
     pairs = (_compare_systems(*two, "disclosure", confidence) for some in groups for two in combinations(some, 2))
     return [pair for pair in pairs if pair is not None]
 

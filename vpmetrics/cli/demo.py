@@ -49,8 +49,8 @@ def demo(options: Namespace, console: Console) -> None:
     check_output_folder(options.out, ignored=("tensorboard",))
     began = time.monotonic()
     torch.set_num_threads(1)  # tensors are small, and on a busy machine threads would only wait for one another
-    voices, draw = demo_voices(), torch.Generator().manual_seed(options.seed)
-    order = torch.randperm(len(voices.speaker_names), generator=draw)
+    voices, generator = demo_voices(), torch.Generator().manual_seed(options.seed)
+    order = torch.randperm(len(voices.speaker_names), generator=generator)
     is_held_out = torch.isin(voices.speakers, order[:NUM_HELD_OUT])
     num_training = len(voices.speaker_names) - NUM_HELD_OUT
     console.print(
@@ -58,7 +58,7 @@ def demo(options: Namespace, console: Console) -> None:
         f"({int(is_held_out.sum())} utterances)."
     )
     model = _train_anonymiser(voices, is_held_out, options)
-    systems = _evaluate_systems(voices, is_held_out, model, draw)
+    systems = _evaluate_systems(voices, is_held_out, model, generator)
     lead = (
         f"{num_training} synthetic speakers to train on, {NUM_HELD_OUT} others to measure all systems on, in two "
         f"sessions each; attackers learn from both; {options.epochs} epochs, seed {options.seed}; weights of the last "
@@ -71,11 +71,11 @@ def demo(options: Namespace, console: Console) -> None:
     console.print(f"  tensorboard --logdir {escape(str(options.out / 'tensorboard'))}", soft_wrap=True)
 
 
-def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: Namespace) -> Anonymiser:
+def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: Namespace) -> KeyedAnonymiser:
     """Train an anonymiser on some speakers, watched on the others."""
     torch.manual_seed(options.seed)
-    model = Anonymiser(len(voices.speaker_names), voices.original.shape[1])
-    data = voices.original, voices.speakers, two_sessions(voices.speakers)
+    model = KeyedAnonymiser(len(voices.speaker_names), voices.original.shape[1])
+    data = voices.original, voices.speakers, alternate_session_ids(voices.speakers)
     training, held_out = (TensorDataset(*(part[rows] for part in data)) for rows in (~is_held_out, is_held_out))
     sampler = SpeakerBatchSampler(voices.speakers[~is_held_out], seed=options.seed)
     monitor = PrivacyMonitor(
@@ -84,7 +84,7 @@ def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: Namespac
         figures_every_n_epochs=options.epochs,  # first and last
     )
     logging.disable(logging.WARNING)  # Lightning's advice on workers and hardware
-    with warnings.catch_warnings(), show_progress("training", options.epochs) as advance:
+    with warnings.catch_warnings(), show_progress("training", options.epochs) as set_done:
         warnings.simplefilter("ignore")
         trainer = pl.Trainer(
             max_epochs=options.epochs,
@@ -93,7 +93,7 @@ def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: Namespac
             logger=TensorBoardLogger(options.out, name="tensorboard", default_hp_metric=False),
             callbacks=[
                 monitor,
-                pl.callbacks.LambdaCallback(on_train_epoch_end=lambda t, _: advance(t.current_epoch + 1)),
+                pl.callbacks.LambdaCallback(on_train_epoch_end=lambda t, _: set_done(t.current_epoch + 1)),
             ],
             enable_checkpointing=False,
             enable_model_summary=False,
@@ -113,10 +113,10 @@ def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: Namespac
 
 
 def _evaluate_systems(
-    voices: DemoVoices, is_held_out: Tensor, model: Anonymiser, draw: torch.Generator
+    voices: DemoVoices, is_held_out: Tensor, model: KeyedAnonymiser, generator: torch.Generator
 ) -> list[EvaluatedSystem]:
     """Evaluate all systems on the same speakers, which the model has not seen; attackers observe the others."""
-    sessions = two_sessions(voices.speakers)
+    sessions = alternate_session_ids(voices.speakers)
     is_first = sessions[:, None] % 2 == 0
     with torch.no_grad():
         ours = model(voices.original, model.keys[sessions])
@@ -124,7 +124,7 @@ def _evaluate_systems(
         "B2": voices.protected["B2"],
         "B2r": torch.where(is_first, voices.protected["B2r0"], voices.protected["B2r1"]),  # drawn once per session
         "B2u": voices.protected["B2u"],
-        "averaging": average_speakers(voices, ~is_held_out, draw),
+        "averaging": average_speakers(voices, ~is_held_out, generator),
         "trained": ours,
     }
     metric = VoicePrivacy(attacks=[attack() for attack in _ATTACKS], metrics="all", intervals=CONFIDENCE)
@@ -146,17 +146,17 @@ def _evaluate_systems(
     return [*systems[:-1], replace(systems[-1], notes=(*systems[-1].notes, limits))]
 
 
-def two_sessions(speakers: Tensor) -> Tensor:
-    """Return a session for each row, ``(N,)``: two for every speaker, row by row in turn."""
+def alternate_session_ids(speakers: Tensor) -> Tensor:
+    """Return a session for each row, ``(N,)``: the rows of a speaker belong to two sessions in turn."""
     is_same = speakers[:, None] == speakers
     return 2 * speakers + (is_same.tril().sum(1) - 1) % 2
 
 
-class Anonymiser(pl.LightningModule):
-    """Map an embedding to that of another voice, by a key that stays for a session.
+class KeyedAnonymiser(pl.LightningModule):
+    """Map an embedding to that of another voice; each session has its key.
 
-    It begins as a copy of its input, so that one sees what training does: ``own`` is the share of the input in the
-    output. Every batch of training draws its keys; those of validation stay.
+    Before training the output is the input, so that the effect of training shows: ``own`` is the share of the input in
+    the output. Every batch of training draws new keys; those of validation are fixed.
     """
 
     keys: Tensor
@@ -207,5 +207,5 @@ def average_speakers(voices: DemoVoices, is_pool: Tensor, generator: torch.Gener
     means = torch.stack([voices.original[voices.speakers == speaker].mean(0) for speaker in voices.speakers.unique()])
     pool = means[voices.speakers[is_pool].unique()]
     chosen = torch.rand(2 * len(means), len(pool), generator=generator).argsort(dim=1)[:, :_SPEAKERS_PER_VOICE]
-    pseudo = pool[chosen].mean(dim=1)[two_sessions(voices.speakers)]
+    pseudo = pool[chosen].mean(dim=1)[alternate_session_ids(voices.speakers)]
     return normalize(pseudo + voices.original - means[voices.speakers], dim=1)

@@ -220,7 +220,7 @@ def read_embeddings(
         notes += notes_on_missing
     elif original.path != protected.path:
         notes += (f"rows of {original.source} and {protected.source} were paired by position: they have no names",)
-    embeddings = mark_references(_pack_columns(columns, notes), columns["original"].utterances, options)
+    embeddings = mark_listed_references(_pack_columns(columns, notes), columns["original"].utterances, options)
     if options.groups is None:
         return embeddings
     labels = embeddings.look_up_labels(read_map(options.groups, ("utterance", "group")), options.groups)
@@ -228,17 +228,17 @@ def read_embeddings(
     return embeddings._replace(groups=groups, group_names=group_names)
 
 
-def mark_references(embeddings: Embeddings, names: Sequence[str] | None, options: Namespace) -> Embeddings:
-    """Set which rows are references by a list of utterances, where one is given."""
+def mark_listed_references(embeddings: Embeddings, row_names: Sequence[str] | None, options: Namespace) -> Embeddings:
+    """Mark the rows whose utterances are in the list of ``--references`` or ``--enrolls``, if one is given."""
     if options.references and options.enrolls:
         raise InputError("Expected --references or --enrolls, but got both.")
     path = options.references or options.enrolls
     if path is None:
         return embeddings
-    if names is None:
+    if row_names is None:
         raise InputError("expected embeddings that name their utterances, but got rows without names", path)
     enrolled = set(read_list(path))
-    if missing := enrolled.difference(names):
+    if missing := enrolled.difference(row_names):
         first = f"first {quote(min(missing))}"
         if not options.partial or len(missing) == len(enrolled):
             message = f"expected embeddings of all {len(enrolled):,} utterances, but {len(missing):,} are missing"
@@ -246,10 +246,10 @@ def mark_references(embeddings: Embeddings, names: Sequence[str] | None, options
             raise InputError(f"{message}, {first}{hint}", path)
         note = f"{path}: {len(missing):,} of {len(enrolled):,} utterances have no embeddings, {first}"
         embeddings = embeddings._replace(notes=(*embeddings.notes, f"{note}; they are left out"))
-    return embeddings._replace(is_reference=torch.tensor([name in enrolled for name in names]))
+    return embeddings._replace(is_reference=torch.tensor([name in enrolled for name in row_names]))
 
 
-def read_plda(path: str, utt2spk: str | None = None, file_format: str | None = None) -> PLDA:
+def fit_plda(path: str, utt2spk: str | None = None, file_format: str | None = None) -> PLDA:
     """Fit a PLDA on labelled embeddings: speakers are in their file, or found by the names of its rows."""
     files = EmbeddingFiles(None, file_format)
     vectors = files.read_column(path, "plda-fit")

@@ -16,9 +16,9 @@ from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scalar import printable
 from vpmetrics._engine.scorers import Scoring
 from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, list_encoders, open_cache_folder, pick_samples
-from vpmetrics.cli.challenge import find_result_files, find_utility, has_results, parse_utility, read_listed_trials
+from vpmetrics.cli.challenge import find_result_files, find_utility, has_results, read_listed_trials, read_utility
 from vpmetrics.cli.comparison import check_columns
-from vpmetrics.cli.embeddings import EmbeddingFiles, Embeddings, locate_source, read_embeddings, read_plda
+from vpmetrics.cli.embeddings import EmbeddingFiles, Embeddings, fit_plda, locate_source, read_embeddings
 from vpmetrics.cli.evaluation import (
     add_attributes,
     check_anything_defined,
@@ -38,7 +38,7 @@ from vpmetrics.cli.trial_protocol import (
     TrialEmbeddings,
     add_attacks_and_matrices,
     drop_missing_trials,
-    look_up,
+    look_up_or_null,
     read_protocol_options,
     read_weights,
     score_protocol,
@@ -108,29 +108,29 @@ def _check_options(options: Namespace) -> None:
 
 
 def _publish_systems(options: Namespace, lead: str, systems: Sequence[EvaluatedSystem], console: Console) -> None:
-    utility = parse_utility(options.utility or [], [system.name for system in systems])
+    utility = read_utility(options.utility or [], [system.name for system in systems])
     systems = [replace(system, utility={**system.utility, **utility[system.name]}) for system in systems]
     check_anything_defined(systems)
     has_embeddings = any(report.identification for report in systems[0].report.conditions.values())
     settings = {"scoring": "cosine", "similarity": "geometric"} if has_embeddings else {}
     hidden = {"argv", "out", "json", "figures", "command", "title", "samples", "intervals"}
-    settings |= {name: value for name, value in _given_options(options).items() if name not in hidden}
+    settings |= {name: value for name, value in _nonempty_options(options).items() if name not in hidden}
     settings["intervals"] = options.intervals  # None is a setting, too
     run = Run(("vpmetrics", *options.argv), settings, dict(read_files))
     content = Content(clean(options.title), clean(lead), systems, run, options.columns, options.samples)
     publish(content, console, options)
 
 
-def _given_options(options: Namespace) -> dict[str, Any]:
+def _nonempty_options(options: Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(options).items() if value not in (None, False, [], ())}
 
 
-def _reject_unused_option(options: Namespace, kind: str) -> None:
+def _reject_unused_option(options: Namespace, input_kind: str) -> None:
     """Raise for an option that does nothing with a kind of input, which is a misunderstanding."""
-    for name in _given_options(options):
-        if name not in _ALWAYS | _USED[kind]:
+    for name in _nonempty_options(options):
+        if name not in _ALWAYS | _USED[input_kind]:
             option = {"speakers": "utt2spk"}.get(name, name).replace("_", "-")
-            raise InputError(f"Expected no --{option} with {kind}: it would do nothing.")
+            raise InputError(f"Expected no --{option} with {input_kind}: it would do nothing.")
 
 
 def _evaluate_inputs(options: Namespace, sides: Sequence[str]) -> list[EvaluatedSystem]:
@@ -171,7 +171,7 @@ def _holds_embeddings(source: str, options: Namespace) -> bool:
 
 
 def _evaluate_recordings(options: Namespace, original: str, sources: Mapping[str, str]) -> list[EvaluatedSystem]:
-    """Evaluate systems from recordings, each by every encoder, and before these by the best of them."""
+    """Evaluate systems from recordings: each by its strongest encoder, followed by its result with every encoder."""
     _reject_unused_option(options, "recordings")
     evaluated, encoders = list[EvaluatedSystem](), list_encoders(options)
     with open_cache_folder(options) as cache:
@@ -192,7 +192,7 @@ def _evaluate_recordings(options: Namespace, original: str, sources: Mapping[str
 def _evaluate_embeddings(
     options: Namespace, inputs: Mapping[str, tuple[str | None, Sequence[str], Sequence[str]]]
 ) -> list[EvaluatedSystem]:
-    """Evaluate systems by name from a file of arrays, and sources of original and of protected embeddings."""
+    """Evaluate systems from their inputs by name: a file of arrays, and original and protected sources."""
     _reject_unused_option(options, "embeddings")
     metric, systems, first = _make_metric(options), list[EvaluatedSystem](), None
     for name, sources in inputs.items():
@@ -231,9 +231,9 @@ def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
 def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[EvaluatedSystem]:
     """Evaluate all systems, datasets and attackers of a results folder of a challenge."""
     results = find_result_files(folder)
-    has_only_scores = all(result.has_only_scores for result in results)
-    _reject_unused_option(options, "a folder of scores" if has_only_scores else "a folder of embeddings")
-    scoring = "cosine" if has_only_scores else _read_scoring(options)
+    is_read_from_scores = all(result.is_read_from_scores for result in results)
+    _reject_unused_option(options, "a folder of scores" if is_read_from_scores else "a folder of embeddings")
+    scoring = "cosine" if is_read_from_scores else _read_scoring(options)
     has_several = {
         field: len({getattr(result, field) for result in results}) > 1 for field in ("system", "dataset", "attacker")
     }
@@ -248,7 +248,7 @@ def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evalua
         system = replace(
             evaluate_listed_trials(full_name, listed, weights, options.intervals),
             dataset=result.dataset,
-            attack_models=result.attack_models,
+            challenge_condition_names=result.challenge_condition_names,
             utility=find_utility(folder, result.suffix, result.dataset, not has_several["system"]),
         )
         by_attacker[short][attacker] = _add_attacks(system, embeddings, scoring, options)
@@ -274,7 +274,7 @@ def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
         scored, key_file = {"": options.inputs[0]}, [*options.inputs, options.key][1]
     if not scored:
         raise InputError("Expected embeddings or score files, but got neither; see `vpmetrics evaluate --help`.")
-    _reject_idle_speakers(options, set(scored) == {""})
+    _reject_unused_speaker_options(options, has_conditions=set(scored) != {""})
     key = None if key_file is None else read_key(key_file, options.key_columns)
     trials = _read_trials(options, scored, key)
     return _evaluate_trials(options.title, trials, options, _read_fit(options, scored, key))
@@ -282,7 +282,7 @@ def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
 
 def _compare_scores(options: Namespace, sources: Mapping[str, str]) -> list[EvaluatedSystem]:
     _reject_unused_option(options, "score files")
-    _reject_idle_speakers(options, not (options.oo or "," in next(iter(sources.values()))))
+    _reject_unused_speaker_options(options, bool(options.oo) or "," in next(iter(sources.values())))
     key = None if options.key is None else read_key(options.key, options.key_columns)
     shared = _read_trials(options, {"OO": options.oo} if options.oo else {}, key)
     systems = []
@@ -325,16 +325,16 @@ def _evaluate_trials(
             if "trial" not in one.frame.columns:
                 raise InputError("Expected the names of both sides of a trial for --utt2spk, but the scores name none.")
             for names in (one.frame["enrol"], one.frame["trial"]):
-                missing = names.filter(look_up(names, speaker_of).is_null()).unique().sort()
+                missing = names.filter(look_up_or_null(names, speaker_of).is_null()).unique().sort()
                 if len(missing):
                     message = f"expected the speaker of every utterance, but {len(missing):,} are missing"
                     raise InputError(f"{message}: {quote(missing[0])}", options.speakers)
         return evaluate_trials(name, trials, fit, speaker_of, options.similarity or "geometric", options.intervals)
 
 
-def _reject_idle_speakers(options: Namespace, has_no_condition: bool) -> None:
+def _reject_unused_speaker_options(options: Namespace, has_conditions: bool) -> None:
     """Raise where --utt2spk or --similarity does nothing: matrices need both a condition and speakers."""
-    if options.speakers and has_no_condition and (options.similarity or options.intervals is None):
+    if options.speakers and not has_conditions and (options.similarity or options.intervals is None):
         idle = "--similarity" if options.similarity else "--utt2spk"
         raise InputError(f"Expected --oo, --op or --pp with {idle}: without a condition it would do nothing.")
     if options.similarity and not options.speakers:
@@ -359,7 +359,7 @@ def _read_scoring(options: Namespace) -> Scoring:
     if (options.scoring == "plda") != (options.plda_fit is not None):
         raise InputError("Expected --scoring plda and --plda-fit FILE together, but got one without the other.")
     if options.plda_fit:
-        return read_plda(options.plda_fit, options.speakers, options.format)
+        return fit_plda(options.plda_fit, options.speakers, options.format)
     return str(options.scoring or "cosine")
 
 

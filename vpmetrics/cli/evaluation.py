@@ -1,4 +1,4 @@
-"""Evaluated systems from embeddings or trials, with notes on data that only look private."""
+"""Evaluate systems from embeddings or trials, and note data that only look private."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from vpmetrics.suite import VoicePrivacy
 if TYPE_CHECKING:
     from vpmetrics.cli.trial_protocol import ListedTrials
 
-_SAMPLE_SIZE = 10_000  # trials looked for the other way round
+_SAMPLE_SIZE = 10_000  # trials whose reverse is looked up
 NOT_REQUESTED = "none was asked for"
 _SCORES_ALONE = "scores give an attacker nothing to learn from; embeddings of both sides would"
 
@@ -59,18 +60,15 @@ def evaluate_embeddings(
         raise InputError(str(error), name or None) from None
     notes += _note_wrong_sign(name, report.conditions, "an attacker who turns the sign undoes the protection")
 
-    def list_names(speakers: Tensor) -> tuple[str, ...]:
-        return tuple(embeddings.speaker_names[number] for number in speakers.unique().tolist())
-
-    groups = {}
+    groups, names = {}, embeddings.speaker_names
     for number, group_report in report.groups.items():
         members = speakers if embeddings.groups is None else speakers[embeddings.groups == number]
-        group = embeddings.group_names[number]
-        groups[group] = EvaluatedSystem(group, group_report, list_names(members), utterances=len(members))
+        group, member_names = embeddings.group_names[number], tuple(names[at] for at in members.unique().tolist())
+        groups[group] = EvaluatedSystem(group, group_report, member_names, utterances=len(members))
     return EvaluatedSystem(
         name,
         report,
-        list_names(speakers),
+        tuple(names[at] for at in speakers.unique().tolist()),
         tuple(notes),
         groups=groups,
         weights=weights or {},
@@ -136,7 +134,7 @@ def evaluate_trials(
         for number, (condition, trials) in enumerate(conditions.items()):
             trial_speakers = torch.from_numpy(speakers.of_trials[number]) if speakers.of_trials else None
             is_same_side = bool(condition) and CONDITIONS[condition].is_same_side and trial_speakers is not None
-            has_unordered_pairs = is_same_side and _is_unordered(trials)
+            has_unordered_pairs = is_same_side and _has_unordered_pairs(trials)
             scored[condition] = TrialList(*_make_tensors(trials), trial_speakers, has_unordered_pairs)
         report = report_trials(
             scored,
@@ -158,10 +156,7 @@ def evaluate_listed_trials(
     name: str, listed: ListedTrials, weights: Mapping[str, float], confidence: float | None
 ) -> EvaluatedSystem:
     """Evaluate a system by listed trials: all together, each group, and averaged over the groups."""
-
-    def evaluate(part: str, trials: Mapping[str, Trials]) -> EvaluatedSystem:
-        return evaluate_trials(part, trials, speaker_of=listed.speaker_of, confidence=confidence)
-
+    evaluate = partial(evaluate_trials, speaker_of=listed.speaker_of, confidence=confidence)
     system = evaluate(name, listed.select_groups(listed.pooled_groups) if listed.pooled_groups else listed.trials)
     groups = {group: evaluate(f"{name}, {group}", listed.select_groups([group])) for group in listed.groups}
     notes = [*listed.notes, *system.notes, *(note for group in groups.values() for note in group.notes)]
@@ -172,10 +167,10 @@ def _make_tensors(trials: Trials) -> tuple[Tensor, Tensor]:
     return torch.tensor(trials.frame["score"].to_numpy()), torch.tensor(trials.frame["is_target"].to_numpy())
 
 
-def _is_unordered(trials: Trials) -> bool:
-    """Return whether names are compared with one another, each pair in one order only, by a sample of the trials.
+def _has_unordered_pairs(trials: Trials) -> bool:
+    """Return whether both sides have the same names and each pair is listed in one order only, by a sample.
 
-    Where models are compared with utterances, a trial has a direction.
+    Trials of models against utterances are ordered pairs.
     """
     pairs = trials.frame.select("enrol", "trial")
     sample = pairs.gather_every(1 + len(pairs) // _SAMPLE_SIZE).filter(pl.col("enrol") != pl.col("trial"))
@@ -187,7 +182,8 @@ def _is_unordered(trials: Trials) -> bool:
 class TrialSpeakers(NamedTuple):
     """The speakers of both sides ``(2, P)`` of the trials of each condition, and their names.
 
-    ``is_listed``: a list names them; otherwise target trials tell them, and ``note`` says so, or why they are unknown.
+    ``is_listed``: the speakers come from a list. Otherwise they are inferred from target trials; ``note`` says so, or
+    why they are unknown.
     """
 
     of_trials: tuple[Array, ...] = ()
@@ -208,7 +204,7 @@ def find_speakers(speaker_of: Mapping[str, str], sets: Sequence[Trials]) -> Tria
         speaker_names = [speaker_by_name[name] for name in names]
     else:
         targets = [frame["is_target"].to_numpy() for frame in frames]
-        first = _find_first_names(len(names), sides, targets)
+        first = _cluster_by_target_trials(len(names), sides, targets)
         if (first < 0).any():
             why = f"{int((first < 0).sum()):,} names are in no target trial, as {quote(names[int(first.argmin())])}"
             return TrialSpeakers(note=f"No intervals: who speaks is not known, for {why}; --utt2spk would tell.")
@@ -226,21 +222,21 @@ def find_speakers(speaker_of: Mapping[str, str], sets: Sequence[Trials]) -> Tria
     return TrialSpeakers(of_trials, tuple(map(printable, speakers.tolist())), is_listed, note)
 
 
-def _find_first_names(count: int, sides: Sequence[tuple[Array, Array]], targets: Sequence[Array]) -> Array:
-    """Return the first of the names that target trials join with each name; -1 for a name in none of them."""
+def _cluster_by_target_trials(num_names: int, sides: Sequence[tuple[Array, Array]], targets: Sequence[Array]) -> Array:
+    """Return for each name the first name that target trials connect it with; -1 for a name in no target trial."""
     joined = [(enrol[is_target], trial[is_target]) for (enrol, trial), is_target in zip(sides, targets, strict=True)]
     enrols, trials = (np.concatenate(side) for side in zip(*joined, strict=True))
-    first, before = np.arange(count), np.empty(0, dtype=np.int64)
+    first, before = np.arange(num_names), np.empty(0, dtype=np.int64)
     while not np.array_equal(first, before):  # connected components: the least index spreads along the pairs
         before = first.copy()
         for side in (enrols, trials):
             np.minimum.at(first, before[side], np.minimum(before[enrols], before[trials]))
         first = first[first]
-    return np.where(np.isin(np.arange(count), [enrols, trials]), first, -1)
+    return np.where(np.isin(np.arange(num_names), [enrols, trials]), first, -1)
 
 
 def check_anything_defined(systems: Sequence[EvaluatedSystem]) -> None:
-    """Raise where no measure of privacy is defined: dashes must not pass for a result."""
+    """Raise if no measure of privacy is defined in any system: dashes must not pass for a result."""
     for system in systems:
         values = [system.scalar("d_ece", condition) for condition in system.report.conditions]
         if not all(math.isnan(value) for value in (*values, system.scalar("deid"), system.scalar("gvd"))):
@@ -256,7 +252,7 @@ def check_anything_defined(systems: Sequence[EvaluatedSystem]) -> None:
 
 
 def _note_wrong_sign(name: str, conditions: Mapping[str, ConditionReport], advice: str) -> list[str]:
-    """Note where perfect privacy may be a wrong sign of the scores, which an attacker would turn."""
+    """Note conditions whose scores disclose more with the sign reversed, as an attacker would do."""
     notes = []
     for condition, report in conditions.items():
         straight, turned = (float(report.scalars[key]) for key in ("d_ece", "d_ece_reversed"))
@@ -268,7 +264,7 @@ def _note_wrong_sign(name: str, conditions: Mapping[str, ConditionReport], advic
 
 
 def _note_zero_rows(name: str, embeddings: Embeddings) -> list[str]:
-    """Note embeddings of nothing, which look perfectly private."""
+    """Note rows of zeros, which look perfectly private."""
     notes = []
     for side, values in (("original", embeddings.original), ("protected", embeddings.protected)):
         if zeros := int((values == 0).all(dim=1).sum()):

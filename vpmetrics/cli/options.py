@@ -116,12 +116,12 @@ def _add_evaluate(command: ArgumentParser) -> None:
     text = "of the original speech; several files make one side where they name their utterances"
     group.add_argument("--original", nargs="+", type=_parse_nonempty, metavar="SOURCE", help=text)
     group.add_argument("--protected", nargs="+", type=_parse_nonempty, metavar="SOURCE", help="of the protected speech")
-    _add_utterances(group)
+    _add_speaker_options(group)
     group.add_argument("--utterances", metavar="SOURCE", help="numbers or names of recordings; copies count once")
     group.add_argument("--sessions", metavar="SOURCE", help="draws of the anonymiser's secret, for within and across")
     group.add_argument("--references", metavar="FILE", help="utterances to compare the others with, each by itself")
-    _add_scoring(group)
-    _add_encoders(command)
+    _add_scoring_options(group)
+    _add_recording_options(command)
     group = command.add_argument_group("protocol", "exactly the trials of a list, of embeddings whose rows have names")
     group.add_argument("--trials", nargs="+", metavar="FILE", help="lines `enrol trial target|nontarget`")
     group.add_argument("--enrolls", metavar="FILE", help="utterances that speakers are enrolled with, as their mean")
@@ -130,10 +130,10 @@ def _add_evaluate(command: ArgumentParser) -> None:
     group = command.add_argument_group("score files")
     for name, text in (("oo", "original"), ("op", "original against protected"), ("pp", "protected")):
         group.add_argument(f"--{name}", metavar="SCORES", help=f"trials of {text} speech")
-    _add_key(group)
+    _add_key_options(group)
     text = "SCORES [KEY] of another run of the system, to report C_ECE of SCORES or --op calibrated on it"
     group.add_argument("--fit", nargs="+", metavar="FILE", help=text)
-    _add_output(command)
+    _add_output_options(command)
 
 
 def _add_compare(command: ArgumentParser) -> None:
@@ -145,13 +145,13 @@ def _add_compare(command: ArgumentParser) -> None:
     group = command.add_argument_group("embeddings")
     text = "shared original embeddings, FILE or FILE:ARRAY"
     group.add_argument("--original", nargs=1, metavar="SOURCE", help=text)
-    _add_utterances(group)
-    _add_scoring(group)
-    _add_encoders(command)
+    _add_speaker_options(group)
+    _add_scoring_options(group)
+    _add_recording_options(command)
     group = command.add_argument_group("score files")
     group.add_argument("--oo", metavar="SCORES", help="trials of original against original speech")
-    _add_key(group)
-    _add_output(command, title="Comparison of systems")
+    _add_key_options(group)
+    _add_output_options(command, default_title="Comparison of systems")
 
 
 def _add_embed(command: ArgumentParser) -> None:
@@ -162,10 +162,10 @@ def _add_embed(command: ArgumentParser) -> None:
     text = "speakers from names of utterances"
     command.add_argument("--speaker-pattern", type=_parse_pattern, metavar="REGEX", help=text)
     command.add_argument("--partial", action="store_true", help="leave out recordings that cannot be used")
-    _add_device(command)
+    _add_device_options(command)
 
 
-def _add_encoders(command: ArgumentParser) -> None:
+def _add_recording_options(command: ArgumentParser) -> None:
     group = command.add_argument_group("recordings", "folders, wav.scp or manifests in place of files of embeddings")
     text = (
         "resemblyzer (the offline default), speechbrain:SOURCE, transformers:MODEL, pyannote:MODEL, nemo:MODEL, or a "
@@ -173,11 +173,11 @@ def _add_encoders(command: ArgumentParser) -> None:
     )
     group.add_argument("--encoder", action="append", metavar="NAME", help=text)
     group.add_argument("--feature", choices=("f0",), help="compare histograms of the fundamental frequency as well")
-    _add_device(group)
+    _add_device_options(group)
     group.add_argument("--no-audio", action="store_true", help="leave recordings out of the page")
 
 
-def _add_device(group: ArgumentParser | _ArgumentGroup) -> None:
+def _add_device_options(group: ArgumentParser | _ArgumentGroup) -> None:
     group.add_argument("--device", metavar="NAME", help="where encoders run, as cuda (cpu)")
     group.add_argument("--workers", type=int, default=2, metavar="N", help="threads that read recordings (2)")
 
@@ -190,7 +190,7 @@ def _add_demo(command: ArgumentParser) -> None:
     command.set_defaults(json=None, all=False, figures=["png"], latex_intervals=False)
 
 
-def _add_utterances(group: _ArgumentGroup) -> None:
+def _add_speaker_options(group: _ArgumentGroup) -> None:
     text = (
         "of every row; text files have a speaker a line, or lines `utterance speaker`. Score files get similarity "
         "matrices by it, and intervals where target trials do not tell the speakers"
@@ -205,7 +205,7 @@ def _add_utterances(group: _ArgumentGroup) -> None:
     group.add_argument("--format", metavar="SUFFIX", help=text)
 
 
-def _add_scoring(group: _ArgumentGroup) -> None:
+def _add_scoring_options(group: _ArgumentGroup) -> None:
     text = "lines `utterance-or-speaker value`, or a table of attributes such as sex: what speech discloses of them"
     group.add_argument("--attributes", metavar="FILE", help=text)
     # Without defaults, so that an option that would do nothing is seen.
@@ -215,22 +215,22 @@ def _add_scoring(group: _ArgumentGroup) -> None:
     group.add_argument("--similarity", choices=("geometric", "sigmoid"), help="of 2022 (geometric) or of 2020")
     group.add_argument("--rank-model", choices=("empirical", "beta_binomial"), help="of rank disclosure (empirical)")
     text = "also re-identification and singling out in populations of these sizes, as 20,1000"
-    group.add_argument("--population", type=_parse_sizes, metavar="N,...", help=text)
+    group.add_argument("--population", type=_parse_population_sizes, metavar="N,...", help=text)
     group.add_argument("--no-attacks", action="store_true", help="compare embeddings only, which is quicker")
 
 
-def _add_key(group: _ArgumentGroup) -> None:
+def _add_key_options(group: _ArgumentGroup) -> None:
     group.add_argument("--key", metavar="KEY", help="labels of the trials, for all score files")
     text = "of score files in another order: enrol, trial, score, label or _ to skip, as enrol,trial,label,score"
-    group.add_argument("--score-columns", type=_parse_columns, metavar="NAME,...", help=text)
-    group.add_argument("--key-columns", type=_parse_columns, metavar="NAME,...", help="of keys, as label,enrol,trial")
+    group.add_argument("--score-columns", type=_parse_roles, metavar="NAME,...", help=text)
+    group.add_argument("--key-columns", type=_parse_roles, metavar="NAME,...", help="of keys, as label,enrol,trial")
     group.add_argument("--strict", action="store_true", help="refuse scores without label and labels without score")
 
 
-def _add_output(command: ArgumentParser, title: str | None = None) -> None:
+def _add_output_options(command: ArgumentParser, default_title: str | None = None) -> None:
     command.set_defaults(samples=())  # picked where recordings are evaluated
     group = command.add_argument_group("output")
-    group.add_argument("--title", default=title, metavar="TEXT", help="heading of the report")
+    group.add_argument("--title", default=default_title, metavar="TEXT", help="heading of the report")
     text = "confidence level of the jackknife intervals (0.95); 0 for no intervals, which is quicker"
     group.add_argument("--intervals", type=_parse_confidence, default=CONFIDENCE, metavar="SHARE", help=text)
     text = "other measurements, as WER=4.2; of several systems FILE.csv with a column system"
@@ -274,14 +274,14 @@ def _parse_confidence(text: str) -> float | None:
     return value or None
 
 
-def _parse_sizes(text: str) -> tuple[int, ...]:
+def _parse_population_sizes(text: str) -> tuple[int, ...]:
     sizes = tuple(int(part) for part in text.split(",") if part.isdecimal())
     if len(set(sizes)) < len(text.split(",")) or min(sizes) < 2:
         raise ArgumentTypeError(f"expected different numbers of at least 2, as 20,1000, but got {text}")
     return sizes
 
 
-def _parse_columns(text: str) -> tuple[str, ...]:
+def _parse_roles(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     roles = [name for name in names if name != "_"]
     if not set(roles) <= {"enrol", "trial", "score", "label"} or len(set(roles)) < len(roles):

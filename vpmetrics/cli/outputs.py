@@ -15,11 +15,11 @@ from vpmetrics import __version__
 from vpmetrics._engine.registry import CI_SUFFIXES
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scalar import printable
-from vpmetrics.cli import exit_on_interrupt
+from vpmetrics.cli import exit_on_interrupted_import
 from vpmetrics.cli.comparison import (
     Pair,
     collect_checks,
-    compare_all_pairs,
+    compare_disclosures,
     table_of_changes,
     table_of_pairs,
     table_of_systems,
@@ -76,7 +76,7 @@ class Content:
     @cached_property
     def pairs(self) -> list[Pair]:
         """The pairs of systems that can be compared."""
-        return compare_all_pairs(self.systems, self.run.settings.get("intervals"))
+        return compare_disclosures(self.systems, self.run.settings.get("intervals"))
 
     @cached_property
     def tables(self) -> list[Table]:
@@ -92,11 +92,6 @@ class Content:
         return tables + [
             table._replace(title=clean(f"{name}: {table.title}"), fold=clean(name)) for name, table in details
         ]
-
-    @property
-    def short_tables(self) -> list[Table]:
-        """The tables of a paper: the details of each of several systems are for the page."""
-        return [table for table in self.tables if not (table.fold and len(self.systems) > 1)]
 
     @property
     def notes(self) -> list[str]:
@@ -182,11 +177,13 @@ def _render_files(
 ) -> tuple[dict[Path, bytes], list[Path]]:
     """Return the contents of the files of a folder, and the files that a former run has left there."""
     # Matplotlib is slow to import, and a table needs none of it.
-    with exit_on_interrupt():
+    with exit_on_interrupted_import():
         from vpmetrics.cli.page import draw_figures, render_page
         from vpmetrics.cli.table_formats import as_csv, as_latex, as_markdown
 
-    pictures, tables = draw_figures(content.systems, formats), content.short_tables
+    # The details of each of several systems are for the page.
+    tables = [table for table in content.tables if not (table.fold and len(content.systems) > 1)]
+    pictures = draw_figures(content.systems, formats)
     files = {
         f"{TABLES}.csv": as_csv(tables).encode(),
         f"{TABLES}.md": as_markdown(tables).encode(),
@@ -232,7 +229,7 @@ def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
 
 
 def _print_summary(content: Content, options: Namespace, console: Console) -> None:
-    with exit_on_interrupt():
+    with exit_on_interrupted_import():
         from rich.markup import escape
 
         from vpmetrics.cli.table_formats import print_tables

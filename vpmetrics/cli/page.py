@@ -32,7 +32,7 @@ from vpmetrics.cli.summary import (
     summary_rows,
     verdict_of,
 )
-from vpmetrics.cli.tables import conditions_of, name_condition
+from vpmetrics.cli.tables import condition_with_challenge_name, conditions_of
 from vpmetrics.plotting.figures import FIGURES, PAGE, draw_all_figures
 
 if TYPE_CHECKING:
@@ -78,11 +78,12 @@ def _draw_small_png(figure: Figure, dpi: int) -> bytes:
     return small.getvalue()
 
 
-def _draw_vector(figure: Figure, name: str) -> bytes:
+def _draw_vector(figure: Figure, file_format: str) -> bytes:
     buffer = io.BytesIO()
     # The same figure is the same file: no dates, no random names.
     with rc_context({"svg.hashsalt": "vpmetrics", "svg.fonttype": "none", "pdf.fonttype": 42}):
-        figure.savefig(buffer, format=name, metadata={"svg": {"Date": None}, "pdf": {"CreationDate": None}}[name])
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}[file_format]
+        figure.savefig(buffer, format=file_format, metadata=metadata)
     return buffer.getvalue()
 
 
@@ -118,7 +119,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         shares_of=shares_of,
         most=f"{MOST_BITS:.3f}",
         intervals=content.intervals,
-        conditions=[(name_condition(name, systems), CONDITION_TITLES[name]) for name in conditions],
+        conditions=[(condition_with_challenge_name(name, systems), CONDITION_TITLES[name]) for name in conditions],
         notes=content.notes,
         pictures=[(p, base64.b64encode(p.files["png"]).decode()) for p in pictures],
         tables=[(fold, list(tables)) for fold, tables in groupby(content.tables, lambda table: table.fold)],

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,22 +17,22 @@ from vpmetrics.cli.inputs import shorten
 
 _SECONDS_BETWEEN_LINES = 2.0
 
-Advance = Callable[[float], None]
+SetDone = Callable[[float], None]
 
 
 class ResultConsole(Console):
     """A console that raises BrokenPipeError when its reader stops; Rich would end the process with status 1."""
 
-    def on_broken_pipe(self) -> None:
-        """Let the command decide how to end."""
+    def on_broken_pipe(self) -> NoReturn:
+        """Raise BrokenPipeError, for which `main` returns its status."""
         raise BrokenPipeError
 
 
 @contextmanager
-def show_progress(text: str, total: float | None = None) -> Iterator[Advance]:
+def show_progress(text: str, total: float | None = None) -> Iterator[SetDone]:
     """Show what is being done: a bar on a terminal, else a line every few seconds.
 
-    The yielded function takes how much of ``total`` is done.
+    The yielded function takes how much of ``total`` is done so far.
     """
     console, text = Console(stderr=True), shorten(printable(text))
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
@@ -39,7 +40,7 @@ def show_progress(text: str, total: float | None = None) -> Iterator[Advance]:
         task = bar.add_task(escape(text), total=total)
         last = time.monotonic()
 
-        def advance(done: float) -> None:
+        def set_done(done: float) -> None:
             nonlocal last
             bar.update(task, completed=done)
             if not console.is_terminal and time.monotonic() - last > _SECONDS_BETWEEN_LINES:
@@ -47,4 +48,4 @@ def show_progress(text: str, total: float | None = None) -> Iterator[Advance]:
                 left = f", {state.time_remaining:.0f} s left" if state.time_remaining else ""
                 print(f"{text}: {state.percentage:.0f}%{left}", file=sys.stderr, flush=True)
 
-        yield advance
+        yield set_done

@@ -20,7 +20,7 @@ from vpmetrics._engine.registry import SPEAKER, TAG, scalar, scalar_key
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics.cli.comparison import Pair, find_identical_systems
 from vpmetrics.cli.inputs import InputError, describe_error
-from vpmetrics.cli.summary import headline_of, sort_checks, strongest_attack, verdict_of, worst_speaker_name
+from vpmetrics.cli.summary import headline_of, sort_checks, strongest_attack_and_needs, verdict_of, worst_speaker_name
 from vpmetrics.cli.tables import average_of_groups
 
 RESULTS = "results.json"
@@ -96,7 +96,7 @@ def _describe_pair(pair: Pair) -> dict[str, Any]:
 
 def _describe_headline(system: EvaluatedSystem) -> dict[str, Any]:
     headline, verdict = headline_of(system), verdict_of(system)
-    name, needs = strongest_attack(system, headline.condition) or (None, None)
+    name, needs = strongest_attack_and_needs(system, headline.condition) or (None, None)
     return {
         "verdict": verdict.level,
         **{key: _finite_or_none(getattr(headline, key)) for key in ("disclosure", "low", "high")},

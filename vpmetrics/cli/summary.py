@@ -94,8 +94,8 @@ def disclosure_of(system: EvaluatedSystem) -> Cell:
     return value_cell(scalar("disclosure"), *headline_of(system)[1:4])
 
 
-def strongest_attack(system: EvaluatedSystem, condition: str) -> tuple[str, str] | None:
-    """Return name and needs of the strongest attack in a condition; None where none was tried."""
+def strongest_attack_and_needs(system: EvaluatedSystem, condition: str) -> tuple[str, str] | None:
+    """Return the name of the strongest attack in a condition and what it needs; None where none was tried."""
     number = system.scalar("strongest", condition)
     if math.isnan(number) or not 0 <= int(number) < len(system.report.attacks):
         return None
@@ -119,14 +119,14 @@ def rank_systems(systems: Sequence[EvaluatedSystem]) -> list[EvaluatedSystem]:
     """Return the systems of each data set, the least disclosure first and the unknown last, parts after their whole."""
     bits = {system.name: headline_of(system).disclosure for system in systems}
 
-    def order(system: EvaluatedSystem) -> tuple[Any, ...]:
+    def sort_key(system: EvaluatedSystem) -> tuple[Any, ...]:
         whole = system.part_of or system.name
         return system.dataset, math.isnan(bits[whole]), bits[whole], whole, bool(system.part_of), bits[system.name]
 
-    return sorted(systems, key=order)
+    return sorted(systems, key=sort_key)
 
 
-def group_competing_systems(systems: Sequence[EvaluatedSystem]) -> dict[str, list[EvaluatedSystem]]:
+def rank_systems_by_dataset(systems: Sequence[EvaluatedSystem]) -> dict[str, list[EvaluatedSystem]]:
     """Return by data set the systems that compete, ranked; a part of a combined system does not."""
     groups: dict[str, list[EvaluatedSystem]] = {}
     for system in rank_systems(systems):
@@ -138,7 +138,7 @@ def group_competing_systems(systems: Sequence[EvaluatedSystem]) -> dict[str, lis
 def _describe_attacker(system: EvaluatedSystem) -> list[str]:
     """Return what the attacker of the headline learns and needs, and what others learn."""
     headline, show = headline_of(system), scalar("disclosure").show
-    condition, attack = headline.condition, strongest_attack(system, headline.condition)
+    condition, attack = headline.condition, strongest_attack_and_needs(system, headline.condition)
     what = f" in {condition}, {CONDITION_TITLES[condition].partition(':')[0]}" if condition else ""
     sentences = [f"An attacker learns {disclosure_of(system)} of at most {MOST_BITS:.3f} bit{what}."]
     comparisons = {}
@@ -158,7 +158,7 @@ def _describe_other_conditions(system: EvaluatedSystem) -> list[str]:
     """Return what is disclosed in the other conditions in which speakers are to be hidden."""
     sentences = []
     for condition in privacy_conditions(system):
-        other, attack = disclosure_in_condition(system, condition), strongest_attack(system, condition)
+        other, attack = disclosure_in_condition(system, condition), strongest_attack_and_needs(system, condition)
         if condition != headline_of(system).condition and not math.isnan(other.value):
             by = f" by the attack “{attack[0]}”, which needs {attack[1]}" if attack else ""
             sentences.append(f"In {condition} an attacker learns {other} bit{by}.")
@@ -171,7 +171,7 @@ def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
     Where an attack was tried, the note has the number without it.
     """
     conditions, headline = privacy_conditions(system), headline_of(system)
-    attack = strongest_attack(system, headline.condition)
+    attack = strongest_attack_and_needs(system, headline.condition)
     note = ", ".join(filter(None, (headline.condition, attack[0] if attack else "no attack tried")))
     rows = [SummaryRow("disclosure", disclosure_of(system), "bit", note, has_bar=True)]
     rows += [_make_attacked_row(system, condition, key) for key in ("d_ece", "eer") for condition in conditions]
@@ -233,7 +233,7 @@ def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
     lines = [f"{'system':<{width}}  {'disclosure [bit]':<22}{'verdict':<10}{'strongest attack'}"]
     for system in rank_systems(systems):
         headline = headline_of(system)
-        attack = strongest_attack(system, headline.condition)
+        attack = strongest_attack_and_needs(system, headline.condition)
         by = ", ".join(filter(None, (headline.condition, attack[0] if attack else "none tried")))
         line = f"{names[system.name]:<{width}}  {disclosure_of(system)!s:<22}{verdict_of(system).level:<10}"
         lines.append((line + shorten(by, WIDTH - len(line))).rstrip())

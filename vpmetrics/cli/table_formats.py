@@ -159,7 +159,7 @@ def print_tables(tables: Sequence[Table], console: Console) -> None:
     for table in tables:
         columns = zip(table.columns, *table.rows, strict=True)
         widths = [
-            max(cell_len(text) for text in (*_wrap_words(head, at), *map(str, cells)))
+            max(cell_len(text) for text in (*_split_heading(head, is_stacked=at > 0), *map(str, cells)))
             for at, (head, *cells) in enumerate(columns)
         ]
         gap = 2 if sum(widths) + 2 * len(widths) <= console.width else 1
@@ -185,7 +185,7 @@ def _rich_table(table: Table, title: str, places: Sequence[int], gap: int) -> Ri
     )
     for at in places:
         # Word by word, so that a dozen columns fit into 80 characters.
-        text = markup.escape("\n".join(_wrap_words(table.columns[at], at)))
+        text = markup.escape("\n".join(_split_heading(table.columns[at], is_stacked=at > 0)))
         grid.add_column(text, justify="right" if at else "left", no_wrap=bool(at), overflow="fold")
     for row in table.rows:
         cells = [(markup.escape(str(row[at])), _STYLES.get(row[at].tone)) for at in places]
@@ -193,5 +193,5 @@ def _rich_table(table: Table, title: str, places: Sequence[int], gap: int) -> Ri
     return grid
 
 
-def _wrap_words(text: str, column: int) -> list[str]:
-    return (text.split(" ") if column else [text]) or [""]
+def _split_heading(text: str, is_stacked: bool) -> list[str]:
+    return text.split(" ") if is_stacked else [text]

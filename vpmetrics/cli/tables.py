@@ -115,9 +115,9 @@ def heading_of(entry: Scalar) -> str:
     return " ".join(filter(None, (entry.condition, clean(entry.heading), arrow, unit)))
 
 
-def name_condition(condition: str, systems: Iterable[EvaluatedSystem]) -> str:
-    """Return the name of a condition, with what a challenge calls it where all systems are of one."""
-    names = {clean(system.attack_models.get(condition, "")) for system in systems}
+def condition_with_challenge_name(condition: str, systems: Iterable[EvaluatedSystem]) -> str:
+    """Return a condition's name, followed by its name in the challenge if all systems share one."""
+    names = {clean(system.challenge_condition_names.get(condition, "")) for system in systems}
     return f"{condition} ({names.pop()})" if len(names) == 1 and names != {""} else condition or "scores"
 
 
@@ -125,9 +125,9 @@ def tables_of_system(system: EvaluatedSystem) -> list[Table]:
     """Return all that is known of one system: the headline first, then details by family of measures."""
     details = {family: [e.key for e in FAMILIES[family] if e.key not in _HEADLINE_KEYS] for family in OF_CONDITION}
     details[OF_POPULATION[0]] = [entry.key for entry in population_scalars(system.scalars)]
-    detail_tables = [_table_of_conditions(system, _FAMILY_TITLES.get(key, key), keys) for key, keys in details.items()]
+    detail_tables = [_table_of_measures(system, _FAMILY_TITLES.get(key, key), keys) for key, keys in details.items()]
     tables = [
-        _table_of_conditions(system, "Headline", _HEADLINE_KEYS, has_trials=True),
+        _table_of_measures(system, "Headline", _HEADLINE_KEYS, has_trials=True),
         _table_of_whole(system),
         _table_of_attributes(system),
         *(_table_of_groups(system, condition) for condition in conditions_of(system)),
@@ -146,8 +146,8 @@ def average_of_groups(system: EvaluatedSystem) -> dict[str, float]:
     }
 
 
-def _table_of_conditions(system: EvaluatedSystem, title: str, keys: Iterable[str], has_trials: bool = False) -> Table:
-    """Return measures below each other and conditions side by side; no rows where no measure is known."""
+def _table_of_measures(system: EvaluatedSystem, title: str, keys: Iterable[str], has_trials: bool = False) -> Table:
+    """Return a table with a row per measure and a column per condition; no rows where no measure is known."""
     conditions = conditions_of(system)
     shown = [key for key in keys if any(scalar_key(name, key) in system.scalars for name in conditions)]
     row_keys = insert_strongest_keys(shown)
@@ -158,7 +158,7 @@ def _table_of_conditions(system: EvaluatedSystem, title: str, keys: Iterable[str
     for number, kind in enumerate(("target", "non-target") if has_trials else ()):
         counts = [system.report.conditions[condition].num_trials[number] for condition in conditions]
         rows.append((Cell(f"{kind} trials"), *(Cell(f"{count:,}", count) for count in counts)))
-    heads = ("measure", *(name_condition(condition, [system]) for condition in conditions))
+    heads = ("measure", *(condition_with_challenge_name(condition, [system]) for condition in conditions))
     return Table(title, heads, tuple(rows), keys=tuple(row_keys))
 
 
@@ -206,17 +206,17 @@ def has_conditions(entry: Scalar) -> bool:
     return entry.family in (*OF_CONDITION, *OF_POPULATION, "attack")
 
 
-def insert_strongest_keys(keys: Iterable[str], attacked: str = "") -> list[str]:
+def insert_strongest_keys(keys: Iterable[str], default_condition: str = "") -> list[str]:
     """Return the keys; before each key of plain comparison, insert the keys of the strongest attack.
 
-    ``attacked``: the condition of the inserted keys where the key itself has no condition.
+    ``default_condition``: the condition of the inserted keys where the key itself has no condition.
     """
     extended: list[str] = []
     for key in keys:
         entry = scalar(key)
         is_weak = entry.family not in ("attack", "headline") and any(name in entry.heading for name in _PLAIN_MEASURES)
         if is_weak and entry.condition != "OO":
-            condition = entry.condition if has_conditions(entry) else attacked
+            condition = entry.condition if has_conditions(entry) else default_condition
             before = ["strongest", "d_ece_strongest"]
             before += ["d_ece_chance", "attack_speakers"] * (key == "d_ece") + ["eer_strongest"] * key.endswith("eer")
             extended += [scalar_key(condition, name) for name in before]

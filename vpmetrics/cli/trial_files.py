@@ -77,12 +77,13 @@ def read_map(path: str | Path, headings: tuple[str, str] = ("utterance", "speake
 
 
 def read_labels(
-    path: str | Path, name: str, heading: str, has_names: bool = False
+    path: str | Path, name_heading: str, label_heading: str, has_names: bool = False
 ) -> tuple[list[str] | None, list[str]]:
-    """Read lines ``utterance label``, or lines ``label`` in the order of rows, whose names are None."""
-    table = _read_table(path, f"{name} {heading}")
+    """Read names and labels from lines ``utterance label``, or only labels, in the order of rows."""
+    expected = f"{name_heading} {label_heading}"
+    table = _read_table(path, expected)
     if table.frame.width != 2 and (has_names or table.frame.width > 2):
-        raise InputError(f"expected lines `{name} {heading}`, but got {table.frame.width} columns", path, 1)
+        raise InputError(f"expected lines `{expected}`, but got {table.frame.width} columns", path, 1)
     columns = [table.read_names(column).to_list() for column in table.frame.columns]
     return columns[0] if len(columns) == 2 else None, columns[-1]
 

@@ -22,7 +22,7 @@ from vpmetrics._engine.verdict import Check, check_missing_trials, disclosure_so
 from vpmetrics.cli.embeddings import Column
 from vpmetrics.cli.evaluation import NOT_REQUESTED, collect_notes
 from vpmetrics.cli.inputs import InputError, quote
-from vpmetrics.cli.progress import Advance, show_progress
+from vpmetrics.cli.progress import SetDone, show_progress
 from vpmetrics.cli.trial_files import Trials, index_names, read_key, read_list, read_map
 from vpmetrics.suite import VoicePrivacy
 
@@ -78,7 +78,7 @@ def read_protocol(
     if copies := len(pairs) - pairs.n_unique():
         raise InputError(f"expected every trial once, but {copies:,} of {len(pairs):,} occur again", where)
     if speaker_of:
-        sides = [look_up(frame[side], speaker_of) for side in ("enrol", "trial")]
+        sides = [look_up_or_null(frame[side], speaker_of) for side in ("enrol", "trial")]
         differs = ((sides[0] == sides[1]) != frame["is_target"]).fill_null(False)
         if differs.any():
             first = quote(" ".join(pairs.filter(differs).row(0)))
@@ -137,7 +137,7 @@ def score_protocol(original: Column, protected: Column, protocol: Protocol, scor
     enrolled_names, tested_names = ([names[at] for at in numbers] for numbers in (enrolled, tested))
     sides = {"O": original, "P": protected}
     references = {key: _average_enrolment(side, protocol, enrolled_names) for key, side in sides.items()}
-    probes = {key: _find_all_vectors(side, tested_names, "trial") for key, side in sides.items()}
+    probes = {key: _find_vectors(side, tested_names, "trial") for key, side in sides.items()}
     group, groups, notes = _assign_groups(protocol)
     trials = {}
     for condition in WITHOUT_SESSIONS:
@@ -146,8 +146,8 @@ def score_protocol(original: Column, protected: Column, protocol: Protocol, scor
             what, key = ("enrolment", condition[0]) if left is None else ("trial", condition[1])
             notes += (f"{condition} left out: none of the {what} utterances is in {sides[key].source}",)
             continue
-        with show_progress(f"scoring {condition}", len(frame)) as advance:
-            scores = score_pairs(left, right, torch.from_numpy(rows), torch.from_numpy(columns), scoring, advance)
+        with show_progress(f"scoring {condition}", len(frame)) as set_done:
+            scores = score_pairs(left, right, torch.from_numpy(rows), torch.from_numpy(columns), scoring, set_done)
         if scores.isnan().any():
             first = " and ".join(frame.select("enrol", "trial").row(int(scores.isnan().nonzero()[0])))
             raise InputError(f"Expected numbers as scores, but got NaN in {condition}, first for {quote(first)}.")
@@ -158,7 +158,7 @@ def score_protocol(original: Column, protected: Column, protocol: Protocol, scor
 
 
 def score_pairs(
-    left: Tensor, right: Tensor, rows: Tensor, columns: Tensor, scoring: Scoring, advance: Advance = lambda _: None
+    left: Tensor, right: Tensor, rows: Tensor, columns: Tensor, scoring: Scoring, set_done: SetDone = lambda _: None
 ) -> Tensor:
     """Return the scores ``(P,)`` of pairs of rows of ``left (A, D)`` and of ``right (B, D)``."""
     scorer = resolve_scoring(scoring)
@@ -170,7 +170,7 @@ def score_pairs(
         )
         scores[pairs] = scorer.compare(left[some_rows], right[some_columns])[row, column]
         done += len(pairs)
-        advance(done)
+        set_done(done)
     return scores
 
 
@@ -178,29 +178,29 @@ def _average_enrolment(side: Column, protocol: Protocol, names: Sequence[str]) -
     """Return what each name is enrolled with, ``(E, D)``: the mean of a speaker's utterances, or one utterance."""
     row_of = side.rows_by_name()
     enrolments = [[name] if name in row_of else protocol.enrolment_of.get(name, [name]) for name in names]
-    vectors = _find_all_vectors(side, [utterance for each in enrolments for utterance in each], "enrolment")
+    vectors = _find_vectors(side, [utterance for each in enrolments for utterance in each], "enrolment")
     if vectors is None:
         return None
     return torch.stack([of_name.mean(0) for of_name in vectors.split([len(each) for each in enrolments])])
 
 
-def _find_all_vectors(side: Column, names: Sequence[str], what: str) -> Tensor | None:
+def _find_vectors(side: Column, names: Sequence[str], role: str) -> Tensor | None:
     """Return the vectors of utterances; None where a side has none of them, an error where it lacks some."""
     row_of = side.rows_by_name()
     missing = [name for name in names if name not in row_of]
     if len(missing) == len(names):
         return None
     if missing:
-        message = f"expected all {what} utterances, but {len(missing):,} of {len(names):,} are missing"
-        hint = "; --enrolls says what a speaker is enrolled with" if what == "enrolment" else ""
+        message = f"expected all {role} utterances, but {len(missing):,} of {len(names):,} are missing"
+        hint = "; --enrolls says what a speaker is enrolled with" if role == "enrolment" else ""
         hint += "; --partial leaves such trials out"
         raise InputError(f"{message}, first {quote(missing[0])}{hint}", side.source)
-    return _find_vectors(side, names, what)
+    return _select_vectors(side, names, role)
 
 
-def _find_vectors(side: Column, names: Sequence[str], what: str) -> Tensor:
+def _select_vectors(side: Column, names: Sequence[str], role: str) -> Tensor:
     row_of = side.rows_by_name()
-    return side.to_tensor(what).double()[[row_of[name] for name in names]]
+    return side.to_tensor(role).double()[[row_of[name] for name in names]]
 
 
 def _assign_groups(protocol: Protocol) -> tuple[pl.Series, tuple[str, ...], tuple[str, ...]]:
@@ -210,8 +210,8 @@ def _assign_groups(protocol: Protocol) -> tuple[pl.Series, tuple[str, ...], tupl
         return pl.Series([None] * len(frame), dtype=pl.String), (), ()
 
     def find_group(column: pl.Series) -> pl.Series:
-        by_speaker = look_up(look_up(column, protocol.speaker_of), group_of)
-        return look_up(column, group_of).zip_with(column.is_in(list(group_of)), by_speaker)
+        by_speaker = look_up_or_null(look_up_or_null(column, protocol.speaker_of), group_of)
+        return look_up_or_null(column, group_of).zip_with(column.is_in(list(group_of)), by_speaker)
 
     enrol, trial = (find_group(frame[side]) for side in ("enrol", "trial"))
     if trial.is_null().any():
@@ -223,7 +223,7 @@ def _assign_groups(protocol: Protocol) -> tuple[pl.Series, tuple[str, ...], tupl
     return group, tuple(group.drop_nulls().unique().sort().to_list()), notes
 
 
-def look_up(names: pl.Series, value_of: Mapping[str, str]) -> pl.Series:
+def look_up_or_null(names: pl.Series, value_of: Mapping[str, str]) -> pl.Series:
     """Return the value of every name, null where there is none; a speaker's name stands for the speaker."""
     by_name = {value: value for value in value_of.values()} | dict(value_of)
     old, new = (pl.Series(texts, dtype=pl.String) for texts in (list(by_name), list(by_name.values())))
@@ -265,7 +265,7 @@ def add_attacks_and_matrices(
     system: EvaluatedSystem,
     embeddings: Sequence[TrialEmbeddings],
     scoring: Scoring,
-    intervals: float | None,
+    confidence: float | None,
     is_attacked: bool,
 ) -> EvaluatedSystem:
     """Return a system with what attacks on the utterances of its lists find, and with DeID and G_VD.
@@ -280,7 +280,7 @@ def add_attacks_and_matrices(
     if missing or (unpaired and not is_attacked):
         return replace(system, notes=tuple(notes), no_attacks=missing if is_attacked else NOT_REQUESTED)
     attacks = "standard" if is_attacked else None
-    metric = VoicePrivacy(scoring=scoring, enrolment="speaker", intervals=intervals, attacks=attacks, metrics="all")
+    metric = VoicePrivacy(scoring=scoring, enrolment="speaker", intervals=confidence, attacks=attacks, metrics="all")
     with collect_notes(notes):
         report, groups = _report_all_pairs(embeddings, metric, is_paired=not unpaired)
     condition = "PP" if unpaired else "OP"
@@ -310,8 +310,8 @@ def _report_all_pairs(
     for one in embeddings:
         references, tested = one.list_utterances()
         names, speaker_of, group_of = sorted(references | tested), one.protocol.speaker_of, one.protocol.group_of
-        protected.append(_find_vectors(one.protected, names, "protected"))
-        original += [_find_vectors(one.original, names, "original")] if is_paired else []
+        protected.append(_select_vectors(one.protected, names, "protected"))
+        original += [_select_vectors(one.original, names, "original")] if is_paired else []
         speakers += [speaker_of[name] for name in names]
         is_reference += [name in references for name in names]
         groups += [one.group or group_of.get(name, group_of.get(speaker_of[name], "")) for name in names]
