@@ -32,7 +32,7 @@ def chosen(found, end):
     """The epoch that a checkpoint callback would choose."""
     front = ParetoFront({"leak": BUDGET}, mode="max", size=-1)
     for epoch, values in enumerate(found):
-        front.kept = front.record(ParetoPoint(epoch, epoch, {"leak": values[end]}, SHARES[epoch], path=""))
+        front.record(ParetoPoint(epoch, epoch, {"leak": values[end]}, SHARES[epoch], path=""))
     return front.chosen.epoch
 
 

@@ -17,7 +17,7 @@ def test_the_chosen_point_is_never_dropped(seed, mode):
     front = ParetoFront(budgets, mode, size=3)
     for step in range(40):
         leaks = {name: round(draw.random(), 1) for name in budgets}
-        front.kept = front.record(ParetoPoint(step, step, leaks, round(draw.random(), 1), ""))
+        front.record(ParetoPoint(step, step, leaks, round(draw.random(), 1), ""))
         assert len(front.kept) <= 3
         best = front.choose(front.measured)
         assert (front.chosen.disclosure, front.chosen.utility) == (best.disclosure, best.utility)
@@ -28,7 +28,7 @@ def test_the_front_holds_exactly_the_points_that_nothing_beats():
     points = [ParetoPoint(n, n, {"leak": draw.random()}, draw.random(), "") for n in range(60)]
     front = ParetoFront({"leak": 1.0}, "max", size=-1)
     for point in points:
-        front.kept = front.record(point)
+        front.record(point)
     expected = [
         point
         for point in points
@@ -41,14 +41,14 @@ def test_the_front_holds_exactly_the_points_that_nothing_beats():
 def test_the_chosen_point_both_ends_and_those_far_apart_are_kept(size, kept):
     front = ParetoFront({"leak": 0.1}, "max", size)
     for step, leak in enumerate((0.0, 0.1, 0.2, 0.6, 1.0)):
-        front.kept = front.record(ParetoPoint(0, step, {"leak": leak}, leak, ""))
+        front.record(ParetoPoint(0, step, {"leak": leak}, leak, ""))
     assert [point.disclosure["leak"] for point in front.kept] == kept
 
 
 def test_json_holds_every_measurement_and_relative_paths_of_the_kept_ones():
     front = ParetoFront({"leak": 0.2}, "min", size=1)
     for step, leak in enumerate((0.3, 0.1)):
-        front.kept = front.record(ParetoPoint(0, step, {"leak": leak}, 1.0, f"/runs/a/{step}.ckpt", {"leak": [0, 1]}))
+        front.record(ParetoPoint(0, step, {"leak": leak}, 1.0, f"/runs/a/{step}.ckpt", {"leak": [0, 1]}))
     content = json.loads(front.to_json("/runs/a", "loss"))
     assert content["chosen"] == "1.ckpt"
     assert [(row["step"], row["path"], row["within_budget"]) for row in content["measured"]] == [

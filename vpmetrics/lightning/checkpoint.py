@@ -120,7 +120,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         self._front = ParetoFront(self.budgets, mode, save_top_k)
         # What is compared with a budget: the estimate, or the upper end of its interval.
         self._compared_suffix = "" if confidence is None else CI_SUFFIXES[1]
-        compared = (add_suffix(name, self._compared_suffix) for name in self.budgets)
+        compared = (insert_key_suffix(name, self._compared_suffix) for name in self.budgets)
         self._required_names = tuple(dict.fromkeys([*self.budgets, *compared, utility]))
         self._given_dirpath = None if dirpath is None else str(dirpath)
         self._front_file = FRONT_FILE
@@ -235,12 +235,13 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             described = ", ".join(f"{name} is {value}" for name, value in values.items())
             rank_zero_warn(f"PrivacyCheckpoint saves nothing of epoch {point.epoch}: {described}.", UserWarning)
             return
-        front, old_front, path = self._front.record(point), self.pareto_front, ""
-        is_new = point in front
+        old_front = self.pareto_front
+        self._front.record(point)
+        is_new = point in self.pareto_front
+        path = self._get_metric_interpolated_filepath_name(monitor_candidates, trainer) if is_new else ""
+        # Before saving, because the file also holds this state.
+        self._set_kept_points([other._replace(path=path) if other == point else other for other in self.pareto_front])
         if is_new:
-            path = self._get_metric_interpolated_filepath_name(monitor_candidates, trainer)
-            # Before saving, because the file also holds this state.
-            self._keep_points([other._replace(path=path) if other == point else other for other in front])
             self.current_score = torch.tensor(point.utility)
             self._save_checkpoint(trainer, path)
         # The order matters: if the process dies here, the front must not name a file that was removed.
@@ -265,7 +266,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         intervals = {
             name: [_max_of_directions(name, end, candidates) for end in CI_SUFFIXES]
             for name in self.budgets
-            if all(add_suffix(name, end) in candidates for end in CI_SUFFIXES)
+            if all(insert_key_suffix(name, end) in candidates for end in CI_SUFFIXES)
         }
         epoch, step, utility = int(candidates["epoch"]), int(candidates["step"]), float(candidates[self.utility])
         # All processes must save the same point, also where one of them has logged a value of its own.
@@ -301,14 +302,14 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 [(point.disclosure[name], point.utility) for point in points]
                 for points in (self._front.kept, self._front.measured, [chosen] if chosen else [])
             )
-            entry, label = _find_scalar(name), add_suffix(name, self._compared_suffix)
+            entry, label = _find_scalar(name), insert_key_suffix(name, self._compared_suffix)
             labels = f"{label}, {entry.unit.name}" if entry and entry.unit.name else label, self.utility
             ends = [(point.intervals[name], point.utility) for point in self._front.measured if name in point.intervals]
             figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.single(), ends)
             for write in writers:
                 write(f"{tag_in_group(name, 'figures')}/pareto_front", figure, step)
 
-    def _keep_points(self, points: Sequence[ParetoPoint]) -> None:
+    def _set_kept_points(self, points: Sequence[ParetoPoint]) -> None:
         """Replace the kept points, and set the attributes of ``ModelCheckpoint`` accordingly."""
         self._front.kept = list(points)
         chosen = self.chosen
@@ -377,13 +378,14 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             folders = [folder for folder in (self.dirpath, self._resumed_folder, state_dict["dirpath"]) if folder]
             self._front.measured = [ParetoPoint(**point) for point in state_dict["measured"]]
             kept = [ParetoPoint(**point) for point in state_dict["pareto_front"]]
-            self._keep_points([point._replace(path=self._find_file(point.path, folders)) for point in kept])
-            last = self._find_file(state_dict["last_model_path"], folders)
+            self._set_kept_points([point._replace(path=self._resolve_path(point.path, folders)) for point in kept])
+            last = self._resolve_path(state_dict["last_model_path"], folders)
             if posixpath.dirname(last) == self.dirpath:  # in another folder it must not be overwritten
                 self.last_model_path = last
         self._is_resuming = True
 
-    def _find_file(self, path: str, folders: Sequence[Any]) -> str:
+    def _resolve_path(self, path: str, folders: Sequence[Any]) -> str:
+        """Return the path in the first of the folders that holds such a file, else the path as it is."""
         # The path of a file in another folder is absolute.
         candidates = [*(f"{folder}/{path}" for folder in folders), path]
         return next((candidate for candidate in candidates if self._fs.exists(candidate)), path)
@@ -398,14 +400,14 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 f"{self.dirpath} and elsewhere; the others leave the front.",
                 UserWarning,
             )
-        self._keep_points(existing)
+        self._set_kept_points(existing)
 
 
-def add_suffix(name: str, suffix: str) -> str:
-    """Return the name of an end of the interval, or of the other direction, of a logged scalar.
+def insert_key_suffix(name: str, suffix: str) -> str:
+    """Return a logged name with a suffix after its key, and before the suffix of its dataloader.
 
     Example:
-        >>> add_suffix("val/privacy/op_d_ece/dataloader_idx_1", "_high")
+        >>> insert_key_suffix("val/privacy/op_d_ece/dataloader_idx_1", "_high")
         'val/privacy/op_d_ece_high/dataloader_idx_1'
     """
     plain = strip_loader_suffix(name)
@@ -414,7 +416,7 @@ def add_suffix(name: str, suffix: str) -> str:
 
 def _max_of_directions(name: str, suffix: str, candidates: Mapping[str, Tensor]) -> float:
     """Return a disclosure, or an end of its interval: the larger one where both directions of scores are logged."""
-    names = (add_suffix(each, suffix) for each in (name, add_suffix(name, "_reversed")))
+    names = (insert_key_suffix(each, suffix) for each in (name, insert_key_suffix(name, "_reversed")))
     both = [float(candidates[each]) for each in names if each in candidates]
     return torch.tensor(both, dtype=torch.float64).max().item()  # the built-in `max` would hide NaN
 

@@ -57,11 +57,15 @@ def _figure_writer(logger: Any) -> Writer | None:
     return None
 
 
-def chart_layout(title: str, tags: Mapping[str, str], main: Sequence[str]) -> dict[str, dict[str, Chart]]:
-    """Return TensorBoard's custom scalars for the tags of logged keys, by category; intervals of ``main`` only.
+def chart_layout(
+    title: str, tag_by_key: Mapping[str, str], interval_keys: Sequence[str]
+) -> dict[str, dict[str, Chart]]:
+    """Return TensorBoard's custom scalars by category: charts that compare keys, and one per key with an interval.
+
+    ``interval_keys``: those of the keys whose intervals are shown, where both ends are logged.
 
     Example:
-        >>> chart_layout("val", {"pp_eer": "val/pp_eer", "op_eer": "val/op_eer"}, main=[])["val"]
+        >>> chart_layout("val", {"pp_eer": "val/pp_eer", "op_eer": "val/op_eer"}, interval_keys=[])["val"]
         {'eer of each condition': ['Multiline', ['^val/op_eer$', '^val/pp_eer$']]}
     """
     groups = {
@@ -73,13 +77,17 @@ def chart_layout(title: str, tags: Mapping[str, str], main: Sequence[str]) -> di
         f"{key} of each condition": [f"{condition}_{key}" for condition in _CONDITIONS]
         for key in ("d_ece_strongest", "d_ece", "eer_strongest", "eer")
     }
-    shown = {name: [f"^{re.escape(tags[key])}$" for key in keys if key in tags] for name, keys in groups.items()}
+    shown = {
+        name: [f"^{re.escape(tag_by_key[key])}$" for key in keys if key in tag_by_key] for name, keys in groups.items()
+    }
     # TensorBoard shows charts with margins last first.
-    ends = {key: [key, *(f"{key}{suffix}" for suffix in CI_SUFFIXES)] for key in reversed(main)}
+    ends = {key: [key, *(f"{key}{suffix}" for suffix in CI_SUFFIXES)] for key in reversed(interval_keys)}
     return {
         title: {name: ["Multiline", lines] for name, lines in shown.items() if len(lines) > 1},
         f"{title}, confidence intervals": {
-            key: ["Margin", [tags[name] for name in names]] for key, names in ends.items() if tags.keys() >= set(names)
+            key: ["Margin", [tag_by_key[name] for name in names]]
+            for key, names in ends.items()
+            if tag_by_key.keys() >= set(names)
         },
     }
 

@@ -234,19 +234,15 @@ class PrivacyMonitor(CallbackBase):
                 suite.reset(observed=True)
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Drop the values of an earlier epoch, and start a measurement if one is due."""
-        self._drop_logged_values(trainer)
+        """Remove logged values of an earlier epoch, which must not count again; start a measurement if one is due."""
+        for name in [name for name in trainer.callback_metrics if strip_loader_suffix(name) in self.logged_names]:
+            del trainer.callback_metrics[name]
         is_due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
         self._is_measuring = is_due or trainer.sanity_checking or not is_fitting(trainer)
         if self._is_measuring:
             self._start_measurement(pl_module.device)
 
     on_test_epoch_start = on_validation_epoch_start
-
-    def _drop_logged_values(self, trainer: Any) -> None:
-        """Remove this monitor's values from the trainer, so that those of an earlier epoch do not count again."""
-        for name in [name for name in trainer.callback_metrics if strip_loader_suffix(name) in self.logged_names]:
-            del trainer.callback_metrics[name]
 
     def _start_measurement(self, device: torch.device) -> None:
         """Prepare suites and the encoder for the first batch."""
@@ -280,11 +276,11 @@ class PrivacyMonitor(CallbackBase):
         if not self._is_measuring:
             return
         stage = "test" if trainer.testing else "val"
-        step = "test_step" if trainer.testing else "validation_step"
-        arguments = self._read_arguments(trainer, pl_module, outputs, step)
+        step_name = "test_step" if trainer.testing else "validation_step"
+        arguments = self._read_arguments(trainer, pl_module, outputs, step_name)
         if arguments is None:
             return
-        with self._explain_errors(step):
+        with self._explain_errors(step_name):
             self._suite_of_loader(stage, dataloader_idx, pl_module).update(**arguments)
             self._update_attributes(dataloader_idx, pl_module, arguments, outputs)
         # Kept on the device: only the total is read after the last batch, because each reading forces a GPU sync.
@@ -309,24 +305,24 @@ class PrivacyMonitor(CallbackBase):
         self._attribute_metrics[loader].update(original, protected, speakers, labels)
 
     @contextmanager
-    def _explain_errors(self, step: str) -> Iterator[None]:
+    def _explain_errors(self, step_name: str) -> Iterator[None]:
         """Add to an error of the metric where its arguments came from."""
         try:
             yield
         except (TypeError, ValueError) as error:
             keys = self._keys
             source = "" if callable(keys) else f" `keys` reads them from {tuple(keys.values())} of the dictionary."
-            raise type(error)(f"PrivacyMonitor cannot use what `{step}` returned. {error}{source}") from error
+            raise type(error)(f"PrivacyMonitor cannot use what `{step_name}` returned. {error}{source}") from error
 
-    def _read_arguments(self, trainer: Any, pl_module: Any, outputs: Any, step: str) -> dict[str, Any] | None:
-        """Return the arguments of ``update`` on the device, audio embedded; None for a batch that does not count."""
-        arguments = read_outputs(outputs, self._keys, step)
+    def _read_arguments(self, trainer: Any, pl_module: Any, outputs: Any, step_name: str) -> dict[str, Any] | None:
+        """Return the arguments of ``update`` on the device, audio embedded; None for a batch that is left out."""
+        arguments = read_outputs(outputs, self._keys, step_name)
         if arguments is None:
             return None
         device = pl_module.device
         if self._encoder is not None:
             with trainer.profiler.profile("[Callback]PrivacyMonitor.embed"):
-                arguments = self._encoder.embed(arguments, device, is_training=step == "training_step")
+                arguments = self._encoder.embed(arguments, device, is_training=step_name == "training_step")
         for name, value in arguments.items():
             if isinstance(value, Tensor) or (name in SIDES and value is not None):
                 arguments[name] = torch.as_tensor(value).to(device)
@@ -398,32 +394,28 @@ class PrivacyMonitor(CallbackBase):
         names = {key: f"{prefix}/{key}{suffix}" for key in scalars}
         self._tags[suffix] = self._log_scalars(trainer, pl_module, names, scalars, values)
         if self._can_draw and figure_writers(trainer):
-            history = [row for row in self.history if row["dataloader_idx"] == loader]
-            system = EvaluatedSystem(prefix, report, history=history if is_fitting(trainer) else ())
+            history = [row for row in self.history if row["dataloader_idx"] == loader] if is_fitting(trainer) else []
+            system = EvaluatedSystem(prefix, report, history=history)
             draw = partial(_write_figures, trainer, system, suffix, logging_step(trainer))
-            if not is_fitting(trainer) or self._is_figure_due([row["epoch"] for row in history]):
+            # The epoch of a figure need not be measured: the first measurement after it draws the figure.
+            figure_epochs = [(row["epoch"] + 1) // (self.figures_every_n_epochs or 1) for row in history]
+            if len(history) < 2 or figure_epochs[-1] > figure_epochs[-2]:
                 draw()
             else:
                 self._pending_figures[loader] = draw  # drawn if this is the last measurement
 
     def _log_scalars(
-        self, trainer: Any, pl_module: Any, names: dict[str, str], scalars: dict[str, Tensor], values: dict[str, float]
+        self, trainer: Any, pl_module: Any, names: dict[str, str], scalars: dict[str, Tensor], floats: dict[str, float]
     ) -> dict[str, str]:
-        """Log scalars under their names, and return the tag of each in loggers."""
+        """Log scalars under their names, and return the tag of each in loggers; ``floats``: the scalars on the host."""
         # A test has one value of each, and returns those that are logged.
         in_details = set(self.metrics) - set(self.main_metrics) if is_fitting(trainer) else set()
         for key, name in names.items():
             options = {"prog_bar": key in self.prog_bar, "logger": False if key in in_details else None}
             pl_module.log(name, scalars[key], **options, add_dataloader_idx=False, sync_dist=False)
         tags = {key: tag_in_group(name, "details") if key in in_details else name for key, name in names.items()}
-        log_scalars(trainer, {tags[key]: values[key] for key in names if key in in_details}, logging_step(trainer))
+        log_scalars(trainer, {tags[key]: floats[key] for key in names if key in in_details}, logging_step(trainer))
         return tags
-
-    def _is_figure_due(self, measured_epochs: Sequence[float]) -> bool:
-        # Measured epochs need not be neighbours.
-        *earlier, now = [epoch + 1 for epoch in measured_epochs]
-        every = self.figures_every_n_epochs or 1
-        return not earlier or now // every > earlier[-1] // every
 
     @property
     def _test_prefix(self) -> str:
@@ -433,7 +425,7 @@ class PrivacyMonitor(CallbackBase):
     # After training, and resumed runs
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Draw the last measurement; warn if attackers had nothing to learn from."""
+        """Draw the last measurement, write hyperparameters, and warn if attackers had nothing to learn from."""
         while self._pending_figures:
             self._pending_figures.popitem()[1]()
         if self.watch_training and not self._has_observed:
@@ -442,19 +434,12 @@ class PrivacyMonitor(CallbackBase):
                 f"PrivacyMonitor(watch_training=True) observed nothing: `training_step` returned a value{missing}.",
                 UserWarning,
             )
-
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Add the logged scalars to the table of hyperparameters."""
         monitors = find_monitors(trainer)
         if self is monitors[0]:
             tags = [tag for callback in trainer.checkpoint_callbacks for tag in getattr(callback, "chosen_tags", ())]
             names = [f"{monitor.prefix}/{key}" for monitor in monitors for key in monitor.main_metrics]
             tags += [name for name in trainer.callback_metrics if strip_loader_suffix(name) in names]
             write_hyperparameters(trainer, pl_module.hparams, tags)
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Drop what refers to the Trainer, so that the callback can be pickled."""
-        self._pending_figures.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run continues from."""

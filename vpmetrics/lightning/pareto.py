@@ -36,7 +36,7 @@ class ParetoFront:
     Example:
         >>> front = ParetoFront({"d_ece": 0.2}, mode="min", size=1)
         >>> for step, (disclosure, loss) in enumerate([(0.3, 1.0), (0.1, 3.0), (0.15, 2.0)]):
-        ...     front.kept = front.record(ParetoPoint(0, step, {"d_ece": disclosure}, loss, path=f"{step}.ckpt"))
+        ...     front.record(ParetoPoint(0, step, {"d_ece": disclosure}, loss, path=f"{step}.ckpt"))
         >>> front.chosen.path, len(front.kept), len(front.measured), front.meets_budgets(front.chosen)
         ('2.ckpt', 1, 3, True)
     """
@@ -71,11 +71,11 @@ class ParetoFront:
             return min(within_budget, key=lambda point: (self._costs(point)[-1], *budget_shares(point)))
         return min(points, key=lambda point: (*budget_shares(point), self._costs(point)[-1]), default=None)
 
-    def record(self, point: ParetoPoint) -> list[ParetoPoint]:
-        """Record a measurement, and return the points to keep, least disclosure first."""
+    def record(self, point: ParetoPoint) -> None:
+        """Add a measurement, and update the kept points, least disclosure first."""
         self.measured.append(point)
         if any(self._dominates(other, point) for other in self.kept):
-            return list(self.kept)
+            return
         kept = [other for other in self.kept if not self._dominates(point, other)]
         kept = sorted([*kept, point], key=self._costs)
         chosen = self.choose(kept)
@@ -85,7 +85,7 @@ class ParetoFront:
             gaps = self._neighbour_gaps(kept)
             _, index = min((gaps[index], -index) for index, other in enumerate(kept) if other != chosen)
             del kept[-index]
-        return kept
+        self.kept = kept
 
     def _costs(self, point: ParetoPoint) -> tuple[float, ...]:
         """Return all values of which less is better; the utility is the last."""

@@ -57,8 +57,8 @@ def has_keys(outputs: Any, keys: ResolvedKeys) -> bool:
     return callable(keys) or (isinstance(outputs, Mapping) and all(key in outputs for key in keys.values()))
 
 
-def read_outputs(outputs: Any, keys: ResolvedKeys, step: str) -> dict[str, Any] | None:
-    """Return the arguments of ``update`` that a step returned; None for a batch that does not count.
+def read_outputs(outputs: Any, keys: ResolvedKeys, step_name: str) -> dict[str, Any] | None:
+    """Return the arguments of ``update`` that a step returned; None if a function ``keys`` leaves the batch out.
 
     Example:
         >>> keys = {"original": "x", "protected": "y", "speakers": "speaker"}
@@ -74,7 +74,7 @@ def read_outputs(outputs: Any, keys: ResolvedKeys, step: str) -> dict[str, Any] 
             )
         return None if arguments is None else dict(arguments)
     required = ", ".join(f"{key!r}: ..." for key in keys.values())
-    expected = f"Expected `{step}` to return {{{required}}}, which PrivacyMonitor reads by its `keys`, but"
+    expected = f"Expected `{step_name}` to return {{{required}}}, which PrivacyMonitor reads by its `keys`, but"
     if not isinstance(outputs, Mapping):
         raise TypeError(f"{expected} got {type(outputs).__name__}.")
     for key in keys.values():
