@@ -18,7 +18,7 @@ from vpmetrics._engine.measures import (
 )
 from vpmetrics._engine.metric_base import ClassOrInstanceValue
 from vpmetrics._engine.precision import wide_dtype
-from vpmetrics._engine.score_counts import CountedScores, ScoreCounts
+from vpmetrics._engine.score_counts import StepsOfBothSigns
 from vpmetrics._engine.score_metric import ScoreMetric, TrialMetric
 from vpmetrics._engine.validation import reject_options
 from vpmetrics.functional.verification import cllr, linkability, rate_key, resolve_rates
@@ -53,7 +53,7 @@ class MinCllr(ScoreMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 1.0
 
-    def _compute_value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> Tensor:
+    def _compute_value_of_counts(self, counts: StepsOfBothSigns, dtype: torch.dtype) -> Tensor:
         return min_cllr_of_steps(counts.ascending).to(dtype)
 
 
@@ -85,7 +85,7 @@ class EqualErrorRate(ScoreMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 0.5
 
-    def _compute_value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> Tensor:
+    def _compute_value_of_counts(self, counts: StepsOfBothSigns, dtype: torch.dtype) -> Tensor:
         return eer_of_steps(counts.ascending).to(dtype)
 
 
@@ -129,8 +129,7 @@ class Linkability(ScoreMetric):
     def _compute_value(self) -> Tensor:
         if self.keeps_scores:
             return linkability(*self._stored_trials(), validate_args=False)
-        middles, counts = self._bin_middles()
-        return linkability_of_trials(CountedScores(middles, counts)).to(torch.float32)
+        return linkability_of_trials(self._bins_as_scores()).to(torch.float32)
 
     def error_bound(self) -> Tensor:
         """Return NaN for bins, whose error has no known bound; 0 where the scores themselves are kept."""
@@ -244,5 +243,5 @@ class TPRAtFPR(ScoreMetric):
         super().__init__(thresholds, score_range, validate_args=validate_args, **kwargs)
         self.fpr = resolve_rates(fpr)
 
-    def _compute_value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
+    def _compute_value_of_counts(self, counts: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
         return {rate_key(rate): tpr_at_fpr_of_steps(counts.ascending, rate).to(dtype) for rate in self.fpr}

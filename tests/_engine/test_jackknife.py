@@ -359,7 +359,7 @@ def test_a_profile_without_a_speaker_is_the_profile_of_all_others():
     counts = report.counts
     for speaker in (0, 7):
         others = measured(without(rows, speaker)).conditions["OP"].minimum_cross_entropy(odds)
-        found = minimum_cross_entropy(counts.counted_trials.counts.ascending, odds)[1 + speaker]
+        found = minimum_cross_entropy(counts.measure_input.counts.ascending, odds)[1 + speaker]
         assert_close(found, others, atol=2e-3, rtol=0)
     low, high = report.cross_entropy_interval(odds)
     profile = report.minimum_cross_entropy(odds)

@@ -64,7 +64,7 @@ def test_every_measure_stays_in_its_range_and_takes_replicates(key):
     low, high = measure.range
     for distance in (-3.0, 0.0, 0.5, 8.0):
         preds, target = gaussians(200, 20_000, distance)
-        value = measure(collect_trial_scores(preds, target).counted_trials)
+        value = measure(collect_trial_scores(preds, target).measure_input)
         assert low - 1e-12 <= value <= high + 1e-12, distance
         found.append(float(value))
     assert len(set(found)) > 1  # a constant measures nothing
@@ -72,4 +72,4 @@ def test_every_measure_stays_in_its_range_and_takes_replicates(key):
     counts = torch.randint(0, 40, (2, 31), generator=torch.Generator().manual_seed(0))
     assert count_by_bin(edges, *counts).ascending.targets.shape == (31,)
     assert measure.description
-    assert_close(measure(collect_trial_scores(preds, target).counted_trials), value)
+    assert_close(measure(collect_trial_scores(preds, target).measure_input), value)

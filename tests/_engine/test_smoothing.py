@@ -10,7 +10,7 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 from vpmetrics._engine.measures import eer_of_steps, evidence, expected_disclosure, min_cllr_of_steps
-from vpmetrics._engine.score_counts import Steps, calibrate, count_by_score, weighted_mean
+from vpmetrics._engine.score_counts import Steps, count_by_score, weighted_mean
 from vpmetrics._engine.smoothing import Grid, lay_grid, read_off, soft_counts, soft_counts_on_grid
 from vpmetrics.functional import equal_error_rate, min_cllr, pav_llr, zebra_disclosure
 
@@ -97,12 +97,12 @@ def test_reading_off_is_the_adjoint_of_counting():
     preds, target = gaussians(200, 2000, 1.0)
     grid = lay_grid(preds, 0.05)
     steps = Steps(grid.points[1:], *soft_counts_on_grid(grid, preds, target))
-    llr = calibrate(steps, laplace=True)
+    llr = steps.laplace_llr()
     per_score = read_off(grid, llr, preds)
     assert_close(per_score[target == 1].mean(), weighted_mean(steps.targets, llr), atol=1e-6, rtol=0)
     assert_close(per_score[target == 0].mean(), weighted_mean(steps.nontargets, llr), atol=1e-6, rtol=0)
     exact = count_by_score(preds, target).ascending
-    exact_llr = calibrate(exact, laplace=True)[torch.searchsorted(exact.edges, preds, right=True)]
+    exact_llr = exact.laplace_llr()[torch.searchsorted(exact.edges, preds, right=True)]
     assert (per_score - exact_llr).abs().mean() < 0.1
 
 

@@ -40,7 +40,7 @@ def trials(request):
 
 def test_the_histogram_shows_densities_and_the_threshold_of_equal_errors(trials):
     preds, target = trials
-    _, ax = draw_score_histogram(collect_trial_scores(preds, target).counted_trials, {"raw_eer": 0.25}, None, "OP")
+    _, ax = draw_score_histogram(collect_trial_scores(preds, target).measure_input, {"raw_eer": 0.25}, None, "OP")
     (fill,) = (patch for patch in ax.patches if patch.get_fill() and patch.get_label() == "target")
     heights, edges, _ = fill.get_data()
     expected, _ = np.histogram(preds[target], bins=edges, density=True)
@@ -55,7 +55,7 @@ def test_the_histogram_shows_densities_and_the_threshold_of_equal_errors(trials)
 
 
 def test_scores_that_are_all_the_same_have_no_histogram():
-    _, ax = draw_score_histogram(collect_trial_scores(torch.zeros(4), torch.arange(4) < 2).counted_trials, {}, None)
+    _, ax = draw_score_histogram(collect_trial_scores(torch.zeros(4), torch.arange(4) < 2).measure_input, {}, None)
     assert not ax.patches
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.precision import is_numpy_ready, widen
-from vpmetrics._engine.score_counts import Steps, calibrate, count_by_score
+from vpmetrics._engine.score_counts import Steps, count_by_score
 from vpmetrics._engine.validation import check_choice, check_trials, warn_if, warn_undefined
 
 _ITERATIONS = 100  # mostly eight are enough, and forty where classes all but separate
@@ -189,7 +189,7 @@ def fit_isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
     steps = count_by_score(preds, target, validate_args=False).ascending
     knots = torch.unique(widen(preds.detach().flatten()))
     prior = steps.targets.sum().log() - steps.nontargets.sum().log()
-    posteriors = (look_up(steps, calibrate(steps, laplace=True), knots) + prior).sigmoid()
+    posteriors = (look_up(steps, steps.laplace_llr(), knots) + prior).sigmoid()
 
     def apply(values: Tensor) -> Tensor:
         if len(knots) == 0:

@@ -16,9 +16,9 @@ from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import at_least_float32, wide_dtype, widen
 from vpmetrics._engine.score_counts import (
     CountedScores,
-    CountedTrials,
+    MeasureInput,
     OrderedScores,
-    ScoreCounts,
+    StepsOfBothSigns,
     count_by_bin,
     count_ordered,
     count_smoothly,
@@ -45,15 +45,15 @@ class ConditionScores(NamedTuple):
     """
 
     trials: OrderedScores | CountedScores
-    counts: ScoreCounts
+    counts: StepsOfBothSigns
     make_finder: Callable[[Sequence[Tensor]], Finder]
     has_unordered_pairs: bool = False
-    worst_counts: Callable[[], ScoreCounts] | None = None
+    worst_counts: Callable[[], StepsOfBothSigns] | None = None
 
     @property
-    def counted_trials(self) -> CountedTrials:
+    def measure_input(self) -> MeasureInput:
         """Trials and counts, as score measures take them."""
-        return CountedTrials(self.trials, self.counts)
+        return MeasureInput(self.trials, self.counts)
 
     def laplace_llr_of_steps(self) -> Tensor:
         """Return the log-likelihood ratio of every step under Laplace's rule, with every pair counted in both orders.
@@ -61,7 +61,7 @@ class ConditionScores(NamedTuple):
         The labels that Laplace's rule adds then weigh as much within a side as between sides, so that a system that
         changes nothing keeps all similarities.
         """
-        return self.counts.ascending.llr_of_orders(2 if self.has_unordered_pairs else 1)
+        return self.counts.ascending.laplace_llr(2 if self.has_unordered_pairs else 1)
 
 
 def collect_pair_scores(pairs: PairBlocks, bandwidth: float | None = None) -> ConditionScores:
@@ -173,7 +173,7 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
 
     return ConditionScores(
         CountedScores(torch.where(has_nan, torch.nan, middles), by_class),
-        ScoreCounts(ascending, merge_targetless_steps(counts.descending)[0]),
+        StepsOfBothSigns(ascending, merge_targetless_steps(counts.descending)[0]),
         make_finder,
         pairs.is_same_rows,
         lambda: count_by_bin(*histogram, is_separated=True),

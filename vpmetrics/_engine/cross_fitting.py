@@ -55,7 +55,7 @@ from vpmetrics._engine.distributed import SINGLE_PROCESS
 from vpmetrics._engine.measures import eer_of_steps, expected_disclosure
 from vpmetrics._engine.moments import Moments
 from vpmetrics._engine.precision import all_finite, at_least_float32, wide_dtype, widen
-from vpmetrics._engine.score_counts import ScoreCounts, Steps
+from vpmetrics._engine.score_counts import Steps, StepsOfBothSigns
 from vpmetrics._engine.scorers import SCORERS
 from vpmetrics._engine.utterances import EvaluationData, add_counts, index_speakers
 from vpmetrics._engine.validation import warn_undefined
@@ -169,8 +169,8 @@ class CrossFittedAttacks:
         self,
         condition: Condition,
         groups: JackknifeGroups | None = None,
-        plain: ScoreCounts | None = None,
-        plain_replicates: ScoreCounts | None = None,
+        plain: StepsOfBothSigns | None = None,
+        plain_replicates: StepsOfBothSigns | None = None,
     ) -> StrongestResult:
         """Return the strongest attack on a condition; NaN and one warning where it is undefined.
 
@@ -262,8 +262,8 @@ class CrossFittedAttacks:
         self,
         condition: Condition,
         groups: JackknifeGroups | None,
-        plain: ScoreCounts | None,
-        plain_replicates: ScoreCounts | None,
+        plain: StepsOfBothSigns | None,
+        plain_replicates: StepsOfBothSigns | None,
     ) -> StrongestResult:
         """Choose an attack for each fold, count all pairs after it, and compare the result with plain comparison."""
         candidates, folds = self._candidates[condition.name], (self._sampled_folds, self.folds.num_folds)

@@ -151,7 +151,7 @@ class _ConditionEvaluation:
     def strongest(self) -> StrongestResult | None:
         if self.attacks is None:
             return None
-        replicates = None if self.replicate_counts is None else self.replicate_counts.counted_trials.counts
+        replicates = None if self.replicate_counts is None else self.replicate_counts.measure_input.counts
         return self.attacks.strongest(self.condition, self.groups, self.scores.counts, replicates)
 
     @cached_property
@@ -172,7 +172,7 @@ class _ConditionEvaluation:
 
     def compute_score_measures(self) -> _ScalarsAndJackknife:
         keys = set(SCORE_MEASURES) if self.settings.measures is None else self.settings.measures
-        trials = self.scores.counted_trials
+        trials = self.scores.measure_input
         scalars = {key: measure(trials) for key, measure in SCORE_MEASURES.items() if key in keys}
         return scalars, None if self.replicate_counts is None else self.replicate_counts.make_jackknife(scalars)
 

@@ -25,7 +25,7 @@ from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import widen
 from vpmetrics._engine.registry import scalar
 from vpmetrics._engine.scalar import CI_SUFFIXES
-from vpmetrics._engine.score_counts import CountedScores, CountedTrials, steps_of_both_signs
+from vpmetrics._engine.score_counts import CountedScores, MeasureInput, steps_of_both_signs
 from vpmetrics._engine.speaker_similarity import SimilaritySummary
 from vpmetrics._engine.utterances import EvaluationData, add_counts, count_values, order_speakers_by_value
 from vpmetrics._engine.validation import suppress_warnings, warn_undefined
@@ -138,15 +138,15 @@ class ReplicateCounts(NamedTuple):
         return min(int((counts[1:] != counts[:1]).any(1).sum()) for counts in (self.targets, self.nontargets))
 
     @property
-    def counted_trials(self) -> CountedTrials:
+    def measure_input(self) -> MeasureInput:
         """The trials, as score measures take them."""
         cells, counts = self.cells, torch.stack([self.nontargets, self.targets])
-        trials = CountedScores(cells.values, counts, partial(cells.trials.mean_costs, cells.edges))
-        return CountedTrials(trials, steps_of_both_signs(self.targets, self.nontargets), cells.linkability_edges)
+        trials = CountedScores(cells.values, counts, partial(cells.trials.mean_costs_between, cells.edges))
+        return MeasureInput(trials, steps_of_both_signs(self.targets, self.nontargets), cells.linkability_edges)
 
     def make_jackknife(self, keys: Iterable[str] = tuple(SCORE_MEASURES)) -> Jackknife:
         """Return the jackknife of the score measures that have an interval."""
-        trials = self.counted_trials
+        trials = self.measure_input
         measures = [SCORE_MEASURES[key] for key in keys if key in SCORE_MEASURES]
         with suppress_warnings():
             replicates = {measure.key: measure(trials) for measure in measures if measure.has_interval}
@@ -287,7 +287,7 @@ def replicate_diagonal_dominance(
     first order: every cell adds the change of its calibrated value, weighted by the trials that are left in it.
     """
     assert counts.similarity_weights is not None
-    calibrated = counts.counted_trials.counts.ascending.llr_of_orders(2 if has_unordered_pairs else 1)
+    calibrated = counts.measure_input.counts.ascending.laplace_llr(2 if has_unordered_pairs else 1)
     calibrated = logsigmoid(calibrated) if similarity == "geometric" else calibrated
     change = calibrated - calibrated[:1]
     number, diagonal = counts.groups.num_groups, summary.within_speaker
@@ -383,7 +383,7 @@ def profile_interval(
     counts: ReplicateCounts, profile: Tensor, prior_log_odds: Tensor, confidence: float
 ) -> tuple[Tensor, Tensor]:
     """Return both ends of the interval of the minimum cross-entropy ``(P,)`` at each prior."""
-    steps, ends = counts.counted_trials.counts.ascending, []
+    steps, ends = counts.measure_input.counts.ascending, []
     highest = prior_entropy(prior_log_odds).tolist()
     for value, odds, most in zip(profile, prior_log_odds, highest, strict=True):  # some hundred points of a figure
         replicates = minimum_cross_entropy(steps, odds[None])[:, 0]

@@ -16,7 +16,7 @@ from torch.nn.functional import pad, softplus
 
 from vpmetrics._engine.precision import widen
 from vpmetrics._engine.scalar import BITS, FULL_DISCLOSURE, LOG10, PERCENT, PLAIN, TAG, TAG_BOUNDS, TAG_LETTERS, Scalar
-from vpmetrics._engine.score_counts import CountedScores, CountedTrials, OrderedScores, Steps, calibrate, weighted_mean
+from vpmetrics._engine.score_counts import CountedScores, MeasureInput, OrderedScores, Steps, weighted_mean
 from vpmetrics._engine.validation import warn_first
 
 _PROFILE_CELLS = 1 << 14  # cells of the score axis that curves over the prior use
@@ -66,7 +66,7 @@ def worst_evidence(steps: Steps) -> Tensor:
     # Smooth counts are never 0, so a step with less than a thousandth of a trial counts as empty.
     is_seen = (steps.targets > 1e-3) | (steps.nontargets > 1e-3) | steps.targets.isnan()
     # Blocks that hold only the labels added by Laplace's rule are no evidence of a trial.
-    return calibrate(steps, laplace=True).abs().masked_fill(~is_seen, 0).amax(-1) / math.log(10)
+    return steps.laplace_llr().abs().masked_fill(~is_seen, 0).amax(-1) / math.log(10)
 
 
 def tag_number(l_w: Tensor) -> Tensor:
@@ -237,9 +237,9 @@ def linkability_of_trials(trials: OrderedScores | CountedScores, edges: Tensor |
 class ScoreMeasure(Scalar):
     """A number of the scores of one condition: :class:`Scalar` with the function that computes it."""
 
-    function: Callable[[CountedTrials], Tensor] = lambda scored: scored.counts.ascending.targets.sum(-1)
+    function: Callable[[MeasureInput], Tensor] = lambda scored: scored.counts.ascending.targets.sum(-1)
 
-    def __call__(self, scored: CountedTrials) -> Tensor:
+    def __call__(self, scored: MeasureInput) -> Tensor:
         """Return the measure of trials; ``(R,)`` for counts of R replicates."""
         return self.function(scored)
 

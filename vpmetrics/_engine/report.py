@@ -74,7 +74,7 @@ class ConditionReport:
 
     def actual_cross_entropy(self, prior_log_odds: Tensor) -> Tensor:
         """Return that of the scores taken as log-likelihood ratios."""
-        return actual_cross_entropy(*self.scores.trials.table(), prior_log_odds)
+        return actual_cross_entropy(*self.scores.trials.values_and_counts(), prior_log_odds)
 
 
 class TransferredCalibration(NamedTuple):

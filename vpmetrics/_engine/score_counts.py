@@ -79,16 +79,16 @@ class Steps:
 
     @_cached_property
     def llr(self) -> Tensor:
-        """Natural-log likelihood ratio of every step, see :func:`calibrate`."""
+        """Natural-log likelihood ratio of every step, ``(S,)``, that of its PAV block; it may be infinite."""
         return self.blocks.llr.gather(-1, self.block)
 
-    def llr_of_orders(self, orders: int) -> Tensor:
-        """Return the ratios under Laplace's rule with every trial counted ``orders`` times."""
+    def laplace_llr(self, repeats: int = 1) -> Tensor:
+        """Return the ratio of every step under Laplace's rule, with every trial counted ``repeats`` times."""
         # One label of each class below the lowest score and again above the highest; they merge blocks and split none.
-        counts = [pad(orders * counts, (1, 1), value=1.0) for counts in (self.blocks.targets, self.blocks.nontargets)]
+        counts = [pad(repeats * counts, (1, 1), value=1.0) for counts in (self.blocks.targets, self.blocks.nontargets)]
         block = blocks_of_counts(*counts)
         ratio = _log_ratio(*(replace_by_block_sums(part, block) for part in counts))[..., 1:-1]
-        return (ratio - _log_ratio(*(orders * total for total in self._totals))).gather(-1, self.block)
+        return (ratio - _log_ratio(*(repeats * total for total in self._totals))).gather(-1, self.block)
 
     @property
     def _totals(self) -> tuple[Tensor, Tensor]:
@@ -110,17 +110,17 @@ def _log_ratio(targets: Tensor, nontargets: Tensor) -> Tensor:
     return targets.log() - nontargets.log()
 
 
-class ScoreCounts(NamedTuple):
+class StepsOfBothSigns(NamedTuple):
     """Steps of the scores, and of the negated scores: an attacker may flip the sign."""
 
     ascending: Steps
     descending: Steps
 
 
-def steps_of_both_signs(targets: Tensor, nontargets: Tensor) -> ScoreCounts:
+def steps_of_both_signs(targets: Tensor, nontargets: Tensor) -> StepsOfBothSigns:
     """Return the steps of counts ``(..., S)`` in ascending order of the scores; their edges are unknown."""
     edges = targets.new_empty(0)
-    return ScoreCounts(Steps(edges, targets, nontargets), Steps(edges, targets.flip(-1), nontargets.flip(-1)))
+    return StepsOfBothSigns(Steps(edges, targets, nontargets), Steps(edges, targets.flip(-1), nontargets.flip(-1)))
 
 
 def merge_targetless_steps(steps: Steps) -> tuple[Steps, Tensor]:
@@ -138,7 +138,7 @@ def merge_targetless_steps(steps: Steps) -> tuple[Steps, Tensor]:
     return Steps(lowest, *sums), place
 
 
-def mark_undefined(counts: ScoreCounts, has_nan: Tensor | None = None) -> ScoreCounts:
+def mark_undefined(counts: StepsOfBothSigns, has_nan: Tensor | None = None) -> StepsOfBothSigns:
     """Return the counts, or NaN counts and one warning where no calibration exists."""
     steps = counts.ascending
     lacks_targets, lacks_nontargets = (part.detach().sum() == 0 for part in (steps.targets, steps.nontargets))
@@ -152,14 +152,9 @@ def mark_undefined(counts: ScoreCounts, has_nan: Tensor | None = None) -> ScoreC
         }
     )
     nan_or_one = torch.where(lacks_targets | lacks_nontargets | has_nan, torch.nan, 1)
-    return ScoreCounts(
+    return StepsOfBothSigns(
         *(replace(each, targets=each.targets * nan_or_one, nontargets=each.nontargets * nan_or_one) for each in counts)
     )
-
-
-def calibrate(steps: Steps, laplace: bool = False) -> Tensor:
-    """Return the natural-log likelihood ratio of every step, ``(S,)``, that of its PAV block; it may be infinite."""
-    return steps.llr_of_orders(1) if laplace else steps.llr
 
 
 def weighted_mean(counts: Tensor, values: Tensor) -> Tensor:
@@ -174,7 +169,7 @@ class OrderedScores(NamedTuple):
     nontargets: Tensor
     targets: Tensor
 
-    def table(self) -> tuple[Tensor, Tensor]:
+    def values_and_counts(self) -> tuple[Tensor, Tensor]:
         """Return all scores, and which are of non-targets and of targets, ``(2, P)``."""
         scores = torch.cat([self.targets, self.nontargets])
         is_target = torch.arange(len(scores), device=scores.device) < len(self.targets)
@@ -195,7 +190,7 @@ class OrderedScores(NamedTuple):
         below = torch.stack([torch.searchsorted(part, edges) for part in self])
         return torch.cat([pad(below, (1, 0)), self.class_sizes[:, None]], dim=1).diff()
 
-    def mean_costs(self, edges: Tensor) -> Tensor:
+    def mean_costs_between(self, edges: Tensor) -> Tensor:
         """Return mean costs in nats of log-likelihood ratios, non-targets and targets, between edges ``(2, E + 1)``."""
         sums = widen(edges).new_zeros(2, len(edges) + 1)
         for sum_of_class, sign, scores in zip(sums, (1, -1), map(widen, self), strict=True):
@@ -221,8 +216,8 @@ class CountedScores(NamedTuple):
     counts: Tensor
     costs: Callable[[], Tensor] | None = None
 
-    def table(self) -> tuple[Tensor, Tensor]:
-        """Return values and counts."""
+    def values_and_counts(self) -> tuple[Tensor, Tensor]:
+        """Return what :meth:`OrderedScores.values_and_counts` returns."""
         return self.values, self.counts
 
     @property
@@ -237,8 +232,8 @@ class CountedScores(NamedTuple):
         # Only where a trial is: the cost of an absent one may be infinite.
         return torch.where(self.counts > 0, self.counts * cost, 0).sum(-1), self.class_sizes
 
-    def mean_costs(self, edges: Tensor) -> Tensor:
-        """Return what :meth:`OrderedScores.mean_costs` returns."""
+    def mean_costs_between(self, edges: Tensor) -> Tensor:
+        """Return what :meth:`OrderedScores.mean_costs_between` returns."""
         cost = self.counts * softplus(torch.stack([self.values, -self.values]))
         slots = torch.bucketize(self.values, edges, right=True)
         sums = widen(edges).new_zeros(2, len(edges) + 1).index_add(1, slots, torch.where(self.counts > 0, cost, 0))
@@ -283,7 +278,7 @@ def _flip_negative(bits: Tensor) -> Tensor:
 
 def count_by_score(
     preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True
-) -> ScoreCounts:
+) -> StepsOfBothSigns:
     """Return the steps of trials in any shape, or those of the smooth surrogate where ``bandwidth`` is given.
 
     NaN and one warning where a class is missing or a score is NaN.
@@ -296,7 +291,7 @@ def count_by_score(
     return count_ordered(sort_by_class(scores, is_target))
 
 
-def count_ordered(ordered: OrderedScores) -> ScoreCounts:
+def count_ordered(ordered: OrderedScores) -> StepsOfBothSigns:
     """Return the exact steps of trials in order."""
     targets, times = ordered.targets.unique_consecutive(return_counts=True)
     below, up_to = _count_nontargets_below(targets, ordered.nontargets)
@@ -308,10 +303,10 @@ def count_ordered(ordered: OrderedScores) -> ScoreCounts:
     descending = Steps(-targets.flip(0), pad(times.flip(0), (1, 0)), high.flip(0), pad(tied.flip(0), (1, 0)))
     # Sorting puts NaN last.
     last = torch.cat([part[-1:] for part in ordered])
-    return mark_undefined(ScoreCounts(ascending, descending), last.isnan().any())
+    return mark_undefined(StepsOfBothSigns(ascending, descending), last.isnan().any())
 
 
-def count_smoothly(grid: Grid, preds: Tensor, target: Tensor) -> ScoreCounts:
+def count_smoothly(grid: Grid, preds: Tensor, target: Tensor) -> StepsOfBothSigns:
     """Return smoothed counts as steps, one per grid cell; the counts are differentiable in ``preds``."""
     targets, nontargets = soft_counts_on_grid(grid, preds, target)
     points = grid.points
@@ -320,7 +315,7 @@ def count_smoothly(grid: Grid, preds: Tensor, target: Tensor) -> ScoreCounts:
 
 def count_by_bin(
     edges: Tensor, targets: Tensor, nontargets: Tensor, has_nan: Tensor | None = None, is_separated: bool = False
-) -> ScoreCounts:
+) -> StepsOfBothSigns:
     """Return the steps of two histograms with bins ``(-inf, edges[0]), [edges[0], edges[1]), ...``.
 
     With ``is_separated`` all non-targets of a bin are taken to lie below its targets (of the negated scores above
@@ -333,7 +328,7 @@ def count_by_bin(
         first, second = counts.clone(), counts.clone()
         first[0], second[1] = 0, 0
         ascending, descending = (torch.stack(pair, dim=-1).flatten(1) for pair in ((first, second), (second, first)))
-    steps = ScoreCounts(Steps(edges, *ascending), Steps(-edges.flip(0), *descending.flip(1)))
+    steps = StepsOfBothSigns(Steps(edges, *ascending), Steps(-edges.flip(0), *descending.flip(1)))
     return mark_undefined(steps, has_nan)
 
 
@@ -349,12 +344,12 @@ def _count_nontargets_below(targets: Tensor, nontargets: Tensor) -> tuple[Tensor
     return torch.from_numpy(below), torch.from_numpy(up_to)
 
 
-class CountedTrials(NamedTuple):
-    """What every score measure is a function of: the scores, ordered or counted, and their steps.
+class MeasureInput(NamedTuple):
+    """What score measures are functions of: the scores, ordered or counted, and their steps.
 
     ``linkability_edges``: bins of the linkability measure where these are given.
     """
 
     trials: OrderedScores | CountedScores
-    counts: ScoreCounts
+    counts: StepsOfBothSigns
     linkability_edges: Tensor | None = None

@@ -16,7 +16,7 @@ from vpmetrics._engine.condition_scores import collect_trial_scores
 from vpmetrics._engine.jackknife import add_intervals, count_trial_replicates, group_labels
 from vpmetrics._engine.metric_base import IntervalMetric
 from vpmetrics._engine.precision import at_least_float32, result_dtype, wide_dtype, widen
-from vpmetrics._engine.score_counts import ScoreCounts, count_by_bin, count_by_score
+from vpmetrics._engine.score_counts import CountedScores, StepsOfBothSigns, count_by_bin, count_by_score
 from vpmetrics._engine.utterances import encode_column, encode_labels
 from vpmetrics._engine.validation import check_speakers_of_trials, check_thresholds, check_trials, collect_warnings
 
@@ -184,14 +184,14 @@ class ScoreMetric(TrialMetric):
             return {key: (upper[key] - lower[key]).abs() for key in upper if key != "tag"}
         return (upper - lower).abs()
 
-    def _compute_value_of_counts(self, counts: ScoreCounts, dtype: torch.dtype) -> Any:
+    def _compute_value_of_counts(self, counts: StepsOfBothSigns, dtype: torch.dtype) -> Any:
         raise NotImplementedError
 
     def _compute_value_of_trials(self, preds: Tensor, target: Tensor) -> Any:
         counts = count_by_score(preds, target, validate_args=False, bandwidth=self.bandwidth)
         return self._compute_value_of_counts(counts, result_dtype(preds))
 
-    def _count_trials(self, is_separated: bool = False) -> ScoreCounts:
+    def _count_trials(self, is_separated: bool = False) -> StepsOfBothSigns:
         if self.keeps_scores:
             return count_by_score(*self._stored_trials(), validate_args=False, bandwidth=self.bandwidth)
         edges, counts = self._stored_bins()
@@ -204,12 +204,12 @@ class ScoreMetric(TrialMetric):
             return self.bin_edges, self.bin_counts
         return _learnt_edges(self.learnt_bin_exponent, self.learnt_bin_counts.shape[1]), self.learnt_bin_counts
 
-    def _bin_middles(self) -> tuple[Tensor, Tensor]:
-        """Return the middle of every bin, of an outer bin its edge, and counts ``(2, bins)``."""
+    def _bins_as_scores(self) -> CountedScores:
+        """Return every bin as one score, its middle or the edge of an outer bin, with the counts of the bin."""
         edges, counts = self._stored_bins()
         edges = widen(edges)
         middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
-        return torch.where(counts[:, -1].sum() > 0, torch.nan, middles), counts[:, :-1]
+        return CountedScores(torch.where(counts[:, -1].sum() > 0, torch.nan, middles), counts[:, :-1])
 
     def _widen_range(self, exponent: Tensor) -> None:
         self.learnt_bin_counts = _coarsen_bins(self.learnt_bin_counts, exponent - self.learnt_bin_exponent)

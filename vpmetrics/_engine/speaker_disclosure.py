@@ -15,7 +15,7 @@ from vpmetrics._engine.jackknife import QuantileCells, find_target_cells
 from vpmetrics._engine.measures import evidence, expected_disclosure, linkability_of_bins
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import wide_dtype, widen
-from vpmetrics._engine.score_counts import calibrate, steps_of_both_signs
+from vpmetrics._engine.score_counts import steps_of_both_signs
 from vpmetrics._engine.utterances import add_counts, count_values
 
 _PERMUTATIONS = 19  # of speakers: luck exceeds the highest of them in one of 20 evaluations
@@ -95,8 +95,8 @@ def compute_speaker_disclosure(pairs: PairBlocks, scores: ConditionScores, speak
 
 def _evidence_tables(scores: ConditionScores) -> list[Tensor]:
     """Return the evidence of non-targets and of targets, and its strength under Laplace's rule, of each PAV step."""
-    llr, laplace = calibrate(scores.counts.ascending), calibrate(scores.counts.ascending, laplace=True)
-    return [evidence(-llr), evidence(llr), laplace.abs().detach()]
+    steps = scores.counts.ascending
+    return [evidence(-steps.llr), evidence(steps.llr), steps.laplace_llr().abs().detach()]
 
 
 def compute_disclosure_of_trials(

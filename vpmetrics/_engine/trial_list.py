@@ -157,7 +157,7 @@ def _report_condition(
     given: TrialList, labels: Tensor, similarity: str | None, confidence: float | None
 ) -> ConditionReport:
     scores = collect_trial_scores(given.scores, given.is_target, given.has_unordered_pairs)
-    scalars = {key: measure(scores.counted_trials) for key, measure in SCORE_MEASURES.items()}
+    scalars = {key: measure(scores.measure_input) for key, measure in SCORE_MEASURES.items()}
     report = ConditionReport(scalars, scores, is_llr=True)
     if given.speakers is None:
         return report
@@ -194,7 +194,7 @@ def _transfer_calibration(
 ) -> tuple[TransferredCalibration, Jackknife | None]:
     """Return the scores under a calibration fitted on another run (figure 8 of the 2022 paper), and their jackknife."""
     scores = collect_trial_scores(fit.scores, fit.is_target)
-    measured = {key: measure(scores.counted_trials) for key, measure in SCORE_MEASURES.items()}
+    measured = {key: measure(scores.measure_input) for key, measure in SCORE_MEASURES.items()}
     llr = {kind: learn(fit.scores, fit.is_target)(attacked.scores) for kind, learn in _CALIBRATIONS.items()}
     scalars = {}
     for kind, values in llr.items():

@@ -19,7 +19,7 @@ from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.references import IdentificationTrials, form_condition_trials, score_inputs
 from vpmetrics._engine.registry import scalar
-from vpmetrics._engine.score_counts import CountedScores, CountedTrials, Steps, steps_of_both_signs
+from vpmetrics._engine.score_counts import CountedScores, MeasureInput, Steps, steps_of_both_signs
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import SIMILARITIES
 from vpmetrics._engine.utterances import EvaluationData, build_data, order_speakers_by_value, pack_utterances
@@ -259,7 +259,7 @@ class SpeakerTrials:
             counts = self._weigh_counts(part)
             nontargets, targets = counts
             steps = steps_of_both_signs(targets, nontargets)
-            trials = CountedTrials(CountedScores(self.values, counts), steps, edges)
+            trials = MeasureInput(CountedScores(self.values, counts), steps, edges)
             is_defined = (targets.sum(1) > 0) & (nontargets.sum(1) > 0)
             table = torch.stack([widen(SCORE_MEASURES[key](trials)) for key in keys], dim=1)
             return torch.where(is_defined[:, None], table, torch.nan)
@@ -273,7 +273,7 @@ class SpeakerTrials:
 
         def dominance(part: Tensor) -> Tensor:
             nontargets, targets = self._weigh_counts(part)
-            llr = Steps(self.values[:0], targets, nontargets).llr_of_orders(2 if self.scored.has_unordered_pairs else 1)
+            llr = Steps(self.values[:0], targets, nontargets).laplace_llr(2 if self.scored.has_unordered_pairs else 1)
             mean = (logsigmoid(llr) if similarity == "geometric" else llr) @ trials.T / trials.sum(1)
             similarities = mean.exp() if similarity == "geometric" else mean.sigmoid()
             first, second = widen(part)[:, self.pairs].unbind(1)

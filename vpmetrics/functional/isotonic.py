@@ -8,7 +8,7 @@ from torch import Tensor
 from vpmetrics._engine.calibration import look_up
 from vpmetrics._engine.pav import number_pav_blocks, replace_by_block_sums
 from vpmetrics._engine.precision import at_least_float32, power_of_two_near, result_dtype, widen
-from vpmetrics._engine.score_counts import calibrate, count_by_score, count_smoothly
+from vpmetrics._engine.score_counts import count_by_score, count_smoothly
 from vpmetrics._engine.smoothing import lay_grid, read_off
 from vpmetrics._engine.validation import check_bandwidth, check_shape, check_tensor, check_trials
 
@@ -106,6 +106,7 @@ def pav_llr(
         scores = at_least_float32(preds.flatten())
         grid = lay_grid(scores, bandwidth)
         steps = count_smoothly(grid, scores, target.flatten()).ascending
-        return read_off(grid, calibrate(steps, laplace), scores).view(preds.shape).to(result_dtype(preds))
+        llr = steps.laplace_llr() if laplace else steps.llr
+        return read_off(grid, llr, scores).view(preds.shape).to(result_dtype(preds))
     steps = count_by_score(preds, target, validate_args=validate_args).ascending
-    return look_up(steps, calibrate(steps, laplace), preds).to(result_dtype(preds))
+    return look_up(steps, steps.laplace_llr() if laplace else steps.llr, preds).to(result_dtype(preds))

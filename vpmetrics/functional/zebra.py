@@ -26,7 +26,7 @@ from vpmetrics._engine.measures import (
 )
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.scalar import TAG_LETTERS
-from vpmetrics._engine.score_counts import ScoreCounts, count_by_score
+from vpmetrics._engine.score_counts import StepsOfBothSigns, count_by_score
 from vpmetrics._engine.speaker_disclosure import SideDisclosure, SpeakerDisclosure, compute_disclosure_of_trials
 from vpmetrics._engine.validation import (
     check_floating,
@@ -73,7 +73,7 @@ def zebra_disclosure(
     return zebra_of_counts(count_by_score(preds, target, bandwidth, validate_args), result_dtype(preds))
 
 
-def zebra_of_counts(counts: ScoreCounts, dtype: torch.dtype) -> dict[str, Tensor]:
+def zebra_of_counts(counts: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return what :func:`zebra_disclosure` returns, from counted trials."""
     l_w = worst_evidence(counts.ascending)
     return {

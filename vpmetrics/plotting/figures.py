@@ -85,7 +85,7 @@ class _Values(dict[str, Any]):
         self.report = report
 
     def __missing__(self, key: str) -> Any:
-        return SCORE_MEASURES[key](self.report.scores.counted_trials) if key in SCORE_MEASURES else math.nan
+        return SCORE_MEASURES[key](self.report.scores.measure_input) if key in SCORE_MEASURES else math.nan
 
 
 class ShownCondition:
@@ -239,7 +239,7 @@ def draw_transfer(
 
 
 def _draw_reliability(shown: ShownCondition, ax: Axes) -> None:
-    values, counts = shown.report.scores.trials.table()
+    values, counts = shown.report.scores.trials.values_and_counts()
     score_plots.draw_reliability(values, counts, ax, shown.label)
     # Several systems would have too many curves.
     if shown.is_single and shown.report.calibrated is not None and (halves := shown.report.calibrated()):
@@ -367,7 +367,7 @@ FIGURES = (
         "they overlap, the more private. At the dotted threshold misses are as frequent as false alarms.",
         _panel_per_condition(
             lambda shown, ax: score_plots.draw_score_histogram(
-                shown.report.scores.counted_trials, shown.values, ax, shown.title))),
+                shown.report.scores.measure_input, shown.values, ax, shown.title))),
     FigureKind(
         "det", "DET curve",
         "Miss rate over false-alarm rate for all thresholds, on probit axes. The closer to the dashed line of chance, "

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.special import ndtr, ndtri
 
 from vpmetrics._engine.measures import prior_entropy, roc_of_steps
-from vpmetrics._engine.score_counts import CountedTrials, Steps
+from vpmetrics._engine.score_counts import MeasureInput, Steps
 from vpmetrics.plotting.axes import (
     CHANCE,
     COLOURS,
@@ -36,7 +36,7 @@ _HISTOGRAM_BINS, _RELIABILITY_BINS = 60, 15
 
 
 def draw_score_histogram(
-    scored: CountedTrials, values: Mapping[str, Any], ax: Axes | None, title: str = ""
+    scored: MeasureInput, values: Mapping[str, Any], ax: Axes | None, title: str = ""
 ) -> PlotResult:
     """Draw the densities of target and non-target scores, and the threshold of the raw EER."""
     ax = axes_or_new(ax)
