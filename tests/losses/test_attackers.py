@@ -9,7 +9,7 @@ from loss_batches import keyed_batch, train_on, trials, two_sided, unit
 from torch.testing import assert_close
 
 from vpmetrics.losses import DisclosureLoss, PseudonymisationLoss
-from vpmetrics.losses.attackers import RunningMoments, subtract_session_means, within_session_share
+from vpmetrics.losses.attackers import RunningMoments, subtract_session_means, within_session_variance_share
 
 
 def covariance(rows, weights=None):
@@ -85,7 +85,7 @@ def share_of_itself(protected, speakers, sessions):
     deviations, moments = subtract_session_means(rows, speakers, sessions), RunningMoments()
     for _ in range(12):
         moments.observe(deviations, rows)
-    share = within_session_share(moments.covariances(rows), deviations, rows)
+    share = within_session_variance_share(moments.compute_covariances(rows.shape[1], rows.device), deviations, rows)
     return share, torch.autograd.grad(share, rows)[0]
 
 

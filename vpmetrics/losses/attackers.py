@@ -32,7 +32,7 @@ AttackedSides = tuple[Tensor, Tensor, Tensor]
 class Covariances(NamedTuple):
     """Number of pairs of rows, means ``(D,)`` of both sides, and covariances ``(D, D)``."""
 
-    pairs: Tensor
+    num_pairs: Tensor
     first_mean: Tensor
     second_mean: Tensor
     first: Tensor
@@ -41,7 +41,7 @@ class Covariances(NamedTuple):
 
     def has_many_batches(self, batch_size: int) -> Tensor:
         """Return whether the pairs are many more than a batch has, as a tensor on their device."""
-        return self.pairs >= _MIN_BATCHES * batch_size
+        return self.num_pairs >= _MIN_BATCHES * batch_size
 
 
 class RunningMoments(nn.Module):
@@ -62,11 +62,11 @@ class RunningMoments(nn.Module):
         # A batch with NaN shows in the loss. It must not stay in the moments for ever.
         self.moments = torch.where(batch.isfinite().all(), _DECAY * old.to(batch) + batch, old.to(batch))
 
-    def covariances(self, rows: Tensor) -> Covariances | None:
-        """Return covariances of the batches so far; None before the first, or if the width of ``rows`` is new."""
-        if self.moments is None or len(self.moments) != 1 + 2 * rows.shape[1]:
+    def compute_covariances(self, width: int, device: torch.device) -> Covariances | None:
+        """Return covariances of the batches so far; None before the first, or if they have another width."""
+        if self.moments is None or len(self.moments) != 1 + 2 * width:
             return None
-        return _covariances_from_moments(widen(self.moments.to(rows.device)))
+        return _covariances_from_moments(widen(self.moments.to(device)))
 
 
 def attack_with_past_batches(past: Covariances, original: Tensor, protected: Tensor) -> AttackedSides:
@@ -93,7 +93,7 @@ def subtract_session_means(protected: Tensor, speakers: Tensor, sessions: Tensor
     return rows - (is_together / is_together.sum(1, keepdim=True)) @ rows
 
 
-def within_session_share(past: Covariances, deviations: Tensor, protected: Tensor) -> Tensor:
+def within_session_variance_share(past: Covariances, deviations: Tensor, protected: Tensor) -> Tensor:
     r"""Return the share of the variance that lies within sessions, averaged over whitened directions.
 
     .. math:: t = \frac{1}{D} \operatorname{tr}(C^{-1} W)

@@ -15,13 +15,13 @@ from vpmetrics.losses.attackers import (
     attack_with_halves,
     attack_with_past_batches,
     subtract_session_means,
-    within_session_share,
+    within_session_variance_share,
 )
 from vpmetrics.losses.embedding_loss import (
     Batch,
     EmbeddingLoss,
     cosines,
-    make_trials,
+    has_both_classes,
     match_labels,
     surrogate_disclosure,
     take_above_diagonal,
@@ -107,17 +107,21 @@ class DisclosureLoss(EmbeddingLoss):
         loss = self._disclose_both_ways(*map(take_off_diagonal, (scores, is_same, is_counted)))
         if self.flatness > 0:
             is_defined = (is_same.sum() > len(is_same)) & ~is_same.all()
-            loss = loss + self.flatness * torch.where(is_defined, _correlation_ratio(scores[0], is_same), 0)
+            # The variance of the means of all pairs of speakers, divided by the variance of the scores.
+            average = is_same.to(scores.dtype) / is_same.sum(dim=1)
+            floor = torch.finfo(scores.dtype).eps ** 2
+            share = (average @ scores[0] @ average.T).var() / (scores[0].var() + floor)
+            loss = loss + self.flatness * torch.where(is_defined, share, 0)
         if sessions is not None:
             is_across = ~is_same | ~match_labels(sessions)
             links = cosines(protected, protected)[None]
             loss = loss + self._disclose_both_ways(*map(take_above_diagonal, (links, is_same, is_across)))
             if self.session_invariance > 0:
                 deviations = subtract_session_means(protected, speakers, sessions)
-                past = self.past_sessions.covariances(protected)
+                past = self.past_sessions.compute_covariances(protected.shape[1], protected.device)
                 self.past_sessions.observe(deviations, protected)
                 if past is not None:
-                    share = within_session_share(past, deviations, protected)
+                    share = within_session_variance_share(past, deviations, protected)
                     loss = loss + self.session_invariance * (share / _NEGLIGIBLE_SHARE).log1p()
         return loss.to(scores.dtype)
 
@@ -136,7 +140,7 @@ class DisclosureLoss(EmbeddingLoss):
         if "batch" in self.attacks:
             attacked.append(attack_with_halves(original, protected, speakers))
         if "past" in self.attacks:
-            past = self.past_pairs.covariances(protected)
+            past = self.past_pairs.compute_covariances(protected.shape[1], protected.device)
             if past is not None:
                 attacked.append(attack_with_past_batches(past, original, protected))
             self.past_pairs.observe(original, protected)
@@ -144,8 +148,8 @@ class DisclosureLoss(EmbeddingLoss):
 
     def _disclose_both_ways(self, scores: Tensor, is_target: Tensor, is_counted: Tensor) -> Tensor:
         """Return D_ECE of the scores and of their negatives, summed over attackers."""
-        trials = make_trials(scores, is_target, is_counted)
-        return surrogate_disclosure(trials, self.bandwidth, self.straight_through, directions=2).sum()
+        trials = scores, is_target, is_counted
+        return surrogate_disclosure(*trials, self.bandwidth, self.straight_through, is_two_sided=True).sum()
 
 
 class DistinctivenessLoss(EmbeddingLoss):
@@ -174,9 +178,11 @@ class DistinctivenessLoss(EmbeddingLoss):
         """Return the loss of a validated batch; the original is not used."""
         scores, is_same = cosines(batch.protected, batch.protected), match_labels(batch.speakers)
         is_within = torch.ones_like(is_same) if batch.sessions is None else ~is_same | match_labels(batch.sessions)
-        trials = make_trials(*map(take_above_diagonal, (scores[None], is_same, is_within)))
-        disclosed = surrogate_disclosure(trials, self.bandwidth, self.straight_through, directions=1)[0, 0]
-        return torch.where(trials.is_defined[0], FULL_DISCLOSURE - disclosed, 0).to(scores.dtype)
+        scores, is_same, is_within = map(take_above_diagonal, (scores, is_same, is_within))
+        trials = scores[None], is_same, is_within
+        disclosed = surrogate_disclosure(*trials, self.bandwidth, self.straight_through, is_two_sided=False)
+        is_defined = has_both_classes(is_same, is_within)
+        return torch.where(is_defined, FULL_DISCLOSURE - disclosed.squeeze(), 0).to(scores.dtype)
 
     def extra_repr(self) -> str:
         """Return the settings, for ``print``."""
@@ -254,10 +260,3 @@ class PseudonymisationLoss(EmbeddingLoss):
     def extra_repr(self) -> str:
         """Return the weights, for ``print``."""
         return "weights: {} (disclosure), {} (distinctiveness)".format(*self.weights)
-
-
-def _correlation_ratio(scores: Tensor, is_same: Tensor) -> Tensor:
-    """Return the variance of the means of all pairs of speakers, divided by the variance of the scores."""
-    average = is_same.to(scores.dtype)
-    average = average / average.sum(dim=1)
-    return (average @ scores @ average.T).var() / (scores.var() + torch.finfo(scores.dtype).eps ** 2)

@@ -32,19 +32,6 @@ class Batch(NamedTuple):
     sessions: Tensor | None
 
 
-class Trials(NamedTuple):
-    """Scores ``(A, P)`` of ``P`` pairs by ``A`` attackers.
-
-    ``is_target`` ``(P,)``; ``is_counted`` ``(A, P)``: the pairs each attacker may use; ``is_defined`` ``(A,)``: whether
-    these hold both classes. Nothing is read from the device.
-    """
-
-    scores: Tensor
-    is_target: Tensor
-    is_counted: Tensor
-    is_defined: Tensor
-
-
 class EmbeddingLoss(nn.Module):
     """A loss of a batch of embeddings; a subclass defines ``compute_loss``."""
 
@@ -149,41 +136,50 @@ def take_above_diagonal(matrices: Tensor) -> Tensor:
     return matrices[..., row, column]
 
 
-def make_trials(scores: Tensor, is_target: Tensor, is_counted: Tensor) -> Trials:
-    """Return trials of scores ``(A, P)``; ``is_counted`` broadcasts against them."""
-    is_counted = is_counted.expand(scores.shape)
-    is_defined = (is_counted & is_target).any(-1) & (is_counted & ~is_target).any(-1)
-    return Trials(scores, is_target.long(), is_counted, is_defined)
+def has_both_classes(is_target: Tensor, is_counted: Tensor) -> Tensor:
+    """Return whether the counted trials ``(A, P)`` of each attacker are of both classes, ``(A,)``."""
+    return (is_counted & is_target).any(-1) & (is_counted & ~is_target).any(-1)
 
 
-def surrogate_disclosure(trials: Trials, bandwidth: float, straight_through: bool, directions: int) -> Tensor:
-    """Return D_ECE of the scores, and with two directions also of their negatives, ``(directions, A)``.
+def surrogate_disclosure(
+    scores: Tensor,
+    is_target: Tensor,
+    is_counted: Tensor,
+    bandwidth: float,
+    straight_through: bool,
+    is_two_sided: bool,
+) -> Tensor:
+    """Return D_ECE of the scores of each attacker, with a gradient; 0 with a graph where a class is missing.
 
-    0 with a graph where undefined. ``straight_through``: the exact values with the gradient of the smooth ones.
+    Args:
+        scores: Scores ``(A, P)`` of ``P`` pairs by ``A`` attackers.
+        is_target: Whether a pair is of one speaker, ``(P,)``.
+        is_counted: Whether a pair is a trial of each attacker; broadcasts to ``(A, P)``.
+        bandwidth: Width of the smoothing in standard deviations of the scores.
+        straight_through: Return exact D_ECE with the gradient of smoothed D_ECE.
+        is_two_sided: Whether D_ECE of the negated scores is returned, too.
+
+    Returns:
+        Shape ``(1, A)``, or two-sided ``(2, A)``: of the scores and of the negated scores.
     """
-    smooth = _smooth_disclosure(trials, bandwidth, directions)
-    if directions == 2:
-        smooth = (1 - _WIDE_WEIGHT) * smooth + _WIDE_WEIGHT * _smooth_disclosure(trials, _WIDE_BANDWIDTH, directions)
+    is_counted = is_counted.expand(scores.shape)
+    is_defined = has_both_classes(is_target, is_counted)
+
+    def smooth_disclosure(width: float) -> Tensor:
+        grid, *counts = soft_counts(scores, is_target.long().expand_as(scores), width, is_counted)
+        # Where a class is missing, any counts will do: the logarithm of 0 would reach the gradient through `where`.
+        counts = [torch.where(is_defined[:, None], count, 1) for count in counts]
+        directions = (torch.stack([n, n.flip(-1)] if is_two_sided else [n]) for n in counts)
+        return expected_disclosure(Steps(grid[..., 1:], *directions))
+
+    smooth = smooth_disclosure(bandwidth)
+    if is_two_sided:
+        smooth = (1 - _WIDE_WEIGHT) * smooth + _WIDE_WEIGHT * smooth_disclosure(_WIDE_BANDWIDTH)
     if straight_through:
-        smooth = smooth + (_exact_disclosure(trials)[:directions] - smooth).detach()
-    return torch.where(trials.is_defined, smooth, 0)
-
-
-def _smooth_disclosure(trials: Trials, bandwidth: float, directions: int) -> Tensor:
-    """Return D_ECE by smoothed PAV."""
-    scores, is_target, is_counted, is_defined = trials
-    grid, *counts = soft_counts(scores, is_target.expand_as(scores), bandwidth, is_counted)
-    # Where a class is missing, any counts will do: the logarithm of 0 would reach the gradient through `where`.
-    counts = [torch.where(is_defined[:, None], count, 1) for count in counts]
-    return expected_disclosure(Steps(grid[..., 1:], *(torch.stack([n, n.flip(-1)][:directions]) for n in counts)))
-
-
-def _exact_disclosure(trials: Trials) -> Tensor:
-    """Return exact D_ECE of scores and of their negatives, ``(2, A)``."""
-    values = widen(trials.scores.new_zeros(2, len(trials.scores)))
-    for attacker in trials.is_defined.nonzero().flatten().tolist():
-        is_counted = trials.is_counted[attacker]
-        scores = trials.scores.detach()[attacker, is_counted]
-        counts = count_by_score(scores, trials.is_target[is_counted], validate_args=False)
-        values[:, attacker] = torch.stack([expected_disclosure(steps) for steps in counts])
-    return values
+        exact = widen(scores.new_zeros(smooth.shape))
+        for attacker in is_defined.nonzero().flatten().tolist():
+            kept = is_counted[attacker]
+            counts = count_by_score(scores.detach()[attacker, kept], is_target[kept], validate_args=False)
+            exact[:, attacker] = torch.stack([expected_disclosure(steps) for steps in counts][: len(smooth)])
+        smooth = smooth + (exact - smooth).detach()
+    return torch.where(is_defined, smooth, 0)
