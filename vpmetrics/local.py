@@ -76,11 +76,11 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
         check_slope(slope)
         self.condition, self.scoring, self.slope = condition, scoring, slope
 
-    def _identify(self, data: EvaluationData) -> list[tuple[IdentificationTrials, Identification]]:
+    def _identify_by_group(self, data: EvaluationData) -> list[tuple[IdentificationTrials, Identification]]:
         return identify_condition(data, resolve_condition(self.condition), self.scoring, self.slope)
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
-        parts = self._identify(data)
+        parts = self._identify_by_group(data)
         values = _summarise(pool_identifications([part for _, part in parts]))
         if self.intervals is None:
             return values
@@ -103,7 +103,7 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
         from vpmetrics.plotting.identification_plots import draw_local_information
 
         with self._gather_states():
-            parts = self._identify(self._collect_data())
+            parts = self._identify_by_group(self._collect_data())
         pooled = pool_identifications([part for _, part in parts])
         assert pooled.bits is not None
         return draw_local_information(pooled.bits, len(pooled.histogram), _summarise(pooled), ax, label)

@@ -87,19 +87,19 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         resolve_scoring(scoring)
         self.model, self.condition, self.scoring = model, condition, scoring
 
-    def _histograms(self, data: EvaluationData) -> list[Tensor]:
+    def _compute_histograms_by_group(self, data: EvaluationData) -> list[Tensor]:
         return compute_histograms_by_group(data, resolve_condition(self.condition), self.scoring, self.bandwidth)
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         if self.intervals is None:
-            return self._disclosure(self._histograms(data))
+            return self._average_disclosure_over_groups(self._compute_histograms_by_group(data))
         parts = identify_condition(data, resolve_condition(self.condition), self.scoring, has_bits=False)
-        values = self._disclosure([part.histogram for _, part in parts])
+        values = self._average_disclosure_over_groups([part.histogram for _, part in parts])
         return add_intervals(
             values, jackknife_all_groups(parts, self.scoring, group_speakers(data), self.model), self.intervals
         )
 
-    def _disclosure(self, histograms: list[Tensor]) -> dict[str, Tensor]:
+    def _average_disclosure_over_groups(self, histograms: list[Tensor]) -> dict[str, Tensor]:
         inputs = torch.stack([each.detach().sum() for each in histograms])
         return mean_over_groups([rank_disclosure(each, self.model, validate_args=False) for each in histograms], inputs)
 
@@ -119,5 +119,5 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         from vpmetrics.plotting.identification_plots import draw_rank_histogram
 
         with self._gather_states():
-            histogram = pool_histograms(self._histograms(self._collect_data()))
+            histogram = pool_histograms(self._compute_histograms_by_group(self._collect_data()))
         return draw_rank_histogram(histogram, rank_disclosure(histogram, self.model), ax, label)

@@ -40,7 +40,7 @@ class AttackedMetric(IntervalEmbeddingMetric):
 
     def __init__(self, attacks: Attacks = "standard", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.attacks = _resolve_attacks(attacks)
+        self.attacks = None if attacks is None else _resolve_attacks(attacks)
         # Not a state: moments of attackers do not belong in a state_dict.
         self._observed: Moments | None = None
         self._observed_count = 0
@@ -194,10 +194,8 @@ class StrongestAttack(AttackedMetric):
         return {key: report.scalars.get(scalar_key(name, key), nan) for key in keys}
 
 
-def _resolve_attacks(attacks: Any) -> tuple[Any, ...] | None:
-    """Return the attacks that the argument names; None for None."""
-    if attacks is None:
-        return None
+def _resolve_attacks(attacks: str | Sequence[Any]) -> tuple[Any, ...]:
+    """Return the attacks that the argument names; raise unless they have the methods of an attack."""
     if isinstance(attacks, str):
         check_choice("attacks", attacks, ("standard",))
         return STANDARD

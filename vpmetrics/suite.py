@@ -136,7 +136,7 @@ class VoicePrivacy(AttackedMetric):
         conditions = tuple(CONDITIONS) if has_sessions else WITHOUT_SESSIONS
         return scalar_keys(conditions, self.attacks is not None, has_sessions, self.sizes)
 
-    def _check_batch(self, is_reference: Any) -> None:
+    def _require_reference(self, is_reference: Any) -> None:
         if self.enrolment is not None and is_reference is None:
             raise ValueError(f"Expected `is_reference` with enrolment={self.enrolment!r}, but got None.")
 
@@ -147,7 +147,7 @@ class VoicePrivacy(AttackedMetric):
         """
         with collect_warnings(), self._gather_states():
             data = self._collect_data()
-            report = assess_report(self._load_or_compute_report(data), data)
+            report = assess_report(self._reuse_or_compute_report(data), data)
             parts = {group: data.of_group(group) for group in data.groups()}
             groups = {group: assess_report(self._compute_report(part), part) for group, part in parts.items()}
         return replace(report, groups=groups)
@@ -155,7 +155,7 @@ class VoicePrivacy(AttackedMetric):
     def compute(self) -> dict[str, Tensor]:
         """Return the requested scalars (see ``metrics``) over all utterances so far."""
         with collect_warnings():
-            return self._select_scalars(self._load_or_compute_report(self._collect_data()))
+            return self._select_scalars(self._reuse_or_compute_report(self._collect_data()))
 
     def reset(self, observed: bool = False) -> None:
         """Reset all states; with ``observed`` also what attackers have observed."""
@@ -208,7 +208,7 @@ class VoicePrivacy(AttackedMetric):
         sized = [key for key in self._all_keys() if scalar(key).family in OF_POPULATION] if self.sizes else []
         return (*keys, *(key for key in sized if not key.startswith("oo_")))
 
-    def _load_or_compute_report(self, data: EvaluationData) -> PrivacyReport:
+    def _reuse_or_compute_report(self, data: EvaluationData) -> PrivacyReport:
         """Return the report of the accumulated utterances, which ``compute`` and ``report`` share.
 
         It is not kept where scores carry a graph, where a scorer may have been trained since, or with several

@@ -127,7 +127,9 @@ class CalibrationDistortion(PrivacyMetric):
 
     def compute(self) -> Tensor:
         """Return C_ECE of run 1 under the calibration fitted on run 0."""
-        return calibration_distortion(*self._trials(1), *self._trials(0), self.calibration, validate_args=False)
+        return calibration_distortion(
+            *self._trials_of_run(1), *self._trials_of_run(0), self.calibration, validate_args=False
+        )
 
     def plot(
         self, val: Any = None, ax: Any = None, label: str | None = None, kind: str = "calibrated"
@@ -154,7 +156,7 @@ class CalibrationDistortion(PrivacyMetric):
         from vpmetrics.plotting.score_plots import draw_reliability
 
         with self._gather_states():
-            (preds, target), learnt = self._trials(1), self._trials(0)
+            (preds, target), learnt = self._trials_of_run(1), self._trials_of_run(0)
         if kind == "profile":
             return draw_transfer(preds, target, *learnt, ax=ax)
         is_raw = kind == "raw"
@@ -162,7 +164,7 @@ class CalibrationDistortion(PrivacyMetric):
         name = label or ("scores" if is_raw else self.calibration)
         return draw_reliability(llr, torch.stack([~target, target]), ax, name)
 
-    def _trials(self, run: int) -> tuple[Tensor, Tensor]:
+    def _trials_of_run(self, run: int) -> tuple[Tensor, Tensor]:
         names = f"scores_run{run}", f"is_target_run{run}"
         if len(getattr(self, names[0])) == 0:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)

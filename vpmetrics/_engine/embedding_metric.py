@@ -72,7 +72,7 @@ class EmbeddingMetric(PrivacyMetric):
                 protected voice should be recognised within a session and not across sessions.
             groups: Group of each row, ``(B,)``, such as sex or data set: only pairs of one group are trials.
         """
-        self._check_batch(is_reference)
+        self._require_reference(is_reference)
         columns = pack_utterances(
             original,
             protected,
@@ -97,8 +97,8 @@ class EmbeddingMetric(PrivacyMetric):
         """Names of the speakers given as strings, by the integers they are stored as."""
         return self._speaker_names
 
-    def _check_batch(self, is_reference: Any) -> None:
-        """Raise where a batch lacks what this metric needs of it."""
+    def _require_reference(self, is_reference: Any) -> None:
+        """Raise where a metric needs ``is_reference`` and a batch comes without."""
 
     def _compute_value(self, data: EvaluationData) -> Any:
         """Return the value of all utterances."""

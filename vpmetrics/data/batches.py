@@ -65,7 +65,7 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         self.speakers_per_batch, self.utterances, self.seed, self.epoch = speakers_per_batch, utterances, seed, 0
         _, self._speaker_index, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
         self._speaker_chunks = torch.where(counts >= utterances, counts // utterances, (counts >= 2).long())
-        if self._count_batches() == 0:
+        if self._count_total_batches() == 0:
             raise ValueError(
                 f"Expected `speakers` to hold at least {speakers_per_batch} speakers with 2 utterances or more, "
                 f"but got {int((counts >= 2).sum())}."
@@ -83,7 +83,7 @@ class SpeakerBatchSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         """Return the number of batches of this process in an epoch, the same in every process."""
         # Not in `__init__`: data sets are often made before the process group.
-        return self._count_batches() // current_processes(None).world_size
+        return self._count_total_batches() // current_processes(None).world_size
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the rows of one batch after another."""
@@ -91,7 +91,7 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         if len(self) == 0:
             raise ValueError(
                 f"Expected a batch for each of {processes.world_size} processes, but `speakers` fill only "
-                f"{self._count_batches()}."
+                f"{self._count_total_batches()}."
             )
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
         chunks = self._cut_chunks(generator)
@@ -100,8 +100,8 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         for batch in processes.share(batches[order].tolist())[: len(self)]:
             yield torch.cat([chunks[chunk] for chunk in batch]).tolist()
 
-    def _count_batches(self) -> int:
-        """Return the largest number of batches that can be filled with at most one chunk of a speaker in each."""
+    def _count_total_batches(self) -> int:
+        """Return how many batches all processes can fill in an epoch, with at most one chunk of a speaker in each."""
         low, high = 0, int(self._speaker_chunks.sum()) // self.speakers_per_batch
         while low < high:
             middle = (low + high + 1) // 2
@@ -125,7 +125,7 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         remaining = self._speaker_chunks.clone()
         first = remaining.cumsum(0) - remaining
         batches = []
-        for _ in range(self._count_batches()):
+        for _ in range(self._count_total_batches()):
             # The fraction breaks ties among speakers with equally many remaining chunks at random.
             order = remaining + torch.rand(len(remaining), generator=generator, dtype=torch.float64)
             chosen = order.topk(self.speakers_per_batch).indices
