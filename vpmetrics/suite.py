@@ -176,13 +176,13 @@ class VoicePrivacy(AttackedMetric):
         Returns:
             Figure and axes; neither shown nor saved.
         """
-        from vpmetrics.plotting.system_plots import draw_path, draw_trade_off
+        from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_path
 
         val = self.compute() if val is None else val
         if not isinstance(val, Mapping):
             return draw_path(val, ax)
         systems = {label: val} if "deid" in val else val
-        return draw_trade_off(list(systems.items()), ax)
+        return draw_deid_gvd(list(systems.items()), ax)
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         return self._select_scalars(self._compute_report(data))

@@ -152,13 +152,13 @@ class CalibrationDistortion(PrivacyMetric):
         if val is not None:
             return super().plot(val, ax)
         check_choice("kind", kind, ("calibrated", "raw", "profile"))
-        from vpmetrics.plotting.figures import draw_transfer
+        from vpmetrics.plotting.figures import draw_calibration_transfer
         from vpmetrics.plotting.score_plots import draw_reliability
 
         with self._gather_states():
             (preds, target), learnt = self._trials_of_run(1), self._trials_of_run(0)
         if kind == "profile":
-            return draw_transfer(preds, target, *learnt, ax=ax)
+            return draw_calibration_transfer(preds, target, *learnt, ax=ax)
         is_raw = kind == "raw"
         llr = preds if is_raw else transferred_llr(preds, target, *learnt, self.calibration, validate_args=False)
         name = label or ("scores" if is_raw else self.calibration)

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from vpmetrics.plotting.system_plots import draw_pareto_front, draw_path, draw_scalars, draw_trade_off, draw_utility
+from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_pareto_front, draw_path, draw_scalars, draw_utility
 
 
 def test_values_are_points_lines_and_one_line_for_each_key():
@@ -21,16 +21,16 @@ def test_values_are_points_lines_and_one_line_for_each_key():
 
 
 def test_the_trade_off_spans_a_decibel_and_more_where_needed():
-    _, ax = draw_trade_off([("a", {"deid": 0.5, "gvd": 0.001}), ("b", {"deid": 0.6, "gvd": -0.002})])
+    _, ax = draw_deid_gvd([("a", {"deid": 0.5, "gvd": 0.001}), ("b", {"deid": 0.6, "gvd": -0.002})])
     assert ax.get_ylim()[1] - ax.get_ylim()[0] == pytest.approx(1)
-    draw_trade_off([("c", {"deid": 0.5, "gvd": -7.0})], ax)
+    draw_deid_gvd([("c", {"deid": 0.5, "gvd": -7.0})], ax)
     assert ax.get_ylim()[0] < -7
     assert ax.get_ylim()[1] > 0.001
 
 
 def test_a_whisker_below_0_is_inside_its_axis():
     ends = {"deid_low": -0.3, "deid_high": 0.9, "gvd_low": -3.0, "gvd_high": -1.0}
-    _, ax = draw_trade_off([("system", {"deid": 0.3, "gvd": -2.0, **ends})])
+    _, ax = draw_deid_gvd([("system", {"deid": 0.3, "gvd": -2.0, **ends})])
     assert ax.get_xlim()[0] <= -30
 
 

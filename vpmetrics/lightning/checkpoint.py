@@ -305,7 +305,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             entry, label = _find_scalar(name), insert_key_suffix(name, self._compared_suffix)
             labels = f"{label}, {entry.unit.name}" if entry and entry.unit.name else label, self.utility
             ends = [(point.intervals[name], point.utility) for point in self._front.measured if name in point.intervals]
-            figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.single(), ends)
+            figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.single_axes(), ends)
             for write in writers:
                 write(f"{tag_in_group(name, 'figures')}/pareto_front", figure, step)
 

@@ -24,13 +24,13 @@ from vpmetrics._engine.validation import suppress_warnings
 from vpmetrics.plotting import identification_plots, score_plots
 from vpmetrics.plotting.axes import as_label, axes_in_grid, axes_or_new, axis_label, figure_of, move_legend_beside
 from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_speakers, draw_zoo
-from vpmetrics.plotting.system_plots import draw_path, draw_trade_off, draw_utility
+from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_path, draw_utility
 
 _MOST_NAMES, _LONGEST_NAME = 20, 5  # that are legible along a heat map
 
 
-class Layout(NamedTuple):
-    """Where figures are shown: inches of single axes with their legend, scale and number of panels side by side.
+class AxesLayout(NamedTuple):
+    """Axes for figures of one size: inches of single axes with their legend, scale and number of panels side by side.
 
     ``is_page``: whether there is room for original speech, which never changes in a training, and time for attacks on
     means of utterances, which cost more than the report.
@@ -41,25 +41,25 @@ class Layout(NamedTuple):
     columns: int
     is_page: bool
 
-    def single(self) -> Axes:
-        """Return axes that fill a figure."""
-        return self.rows(1)[0]
+    def single_axes(self) -> Axes:
+        """Return axes that fill a new figure."""
+        return self.stacked_axes(1)[0]
 
-    def rows(self, count: int) -> list[Axes]:
-        """Return axes of full width, one below the other."""
+    def stacked_axes(self, count: int) -> list[Axes]:
+        """Return axes of full width on one new figure, one below the other."""
         return axes_in_grid(count, self.size, 1)
 
-    def panels(self, count: int, size: tuple[float, float]) -> list[Axes]:
-        """Return axes side by side; single axes fill a card."""
+    def panel_axes(self, count: int, size: tuple[float, float]) -> list[Axes]:
+        """Return axes on one new figure, side by side; single axes fill a card."""
         if count == 1 and not self.is_page:
-            return [self.single()]
+            return [self.single_axes()]
         return axes_in_grid(count, (self.scale * size[0], self.scale * size[1]), self.columns)
 
 
 # TensorBoard scales a picture to 410 by 220 pixels: a figure of few inches has large letters.
-CARD = Layout(size=(4.4, 2.4), scale=0.62, columns=2, is_page=False)
-PAGE = Layout(size=(7.2, 3.8), scale=1.0, columns=3, is_page=True)
-Draw = Callable[[Sequence[EvaluatedSystem], Layout], Figure | None]
+CARD = AxesLayout(size=(4.4, 2.4), scale=0.62, columns=2, is_page=False)
+PAGE = AxesLayout(size=(7.2, 3.8), scale=1.0, columns=3, is_page=True)
+Draw = Callable[[Sequence[EvaluatedSystem], AxesLayout], Figure | None]
 
 
 class FigureKind(NamedTuple):
@@ -71,13 +71,13 @@ class FigureKind(NamedTuple):
     draw: Draw
 
 
-def draw_all_figures(systems: Sequence[EvaluatedSystem], layout: Layout) -> dict[str, Figure]:
+def draw_all_figures(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> dict[str, Figure]:
     """Draw all figures that the systems have data for; return them by key."""
     drawn = {kind.key: kind.draw(systems, layout) for kind in FIGURES}
     return {key: figure for key, figure in drawn.items() if figure is not None}
 
 
-class _Values(dict[str, Any]):
+class _LazyScalars(dict[str, Any]):
     """Scalars of a condition; missing score measures are computed, other missing scalars are NaN."""
 
     def __init__(self, report: ConditionReport) -> None:
@@ -97,7 +97,7 @@ class ShownCondition:
         self.label, self.system, self.condition, self.is_single = label, system, condition, is_single
         self.title = label if condition in ("", label) else f"{label}, {condition}"
         self.report = report  # a ConditionReport, with the parts that `has_data` of a figure asks for
-        self.steps, self.values = report.scores.counts.ascending, _Values(report)
+        self.steps, self.values = report.scores.counts.ascending, _LazyScalars(report)
 
 
 DrawCondition = Callable[[ShownCondition, Axes], object]
@@ -119,9 +119,9 @@ def _choose_conditions(systems: Sequence[EvaluatedSystem], has_data: HasData) ->
 def _overlay_conditions(draw: DrawCondition, has_data: HasData = lambda _: True) -> Draw:
     """Return a function that draws all conditions on the same axes."""
 
-    def draw_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+    def draw_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> Figure | None:
         chosen = _choose_conditions(systems, has_data)
-        axes = layout.rows(min(1, len(chosen)))
+        axes = layout.stacked_axes(min(1, len(chosen)))
         for shown in chosen:
             draw(shown, axes[0])
         return _finish_figure(axes)
@@ -133,20 +133,20 @@ def _panel_per_condition(
     draw: DrawCondition,
     has_data: HasData = lambda _: True,
     size: tuple[float, float] = (4.2, 3.6),
-    shared: Sequence[str] = (),
+    shared_axes: Sequence[str] = (),
 ) -> Draw:
-    """Return a function that draws each condition in a panel; ``shared``: the axes with the same limits in all."""
+    """Return a function that draws each condition in a panel; ``shared_axes``: those with equal limits in all."""
 
-    def draw_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+    def draw_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> Figure | None:
         chosen = _choose_conditions(systems, has_data)
         if not layout.is_page:  # two panels can be read on a card, one with names of attacks
             linked = "across" if any(shown.condition == "across" for shown in chosen) else "PP"
             chosen = [shown for shown in chosen if shown.condition in ("OP", linked)] or chosen
             chosen = chosen[: 2 if size[0] < 5 else 1]
-        axes = layout.panels(len(chosen), size)
+        axes = layout.panel_axes(len(chosen), size)
         for shown, ax in zip(chosen, axes, strict=True):
             draw(shown, ax)
-        for name in shared if axes else ():
+        for name in shared_axes if axes else ():
             limits = [limit for ax in axes for limit in getattr(ax, f"get_{name}lim")()]
             for ax in axes:
                 ax.set(**{f"{name}lim": (min(limits), max(limits))})
@@ -162,9 +162,9 @@ def _axes_per_system(
 ) -> Draw:
     """Return a function that draws each system on its own axes: panels of a size, or one below the other."""
 
-    def draw_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+    def draw_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> Figure | None:
         chosen = [system for system in systems if has_data(system)]
-        axes = layout.panels(len(chosen), size) if size else layout.rows(len(chosen))
+        axes = layout.panel_axes(len(chosen), size) if size else layout.stacked_axes(len(chosen))
         for system, ax in zip(chosen, axes, strict=True):
             draw(system, ax)
             ax.set_title(as_label(system.name) if len(chosen) > 1 else "", fontsize="medium")
@@ -180,21 +180,21 @@ def _finish_figure(axes: Sequence[Axes]) -> Figure | None:
     return figure_of(axes[0]) if axes else None
 
 
-def _draw_trade_off_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+def _draw_deid_gvd_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> Figure | None:
     points = [(system.name, system.scalars) for system in systems]
     points = [row for row in points if all(math.isfinite(row[1].get(key, math.nan)) for key in ("deid", "gvd"))]
     if not points or (len(systems) == 1 and systems[0].history):
         return None  # a path ends in the same point
-    ax = layout.single()
+    ax = layout.single_axes()
     # Original speech gives a single point its scale.
-    draw_trade_off([(choose_original_name(systems), {"deid": 0, "gvd": 0}), *points], ax)
+    draw_deid_gvd([(choose_original_name(systems), {"deid": 0, "gvd": 0}), *points], ax)
     return _finish_figure([ax])
 
 
-def _draw_utility_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+def _draw_utility_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> Figure | None:
     measured = [system for system in systems if math.isfinite(system.scalar("disclosure"))]
     names = list(dict.fromkeys(name for system in measured for name in system.utility))
-    axes = layout.rows(len(names))
+    axes = layout.stacked_axes(len(names))
     for name, ax in zip(names, axes, strict=True):
         points = [(each.name, each.scalars, each.utility[name]) for each in measured if name in each.utility]
         draw_utility(points, name, utility_direction(name) == "low", ax)
@@ -215,7 +215,7 @@ def _draw_ece_profile(shown: ShownCondition, ax: Axes, has_actual: bool = True) 
     score_plots.draw_ece_profile(minimum, actual, shown.values, ax, shown.label, interval)
 
 
-def _draw_transfer(system: EvaluatedSystem, ax: Axes) -> None:
+def _draw_transferred_profiles(system: EvaluatedSystem, ax: Axes) -> None:
     transfer = system.report.transfer
     if transfer is None:
         return
@@ -225,16 +225,16 @@ def _draw_transfer(system: EvaluatedSystem, ax: Axes) -> None:
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=transfer.counts.device)
     for kind, llr in transfer.llr.items():
         profile = actual_cross_entropy(llr, transfer.counts, odds)
-        c_ece, cllr = (float(transfer.scalars[f"{name}_{kind}"]) for name in ("c_ece", "cllr"))
-        score_plots.draw_attacker_profile(profile, c_ece, cllr, ax, kind)
+        distortion, cllr = (float(transfer.scalars[f"{name}_{kind}"]) for name in ("c_ece", "cllr"))
+        score_plots.draw_attacker_profile(profile, distortion, cllr, ax, kind)
 
 
-def draw_transfer(
+def draw_calibration_transfer(
     preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, ax: Axes | None
 ) -> tuple[Figure, Axes]:
     """Draw figure 8 of the 2022 paper: both runs with the oracle calibration, and one calibrated on the other."""
     report, ax = report_trials({"": TrialList(preds, target)}, TrialList(fit_preds, fit_target)), axes_or_new(ax)
-    _draw_transfer(EvaluatedSystem("", report), ax)
+    _draw_transferred_profiles(EvaluatedSystem("", report), ax)
     return figure_of(ax), ax
 
 
@@ -302,12 +302,12 @@ def _draw_conversation_lengths(shown: ShownCondition, ax: Axes) -> None:
             identification_plots.draw_over_utterances(curve, 1 / size, ax, label, name)
 
 
-def _draw_bits_figure(systems: Sequence[EvaluatedSystem], layout: Layout) -> Figure | None:
+def _draw_bits_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> Figure | None:
     chosen = _choose_conditions(systems, _has_conversations)
     chosen = [shown for shown in chosen if shown.condition not in ("OO", "within")]
     if not chosen or not layout.is_page:
         return None
-    axes = layout.panels(2, (4.8, 3.6))
+    axes = layout.panel_axes(2, (4.8, 3.6))
     for shown in chosen:
         bits_over = shown.system.report.bits_over
         values = bits_over(_conversation_lengths(shown)) if bits_over is not None else {}
@@ -337,7 +337,7 @@ FIGURES = (
         "deid_gvd", "De-identification and voice distinctiveness",
         "One point per system. Further right: original and protected voices of a speaker are harder to match by "
         "cosine. Further up: protected voices are more distinct. Whiskers are confidence intervals.",
-        _draw_trade_off_figure),
+        _draw_deid_gvd_figure),
     FigureKind(
         "utility", "Privacy and utility",
         "One point per system. Further left: it discloses less to the strongest attacker tried. No system is better "
@@ -388,7 +388,7 @@ FIGURES = (
         "calibration", "Calibration learnt on another run",
         "ECE profiles of the run that the attacker learns on and of the attacked run, both with the oracle "
         "calibration, and of the attacked run with the calibration learnt on the other. Above the black curve guessing "
-        "is better.", _axes_per_system(_draw_transfer, lambda system: system.report.transfer is not None)),
+        "is better.", _axes_per_system(_draw_transferred_profiles, lambda system: system.report.transfer is not None)),
     FigureKind(
         "reliability", "Calibration plot",
         "Share of target trials over the posterior that the scores give as log-likelihood ratios. Larger markers: more "
@@ -408,7 +408,7 @@ FIGURES = (
             lambda shown, ax: draw_zoo(
                 shown.report.similarity.within_speaker, shown.report.similarity.between_speakers, ax, shown.title,
                 _legible_speaker_names(shown.system)),
-            lambda report: report.similarity is not None, shared="xy")),
+            lambda report: report.similarity is not None, shared_axes="xy")),
     FigureKind(
         "zoo_scores", "Zoo plot of scores", "The same from mean scores, before any calibration.",
         # Very many speakers have no matrix.
@@ -416,7 +416,7 @@ FIGURES = (
             lambda shown, ax: draw_zoo(
                 *split_matrix(shown.report.mean_scores()), ax, shown.title, _legible_speaker_names(shown.system),
                 "score"),
-            lambda report: report.matrix is not None and report.mean_scores is not None, shared="xy")),
+            lambda report: report.matrix is not None and report.mean_scores is not None, shared_axes="xy")),
     FigureKind(
         "speakers", "Disclosure of each speaker",
         "Expected disclosure of each speaker by cosine, with one calibration for all: as the tested speaker and as the "

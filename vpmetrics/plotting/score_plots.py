@@ -132,10 +132,12 @@ def draw_ece_profile(
     return finish_axes(ax, keys=_PROFILE_KEYS, loc="upper left")
 
 
-def draw_attacker_profile(profile: Tensor, c_ece: float, cllr: float, ax: Axes, label: str) -> PlotResult:
-    """Draw the ECE of scores that an attacker calibrated, on the axes of :func:`draw_ece_profile`."""
-    odds, name = PROFILE_LOG_ODDS / math.log(10), f"{as_label(label)} [{c_ece:.3f}; {cllr:.3f}]"
-    ax.plot(odds, profile.cpu(), **next_style(ax).curve(len(odds)), label=name)
+def draw_attacker_profile(
+    cross_entropy: Tensor, calibration_distortion: float, cllr: float, ax: Axes, label: str
+) -> PlotResult:
+    """Draw the ECE profile of scores that an attacker calibrated, on the axes of :func:`draw_ece_profile`."""
+    odds, name = PROFILE_LOG_ODDS / math.log(10), f"{as_label(label)} [{calibration_distortion:.3f}; {cllr:.3f}]"
+    ax.plot(odds, cross_entropy.cpu(), **next_style(ax).curve(len(odds)), label=name)
     heading_suffix = ";\n[$C_{ECE}$ in bit; $C_{llr}$]"
     return finish_axes(ax, keys=_PROFILE_KEYS, heading_suffix=heading_suffix, loc="upper left")
 

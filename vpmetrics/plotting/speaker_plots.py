@@ -115,14 +115,14 @@ def draw_speakers(
     ax.set(xlabel="speakers, worst first", ylabel="$D_{ECE}$ of a speaker, bit")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     ax.margins(y=0.25)
-    _name_points(ax, [as_label(name_of(speaker)) for speaker in order[:_NAMED_SPEAKERS]], places, tested)
+    _name_first_points(ax, [as_label(name_of(speaker)) for speaker in order[:_NAMED_SPEAKERS]], places, tested)
     return finish_axes(ax, title, loc="lower left")
 
 
-def _name_points(ax: Axes, names: Sequence[str], places: Any, values: Any) -> None:
+def _name_first_points(ax: Axes, names: Sequence[str], x: Any, y: Any) -> None:
     """Write names above the first points, each above the next one where they would overlap."""
     ax.get_ylim()  # updates the limits, which the last points drawn may have changed
-    points = np.column_stack([places, values])[: len(names)]
+    points = np.column_stack([x, y])[: len(names)]
     heights = ax.transData.transform(points)[:, 1] * 72 / figure_of(ax).dpi
     font = FontProperties(size="x-small")
     spacing = 1.2 * font.get_size_in_points()

@@ -46,14 +46,14 @@ def draw_scalars(val: Any, ax: Axes | None, name: str, bounds: tuple[float | Non
     return finish_axes(ax)
 
 
-def draw_trade_off(systems: Sequence[tuple[str, Mapping[str, Any]]], ax: Axes | None = None) -> PlotResult:
+def draw_deid_gvd(systems: Sequence[tuple[str, Mapping[str, Any]]], ax: Axes | None = None) -> PlotResult:
     """Draw gain of voice distinctiveness over de-identification, one labelled point per system.
 
     Each system is a name and its scalars: ``deid``, ``gvd`` and, where known, the ends of their confidence intervals.
     """
     ax = axes_or_new(ax, size=(4.6, 3.4))
     if not ax.lines:
-        _prepare_trade_off(ax)
+        _prepare_deid_gvd_axes(ax)
     for name, scalars in systems:
         style, deid, gvd = next_style(ax), float(scalars["deid"]), float(scalars["gvd"])
         # Each point is smaller than the one before, and has an edge, so that equal points are seen.
@@ -71,7 +71,7 @@ def draw_trade_off(systems: Sequence[tuple[str, Mapping[str, Any]]], ax: Axes | 
     return finish_axes(ax)
 
 
-def _prepare_trade_off(ax: Axes) -> None:
+def _prepare_deid_gvd_axes(ax: Axes) -> None:
     ax.axhline(0, color="black", linewidth=0.8, linestyle=":")
     ax.set(xlabel=axis_label("deid"), ylabel=axis_label("gvd", "\n"), xlim=(-3, 103))
 
@@ -90,7 +90,7 @@ def draw_path(history: Sequence[Mapping[str, Any]], ax: Axes | None) -> PlotResu
     if len(points):
         ax.plot(*points[-1, :2], "o", markersize=11, markerfacecolor="none", color=COLOURS[1], label="last epoch")
         figure_of(ax).colorbar(dots, ax=ax, label="epoch", ticks=MaxNLocator(integer=True, nbins=6))
-    _prepare_trade_off(ax)
+    _prepare_deid_gvd_axes(ax)
     ax.set_xlim(left=min([0, *points[:, 0]]) - 3)
     return finish_axes(ax)
 
