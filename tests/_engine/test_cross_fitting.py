@@ -549,7 +549,7 @@ class TestReplicates:
         attacks = CrossFittedAttacks(data, [Crop()], [CONDITIONS[condition]])
         groups = group_speakers(data)
         result = attacks.strongest(CONDITIONS[condition], groups)
-        assert {choice.variant for choice in result.choices} == {1}
+        assert {choice.attack for choice in result.choices} == {1}
         fold = attacks.folds.of_speaker[data.protected.speaker_index]
         o, p = Crop().attack(original, protected)
         left = normalize(o if condition == "OP" else p)
@@ -577,10 +577,10 @@ class TestReplicates:
         mixed = [0] * 2 + [1] * (number - 2)
 
         def choose_mixed(*given, **options):
-            choices, pooled = choose(*given, **options)
+            choices = choose(*given, **options)
             return tuple(
-                choice._replace(variant=each, is_negated=False) for choice, each in zip(choices, mixed, strict=True)
-            ), pooled
+                choice._replace(attack=each, is_negated=False) for choice, each in zip(choices, mixed, strict=True)
+            )
 
         monkeypatch.setattr(cross_fitting, "choose_attacks", choose_mixed)
         result = attacks.strongest(CONDITIONS["OP"])

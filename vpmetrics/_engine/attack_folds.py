@@ -1,4 +1,4 @@
-"""Folds of speakers: who is attacked in each, what attacks are fitted on for it, and which rows are compared in it."""
+"""Folds of speakers: the speakers of each, what the attack on them is fitted on, and which rows it compares."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.moments import (
     UNIT,
     Moments,
+    RowNormalisation,
     Solution,
     TrainingPairs,
     ValueCache,
@@ -58,12 +59,12 @@ class Folds(NamedTuple):
     num_codes: int
 
     @property
-    def order(self) -> Tensor:
+    def sort_keys(self) -> Tensor:
         """A number per speaker, ascending by fold and code; negative for those in no fold."""
         return torch.where(self.of_speaker < 0, -1, self.of_speaker * self.num_codes + self.code)
 
     def fewest_training_speakers(self) -> int:
-        """Return how many speakers the attack of a fold is fitted on, at least."""
+        """Return the smallest number of speakers that the attack of a fold is fitted on."""
         in_fold = count_values(self.of_speaker + 1, self.num_folds + 1)[1:]
         return len(self.of_speaker) - int(in_fold.amax())
 
@@ -89,8 +90,8 @@ def assign_folds(data: EvaluationData) -> Folds:
     return Folds(fold, group * longest + place // number, number, longest * len(size))
 
 
-class Variant(NamedTuple):
-    """An attack, what it is fitted on, and its number among all."""
+class UnfittedAttack(NamedTuple):
+    """An attack, its number among all, and what it is fitted on: all pairs, those of each group, or observed speech."""
 
     number: int
     attack: Any
@@ -155,22 +156,22 @@ class Comparison:
 
 
 def label_pairs(a: Tensor, b: Tensor, is_target: Tensor | None, is_trial: Tensor | None) -> Tensor:
-    """Return the kind of every pair of speakers with codes ``a`` and ``b``, ``(A, B)`` int32."""
+    """Return the kind of every pair of utterances of speakers with codes ``a`` and ``b``, ``(A, B)`` int32."""
     kinds = ((a[:, None] + 1) == b).to(torch.int32)  # 1 is CHANCE_TARGET, 0 is NONTARGET
     if is_target is None or is_trial is None:
         return kinds
     return kinds.masked_fill_(is_target, TARGET).masked_fill_(~is_trial, NO_TRIAL)
 
 
-def limit_rows_per_speaker(side: Utterances, codes: Tensor, most: int) -> Utterances:
-    """Return at most ``most`` evenly spaced rows of each speaker in ``codes``, with speakers numbered from 0."""
-    number = torch.searchsorted(codes, side.speaker_index).clamp(max=len(codes) - 1)
-    is_kept = codes[number] == side.speaker_index
+def limit_rows_per_speaker(side: Utterances, kept_codes: Tensor, max_rows: int) -> Utterances:
+    """Return at most ``max_rows`` evenly spaced rows of each speaker in ``kept_codes``, numbered from 0."""
+    number = torch.searchsorted(kept_codes, side.speaker_index).clamp(max=len(kept_codes) - 1)
+    is_kept = kept_codes[number] == side.speaker_index
     side, number = side.take(is_kept), number[is_kept]
-    size = count_values(number, len(codes))
+    size = count_values(number, len(kept_codes))
     place = torch.arange(len(number), device=number.device) - (size.cumsum(0) - size)[number]
     size = size[number]
-    shares = size.clamp(max=most)
+    shares = size.clamp(max=max_rows)
     # Row j of n is taken where floor(j m / n) grows.
     is_taken = (place * shares).div(size, rounding_mode="floor") > ((place - 1) * shares).div(
         size, rounding_mode="floor"
@@ -181,7 +182,7 @@ def limit_rows_per_speaker(side: Utterances, codes: Tensor, most: int) -> Uttera
 
 
 class AttackFolds(ValueCache):
-    """All folds of some utterances: what attacks learn for each of them, and what they compare in it.
+    """All folds of some utterances: the attacks fitted for each, and the rows they compare in it.
 
     Args:
         data: Both sides; embeddings of unit length.
@@ -205,16 +206,16 @@ class AttackFolds(ValueCache):
         self._pairs: dict[tuple[int, int | None], TrainingPairs] = {}
 
     @cached_property
-    def paired_rows(self) -> tuple[Tensor | None, Tensor]:
-        """Rows of both sides that hold one recording, by speaker and value; where there are none, protected rows."""
+    def paired_rows(self) -> tuple[Tensor, Tensor]:
+        """Original and protected rows of the same recordings; without such pairs no original and all protected rows."""
         side = self.data.protected
-        rows = side.argsort_by(self.folds.order[side.speaker_index])
+        rows = side.argsort_by(self.folds.sort_keys[side.speaker_index])
         place = find_indices(self.data.original.ids, side.ids[rows])
-        is_found = place >= 0
-        return (place[is_found], rows[is_found]) if bool(is_found.any()) else (None, rows)
+        is_paired = place >= 0
+        return place[is_paired], (rows[is_paired] if bool(is_paired.any()) else rows)
 
     @cached_property
-    def views(self) -> tuple[str, ...]:
+    def views(self) -> tuple[RowNormalisation, ...]:
         """Ways of normalising rows that are tried."""
         sides = (self.data.original, self.data.protected)
         return choose_views(
@@ -222,34 +223,35 @@ class AttackFolds(ValueCache):
         )
 
     @cached_property
-    def variants(self) -> list[Variant]:
-        """All attacks that can be fitted, plain comparison first."""
-        groups, variants = self.data.groups(), list[Variant]()
+    def unfitted_attacks(self) -> list[UnfittedAttack]:
+        """All attacks that can be fitted, each on whatever it can be fitted on; plain comparison first."""
+        groups, unfitted_attacks = self.data.groups(), list[UnfittedAttack]()
         for index, attack in enumerate(self.attacks):
             needs = getattr(attack, "needs", "")
-            has_pairs = self.paired_rows[0] is not None or needs != PAIRS
+            has_pairs = len(self.paired_rows[0]) > 0 or needs != PAIRS
             if has_pairs:
-                variants.append(Variant(index, attack))
+                unfitted_attacks.append(UnfittedAttack(index, attack))
             is_linear = has_builtin_fit(attack) and isinstance(attack, LinearAttack) and needs != NOTHING
             if has_pairs and is_linear and len(groups) > 1:
-                variants.append(Variant(len(self.attacks) + index, attack, groups))
+                unfitted_attacks.append(UnfittedAttack(len(self.attacks) + index, attack, groups))
             if self._observed is not None and learns_from_moments(attack):
-                variants.append(Variant(2 * len(self.attacks) + index, attack, is_observed=True))
-        return sorted(variants, key=lambda variant: (type(variant.attack) is not Plain, variant.number))
+                unfitted_attacks.append(UnfittedAttack(2 * len(self.attacks) + index, attack, is_observed=True))
+        return sorted(unfitted_attacks, key=lambda each: (type(each.attack) is not Plain, each.number))
 
-    def list_settings(self, variant: Variant) -> list[tuple[str, Any]]:
+    def list_settings(self, unfitted: UnfittedAttack) -> list[tuple[RowNormalisation, Any]]:
         """Return the settings of an attack to choose from, each with a way of normalising rows."""
-        if not has_builtin_fit(variant.attack):
+        if not has_builtin_fit(unfitted.attack):
             return [(UNIT, None)]
-        settings: list[tuple[str, Any]] = variant.attack.choices((UNIT,) if variant.is_observed else self.views)
+        views = (UNIT,) if unfitted.is_observed else self.views
+        settings: list[tuple[RowNormalisation, Any]] = unfitted.attack.choices(views)
         return settings
 
-    def fit(self, fold: int, variant: Variant, setting: int) -> FittedAttack:
-        """Return an attack fitted with one of its settings on the speakers of all other folds."""
-        attack, choice = variant.attack, self.list_settings(variant)[setting]
-        if variant.is_observed:
+    def fit(self, fold: int, unfitted: UnfittedAttack, setting: int) -> FittedAttack:
+        """Return an attack fitted with its setting of that index, on the speakers of all other folds."""
+        attack, choice = unfitted.attack, self.list_settings(unfitted)[setting]
+        if unfitted.is_observed:
             return FittedAttack(attack, {None: attack.solve_moments(self._observed, choice[1])})
-        pairs = {group: self._training_pairs(fold, group) for group in variant.groups}
+        pairs = {group: self._training_pairs(fold, group) for group in unfitted.groups}
         if has_builtin_fit(attack):
             return FittedAttack(attack, {group: attack.solve(each, *choice) for group, each in pairs.items()})
         attack = _fit_user_attack(attack, pairs[None], self.data.protected.embeddings.dtype)
@@ -257,7 +259,7 @@ class AttackFolds(ValueCache):
         return FittedAttack(attack, {None: Solution(*sides)})
 
     def _training_pairs(self, fold: int, group: int | None) -> TrainingPairs:
-        """Return the pairs of the speakers of other folds, of one group or of all; those of one fold are kept."""
+        """Return the pairs of all other folds, of one group or of all; the pairs for one fold at a time are cached."""
         if (fold, group) not in self._pairs:
             self._pairs = {key: pairs for key, pairs in self._pairs.items() if key[0] == fold}
             data, (original, protected) = self.data, self.paired_rows
@@ -266,7 +268,7 @@ class AttackFolds(ValueCache):
             if group is not None and data.protected.groups is not None:
                 is_known = is_known & (data.protected.groups[protected] == group)
             some = take_evenly(is_known.nonzero().flatten(), _MOST_ROWS)
-            rows_o = None if original is None else data.original.embeddings[original[some]]
+            rows_o = data.original.embeddings[original[some]] if len(original) else None
             rows_p = data.protected.embeddings[protected[some]]
             self._pairs[fold, group] = TrainingPairs(rows_o, rows_p, speakers[some], self.views)
         return self._pairs[fold, group]
@@ -279,17 +281,17 @@ class AttackFolds(ValueCache):
         is_halved = hasattr(attack, "enrol") and self.enrolment is None
 
         def form() -> list[Comparison]:
-            a, b = (self._rows_of_fold(side, fold, is_subsample) for side in self._form_sides(condition))
+            a, b = (self._rows_of_fold(side, fold, is_subsample) for side in self._enrolment_and_test(condition))
             if not is_halved:
                 return [Comparison(a, b, condition)]
-            in_a, in_b = mark_second_halves(a, b)
-            halves = ((a.take(in_a == half), b.take(in_b != half)) for half in (False, True))
+            is_second_a, is_second_b = mark_second_halves(a, b)
+            halves = ((a.take(is_second_a == half), b.take(is_second_b != half)) for half in (False, True))
             return [Comparison(*each, condition) for each in halves]
 
         return self.get_or_make((fold, condition.name, is_halved, is_subsample), form)
 
-    def _form_sides(self, condition: Condition) -> tuple[Utterances, Utterances]:
-        """Return the enrolment and the test side of a condition, kept so that folds share them."""
+    def _enrolment_and_test(self, condition: Condition) -> tuple[Utterances, Utterances]:
+        """Return the enrolment and the test side of a condition; they are cached, so that folds share them."""
 
         def form() -> tuple[Utterances, Utterances]:
             enrolment, test = self.data.sides(condition, self.enrolment)
@@ -301,7 +303,7 @@ class AttackFolds(ValueCache):
 
     def _sort_side(self, side: Utterances) -> tuple[Utterances, list[int]]:
         """Return the rows of a side by fold and code, and where each fold begins and ends."""
-        number, codes = self.folds.order[side.speaker_index], self.folds.num_codes
+        number, codes = self.folds.sort_keys[side.speaker_index], self.folds.num_codes
         rows = side.argsort_by(number)
         starts = torch.arange(self.folds.num_folds + 1, device=rows.device) * codes
         ends: list[int] = torch.searchsorted(number[rows].contiguous(), starts).tolist()
@@ -326,17 +328,17 @@ class AttackFolds(ValueCache):
         return self.get_or_make((side, fold, is_subsample), take)
 
 
-def mark_second_halves(a: Utterances, b: Utterances) -> tuple[Tensor, Tensor]:
-    """Return for the rows of two sides whether they are of the second half of their speaker's recordings, by value."""
-    ids, place = torch.cat([a.ids, b.ids]).unique(return_inverse=True)
-    keys = torch.cat([row_keys(a.embeddings), row_keys(b.embeddings)])
+def mark_second_halves(enrolment: Utterances, test: Utterances) -> tuple[Tensor, Tensor]:
+    """Return which rows of each side belong to the second half of their speaker's recordings, chosen by value."""
+    ids, place = torch.cat([enrolment.ids, test.ids]).unique(return_inverse=True)
+    keys = torch.cat([row_keys(enrolment.embeddings), row_keys(test.embeddings)])
     key = keys.new_full((len(ids),), torch.inf).scatter_reduce(0, place, keys, "amin")
-    speaker = torch.zeros_like(ids).scatter(0, place, torch.cat([a.speaker_index, b.speaker_index]))
+    speaker = torch.zeros_like(ids).scatter(0, place, torch.cat([enrolment.speaker_index, test.speaker_index]))
     order = key.argsort(stable=True)
     order = order[speaker[order].argsort(stable=True)]
     turn = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
-    halves = (turn % 2 == 1)[place]
-    return halves[: len(a)], halves[len(a) :]
+    is_second = (turn % 2 == 1)[place]
+    return is_second[: len(enrolment)], is_second[len(enrolment) :]
 
 
 def _fit_user_attack(attack: Any, pairs: TrainingPairs, dtype: torch.dtype) -> Any:
@@ -352,7 +354,7 @@ def _fit_user_attack(attack: Any, pairs: TrainingPairs, dtype: torch.dtype) -> A
 
 
 def _map_by_user_attack(attack: Any, name: str, rows: Tensor) -> Tensor:
-    """Return what an attack of one's own makes of one side; without a method ``attack`` the rows as they are."""
+    """Return the rows of one side after a user's attack; without a method ``attack`` the rows as they are."""
     if not hasattr(attack, "attack"):
         return rows
     mapped: Tensor = attack.attack(rows, None)[0] if name == "original" else attack.attack(None, rows)[1]

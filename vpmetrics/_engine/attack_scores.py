@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,10 +33,10 @@ _CONSTANT = 1e-6  # standard deviation relative to the mean below which scores a
 _STRONG, _NOISE = 0.99, 0.001  # attacks tie within this share of the strongest one's disclosure, and these bits
 
 
-class Choice(NamedTuple):
-    """Choice of a fold: the index of a variant of an attack, and whether its scores are negated."""
+class AttackAndSign(NamedTuple):
+    """What a fold takes: the index of an attack on a condition, and whether its scores are negated."""
 
-    variant: int
+    attack: int
     is_negated: bool = False
 
 
@@ -49,7 +49,7 @@ class ScoredPairs(NamedTuple):
     columns: Tensor  # (B,)
 
 
-def score_blocks(comparison: Comparison, fitted: FittedAttack, num_codes: int) -> Iterator[ScoredPairs]:
+def score_blocks(comparison: Comparison, fitted: FittedAttack, num_speaker_codes: int) -> Iterator[ScoredPairs]:
     """Yield all pairs of a comparison after an attack, in blocks."""
     a, b = comparison.map_sides(fitted.attack, fitted.map_side)
     has_score = hasattr(fitted.attack, "score")
@@ -64,7 +64,7 @@ def score_blocks(comparison: Comparison, fitted: FittedAttack, num_codes: int) -
     scorer = Scorer(lambda rows: rows, score, lambda *rows: rows[-1], is_builtin=not has_score)
     enrolment = replace(comparison.enrolment, embeddings=a)
     test = enrolment if comparison.is_same_rows else replace(comparison.test, embeddings=b)
-    pairs = PairBlocks(enrolment, test, num_codes, scorer, comparison.condition)
+    pairs = PairBlocks(enrolment, test, num_speaker_codes, scorer, comparison.condition)
     for block in pairs:
         rows = pairs.enrolment.speaker_index[block.rows]
         columns = pairs.test.speaker_index[block.columns]
@@ -82,27 +82,21 @@ def assign_bins(scores: Tensor, bins: int) -> Tensor:
     return scores.nan_to_num().add_(1).mul_(bins / 2).clamp_(0, bins - 1).to(torch.int32)
 
 
-def count_sampled_pairs(attack: Any, scores: Tensor, kinds: Tensor) -> tuple[Tensor, Tensor]:
-    """Return counts ``(C, 3, B)`` of sampled pairs by setting, kind and bin, and the scales ``(C, 2)`` of scores.
+def measure_scale(scores: Tensor, kinds: Tensor) -> Tensor:
+    """Return mean and standard deviation ``(C, 2)`` of the scores ``(C, P)`` of trials; infinite if it is rounding."""
+    weight = (kinds != NO_TRIAL).to(scores)
+    mean = (scores * weight).sum(1) / weight.sum()
+    deviation = ((scores - mean[:, None]).square() * weight).sum(1).div(weight.sum()).sqrt()
+    return torch.stack([mean, torch.where(deviation > _CONSTANT * mean.abs(), deviation, torch.inf)], dim=1)
 
-    Args:
-        attack: The attack; scores of its method ``score`` are squashed into [-1, 1].
-        scores: Scores ``(C, P)`` by setting and pair.
-        kinds: Kind of each pair ``(P,)``.
-    """
-    scale = scores.new_zeros(len(scores), 2)
-    if hasattr(attack, "score"):
-        weight = (kinds != NO_TRIAL).to(scores)
-        mean = (scores * weight).sum(1) / weight.sum()
-        deviation = ((scores - mean[:, None]).square() * weight).sum(1).div(weight.sum()).sqrt()
-        deviation = torch.where(deviation > _CONSTANT * mean.abs(), deviation, torch.inf)
-        scale = torch.stack([mean, deviation], dim=1)
-        scores = squash_scores(scores, scale)
+
+def count_pair_kinds(scores: Tensor, kinds: Tensor) -> Tensor:
+    """Return counts ``(C, 3, B)`` by setting, kind and bin from scores ``(C, P)`` in [-1, 1] and kinds ``(P,)``."""
     slots = assign_bins(scores, COARSE) + kinds * COARSE
     slots = slots + 4 * COARSE * torch.arange(len(scores), device=slots.device, dtype=torch.int32)[:, None]
     counts = torch.zeros(4 * COARSE * len(scores), dtype=torch.int32, device=slots.device)
     add_counts(counts, slots)
-    return counts.view(len(scores), 4, COARSE)[:, :NO_TRIAL], scale
+    return counts.view(len(scores), 4, COARSE)[:, :NO_TRIAL]
 
 
 def separation_of_counts(counts: Tensor) -> Tensor:
@@ -132,16 +126,14 @@ def choose_settings(
     return chosen
 
 
-def choose_attacks(
-    targets: Tensor, nontargets: Tensor, sampled_folds: Sequence[int], num_folds: int
-) -> tuple[tuple[Choice, ...], Tensor]:
-    """Choose an attack and a direction for every fold by the other folds; return also D_ECE of every attack.
+def disclosure_without_each_fold(targets: Tensor, nontargets: Tensor) -> Tensor:
+    """Return D_ECE of every attack without each sampled fold, and last with all, ``(2 V, F + 1)``.
+
+    Each attack is followed by the same attack with negated scores.
 
     Args:
         targets: Counts ``(V, F, B)`` of targets by attack, sampled fold and bin.
         nontargets: The same of non-targets.
-        sampled_folds: Number of each sampled fold.
-        num_folds: How many folds there are.
     """
     # Coarser cells of each attack's score axis, with about equally many trials.
     shares = [counts.sum(1) / counts.sum((1, 2))[:, None].clamp(min=1) for counts in (targets, nontargets)]
@@ -153,14 +145,24 @@ def choose_attacks(
         both = torch.stack([condensed, condensed.flip(-1)], dim=1).flatten(0, 1)  # (2 V, F, B)
         every = both.sum(1, keepdim=True)
         parts.append(torch.cat([every - both, every], dim=1))
-    d_ece = expected_disclosure(Steps(parts[0].new_empty(0), *parts)).nan_to_num(-torch.inf)  # (2 V, F + 1)
+    return expected_disclosure(Steps(parts[0].new_empty(0), *parts)).nan_to_num(-torch.inf)
+
+
+def choose_attacks(disclosure: Tensor, sampled_folds: Sequence[int], num_folds: int) -> tuple[AttackAndSign, ...]:
+    """Choose an attack and its sign for every fold: one that discloses most in the other sampled folds.
+
+    Args:
+        disclosure: What :func:`disclosure_without_each_fold` returns.
+        sampled_folds: Number of each sampled fold.
+        num_folds: How many folds there are.
+    """
     # An attack above its average in the other folds is below it in this one, so the maximum is biased. Take the
     # first attack that is nearly as strong as the strongest.
-    is_strong = d_ece >= _STRONG * d_ece.amax(0) - _NOISE
+    is_strong = disclosure >= _STRONG * disclosure.amax(0) - _NOISE
     *by_others, by_all = is_strong.to(torch.uint8).argmax(0).tolist()
     others = dict(zip(sampled_folds, by_others, strict=True))
     numbers = [others.get(fold, by_all) for fold in range(num_folds)]
-    return tuple(Choice(number // 2, number % 2 == 1) for number in numbers), d_ece[:, -1].view(-1, 2).amax(1)
+    return tuple(AttackAndSign(number // 2, number % 2 == 1) for number in numbers)
 
 
 def split_by_class(counts: Tensor, is_chance: bool = False) -> tuple[Tensor, Tensor]:
@@ -170,24 +172,24 @@ def split_by_class(counts: Tensor, is_chance: bool = False) -> tuple[Tensor, Ten
 
 
 def pool_folds(targets: Tensor, nontargets: Tensor, is_negated: bool = False) -> Steps:
-    """Return the trials of all folds, from counts ``(K, B)``, in the order of scores or of negated scores."""
+    """Return the trials of all folds, from counts ``(K, B)``, as steps of ascending or of negated scores."""
     sums = (counts.sum(0).flip(0) if is_negated else counts.sum(0) for counts in (targets, nontargets))
     return Steps(targets.new_empty(0), *sums)
 
 
 def pool_calibrated_folds(
-    counts: Mapping[int, tuple[Tensor, Tensor]], choices: Sequence[Choice]
+    counts: Mapping[int, tuple[Tensor, Tensor]], choices: Sequence[AttackAndSign]
 ) -> tuple[Steps, list[Tensor]]:
     """Pool the trials of all folds, each scored by the calibrated log-likelihood ratio of its chosen attack.
 
     Args:
-        counts: Targets and non-targets ``(K, B)``, by fold and bin, of every chosen variant.
+        counts: Targets and non-targets ``(K, B)``, by fold and bin, of every chosen attack.
         choices: Choice of each fold.
 
     Returns:
         Steps in ascending order of the ratios; and for every fold the step index of every bin ``(B,)``.
     """
-    taken = {choice: pool_folds(*counts[choice.variant], choice.is_negated) for choice in sorted(set(choices))}
+    taken = {choice: pool_folds(*counts[choice.attack], choice.is_negated) for choice in sorted(set(choices))}
     # One ratio per block of PAV: far fewer than bins.
     ratios = [steps.blocks.llr for steps in taken.values()]
     values, place = torch.cat(ratios).unique(return_inverse=True)
@@ -197,6 +199,6 @@ def pool_calibrated_folds(
     }
     sums = [values.new_zeros(len(values)) for _ in range(2)]
     for fold, choice in enumerate(choices):
-        for total, part in zip(sums, counts[choice.variant], strict=True):
+        for total, part in zip(sums, counts[choice.attack], strict=True):
             total.index_add_(0, step_of_bin[choice], part[fold])
     return Steps(values.new_empty(0), *sums), [step_of_bin[choice] for choice in choices]

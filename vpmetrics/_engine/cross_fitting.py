@@ -1,17 +1,15 @@
-"""The strongest of several attacks; the speakers of a fold serve neither to fit nor to choose the attack on them.
-
-For every fold of speakers attacks are fitted on all others.
+"""The strongest of several attacks; the attack on a fold of speakers is fitted and chosen on other speakers.
 
 1. Choose, from a sample of rows: every attack with every setting compares some rows of each fold. From these scores
-   each fold takes, by the disclosure in the *other* folds, the setting of each attack and then the attack. The largest
-   of several noisy numbers, taken where it is counted, would be too large.
+   each fold takes, by the disclosure in the *other* folds, the setting of each attack and then the attack. By its own
+   disclosure it would take the largest of several noisy numbers, which is too large.
 2. Count all pairs within each fold after the attack that it took, by bins of the score.
 3. Calibrate: trials of a fold have the log-likelihood ratios of its attack, calibrated on all folds.
 
 Plain comparison needs no fitting: it is counted on all trials of the condition, and the result is never below it.
 
-Chance is the same for pairs that disclose nothing: instead of two utterances of one speaker, those of one speaker and
-the next. As many pairs of as many speakers overfit as much.
+The chance level is the same for targets that disclose nothing: pairs of a speaker and the next one instead of pairs of
+one speaker. As many pairs of as many speakers overfit as much.
 """
 
 from __future__ import annotations
@@ -31,18 +29,20 @@ from vpmetrics._engine.attack_folds import (
     TARGET,
     AttackFolds,
     FittedAttack,
-    Variant,
+    UnfittedAttack,
     assign_folds,
 )
 from vpmetrics._engine.attack_scores import (
     COARSE,
     FINE,
-    Choice,
+    AttackAndSign,
     ScoredPairs,
     assign_bins,
     choose_attacks,
     choose_settings,
-    count_sampled_pairs,
+    count_pair_kinds,
+    disclosure_without_each_fold,
+    measure_scale,
     pool_calibrated_folds,
     pool_folds,
     score_blocks,
@@ -71,7 +71,7 @@ _MEASURES = {"d_ece_strongest": expected_disclosure, "eer_strongest": eer_of_ste
 
 
 def list_names_and_needs(attacks: Sequence[Any]) -> tuple[tuple[str, str], ...]:
-    """Return name and needs of the attacks that numbers stand for: fitted on all, per group, and on observed speech."""
+    """Return name and needs by number of an attack: all attacks on all pairs, per group, and on observed speech."""
     pairs = [
         (getattr(each, "name", type(each).__name__), getattr(each, "needs", "")) for each in add_plain_attack(attacks)
     ]
@@ -84,7 +84,7 @@ def add_plain_attack(attacks: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class StrongestResult(NamedTuple):
-    """What the strongest attack finds; scalars but for the last three.
+    """Disclosure after the strongest attack; scalars but for the last three.
 
     ``attack``: the number of the attack that most folds took, or of plain comparison where that finds more; NaN where
     it is undefined. ``num_fitted_speakers``: how many speakers attacks were fitted on, at least. ``d_ece_by_attack``:
@@ -99,7 +99,7 @@ class StrongestResult(NamedTuple):
     attack: Tensor
     num_fitted_speakers: Tensor
     d_ece_by_attack: Tensor
-    choices: tuple[Choice, ...] = ()
+    choices: tuple[AttackAndSign, ...] = ()
     replicates: dict[str, Tensor] | None = None
 
     def scalars(self) -> dict[str, Tensor]:
@@ -108,21 +108,21 @@ class StrongestResult(NamedTuple):
         return dict(zip(keys, self[:5], strict=True))
 
 
-class _Candidate(NamedTuple):
-    """A variant on the sampled rows of a condition, with the setting that each fold takes.
+class _SampledAttack(NamedTuple):
+    """An attack on the sampled rows of a condition, with the setting that each fold takes.
 
     ``counts`` ``(F, 3, B)`` by sampled fold, kind of pair and bin; ``scales`` ``(K, 2)``: mean and standard deviation
-    of the scores of each fold, where these are no cosines.
+    of the scores of each fold, where these are not cosines.
     """
 
-    variant: Variant
+    unfitted: UnfittedAttack
     settings: list[int]
     counts: Tensor
     scales: Tensor
 
 
 class _PooledTrials(NamedTuple):
-    """All trials after an attack: in ``steps``, and of all speakers and without each group, ``(1 + G, S)``."""
+    """All trials after an attack, ``steps``; ``replicates`` of all speakers and without each group, ``(1 + G, S)``."""
 
     number: int
     steps: Steps
@@ -161,7 +161,7 @@ class CrossFittedAttacks:
         self.attack_folds = AttackFolds(self.data, self.folds, add_plain_attack(attacks), observed, enrolment)
         # Choices are made with every other fold where there are many.
         self._sampled_folds = range(0, self.folds.num_folds, 1 if self.folds.num_folds <= _MOST_SAMPLED_FOLDS else 2)
-        self._candidates: dict[str, list[_Candidate]] = {}
+        self._sampled_attacks: dict[str, list[_SampledAttack]] = {}
         self._counts: dict[tuple[str, int], Tensor] = {}
         self._fitted: dict[tuple[int, int, int], FittedAttack] = {}
 
@@ -184,7 +184,7 @@ class CrossFittedAttacks:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             reason = self._explain_undefined()
             if reason is None:
-                if not self._candidates:
+                if not self._sampled_attacks:
                     self._choose_settings()
                 result = self._evaluate_strongest(condition, groups, plain, plain_replicates)
                 if not bool(result.d_ece.isnan()):
@@ -205,7 +205,7 @@ class CrossFittedAttacks:
             )
             data = index_speakers(original, protected, SINGLE_PROCESS)
             with torch.no_grad():
-                fitted = self._fit_candidate(fold, self._candidates[condition.name][choice.variant])
+                fitted = self._fit_chosen_setting(fold, self._sampled_attacks[condition.name][choice.attack])
             chosen.append((data, fitted._replace(is_negated=choice.is_negated)))
         return chosen
 
@@ -220,42 +220,46 @@ class CrossFittedAttacks:
         """Compare some rows of some folds after every attack with every setting, and choose the settings."""
         device = self.data.speakers.device
         tried = [
-            (variant, [each for each in self.conditions if is_made_for(variant.attack, each.is_same_side)])
-            for variant in self.attack_folds.variants
+            (unfitted, [each for each in self.conditions if is_made_for(unfitted.attack, each.is_same_side)])
+            for unfitted in self.attack_folds.unfitted_attacks
         ]
-        names = [(condition.name, variant) for variant, conditions in tried for condition in conditions]
-        sizes = [len(self.attack_folds.list_settings(variant)) for _, variant in names]
+        names = [(condition.name, unfitted) for unfitted, conditions in tried for condition in conditions]
+        sizes = [len(self.attack_folds.list_settings(unfitted)) for _, unfitted in names]
         shape = sum(sizes), len(self._sampled_folds)
         counts = torch.zeros(*shape, 3, COARSE, dtype=torch.int32, device=device)
         scales = torch.zeros(*shape, 2, dtype=wide_dtype(device), device=device)
         for index in self.processes.share(range(len(self._sampled_folds))):
-            counts[:, index], scales[:, index] = self._sample_fold(self._sampled_folds[index], tried)
+            counts[:, index], scales[:, index] = self._sampled_counts_and_scales(self._sampled_folds[index], tried)
         counts, scales = self.processes.all_reduce(counts, scales)
         settings = choose_settings(separation_of_counts(counts), sizes, self._sampled_folds, self.folds.num_folds)
         taken = torch.tensor(settings, device=device)  # one copy to the device
         columns, every = torch.arange(shape[1], device=device), slice(None, None, self._sampled_folds.step)
         parts = zip(names, settings, taken, counts.split(sizes), scales.split(sizes), strict=True)
-        for (name, variant), chosen, setting, count, scale in parts:
-            sampled = widen(count[setting[every], columns])
-            candidate = _Candidate(variant, chosen, sampled, scale[setting].mean(1))
-            self._candidates.setdefault(name, []).append(candidate)
+        for (name, unfitted), chosen, setting, count, scale in parts:
+            counts_of_chosen = widen(count[setting[every], columns])
+            sampled = _SampledAttack(unfitted, chosen, counts_of_chosen, scale[setting].mean(1))
+            self._sampled_attacks.setdefault(name, []).append(sampled)
 
-    def _sample_fold(self, fold: int, tried: Sequence[tuple[Variant, Sequence[Condition]]]) -> tuple[Tensor, Tensor]:
+    def _sampled_counts_and_scales(
+        self, fold: int, tried: Sequence[tuple[UnfittedAttack, Sequence[Condition]]]
+    ) -> tuple[Tensor, Tensor]:
         """Return counts ``(C, 3, B)`` and scales ``(C, 2)`` of some rows of a fold after every attack and setting."""
-        counted = []
-        for variant, conditions in tried:
-            settings = range(len(self.attack_folds.list_settings(variant)) if conditions else 0)
-            fitted = (self.attack_folds.fit(fold, variant, setting) for setting in settings)
+        counts, scales = [], []
+        for unfitted, conditions in tried:
+            attack = unfitted.attack
+            settings = range(len(self.attack_folds.list_settings(unfitted)) if conditions else 0)
+            fitted = (self.attack_folds.fit(fold, unfitted, setting) for setting in settings)
             maps = [cache(each.map_side) for each in fitted]  # conditions share rows
             for condition in conditions:
                 scored = []
-                for rows in self.attack_folds.form_comparisons(fold, condition, variant.attack, is_subsample=True):
-                    sides = (rows.map_sides(variant.attack, each) for each in maps)
-                    scores = torch.stack([compare(variant.attack, *each).detach() for each in sides])
+                for rows in self.attack_folds.form_comparisons(fold, condition, attack, is_subsample=True):
+                    sides = (rows.map_sides(attack, each) for each in maps)
+                    scores = torch.stack([compare(attack, *each).detach() for each in sides])
                     scored.append((widen(scores).flatten(1), rows.pair_kinds.expand(1, -1, -1).flatten(1)))
                 scores, (kinds,) = (torch.cat(parts, dim=1) for parts in zip(*scored, strict=True))
-                counted.append(count_sampled_pairs(variant.attack, scores, kinds))
-        counts, scales = zip(*counted, strict=True)
+                has_score = hasattr(attack, "score")
+                scales.append(measure_scale(scores, kinds) if has_score else scores.new_zeros(len(scores), 2))
+                counts.append(count_pair_kinds(squash_scores(scores, scales[-1]) if has_score else scores, kinds))
         return torch.cat(counts), torch.cat(scales)
 
     def _evaluate_strongest(
@@ -266,11 +270,13 @@ class CrossFittedAttacks:
         plain_replicates: StepsOfBothSigns | None,
     ) -> StrongestResult:
         """Choose an attack for each fold, count all pairs after it, and compare the result with plain comparison."""
-        candidates, folds = self._candidates[condition.name], (self._sampled_folds, self.folds.num_folds)
-        sampled = torch.stack([each.counts for each in candidates])  # (V, F, 3, B)
-        choices, by_attack = choose_attacks(*split_by_class(sampled), *folds)
-        chance_choices, _ = choose_attacks(*split_by_class(sampled, is_chance=True), *folds)
-        counts = self._count_pairs(condition, sorted({each.variant for each in (*choices, *chance_choices, Choice(0))}))
+        sampled_attacks, folds = self._sampled_attacks[condition.name], (self._sampled_folds, self.folds.num_folds)
+        sampled = torch.stack([each.counts for each in sampled_attacks])  # (V, F, 3, B)
+        disclosure, chance_disclosure = (
+            disclosure_without_each_fold(*split_by_class(sampled, is_chance)) for is_chance in (False, True)
+        )
+        choices, chance_choices = (choose_attacks(each, *folds) for each in (disclosure, chance_disclosure))
+        counts = self._count_pairs(condition, sorted({0, *(each.attack for each in (*choices, *chance_choices))}))
         chance_targets = {key: split_by_class(each, is_chance=True) for key, each in counts.items()}
         chance = [
             pool_calibrated_folds(chance_targets, chance_choices)[0],
@@ -279,11 +285,11 @@ class CrossFittedAttacks:
         trials = []
         if plain is not None:
             both_signs = zip(plain, (None, None) if plain_replicates is None else plain_replicates, strict=True)
-            trials = [_PooledTrials(candidates[0].variant.number, *each) for each in both_signs]
-        if not trials or len(set(choices)) > 1 or choices[0].variant > 0:
+            trials = [_PooledTrials(sampled_attacks[0].unfitted.number, *each) for each in both_signs]
+        if not trials or len(set(choices)) > 1 or choices[0].attack > 0:
             by_class = {key: split_by_class(each) for key, each in counts.items()}
             steps, step_of_bin = pool_calibrated_folds(by_class, choices)
-            numbers = [candidates[choice.variant].variant.number for choice in choices]
+            numbers = [sampled_attacks[choice.attack].unfitted.number for choice in choices]
             trials.insert(0, _PooledTrials(max(numbers, key=numbers.count), steps))
             if groups is not None:
                 replicates = self._count_replicates(condition, choices, steps, step_of_bin, groups)
@@ -292,7 +298,7 @@ class CrossFittedAttacks:
         d_ece, eer = values.values()
         best = d_ece.argmax()
         by_number = d_ece.new_full((len(self.descriptions),), torch.nan)
-        by_number[[each.variant.number for each in candidates]] = by_attack
+        by_number[[each.unfitted.number for each in sampled_attacks]] = disclosure[:, -1].view(-1, 2).amax(1)
         return StrongestResult(
             d_ece[best],
             eer[best],
@@ -304,55 +310,57 @@ class CrossFittedAttacks:
             None if groups is None else _take_strongest_replicates(trials, values),
         )
 
-    def _count_pairs(self, condition: Condition, variants: Sequence[int]) -> dict[int, Tensor]:
-        """Return by variant the counts ``(K, 3, B)`` of all pairs within each fold, scored after that attack."""
+    def _count_pairs(self, condition: Condition, attacks: Sequence[int]) -> dict[int, Tensor]:
+        """Return by attack the counts ``(K, 3, B)`` of all pairs within each fold, scored after that attack."""
         number, device = self.folds.num_folds, self.data.speakers.device
-        missing = [variant for variant in variants if (condition.name, variant) not in self._counts]
+        missing = [attack for attack in attacks if (condition.name, attack) not in self._counts]
         counts = torch.zeros(len(missing), number, 4, FINE, dtype=torch.int32, device=device)
         for fold in self.processes.share(range(number)) if missing else ():
-            for variant, counts_of_folds in zip(missing, counts, strict=True):
-                for each in self._score_pairs(condition, self._candidates[condition.name][variant], fold):
+            for attack, counts_of_folds in zip(missing, counts, strict=True):
+                for each in self._score_pairs(condition, self._sampled_attacks[condition.name][attack], fold):
                     slots = assign_bins(each.scores, FINE).add_(each.pair_kinds, alpha=FINE)
                     add_counts(counts_of_folds[fold].view(-1), slots)
         (counts,) = self.processes.all_reduce(counts) if missing else (counts,)
         self._counts |= {
             (condition.name, each): table[:, :NO_TRIAL] for each, table in zip(missing, counts, strict=True)
         }
-        return {variant: self._counts[condition.name, variant] for variant in variants}
+        return {attack: self._counts[condition.name, attack] for attack in attacks}
 
-    def _fit_candidate(self, fold: int, candidate: _Candidate) -> FittedAttack:
+    def _fit_chosen_setting(self, fold: int, sampled: _SampledAttack) -> FittedAttack:
         """Return an attack with the setting that a fold takes; it is kept for other conditions."""
-        key = fold, candidate.variant.number, candidate.settings[fold]
+        key = fold, sampled.unfitted.number, sampled.settings[fold]
         if key not in self._fitted:
-            self._fitted[key] = self.attack_folds.fit(fold, candidate.variant, candidate.settings[fold])
+            self._fitted[key] = self.attack_folds.fit(fold, sampled.unfitted, sampled.settings[fold])
         return self._fitted[key]
 
-    def _score_pairs(self, condition: Condition, candidate: _Candidate, fold: int) -> Iterator[ScoredPairs]:
+    def _score_pairs(self, condition: Condition, sampled: _SampledAttack, fold: int) -> Iterator[ScoredPairs]:
         """Yield blocks of scores in [-1, 1] of all pairs of a fold, after an attack."""
-        fitted, has_score = self._fit_candidate(fold, candidate), hasattr(candidate.variant.attack, "score")
+        fitted, has_score = self._fit_chosen_setting(fold, sampled), hasattr(sampled.unfitted.attack, "score")
         for comparison in self.attack_folds.form_comparisons(fold, condition, fitted.attack, is_subsample=False):
             for each in score_blocks(comparison, fitted, self.folds.num_codes):
-                scores = squash_scores(each.scores, candidate.scales[fold]) if has_score else each.scores
+                scores = squash_scores(each.scores, sampled.scales[fold]) if has_score else each.scores
                 yield each._replace(scores=scores)
 
     def _count_replicates(
         self,
         condition: Condition,
-        choices: Sequence[Choice],
+        choices: Sequence[AttackAndSign],
         steps: Steps,
         step_of_bin: Sequence[Tensor],
         groups: JackknifeGroups,
     ) -> Steps:
         """Return the trial counts after the chosen attacks, of all speakers and without each group, ``(1 + G, S)``."""
-        folds, size, candidates = self.folds, len(steps.targets), self._candidates[condition.name]
-        group_of_code = torch.full((folds.num_folds * folds.num_codes,), groups.num_groups, device=folds.order.device)
-        has_fold = folds.order >= 0
-        group_of_code[folds.order[has_fold]] = groups.find_groups(self.data.speakers)[has_fold]
+        folds, size, sampled_attacks = self.folds, len(steps.targets), self._sampled_attacks[condition.name]
+        group_of_code = torch.full(
+            (folds.num_folds * folds.num_codes,), groups.num_groups, device=folds.sort_keys.device
+        )
+        has_fold = folds.sort_keys >= 0
+        group_of_code[folds.sort_keys[has_fold]] = groups.find_groups(self.data.speakers)[has_fold]
         counts = torch.zeros(2 * (groups.num_groups + 1) * size + 1, dtype=torch.int64, device=groups.labels.device)
         unused = len(counts) - 1
         for fold in self.processes.share(range(folds.num_folds)):
             group = group_of_code[fold * folds.num_codes : (fold + 1) * folds.num_codes]
-            for trials in self._score_pairs(condition, candidates[choices[fold].variant], fold):
+            for trials in self._score_pairs(condition, sampled_attacks[choices[fold].attack], fold):
                 place = step_of_bin[fold][assign_bins(trials.scores, FINE).long()]
                 place = place + (trials.pair_kinds == TARGET) * ((groups.num_groups + 1) * size)
                 place = place.masked_fill_(trials.pair_kinds == NO_TRIAL, unused)
