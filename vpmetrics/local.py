@@ -81,7 +81,9 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         parts = self._identify_by_group(data)
-        values = _summarise(pool_identifications([part for _, part in parts]))
+        pooled = pool_identifications([part for _, part in parts])
+        assert pooled.bits is not None
+        values = summarise_information(pooled.bits, pooled.linked)
         if self.intervals is None:
             return values
         jackknife = jackknife_all_groups(parts, self.scoring, group_speakers(data), "empirical")
@@ -106,9 +108,5 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
             parts = self._identify_by_group(self._collect_data())
         pooled = pool_identifications([part for _, part in parts])
         assert pooled.bits is not None
-        return draw_local_information(pooled.bits, len(pooled.histogram), _summarise(pooled), ax, label)
-
-
-def _summarise(pooled: Identification) -> dict[str, Tensor]:
-    assert pooled.bits is not None
-    return summarise_information(pooled.bits, pooled.linked)
+        values = summarise_information(pooled.bits, pooled.linked)
+        return draw_local_information(pooled.bits, len(pooled.histogram), values, ax, label)

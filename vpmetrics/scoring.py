@@ -1,4 +1,4 @@
-"""How two embeddings are compared: a name, a fitted PLDA, or any callable."""
+"""A fitted PLDA, for the argument `scoring` of metrics."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):
 
 
 class DeIdentification(_SimilarityRatio):
-    r"""Compute DeID, the share of the diagonal of original voices that is gone between original and protected speech.
+    r"""Compute DeID, the relative loss of diagonal dominance from OO to OP similarities.
 
     .. math:: \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
 

@@ -1,4 +1,4 @@
-"""Any score metric, from embeddings."""
+"""Score metrics computed from embeddings."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ class Maps(NamedTuple):
 class TunedAttack(Attack):
     """An attack with several settings; it takes the one that best separates speakers it was not fitted on.
 
-    ``settings`` go from the finest to the most regular: of those that are as good the last one is taken, so that
+    ``settings`` are sorted from the least to the most regularised. Of nearly equal ones the last is taken, so that
     rounding decides nothing. ``conditions`` names the kinds of pairs it is made for: ``"OP"``, ``"PP"`` or both.
 
     Example:
@@ -187,7 +187,7 @@ class TunedAttack(Attack):
     ) -> int:
         """Return the index of the choice that best separates the speakers of each fold, fitted on the other folds."""
         if pairs.num_speakers < 2:
-            return len(choices) - 1  # the most regular one
+            return len(choices) - 1  # the most regularised one
         sums = pairs.protected.new_zeros(pairs.num_speakers, pairs.protected.shape[1])
         sums = sums.index_add(0, pairs.speaker_index, pairs.protected)
         num_folds = min(_FOLDS, max(2, pairs.num_speakers // 2))
@@ -214,7 +214,7 @@ class LinearAttack(TunedAttack):
 
     A subclass derives ``maps`` from means and covariances of normalised pairs: ``statistics.mean_p``,
     ``statistics.pp``, ``statistics.po`` and so on, see ``statistics.whiten`` for a whitening that uses no direction
-    without variance. It also learns from what a metric has observed.
+    without variance. A metric can also fit it on the moments that it has observed.
 
     Example:
         >>> class Subspace(LinearAttack):
@@ -256,7 +256,7 @@ def compare(attack: Any, original: Tensor, protected: Tensor) -> Tensor:
 
 
 def has_builtin_fit(attack: Any) -> bool:
-    """Return whether an attack keeps `fit` and `attack` of the built-in ones, so that fits and settings are shared."""
+    """Return whether an attack inherits `fit` and `attack` of `TunedAttack` unchanged, so that fits can be shared."""
     return isinstance(attack, TunedAttack) and all(
         getattr(getattr(attack, name), "__func__", None) is getattr(TunedAttack, name) for name in ("fit", "attack")
     )

@@ -74,8 +74,8 @@ def attribute_disclosure(
         speakers: Speaker of each row, ``(N,)``: integers or strings.
         confidence: Confidence level of the jackknife interval: the classifier is fitted, chosen and calibrated again
             without each of up to 30 groups of speakers. None for no interval.
-        permutations: How often labels are permuted for the chance level: among speakers where the attribute is one of
-            the speaker, otherwise within speakers. 0 for no chance level.
+        permutations: How often labels are permuted for the chance level: among speakers where each speaker has one
+            label, otherwise within speakers. 0 for no chance level.
         seed: Seed of the permutations.
 
     Returns:
@@ -112,15 +112,17 @@ def attribute_disclosure(
         return AttributeResult(*[torch.full((), torch.nan, dtype=dtype, device=embeddings.device)] * 7)
     low = high = chance = widen(embeddings.new_full((), torch.nan))
     with torch.no_grad():
-        model = _fit_classifiers(embeddings, speaker_index, num_speakers, target)
-        log_posterior, settings = model.predict(target, num_classes)
+        row_folds = _assign_stratified_folds(target, speaker_index, num_speakers)
+        model = _make_classifier(embeddings, row_folds, num_folds=min(_MOST_FOLDS, num_speakers))
+        log_posterior, settings = model.predict_log_posteriors(target, num_classes)
         bits = _mutual_information_bits(log_posterior, target, num_classes)
         if permutations:
             generator = torch.Generator().manual_seed(seed)
             chances = []
             for _ in range(permutations):
                 permuted = _permute_labels(target, speaker_index, num_speakers, generator)
-                chances.append(_mutual_information_bits(model.predict(permuted, num_classes)[0], permuted, num_classes))
+                permuted_log_posterior, _ = model.predict_log_posteriors(permuted, num_classes)
+                chances.append(_mutual_information_bits(permuted_log_posterior, permuted, num_classes))
             chance = torch.stack(chances).clamp(min=0).mean()
         if confidence is not None and num_speakers < FEWEST_SPEAKERS:
             warn_undefined(f"Intervals need {FEWEST_SPEAKERS} speakers.")
@@ -130,7 +132,7 @@ def attribute_disclosure(
             for left_out in range(int(group.amax()) + 1):
                 kept_target = target[group != left_out]
                 refitted = model.refit_without_rows(group == left_out, settings)
-                kept_log_posterior, _ = refitted.predict(kept_target, num_classes)
+                kept_log_posterior, _ = refitted.predict_log_posteriors(kept_target, num_classes)
                 replicates.append(_mutual_information_bits(kept_log_posterior, kept_target, num_classes))
             # More speakers make a better classifier: the mean of the replicates is no estimate of a bias.
             bounds = 0.0, math.log2(num_classes)
@@ -186,7 +188,7 @@ class _CrossFittedClassifier:
         kept = [features[~is_removed] for features in self.features]
         return _CrossFittedClassifier(kept, self.row_folds[~is_removed], products, settings)
 
-    def predict(self, target: Tensor, num_classes: int) -> tuple[Tensor, list[tuple[int, float]]]:
+    def predict_log_posteriors(self, target: Tensor, num_classes: int) -> tuple[Tensor, list[tuple[int, float]]]:
         """Return out-of-fold log-posteriors of the classes, ``(N, C)``, and the settings chosen in some fold."""
         labels = one_hot(target, num_classes).to(self.features[0].dtype)
         products = [_sum_products(features, labels, self.row_folds, self.num_folds) for features in self.features]
@@ -229,21 +231,19 @@ class _CrossFittedClassifier:
         return (row_theta[:1] * scores + row_theta[1:]).log_softmax(0).T
 
 
-def _fit_classifiers(
-    embeddings: Tensor, speaker_index: Tensor, num_speakers: int, target: Tensor
-) -> _CrossFittedClassifier:
+def _assign_stratified_folds(target: Tensor, speaker_index: Tensor, num_speakers: int) -> Tensor:
+    """Return the fold of each row, ``(N,)``: speakers of each class are assigned to folds in turn."""
+    order = _highest_label_per_speaker(target, speaker_index, num_speakers).argsort(stable=True)
+    folds = torch.arange(num_speakers, device=order.device) % _MOST_FOLDS
+    return torch.empty_like(order).scatter(0, order, folds)[speaker_index]
+
+
+def _make_classifier(embeddings: Tensor, row_folds: Tensor, num_folds: int) -> _CrossFittedClassifier:
     rows = normalize(widen(embeddings.detach()), dim=1)
     with_kernel = torch.cat([rows, _landmark_kernel_values(rows)], dim=1)
     features = [_make_design_matrix(rows), _make_design_matrix(with_kernel)]
-    # Speakers of each class are assigned to folds in turn.
-    order = _highest_label_per_speaker(target, speaker_index, num_speakers).argsort(stable=True)
-    num_folds = min(_MOST_FOLDS, num_speakers)
-    turn = torch.empty_like(order).scatter(0, order, torch.arange(num_speakers, device=order.device) % num_folds)
-    row_folds = turn[speaker_index]
     products = [_sum_products(each, each, row_folds, num_folds) for each in features]
-    return _CrossFittedClassifier(
-        features, row_folds, products, list(itertools.product(range(len(features)), _SHRINKAGES))
-    )
+    return _CrossFittedClassifier(features, row_folds, products, list(itertools.product(range(2), _SHRINKAGES)))
 
 
 def _highest_label_per_speaker(target: Tensor, speaker_index: Tensor, num_speakers: int) -> Tensor:

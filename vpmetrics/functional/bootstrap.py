@@ -1,4 +1,4 @@
-"""Confidence intervals by the bootstrap over speakers: slow, a second source for those of the jackknife."""
+"""Confidence intervals by the bootstrap over speakers: slower than the jackknife, and a check of its intervals."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def bootstrap_embeddings(
 
     For ``deid`` and ``gvd`` every replicate calibrates each condition by itself, under Laplace's rule, and averages its
     own matrices: a speaker drawn :math:`w` times is :math:`w` rows and columns. For ``mean_d`` and ``alid`` the inputs
-    are resampled; references and slopes stay. Every score is kept: for up to some thousand utterances.
+    are resampled; references and slopes stay. Every score is kept, so use it for some thousand utterances at most.
 
     Args:
         original: Embeddings ``(N, D)`` of the original speech.
@@ -255,8 +255,8 @@ class SpeakerTrials:
             return dict.fromkeys(keys, unknown)
         edges = linkability_edges(self.scored.trials) if "linkability" in keys else self.values[:0]
 
-        def measure(part: Tensor) -> Tensor:
-            counts = self._weigh_counts(part)
+        def measure(chunk: Tensor) -> Tensor:
+            counts = self._weigh_counts(chunk)
             nontargets, targets = counts
             steps = steps_of_both_signs(targets, nontargets)
             trials = MeasureInput(CountedScores(self.values, counts), steps, edges)
@@ -271,12 +271,12 @@ class SpeakerTrials:
         trials = self.table.sum(0)
         is_own = self.pairs[0] == self.pairs[1]
 
-        def dominance(part: Tensor) -> Tensor:
-            nontargets, targets = self._weigh_counts(part)
+        def dominance(chunk: Tensor) -> Tensor:
+            nontargets, targets = self._weigh_counts(chunk)
             llr = Steps(self.values[:0], targets, nontargets).laplace_llr(2 if self.scored.has_unordered_pairs else 1)
             mean = (logsigmoid(llr) if similarity == "geometric" else llr) @ trials.T / trials.sum(1)
             similarities = mean.exp() if similarity == "geometric" else mean.sigmoid()
-            first, second = widen(part)[:, self.pairs].unbind(1)
+            first, second = widen(chunk)[:, self.pairs].unbind(1)
             pair_weights = first * is_own, first * second * ~is_own
             on, off = ((similarities * each).sum(1) / each.sum(1) for each in pair_weights)
             return (on - off).abs()
@@ -291,7 +291,7 @@ class SpeakerTrials:
 
     def _map_replicates(self, function: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
         size = max(self.table.shape[1:])
-        return torch.cat([function(part) for part in weights.split(max(1, _MOST_COUNTS // max(1, size)))])
+        return torch.cat([function(chunk) for chunk in weights.split(max(1, _MOST_COUNTS // max(1, size)))])
 
 
 def _count_condition_trials(data: EvaluationData, condition_name: str, scoring: Scoring) -> SpeakerTrials:

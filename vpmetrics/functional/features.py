@@ -1,4 +1,4 @@
-"""Features with a distance, as rank disclosure takes them: histograms of pitch and of a codebook's entries."""
+"""Features for rank disclosure that are no embeddings: histograms of pitch and of codebook entries."""
 
 from __future__ import annotations
 

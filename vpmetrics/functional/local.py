@@ -109,8 +109,8 @@ def identify(
     """Compute the rank histogram and local information of embeddings, each input scored against each reference.
 
     References and protocols are those of ``rank_histogram``. Without a ``slope`` it is cross-fitted: the trials of each
-    speaker get the slope fitted on all other speakers, or, of more than 256 speakers, on nine of ten folds, formed by
-    values and not by labels. Of more than half a million scores, slopes are fitted on the target scores and an evenly
+    speaker get the slope fitted on all other speakers, or, with more than 256 speakers, on nine of ten folds, formed by
+    values and not by labels. With more than half a million scores, slopes are fitted on the target scores and an evenly
     spaced part of the others, which moves the mean by some 0.0001 bits.
 
     Args:

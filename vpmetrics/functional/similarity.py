@@ -95,7 +95,7 @@ def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:
 
 
 def de_identification(oo: Tensor, op: Tensor) -> Tensor:
-    r"""Compute DeID, the share of the diagonal of original voices that is gone between original and protected (eq. 9).
+    r"""Compute DeID, the relative loss of diagonal dominance from OO to OP similarities (eq. 9).
 
     .. math:: \mathrm{DeID} = 1 - \frac{D_\mathrm{diag}(M_\mathrm{OP})}{D_\mathrm{diag}(M_\mathrm{OO})}
 
@@ -104,7 +104,7 @@ def de_identification(oo: Tensor, op: Tensor) -> Tensor:
         op: Similarities ``(S, S)`` between original and protected speech.
 
     Returns:
-        Scalar, 1.0 = 100 %, all of it is gone; 0 = nothing achieved. NaN with one warning where original speech has no
+        Scalar, 1.0 = 100 %, no dominance is left; 0 = none is lost. NaN with one warning where original speech has no
         dominant diagonal.
 
     Example:

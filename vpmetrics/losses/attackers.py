@@ -76,7 +76,7 @@ def attack_with_past_batches(past: Covariances, original: Tensor, protected: Ten
 
 
 def attack_with_halves(original: Tensor, protected: Tensor, speakers: Tensor) -> AttackedSides:
-    """Return the same, fitted on each half of the speakers of the batch and used on the other half."""
+    """Return whitened originals and their ridge regression on protected rows, fitted on the other half of speakers."""
     is_first = _choose_half(original, speakers)
     halves = []
     for is_fitted_on in (~is_first, is_first):
@@ -148,7 +148,7 @@ def _fit_whitening(covariance: Tensor, ridge: float) -> Inverse:
 
 
 def _choose_half(original: Tensor, speakers: Tensor) -> Tensor:
-    """Return every other speaker as a mask ``(B,)``, in an order that follows from embeddings, not labels or rows."""
+    """Return a mask ``(B,)`` of half of the speakers, which follows from embeddings, not from labels or row order."""
     rows = widen(original.detach())
     is_same = match_labels(speakers).to(rows)
     size = is_same.sum(1)
