@@ -25,8 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments of the command line; those of the process when left out.
 
     Returns:
-        0 when done, 2 when options or files cannot be used or define nothing, or when no command is given, which prints
-        the help. As in shells, 130 when interrupted, and 141 when the reader of the output has stopped.
+        0 when done; 2 when options or files cannot be used, when no number is defined, or after printing the help
+        because no command is given. As in shells, 130 when interrupted, and 141 when the reader of the output stops.
     """
     # Threads that spin while they wait for a busy core slow it down many times. OpenMP reads this when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

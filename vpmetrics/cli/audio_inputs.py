@@ -1,4 +1,4 @@
-"""Recordings instead of embeddings: paired, embedded by one or several encoders, and cached; ``vpmetrics embed``."""
+"""Recordings as input: they are paired, embedded by one or several encoders and cached; ``vpmetrics embed``."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def open_cache_folder(options: Namespace) -> Iterator[Path]:
 
 
 def list_encoders(options: Namespace) -> list[str]:
-    """Return the encoders asked for, the offline default if none is."""
+    """Return the requested encoders; the offline default if none is requested."""
     features = ["f0"] if options.feature == "f0" else []
     return [*(options.encoder or ([] if features else ["resemblyzer"])), *features]
 
@@ -128,7 +128,7 @@ def _number_labels(labels: Sequence[str] | None) -> tuple[Any, tuple[str, ...]]:
 
 
 def pick_samples(system: EvaluatedSystem, embeddings: Embeddings, files: Sequence[tuple[Path, Path]]) -> list[Sample]:
-    """Return recordings of the speakers who are protected worst, as the median, and best, by their own D_ECE of OP."""
+    """Return recordings of the worst, the median and the best protected speaker, by each speaker's D_ECE in OP."""
     from vpmetrics.audio import read_audio
 
     speakers = system.report.conditions["OP"].speakers

@@ -28,13 +28,13 @@ _VECTOR_FILES = VECTOR_FILE, "xvector.scp", "xvector.ark"
 _SCORE_FOLDER = re.compile(r"(?:ASV-)?(?P<enrol>.+_enrolls.*?)-(?P<trial>.+_trials.*)")
 _SUBSETS = re.compile(r"(_(f|m|mixed|all|common)(?=_|$))*")  # before the name of the anonymiser
 _ORIGINAL_ATTACKER, _PROTECTED_ATTACKER = "ASV_eval", "ASV_eval^anon"
-# Weights in the averages of the challenges of 2020 and 2022; of 2024, which has LibriSpeech only, the same.
+# Weights in the averages of the challenges of 2020 and 2022; 2024 has those of LibriSpeech, its only corpus.
 _WEIGHTS = {
     f"{base}_{sex}{part}": weight
     for base, part, weight in (("libri", "", 0.25), ("vctk", "", 0.2), ("vctk", "_common", 0.05))
     for sex in "fm"
 }
-# Summaries of utility, and in those of 2020 and 2022 the word error rates of Kaldi.
+# Files with utilities, and the lines with word error rates of Kaldi in those of 2020 and 2022.
 _SUMMARIES = "result_for_rank*", "results_orig*.txt", "results_anon*.txt", "results.txt", "results_summary.txt"
 _KALDI = re.compile(r"^ASR-(\w+?)_(dev|test)_asr_(\w+)\s.*%WER\s+([\d.]+)", re.MULTILINE)
 
@@ -59,9 +59,9 @@ class TrialSet(NamedTuple):
 
 
 class ChallengeResult(NamedTuple):
-    """One anonymiser on the development or on the test sets, to one attacker's speaker encoder.
+    """The result files of one anonymiser on the development or on the test sets, against one attacker.
 
-    ``suffix``: end of the names of protected sets; ``encoders``: how many encoders were used to compare the sets.
+    ``suffix``: end of the names of protected sets; ``encoders``: number of encoders that embedded the sets.
     """
 
     system: str
@@ -237,7 +237,7 @@ def _join_trial_sets(results: Sequence[ChallengeResult]) -> list[ChallengeResult
 def read_listed_trials(
     result: ChallengeResult, scoring: Scoring, utt2spk: str | None = None
 ) -> tuple[ListedTrials, list[TrialEmbeddings]]:
-    """Read the trials of all sets, and the embeddings that can be attacked; without scores, embeddings are compared."""
+    """Return the scored trials of all sets, from score files or embeddings, and the embeddings for attacks."""
     embeddings: list[TrialEmbeddings] = []
     notes: list[str] = []
     listed_speakers = {} if utt2spk is None else read_map(utt2spk)

@@ -43,7 +43,7 @@ PRESETS = {
     "paper-srd": ("max_d", "mean_d", "id_rate", "rank_spread"),
     "challenge": ("raw_eer", "utility"),
 }
-_ZERO_FOR_ORIGINAL = ("deid", "gvd")  # 0 for original speech, of which nothing is hidden and nothing lost
+_ZERO_FOR_ORIGINAL = ("deid", "gvd")  # measured against original speech, so 0 for it
 _CHANGE_KEYS = (
     "d_ece_strongest",
     "d_ece",
@@ -58,7 +58,7 @@ _CHANGE_KEYS = (
 
 
 class Pair(NamedTuple):
-    """Two systems by name, the scalar they are compared by, and by how much the first has more of it."""
+    """Two systems by name, the scalar they are compared by, and its difference, first minus second."""
 
     first: str
     second: str
@@ -114,7 +114,7 @@ def _is_scalar(name: str) -> bool:
 
 
 def _expand_columns(names: Sequence[str], systems: Sequence[EvaluatedSystem], utilities: Iterable[str]) -> list[Scalar]:
-    """Return the numbers that columns stand for, those of the strongest attack before those of mere comparison."""
+    """Return the scalars of the columns; those of the strongest attack come before those of plain comparison."""
     check_columns(names, utilities)
     attacked = (name for system in systems for name in conditions_of(system) if name not in ("OO", "within"))
     conditions = list(dict.fromkeys(attacked))
@@ -234,7 +234,7 @@ def compare_disclosures(systems: Sequence[EvaluatedSystem], confidence: float | 
 def _compare_systems(
     first: EvaluatedSystem, second: EvaluatedSystem, key: str, confidence: float | None
 ) -> Pair | None:
-    """Return two systems compared by one scalar; None if it is not known for both, on the same speakers."""
+    """Compare two systems by one scalar; None unless both have its jackknife, on the same speakers."""
     one, other = first.report.jackknife, second.report.jackknife
     if confidence is None or one is None or other is None or key not in one.changes or key not in other.changes:
         return None
@@ -246,7 +246,7 @@ def _compare_systems(
 
 
 def table_of_pairs(pairs: Sequence[Pair]) -> list[Table]:
-    """Return pairs as a table; none where there are none."""
+    """Return a table of the pairs; no table without pairs."""
     rows = []
     for pair in pairs:
         below = float(pair.difference.probability_below)
@@ -262,7 +262,7 @@ def table_of_pairs(pairs: Sequence[Pair]) -> list[Table]:
 
 
 def table_of_changes(before: EvaluatedSystem, after: EvaluatedSystem, confidence: float | None = None) -> list[Table]:
-    """Return what got better or worse from one system to another, as far as both know it."""
+    """Return a table of the scalars that both systems have, and their changes; no table if they share none."""
     names = ["disclosure", "deid", "gvd"]
     names += [scalar_key(c, key) for c in conditions_of(before) if c != "OO" for key in _CHANGE_KEYS]
     common_names = [name for name in names if name in before.scalars and name in after.scalars]

@@ -39,6 +39,8 @@ _SPEAKERS_PER_VOICE = 10  # speakers in a pseudo-voice of the baseline
 # On these voices they find what all standard attacks find, within 0.01 bit, in a quarter of the time.
 _ATTACKS = (Plain, Centred, RidgeToOriginal, WithinClassWhitening)
 
+SessionBatch = tuple[Tensor, Tensor, Tensor]  # original embeddings, speakers, sessions
+
 
 def demo(options: Namespace, console: Console) -> None:
     """Train, measure on the speakers held out, and report."""
@@ -174,7 +176,7 @@ class KeyedAnonymiser(pl.LightningModule):
         """Return protected embeddings ``(B, D)`` of original ones, by the key of each."""
         return torch.lerp(self.net(torch.cat([original, key], dim=1)), original, self.own)
 
-    def training_step(self, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def training_step(self, batch: SessionBatch) -> Tensor:
         """Return the loss of one batch."""
         original, speakers, sessions = batch
         protected = self(original, torch.randn_like(self.keys)[sessions])
@@ -182,8 +184,8 @@ class KeyedAnonymiser(pl.LightningModule):
         self.log("train/loss", loss)
         return loss
 
-    def validation_step(self, batch: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
-        """Return what PrivacyMonitor looks for."""
+    def validation_step(self, batch: SessionBatch) -> dict[str, Tensor]:
+        """Return the arguments of the metrics, by the names that PrivacyMonitor reads."""
         original, speakers, sessions = batch
         protected = self(original, self.keys[sessions])
         return {"original": original, "protected": protected, "speakers": speakers, "sessions": sessions}
@@ -201,8 +203,8 @@ def average_speakers(voices: DemoVoices, is_pool: Tensor, generator: torch.Gener
     B1 gives every speaker the average x-vector of many speakers of a pool and synthesises speech from it. Here each
     session of a speaker gets the average of ten random training speakers, and every utterance keeps its difference
     from its speaker's mean, since no synthesis makes two utterances the same. B1 draws from the farthest speakers of
-    the pool; with a pool this small that would make speakers *less* like themselves than like others, which an
-    attacker only has to turn round.
+    the pool; with a pool this small that would make speakers *less* like themselves than like others, and an
+    attacker would only have to reverse the sign.
     """
     means = torch.stack([voices.original[voices.speakers == speaker].mean(0) for speaker in voices.speakers.unique()])
     pool = means[voices.speakers[is_pool].unique()]

@@ -117,7 +117,7 @@ class EmbeddingFiles:
             raise InputError("expected several arrays, but got one; give it by --original or --protected", container)
 
     def read_arrays(self, path: str) -> Arrays:
-        """Return what a file holds."""
+        """Return the arrays of a file; it is read once."""
         if path not in self._arrays:
             arrays = read_arrays(path, self.file_format)
             names = arrays.utterances and [name.removesuffix(self.strip_suffix) for name in arrays.utterances]
@@ -162,7 +162,7 @@ class EmbeddingFiles:
         path, name = locate_source(source)
         if path is None or name is not None or self.file_format is not None or format_suffix(path) in READERS:
             return self.read_column(source, role)
-        names, labels = read_labels(path, "utterance", role.removesuffix("s"))
+        names, labels = read_labels(path, f"utterance {role.removesuffix('s')}")
         names = names and [utterance.removesuffix(self.strip_suffix) for utterance in names]
         return Column(np.array(labels), names, path, path)
 
@@ -189,7 +189,7 @@ class EmbeddingFiles:
 
 
 def _match_speaker(pattern: str, utterance: str) -> str:
-    """Return what a pattern finds in the name of an utterance: its first group, or all of it."""
+    """Return the match of a pattern in the name of an utterance: its first group, or all of it."""
     match = re.search(pattern, utterance)
     if match is None:
         raise InputError(f"Expected --speaker-pattern to match every utterance, but not {quote(utterance)}.")
@@ -223,7 +223,7 @@ def read_embeddings(
     embeddings = mark_listed_references(_pack_columns(columns, notes), columns["original"].utterances, options)
     if options.groups is None:
         return embeddings
-    labels = embeddings.look_up_labels(read_map(options.groups, ("utterance", "group")), options.groups)
+    labels = embeddings.look_up_labels(read_map(options.groups, "utterance group"), options.groups)
     groups, group_names = Column(np.array(labels), None, options.groups).number_labels(len(labels))
     return embeddings._replace(groups=groups, group_names=group_names)
 

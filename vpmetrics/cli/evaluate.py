@@ -182,7 +182,7 @@ def _evaluate_recordings(options: Namespace, original: str, sources: Mapping[str
                 short = Path(encoder).stem if Path(encoder).exists() else encoder
                 full_name = name if len(encoders) == 1 else f"{name}, {short}"
                 metric = _make_metric(options, "euclidean" if encoder == "f0" else None)
-                by_encoder[short] = _evaluate_sides(full_name, embeddings, options, metric)
+                by_encoder[short] = _evaluate_with_attributes(full_name, embeddings, options, metric)
                 if options.out is not None and not options.no_audio and not options.samples:
                     options.samples = pick_samples(by_encoder[short], embeddings, files)
             evaluated += combine_encoders(name, by_encoder)
@@ -201,11 +201,13 @@ def _evaluate_embeddings(
         if not torch.equal(embeddings.original, first.original):
             note = f"{name}: its original embeddings are not those of {systems[0].name}, to which `original` refers"
             embeddings = embeddings._replace(notes=(*embeddings.notes, note))
-        systems.append(_evaluate_sides(name, embeddings, options, metric))
+        systems.append(_evaluate_with_attributes(name, embeddings, options, metric))
     return systems
 
 
-def _evaluate_sides(name: str, embeddings: Embeddings, options: Namespace, metric: VoicePrivacy) -> EvaluatedSystem:
+def _evaluate_with_attributes(
+    name: str, embeddings: Embeddings, options: Namespace, metric: VoicePrivacy
+) -> EvaluatedSystem:
     with show_progress(f"scoring {name}"):
         weights = read_weights(options.weights, set(embeddings.group_names))
         system = evaluate_embeddings(name, embeddings, metric, weights)
@@ -225,7 +227,8 @@ def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
     listed = score_protocol(original, protected, protocol, scoring)
     system = evaluate_listed_trials(options.title, listed, weights, options.intervals)
     system = replace(system, report=replace(system.report, checks=(*system.report.checks, check)))
-    return _add_attacks(system, [TrialEmbeddings(original, protected, protocol)], scoring, options)
+    embeddings = [TrialEmbeddings(original, protected, protocol)]
+    return add_attacks_and_matrices(system, embeddings, scoring, options.intervals, not options.no_attacks)
 
 
 def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[EvaluatedSystem]:
@@ -251,17 +254,10 @@ def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evalua
             challenge_condition_names=result.challenge_condition_names,
             utility=find_utility(folder, result.suffix, result.dataset, not has_several["system"]),
         )
-        by_attacker[short][attacker] = _add_attacks(system, embeddings, scoring, options)
+        by_attacker[short][attacker] = add_attacks_and_matrices(
+            system, embeddings, scoring, options.intervals, not options.no_attacks
+        )
     return [system for short, systems in by_attacker.items() for system in combine_encoders(short, systems)]
-
-
-def _add_attacks(
-    system: EvaluatedSystem, embeddings: Sequence[TrialEmbeddings], scoring: Scoring, options: Namespace
-) -> EvaluatedSystem:
-    if not embeddings:
-        return system
-    with show_progress(f"attacking {system.name}"):
-        return add_attacks_and_matrices(system, embeddings, scoring, options.intervals, not options.no_attacks)
 
 
 def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
@@ -355,7 +351,7 @@ def _make_metric(options: Namespace, default_scoring: Scoring | None = None) -> 
 
 
 def _read_scoring(options: Namespace) -> Scoring:
-    """Return how two embeddings are compared; read what a PLDA is fitted on."""
+    """Return the scoring of embeddings that options choose; a PLDA is fitted on its file."""
     if (options.scoring == "plda") != (options.plda_fit is not None):
         raise InputError("Expected --scoring plda and --plda-fit FILE together, but got one without the other.")
     if options.plda_fit:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -113,7 +113,7 @@ def evaluate_trials(
     conditions: Mapping[str, Trials],
     fit: Trials | None = None,
     speaker_of: Mapping[str, str] | None = None,
-    similarity: str | None = None,
+    similarity: Literal["geometric", "sigmoid"] | None = None,
     confidence: float | None = None,
 ) -> EvaluatedSystem:
     """Evaluate a system by its scores.

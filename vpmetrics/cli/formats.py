@@ -182,13 +182,13 @@ def _read_torch(file: BinaryIO, path: str) -> Arrays:
 
 def _name_rows(vectors: Array, index: Path) -> Arrays:
     """Name rows by a list of lines ``utterance row``, and their speakers by one of lines ``row speaker``."""
-    row_of, rows = read_map(index, ("utterance", "row")), list(map(str, range(len(vectors))))
+    row_of, rows = read_map(index, "utterance row"), list(map(str, range(len(vectors))))
     if sorted(row_of.values()) != sorted(rows):
         got = f"{len(row_of)} lines" if len(row_of) != len(rows) else "some rows twice and others not at all"
         raise InputError(f"expected every row of {len(rows)} once, but got {got}", index)
     utterance_of = {row: utterance for utterance, row in row_of.items()}
     arrays, speaker_list = {"": vectors}, index.with_name(_SPEAKER_INDEX)
-    speaker_of = read_map(speaker_list, ("row", "speaker")) if speaker_list.is_file() else {}
+    speaker_of = read_map(speaker_list, "row speaker") if speaker_list.is_file() else {}
     if set(speaker_of) >= set(rows):
         arrays["speakers"] = np.array([speaker_of[row] for row in rows])
     return Arrays(arrays, [utterance_of[row] for row in rows])

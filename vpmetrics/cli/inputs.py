@@ -1,4 +1,4 @@
-"""Input files: errors that the user can correct, unpacking up to a bound, and what was read, for the results."""
+"""Input files: errors that the user can correct, unpacking up to a bound, and the list of files read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 # What a file may hold once unpacked, so that a few bytes cannot fill the memory.
 _UNPACKED_BYTES, _UNPACKED_RATIO = 1 << 26, 100
 
-read_files: dict[str, str] = {}  # by this run, with what is in each
+read_files: dict[str, str] = {}  # the files that this run has read, and a description of each
 
 
 class InputError(Exception):
@@ -46,7 +46,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def record_file(path: str | Path, description: str) -> None:
-    """List a file among the inputs of this run, with what is in it."""
+    """Add a file to the inputs of this run, with a description of its content."""
     read_files[printable(str(path))] = description
 
 

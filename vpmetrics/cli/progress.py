@@ -30,7 +30,7 @@ class ResultConsole(Console):
 
 @contextmanager
 def show_progress(text: str, total: float | None = None) -> Iterator[SetDone]:
-    """Show what is being done: a bar on a terminal, else a line every few seconds.
+    """Show the progress of a task: a bar on a terminal, else a line every few seconds.
 
     The yielded function takes how much of ``total`` is done so far.
     """

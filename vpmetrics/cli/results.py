@@ -145,7 +145,7 @@ def _describe_numbers(system: EvaluatedSystem) -> dict[str, Any]:
 
 
 def _describe_attack(system: EvaluatedSystem, number: int) -> dict[str, Any]:
-    """Return an attack by its number, and what it finds where it was tried."""
+    """Return an attack by its number, with its D_ECE in each condition in which it was tried."""
     name, needs = system.report.attacks[number]
     d_ece = {}
     for condition, report in system.report.conditions.items():
@@ -219,7 +219,7 @@ def find_outdated_files(folder: Path, names: Collection[str]) -> list[Path]:
 
 
 def write_files(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -> None:
-    """Write files, or leave all as they were: a full disk must not cost what an earlier run has left.
+    """Write all files, or leave all as they were: a full disk must not destroy the results of an earlier run.
 
     Where the process is killed, every file is whole, and the next run into a folder removes what it did not finish.
     Files are replaced in the order of ``contents``, and ``outdated`` ones removed at the end; folders are made.

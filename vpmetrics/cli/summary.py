@@ -136,7 +136,7 @@ def rank_systems_by_dataset(systems: Sequence[EvaluatedSystem]) -> dict[str, lis
 
 
 def _describe_attacker(system: EvaluatedSystem) -> list[str]:
-    """Return what the attacker of the headline learns and needs, and what others learn."""
+    """Return sentences on what the attacker of the headline learns and needs, and on numbers to compare with."""
     headline, show = headline_of(system), scalar("disclosure").show
     condition, attack = headline.condition, strongest_attack_and_needs(system, headline.condition)
     what = f" in {condition}, {CONDITION_TITLES[condition].partition(':')[0]}" if condition else ""
@@ -155,7 +155,7 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
 
 
 def _describe_other_conditions(system: EvaluatedSystem) -> list[str]:
-    """Return what is disclosed in the other conditions in which speakers are to be hidden."""
+    """Return a sentence on the disclosure in each other condition in which speakers should be hidden."""
     sentences = []
     for condition in privacy_conditions(system):
         other, attack = disclosure_in_condition(system, condition), strongest_attack_and_needs(system, condition)
@@ -246,7 +246,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
 
 
 def check_lines(checks: Sequence[Check]) -> list[str]:
-    """Return what does not hold, a line or more each, and how many checks do; nothing without checks."""
+    """Return lines on each check that did not pass, and the number of those that did; no lines without checks."""
     not_ok = [check for check in checks if check.status != "ok"]
     texts = [f"{MARKS[check.status]} {clean(check.name)}: {clean(check.message)}" for check in not_ok]
     if len(checks) > len(not_ok):

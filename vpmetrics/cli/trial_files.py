@@ -70,17 +70,14 @@ def read_key(path: str | Path, columns: Sequence[str] | None = None) -> TrialFil
     return _read_trials(path, columns, "label", "enrol trial target|nontarget", {3: "enrol trial label"})
 
 
-def read_map(path: str | Path, headings: tuple[str, str] = ("utterance", "speaker")) -> dict[str, str]:
-    """Read a list of two columns, such as utt2spk, as a dictionary."""
-    names, values = read_labels(path, *headings, has_names=True)
+def read_map(path: str | Path, expected: str = "utterance speaker") -> dict[str, str]:
+    """Read a list of two columns, such as utt2spk, as a dictionary; ``expected`` names the columns in messages."""
+    names, values = read_labels(path, expected, has_names=True)
     return dict(zip(names or (), values, strict=True))
 
 
-def read_labels(
-    path: str | Path, name_heading: str, label_heading: str, has_names: bool = False
-) -> tuple[list[str] | None, list[str]]:
+def read_labels(path: str | Path, expected: str, has_names: bool = False) -> tuple[list[str] | None, list[str]]:
     """Read names and labels from lines ``utterance label``, or only labels, in the order of rows."""
-    expected = f"{name_heading} {label_heading}"
     table = _read_table(path, expected)
     if table.frame.width != 2 and (has_names or table.frame.width > 2):
         raise InputError(f"expected lines `{expected}`, but got {table.frame.width} columns", path, 1)

@@ -93,7 +93,7 @@ def read_protocol(
 def read_protocol_options(options: Namespace) -> Protocol:
     """Read the trials, enrolment utterances, speakers and groups in the files that options name."""
     speaker_of = {} if options.speakers is None else read_map(options.speakers)
-    group_of = {} if options.groups is None else read_map(options.groups, ("utterance", "group"))
+    group_of = {} if options.groups is None else read_map(options.groups, "utterance group")
     enrolled = [] if options.enrolls is None else read_list(options.enrolls)
     missing = next((utterance for utterance in enrolled if utterance not in speaker_of), None)
     if missing is not None:
@@ -103,10 +103,10 @@ def read_protocol_options(options: Namespace) -> Protocol:
 
 
 def read_weights(path: str | None, groups: set[str]) -> dict[str, float]:
-    """Read what each group weighs in an average."""
+    """Read the weight of each group in averages; empty without a file."""
     if path is None:
         return {}
-    weights = read_map(path, ("group", "weight"))
+    weights = read_map(path, "group weight")
     if set(weights) != groups:
         got = ", ".join(sorted(set(weights) ^ groups))
         raise InputError(f"expected a weight for each of {', '.join(sorted(groups))}, but {got} is in one only", path)
@@ -175,7 +175,7 @@ def score_pairs(
 
 
 def _average_enrolment(side: Column, protocol: Protocol, names: Sequence[str]) -> Tensor | None:
-    """Return what each name is enrolled with, ``(E, D)``: the mean of a speaker's utterances, or one utterance."""
+    """Return the enrolment vector of each name, ``(E, D)``: one utterance, or the mean of a speaker's utterances."""
     row_of = side.rows_by_name()
     enrolments = [[name] if name in row_of else protocol.enrolment_of.get(name, [name]) for name in names]
     vectors = _find_vectors(side, [utterance for each in enrolments for utterance in each], "enrolment")
@@ -268,12 +268,14 @@ def add_attacks_and_matrices(
     confidence: float | None,
     is_attacked: bool,
 ) -> EvaluatedSystem:
-    """Return a system with what attacks on the utterances of its lists find, and with DeID and G_VD.
+    """Return a system with the results of attacks on its listed utterances, and with DeID and G_VD.
 
     Attackers learn from pairs of original and protected utterances. So OP is attacked only if both sides have all
     listed utterances, and PP only if the protected side has. Attacks, DeID and G_VD use all pairs of an enrolled
     speaker and a tested utterance, within a group where there are groups.
     """
+    if not embeddings:
+        return system
     missing = next(filter(None, (one.describe_missing() for one in embeddings)), "")
     unpaired = missing or next(filter(None, (one.describe_absent_utterance(one.original) for one in embeddings)), "")
     notes = [*system.notes, *([f"no DeID and no G_VD: {unpaired}"] if unpaired else [])]
@@ -281,7 +283,7 @@ def add_attacks_and_matrices(
         return replace(system, notes=tuple(notes), no_attacks=missing if is_attacked else NOT_REQUESTED)
     attacks = "standard" if is_attacked else None
     metric = VoicePrivacy(scoring=scoring, enrolment="speaker", intervals=confidence, attacks=attacks, metrics="all")
-    with collect_notes(notes):
+    with show_progress(f"attacking {system.name}"), collect_notes(notes):
         report, groups = _report_all_pairs(embeddings, metric, is_paired=not unpaired)
     condition = "PP" if unpaired else "OP"
     no_attacks = ""
@@ -329,7 +331,7 @@ def _report_all_pairs(
 
 
 def _merge_reports(system: EvaluatedSystem, report: PrivacyReport) -> EvaluatedSystem:
-    """Return a system with DeID, G_VD, checks and what belongs to attacks from another report."""
+    """Return a system with DeID, G_VD, checks and the results of attacks from another report."""
     reports = system.report.conditions
     scalars = {**system.report.scalars}
     for key, value in report.scalars.items():
