@@ -4,7 +4,7 @@ import torch
 from samples import voices
 
 from vpmetrics import VoicePrivacy
-from vpmetrics._engine.trial_list import TrialList, report_trials
+from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 
 
 def make_trials(seed, count=600, speakers=6, distance=2.0):
@@ -12,7 +12,7 @@ def make_trials(seed, count=600, speakers=6, distance=2.0):
     pairs = torch.randint(speakers, (2, count), generator=draw)
     is_target = pairs[0] == pairs[1]
     scores = torch.randn(count, generator=draw, dtype=torch.float64) + distance * is_target
-    return TrialList(scores, is_target, pairs)
+    return ScoredTrials(scores, is_target, pairs)
 
 
 def make_report(rows=None, **settings):

@@ -12,7 +12,12 @@ from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddin
 from vpmetrics._engine.embedding_report import ReportSettings, report_embeddings
 from vpmetrics._engine.scalar import CI_SUFFIXES
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.speaker_similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, split_matrix
+from vpmetrics._engine.speaker_similarity import (
+    SIMILARITIES,
+    SimilarityMatrices,
+    compute_matrices,
+    diagonal_and_row_means,
+)
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import check_choice
 from vpmetrics.functional.similarity import de_identification, voice_distinctiveness
@@ -107,7 +112,7 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         if zoo is None:
             return draw_similarity_matrices(val, ax, names)
         check_choice("zoo", zoo, WITHOUT_SESSIONS)
-        return draw_zoo(*split_matrix(val[WITHOUT_SESSIONS.index(zoo)]), ax, zoo, names)
+        return draw_zoo(*diagonal_and_row_means(val[WITHOUT_SESSIONS.index(zoo)]), ax, zoo, names)
 
 
 class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):

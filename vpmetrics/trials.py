@@ -17,7 +17,7 @@ from vpmetrics._engine.pair_blocks import Block, PairBlocks
 from vpmetrics._engine.precision import result_dtype
 from vpmetrics._engine.score_metric import ScoreMetric
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.trial_list import TrialList, calibrate_across_sessions, mean_distortion
+from vpmetrics._engine.trial_list import ScoredTrials, calibrate_across_sessions, mean_c_ece
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import reject_options, warn_undefined
 from vpmetrics.zebra import CalibrationDistortion
@@ -91,8 +91,8 @@ class EmbeddingTrials(EmbeddingMetric):
                 "Calibration distortion requires `sessions`: a calibration learnt on some is used on others."
             )
             return torch.full((), torch.nan, device=data.speakers.device)
-        runs = calibrate_across_sessions(data, lambda run: TrialList(*self._pairs(run).all_trials()), calibration)
-        return mean_distortion(runs)
+        runs = calibrate_across_sessions(data, lambda run: ScoredTrials(*self._pairs(run).all_trials()), calibration)
+        return mean_c_ece(runs)
 
     def _value_of_pairs(self, pairs: PairBlocks) -> Any:
         if pairs.num_pairs == 0 and not all(isinstance(member, PrivacyMetric) for member in self._members()):

@@ -13,7 +13,7 @@ from vpmetrics import VoicePrivacy
 from vpmetrics import functional as F
 from vpmetrics._engine.identification import chance_mean_d
 from vpmetrics._engine.measures import SCORE_MEASURES, actual_cross_entropy
-from vpmetrics._engine.trial_list import TrialList, report_trials
+from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 
 ODDS = torch.linspace(-7, 7, 141, dtype=torch.float64)
 
@@ -74,7 +74,7 @@ def test_average_scores_of_embeddings_are_those_of_a_loop():
 @pytest.mark.parametrize("condition", ["OP", "PP"])
 def test_average_scores_of_trials_are_those_of_a_loop(condition):
     scores, is_target, pairs, _ = make_trials(3, count=200)
-    given = TrialList(scores, is_target, pairs, has_unordered_pairs=condition == "PP")
+    given = ScoredTrials(scores, is_target, pairs, has_unordered_pairs=condition == "PP")
     known = report_trials({condition: given}, speakers=6).conditions[condition]
     for i in range(6):
         for j in range(6):

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from vpmetrics._engine.measures import eer_of_steps, evidence, expected_disclosure, min_cllr_of_steps
 from vpmetrics._engine.score_counts import Steps, count_by_score, weighted_mean
-from vpmetrics._engine.smoothing import Grid, lay_grid, read_off, soft_counts, soft_counts_on_grid
+from vpmetrics._engine.smoothing import Grid, lay_grid, read_off, soft_counts_on_grid
 from vpmetrics.functional import equal_error_rate, min_cllr, pav_llr, zebra_disclosure
 
 
@@ -162,7 +162,7 @@ def test_scores_of_any_size_have_finite_values_and_gradients(dtype, scale, kind)
 def test_nan_stays_nan():
     preds, target = gaussians(10, 20, 1.0)
     preds[3] = torch.nan
-    assert all(counts.isnan().all() for counts in soft_counts(preds, target, 0.1)[1:])
+    assert all(counts.isnan().all() for counts in soft_counts_on_grid(lay_grid(preds, 0.1), preds, target))
 
 
 def test_a_score_without_weight_is_not_counted():

@@ -13,7 +13,7 @@ from vpmetrics import functional as F
 from vpmetrics._engine import jackknife
 from vpmetrics._engine.jackknife import group_labels
 from vpmetrics._engine.measures import llr_disclosure
-from vpmetrics._engine.trial_list import TrialList, report_trials
+from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 
 
 def listed(rows, condition="OP"):
@@ -24,7 +24,7 @@ def listed(rows, condition="OP"):
     kept = kept.triu() if condition != "OP" else kept
     first, second = kept.nonzero().T
     pairs = rows["speakers"][torch.stack([first, second])]
-    return TrialList(scores[first, second], pairs[0] == pairs[1], pairs, has_unordered_pairs=condition != "OP")
+    return ScoredTrials(scores[first, second], pairs[0] == pairs[1], pairs, has_unordered_pairs=condition != "OP")
 
 
 def some(trials, share, seed=0):
@@ -109,7 +109,7 @@ def test_neither_order_nor_sides_of_pairs_within_a_side_matter():
     order = torch.randperm(len(trials.scores), generator=torch.Generator().manual_seed(3))
     turned = torch.rand(len(order), generator=torch.Generator().manual_seed(4)) < 0.5
     pairs = torch.where(turned, trials.speakers.flip(0), trials.speakers)
-    other = TrialList(trials.scores[order], trials.is_target[order], pairs[:, order], has_unordered_pairs=True)
+    other = ScoredTrials(trials.scores[order], trials.is_target[order], pairs[:, order], has_unordered_pairs=True)
     one, two = (report_trials({"PP": each}, None, 12, intervals=0.9).scalars for each in (trials, other))
     for key, value in one.items():
         assert_close(two[key], value, rtol=0, atol=1e-9, msg=key, equal_nan=True)
@@ -130,7 +130,7 @@ def test_many_speakers_are_left_out_in_groups_by_their_labels(monkeypatch):
 def test_a_list_of_one_class_has_counts_but_no_measures():
     trials = listed(voices(speakers=3))
     targets = trials.is_target
-    one = TrialList(trials.scores[targets], targets[targets], trials.speakers[:, targets])
+    one = ScoredTrials(trials.scores[targets], targets[targets], trials.speakers[:, targets])
     with pytest.warns(UserWarning, match="There are no non-target trials") as caught:
         report = report_trials({"": one}, None, 3, None, intervals=0.95)
     assert len(caught) == 1

@@ -8,7 +8,7 @@ import torch
 from bench.timing import in_turns, report
 from vpmetrics._engine.measures import expected_disclosure
 from vpmetrics._engine.score_counts import Steps
-from vpmetrics._engine.smoothing import soft_counts
+from vpmetrics._engine.smoothing import lay_grid, soft_counts_on_grid
 
 
 @pytest.mark.bench
@@ -20,8 +20,8 @@ def test_forward_and_backward_take_no_longer_than_a_sort(bandwidth):
 
     def surrogate():
         preds.grad = None
-        grid, *counts = soft_counts(preds, target, bandwidth)
-        expected_disclosure(Steps(grid[1:], *counts)).backward()
+        grid = lay_grid(preds, bandwidth)
+        expected_disclosure(Steps(grid.points[1:], *soft_counts_on_grid(grid, preds, target))).backward()
 
     seconds = in_turns({"surrogate": surrogate, "sort": lambda: torch.sort(preds.detach())}, repeat=9)
     ratio = report(f"surrogate with gradient, bandwidth {bandwidth}", seconds["surrogate"], "a sort", seconds["sort"])

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from vpmetrics._engine.report import EvaluatedSystem, _headline_scalars
-from vpmetrics._engine.speaker_disclosure import WorstSpeaker
-from vpmetrics._engine.trial_list import TrialList, report_trials
+from vpmetrics._engine.speaker_disclosure import WorstSpeakerDisclosure
+from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 from vpmetrics._engine.verdict import Check, make_headline
 from vpmetrics.cli.comparison import (
     collect_checks,
@@ -34,7 +34,7 @@ def scores(distance, seed=0, condition="OP"):
     draw = torch.Generator().manual_seed(seed)
     is_target = torch.arange(4000) % 4 == 0
     values = torch.randn(4000, generator=draw, dtype=torch.float64) + distance * is_target
-    return replace(report_trials({condition: TrialList(values, is_target)}), checks=())
+    return replace(report_trials({condition: ScoredTrials(values, is_target)}), checks=())
 
 
 def system(name, distance, **changes):
@@ -117,7 +117,7 @@ def test_leakage_is_not_low_where_a_check_failed():
 def test_one_person_released_unchanged_is_named_in_the_verdict(bits, level):
     known = scores(0.0)
     values = torch.tensor([0.0] * 5 + [bits] + [0.0] * 2)
-    worst = WorstSpeaker(values, torch.tensor(0.2), torch.tensor(0.22))
+    worst = WorstSpeakerDisclosure(values, torch.tensor(0.2), torch.tensor(0.22))
     conditions = {"OP": replace(known.conditions["OP"], worst_speaker=worst)}
     one = EvaluatedSystem("x", rebuild(known, conditions=conditions), tuple("abcdefgh"))
     assert verdict_of(one).level == level

@@ -16,7 +16,7 @@ from cli.cases import Page, expected_scalars, run, scalars_of, trials_of, write_
 import vpmetrics.cli
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics._engine.trial_list import TrialList, report_trials
+from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 from vpmetrics.cli.outputs import Sample, render_model_card, save_systems
 from vpmetrics.cli.results import Run, make_results
 from vpmetrics.cli.table_formats import print_tables
@@ -28,7 +28,7 @@ SCHEMA = json.loads((Path(vpmetrics.cli.__file__).parent / "results.schema.json"
 def scored(seed=0, distance=1.0):
     draw = torch.Generator().manual_seed(seed)
     is_target = torch.arange(300) % 5 == 0
-    return TrialList(torch.randn(300, generator=draw, dtype=torch.float64) + distance * is_target, is_target)
+    return ScoredTrials(torch.randn(300, generator=draw, dtype=torch.float64) + distance * is_target, is_target)
 
 
 def test_results_follow_the_schema_and_say_what_led_to_them(tmp_path, voices):

@@ -10,7 +10,7 @@ from cli.test_headline import rebuild, system
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine.registry import FAMILIES, scalar, utility_direction
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics._engine.trial_list import TrialList, report_trials
+from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 from vpmetrics.cli.comparison import PRESETS, check_columns, table_of_systems
 from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.table_formats import as_csv, as_latex, as_markdown
@@ -35,7 +35,7 @@ def systems(voices):
     groups = {name: EvaluatedSystem(name, plain.groups[number]) for number, name in enumerate("fm")}
     is_target = torch.arange(300) % 5 == 0
     scores = torch.randn(300, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1.0 * is_target
-    trials = TrialList(scores, is_target)
+    trials = ScoredTrials(scores, is_target)
     attacked = rebuild(report_of(voices, intervals=0.95), attacks=attacks, **strongest)
     return {
         "attacked": EvaluatedSystem("attacked", attacked, speakers),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from vpmetrics._engine.speaker_similarity import SimilarityMatrices, split_matrix
+from vpmetrics._engine.speaker_similarity import SimilarityMatrices, diagonal_and_row_means
 from vpmetrics.functional import speaker_disclosure
 from vpmetrics.plotting.figures import CARD, FIGURES, PAGE
 from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_speakers, draw_zoo
@@ -31,7 +31,7 @@ def test_matrices_have_fixed_limits_and_their_places(count):
 
 def test_the_zoo_places_speakers():
     matrix = torch.tensor([[0.9, 0.2, 0.4], [0.2, 0.8, 0.1], [0.4, 0.1, torch.nan]])
-    _, ax = draw_zoo(*split_matrix(matrix), None, "OP", names=("a", "b", "c"))
+    _, ax = draw_zoo(*diagonal_and_row_means(matrix), None, "OP", names=("a", "b", "c"))
     x, y = ax.lines[-1].get_data()
     assert_close(torch.tensor(x), torch.tensor([0.9, 0.8], dtype=torch.float64), check_dtype=False)
     assert_close(torch.tensor(y), torch.tensor([0.3, 0.15], dtype=torch.float64), check_dtype=False)

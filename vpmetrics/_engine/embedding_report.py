@@ -31,16 +31,16 @@ from vpmetrics._engine.report import ConditionReport, PrivacyReport, join_condit
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_disclosure import (
     SpeakerDisclosure,
-    WorstSpeaker,
+    WorstSpeakerDisclosure,
     average_bits_by_speaker,
     compute_speaker_disclosure,
+    compute_worst_speaker_disclosure,
     count_permuted_targets,
-    find_worst_speaker,
-    linkability_chance,
+    linkability_chance_level,
     speaker_scalars,
 )
 from vpmetrics._engine.speaker_similarity import SimilaritySummary, mean_score_matrix, summarize_similarity
-from vpmetrics._engine.trial_list import TrialList, calibrate_across_sessions, mean_distortion
+from vpmetrics._engine.trial_list import ScoredTrials, calibrate_across_sessions, mean_c_ece
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import suppress_warnings, warn_if
 
@@ -164,10 +164,10 @@ class _ConditionEvaluation:
         )
 
     @cached_property
-    def worst_speaker(self) -> WorstSpeaker | None:
+    def worst_speaker(self) -> WorstSpeakerDisclosure | None:
         if self.condition.name != "OP" or self.settings.bandwidth is not None:
             return None
-        worst = find_worst_speaker(self.pairs, self.cells, self.permuted_target_counts)
+        worst = compute_worst_speaker_disclosure(self.pairs, self.cells, self.permuted_target_counts)
         return worst._replace(d_ece=worst.d_ece[self.data.speakers.argsort(stable=True)])
 
     def compute_score_measures(self) -> _ScalarsAndJackknife:
@@ -188,7 +188,8 @@ class _ConditionEvaluation:
     def compute_linkability_chance(self) -> _ScalarsAndJackknife:
         if self.settings.bandwidth is not None:
             return {}, None
-        return {"linkability_chance": linkability_chance(self.scores, self.cells, self.permuted_target_counts)}, None
+        level = linkability_chance_level(self.scores, self.cells, self.permuted_target_counts)
+        return {"linkability_chance": level}, None
 
     def compute_identification(self) -> _ScalarsAndJackknife:
         return self.identification.scalars, self.identification.jackknife
@@ -214,9 +215,9 @@ class _ConditionEvaluation:
         if self.condition.name != "OP" or self.data.protected.sessions is None:
             return {}, None
 
-        def trials_of(run: EvaluationData) -> TrialList:
+        def trials_of(run: EvaluationData) -> ScoredTrials:
             pairs = _form_pairs(run, self.condition, self.settings)
-            return TrialList(*pairs.all_trials(), run.speakers[pairs.trial_speakers()])
+            return ScoredTrials(*pairs.all_trials(), run.speakers[pairs.trial_speakers()])
 
         runs, replicates = calibrate_across_sessions(self.data, trials_of), None
         if self.groups is not None:
@@ -225,7 +226,7 @@ class _ConditionEvaluation:
                 placed = run._replace(speakers=torch.searchsorted(labels, run.places().contiguous()))
                 costs.append(placed.replicate_costs("c_ece", run.scores, self.groups))
             replicates = {"c_ece": torch.stack(costs).mean(0)}
-        return {"c_ece": mean_distortion(runs)}, self.make_jackknife(replicates)
+        return {"c_ece": mean_c_ece(runs)}, self.make_jackknife(replicates)
 
 
 # Families of the registry, and the method that computes their scalars and replicates.

@@ -14,7 +14,7 @@ from torch import Tensor
 from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.distributed import SINGLE_PROCESS, Processes
 from vpmetrics._engine.precision import widen
-from vpmetrics._engine.scorers import FEW_PAIRS, Scorer, comparison_dtype, prepare_rows
+from vpmetrics._engine.scorers import FEW_PAIRS, Scorer, prepare_rows, widest_affordable_dtype
 from vpmetrics._engine.utterances import Utterances, count_values, order_speakers_by_value
 
 BLOCK_SIZE = 512  # rows and columns: large enough for a fast product, small enough for a core's cache
@@ -86,14 +86,14 @@ class PairBlocks:
         self.processes = SINGLE_PROCESS if len(enrolment) * len(test) <= FEW_PAIRS else processes
         self.block_size = block_size or (BLOCK_SIZE if enrolment.embeddings.device.type == "cpu" else 2 * BLOCK_SIZE)
         self._group_rows = self.block_size
-        dtype = comparison_dtype(scorer, enrolment.embeddings, len(enrolment) * len(test), self.is_exact)
+        dtype = widest_affordable_dtype(scorer, enrolment.embeddings, len(enrolment) * len(test), self.is_exact)
         centre = enrolment.embeddings.new_zeros(())
         if scorer.is_shift_invariant and len(enrolment):
             centre = widen(enrolment.embeddings[enrolment.value_order]).mean(dim=0)
         self.enrolment = _sort_and_prepare(enrolment, scorer, centre, dtype)
         is_same_rows = enrolment is test
         self.test = self.enrolment if is_same_rows else _sort_and_prepare(test, scorer, centre, dtype)
-        self._rounding_unit: Tensor | None = None
+        self._matmul_epsilon: Tensor | None = None
         self._index_rows(is_same_rows)
 
     def _index_rows(self, is_same_rows: bool) -> None:
@@ -130,12 +130,12 @@ class PairBlocks:
             largest = torch.stack([self.enrolment.embeddings.new_zeros(()), *sizes]).amax()
             unit = torch.finfo(largest.dtype).eps * 2 ** _ROUNDED_BITS[largest.dtype]
             exponent = torch.frexp(torch.where(largest > 0, largest, 1)).exponent
-            self._rounding_unit = torch.ldexp(torch.full_like(largest, unit), exponent)
+            self._matmul_epsilon = torch.ldexp(torch.full_like(largest, unit), exponent)
             self._kept_blocks = [block._replace(scores=self._round_scores(block.scores)) for block in blocks]
         return self._kept_blocks
 
     def _round_scores(self, scores: Tensor) -> Tensor:
-        unit = self._rounding_unit
+        unit = self._matmul_epsilon
         return scores if unit is None else (scores / unit).round_().mul_(unit)
 
     def row_groups(self) -> Sequence[RowGroup]:

@@ -19,7 +19,7 @@ from vpmetrics._engine.identification import compute_rank_histogram, jackknife_i
 from vpmetrics._engine.jackknife import JackknifeGroups
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.references import IdentificationTrials, form_trials, num_rows_at_once
-from vpmetrics._engine.scorers import Scorer, Scoring, comparison_dtype, prepare_rows, resolve_scoring
+from vpmetrics._engine.scorers import Scorer, Scoring, prepare_rows, resolve_scoring, widest_affordable_dtype
 from vpmetrics._engine.utterances import (
     EvaluationData,
     Utterances,
@@ -443,7 +443,7 @@ def _isolated_shares(population: Population, seed: int, size: int, num_sets: int
     place, counts = order.argsort()[population.speaker_index], population.counts[population.speaker_index]
     is_repeated = torch.arange(population.calibration.shape[2], device=device) >= population.counts[order].unsqueeze(1)
     centre = widen(population.conversations[:1]).sum(dim=0)
-    dtype = comparison_dtype(scorer, population.predicates, len(place) * population.calibration[0].numel())
+    dtype = widest_affordable_dtype(scorer, population.predicates, len(place) * population.calibration[0].numel())
     tested, calibration = (
         prepare_rows(population.conversations[rows[fold, order].flatten()], scorer, centre, dtype)
         for rows in (population.tested, population.calibration)

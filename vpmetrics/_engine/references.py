@@ -17,7 +17,7 @@ from torch import Tensor
 from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.distributed import SINGLE_PROCESS, Processes
 from vpmetrics._engine.precision import all_finite, widen
-from vpmetrics._engine.scorers import Scoring, comparison_dtype, prepare_rows, resolve_scoring
+from vpmetrics._engine.scorers import Scoring, prepare_rows, resolve_scoring, widest_affordable_dtype
 from vpmetrics._engine.utterances import (
     EvaluationData,
     Utterances,
@@ -214,7 +214,7 @@ def score_inputs(trials: IdentificationTrials, scoring: Scoring, is_distributed:
     With ``is_distributed``, each process scores its share of the inputs, otherwise all of them.
     """
     references, scorer = trials.references, resolve_scoring(scoring)
-    dtype = comparison_dtype(scorer, trials.inputs, len(trials.inputs) * trials.num_references)
+    dtype = widest_affordable_dtype(scorer, trials.inputs, len(trials.inputs) * trials.num_references)
     step = num_rows_at_once(trials.inputs, trials.num_references)
     pieces = [(number, rows) for number, part in enumerate(trials.parts) for rows in part.split(step)]
     pending: list[ScoreRows] = []  # galleries have few inputs each, whose scores are yielded together

@@ -18,7 +18,7 @@ from vpmetrics._engine.jackknife import Jackknife, ReplicateCounts, add_interval
 from vpmetrics._engine.measures import actual_cross_entropy, minimum_cross_entropy
 from vpmetrics._engine.precision import read_numbers, widen
 from vpmetrics._engine.registry import CONDITION_TITLES, SPEAKER, scalar_key, scalar_keys
-from vpmetrics._engine.speaker_disclosure import SpeakerDisclosure, WorstSpeaker
+from vpmetrics._engine.speaker_disclosure import SpeakerDisclosure, WorstSpeakerDisclosure
 from vpmetrics._engine.speaker_similarity import SimilarityMatrices, SimilaritySummary, dominance_ratio
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import suppress_warnings
@@ -28,7 +28,7 @@ from vpmetrics.functional.similarity import normalised_relatives
 if TYPE_CHECKING:
     from vpmetrics._engine.cross_fitting import CrossFittedAttacks, StrongestResult
     from vpmetrics._engine.identification_scalars import PopulationRates
-    from vpmetrics._engine.trial_list import TrialList
+    from vpmetrics._engine.trial_list import ScoredTrials
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +49,11 @@ class ConditionReport:
     strongest: StrongestResult | None = None
     population: PopulationRates | None = None
     speakers: SpeakerDisclosure | None = None
-    worst_speaker: WorstSpeaker | None = None
+    worst_speaker: WorstSpeakerDisclosure | None = None
     jackknife: Jackknife | None = None
     counts: ReplicateCounts | None = None
     confidence: float | None = None
-    calibrated: Callable[[], list[TrialList]] | None = None
+    calibrated: Callable[[], list[ScoredTrials]] | None = None
 
     @property
     def num_trials(self) -> tuple[int, int]:

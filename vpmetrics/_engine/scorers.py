@@ -23,8 +23,8 @@ class Scorer(NamedTuple):
 
     ``prepare(rows)`` runs once per embedding, ``compare(a, b)`` per block of pairs. ``rounding(a, b, scores, match)``
     bounds the difference of two scores that are equal in exact arithmetic, ``(A, 1)``. ``is_builtin``: prepared rows
-    may be float64 whatever the embeddings were. ``is_shift_invariant``: adding one
-    vector to all embeddings changes no score; then the mean is subtracted first.
+    may be float64 whatever the embeddings were. ``is_shift_invariant``: adding one vector to all embeddings changes no
+    score; then the mean is subtracted first.
     """
 
     prepare: Callable[[Tensor], Tensor]
@@ -49,13 +49,13 @@ def resolve_scoring(scoring: Scoring) -> Scorer:
         got = f"the class {scoring.__name__}" if isinstance(scoring, type) else type(scoring).__name__
         raise TypeError(f"Expected `scoring` to be a name or a callable, but got {got}.")
 
-    def compare(a: Tensor, b: Tensor) -> Tensor:
+    def score_and_validate(a: Tensor, b: Tensor) -> Tensor:
         scores = scoring(a, b)
         check_floating("scoring(a, b)", scores)
         check_shape("scoring(a, b)", scores, (len(a), len(b)), "one score per pair")
         return scores
 
-    return Scorer(_identity, compare, _relative_rounding, is_builtin=False)
+    return Scorer(_identity, score_and_validate, _relative_rounding, is_builtin=False)
 
 
 def _normalize(x: Tensor) -> Tensor:
@@ -82,22 +82,25 @@ def _negative_distance(a: Tensor, b: Tensor) -> Tensor:
     return -torch.cdist(a, b)
 
 
-# The order of summation in a matrix product depends on the column: scores of equal references may differ by 1-2 ulp.
-def _rounding_unit(a: Tensor) -> float:
+def _matmul_epsilon(a: Tensor) -> float:
+    """Return the relative rounding error of a product of these rows.
+
+    Its order of summation depends on the column, so the scores of equal references may differ by 1-2 ulp.
+    """
     return torch.finfo(a.dtype).eps * max(8.0, math.sqrt(a.shape[1]))
 
 
 def _rounding_of_cosines(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
-    return torch.full_like(match, _rounding_unit(a))
+    return torch.full_like(match, _matmul_epsilon(a))
 
 
 def _relative_rounding(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
-    return _rounding_unit(a) * scores.abs().amax(dim=1, keepdim=True)
+    return _matmul_epsilon(a) * scores.abs().amax(dim=1, keepdim=True)
 
 
 def _rounding_of_distances(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
     # The error of d^2 is relative to the squared norms. Error propagation: error of d = error of d^2 / (2 d).
-    squared = _rounding_unit(a) * (a.square().sum(dim=1, keepdim=True) + b.square().sum(dim=1).amax())
+    squared = _matmul_epsilon(a) * (a.square().sum(dim=1, keepdim=True) + b.square().sum(dim=1).amax())
     return squared / torch.maximum(2 * match.abs(), squared.sqrt()).clamp(min=torch.finfo(a.dtype).tiny)
 
 
@@ -108,9 +111,9 @@ SCORERS = {
 }
 
 
-def comparison_dtype(scorer: Scorer, rows: Tensor, num_pairs: int, keep_digits: bool = True) -> torch.dtype:
-    """Return the type that rows are compared in: of few pairs the widest, so that the order of rows changes no rank."""
-    is_wide = keep_digits and scorer.is_builtin and num_pairs <= FEW_PAIRS
+def widest_affordable_dtype(scorer: Scorer, rows: Tensor, num_pairs: int, is_exact: bool = True) -> torch.dtype:
+    """Return the type to compare rows in: of few pairs the widest, so that the order of rows changes no rank."""
+    is_wide = is_exact and scorer.is_builtin and num_pairs <= FEW_PAIRS
     return wide_dtype(rows.device) if is_wide else torch.promote_types(rows.dtype, torch.float32)
 
 

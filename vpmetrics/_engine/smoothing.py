@@ -140,14 +140,6 @@ def read_off(grid: Grid, values: Tensor, preds: Tensor) -> Tensor:
     return below + share.to(values.dtype) * (above - below)
 
 
-def soft_counts(
-    preds: Tensor, target: Tensor, bandwidth: float, weights: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return grid points and soft counts of both classes, each ``(..., cells)``."""
-    grid = lay_grid(preds, bandwidth)
-    return grid.points, *soft_counts_on_grid(grid, preds, target, weights)
-
-
 def _locate(grid: Grid, preds: Tensor) -> tuple[Tensor, Tensor]:
     """Return the grid point below every score, and the share of the score that belongs to the next one."""
     inside = torch.clamp(at_least_float32(preds) / grid.unit, grid.lowest, grid.highest)

@@ -24,7 +24,7 @@ _MOST_PAIRS = 1 << 20  # non-target pairs that are counted by speaker
 _MOST_COUNTS = 1 << 22  # that are calibrated at once
 
 
-class SideDisclosure(NamedTuple):
+class TrialSideDisclosure(NamedTuple):
     """Disclosure by the trials of each speaker on one side; all fields ``(S,)``, NaN where there are no trials."""
 
     of_targets: Tensor  # first half of the speaker's D_ECE, in bits
@@ -53,9 +53,9 @@ class SpeakerDisclosure(NamedTuple):
     """
 
     speakers: Tensor
-    enrolled: SideDisclosure
-    probed: SideDisclosure
-    both: SideDisclosure
+    enrolled: TrialSideDisclosure
+    probed: TrialSideDisclosure
+    both: TrialSideDisclosure
 
 
 class SpeakerIdentification(NamedTuple):
@@ -126,11 +126,11 @@ def speaker_disclosure_of_sums(
     return SpeakerDisclosure(names[order], *(_side_disclosure(target_sums, *side) for side in chosen))
 
 
-def _side_disclosure(target_sums: Tensor, nontarget_sums: Tensor, strongest: Tensor) -> SideDisclosure:
+def _side_disclosure(target_sums: Tensor, nontarget_sums: Tensor, strongest: Tensor) -> TrialSideDisclosure:
     of_targets, of_nontargets = (sums / trials / (2 * math.log(2)) for sums, trials in (target_sums, nontarget_sums))
     sums, trials = target_sums + nontarget_sums
     l_w = torch.where((trials > 0) & ~sums.isnan(), strongest / math.log(10), torch.nan)
-    return SideDisclosure(of_targets, of_nontargets, target_sums[1], nontarget_sums[1], l_w)
+    return TrialSideDisclosure(of_targets, of_nontargets, target_sums[1], nontarget_sums[1], l_w)
 
 
 def average_bits_by_speaker(identification: Identification) -> SpeakerIdentification:
@@ -144,7 +144,7 @@ def average_bits_by_speaker(identification: Identification) -> SpeakerIdentifica
     return SpeakerIdentification(names, inputs, *means)
 
 
-class WorstSpeaker(NamedTuple):
+class WorstSpeakerDisclosure(NamedTuple):
     """The largest two-sided D_ECE of one speaker's own trials, calibrated on these alone, and its chance level.
 
     ``d_ece`` ``(S,)``: that of every speaker as the one tested, by speaker index. ``chance``: what the largest of as
@@ -203,9 +203,11 @@ def count_permuted_targets(pairs: PairBlocks, cells: QuantileCells) -> Tensor:
     return pairs.processes.all_reduce(counts)[0].view(shape)
 
 
-def find_worst_speaker(pairs: PairBlocks, cells: QuantileCells, permuted: Tensor) -> WorstSpeaker:
+def compute_worst_speaker_disclosure(
+    pairs: PairBlocks, cells: QuantileCells, permuted_targets: Tensor
+) -> WorstSpeakerDisclosure:
     """Return what each tested speaker's own trials between two sides disclose, calibrated on these alone."""
-    shape, thinned = permuted.shape[1:], pairs.thin(_MOST_PAIRS, side="enrolment")
+    shape, thinned = permuted_targets.shape[1:], pairs.thin(_MOST_PAIRS, side="enrolment")
     target_cells, target_speakers = find_target_cells(pairs, cells)
     targets = count_values(target_cells + cells.num_cells * target_speakers, shape.numel())
     nontargets = torch.zeros_like(targets)
@@ -219,16 +221,16 @@ def find_worst_speaker(pairs: PairBlocks, cells: QuantileCells, permuted: Tensor
     # The cells have a place for scores that are NaN, too.
     is_undefined = torch.stack(cells.trials.span()).isnan().any()
     values = _two_sided_disclosure(targets, nontargets).masked_fill(is_undefined, torch.nan)
-    if len(permuted) == 0:
-        return WorstSpeaker(values, *values.new_full((2,), torch.nan))
+    if len(permuted_targets) == 0:
+        return WorstSpeakerDisclosure(values, *values.new_full((2,), torch.nan))
     # Permuted targets are also among the non-targets of this speaker: count them once.
     share, largest = len(thinned.enrolment) / max(1, len(pairs.enrolment)), []
-    for taken in widen(permuted).split(max(1, _MOST_COUNTS // max(1, shape.numel()))):
+    for taken in widen(permuted_targets).split(max(1, _MOST_COUNTS // max(1, shape.numel()))):
         largest += [
             find_largest(each)[0] for each in _two_sided_disclosure(taken, (nontargets - share * taken).clamp(min=0))
         ]
     by_chance = torch.stack(largest).masked_fill(is_undefined, torch.nan)
-    return WorstSpeaker(values, by_chance.nanmean(), find_largest(by_chance)[0])
+    return WorstSpeakerDisclosure(values, by_chance.nanmean(), find_largest(by_chance)[0])
 
 
 def _two_sided_disclosure(targets: Tensor, nontargets: Tensor) -> Tensor:
@@ -236,12 +238,12 @@ def _two_sided_disclosure(targets: Tensor, nontargets: Tensor) -> Tensor:
     return torch.stack([expected_disclosure(steps) for steps in steps_of_signs]).amax(0)
 
 
-def linkability_chance(scores: ConditionScores, cells: QuantileCells, permuted: Tensor) -> Tensor:
+def linkability_chance_level(scores: ConditionScores, cells: QuantileCells, permuted_targets: Tensor) -> Tensor:
     """Return the linkability with speakers permuted, the mean over all permutations."""
     edges = cells.linkability_edges
     nontargets = widen(scores.trials.count_between(edges))[0]
     bin_of_cell = torch.bucketize(cells.values, widen(edges), right=True)
-    targets = nontargets.new_zeros(len(permuted), len(nontargets))
-    targets.index_add_(1, bin_of_cell, widen(permuted.sum(1)))
+    targets = nontargets.new_zeros(len(permuted_targets), len(nontargets))
+    targets.index_add_(1, bin_of_cell, widen(permuted_targets.sum(1)))
     value = linkability_of_bins(torch.stack([nontargets.expand_as(targets), targets])).nanmean()
     return torch.where(edges[0].isnan(), torch.nan, value)

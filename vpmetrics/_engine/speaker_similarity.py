@@ -79,13 +79,13 @@ def mean_score_matrix(pairs: PairBlocks) -> Tensor:
 
 
 def _fill_matrix(pairs: PairBlocks, parts: Iterator[tuple[RowGroup, Tensor]]) -> Tensor:
-    matrix = _empty_matrix(pairs)
+    matrix = _nan_matrix(pairs)
     for group, means in parts:
         matrix[group.first_speaker : group.last_speaker] = means
     return _join_matrix(pairs, matrix)
 
 
-def _empty_matrix(pairs: PairBlocks) -> Tensor:
+def _nan_matrix(pairs: PairBlocks) -> Tensor:
     device = pairs.enrolment.speaker_index.device
     return torch.full((pairs.num_speakers,) * 2, torch.nan, dtype=wide_dtype(device), device=device)
 
@@ -144,7 +144,7 @@ def summarize_similarity(
 ) -> tuple[SimilaritySummary, Tensor | None]:
     """Return sums over the similarity matrix of one condition, and the matrix if it has at most 2048 rows."""
     count = pairs.num_speakers
-    matrix = _empty_matrix(pairs) if count <= _MOST_SPEAKERS else None
+    matrix = _nan_matrix(pairs) if count <= _MOST_SPEAKERS else None
     sums = torch.zeros(3, 3, count, dtype=wide_dtype(pairs.test.speaker_index.device), device=pairs.test.ids.device)
     for group, means in similarity_rows(pairs, scores, similarity):
         if matrix is not None:
@@ -183,7 +183,7 @@ def summarize_matrix(matrix: Tensor, has_unordered_pairs: bool) -> SimilaritySum
     return _summarize_sums(_sum_rows(matrix.masked_fill(is_double, torch.nan), 0), has_unordered_pairs)
 
 
-def split_matrix(matrix: Tensor) -> tuple[Tensor, Tensor]:
+def diagonal_and_row_means(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return the diagonal ``(S,)`` of a matrix, and the mean of each row without it."""
     others = matrix.detach().clone().fill_diagonal_(torch.nan)
     return matrix.detach().diagonal(), others.nanmean(1)

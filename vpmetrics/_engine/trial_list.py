@@ -45,7 +45,7 @@ _CALIBRATIONS = {"linear": fit_linear_map, "isotonic": fit_isotonic_map}
 _COSTS: dict[str, Callable[[Tensor], Tensor]] = {"c_ece": evidence, "cllr": lambda llr: softplus(-llr)}
 
 
-class TrialList(NamedTuple):
+class ScoredTrials(NamedTuple):
     """Trials of one condition: scores and labels ``(P,)``, and the places of both speakers ``(2, P)`` where known.
 
     ``has_unordered_pairs``: both sides are the same utterances, and each pair is there once.
@@ -73,20 +73,21 @@ class TrialList(NamedTuple):
             raise ValueError("Expected `speakers` of the trials, but got None.")
         return self.speakers
 
-    def similarity_weights(self, slopes: Tensor) -> Tensor:
-        """Return by how much mean similarities grow with the calibrated value of each trial, ``(2, P)``.
+    def similarity_weight_per_trial(self, pair_derivatives: Tensor) -> Tensor:
+        """Return the derivatives of mean similarities by the calibrated value of each trial, ``(2, P)``.
 
-        ``slopes`` ``(2, S, S)``: by how much similarities and their logarithms grow with what they average.
+        ``pair_derivatives`` ``(2, S, S)``: those of similarities and their logarithms by the mean of such values.
         """
         rows, columns = self.places()
-        trials = self._pair_sums(torch.ones_like(slopes[:1, 0, 0]).expand(1, len(rows)), slopes.shape[1])[0]
+        ones = pair_derivatives.new_ones(()).expand(1, len(rows))
+        trials = self._pair_sums(ones, pair_derivatives.shape[1])[0]
         is_own = torch.eye(len(trials), dtype=torch.bool, device=trials.device)
         is_known = trials > 0
         pairs = torch.where(is_own, (is_known & is_own).sum(), (is_known & ~is_own).sum())
         # Within one side a pair stands in both orders, and so do its trials.
-        return (slopes / (trials * pairs))[:, rows, columns] * (2 if self.has_unordered_pairs else 1)
+        return (pair_derivatives / (trials * pairs))[:, rows, columns] * (2 if self.has_unordered_pairs else 1)
 
-    def calibrate_across_speakers(self) -> list[TrialList]:
+    def calibrate_across_speakers(self) -> list[ScoredTrials]:
         """Return trials within either half of the speakers, calibrated linearly as learnt within the other half.
 
         Empty where either half has no such calibration.
@@ -94,7 +95,7 @@ class TrialList(NamedTuple):
         halves = [(self.places() % 2 == number).all(0) for number in (0, 1)]
         trials = [(self.scores[half], self.is_target[half]) for half in halves]
         with suppress_warnings():
-            runs = [TrialList(fit_linear_map(*fit)(own[0]), own[1]) for own, fit in (trials, trials[::-1])]
+            runs = [ScoredTrials(fit_linear_map(*fit)(own[0]), own[1]) for own, fit in (trials, trials[::-1])]
         return [] if any(bool(run.scores.isnan().any()) or not len(run.scores) for run in runs) else runs
 
     def replicate_costs(self, key: str, llr: Tensor, groups: JackknifeGroups) -> Tensor:
@@ -112,8 +113,8 @@ class TrialList(NamedTuple):
 
 
 def calibrate_across_sessions(
-    data: EvaluationData, trials_of: Callable[[EvaluationData], TrialList], calibration: str = "linear"
-) -> list[TrialList]:
+    data: EvaluationData, trials_of: Callable[[EvaluationData], ScoredTrials], calibration: str = "linear"
+) -> list[ScoredTrials]:
     """Return the trials of either half of every speaker's sessions, calibrated as learnt on the other half."""
     runs = [trials_of(half._replace(processes=SINGLE_PROCESS)) for half in split_sessions(data)]
     return [
@@ -122,14 +123,14 @@ def calibrate_across_sessions(
     ]
 
 
-def mean_distortion(runs: Sequence[TrialList]) -> Tensor:
+def mean_c_ece(runs: Sequence[ScoredTrials]) -> Tensor:
     """Return C_ECE, the mean over runs; NaN where no speaker has two sessions."""
     return torch.stack([llr_disclosure(run.scores, run.is_target) for run in runs]).mean()
 
 
 def report_trials(
-    trials: Mapping[str, TrialList],
-    fit: TrialList | None = None,
+    trials: Mapping[str, ScoredTrials],
+    fit: ScoredTrials | None = None,
     speakers: int = 0,
     similarity: str | None = "geometric",
     intervals: float | None = None,
@@ -154,7 +155,7 @@ def report_trials(
 
 
 def _report_condition(
-    given: TrialList, labels: Tensor, similarity: str | None, confidence: float | None
+    given: ScoredTrials, labels: Tensor, similarity: str | None, confidence: float | None
 ) -> ConditionReport:
     scores = collect_trial_scores(given.scores, given.is_target, given.has_unordered_pairs)
     scalars = {key: measure(scores.measure_input) for key, measure in SCORE_MEASURES.items()}
@@ -169,7 +170,7 @@ def _report_condition(
         means = given.pair_means(llr if similarity == "sigmoid" else logsigmoid(llr), len(labels))
         matrix = means.sigmoid() if similarity == "sigmoid" else means.exp()
         summary = summarize_matrix(matrix, given.has_unordered_pairs)
-        weights = given.similarity_weights(differentiate_similarity_by_llr(summary, matrix, similarity)[1])
+        weights = given.similarity_weight_per_trial(differentiate_similarity_by_llr(summary, matrix, similarity)[1])
         speakers = compute_disclosure_of_trials(scores, given.scores, given.is_target, given.speakers, labels)
         scalars |= {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log, **speaker_scalars(speakers)}
         mean_scores = partial(given.pair_means, given.scores, len(labels))
@@ -190,7 +191,7 @@ def _report_condition(
 
 
 def _transfer_calibration(
-    attacked: TrialList, fit: TrialList, labels: Tensor | None
+    attacked: ScoredTrials, fit: ScoredTrials, labels: Tensor | None
 ) -> tuple[TransferredCalibration, Jackknife | None]:
     """Return the scores under a calibration fitted on another run (figure 8 of the 2022 paper), and their jackknife."""
     scores = collect_trial_scores(fit.scores, fit.is_target)

@@ -19,7 +19,7 @@ from vpmetrics._engine.combination import combine_reports
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.report import ConditionReport, EvaluatedSystem
 from vpmetrics._engine.scalar import printable
-from vpmetrics._engine.trial_list import TrialList, report_trials
+from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 from vpmetrics._engine.verdict import explain_missing_trials
 from vpmetrics.attributes import AttributeDisclosure
 from vpmetrics.cli.embeddings import Embeddings
@@ -135,10 +135,10 @@ def evaluate_trials(
             trial_speakers = torch.from_numpy(speakers.of_trials[number]) if speakers.of_trials else None
             is_same_side = bool(condition) and CONDITIONS[condition].is_same_side and trial_speakers is not None
             has_unordered_pairs = is_same_side and _has_unordered_pairs(trials)
-            scored[condition] = TrialList(*_make_tensors(trials), trial_speakers, has_unordered_pairs)
+            scored[condition] = ScoredTrials(*_make_tensors(trials), trial_speakers, has_unordered_pairs)
         report = report_trials(
             scored,
-            None if fit is None else TrialList(*_make_tensors(fit)),
+            None if fit is None else ScoredTrials(*_make_tensors(fit)),
             len(speakers.names),
             similarity if speakers.is_listed else None,
             confidence if speakers.of_trials else None,

@@ -27,7 +27,7 @@ from vpmetrics._engine.measures import (
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.scalar import TAG_LETTERS
 from vpmetrics._engine.score_counts import StepsOfBothSigns, count_by_score
-from vpmetrics._engine.speaker_disclosure import SideDisclosure, SpeakerDisclosure, compute_disclosure_of_trials
+from vpmetrics._engine.speaker_disclosure import SpeakerDisclosure, TrialSideDisclosure, compute_disclosure_of_trials
 from vpmetrics._engine.validation import (
     check_floating,
     check_speakers_of_trials,
@@ -226,5 +226,5 @@ def speaker_disclosure(
     names, places = torch.stack([side.flatten().long() for side in speakers]).unique(return_inverse=True)
     scores, is_target = preds.flatten(), target.flatten().bool()
     disclosed = compute_disclosure_of_trials(collect_trial_scores(scores, is_target), scores, is_target, places, names)
-    sides = (SideDisclosure(*(column.to(result_dtype(preds)) for column in side)) for side in disclosed[1:])
+    sides = (TrialSideDisclosure(*(column.to(result_dtype(preds)) for column in side)) for side in disclosed[1:])
     return SpeakerDisclosure(disclosed.speakers, *sides)

@@ -12,7 +12,7 @@ from torchmetrics.utilities import rank_zero_warn
 from vpmetrics._engine.measures import expected_disclosure
 from vpmetrics._engine.precision import at_least_float32, widen
 from vpmetrics._engine.score_counts import Steps, count_by_score
-from vpmetrics._engine.smoothing import soft_counts
+from vpmetrics._engine.smoothing import lay_grid, soft_counts_on_grid
 from vpmetrics._engine.utterances import as_embeddings, encode_labels
 from vpmetrics._engine.validation import check_embeddings, check_floating
 
@@ -166,11 +166,12 @@ def surrogate_disclosure(
     is_defined = has_both_classes(is_target, is_counted)
 
     def smooth_disclosure(width: float) -> Tensor:
-        grid, *counts = soft_counts(scores, is_target.long().expand_as(scores), width, is_counted)
+        grid = lay_grid(scores, width)
+        soft_counts = soft_counts_on_grid(grid, scores, is_target.long().expand_as(scores), is_counted)
         # Where a class is missing, any counts will do: the logarithm of 0 would reach the gradient through `where`.
-        counts = [torch.where(is_defined[:, None], count, 1) for count in counts]
+        counts = (torch.where(is_defined[:, None], count, 1) for count in soft_counts)
         directions = (torch.stack([n, n.flip(-1)] if is_two_sided else [n]) for n in counts)
-        return expected_disclosure(Steps(grid[..., 1:], *directions))
+        return expected_disclosure(Steps(grid.points[..., 1:], *directions))
 
     smooth = smooth_disclosure(bandwidth)
     if is_two_sided:

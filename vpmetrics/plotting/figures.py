@@ -18,8 +18,8 @@ from torch import Tensor
 from vpmetrics._engine.measures import SCORE_MEASURES, actual_cross_entropy
 from vpmetrics._engine.registry import CI_SUFFIXES, scalar, scalar_key, utility_direction
 from vpmetrics._engine.report import ConditionReport, EvaluatedSystem, choose_original_name
-from vpmetrics._engine.speaker_similarity import split_matrix
-from vpmetrics._engine.trial_list import TrialList, report_trials
+from vpmetrics._engine.speaker_similarity import diagonal_and_row_means
+from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 from vpmetrics._engine.validation import suppress_warnings
 from vpmetrics.plotting import identification_plots, score_plots
 from vpmetrics.plotting.axes import as_label, axes_in_grid, axes_or_new, axis_label, figure_of, move_legend_beside
@@ -233,7 +233,7 @@ def draw_calibration_transfer(
     preds: Tensor, target: Tensor, fit_preds: Tensor, fit_target: Tensor, ax: Axes | None
 ) -> tuple[Figure, Axes]:
     """Draw figure 8 of the 2022 paper: both runs with the oracle calibration, and one calibrated on the other."""
-    report, ax = report_trials({"": TrialList(preds, target)}, TrialList(fit_preds, fit_target)), axes_or_new(ax)
+    report, ax = report_trials({"": ScoredTrials(preds, target)}, ScoredTrials(fit_preds, fit_target)), axes_or_new(ax)
     _draw_transferred_profiles(EvaluatedSystem("", report), ax)
     return figure_of(ax), ax
 
@@ -414,8 +414,8 @@ FIGURES = (
         # Very many speakers have no matrix.
         _panel_per_condition(
             lambda shown, ax: draw_zoo(
-                *split_matrix(shown.report.mean_scores()), ax, shown.title, _legible_speaker_names(shown.system),
-                "score"),
+                *diagonal_and_row_means(shown.report.mean_scores()), ax, shown.title,
+                _legible_speaker_names(shown.system), "score"),
             lambda report: report.matrix is not None and report.mean_scores is not None, shared_axes="xy")),
     FigureKind(
         "speakers", "Disclosure of each speaker",
