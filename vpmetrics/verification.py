@@ -53,8 +53,8 @@ class MinCllr(ScoreMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 1.0
 
-    def _compute_value_of_counts(self, counts: StepsOfBothSigns, dtype: torch.dtype) -> Tensor:
-        return min_cllr_of_steps(counts.ascending).to(dtype)
+    def _compute_value_of_steps(self, steps: StepsOfBothSigns, dtype: torch.dtype) -> Tensor:
+        return min_cllr_of_steps(steps.ascending).to(dtype)
 
 
 class EqualErrorRate(ScoreMetric):
@@ -85,8 +85,8 @@ class EqualErrorRate(ScoreMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 0.5
 
-    def _compute_value_of_counts(self, counts: StepsOfBothSigns, dtype: torch.dtype) -> Tensor:
-        return eer_of_steps(counts.ascending).to(dtype)
+    def _compute_value_of_steps(self, steps: StepsOfBothSigns, dtype: torch.dtype) -> Tensor:
+        return eer_of_steps(steps.ascending).to(dtype)
 
 
 class Linkability(ScoreMetric):
@@ -243,5 +243,5 @@ class TPRAtFPR(ScoreMetric):
         super().__init__(thresholds, score_range, validate_args=validate_args, **kwargs)
         self.fpr = resolve_rates(fpr)
 
-    def _compute_value_of_counts(self, counts: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
-        return {rate_key(rate): tpr_at_fpr_of_steps(counts.ascending, rate).to(dtype) for rate in self.fpr}
+    def _compute_value_of_steps(self, steps: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {rate_key(rate): tpr_at_fpr_of_steps(steps.ascending, rate).to(dtype) for rate in self.fpr}

@@ -15,7 +15,7 @@ from vpmetrics._engine.precision import at_least_float32
 from vpmetrics._engine.score_counts import StepsOfBothSigns
 from vpmetrics._engine.score_metric import ScoreMetric
 from vpmetrics._engine.validation import check_choice, check_trials, reject_options
-from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_of_counts
+from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_of_steps
 
 
 class ZebraDisclosure(ScoreMetric):
@@ -47,8 +47,8 @@ class ZebraDisclosure(ScoreMetric):
     higher_is_better: bool = False
     plot_lower_bound: float = 0.0
 
-    def _compute_value_of_counts(self, counts: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
-        return zebra_of_counts(counts, dtype)
+    def _compute_value_of_steps(self, steps: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
+        return zebra_of_steps(steps, dtype)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "minimum", actual: bool = True) -> tuple[Any, Any]:
         """Draw the ECE profile: the empirical cross-entropy of the prior and of the scores, over all priors.
@@ -69,13 +69,13 @@ class ZebraDisclosure(ScoreMetric):
         from vpmetrics.plotting.score_plots import PROFILE_LOG_ODDS, draw_ece_profile
 
         with self._gather_states():
-            counts = self._count_trials()
+            steps = self._count_trials()
             odds = torch.as_tensor(PROFILE_LOG_ODDS, device=self.device)
-            minimum = minimum_cross_entropy(counts.ascending, odds)
+            minimum = minimum_cross_entropy(steps.ascending, odds)
             uncalibrated = None
             if actual and self.keeps_scores:
                 uncalibrated = ece_profile(*self._stored_trials(), odds, validate_args=False).actual
-            values = self._compute_value_of_counts(counts, torch.float64)
+            values = self._compute_value_of_steps(steps, torch.float64)
         return draw_ece_profile(minimum, uncalibrated, values, ax, label)
 
 
@@ -171,11 +171,11 @@ class CalibrationDistortion(PrivacyMetric):
         scores, is_target = map(self._concatenate_rows, names)
         return scores, is_target
 
-    def _compute_step_value(self, *args: Any, **kwargs: Any) -> Any:
+    def _compute_synced_step_value(self, *args: Any, **kwargs: Any) -> Any:
         # The batches of one step are often of one run: the value is NaN, without a warning.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
-            return super()._compute_step_value(*args, **kwargs)
+            return super()._compute_synced_step_value(*args, **kwargs)
 
     def _compute_batch_value(self, preds: Tensor, *_: Any, **__: Any) -> Tensor:
         return torch.full((), torch.nan, device=preds.device)

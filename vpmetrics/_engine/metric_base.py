@@ -77,11 +77,11 @@ class PrivacyMetric(Metric):
             setattr(self, name, list(state))
         self.update(*args, **kwargs)
         is_distributed = self.dist_sync_on_step and self.distributed_available_fn()
-        value = (self._compute_step_value if is_distributed else self._compute_batch_value)(*args, **kwargs)
+        value = (self._compute_synced_step_value if is_distributed else self._compute_batch_value)(*args, **kwargs)
         self._forward_cache = tree_map_only(Tensor, Tensor.detach, value)
         return value
 
-    def _compute_step_value(self, *args: Any, **kwargs: Any) -> Any:
+    def _compute_synced_step_value(self, *args: Any, **kwargs: Any) -> Any:
         """Return what ``compute`` would return for this batch and those that other processes hold in the same step.
 
         Accumulated states stay as they are.

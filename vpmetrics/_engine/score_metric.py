@@ -172,24 +172,24 @@ class ScoreMetric(TrialMetric):
 
     def _compute_value(self) -> Any:
         dtype = result_dtype(self._stored_trials()[0]) if self.keeps_scores else torch.float32
-        return self._compute_value_of_counts(self._count_trials(), dtype)
+        return self._compute_value_of_steps(self._count_trials(), dtype)
 
     def error_bound(self) -> Any:
         """Return by how much binning may have lowered each value at most; 0 where the scores themselves are stored."""
         with self._gather_states():
-            lower = self._compute_value_of_counts(self._count_trials(), torch.float64)
-            counts = None if self.keeps_scores else self._count_trials(is_separated=True)
-            upper = lower if counts is None else self._compute_value_of_counts(counts, torch.float64)
+            lower = self._compute_value_of_steps(self._count_trials(), torch.float64)
+            steps = None if self.keeps_scores else self._count_trials(is_separated=True)
+            upper = lower if steps is None else self._compute_value_of_steps(steps, torch.float64)
         if isinstance(upper, dict):
             return {key: (upper[key] - lower[key]).abs() for key in upper if key != "tag"}
         return (upper - lower).abs()
 
-    def _compute_value_of_counts(self, counts: StepsOfBothSigns, dtype: torch.dtype) -> Any:
+    def _compute_value_of_steps(self, steps: StepsOfBothSigns, dtype: torch.dtype) -> Any:
         raise NotImplementedError
 
     def _compute_value_of_trials(self, preds: Tensor, target: Tensor) -> Any:
-        counts = count_by_score(preds, target, validate_args=False, bandwidth=self.bandwidth)
-        return self._compute_value_of_counts(counts, result_dtype(preds))
+        steps = count_by_score(preds, target, validate_args=False, bandwidth=self.bandwidth)
+        return self._compute_value_of_steps(steps, result_dtype(preds))
 
     def _count_trials(self, is_separated: bool = False) -> StepsOfBothSigns:
         if self.keeps_scores:

@@ -70,17 +70,17 @@ def zebra_disclosure(
         >>> zebra_disclosure(preds, target=torch.tensor([0, 1, 0, 1]))
         {'d_ece': tensor(0.3607), 'l_w': tensor(0.3010), 'tag': tensor(1.), 'd_ece_reversed': tensor(0.)}
     """
-    return zebra_of_counts(count_by_score(preds, target, bandwidth, validate_args), result_dtype(preds))
+    return zebra_of_steps(count_by_score(preds, target, bandwidth, validate_args), result_dtype(preds))
 
 
-def zebra_of_counts(counts: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return what :func:`zebra_disclosure` returns, from counted trials."""
-    l_w = worst_evidence(counts.ascending)
+def zebra_of_steps(steps: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return what :func:`zebra_disclosure` returns, from the steps of the trials."""
+    l_w = worst_evidence(steps.ascending)
     return {
-        "d_ece": expected_disclosure(counts.ascending).to(dtype),
+        "d_ece": expected_disclosure(steps.ascending).to(dtype),
         "l_w": l_w.to(dtype),
         "tag": tag_number(l_w).to(dtype),  # an integer, but loggers want floating numbers
-        "d_ece_reversed": expected_disclosure(counts.descending).to(dtype),
+        "d_ece_reversed": expected_disclosure(steps.descending).to(dtype),
     }
 
 
