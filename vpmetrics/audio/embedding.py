@@ -218,7 +218,7 @@ def embed_pairs(
     Args:
         pairs: What :func:`pair_recordings` finds.
         encoder: Whatever :func:`load_encoder` takes, or its result.
-        options: As of :func:`embed_recordings`. Systems with the same originals share these by ``cache``.
+        options: As of :func:`embed_recordings`. With ``cache``, systems with the same originals embed these once.
 
     Returns:
         :class:`PairedEmbeddings` with the arguments of embedding metrics: ``original``, ``protected``, ``speakers``,

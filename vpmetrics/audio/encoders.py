@@ -41,7 +41,7 @@ def load_encoder(
     ``resemblyzer``             the default; weights as installed, or from PyPI's wheel      yes
     ``speechbrain:<source>``    ``EncoderClassifier``, e.g. ``speechbrain/spkrec-ecapa-``    yes
                                 ``voxceleb``
-    ``transformers:<model>``    ``AutoModelForAudioXVector`` with its feature extractor,     yes, but of
+    ``transformers:<model>``    ``AutoModelForAudioXVector`` with its feature extractor,     yes, except
                                 e.g. ``microsoft/wavlm-base-plus-sv``                        wav2vec2-bert
     ``pyannote:<model>``        ``PretrainedSpeakerEmbedding``                               no
     ``nemo:<model>``            ``EncDecSpeakerLabelModel``, or a ``.nemo`` file             yes
@@ -226,7 +226,7 @@ class PyannoteEncoder(SpeakerEncoder):
         self.sample_rate = int(self.pipeline.sample_rate)
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
-        """Encode with a mask of samples, which it does without gradients."""
+        """Encode with a mask of samples; no gradients pass."""
         self.pipeline.device = self.device  # the model moves its input to this device, and `to()` does not update it
         mask = length_mask(waveforms, lengths)
         return self.pipeline(waveforms[:, None].detach(), masks=None if bool(mask.all()) else mask.float())
@@ -326,7 +326,7 @@ _FILES: dict[str, Callable[[str, torch.device, int | None], SpeakerEncoder]] = {
 
 
 def _load_by_name(name: str, device: torch.device, sample_rate: int | None) -> SpeakerEncoder:
-    """Load the encoder that a name or path means."""
+    """Load an encoder by its name, or from the file at a path."""
     kind, _, source = name.partition(":")
     suffix = Path(name).suffix.lower()
     if name in _BUNDLED:

@@ -16,11 +16,11 @@ _FRAMES_AT_ONCE = 1 << 20
 SUFFIXES = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3")
 SILENCE = 1e-4  # peak below -80 dBFS: no speech is that quiet
 CLIPPED_SHARE = 0.01  # of samples on flat peaks
-SHORTEST_SECONDS = 0.1  # no encoder tells a speaker by less, whatever it accepts
+SHORTEST_SECONDS = 0.1  # some encoders accept less, but none recognises a speaker in it
 
 
 class AudioError(ValueError):
-    """Something about recordings or an encoder that the user can put right; the text may be shown as it is."""
+    """A problem with recordings or an encoder that the user can solve; the message needs no traceback."""
 
 
 def read_bytes(path: Path) -> bytes:

@@ -30,10 +30,8 @@ def import_installed_packages() -> list[ModuleType]:
 if TYPE_CHECKING:
     from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 
-    class CallbackBase(Callback): ...
-
-    class ModelCheckpointBase(ModelCheckpoint): ...
-
+    CallbackBase = Callback
+    ModelCheckpointBase = ModelCheckpoint
 else:
 
     class CallbackBase(*(package.Callback for package in import_installed_packages())):

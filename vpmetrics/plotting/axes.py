@@ -43,7 +43,7 @@ class Style(NamedTuple):
 
     @property
     def markers(self) -> dict[str, Any]:
-        """Arguments of a line for its markers; ``gid`` marks it as the line of a system."""
+        """Keyword arguments of ``Axes.plot`` for markers; ``gid`` marks the line as that of a system."""
         fill = {"fillstyle": "full" if self.is_filled else "none", "markerfacecolor": self.face}
         return {"color": self.colour, "marker": self.marker, **fill, "gid": "system"}
 
@@ -53,7 +53,8 @@ class Style(NamedTuple):
         return self.colour if self.is_filled else "white"
 
     def curve(self, points: int) -> dict[str, Any]:
-        """Arguments of a line; each system has its markers at other points, so that equal curves are seen."""
+        """Keyword arguments of ``Axes.plot`` for a curve."""
+        # Each system has its markers at other points, so that equal curves are seen.
         step = max(points // 6, 1)
         start = step * (self.number % len(_MARKERS)) // len(_MARKERS)
         line = {"linestyle": self.line, "linewidth": 1.3}
@@ -91,12 +92,12 @@ def axis_label(key: str, separator: str = " ") -> str:
 
 
 def set_subscripts(heading: str) -> str:
-    """Return a heading with its index set low: ``D_ECE``."""
+    """Return a heading with its index as a subscript, in matplotlib's notation: ``$D_{ECE}$`` for ``D_ECE``."""
     return re.sub(r"\b([A-Za-z])_(\w+)", r"$\1_{\2}$", heading)
 
 
 def label_with_values(label: str, keys: Sequence[str], scalars: Mapping[str, Any]) -> str:
-    """Return a label with the values of some scalars in brackets, which :func:`finish_axes` names."""
+    """Return a label with the values of some scalars in brackets; :func:`finish_axes` puts their names above."""
     return f"{as_label(label)} ({', '.join(scalar(key).show(float(scalars[key])) for key in keys)})"
 
 
@@ -129,7 +130,7 @@ def figure_of(ax: Axes) -> Figure:
 def finish_axes(
     ax: Axes, title: str = "", keys: Sequence[str] = (), heading_suffix: str = "", **legend: Any
 ) -> PlotResult:
-    """Add grid, title and a legend, headed by the scalars in its brackets; return figure and axes."""
+    """Add grid, title and a legend; its heading names the scalars in brackets. Return figure and axes."""
     ax.grid(alpha=0.3)
     ax.minorticks_off()  # of logarithmic axes they take a third of the time to draw a figure
     if title:

@@ -63,7 +63,7 @@ def draw_zoo(
     names: Sequence[str] | None = None,
     quantity: str = "similarity",
 ) -> PlotResult:
-    """Draw each speaker by the mean of own trials and of those with others; count the animals in the corners.
+    """Draw one point per speaker: the mean of own trials and of trials with others. Count the animals in the corners.
 
     After Yager and Dunstone, "The biometric menagerie", 2010: an animal is in the outer quarter of both.
     """
@@ -101,7 +101,7 @@ def _mark_animals(ax: Axes, x: Any, y: Any) -> None:
 def draw_speakers(
     disclosed: SpeakerDisclosure, mean: float, name_of: Callable[[float], str], ax: Axes | None, title: str = ""
 ) -> PlotResult:
-    """Draw the D_ECE of every speaker as the tested one, sorted, as the enrolled one, and of all trials."""
+    """Draw the D_ECE of every speaker, as the tested one (sorted) and as the enrolled one, and that of all trials."""
     ax = axes_or_new(ax, size=(4.8, 3.6))
     tested, enrolled = (side.d_ece.detach().cpu().double().numpy() for side in (disclosed.probed, disclosed.enrolled))
     order = np.argsort(-tested, kind="stable")[: np.isfinite(tested).sum()]
