@@ -72,7 +72,7 @@ def table_of_systems(systems: Sequence[EvaluatedSystem], title: str, columns: Se
     ``columns``: keys of scalars, names of :data:`PRESETS` or of utilities.
     """
     entries = _expand_columns(columns, systems, dict.fromkeys(name for system in systems for name in system.utility))
-    best = [_find_best_by_dataset(entry, systems) for entry in entries]
+    best = [_best_text_by_dataset(entry, systems) for entry in entries]
     rows = []
     for system in systems:
         cells = [_make_system_cell(entry, system) for entry in entries]
@@ -155,7 +155,7 @@ def _make_original_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
     return value_cell(entry, 0.0 if entry.key in _ZERO_FOR_ORIGINAL else math.nan)
 
 
-def _find_best_by_dataset(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
+def _best_text_by_dataset(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
     """Return the best value of each data set as text; none where all competing systems have the same."""
     best = {}
     for dataset, some in rank_systems_by_dataset(systems).items() if entry.direction else ():

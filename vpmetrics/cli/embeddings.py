@@ -70,8 +70,8 @@ class Column(NamedTuple):
             raise InputError(f"expected every utterance once, but {again} occur again", self.source)
         return rows
 
-    def to_tensor(self, role: str) -> Tensor:
-        """Return embeddings ``(N, D)``, float32 or wider."""
+    def to_tensor(self, role: str, names: Sequence[str] | None = None) -> Tensor:
+        """Return embeddings ``(N, D)``, float32 or wider: all rows, or those of ``names`` in their order."""
         values = self.values
         if values.ndim == 3 and values.shape[1] == 1:
             values = values[:, 0]
@@ -85,7 +85,10 @@ class Column(NamedTuple):
             first = f"row {row}" if self.utterances is None else quote(self.utterances[row])
             got = f"{int(broken.sum()):,} of {len(tensor):,} rows with NaN or infinity, first {first}"
             raise InputError(f"expected {role} embeddings to hold finite numbers, but got {got}", self.source)
-        return tensor
+        if names is None:
+            return tensor
+        row_of = self.rows_by_name()
+        return tensor[[row_of[name] for name in names]]
 
     def number_labels(self, rows: int) -> tuple[Tensor, tuple[str, ...]]:
         """Return a number for every label, by ascending labels, and the labels as text."""

@@ -24,7 +24,7 @@ from vpmetrics.cli.inputs import (
     check_unpacked_size,
     describe_error,
     format_suffix,
-    open_binary,
+    open_unpacked,
     quote,
     record_file,
     shorten,
@@ -67,7 +67,7 @@ def read_arrays(path: str, file_format: str | None = None) -> Arrays:
 
 
 def _read_file(path: str, file_format: str) -> Arrays:
-    with open_binary(path) as file:
+    with open_unpacked(path) as file:
         check_unpacked_size(file, path)
         try:
             return READERS[file_format](file, path)
@@ -295,7 +295,7 @@ def _read_listed_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
             archive_path, _, offset = place.strip().rpartition(":") if re.search(r":\d+$", place) else (place, "", "0")
             if archive_path != current_path:
                 stack.close()
-                archive = stack.enter_context(open_binary(_find_archive(archive_path, path, number)))
+                archive = stack.enter_context(open_unpacked(_find_archive(archive_path, path, number)))
                 current_path = archive_path
             archive.seek(int(offset))
             where = f"{path}:{number}: {archive_path}:{offset}"

@@ -71,7 +71,7 @@ def read_bytes(path: str | Path) -> bytes:
     return content
 
 
-def open_binary(path: str | Path) -> BinaryIO:
+def open_unpacked(path: str | Path) -> BinaryIO:
     """Open a file for reading; one that is packed is unpacked in memory."""
     if Path(path).suffix.lower() == ".gz":
         return io.BytesIO(read_bytes(path))

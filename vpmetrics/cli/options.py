@@ -222,8 +222,9 @@ def _add_scoring_options(group: _ArgumentGroup) -> None:
 def _add_key_options(group: _ArgumentGroup) -> None:
     group.add_argument("--key", metavar="KEY", help="labels of the trials, for all score files")
     text = "of score files in another order: enrol, trial, score, label or _ to skip, as enrol,trial,label,score"
-    group.add_argument("--score-columns", type=_parse_roles, metavar="NAME,...", help=text)
-    group.add_argument("--key-columns", type=_parse_roles, metavar="NAME,...", help="of keys, as label,enrol,trial")
+    group.add_argument("--score-columns", type=_parse_column_roles, metavar="NAME,...", help=text)
+    text = "of keys, as label,enrol,trial"
+    group.add_argument("--key-columns", type=_parse_column_roles, metavar="NAME,...", help=text)
     group.add_argument("--strict", action="store_true", help="refuse scores without label and labels without score")
 
 
@@ -281,7 +282,7 @@ def _parse_population_sizes(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def _parse_roles(text: str) -> tuple[str, ...]:
+def _parse_column_roles(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     roles = [name for name in names if name != "_"]
     if not set(roles) <= {"enrol", "trial", "score", "label"} or len(set(roles)) < len(roles):

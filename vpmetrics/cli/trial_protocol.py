@@ -195,12 +195,7 @@ def _find_vectors(side: Column, names: Sequence[str], role: str) -> Tensor | Non
         hint = "; --enrolls says what a speaker is enrolled with" if role == "enrolment" else ""
         hint += "; --partial leaves such trials out"
         raise InputError(f"{message}, first {quote(missing[0])}{hint}", side.source)
-    return _select_vectors(side, names, role)
-
-
-def _select_vectors(side: Column, names: Sequence[str], role: str) -> Tensor:
-    row_of = side.rows_by_name()
-    return side.to_tensor(role).double()[[row_of[name] for name in names]]
+    return side.to_tensor(role, names).double()
 
 
 def _assign_groups(protocol: Protocol) -> tuple[pl.Series, tuple[str, ...], tuple[str, ...]]:
@@ -312,8 +307,8 @@ def _report_all_pairs(
     for one in embeddings:
         references, tested = one.list_utterances()
         names, speaker_of, group_of = sorted(references | tested), one.protocol.speaker_of, one.protocol.group_of
-        protected.append(_select_vectors(one.protected, names, "protected"))
-        original += [_select_vectors(one.original, names, "original")] if is_paired else []
+        protected.append(one.protected.to_tensor("protected", names).double())
+        original += [one.original.to_tensor("original", names).double()] if is_paired else []
         speakers += [speaker_of[name] for name in names]
         is_reference += [name in references for name in names]
         groups += [one.group or group_of.get(name, group_of.get(speaker_of[name], "")) for name in names]
