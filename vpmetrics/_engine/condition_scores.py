@@ -109,7 +109,7 @@ class _ScoreAxis(NamedTuple):
     low: Tensor  # where the equal bins begin
     scale: Tensor  # bins per unit of score
 
-    def bin_of(self, scores: Tensor) -> Tensor:
+    def bin_in_place(self, scores: Tensor) -> Tensor:
         """Return the bin of every score, in their shape; NaN has the last one. Overwrites the scores."""
         x = scores.sub_(self.low).mul_(self.scale)
         # On a CPU it costs little to check whether all scores are inside; a GPU would have to wait.
@@ -149,7 +149,7 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
     axis, columns = _lay_axis(pairs), _ALL_BINS + 1
     table = torch.zeros(2 * columns + 1, dtype=torch.int64, device=axis.low.device)
     for block in pairs:
-        slots = axis.bin_of(block.scores)
+        slots = axis.bin_in_place(block.scores)
         if block.is_target is not None and block.is_trial is not None:
             slots += block.is_target * columns
             slots.masked_fill_(~block.is_trial, 2 * columns)
@@ -166,7 +166,7 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
         per_bin = [pad(table[step_of_bin].roll(-_TAIL), (0, 1), value=torch.nan) for table in tables]
 
         def find(scores: Tensor) -> list[Tensor]:
-            slots = axis.bin_of(scores)
+            slots = axis.bin_in_place(scores)
             return [table.index_select(0, slots.flatten()).view(slots.shape) for table in per_bin]
 
         return find

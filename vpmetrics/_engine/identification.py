@@ -41,6 +41,13 @@ class Identification(NamedTuple):
     chance_bits: Tensor | None = None  # (), mean local information
 
 
+def form_trials_by_group(data: EvaluationData, condition: Condition) -> list[IdentificationTrials]:
+    """Return the trials of each group with two references; of the first group where no group has two."""
+    trials = [form_condition_trials(part, condition) for part in data.by_group()]
+    # A group of one speaker has no ranks; its NaN must not reach the values of all groups.
+    return [each for each in trials if each.num_references > 1] or trials[:1]
+
+
 def identify_condition(
     data: EvaluationData,
     condition: Condition,
@@ -49,11 +56,9 @@ def identify_condition(
     has_bits: bool = True,
     has_chance: bool = False,
 ) -> list[tuple[IdentificationTrials, Identification]]:
-    """Return trials and result of each group with two references; of the first group where no group has two."""
-    trials = [form_condition_trials(part, condition) for part in data.by_group()]
-    results = [(each, identify(each, scoring, slope, has_bits, has_chance)) for each in trials]
-    # A group of one speaker has no ranks; its NaN must not reach the values of all groups.
-    return [each for each in results if each[0].num_references > 1] or results[:1]
+    """Return trials and result of each group, see :func:`form_trials_by_group`."""
+    trials = form_trials_by_group(data, condition)
+    return [(each, identify(each, scoring, slope, has_bits, has_chance)) for each in trials]
 
 
 def identify(
@@ -145,7 +150,7 @@ def standardize_scores(scores: Tensor) -> Tensor:
 
 
 def centred_mean_and_deviation(block: ScoreRows) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores less the mean of their row (in place unless a gradient needs them), the means and deviations."""
+    """Return scores minus their row's mean (in place unless a gradient needs them), these means and the deviations."""
     mean = block.scores.mean(dim=1, keepdim=True)
     centred = block.scores - mean if block.scores.requires_grad else block.scores.sub_(mean)
     return centred, mean, _deviation(centred, block.rounding)
@@ -189,10 +194,8 @@ def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, columns: T
 def compute_histograms_by_group(
     data: EvaluationData, condition: Condition, scoring: Scoring, bandwidth: float | None = None
 ) -> list[Tensor]:
-    """Return the rank histogram of each group with two references; of the first group where no group has two."""
-    trials = [form_condition_trials(part, condition) for part in data.by_group()]
-    histograms = [compute_rank_histogram(each, scoring, bandwidth) for each in trials]
-    return [each for each in histograms if len(each) > 1] or histograms[:1]
+    """Return the rank histogram of each group, see :func:`form_trials_by_group`."""
+    return [compute_rank_histogram(each, scoring, bandwidth) for each in form_trials_by_group(data, condition)]
 
 
 def compute_rank_histogram(trials: IdentificationTrials, scoring: Scoring, bandwidth: float | None = None) -> Tensor:
@@ -207,7 +210,7 @@ def compute_rank_histogram(trials: IdentificationTrials, scoring: Scoring, bandw
 
 
 def _smooth_histogram(trials: IdentificationTrials, scoring: Scoring, bandwidth: float) -> Tensor:
-    """Return ranks with a gradient: how far each reference is above the own one, on a sigmoid, summed.
+    """Return the histogram of differentiable ranks: sums of sigmoids of how far each reference is above the own one.
 
     An input between two ranks is shared by them, so the histogram moves with the scores.
     """
@@ -231,7 +234,7 @@ def _smooth_histogram(trials: IdentificationTrials, scoring: Scoring, bandwidth:
 
 
 def rank_inputs(block: ScoreRows) -> Tensor:
-    """Return references above each input's own, those tied with it, and whether a score is NaN, ``(3, b)``."""
+    """Return numbers of references above each input's own and tied with it, and whether a score is NaN, ``(3, b)``."""
     # Masks of the scores' own type: comparing and summing them is many times as fast as with booleans.
     mask = torch.empty_like(block.scores)
     at_least = torch.ge(block.scores, block.match - block.rounding, out=mask).sum(dim=1)
@@ -355,7 +358,7 @@ def jackknife_identification(
 
 
 def pool_histograms(histograms: Sequence[Tensor]) -> Tensor:
-    """Return inputs per rank in all groups."""
+    """Return inputs per rank, added over groups; short histograms are padded with zeros."""
     most = max(map(len, histograms))
     return torch.stack([pad(each, (0, most - len(each))) for each in histograms]).sum(0)
 

@@ -219,12 +219,8 @@ class PairStatistics(ValueCache):
 
     def correlate(self, ridge: float) -> Tensor:
         """Return ``K``, the covariance of whitened protected with whitened original rows; its SVD is that of CCA."""
-
-        def make_correlation() -> Tensor:
-            half = apply_chain(self.po, self.whiten("oo", ridge))
-            return apply_chain(half.T, self.whiten("pp", ridge)).T
-
-        return self.get_or_make(("K", ridge), make_correlation)
+        whiten_o, whiten_p = self.whiten("oo", ridge), self.whiten("pp", ridge)
+        return self.get_or_make(("K", ridge), lambda: apply_chain(apply_chain(self.po, whiten_o).T, whiten_p).T)
 
 
 def cholesky_with_ridge(matrix: Tensor, ridge: Tensor | float) -> Tensor:

@@ -216,13 +216,13 @@ class PairBlocks:
         return self.compare(*places)
 
     def on_all_processes(self) -> PairBlocks:
-        """Return the same with every block on every process, for blocks that are few."""
+        """Return the same pairs with every block on every process; for few blocks."""
         pairs = copy(self)
         pairs.processes = SINGLE_PROCESS
         return pairs
 
     def thin(self, max_pairs: int, side: str = "test") -> PairBlocks:
-        """Return the same with fewer rows on the ``"test"`` or ``"enrolment"`` side, evenly spaced by value."""
+        """Return the pairs with fewer rows on the ``"test"`` or ``"enrolment"`` side, evenly spaced by value."""
         stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
         if stride < 2:
             return self
@@ -230,11 +230,11 @@ class PairBlocks:
         rows = rows.take(rows.value_order[::stride].sort().values)
         return self._replace_sides(*((self.enrolment, rows) if side == "test" else (rows, self.test)))
 
-    def permute_speakers(self, shifts: Sequence[int]) -> tuple[PairBlocks, Tensor, Tensor]:
-        """Return the same with the test rows of every speaker assigned to other speakers of their group, one per shift.
+    def permute_speakers(self, shifts: Sequence[int]) -> PermutedPairs:
+        """Return the pairs with the test rows of every speaker assigned to another one of the group, once per shift.
 
         Speakers are shifted in an order of their embeddings, so labels have no influence. Target blocks of the result
-        hold trials of the permuted speakers. The other values ``(R,)``: true speaker and shift of each test row.
+        hold trials of the permuted speakers.
         """
         order = order_speakers_by_value(self.num_speakers, self.test, self.enrolment)
         group = torch.tensor(self._groups, device=order.device).unique(return_inverse=True)[1]
@@ -259,13 +259,21 @@ class PairBlocks:
         side = replace(self.test.take(row[by_speaker]), speaker_index=new_speaker[by_speaker], sessions=None)
         pairs = self._replace_sides(replace(self.enrolment, sessions=None), side)
         pairs._group_rows = _TARGET_ROWS
-        return pairs, speaker[by_speaker], shift[by_speaker]
+        return PermutedPairs(pairs, speaker[by_speaker], shift[by_speaker])
 
     def _replace_sides(self, enrolment: Utterances, test: Utterances) -> PairBlocks:
         pairs = copy(self)
         pairs.enrolment, pairs.test = enrolment, test
         pairs._index_rows(is_same_rows=False)
         return pairs
+
+
+class PermutedPairs(NamedTuple):
+    """Pairs whose test rows are assigned to other speakers; true speaker and shift of each test row, ``(R,)``."""
+
+    pairs: PairBlocks
+    true_speaker: Tensor
+    shift: Tensor
 
 
 def mark_trials(
