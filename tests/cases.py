@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 import vpmetrics as vp
 from vpmetrics import functional as F
 from vpmetrics._engine.population import draw_places
-from vpmetrics._engine.utterances import row_keys
+from vpmetrics._engine.utterances import row_sort_keys
 from vpmetrics.attacks import Plain
 
 Batch = dict[str, Any]
@@ -310,7 +310,7 @@ def _reference_speakers(near: Any, far: Any, speakers: Any, trials: Any, side: s
 
 def _attackers(protected: torch.Tensor, speakers: torch.Tensor) -> torch.Tensor:
     """The half of the utterances that is the attacker's, as dealt, where protected speech is compared with itself."""
-    return draw_places(speakers.unique(return_inverse=True)[1], row_keys(protected)) % 2 == 0
+    return draw_places(speakers.unique(return_inverse=True)[1], row_sort_keys(protected)) % 2 == 0
 
 
 def _found(protected: torch.Tensor, speakers: torch.Tensor, **_: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -339,7 +339,7 @@ def _reference_singled_out(_: Any, protected: Any, speakers: Any) -> dict[str, f
     voices = []
     for name in np.unique(speakers):
         rows = protected[(speakers == name) & ~known]
-        places = draw_places(torch.from_numpy(speakers[~known]), row_keys(torch.from_numpy(protected[~known])))
+        places = draw_places(torch.from_numpy(speakers[~known]), row_sort_keys(torch.from_numpy(protected[~known])))
         voices.append(rows[places.numpy()[speakers[~known] == name].argsort()])
     cosine, isolated = reference.similarity.cosine, []
     for fold in range(min(10, max(map(len, voices)))):

@@ -14,7 +14,7 @@ from vpmetrics._engine.jackknife import add_intervals, group_speakers
 from vpmetrics._engine.references import IdentificationTrials
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.utterances import EvaluationData
-from vpmetrics._engine.validation import check_slope
+from vpmetrics._engine.validation import check_finite_slope
 from vpmetrics.functional.local import summarise_information
 
 
@@ -73,7 +73,7 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
         super().__init__(bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
         resolve_condition(condition)
         resolve_scoring(scoring)
-        check_slope(slope)
+        check_finite_slope(slope)
         self.condition, self.scoring, self.slope = condition, scoring, slope
 
     def _identify_by_group(self, data: EvaluationData) -> list[tuple[IdentificationTrials, Identification]]:

@@ -26,7 +26,7 @@ from vpmetrics._engine.scalar import check_scalar_names
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import SIMILARITIES
 from vpmetrics._engine.utterances import EvaluationData
-from vpmetrics._engine.validation import check_choice, check_slope, check_whole_numbers, collect_warnings
+from vpmetrics._engine.validation import check_choice, check_finite_slope, check_whole_numbers, collect_warnings
 from vpmetrics.functional.rank import MODELS
 from vpmetrics.strongest import AttackedMetric, Attacks
 
@@ -123,7 +123,7 @@ class VoicePrivacy(AttackedMetric):
             self.metrics = check_scalar_names("metrics", metrics, self._all_keys())
         check_choice("similarity", similarity, SIMILARITIES)
         check_choice("rank_model", rank_model, MODELS)
-        check_slope(slope)
+        check_finite_slope(slope)
         resolve_scoring(scoring)
         self.similarity, self.scoring, self.rank_model, self.slope = similarity, scoring, rank_model, slope
         self._latest_report: tuple[Any, PrivacyReport] | None = None

@@ -7,7 +7,7 @@ import torch
 from samples import voices
 
 from vpmetrics import VoicePrivacy
-from vpmetrics._engine.verdict import check_missing_trials, check_systems
+from vpmetrics._engine.verdict import check_identical_systems, check_missing_trials
 from vpmetrics.attacks import Plain, RidgeToOriginal
 
 
@@ -130,7 +130,7 @@ def test_enrolment_that_was_not_anonymised():
 
 def test_two_systems_with_identical_scores():
     reports = {name: report_of(voices(seed=seed)) for name, seed in (("a", 0), ("b", 0), ("c", 1))}
-    (check,) = check_systems(reports)
+    (check,) = check_identical_systems(reports)
     assert (check.status, check.message) == ("warning", "a and b have identical scores.")
 
 

@@ -12,7 +12,7 @@ from samples import UNDEFINED, demo_corpus, people, rates
 from scipy.stats import betabinom
 
 from vpmetrics._engine.population import draw_places
-from vpmetrics._engine.utterances import row_keys
+from vpmetrics._engine.utterances import row_sort_keys
 from vpmetrics.functional import rank_histogram, reidentification_rate, singling_out
 
 
@@ -239,7 +239,7 @@ def test_every_conversation_takes_its_turn():
     references, voices, _ = isolated(4, counts=(1,) * 7)
     given = arguments(references, voices)
     del given["is_tested"]
-    places = draw_places(given["speakers"], row_keys(given["conversations"]))
+    places = draw_places(given["speakers"], row_sort_keys(given["conversations"]))
     turns = [singling_out(**given, is_tested=places == turn, sizes=(7,))["singling_out_7"] for turn in (0, 1)]
     assert turns[0] != turns[1]
     assert singling_out(**given, sizes=(7,))["singling_out_7"] == sum(turns) / 2

@@ -30,7 +30,7 @@ from vpmetrics._engine.utterances import (
     count_values,
     find_indices,
     order_speakers_by_value,
-    row_keys,
+    row_sort_keys,
     take_evenly,
 )
 from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, compare, has_builtin_fit, learns_from_moments
@@ -331,7 +331,7 @@ class AttackFolds(ValueCache):
 def mark_second_halves(enrolment: Utterances, test: Utterances) -> tuple[Tensor, Tensor]:
     """Return which rows of each side belong to the second half of their speaker's recordings, chosen by value."""
     ids, place = torch.cat([enrolment.ids, test.ids]).unique(return_inverse=True)
-    keys = torch.cat([row_keys(enrolment.embeddings), row_keys(test.embeddings)])
+    keys = torch.cat([row_sort_keys(enrolment.embeddings), row_sort_keys(test.embeddings)])
     key = keys.new_full((len(ids),), torch.inf).scatter_reduce(0, place, keys, "amin")
     speaker = torch.zeros_like(ids).scatter(0, place, torch.cat([enrolment.speaker_index, test.speaker_index]))
     order = key.argsort(stable=True)
@@ -345,7 +345,7 @@ def _fit_user_attack(attack: Any, pairs: TrainingPairs, dtype: torch.dtype) -> A
     """Return a copy of an attack fitted on the pairs, or on as many of them as it asks for."""
     columns = [pairs.original.to(dtype), pairs.protected.to(dtype), pairs.speaker_index]
     if (most := getattr(attack, "most_rows", None)) is not None:
-        some = take_evenly(row_keys(pairs.protected).argsort(stable=True), most)
+        some = take_evenly(row_sort_keys(pairs.protected).argsort(stable=True), most)
         columns = [column[some] for column in columns]
     fitted = copy.deepcopy(attack)
     with torch.enable_grad():  # an attacker may learn by descent

@@ -15,7 +15,7 @@ from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.precision import at_least_float32, result_dtype, wide_dtype, widen
 from vpmetrics._engine.references import IdentificationTrials, ScoreRows, form_condition_trials, score_inputs
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics._engine.utterances import EvaluationData, argsort_columns, count_values, hash_values, row_keys
+from vpmetrics._engine.utterances import EvaluationData, count_values, hash_values, lexsort_columns, row_sort_keys
 
 _MOST_SCORES = 1 << 19  # from which slopes are fitted
 _MOST_FOLDS = 256  # speakers that have a slope each, fitted on all others; of more, ten folds
@@ -127,8 +127,8 @@ def order_references_by_value(trials: IdentificationTrials) -> Tensor:
     column = torch.where(trials.usable, trials.column, count)
     counts = count_values(column, count + 1)[:-1]
     # Where references are equal, their inputs decide the order.
-    inputs = hash_values(row_keys(trials.inputs), column, count + 1)[:-1]
-    by_key = argsort_columns(inputs, row_keys(trials.references.first_unit_means()))
+    inputs = hash_values(row_sort_keys(trials.inputs), column, count + 1)[:-1]
+    by_key = lexsort_columns(inputs, row_sort_keys(trials.references.first_unit_means()))
     return by_key[(counts[by_key] == 0).to(torch.uint8).argsort(stable=True)]
 
 

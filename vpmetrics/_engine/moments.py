@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.scorers import SCORERS
-from vpmetrics._engine.utterances import row_keys, take_evenly
+from vpmetrics._engine.utterances import row_sort_keys, take_evenly
 
 T = TypeVar("T")
 
@@ -271,7 +271,7 @@ class TrainingPairs(ValueCache):
         rows = self.get_or_make((side, view, "rows"), lambda: self.normalisation(side, view)(getattr(self, side)))
         if max_rows is None:
             return rows
-        order = self.get_or_make("order", lambda: row_keys(self.protected).argsort(stable=True))
+        order = self.get_or_make("order", lambda: row_sort_keys(self.protected).argsort(stable=True))
         return rows[take_evenly(order, max_rows)]
 
     def statistics(self, view: RowNormalisation) -> PairStatistics:

@@ -23,14 +23,14 @@ from vpmetrics._engine.scorers import Scorer, Scoring, prepare_rows, resolve_sco
 from vpmetrics._engine.utterances import (
     EvaluationData,
     Utterances,
-    argsort_columns,
     count_values,
     find_indices,
     hash_values,
     index_speakers,
+    lexsort_columns,
     number_sessions_by_value,
     number_speaker_combinations,
-    row_keys,
+    row_sort_keys,
 )
 from vpmetrics._engine.validation import warn_undefined
 
@@ -62,13 +62,13 @@ def draw_places(groups: Tensor, keys: Tensor) -> Tensor:
     names, group = groups.unique(return_inverse=True)
     smallest = _reduce_by_place(keys, group, len(names), "amin")
     # Groups with the same smallest row are ordered by a hash of all their rows.
-    order = argsort_columns(keys, group, hash_values(keys, group, len(names))[group], smallest[group])
+    order = lexsort_columns(keys, group, hash_values(keys, group, len(names))[group], smallest[group])
     # Places by key would put similar utterances together, so every row draws a number. Drawn on the host, since every
     # kind of device has random numbers of its own.
     generator = torch.Generator().manual_seed(_SEED)
     numbers = torch.rand(len(keys), generator=generator, dtype=keys.dtype, device="cpu").to(keys.device)
     drawn = torch.empty_like(keys).scatter_(0, order, numbers)
-    order = argsort_columns(drawn, group)
+    order = lexsort_columns(drawn, group)
     counts = count_values(group, len(names))
     places = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[group[order]]
     return torch.empty_like(order).scatter_(0, order, places)
@@ -76,7 +76,7 @@ def draw_places(groups: Tensor, keys: Tensor) -> Tensor:
 
 def form_conversations(groups: Tensor, places: Tensor, length: int) -> Tensor:
     """Return rows of conversations of ``length`` utterances each, ``(C, length)``; incomplete ones are dropped."""
-    order = argsort_columns(places, groups)
+    order = lexsort_columns(places, groups)
     _, counts = torch.unique_consecutive(groups[order], return_counts=True)
     kept = places[order] < (counts // length * length).repeat_interleave(counts)
     return order[kept].view(-1, length)
@@ -102,7 +102,7 @@ def form_enrolment_and_conversations(
     """Return the utterances whose speakers the attacker knows, and conversations of unknown speakers."""
     condition, length = protocol.condition, protocol.utterances
     data = number_sessions_by_value(data)
-    enrolment, test = _halve_recordings(*data.sides(condition, enrolment="utterance"))
+    enrolment, test = _halve_recordings(*data.sides(condition, references_per="utterance"))
     if protocol.accumulated != "probes":
         by_session = ("sessions",) if condition.target_sessions != "any" else ()
         enrolment = _take_utterances_per_speaker(enrolment, length, *by_session)
@@ -161,7 +161,7 @@ def _draw_recording_places(first: Utterances, second: Utterances) -> tuple[Tenso
     versions = torch.cat([first.keys, second.keys])
     # Numbered by their smallest key, and by the largest where that is equal, as where all protected rows are.
     ends = torch.stack([_reduce_by_place(versions, recording, len(recordings), reduce) for reduce in ("amin", "amax")])
-    order = argsort_columns(*ends.flip(0))
+    order = lexsort_columns(*ends.flip(0))
     is_new = (ends[:, order].diff(dim=1, prepend=ends[:, order[:1]]) != 0).any(0)
     keys = torch.empty_like(ends[0]).scatter_(0, order, is_new.cumsum(0).to(ends.dtype))
     names = [name for name in ("speakers", "sessions", "groups", "is_reference") if getattr(second, name) is not None]
@@ -371,16 +371,16 @@ def form_population(
     In fold f a speaker's conversation f is tested, and f + 1, f + 2 and so on calibrate, cyclically, ``calibration``
     of them. There are as many folds as conversations, unless ``folds`` is given.
     """
-    order = argsort_columns(places, speakers)
+    order = lexsort_columns(places, speakers)
     names, counts = torch.unique_consecutive(speakers[order], return_counts=True)
     first = counts.cumsum(0) - counts
     # The sets that are drawn must not depend on labels or on the order of rows. Speakers with the same first
     # conversation are ordered by a hash of all their conversations, then by their references.
-    keys, hashes = row_keys(conversations), []
-    for values, labels in ((row_keys(references), reference_speakers), (keys, speakers)):
+    keys, hashes = row_sort_keys(conversations), []
+    for values, labels in ((row_sort_keys(references), reference_speakers), (keys, speakers)):
         place = find_indices(names, labels)  # -1, the last one, for references of no one
         hashes.append(hash_values(values, place % (len(names) + 1), len(names) + 1)[:-1])
-    by_value = argsort_columns(*hashes, keys[order[first]])
+    by_value = lexsort_columns(*hashes, keys[order[first]])
     by_value = by_value[counts[by_value] > 1]
     names, counts, first = names[by_value], counts[by_value], first[by_value]
     largest = int(counts.amax()) if len(counts) else 1
@@ -391,7 +391,7 @@ def form_population(
     is_known = speaker_index >= 0
     # Predicates in the order of their values, so that sums over them do not depend on labels.
     kept = is_known.nonzero().flatten()
-    kept = kept[row_keys(references[kept]).argsort(stable=True)]
+    kept = kept[row_sort_keys(references[kept]).argsort(stable=True)]
     usable = (counts - 1).clamp(max=calibration)
     return Population(references[kept], speaker_index[kept], conversations, table[..., 0], table[..., 1:], usable)
 

@@ -122,7 +122,7 @@ def form_condition_trials(data: EvaluationData, condition: Condition) -> Identif
     """Return the trials of a condition: one reference per speaker, and every test utterance an input."""
     if condition.target_sessions != "any":
         data = number_sessions_by_value(data)
-    enrolment, test = data.sides(condition, enrolment="utterance")
+    enrolment, test = data.sides(condition, references_per="utterance")
     reference_row = torch.arange(len(test), device=test.speakers.device)
     if enrolment is not test:
         reference_row = find_indices(enrolment.ids, test.ids)

@@ -22,7 +22,7 @@ from vpmetrics._engine.speaker_disclosure import SpeakerDisclosure, WorstSpeaker
 from vpmetrics._engine.speaker_similarity import SimilarityMatrices, SimilaritySummary, dominance_ratio
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import suppress_warnings
-from vpmetrics._engine.verdict import Check, Headline, check_report, disclosure_sources, make_headline
+from vpmetrics._engine.verdict import Check, Headline, check_report, disclosure_keys, make_headline
 from vpmetrics.functional.similarity import normalised_relatives
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ def _compare_conditions(values: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _headline_scalars(conditions: Mapping[str, ConditionReport], scalars: Mapping[str, Tensor]) -> dict[str, Tensor]:
     values = {}
-    keys = disclosure_sources(conditions, scalars)
+    keys = disclosure_keys(conditions, scalars)
     if keys:
         values["disclosure"] = torch.stack([widen(scalars[key]) for key in keys]).amax()
     elif {"OP", "PP", "across", ""} & set(conditions):
@@ -262,7 +262,7 @@ def _join_jackknives(conditions: Mapping[str, ConditionReport], scalars: Mapping
     with suppress_warnings():
         compared = _compare_conditions(replicates)
     changes |= {key: value - scalars[key] for key, value in compared.items() if key in scalars}
-    keys = [key for key in disclosure_sources(conditions, scalars) if key in changes]
+    keys = [key for key in disclosure_keys(conditions, scalars) if key in changes]
     if keys:
         largest = max(keys, key=lambda key: float(scalars[key]))
         changes["disclosure"] = changes[largest]

@@ -69,8 +69,8 @@ class Utterances:
 
     @cached_property
     def keys(self) -> Tensor:
-        """One number per row, a function of its embedding only, see :func:`row_keys`."""
-        return row_keys(self.embeddings)
+        """One number per row, a function of its embedding only, see :func:`row_sort_keys`."""
+        return row_sort_keys(self.embeddings)
 
     @cached_property
     def value_order(self) -> Tensor:
@@ -94,20 +94,20 @@ class EvaluationData(NamedTuple):
     speakers: Tensor
     processes: Processes = SINGLE_PROCESS
 
-    def sides(self, condition: Condition, enrolment: str | None = None) -> tuple[Utterances, Utterances]:
+    def sides(self, condition: Condition, references_per: str | None = None) -> tuple[Utterances, Utterances]:
         """Return the enrolment and the test side of a condition; the same object where every utterance is on both.
 
-        With ``enrolment``, references are on the enrolment side and all others on the test side: each reference by
-        itself (``"utterance"``), or their mean per speaker (``"speaker"``).
+        With ``references_per``, references are on the enrolment side and all others on the test side: each reference
+        by itself (``"utterance"``), or their mean per speaker (``"speaker"``).
         """
         first, second = getattr(self, condition.enrolment), getattr(self, condition.test)
         if condition.target_sessions != "any" and second.sessions is None:
             warn_undefined(f"Condition {condition.name!r} requires `sessions`.")
             return first.take(slice(0, 0)), second.take(slice(0, 0))
-        if enrolment is None or first.is_reference is None or second.is_reference is None:
+        if references_per is None or first.is_reference is None or second.is_reference is None:
             return first, second
         references, tests = first.take(first.is_reference), second.take(~second.is_reference)
-        if enrolment == "speaker":
+        if references_per == "speaker":
             references = average_by_speaker(references, by_session=condition.target_sessions != "any")
         return references, tests
 
@@ -332,26 +332,26 @@ def add_counts(counts: Tensor, slots: Tensor) -> None:
     counts.index_add_(0, slots.flatten(), counts.new_ones(()).expand(slots.numel()))
 
 
-def row_keys(embeddings: Tensor) -> Tensor:
-    """Return a number per row, ``(N,)``; equal rows share it, different rows hardly ever do."""
+def row_sort_keys(embeddings: Tensor) -> Tensor:
+    """Return a floating number per row, ``(N,)``, to sort rows by: equal for equal rows, and hardly ever for others."""
     weights = torch.arange(embeddings.shape[1], device=embeddings.device, dtype=wide_dtype(embeddings.device)).cos()
     step = max(1, _ENTRIES_AT_ONCE // max(1, embeddings.shape[1]))
     parts = [(widen(rows) * weights).sum(1) for rows in embeddings.detach().split(step)]
     return torch.cat([weights.new_empty(0), *parts])
 
 
-def mean_keys(side: Utterances, place: Tensor, count: int) -> Tensor:
-    """Return a number for the mean of the rows at each place; the order of rows does not matter."""
+def sort_keys_of_means(side: Utterances, place: Tensor, count: int) -> Tensor:
+    """Return the sort key of the mean of the rows at each place, ``(count,)``; the order of rows does not matter."""
     sums = side.embeddings.new_zeros(count, side.embeddings.shape[1], dtype=wide_dtype(place.device))
     # Rows in an order of their values: rounding of a sum depends on the order.
     step = max(1, _ENTRIES_AT_ONCE // max(1, side.embeddings.shape[1]))
     for rows in side.value_order.split(step):
         sums.index_add_(0, place[rows], widen(side.embeddings.detach()[rows]))
-    return row_keys(sums / count_values(place, count).clamp(min=1)[:, None])
+    return row_sort_keys(sums / count_values(place, count).clamp(min=1)[:, None])
 
 
-def argsort_columns(*columns: Tensor) -> Tensor:
-    """Return row indices sorted by the last column, then by the one before, and so on."""
+def lexsort_columns(*columns: Tensor) -> Tensor:
+    """Return row indices sorted by the last column, then by the one before, and so on, as ``numpy.lexsort`` does."""
     order = columns[0].argsort(stable=True)
     for column in columns[1:]:
         order = order[column[order].argsort(stable=True)]
@@ -375,8 +375,9 @@ def order_speakers_by_value(count: int, *sides: Utterances) -> Tensor:
     """
     columns = []
     for side in sides:
-        columns += [mean_keys(side, side.speaker_index, count), hash_values(side.keys, side.speaker_index, count)]
-    return argsort_columns(*reversed(columns))
+        columns.append(sort_keys_of_means(side, side.speaker_index, count))
+        columns.append(hash_values(side.keys, side.speaker_index, count))
+    return lexsort_columns(*reversed(columns))
 
 
 def number_sessions_by_value(data: EvaluationData) -> EvaluationData:
@@ -398,9 +399,9 @@ def number_sessions_by_value(data: EvaluationData) -> EvaluationData:
         tables = [
             hash_values(data.original.keys[row[found]], place[found], len(names)),
             hash_values(data.protected.keys, place, len(names)),
-            mean_keys(data.protected, place, len(names)),
+            sort_keys_of_means(data.protected, place, len(names)),
         ]
-        number = argsort_columns(*tables, is_missing.to(torch.uint8)).argsort()
+        number = lexsort_columns(*tables, is_missing.to(torch.uint8)).argsort()
     else:
         number = torch.arange(len(names), device=names.device)
     first, second = (

@@ -148,7 +148,7 @@ def check_thresholds(thresholds: Any, score_range: Any) -> None:
         _raise_unless(is_valid, "score_range", "be two finite ascending numbers", score_range)
 
 
-def check_slope(slope: Any) -> None:
+def check_finite_slope(slope: Any) -> None:
     """Raise for a slope that is neither absent nor one finite number, as a float or a tensor."""
     if slope is None:
         return
@@ -162,7 +162,7 @@ def check_slope(slope: Any) -> None:
 def check_slopes(slope: Any, trials: int) -> None:
     """Raise unless the value is a number or a floating tensor of one slope, or of one per trial; reads no values."""
     if not isinstance(slope, Tensor):
-        check_slope(slope)
+        check_finite_slope(slope)
         return
     check_floating("slope", slope)
     if slope.numel() not in (1, trials) or slope.dim() > 1:

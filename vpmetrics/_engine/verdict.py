@@ -48,8 +48,8 @@ def check_report(report: PrivacyReport, data: EvaluationData | None) -> list[Che
             _check_duplicates(data),
             _check_spread("original", data.original),
             _check_spread("protected", data.protected),
-            _check_balance(data, report.speaker_names),
-            _check_enrolment(data),
+            _check_target_shares(data, report.speaker_names),
+            _check_anonymised_enrolment(data),
         ]
     return [check for check in checks if check is not None]
 
@@ -91,16 +91,12 @@ def _check_attacks(values: Mapping[str, float], report: PrivacyReport) -> list[C
 
 
 def _check_duplicates(data: EvaluationData) -> Check:
-    counts = {name: int(count_duplicates(side)) for name, side in _sides(data).items()}
+    counts = {"original": int(count_duplicates(data.original)), "protected": int(count_duplicates(data.protected))}
     if not any(counts.values()):
         return Check("duplicates", OK, "No two embeddings of a speaker are equal.")
     text = " and ".join(f"{count} {name}" for name, count in counts.items() if count)
     message = f"{text} embeddings equal another one of their speaker: recordings may be there twice."
     return Check("duplicates", WARNING, message)
-
-
-def _sides(data: EvaluationData) -> dict[str, Utterances]:
-    return {"original": data.original, "protected": data.protected}
 
 
 def _check_spread(name: str, side: Utterances) -> Check | None:
@@ -137,18 +133,19 @@ def explain_missing_trials(speakers: int, utterances: int) -> str | None:
 
 def find_cause(data: EvaluationData) -> str | None:
     """Return what is wrong with data that give undefined results; None where that is not known."""
-    recordings = torch.cat([side.ids for side in _sides(data).values()]).unique()
+    recordings = torch.cat([data.original.ids, data.protected.ids]).unique()
     if len(recordings) == 0:  # the reason for NaN says so
         return None
     if missing := explain_missing_trials(len(data.speakers), len(recordings)):
         return missing
-    for name, side in _sides(data).items():
+    for name, side in (("original", data.original), ("protected", data.protected)):
         if len(side) > 1 and _variance_of_directions(side) < _LEAST_VARIANCE:
             return _describe_equal(name, side)
     return None
 
 
-def _check_balance(data: EvaluationData, names: Mapping[int, str]) -> Check | None:
+def _check_target_shares(data: EvaluationData, speaker_names: Mapping[int, str]) -> Check:
+    """Check that no speaker holds most of the target trials."""
     side = data.protected if len(data.protected) else data.original
     counts = widen(count_values(side.speaker_index, len(data.speakers)))
     missing = explain_missing_trials(int((counts > 0).sum()), len(side))
@@ -158,13 +155,13 @@ def _check_balance(data: EvaluationData, names: Mapping[int, str]) -> Check | No
     share = float(targets.amax() / targets.sum())
     if len(counts) > 2 and share > 0.5:
         label = int(data.speakers[int(targets.argmax())])
-        name = names.get(label, str(label))
+        name = speaker_names.get(label, str(label))
         return Check("target trials", WARNING, f"Speaker {name} holds {share:.0%} of all target trials.")
     return Check("target trials", OK, f"No speaker holds more than {share:.0%} of the target trials.")
 
 
-def _check_enrolment(data: EvaluationData) -> Check | None:
-    """Compare how near references and tests are to their own originals: references that are much nearer are suspect."""
+def _check_anonymised_enrolment(data: EvaluationData) -> Check | None:
+    """Check that references are not much nearer to their own originals than tests are, as if never anonymised."""
     if data.protected.is_reference is None:
         return None
     place = find_indices(data.original.ids, data.protected.ids)
@@ -186,8 +183,8 @@ def _check_enrolment(data: EvaluationData) -> Check | None:
     return Check("enrolment", OK, "Enrolment and tests are equally near to their originals.")
 
 
-def check_systems(reports: Mapping[str, PrivacyReport]) -> list[Check]:
-    """Return a check for every two systems with identical scores."""
+def check_identical_systems(reports: Mapping[str, PrivacyReport]) -> list[Check]:
+    """Return a warning for every two systems with identical scores."""
     checks = []
     for (first, report), (second, other) in combinations(reports.items(), 2):
         values, others = report.scalars, other.scalars
@@ -240,7 +237,7 @@ class Headline(NamedTuple):
         return "The speaker leakage is unknown." if is_unknown else f"{self.level.capitalize()} speaker leakage."
 
 
-def disclosure_sources(conditions: Mapping[str, Any], scalars: Mapping[str, Tensor]) -> list[str]:
+def disclosure_keys(conditions: Mapping[str, Any], scalars: Mapping[str, Tensor]) -> list[str]:
     """Return the keys of which ``disclosure`` is the largest: the strongest attacks, else plain scores both ways."""
     keys: list[str] = []
     for name in ("OP", "across" if "across" in conditions else "PP", ""):
@@ -255,13 +252,13 @@ def make_headline(report: PrivacyReport) -> Headline | None:
 
     None if no condition with protected speech has a defined disclosure.
     """
-    keys = disclosure_sources(report.conditions, report.scalars)
+    keys = disclosure_keys(report.conditions, report.scalars)
     if not keys:
         return None
     values = read_numbers(report.scalars)
     key = max(keys, key=lambda each: values[each])
     condition = scalar(key).condition
-    attack, needs = _describe_attack(report, values, key, condition)
+    attack, needs = _attack_and_needs(report, values, key, condition)
     disclosure, low, high = (values.get(f"disclosure{end}", math.nan) for end in ("", *CI_SUFFIXES))
     worst, chance, most, place = math.nan, values.get("worst_speaker_chance", math.nan), math.nan, -1
     if "OP" in report.conditions and (worst_speaker := report.conditions["OP"].worst_speaker) is not None:
@@ -272,7 +269,8 @@ def make_headline(report: PrivacyReport) -> Headline | None:
     return headline._replace(level=level, reasons=tuple(reasons))
 
 
-def _describe_attack(report: PrivacyReport, values: Mapping[str, float], key: str, condition: str) -> tuple[str, str]:
+def _attack_and_needs(report: PrivacyReport, values: Mapping[str, float], key: str, condition: str) -> tuple[str, str]:
+    """Return the name of the attack that the disclosure ``key`` is of, and what the attacker must have."""
     plain = _PLAIN.get(key.removeprefix(scalar_key(condition, "")))
     number = values.get(scalar_key(condition, "strongest"), math.nan)
     if plain is not None or not number < len(report.attacks):

@@ -20,7 +20,7 @@ from vpmetrics._engine.moments import (
     unit_rows,
 )
 from vpmetrics._engine.precision import at_least_float32
-from vpmetrics._engine.utterances import row_keys
+from vpmetrics._engine.utterances import row_sort_keys
 from vpmetrics._engine.validation import check_embedding_values, check_embeddings, check_floating, check_tensor
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class TunedAttack(Attack):
         sums = pairs.protected.new_zeros(pairs.num_speakers, pairs.protected.shape[1])
         sums = sums.index_add(0, pairs.speaker_index, pairs.protected)
         num_folds = min(_FOLDS, max(2, pairs.num_speakers // 2))
-        folds = (row_keys(sums).argsort(stable=True).argsort() % num_folds)[pairs.speaker_index]
+        folds = (row_sort_keys(sums).argsort(stable=True).argsort() % num_folds)[pairs.speaker_index]
         is_same_side = "OP" not in self.conditions or not has_original
         separations = torch.zeros(len(choices), dtype=sums.dtype, device=sums.device)
         columns = pairs.original, pairs.protected, pairs.speaker_index

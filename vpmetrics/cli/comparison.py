@@ -11,7 +11,7 @@ from vpmetrics._engine.jackknife import Difference, compare_jackknives
 from vpmetrics._engine.registry import CI_SUFFIXES, FAMILIES, Scalar, Unit, scalar, scalar_key, utility_direction
 from vpmetrics._engine.report import EvaluatedSystem, choose_original_name
 from vpmetrics._engine.scalar import suggest_names
-from vpmetrics._engine.verdict import Check, check_systems
+from vpmetrics._engine.verdict import Check, check_identical_systems
 from vpmetrics.cli.inputs import InputError, quote
 from vpmetrics.cli.summary import (
     MOST_BITS,
@@ -220,7 +220,8 @@ def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
 def find_identical_systems(systems: Sequence[EvaluatedSystem]) -> list[Check]:
     """Return a check for every two competing systems with identical scores."""
     groups = rank_systems_by_dataset(systems).values()
-    return [check for some in groups for check in check_systems({system.name: system.report for system in some})]
+    reports = ({system.name: system.report for system in group} for group in groups)
+    return [check for each in reports for check in check_identical_systems(each)]
 
 
 def compare_disclosures(systems: Sequence[EvaluatedSystem], confidence: float | None) -> list[Pair]:

@@ -18,7 +18,7 @@ from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.registry import CI_SUFFIXES, scalar, scalar_key
 from vpmetrics._engine.report import EvaluatedSystem, PrivacyReport
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.verdict import Check, check_missing_trials, disclosure_sources, make_headline
+from vpmetrics._engine.verdict import Check, check_missing_trials, disclosure_keys, make_headline
 from vpmetrics.cli.embeddings import Column
 from vpmetrics.cli.evaluation import NOT_REQUESTED, collect_notes
 from vpmetrics.cli.inputs import InputError, quote
@@ -334,7 +334,7 @@ def _merge_reports(system: EvaluatedSystem, report: PrivacyReport) -> EvaluatedS
         if of_attack or (key in _MATRIX_KEYS and not math.isnan(float(value))):
             scalars[key] = value
     conditions = {name: replace(each, strongest=report.conditions[name].strongest) for name, each in reports.items()}
-    sources = [key for key in disclosure_sources(conditions, scalars) if not math.isnan(float(scalars[key]))]
+    sources = [key for key in disclosure_keys(conditions, scalars) if not math.isnan(float(scalars[key]))]
     if sources:
         largest = max(sources, key=lambda key: float(scalars[key]))
         ends = [end for end in ("", *CI_SUFFIXES) if f"{largest}{end}" in scalars]

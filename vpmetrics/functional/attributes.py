@@ -14,11 +14,11 @@ from torch.nn.functional import normalize, one_hot
 from vpmetrics._engine.jackknife import FEWEST_SPEAKERS, jackknife_interval
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.utterances import (
-    argsort_columns,
     count_values,
     encode_labels,
     hash_values,
-    row_keys,
+    lexsort_columns,
+    row_sort_keys,
     take_evenly,
 )
 from vpmetrics._engine.validation import (
@@ -99,11 +99,11 @@ def attribute_disclosure(
     check_whole_number("permutations", permutations, least=0)
     dtype = result_dtype(embeddings)
     # Rows, classes and speakers in an order of their values, so that neither row order nor labels change a draw.
-    order = row_keys(embeddings).argsort(stable=True)
+    order = row_sort_keys(embeddings).argsort(stable=True)
     embeddings, labels, speakers = embeddings[order], labels[order], speakers[order]
     num_classes, target = _number_labels_by_embedding(embeddings, labels, torch.ones_like(labels))
     num_speakers, speaker_index = _number_labels_by_embedding(embeddings, speakers, target + 1)
-    order = argsort_columns(speaker_index, target, row_keys(embeddings))  # also an order of equal rows
+    order = lexsort_columns(speaker_index, target, row_sort_keys(embeddings))  # also an order of equal rows
     embeddings, target, speaker_index = embeddings[order], target[order], speaker_index[order]
     pairs = torch.stack([target, speaker_index]).unique(dim=1)
     if num_classes < 2 or int(count_values(pairs[0], num_classes).amin()) < 2:
@@ -150,10 +150,10 @@ def _number_labels_by_embedding(embeddings: Tensor, labels: Tensor, tie_breakers
     """
     names, index = labels.unique(return_inverse=True)
     sums = widen(embeddings).new_zeros(len(names), embeddings.shape[1]).index_add(0, index, widen(embeddings.detach()))
-    keys = row_keys(sums / count_values(index, len(names))[:, None])
-    values = row_keys(embeddings)
+    keys = row_sort_keys(sums / count_values(index, len(names))[:, None])
+    values = row_sort_keys(embeddings)
     largest = values.abs().amax() if len(values) else 0.0
-    order = argsort_columns(hash_values((values + largest + 1) * tie_breakers, index, len(names)), keys)
+    order = lexsort_columns(hash_values((values + largest + 1) * tie_breakers, index, len(names)), keys)
     return len(names), order.argsort()[index]
 
 
@@ -268,7 +268,7 @@ def _make_design_matrix(features: Tensor) -> Tensor:
 
 def _landmark_kernel_values(rows: Tensor) -> Tensor:
     """Return Gaussian kernel values between rows ``(N, D)`` and some of these, the landmarks, ``(N, L)``."""
-    landmarks = rows[take_evenly(row_keys(rows).argsort(stable=True), _LANDMARKS)]
+    landmarks = rows[take_evenly(row_sort_keys(rows).argsort(stable=True), _LANDMARKS)]
     squared = torch.cdist(rows, landmarks).square()
     return torch.exp(-squared / (_KERNEL_WIDTH * squared.mean()).clamp(min=1e-12))
 

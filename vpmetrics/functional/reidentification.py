@@ -20,7 +20,7 @@ from vpmetrics._engine.population import (
     rates_of_histogram,
 )
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics._engine.utterances import count_values, row_keys
+from vpmetrics._engine.utterances import count_values, row_sort_keys
 from vpmetrics._engine.validation import (
     check_embeddings,
     check_histogram,
@@ -134,7 +134,7 @@ def singling_out(
     check_same_device("references", references, "conversations", conversations)
     check_whole_number("calibration", calibration, least=1)
     check_whole_number("draws", draws, least=2)
-    places, folds = draw_places(speakers, row_keys(conversations)), None
+    places, folds = draw_places(speakers, row_sort_keys(conversations)), None
     if is_tested is not None:
         _check_is_tested(is_tested, speakers)
         # The marked conversation is tested, and only that one: all others calibrate.
@@ -199,7 +199,7 @@ def conversations(
         check_shape("sessions", sessions, tuple(speakers.shape), "the shape of `speakers`")
         columns.append(sessions)
     group = torch.unique(torch.stack(columns), dim=1, return_inverse=True)[1]
-    keys = torch.stack([row_keys(side) for side in (original, protected) if side is not None]).sum(dim=0)
+    keys = torch.stack([row_sort_keys(side) for side in (original, protected) if side is not None]).sum(dim=0)
     members = form_conversations(group, draw_places(group, keys), utterances)
     first = members[:, 0]
     return Conversations(
