@@ -11,7 +11,6 @@ from torch import Tensor
 
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
 from vpmetrics._engine.embedding_report import ReportSettings, report_embeddings
-from vpmetrics._engine.population import average_utterances
 from vpmetrics._engine.registry import (
     OF_POPULATION,
     add_interval_keys,
@@ -186,9 +185,6 @@ class VoicePrivacy(AttackedMetric):
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         return self._select_scalars(self._compute_report(data))
-
-    def _compute_value_over(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
-        return self._compute_value(average_utterances(data, length))
 
     def _select_scalars(self, report: PrivacyReport) -> dict[str, Tensor]:
         if self.metrics == "all":

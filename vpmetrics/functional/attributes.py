@@ -257,10 +257,7 @@ def _sum_products(features: Tensor, columns: Tensor, row_folds: Tensor, num_fold
 
 
 def _make_design_matrix(features: Tensor) -> Tensor:
-    """Return features with mean 0, divided by one common scale, and a last column of ones for the bias.
-
-    Shrinkage penalises the bias no more than any feature.
-    """
+    """Return features with mean 0, divided by one common scale, and a last column of ones for a penalised bias."""
     centred = features - features.mean(0)
     scale = centred.square().mean().sqrt().clamp(min=1e-12)
     return torch.cat([centred / scale, torch.ones_like(features[:, :1])], dim=1)

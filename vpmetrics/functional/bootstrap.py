@@ -22,7 +22,13 @@ from vpmetrics._engine.registry import scalar
 from vpmetrics._engine.score_counts import CountedScores, MeasureInput, Steps, steps_of_both_signs
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import SIMILARITIES
-from vpmetrics._engine.utterances import EvaluationData, build_data, order_speakers_by_value, pack_utterances
+from vpmetrics._engine.utterances import (
+    EvaluationData,
+    build_data,
+    count_values,
+    order_speakers_by_value,
+    pack_utterances,
+)
 from vpmetrics._engine.validation import (
     check_choice,
     check_choices,
@@ -322,9 +328,8 @@ def _sum_bits_per_speaker(trials: IdentificationTrials, scoring: Scoring) -> tup
     identification = identify(trials, scoring)
     assert identification.bits is not None
     speaker, bits = trials.column[identification.trials], widen(identification.bits)
-    columns = bits, torch.ones_like(bits)
-    sums, counts = (bits.new_zeros(trials.num_references).index_add(0, speaker, column) for column in columns)
-    return sums, counts
+    sums = bits.new_zeros(trials.num_references).index_add(0, speaker, bits)
+    return sums, count_values(speaker, trials.num_references).to(bits)
 
 
 def _draw_weights(num_speakers: int, replicates: int, seed: int) -> Tensor:

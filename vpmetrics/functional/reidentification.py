@@ -136,24 +136,22 @@ def singling_out(
     check_whole_number("draws", draws, least=2)
     places, folds = draw_places(speakers, row_sort_keys(conversations)), None
     if is_tested is not None:
-        _check_is_tested(is_tested, speakers)
+        check_tensor("is_tested", is_tested)
+        if is_tested.dtype != torch.bool:
+            raise TypeError(f"Expected `is_tested` to be boolean, but got {is_tested.dtype}.")
+        check_shape("is_tested", is_tested, tuple(speakers.shape), "the shape of `speakers`")
+        names, index = speakers.unique(return_inverse=True)
+        counts = count_values(index[is_tested], len(names))
+        if bool((counts != 1).any()):
+            wrong = counts[counts != 1][:5].tolist()
+            raise ValueError(
+                f"Expected `is_tested` to mark one conversation of every speaker, but got {wrong} of some."
+            )
         # The marked conversation is tested, and only that one: all others calibrate.
         places = torch.where(is_tested, -1, places)
         calibration, folds = len(speakers), 1
     population = form_population(references, reference_speakers, conversations, speakers, places, calibration, folds)
     return isolation_rates_and_errors(population, sizes, scoring, draws)
-
-
-def _check_is_tested(is_tested: Tensor, speakers: Tensor) -> None:
-    check_tensor("is_tested", is_tested)
-    if is_tested.dtype != torch.bool:
-        raise TypeError(f"Expected `is_tested` to be boolean, but got {is_tested.dtype}.")
-    check_shape("is_tested", is_tested, tuple(speakers.shape), "the shape of `speakers`")
-    names, index = speakers.unique(return_inverse=True)
-    counts = count_values(index[is_tested], len(names))
-    if bool((counts != 1).any()):
-        wrong = counts[counts != 1][:5].tolist()
-        raise ValueError(f"Expected `is_tested` to mark one conversation of every speaker, but got {wrong} of some.")
 
 
 class Conversations(NamedTuple):

@@ -125,11 +125,6 @@ class DisclosureLoss(EmbeddingLoss):
                     loss = loss + self.session_invariance * (share / _NEGLIGIBLE_SHARE).log1p()
         return loss.to(scores.dtype)
 
-    def extra_repr(self) -> str:
-        """Return the settings, for ``print``."""
-        names = ("bandwidth", "centred", "flatness", "straight_through", "attacks", "session_invariance")
-        return ", ".join(f"{name}={getattr(self, name)}" for name in names)
-
     def _run_attackers(self, batch: Batch) -> list[AttackedSides]:
         """Return what each attacker compares; the attacker of past batches then learns from this one."""
         original, protected, speakers, _ = batch
@@ -183,10 +178,6 @@ class DistinctivenessLoss(EmbeddingLoss):
         disclosed = surrogate_disclosure(*trials, self.bandwidth, self.straight_through, is_two_sided=False)
         is_defined = has_both_classes(is_same, is_within)
         return torch.where(is_defined, FULL_DISCLOSURE - disclosed.squeeze(), 0).to(scores.dtype)
-
-    def extra_repr(self) -> str:
-        """Return the settings, for ``print``."""
-        return f"bandwidth={self.bandwidth}, straight_through={self.straight_through}"
 
 
 class PseudonymisationLoss(EmbeddingLoss):

@@ -67,6 +67,12 @@ class EmbeddingLoss(nn.Module):
         """Return the loss of a validated batch of two rows or more."""
         raise NotImplementedError(f"Expected {type(self).__name__} to define `compute_loss`.")
 
+    def extra_repr(self) -> str:
+        """Return the settings, for ``print``."""
+        return ", ".join(
+            f"{name}={value}" for name, value in vars(self).items() if name[0] != "_" and name != "training"
+        )
+
     def _warn_of_useless_batches(self, speakers: Tensor) -> None:
         """Warn once; a GPU sync is forced in the first, second, fourth, ... batch only."""
         if self._has_warned or torch.compiler.is_compiling():
@@ -149,18 +155,10 @@ def surrogate_disclosure(
     straight_through: bool,
     is_two_sided: bool,
 ) -> Tensor:
-    """Return D_ECE of the scores of each attacker, with a gradient; 0 with a graph where a class is missing.
+    """Return D_ECE of the scores ``(A, P)`` of each attacker, ``(1, A)``; two-sided also of negated scores, ``(2, A)``.
 
-    Args:
-        scores: Scores ``(A, P)`` of ``P`` pairs by ``A`` attackers.
-        is_target: Whether a pair is of one speaker, ``(P,)``.
-        is_counted: Whether a pair is a trial of each attacker; broadcasts to ``(A, P)``.
-        bandwidth: Width of the smoothing in standard deviations of the scores.
-        straight_through: Return exact D_ECE with the gradient of smoothed D_ECE.
-        is_two_sided: Whether D_ECE of the negated scores is returned, too.
-
-    Returns:
-        Shape ``(1, A)``, or two-sided ``(2, A)``: of the scores and of the negated scores.
+    0 with a graph where a class is missing. ``is_target`` ``(P,)``; ``is_counted``, the pairs that are trials of an
+    attacker, broadcasts to ``(A, P)``. ``straight_through``: exact values with the gradient of the smooth ones.
     """
     is_counted = is_counted.expand(scores.shape)
     is_defined = has_both_classes(is_target, is_counted)
