@@ -338,13 +338,15 @@ class _FileReader:
         return segments[:-1] if is_rest_short else segments
 
 
-def _embed_batches(segments: Mapping[str, Sequence[Tensor]], encoder: SpeakerEncoder, limit: int) -> dict[str, Array]:
-    """Embed segments in batches of similar length, of at most ``limit`` samples; leave out recordings with NaN."""
+def _embed_batches(
+    segments: Mapping[str, Sequence[Tensor]], encoder: SpeakerEncoder, max_samples: int
+) -> dict[str, Array]:
+    """Embed segments in batches of similar length, of at most ``max_samples``; leave out recordings with NaN."""
     waveforms = [waveform for of_file in segments.values() for waveform in of_file]
     embeddings = np.empty((len(waveforms), encoder.dimension), dtype=np.float32)
     order = sorted(range(len(waveforms)), key=lambda row: len(waveforms[row]))
     while order:
-        size = max(1, limit // len(waveforms[order[-1]]))
+        size = max(1, max_samples // len(waveforms[order[-1]]))
         batch, order = order[-size:], order[:-size]
         lengths = torch.tensor([len(waveforms[row]) for row in batch], device=encoder.device)
         padded = pad_sequence([waveforms[row] for row in batch], batch_first=True).to(encoder.device)

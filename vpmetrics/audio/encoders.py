@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from vpmetrics._engine.scalar import printable
 from vpmetrics.audio.reading import AudioError, resample
 from vpmetrics.audio.resemblyzer import load_resemblyzer
-from vpmetrics.audio.speaker_encoder import SpeakerEncoder, as_embeddings, length_mask
+from vpmetrics.audio.speaker_encoder import SpeakerEncoder, extract_embeddings, length_mask
 from vpmetrics.functional import f0_histogram
 
 _PITCH_RANGE = 65.0, 450.0  # Hz
@@ -165,7 +165,7 @@ class CallableEncoder(SpeakerEncoder):
         is_audio = isinstance(waveforms, Tensor) and waveforms.is_floating_point() and waveforms.dim() >= 2
         if is_audio and (waveforms.dim() == 2 or waveforms.shape[1:-1] == (1,)):
             return super().forward(waveforms, lengths)
-        return as_embeddings(self.function(waveforms), len(waveforms))
+        return extract_embeddings(self.function(waveforms), len(waveforms))
 
     def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Call it, with ``lengths`` if it has this argument."""

@@ -88,7 +88,7 @@ class SpeakerEncoder(nn.Module):
         return self._embed_padded(torch.where(length_mask(waveforms, lengths), waveforms, 0.0), lengths)
 
     def _embed_padded(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
-        return as_embeddings(self.encode(waveforms, lengths), len(waveforms)).to(waveforms.device)
+        return extract_embeddings(self.encode(waveforms, lengths), len(waveforms)).to(waveforms.device)
 
     @property
     def device(self) -> torch.device:
@@ -175,7 +175,7 @@ def length_mask(waveforms: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(waveforms.shape[1], device=waveforms.device) < lengths[:, None]
 
 
-def as_embeddings(output: Any, rows: int) -> Tensor:
+def extract_embeddings(output: Any, num_rows: int) -> Tensor:
     """Convert the output of an encoder to embeddings ``(B, D)``; raise if it holds none."""
     if hasattr(output, "embeddings"):
         output = output.embeddings
@@ -189,10 +189,10 @@ def as_embeddings(output: Any, rows: int) -> Tensor:
         got = f"{output.dtype}" if isinstance(output, Tensor) else type(output).__name__
         raise AudioError(f"Expected the encoder to return floating embeddings of shape (B, D), but got {got}.")
     embeddings = output.squeeze(1) if output.dim() == 3 and output.shape[1] == 1 else output
-    embeddings = embeddings[None] if embeddings.dim() == 1 and rows == 1 else embeddings
-    if embeddings.dim() != 2 or len(embeddings) != rows:
+    embeddings = embeddings[None] if embeddings.dim() == 1 and num_rows == 1 else embeddings
+    if embeddings.dim() != 2 or len(embeddings) != num_rows:
         raise AudioError(
-            f"Expected the encoder to return embeddings of shape ({rows}, D), one row per waveform, but got "
+            f"Expected the encoder to return embeddings of shape ({num_rows}, D), one row per waveform, but got "
             f"{tuple(output.shape)}."
         )
     return embeddings.float() if embeddings.dtype in (torch.float16, torch.bfloat16) else embeddings

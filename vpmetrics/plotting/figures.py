@@ -97,7 +97,7 @@ class ShownCondition:
         self.label, self.system, self.condition, self.is_single = label, system, condition, is_single
         self.title = label if condition in ("", label) else f"{label}, {condition}"
         self.report = report  # a ConditionReport, with the parts that `has_data` of a figure asks for
-        self.steps, self.values = report.scores.counts.ascending, _LazyScalars(report)
+        self.steps, self.scalars = report.scores.counts.ascending, _LazyScalars(report)
 
 
 DrawCondition = Callable[[ShownCondition, Axes], object]
@@ -212,7 +212,7 @@ def _draw_ece_profile(shown: ShownCondition, ax: Axes, has_actual: bool = True) 
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=shown.steps.targets.device)
     actual = shown.report.actual_cross_entropy(odds) if has_actual and shown.report.is_llr else None
     minimum, interval = shown.report.minimum_cross_entropy(odds), shown.report.cross_entropy_interval(odds)
-    score_plots.draw_ece_profile(minimum, actual, shown.values, ax, shown.label, interval)
+    score_plots.draw_ece_profile(minimum, actual, shown.scalars, ax, shown.label, interval)
 
 
 def _draw_transferred_profiles(system: EvaluatedSystem, ax: Axes) -> None:
@@ -265,7 +265,7 @@ def _legible_speaker_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
 def _draw_local_information(shown: ShownCondition, ax: Axes) -> None:
     identification = shown.report.identification
     identification_plots.draw_local_information(
-        identification.bits, len(identification.histogram), shown.values, ax, shown.label
+        identification.bits, len(identification.histogram), shown.scalars, ax, shown.label
     )
 
 
@@ -367,18 +367,18 @@ FIGURES = (
         "they overlap, the more private. At the dotted threshold misses are as frequent as false alarms.",
         _panel_per_condition(
             lambda shown, ax: score_plots.draw_score_histogram(
-                shown.report.scores.measure_input, shown.values, ax, shown.title))),
+                shown.report.scores.measure_input, shown.scalars, ax, shown.title))),
     FigureKind(
         "det", "DET curve",
         "Miss rate over false-alarm rate for all thresholds, on probit axes. The closer to the dashed line of chance, "
         "the more private. The marker is the equal error rate (EER).",
-        _overlay_conditions(lambda shown, ax: score_plots.draw_det(shown.steps, shown.values, ax, shown.label))),
+        _overlay_conditions(lambda shown, ax: score_plots.draw_det(shown.steps, shown.scalars, ax, shown.label))),
     FigureKind(
         "roc", "ROC at low false-positive rates",
         "Share of target trials found (TPR) over the share of non-target trials mistaken for them (FPR), on "
         "logarithmic axes. The closer to the dashed line of chance, the more private. Markers: FPR of 1 % and 0.1 %, "
         "what an attacker finds who must rarely be wrong.",
-        _overlay_conditions(lambda shown, ax: score_plots.draw_roc(shown.steps, shown.values, ax, shown.label))),
+        _overlay_conditions(lambda shown, ax: score_plots.draw_roc(shown.steps, shown.scalars, ax, shown.label))),
     FigureKind(
         "ece_profile", "ECE profiles",
         "Empirical cross-entropy: the uncertainty of an attacker who sees the scores, over all priors. The closer "
@@ -424,7 +424,7 @@ FIGURES = (
         "worse.",
         _panel_per_condition(
             lambda shown, ax: draw_speakers(
-                shown.report.speakers, shown.values["d_ece"], shown.system.speaker_name, ax, shown.title),
+                shown.report.speakers, shown.scalars["d_ece"], shown.system.speaker_name, ax, shown.title),
             lambda report: report.speakers is not None)),
     FigureKind(
         "ranks", "Similarity rank disclosure",
@@ -432,14 +432,14 @@ FIGURES = (
         "disclosed.",
         _panel_per_condition(
             lambda shown, ax: identification_plots.draw_rank_histogram(
-                shown.report.identification.histogram, shown.values, ax, shown.title),
+                shown.report.identification.histogram, shown.scalars, ax, shown.title),
             lambda report: report.identification is not None)),
     FigureKind(
         "cmc", "Cumulative match characteristic",
         "How often the true speaker is among the k most similar ones. On the dashed line speakers are found by chance.",
         _overlay_conditions(
             lambda shown, ax: identification_plots.draw_cmc(
-                shown.report.identification.histogram, shown.values, ax, shown.label),
+                shown.report.identification.histogram, shown.scalars, ax, shown.label),
             lambda report: report.identification is not None)),
     FigureKind(
         "local_information", "Local information disclosure",

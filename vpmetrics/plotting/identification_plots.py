@@ -28,7 +28,7 @@ from vpmetrics.plotting.axes import (
 _RANK_KEYS, _LOCAL_KEYS, _CMC_KEYS = ("max_d", "mean_d"), ("alid", "pdr"), ("id_rate",)
 
 
-def draw_rank_histogram(histogram: Tensor, values: Mapping[str, Any], ax: Axes | None, title: str) -> PlotResult:
+def draw_rank_histogram(histogram: Tensor, scalars: Mapping[str, Any], ax: Axes | None, title: str) -> PlotResult:
     """Draw the share of utterances at each rank of the true speaker, the beta-binomial fit, and the chance level."""
     ax = axes_or_new(ax)
     counts = histogram.detach().double().cpu().numpy()
@@ -44,12 +44,12 @@ def draw_rank_histogram(histogram: Tensor, values: Mapping[str, Any], ax: Axes |
     # The same limits for any counts, so that panels of several systems can be compared.
     ax.set(yscale="log", xlim=(0.9, 1.1 * number), ylim=(1 / number / 50, 1.4))
     ax.set(xlabel="rank of the true speaker", ylabel="share of utterances")
-    disclosed = ", ".join(f"{scalar(key).heading} {scalar(key).show(float(values[key]))}" for key in _RANK_KEYS)
+    disclosed = ", ".join(f"{scalar(key).heading} {scalar(key).show(float(scalars[key]))}" for key in _RANK_KEYS)
     ax.set_title(f"{as_label(title)}\n{disclosed} bit" if title else f"{disclosed} bit", fontsize="small")
     return finish_axes(ax)
 
 
-def draw_cmc(histogram: Tensor, values: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
+def draw_cmc(histogram: Tensor, scalars: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
     """Draw the cumulative match characteristic: the share of utterances whose speaker is among the first k."""
     ax, counts = axes_or_new(ax), histogram.detach().double().cpu().numpy()
     ranks = np.arange(1, len(counts) + 1)
@@ -58,13 +58,13 @@ def draw_cmc(histogram: Tensor, values: Mapping[str, Any], ax: Axes | None, labe
         ax.set(xlabel="rank k", ylabel="share found within first k", ylim=(0, 1.03))
     with np.errstate(invalid="ignore"):
         shares = counts.cumsum() / counts.sum()
-    ax.plot(ranks, shares, **next_style(ax).curve(len(ranks)), label=label_with_values(label, _CMC_KEYS, values))
+    ax.plot(ranks, shares, **next_style(ax).curve(len(ranks)), label=label_with_values(label, _CMC_KEYS, scalars))
     draw_chance(ax, ranks.tolist(), (ranks / max(len(ranks), 1)).tolist())
     return finish_axes(ax, keys=_CMC_KEYS, loc="lower right")
 
 
 def draw_local_information(
-    bits: Tensor, num_references: int, values: Mapping[str, Any], ax: Axes | None, label: str
+    bits: Tensor, num_references: int, scalars: Mapping[str, Any], ax: Axes | None, label: str
 ) -> PlotResult:
     """Draw the share of trials that disclose more than x bits, over x."""
     ax, limit = axes_or_new(ax), math.log2(max(num_references, 1))
@@ -79,7 +79,7 @@ def draw_local_information(
     above = 1 - np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
     # The curve ends at the bits that identify the speaker, which no trial exceeds.
     x, y = np.concatenate([ordered[:1], ordered, [limit]]), np.concatenate([np.ones(len(ordered[:1])), above, [0.0]])
-    name = label_with_values(label, _LOCAL_KEYS, values)
+    name = label_with_values(label, _LOCAL_KEYS, scalars)
     ax.plot(x, y, **next_style(ax).curve(len(x)), drawstyle="steps-post", label=name)
     return finish_axes(ax, keys=_LOCAL_KEYS, loc="lower left")
 

@@ -36,29 +36,29 @@ _HISTOGRAM_BINS, _RELIABILITY_BINS = 60, 15
 
 
 def draw_score_histogram(
-    scored: MeasureInput, values: Mapping[str, Any], ax: Axes | None, title: str = ""
+    scores: MeasureInput, scalars: Mapping[str, Any], ax: Axes | None, title: str = ""
 ) -> PlotResult:
     """Draw the densities of target and non-target scores, and the threshold of the raw EER."""
     ax = axes_or_new(ax)
-    low, high = (float(end) for end in scored.trials.span())
-    if bool((scored.trials.class_sizes > 0).all()) and 0 < high - low < math.inf:
-        steps = scored.counts.ascending
+    low, high = (float(end) for end in scores.trials.span())
+    if bool((scores.trials.class_sizes > 0).all()) and 0 < high - low < math.inf:
+        steps = scores.counts.ascending
         edges = torch.linspace(low, high, _HISTOGRAM_BINS + 1).to(steps.edges)
-        counts, bins = (part.double().cpu().numpy() for part in (scored.trials.count_between(edges[1:-1]), edges))
+        counts, bins = (part.double().cpu().numpy() for part in (scores.trials.count_between(edges[1:-1]), edges))
         for row, name in ((1, "target"), (0, "non-target")):
             density, colour = counts[row] / counts[row].sum() / np.diff(bins), COLOURS[1 - row]
             ax.stairs(density, bins, fill=True, color=colour, alpha=0.35, label=name)
             ax.stairs(density, bins, color=colour, linewidth=1.2)
         missed, rejected = (part.cumsum(0)[:-1] / part.sum() for part in (steps.targets, steps.nontargets))
         threshold = float(steps.edges[(missed + rejected >= 1).to(torch.uint8).argmax()])
-        name = f"EER {100 * float(values['raw_eer']):.1f} %"
+        name = f"EER {100 * float(scalars['raw_eer']):.1f} %"
         ax.axvline(threshold, color="black", linewidth=1.2, linestyle=":", label=name, gid="threshold")
     ax.set(xlabel="score", ylabel="density")
     ax.set_ylim(0, 1.2 * ax.get_ylim()[1])  # room for the legend
     return finish_axes(ax, title, loc="upper center", ncols=3, handlelength=1.2, columnspacing=1.0)
 
 
-def draw_det(steps: Steps, values: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
+def draw_det(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
     """Draw the miss rate over the false-alarm rate on probit axes, and mark the raw EER."""
     ax, places = axes_or_new(ax), ndtri(torch.tensor(_DET_TICKS, dtype=torch.float64)).tolist()
     limits = places[0], places[-1]
@@ -72,13 +72,13 @@ def draw_det(steps: Steps, values: Mapping[str, Any], ax: Axes | None, label: st
     style, x = next_style(ax), torch.linspace(limits[0], limits[1], 300, dtype=torch.float64)
     y = ndtri(_miss_rates(steps, ndtr(x)).clamp(1e-9, 1 - 1e-9))
     ax.plot(x, y, color=style.colour, linestyle=style.line, linewidth=1.3)
-    eer = float(ndtri(torch.tensor(float(values["raw_eer"]))))
-    name = label_with_values(label, _DET_KEYS, values)
+    eer = float(ndtri(torch.tensor(float(scalars["raw_eer"]))))
+    name = label_with_values(label, _DET_KEYS, scalars)
     ax.plot([eer], [eer], **style.markers, linestyle=style.line, label=name)
     return finish_axes(ax, keys=_DET_KEYS, loc="lower left")
 
 
-def draw_roc(steps: Steps, values: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
+def draw_roc(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
     """Draw the true-positive rate over the false-positive rate on logarithmic axes; mark FPR 1 % and 0.1 %."""
     ax = axes_or_new(ax)
     if not ax.lines:
@@ -90,7 +90,7 @@ def draw_roc(steps: Steps, values: Mapping[str, Any], ax: Axes | None, label: st
         draw_chance(ax, limits, limits)
     style, rates = next_style(ax), torch.logspace(math.log10(_LOWEST_FPR), 0, 300, dtype=torch.float64)
     ax.plot(rates, 1 - _miss_rates(steps, rates), color=style.colour, linestyle=style.line, linewidth=1.3)
-    marked, name = [float(values[key]) for key in _ROC_KEYS], label_with_values(label, _ROC_KEYS, values)
+    marked, name = [float(scalars[key]) for key in _ROC_KEYS], label_with_values(label, _ROC_KEYS, scalars)
     # NaN between the markers: only the legend shows a line.
     x, y = (_MARKED_FPR[0], math.nan, _MARKED_FPR[1]), (marked[0], math.nan, marked[1])
     ax.plot(x, y, **style.markers, linestyle=style.line, label=name)
@@ -106,7 +106,7 @@ def _miss_rates(steps: Steps, false_alarm_rates: Tensor) -> Tensor:
 def draw_ece_profile(
     minimum: Tensor,
     actual: Tensor | None,
-    values: Mapping[str, Any],
+    scalars: Mapping[str, Any],
     ax: Axes | None,
     label: str,
     interval: tuple[Tensor, Tensor] | None = None,
@@ -122,7 +122,7 @@ def draw_ece_profile(
         ax.set(xlim=(odds[0], odds[-1]), ylim=(0, 1.05))
         ax.set(xlabel="prior log-odds, log$_{10}$", ylabel="empirical cross-entropy, bit")
     style = next_style(ax)
-    ax.plot(odds, minimum.cpu(), **style.curve(len(odds)), label=label_with_values(label, _PROFILE_KEYS, values))
+    ax.plot(odds, minimum.cpu(), **style.curve(len(odds)), label=label_with_values(label, _PROFILE_KEYS, scalars))
     if interval is not None:
         low, high = (end.cpu().numpy() for end in interval)
         ax.fill_between(odds, low, high, color=style.colour, alpha=0.18, linewidth=0)
@@ -169,7 +169,7 @@ def draw_reliability(llr: Tensor, counts: Tensor, ax: Axes | None, label: str) -
 
 
 def draw_attacks(
-    values: Mapping[str, float],
+    disclosures: Mapping[str, float],
     chance: float,
     ax: Axes | None,
     title: str = "",
@@ -180,7 +180,8 @@ def draw_attacks(
     ``strongest``: that of the attack chosen on other speakers, and both ends of its confidence interval.
     """
     ax = axes_or_new(ax, size=(4.8, 3.6))
-    bars = sorted(((name, value) for name, value in values.items() if math.isfinite(value)), key=lambda row: row[1])
+    bars = [row for row in disclosures.items() if math.isfinite(row[1])]
+    bars.sort(key=lambda row: row[1])
     _draw_bars(ax, bars, COLOURS[1])
     _draw_interval(ax, len(bars) - 1, strongest, "chosen on other speakers", "d")
     if math.isfinite(chance):
