@@ -65,12 +65,6 @@ def open_cache_folder(options: Namespace) -> Iterator[Path]:
             yield Path(folder)
 
 
-def list_encoders(options: Namespace) -> list[str]:
-    """Return the requested encoders; the offline default if none is requested."""
-    features = ["f0"] if options.feature == "f0" else []
-    return [*(options.encoder or ([] if features else ["resemblyzer"])), *features]
-
-
 def embed_sides(
     original: str, protected: str, encoder: str, options: Namespace, cache: Path
 ) -> tuple[Embeddings, Sequence[tuple[Path, Path]]]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scalar import printable
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, list_encoders, open_cache_folder, pick_samples
+from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, open_cache_folder, pick_samples
 from vpmetrics.cli.challenge import find_result_files, find_utility, has_results, read_listed_trials, read_utility
 from vpmetrics.cli.comparison import check_columns
 from vpmetrics.cli.embeddings import EmbeddingFiles, Embeddings, fit_plda, locate_source, read_embeddings
@@ -173,7 +173,8 @@ def _holds_embeddings(source: str, options: Namespace) -> bool:
 def _evaluate_recordings(options: Namespace, original: str, sources: Mapping[str, str]) -> list[EvaluatedSystem]:
     """Evaluate systems from recordings: each by its strongest encoder, followed by its result with every encoder."""
     _reject_unused_option(options, "recordings")
-    evaluated, encoders = list[EvaluatedSystem](), list_encoders(options)
+    evaluated, features = list[EvaluatedSystem](), [options.feature] if options.feature else []
+    encoders = [*(options.encoder or ([] if features else ["resemblyzer"])), *features]
     with open_cache_folder(options) as cache:
         for name, protected in sources.items():
             by_encoder: dict[str, EvaluatedSystem] = {}
