@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -116,15 +116,14 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
 
 
 class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):
-    """One number of two matrices, with its confidence interval."""
+    """One number of the matrices of two conditions, with its confidence interval."""
 
     key: str
-
-    def _ratio(self, matrices: SimilarityMatrices) -> Tensor:
-        raise NotImplementedError
+    formula: Callable[[Tensor, Tensor], Tensor]
 
     def _compute_value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
-        value = self._ratio(self._matrices(data))
+        matrices = self._matrices(data)
+        value: Tensor = self.formula(*(getattr(matrices, name.lower()) for name in self.conditions))
         if self.intervals is None:
             return value
         families = frozenset((name, "matrix") for name in self.conditions)
@@ -162,12 +161,9 @@ class DeIdentification(_SimilarityRatio):
         tensor(1.)
     """
 
-    key, conditions = "deid", ("OO", "OP")
+    key, conditions, formula = "deid", ("OO", "OP"), staticmethod(de_identification)
     higher_is_better: bool = True
     plot_upper_bound: float = 1.0
-
-    def _ratio(self, matrices: SimilarityMatrices) -> Tensor:
-        return de_identification(matrices.oo, matrices.op)
 
 
 class VoiceDistinctiveness(_SimilarityRatio):
@@ -199,8 +195,5 @@ class VoiceDistinctiveness(_SimilarityRatio):
         tensor(-1.9320)
     """
 
-    key, conditions = "gvd", ("OO", "PP")
+    key, conditions, formula = "gvd", ("OO", "PP"), staticmethod(voice_distinctiveness)
     higher_is_better: bool = True
-
-    def _ratio(self, matrices: SimilarityMatrices) -> Tensor:
-        return voice_distinctiveness(matrices.oo, matrices.pp)
