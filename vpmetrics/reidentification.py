@@ -57,7 +57,7 @@ class _PopulationMetric(EmbeddingMetric):
         self.sizes, self.attack, self.scoring = tuple(sizes), attack, scoring
 
     def _compute_value(self, data: EvaluationData) -> Any:
-        return self._compute_value_over(data, self.length)
+        return self._compute_value_of_averages(data, self.length)
 
     def _describe_settings(self) -> dict[str, str]:
         # `utterances` is a state.
@@ -135,7 +135,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
     def _rates(self, data: EvaluationData, sizes: Sequence[int], length: int) -> dict[str, Tensor]:
         return reidentification_rates(data, self._protocol(length), sizes, self.scoring, self.bandwidth)
 
-    def _compute_value_over(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
+    def _compute_value_of_averages(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
         values = self._rates(data, self.sizes, length)
         if self.intervals is None:
             return values
@@ -227,7 +227,7 @@ class SinglingOut(_PopulationMetric):
         super().__init__(sizes, 2, utterances, "probes", condition, attack, scoring, **kwargs)
         self.calibration, self.draws = calibration, draws
 
-    def _compute_value_over(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
+    def _compute_value_of_averages(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
         protocol = self._protocol(length)
         return singling_out_rates(data, protocol, self.sizes, self.scoring, self.calibration, self.draws)
 

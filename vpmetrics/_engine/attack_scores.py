@@ -90,7 +90,7 @@ def measure_scale(scores: Tensor, kinds: Tensor) -> Tensor:
     return torch.stack([mean, torch.where(deviation > _CONSTANT * mean.abs(), deviation, torch.inf)], dim=1)
 
 
-def count_pair_kinds(scores: Tensor, kinds: Tensor) -> Tensor:
+def score_histograms_by_kind(scores: Tensor, kinds: Tensor) -> Tensor:
     """Return counts ``(C, 3, B)`` by setting, kind and bin from scores ``(C, P)`` in [-1, 1] and kinds ``(P,)``."""
     slots = assign_bins(scores, COARSE) + kinds * COARSE
     slots = slots + 4 * COARSE * torch.arange(len(scores), device=slots.device, dtype=torch.int32)[:, None]
@@ -177,7 +177,7 @@ def pool_folds(targets: Tensor, nontargets: Tensor, is_negated: bool = False) ->
     return Steps(targets.new_empty(0), *sums)
 
 
-def pool_calibrated_folds(
+def pool_folds_by_llr(
     counts: Mapping[int, tuple[Tensor, Tensor]], choices: Sequence[AttackAndSign]
 ) -> tuple[Steps, list[Tensor]]:
     """Pool the trials of all folds, each scored by the calibrated log-likelihood ratio of its chosen attack.

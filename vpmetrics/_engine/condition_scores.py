@@ -55,6 +55,11 @@ class ConditionScores(NamedTuple):
         """Trials and counts, as score measures take them."""
         return MeasureInput(self.trials, self.counts)
 
+    @property
+    def is_defined(self) -> bool:
+        """Whether both classes have trials and no score is NaN."""
+        return not bool(self.counts.ascending.targets.isnan().any())
+
     def laplace_llr_of_steps(self) -> Tensor:
         """Return the log-likelihood ratio of every step under Laplace's rule, with every pair counted in both orders.
 

@@ -40,12 +40,12 @@ from vpmetrics._engine.attack_scores import (
     assign_bins,
     choose_attacks,
     choose_settings,
-    count_pair_kinds,
     disclosure_without_each_fold,
     measure_scale,
-    pool_calibrated_folds,
     pool_folds,
+    pool_folds_by_llr,
     score_blocks,
+    score_histograms_by_kind,
     separation_of_counts,
     split_by_class,
     squash_scores,
@@ -108,11 +108,11 @@ class StrongestResult(NamedTuple):
         return dict(zip(keys, self[:5], strict=True))
 
 
-class _SampledAttack(NamedTuple):
-    """An attack on the sampled rows of a condition, with the setting that each fold takes.
+class _AttackWithSettings(NamedTuple):
+    """An attack on a condition, with the setting that each fold takes.
 
-    ``counts`` ``(F, 3, B)`` by sampled fold, kind of pair and bin; ``scales`` ``(K, 2)``: mean and standard deviation
-    of the scores of each fold, where these are not cosines.
+    ``counts`` ``(F, 3, B)`` of sampled pairs by sampled fold, kind of pair and bin; ``scales`` ``(K, 2)``: mean and
+    standard deviation of the scores of each fold, where these are not cosines.
     """
 
     unfitted: UnfittedAttack
@@ -161,7 +161,7 @@ class CrossFittedAttacks:
         self.attack_folds = AttackFolds(self.data, self.folds, add_plain_attack(attacks), observed, enrolment)
         # Choices are made with every other fold where there are many.
         self._sampled_folds = range(0, self.folds.num_folds, 1 if self.folds.num_folds <= _MOST_SAMPLED_FOLDS else 2)
-        self._sampled_attacks: dict[str, list[_SampledAttack]] = {}
+        self._attacks: dict[str, list[_AttackWithSettings]] = {}
         self._counts: dict[tuple[str, int], Tensor] = {}
         self._fitted: dict[tuple[int, int, int], FittedAttack] = {}
 
@@ -184,7 +184,7 @@ class CrossFittedAttacks:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             reason = self._explain_undefined()
             if reason is None:
-                if not self._sampled_attacks:
+                if not self._attacks:
                     self._choose_settings()
                 result = self._evaluate_strongest(condition, groups, plain, plain_replicates)
                 if not bool(result.d_ece.isnan()):
@@ -205,7 +205,7 @@ class CrossFittedAttacks:
             )
             data = index_speakers(original, protected, SINGLE_PROCESS)
             with torch.no_grad():
-                fitted = self._fit_chosen_setting(fold, self._sampled_attacks[condition.name][choice.attack])
+                fitted = self._fit_chosen_setting(fold, self._attacks[condition.name][choice.attack])
             chosen.append((data, fitted._replace(is_negated=choice.is_negated)))
         return chosen
 
@@ -236,9 +236,9 @@ class CrossFittedAttacks:
         columns, every = torch.arange(shape[1], device=device), slice(None, None, self._sampled_folds.step)
         parts = zip(names, settings, taken, counts.split(sizes), scales.split(sizes), strict=True)
         for (name, unfitted), chosen, setting, count, scale in parts:
-            counts_of_chosen = widen(count[setting[every], columns])
-            sampled = _SampledAttack(unfitted, chosen, counts_of_chosen, scale[setting].mean(1))
-            self._sampled_attacks.setdefault(name, []).append(sampled)
+            counts_of_chosen, scales_of_chosen = widen(count[setting[every], columns]), scale[setting].mean(1)
+            attack = _AttackWithSettings(unfitted, chosen, counts_of_chosen, scales_of_chosen)
+            self._attacks.setdefault(name, []).append(attack)
 
     def _sampled_counts_and_scales(
         self, fold: int, tried: Sequence[tuple[UnfittedAttack, Sequence[Condition]]]
@@ -259,7 +259,9 @@ class CrossFittedAttacks:
                 scores, (kinds,) = (torch.cat(parts, dim=1) for parts in zip(*scored, strict=True))
                 has_score = hasattr(attack, "score")
                 scales.append(measure_scale(scores, kinds) if has_score else scores.new_zeros(len(scores), 2))
-                counts.append(count_pair_kinds(squash_scores(scores, scales[-1]) if has_score else scores, kinds))
+                counts.append(
+                    score_histograms_by_kind(squash_scores(scores, scales[-1]) if has_score else scores, kinds)
+                )
         return torch.cat(counts), torch.cat(scales)
 
     def _evaluate_strongest(
@@ -270,8 +272,8 @@ class CrossFittedAttacks:
         plain_replicates: StepsOfBothSigns | None,
     ) -> StrongestResult:
         """Choose an attack for each fold, count all pairs after it, and compare the result with plain comparison."""
-        sampled_attacks, folds = self._sampled_attacks[condition.name], (self._sampled_folds, self.folds.num_folds)
-        sampled = torch.stack([each.counts for each in sampled_attacks])  # (V, F, 3, B)
+        attacks, folds = self._attacks[condition.name], (self._sampled_folds, self.folds.num_folds)
+        sampled = torch.stack([each.counts for each in attacks])  # (V, F, 3, B)
         disclosure, chance_disclosure = (
             disclosure_without_each_fold(*split_by_class(sampled, is_chance)) for is_chance in (False, True)
         )
@@ -279,17 +281,17 @@ class CrossFittedAttacks:
         counts = self._count_pairs(condition, sorted({0, *(each.attack for each in (*choices, *chance_choices))}))
         chance_targets = {key: split_by_class(each, is_chance=True) for key, each in counts.items()}
         chance = [
-            pool_calibrated_folds(chance_targets, chance_choices)[0],
+            pool_folds_by_llr(chance_targets, chance_choices)[0],
             *(pool_folds(*chance_targets[0], each) for each in (False, True)),
         ]
         trials = []
         if plain is not None:
             both_signs = zip(plain, (None, None) if plain_replicates is None else plain_replicates, strict=True)
-            trials = [_PooledTrials(sampled_attacks[0].unfitted.number, *each) for each in both_signs]
+            trials = [_PooledTrials(attacks[0].unfitted.number, *each) for each in both_signs]
         if not trials or len(set(choices)) > 1 or choices[0].attack > 0:
             by_class = {key: split_by_class(each) for key, each in counts.items()}
-            steps, step_of_bin = pool_calibrated_folds(by_class, choices)
-            numbers = [sampled_attacks[choice.attack].unfitted.number for choice in choices]
+            steps, step_of_bin = pool_folds_by_llr(by_class, choices)
+            numbers = [attacks[choice.attack].unfitted.number for choice in choices]
             trials.insert(0, _PooledTrials(max(numbers, key=numbers.count), steps))
             if groups is not None:
                 replicates = self._count_replicates(condition, choices, steps, step_of_bin, groups)
@@ -298,7 +300,7 @@ class CrossFittedAttacks:
         d_ece, eer = values.values()
         best = d_ece.argmax()
         by_number = d_ece.new_full((len(self.descriptions),), torch.nan)
-        by_number[[each.unfitted.number for each in sampled_attacks]] = disclosure[:, -1].view(-1, 2).amax(1)
+        by_number[[each.unfitted.number for each in attacks]] = disclosure[:, -1].view(-1, 2).amax(1)
         return StrongestResult(
             d_ece[best],
             eer[best],
@@ -317,7 +319,7 @@ class CrossFittedAttacks:
         counts = torch.zeros(len(missing), number, 4, FINE, dtype=torch.int32, device=device)
         for fold in self.processes.share(range(number)) if missing else ():
             for attack, counts_of_folds in zip(missing, counts, strict=True):
-                for each in self._score_pairs(condition, self._sampled_attacks[condition.name][attack], fold):
+                for each in self._score_pairs(condition, self._attacks[condition.name][attack], fold):
                     slots = assign_bins(each.scores, FINE).add_(each.pair_kinds, alpha=FINE)
                     add_counts(counts_of_folds[fold].view(-1), slots)
         (counts,) = self.processes.all_reduce(counts) if missing else (counts,)
@@ -326,19 +328,19 @@ class CrossFittedAttacks:
         }
         return {attack: self._counts[condition.name, attack] for attack in attacks}
 
-    def _fit_chosen_setting(self, fold: int, sampled: _SampledAttack) -> FittedAttack:
+    def _fit_chosen_setting(self, fold: int, attack: _AttackWithSettings) -> FittedAttack:
         """Return an attack with the setting that a fold takes; it is kept for other conditions."""
-        key = fold, sampled.unfitted.number, sampled.settings[fold]
+        key = fold, attack.unfitted.number, attack.settings[fold]
         if key not in self._fitted:
-            self._fitted[key] = self.attack_folds.fit(fold, sampled.unfitted, sampled.settings[fold])
+            self._fitted[key] = self.attack_folds.fit(fold, attack.unfitted, attack.settings[fold])
         return self._fitted[key]
 
-    def _score_pairs(self, condition: Condition, sampled: _SampledAttack, fold: int) -> Iterator[ScoredPairs]:
+    def _score_pairs(self, condition: Condition, attack: _AttackWithSettings, fold: int) -> Iterator[ScoredPairs]:
         """Yield blocks of scores in [-1, 1] of all pairs of a fold, after an attack."""
-        fitted, has_score = self._fit_chosen_setting(fold, sampled), hasattr(sampled.unfitted.attack, "score")
+        fitted, has_score = self._fit_chosen_setting(fold, attack), hasattr(attack.unfitted.attack, "score")
         for comparison in self.attack_folds.form_comparisons(fold, condition, fitted.attack, is_subsample=False):
             for each in score_blocks(comparison, fitted, self.folds.num_codes):
-                scores = squash_scores(each.scores, sampled.scales[fold]) if has_score else each.scores
+                scores = squash_scores(each.scores, attack.scales[fold]) if has_score else each.scores
                 yield each._replace(scores=scores)
 
     def _count_replicates(
@@ -350,7 +352,7 @@ class CrossFittedAttacks:
         groups: JackknifeGroups,
     ) -> Steps:
         """Return the trial counts after the chosen attacks, of all speakers and without each group, ``(1 + G, S)``."""
-        folds, size, sampled_attacks = self.folds, len(steps.targets), self._sampled_attacks[condition.name]
+        folds, size, attacks = self.folds, len(steps.targets), self._attacks[condition.name]
         group_of_code = torch.full(
             (folds.num_folds * folds.num_codes,), groups.num_groups, device=folds.sort_keys.device
         )
@@ -360,7 +362,7 @@ class CrossFittedAttacks:
         unused = len(counts) - 1
         for fold in self.processes.share(range(folds.num_folds)):
             group = group_of_code[fold * folds.num_codes : (fold + 1) * folds.num_codes]
-            for trials in self._score_pairs(condition, sampled_attacks[choices[fold].attack], fold):
+            for trials in self._score_pairs(condition, attacks[choices[fold].attack], fold):
                 place = step_of_bin[fold][assign_bins(trials.scores, FINE).long()]
                 place = place + (trials.pair_kinds == TARGET) * ((groups.num_groups + 1) * size)
                 place = place.masked_fill_(trials.pair_kinds == NO_TRIAL, unused)

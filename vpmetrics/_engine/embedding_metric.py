@@ -124,9 +124,9 @@ class EmbeddingMetric(PrivacyMetric):
         check_whole_numbers(lengths, smallest=1, name="lengths")
         with collect_warnings(), self._gather_states():
             data = self._collect_data()
-            return {length: self._compute_value_over(data, length) for length in lengths}
+            return {length: self._compute_value_of_averages(data, length) for length in lengths}
 
-    def _compute_value_over(self, data: EvaluationData, length: int) -> Any:
+    def _compute_value_of_averages(self, data: EvaluationData, length: int) -> Any:
         return self._compute_value(average_utterances(data, length))
 
     def _compute_batch_value(self, *args: Any, **kwargs: Any) -> Any:

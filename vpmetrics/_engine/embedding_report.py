@@ -120,7 +120,7 @@ class _ConditionEvaluation:
 
     @cached_property
     def replicate_counts(self) -> ReplicateCounts | None:
-        if self.groups is None:
+        if self.groups is None or not self.scores.is_defined:
             return None
         summary, matrix = self.similarity if self.needs("matrix") else (None, None)
         return count_replicates(
@@ -183,7 +183,7 @@ class _ConditionEvaluation:
             return scalars, None
         group, has_unordered_pairs = counts.groups.find_groups(self.data.speakers), self.scores.has_unordered_pairs
         replicates = replicate_diagonal_dominance(counts, summary, group, has_unordered_pairs, self.settings.similarity)
-        return scalars, self.make_jackknife(replicates, counts.fewest_speakers_per_class)
+        return scalars, self.make_jackknife(replicates, counts.min_speakers_per_class)
 
     def compute_linkability_chance(self) -> _ScalarsAndJackknife:
         if self.settings.bandwidth is not None:
@@ -301,11 +301,11 @@ def report_embeddings(
     dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
     report = join_conditions(conditions, labels, dtype, settings.sizes, settings.intervals, attacks)
     if settings.sizes:
-        report = replace(report, bits_over=partial(_scalars_by_length, data, settings, make_attacks))
+        report = replace(report, bits_over=partial(_scalars_of_averages, data, settings, make_attacks))
     return report
 
 
-def _scalars_by_length(
+def _scalars_of_averages(
     data: EvaluationData, settings: ReportSettings, make_attacks: Any, lengths: Sequence[int]
 ) -> dict[int, dict[str, Tensor]]:
     """Return the scalars after averaging each number of utterances, for a figure."""

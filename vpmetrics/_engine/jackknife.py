@@ -133,7 +133,7 @@ class ReplicateCounts(NamedTuple):
     similarity_weights: Tensor | None = None
 
     @property
-    def fewest_speakers_per_class(self) -> int:
+    def min_speakers_per_class(self) -> int:
         """The smaller of two numbers of speakers (or groups): with target trials, and with non-target trials."""
         return min(int((counts[1:] != counts[:1]).any(1).sum()) for counts in (self.targets, self.nontargets))
 
@@ -150,7 +150,7 @@ class ReplicateCounts(NamedTuple):
         measures = [SCORE_MEASURES[key] for key in keys if key in SCORE_MEASURES]
         with suppress_warnings():
             replicates = {measure.key: measure(trials) for measure in measures if measure.has_interval}
-        return make_jackknife(replicates, self.groups, self.fewest_speakers_per_class)
+        return make_jackknife(replicates, self.groups, self.min_speakers_per_class)
 
 
 def count_replicates(
@@ -161,13 +161,11 @@ def count_replicates(
     summary: SimilaritySummary | None = None,
     matrix: Tensor | None = None,
     similarity: str = "geometric",
-) -> ReplicateCounts | None:
-    """Return the counts of all speakers and without each group; None where there is no calibration.
+) -> ReplicateCounts:
+    """Return the counts of all speakers and without each group, for defined scores.
 
     ``speakers`` ``(S,)``: the labels that ``speaker_index`` refers to. With ``summary`` also similarity weights.
     """
-    if bool(scores.counts.ascending.targets.isnan().any()):
-        return None
     cells, group = QuantileCells(scores), groups.find_groups(speakers)
     slopes = None if summary is None else differentiate_similarity_by_llr(summary, matrix, similarity)
     size = cells.num_cells
@@ -232,14 +230,12 @@ def count_trial_replicates(
     speakers: Tensor,
     groups: JackknifeGroups,
     trial_weights: Tensor | None = None,
-) -> ReplicateCounts | None:
+) -> ReplicateCounts:
     """Return what :func:`count_replicates` returns, for given trials ``(P,)``.
 
     ``speakers`` ``(2, P)``: where the speakers of both sides stand in ``groups.labels``. ``trial_weights`` ``(2, P)``:
     derivatives of the mean similarities by the calibrated value of each trial.
     """
-    if bool(scores.counts.ascending.targets.isnan().any()):
-        return None
     cells = QuantileCells(scores)
     cell, group = torch.searchsorted(cells.edges, widen(preds), right=True), groups.group_of_label[speakers]
     size, classes, counts = cells.num_cells, (is_target, ~is_target), []

@@ -99,8 +99,10 @@ class TrialMetric(IntervalMetric):
         named = value if isinstance(value, dict) else {self.measure: value}
         labels, places = speakers.T.unique(return_inverse=True)
         groups, scored = group_labels(labels), collect_trial_scores(scores, is_target)
-        counts = count_trial_replicates(scored, at_least_float32(scores), is_target, places, groups)
-        jackknife = None if counts is None else counts.make_jackknife()
+        jackknife = None
+        if scored.is_defined:
+            counts = count_trial_replicates(scored, at_least_float32(scores), is_target, places, groups)
+            jackknife = counts.make_jackknife()
         values = add_intervals(named, jackknife, self.intervals or 0.0)
         return {key: each.to(result_dtype(scores)) for key, each in values.items()}
 

@@ -175,18 +175,16 @@ def _report_condition(
         scalars |= {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log, **speaker_scalars(speakers)}
         mean_scores = partial(given.pair_means, given.scores, len(labels))
         report = replace(report, matrix=matrix, similarity=summary, mean_scores=mean_scores, speakers=speakers)
-    if confidence is None:
+    if confidence is None or not scores.is_defined:
         return report
     counts = count_trial_replicates(scores, given.scores, given.is_target, given.speakers, groups, weights)
-    if counts is None:
-        return report
     jackknives = [counts.make_jackknife(scalars)]
     if report.similarity is not None and similarity:
         place = groups.group_of_label
         replicates = replicate_diagonal_dominance(
             counts, report.similarity, place, given.has_unordered_pairs, similarity
         )
-        jackknives.append(make_jackknife(replicates, groups, counts.fewest_speakers_per_class))
+        jackknives.append(make_jackknife(replicates, groups, counts.min_speakers_per_class))
     return replace(report, jackknife=join_jackknives(jackknives), counts=counts, confidence=confidence)
 
 

@@ -256,7 +256,7 @@ class SpeakerTrials:
         """Return score measures under weightings ``(R, S)`` of whole numbers, ``(R,)`` each; NaN if undefined."""
         if not keys:
             return {}
-        if bool(self.scored.counts.ascending.targets.isnan().any()):
+        if not self.scored.is_defined:
             unknown = weights.new_full((len(weights),), torch.nan, dtype=self.values.dtype)
             return dict.fromkeys(keys, unknown)
         edges = linkability_edges(self.scored.trials) if "linkability" in keys else self.values[:0]
