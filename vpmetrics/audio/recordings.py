@@ -85,7 +85,7 @@ def list_recordings(
     if utt2spk is None and source.suffix.lower() == ".scp" and default_file.is_file():
         utt2spk = default_file
     if utt2spk is not None:
-        items = _set_speakers(items, _read_speakers(Path(utt2spk)))
+        items = _set_speakers(items, _read_utt2spk(Path(utt2spk)))
     elif speaker_pattern is not None:
         items = _set_speakers(items, _compile_pattern(speaker_pattern))
         notes.append(_describe_speakers(f"Speakers are what {speaker_pattern!r} finds", items))
@@ -287,7 +287,8 @@ def _read_manifest(path: Path) -> list[Recording]:
     return items
 
 
-def _read_speakers(path: Path) -> Callable[[str], str | None]:
+def _read_utt2spk(path: Path) -> Callable[[str], str | None]:
+    """Return a function from an utterance, or its path, to its speaker."""
     lines = [_normalise_accents(line).split() for line in _read_lines(path)]
     for number, words in enumerate(lines, start=1):
         if len(words) not in (0, 2):
@@ -297,6 +298,7 @@ def _read_speakers(path: Path) -> Callable[[str], str | None]:
 
 
 def _compile_pattern(pattern: str) -> Callable[[str], str | None]:
+    """Return a function from an utterance to the speaker that the pattern finds in it."""
     try:
         expression = re.compile(pattern)
     except re.error as error:

@@ -383,16 +383,16 @@ class PrivacyMonitor(CallbackBase):
             if loader in self._attribute_metrics:
                 disclosed = self._attribute_metrics[loader].compute()
                 scalars |= {key: value for key, value in disclosed.items() if key.endswith(("_disclosure", "_chance"))}
-            values = read_numbers(scalars)
+            floats = read_numbers(scalars)
         for check in report.checks:
             if check.status == FAILED and (check.name, suffix) not in self._warned_checks:
                 self._warned_checks.add((check.name, suffix))
                 rank_zero_warn(f"PrivacyMonitor, {prefix}{suffix}: {check.message}", UserWarning)
         if is_fitting(trainer):
             place = {"epoch": trainer.current_epoch, "step": trainer.global_step, "dataloader_idx": loader}
-            self.history.append({**place, "seconds": time.perf_counter() - start, **values})
+            self.history.append({**place, "seconds": time.perf_counter() - start, **floats})
         names = {key: f"{prefix}/{key}{suffix}" for key in scalars}
-        self._tags[suffix] = self._log_scalars(trainer, pl_module, names, scalars, values)
+        self._tags[suffix] = self._log_main_and_details(trainer, pl_module, names, scalars, floats)
         if self._can_draw and figure_writers(trainer):
             history = [row for row in self.history if row["dataloader_idx"] == loader] if is_fitting(trainer) else []
             system = EvaluatedSystem(prefix, report, history=history)
@@ -404,10 +404,10 @@ class PrivacyMonitor(CallbackBase):
             else:
                 self._pending_figures[loader] = draw  # drawn if this is the last measurement
 
-    def _log_scalars(
+    def _log_main_and_details(
         self, trainer: Any, pl_module: Any, names: dict[str, str], scalars: dict[str, Tensor], floats: dict[str, float]
     ) -> dict[str, str]:
-        """Log scalars under their names, and return the tag of each in loggers; ``floats``: the scalars on the host."""
+        """Log scalars, details in a separate group; return the tag of each. ``floats``: the scalars on the host."""
         # A test has one value of each, and returns those that are logged.
         in_details = set(self.metrics) - set(self.main_metrics) if is_fitting(trainer) else set()
         for key, name in names.items():

@@ -262,13 +262,6 @@ def _legible_speaker_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
     return names if 0 < len(names) <= _MOST_NAMES and max(map(len, names)) <= _LONGEST_NAME else None
 
 
-def _draw_local_information(shown: ShownCondition, ax: Axes) -> None:
-    identification = shown.report.identification
-    identification_plots.draw_local_information(
-        identification.bits, len(identification.histogram), shown.scalars, ax, shown.label
-    )
-
-
 def _has_population(report: ConditionReport, utterances: int = 1) -> bool:
     """Return whether speakers can be searched for, with conversations of this number of utterances."""
     population = report.population
@@ -445,7 +438,9 @@ FIGURES = (
         "local_information", "Local information disclosure",
         "Share of trials that disclose more than x bits about their speaker.",
         _overlay_conditions(
-            _draw_local_information,
+            lambda shown, ax: identification_plots.draw_local_information(
+                shown.report.identification.bits, len(shown.report.identification.histogram), shown.scalars, ax,
+                shown.label),
             lambda report: report.identification is not None and report.identification.bits is not None)),
     FigureKind(
         "people", "Re-identification in a population",
