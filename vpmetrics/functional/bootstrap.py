@@ -53,7 +53,7 @@ _MOST_COUNTS = 1 << 22  # of the replicates worked on at a time
 
 
 SpeakerCounts = dict[str, int]
-"""For each measure, the number of speakers with trials: of the class, target or non-target, that has fewer."""
+"""For each measure, the number of speakers with target trials or with non-target trials, whichever is smaller."""
 
 
 class Bootstrapped(NamedTuple):
@@ -123,7 +123,7 @@ def bootstrap(
     with collect_warnings():
         trials = SpeakerTrials(collect_trial_scores(scores, is_target), scores, is_target, places, len(labels))
         values = trials.compute_measures(weights, measures)
-        counts = dict.fromkeys(measures, trials.min_speakers_per_class)
+        counts = dict.fromkeys(measures, min(trials.count_speakers_by_class()))
         return _add_t_intervals(values, counts, len(labels), confidence, result_dtype(preds))
 
 
@@ -207,7 +207,8 @@ def _replicate_embedding_measures(
     counted = {name: _count_condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed}
     dominance = {name: counted[name].diagonal_dominance(weights, similarity) for name in with_matrix}
     values = {}
-    counts = {key: min(counted[name].min_speakers_per_class for name in pair) for key, pair in matrices.items()}
+    by_condition = {name: min(trials.count_speakers_by_class()) for name, trials in counted.items()}
+    counts = {key: min(by_condition[name] for name in pair) for key, pair in matrices.items()}
     if "deid" in measures:
         values["deid"] = 1 - dominance["OP"] / dominance["OO"]
     if "gvd" in measures:
@@ -221,7 +222,7 @@ def _replicate_embedding_measures(
             bits, inputs = _sum_bits_per_speaker(trials, scoring)
             computed["alid"] = (weights @ bits) / (weights @ inputs)
         values |= {f"{name.lower()}_{key}": value for key, value in computed.items()}
-        counts |= dict.fromkeys((f"{name.lower()}_{key}" for key in computed), condition_trials.min_speakers_per_class)
+        counts |= {f"{name.lower()}_{key}": by_condition[name] for key in computed}
     return values, counts
 
 
@@ -247,10 +248,9 @@ class SpeakerTrials:
         table.index_add_(0, index, torch.ones_like(index, dtype=table.dtype))
         self.table: Tensor = table.view(2, len(codes), len(values))
 
-    @property
-    def min_speakers_per_class(self) -> int:
-        """The smaller of two numbers of speakers: with target trials, and with non-target trials."""
-        return min(len(self.pairs[:, has_trials].unique()) for has_trials in self.table.sum(2) > 0)
+    def count_speakers_by_class(self) -> list[int]:
+        """Return how many speakers have non-target trials, and how many have target trials."""
+        return [len(self.pairs[:, has_trials].unique()) for has_trials in self.table.sum(2) > 0]
 
     def compute_measures(self, weights: Tensor, keys: Sequence[str]) -> dict[str, Tensor]:
         """Return score measures under weightings ``(R, S)`` of whole numbers, ``(R,)`` each; NaN if undefined."""
