@@ -25,4 +25,4 @@ def score_report(*seeds, fit=None, **settings):
     """Return the report of made-up trials of OP, or of OO, OP and PP for several seeds."""
     names = ("OP",) if len(seeds) == 1 else ("OO", "OP", "PP")
     trials = {name: make_trials(seed) for name, seed in zip(names, seeds, strict=False)}
-    return report_trials(trials, fit, **{"speakers": 6} | settings)
+    return report_trials(trials, fit, **{"num_speakers": 6} | settings)

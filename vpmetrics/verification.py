@@ -17,8 +17,8 @@ from vpmetrics._engine.measures import (
     tpr_at_fpr_of_steps,
 )
 from vpmetrics._engine.metric_base import ClassOrInstanceValue
-from vpmetrics._engine.precision import wide_dtype
-from vpmetrics._engine.score_counts import StepsOfBothSigns
+from vpmetrics._engine.precision import wide_dtype, widen
+from vpmetrics._engine.score_counts import CountedScores, StepsOfBothSigns
 from vpmetrics._engine.score_metric import ScoreMetric, TrialMetric
 from vpmetrics._engine.validation import reject_options
 from vpmetrics.functional.verification import cllr, linkability, rate_key, resolve_rates
@@ -129,7 +129,12 @@ class Linkability(ScoreMetric):
     def _compute_value(self) -> Tensor:
         if self.keeps_scores:
             return linkability(*self._stored_trials(), validate_args=False)
-        return linkability_of_trials(self._bins_as_scores()).to(torch.float32)
+        edges, counts = self._stored_bins()
+        edges = widen(edges)
+        # A bin stands for one score, its middle; an outer bin for its edge.
+        middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
+        middles = torch.where(counts[:, -1].sum() > 0, torch.nan, middles)
+        return linkability_of_trials(CountedScores(middles, counts[:, :-1])).to(torch.float32)
 
     def error_bound(self) -> Tensor:
         """Return NaN for bins, whose error has no known bound; 0 where the scores themselves are kept."""

@@ -20,7 +20,7 @@ ODDS = torch.linspace(-7, 7, 141, dtype=torch.float64)
 
 def test_scores_give_what_the_references_give():
     trials = {name: make_trials(seed) for seed, name in enumerate(("OO", "OP", "PP"))}
-    report = report_trials(trials, speakers=6)
+    report = report_trials(trials, num_speakers=6)
     for name, (scores, is_target, *_) in trials.items():
         expected = reference.verification.score_measures(scores.numpy(), is_target.numpy())
         assert set(expected) == set(SCORE_MEASURES)
@@ -32,7 +32,7 @@ def test_scores_give_what_the_references_give():
 
 def test_calibration_of_another_run_is_that_of_the_function():
     attacked, other = make_trials(1), make_trials(2, distance=1.0)
-    report = report_trials({"OO": make_trials(0), "OP": attacked}, other, speakers=6)
+    report = report_trials({"OO": make_trials(0), "OP": attacked}, other, num_speakers=6)
     for kind in ("linear", "isotonic"):
         expected = F.calibration_distortion(*attacked[:2], *other[:2], kind)
         assert_close(report.scalars[f"c_ece_{kind}"], expected, rtol=0, atol=1e-12)
@@ -75,7 +75,7 @@ def test_average_scores_of_embeddings_are_those_of_a_loop():
 def test_average_scores_of_trials_are_those_of_a_loop(condition):
     scores, is_target, pairs, _ = make_trials(3, count=200)
     given = ScoredTrials(scores, is_target, pairs, has_unordered_pairs=condition == "PP")
-    known = report_trials({condition: given}, speakers=6).conditions[condition]
+    known = report_trials({condition: given}, num_speakers=6).conditions[condition]
     for i in range(6):
         for j in range(6):
             chosen = (pairs[0] == i) & (pairs[1] == j)

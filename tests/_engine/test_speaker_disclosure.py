@@ -131,7 +131,7 @@ def test_it_does_not_depend_on_order_names_or_increasing_maps():
 def test_scores_say_of_every_speaker_what_embeddings_say():
     preds, target, both = trials(2)
     places = both.unique(return_inverse=True)[1]
-    report = report_trials({"OP": ScoredTrials(preds, target.bool(), places)}, speakers=5)
+    report = report_trials({"OP": ScoredTrials(preds, target.bool(), places)}, num_speakers=5)
     expected = speaker_disclosure(preds, target, both)
     assert_close(report.conditions["OP"].speakers.probed.d_ece, expected.probed.d_ece)
     assert_close(report.scalars["op_worst_speaker_d_ece"], expected.probed.d_ece.max())

@@ -83,7 +83,7 @@ def number_pav_blocks(values: Tensor, weights: Tensor) -> Tensor:
     levels = (count - 1).bit_length()
     slot = torch.where(weights > 0, place, 1 << levels)
     room = pad(torch.zeros_like(values), (0, (1 << levels) + 1 - count))
-    # The rest holds a number above every value, from which any value can be subtracted.
+    # The rest holds a number above every value that is small enough for differences not to overflow.
     fitted = (room + torch.finfo(values.dtype).max / 4).scatter(-1, slot, values)[..., :-1]
     weights = room.scatter(-1, slot, weights)[..., :-1]
     for level in range(levels):
@@ -94,12 +94,12 @@ def number_pav_blocks(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def _merge_halves(values: Tensor, weights: Tensor) -> Tensor:
-    r"""Join pairs of increasing sequences ``(..., 2, half)`` into one where the left exceeds the right.
+    r"""Merge pairs of increasing sequences ``(..., 2, half)`` to increasing ones, ``(..., 2 * half)``.
 
-    The block in the middle has the level :math:`m` at which what lies above it on the left outweighs as much as what
-    lies below it on the right: :math:`\sum_{l > m} w_l (l - m) = \sum_{r < m} w_r (m - r)`. Both sides are sums of
-    positive terms that only grow or only shrink with the level, rounded or not, so bisection is safe whatever the
-    weights are.
+    Where the left half ends above the start of the right half, a block across the border is pooled. Its level :math:`m`
+    solves :math:`\sum_{l > m} w_l (l - m) = \sum_{r < m} w_r (m - r)` over values :math:`l` on the left and :math:`r`
+    on the right. Both sums have positive terms and are monotonic in the level, rounded or not, so bisection is safe for
+    all weights.
     """
     left, right = values[..., 0, :].contiguous(), values[..., 1, :].contiguous()
     half = left.shape[-1]

@@ -72,14 +72,14 @@ class IdentificationTrials(NamedTuple):
     references: References
     column: Tensor  # (B,), of the input's speaker among the references
     usable: Tensor  # (B,), whether a reference of that speaker is left
-    finite: Tensor  # (), whether everything is a number
+    finite: Tensor  # (), whether all embeddings are finite
     galleries: Tensor  # (2, P), arguments of ``References.unit_means``: unit number and left-out row of each
     parts: tuple[Tensor, ...]  # inputs of each gallery
     processes: Processes = SINGLE_PROCESS
 
     @property
     def num_references(self) -> int:
-        """How many references there are."""
+        """The number of references, one per speaker."""
         return len(self.references.speakers)
 
 
@@ -89,7 +89,7 @@ class ScoreRows(NamedTuple):
     rows: Tensor  # (b,), which inputs
     scores: Tensor  # (b, N), free to be overwritten
     match: Tensor  # (b, 1), the score of the input's own speaker; equal to its entry in ``scores``
-    rounding: Tensor  # (b, 1), differences up to this are no differences
+    rounding: Tensor  # (b, 1), scores that differ by no more are tied
 
 
 def prepare_trials(

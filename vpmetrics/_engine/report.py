@@ -73,7 +73,7 @@ class ConditionReport:
         return profile_interval(self.counts, profile, prior_log_odds, self.confidence)
 
     def actual_cross_entropy(self, prior_log_odds: Tensor) -> Tensor:
-        """Return that of the scores taken as log-likelihood ratios."""
+        """Return the empirical cross-entropy of the scores, taken as log-likelihood ratios, at each prior."""
         return actual_cross_entropy(*self.scores.trials.values_and_counts(), prior_log_odds)
 
 
@@ -149,7 +149,7 @@ class EvaluatedSystem:
     """A report with the name of its system, and what is shown with it.
 
     ``speakers``: names of the speakers, in the order of their labels. ``history``: one row of scalars per measurement
-    of a training. ``groups``: the same of parts of the trials, by name; ``weights``: their weights in an average.
+    of a training. ``groups``: reports of parts of the trials, by name; ``weights``: their weights in an average.
     ``no_attacks``: why no attack was tried. ``utility``: values such as a word error rate, by name. ``attributes``:
     disclosure of each attribute of speakers. ``dataset``: the data set of a challenge. ``challenge_condition_names``:
     its name of each condition. ``part_of``: name of the system that combines this one with those of other encoders.
@@ -190,7 +190,7 @@ def choose_original_name(systems: Sequence[EvaluatedSystem]) -> str:
 
 
 def assess_report(report: PrivacyReport, data: EvaluationData | None = None) -> PrivacyReport:
-    """Return the report with its checks and headline, which cost as much as a few numbers."""
+    """Return the report with its checks and headline."""
     report = replace(report, checks=tuple(check_report(report, data)))
     return replace(report, headline=make_headline(report))
 

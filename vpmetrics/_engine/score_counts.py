@@ -35,7 +35,7 @@ _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
 class _cached_property(Generic[T]):  # noqa: N801
-    """That of functools without its lock, which torch.compile cannot trace before Python 3.12."""
+    """``functools.cached_property`` without its lock, which torch.compile cannot trace before Python 3.12."""
 
     def __init__(self, function: Callable[[Any], T]) -> None:
         self.function = function
@@ -51,8 +51,8 @@ class Steps:
 
     ``edges`` ``(S - 1,)``: the lowest score of every step but the first.
     ``targets``, ``nontargets`` ``(S,)``: how many trials of each class, in the type sums are made in.
-    ``tied`` ``(S,)``: how many of the non-targets have the very score of the targets, where the others are higher;
-    None where the order within a step is unknown, as in a histogram; then all count as tied.
+    ``tied`` ``(S,)``: how many of the non-targets have the score of the targets; the others have higher scores. None
+    where the order within a step is unknown, as in a histogram; then all count as tied.
     """
 
     edges: Tensor

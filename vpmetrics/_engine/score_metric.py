@@ -16,7 +16,7 @@ from vpmetrics._engine.condition_scores import collect_trial_scores
 from vpmetrics._engine.jackknife import add_intervals, count_trial_replicates, group_labels
 from vpmetrics._engine.metric_base import IntervalMetric
 from vpmetrics._engine.precision import at_least_float32, result_dtype, wide_dtype, widen
-from vpmetrics._engine.score_counts import CountedScores, StepsOfBothSigns, count_by_bin, count_by_score
+from vpmetrics._engine.score_counts import StepsOfBothSigns, count_by_bin, count_by_score
 from vpmetrics._engine.utterances import encode_column, encode_labels
 from vpmetrics._engine.validation import check_speakers_of_trials, check_thresholds, check_trials, collect_warnings
 
@@ -205,13 +205,6 @@ class ScoreMetric(TrialMetric):
         if self._storage == "given bins":
             return self.bin_edges, self.bin_counts
         return _learnt_edges(self.learnt_bin_exponent, self.learnt_bin_counts.shape[1]), self.learnt_bin_counts
-
-    def _bins_as_scores(self) -> CountedScores:
-        """Return every bin as one score, its middle or the edge of an outer bin, with the counts of the bin."""
-        edges, counts = self._stored_bins()
-        edges = widen(edges)
-        middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
-        return CountedScores(torch.where(counts[:, -1].sum() > 0, torch.nan, middles), counts[:, :-1])
 
     def _widen_range(self, exponent: Tensor) -> None:
         self.learnt_bin_counts = _coarsen_bins(self.learnt_bin_counts, exponent - self.learnt_bin_exponent)

@@ -56,15 +56,16 @@ class ScoredTrials(NamedTuple):
     speakers: Tensor | None = None
     has_unordered_pairs: bool = False
 
-    def pair_means(self, values: Tensor, speakers: int) -> Tensor:
+    def pair_means(self, values: Tensor, num_speakers: int) -> Tensor:
         """Return means of a value of every trial by its two speakers, ``(S, S)``; NaN where there is no trial."""
-        sums, trials = self._pair_sums(torch.stack([values, torch.ones_like(values)]), speakers)
+        sums, trials = self._pair_sums(torch.stack([values, torch.ones_like(values)]), num_speakers)
         return torch.where(trials > 0, sums / trials, torch.nan)
 
-    def _pair_sums(self, values: Tensor, speakers: int) -> Tensor:
+    def _pair_sums(self, values: Tensor, num_speakers: int) -> Tensor:
         rows, columns = self.places()
-        sums = values.new_zeros(len(values), speakers * speakers, dtype=wide_dtype(values.device))
-        sums = sums.index_add(1, rows * speakers + columns, values.to(sums.dtype)).view(-1, speakers, speakers)
+        sums = values.new_zeros(len(values), num_speakers**2, dtype=wide_dtype(values.device))
+        sums = sums.index_add(1, rows * num_speakers + columns, values.to(sums.dtype))
+        sums = sums.view(-1, num_speakers, num_speakers)
         return sums + sums.mT if self.has_unordered_pairs else sums
 
     def places(self) -> Tensor:
@@ -88,7 +89,7 @@ class ScoredTrials(NamedTuple):
         return (pair_derivatives / (trials * pairs))[:, rows, columns] * (2 if self.has_unordered_pairs else 1)
 
     def calibrate_across_speakers(self) -> list[ScoredTrials]:
-        """Return trials within either half of the speakers, calibrated linearly as learnt within the other half.
+        """Return the trials within each half of the speakers, calibrated linearly on those within the other half.
 
         Empty where either half has no such calibration.
         """
@@ -115,7 +116,7 @@ class ScoredTrials(NamedTuple):
 def calibrate_across_sessions(
     data: EvaluationData, trials_of: Callable[[EvaluationData], ScoredTrials], calibration: str = "linear"
 ) -> list[ScoredTrials]:
-    """Return the trials of either half of every speaker's sessions, calibrated as learnt on the other half."""
+    """Return the trials of each half of every speaker's sessions, calibrated on those of the other half."""
     runs = [trials_of(half._replace(processes=SINGLE_PROCESS)) for half in split_sessions(data)]
     return [
         attacked._replace(scores=transferred_llr(*attacked[:2], *fit[:2], calibration, validate_args=False))
@@ -131,15 +132,15 @@ def mean_c_ece(runs: Sequence[ScoredTrials]) -> Tensor:
 def report_trials(
     trials: Mapping[str, ScoredTrials],
     fit: ScoredTrials | None = None,
-    speakers: int = 0,
+    num_speakers: int = 0,
     similarity: str | None = "geometric",
     intervals: float | None = None,
 ) -> PrivacyReport:
-    """Return everything that scores of trials give, by condition, of speakers ``0 ... speakers - 1``.
+    """Return the report of scored trials by condition; their speakers are ``0 ... num_speakers - 1``.
 
     ``fit``: trials of another run, on which the scores are calibrated. Without ``similarity`` there are no matrices.
     """
-    labels = torch.arange(speakers)
+    labels = torch.arange(num_speakers)
     with collect_warnings():
         conditions = {
             name: _report_condition(given, labels, similarity if name else None, intervals)

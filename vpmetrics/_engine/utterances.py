@@ -23,7 +23,7 @@ from vpmetrics._engine.validation import (
     warn_undefined,
 )
 
-# Flags of a row, as bits of one small number: which columns were given for it.
+# Flags of a row, as bits of one integer: which columns were given for it.
 _HAS_ORIGINAL, _HAS_PROTECTED, _HAS_UTTERANCE, _HAS_REFERENCE, _IS_REFERENCE, _HAS_SESSION, _HAS_GROUP = (
     1 << bit for bit in range(7)
 )
@@ -316,9 +316,9 @@ def find_indices(values: Tensor, wanted: Tensor) -> Tensor:
     return torch.where(ordered[place] == wanted, order[place], -1)
 
 
-def take_evenly(order: Tensor, most: int) -> Tensor:
-    """Return at most ``most`` entries, evenly spaced."""
-    count = min(most, len(order))
+def take_evenly(order: Tensor, max_count: int) -> Tensor:
+    """Return at most ``max_count`` entries, evenly spaced."""
+    count = min(max_count, len(order))
     return order[torch.arange(count, device=order.device) * len(order) // max(1, count)]
 
 
@@ -359,7 +359,7 @@ def lexsort_columns(*columns: Tensor) -> Tensor:
 
 
 def hash_values(keys: Tensor, place: Tensor, count: int) -> Tensor:
-    """Return an integer for the keys at each place, ``(count,)``; their order does not matter, nor does rounding."""
+    """Return the sum of hashes of the keys at each place, ``(count,)`` integers, whatever the order of the keys."""
     # Bits of 0.0 and -0.0 differ. Overflow is intended.
     bits = (keys + 0.0).view(torch.int64 if keys.dtype == torch.float64 else torch.int32).long()
     for _ in range(2):
@@ -411,10 +411,10 @@ def number_sessions_by_value(data: EvaluationData) -> EvaluationData:
     return data._replace(original=first, protected=second)
 
 
-def split_sessions(data: EvaluationData, most: int = 2048) -> tuple[EvaluationData, EvaluationData]:
+def split_sessions(data: EvaluationData, max_rows: int = 2048) -> tuple[EvaluationData, EvaluationData]:
     """Return the protected utterances of half of every speaker's sessions and of the other half; originals in both.
 
-    Speakers with one session are left out. Of many utterances ``most`` are taken from each side, evenly spaced.
+    Speakers with one session are left out. Of each side ``max_rows`` are taken at most, evenly spaced by value.
     """
     side = number_sessions_by_value(data).protected
     if side.sessions is None:
@@ -423,15 +423,15 @@ def split_sessions(data: EvaluationData, most: int = 2048) -> tuple[EvaluationDa
     count = count_values(pairs[0], len(data.speakers))
     turn = torch.arange(pairs.shape[1], device=place.device) - (count.cumsum(0) - count)[pairs[0]]
     is_later, has_several = (2 * turn >= count[pairs[0]])[place], (count[pairs[0]] > 1)[place]
-    original = thin_rows(data.original, most)
-    halves = (thin_rows(side.take(has_several & half), most) for half in (~is_later, is_later))
+    original = thin_rows(data.original, max_rows)
+    halves = (thin_rows(side.take(has_several & half), max_rows) for half in (~is_later, is_later))
     first, second = (index_speakers(original, half, SINGLE_PROCESS) for half in halves)
     return first, second
 
 
-def thin_rows(side: Utterances, most: int) -> Utterances:
-    """Return at most ``most`` rows, chosen by their values."""
-    return side if len(side) <= most else side.take(take_evenly(side.value_order, most))
+def thin_rows(side: Utterances, max_rows: int) -> Utterances:
+    """Return at most ``max_rows`` rows, evenly spaced by value."""
+    return side if len(side) <= max_rows else side.take(take_evenly(side.value_order, max_rows))
 
 
 def _find_first_rows(ids: Tensor, is_present: Tensor) -> Tensor:

@@ -54,7 +54,7 @@ def check_same_device(first: str, a: Tensor, second: str, b: Tensor) -> None:
 
 
 def check_choice(name: str, value: Any, choices: tuple[Any, ...]) -> None:
-    """Raise for anything outside a fixed set; True is no 1, and a tensor no number."""
+    """Raise unless the value is one of the choices; True does not count as 1, nor a tensor as a number."""
     if isinstance(value, bool) or not any(isinstance(value, type(one)) and value == one for one in choices):
         expected = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"Expected `{name}` to be one of {expected}, but got {value!r}.")
@@ -149,7 +149,7 @@ def check_thresholds(thresholds: Any, score_range: Any) -> None:
 
 
 def check_finite_slope(slope: Any) -> None:
-    """Raise for a slope that is neither absent nor one finite number, as a float or a tensor."""
+    """Raise unless the slope is None or one finite number, as a float or a tensor."""
     if slope is None:
         return
     if isinstance(slope, Tensor) and slope.numel() == 1 and slope.is_floating_point():
@@ -159,14 +159,14 @@ def check_finite_slope(slope: Any) -> None:
     _raise_unless(math.isfinite(slope), "slope", "be finite", slope)
 
 
-def check_slopes(slope: Any, trials: int) -> None:
+def check_slopes(slope: Any, num_trials: int) -> None:
     """Raise unless the value is a number or a floating tensor of one slope, or of one per trial; reads no values."""
     if not isinstance(slope, Tensor):
         check_finite_slope(slope)
         return
     check_floating("slope", slope)
-    if slope.numel() not in (1, trials) or slope.dim() > 1:
-        raise ValueError(f"Expected `slope` to have shape () or ({trials},), but got {tuple(slope.shape)}.")
+    if slope.numel() not in (1, num_trials) or slope.dim() > 1:
+        raise ValueError(f"Expected `slope` to have shape () or ({num_trials},), but got {tuple(slope.shape)}.")
 
 
 def check_trials(preds: Any, target: Any, validate_values: bool) -> None:
@@ -323,7 +323,7 @@ class _DeferredWarning(NamedTuple):
 
 @dataclass
 class _WarningCollection:
-    """The warnings of a block, and a function that finds what its data lack."""
+    """The warnings of a ``with`` statement, and a function that finds what its data lack."""
 
     warnings: list[_DeferredWarning] = field(default_factory=list)
     find_cause: Callable[[], str | None] = lambda: None
@@ -378,7 +378,7 @@ def _emit_warnings(collection: _WarningCollection) -> None:
 
 @contextmanager
 def collect_warnings() -> Iterator[None]:
-    """Emit the warnings of this block at its end, with one GPU sync; of several reasons for NaN only the first."""
+    """Emit the warnings of the body at its end, with one GPU sync; of several reasons for NaN only the first."""
     if torch.compiler.is_compiling() or _collection.get() is not None:
         yield
         return

@@ -35,12 +35,12 @@ class Check(NamedTuple):
 
     @property
     def is_ok(self) -> bool:
-        """Whether nothing speaks against the evaluation here."""
+        """Whether the check passed."""
         return self.status == OK
 
 
 def check_report(report: PrivacyReport, data: EvaluationData | None) -> list[Check]:
-    """Return the checks that this evaluation allows; those of embeddings only where there are embeddings."""
+    """Return the checks of a report, and with ``data`` those of its embeddings."""
     values = read_numbers(report.scalars)
     checks: list[Check | None] = [_check_encoder(values), *_check_attacks(values, report)]
     if data is not None:
@@ -118,16 +118,15 @@ def _describe_equal(name: str, side: Utterances) -> str:
     return f"All {len(side):,} {name} embeddings are equal: check {made_by}."
 
 
-def explain_missing_trials(speakers: int, utterances: int) -> str | None:
+def explain_missing_trials(num_speakers: int, num_utterances: int) -> str | None:
     """Return why these numbers allow no target or no non-target trials, and what to add; None if both may exist."""
-    if utterances == 0:
+    if num_utterances == 0:
         return "There are no utterances."
-    if speakers == 1:
-        return f"All utterances ({utterances:,}) are of one speaker: add other speakers for non-target trials."
-    if utterances == speakers:
-        return (
-            f"Every speaker has one utterance ({speakers:,} speakers): add more utterances of each for target trials."
-        )
+    if num_speakers == 1:
+        return f"All utterances ({num_utterances:,}) are of one speaker: add other speakers for non-target trials."
+    if num_utterances == num_speakers:
+        cause = f"Every speaker has one utterance ({num_speakers:,} speakers)"
+        return f"{cause}: add more utterances of each for target trials."
     return None
 
 
