@@ -75,7 +75,7 @@ def load_encoder(
     if isinstance(encoder, SpeakerEncoder):
         loaded = encoder
     elif isinstance(encoder, (str, Path)):
-        loaded = _load_by_name(str(encoder), torch.device(device or "cpu"), sample_rate).requires_grad_(False)
+        loaded = _load_by_name_or_path(str(encoder), torch.device(device or "cpu"), sample_rate).requires_grad_(False)
     elif callable(encoder):
         rate = _first_stated_rate("the callable", sample_rate, getattr(encoder, "sample_rate", None))
         loaded = CallableEncoder(encoder, rate)
@@ -325,8 +325,8 @@ _FILES: dict[str, Callable[[str, torch.device, int | None], SpeakerEncoder]] = {
 }
 
 
-def _load_by_name(name: str, device: torch.device, sample_rate: int | None) -> SpeakerEncoder:
-    """Load an encoder by its name, or from the file at a path."""
+def _load_by_name_or_path(name: str, device: torch.device, sample_rate: int | None) -> SpeakerEncoder:
+    """Load a bundled encoder, a model of a library, or a file."""
     kind, _, source = name.partition(":")
     suffix = Path(name).suffix.lower()
     if name in _BUNDLED:
