@@ -252,32 +252,32 @@ class SpeakerTrials:
         """Return how many speakers have non-target trials, and how many have target trials."""
         return [len(self.pairs[:, has_trials].unique()) for has_trials in self.table.sum(2) > 0]
 
-    def compute_measures(self, weights: Tensor, keys: Sequence[str]) -> dict[str, Tensor]:
+    def compute_measures(self, weights: Tensor, measures: Sequence[str]) -> dict[str, Tensor]:
         """Return score measures under weightings ``(R, S)`` of whole numbers, ``(R,)`` each; NaN if undefined."""
-        if not keys:
+        if not measures:
             return {}
         if not self.scored.is_defined:
             unknown = weights.new_full((len(weights),), torch.nan, dtype=self.values.dtype)
-            return dict.fromkeys(keys, unknown)
-        edges = linkability_edges(self.scored.trials) if "linkability" in keys else self.values[:0]
+            return dict.fromkeys(measures, unknown)
+        edges = linkability_edges(self.scored.trials) if "linkability" in measures else self.values[:0]
 
-        def measure(chunk: Tensor) -> Tensor:
+        def measure_replicates(chunk: Tensor) -> Tensor:
             counts = self._weigh_counts(chunk)
             nontargets, targets = counts
             steps = steps_of_both_signs(targets, nontargets)
             trials = MeasureInput(CountedScores(self.values, counts), steps, edges)
             is_defined = (targets.sum(1) > 0) & (nontargets.sum(1) > 0)
-            table = torch.stack([widen(SCORE_MEASURES[key](trials)) for key in keys], dim=1)
+            table = torch.stack([widen(SCORE_MEASURES[name](trials)) for name in measures], dim=1)
             return torch.where(is_defined[:, None], table, torch.nan)
 
-        return dict(zip(keys, self._map_replicates(measure, weights).T, strict=True))
+        return dict(zip(measures, self._map_replicates(measure_replicates, weights).T, strict=True))
 
     def diagonal_dominance(self, weights: Tensor, similarity: str) -> Tensor:
         """Return diagonal dominance under each weighting, recalibrated, ``(R,)``."""
         trials = self.table.sum(0)
         is_own = self.pairs[0] == self.pairs[1]
 
-        def dominance(chunk: Tensor) -> Tensor:
+        def dominance_of_replicates(chunk: Tensor) -> Tensor:
             nontargets, targets = self._weigh_counts(chunk)
             llr = Steps(self.values[:0], targets, nontargets).laplace_llr(2 if self.scored.has_unordered_pairs else 1)
             mean = (logsigmoid(llr) if similarity == "geometric" else llr) @ trials.T / trials.sum(1)
@@ -287,7 +287,7 @@ class SpeakerTrials:
             on, off = ((similarities * each).sum(1) / each.sum(1) for each in pair_weights)
             return (on - off).abs()
 
-        return self._map_replicates(dominance, weights)
+        return self._map_replicates(dominance_of_replicates, weights)
 
     def _weigh_counts(self, weights: Tensor) -> Tensor:
         """Return non-targets and targets per cell under each weighting, ``(2, R, C)``."""
