@@ -239,21 +239,18 @@ class PrivacyMonitor(CallbackBase):
             del trainer.callback_metrics[name]
         is_due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
         self._is_measuring = is_due or trainer.sanity_checking or not is_fitting(trainer)
-        if self._is_measuring:
-            self._start_measurement(pl_module.device)
-
-    on_test_epoch_start = on_validation_epoch_start
-
-    def _start_measurement(self, device: torch.device) -> None:
-        """Prepare suites and the encoder for the first batch."""
+        if not self._is_measuring:
+            return
         for of_last_measurement in (self._pending_figures, self._row_counts, self._attribute_metrics):
             of_last_measurement.clear()
         # The module may have moved to another device.
-        self._suites = {place: suite for place, suite in self._suites.items() if suite.device == device}
+        self._suites = {place: suite for place, suite in self._suites.items() if suite.device == pl_module.device}
         for suite in self._suites.values():
             suite.reset()  # drop rows that an interrupted validation may have left
         if self._encoder is not None:
-            self._encoder.begin_validation(device)
+            self._encoder.begin_validation(pl_module.device)
+
+    on_test_epoch_start = on_validation_epoch_start
 
     # Every batch
 
