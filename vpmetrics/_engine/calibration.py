@@ -117,7 +117,8 @@ def minimise_and_check_convergence(
         step = step * (longest / length).clamp(max=1)
         there = gradient_and_hessian(theta - step)
         # The cost is convex. Accept a step if the cost still falls at its end, or rises at most half as steeply.
-        better = (_directional_derivative(there, step) >= -_directional_derivative(here, step) / 2) & ~done.unsqueeze(1)
+        slope_here, slope_there = (at.slope * step[:, 0] + at.offset * step[:, 1] for at in (here, there))
+        better = ((slope_there >= -slope_here / 2) & ~done).unsqueeze(1)
         taken = length.minimum(longest)
         longest = torch.where(better, longest.maximum(_GROWTH * taken), taken / _GROWTH)
         theta = torch.where(better, theta - step, theta)
@@ -125,11 +126,6 @@ def minimise_and_check_convergence(
     step = _newton_step(here)
     done = _is_negligible(step, theta)
     return torch.where(done.unsqueeze(1), theta - step, theta), done
-
-
-def _directional_derivative(at: GradientAndHessian, step: Tensor) -> Tensor:
-    """Return the derivative of the cost along ``step``, ``(F, 1)``; steps are subtracted."""
-    return (at.slope * step[:, 0] + at.offset * step[:, 1]).unsqueeze(1)
 
 
 def _is_negligible(step: Tensor, theta: Tensor) -> Tensor:
@@ -251,13 +247,12 @@ def fit_logistic_slopes(z: Tensor, is_match: Tensor, match: Tensor, fold: Tensor
 
     def gradient_and_hessian(regressions: slice, theta: Tensor) -> GradientAndHessian:
         """Return the derivatives of the costs of some regressions at slopes and offsets ``theta``, ``(F, 2)``."""
-        targets = sum_gradient_and_hessian(target, weights[regressions], theta, 1)
-        nontargets = sum_gradient_and_hessian(middles, others[regressions], theta, 0)
-        pseudo_targets, pseudo_nontargets = (
-            sum_gradient_and_hessian(pseudo_scores[1 - label, regressions], pseudo_weights[regressions], theta, label)
-            for label in (1, 0)
+        sums = (
+            sum_gradient_and_hessian(scores, class_weights[regressions], theta, label)
+            + sum_gradient_and_hessian(pseudo_scores[1 - label, regressions], pseudo_weights[regressions], theta, label)
+            for label, scores, class_weights in ((1, target, weights), (0, middles, others))
         )
-        return average_classes(targets + pseudo_targets, nontargets + pseudo_nontargets)
+        return average_classes(*sums)
 
     # Regressions share most of their trials: all start from the slope of the first one.
     start, _ = minimise_and_check_convergence(partial(gradient_and_hessian, slice(0, 1)), target.new_zeros(1, 2))
