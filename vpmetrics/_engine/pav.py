@@ -59,9 +59,9 @@ def blocks_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
 
 
 def _find_starts_sequentially(rows: Tensor, targets: Tensor, masses: Tensor) -> list[int]:
-    """Return the first element of every block: the elements of a row are pooled one after the other.
+    """Return the first element of every block.
 
-    An element pools the blocks before it in its row while their share of targets is not below its own.
+    One after the other, each element pools the blocks before it in its row while their share is not below its own.
     """
     begins, blocks = list[int](), list[tuple[int, float, float]]()
     for place, (of, target, mass) in enumerate(zip(rows.tolist(), targets.tolist(), masses.tolist(), strict=True)):
@@ -149,9 +149,7 @@ def _find_block_start(
 def _find_block_end(
     right: Tensor, right_deficit: Tensor, high: Tensor, left_excess: Tensor, left_weight: Tensor
 ) -> Tensor:
-    """Return the end (exclusive) of the block in the right half, ``(..., 1)``.
-
-    It is one past the last element that is not above the block's level.
+    """Return one past the end of the block in the right half, ``(..., 1)``: its last element not above the level.
 
     Args:
         right: As in :func:`_find_block_start`.

@@ -457,12 +457,8 @@ def _isolated_shares(population: Population, seed: int, size: int, num_sets: int
             rounding = scorer.rounding(predicates, tested, scores, scores[:, :1])
         calibration_scores = calibration_scores.unflatten(1, is_repeated.shape).masked_fill_(is_repeated, -torch.inf)
         members, last = _split_off_last_members(scores.unsqueeze(2), place[rows], size, num_sets)
-        threshold = _find_threshold(
-            *_split_off_last_members(calibration_scores, place[rows], size, num_sets),
-            counts[rows],
-            calibration_scores.shape[2],
-        )
-        threshold = threshold + rounding.unsqueeze(2)
+        calibrating = _split_off_last_members(calibration_scores, place[rows], size, num_sets)
+        threshold = _find_threshold(*calibrating, counts[rows], is_repeated.shape[1]) + rounding.unsqueeze(2)
         # A mask of the scores' own type: comparing and summing it is many times as fast as with booleans.
         fires = torch.gt(members, threshold, out=torch.empty_like(members)).sum(dim=2)
         hits += (fires + (last > threshold).sum(dim=2) == 1).sum(dim=0)

@@ -83,10 +83,7 @@ def _negative_distance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _matmul_epsilon(a: Tensor) -> float:
-    """Return the relative rounding error of a product of these rows.
-
-    Its order of summation depends on the column, so the scores of equal references may differ by 1-2 ulp.
-    """
+    """Return the relative rounding error of a product: its columns may be summed in different orders (1-2 ulp)."""
     return torch.finfo(a.dtype).eps * max(8.0, math.sqrt(a.shape[1]))
 
 

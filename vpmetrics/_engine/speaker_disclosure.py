@@ -121,16 +121,15 @@ def speaker_disclosure_of_sums(
     target_sums, *nontarget_sums = sums[..., order]
     sides = [(other, worst) for other, worst in zip(nontarget_sums, strongest[:, order], strict=True)]
     sides.append((nontarget_sums[0] + nontarget_sums[1], strongest.amax(0)[order]))
-    # If both sides are the same utterances, it is arbitrary which of two is the row.
-    chosen = [sides[-1] if has_unordered_pairs else side for side in sides]
-    return SpeakerDisclosure(names[order], *(_side_disclosure(target_sums, *side) for side in chosen))
-
-
-def _side_disclosure(target_sums: Tensor, nontarget_sums: Tensor, strongest: Tensor) -> TrialSideDisclosure:
-    of_targets, of_nontargets = (sums / trials / (2 * math.log(2)) for sums, trials in (target_sums, nontarget_sums))
-    sums, trials = target_sums + nontarget_sums
-    l_w = torch.where((trials > 0) & ~sums.isnan(), strongest / math.log(10), torch.nan)
-    return TrialSideDisclosure(of_targets, of_nontargets, target_sums[1], nontarget_sums[1], l_w)
+    disclosures = []
+    for side in sides:
+        # If both sides are the same utterances, it is arbitrary which of two is the row.
+        other, worst = sides[-1] if has_unordered_pairs else side
+        of_targets, of_nontargets = (total / trials / (2 * math.log(2)) for total, trials in (target_sums, other))
+        total, trials = target_sums + other
+        l_w = torch.where((trials > 0) & ~total.isnan(), worst / math.log(10), torch.nan)
+        disclosures.append(TrialSideDisclosure(of_targets, of_nontargets, target_sums[1], other[1], l_w))
+    return SpeakerDisclosure(names[order], *disclosures)
 
 
 def average_bits_by_speaker(identification: Identification) -> SpeakerIdentification:

@@ -154,15 +154,15 @@ def summarize_similarity(
     return _summarize_sums(sums, pairs.is_same_rows), None if matrix is None else _join_matrix(pairs, matrix)
 
 
-def _sum_rows(similarities: Tensor, first: int) -> Tensor:
+def _sum_rows(similarities: Tensor, first_speaker: int) -> Tensor:
     """Return sums of 1, similarities and their logarithms of some rows ``(v, S)``, ``(3, 3, S)``.
 
-    First index: 0 the diagonal, 1 row sums, 2 column sums, both without the diagonal. ``first``: speaker of row 0.
+    First index: 0 the diagonal, 1 row sums, 2 column sums, both without the diagonal. Row 0 is ``first_speaker``.
     """
     each = torch.stack([torch.ones_like(similarities), similarities, similarities.log2()])
     each = torch.where(similarities.isnan(), 0, each)
-    margins = first, each.shape[2] - first - each.shape[1]
-    within = pad(each.diagonal(first, dim1=1, dim2=2), margins)
+    margins = first_speaker, each.shape[2] - first_speaker - each.shape[1]
+    within = pad(each.diagonal(first_speaker, dim1=1, dim2=2), margins)
     return torch.stack([within, pad(each.sum(2), margins) - within, each.sum(1) - within])
 
 

@@ -200,10 +200,8 @@ def _transfer_calibration(
     for kind, values in llr.items():
         scalars[f"c_ece_{kind}"] = llr_disclosure(values, attacked.is_target)
         scalars[f"cllr_{kind}"] = cllr_from_sums(*cllr_sums(values, attacked.is_target))
-    other, counts = (
-        ConditionReport(measured, scores, is_llr=True),
-        torch.stack([~attacked.is_target, attacked.is_target]),
-    )
+    other = ConditionReport(measured, scores, is_llr=True)
+    counts = torch.stack([~attacked.is_target, attacked.is_target])
     transfer = TransferredCalibration(other, llr, counts, scalars)
     if labels is None or attacked.speakers is None:
         return transfer, None
