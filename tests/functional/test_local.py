@@ -179,7 +179,7 @@ def test_many_speakers_share_slopes_in_folds(monkeypatch):
     monkeypatch.setattr(identification, "_MOST_FOLDS", 0)
     values = identify(protected, speakers, original)
     scores, true = reference_scores(original.numpy(), protected.numpy(), speakers.numpy())
-    trials = references.prepare_trials(protected, speakers, original, None)
+    trials = references.validate_and_form_trials(protected, speakers, original, None)
     fold = identification.order_references_by_value(trials).argsort()[trials.column[trials.usable]].numpy() % 10
     assert_close(values.bits, torch.from_numpy(cross_fitted(scores, true, fold)), atol=BINS, rtol=0)
     assert not torch.equal(values.bits, alone.bits)
@@ -205,7 +205,7 @@ def test_a_speaker_has_no_part_in_the_own_slope():
     # All but one speaker, who sounds like others, are told apart: the slope of that one is steep, that of others not.
     inputs, speakers = torch.eye(6, dtype=torch.float64).repeat_interleave(4, 0), torch.arange(24) // 4
     inputs[speakers == 2] = torch.eye(6, dtype=torch.float64)[[0, 1, 3, 4]]
-    trials = references.prepare_trials(inputs, speakers, None, None)
+    trials = references.validate_and_form_trials(inputs, speakers, None, None)
     slopes = identification.identify(trials, "cosine").slopes.view(6, 4)
     assert (slopes == slopes[:, :1]).all()
     assert slopes[2, 0] > 1.3 * slopes[[0, 1, 3, 4, 5], 0].max()

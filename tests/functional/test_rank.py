@@ -329,6 +329,6 @@ def test_errors_say_what_was_expected(call, error, message):
 def test_scores_are_never_stored():
     draw = torch.Generator().manual_seed(0)
     inputs, speakers = torch.randn(20_000, 4, generator=draw), torch.arange(20_000) % 5000
-    trials = references.prepare_trials(inputs, speakers, None, None)
+    trials = references.validate_and_form_trials(inputs, speakers, None, None)
     for block in references.score_inputs(trials, "cosine"):
         assert block.scores.numel() <= 2**20

@@ -194,7 +194,7 @@ def pool_folds_by_llr(
     ratios = [steps.blocks.llr for steps in taken.values()]
     values, place = torch.cat(ratios).unique(return_inverse=True)
     step_of_bin = {
-        choice: each[steps.block].flip(0) if choice.is_negated else each[steps.block]
+        choice: each[steps.block_of_step].flip(0) if choice.is_negated else each[steps.block_of_step]
         for (choice, steps), each in zip(taken.items(), place.split([len(each) for each in ratios]), strict=True)
     }
     sums = [values.new_zeros(len(values)) for _ in range(2)]

@@ -92,7 +92,7 @@ class ScoreRows(NamedTuple):
     rounding: Tensor  # (b, 1), scores that differ by no more are tied
 
 
-def prepare_trials(
+def validate_and_form_trials(
     inputs: Tensor, speakers: Tensor, references: Tensor | None, reference_speakers: Tensor | None
 ) -> IdentificationTrials:
     """Validate the arguments of an identification and form its trials.

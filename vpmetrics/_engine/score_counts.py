@@ -61,17 +61,17 @@ class Steps:
     tied: Tensor | None = None
 
     @_cached_property
-    def block(self) -> Tensor:
+    def block_of_step(self) -> Tensor:
         """The PAV block that each step belongs to, ``(S,)``."""
         return blocks_of_counts(self.targets, self.nontargets)
 
     @_cached_property
     def blocks(self) -> Blocks:
         """The PAV blocks: far fewer than steps, and all that most measures need."""
-        number = self.block.shape[-1]
-        if is_numpy_ready(self.targets) and self.block.numel():  # on a GPU it would be a sync
-            number = int(self.block[..., -1].amax()) + 1
-        sums = (torch.zeros_like(part).scatter_add(-1, self.block, part) for part in (self.targets, self.nontargets))
+        block, number = self.block_of_step, self.block_of_step.shape[-1]
+        if is_numpy_ready(self.targets) and block.numel():  # on a GPU it would be a sync
+            number = int(block[..., -1].amax()) + 1
+        sums = (torch.zeros_like(part).scatter_add(-1, block, part) for part in (self.targets, self.nontargets))
         counts = [part[..., :number] for part in sums]
         is_empty = (counts[0] + counts[1]) == 0  # a ratio of 0, so that no NaN enters the gradient
         ratio = _log_ratio(*(part.masked_fill(is_empty, 1) for part in counts))
@@ -80,7 +80,7 @@ class Steps:
     @_cached_property
     def llr(self) -> Tensor:
         """Natural-log likelihood ratio of every step, ``(S,)``, that of its PAV block; it may be infinite."""
-        return self.blocks.llr.gather(-1, self.block)
+        return self.blocks.llr.gather(-1, self.block_of_step)
 
     def laplace_llr(self, repeats: int = 1) -> Tensor:
         """Return the ratio of every step under Laplace's rule, with every trial counted ``repeats`` times."""
@@ -88,7 +88,7 @@ class Steps:
         counts = [pad(repeats * counts, (1, 1), value=1.0) for counts in (self.blocks.targets, self.blocks.nontargets)]
         block = blocks_of_counts(*counts)
         ratio = _log_ratio(*(replace_by_block_sums(part, block) for part in counts))[..., 1:-1]
-        return (ratio - _log_ratio(*(repeats * total for total in self._totals))).gather(-1, self.block)
+        return (ratio - _log_ratio(*(repeats * total for total in self._totals))).gather(-1, self.block_of_step)
 
     @property
     def _totals(self) -> tuple[Tensor, Tensor]:
@@ -138,10 +138,10 @@ def merge_targetless_steps(steps: Steps) -> tuple[Steps, Tensor]:
     return Steps(lowest, *sums), place
 
 
-def mark_undefined(counts: StepsOfBothSigns, has_nan: Tensor | None = None) -> StepsOfBothSigns:
-    """Return the counts, or NaN counts and one warning where no calibration exists."""
-    steps = counts.ascending
-    lacks_targets, lacks_nontargets = (part.detach().sum() == 0 for part in (steps.targets, steps.nontargets))
+def mark_undefined(steps: StepsOfBothSigns, has_nan: Tensor | None = None) -> StepsOfBothSigns:
+    """Return the steps; their counts are NaN, with one warning, where no calibration exists."""
+    targets, nontargets = steps.ascending.targets, steps.ascending.nontargets
+    lacks_targets, lacks_nontargets = (part.detach().sum() == 0 for part in (targets, nontargets))
     has_nan = torch.zeros_like(lacks_targets) if has_nan is None else has_nan
     warn_first(
         {
@@ -153,7 +153,7 @@ def mark_undefined(counts: StepsOfBothSigns, has_nan: Tensor | None = None) -> S
     )
     nan_or_one = torch.where(lacks_targets | lacks_nontargets | has_nan, torch.nan, 1)
     return StepsOfBothSigns(
-        *(replace(each, targets=each.targets * nan_or_one, nontargets=each.nontargets * nan_or_one) for each in counts)
+        *(replace(each, targets=each.targets * nan_or_one, nontargets=each.nontargets * nan_or_one) for each in steps)
     )
 
 

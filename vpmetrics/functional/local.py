@@ -9,7 +9,7 @@ from vpmetrics._engine import identification
 from vpmetrics._engine.calibration import fit_logistic_slopes
 from vpmetrics._engine.identification import Identification, local_bits, standardize_scores
 from vpmetrics._engine.precision import at_least_float32, result_dtype, widen
-from vpmetrics._engine.references import prepare_trials
+from vpmetrics._engine.references import validate_and_form_trials
 from vpmetrics._engine.scorers import Scoring
 from vpmetrics._engine.validation import check_identification, check_slopes, warn_undefined
 
@@ -138,7 +138,8 @@ def identify(
         (39, 40, True)
     """
     check_slopes(slope, len(inputs))
-    return identification.identify(prepare_trials(inputs, speakers, references, reference_speakers), scoring, slope)
+    trials = validate_and_form_trials(inputs, speakers, references, reference_speakers)
+    return identification.identify(trials, scoring, slope)
 
 
 def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:

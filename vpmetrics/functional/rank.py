@@ -14,7 +14,7 @@ from torch import Tensor
 from vpmetrics._engine.beta_binomial import fit_beta_binomial
 from vpmetrics._engine.identification import compute_rank_histogram
 from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.references import prepare_trials
+from vpmetrics._engine.references import validate_and_form_trials
 from vpmetrics._engine.scorers import Scoring
 from vpmetrics._engine.validation import check_bandwidth, check_choice, check_histogram, warn_undefined
 
@@ -64,7 +64,8 @@ def rank_histogram(
         tensor([3., 1.])
     """
     check_bandwidth(bandwidth)
-    return compute_rank_histogram(prepare_trials(inputs, speakers, references, reference_speakers), scoring, bandwidth)
+    trials = validate_and_form_trials(inputs, speakers, references, reference_speakers)
+    return compute_rank_histogram(trials, scoring, bandwidth)
 
 
 def rank_disclosure(histogram: Tensor, model: str = "empirical", validate_args: bool = True) -> dict[str, Tensor]:
