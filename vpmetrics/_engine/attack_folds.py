@@ -36,13 +36,13 @@ from vpmetrics._engine.utterances import (
 from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, compare, has_builtin_fit, learns_from_moments
 from vpmetrics.attacks.linear import Plain
 
-FEWEST_SPEAKERS = 6  # two folds of three: with fewer, a fold has no pairs that could stand for chance
+FEWEST_SPEAKERS = 6  # two folds of three speakers: fewer in a fold give no chance level
 _PER_FOLD, _FOLDS = 3, 5  # speakers in a fold, at least, and folds
 _MANY, _MORE_FOLDS = 100, 10  # from this number of speakers on, this number of folds
-_SAMPLED_ROWS, _SAMPLED_PER_SPEAKER = 128, 4  # of a fold and side, and of a speaker, that settings are chosen on
-_MOST_ROWS = 1 << 13  # pairs that an attack is fitted on, at most; more make no visible difference
+_SAMPLED_ROWS, _SAMPLED_PER_SPEAKER = 128, 4  # rows that settings are chosen on: per fold and side, per speaker
+_MOST_ROWS = 1 << 13  # pairs that an attack is fitted on, at most; more change the result very little
 _VIEWED_ROWS = 1 << 10  # rows that the spread of variance over dimensions is estimated from
-# Kinds of pairs: two speakers; a speaker and the next one; one speaker; no trial.
+# Kinds of pairs: of two speakers; of a speaker and the next one; of one speaker; no trial.
 NONTARGET, CHANCE_TARGET, TARGET, NO_TRIAL = range(4)
 
 

@@ -16,7 +16,7 @@ from vpmetrics._engine.validation import check_choice, check_trials, warn_if, wa
 _ITERATIONS = 100  # mostly eight are enough, and forty where classes all but separate
 _FIRST_CHECK = 12  # iteration after which a GPU is first asked whether all have converged; a CPU is asked after each
 _CELLS = 1 << 16  # equal cells of the score axis
-_GROWTH = 4.0  # of the longest step allowed, after one that helped; or its shrinking
+_GROWTH = 4.0  # factor of the longest allowed step after a step that helped; its inverse after one that did not
 _SLOPE_BINS = 1 << 10  # of the standardised scores of non-targets
 _TIED = 1e-6  # standard deviations, below which the order of two scores may be a matter of rounding
 _LEAST_GAP = 1e-2  # standard deviations between two pseudo-trials
@@ -45,7 +45,7 @@ def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
 
 
 def _find_places(edges: Tensor, scores: Tensor) -> Tensor:
-    """Return the number of edges up to each score; most of many scores lie in cells of the axis without an edge."""
+    """Return the number of edges up to each score. Many scores are looked up in a table: most cells have no edge."""
     span = float(edges[-1] - edges[0]) if is_numpy_ready(scores) and scores.numel() > _CELLS and len(edges) else 0.0
     if not 1e-30 < span < 1e30:
         return torch.searchsorted(edges, scores, right=True)
@@ -138,7 +138,7 @@ def _is_negligible(step: Tensor, theta: Tensor) -> Tensor:
 def _newton_step(cost: GradientAndHessian) -> Tensor:
     """Return Newton's step ``(F, 2)``, or the gradient where rounding hides the curvature."""
     gradient = torch.stack([cost.slope, cost.offset], dim=1)
-    least = torch.finfo(gradient.dtype).tiny ** 0.5  # scores that say nothing leave the slope at 0
+    least = torch.finfo(gradient.dtype).tiny ** 0.5  # uninformative scores leave the slope at 0
     by_slope, by_offset, both = cost.slope_slope + least, cost.offset_offset + least, cost.slope_offset
     adjoint = torch.stack([by_offset * cost.slope - both * cost.offset, by_slope * cost.offset - both * cost.slope], 1)
     newton = adjoint / (by_slope * by_offset - both.square()).unsqueeze(1)

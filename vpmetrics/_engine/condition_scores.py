@@ -30,9 +30,9 @@ from vpmetrics._engine.smoothing import lay_grid, read_off
 from vpmetrics._engine.utterances import add_counts
 
 _BINS = 1 << 16  # equal bins, over the range in which most scores lie
-_MARGIN = 0.25  # by which that range, of a sample, is widened on both sides
-_OUTLIER = 6.0  # distances from the median of a sample to its outermost hundredth that still belong to the range
-_TAIL, _PER_OCTAVE = 1 << 15, 256  # bins beyond it on either side, ever wider; as many as float32 can need
+_MARGIN = 0.25  # share by which the range of a sample is widened on both sides
+_OUTLIER = 6.0  # the range ends this many times as far from the median as the 1st or the 99th percentile, at most
+_TAIL, _PER_OCTAVE = 1 << 15, 256  # bins beyond the range on either side, ever wider; enough for all of float32
 _ALL_BINS = _BINS + 2 * _TAIL
 
 
@@ -41,7 +41,7 @@ class ConditionScores(NamedTuple):
 
     ``trials``: every score, or the middle of every bin and its counts. ``counts`` for what follows from PAV.
     ``make_finder(tables)`` returns a function from scores to the values of tables with one entry per step.
-    ``has_unordered_pairs``: each unordered pair was counted once. ``worst_counts`` bounds what binning may have hidden.
+    ``has_unordered_pairs``: each unordered pair was counted once. ``worst_counts`` bound the error by binning.
     """
 
     trials: OrderedScores | CountedScores

@@ -71,7 +71,7 @@ def align_list_states(
 ) -> dict[str, list[Tensor]]:
     """Bring list states into one dtype and width on all processes, by one exchange, so that they can be gathered.
 
-    A process without a batch knows neither, and gathering aborts where they differ. Settings that differ raise on all
+    A process without a batch has neither, and gathering aborts where they differ. Different settings raise on all
     ranks.
     """
     descriptions = {name: encode_dtype_and_width(state) for name, state in states.items()}

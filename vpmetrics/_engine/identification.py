@@ -17,9 +17,8 @@ from vpmetrics._engine.references import IdentificationTrials, ScoreRows, form_c
 from vpmetrics._engine.scorers import Scoring
 from vpmetrics._engine.utterances import EvaluationData, count_values, hash_values, lexsort_columns, row_sort_keys
 
-_MOST_SCORES = 1 << 19  # from which slopes are fitted
-_MOST_FOLDS = 256  # speakers that have a slope each, fitted on all others; of more, ten folds
-_FOLDS = 10
+_MOST_SCORES = 1 << 19  # that slopes are fitted on
+_MOST_FOLDS, _FOLDS = 256, 10  # up to this number of speakers, each is a fold; with more there are ten folds
 _PERMUTATIONS = 4  # of speakers, for chance levels
 
 

@@ -33,7 +33,7 @@ from vpmetrics._engine.validation import suppress_warnings, warn_undefined
 MOST_GROUPS = 250  # replicates from which a standard error is known to 4 %
 FEWEST_SPEAKERS = 3  # with target and non-target trials
 _CELLS = 1 << 10  # of the score axis, each with about the same share of the trials
-_FINE_BINS = 1 << 16  # through which a score finds its cell
+_FINE_BINS = 1 << 16  # of the table from score to cell
 _MOST_PAIRS = 1 << 23  # non-target pairs that are counted
 
 

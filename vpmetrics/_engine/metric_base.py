@@ -149,7 +149,7 @@ class PrivacyMetric(Metric):
             super().sync(*args, **kwargs)
         except BaseException:
             if not self._is_synced and self._cache is not None:
-                self._is_synced = True  # or part of the way there
+                self._is_synced = True  # some states may be gathered already
                 self.unsync()
             raise
 
@@ -247,7 +247,7 @@ class PrivacyMetric(Metric):
     def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> Any:
         before = {name: (state, self._defaults[name]) for name, state in self.metric_state.items()}
         super()._apply(fn, exclude_state)
-        # Casting a model to half precision is about its weights; measured values keep their digits.
+        # Half precision is meant for the weights of a model; accumulated values keep theirs.
         for name, (state, default) in before.items():
             setattr(self, name, _keep_precision(state, getattr(self, name)))
             self._defaults[name] = _keep_precision(default, self._defaults[name])
@@ -256,7 +256,7 @@ class PrivacyMetric(Metric):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         is_restored = any(prefix + name in state_dict for name in self._defaults)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        for name, rows in self._list_states():  # lists of its own: appending must not reach into the dictionary
+        for name, rows in self._list_states():  # own lists: appending must not change the dictionary
             setattr(self, name, list(rows))
         if is_restored:  # a metric with data counts as updated
             self._update_count = max(self._update_count, 1)

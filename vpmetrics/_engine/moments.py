@@ -21,7 +21,7 @@ UNIT, CENTRED, STANDARDISED = "unit", "centred", "standardised"
 RowNormalisation = str  # one of these
 _CONSTANT = 1e-6  # a dimension is constant if its standard deviation over its largest entry is below this
 _ROUNDING = 64  # ulp: a row of unit length that is no farther from the mean equals it
-_UNEVEN = 0.4  # where a smaller share of the dimensions holds the variance, they are also tried on one scale
+_UNEVEN = 0.4  # where a smaller share of the dimensions holds the variance, standardised rows are also tried
 _RANK = 1e-12  # of the largest eigenvalue: directions below it are rounding
 _ROWS_AT_ONCE = 1 << 12  # rows widened at a time
 

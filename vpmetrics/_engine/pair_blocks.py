@@ -18,8 +18,11 @@ from vpmetrics._engine.scorers import FEW_PAIRS, Scorer, prepare_rows, widest_af
 from vpmetrics._engine.utterances import Utterances, count_values, order_speakers_by_value
 
 BLOCK_SIZE = 512  # rows and columns: large enough for a fast product, small enough for a core's cache
-_TARGET_ROWS = 16  # of blocks of which only targets are used, and as many more as one speaker has
-_ROUNDED_BITS = {torch.float64: 12, torch.float32: 4}  # last bits dropped, so that scores equal on paper are equal
+_TARGET_ROWS = 16  # of blocks of which only targets are used; more where a speaker has more
+_ROUNDED_BITS = {
+    torch.float64: 12,
+    torch.float32: 4,
+}  # last bits dropped, so that mathematically equal scores are equal
 
 
 class Block(NamedTuple):
@@ -122,7 +125,7 @@ class PairBlocks:
             yield from self.blocks(group)
 
     def keep_blocks(self) -> list[Block]:
-        """Return all blocks and keep them, with scores rounded so that those equal on paper are equal."""
+        """Return all blocks and keep them, rounded so that mathematically equal scores are equal."""
         if not self._kept_blocks:
             blocks = list(self)
             # A power of two well above the rounding of a matrix product, whose order of sums depends on the block.
