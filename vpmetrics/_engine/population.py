@@ -293,10 +293,10 @@ def _extrapolate_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _log_gamma_ratio(y: Tensor, a: Tensor) -> Tensor:
-    """Return the logarithm of Gamma(y + a) / Gamma(y), plus a, by Stirling's series: differences of lgamma cancel."""
+    """Return the logarithm of Gamma(y + a) / Gamma(y) by Stirling's series: differences of lgamma cancel."""
     near, far = 1 / y, 1 / (y + a)
     series = (far - near) / 12 - (far**3 - near**3) / 360 + (far**5 - near**5) / 1260
-    return (y - 0.5) * torch.log1p(a / y) + a * torch.log(y + a) + series
+    return (y - 0.5) * torch.log1p(a / y) + a * (torch.log(y + a) - 1) + series
 
 
 def replicate_rates(
