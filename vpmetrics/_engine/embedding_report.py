@@ -39,7 +39,7 @@ from vpmetrics._engine.speaker_disclosure import (
     linkability_chance_level,
     speaker_scalars,
 )
-from vpmetrics._engine.speaker_similarity import SimilaritySummary, mean_score_matrix, summarize_similarity
+from vpmetrics._engine.speaker_similarity import SimilaritySummary, mean_score_matrix, summarise_similarity
 from vpmetrics._engine.trial_list import ScoredTrials, calibrate_across_sessions, mean_c_ece
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import suppress_warnings, warn_if
@@ -116,7 +116,7 @@ class _ConditionEvaluation:
 
     @cached_property
     def similarity(self) -> tuple[SimilaritySummary, Tensor | None]:
-        return summarize_similarity(self.pairs, self.scores, self.settings.similarity)
+        return summarise_similarity(self.pairs, self.scores, self.settings.similarity)
 
     @cached_property
     def replicate_counts(self) -> ReplicateCounts | None:

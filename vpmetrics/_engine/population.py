@@ -117,8 +117,8 @@ def form_enrolment_and_conversations(
 def form_population_trials(data: EvaluationData, protocol: ConversationProtocol) -> IdentificationTrials:
     """Return conversations, each to be identified among one reference per known speaker."""
     enrolment, test = form_enrolment_and_conversations(data, protocol)
-    reference_row = torch.full_like(test.ids, -1)
-    return form_trials(enrolment, test, reference_row, protocol.condition.target_sessions, data.processes)
+    target_sessions = protocol.condition.target_sessions
+    return form_trials(enrolment, test, target_sessions=target_sessions, processes=data.processes)
 
 
 def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
@@ -337,7 +337,7 @@ def singling_out_rates(
     parts = []
     for part in data.by_group():
         enrolment, test = form_enrolment_and_conversations(part, protocol)
-        references = form_trials(enrolment, enrolment, torch.full_like(enrolment.ids, -1)).references
+        references = form_trials(enrolment, enrolment).references
         places = draw_places(test.speakers, test.keys)
         means = references.first_unit_means().to(enrolment.embeddings.dtype)
         population = form_population(means, references.speakers, test.embeddings, test.speakers, places, calibration)

@@ -110,59 +110,59 @@ def validate_and_form_trials(
         raise ValueError(
             f"Expected `references` to have {inputs.shape[1]} columns, as `inputs` has, but got {vectors.shape[1]}."
         )
-    reference_row = torch.arange(len(inputs), device=inputs.device)
-    enrolment = Utterances(vectors, names, reference_row, names)
-    test = Utterances(inputs, speakers, reference_row, speakers)
-    if reference_speakers is not None:
-        reference_row = torch.full_like(reference_row, -1)
-    return form_trials(enrolment, test, reference_row)
+    ids = torch.arange(len(inputs), device=inputs.device)
+    enrolment, test = Utterances(vectors, names, ids, names), Utterances(inputs, speakers, ids, speakers)
+    return form_trials(enrolment, test, ids if reference_speakers is None else None)
 
 
 def form_condition_trials(data: EvaluationData, condition: Condition) -> IdentificationTrials:
-    """Return the trials of a condition: one reference per speaker, and every test utterance an input."""
+    """Return the identification trials of a condition."""
     if condition.target_sessions != "any":
         data = number_sessions_by_value(data)
     enrolment, test = data.sides(condition, references_per="utterance")
-    reference_row = torch.arange(len(test), device=test.speakers.device)
+    enrolment_row = torch.arange(len(test), device=test.speakers.device)
     if enrolment is not test:
-        reference_row = find_indices(enrolment.ids, test.ids)
-    return form_trials(enrolment, test, reference_row, condition.target_sessions, data.processes)
+        enrolment_row = find_indices(enrolment.ids, test.ids)
+    return form_trials(enrolment, test, enrolment_row, condition.target_sessions, data.processes)
 
 
 def form_trials(
-    reference: Utterances,
-    probe: Utterances,
-    reference_row: Tensor,
+    enrolment: Utterances,
+    test: Utterances,
+    enrolment_row: Tensor | None = None,
     target_sessions: str = "any",
     processes: Processes = SINGLE_PROCESS,
 ) -> IdentificationTrials:
-    """Return the trials; ``reference_row`` ``(B,)``: the row of each input among the reference rows, or -1."""
-    references, unit_of_row, session_of_unit = _build_references(reference, by_session=target_sessions != "any")
-    finite = all_finite(probe.embeddings) & all_finite(reference.embeddings)
-    column = find_indices(references.speakers, probe.speakers)
+    """Return the trials of every test utterance, an input, against one reference per speaker.
+
+    ``enrolment_row`` ``(B,)``: the row of each input among the enrolment rows, or -1; None where no input is enrolled.
+    """
+    references, unit_of_row, session_of_unit = _build_references(enrolment, by_session=target_sessions != "any")
+    finite = all_finite(test.embeddings) & all_finite(enrolment.embeddings)
+    column = find_indices(references.speakers, test.speakers)
     usable, column = column >= 0, column.clamp(min=0)
     if len(references.speakers) == 0:
-        none = reference_row.new_zeros(2, 0)
-        return IdentificationTrials(probe.embeddings, references, column, usable, finite, none, (), processes)
-    unit_number, left_out_row = torch.zeros_like(reference_row), torch.full_like(reference_row, -1)
+        none = column.new_zeros(2, 0)
+        return IdentificationTrials(test.embeddings, references, column, usable, finite, none, (), processes)
+    unit_number, left_out_row = torch.zeros_like(column), torch.full_like(column, -1)
     unit = references.first_unit[column]
-    if session_of_unit is not None and probe.sessions is not None:
-        unit_number = _find_units_of_sessions(probe.sessions, column, references, session_of_unit)
+    if session_of_unit is not None and test.sessions is not None:
+        unit_number = _find_units_of_sessions(test.sessions, column, references, session_of_unit)
         usable = usable & (unit_number >= 0)
         if target_sessions == "other":
             unit_number, usable = unit_number + 1, usable & (references.units[column] > 1)
         unit = unit + unit_number.clamp(min=0) % references.units[column]
-    if target_sessions != "other":
-        place = _row_places_in_units(references, unit_of_row, reference.keys)[reference_row.clamp(min=0)]
-        left_out_row = torch.where(reference_row >= 0, place, -1)
+    if enrolment_row is not None and target_sessions != "other":
+        place = _row_places_in_units(references, unit_of_row, enrolment.keys)[enrolment_row.clamp(min=0)]
+        left_out_row = torch.where(enrolment_row >= 0, place, -1)
     usable = usable & (references.counts[unit] > (left_out_row >= 0).long())
     # One number for unit and row: to sort pairs takes many times as long.
-    base = len(reference.speakers) + 1
+    base = len(enrolment) + 1
     codes = unit_number.clamp(min=0) * base + left_out_row + 1
     codes, gallery, counts = torch.unique(codes, return_inverse=True, return_counts=True)
     parts = gallery.argsort(stable=True).split(counts.tolist())
     galleries = torch.stack([codes // base, codes % base - 1])
-    return IdentificationTrials(probe.embeddings, references, column, usable, finite, galleries, parts, processes)
+    return IdentificationTrials(test.embeddings, references, column, usable, finite, galleries, parts, processes)
 
 
 def _build_references(side: Utterances, by_session: bool) -> tuple[References, Tensor, Tensor | None]:

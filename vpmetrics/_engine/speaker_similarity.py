@@ -139,7 +139,7 @@ def _sum_by_speaker(values: Tensor, rows: Tensor, columns: Tensor, like: Tensor)
     return torch.zeros_like(like).index_add(1, columns, by_row)
 
 
-def summarize_similarity(
+def summarise_similarity(
     pairs: PairBlocks, scores: ConditionScores, similarity: str
 ) -> tuple[SimilaritySummary, Tensor | None]:
     """Return sums over the similarity matrix of one condition, and the matrix if it has at most 2048 rows."""
@@ -151,7 +151,7 @@ def summarize_similarity(
             matrix[group.first_speaker : group.last_speaker] = means.detach()
         sums = sums + _sum_rows(means, group.first_speaker)
     (sums,) = pairs.processes.all_reduce(sums)
-    return _summarize_sums(sums, pairs.is_same_rows), None if matrix is None else _join_matrix(pairs, matrix)
+    return _summarise_sums(sums, pairs.is_same_rows), None if matrix is None else _join_matrix(pairs, matrix)
 
 
 def _sum_rows(similarities: Tensor, first_speaker: int) -> Tensor:
@@ -166,7 +166,7 @@ def _sum_rows(similarities: Tensor, first_speaker: int) -> Tensor:
     return torch.stack([within, pad(each.sum(2), margins) - within, each.sum(1) - within])
 
 
-def _summarize_sums(sums: Tensor, has_unordered_pairs: bool) -> SimilaritySummary:
+def _summarise_sums(sums: Tensor, has_unordered_pairs: bool) -> SimilaritySummary:
     (counts, within, log_within), of_rows, of_columns = sums
     within, log_within = within / counts, log_within / counts
     # If both sides are the same utterances, a pair appears once and counts for both of its speakers.
@@ -177,10 +177,10 @@ def _summarize_sums(sums: Tensor, has_unordered_pairs: bool) -> SimilaritySummar
     return SimilaritySummary(within, alike / compared, *dominance, pair_sums)
 
 
-def summarize_matrix(matrix: Tensor, has_unordered_pairs: bool) -> SimilaritySummary:
+def summarise_matrix(matrix: Tensor, has_unordered_pairs: bool) -> SimilaritySummary:
     """Return sums over a matrix; ``has_unordered_pairs``: the matrix is symmetric, each pair counts once."""
     is_double = torch.ones_like(matrix, dtype=torch.bool).tril(-1) & has_unordered_pairs
-    return _summarize_sums(_sum_rows(matrix.masked_fill(is_double, torch.nan), 0), has_unordered_pairs)
+    return _summarise_sums(_sum_rows(matrix.masked_fill(is_double, torch.nan), 0), has_unordered_pairs)
 
 
 def diagonal_and_row_means(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,7 @@ from vpmetrics._engine.report import (
     join_conditions,
 )
 from vpmetrics._engine.speaker_disclosure import compute_disclosure_of_trials, speaker_scalars
-from vpmetrics._engine.speaker_similarity import summarize_matrix
+from vpmetrics._engine.speaker_similarity import summarise_matrix
 from vpmetrics._engine.utterances import EvaluationData, split_sessions
 from vpmetrics._engine.validation import collect_warnings, suppress_warnings
 
@@ -170,7 +170,7 @@ def _report_condition(
         (llr,) = scores.make_finder([scores.laplace_llr_of_steps()])(given.scores)
         means = given.pair_means(llr if similarity == "sigmoid" else logsigmoid(llr), len(labels))
         matrix = means.sigmoid() if similarity == "sigmoid" else means.exp()
-        summary = summarize_matrix(matrix, given.has_unordered_pairs)
+        summary = summarise_matrix(matrix, given.has_unordered_pairs)
         weights = given.similarity_weight_per_trial(differentiate_similarity_by_llr(summary, matrix, similarity)[1])
         speakers = compute_disclosure_of_trials(scores, given.scores, given.is_target, given.speakers, labels)
         scalars |= {"d_diag": summary.dominance, "d_diag_log": summary.dominance_log, **speaker_scalars(speakers)}
