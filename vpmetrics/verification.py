@@ -128,7 +128,7 @@ class Linkability(ScoreMetric):
 
     def _compute_value(self) -> Tensor:
         if self.keeps_scores:
-            return linkability(*self._stored_trials(), validate_args=False)
+            return linkability(*self._concatenate_trials(), validate_args=False)
         edges, counts = self._stored_bins()
         edges = widen(edges)
         # A bin stands for one score, its middle; an outer bin for its edge.

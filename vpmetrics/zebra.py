@@ -74,7 +74,7 @@ class ZebraDisclosure(ScoreMetric):
             minimum = minimum_cross_entropy(steps.ascending, odds)
             uncalibrated = None
             if actual and self.keeps_scores:
-                uncalibrated = ece_profile(*self._stored_trials(), odds, validate_args=False).actual
+                uncalibrated = ece_profile(*self._concatenate_trials(), odds, validate_args=False).actual
             values = self._compute_value_of_steps(steps, torch.float64)
         return draw_ece_profile(minimum, uncalibrated, values, ax, label)
 

@@ -63,7 +63,7 @@ class TrialMetric(IntervalMetric):
         if self.intervals is not None and speakers is not None:
             self.trial_speakers.append(speakers)
 
-    def _stored_trials(self) -> tuple[Tensor, Tensor]:
+    def _concatenate_trials(self) -> tuple[Tensor, Tensor]:
         if len(self.scores) == 0:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
         return self._concatenate_rows("scores"), self._concatenate_rows("is_target")
@@ -76,7 +76,7 @@ class TrialMetric(IntervalMetric):
         """Return the value over all trials so far."""
         if self.intervals is None:
             return self._compute_value()
-        scores, is_target = self._stored_trials()
+        scores, is_target = self._concatenate_trials()
         has_trials = len(self.trial_speakers) > 0
         speakers = self._concatenate_rows("trial_speakers") if has_trials else is_target.new_empty(0, 2).long()
         with collect_warnings():
@@ -173,7 +173,7 @@ class ScoreMetric(TrialMetric):
         return self._storage == "scores"
 
     def _compute_value(self) -> Any:
-        dtype = result_dtype(self._stored_trials()[0]) if self.keeps_scores else torch.float32
+        dtype = result_dtype(self._concatenate_trials()[0]) if self.keeps_scores else torch.float32
         return self._compute_value_of_steps(self._count_trials(), dtype)
 
     def error_bound(self) -> Any:
@@ -195,7 +195,7 @@ class ScoreMetric(TrialMetric):
 
     def _count_trials(self, is_separated: bool = False) -> StepsOfBothSigns:
         if self.keeps_scores:
-            return count_by_score(*self._stored_trials(), validate_args=False, bandwidth=self.bandwidth)
+            return count_by_score(*self._concatenate_trials(), validate_args=False, bandwidth=self.bandwidth)
         edges, counts = self._stored_bins()
         nontargets, targets = counts[:, :-1]
         return count_by_bin(edges, targets, nontargets, counts[:, -1].sum() > 0, is_separated)
