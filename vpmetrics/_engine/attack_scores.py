@@ -100,39 +100,31 @@ def score_histograms_by_kind(scores: Tensor, kinds: Tensor) -> Tensor:
 
 
 def separation_of_counts(counts: Tensor) -> Tensor:
-    """Return how well each setting separates speakers in each fold, ``(C, F)``, see :func:`separation_of_sums`."""
+    """Return how well each setting separates speakers in each fold, ``(C, K)``, see :func:`separation_of_sums`."""
     centre = torch.linspace(-1, 1, COARSE, dtype=wide_dtype(counts.device), device=counts.device)
     sums = widen(counts) @ torch.stack([torch.ones_like(centre), centre, centre.square()], dim=1)
-    by_class = torch.stack([sums[:, :, NONTARGET] + sums[:, :, CHANCE_TARGET], sums[:, :, TARGET]])  # (2, C, F, 3)
+    by_class = torch.stack([sums[:, :, NONTARGET] + sums[:, :, CHANCE_TARGET], sums[:, :, TARGET]])  # (2, C, K, 3)
     return separation_of_sums(by_class.movedim(-1, 1))
 
 
-def choose_settings(
-    separations: Tensor, sizes: Sequence[int], sampled_folds: Sequence[int], num_folds: int
-) -> list[list[int]]:
-    """Choose a setting for each attack and fold: the one that best separates speakers in the other sampled folds.
+def choose_settings(separations: Tensor, sizes: Sequence[int]) -> list[list[int]]:
+    """Choose a setting for each attack and fold: the one that best separates speakers in the other folds.
 
     Args:
-        separations: How well each setting of all attacks separates speakers in each sampled fold, ``(C, F)``.
+        separations: How well each setting of all attacks separates speakers in each fold, ``(C, K)``; 0 if not sampled.
         sizes: How many settings each attack has.
-        sampled_folds: Number of each sampled fold.
-        num_folds: How many folds there are.
     """
-    every, chosen = separations.sum(1, keepdim=True), []
-    for table in torch.cat([every - separations, every], dim=1).cpu().split(list(sizes)):
-        *by_others, by_all = (choose_most_regularised(column) for column in table.T)
-        others = dict(zip(sampled_folds, by_others, strict=True))
-        chosen.append([others.get(fold, by_all) for fold in range(num_folds)])
-    return chosen
+    by_others = (separations.sum(1, keepdim=True) - separations).cpu()
+    return [[choose_most_regularised(column) for column in table.T] for table in by_others.split(list(sizes))]
 
 
 def disclosure_without_each_fold(targets: Tensor, nontargets: Tensor) -> Tensor:
-    """Return D_ECE of every attack without each sampled fold, and last with all, ``(2 V, F + 1)``.
+    """Return D_ECE of every attack without each fold, and last with all folds, ``(2 V, K + 1)``.
 
     Each attack is followed by the same attack with negated scores.
 
     Args:
-        targets: Counts ``(V, F, B)`` of targets by attack, sampled fold and bin.
+        targets: Counts ``(V, K, B)`` of targets by attack, fold and bin.
         nontargets: The same of non-targets.
     """
     # Coarser cells of each attack's score axis, with about equally many trials.
@@ -142,26 +134,18 @@ def disclosure_without_each_fold(targets: Tensor, nontargets: Tensor) -> Tensor:
     for counts in (targets, nontargets):
         empty = counts.new_zeros(*counts.shape[:2], _CELLS)
         condensed = empty.scatter_add(-1, cell.expand_as(counts), counts)
-        both = torch.stack([condensed, condensed.flip(-1)], dim=1).flatten(0, 1)  # (2 V, F, B)
+        both = torch.stack([condensed, condensed.flip(-1)], dim=1).flatten(0, 1)  # (2 V, K, B)
         every = both.sum(1, keepdim=True)
         parts.append(torch.cat([every - both, every], dim=1))
     return expected_disclosure(Steps(parts[0].new_empty(0), *parts)).nan_to_num(-torch.inf)
 
 
-def choose_attacks(disclosure: Tensor, sampled_folds: Sequence[int], num_folds: int) -> tuple[AttackAndSign, ...]:
-    """Choose an attack and its sign for every fold: one that discloses most in the other sampled folds.
-
-    Args:
-        disclosure: What :func:`disclosure_without_each_fold` returns.
-        sampled_folds: Number of each sampled fold.
-        num_folds: How many folds there are.
-    """
+def choose_attacks(disclosure: Tensor) -> tuple[AttackAndSign, ...]:
+    """Choose an attack and its sign for every fold by their ``disclosure`` ``(2 V, K)`` without that fold."""
     # An attack above its average in the other folds is below it in this one, so the maximum is biased. Take the
     # first attack that is nearly as strong as the strongest.
     is_strong = disclosure >= _STRONG * disclosure.amax(0) - _NOISE
-    *by_others, by_all = is_strong.to(torch.uint8).argmax(0).tolist()
-    others = dict(zip(sampled_folds, by_others, strict=True))
-    numbers = [others.get(fold, by_all) for fold in range(num_folds)]
+    numbers = is_strong.to(torch.uint8).argmax(0).tolist()
     return tuple(AttackAndSign(number // 2, number % 2 == 1) for number in numbers)
 
 

@@ -111,7 +111,7 @@ class StrongestResult(NamedTuple):
 class _AttackWithSettings(NamedTuple):
     """An attack on a condition, with the setting that each fold takes.
 
-    ``counts`` ``(F, 3, B)`` of sampled pairs by sampled fold, kind of pair and bin; ``scales`` ``(K, 2)``: mean and
+    ``counts`` ``(K, 3, B)`` of sampled pairs by fold, kind of pair and bin; ``scales`` ``(K, 2)``: mean and
     standard deviation of the scores of each fold, where these are not cosines.
     """
 
@@ -225,18 +225,18 @@ class CrossFittedAttacks:
         ]
         names = [(condition.name, unfitted) for unfitted, conditions in tried for condition in conditions]
         sizes = [len(self.attack_folds.list_settings(unfitted)) for _, unfitted in names]
-        shape = sum(sizes), len(self._sampled_folds)
+        shape = sum(sizes), self.folds.num_folds
         counts = torch.zeros(*shape, 3, COARSE, dtype=torch.int32, device=device)
         scales = torch.zeros(*shape, 2, dtype=wide_dtype(device), device=device)
-        for index in self.processes.share(range(len(self._sampled_folds))):
-            counts[:, index], scales[:, index] = self._sampled_counts_and_scales(self._sampled_folds[index], tried)
+        for fold in self.processes.share(self._sampled_folds):
+            counts[:, fold], scales[:, fold] = self._sampled_counts_and_scales(fold, tried)
         counts, scales = self.processes.all_reduce(counts, scales)
-        settings = choose_settings(separation_of_counts(counts), sizes, self._sampled_folds, self.folds.num_folds)
+        settings = choose_settings(separation_of_counts(counts), sizes)
         taken = torch.tensor(settings, device=device)  # one copy to the device
-        columns, every = torch.arange(shape[1], device=device), slice(None, None, self._sampled_folds.step)
-        parts = zip(names, settings, taken, counts.split(sizes), scales.split(sizes), strict=True)
+        folds, sampled_scales = torch.arange(shape[1], device=device), scales[:, :: self._sampled_folds.step]
+        parts = zip(names, settings, taken, counts.split(sizes), sampled_scales.split(sizes), strict=True)
         for (name, unfitted), chosen, setting, count, scale in parts:
-            counts_of_chosen, scales_of_chosen = widen(count[setting[every], columns]), scale[setting].mean(1)
+            counts_of_chosen, scales_of_chosen = widen(count[setting, folds]), scale[setting].mean(1)
             attack = _AttackWithSettings(unfitted, chosen, counts_of_chosen, scales_of_chosen)
             self._attacks.setdefault(name, []).append(attack)
 
@@ -272,12 +272,12 @@ class CrossFittedAttacks:
         plain_replicates: StepsOfBothSigns | None,
     ) -> StrongestResult:
         """Choose an attack for each fold, count all pairs after it, and compare the result with plain comparison."""
-        attacks, folds = self._attacks[condition.name], (self._sampled_folds, self.folds.num_folds)
-        sampled = torch.stack([each.counts for each in attacks])  # (V, F, 3, B)
+        attacks = self._attacks[condition.name]
+        sampled = torch.stack([each.counts for each in attacks])  # (V, K, 3, B)
         disclosure, chance_disclosure = (
             disclosure_without_each_fold(*split_by_class(sampled, is_chance)) for is_chance in (False, True)
         )
-        choices, chance_choices = (choose_attacks(each, *folds) for each in (disclosure, chance_disclosure))
+        choices, chance_choices = (choose_attacks(each[:, :-1]) for each in (disclosure, chance_disclosure))
         counts = self._count_pairs(condition, sorted({0, *(each.attack for each in (*choices, *chance_choices))}))
         chance_targets = {key: split_by_class(each, is_chance=True) for key, each in counts.items()}
         chance = [
