@@ -78,7 +78,7 @@ class EmbeddingTrials(EmbeddingMetric):
             return self._distortion_across_sessions(data, self.metric.calibration).to(dtype)
         pairs = self._pairs(data)
         if self.bandwidth is not None and isinstance(self.metric, ScoreMetric):
-            value = self.metric._compute_value_of_trials(*pairs.all_trials())
+            value = self.metric._compute_value_of_trials(*pairs.scores_and_labels())
         else:
             value = self._value_of_pairs(pairs)
         # A small number of trials is scored in float64, so that equal scores tie.
@@ -91,7 +91,9 @@ class EmbeddingTrials(EmbeddingMetric):
                 "Calibration distortion requires `sessions`: a calibration learnt on some is used on others."
             )
             return torch.full((), torch.nan, device=data.speakers.device)
-        runs = calibrate_across_sessions(data, lambda run: ScoredTrials(*self._pairs(run).all_trials()), calibration)
+        runs = calibrate_across_sessions(
+            data, lambda run: ScoredTrials(*self._pairs(run).scores_and_labels()), calibration
+        )
         return mean_c_ece(runs)
 
     def _value_of_pairs(self, pairs: PairBlocks) -> Any:
@@ -156,10 +158,7 @@ class EmbeddingTrials(EmbeddingMetric):
 
     def _feed_batch(self, pairs: PairBlocks, blocks: Sequence[Block]) -> None:
         """Update the metric with the trials of some blocks; a metric with intervals also gets the speakers."""
-        empty = pairs.enrolment.embeddings.new_empty(0)
-        trials = [block.trials() for block in blocks]
-        scores = torch.cat([empty, *(scores for scores, _ in trials)])
-        is_target = torch.cat([empty.bool(), *(labels for _, labels in trials)])
+        scores, is_target = pairs.scores_and_labels(blocks)
         has_intervals = any(getattr(member, "intervals", None) is not None for member in self._members())
         speakers = {"speakers": list(pairs.trial_speakers(blocks))} if has_intervals else {}
         if len(scores) or not blocks:

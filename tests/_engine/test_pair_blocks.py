@@ -40,11 +40,6 @@ def form_pairs(rows, name, **settings):
     return PairBlocks(*data.sides(condition), len(data.speakers), **settings)
 
 
-def trials_of(blocks):
-    scores, labels = (torch.cat(parts) for parts in zip(*(block.trials() for block in blocks), strict=True))
-    return scores, labels
-
-
 def expected_trials(rows, name):
     """Every pair by a loop, from the definition of the condition."""
     condition, unit = CONDITIONS[name], [normalize(rows[side].double()) for side in SIDES]
@@ -70,14 +65,14 @@ def expected_trials(rows, name):
 def test_every_trial_is_there_once_whatever_the_block_size(condition, size):
     rows = join(embeddings())
     pairs = form_pairs(rows, condition, block_size=size)
-    scores, labels = trials_of(pairs)
+    scores, labels = pairs.scores_and_labels()
     arrays = (rows["original"].numpy(), rows["protected"].numpy(), rows["speakers"].numpy())
     expected, target, _ = reference.similarity.trials(*arrays, condition)
     for label in (False, True):
         ours, theirs = scores[labels == label].sort().values, np.sort(np.asarray(expected)[np.asarray(target) == label])
         assert_close(ours.numpy(), theirs)
     both = pairs.trial_speakers()
-    assert torch.equal(both[0] == both[1], pairs.all_trials()[1])
+    assert torch.equal(both[0] == both[1], pairs.scores_and_labels()[1])
     # Only blocks of the same speakers have masks, and those that are left to targets are these.
     for group in pairs.row_groups():
         near = [block.columns for block in pairs.blocks(group, targets_only=True)]
@@ -88,7 +83,7 @@ def test_every_trial_is_there_once_whatever_the_block_size(condition, size):
 @pytest.mark.parametrize("columns", [("sessions",), ("sessions", "groups")], ids=lambda names: "+".join(names))
 def test_sessions_and_groups_choose_trials(condition, columns):
     rows = labelled(**dict.fromkeys(columns))
-    scores, labels = trials_of(form_pairs(rows, condition, block_size=40))
+    scores, labels = form_pairs(rows, condition, block_size=40).scores_and_labels()
     expected = expected_trials(rows, condition)
     for label in (False, True):
         ours = scores[labels == label].sort().values
@@ -102,11 +97,11 @@ def test_ranks_share_the_blocks_and_leave_none_out(condition, world, monkeypatch
     rows = join(embeddings())
     whole = form_pairs(rows, condition, block_size=16)
     parts = [form_pairs(rows, condition, block_size=16, processes=Processes(rank, world)) for rank in range(world)]
-    shared = [trials_of(part)[0] for part in parts]
-    assert_close(torch.cat(shared).sort().values, trials_of(whole)[0].sort().values)
+    shared = [part.scores_and_labels()[0] for part in parts]
+    assert_close(torch.cat(shared).sort().values, whole.scores_and_labels()[0].sort().values)
     assert max(map(len, shared)) < 2 * len(torch.cat(shared)) / world
     # What every rank needs whole it has whole.
-    assert torch.equal(trials_of(parts[0].on_all_processes())[0], trials_of(whole)[0])
+    assert torch.equal(parts[0].on_all_processes().scores_and_labels()[0], whole.scores_and_labels()[0])
 
 
 @pytest.mark.parametrize("similarity", ["geometric", "sigmoid"])

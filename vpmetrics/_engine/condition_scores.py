@@ -93,7 +93,7 @@ def _score_ordered(trials: OrderedScores, has_unordered_pairs: bool) -> Conditio
 
 
 def _smooth_scores(pairs: PairBlocks, bandwidth: float) -> ConditionScores:
-    scores, is_target = pairs.all_trials()
+    scores, is_target = pairs.scores_and_labels()
     grid = lay_grid(scores, bandwidth)
     counts = count_smoothly(grid, scores, is_target)
 

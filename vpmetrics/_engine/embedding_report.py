@@ -217,7 +217,7 @@ class _ConditionEvaluation:
 
         def trials_of(run: EvaluationData) -> ScoredTrials:
             pairs = _form_pairs(run, self.condition, self.settings)
-            return ScoredTrials(*pairs.all_trials(), run.speakers[pairs.trial_speakers()])
+            return ScoredTrials(*pairs.scores_and_labels(), run.speakers[pairs.trial_speakers()])
 
         runs, replicates = calibrate_across_sessions(self.data, trials_of), None
         if self.groups is not None:

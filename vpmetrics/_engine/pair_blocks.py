@@ -37,12 +37,6 @@ class Block(NamedTuple):
     is_target: Tensor | None = None
     is_trial: Tensor | None = None
 
-    def trials(self) -> tuple[Tensor, Tensor]:
-        """Return scores and labels of the trials, flat."""
-        if self.is_target is None or self.is_trial is None:
-            return self.scores.flatten(), torch.zeros_like(self.scores, dtype=torch.bool).flatten()
-        return self.scores[self.is_trial], self.is_target[self.is_trial]
-
 
 class RowGroup(NamedTuple):
     """Adjacent speakers whose enrolment rows are compared together, and the columns they are compared with."""
@@ -182,12 +176,18 @@ class PairBlocks:
                 self.scorer.compare(self.enrolment.embeddings[rows], self.test.embeddings[columns])
             )
 
-    def all_trials(self) -> tuple[Tensor, Tensor]:
-        """Return scores and labels of all trials of this process, flat; for sets small enough to keep."""
-        parts = [block.trials() for block in self]
+    def scores_and_labels(self, blocks: Sequence[Block] | None = None) -> tuple[Tensor, Tensor]:
+        """Return scores and labels of the trials of some blocks, or of all that this process has, flat."""
         empty = self.enrolment.embeddings.new_empty(0)
-        scores = torch.cat([empty, *(scores for scores, _ in parts)])
-        return scores, torch.cat([empty.bool(), *(labels for _, labels in parts)])
+        scores, labels = [empty], [empty.bool()]
+        for block in self if blocks is None else blocks:
+            if block.is_target is None or block.is_trial is None:
+                scores.append(block.scores.flatten())
+                labels.append(torch.zeros_like(scores[-1], dtype=torch.bool))
+            else:
+                scores.append(block.scores[block.is_trial])
+                labels.append(block.is_target[block.is_trial])
+        return torch.cat(scores), torch.cat(labels)
 
     def nontarget_and_target_scores(self) -> tuple[Tensor, Tensor]:
         """Return scores of the non-target and of the target trials of this process, flat."""
@@ -201,7 +201,7 @@ class PairBlocks:
         return torch.cat(nontargets), torch.cat(targets)
 
     def trial_speakers(self, blocks: Sequence[Block] | None = None) -> Tensor:
-        """Return the speaker index of both sides of trials, ``(2, P)``, in the order of :meth:`all_trials`."""
+        """Return the speaker index of both sides of trials, ``(2, P)``, in the order of :meth:`scores_and_labels`."""
         parts = [self.enrolment.speaker_index.new_empty(2, 0)]
         for block in self if blocks is None else blocks:
             a, b = self.enrolment.speaker_index[block.rows], self.test.speaker_index[block.columns]

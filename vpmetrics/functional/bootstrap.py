@@ -304,7 +304,7 @@ def _count_condition_trials(data: EvaluationData, condition_name: str, scoring: 
     condition = CONDITIONS[condition_name]
     pairs = PairBlocks(*data.sides(condition), len(data.speakers), resolve_scoring(scoring), condition)
     scored = collect_pair_scores(pairs)
-    scores, is_target = pairs.all_trials()
+    scores, is_target = pairs.scores_and_labels()
     return SpeakerTrials(scored, scores, is_target, pairs.trial_speakers(), len(data.speakers))
 
 
