@@ -41,6 +41,7 @@ class Finder:  # breaks as NumPy does when interrupted while it is imported
                 raise ImportError("cannot load module more than once per process")
 
 sys.meta_path.insert(0, Finder())
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from vpmetrics.cli import main
 sys.exit(main(["evaluate", "missing.npz"]))
 """
