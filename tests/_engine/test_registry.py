@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from cases import embeddings, join
+from reports import compute
 
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine.registry import CONDITION_TITLES, scalar, scalar_keys
@@ -13,9 +14,12 @@ from vpmetrics.lightning import PrivacyCheckpoint, PrivacyMonitor
 
 
 def test_the_suite_returns_exactly_the_scalars_of_the_table_in_its_order():
-    metric = VoicePrivacy(metrics="all")
-    metric.update(**join(embeddings()))
-    assert tuple(metric.compute()) == scalar_keys(has_attacks=True) == PrivacyMonitor(metrics="all").metrics
+    rows = join(embeddings())
+    keys = tuple(compute(VoicePrivacy(metrics="all"), **rows))
+    assert keys == scalar_keys(has_attacks=True) == PrivacyMonitor(metrics="all").metrics
+    rows["sessions"] = torch.arange(len(rows["speakers"])) % 2
+    keys = tuple(compute(VoicePrivacy(metrics="all", attacks=None), **rows))
+    assert keys == scalar_keys(("OO", "OP", "PP", "within", "across"), has_sessions=True)
 
 
 def test_every_name_is_there_once_and_resolves():
