@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from vpmetrics._engine.scalar import printable
-from vpmetrics.audio.encoders import PitchEncoder, load_encoder
-from vpmetrics.audio.reading import SHORTEST_SECONDS, AudioError, decode_audio, read_bytes, resample
+from vpmetrics.audio.encoders import PitchLagEncoder, load_encoder
+from vpmetrics.audio.reading import SHORTEST_SECONDS, AudioError, decode_and_check_audio, read_bytes, resample
 from vpmetrics.audio.recordings import Recording, RecordingPairs, list_recordings
 from vpmetrics.audio.speaker_encoder import SpeakerEncoder
 
@@ -64,7 +64,7 @@ class _EmbeddedRecordings:
 
     @property
     def groups(self) -> list[str] | None:
-        """The group of each row, None if some are unknown."""
+        """The group of each row, such as sex or data set; None if some are unknown."""
         return self._column("group")
 
     def _column(self, name: str) -> list[str] | None:
@@ -143,7 +143,7 @@ def embed_recordings(
     paths = list(dict.fromkeys(one.path for one in recordings))
     if not paths:
         raise AudioError("Expected at least one recording, but got none.")
-    chunks = _chunk_files(paths)
+    chunks = _chunk_files(paths, _FILES_AT_ONCE, _BYTES_AT_ONCE)
     keys: dict[Path, str] = {}
     problems: dict[Path, str] = {}
     start, done = time.monotonic(), 0
@@ -155,7 +155,8 @@ def embed_recordings(
             keys.update({file.path: file.key for file in files if not file.problem})
             if partial or not problems:  # otherwise the run will end, but first all problems are listed
                 segments = {file.key: file.segments for file in files if file.segments}
-                new = _embed_batches(segments, network, int(batch_seconds * network.sample_rate))
+                computed = _embed_batches(segments, network, int(batch_seconds * network.sample_rate))
+                new = {key: of_file for key, of_file in computed.items() if np.isfinite(of_file).all()}
                 embedded.update(new)
                 _save_cached(folder, new)
             done += len(files)
@@ -274,7 +275,7 @@ def f0_histograms(folder: str | Path, *, segment_seconds: float = 30.0, **option
         >>> f0_histograms(folder).embeddings.argmax(1)
         tensor([63])
     """
-    return embed_folder(folder, PitchEncoder(), segment_seconds=segment_seconds, **options)
+    return embed_folder(folder, PitchLagEncoder(), segment_seconds=segment_seconds, **options)
 
 
 def _describe_problems(problems: Sequence[str], total: int) -> str:
@@ -283,7 +284,7 @@ def _describe_problems(problems: Sequence[str], total: int) -> str:
     return f"{len(problems)} of {total} recordings cannot be used: {shown}{rest}.{hint}"
 
 
-def _chunk_files(paths: Sequence[Path]) -> list[list[Path]]:
+def _chunk_files(paths: Sequence[Path], max_files: int, max_bytes: int) -> list[list[Path]]:
     """Split files into chunks of a bounded number and size; a larger file is a chunk of its own."""
     chunks: list[list[Path]] = [[]]
     total = 0
@@ -291,7 +292,7 @@ def _chunk_files(paths: Sequence[Path]) -> list[list[Path]]:
         size = 0
         with suppress(OSError):  # the reader says why
             size = path.stat().st_size
-        if chunks[-1] and (len(chunks[-1]) == _FILES_AT_ONCE or total + size > _BYTES_AT_ONCE):
+        if chunks[-1] and (len(chunks[-1]) == max_files or total + size > max_bytes):
             chunks.append([])
             total = 0
         chunks[-1].append(path)
@@ -309,7 +310,7 @@ class _AudioFile(NamedTuple):
 
 
 class _FileReader:
-    """Reads files, checks them, and cuts them into segments."""
+    """Reads files, checks them, and cuts them into segments; a remainder of less than half is dropped."""
 
     def __init__(self, encoder: SpeakerEncoder, cached: Mapping[str, Array], segment_seconds: float | None) -> None:
         self.rate, self.cached, self.segment_seconds = encoder.sample_rate, cached, segment_seconds
@@ -322,27 +323,25 @@ class _FileReader:
             key += "" if self.segment_seconds is None else f"@{self.segment_seconds:g}s"
             if key in self.cached:
                 return _AudioFile(path, key)
-            return _AudioFile(path, key, self._cut_segments(resample(*decode_audio(data), self.rate)))
+            waveform = resample(*decode_and_check_audio(data), self.rate)
         except AudioError as error:
             return _AudioFile(path, problem=f"{printable(path)} {error}")
-
-    def _cut_segments(self, waveform: Tensor) -> tuple[Tensor, ...]:
         if len(waveform) < self.min_samples:
-            needed = f"{self.min_samples / self.rate:.2f} s are needed"
-            raise AudioError(f"is too short: {len(waveform) / self.rate:.2f} s, {needed}")
+            text = f"is too short: {len(waveform) / self.rate:.2f} s, {self.min_samples / self.rate:.2f} s are needed"
+            return _AudioFile(path, problem=f"{printable(path)} {text}")
         if self.segment_seconds is None:
-            return (waveform,)
+            return _AudioFile(path, key, (waveform,))
         size = max(self.min_samples, int(self.segment_seconds * self.rate))
-        segments: tuple[Tensor, ...] = waveform.split(size)
+        segments = waveform.split(size)
         is_rest_short = len(segments) > 1 and len(segments[-1]) < max(self.min_samples, size / 2)
-        return segments[:-1] if is_rest_short else segments
+        return _AudioFile(path, key, segments[:-1] if is_rest_short else segments)
 
 
 def _embed_batches(
-    segments: Mapping[str, Sequence[Tensor]], encoder: SpeakerEncoder, max_samples: int
+    segments_by_key: Mapping[str, Sequence[Tensor]], encoder: SpeakerEncoder, max_samples: int
 ) -> dict[str, Array]:
-    """Embed segments in batches of similar length, of at most ``max_samples``; leave out recordings with NaN."""
-    waveforms = [waveform for of_file in segments.values() for waveform in of_file]
+    """Return the embeddings of each file by its key; batches hold segments of similar length."""
+    waveforms = [waveform for of_file in segments_by_key.values() for waveform in of_file]
     embeddings = np.empty((len(waveforms), encoder.dimension), dtype=np.float32)
     order = sorted(range(len(waveforms)), key=lambda row: len(waveforms[row]))
     while order:
@@ -352,9 +351,8 @@ def _embed_batches(
         padded = pad_sequence([waveforms[row] for row in batch], batch_first=True).to(encoder.device)
         with torch.no_grad():
             embeddings[batch] = encoder(padded, lengths).float().cpu().numpy()
-    ends = np.cumsum([len(of_file) for of_file in segments.values()])
-    by_key = zip(segments, np.split(embeddings, ends)[:-1], strict=True)
-    return {key: of_file for key, of_file in by_key if np.isfinite(of_file).all()}
+    ends = np.cumsum([len(of_file) for of_file in segments_by_key.values()])
+    return dict(zip(segments_by_key, np.split(embeddings, ends)[:-1], strict=True))
 
 
 def _load_cached(folder: Path | None) -> dict[str, Array]:

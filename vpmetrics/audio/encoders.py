@@ -242,12 +242,13 @@ class NeMoEncoder(SpeakerEncoder):
         self.model = load(source, map_location=device)
         self.sample_rate = int(self.model.cfg.preprocessor.sample_rate)
 
-    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
-        """Take the second output; the first are logits of training speakers."""
-        return self.model(input_signal=waveforms, input_signal_length=lengths)[1]
+    def encode(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the second output; the first are logits of training speakers."""
+        embeddings: Tensor = self.model(input_signal=waveforms, input_signal_length=lengths)[1]
+        return embeddings
 
 
-class PitchEncoder(SpeakerEncoder):
+class PitchLagEncoder(SpeakerEncoder):
     """Normalised histograms of pYIN's pitch lags: ``load_encoder("f0")``.
 
     Rows of 107 shares (lags 17 to 123 at 8 kHz), to be compared by Euclidean distance. No gradients pass.
@@ -312,7 +313,7 @@ def _load_torchscript(path: str, device: torch.device, sample_rate: int | None) 
     return encoder
 
 
-_BUNDLED: dict[str, Callable[[], SpeakerEncoder]] = {"resemblyzer": load_resemblyzer, "f0": PitchEncoder}
+_BUNDLED: dict[str, Callable[[], SpeakerEncoder]] = {"resemblyzer": load_resemblyzer, "f0": PitchLagEncoder}
 _LIBRARIES: dict[str, Callable[[str, torch.device], SpeakerEncoder]] = {
     "speechbrain": SpeechBrainEncoder,
     "transformers": TransformersEncoder,

@@ -31,7 +31,7 @@ def read_bytes(path: Path) -> bytes:
         raise AudioError(f"cannot be read ({error.strerror})") from None
 
 
-def decode_audio(data: bytes) -> tuple[Tensor, int]:
+def decode_and_check_audio(data: bytes) -> tuple[Tensor, int]:
     """Decode the content of an audio file, check its samples, and average its channels.
 
     Args:
@@ -101,7 +101,7 @@ def read_audio(path: str | Path, sample_rate: int) -> Tensor:
         torch.Size([16000])
     """
     try:
-        return resample(*decode_audio(read_bytes(Path(path))), sample_rate)
+        return resample(*decode_and_check_audio(read_bytes(Path(path))), sample_rate)
     except AudioError as error:
         raise AudioError(f"{printable(path)} {error}") from None
 

@@ -73,7 +73,7 @@ def list_recordings(
     if source.is_dir() and (source / "wav.scp").is_file():
         source = source / "wav.scp"
         notes.append(f"{printable(source)} was taken for the list of recordings.")
-    items = _read_recordings(source)
+    items: Sequence[Recording] = _read_recordings(source)
     groups = _group_by_name(items, str).items()
     duplicates = [_describe_duplicates(name, same) for name, same in groups if len(same) > 1]
     if duplicates:
@@ -90,8 +90,8 @@ def list_recordings(
         items = _set_speakers(items, _compile_pattern(speaker_pattern))
         notes.append(_describe_speakers(f"Speakers are what {speaker_pattern!r} finds", items))
     elif any(one.speaker is None for one in items):
-        items, note = _guess_speakers(items)
-        notes += note
+        items, assumptions = _guess_speakers(items)
+        notes += assumptions
     return Recordings(tuple(items), tuple(notes))
 
 
@@ -142,7 +142,7 @@ def pair_recordings(
             "recordings) by a folder per speaker or names such as 'p225_001'. Give `utt2spk`, a `speaker_pattern`, or "
             "a manifest (path,speaker)."
         )
-    pairs = _match_recordings(left.items, right.items, strip_suffix)
+    pairs = _pair_by_path_or_name(left.items, right.items, strip_suffix)
     notes = list(pairs.assumptions)
     paired = {one.path for one in (*pairs.original, *pairs.protected)}
     for side, other, items, others in (
@@ -166,10 +166,10 @@ def pair_recordings(
     return RecordingPairs(pairs.original, protected_items, (*left.assumptions, *notes))
 
 
-def _match_recordings(
+def _pair_by_path_or_name(
     original: Sequence[Recording], protected: Sequence[Recording], strip_suffix: str | None
 ) -> RecordingPairs:
-    """Pair recordings by path or file name, with or without a suffix: by what gives the most pairs."""
+    """Return the pairs by path or by file name, with or without a suffix: the way that gives the most pairs."""
     best, problem = RecordingPairs((), ()), ""
     for way, key in (("relative path", str), ("file name", lambda name: PurePosixPath(name).name)):
         originals = _group_by_name(original, key)
@@ -194,9 +194,9 @@ def _match_recordings(
     return best
 
 
-def _describe_duplicates(name: str, recordings: Sequence[Recording]) -> str:
+def _describe_duplicates(shared_name: str, recordings: Sequence[Recording]) -> str:
     first, second = (printable(one.path) for one in recordings[:2])
-    return f"{first} and {second} are both {printable(name)!r}"
+    return f"{first} and {second} are both {printable(shared_name)!r}"
 
 
 def _group_by_name(
@@ -307,7 +307,7 @@ def _compile_pattern(pattern: str) -> Callable[[str], str | None]:
     return lambda utterance: match[group] if (match := expression.search(utterance)) else None
 
 
-def _set_speakers(items: list[Recording], speaker_of: Callable[[str], str | None]) -> list[Recording]:
+def _set_speakers(items: Sequence[Recording], speaker_of: Callable[[str], str | None]) -> list[Recording]:
     named = [one._replace(speaker=speaker_of(one.utterance)) for one in items]
     missing = [one for one in named if not one.speaker]
     if missing:
@@ -318,8 +318,8 @@ def _set_speakers(items: list[Recording], speaker_of: Callable[[str], str | None
     return named
 
 
-def _guess_speakers(items: list[Recording]) -> tuple[list[Recording], list[str]]:
-    """Set speakers by folder or by file name, the first that gives several speakers."""
+def _guess_speakers(items: Sequence[Recording]) -> Recordings:
+    """Set speakers by folder or by file name, the first that gives several speakers; none if neither does."""
     parts = [PurePosixPath(one.utterance).parts for one in items]
     first_words = [re.match(r"([^\W_]+)[-_.]", names[-1]) for names in parts]
     words = [match[1] if match else None for match in first_words]
@@ -329,15 +329,17 @@ def _guess_speakers(items: list[Recording]) -> tuple[list[Recording], list[str]]
     named = [level for level in levels if all(names[level] == word for names, word in zip(parts, words, strict=True))]
     if levels:
         level = (named or levels)[0]
-        recordings = [one._replace(speaker=names[level]) for one, names in zip(items, parts, strict=True)]
-        return recordings, [_describe_speakers(f"Speakers are folders (level {level + 1} of the path)", recordings)]
-    if None not in words and 1 < len(set(words)) < len(items):
-        recordings = [one._replace(speaker=word) for one, word in zip(items, words, strict=True)]
-        return recordings, [_describe_speakers("Speakers are the first part of file names", recordings)]
-    return items, []
+        named_items = tuple(one._replace(speaker=names[level]) for one, names in zip(items, parts, strict=True))
+        text = f"Speakers are folders (level {level + 1} of the path)"
+    elif None not in words and 1 < len(set(words)) < len(items):
+        named_items = tuple(one._replace(speaker=word) for one, word in zip(items, words, strict=True))
+        text = "Speakers are the first part of file names"
+    else:
+        return Recordings(tuple(items))
+    return Recordings(named_items, (_describe_speakers(text, named_items),))
 
 
-def _describe_speakers(text: str, items: list[Recording]) -> str:
+def _describe_speakers(text: str, items: Sequence[Recording]) -> str:
     count = len({one.speaker for one in items})
     first = items[0]
     return (

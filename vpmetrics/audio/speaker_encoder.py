@@ -72,7 +72,7 @@ class SpeakerEncoder(nn.Module):
         waveforms = waveforms.to(torch.float32 if weight is None else weight.dtype)
         rows, samples = waveforms.shape
         if lengths is None:
-            return self._embed_padded(waveforms, torch.full((rows,), samples, device=waveforms.device))
+            return self._encode_and_extract(waveforms, torch.full((rows,), samples, device=waveforms.device))
         check_integers("lengths", lengths)
         check_shape("lengths", lengths, (rows,), "one length per waveform")
         lengths = lengths.to(waveforms.device, torch.int64)
@@ -82,12 +82,13 @@ class SpeakerEncoder(nn.Module):
         if len(values) > 1 and not self.can_pad:
             order = lengths.argsort()
             groups = zip(values, order.split(counts), strict=True)
-            parts = [self._embed_padded(waveforms[group, :length], lengths[group]) for length, group in groups]
+            parts = [self._encode_and_extract(waveforms[group, :length], lengths[group]) for length, group in groups]
             return torch.cat(parts)[order.argsort()]
         waveforms = waveforms[:, : values[-1]]
-        return self._embed_padded(torch.where(length_mask(waveforms, lengths), waveforms, 0.0), lengths)
+        return self._encode_and_extract(torch.where(length_mask(waveforms, lengths), waveforms, 0.0), lengths)
 
-    def _embed_padded(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
+    def _encode_and_extract(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
+        """Return the embeddings ``(B, D)`` in the output of one call of ``encode``."""
         return extract_embeddings(self.encode(waveforms, lengths), len(waveforms)).to(waveforms.device)
 
     @property
@@ -142,15 +143,15 @@ class SpeakerEncoder(nn.Module):
         rows = torch.where(length_mask(noise.expand(2, -1), lengths), noise, 0.0)
         with torch.no_grad():
             try:
-                padded = self._embed_padded(rows, lengths)[1:]
-                alone = self._embed_padded(noise[:, : lengths[1]], lengths[1:])
+                padded = self._encode_and_extract(rows, lengths)[1:]
+                alone = self._encode_and_extract(noise[:, : lengths[1]], lengths[1:])
             except Exception:  # a file may be exported for batches of one
                 return False
         return bool((cosine_similarity(padded, alone) > 1 - _PADDING_TOLERANCE).all())
 
     @cached_property
     def min_samples(self) -> int:
-        """The shortest of the probed lengths of noise that gives a finite embedding."""
+        """The fewest samples, of some lengths of noise tried, that give a finite embedding."""
         longest = self._probe_result.samples
         for samples in (int(seconds * self.sample_rate) for seconds in _SHORT_SECONDS):
             with torch.no_grad(), suppress(Exception):  # whatever the library raises for what it cannot take
