@@ -7,7 +7,7 @@ import torch
 from training import anonymiser, assert_same, by_hand, fit, protect, watch
 
 from vpmetrics.lightning import PrivacyMonitor
-from vpmetrics.lightning.step_outputs import ARGUMENTS, read_outputs, resolve_keys
+from vpmetrics.lightning.step_outputs import ARGUMENTS, read_unskipped_outputs, resolve_keys
 
 OUTPUTS = dict(zip("abcdef", range(6), strict=True))
 
@@ -29,7 +29,7 @@ OUTPUTS = dict(zip("abcdef", range(6), strict=True))
 )
 def test_keys(keys, expected):
     keys = tuple(keys) if isinstance(keys, str) else keys
-    assert read_outputs(OUTPUTS, resolve_keys(keys, has_encoder=False), "validation_step") == expected
+    assert read_unskipped_outputs(OUTPUTS, resolve_keys(keys, allows_lengths=False), "validation_step") == expected
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_wrong_keys(keys):
 def test_lengths_need_an_encoder():
     keys = {"original": "x", "protected": "y", "speakers": "who", "lengths": "n"}
     with pytest.raises(ValueError, match="Expected no 'lengths' in `keys` without an `encoder`"):
-        resolve_keys(keys, has_encoder=False)
+        resolve_keys(keys, allows_lengths=False)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def test_lengths_need_an_encoder():
 )
 def test_what_a_step_must_return(outputs, error, message):
     with pytest.raises(error, match=message):
-        read_outputs(outputs, resolve_keys(ARGUMENTS[:3], has_encoder=False), "test_step")
+        read_unskipped_outputs(outputs, resolve_keys(ARGUMENTS[:3], allows_lengths=False), "test_step")
 
 
 @pytest.mark.parametrize("value", [(1, 2), {"original": 1}, 3])
 def test_what_a_function_must_return(value):
     with pytest.raises(TypeError, match=r"Expected the function `keys` to return \(original, .* but got"):
-        read_outputs({}, lambda _: value, "validation_step")
+        read_unskipped_outputs({}, lambda _: value, "validation_step")
 
 
 def test_utterances_of_a_padding_sampler_count_once(pl):

@@ -16,12 +16,11 @@ from torchmetrics.utilities import rank_zero_warn
 from vpmetrics._engine.registry import CI_SUFFIXES, Scalar, scalar
 from vpmetrics._engine.scalar import last_component, strip_loader_suffix, suggest_names
 from vpmetrics._engine.validation import check_confidence
-from vpmetrics.lightning.loggers import figure_writers, log_scalars, tag_in_group
+from vpmetrics.lightning.loggers import figure_writers, log_scalars, suffix_first_component
 from vpmetrics.lightning.monitor import PrivacyMonitor, find_monitors
 from vpmetrics.lightning.pareto import ParetoFront, ParetoPoint, relative_path
 from vpmetrics.lightning.trainers import (
     ModelCheckpointBase,
-    is_fitting,
     loader_suffixes,
     logging_step,
     warn_of_spawned_processes,
@@ -120,7 +119,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         self._front = ParetoFront(self.budgets, mode, save_top_k)
         # What is compared with a budget: the estimate, or the upper end of its interval.
         self._compared_suffix = "" if confidence is None else CI_SUFFIXES[1]
-        compared = (insert_key_suffix(name, self._compared_suffix) for name in self.budgets)
+        compared = (insert_before_loader_suffix(name, self._compared_suffix) for name in self.budgets)
         self._required_names = tuple(dict.fromkeys([*self.budgets, *compared, utility]))
         self._given_dirpath = None if dirpath is None else str(dirpath)
         self._front_file = FRONT_FILE
@@ -144,9 +143,10 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         return chosen is not None and self._front.meets_budgets(chosen)
 
     @property
-    def chosen_tags(self) -> list[str]:
-        """Names under which loggers get the values of the chosen checkpoint."""
-        return [tag_in_group(name, "chosen") for name in (*self.budgets, self.utility)] if self.chosen else []
+    def chosen_value_tags(self) -> list[str]:
+        """Names under which loggers get the disclosures and the utility of the chosen checkpoint."""
+        names = (*self.budgets, self.utility) if self.chosen else ()
+        return [suffix_first_component(name, "_chosen") for name in names]
 
     @property
     def state_key(self) -> str:
@@ -162,7 +162,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     # Validation of names
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Resolve the folder, and raise on names that no monitor logs."""
+        """Check the monitored names; warn if all are disclosures to an attacker without a fitted map."""
         super().setup(trainer, pl_module, stage)
         if stage != "fit":
             return
@@ -199,7 +199,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 )
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Save after a validation; raise on wrong names in the sanity check."""
+        """Save after a validation; in the sanity check only raise, or warn, on names that are not logged."""
         if trainer.sanity_checking:
             measured = {name for monitor in find_monitors(trainer) for name in monitor.logged_names}
             suffixes = loader_suffixes(trainer).values()
@@ -262,11 +262,11 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         )
 
     def _make_point(self, trainer: Any, candidates: Mapping[str, Tensor]) -> ParetoPoint:
-        disclosure = {name: _max_of_directions(name, self._compared_suffix, candidates) for name in self.budgets}
+        disclosure = {name: _max_with_reversed(name, self._compared_suffix, candidates) for name in self.budgets}
         intervals = {
-            name: [_max_of_directions(name, end, candidates) for end in CI_SUFFIXES]
+            name: [_max_with_reversed(name, end, candidates) for end in CI_SUFFIXES]
             for name in self.budgets
-            if all(insert_key_suffix(name, end) in candidates for end in CI_SUFFIXES)
+            if all(insert_before_loader_suffix(name, end) in candidates for end in CI_SUFFIXES)
         }
         epoch, step, utility = int(candidates["epoch"]), int(candidates["step"]), float(candidates[self.utility])
         # All processes must save the same point, also where one of them has logged a value of its own.
@@ -289,7 +289,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         step = self._logged_at if self._validated_at == trainer.global_step else logging_step(trainer)
         if (chosen := self.chosen) is not None:
             values = (*chosen.disclosure.values(), chosen.utility)
-            log_scalars(trainer, dict(zip(self.chosen_tags, values, strict=True)), step)
+            log_scalars(trainer, dict(zip(self.chosen_value_tags, values, strict=True)), step)
         # A monitor has warned of a missing matplotlib.
         writers = figure_writers(trainer) if has_changed and find_spec("matplotlib") else []
         if not writers:
@@ -302,12 +302,12 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 [(point.disclosure[name], point.utility) for point in points]
                 for points in (self._front.kept, self._front.measured, [chosen] if chosen else [])
             )
-            entry, label = _find_scalar(name), insert_key_suffix(name, self._compared_suffix)
+            entry, label = _find_scalar(name), insert_before_loader_suffix(name, self._compared_suffix)
             labels = f"{label}, {entry.unit.name}" if entry and entry.unit.name else label, self.utility
             ends = [(point.intervals[name], point.utility) for point in self._front.measured if name in point.intervals]
             figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.single_axes(), ends)
             for write in writers:
-                write(f"{tag_in_group(name, 'figures')}/pareto_front", figure, step)
+                write(f"{suffix_first_component(name, '_figures')}/pareto_front", figure, step)
 
     def _set_kept_points(self, points: Sequence[ParetoPoint]) -> None:
         """Replace the kept points, and set the attributes of ``ModelCheckpoint`` accordingly."""
@@ -336,7 +336,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         kept = [point._replace(path=relative_path(folder, point.path)) for point in self._front.kept]
         return {
             **super().state_dict(),
-            "monitored": self._monitored_settings,
+            "monitored": self._settings_to_match,
             "pareto_front": [point._asdict() for point in kept],
             "measured": [point._asdict() for point in self._front.measured],
             "dirpath": folder,
@@ -344,14 +344,14 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         }
 
     @property
-    def _monitored_settings(self) -> list[Any]:
-        """What must be the same in a run that continues the front; folder and budgets may change."""
+    def _settings_to_match(self) -> list[Any]:
+        """Settings that a run must share to continue the front; folder and budgets may change."""
         return [sorted(self.budgets), self.utility, self.mode, self.confidence]
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Find the state of this callback, also where the folder or the budgets have changed."""
+        """Load the state of a checkpoint whose folder or budgets differ; Lightning loads only that of the same key."""
         # Loading weights for a test keeps the front of the training after these weights.
-        self._is_resuming = is_fitting(trainer) or not self.pareto_front
+        self._is_resuming = trainer.state.fn == "fit" or not self.pareto_front
         # Not `Path`, which would change the address of a bucket.
         self._resumed_folder = posixpath.dirname(str(trainer.ckpt_path or ""))
         states = checkpoint.get("callbacks", {})
@@ -361,7 +361,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         resumable = [
             state
             for key, state in states.items()
-            if key not in others and isinstance(state, dict) and state.get("monitored") == self._monitored_settings
+            if key not in others and isinstance(state, dict) and state.get("monitored") == self._settings_to_match
         ]
         if len(resumable) == 1:
             self.load_state_dict(resumable[0])
@@ -391,7 +391,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         return next((candidate for candidate in candidates if self._fs.exists(candidate)), path)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Drop checkpoints that were removed."""
+        """Drop from the front the checkpoints that are no longer on disk."""
         super().on_train_start(trainer, pl_module)
         existing = [point for point in self.pareto_front if self.file_exists(point.path, trainer)]
         if len(existing) < len(self.pareto_front):
@@ -403,20 +403,20 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         self._set_kept_points(existing)
 
 
-def insert_key_suffix(name: str, suffix: str) -> str:
+def insert_before_loader_suffix(name: str, suffix: str) -> str:
     """Return a logged name with a suffix after its key, and before the suffix of its dataloader.
 
     Example:
-        >>> insert_key_suffix("val/privacy/op_d_ece/dataloader_idx_1", "_high")
+        >>> insert_before_loader_suffix("val/privacy/op_d_ece/dataloader_idx_1", "_high")
         'val/privacy/op_d_ece_high/dataloader_idx_1'
     """
     plain = strip_loader_suffix(name)
     return f"{plain}{suffix}{name.removeprefix(plain)}"
 
 
-def _max_of_directions(name: str, suffix: str, candidates: Mapping[str, Tensor]) -> float:
+def _max_with_reversed(name: str, suffix: str, candidates: Mapping[str, Tensor]) -> float:
     """Return a disclosure, or an end of its interval: the larger one where both directions of scores are logged."""
-    names = (insert_key_suffix(each, suffix) for each in (name, insert_key_suffix(name, "_reversed")))
+    names = [insert_before_loader_suffix(name, end) for end in (suffix, f"_reversed{suffix}")]
     both = [float(candidates[each]) for each in names if each in candidates]
     return torch.tensor(both, dtype=torch.float64).max().item()  # the built-in `max` would hide NaN
 

@@ -17,31 +17,32 @@ Chart = list[Any]  # its kind, "Multiline" or "Margin", and its tags
 _CONDITIONS = ("op", "pp", "across", "within")
 
 
-def tag_in_group(name: str, group: str) -> str:
+def suffix_first_component(name: str, suffix: str) -> str:
     """Return the tag of a scalar in another group: loggers group scalars by the first component of a name.
 
     Example:
-        >>> tag_in_group("val/privacy/op_l_w", "details")
+        >>> suffix_first_component("val/privacy/op_l_w", "_details")
         'val_details/privacy/op_l_w'
     """
     first, slash, rest = name.partition("/")
-    return f"{first}_{group}{slash}{rest}"
+    return f"{first}{suffix}{slash}{rest}"
 
 
-def _active_loggers(trainer: Any) -> list[Any]:
+def rank_zero_loggers(trainer: Any) -> list[Any]:
+    """Return the loggers to write to: none on any process but the first, none in a fast_dev_run."""
     return trainer.loggers if trainer.is_global_zero and not trainer.fast_dev_run else []
 
 
 def log_scalars(trainer: Any, values: Mapping[str, float], step: int) -> None:
     """Write scalars to the loggers without passing them to callbacks."""
-    for logger in _active_loggers(trainer) if values else ():
+    for logger in rank_zero_loggers(trainer) if values else ():
         logger.log_metrics(dict(values), step)
         logger.save()
 
 
 def figure_writers(trainer: Any) -> list[Writer]:
     """Return one function for each logger that takes figures; none on any process but the first."""
-    return [writer for logger in _active_loggers(trainer) if (writer := _figure_writer(logger)) is not None]
+    return [writer for logger in rank_zero_loggers(trainer) if (writer := _figure_writer(logger)) is not None]
 
 
 def _figure_writer(logger: Any) -> Writer | None:
@@ -95,14 +96,14 @@ def chart_layout(
 def write_charts(trainer: Any, layout: Mapping[str, Mapping[str, Chart]]) -> None:
     """Write the charts of TensorBoard's custom scalars, by category; a log takes them only once."""
     layout = {title: charts for title, charts in layout.items() if charts}
-    for logger in _active_loggers(trainer) if layout else ():
+    for logger in rank_zero_loggers(trainer) if layout else ():
         if hasattr(getattr(logger, "experiment", None), "add_custom_scalars"):
             logger.experiment.add_custom_scalars(layout)
 
 
 def write_hyperparameters(trainer: Any, hparams: Mapping[str, Any], tags: Sequence[str]) -> None:
     """Write one row of TensorBoard's table of hyperparameters, with the last values of curves that are there."""
-    for logger in _active_loggers(trainer) if hparams and tags else ():
+    for logger in rank_zero_loggers(trainer) if hparams and tags else ():
         if hasattr(getattr(logger, "experiment", None), "add_hparams"):
             from torch.utils.tensorboard.summary import hparams as summaries
 

@@ -30,14 +30,14 @@ from vpmetrics.lightning.loggers import (
     chart_layout,
     figure_writers,
     log_scalars,
-    tag_in_group,
+    rank_zero_loggers,
+    suffix_first_component,
     write_charts,
     write_hyperparameters,
 )
-from vpmetrics.lightning.step_outputs import SIDES, FrozenEncoder, Keys, has_keys, read_outputs, resolve_keys
+from vpmetrics.lightning.step_outputs import SIDES, FrozenEncoder, Keys, has_keys, read_unskipped_outputs, resolve_keys
 from vpmetrics.lightning.trainers import (
     CallbackBase,
-    is_fitting,
     loader_suffixes,
     logging_step,
     warn_of_spawned_processes,
@@ -159,6 +159,8 @@ class PrivacyMonitor(CallbackBase):
         elif metrics != "headline" or intervals is not None:
             raise ValueError("Expected neither `metrics` nor `intervals` with `suite`, which has its own.")
         self.prefix, self.suite, self.intervals = prefix, suite, suite.intervals
+        test_prefix = _VALIDATION.sub("test", prefix)
+        self._test_prefix = f"test/{prefix}" if test_prefix == prefix else test_prefix
         self.every_n_epochs, self.figures_every_n_epochs = every_n_epochs, figures_every_n_epochs
         self.watch_training = watch_training
         self._keys = resolve_keys(keys, encoder is not None)
@@ -196,15 +198,15 @@ class PrivacyMonitor(CallbackBase):
         return tuple(f"{self.prefix}/{key}" for key in self.metrics)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Validate what can be validated before anything runs."""
+        """Raise if the module trains the encoder; prepare figures; let early stopping skip unmeasured epochs."""
         warn_of_spawned_processes(trainer, "PrivacyMonitor", "`history` and what attackers observed")
         self._tags, self._has_charts = {}, False
         self._warned_checks.clear()
         if self._encoder is not None:
-            self._encoder.freeze(pl_module.parameters())
+            self._encoder.check_is_untrained(pl_module.parameters())
         if stage != "predict" and self.figures_every_n_epochs is not None:
             self._can_draw = self._prepare_figures(trainer)
-        # Early stopping passes over the epochs that are not measured instead of raising.
+        # Where it is strict, early stopping raises in the epochs that are not measured.
         for stopping in trainer.early_stopping_callbacks:
             if self.every_n_epochs > 1 and strip_loader_suffix(stopping.monitor) in self.logged_names:
                 stopping.strict = False
@@ -216,7 +218,7 @@ class PrivacyMonitor(CallbackBase):
         """Return whether figures can be drawn; warn where they cannot."""
         if importlib.util.find_spec("matplotlib") is None:
             missing = "matplotlib is not installed"
-        elif trainer.is_global_zero and trainer.loggers and not trainer.fast_dev_run and not figure_writers(trainer):
+        elif rank_zero_loggers(trainer) and not figure_writers(trainer):
             missing = f"{', '.join(type(logger).__name__ for logger in trainer.loggers)} cannot take figures"
         else:
             if figure_writers(trainer):  # imported now, so that the first epoch takes no longer than others
@@ -226,10 +228,10 @@ class PrivacyMonitor(CallbackBase):
         return False
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Let attackers forget the output of earlier weights."""
+        """Let attackers forget what they observed of earlier weights."""
         if self.watch_training:
             if self._encoder is not None:
-                self._encoder.begin_validation(pl_module.device)
+                self._encoder.freeze_and_rotate_cache(pl_module.device)
             for suite in self._suites.values():
                 suite.reset(observed=True)
 
@@ -238,7 +240,7 @@ class PrivacyMonitor(CallbackBase):
         for name in [name for name in trainer.callback_metrics if strip_loader_suffix(name) in self.logged_names]:
             del trainer.callback_metrics[name]
         is_due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
-        self._is_measuring = is_due or trainer.sanity_checking or not is_fitting(trainer)
+        self._is_measuring = is_due or trainer.sanity_checking or trainer.state.fn != "fit"
         if not self._is_measuring:
             return
         for of_last_measurement in (self._pending_figures, self._row_counts, self._attribute_metrics):
@@ -248,7 +250,7 @@ class PrivacyMonitor(CallbackBase):
         for suite in self._suites.values():
             suite.reset()  # drop rows that an interrupted validation may have left
         if self._encoder is not None:
-            self._encoder.begin_validation(pl_module.device)
+            self._encoder.freeze_and_rotate_cache(pl_module.device)
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -312,8 +314,8 @@ class PrivacyMonitor(CallbackBase):
             raise type(error)(f"PrivacyMonitor cannot use what `{step_name}` returned. {error}{source}") from error
 
     def _read_arguments(self, trainer: Any, pl_module: Any, outputs: Any, step_name: str) -> dict[str, Any] | None:
-        """Return the arguments of ``update`` on the device, audio embedded; None for a batch that is left out."""
-        arguments = read_outputs(outputs, self._keys, step_name)
+        """Return the arguments of ``update``, audio embedded; None if a function ``keys`` skips the batch."""
+        arguments = read_unskipped_outputs(outputs, self._keys, step_name)
         if arguments is None:
             return None
         device = pl_module.device
@@ -347,7 +349,7 @@ class PrivacyMonitor(CallbackBase):
                 self._measure_loader(trainer, pl_module, loader, suffix)
             monitors = find_monitors(trainer)
             # A log takes charts only once: the last monitor to measure writes those of all.
-            if is_fitting(trainer) and not self._has_charts and all(monitor._tags for monitor in monitors):
+            if trainer.state.fn == "fit" and not self._has_charts and all(monitor._tags for monitor in monitors):
                 layout: dict[str, dict[str, Chart]] = {}
                 for monitor in monitors:
                     for suffix, tags in monitor._tags.items():
@@ -385,13 +387,13 @@ class PrivacyMonitor(CallbackBase):
             if check.status == FAILED and (check.name, suffix) not in self._warned_checks:
                 self._warned_checks.add((check.name, suffix))
                 rank_zero_warn(f"PrivacyMonitor, {prefix}{suffix}: {check.message}", UserWarning)
-        if is_fitting(trainer):
+        if is_fit := trainer.state.fn == "fit":
             place = {"epoch": trainer.current_epoch, "step": trainer.global_step, "dataloader_idx": loader}
             self.history.append({**place, "seconds": time.perf_counter() - start, **floats})
         names = {key: f"{prefix}/{key}{suffix}" for key in scalars}
         self._tags[suffix] = self._log_main_and_details(trainer, pl_module, names, scalars, floats)
         if self._can_draw and figure_writers(trainer):
-            history = [row for row in self.history if row["dataloader_idx"] == loader] if is_fitting(trainer) else []
+            history = [row for row in self.history if row["dataloader_idx"] == loader] if is_fit else []
             system = EvaluatedSystem(prefix, report, history=history)
             draw = partial(_write_figures, trainer, system, suffix, logging_step(trainer))
             # The epoch of a figure need not be measured: the first measurement after it draws the figure.
@@ -406,18 +408,13 @@ class PrivacyMonitor(CallbackBase):
     ) -> dict[str, str]:
         """Log scalars, details in a separate group; return the tag of each. ``floats``: the scalars on the host."""
         # A test has one value of each, and returns those that are logged.
-        in_details = set(self.metrics) - set(self.main_metrics) if is_fitting(trainer) else set()
+        in_details = set(self.metrics) - set(self.main_metrics) if trainer.state.fn == "fit" else set()
         for key, name in names.items():
             options = {"prog_bar": key in self.prog_bar, "logger": False if key in in_details else None}
             pl_module.log(name, scalars[key], **options, add_dataloader_idx=False, sync_dist=False)
-        tags = {key: tag_in_group(name, "details") if key in in_details else name for key, name in names.items()}
-        log_scalars(trainer, {tags[key]: floats[key] for key in names if key in in_details}, logging_step(trainer))
-        return tags
-
-    @property
-    def _test_prefix(self) -> str:
-        renamed = _VALIDATION.sub("test", self.prefix)
-        return f"test/{self.prefix}" if renamed == self.prefix else renamed
+        details = {key: suffix_first_component(names[key], "_details") for key in names if key in in_details}
+        log_scalars(trainer, {tag: floats[key] for key, tag in details.items()}, logging_step(trainer))
+        return names | details
 
     # After training, and resumed runs
 
@@ -433,7 +430,7 @@ class PrivacyMonitor(CallbackBase):
             )
         monitors = find_monitors(trainer)
         if self is monitors[0]:
-            tags = [tag for callback in trainer.checkpoint_callbacks for tag in getattr(callback, "chosen_tags", ())]
+            tags = [tag for each in trainer.checkpoint_callbacks for tag in getattr(each, "chosen_value_tags", ())]
             names = [f"{monitor.prefix}/{key}" for monitor in monitors for key in monitor.main_metrics]
             tags += [name for name in trainer.callback_metrics if strip_loader_suffix(name) in names]
             write_hyperparameters(trainer, pl_module.hparams, tags)
@@ -443,8 +440,8 @@ class PrivacyMonitor(CallbackBase):
         return {"history": [dict(row) for row in self.history]}
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Keep the history where weights are loaded for a test only."""
-        self._is_resuming = is_fitting(trainer) or not self.history
+        """Decide whether to load the history: not where weights are loaded only for a test after a training."""
+        self._is_resuming = trainer.state.fn == "fit" or not self.history
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from where a run stopped."""
@@ -464,4 +461,4 @@ def _write_figures(trainer: Any, system: EvaluatedSystem, suffix: str, step: int
     with trainer.profiler.profile("[Callback]PrivacyMonitor.figures"):
         for key, figure in draw_all_figures([system], CARD).items():
             for write in figure_writers(trainer):
-                write(f"{tag_in_group(system.name, 'figures')}/{key}{suffix}", figure, step)
+                write(f"{suffix_first_component(system.name, '_figures')}/{key}{suffix}", figure, step)

@@ -62,21 +62,21 @@ class ParetoFront:
         dominating point would win, so that the chosen point lies on the front.
         """
 
-        def budget_shares(point: ParetoPoint) -> tuple[float, float]:
+        def max_and_total_share(point: ParetoPoint) -> tuple[float, float]:
             shares = [point.disclosure[name] / max(budget, 1e-12) for name, budget in self.budgets.items()]
             return max(shares), sum(shares)
 
         within_budget = list(filter(self.meets_budgets, points))
         if within_budget:
-            return min(within_budget, key=lambda point: (self._costs(point)[-1], *budget_shares(point)))
-        return min(points, key=lambda point: (*budget_shares(point), self._costs(point)[-1]), default=None)
+            return min(within_budget, key=lambda point: (self._costs(point)[-1], *max_and_total_share(point)))
+        return min(points, key=lambda point: (*max_and_total_share(point), self._costs(point)[-1]), default=None)
 
     def record(self, point: ParetoPoint) -> None:
         """Add a measurement, and update the kept points, least disclosure first."""
         self.measured.append(point)
-        if any(self._dominates(other, point) for other in self.kept):
-            return
-        kept = [other for other in self.kept if not self._dominates(point, other)]
+        if any(self._is_at_least_as_good(other, point) for other in self.kept):
+            return  # of two equal points the earlier one stays
+        kept = [other for other in self.kept if not self._is_at_least_as_good(point, other)]
         kept = sorted([*kept, point], key=self._costs)
         chosen = self.choose(kept)
         # Points are removed one by one, each time the one whose neighbours are nearest to each other. The chosen point
@@ -91,8 +91,8 @@ class ParetoFront:
         """Return all values of which less is better; the utility is the last."""
         return (*(point.disclosure[name] for name in self.budgets), point.utility * (1 if self.mode == "min" else -1))
 
-    def _dominates(self, one: ParetoPoint, other: ParetoPoint) -> bool:
-        """Return whether ``one`` is at least as good in everything; of two equal points the earlier one stays."""
+    def _is_at_least_as_good(self, one: ParetoPoint, other: ParetoPoint) -> bool:
+        """Return whether ``one`` is at least as good as ``other`` in every cost."""
         return all(map(le, self._costs(one), self._costs(other)))
 
     def _neighbour_gaps(self, points: Sequence[ParetoPoint]) -> list[float]:

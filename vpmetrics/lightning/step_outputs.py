@@ -23,16 +23,16 @@ Keys = Sequence[str] | Mapping[str, str] | Callable[[Any], Any]
 ResolvedKeys = dict[str, str] | Callable[[Any], Any]
 
 
-def resolve_keys(keys: Any, has_encoder: bool) -> ResolvedKeys:
-    """Return the key of each argument, or ``keys`` itself where it is a function.
+def resolve_keys(keys: Any, allows_lengths: bool) -> ResolvedKeys:
+    """Return the key of each argument, or ``keys`` itself where it is a function; raise if it is neither.
 
     Example:
-        >>> resolve_keys(("x", "y", "speaker"), has_encoder=False)
+        >>> resolve_keys(("x", "y", "speaker"), allows_lengths=False)
         {'original': 'x', 'protected': 'y', 'speakers': 'speaker'}
     """
     if callable(keys):
         return keys  # type: ignore[no-any-return]
-    named = _name_in_order(keys)
+    named = _zip_with_argument_names(keys)
     is_valid = isinstance(named, Mapping) and set(named) >= _REQUIRED and set(named) <= _ALLOWED
     if not is_valid or not all(isinstance(key, str) for key in named.values()):
         raise ValueError(
@@ -40,13 +40,13 @@ def resolve_keys(keys: Any, has_encoder: bool) -> ResolvedKeys:
             "groups, in this order; a dictionary from these, 'is_reference' and 'lengths' to keys; or a function; "
             f"but got {keys!r}."
         )
-    if "lengths" in named and not has_encoder:
+    if "lengths" in named and not allows_lengths:
         raise ValueError("Expected no 'lengths' in `keys` without an `encoder`: embeddings are not padded.")
     return dict(named)
 
 
-def _name_in_order(values: Any) -> Any:
-    """Return a dictionary from the arguments of ``update`` to a list of values; other values as they are."""
+def _zip_with_argument_names(values: Any) -> Any:
+    """Return a dictionary from the arguments of ``update`` to the values of a sequence; anything else as it is."""
     if isinstance(values, Sequence) and not isinstance(values, str) and len(values) <= len(ARGUMENTS):
         return dict(zip(ARGUMENTS, values, strict=False))
     return values
@@ -57,16 +57,16 @@ def has_keys(outputs: Any, keys: ResolvedKeys) -> bool:
     return callable(keys) or (isinstance(outputs, Mapping) and all(key in outputs for key in keys.values()))
 
 
-def read_outputs(outputs: Any, keys: ResolvedKeys, step_name: str) -> dict[str, Any] | None:
-    """Return the arguments of ``update`` that a step returned; None if a function ``keys`` leaves the batch out.
+def read_unskipped_outputs(outputs: Any, keys: ResolvedKeys, step_name: str) -> dict[str, Any] | None:
+    """Return the arguments of ``update`` that a step returned; None if a function ``keys`` skips the batch.
 
     Example:
         >>> keys = {"original": "x", "protected": "y", "speakers": "speaker"}
-        >>> read_outputs({"x": 1, "y": 2, "speaker": 3, "loss": 4}, keys, "validation_step")
+        >>> read_unskipped_outputs({"x": 1, "y": 2, "speaker": 3, "loss": 4}, keys, "validation_step")
         {'original': 1, 'protected': 2, 'speakers': 3}
     """
     if callable(keys):
-        arguments = _name_in_order(keys(outputs))
+        arguments = _zip_with_argument_names(keys(outputs))
         if arguments is not None and not (isinstance(arguments, Mapping) and set(arguments) >= _REQUIRED):
             raise TypeError(
                 "Expected the function `keys` to return (original, protected, speakers), with utterances, sessions and "
@@ -102,19 +102,18 @@ class FrozenEncoder:
         self._cache: dict[bytes, Tensor] = {}
         self._has_warned = False
 
-    def freeze(self, trained: Iterable[nn.Parameter]) -> None:
-        """Freeze the encoder; raise if the Trainer trains its weights."""
-        trained_ids = {id(weight) for weight in trained if weight.requires_grad}
+    def check_is_untrained(self, module_weights: Iterable[nn.Parameter]) -> None:
+        """Raise if the module trains a weight of the encoder."""
+        trained_ids = {id(weight) for weight in module_weights if weight.requires_grad}
         if any(id(weight) in trained_ids for weight in self.encoder.parameters()):
             raise ValueError(
                 "Expected `encoder` to be an attacker of its own, but the module trains its weights. "
                 "Freeze them in the module, or pass a copy."
             )
-        self.encoder.requires_grad_(False)
 
-    def begin_validation(self, device: torch.device) -> None:
-        """Prepare for a validation; keep in the cache only what the last validation contained."""
-        self.encoder.to(device).eval()
+    def freeze_and_rotate_cache(self, device: torch.device) -> None:
+        """Freeze the encoder on a device; keep in the cache only what the last validation contained."""
+        self.encoder.to(device).eval().requires_grad_(False)
         self._last_cache, self._cache = self._cache, {}
 
     def embed(self, arguments: dict[str, Any], device: torch.device, is_training: bool = False) -> dict[str, Any]:

@@ -46,11 +46,6 @@ def logging_step(trainer: Any) -> int:
     return int(getattr(trainer.fit_loop.epoch_loop, "_batches_that_stepped", trainer.global_step))
 
 
-def is_fitting(trainer: Any) -> bool:
-    """Return whether this is ``trainer.fit``, with its validations, and not ``validate`` or ``test``."""
-    return bool(trainer.state.fn == "fit")
-
-
 def loader_suffixes(trainer: Any) -> dict[int, str]:
     """Return the suffix of logged names for each dataloader of this evaluation; the same on every process."""
     sizes = trainer.num_test_batches if trainer.testing else trainer.num_val_batches
