@@ -153,7 +153,7 @@ class CalibrationDistortion(PrivacyMetric):
             return super().plot(val, ax)
         check_choice("kind", kind, ("calibrated", "raw", "profile"))
         from vpmetrics.plotting.figures import draw_calibration_transfer
-        from vpmetrics.plotting.score_plots import draw_reliability
+        from vpmetrics.plotting.score_plots import draw_share_by_posterior
 
         with self._gather_states():
             (preds, target), learnt = self._trials_of_run(1), self._trials_of_run(0)
@@ -162,7 +162,7 @@ class CalibrationDistortion(PrivacyMetric):
         is_raw = kind == "raw"
         llr = preds if is_raw else transferred_llr(preds, target, *learnt, self.calibration, validate_args=False)
         name = label or ("scores" if is_raw else self.calibration)
-        return draw_reliability(llr, torch.stack([~target, target]), ax, name)
+        return draw_share_by_posterior(llr, torch.stack([~target, target]), ax, name)
 
     def _trials_of_run(self, run: int) -> tuple[Tensor, Tensor]:
         names = f"scores_run{run}", f"is_target_run{run}"

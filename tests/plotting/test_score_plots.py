@@ -14,12 +14,12 @@ from vpmetrics._engine.measures import prior_entropy
 from vpmetrics.plotting.axes import axes_or_new
 from vpmetrics.plotting.score_plots import (
     draw_attacks,
-    draw_attributes,
+    draw_attribute_bits,
     draw_det,
     draw_ece_profile,
-    draw_reliability,
-    draw_roc,
+    draw_log_roc,
     draw_score_histogram,
+    draw_share_by_posterior,
 )
 
 ODDS = torch.linspace(-7, 7, 141, dtype=torch.float64)
@@ -79,7 +79,7 @@ def test_the_roc_is_logarithmic_and_marks_low_false_positive_rates(trials):
     preds, target = trials
     values = F.tpr_at_fpr(preds, target, fpr=(0.01, 0.001))
     rates = [float(value) for value in values.values()]
-    _, ax = draw_roc(
+    _, ax = draw_log_roc(
         collect_trial_scores(preds, target).counts.ascending, dict(zip(KEYS, rates, strict=True)), None, "OP"
     )
     curve, marker = [line for line in ax.lines if line.get_gid() != "chance"][2:]
@@ -111,7 +111,7 @@ def test_reliability_of_calibrated_ratios_is_the_diagonal():
     llr = 2 * torch.randn(200_000, generator=draw, dtype=torch.float64)
     target = torch.rand(len(llr), generator=draw) < llr.sigmoid()  # a posterior at even odds
     prior = math.log(int(target.sum()) / int((~target).sum()))
-    _, ax = draw_reliability(llr - prior, torch.stack([~target, target]), None, "OP")
+    _, ax = draw_share_by_posterior(llr - prior, torch.stack([~target, target]), None, "OP")
     x, y = ax.lines[1].get_data()
     np.testing.assert_allclose(x, y, atol=0.02)
     assert len(x) == 15
@@ -131,7 +131,7 @@ def test_attacks_are_sorted_beside_chance_and_the_interval_of_the_choice():
 
 def test_attributes_stand_beside_chance_and_original_speech():
     sex = {"disclosure": 0.6, "disclosure_low": 0.5, "disclosure_high": 0.7, "chance": 0.03, "original": 0.98}
-    _, ax = draw_attributes({"sex": sex, "age": {"disclosure": 0.1}}, axes_or_new(None), "B2")
+    _, ax = draw_attribute_bits({"sex": sex, "age": {"disclosure": 0.1}}, axes_or_new(None), "B2")
     assert [label.get_text() for label in ax.get_yticklabels()] == ["age", "sex"]
     assert [bar.get_width() for bar in ax.patches] == [0.1, 0.6]
     assert len(ax.containers) == 2  # one interval is known
@@ -139,4 +139,4 @@ def test_attributes_stand_beside_chance_and_original_speech():
     assert (original.get_xdata()[0], original.get_ydata()[0]) == (0.98, 1)
     names = {text.get_text() for text in ax.get_legend().get_texts()}
     assert {"chance", "original speech"} <= names
-    draw_attributes({}, None)[0].draw_without_rendering()
+    draw_attribute_bits({}, None)[0].draw_without_rendering()

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from vpmetrics._engine.speaker_similarity import SimilarityMatrices, diagonal_and_row_means
 from vpmetrics.functional import speaker_disclosure
 from vpmetrics.plotting.figures import CARD, FIGURES, PAGE
-from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_speakers, draw_zoo
+from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_tested_and_enrolled, draw_zoo
 
 
 @pytest.mark.parametrize("count", [3, 120])
@@ -65,7 +65,7 @@ def test_speakers_are_sorted_and_the_worst_are_named(systems):
 
 def test_speakers_without_trials_are_not_drawn():
     found = speaker_disclosure(torch.arange(3.0), torch.tensor([0, 1, 1]), torch.tensor([[5, 4, 4], [4, 4, 4]]))
-    _, ax = draw_speakers(found, 0.1, str, None)
+    _, ax = draw_tested_and_enrolled(found, 0.1, str, None)
     (tested,) = (line for line in ax.lines if line.get_gid() == "probed")
     assert len(tested.get_xdata()) == 1
 
@@ -76,7 +76,7 @@ def test_names_of_speakers_who_disclose_as_much_do_not_overlap(size, monkeypatch
     names = torch.arange(12)  # each is compared with the next and with itself
     speakers = torch.stack([names.repeat(2), torch.cat([names.roll(1), names])])
     found = speaker_disclosure(torch.arange(24.0) // 12, torch.arange(24) // 12, speakers)
-    figure, ax = draw_speakers(found, 0.5, lambda place: f"speaker {place}", None)
+    figure, ax = draw_tested_and_enrolled(found, 0.5, lambda place: f"speaker {place}", None)
     figure.draw_without_rendering()
     texts = [text.get_window_extent() for text in ax.texts]
     assert len(texts) == 3

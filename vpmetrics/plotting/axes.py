@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, StrMethodFormatter
+from numpy.typing import NDArray
 
 from vpmetrics._engine.registry import scalar
 
@@ -167,7 +168,7 @@ def set_logarithmic_counts(ax: Axes, base: int = 10) -> None:
     ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
-def error_bar_lengths(key: str, scalars: Mapping[str, Any]) -> Any:
+def error_bar_lengths(key: str, scalars: Mapping[str, Any]) -> NDArray[np.float64]:
     """Return the lengths of a scalar's confidence interval below and above its value, ``(2, 1)``; 0 if unknown."""
     value, low, high = (float(scalars.get(f"{key}{suffix}", math.nan)) for suffix in ("", "_low", "_high"))
     return np.nan_to_num([[value - low], [high - value]]).clip(min=0)

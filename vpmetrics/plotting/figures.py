@@ -23,7 +23,7 @@ from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 from vpmetrics._engine.validation import suppress_warnings
 from vpmetrics.plotting import identification_plots, score_plots
 from vpmetrics.plotting.axes import as_label, axes_in_grid, axes_or_new, axis_label, figure_of, move_legend_beside
-from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_speakers, draw_zoo
+from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_tested_and_enrolled, draw_zoo
 from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_path, draw_utility
 
 _MOST_NAMES, _LONGEST_NAME = 20, 5  # that are legible along a heat map
@@ -240,15 +240,15 @@ def draw_calibration_transfer(
 
 def _draw_reliability(shown: ShownCondition, ax: Axes) -> None:
     values, counts = shown.report.scores.trials.values_and_counts()
-    score_plots.draw_reliability(values, counts, ax, shown.label)
+    score_plots.draw_share_by_posterior(values, counts, ax, shown.label)
     # Several systems would have too many curves.
     if shown.is_single and shown.report.calibrated is not None and (halves := shown.report.calibrated()):
         llr, is_target = (torch.cat(column) for column in list(zip(*halves, strict=True))[:2])
-        score_plots.draw_reliability(llr, torch.stack([~is_target, is_target]), ax, f"{shown.label}, calibrated")
+        score_plots.draw_share_by_posterior(llr, torch.stack([~is_target, is_target]), ax, f"{shown.label}, calibrated")
     transfer = shown.system.report.transfer
     if transfer is not None and shown.condition == shown.system.report.main_condition:
         for kind, llr in transfer.llr.items():
-            score_plots.draw_reliability(llr, transfer.counts, ax, f"{shown.label}, {kind}")
+            score_plots.draw_share_by_posterior(llr, transfer.counts, ax, f"{shown.label}, {kind}")
 
 
 def _draw_matrices(system: EvaluatedSystem, ax: Axes) -> None:
@@ -262,15 +262,15 @@ def _legible_speaker_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
     return names if 0 < len(names) <= _MOST_NAMES and max(map(len, names)) <= _LONGEST_NAME else None
 
 
-def _has_population(report: ConditionReport, utterances: int = 1) -> bool:
-    """Return whether speakers can be searched for, with conversations of this number of utterances."""
+def _has_gallery(report: ConditionReport, min_utterances: int = 1) -> bool:
+    """Return whether there is a gallery, whose speakers have at least this many utterances in the median."""
     population = report.population
     if population is None or not bool(report.scalars["gallery"].isfinite()):
         return False
-    return population.median_num_utterances() >= utterances
+    return population.median_num_utterances() >= min_utterances
 
 
-_has_conversations = partial(_has_population, utterances=2)
+_has_conversations = partial(_has_gallery, min_utterances=2)
 
 
 def _draw_population_rates(shown: ShownCondition, ax: Axes) -> None:
@@ -289,7 +289,7 @@ def _draw_conversation_lengths(shown: ShownCondition, ax: Axes) -> None:
     population, size = shown.report.population, min(identification_plots.find_population_sizes(shown.report.scalars))
     for rates_of, label in ((population, shown.label), (population.after_strongest_attack, f"{shown.label}, attacked")):
         with suppress_warnings():
-            values = {length: rates_of((size,), length) for length in _conversation_lengths(shown)}
+            values = {length: rates_of((size,), length) for length in _doubling_conversation_lengths(shown)}
         if curve := _curve_of_key(values, f"rate_{size}"):
             name = f"re-identification rate\namong {size} people"
             identification_plots.draw_over_utterances(curve, 1 / size, ax, label, name)
@@ -303,7 +303,7 @@ def _draw_bits_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) ->
     axes = layout.panel_axes(2, (4.8, 3.6))
     for shown in chosen:
         bits_over = shown.system.report.bits_over
-        values = bits_over(_conversation_lengths(shown)) if bits_over is not None else {}
+        values = bits_over(_doubling_conversation_lengths(shown)) if bits_over is not None else {}
         keys = ("d_ece", "d_ece_strongest", "mean_d", "mean_d_chance")
         cosine, strongest, ranks, chance = (_curve_of_key(values, scalar_key(shown.condition, key)) for key in keys)
         for curve, label in ((cosine, shown.title), (strongest, f"{shown.title}, attacked")):
@@ -315,7 +315,8 @@ def _draw_bits_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) ->
     return figure_of(axes[0])
 
 
-def _conversation_lengths(shown: ShownCondition) -> list[int]:
+def _doubling_conversation_lengths(shown: ShownCondition) -> list[int]:
+    """Return 1, 2, 4, … up to the median number of utterances of a speaker, at most 32."""
     return [2**power for power in range(6) if 2**power <= shown.report.population.median_num_utterances()]
 
 
@@ -352,7 +353,7 @@ FIGURES = (
         "What protected speech discloses about attributes such as sex, to a classifier fitted on other speakers. "
         "Dashed: chance level. Diamonds: original speech.",
         _axes_per_system(
-            lambda system, ax: score_plots.draw_attributes(system.attributes, ax), lambda system: system.attributes,
+            lambda system, ax: score_plots.draw_attribute_bits(system.attributes, ax), lambda system: system.attributes,
             (5.2, 3.8))),
     FigureKind(
         "score_histogram", "Distribution of scores",
@@ -371,7 +372,7 @@ FIGURES = (
         "Share of target trials found (TPR) over the share of non-target trials mistaken for them (FPR), on "
         "logarithmic axes. The closer to the dashed line of chance, the more private. Markers: FPR of 1 % and 0.1 %, "
         "what an attacker finds who must rarely be wrong.",
-        _overlay_conditions(lambda shown, ax: score_plots.draw_roc(shown.steps, shown.scalars, ax, shown.label))),
+        _overlay_conditions(lambda shown, ax: score_plots.draw_log_roc(shown.steps, shown.scalars, ax, shown.label))),
     FigureKind(
         "ece_profile", "ECE profiles",
         "Empirical cross-entropy: the uncertainty of an attacker who sees the scores, over all priors. The closer "
@@ -416,7 +417,7 @@ FIGURES = (
         "enrolled one. The largest of many noisy numbers is too large; a speaker far above the others is protected "
         "worse.",
         _panel_per_condition(
-            lambda shown, ax: draw_speakers(
+            lambda shown, ax: draw_tested_and_enrolled(
                 shown.report.speakers, shown.scalars["d_ece"], shown.system.speaker_name, ax, shown.title),
             lambda report: report.speakers is not None)),
     FigureKind(
@@ -446,7 +447,7 @@ FIGURES = (
         "people", "Re-identification in a population",
         "How often the speaker of an utterance is the most similar of N people: by cosine and, where attacks "
         "were tried, after the strongest attack, which searches among speakers it was not fitted on. Dotted: "
-        "extrapolated beyond the gallery.", _overlay_conditions(_draw_population_rates, _has_population)),
+        "extrapolated beyond the gallery.", _overlay_conditions(_draw_population_rates, _has_gallery)),
     FigureKind(
         "utterances", "Re-identification from several utterances",
         "How often the speaker is found by the mean of several utterances: by cosine and, where attacks were tried, "

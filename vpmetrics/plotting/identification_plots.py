@@ -137,14 +137,14 @@ def draw_over_utterances(
     return finish_axes(ax)
 
 
-def draw_singling_out(rates_and_errors: Mapping[int, tuple[float, float]], ax: Axes | None, label: str) -> PlotResult:
-    """Draw how often one person of a population is singled out, with twice the standard error, and the chance level."""
+def draw_singling_out(population_rates: Mapping[int, tuple[float, float]], ax: Axes | None, label: str) -> PlotResult:
+    """Draw rates of singling out by population size, with twice their standard errors, and the chance level."""
     ax = axes_or_new(ax)
-    sizes = [size for size in sorted(rates_and_errors) if not math.isnan(rates_and_errors[size][0])]
+    sizes = [size for size in sorted(population_rates) if not math.isnan(population_rates[size][0])]
     if not ax.lines:
         set_logarithmic_counts(ax)
         ax.set(xlabel="size of the population", ylabel="rate of singling out", ylim=(-0.02, 1.02))
-    rates, errors = np.array([rates_and_errors[size] for size in sizes]).reshape(-1, 2).T
+    rates, errors = np.array([population_rates[size] for size in sizes]).reshape(-1, 2).T
     style = next_style(ax)
     ax.plot(sizes, rates, **style.markers, label=as_label(label) if label else "singled out")
     ax.vlines(sizes, rates - 2 * errors, rates + 2 * errors, color=style.colour, linewidth=1.0)

@@ -78,7 +78,7 @@ def draw_det(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: s
     return finish_axes(ax, keys=_DET_KEYS, loc="lower left")
 
 
-def draw_roc(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
+def draw_log_roc(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: str) -> PlotResult:
     """Draw the true-positive rate over the false-positive rate on logarithmic axes; mark FPR 1 % and 0.1 %."""
     ax = axes_or_new(ax)
     if not ax.lines:
@@ -142,7 +142,7 @@ def draw_attacker_profile(
     return finish_axes(ax, keys=_PROFILE_KEYS, heading_suffix=heading_suffix, loc="upper left")
 
 
-def draw_reliability(llr: Tensor, counts: Tensor, ax: Axes | None, label: str) -> PlotResult:
+def draw_share_by_posterior(llr: Tensor, counts: Tensor, ax: Axes | None, label: str) -> PlotResult:
     """Draw the share of targets over the posterior of log-likelihood ratios, at the prior of the trials.
 
     ``llr`` ``(V,)`` occur ``counts`` ``(2, V)`` times among non-targets and targets.
@@ -189,7 +189,7 @@ def draw_attacks(
     return _finish_bars(ax, [*(value for _, value in bars), *strongest], axis_label("d_ece"), title)
 
 
-def draw_attributes(attributes: Mapping[str, Mapping[str, float]], ax: Axes | None, title: str = "") -> PlotResult:
+def draw_attribute_bits(attributes: Mapping[str, Mapping[str, float]], ax: Axes | None, title: str = "") -> PlotResult:
     """Draw the disclosure of each attribute, its chance level, and that of original speech.
 
     Each maps ``disclosure``, ``disclosure_low``, ``disclosure_high``, ``chance`` and ``original`` to bits, where known.

@@ -72,7 +72,7 @@ def draw_zoo(
     is_defined = np.isfinite(x) & np.isfinite(y)
     x, y = x[is_defined], y[is_defined]
     if len(x) > 3:
-        _mark_animals(ax, x, y)
+        _draw_animal_counts(ax, x, y)
     ax.plot(x, y, "o", color=COLOURS[0], markersize=5, markeredgecolor="white", markeredgewidth=0.5)
     if names is not None:
         for name, *point in zip(np.asarray(names)[is_defined], x, y, strict=True):
@@ -82,7 +82,8 @@ def draw_zoo(
     return finish_axes(ax, title)
 
 
-def _mark_animals(ax: Axes, x: Any, y: Any) -> None:
+def _draw_animal_counts(ax: Axes, x: Any, y: Any) -> None:
+    """Draw the quartiles, and write how many speakers are in each corner; nothing where quartiles coincide."""
     quartiles = [np.quantile(values, (0.25, 0.75)) for values in (x, y)]
     if any(np.isclose(low, high) for low, high in quartiles):
         return  # equal speakers would be every animal
@@ -98,8 +99,8 @@ def _mark_animals(ax: Axes, x: Any, y: Any) -> None:
         text.set(ha=("left", "right")[right], va=("bottom", "top")[top])
 
 
-def draw_speakers(
-    disclosed: SpeakerDisclosure, mean: float, name_of: Callable[[float], str], ax: Axes | None, title: str = ""
+def draw_tested_and_enrolled(
+    disclosed: SpeakerDisclosure, d_ece: float, speaker_name: Callable[[int], str], ax: Axes | None, title: str = ""
 ) -> PlotResult:
     """Draw the D_ECE of every speaker, as the tested one (sorted) and as the enrolled one, and that of all trials."""
     ax = axes_or_new(ax, size=(4.8, 3.6))
@@ -111,11 +112,11 @@ def draw_speakers(
     if not np.array_equal(tested, enrolled, equal_nan=True):
         ax.plot(places, enrolled, **dots, fillstyle="none", color=COLOURS[1], label="enrolled", gid="enrolled")
     ax.plot(places, tested, **dots, color=COLOURS[0], label="tested", gid="probed")
-    ax.axhline(mean, **{**CHANCE, "linewidth": 1.0, "label": "all trials", "gid": "mean"})
+    ax.axhline(d_ece, **{**CHANCE, "linewidth": 1.0, "label": "all trials", "gid": "mean"})
     ax.set(xlabel="speakers, worst first", ylabel="$D_{ECE}$ of a speaker, bit")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     ax.margins(y=0.25)
-    _name_first_points(ax, [as_label(name_of(speaker)) for speaker in order[:_NAMED_SPEAKERS]], places, tested)
+    _name_first_points(ax, [as_label(speaker_name(speaker)) for speaker in order[:_NAMED_SPEAKERS]], places, tested)
     return finish_axes(ax, title, loc="lower left")
 
 

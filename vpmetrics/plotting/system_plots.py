@@ -60,9 +60,9 @@ def draw_deid_gvd(systems: Sequence[tuple[str, Mapping[str, Any]]], ax: Axes | N
         marks: dict[str, Any] = {**style.markers, "markersize": max(12 - 1.5 * style.number, 6)}
         marks |= {"markeredgecolor": "white", "markeredgewidth": 0.8} if style.is_filled else {}
         ax.plot(100 * deid, gvd, linestyle="none", **marks, label=as_label(name))
-        lengths = {"xerr": 100 * error_bar_lengths("deid", scalars), "yerr": error_bar_lengths("gvd", scalars)}
-        ax.errorbar(100 * deid, gvd, **lengths, color=style.colour, **_WHISKERS)
-        ax.set_xlim(left=min(ax.get_xlim()[0], 100 * deid - float(lengths["xerr"][0, 0]) - 3))
+        xerr, yerr = 100 * error_bar_lengths("deid", scalars), error_bar_lengths("gvd", scalars)
+        ax.errorbar(100 * deid, gvd, xerr=xerr, yerr=yerr, color=style.colour, **_WHISKERS)
+        ax.set_xlim(left=min(ax.get_xlim()[0], 100 * deid - float(xerr[0, 0]) - 3))
     low, high = ax.get_ylim()
     if high - low < _LEAST_DECIBELS:  # rounding errors would look like differences
         middle = (low + high) / 2
