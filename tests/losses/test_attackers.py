@@ -9,7 +9,7 @@ from loss_batches import keyed_batch, train_on, trials, two_sided, unit
 from torch.testing import assert_close
 
 from vpmetrics.losses import DisclosureLoss, PseudonymisationLoss
-from vpmetrics.losses.attackers import RunningMoments, subtract_session_means, within_session_variance_share
+from vpmetrics.losses.attackers import RunningMoments, subtract_speaker_session_means, within_session_variance_share
 
 
 def covariance(rows, weights=None):
@@ -82,10 +82,10 @@ def test_the_share_within_sessions_is_that_of_the_definition():
 def share_of_itself(protected, speakers, sessions):
     """The share, and its gradient, where the past is the batch."""
     rows = protected.clone().requires_grad_()
-    deviations, moments = subtract_session_means(rows, speakers, sessions), RunningMoments()
+    deviations, moments = subtract_speaker_session_means(rows, speakers, sessions), RunningMoments()
     for _ in range(12):
-        moments.observe(deviations, rows)
-    share = within_session_variance_share(moments.compute_covariances(rows.shape[1], rows.device), deviations, rows)
+        moments.observe_if_training(deviations, rows)
+    share = within_session_variance_share(deviations, rows, moments.compute_covariances(rows.shape[1], rows.device))
     return share, torch.autograd.grad(share, rows)[0]
 
 

@@ -25,8 +25,8 @@ _SESSION_RIDGE = 1e-6
 _DECAY = 0.95  # of the moments per batch: about 20 batches count
 _MIN_BATCHES = 8  # smallest weight of past batches that are used, reached after ten batches
 
-AttackedSides = tuple[Tensor, Tensor, Tensor]
-"""Both sides ``(B, D)`` as an attacker compares them by cosine, and which pairs ``(B, B)`` of rows are trials."""
+SidesAndTrialMask = tuple[Tensor, Tensor, Tensor]
+"""Both sides ``(B, D)`` as an attacker compares them by cosine, and a mask ``(B, B)`` of the pairs that are trials."""
 
 
 class Covariances(NamedTuple):
@@ -53,8 +53,8 @@ class RunningMoments(nn.Module):
         super().__init__()
         self.register_buffer("moments", None, persistent=False)
 
-    def observe(self, first: Tensor, second: Tensor) -> None:
-        """Add a batch that is trained on; validation batches are not learnt from."""
+    def observe_if_training(self, first: Tensor, second: Tensor) -> None:
+        """Add a batch in training mode with gradients; otherwise do nothing."""
         if not (self.training and torch.is_grad_enabled() and second.requires_grad):
             return
         batch = _measure_moments(first, second)
@@ -69,38 +69,38 @@ class RunningMoments(nn.Module):
         return _covariances_from_moments(widen(self.moments.to(device)))
 
 
-def attack_with_past_batches(past: Covariances, original: Tensor, protected: Tensor) -> AttackedSides:
-    """Return whitened originals and their ridge regression on protected rows, fitted on past batches."""
+def attack_with_past_batches(past: Covariances, original: Tensor, protected: Tensor) -> SidesAndTrialMask:
+    """Return original rows whitened, and predicted from protected rows; no trials before many batches have passed."""
     is_counted = past.has_many_batches(len(protected)).expand(len(protected), len(protected))
-    return *_whiten_and_predict(past, original, protected, _RIDGE), is_counted
+    return *_whiten_and_predict_original(past, original, protected, _RIDGE), is_counted
 
 
-def attack_with_halves(original: Tensor, protected: Tensor, speakers: Tensor) -> AttackedSides:
-    """Return whitened originals and their ridge regression on protected rows, fitted on the other half of speakers."""
+def attack_with_halves(original: Tensor, protected: Tensor, speakers: Tensor) -> SidesAndTrialMask:
+    """Return original rows whitened, and predicted as fitted on the other half of speakers; no trial joins the halves."""
     is_first = _choose_half(original, speakers)
     halves = []
     for is_fitted_on in (~is_first, is_first):
         covariances = _covariances_from_moments(_measure_moments(original, protected, is_fitted_on))
-        halves.append(_whiten_and_predict(covariances, original, protected, _BATCH_RIDGE))
+        halves.append(_whiten_and_predict_original(covariances, original, protected, _BATCH_RIDGE))
     whitened, predicted = (torch.where(is_first[:, None], a, b) for a, b in zip(*halves, strict=True))
     return whitened, predicted, match_labels(is_first)
 
 
-def subtract_session_means(protected: Tensor, speakers: Tensor, sessions: Tensor) -> Tensor:
+def subtract_speaker_session_means(protected: Tensor, speakers: Tensor, sessions: Tensor) -> Tensor:
     """Return each row minus the mean of its speaker in its session, ``(B, D)``."""
     rows = widen(protected)
     is_together = (match_labels(speakers) & match_labels(sessions)).to(rows)
     return rows - (is_together / is_together.sum(1, keepdim=True)) @ rows
 
 
-def within_session_variance_share(past: Covariances, deviations: Tensor, protected: Tensor) -> Tensor:
-    r"""Return the share of the variance that lies within sessions, averaged over whitened directions.
+def within_session_variance_share(session_deviations: Tensor, protected: Tensor, past: Covariances) -> Tensor:
+    r"""Return the share of the variance that lies within sessions, averaged over whitened directions; a penalty.
 
     .. math:: t = \frac{1}{D} \operatorname{tr}(C^{-1} W)
 
     with :math:`W` the covariance of the deviations from the mean of the session and :math:`C` that of protected rows,
     by past batches (the first and second side of ``past``). A session keeps speaker and key, so what varies within it
-    comes from the utterance.
+    comes from the utterance. The share is 0 until there are many past batches.
 
     A batch is too small to estimate :math:`C`. Without a gradient of :math:`C`, a smaller variance in every direction
     would lower the loss, although it does not weaken a linear attacker. So the batch enters as the derivative
@@ -108,7 +108,7 @@ def within_session_variance_share(past: Covariances, deviations: Tensor, protect
     changes nothing to first order, also while :math:`C` lags behind.
     """
     whiten = _fit_whitening(past.second, _SESSION_RIDGE)
-    within, rows = (whiten(side) for side in (deviations, widen(protected) - past.second_mean))
+    within, rows = (whiten(side) for side in (session_deviations, widen(protected) - past.second_mean))
     total = (rows @ whiten(whiten(past.first).T) * rows).mean()
     share = within.square().mean() - (total - total.detach())
     return torch.where(past.has_many_batches(len(protected)), share, 0)
@@ -129,10 +129,10 @@ def _covariances_from_moments(moments: Tensor) -> Covariances:
     return Covariances(moments[0, 0], mean[:width], mean[width:], first, second, cross)
 
 
-def _whiten_and_predict(
+def _whiten_and_predict_original(
     fitted: Covariances, original: Tensor, protected: Tensor, ridge: float
 ) -> tuple[Tensor, Tensor]:
-    """Return whitened original rows, and their ridge regression on protected rows."""
+    """Return original rows whitened, and predicted from protected rows by ridge regression, ``(B, D)`` each."""
     whiten = _fit_whitening(fitted.first, _ORIGINAL_RIDGE)
     weights = torch.cholesky_solve(whiten(fitted.cross), _fit_whitening(fitted.second, ridge).factor)
     predicted = (protected - fitted.second_mean.to(protected)) @ weights.to(protected)

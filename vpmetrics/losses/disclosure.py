@@ -10,22 +10,22 @@ from torch import Tensor
 from vpmetrics._engine.scalar import FULL_DISCLOSURE
 from vpmetrics._engine.validation import check_choice, check_positive, check_weight
 from vpmetrics.losses.attackers import (
-    AttackedSides,
     RunningMoments,
+    SidesAndTrialMask,
     attack_with_halves,
     attack_with_past_batches,
-    subtract_session_means,
+    subtract_speaker_session_means,
     within_session_variance_share,
 )
 from vpmetrics.losses.embedding_loss import (
-    Batch,
     EmbeddingLoss,
+    UnitRowBatch,
     cosines,
+    flatten_above_diagonal,
+    flatten_off_diagonal,
     has_both_classes,
     match_labels,
-    surrogate_disclosure,
-    take_above_diagonal,
-    take_off_diagonal,
+    sum_surrogate_disclosures,
 )
 
 ATTACKS = ("batch", "past")
@@ -98,13 +98,15 @@ class DisclosureLoss(EmbeddingLoss):
         self.session_invariance = session_invariance
         self.past_pairs, self.past_sessions = RunningMoments(), RunningMoments()
 
-    def compute_loss(self, batch: Batch) -> Tensor:
-        """Return the loss of a validated batch."""
-        _, protected, speakers, sessions = batch
-        is_same, attacked = match_labels(speakers), self._run_attackers(batch)
+    def compute_loss(self, batch: UnitRowBatch) -> Tensor:
+        """Return the disclosures to all attackers plus weighted penalties; past-batch attackers learn in training."""
+        original, protected, speakers, sessions = batch
+        is_same, attacked = match_labels(speakers), self._attack_batch(batch)
+        if "past" in self.attacks:
+            self.past_pairs.observe_if_training(original, protected)
         scores = torch.stack([cosines(*sides) for *sides, _ in attacked])
         is_counted = torch.stack([is_trial for *_, is_trial in attacked])
-        loss = self._disclose_both_ways(*map(take_off_diagonal, (scores, is_same, is_counted)))
+        loss = self._sum_two_sided_disclosures(*map(flatten_off_diagonal, (scores, is_same, is_counted)))
         if self.flatness > 0:
             is_defined = (is_same.sum() > len(is_same)) & ~is_same.all()
             # The variance of the means of all pairs of speakers, divided by the variance of the scores.
@@ -115,18 +117,18 @@ class DisclosureLoss(EmbeddingLoss):
         if sessions is not None:
             is_across = ~is_same | ~match_labels(sessions)
             links = cosines(protected, protected)[None]
-            loss = loss + self._disclose_both_ways(*map(take_above_diagonal, (links, is_same, is_across)))
+            loss = loss + self._sum_two_sided_disclosures(*map(flatten_above_diagonal, (links, is_same, is_across)))
             if self.session_invariance > 0:
-                deviations = subtract_session_means(protected, speakers, sessions)
+                deviations = subtract_speaker_session_means(protected, speakers, sessions)
                 past = self.past_sessions.compute_covariances(protected.shape[1], protected.device)
-                self.past_sessions.observe(deviations, protected)
+                self.past_sessions.observe_if_training(deviations, protected)
                 if past is not None:
-                    share = within_session_variance_share(past, deviations, protected)
+                    share = within_session_variance_share(deviations, protected, past)
                     loss = loss + self.session_invariance * (share / _NEGLIGIBLE_SHARE).log1p()
         return loss.to(scores.dtype)
 
-    def _run_attackers(self, batch: Batch) -> list[AttackedSides]:
-        """Return what each attacker compares; the attacker of past batches then learns from this one."""
+    def _attack_batch(self, batch: UnitRowBatch) -> list[SidesAndTrialMask]:
+        """Return what each attacker compares: plain cosine, then those that the settings name."""
         original, protected, speakers, _ = batch
         every_pair = torch.ones_like(match_labels(speakers))
         attacked = [(original, protected, every_pair)]
@@ -138,13 +140,12 @@ class DisclosureLoss(EmbeddingLoss):
             past = self.past_pairs.compute_covariances(protected.shape[1], protected.device)
             if past is not None:
                 attacked.append(attack_with_past_batches(past, original, protected))
-            self.past_pairs.observe(original, protected)
         return attacked
 
-    def _disclose_both_ways(self, scores: Tensor, is_target: Tensor, is_counted: Tensor) -> Tensor:
+    def _sum_two_sided_disclosures(self, scores: Tensor, is_target: Tensor, is_counted: Tensor) -> Tensor:
         """Return D_ECE of the scores and of their negatives, summed over attackers."""
         trials = scores, is_target, is_counted
-        return surrogate_disclosure(*trials, self.bandwidth, self.straight_through, is_two_sided=True).sum()
+        return sum_surrogate_disclosures(*trials, self.bandwidth, self.straight_through, is_two_sided=True)
 
 
 class DistinctivenessLoss(EmbeddingLoss):
@@ -169,15 +170,15 @@ class DistinctivenessLoss(EmbeddingLoss):
         check_positive("bandwidth", bandwidth)
         self.bandwidth, self.straight_through = bandwidth, straight_through
 
-    def compute_loss(self, batch: Batch) -> Tensor:
-        """Return the loss of a validated batch; the original is not used."""
+    def compute_loss(self, batch: UnitRowBatch) -> Tensor:
+        """Return the maximal D_ECE minus that of protected rows, 0 without both classes; the original is not used."""
         scores, is_same = cosines(batch.protected, batch.protected), match_labels(batch.speakers)
         is_within = torch.ones_like(is_same) if batch.sessions is None else ~is_same | match_labels(batch.sessions)
-        scores, is_same, is_within = map(take_above_diagonal, (scores, is_same, is_within))
+        scores, is_same, is_within = map(flatten_above_diagonal, (scores, is_same, is_within))
         trials = scores[None], is_same, is_within
-        disclosed = surrogate_disclosure(*trials, self.bandwidth, self.straight_through, is_two_sided=False)
+        disclosed = sum_surrogate_disclosures(*trials, self.bandwidth, self.straight_through, is_two_sided=False)
         is_defined = has_both_classes(is_same, is_within)
-        return torch.where(is_defined, FULL_DISCLOSURE - disclosed.squeeze(), 0).to(scores.dtype)
+        return torch.where(is_defined, FULL_DISCLOSURE - disclosed, 0).to(scores.dtype)
 
 
 class PseudonymisationLoss(EmbeddingLoss):
@@ -243,8 +244,8 @@ class PseudonymisationLoss(EmbeddingLoss):
         self.disclosure = DisclosureLoss(bandwidth, centred, flatness, straight_through, attacks, session_invariance)
         self.distinctiveness = DistinctivenessLoss(bandwidth, straight_through)
 
-    def compute_loss(self, batch: Batch) -> Tensor:
-        """Return the loss of a validated batch."""
+    def compute_loss(self, batch: UnitRowBatch) -> Tensor:
+        """Return the weighted sum of both losses."""
         disclosed, indistinct = self.disclosure.compute_loss(batch), self.distinctiveness.compute_loss(batch)
         return self.weights[0] * disclosed + self.weights[1] * indistinct
 

@@ -23,7 +23,7 @@ _WIDE_BANDWIDTH = 0.5  # has a gradient even where all targets lie far above all
 _WIDE_WEIGHT = 0.1  # enough for a gradient there, and too little to matter elsewhere
 
 
-class Batch(NamedTuple):
+class UnitRowBatch(NamedTuple):
     """Unit rows ``(B, D)`` of both sides, with the speaker and the session of each row, ``(B,)``."""
 
     original: Tensor
@@ -61,9 +61,9 @@ class EmbeddingLoss(nn.Module):
             return torch.stack([at_least_float32(side[:0]).sum() for side in (original, protected)]).sum()
         with torch.autocast(protected.device.type, enabled=False):
             original, protected = (_UnitRows.apply(side) for side in (original, protected))  # type: ignore[no-untyped-call]
-            return self.compute_loss(Batch(original, protected, speakers, sessions))
+            return self.compute_loss(UnitRowBatch(original, protected, speakers, sessions))
 
-    def compute_loss(self, batch: Batch) -> Tensor:
+    def compute_loss(self, batch: UnitRowBatch) -> Tensor:
         """Return the loss of a validated batch of two rows or more."""
         raise NotImplementedError(f"Expected {type(self).__name__} to define `compute_loss`.")
 
@@ -127,15 +127,15 @@ def cosines(first: Tensor, second: Tensor) -> Tensor:
     return first @ second.T
 
 
-def take_off_diagonal(matrices: Tensor) -> Tensor:
-    """Return all entries of ``(..., B, B)`` but the diagonals, ``(..., B * B - B)``."""
+def flatten_off_diagonal(matrices: Tensor) -> Tensor:
+    """Return all entries of matrices ``(..., B, B)`` but the diagonals, ``(..., B * B - B)``."""
     # After the first entry, every diagonal entry is the last of B + 1.
     size = matrices.shape[-1]
     rest = matrices.flatten(-2)[..., 1:].reshape(*matrices.shape[:-2], size - 1, size + 1)
     return rest[..., :-1].flatten(-2)
 
 
-def take_above_diagonal(matrices: Tensor) -> Tensor:
+def flatten_above_diagonal(matrices: Tensor) -> Tensor:
     """Return the entries of ``(..., B, B)`` above the diagonals, ``(..., B * (B - 1) / 2)``."""
     size = matrices.shape[-1]
     row, column = torch.triu_indices(size, size, offset=1, device=matrices.device)
@@ -147,7 +147,7 @@ def has_both_classes(is_target: Tensor, is_counted: Tensor) -> Tensor:
     return (is_counted & is_target).any(-1) & (is_counted & ~is_target).any(-1)
 
 
-def surrogate_disclosure(
+def sum_surrogate_disclosures(
     scores: Tensor,
     is_target: Tensor,
     is_counted: Tensor,
@@ -155,7 +155,7 @@ def surrogate_disclosure(
     straight_through: bool,
     is_two_sided: bool,
 ) -> Tensor:
-    """Return D_ECE of the scores ``(A, P)`` of each attacker, ``(1, A)``; two-sided also of negated scores, ``(2, A)``.
+    """Return D_ECE of the scores ``(A, P)``, summed over attackers; two-sided, plus that of the negated scores.
 
     0 with a graph where a class is missing. ``is_target`` ``(P,)``; ``is_counted``, the pairs that are trials of an
     attacker, broadcasts to ``(A, P)``. ``straight_through``: exact values with the gradient of the smooth ones.
@@ -181,4 +181,4 @@ def surrogate_disclosure(
             counts = count_by_score(scores.detach()[attacker, kept], is_target[kept], validate_args=False)
             exact[:, attacker] = torch.stack([expected_disclosure(steps) for steps in counts][: len(smooth)])
         smooth = smooth + (exact - smooth).detach()
-    return torch.where(is_defined, smooth, 0)
+    return torch.where(is_defined, smooth, 0).sum()
