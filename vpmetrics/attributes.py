@@ -134,6 +134,7 @@ class AttributeDisclosure(PrivacyMetric):
     def _compute_batch_value(
         self, original: Tensor, protected: Tensor, speakers: Any, attributes: Mapping[str, Any]
     ) -> dict[str, Tensor]:
+        """Return the values of these utterances alone, accumulated or of one batch."""
         values: dict[str, Tensor] = {}
         with collect_warnings():
             for name in self.attributes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,6 +35,8 @@ _KERNEL_WIDTH = 1.0  # of the Gaussian kernel, in mean squared distances
 _MOST_FOLDS = 10
 _MOST_GROUPS = 30  # of speakers, left out of the whole procedure
 _NEWTON_STEPS = 12
+
+Setting = tuple[int, float]  # of a classifier: the index of its design matrix, and its shrinkage
 
 
 class AttributeResult(NamedTuple):
@@ -101,8 +103,8 @@ def attribute_disclosure(
     # Rows, classes and speakers in an order of their values, so that neither row order nor labels change a draw.
     order = row_sort_keys(embeddings).argsort(stable=True)
     embeddings, labels, speakers = embeddings[order], labels[order], speakers[order]
-    num_classes, target = _number_labels_by_embedding(embeddings, labels, torch.ones_like(labels))
-    num_speakers, speaker_index = _number_labels_by_embedding(embeddings, speakers, target + 1)
+    num_classes, target = _index_labels_by_mean_embedding(embeddings, labels, torch.ones_like(labels))
+    num_speakers, speaker_index = _index_labels_by_mean_embedding(embeddings, speakers, target + 1)
     order = lexsort_columns(speaker_index, target, row_sort_keys(embeddings))  # also an order of equal rows
     embeddings, target, speaker_index = embeddings[order], target[order], speaker_index[order]
     pairs = torch.stack([target, speaker_index]).unique(dim=1)
@@ -112,15 +114,18 @@ def attribute_disclosure(
         return AttributeResult(*[torch.full((), torch.nan, dtype=dtype, device=embeddings.device)] * 7)
     low = high = chance = widen(embeddings.new_full((), torch.nan))
     with torch.no_grad():
-        row_folds = _assign_stratified_folds(target, speaker_index, num_speakers)
-        model = _make_classifier(embeddings, row_folds, num_folds=min(_MOST_FOLDS, num_speakers))
+        row_folds = _assign_stratified_row_folds(target, speaker_index, num_speakers)
+        unit_rows = normalize(widen(embeddings.detach()), dim=1)
+        with_kernel = torch.cat([unit_rows, _landmark_kernel_values(unit_rows)], dim=1)
+        features = [_make_design_matrix(unit_rows), _make_design_matrix(with_kernel)]
+        products = [_sum_products(each, each, row_folds, min(_MOST_FOLDS, num_speakers)) for each in features]
+        model = _CrossFittedClassifier(features, row_folds, products, itertools.product(range(2), _SHRINKAGES))
         log_posterior, settings = model.predict_log_posteriors(target, num_classes)
         bits = _mutual_information_bits(log_posterior, target, num_classes)
         if permutations:
-            generator = torch.Generator().manual_seed(seed)
-            chances = []
+            generator, chances = torch.Generator().manual_seed(seed), []
             for _ in range(permutations):
-                permuted = _permute_labels(target, speaker_index, num_speakers, generator)
+                permuted = _permute_among_or_within_speakers(target, speaker_index, num_speakers, generator)
                 permuted_log_posterior, _ = model.predict_log_posteriors(permuted, num_classes)
                 chances.append(_mutual_information_bits(permuted_log_posterior, permuted, num_classes))
             chance = torch.stack(chances).clamp(min=0).mean()
@@ -131,7 +136,7 @@ def attribute_disclosure(
             replicates = []
             for left_out in range(int(group.amax()) + 1):
                 kept_target = target[group != left_out]
-                refitted = model.refit_without_rows(group == left_out, settings)
+                refitted = model.refit_on_rows(group != left_out, settings)
                 kept_log_posterior, _ = refitted.predict_log_posteriors(kept_target, num_classes)
                 replicates.append(_mutual_information_bits(kept_log_posterior, kept_target, num_classes))
             # More speakers make a better classifier: the mean of the replicates is no estimate of a bias.
@@ -143,7 +148,7 @@ def attribute_disclosure(
     return AttributeResult(*(each.to(dtype) for each in values))
 
 
-def _number_labels_by_embedding(embeddings: Tensor, labels: Tensor, tie_breakers: Tensor) -> tuple[int, Tensor]:
+def _index_labels_by_mean_embedding(embeddings: Tensor, labels: Tensor, tie_breakers: Tensor) -> tuple[int, Tensor]:
     """Return the number of labels, and the label of each row as an index ``(N,)`` in the order of mean embeddings.
 
     Where mean embeddings are equal, single embeddings and their ``tie_breakers`` ``(N,)`` decide.
@@ -161,52 +166,51 @@ class _CrossFittedClassifier:
     """Ridge classifiers fitted on all folds of speakers but one, for any labels of the same rows.
 
     ``features``: design matrices ``(N, D)`` to choose from; ``products``: for each of them ``features.T @ features`` of
-    every fold, ``(K, D, D)``; ``settings``: pairs of the index of a design matrix and a shrinkage, of which each fold
-    takes the one that is best on all others.
+    every fold, ``(K, D, D)``; ``candidates``: settings, of which each fold takes the one that is best on all others.
     """
 
     def __init__(
-        self, features: list[Tensor], row_folds: Tensor, products: list[Tensor], settings: list[tuple[int, float]]
+        self, features: list[Tensor], row_folds: Tensor, products: list[Tensor], candidates: Iterable[Setting]
     ) -> None:
-        self.features, self.row_folds, self.products, self.settings = features, row_folds, products, settings
+        self.features, self.row_folds, self.products, self.candidates = features, row_folds, products, tuple(candidates)
         self.num_folds = len(products[0])
         # (K, N), the rows that are not in a fold, on which its classifier is fitted
         self.is_training = row_folds != torch.arange(self.num_folds, device=row_folds.device)[:, None]
         self.factors = []
-        for index, shrinkage in settings:
+        for index, shrinkage in self.candidates:
             training = products[index].sum(0) - products[index]
             scale = torch.diagonal(training, dim1=1, dim2=2).mean(1)[:, None, None]
             eye = torch.eye(training.shape[1], dtype=training.dtype, device=training.device)
             self.factors.append(torch.linalg.cholesky(training + shrinkage * scale * eye))
 
-    def refit_without_rows(self, is_removed: Tensor, settings: list[tuple[int, float]]) -> _CrossFittedClassifier:
-        """Return classifiers fitted on all other rows, with the choice of these settings."""
+    def refit_on_rows(self, is_kept: Tensor, candidates: set[Setting]) -> _CrossFittedClassifier:
+        """Return classifiers fitted on the rows of a mask; each fold chooses among these candidates again."""
         products = []
         for total, features in zip(self.products, self.features, strict=True):
-            removed = features[is_removed]
-            products.append(total - _sum_products(removed, removed, self.row_folds[is_removed], self.num_folds))
-        kept = [features[~is_removed] for features in self.features]
-        return _CrossFittedClassifier(kept, self.row_folds[~is_removed], products, settings)
+            removed = features[~is_kept]
+            products.append(total - _sum_products(removed, removed, self.row_folds[~is_kept], self.num_folds))
+        kept = [features[is_kept] for features in self.features]
+        return _CrossFittedClassifier(kept, self.row_folds[is_kept], products, sorted(candidates))
 
-    def predict_log_posteriors(self, target: Tensor, num_classes: int) -> tuple[Tensor, list[tuple[int, float]]]:
-        """Return out-of-fold log-posteriors of the classes, ``(N, C)``, and the settings chosen in some fold."""
+    def predict_log_posteriors(self, target: Tensor, num_classes: int) -> tuple[Tensor, set[Setting]]:
+        """Return out-of-fold log-posteriors of the classes, ``(N, C)``, and the settings that the folds chose."""
         labels = one_hot(target, num_classes).to(self.features[0].dtype)
         products = [_sum_products(features, labels, self.row_folds, self.num_folds) for features in self.features]
         log_posteriors, costs = [], []
-        for (index, _), factor in zip(self.settings, self.factors, strict=True):
+        for (index, _), factor in zip(self.candidates, self.factors, strict=True):
             weights = torch.cholesky_solve(products[index].sum(0) - products[index], factor)  # (K, D, C)
             scores = labels.new_zeros(labels.shape)
             for fold, weight in enumerate(weights):
                 scores[self.row_folds == fold] = self.features[index][self.row_folds == fold] @ weight
-            log_posteriors.append(self._calibrate(scores, labels))
+            log_posteriors.append(self._calibrate_across_folds(scores, labels))
             loss = -log_posteriors[-1].gather(1, target[:, None]).squeeze(1)
             costs.append((self.is_training * loss).sum(1) / self.is_training.sum(1))
         best = torch.stack(costs).argmin(0)
         rows = torch.arange(len(target), device=target.device)
-        chosen = [self.settings[index] for index in best.unique().tolist()]
+        chosen = {self.candidates[index] for index in best.tolist()}
         return torch.stack(log_posteriors)[best[self.row_folds], rows], chosen
 
-    def _calibrate(self, scores: Tensor, labels: Tensor) -> Tensor:
+    def _calibrate_across_folds(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Return log-posteriors: softmax of ``scale * score + bias``, fitted on the held-out scores of other folds."""
         weights = (self.is_training.to(scores.dtype) / self.is_training.sum(1, keepdim=True))[:, None]  # (K, 1, N)
         scores, labels, classes = scores.T / scores.std().clamp(min=1e-12), labels.T, labels.shape[1]  # (C, N)
@@ -231,19 +235,11 @@ class _CrossFittedClassifier:
         return (row_theta[:1] * scores + row_theta[1:]).log_softmax(0).T
 
 
-def _assign_stratified_folds(target: Tensor, speaker_index: Tensor, num_speakers: int) -> Tensor:
+def _assign_stratified_row_folds(target: Tensor, speaker_index: Tensor, num_speakers: int) -> Tensor:
     """Return the fold of each row, ``(N,)``: speakers of each class are assigned to folds in turn."""
     order = _highest_label_per_speaker(target, speaker_index, num_speakers).argsort(stable=True)
     folds = torch.arange(num_speakers, device=order.device) % _MOST_FOLDS
     return torch.empty_like(order).scatter(0, order, folds)[speaker_index]
-
-
-def _make_classifier(embeddings: Tensor, row_folds: Tensor, num_folds: int) -> _CrossFittedClassifier:
-    rows = normalize(widen(embeddings.detach()), dim=1)
-    with_kernel = torch.cat([rows, _landmark_kernel_values(rows)], dim=1)
-    features = [_make_design_matrix(rows), _make_design_matrix(with_kernel)]
-    products = [_sum_products(each, each, row_folds, num_folds) for each in features]
-    return _CrossFittedClassifier(features, row_folds, products, list(itertools.product(range(2), _SHRINKAGES)))
 
 
 def _highest_label_per_speaker(target: Tensor, speaker_index: Tensor, num_speakers: int) -> Tensor:
@@ -270,8 +266,10 @@ def _landmark_kernel_values(rows: Tensor) -> Tensor:
     return torch.exp(-squared / (_KERNEL_WIDTH * squared.mean()).clamp(min=1e-12))
 
 
-def _permute_labels(target: Tensor, speaker_index: Tensor, num_speakers: int, generator: torch.Generator) -> Tensor:
-    """Return labels permuted among speakers where each has one, otherwise within speakers."""
+def _permute_among_or_within_speakers(
+    target: Tensor, speaker_index: Tensor, num_speakers: int, generator: torch.Generator
+) -> Tensor:
+    """Return labels permuted among speakers where each speaker has one label, otherwise within each speaker."""
     highest = _highest_label_per_speaker(target, speaker_index, num_speakers)
     if bool((highest[speaker_index] == target).all()):
         return highest[torch.randperm(num_speakers, generator=generator).to(target.device)][speaker_index]
