@@ -48,13 +48,10 @@ class MinCllr(ScoreMetric):
         tensor(0.5000)
     """
 
-    measure = "min_cllr"
+    measure, formula = "min_cllr", staticmethod(min_cllr_of_steps)
     higher_is_better: bool = True
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 1.0
-
-    def _compute_value_of_steps(self, steps: StepsOfBothSigns, dtype: torch.dtype) -> Tensor:
-        return min_cllr_of_steps(steps.ascending).to(dtype)
 
 
 class EqualErrorRate(ScoreMetric):
@@ -80,13 +77,10 @@ class EqualErrorRate(ScoreMetric):
         tensor(0.2500)
     """
 
-    measure = "eer"
+    measure, formula = "eer", staticmethod(eer_of_steps)
     higher_is_better: bool = True
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 0.5
-
-    def _compute_value_of_steps(self, steps: StepsOfBothSigns, dtype: torch.dtype) -> Tensor:
-        return eer_of_steps(steps.ascending).to(dtype)
 
 
 class Linkability(ScoreMetric):

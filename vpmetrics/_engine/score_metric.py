@@ -16,7 +16,7 @@ from vpmetrics._engine.condition_scores import collect_trial_scores
 from vpmetrics._engine.jackknife import add_intervals, count_trial_replicates, group_labels
 from vpmetrics._engine.metric_base import IntervalMetric
 from vpmetrics._engine.precision import at_least_float32, result_dtype, wide_dtype, widen
-from vpmetrics._engine.score_counts import StepsOfBothSigns, count_by_bin, count_by_score
+from vpmetrics._engine.score_counts import Steps, StepsOfBothSigns, count_by_bin, count_by_score
 from vpmetrics._engine.utterances import encode_column, encode_labels
 from vpmetrics._engine.validation import check_speakers_of_trials, check_thresholds, check_trials, collect_warnings
 
@@ -112,6 +112,7 @@ class ScoreMetric(TrialMetric):
 
     __jit_unused_properties__: ClassVar[list[str]] = [*TrialMetric.__jit_unused_properties__, "keeps_scores"]
 
+    formula: Callable[[Steps], Tensor]  # of a metric of the steps of ascending scores alone
     bin_edges: Tensor
     bin_counts: Tensor
     learnt_bin_exponent: Tensor
@@ -187,7 +188,7 @@ class ScoreMetric(TrialMetric):
         return (upper - lower).abs()
 
     def _compute_value_of_steps(self, steps: StepsOfBothSigns, dtype: torch.dtype) -> Any:
-        raise NotImplementedError
+        return self.formula(steps.ascending).to(dtype)
 
     def _compute_value_of_trials(self, preds: Tensor, target: Tensor) -> Any:
         steps = count_by_score(preds, target, validate_args=False, bandwidth=self.bandwidth)
