@@ -57,10 +57,11 @@ class _PopulationMetric(EmbeddingMetric):
         self.sizes, self.attack, self.scoring = tuple(sizes), attack, scoring
 
     def _compute_value(self, data: EvaluationData) -> Any:
+        """Return the value for averages of as many utterances as the settings say."""
         return self._compute_value_of_averages(data, self.length)
 
     def _describe_settings(self) -> dict[str, str]:
-        # `utterances` is a state.
+        """Name the length `utterances`, as the argument: an attribute of that name is a state."""
         return {"utterances" if name == "length" else name: text for name, text in super()._describe_settings().items()}
 
     def _protocol(self, length: int) -> ConversationProtocol:

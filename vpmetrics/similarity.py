@@ -41,7 +41,8 @@ class _SimilarityMetric(EmbeddingMetric):
         self.similarity, self.scoring = similarity, scoring
         resolve_scoring(scoring)
 
-    def _matrices(self, data: EvaluationData) -> SimilarityMatrices:
+    def _compute_value(self, data: EvaluationData) -> Any:
+        """Return the similarity matrices of ``conditions``."""
         scorer = resolve_scoring(self.scoring)
         return compute_matrices(data, self.similarity, scorer, self.bandwidth, self.conditions)
 
@@ -81,9 +82,6 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
     plot_lower_bound: float = 0.0
     plot_upper_bound: float = 1.0
 
-    def _compute_value(self, data: EvaluationData) -> SimilarityMatrices:
-        return self._matrices(data)
-
     def plot(
         self,
         val: SimilarityMatrices | Sequence[SimilarityMatrices] | None = None,
@@ -122,7 +120,7 @@ class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):
     formula: Callable[[Tensor, Tensor], Tensor]
 
     def _compute_value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
-        matrices = self._matrices(data)
+        matrices = super()._compute_value(data)
         value: Tensor = self.formula(*(getattr(matrices, name.lower()) for name in self.conditions))
         if self.intervals is None:
             return value

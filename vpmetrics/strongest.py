@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from vpmetrics.attacks.base import is_made_for
 if TYPE_CHECKING:
     from vpmetrics._engine.cross_fitting import CrossFittedAttacks
 
-Attacks = str | Sequence[Any] | None
+Attacks = Literal["standard"] | Sequence[Any] | None
 
 
 class AttackedMetric(IntervalEmbeddingMetric):
@@ -194,8 +194,8 @@ class StrongestAttack(AttackedMetric):
         return {key: report.scalars.get(scalar_key(name, key), nan) for key in keys}
 
 
-def _resolve_attacks(attacks: str | Sequence[Any]) -> tuple[Any, ...]:
-    """Return the attacks that the argument names; raise unless they have the methods of an attack."""
+def _resolve_attacks(attacks: Literal["standard"] | Sequence[Any]) -> tuple[Any, ...]:
+    """Return the standard battery, or the attacks of a sequence; raise unless each has the methods of an attack."""
     if isinstance(attacks, str):
         check_choice("attacks", attacks, ("standard",))
         return STANDARD

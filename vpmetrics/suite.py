@@ -135,7 +135,7 @@ class VoicePrivacy(AttackedMetric):
         conditions = tuple(CONDITIONS) if has_sessions else WITHOUT_SESSIONS
         return scalar_keys(conditions, self.attacks is not None, has_sessions, self.sizes)
 
-    def _require_reference(self, is_reference: Any) -> None:
+    def _check_reference_given(self, is_reference: Any | None) -> None:
         if self.enrolment is not None and is_reference is None:
             raise ValueError(f"Expected `is_reference` with enrolment={self.enrolment!r}, but got None.")
 

@@ -75,7 +75,7 @@ class EmbeddingTrials(EmbeddingMetric):
     def _compute_value(self, data: EvaluationData) -> Any:
         dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
         if isinstance(self.metric, CalibrationDistortion):
-            return self._distortion_across_sessions(data, self.metric.calibration).to(dtype)
+            return self._distortion_across_session_halves(data, self.metric.calibration).to(dtype)
         pairs = self._pairs(data)
         if self.bandwidth is not None and isinstance(self.metric, ScoreMetric):
             value = self.metric._compute_value_of_trials(*pairs.scores_and_labels())
@@ -84,8 +84,8 @@ class EmbeddingTrials(EmbeddingMetric):
         # A small number of trials is scored in float64, so that equal scores tie.
         return tree_map_only(Tensor, lambda part: part.to(dtype) if part.dtype == torch.float64 else part, value)
 
-    def _distortion_across_sessions(self, data: EvaluationData, calibration: str) -> Tensor:
-        """Return C_ECE of a calibration fitted on half of each speaker's sessions and used on the rest, both ways."""
+    def _distortion_across_session_halves(self, data: EvaluationData, calibration: str) -> Tensor:
+        """Return C_ECE, calibrated on half of each speaker's sessions and used on the rest: the mean of both ways."""
         if data.protected.sessions is None:
             warn_undefined(
                 "Calibration distortion requires `sessions`: a calibration learnt on some is used on others."
@@ -97,11 +97,12 @@ class EmbeddingTrials(EmbeddingMetric):
         return mean_c_ece(runs)
 
     def _value_of_pairs(self, pairs: PairBlocks) -> Any:
+        """Return what the metric computes from all trials, and reset it; NaN without trials or with NaN embeddings."""
         if pairs.num_pairs == 0 and not all(isinstance(member, PrivacyMetric) for member in self._members()):
             warn_undefined("There are no trials.")
             return torch.full((), torch.nan, device=pairs.enrolment.embeddings.device)
         try:
-            self._feed_trials(pairs)
+            self._reset_and_feed_trials(pairs)
             value = self.metric.compute()
         finally:
             self.metric.reset()
@@ -128,7 +129,7 @@ class EmbeddingTrials(EmbeddingMetric):
             return super().plot(None, ax)
         try:
             with self._gather_states():
-                self._feed_trials(self._pairs(self._collect_data()))
+                self._reset_and_feed_trials(self._pairs(self._collect_data()))
             drawn = self.metric.plot(None, ax, **kwargs)
         finally:
             self.metric.reset()
@@ -142,7 +143,7 @@ class EmbeddingTrials(EmbeddingMetric):
         scorer = resolve_scoring(self.scoring)
         return PairBlocks(*data.sides(condition), len(data.speakers), scorer, condition)
 
-    def _feed_trials(self, pairs: PairBlocks) -> None:
+    def _reset_and_feed_trials(self, pairs: PairBlocks) -> None:
         """Reset the metric and update it with all trials."""
         self.metric.reset()
         if pairs.is_exact:

@@ -15,7 +15,7 @@ from vpmetrics._engine.precision import at_least_float32
 from vpmetrics._engine.score_counts import StepsOfBothSigns
 from vpmetrics._engine.score_metric import ScoreMetric
 from vpmetrics._engine.validation import check_choice, check_trials, reject_options
-from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_of_steps
+from vpmetrics.functional.zebra import calibration_distortion, ece_profile, zebra_of_both_signs
 
 
 class ZebraDisclosure(ScoreMetric):
@@ -48,7 +48,7 @@ class ZebraDisclosure(ScoreMetric):
     plot_lower_bound: float = 0.0
 
     def _compute_value_of_steps(self, steps: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
-        return zebra_of_steps(steps, dtype)
+        return zebra_of_both_signs(steps, dtype)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "minimum", actual: bool = True) -> tuple[Any, Any]:
         """Draw the ECE profile: the empirical cross-entropy of the prior and of the scores, over all priors.
@@ -172,10 +172,11 @@ class CalibrationDistortion(PrivacyMetric):
         return scores, is_target
 
     def _compute_synced_step_value(self, *args: Any, **kwargs: Any) -> Any:
-        # The batches of one step are often of one run: the value is NaN, without a warning.
+        """Return the value of all processes' batches without a warning of NaN: they are often of one run."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return super()._compute_synced_step_value(*args, **kwargs)
 
     def _compute_batch_value(self, preds: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Return NaN: a batch is of one run."""
         return torch.full((), torch.nan, device=preds.device)

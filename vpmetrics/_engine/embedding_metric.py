@@ -72,7 +72,7 @@ class EmbeddingMetric(PrivacyMetric):
                 protected voice should be recognised within a session and not across sessions.
             groups: Group of each row, ``(B,)``, such as sex or data set: only pairs of one group are trials.
         """
-        self._require_reference(is_reference)
+        self._check_reference_given(is_reference)
         columns = pack_utterances(
             original,
             protected,
@@ -97,7 +97,7 @@ class EmbeddingMetric(PrivacyMetric):
         """Names of the speakers given as strings, by the integers they are stored as."""
         return self._speaker_names
 
-    def _require_reference(self, is_reference: Any) -> None:
+    def _check_reference_given(self, is_reference: Any | None) -> None:
         """Raise where a metric needs ``is_reference`` and a batch comes without."""
 
     def _compute_value(self, data: EvaluationData) -> Any:

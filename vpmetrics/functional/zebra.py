@@ -70,11 +70,11 @@ def zebra_disclosure(
         >>> zebra_disclosure(preds, target=torch.tensor([0, 1, 0, 1]))
         {'d_ece': tensor(0.3607), 'l_w': tensor(0.3010), 'tag': tensor(1.), 'd_ece_reversed': tensor(0.)}
     """
-    return zebra_of_steps(count_by_score(preds, target, bandwidth, validate_args), result_dtype(preds))
+    return zebra_of_both_signs(count_by_score(preds, target, bandwidth, validate_args), result_dtype(preds))
 
 
-def zebra_of_steps(steps: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return what :func:`zebra_disclosure` returns, from the steps of the trials."""
+def zebra_of_both_signs(steps: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return what :func:`zebra_disclosure` returns: ``d_ece_reversed`` of negated scores, all else of the scores."""
     l_w = worst_evidence(steps.ascending)
     return {
         "d_ece": expected_disclosure(steps.ascending).to(dtype),
