@@ -130,11 +130,11 @@ class TunedAttack(Attack):
         self.width = 0
 
     def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: Any) -> Solution:
-        """Return the attack fitted with one setting."""
+        """Return the attack fitted with one setting, on rows normalised as ``view`` says."""
         raise NotImplementedError(f"Expected {type(self).__name__} to define `solve`.")
 
     def choices(self, views: Sequence[RowNormalisation]) -> list[tuple[RowNormalisation, Any]]:
-        """Return all settings, each with every way of normalising rows."""
+        """Return all settings, from the least regularised, with each way of normalising rows in turn."""
         return [(view, setting) for view in self.views or views for setting in self.settings]
 
     @torch.no_grad()
@@ -233,16 +233,16 @@ class LinearAttack(TunedAttack):
     """
 
     def maps(self, statistics: PairStatistics, setting: Any) -> Maps:
-        """Return the maps that follow from some pairs."""
+        """Return the maps that follow from means and covariances of pairs."""
         raise NotImplementedError(f"Expected {type(self).__name__} to define `maps`.")
 
     def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: Any) -> Solution:
-        """Return maps of rows normalised as fitted."""
+        """Return, for each side, the normalisation of the view followed by the maps of normalised pairs."""
         norm_o, norm_p = (pairs.normalisation(side, view) for side in ("original", "protected"))
         return self.maps(pairs.statistics(view), setting).prepend_steps((norm_o,), (norm_p,))
 
     def solve_moments(self, statistics: PairStatistics, setting: Any) -> Solution:
-        """Return maps of rows of unit length, from observed moments."""
+        """Return the maps that follow from observed moments of rows of unit length."""
         return self.maps(statistics, setting).prepend_steps((Normalisation(),), (Normalisation(),))
 
 

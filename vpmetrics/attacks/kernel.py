@@ -44,7 +44,7 @@ class KernelRidge(TunedAttack):
     name, needs, settings, views = "kernel ridge", PAIRS, (3e-2,), (CENTRED,)
 
     def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: float) -> Solution:
-        """Return a regression of original on protected rows."""
+        """Return maps of protected rows to predicted original rows, and of original rows to centred ones."""
         original, protected = (pairs.rows(side, view, _MOST_ROWS) for side in ("original", "protected"))
         mean, kernel = original.mean(0), GaussianKernel(protected, protected.var(0, correction=0).sum())
         weights = _fit_kernel_ridge(kernel(protected), setting, original - mean, kernel.variance > _ROUNDING)
@@ -72,7 +72,7 @@ class EvenKernelRidge(TunedAttack):
     name, needs, settings, views, conditions = "even kernel ridge", PAIRS, (1e-1,), (CENTRED,), ("OP",)
 
     def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: float) -> Solution:
-        """Return a regression of protected on products of original rows."""
+        """Return maps of original rows to predicted protected rows, and of protected rows to centred ones."""
         kernel, protected = _fit_product_kernel(pairs, "original", view), pairs.rows("protected", view, _MOST_PRODUCTS)
         mean = protected.mean(0)
         weights = _fit_kernel_ridge(kernel.matrix, setting, protected - mean, kernel.variance > _ROUNDING)

@@ -188,15 +188,11 @@ class SquaresToProtected(RidgeToProtected):
     name, settings = "squares to protected", (1e-2, 1.0)
 
     def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: float) -> Solution:
-        """Return maps of squares of normalised original rows, and of normalised protected rows."""
-
-        def measure_squares() -> PairStatistics:
-            squares, protected = pairs.rows("original", view).square(), pairs.rows("protected", view)
-            return PairStatistics(squares, protected, pairs.speaker_index, pairs.num_speakers)
-
+        """Return a map of original rows to protected ones predicted from their squares, and one that only centres."""
         norm_o, norm_p = (pairs.normalisation(side, view) for side in ("original", "protected"))
-        maps = self.maps(pairs.get_or_make((view, "squares"), measure_squares), setting)
-        return maps.prepend_steps((norm_o, torch.square), (norm_p,))
+        columns = pairs.rows("original", view).square(), pairs.rows("protected", view), pairs.speaker_index
+        statistics = pairs.get_or_make((view, "squares"), lambda: PairStatistics(*columns, pairs.num_speakers))
+        return self.maps(statistics, setting).prepend_steps((norm_o, torch.square), (norm_p,))
 
 
 class Procrustes(LinearAttack):
@@ -242,7 +238,7 @@ class CanonicalCorrelation(LinearAttack):
     settings: Sequence[Any] = ((1e-4, 1e-3), (1e-3, 1e-3), (1e-1, 1e-3), (1e-1, 10.0), (1.0, 10.0))
 
     def maps(self, statistics: PairStatistics, setting: RidgeAndDamping) -> Maps:
-        """Return maps whose product is the weights: K on the protected side, the root of the inverse on both."""
+        """Return the whitening of each side, then K for protected rows, then a root of the inverse for both sides."""
         ridge, damping = setting
         product = statistics.correlate(ridge)
         root = statistics.get_or_make(
@@ -275,10 +271,10 @@ class LikelihoodRatio(CanonicalCorrelation):
     settings = ((1e-1, 1e-3), (1.0, 1e-3), (10.0, 1e-3))
 
     def maps(self, statistics: PairStatistics, setting: RidgeAndDamping) -> Maps:
-        """Return the maps of canonical correlation; the original side keeps the whitened rows, too."""
+        """Return the maps of canonical correlation; that of the original side puts the whitened rows before its own."""
         maps = super().maps(statistics, setting)
         chain: Any = maps.map_o
-        return maps._replace(map_o=(*chain[:-1], partial(_append_mapped_rows, chain[-1])))
+        return maps._replace(map_o=(*chain[:-1], partial(_append_mapped_columns, chain[-1])))
 
     def score(self, original: Tensor, protected: Tensor) -> Tensor:
         """Return log-likelihood ratios ``(A, B)``."""
@@ -288,6 +284,6 @@ class LikelihoodRatio(CanonicalCorrelation):
         return mapped @ protected.mT + bias_o[..., :, None] + bias_p[..., None, :]
 
 
-def _append_mapped_rows(mapping: Inverse, rows: Tensor) -> Tensor:
-    """Return rows ``(N, D)`` with the same rows after a map behind them, ``(N, 2 D)``."""
+def _append_mapped_columns(mapping: Inverse, rows: Tensor) -> Tensor:
+    """Return each row ``(D,)`` followed by its map ``(D,)``, ``(N, 2 D)``."""
     return torch.cat([rows, mapping(rows)], dim=1)

@@ -94,8 +94,8 @@ class SpeakerBatchSampler(Sampler[list[int]]):
                 f"{self._count_total_batches()}."
             )
         generator = torch.Generator().manual_seed(self.seed + self.epoch)
-        chunks = self._cut_chunks(generator)
-        batches = self._combine_chunks(generator)
+        chunks = self._draw_row_chunks(generator)
+        batches = self._assign_chunks_to_batches(generator)
         order = torch.randperm(len(batches), generator=generator)
         for batch in processes.share(batches[order].tolist())[: len(self)]:
             yield torch.cat([chunks[chunk] for chunk in batch]).tolist()
@@ -109,8 +109,8 @@ class SpeakerBatchSampler(Sampler[list[int]]):
             low, high = (middle, high) if is_filled else (low, middle - 1)
         return low
 
-    def _cut_chunks(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Return the rows of every chunk, those of a speaker one after another."""
+    def _draw_row_chunks(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Return the row numbers of each chunk, shuffled within speakers; chunks of a speaker follow one another."""
         shuffled = torch.randperm(len(self._speaker_index), generator=generator)
         order = shuffled[self._speaker_index[shuffled].argsort(stable=True)]
         speaker = self._speaker_index[order]
@@ -120,8 +120,8 @@ class SpeakerBatchSampler(Sampler[list[int]]):
         sizes = counts.clamp(max=self.utterances).repeat_interleave(self._speaker_chunks)
         return torch.split(order[is_kept], sizes.tolist())
 
-    def _combine_chunks(self, generator: torch.Generator) -> Tensor:
-        """Return the chunks of every batch, ``(batches, speakers_per_batch)``."""
+    def _assign_chunks_to_batches(self, generator: torch.Generator) -> Tensor:
+        """Return the index of each chunk of each batch, ``(batches, speakers_per_batch)``."""
         remaining = self._speaker_chunks.clone()
         first = remaining.cumsum(0) - remaining
         batches = []

@@ -56,8 +56,8 @@ SpeakerCounts = dict[str, int]
 """For each measure, the number of speakers with target trials or with non-target trials, whichever is smaller."""
 
 
-class Bootstrapped(NamedTuple):
-    """A value, both ends of its interval, and the value of every replicate ``(R,)``."""
+class IntervalWithReplicates(NamedTuple):
+    """A value, both ends of its interval, and the value of each replicate ``(R,)``, NaN where it is undefined."""
 
     value: Tensor
     low: Tensor
@@ -74,7 +74,7 @@ def bootstrap(
     confidence: float = 0.95,
     seed: int = 0,
     validate_args: bool = True,
-) -> dict[str, Bootstrapped]:
+) -> dict[str, IntervalWithReplicates]:
     r"""Compute confidence intervals by resampling speakers with replacement, never trials, since trials share speakers.
 
     A speaker drawn :math:`w` times weighs :math:`w`: in every replicate a target trial of speaker i weighs
@@ -123,8 +123,8 @@ def bootstrap(
     with collect_warnings():
         trials = SpeakerTrials(collect_trial_scores(scores, is_target), scores, is_target, places, len(labels))
         values = trials.compute_measures(weights, measures)
-        counts = dict.fromkeys(measures, min(trials.count_speakers_by_class()))
-        return _add_t_intervals(values, counts, len(labels), confidence, result_dtype(preds))
+        counts = dict.fromkeys(measures, trials.fewest_speakers_per_class())
+        return _bias_corrected_t_intervals(values, counts, len(labels), confidence, result_dtype(preds))
 
 
 def bootstrap_embeddings(
@@ -138,7 +138,7 @@ def bootstrap_embeddings(
     scoring: Scoring = "cosine",
     similarity: str = "geometric",
     validate_args: bool = True,
-) -> dict[str, Bootstrapped]:
+) -> dict[str, IntervalWithReplicates]:
     r"""Compute confidence intervals from embeddings by resampling speakers, as :func:`bootstrap` does.
 
     For ``deid`` and ``gvd`` every replicate calibrates each condition by itself, under Laplace's rule, and averages its
@@ -182,7 +182,7 @@ def bootstrap_embeddings(
             values = dict.fromkeys(measures, widen(original.new_full((1 + replicates,), torch.nan)))
             counts = dict.fromkeys(measures, num_speakers)
         values = {key: values[key] for key in measures}
-        return _add_t_intervals(values, counts, num_speakers, confidence, result_dtype(original, protected))
+        return _bias_corrected_t_intervals(values, counts, num_speakers, confidence, result_dtype(original, protected))
 
 
 def _check_arguments(
@@ -207,7 +207,7 @@ def _replicate_embedding_measures(
     counted = {name: _count_condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed}
     dominance = {name: counted[name].diagonal_dominance(weights, similarity) for name in with_matrix}
     values = {}
-    by_condition = {name: min(trials.count_speakers_by_class()) for name, trials in counted.items()}
+    by_condition = {name: trials.fewest_speakers_per_class() for name, trials in counted.items()}
     counts = {key: min(by_condition[name] for name in pair) for key, pair in matrices.items()}
     if "deid" in measures:
         values["deid"] = 1 - dominance["OP"] / dominance["OO"]
@@ -248,9 +248,9 @@ class SpeakerTrials:
         table.index_add_(0, index, torch.ones_like(index, dtype=table.dtype))
         self.table: Tensor = table.view(2, len(codes), len(values))
 
-    def count_speakers_by_class(self) -> list[int]:
-        """Return how many speakers have non-target trials, and how many have target trials."""
-        return [len(self.pairs[:, has_trials].unique()) for has_trials in self.table.sum(2) > 0]
+    def fewest_speakers_per_class(self) -> int:
+        """Return how many speakers have target trials, or how many have non-target trials if these are fewer."""
+        return min(len(self.pairs[:, has_trials].unique()) for has_trials in self.table.sum(2) > 0)
 
     def compute_measures(self, weights: Tensor, measures: Sequence[str]) -> dict[str, Tensor]:
         """Return score measures under weightings ``(R, S)`` of whole numbers, ``(R,)`` each; NaN if undefined."""
@@ -341,10 +341,10 @@ def _draw_weights(num_speakers: int, replicates: int, seed: int) -> Tensor:
     return pad(drawn, (0, 0, 1, 0), value=1.0)
 
 
-def _add_t_intervals(
+def _bias_corrected_t_intervals(
     values: dict[str, Tensor], counts: SpeakerCounts, num_speakers: int, confidence: float, dtype: torch.dtype
-) -> dict[str, Bootstrapped]:
-    """Return bias-corrected t intervals of values ``(1 + R,)``, the value of all speakers followed by replicates."""
+) -> dict[str, IntervalWithReplicates]:
+    """Return t intervals of values ``(1 + R,)``, of all speakers and of replicates; NaN if ``counts`` is below 3."""
     bootstrapped = {}
     for key, column in values.items():
         value, replicates = column[0], column[1:]
@@ -356,5 +356,5 @@ def _add_t_intervals(
             centre, bounds = 2 * value - defined.mean(), scalar(key).range_among(num_speakers)
             reach = reach + clopper_pearson_reach(value, reach, num_speakers, confidence, *bounds)
             low, high = ((centre + sign * reach).clamp(*bounds) for sign in (-1, 1))
-        bootstrapped[key] = Bootstrapped(value.to(dtype), low.to(dtype), high.to(dtype), replicates.to(dtype))
+        bootstrapped[key] = IntervalWithReplicates(value.to(dtype), low.to(dtype), high.to(dtype), replicates.to(dtype))
     return bootstrapped

@@ -48,21 +48,21 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
     unit, peak = _power_of_two_near_peak(y), _power_of_two_near_peak(weights)
     values, masses = widen(y) / unit, widen(weights) / (peak / torch.finfo(peak.dtype).max ** 0.75).clamp(min=1)
     blocks = number_pav_blocks(values.detach().nan_to_num(0, _LARGEST, -_LARGEST), masses.detach())
-    fitted = _block_means(values, masses, blocks) * unit
+    fitted = _replace_by_block_means(values, masses, blocks) * unit
     return fitted.masked_fill(values.isnan().any(-1, keepdim=True), torch.nan).to(result_dtype(y))
 
 
-def _block_means(values: Tensor, masses: Tensor, blocks: Tensor) -> Tensor:
-    """Return the weighted mean of every element's block; ascending in spite of rounding."""
+def _replace_by_block_means(values: Tensor, masses: Tensor, blocks: Tensor) -> Tensor:
+    """Return values ``(..., n)``, each replaced by the weighted mean of its block; ascending in spite of rounding."""
     weight = replace_by_block_sums(masses, blocks)
 
-    def mean(x: Tensor) -> Tensor:
+    def replace_by_rounded_means(x: Tensor) -> Tensor:
         # Infinity times a weight of zero is NaN, so such values are masked.
         return replace_by_block_sums(torch.where(masses > 0, x * masses, 0), blocks) / weight
 
-    rough = mean(values.detach())
+    rough = replace_by_rounded_means(values.detach())
     # The values minus a first mean are small, and so is the rounding of their sum.
-    exact = torch.where(rough.isfinite(), rough + mean(values - rough), rough)
+    exact = torch.where(rough.isfinite(), rough + replace_by_rounded_means(values - rough), rough)
     # Only rounding errors change here, so the correction has no gradient.
     lift = exact.detach().cummax(-1).values - exact.detach()
     return exact + lift.nan_to_num(0)

@@ -154,7 +154,7 @@ def singling_out(
     return isolation_rates_and_errors(population, sizes, scoring, draws)
 
 
-class Conversations(NamedTuple):
+class AveragedUtterances(NamedTuple):
     """Averaged utterances, as ``update`` of every embedding metric takes them.
 
     ``original`` and ``protected`` ``(C, D)``, ``speakers`` and ``sessions`` ``(C,)``; None where there were none.
@@ -168,7 +168,7 @@ class Conversations(NamedTuple):
 
 def conversations(
     original: Tensor | None, protected: Tensor | None, speakers: Tensor, utterances: int, sessions: Tensor | None = None
-) -> Conversations:
+) -> AveragedUtterances:
     """Average utterances of a speaker and session in disjoint groups: what longer speech discloses.
 
     Every embedding metric accepts them and measures an attacker with that much speech.
@@ -181,8 +181,8 @@ def conversations(
         sessions: Integer tensor of shape ``(B,)``: only utterances of one session are averaged.
 
     Returns:
-        ``Conversations(original, protected, speakers, sessions)``, row i of both sides from the same utterances. They
-        are grouped at random, but always the same for the same utterances, whatever the order of rows.
+        ``AveragedUtterances(original, protected, speakers, sessions)``, row i of both sides from the same utterances.
+        They are grouped at random, but always the same for the same utterances, whatever the order of rows.
 
     Example:
         >>> original = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
@@ -200,7 +200,7 @@ def conversations(
     keys = torch.stack([row_sort_keys(side) for side in (original, protected) if side is not None]).sum(dim=0)
     members = form_conversations(group, draw_places(group, keys), utterances)
     first = members[:, 0]
-    return Conversations(
+    return AveragedUtterances(
         None if original is None else average_members(original, members),
         None if protected is None else average_members(protected, members),
         speakers[first],

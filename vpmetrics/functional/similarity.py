@@ -139,7 +139,7 @@ def voice_distinctiveness(oo: Tensor, pp: Tensor) -> Tensor:
 
 
 def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
-    r"""Compute D_ECE and minimum Cllr relative to original speech, comparable with DeID and G_VD (eq. 17 to 20).
+    r"""Compute four ratios of D_ECE and minimum Cllr to those of original speech, on the scales of DeID and G_VD.
 
     .. math::
         D_\mathrm{ECE}^{(\mathrm{OP/OO})} = 1 - \frac{D_\mathrm{ECE}^{(\mathrm{OP})}}{D_\mathrm{ECE}^{(\mathrm{OO})}},
@@ -147,7 +147,7 @@ def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
         \quad G_D = 10 \log_{10} \frac{D_\mathrm{ECE}^{(\mathrm{PP})}}{D_\mathrm{ECE}^{(\mathrm{OO})}},
         \quad G_C = 10 \log_{10} \frac{1 - C^{(\mathrm{PP})}}{1 - C^{(\mathrm{OO})}}
 
-    with the minimum Cllr for C. The paper prints OO for PP in the numerator of the last one.
+    with the minimum Cllr for C (eq. 17 to 20). The paper prints OO for PP in the numerator of the last one.
 
     Args:
         scalars: ``oo_d_ece``, ``op_d_ece``, ``pp_d_ece``, ``oo_min_cllr``, ``op_min_cllr``, ``pp_min_cllr``.
@@ -166,12 +166,13 @@ def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
     oo, op, pp = (scalars[f"{name}_d_ece"] for name in ("oo", "op", "pp"))
     oo_gain, op_gain, pp_gain = (1 - scalars[f"{name}_min_cllr"] for name in ("oo", "op", "pp"))
     return {
-        "d_ece_op_oo": 1 - _share_of_original(op, oo),
-        "cllr_op_oo": 1 - _share_of_original(op_gain, oo_gain),
-        "g_d_ece": 10 * _share_of_original(pp, oo).log10(),
-        "g_cllr": 10 * _share_of_original(pp_gain, oo_gain).log10(),
+        "d_ece_op_oo": 1 - _ratio_or_nan(op, oo),
+        "cllr_op_oo": 1 - _ratio_or_nan(op_gain, oo_gain),
+        "g_d_ece": 10 * _ratio_or_nan(pp, oo).log10(),
+        "g_cllr": 10 * _ratio_or_nan(pp_gain, oo_gain).log10(),
     }
 
 
-def _share_of_original(value: Tensor, original: Tensor) -> Tensor:
+def _ratio_or_nan(value: Tensor, original: Tensor) -> Tensor:
+    """Return ``value / original``, from 0; NaN where ``original`` is about 0."""
     return torch.where(original > 1e-12, value.clamp(min=0) / original, torch.nan)

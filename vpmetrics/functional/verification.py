@@ -91,11 +91,11 @@ def equal_error_rate(
 
 
 def raw_equal_error_rate(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
-    r"""Compute the error rate where misses and false alarms are equal, on the ROC itself: without the convex hull.
+    r"""Compute the error rate where misses and false alarms are equal, on the ROC itself, not on its convex hull.
 
     .. math:: \mathrm{EER} = P(s_\mathrm{tar} < \theta) = P(s_\mathrm{non} > \theta)
 
-    Where both classes have a score, both rates move there in proportion. The Voice Privacy Challenges of 2020 and 2022
+    The ROC is linear across a score that both classes have. The Voice Privacy Challenges of 2020 and 2022
     rank by this rate; Kaldi's ``compute-eer`` rounds it up to the next whole number of targets.
 
     Args:
