@@ -12,12 +12,19 @@ from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 from vpmetrics._engine.verdict import Check, make_headline
 from vpmetrics.cli.comparison import (
     collect_checks,
-    compare_disclosures,
+    compare_pairs_by_disclosure,
     table_of_changes,
     table_of_systems,
     verdict_of_systems,
 )
-from vpmetrics.cli.summary import THRESHOLDS, comparison_lines, rank_systems, summary_lines, summary_rows, verdict_of
+from vpmetrics.cli.summary import (
+    THRESHOLDS,
+    comparison_lines,
+    sort_by_dataset_and_disclosure,
+    summary_lines,
+    summary_rows,
+    verdict_of,
+)
 
 
 def rebuild(report, **changes):
@@ -134,7 +141,7 @@ def test_undefined_numbers_give_no_verdict():
 def test_systems_are_ranked_by_what_they_disclose():
     weak, strong = system("weak", 3.0, gvd=-0.1), system("strong", 0.3, gvd=-7.0)
     unknown = system("?", 0.0, op_d_ece=math.nan, op_d_ece_reversed=math.nan)
-    assert [one.name for one in rank_systems([unknown, weak, strong])] == ["strong", "weak", "?"]
+    assert [one.name for one in sort_by_dataset_and_disclosure([unknown, weak, strong])] == ["strong", "weak", "?"]
     headline = verdict_of_systems([weak, strong])
     assert headline.title == "strong discloses least."
     assert "Voices stay most distinct with weak (G_VD −0.10 dB)." in headline.sentences
@@ -191,8 +198,7 @@ def test_thresholds_are_said_as_they_are():
 
 
 def changes(before, after):
-    (table,) = table_of_changes(before, after)
-    return {row[0].text: row[3] for row in table.rows}
+    return {row[0].text: row[3] for row in table_of_changes(before, after).rows}
 
 
 def test_changes_say_better_or_worse_by_where_privacy_lies():
@@ -215,5 +221,5 @@ def test_a_change_within_the_error_of_both_is_neither_better_nor_worse(value, sa
 
 def test_systems_of_other_speakers_are_not_subtracted():
     first, second = system("a", 1.0), system("b", 1.0)
-    assert compare_disclosures([first, second], 0.95) == []
-    assert compare_disclosures([first, second], None) == []
+    assert compare_pairs_by_disclosure([first, second], 0.95) == []
+    assert compare_pairs_by_disclosure([first, second], None) == []

@@ -16,10 +16,10 @@ from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.outputs import save_systems
 from vpmetrics.cli.results import (
     Run,
-    check_output_file,
+    check_and_find_outdated_files,
     check_output_folder,
+    check_replaceable_file,
     encode_json,
-    find_outdated_files,
     list_written_files,
     make_results,
     write_files,
@@ -55,21 +55,21 @@ def test_only_files_that_a_former_run_lists_are_replaced_or_removed(tmp_path):
     (tmp_path / "ranks.svg").write_text("mine")
     (tmp_path.parent / "outside.png").write_text("mine")
     assert list_written_files(tmp_path / "results.json") == {"zoo.png", "gone.png", "results.json"}
-    assert find_outdated_files(tmp_path, ["results.json", "new.png"]) == [tmp_path / "zoo.png"]
+    assert check_and_find_outdated_files(tmp_path, ["results.json", "new.png"]) == [tmp_path / "zoo.png"]
     with pytest.raises(InputError, match=r"ranks\.svg: is of no former run and would be lost"):
-        find_outdated_files(tmp_path, ["results.json", "ranks.svg"])
+        check_and_find_outdated_files(tmp_path, ["results.json", "ranks.svg"])
 
 
 def test_results_replace_results_and_nothing_else(tmp_path):
     np.savez(tmp_path / "in.npz", x=1)
     with pytest.raises(InputError, match="holds no results of vpmetrics and would be lost"):
-        check_output_file(tmp_path / "in.npz")
+        check_replaceable_file(tmp_path / "in.npz")
     (tmp_path / "empty").touch()
     for path in (tmp_path / "new.json", tmp_path / "empty", write_results(tmp_path / "r.json"), Path("/dev/null")):
-        check_output_file(path)
+        check_replaceable_file(path)
 
 
-@pytest.mark.parametrize("check", [check_output_file, check_output_folder])
+@pytest.mark.parametrize("check", [check_replaceable_file, check_output_folder])
 def test_names_that_no_disk_takes_are_told_in_a_line(tmp_path, check):
     with pytest.raises(InputError, match=r"cannot be written \(File name too long\)") as caught:
         check(tmp_path / ("x" * 300))

@@ -8,7 +8,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 2
     try:
-        status = _run_command(options)
+        status = _run_printing_errors(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -54,18 +54,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run_command(options: Namespace) -> int:
+def _run_printing_errors(options: Namespace) -> Literal[0, 2]:
     try:
         # What a command needs is imported when it runs, so that --help is quick.
         with exit_on_interrupted_import():
             from vpmetrics._engine.scalar import printable
             from vpmetrics.cli.inputs import InputError, describe_error, read_files
-            from vpmetrics.cli.progress import ResultConsole
+            from vpmetrics.cli.progress import RaisingConsole
 
             command = getattr(import_module(f"vpmetrics.cli.{_MODULES[options.command]}"), options.command)
         options.argv = tuple(map(printable, options.argv))
         read_files.clear()
-        command(options, ResultConsole(soft_wrap=False))
+        command(options, RaisingConsole(soft_wrap=False))
     except BrokenPipeError:
         raise
     except ModuleNotFoundError as error:

@@ -23,7 +23,7 @@ from vpmetrics.cli.embeddings import Column, Embeddings, mark_listed_references
 from vpmetrics.cli.inputs import InputError, format_suffix, record_file
 from vpmetrics.cli.outputs import Sample
 from vpmetrics.cli.progress import show_progress
-from vpmetrics.cli.results import check_output_file
+from vpmetrics.cli.results import check_replaceable_file
 
 F0_SEGMENT_SECONDS = 30.0
 _SAMPLE_RATE, _SAMPLE_SECONDS = 16000, 4
@@ -56,10 +56,10 @@ def translate_audio_errors() -> Iterator[None]:
 
 
 @contextmanager
-def open_cache_folder(options: Namespace) -> Iterator[Path]:
-    """Yield the folder that caches embeddings: next to the report's folder, or temporary if there is none."""
-    if options.out is not None:
-        yield options.out.with_name(f"{options.out.name}-embeddings")
+def open_cache_folder(report_folder: Path | None) -> Iterator[Path]:
+    """Yield the folder that caches embeddings: next to the report's folder, or temporary without a report."""
+    if report_folder is not None:
+        yield report_folder.with_name(f"{report_folder.name}-embeddings")
     else:
         with tempfile.TemporaryDirectory(prefix="vpmetrics-") as folder:
             yield Path(folder)
@@ -97,7 +97,10 @@ def embed_sides(
     notes = [*embedded.assumptions, *embedded.skipped]
     if network.is_weak:
         notes.append(f"{network.name} is a weak encoder: others, by --encoder, may tell speakers better")
-    columns = [_number_labels(labels) for labels in (embedded.speakers, embedded.sessions, embedded.groups)]
+    columns: list[tuple[Any, tuple[str, ...]]] = [
+        (None, ()) if labels is None else Column(np.array(labels), None, "recordings").number_labels(len(labels))
+        for labels in (embedded.speakers, embedded.sessions, embedded.groups)
+    ]
     (speakers, speaker_names), (sessions, _), (groups, group_names) = columns
     embeddings = Embeddings(
         embedded.original,
@@ -117,12 +120,10 @@ def embed_sides(
     return embeddings, [(original_of[row.path], row.path) for row in embedded.rows]
 
 
-def _number_labels(labels: Sequence[str] | None) -> tuple[Any, tuple[str, ...]]:
-    return (None, ()) if labels is None else Column(np.array(labels), None, "recordings").number_labels(len(labels))
-
-
-def pick_samples(system: EvaluatedSystem, embeddings: Embeddings, files: Sequence[tuple[Path, Path]]) -> list[Sample]:
-    """Return recordings of the worst, the median and the best protected speaker, by each speaker's D_ECE in OP."""
+def pick_worst_and_best_speakers(
+    system: EvaluatedSystem, embeddings: Embeddings, files: Sequence[tuple[Path, Path]]
+) -> list[Sample]:
+    """Return a recording of the worst, the median and the best protected speaker, by each speaker's D_ECE in OP."""
     from vpmetrics.audio import read_audio
 
     speakers = system.report.conditions["OP"].speakers
@@ -135,7 +136,7 @@ def pick_samples(system: EvaluatedSystem, embeddings: Embeddings, files: Sequenc
     for label, place in chosen.items():
         row = int((embeddings.speakers == place).nonzero()[0])
         with translate_audio_errors():
-            sides = (_as_wav(read_audio(path, _SAMPLE_RATE)) for path in files[row])
+            sides = (_as_wav(read_audio(path, _SAMPLE_RATE)[: _SAMPLE_RATE * _SAMPLE_SECONDS]) for path in files[row])
             samples.append(Sample(embeddings.speaker_names[place], f"{label} protected", *sides))
     return samples
 
@@ -144,7 +145,7 @@ def _as_wav(waveform: Tensor) -> bytes:
     import soundfile
 
     content = io.BytesIO()
-    soundfile.write(content, waveform[: _SAMPLE_RATE * _SAMPLE_SECONDS].numpy(), _SAMPLE_RATE, "PCM_16", format="WAV")
+    soundfile.write(content, waveform.numpy(), _SAMPLE_RATE, "PCM_16", format="WAV")
     return content.getvalue()
 
 
@@ -154,7 +155,7 @@ def embed(options: Namespace, console: Console) -> None:
         raise InputError("expected a name that ends in .npz", options.out)
     if options.out.exists():
         raise InputError("exists already; choose another name", options.out)
-    check_output_file(options.out)
+    check_replaceable_file(options.out)
     with translate_audio_errors(), show_progress(f"embedding {options.source} by {options.encoder}", 1.0) as set_done:
         from vpmetrics.audio import embed_folder
 

@@ -11,23 +11,24 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics.cli.embeddings import Column, EmbeddingFiles, merge_columns
+from vpmetrics.cli.embeddings import Column, EmbeddingFiles, merge_columns_by_utterance
 from vpmetrics.cli.formats import VECTOR_FILE
 from vpmetrics.cli.inputs import InputError, describe_error, quote
-from vpmetrics.cli.trial_files import Trials, label_trials, read_key, read_list, read_map, read_scores
+from vpmetrics.cli.trial_files import Trials, label_trials, read_first_column, read_key, read_map, read_scores
 from vpmetrics.cli.trial_protocol import ListedTrials, Protocol, TrialEmbeddings, read_protocol, score_protocol
 
 _VECTOR_FILES = VECTOR_FILE, "xvector.scp", "xvector.ark"
 _SCORE_FOLDER = re.compile(r"(?:ASV-)?(?P<enrol>.+_enrolls.*?)-(?P<trial>.+_trials.*)")
 _SUBSETS = re.compile(r"(_(f|m|mixed|all|common)(?=_|$))*")  # before the name of the anonymiser
-_ORIGINAL_ATTACKER, _PROTECTED_ATTACKER = "ASV_eval", "ASV_eval^anon"
+_ORIGINAL_ATTACKER: Final = "ASV_eval"
+_PROTECTED_ATTACKER: Final = "ASV_eval^anon"
 # Weights in the averages of the challenges of 2020 and 2022; 2024 has those of LibriSpeech, its only corpus.
 _WEIGHTS = {
     f"{base}_{sex}{part}": weight
@@ -85,7 +86,7 @@ class ChallengeResult(NamedTuple):
         return tuple(name for name in names if name.endswith("_mixed")) or names
 
     @property
-    def weights(self) -> dict[str, float]:
+    def official_weights(self) -> dict[str, float]:
         """Weights of the sets in the averages of the challenge; empty if a set has no official weight."""
         kinds = {name: re.sub(r"_(dev|test)", "", name) for name in self.pooled_sets}
         if all(kind.endswith("_mixed") for kind in kinds.values()):
@@ -153,7 +154,7 @@ def find_result_files(folder: Path) -> list[ChallengeResult]:
     if not results:
         expected = "ASV-<set>_enrolls-<set>_trials_<sex>_<system>/scores, or speaker_vectors.pt below such names"
         raise InputError(f"expected results of a VoicePrivacy challenge ({expected}), but got none", folder)
-    results = _join_trial_sets(results)
+    results = _join_by_system_and_attacker(results)
     names = Counter((one.system, one.dataset, one.attacker) for one in results)
     return [
         one
@@ -180,8 +181,8 @@ def _find_encoders(folder: Path) -> dict[Path, _EncoderFiles]:
     return {root: files for root, files in encoders.items() if files.set_names}
 
 
-def _find_attacker(root: Path) -> str:
-    """Return the attacker's encoder, trained on original or on protected speech, by the name of its folder."""
+def _find_attacker_encoder(root: Path) -> Literal["ASV_eval", "ASV_eval^anon", ""]:
+    """Return the attacker's encoder, trained on original or protected speech, by names of folders; empty if unknown."""
     for name in map(str.lower, (root.name, *(parent.name for parent in list(root.resolve().parents)[:3]))):
         if "asv_anon" in name or "asv_eval_anon" in name:
             return _PROTECTED_ATTACKER
@@ -213,13 +214,13 @@ def _list_results(root: Path, files: _EncoderFiles, lists: RecipeLists) -> list[
             trial_set = TrialSet(base + subset, enrol, trial, vectors, scores, lists)
             by_suffix_and_dataset[suffix, dataset].append(trial_set)
     return [
-        ChallengeResult(suffix.strip("_-"), dataset, _find_attacker(root), root, suffix, tuple(trial_sets))
+        ChallengeResult(suffix.strip("_-"), dataset, _find_attacker_encoder(root), root, suffix, tuple(trial_sets))
         for (suffix, dataset), trial_sets in by_suffix_and_dataset.items()
     ]
 
 
-def _join_trial_sets(results: Sequence[ChallengeResult]) -> list[ChallengeResult]:
-    """Join results of one system and attacker on different sets, such as languages with an encoder each."""
+def _join_by_system_and_attacker(results: Sequence[ChallengeResult]) -> list[ChallengeResult]:
+    """Join results of one system, dataset and attacker on different sets, such as languages with an encoder each."""
     joined: dict[tuple[str, ...], ChallengeResult] = {}
     for one in results:
         of_folder = (one.system, one.dataset, one.attacker, str(one.folder))
@@ -282,7 +283,7 @@ def _read_trial_embeddings(trial_set: TrialSet, suffix: str, listed_speakers: Ma
         paths = map(trial_set.vectors.get, (trial_set.enrol + end, trial_set.trial + end))
         columns = [files.read_column(str(path), "original") for path in paths if path is not None]
         missing = Column(np.zeros((0, 0)), [], f"{trial_set.trial}{end}/{VECTOR_FILE}, which is not there")
-        sides.append(merge_columns(columns) if columns else missing)
+        sides.append(merge_columns_by_utterance(columns) if columns else missing)
     protocol = _read_protocol(trial_set, suffix, listed_speakers, files)
     return TrialEmbeddings(sides[0], sides[1], protocol, trial_set.name)
 
@@ -296,7 +297,7 @@ def _read_protocol(
     if path is None:
         raise InputError(f"expected embeddings of {enrol}, but found no {VECTOR_FILE}", lists.folder)
     listed = lists.find(enrol, "enrolls")
-    enrolled = read_list(listed) if listed else files.read_arrays(str(path)).utterances or []
+    enrolled = read_first_column(listed) if listed else files.read_arrays(str(path)).utterances or []
     speaker_of = dict(listed_speakers)
     if not listed_speakers:
         for arrays in (files.read_arrays(str(path)) for path in vectors.values()):
@@ -316,10 +317,10 @@ def _read_listed_speakers(trial_set: TrialSet) -> dict[str, str]:
     return speaker_of
 
 
-def read_utility(options: Sequence[str], systems: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return the utilities of each system: ``NAME=VALUE`` of all, or a CSV with a column ``system``."""
+def read_utility(values_or_files: Sequence[str], systems: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the utilities of each system, from ``NAME=VALUE`` of a single one or CSV with a column ``system``."""
     values: dict[str, dict[str, float]] = {system: {} for system in systems}
-    for option in options:
+    for option in values_or_files:
         name, equals, text = option.partition("=")
         if equals:
             if len(systems) > 1:

@@ -19,7 +19,7 @@ from vpmetrics.cli.summary import (
     disclosure_of,
     explain_no_attack,
     headline_of,
-    rank_systems_by_dataset,
+    rank_competing_by_dataset,
     sort_checks,
     strongest_attack_and_needs,
     verdict_of,
@@ -28,10 +28,10 @@ from vpmetrics.cli.tables import (
     Cell,
     Table,
     clean,
-    conditions_of,
+    conditions_in_table_order,
     has_conditions,
     heading_of,
-    insert_strongest_keys,
+    insert_strongest_before_plain,
     scalar_cell,
     value_cell,
 )
@@ -116,7 +116,7 @@ def _is_scalar(name: str) -> bool:
 def _expand_columns(names: Sequence[str], systems: Sequence[EvaluatedSystem], utilities: Iterable[str]) -> list[Scalar]:
     """Return the scalars of the columns; those of the strongest attack come before those of plain comparison."""
     check_columns(names, utilities)
-    attacked = (name for system in systems for name in conditions_of(system) if name not in ("OO", "within"))
+    attacked = (c for system in systems for c in conditions_in_table_order(system) if c not in ("OO", "within"))
     conditions = list(dict.fromkeys(attacked))
     entries: list[Scalar] = []
     for name in names:
@@ -125,9 +125,9 @@ def _expand_columns(names: Sequence[str], systems: Sequence[EvaluatedSystem], ut
         elif name in utilities or name == "utility":
             entries += map(_describe_utility, utilities if name == "utility" else [name])
         elif scalar(name).condition or not has_conditions(scalar(name)):
-            entries += map(scalar, insert_strongest_keys([name], conditions[0] if conditions else ""))
+            entries += map(scalar, insert_strongest_before_plain([name], conditions[0] if conditions else ""))
         else:
-            entries += [scalar(key) for c in conditions for key in insert_strongest_keys([scalar_key(c, name)])]
+            entries += [scalar(key) for c in conditions for key in insert_strongest_before_plain([scalar_key(c, name)])]
     # Chance and the name of the attack would make the table too wide.
     left_out = {scalar_key(condition, key) for condition in conditions for key in ("strongest", "d_ece_chance")}
     return [
@@ -158,7 +158,7 @@ def _make_original_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
 def _best_text_by_dataset(entry: Scalar, systems: Sequence[EvaluatedSystem]) -> dict[str, str]:
     """Return the best value of each data set as text; none where all competing systems have the same."""
     best = {}
-    for dataset, some in rank_systems_by_dataset(systems).items() if entry.direction else ():
+    for dataset, some in rank_competing_by_dataset(systems).items() if entry.direction else ():
         cells = [cell for system in some if not math.isnan((cell := _make_system_cell(entry, system)).value)]
         if len({cell.text for cell in cells}) > 1:
             best[dataset] = (min if entry.direction == "low" else max)(cells, key=lambda cell: cell.value).text
@@ -170,7 +170,7 @@ def verdict_of_systems(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
 
     With several data sets, the verdict is on the last, the test set, and has a sentence on each other one.
     """
-    *others, last = rank_systems_by_dataset(systems).values()
+    *others, last = rank_competing_by_dataset(systems).values()
     verdict = _verdict_of_ranked(last, pairs)
     sentences = [f"On {some[0].dataset}: {_verdict_of_ranked(some, pairs).title}" for some in others]
     return verdict._replace(sentences=(*verdict.sentences, *sentences))
@@ -204,7 +204,7 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
 
 def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
     """Return the checks of all competing systems, the worst first; a check that all of them share is listed once."""
-    groups = rank_systems_by_dataset(systems).values()
+    groups = rank_competing_by_dataset(systems).values()
     competing = [system for some in groups for system in some]
     names: dict[Check, list[str]] = {}
     for system in competing:
@@ -219,15 +219,15 @@ def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
 
 def find_identical_systems(systems: Sequence[EvaluatedSystem]) -> list[Check]:
     """Return a check for every two competing systems with identical scores."""
-    groups = rank_systems_by_dataset(systems).values()
+    groups = rank_competing_by_dataset(systems).values()
     reports = ({system.name: system.report for system in group} for group in groups)
     return [check for each in reports for check in check_identical_systems(each)]
 
 
-def compare_disclosures(systems: Sequence[EvaluatedSystem], confidence: float | None) -> list[Pair]:
+def compare_pairs_by_disclosure(systems: Sequence[EvaluatedSystem], confidence: float | None) -> list[Pair]:
     """Return all pairs of competing systems that were measured on the same speakers, compared by their disclosure."""
-    order = [system.name for system in systems]
-    groups = (sorted(some, key=lambda one: order.index(one.name)) for some in rank_systems_by_dataset(systems).values())
+    competing = [system for system in systems if not system.part_of]
+    groups = ([one for one in competing if one.dataset == name] for name in sorted({one.dataset for one in competing}))
     pairs = (_compare_systems(*two, "disclosure", confidence) for some in groups for two in combinations(some, 2))
     return [pair for pair in pairs if pair is not None]
 
@@ -246,8 +246,8 @@ def _compare_systems(
     return Pair(first.name, second.name, key, compare_jackknives(key, values, (one, other), confidence))
 
 
-def table_of_pairs(pairs: Sequence[Pair]) -> list[Table]:
-    """Return a table of the pairs; no table without pairs."""
+def table_of_pairs(pairs: Sequence[Pair]) -> Table:
+    """Return a table with a row per pair."""
     rows = []
     for pair in pairs:
         below = float(pair.difference.probability_below)
@@ -259,19 +259,19 @@ def table_of_pairs(pairs: Sequence[Pair]) -> list[Table]:
         rows.append((names, difference, Cell(clean(verdict)), Cell(f"{probability:.3f}", probability)))
     heads = ("pair", "difference [bit]", "verdict", "probability")
     caption = "Disclosure of the first system minus that of the second, on the same speakers."
-    return [Table("Differences", heads, tuple(rows), caption, ("disclosure",))] if rows else []
+    return Table("Differences", heads, tuple(rows), caption, ("disclosure",))
 
 
-def table_of_changes(before: EvaluatedSystem, after: EvaluatedSystem, confidence: float | None = None) -> list[Table]:
-    """Return a table of the scalars that both systems have, and their changes; no table if they share none."""
+def table_of_changes(before: EvaluatedSystem, after: EvaluatedSystem, confidence: float | None = None) -> Table:
+    """Return a table of the scalars that both systems have, and their changes; without rows if they share none."""
     names = ["disclosure", "deid", "gvd"]
-    names += [scalar_key(c, key) for c in conditions_of(before) if c != "OO" for key in _CHANGE_KEYS]
+    names += [scalar_key(c, key) for c in conditions_in_table_order(before) if c != "OO" for key in _CHANGE_KEYS]
     common_names = [name for name in names if name in before.scalars and name in after.scalars]
     rows = [_make_change_row(before, after, name, confidence) for name in common_names]
     keys = tuple(dict.fromkeys(name.split("_", 1)[-1] if scalar(name).condition else name for name in common_names))
     heads = ("measure", clean(before.name), clean(after.name), "change")
     title = clean(f"From {before.name} to {after.name}")
-    return [Table(title, heads, tuple(rows), keys=keys)] if rows else []
+    return Table(title, heads, tuple(rows), keys=keys)
 
 
 def _make_change_row(
@@ -279,23 +279,19 @@ def _make_change_row(
 ) -> tuple[Cell, ...]:
     entry = scalar(name)
     old, new = (scalar_cell(name, system, with_interval=False) for system in (before, after))
+    pair = _compare_systems(before, after, name, confidence)
+    lows, highs = ([system.scalar(name + end) for system in (before, after)] for end in CI_SUFFIXES)
+    # Systems on other speakers are compared by their intervals; no comparison with NaN holds.
+    is_significant = pair.difference.is_significant if pair else not max(lows) <= min(highs)
     tone = ""
     if math.isnan(old.value + new.value):
         text = ""
     elif old.text == new.text:
         text = "same"
-    elif not _is_significant(before, after, name, confidence):
+    elif not is_significant:
         text = "within error"
     else:
         grows = new.value > old.value
         tone = "" if entry.direction is None else "better" if grows == (entry.direction == "high") else "worse"
         text = f"{'▲' if grows else '▼'} {tone or ('more distinct' if grows else 'less distinct')}"
     return Cell(heading_of(entry)), old, new, Cell(text, tone=tone)
-
-
-def _is_significant(before: EvaluatedSystem, after: EvaluatedSystem, name: str, confidence: float | None) -> bool:
-    """Return whether two values differ: paired by speaker if both systems have the same speakers, else by intervals."""
-    if pair := _compare_systems(before, after, name, confidence):
-        return pair.difference.is_significant
-    lows, highs = ([system.scalar(name + end) for system in (before, after)] for end in CI_SUFFIXES)
-    return not max(lows) <= min(highs)  # no comparison with NaN holds

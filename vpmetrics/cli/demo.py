@@ -77,7 +77,7 @@ def _train_anonymiser(voices: DemoVoices, is_held_out: Tensor, options: Namespac
     """Train an anonymiser on some speakers, watched on the others."""
     torch.manual_seed(options.seed)
     model = KeyedAnonymiser(len(voices.speaker_names), voices.original.shape[1])
-    data = voices.original, voices.speakers, alternate_session_ids(voices.speakers)
+    data = voices.original, voices.speakers, alternate_unique_session_ids(voices.speakers)
     training, held_out = (TensorDataset(*(part[rows] for part in data)) for rows in (~is_held_out, is_held_out))
     sampler = SpeakerBatchSampler(voices.speakers[~is_held_out], seed=options.seed)
     monitor = PrivacyMonitor(
@@ -118,7 +118,7 @@ def _evaluate_systems(
     voices: DemoVoices, is_held_out: Tensor, model: KeyedAnonymiser, generator: torch.Generator
 ) -> list[EvaluatedSystem]:
     """Evaluate all systems on the same speakers, which the model has not seen; attackers observe the others."""
-    sessions = alternate_session_ids(voices.speakers)
+    sessions = alternate_unique_session_ids(voices.speakers)
     is_first = sessions[:, None] % 2 == 0
     with torch.no_grad():
         ours = model(voices.original, model.keys[sessions])
@@ -148,8 +148,8 @@ def _evaluate_systems(
     return [*systems[:-1], replace(systems[-1], notes=(*systems[-1].notes, limits))]
 
 
-def alternate_session_ids(speakers: Tensor) -> Tensor:
-    """Return a session for each row, ``(N,)``: the rows of a speaker belong to two sessions in turn."""
+def alternate_unique_session_ids(speakers: Tensor) -> Tensor:
+    """Return a session for each row, ``(N,)``: ``2 * speaker`` and ``2 * speaker + 1`` in turn within a speaker."""
     is_same = speakers[:, None] == speakers
     return 2 * speakers + (is_same.tril().sum(1) - 1) % 2
 
@@ -209,5 +209,5 @@ def average_speakers(voices: DemoVoices, is_pool: Tensor, generator: torch.Gener
     means = torch.stack([voices.original[voices.speakers == speaker].mean(0) for speaker in voices.speakers.unique()])
     pool = means[voices.speakers[is_pool].unique()]
     chosen = torch.rand(2 * len(means), len(pool), generator=generator).argsort(dim=1)[:, :_SPEAKERS_PER_VOICE]
-    pseudo = pool[chosen].mean(dim=1)[alternate_session_ids(voices.speakers)]
+    pseudo = pool[chosen].mean(dim=1)[alternate_unique_session_ids(voices.speakers)]
     return normalize(pseudo + voices.original - means[voices.speakers], dim=1)

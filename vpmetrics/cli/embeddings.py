@@ -15,7 +15,7 @@ from torch import Tensor
 from vpmetrics._engine.scalar import printable
 from vpmetrics.cli.formats import READERS, Arrays, read_arrays
 from vpmetrics.cli.inputs import Array, InputError, format_suffix, quote, shorten
-from vpmetrics.cli.trial_files import read_labels, read_list, read_map
+from vpmetrics.cli.trial_files import read_first_column, read_labels, read_map
 from vpmetrics.scoring import PLDA
 
 _ALIASES = {
@@ -130,7 +130,7 @@ class EmbeddingFiles:
     def read_side(self, sources: Sequence[str], role: str) -> Column:
         """Return the embeddings of one side, from one file or from several whose rows are named."""
         columns = [self.read_column(source, role) for source in sources] or [self.read_column(None, role)]
-        return columns[0] if len(columns) == 1 else merge_columns(columns)
+        return columns[0] if len(columns) == 1 else merge_columns_by_utterance(columns)
 
     def read_column(self, source: str | None, role: str) -> Column:
         """Return an array by ``FILE``, ``FILE:ARRAY`` or ``ARRAY``; by one of its usual names if nothing is given."""
@@ -240,7 +240,7 @@ def mark_listed_references(embeddings: Embeddings, row_names: Sequence[str] | No
         return embeddings
     if row_names is None:
         raise InputError("expected embeddings that name their utterances, but got rows without names", path)
-    enrolled = set(read_list(path))
+    enrolled = set(read_first_column(path))
     if missing := enrolled.difference(row_names):
         first = f"first {quote(min(missing))}"
         if not options.partial or len(missing) == len(enrolled):
@@ -280,8 +280,8 @@ def locate_source(source: str | None) -> tuple[str | None, str | None]:
     return (path, name) if path and Path(path).exists() else (None, None)
 
 
-def merge_columns(columns: Sequence[Column]) -> Column:
-    """Join several files of one side; an utterance in two of them is the same in both."""
+def merge_columns_by_utterance(columns: Sequence[Column]) -> Column:
+    """Join several files of one side into one row per utterance; raise if its vectors differ or rows have no names."""
     first = columns[0]
     for column in columns:
         if column.utterances is None:
@@ -315,7 +315,7 @@ def _align_rows(columns: Mapping[str, Column], partial: bool) -> tuple[dict[str,
     rows = {role: column.rows_by_name() for role, column in columns.items()}
     common = set(rows["original"]).intersection(*rows.values())
     if not common:
-        raise InputError(_describe_missing_pairs(columns, rows))
+        raise InputError(_explain_no_common_utterance(columns, rows))
     notes = []
     for role in ("original", "protected"):
         missing = [name for name in rows[role] if name not in common]
@@ -333,8 +333,8 @@ def _align_rows(columns: Mapping[str, Column], partial: bool) -> tuple[dict[str,
     return aligned, tuple(notes)
 
 
-def _describe_missing_pairs(columns: Mapping[str, Column], rows: Mapping[str, Mapping[str, int]]) -> str:
-    """Show one name of each file, and the suffix that would pair them if there is one."""
+def _explain_no_common_utterance(columns: Mapping[str, Column], rows: Mapping[str, Mapping[str, int]]) -> str:
+    """Return the message for files without a common utterance: a name of each, and a suffix that would pair them."""
     names = {role: next(iter(of_role), "") for role, of_role in rows.items()}
     shown = ", ".join(f"{quote(name)} in {columns[role].source}" for role, name in names.items())
     suffixes = (name[len(start) :] for name in names.values() for start in names.values() if name.startswith(start))

@@ -15,32 +15,31 @@ from rich.console import Console
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scalar import printable
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, open_cache_folder, pick_samples
+from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, open_cache_folder, pick_worst_and_best_speakers
 from vpmetrics.cli.challenge import find_result_files, find_utility, has_results, read_listed_trials, read_utility
-from vpmetrics.cli.comparison import check_columns
 from vpmetrics.cli.embeddings import EmbeddingFiles, Embeddings, fit_plda, locate_source, read_embeddings
 from vpmetrics.cli.evaluation import (
     add_attributes,
     check_anything_defined,
-    combine_encoders,
     evaluate_embeddings,
     evaluate_listed_trials,
     evaluate_trials,
+    prepend_strongest_encoder,
 )
 from vpmetrics.cli.formats import READERS
 from vpmetrics.cli.inputs import InputError, format_suffix, quote, read_files
-from vpmetrics.cli.outputs import Content, check_outputs, publish
+from vpmetrics.cli.outputs import Content, check_output_options, publish
 from vpmetrics.cli.progress import show_progress
 from vpmetrics.cli.results import Run
 from vpmetrics.cli.tables import clean
-from vpmetrics.cli.trial_files import TrialFile, Trials, has_scores, label_trials, read_key, read_map, read_scores
+from vpmetrics.cli.trial_files import TrialFile, Trials, has_score_column, label_trials, read_key, read_map, read_scores
 from vpmetrics.cli.trial_protocol import (
     TrialEmbeddings,
     add_attacks_and_matrices,
     drop_missing_trials,
-    look_up_or_null,
+    look_up_speakers,
     read_protocol_options,
-    read_weights,
+    read_weights_or_empty,
     score_protocol,
 )
 from vpmetrics.suite import VoicePrivacy
@@ -63,19 +62,19 @@ _ORIGINAL = "original"  # what tables call unprotected speech
 
 def evaluate(options: Namespace, console: Console) -> None:
     """Evaluate one system."""
-    _check_options(options)
+    _check_format_and_outputs(options)
     original, protected = options.original or [], options.protected or []
     sources = [*options.inputs, *original, *protected, options.oo, options.op, options.pp, options.key]
     by_importance = (*options.inputs, *protected, options.op, options.pp, options.oo, *original)
     options.title = printable(options.title or Path(next(filter(None, by_importance), "")).name)
     systems = _evaluate_inputs(options, [*original, *protected])
     lead = f"Voice privacy of {printable(', '.join(dict.fromkeys(filter(None, sources))))}"
-    _publish_systems(options, lead, systems, console)
+    _publish_with_utility(options, lead, systems, console)
 
 
 def compare(options: Namespace, console: Console) -> None:
     """Compare several systems."""
-    _check_options(options)
+    _check_format_and_outputs(options)
     sources = {printable(name): source for name, source in map(_parse_named_source, options.systems)}
     if len(sources) < len(options.systems) or _ORIGINAL in sources:
         got = ", ".join(options.systems)
@@ -96,18 +95,16 @@ def compare(options: Namespace, console: Console) -> None:
         systems = _evaluate_embeddings(options, inputs)
     else:
         systems = _compare_scores(options, sources)
-    _publish_systems(options, f"{len(systems)} systems side by side", systems, console)
+    _publish_with_utility(options, f"{len(systems)} systems side by side", systems, console)
 
 
-def _check_options(options: Namespace) -> None:
-    """Check columns, outputs and format before anything is computed."""
-    check_columns(options.columns)
-    check_outputs(options)
+def _check_format_and_outputs(options: Namespace) -> None:
+    check_output_options(options)
     if options.format is not None and options.format not in READERS:
         raise InputError(f"Expected --format to be one of {', '.join(READERS)}, but got {quote(options.format)}.")
 
 
-def _publish_systems(options: Namespace, lead: str, systems: Sequence[EvaluatedSystem], console: Console) -> None:
+def _publish_with_utility(options: Namespace, lead: str, systems: Sequence[EvaluatedSystem], console: Console) -> None:
     utility = read_utility(options.utility or [], [system.name for system in systems])
     systems = [replace(system, utility={**system.utility, **utility[system.name]}) for system in systems]
     check_anything_defined(systems)
@@ -133,18 +130,18 @@ def _reject_unused_option(options: Namespace, input_kind: str) -> None:
             raise InputError(f"Expected no --{option} with {input_kind}: it would do nothing.")
 
 
-def _evaluate_inputs(options: Namespace, sides: Sequence[str]) -> list[EvaluatedSystem]:
-    """Evaluate the inputs: recordings, embeddings, score files or the folder of a challenge."""
+def _evaluate_inputs(options: Namespace, side_options: Sequence[str]) -> list[EvaluatedSystem]:
+    """Evaluate recordings, embeddings, score files or the folder of a challenge; two inputs become side options."""
     inputs = options.inputs
-    if len(inputs) == 1 and Path(inputs[0]).is_dir() and not sides:
+    if len(inputs) == 1 and Path(inputs[0]).is_dir() and not side_options:
         return _evaluate_folder(Path(inputs[0]), options, "")
-    has_recordings = any(map(holds_recordings, (*inputs, *sides)))
-    has_embeddings = sides or has_recordings or any(_holds_embeddings(each, options) for each in inputs)
+    has_recordings = any(map(holds_recordings, (*inputs, *side_options)))
+    has_embeddings = side_options or has_recordings or any(_holds_embeddings(each, options) for each in inputs)
     if has_embeddings and (options.oo or options.op or options.pp or options.key or options.fit):
         raise InputError("Expected embeddings or score files, but got both.")
     if not has_embeddings:
         return [_evaluate_scores(options)]
-    if len(inputs) == 2 and not sides:
+    if len(inputs) == 2 and not side_options:
         options.original, options.protected, options.inputs = [inputs[0]], [inputs[1]], []
         if options.title == printable(Path(inputs[0]).name):  # which is the default
             options.title = printable(Path(inputs[1]).name)
@@ -167,7 +164,7 @@ def _holds_embeddings(source: str, options: Namespace) -> bool:
     if options.format is not None or name is not None or Path(path).is_dir():
         return True
     is_table = format_suffix(path) in ("csv", "tsv", "parquet") and Path(path).is_file()
-    return format_suffix(path) in READERS and not (is_table and (options.key or has_scores(path)))
+    return format_suffix(path) in READERS and not (is_table and (options.key or has_score_column(path)))
 
 
 def _evaluate_recordings(options: Namespace, original: str, sources: Mapping[str, str]) -> list[EvaluatedSystem]:
@@ -175,7 +172,7 @@ def _evaluate_recordings(options: Namespace, original: str, sources: Mapping[str
     _reject_unused_option(options, "recordings")
     evaluated, features = list[EvaluatedSystem](), [options.feature] if options.feature else []
     encoders = [*(options.encoder or ([] if features else ["resemblyzer"])), *features]
-    with open_cache_folder(options) as cache:
+    with open_cache_folder(options.out) as cache:
         for name, protected in sources.items():
             by_encoder: dict[str, EvaluatedSystem] = {}
             for encoder in encoders:
@@ -185,8 +182,8 @@ def _evaluate_recordings(options: Namespace, original: str, sources: Mapping[str
                 metric = _make_metric(options, "euclidean" if encoder == "f0" else None)
                 by_encoder[short] = _evaluate_with_attributes(full_name, embeddings, options, metric)
                 if options.out is not None and not options.no_audio and not options.samples:
-                    options.samples = pick_samples(by_encoder[short], embeddings, files)
-            evaluated += combine_encoders(name, by_encoder)
+                    options.samples = pick_worst_and_best_speakers(by_encoder[short], embeddings, files)
+            evaluated += prepend_strongest_encoder(name, by_encoder)
     return evaluated
 
 
@@ -210,7 +207,7 @@ def _evaluate_with_attributes(
     name: str, embeddings: Embeddings, options: Namespace, metric: VoicePrivacy
 ) -> EvaluatedSystem:
     with show_progress(f"scoring {name}"):
-        weights = read_weights(options.weights, set(embeddings.group_names))
+        weights = read_weights_or_empty(options.weights, set(embeddings.group_names))
         system = evaluate_embeddings(name, embeddings, metric, weights)
         if options.attributes is None:
             return system
@@ -224,7 +221,7 @@ def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
     protocol = read_protocol_options(options)
     complete, check = drop_missing_trials(protocol, (original, protected))
     protocol = complete if options.partial else protocol
-    scoring, weights = _read_scoring(options), read_weights(options.weights, set(protocol.group_of.values()))
+    scoring, weights = _read_scoring(options), read_weights_or_empty(options.weights, set(protocol.group_of.values()))
     listed = score_protocol(original, protected, protocol, scoring)
     system = evaluate_listed_trials(options.title, listed, weights, options.intervals)
     system = replace(system, report=replace(system.report, checks=(*system.report.checks, check)))
@@ -244,7 +241,7 @@ def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evalua
     by_attacker: dict[str, dict[str, EvaluatedSystem]] = defaultdict(dict)
     for result in results:
         listed, embeddings = read_listed_trials(result, scoring, options.speakers)
-        weights = read_weights(options.weights, set(listed.groups)) or result.weights
+        weights = read_weights_or_empty(options.weights, set(listed.groups)) or result.official_weights
         short = name if name and not has_several["system"] else f"{name} {result.system}".strip()
         short = printable(f"{short} {result.dataset}" if has_several["dataset"] else short)
         attacker = result.attacker or "another attacker"
@@ -258,7 +255,7 @@ def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evalua
         by_attacker[short][attacker] = add_attacks_and_matrices(
             system, embeddings, scoring, options.intervals, not options.no_attacks
         )
-    return [system for short, systems in by_attacker.items() for system in combine_encoders(short, systems)]
+    return [system for short, systems in by_attacker.items() for system in prepend_strongest_encoder(short, systems)]
 
 
 def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
@@ -271,15 +268,17 @@ def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
         scored, key_file = {"": options.inputs[0]}, [*options.inputs, options.key][1]
     if not scored:
         raise InputError("Expected embeddings or score files, but got neither; see `vpmetrics evaluate --help`.")
-    _reject_unused_speaker_options(options, has_conditions=set(scored) != {""})
+    if options.fit and not {"", "OP"} & set(scored):
+        raise InputError("Expected the scores that --fit is to calibrate: SCORES or --op.")
+    _reject_unused_similarity_options(options, has_named_conditions=set(scored) != {""})
     key = None if key_file is None else read_key(key_file, options.key_columns)
     trials = _read_trials(options, scored, key)
-    return _evaluate_trials(options.title, trials, options, _read_fit(options, scored, key))
+    return _evaluate_trials(options.title, trials, options, _read_calibration_trials(options, key))
 
 
 def _compare_scores(options: Namespace, sources: Mapping[str, str]) -> list[EvaluatedSystem]:
     _reject_unused_option(options, "score files")
-    _reject_unused_speaker_options(options, bool(options.oo) or "," in next(iter(sources.values())))
+    _reject_unused_similarity_options(options, bool(options.oo) or "," in next(iter(sources.values())))
     key = None if options.key is None else read_key(options.key, options.key_columns)
     shared = _read_trials(options, {"OO": options.oo} if options.oo else {}, key)
     systems = []
@@ -297,12 +296,10 @@ def _read_trials(options: Namespace, paths: Mapping[str, str], key: TrialFile | 
     return {condition: label_trials(file, key, options.strict) for condition, file in files.items()}
 
 
-def _read_fit(options: Namespace, scored: Mapping[str, str], key: TrialFile | None) -> Trials | None:
+def _read_calibration_trials(options: Namespace, key: TrialFile | None) -> Trials | None:
     """Read the scores that a calibration is fitted on; without labels of their own they take the key of the scores."""
     if not options.fit:
         return None
-    if "" not in scored and "OP" not in scored:
-        raise InputError("Expected the scores that --fit is to calibrate: SCORES or --op.")
     if len(options.fit) > 2:
         raise InputError(f"Expected --fit SCORES [KEY], but got {len(options.fit)} files.")
     file = read_scores(options.fit[0], options.score_columns)
@@ -322,16 +319,16 @@ def _evaluate_trials(
             if "trial" not in one.frame.columns:
                 raise InputError("Expected the names of both sides of a trial for --utt2spk, but the scores name none.")
             for names in (one.frame["enrol"], one.frame["trial"]):
-                missing = names.filter(look_up_or_null(names, speaker_of).is_null()).unique().sort()
+                missing = names.filter(look_up_speakers(names, speaker_of).is_null()).unique().sort()
                 if len(missing):
                     message = f"expected the speaker of every utterance, but {len(missing):,} are missing"
                     raise InputError(f"{message}: {quote(missing[0])}", options.speakers)
         return evaluate_trials(name, trials, fit, speaker_of, options.similarity or "geometric", options.intervals)
 
 
-def _reject_unused_speaker_options(options: Namespace, has_conditions: bool) -> None:
+def _reject_unused_similarity_options(options: Namespace, has_named_conditions: bool) -> None:
     """Raise where --utt2spk or --similarity does nothing: matrices need both a condition and speakers."""
-    if options.speakers and not has_conditions and (options.similarity or options.intervals is None):
+    if options.speakers and not has_named_conditions and (options.similarity or options.intervals is None):
         idle = "--similarity" if options.similarity else "--utt2spk"
         raise InputError(f"Expected --oo, --op or --pp with {idle}: without a condition it would do nothing.")
     if options.similarity and not options.speakers:

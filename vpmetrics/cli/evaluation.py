@@ -92,8 +92,8 @@ def add_attributes(
     return replace(system, notes=tuple(notes), attributes=attributes)
 
 
-def combine_encoders(name: str, by_encoder: Mapping[str, EvaluatedSystem]) -> list[EvaluatedSystem]:
-    """Return the results against an attacker who uses the strongest encoder, then those against each encoder alone.
+def prepend_strongest_encoder(name: str, by_encoder: Mapping[str, EvaluatedSystem]) -> list[EvaluatedSystem]:
+    """Return first the result against an attacker who uses the strongest encoder, then that against each encoder.
 
     A single system is returned as it is.
     """
@@ -134,7 +134,7 @@ def evaluate_trials(
         for number, (condition, trials) in enumerate(conditions.items()):
             trial_speakers = torch.from_numpy(speakers.of_trials[number]) if speakers.of_trials else None
             is_same_side = bool(condition) and CONDITIONS[condition].is_same_side and trial_speakers is not None
-            has_unordered_pairs = is_same_side and _has_no_reversed_pairs(trials)
+            has_unordered_pairs = is_same_side and _has_unordered_pairs(trials)
             scored[condition] = ScoredTrials(*_make_tensors(trials), trial_speakers, has_unordered_pairs)
         report = report_trials(
             scored,
@@ -167,8 +167,8 @@ def _make_tensors(trials: Trials) -> tuple[Tensor, Tensor]:
     return torch.tensor(trials.frame["score"].to_numpy()), torch.tensor(trials.frame["is_target"].to_numpy())
 
 
-def _has_no_reversed_pairs(trials: Trials) -> bool:
-    """Return whether both sides have the same names and each pair is listed in one order only, by a sample.
+def _has_unordered_pairs(trials: Trials) -> bool:
+    """Return whether both sides share names and each pair is listed in one order only, by a sample of pairs.
 
     Trials of models against utterances are ordered pairs.
     """

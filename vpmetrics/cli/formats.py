@@ -55,7 +55,7 @@ def read_arrays(path: str, file_format: str | None = None) -> Arrays:
     """
     file_format = file_format or format_suffix(path)
     if Path(path).is_dir():
-        arrays, file_format = _read_folder(Path(path)), "folder"
+        arrays, file_format = _read_folder_of_vectors(Path(path)), "folder"
     elif file_format not in READERS:
         raise InputError(f"expected a file of embeddings (.{', .'.join(READERS)}); --format tells another's", path)
     else:
@@ -77,8 +77,8 @@ def _read_file(path: str, file_format: str) -> Arrays:
             raise InputError(f"is not a readable .{file_format} file ({describe_error(error)})", path) from None
 
 
-def _read_folder(folder: Path) -> Arrays:
-    """Read a folder with one ``.npy`` or ``.pt`` file per utterance; names are those of the files, without suffix."""
+def _read_folder_of_vectors(folder: Path) -> Arrays:
+    """Read the vectors of a challenge's folder, or one ``.npy`` or ``.pt`` file per utterance, named by its stem."""
     if (folder / VECTOR_FILE).is_file():
         return read_arrays(str(folder / VECTOR_FILE))
     files = sorted(path for path in folder.rglob("*") if path.suffix in (".npy", ".pt", ".pth"))

@@ -116,11 +116,11 @@ def _add_evaluate(command: ArgumentParser) -> None:
     text = "of the original speech; several files make one side where they name their utterances"
     group.add_argument("--original", nargs="+", type=_parse_nonempty, metavar="SOURCE", help=text)
     group.add_argument("--protected", nargs="+", type=_parse_nonempty, metavar="SOURCE", help="of the protected speech")
-    _add_speaker_options(group)
+    _add_speaker_and_pairing_options(group)
     group.add_argument("--utterances", metavar="SOURCE", help="numbers or names of recordings; copies count once")
     group.add_argument("--sessions", metavar="SOURCE", help="draws of the anonymiser's secret, for within and across")
     group.add_argument("--references", metavar="FILE", help="utterances to compare the others with, each by itself")
-    _add_scoring_options(group)
+    _add_metric_options(group)
     _add_recording_options(command)
     group = command.add_argument_group("protocol", "exactly the trials of a list, of embeddings whose rows have names")
     group.add_argument("--trials", nargs="+", metavar="FILE", help="lines `enrol trial target|nontarget`")
@@ -145,8 +145,8 @@ def _add_compare(command: ArgumentParser) -> None:
     group = command.add_argument_group("embeddings")
     text = "shared original embeddings, FILE or FILE:ARRAY"
     group.add_argument("--original", nargs=1, metavar="SOURCE", help=text)
-    _add_speaker_options(group)
-    _add_scoring_options(group)
+    _add_speaker_and_pairing_options(group)
+    _add_metric_options(group)
     _add_recording_options(command)
     group = command.add_argument_group("score files")
     group.add_argument("--oo", metavar="SCORES", help="trials of original against original speech")
@@ -157,12 +157,12 @@ def _add_compare(command: ArgumentParser) -> None:
 def _add_embed(command: ArgumentParser) -> None:
     command.add_argument("source", metavar="DIR", help="a folder of recordings, a wav.scp or a manifest")
     command.add_argument("--encoder", default="resemblyzer", metavar="NAME", help="as of evaluate (resemblyzer); or f0")
-    command.add_argument("--out", type=_parse_path, required=True, metavar="FILE.npz", help="a new file")
+    command.add_argument("--out", type=_parse_nonempty_path, required=True, metavar="FILE.npz", help="a new file")
     command.add_argument("--utt2spk", metavar="FILE", help="lines `utterance speaker`")
     text = "speakers from names of utterances"
     command.add_argument("--speaker-pattern", type=_parse_pattern, metavar="REGEX", help=text)
     command.add_argument("--partial", action="store_true", help="leave out recordings that cannot be used")
-    _add_device_options(command)
+    _add_device_and_workers(command)
 
 
 def _add_recording_options(command: ArgumentParser) -> None:
@@ -173,11 +173,11 @@ def _add_recording_options(command: ArgumentParser) -> None:
     )
     group.add_argument("--encoder", action="append", metavar="NAME", help=text)
     group.add_argument("--feature", choices=("f0",), help="compare histograms of the fundamental frequency as well")
-    _add_device_options(group)
+    _add_device_and_workers(group)
     group.add_argument("--no-audio", action="store_true", help="leave recordings out of the page")
 
 
-def _add_device_options(group: ArgumentParser | _ArgumentGroup) -> None:
+def _add_device_and_workers(group: ArgumentParser | _ArgumentGroup) -> None:
     group.add_argument("--device", metavar="NAME", help="where encoders run, as cuda (cpu)")
     group.add_argument("--workers", type=int, default=2, metavar="N", help="threads that read recordings (2)")
 
@@ -186,11 +186,11 @@ def _add_demo(command: ArgumentParser) -> None:
     command.add_argument("--seed", type=int, default=0, metavar="N", help="of the split, the model and the batches (0)")
     command.add_argument("--epochs", type=int, default=72, metavar="N", help="four steps each (72)")
     default = Path("vpmetrics-demo")
-    command.add_argument("--out", type=_parse_path, default=default, metavar="DIR", help=f"({default})")
+    command.add_argument("--out", type=_parse_nonempty_path, default=default, metavar="DIR", help=f"({default})")
     command.set_defaults(json=None, all=False, figures=["png"], latex_intervals=False)
 
 
-def _add_speaker_options(group: _ArgumentGroup) -> None:
+def _add_speaker_and_pairing_options(group: _ArgumentGroup) -> None:
     text = (
         "of every row; text files have a speaker a line, or lines `utterance speaker`. Score files get similarity "
         "matrices by it, and intervals where target trials do not tell the speakers"
@@ -205,7 +205,7 @@ def _add_speaker_options(group: _ArgumentGroup) -> None:
     group.add_argument("--format", metavar="SUFFIX", help=text)
 
 
-def _add_scoring_options(group: _ArgumentGroup) -> None:
+def _add_metric_options(group: _ArgumentGroup) -> None:
     text = "lines `utterance-or-speaker value`, or a table of attributes such as sex: what speech discloses of them"
     group.add_argument("--attributes", metavar="FILE", help=text)
     # Without defaults, so that an option that would do nothing is seen.
@@ -233,13 +233,13 @@ def _add_output_options(command: ArgumentParser, default_title: str | None = Non
     group = command.add_argument_group("output")
     group.add_argument("--title", default=default_title, metavar="TEXT", help="heading of the report")
     text = "confidence level of the jackknife intervals (0.95); 0 for no intervals, which is quicker"
-    group.add_argument("--intervals", type=_parse_confidence, default=CONFIDENCE, metavar="SHARE", help=text)
+    group.add_argument("--intervals", type=_parse_confidence_or_zero, default=CONFIDENCE, metavar="SHARE", help=text)
     text = "other measurements, as WER=4.2; of several systems FILE.csv with a column system"
     group.add_argument("--utility", action="append", metavar="NAME=VALUE", help=text)
     text = "write report.html, results.json, tables and figures into a new folder, or over those of a former run"
-    group.add_argument("--out", type=_parse_path, metavar="DIR", help=text)
+    group.add_argument("--out", type=_parse_nonempty_path, metavar="DIR", help=text)
     text = "write the results there; `-` prints nothing else"
-    group.add_argument("--json", type=_parse_path, metavar="FILE", help=text)
+    group.add_argument("--json", type=_parse_nonempty_path, metavar="FILE", help=text)
     group.add_argument("--all", action="store_true", help="print every number")
     text = "of tables of systems: keys as op_eer or eer, utilities, or default, paper-2022, paper-srd, challenge"
     group.add_argument("--columns", type=lambda text: text.split(","), default=["default"], metavar="A,...", help=text)
@@ -254,7 +254,7 @@ def _parse_nonempty(text: str) -> str:
     return text
 
 
-def _parse_path(text: str) -> Path:
+def _parse_nonempty_path(text: str) -> Path:
     return Path(_parse_nonempty(text))
 
 
@@ -265,7 +265,7 @@ def _parse_pattern(text: str) -> str:
         raise ArgumentTypeError(f"expected a regular expression, but got {text!r} ({error})") from None
 
 
-def _parse_confidence(text: str) -> float | None:
+def _parse_confidence_or_zero(text: str) -> float | None:
     try:
         value = float(text)
     except ValueError:

@@ -18,8 +18,9 @@ from vpmetrics._engine.scalar import printable
 from vpmetrics.cli import exit_on_interrupted_import
 from vpmetrics.cli.comparison import (
     Pair,
+    check_columns,
     collect_checks,
-    compare_disclosures,
+    compare_pairs_by_disclosure,
     table_of_changes,
     table_of_pairs,
     table_of_systems,
@@ -29,10 +30,10 @@ from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.results import (
     RESULTS,
     Run,
-    check_output_file,
+    check_and_find_outdated_files,
     check_output_folder,
+    check_replaceable_file,
     encode_json,
-    find_outdated_files,
     make_results,
     write_files,
 )
@@ -76,7 +77,7 @@ class Content:
     @cached_property
     def pairs(self) -> list[Pair]:
         """The pairs of systems that can be compared."""
-        return compare_disclosures(self.systems, self.run.settings.get("intervals"))
+        return compare_pairs_by_disclosure(self.systems, self.run.settings.get("intervals"))
 
     @cached_property
     def tables(self) -> list[Table]:
@@ -86,12 +87,11 @@ class Content:
             return tables_of_system(systems[0])
         tables = [table_of_systems(systems, self.title, self.columns)]
         if len(systems) == 2:
-            tables += table_of_changes(systems[0], systems[1], self.run.settings.get("intervals"))
-        tables += table_of_pairs(self.pairs)
+            tables.append(table_of_changes(systems[0], systems[1], self.run.settings.get("intervals")))
+        tables.append(table_of_pairs(self.pairs))
         details = [(system.name, table) for system in systems for table in tables_of_system(system)]
-        return tables + [
-            table._replace(title=clean(f"{name}: {table.title}"), fold=clean(name)) for name, table in details
-        ]
+        tables += [table._replace(title=clean(f"{name}: {table.title}"), fold=clean(name)) for name, table in details]
+        return [table for table in tables if table.rows]
 
     @property
     def notes(self) -> list[str]:
@@ -108,13 +108,14 @@ class Content:
         return f"{level}confidence intervals (leave-one-speaker-out jackknife)"
 
 
-def check_outputs(options: Namespace) -> None:
-    """Raise for a folder or a JSON file that cannot be written, or that both options would write."""
+def check_output_options(options: Namespace) -> None:
+    """Raise for unknown columns, and for a folder or JSON file that cannot be written, or that both would write."""
+    check_columns(options.columns)
     if options.out is not None:
         check_output_folder(options.out)
     if options.json is None or str(options.json) == "-":
         return
-    check_output_file(options.json)
+    check_replaceable_file(options.json)
     if options.out is not None:
         from vpmetrics.plotting.figures import FIGURES
 
@@ -192,7 +193,7 @@ def _render_files(
         PAGE: render_page(content, pictures).encode(),
     }
     files |= {f"{p.key}.{kind}": data for p in pictures for kind, data in p.files.items() if kind in formats}
-    outdated = find_outdated_files(folder, [RESULTS, *files])
+    outdated = check_and_find_outdated_files(folder, [RESULTS, *files])
     # The results are written first and list all files, so that a run after a killed one knows which files are its own.
     names = {*files, *(path.name for path in outdated)}
     results = encode_json(make_results(content.systems, content.run, content.pairs, sorted(names)))

@@ -25,14 +25,14 @@ from vpmetrics.cli.summary import (
     MARKS,
     MOST_BITS,
     THRESHOLDS,
+    conditions_hiding_speakers,
     disclosure_in_condition,
-    privacy_conditions,
-    rank_systems,
     shares_of,
+    sort_by_dataset_and_disclosure,
     summary_rows,
     verdict_of,
 )
-from vpmetrics.cli.tables import condition_with_challenge_name, conditions_of
+from vpmetrics.cli.tables import condition_with_challenge_name, conditions_in_table_order
 from vpmetrics.plotting.figures import FIGURES, PAGE, draw_all_figures
 
 if TYPE_CHECKING:
@@ -88,11 +88,11 @@ def _draw_vector(figure: Figure, file_format: str) -> bytes:
 
 
 def render_page(content: Content, pictures: Sequence[Picture]) -> str:
-    """Return the page as text."""
+    """Return the HTML page, with figures and recordings inside it."""
     systems = content.systems
     several = len(systems) > 1
-    conditions = dict.fromkeys(name for system in systems for name in conditions_of(system) if name)
-    attacked = dict.fromkeys(name for system in systems for name in privacy_conditions(system))
+    conditions = dict.fromkeys(name for system in systems for name in conditions_in_table_order(system) if name)
+    attacked = dict.fromkeys(name for system in systems for name in conditions_hiding_speakers(system))
     keys = dict.fromkeys(["disclosure", *(key for table in content.tables for key in table.keys)])
     loader = FileSystemLoader(Path(__file__).parent)
     template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.jinja")
@@ -114,7 +114,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
                 verdict_of(system).level,
                 [disclosure_in_condition(system, condition) for condition in attacked],
             )
-            for system in (rank_systems(systems) if several else ())
+            for system in (sort_by_dataset_and_disclosure(systems) if several else ())
         ],
         shares_of=shares_of,
         most=f"{MOST_BITS:.3f}",

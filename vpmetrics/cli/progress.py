@@ -20,7 +20,7 @@ _SECONDS_BETWEEN_LINES = 2.0
 SetDone = Callable[[float], None]
 
 
-class ResultConsole(Console):
+class RaisingConsole(Console):
     """A console that raises BrokenPipeError when its reader stops; Rich would end the process with status 1."""
 
     def on_broken_pipe(self) -> NoReturn:

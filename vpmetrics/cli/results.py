@@ -113,7 +113,7 @@ def _describe_system(system: EvaluatedSystem) -> dict[str, Any]:
         "name": system.name,
         "headline": _describe_headline(system),
         "checks": [check._asdict() for check in sort_checks(system.report.checks)],
-        "attacks": [_describe_attack(system, number) for number in range(len(system.report.attacks))],
+        "attacks": [_describe_attack_results(system, number) for number in range(len(system.report.attacks))],
         "unattacked": system.no_attacks,
         "speakers": len(system.speakers),
         **_describe_numbers(system),
@@ -144,8 +144,8 @@ def _describe_numbers(system: EvaluatedSystem) -> dict[str, Any]:
     }
 
 
-def _describe_attack(system: EvaluatedSystem, number: int) -> dict[str, Any]:
-    """Return an attack by its number, with its D_ECE in each condition in which it was tried."""
+def _describe_attack_results(system: EvaluatedSystem, number: int) -> dict[str, Any]:
+    """Return the name and needs of an attack by its number, and its D_ECE in each condition in which it was tried."""
     name, needs = system.report.attacks[number]
     d_ece = {}
     for condition, report in system.report.conditions.items():
@@ -179,8 +179,8 @@ def check_output_folder(folder: Path, ignored: Collection[str] = ()) -> None:
         raise InputError(f"cannot be written ({describe_error(error)})", folder) from None
 
 
-def check_output_file(path: Path) -> None:
-    """Raise for a file that results cannot go into: one that holds anything but results, or is not writable."""
+def check_replaceable_file(path: Path) -> None:
+    """Raise unless a file is writable and is new, empty or the results of a former run."""
     try:
         if path.is_dir():
             raise InputError("expected a file, but got a folder", path)
@@ -209,8 +209,8 @@ def list_written_files(results: Path) -> set[str] | None:
     return {name for name in names if isinstance(name, str) and Path(name).name == name} | {results.name}
 
 
-def find_outdated_files(folder: Path, names: Collection[str]) -> list[Path]:
-    """Return the files of a former run that this one does not write; raise where another file would be replaced."""
+def check_and_find_outdated_files(folder: Path, names: Collection[str]) -> list[Path]:
+    """Raise if ``names`` would replace a file of no former run; return the former files that are not in ``names``."""
     former = list_written_files(folder / RESULTS) or set()
     foreign = [name for name in names if name not in former and (folder / name).exists()]
     if foreign:

@@ -11,7 +11,7 @@ from vpmetrics._engine.registry import CI_SUFFIXES, CONDITION_TITLES, scalar, sc
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.verdict import HIGH_LEAKAGE, LOW_LEAKAGE, Check, Headline
 from vpmetrics.cli.inputs import shorten
-from vpmetrics.cli.tables import Cell, attribute_cell, clean, conditions_of, scalar_cell, value_cell
+from vpmetrics.cli.tables import Cell, attribute_cell, clean, conditions_in_table_order, scalar_cell, value_cell
 
 MOST_BITS = scalar("d_ece").range[1]  # bits that calibrated scores can disclose
 THRESHOLDS = (
@@ -73,9 +73,9 @@ def sort_checks(checks: Iterable[Check]) -> list[Check]:
     return sorted(checks, key=lambda check: list(MARKS).index(check.status))
 
 
-def privacy_conditions(system: EvaluatedSystem) -> list[str]:
+def conditions_hiding_speakers(system: EvaluatedSystem) -> list[str]:
     """Return the conditions in which speakers should be hidden: OP, and PP or across; not within one session."""
-    conditions = conditions_of(system)
+    conditions = conditions_in_table_order(system)
     protected = "across" if "across" in conditions else "PP"
     return [name for name in conditions if name in ("OP", protected, "")] or conditions[:1]
 
@@ -115,8 +115,8 @@ def worst_speaker_name(system: EvaluatedSystem) -> str:
     return clean(system.speaker_name(math.nan if place < 0 else place))
 
 
-def rank_systems(systems: Sequence[EvaluatedSystem]) -> list[EvaluatedSystem]:
-    """Return the systems of each data set, the least disclosure first and the unknown last, parts after their whole."""
+def sort_by_dataset_and_disclosure(systems: Sequence[EvaluatedSystem]) -> list[EvaluatedSystem]:
+    """Sort by data set, then by disclosure, the least first and the unknown last; parts follow their whole."""
     bits = {system.name: headline_of(system).disclosure for system in systems}
 
     def sort_key(system: EvaluatedSystem) -> tuple[Any, ...]:
@@ -126,10 +126,10 @@ def rank_systems(systems: Sequence[EvaluatedSystem]) -> list[EvaluatedSystem]:
     return sorted(systems, key=sort_key)
 
 
-def rank_systems_by_dataset(systems: Sequence[EvaluatedSystem]) -> dict[str, list[EvaluatedSystem]]:
+def rank_competing_by_dataset(systems: Sequence[EvaluatedSystem]) -> dict[str, list[EvaluatedSystem]]:
     """Return by data set the systems that compete, ranked; a part of a combined system does not."""
     groups: dict[str, list[EvaluatedSystem]] = {}
-    for system in rank_systems(systems):
+    for system in sort_by_dataset_and_disclosure(systems):
         if not system.part_of:
             groups.setdefault(system.dataset, []).append(system)
     return groups
@@ -157,7 +157,7 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
 def _describe_other_conditions(system: EvaluatedSystem) -> list[str]:
     """Return a sentence on the disclosure in each other condition in which speakers should be hidden."""
     sentences = []
-    for condition in privacy_conditions(system):
+    for condition in conditions_hiding_speakers(system):
         other, attack = disclosure_in_condition(system, condition), strongest_attack_and_needs(system, condition)
         if condition != headline_of(system).condition and not math.isnan(other.value):
             by = f" by the attack “{attack[0]}”, which needs {attack[1]}" if attack else ""
@@ -170,11 +170,11 @@ def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
 
     Where an attack was tried, the note has the number without it.
     """
-    conditions, headline = privacy_conditions(system), headline_of(system)
+    conditions, headline = conditions_hiding_speakers(system), headline_of(system)
     attack = strongest_attack_and_needs(system, headline.condition)
     note = ", ".join(filter(None, (headline.condition, attack[0] if attack else "no attack tried")))
     rows = [SummaryRow("disclosure", disclosure_of(system), "bit", note, has_bar=True)]
-    rows += [_make_attacked_row(system, condition, key) for key in ("d_ece", "eer") for condition in conditions]
+    rows += [_make_strongest_row(system, condition, key) for key in ("d_ece", "eer") for condition in conditions]
     chance = scalar("disclosure").show(system.scalar("worst_speaker_chance"))
     note = f"{shorten(worst_speaker_name(system), 24)}; chance {chance}"
     rows.append(_make_row(system, "worst_speaker_disclosure", "worst speaker", note))
@@ -192,10 +192,10 @@ def _make_attribute_row(name: str, numbers: Mapping[str, float]) -> SummaryRow:
     return SummaryRow(heading, cell, "bit", f"chance {chance.text}; original {original.text}")
 
 
-def _make_attacked_row(system: EvaluatedSystem, condition: str, key: str) -> SummaryRow:
-    """Return the strongest attack's number, and in the note that of comparing embeddings."""
-    name, strongest = scalar_key(condition, key), scalar_key(condition, f"{key}_strongest")
-    heading = f"{condition} {scalar(key).heading}".strip()
+def _make_strongest_row(system: EvaluatedSystem, condition: str, plain_key: str) -> SummaryRow:
+    """Return the strongest attack's number, with that of comparing embeddings as note; the latter if none was tried."""
+    name, strongest = scalar_key(condition, plain_key), scalar_key(condition, f"{plain_key}_strongest")
+    heading = f"{condition} {scalar(plain_key).heading}".strip()
     if math.isnan(system.scalar(strongest)):
         return _make_row(system, name, heading, "no attack tried")
     note = f"{scalar_cell(name, system, with_interval=False).text} without an attack"
@@ -231,7 +231,7 @@ def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
     }
     width = max(6, *map(len, names.values()))
     lines = [f"{'system':<{width}}  {'disclosure [bit]':<22}{'verdict':<10}{'strongest attack'}"]
-    for system in rank_systems(systems):
+    for system in sort_by_dataset_and_disclosure(systems):
         headline = headline_of(system)
         attack = strongest_attack_and_needs(system, headline.condition)
         by = ", ".join(filter(None, (headline.condition, attack[0] if attack else "none tried")))

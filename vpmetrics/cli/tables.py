@@ -77,8 +77,8 @@ def clean(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-def conditions_of(system: EvaluatedSystem) -> list[str]:
-    """Return the conditions of a system in the order of tables: attacked conditions first, original speech last."""
+def conditions_in_table_order(system: EvaluatedSystem) -> list[str]:
+    """Return all conditions of a system: attacked conditions first, original speech last."""
     return sorted(system.report.conditions, key=_CONDITION_ORDER.index)
 
 
@@ -130,7 +130,7 @@ def tables_of_system(system: EvaluatedSystem) -> list[Table]:
         _table_of_measures(system, "Headline", _HEADLINE_KEYS, has_trials=True),
         _table_of_whole(system),
         _table_of_attributes(system),
-        *(_table_of_groups(system, condition) for condition in conditions_of(system)),
+        *(_table_of_groups(system, condition) for condition in conditions_in_table_order(system)),
         *(table._replace(fold=table.title) for table in detail_tables),
     ]
     return [table for table in tables if table.rows]
@@ -148,9 +148,9 @@ def average_of_groups(system: EvaluatedSystem) -> dict[str, float]:
 
 def _table_of_measures(system: EvaluatedSystem, title: str, keys: Iterable[str], has_trials: bool = False) -> Table:
     """Return a table with a row per measure and a column per condition; no rows where no measure is known."""
-    conditions = conditions_of(system)
+    conditions = conditions_in_table_order(system)
     shown = [key for key in keys if any(scalar_key(name, key) in system.scalars for name in conditions)]
-    row_keys = insert_strongest_keys(shown)
+    row_keys = insert_strongest_before_plain(shown)
     rows = [
         (Cell(heading_of(scalar(key))), *(scalar_cell(scalar_key(name, key), system) for name in conditions))
         for key in row_keys
@@ -165,7 +165,7 @@ def _table_of_measures(system: EvaluatedSystem, title: str, keys: Iterable[str],
 def _table_of_whole(system: EvaluatedSystem) -> Table:
     entries = [entry for family in ("system", "relative", "calibration") for entry in FAMILIES[family]]
     shown = [entry.key for entry in entries if entry.key in system.scalars]
-    names = insert_strongest_keys(shown, conditions_of(system)[0])
+    names = insert_strongest_before_plain(shown, conditions_in_table_order(system)[0])
     rows = tuple((Cell(heading_of(scalar(name))), scalar_cell(name, system)) for name in names)
     return Table("Compared with original speech", ("measure", "value"), rows, keys=tuple(names))
 
@@ -173,7 +173,7 @@ def _table_of_whole(system: EvaluatedSystem) -> Table:
 def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
     """Return the measures that rank systems in challenges: of each group, of all trials, and averaged over groups."""
     condition_keys = [key for key in _GROUP_KEYS if scalar_key(condition, key) in system.scalars]
-    keys = condition_keys if condition == "OO" else insert_strongest_keys(condition_keys)
+    keys = condition_keys if condition == "OO" else insert_strongest_before_plain(condition_keys)
     names = [scalar_key(condition, key) for key in keys]
     parts = {**system.groups, "all together": system} if system.groups else {}
     rows = [(Cell(clean(part)), *(scalar_cell(name, group) for name in names)) for part, group in parts.items()]
@@ -206,7 +206,7 @@ def has_conditions(entry: Scalar) -> bool:
     return entry.family in (*OF_CONDITION, *OF_POPULATION, "attack")
 
 
-def insert_strongest_keys(keys: Iterable[str], default_condition: str = "") -> list[str]:
+def insert_strongest_before_plain(keys: Iterable[str], default_condition: str = "") -> list[str]:
     """Return the keys; before each key of plain comparison, insert the keys of the strongest attack.
 
     ``default_condition``: the condition of the inserted keys where the key itself has no condition.

@@ -97,13 +97,13 @@ def read_attributes(path: str | Path) -> dict[str, dict[str, str]]:
     return {title: dict(zip(names, column, strict=True)) for title, column in zip(titles, values, strict=True)}
 
 
-def read_list(path: str | Path) -> list[str]:
+def read_first_column(path: str | Path) -> list[str]:
     """Read the first column of a list, such as the utterances of enrolment."""
     table = _read_table(path, "utterance")
     return table.read_names(table.frame.columns[0]).to_list()
 
 
-def has_scores(path: str) -> bool:
+def has_score_column(path: str) -> bool:
     """Return whether a table, which may hold embeddings or scores, has a column of scores."""
     if format_suffix(path) == "parquet":
         names = _read_table(path, "columns").frame.columns
@@ -157,11 +157,8 @@ def label_trials(scores: TrialFile, key: TrialFile | None, strict: bool = False)
 def index_names(frames: Sequence[pl.DataFrame]) -> tuple[list[str], list[tuple[Array, Array]]]:
     """Return all names of trials, ascending, and the positions of both sides of each trial among them."""
     names = pl.concat([frame[side] for frame in frames for side in _PAIR]).unique().sort()
-
-    def find_positions(column: pl.Series) -> Array:
-        return column.cast(pl.Enum(names)).to_physical().to_numpy().astype("int64")
-
-    return names.to_list(), [(find_positions(frame["enrol"]), find_positions(frame["trial"])) for frame in frames]
+    codes = (frame.select(pl.col(_PAIR).cast(pl.Enum(names)).to_physical().cast(pl.Int64)) for frame in frames)
+    return names.to_list(), [(of_frame["enrol"].to_numpy(), of_frame["trial"].to_numpy()) for of_frame in codes]
 
 
 class _Table(NamedTuple):

@@ -23,7 +23,7 @@ from vpmetrics.cli.embeddings import Column
 from vpmetrics.cli.evaluation import NOT_REQUESTED, collect_notes
 from vpmetrics.cli.inputs import InputError, quote
 from vpmetrics.cli.progress import SetDone, show_progress
-from vpmetrics.cli.trial_files import Trials, index_names, read_key, read_list, read_map
+from vpmetrics.cli.trial_files import Trials, index_names, read_first_column, read_key, read_map
 from vpmetrics.suite import VoicePrivacy
 
 _PAIRS_AT_ONCE = 1 << 12  # scored at a time
@@ -78,7 +78,7 @@ def read_protocol(
     if copies := len(pairs) - pairs.n_unique():
         raise InputError(f"expected every trial once, but {copies:,} of {len(pairs):,} occur again", where)
     if speaker_of:
-        sides = [look_up_or_null(frame[side], speaker_of) for side in ("enrol", "trial")]
+        sides = [look_up_speakers(frame[side], speaker_of) for side in ("enrol", "trial")]
         differs = ((sides[0] == sides[1]) != frame["is_target"]).fill_null(False)
         if differs.any():
             first = quote(" ".join(pairs.filter(differs).row(0)))
@@ -94,7 +94,7 @@ def read_protocol_options(options: Namespace) -> Protocol:
     """Read the trials, enrolment utterances, speakers and groups in the files that options name."""
     speaker_of = {} if options.speakers is None else read_map(options.speakers)
     group_of = {} if options.groups is None else read_map(options.groups, "utterance group")
-    enrolled = [] if options.enrolls is None else read_list(options.enrolls)
+    enrolled = [] if options.enrolls is None else read_first_column(options.enrolls)
     missing = next((utterance for utterance in enrolled if utterance not in speaker_of), None)
     if missing is not None:
         got = f"none of {quote(missing)} in --utt2spk" if speaker_of else "no --utt2spk"
@@ -102,7 +102,7 @@ def read_protocol_options(options: Namespace) -> Protocol:
     return read_protocol(options.trials, enrolled, speaker_of, group_of, options.key_columns)
 
 
-def read_weights(path: str | None, groups: set[str]) -> dict[str, float]:
+def read_weights_or_empty(path: str | None, groups: set[str]) -> dict[str, float]:
     """Read the weight of each group in averages; empty without a file."""
     if path is None:
         return {}
@@ -137,8 +137,10 @@ def score_protocol(original: Column, protected: Column, protocol: Protocol, scor
     enrolled_names, tested_names = ([names[at] for at in numbers] for numbers in (enrolled, tested))
     sides = {"O": original, "P": protected}
     references = {key: _average_enrolment(side, protocol, enrolled_names) for key, side in sides.items()}
-    probes = {key: _find_vectors(side, tested_names, "trial") for key, side in sides.items()}
-    group, groups, notes = _assign_groups(protocol)
+    probes = {key: _find_vectors_if_any(side, tested_names, "trial") for key, side in sides.items()}
+    group = _find_trial_groups(protocol)
+    across = group.null_count() if protocol.group_of else 0
+    notes: tuple[str, ...] = (f"{across:,} trials across groups count in none of them",) if across else ()
     trials = {}
     for condition in WITHOUT_SESSIONS:
         left, right = references[condition[0]], probes[condition[1]]
@@ -154,7 +156,7 @@ def score_protocol(original: Column, protected: Column, protocol: Protocol, scor
         trials[condition] = Trials(frame.with_columns(score=pl.Series(scores.numpy()), group=group))
     if not trials:
         raise InputError(f"Nothing to score: {'; '.join(notes)}.")
-    return ListedTrials(trials, protocol.speaker_of, groups, notes)
+    return ListedTrials(trials, protocol.speaker_of, tuple(group.drop_nulls().unique().sort()), notes)
 
 
 def score_pairs(
@@ -175,17 +177,17 @@ def score_pairs(
 
 
 def _average_enrolment(side: Column, protocol: Protocol, names: Sequence[str]) -> Tensor | None:
-    """Return the enrolment vector of each name, ``(E, D)``: one utterance, or the mean of a speaker's utterances."""
+    """Return the vector of each name ``(E, D)``, of an utterance or a speaker's mean; None if none is on this side."""
     row_of = side.rows_by_name()
     enrolments = [[name] if name in row_of else protocol.enrolment_of.get(name, [name]) for name in names]
-    vectors = _find_vectors(side, [utterance for each in enrolments for utterance in each], "enrolment")
+    vectors = _find_vectors_if_any(side, [utterance for each in enrolments for utterance in each], "enrolment")
     if vectors is None:
         return None
     return torch.stack([of_name.mean(0) for of_name in vectors.split([len(each) for each in enrolments])])
 
 
-def _find_vectors(side: Column, names: Sequence[str], role: str) -> Tensor | None:
-    """Return the vectors of utterances; None where a side has none of them, an error where it lacks some."""
+def _find_vectors_if_any(side: Column, names: Sequence[str], role: str) -> Tensor | None:
+    """Return the vectors of utterances ``(N, D)``; None if a side has none of them; raise if it lacks some."""
     row_of = side.rows_by_name()
     missing = [name for name in names if name not in row_of]
     if len(missing) == len(names):
@@ -198,29 +200,24 @@ def _find_vectors(side: Column, names: Sequence[str], role: str) -> Tensor | Non
     return side.to_tensor(role, names).double()
 
 
-def _assign_groups(protocol: Protocol) -> tuple[pl.Series, tuple[str, ...], tuple[str, ...]]:
-    """Return the group of every trial, that of both its sides or null; the names of groups, and notes."""
+def _find_trial_groups(protocol: Protocol) -> pl.Series:
+    """Return the group of every trial, by utterance or speaker; null where the groups of both sides differ."""
     frame, group_of = protocol.trials, protocol.group_of
     if not group_of:
-        return pl.Series([None] * len(frame), dtype=pl.String), (), ()
-
-    def find_group(column: pl.Series) -> pl.Series:
-        by_speaker = look_up_or_null(look_up_or_null(column, protocol.speaker_of), group_of)
-        return look_up_or_null(column, group_of).zip_with(column.is_in(list(group_of)), by_speaker)
-
-    enrol, trial = (find_group(frame[side]) for side in ("enrol", "trial"))
+        return pl.Series([None] * len(frame), dtype=pl.String)
+    by_name = {name: group_of[who] for name, who in protocol.speaker_of.items() if who in group_of} | dict(group_of)
+    enrol, trial = (
+        frame[side].replace_strict(by_name, default=None, return_dtype=pl.String) for side in ("enrol", "trial")
+    )
     if trial.is_null().any():
         name = quote(frame["trial"][int(trial.is_null().arg_max() or 0)])
         raise InputError(f"Expected the group of every trial utterance in --groups, but got none for {name}.")
-    across = (enrol != trial).fill_null(False)
-    group = pl.select(pl.when(~across).then(trial)).to_series()
-    notes = (f"{int(across.sum()):,} trials across groups count in none of them",) if across.any() else ()
-    return group, tuple(group.drop_nulls().unique().sort().to_list()), notes
+    return pl.select(pl.when((enrol == trial).fill_null(True)).then(trial)).to_series()
 
 
-def look_up_or_null(names: pl.Series, value_of: Mapping[str, str]) -> pl.Series:
-    """Return the value of every name, null where there is none; a speaker's name stands for the speaker."""
-    by_name = {value: value for value in value_of.values()} | dict(value_of)
+def look_up_speakers(names: pl.Series, speaker_of: Mapping[str, str]) -> pl.Series:
+    """Return the speaker of every name, an utterance or a speaker; null where ``speaker_of`` has neither."""
+    by_name = {speaker: speaker for speaker in speaker_of.values()} | dict(speaker_of)
     old, new = (pl.Series(texts, dtype=pl.String) for texts in (list(by_name), list(by_name.values())))
     return names.replace_strict(old, new, default=None)
 
@@ -239,8 +236,8 @@ class TrialEmbeddings(NamedTuple):
         references = {utterance for name in trials["enrol"].unique() for utterance in enrolment_of.get(name, ())}
         return references, set(trials["trial"].to_list())
 
-    def describe_missing(self) -> str:
-        """Return what every attacker lacks; an empty text where nothing is missing."""
+    def explain_if_unattackable(self) -> str:
+        """Return why no attack can be fitted; an empty text if one can."""
         references, tested = self.list_utterances()
         if not set(self.protocol.trials["enrol"].to_list()) <= set(self.protocol.enrolment_of):
             return "no list names the enrolment utterances of speakers"
@@ -265,13 +262,12 @@ def add_attacks_and_matrices(
 ) -> EvaluatedSystem:
     """Return a system with the results of attacks on its listed utterances, and with DeID and G_VD.
 
-    Attackers learn from pairs of original and protected utterances. So OP is attacked only if both sides have all
-    listed utterances, and PP only if the protected side has. Attacks, DeID and G_VD use all pairs of an enrolled
-    speaker and a tested utterance, within a group where there are groups.
+    OP is attacked only if both sides have all listed utterances, and PP only if the protected side has. Attacks, DeID
+    and G_VD use all pairs of an enrolled speaker and a tested utterance, within a group where there are groups.
     """
     if not embeddings:
         return system
-    missing = next(filter(None, (one.describe_missing() for one in embeddings)), "")
+    missing = next(filter(None, (one.explain_if_unattackable() for one in embeddings)), "")
     unpaired = missing or next(filter(None, (one.describe_absent_utterance(one.original) for one in embeddings)), "")
     notes = [*system.notes, *([f"no DeID and no G_VD: {unpaired}"] if unpaired else [])]
     if missing or (unpaired and not is_attacked):
@@ -279,7 +275,7 @@ def add_attacks_and_matrices(
     attacks = "standard" if is_attacked else None
     metric = VoicePrivacy(scoring=scoring, enrolment="speaker", intervals=confidence, attacks=attacks, metrics="all")
     with show_progress(f"attacking {system.name}"), collect_notes(notes):
-        report, groups = _report_all_pairs(embeddings, metric, is_paired=not unpaired)
+        report, groups = _report_all_pairs(embeddings, metric, has_original=not unpaired)
     condition = "PP" if unpaired else "OP"
     no_attacks = ""
     if not is_attacked:
@@ -299,7 +295,7 @@ def add_attacks_and_matrices(
 
 
 def _report_all_pairs(
-    embeddings: Sequence[TrialEmbeddings], metric: VoicePrivacy, is_paired: bool
+    embeddings: Sequence[TrialEmbeddings], metric: VoicePrivacy, has_original: bool
 ) -> tuple[PrivacyReport, dict[str, PrivacyReport]]:
     """Report all pairs of the utterances of lists, and those of each group; an utterance of several counts in each."""
     original, protected = list[Tensor](), list[Tensor]()
@@ -308,14 +304,14 @@ def _report_all_pairs(
         references, tested = one.list_utterances()
         names, speaker_of, group_of = sorted(references | tested), one.protocol.speaker_of, one.protocol.group_of
         protected.append(one.protected.to_tensor("protected", names).double())
-        original += [one.original.to_tensor("original", names).double()] if is_paired else []
+        original += [one.original.to_tensor("original", names).double()] if has_original else []
         speakers += [speaker_of[name] for name in names]
         is_reference += [name in references for name in names]
         groups += [one.group or group_of.get(name, group_of.get(speaker_of[name], "")) for name in names]
     _, speaker_index = np.unique(np.array(speakers), return_inverse=True)
     group_names, group_index = np.unique(np.array(groups), return_inverse=True)
     metric.update(
-        torch.cat(original) if is_paired else None,
+        torch.cat(original) if has_original else None,
         torch.cat(protected),
         torch.from_numpy(speaker_index),
         torch.tensor(is_reference),
