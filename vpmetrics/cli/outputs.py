@@ -152,13 +152,10 @@ def save_systems(
     title: str = "Voice privacy",
     settings: Mapping[str, Any] | None = None,
     samples: Sequence[Sample] = (),
-) -> Path:
+) -> None:
     """Write the page, results, tables and figures of one or more systems into a new folder or one of a former run.
 
     ``samples``: recordings for the page.
-
-    Returns:
-        The path of the page.
 
     Raises:
         ValueError: If the folder holds anything else, or cannot be written.
@@ -170,7 +167,6 @@ def save_systems(
         write_files(*_render_files(content, folder))
     except InputError as error:
         raise ValueError(str(error)) from None
-    return folder / PAGE
 
 
 def _render_files(
