@@ -24,7 +24,7 @@ class Recording(NamedTuple):
     group: str | None = None
 
 
-class Recordings(NamedTuple):
+class RecordingsAndAssumptions(NamedTuple):
     """Recordings, and in sentences to print, how they and their speakers were found."""
 
     items: tuple[Recording, ...]
@@ -41,7 +41,7 @@ class RecordingPairs(NamedTuple):
 
 def list_recordings(
     source: str | Path, *, utt2spk: str | Path | None = None, speaker_pattern: str | None = None
-) -> Recordings:
+) -> RecordingsAndAssumptions:
     """List the recordings of a folder, a ``wav.scp`` or a manifest, with their speakers where these can be told.
 
     Speakers are those of the manifest or of ``utt2spk``, else what ``speaker_pattern`` finds, else a folder of the path
@@ -55,7 +55,7 @@ def list_recordings(
             its first group, or the whole match.
 
     Returns:
-        :class:`Recordings`, ordered by utterance; ``speaker`` is None where it cannot be told.
+        :class:`RecordingsAndAssumptions`, ordered by utterance; ``speaker`` is None where it cannot be told.
 
     Example:
         >>> import tempfile
@@ -92,7 +92,7 @@ def list_recordings(
     elif any(one.speaker is None for one in items):
         items, assumptions = _guess_speakers(items)
         notes += assumptions
-    return Recordings(tuple(items), tuple(notes))
+    return RecordingsAndAssumptions(tuple(items), tuple(notes))
 
 
 def pair_recordings(
@@ -318,7 +318,7 @@ def _set_speakers(items: Sequence[Recording], speaker_of: Callable[[str], str | 
     return named
 
 
-def _guess_speakers(items: Sequence[Recording]) -> Recordings:
+def _guess_speakers(items: Sequence[Recording]) -> RecordingsAndAssumptions:
     """Set speakers by folder or by file name, the first that gives several speakers; none if neither does."""
     parts = [PurePosixPath(one.utterance).parts for one in items]
     first_words = [re.match(r"([^\W_]+)[-_.]", names[-1]) for names in parts]
@@ -335,8 +335,8 @@ def _guess_speakers(items: Sequence[Recording]) -> Recordings:
         named_items = tuple(one._replace(speaker=word) for one, word in zip(items, words, strict=True))
         text = "Speakers are the first part of file names"
     else:
-        return Recordings(tuple(items))
-    return Recordings(named_items, (_describe_speakers(text, named_items),))
+        return RecordingsAndAssumptions(tuple(items))
+    return RecordingsAndAssumptions(named_items, (_describe_speakers(text, named_items),))
 
 
 def _describe_speakers(text: str, items: Sequence[Recording]) -> str:

@@ -110,7 +110,7 @@ class ParetoFront:
         """Return budgets, kept and chosen points and every measurement as JSON, with paths relative to the folder."""
         paths = {(point.epoch, point.step): relative_path(folder, point.path) for point in self.kept}
 
-        def row(point: ParetoPoint) -> dict[str, Any]:
+        def point_row(point: ParetoPoint) -> dict[str, Any]:
             path = paths.get((point.epoch, point.step))
             return {**point._asdict(), "path": path, "within_budget": self.meets_budgets(point)}
 
@@ -121,8 +121,8 @@ class ParetoFront:
             "mode": self.mode,
             "chosen": relative_path(folder, chosen.path) if chosen else "",
             "within_budget": chosen is not None and self.meets_budgets(chosen),
-            "points": list(map(row, self.kept)),
-            "measured": list(map(row, self.measured)),
+            "points": list(map(point_row, self.kept)),
+            "measured": list(map(point_row, self.measured)),
         }
         return json.dumps(content, indent=2)
 

@@ -43,8 +43,8 @@ class Style(NamedTuple):
     number: int
 
     @property
-    def markers(self) -> dict[str, Any]:
-        """Keyword arguments of ``Axes.plot`` for markers; ``gid`` marks the line as that of a system."""
+    def marker_options(self) -> dict[str, Any]:
+        """Keyword arguments of ``Axes.plot`` for markers, not for lines; ``gid`` tells that a system is drawn."""
         fill = {"fillstyle": "full" if self.is_filled else "none", "markerfacecolor": self.face}
         return {"color": self.colour, "marker": self.marker, **fill, "gid": "system"}
 
@@ -59,7 +59,7 @@ class Style(NamedTuple):
         step = max(points // 6, 1)
         start = step * (self.number % len(_MARKERS)) // len(_MARKERS)
         line = {"linestyle": self.line, "linewidth": 1.3}
-        return {**self.markers, **line, "markersize": 4.5, "markevery": (start, step)}
+        return {**self.marker_options, **line, "markersize": 4.5, "markevery": (start, step)}
 
 
 def style_of(number: int) -> Style:

@@ -130,7 +130,7 @@ def draw_over_utterances(
         ax.set(xlabel="utterances averaged", ylabel=name, ylim=(-0.02 * highest, 1.02 * highest))
         set_logarithmic_counts(ax, base=2)
     values = [curve[length] for length in lengths]
-    ax.plot(lengths, values, **next_style(ax).markers, label=as_label(label) if label else name)
+    ax.plot(lengths, values, **next_style(ax).marker_options, label=as_label(label) if label else name)
     levels = [chance.get(length, math.nan) if isinstance(chance, Mapping) else chance for length in lengths]
     if not np.isnan(levels).all():
         draw_chance(ax, lengths, levels)
@@ -146,7 +146,7 @@ def draw_singling_out(population_rates: Mapping[int, tuple[float, float]], ax: A
         ax.set(xlabel="size of the population", ylabel="rate of singling out", ylim=(-0.02, 1.02))
     rates, errors = np.array([population_rates[size] for size in sizes]).reshape(-1, 2).T
     style = next_style(ax)
-    ax.plot(sizes, rates, **style.markers, label=as_label(label) if label else "singled out")
+    ax.plot(sizes, rates, **style.marker_options, label=as_label(label) if label else "singled out")
     ax.vlines(sizes, rates - 2 * errors, rates + 2 * errors, color=style.colour, linewidth=1.0)
     draw_chance(ax, sizes, [math.exp(-1)] * len(sizes))
     return finish_axes(ax)

@@ -74,7 +74,7 @@ def draw_det(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, label: s
     ax.plot(x, y, color=style.colour, linestyle=style.line, linewidth=1.3)
     eer = float(ndtri(torch.tensor(float(scalars["raw_eer"]))))
     name = label_with_values(label, _DET_KEYS, scalars)
-    ax.plot([eer], [eer], **style.markers, linestyle=style.line, label=name)
+    ax.plot([eer], [eer], **style.marker_options, linestyle=style.line, label=name)
     return finish_axes(ax, keys=_DET_KEYS, loc="lower left")
 
 
@@ -93,7 +93,7 @@ def draw_log_roc(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, labe
     marked, name = [float(scalars[key]) for key in _ROC_KEYS], label_with_values(label, _ROC_KEYS, scalars)
     # NaN between the markers: only the legend shows a line.
     x, y = (_MARKED_FPR[0], math.nan, _MARKED_FPR[1]), (marked[0], math.nan, marked[1])
-    ax.plot(x, y, **style.markers, linestyle=style.line, label=name)
+    ax.plot(x, y, **style.marker_options, linestyle=style.line, label=name)
     return finish_axes(ax, keys=_ROC_KEYS, loc="lower right")
 
 
@@ -161,7 +161,7 @@ def draw_share_by_posterior(llr: Tensor, counts: Tensor, ax: Axes | None, label:
     mean, share = (each / count[has_trials] for each in sums)
     style = next_style(ax)
     line = {"linestyle": style.line, "linewidth": 1, "markersize": 4.5}
-    ax.plot(mean, share, **style.markers, **line, label=as_label(label))
+    ax.plot(mean, share, **style.marker_options, **line, label=as_label(label))
     # Larger marks where more trials are, on a logarithmic scale that still shows bins of few trials.
     sizes = 6 + 12 * np.log10(count[has_trials])
     ax.scatter(mean, share, s=sizes, facecolor=style.face, edgecolor=style.colour, marker=style.marker, zorder=3)

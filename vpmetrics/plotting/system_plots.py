@@ -35,7 +35,7 @@ def draw_scalars(val: Any, ax: Axes | None, name: str, bounds: tuple[float | Non
     rows = [step if isinstance(step, Mapping) else {name: step} for step in (val if has_steps else [val])]
     for key in rows[0]:
         label = "_" if len(rows[0]) == 1 else as_label(key)
-        ax.plot([float(row[key]) for row in rows], **next_style(ax).markers, label=label)
+        ax.plot([float(row[key]) for row in rows], **next_style(ax).marker_options, label=label)
     ax.set(xlabel="step", ylabel=name if len(rows[0]) == 1 else "value")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.set_xlim(-0.5, max(len(rows) - 0.5, ax.get_xlim()[1]))
@@ -57,7 +57,7 @@ def draw_deid_gvd(systems: Sequence[tuple[str, Mapping[str, Any]]], ax: Axes | N
     for name, scalars in systems:
         style, deid, gvd = next_style(ax), float(scalars["deid"]), float(scalars["gvd"])
         # Each point is smaller than the one before, and has an edge, so that equal points are seen.
-        marks: dict[str, Any] = {**style.markers, "markersize": max(12 - 1.5 * style.number, 6)}
+        marks: dict[str, Any] = {**style.marker_options, "markersize": max(12 - 1.5 * style.number, 6)}
         marks |= {"markeredgecolor": "white", "markeredgewidth": 0.8} if style.is_filled else {}
         ax.plot(100 * deid, gvd, linestyle="none", **marks, label=as_label(name))
         xerr, yerr = 100 * error_bar_lengths("deid", scalars), error_bar_lengths("gvd", scalars)
@@ -112,7 +112,7 @@ def draw_utility(
     for label, scalars, utility in systems:
         style, bits = next_style(ax), float(scalars["disclosure"])
         ax.errorbar(bits, utility, xerr=error_bar_lengths("disclosure", scalars), color=style.colour, **_WHISKERS)
-        ax.plot(bits, utility, linestyle="none", **style.markers, label=as_label(label))
+        ax.plot(bits, utility, linestyle="none", **style.marker_options, label=as_label(label))
     better = "lower" if is_lower_better else "higher"
     ax.set(xlabel="disclosure, bit", ylabel=f"{as_label(name)} ({better} is better)", xlim=(-0.02, 0.74))
     return finish_axes(ax)
@@ -126,22 +126,22 @@ def _draw_front(ax: Axes, front: Sequence[tuple[float, float]], **line: Any) -> 
 
 def draw_pareto_front(
     front: Sequence[tuple[float, float]],
-    others: Sequence[tuple[float, float]],
+    measured: Sequence[tuple[float, float]],
     chosen: Sequence[tuple[float, float]],
     budget: float,
     labels: tuple[str, str],
     ax: Axes | None,
     intervals: Sequence[tuple[Sequence[float], float]] = (),
 ) -> PlotResult:
-    """Draw checkpoints by disclosure and utility: the Pareto front, all others, the budget and the chosen one.
+    """Draw checkpoints by disclosure and utility: all measured, the Pareto front, the budget and the chosen one.
 
     ``intervals``: both ends of the confidence interval of a disclosure, and its utility.
     """
     ax = axes_or_new(ax, size=(4.8, 3.6))
     for ends, utility in intervals:
         ax.plot(ends, [utility, utility], color="0.55", linewidth=1.5, zorder=1.5)
-    if others:
-        ax.plot(*zip(*others, strict=True), "o", color="0.75", markersize=4, label="measured")
+    if measured:
+        ax.plot(*zip(*measured, strict=True), "o", color="0.75", markersize=4, label="measured")
     if front:
         _draw_front(ax, sorted(front), color=COLOURS[0], marker="o", markersize=6)
     if chosen:
