@@ -10,11 +10,11 @@ from torch import Tensor
 
 from vpmetrics._engine.metric_base import PrivacyMetric
 from vpmetrics._engine.precision import at_least_float32
-from vpmetrics._engine.utterances import as_embeddings, encode_labels
+from vpmetrics._engine.utterances import as_squeezed_tensor, encode_labels
 from vpmetrics._engine.validation import (
     check_confidence,
-    check_embedding_values,
     check_embeddings,
+    check_finite_embeddings,
     check_floating,
     check_integers,
     check_shape,
@@ -100,7 +100,7 @@ class AttributeDisclosure(PrivacyMetric):
             speakers: Speaker of each row, ``(B,)``: integers or strings.
             attributes: Labels ``(B,)`` of each attribute, integers or strings.
         """
-        original, protected = as_embeddings(original, "original"), as_embeddings(protected, "protected")
+        original, protected = as_squeezed_tensor(original, "original"), as_squeezed_tensor(protected, "protected")
         for name, side in (("original", original), ("protected", protected)):
             check_floating(name, side)
         for name in self.attributes:
@@ -114,7 +114,7 @@ class AttributeDisclosure(PrivacyMetric):
             check_integers(f"attributes[{name!r}]", values)
             check_shape(f"attributes[{name!r}]", values, (len(protected),), "one per row of `protected`")
         if self.validate_args:
-            check_embedding_values(original, protected)
+            check_finite_embeddings(original, protected)
         self.original.append(at_least_float32(original.detach()).clone())
         self.protected.append(at_least_float32(protected.detach()).clone())
         self.speakers.append(speaker_labels.detach().long().clone())

@@ -19,8 +19,8 @@ from vpmetrics._engine.registry import FAMILIES, add_interval_keys, scalar_key
 from vpmetrics._engine.utterances import EvaluationData, encode_labels
 from vpmetrics._engine.validation import (
     check_choice,
-    check_embedding_values,
     check_embeddings,
+    check_finite_embeddings,
     check_floating,
     reject_options,
 )
@@ -69,7 +69,7 @@ class AttackedMetric(IntervalEmbeddingMetric):
         labels = encode_labels(speakers).to(original.device)
         check_embeddings(original, protected, labels, width=self._embedding_width())
         if self.validate_args:
-            check_embedding_values(original, protected)
+            check_finite_embeddings(original, protected)
         self._raise_if_synced()
         self._add_observed(measure_moments(original, protected, labels))
         self._computed = None

@@ -20,7 +20,7 @@ from vpmetrics._engine.registry import (
     scalar,
     scalar_keys,
 )
-from vpmetrics._engine.report import PrivacyReport, assess_report
+from vpmetrics._engine.report import PrivacyReport, add_checks_and_headline
 from vpmetrics._engine.scalar import check_scalar_names
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import SIMILARITIES
@@ -146,9 +146,9 @@ class VoicePrivacy(AttackedMetric):
         """
         with collect_warnings(), self._gather_states():
             data = self._collect_data()
-            report = assess_report(self._reuse_or_compute_report(data), data)
+            report = add_checks_and_headline(self._reuse_or_compute_report(data), data)
             parts = {group: data.of_group(group) for group in data.groups()}
-            groups = {group: assess_report(self._compute_report(part), part) for group, part in parts.items()}
+            groups = {group: add_checks_and_headline(self._compute_report(part), part) for group, part in parts.items()}
         return replace(report, groups=groups)
 
     def compute(self) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from vpmetrics._engine.pair_blocks import Block, PairBlocks
 from vpmetrics._engine.precision import result_dtype
 from vpmetrics._engine.score_metric import ScoreMetric
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
-from vpmetrics._engine.trial_list import ScoredTrials, calibrate_across_sessions, mean_c_ece
+from vpmetrics._engine.trial_list import ScoredTrials, calibrate_across_session_halves, mean_c_ece
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import reject_options, warn_undefined
 from vpmetrics.zebra import CalibrationDistortion
@@ -91,7 +91,7 @@ class EmbeddingTrials(EmbeddingMetric):
                 "Calibration distortion requires `sessions`: a calibration learnt on some is used on others."
             )
             return torch.full((), torch.nan, device=data.speakers.device)
-        runs = calibrate_across_sessions(
+        runs = calibrate_across_session_halves(
             data, lambda run: ScoredTrials(*self._pairs(run).scores_and_labels()), calibration
         )
         return mean_c_ece(runs)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.measures import (
+    cllr_costs_and_sizes,
     cllr_from_sums,
-    cllr_sums,
     eer_of_steps,
     linkability_of_trials,
     min_cllr_of_steps,
@@ -188,7 +188,7 @@ class Cllr(TrialMetric):
         both = self._check_batch(preds, target, speakers)
         if self.intervals is not None:
             self._store_trials(preds, target, both)
-        costs, trials = cllr_sums(preds.detach(), target.detach())
+        costs, trials = cllr_costs_and_sizes(preds.detach(), target.detach())
         self.cllr_costs, self.cllr_trials = self.cllr_costs + costs, self.cllr_trials + trials
         if preds.dtype == torch.float64:
             self.saw_float64 = torch.ones_like(self.saw_float64)

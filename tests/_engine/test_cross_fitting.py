@@ -26,7 +26,7 @@ from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.cross_fitting import CrossFittedAttacks, list_names_and_needs
 from vpmetrics._engine.jackknife import group_speakers
 from vpmetrics._engine.moments import measure_moments, merge_moments
-from vpmetrics._engine.utterances import build_data, pack_utterances
+from vpmetrics._engine.utterances import deduplicate_and_index, pack_utterances
 from vpmetrics.attacks import (
     PLDA,
     Attack,
@@ -78,7 +78,7 @@ def name(result):
 
 
 def data_of(original, protected, speakers, **columns):
-    return build_data(pack_utterances(original, protected, speakers, **columns))
+    return deduplicate_and_index(pack_utterances(original, protected, speakers, **columns))
 
 
 class TestLength:

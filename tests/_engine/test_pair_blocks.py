@@ -17,7 +17,7 @@ from vpmetrics._engine.distributed import Processes
 from vpmetrics._engine.measures import expected_disclosure
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.scorers import SCORERS, prepare_rows
-from vpmetrics._engine.utterances import build_data, pack_utterances
+from vpmetrics._engine.utterances import deduplicate_and_index, pack_utterances
 from vpmetrics.data import demo_voices
 
 SIDES = {"original": 0, "protected": 1}
@@ -34,7 +34,7 @@ def labelled(**columns):
 
 
 def form_pairs(rows, name, **settings):
-    data = build_data(pack_utterances(**rows))
+    data = deduplicate_and_index(pack_utterances(**rows))
     condition = CONDITIONS[name]
     settings = {"scorer": SCORERS["cosine"], "condition": condition} | settings
     return PairBlocks(*data.sides(condition), len(data.speakers), **settings)
@@ -135,7 +135,7 @@ def test_rows_are_prepared_alike_whatever_their_order(scoring, dtype):
         pairs = form_pairs({key: column[order] for key, column in rows.items()}, "OO", scorer=SCORERS[scoring])
         sides.append(pairs.enrolment.embeddings)
     assert torch.equal(*sides)
-    side = build_data(pack_utterances(**rows)).original
+    side = deduplicate_and_index(pack_utterances(**rows)).original
     centre = (
         side.embeddings[side.value_order].double().mean(0) if scoring == "euclidean" else side.embeddings.new_zeros(())
     )

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from vpmetrics import SimilarityRankDisclosure, VoicePrivacy
 from vpmetrics._engine.population import average_utterances
-from vpmetrics._engine.utterances import build_data, pack_utterances
+from vpmetrics._engine.utterances import deduplicate_and_index, pack_utterances
 from vpmetrics.attacks import Centred, Plain
 from vpmetrics.functional import conversations
 
@@ -94,7 +94,7 @@ def test_a_metric_over_utterances_is_that_of_their_averages(sessions):
 
 def averages(original, protected, speakers, length, sessions=None):
     """Rows of which the library makes one, found by going through its own averages of the original side."""
-    sides = build_data(pack_utterances(original, protected, speakers, sessions=sessions))
+    sides = deduplicate_and_index(pack_utterances(original, protected, speakers, sessions=sessions))
     made = average_utterances(sides, length)
     for side, of in ((made.original, original), (made.protected, protected)):
         for vector, speaker in zip(side.embeddings, side.speakers, strict=True):
@@ -111,7 +111,7 @@ def test_recordings_protected_twice_are_averaged_alike_in_both_sessions():
     original, protected, speakers = people(number=5, each=6)
     twice = {"sessions": torch.arange(60) // 30, "utterances": torch.arange(30).repeat(2)}
     rows = pack_utterances(original.repeat(2, 1), torch.cat([protected, protected + 100]), speakers.repeat(2), **twice)
-    made = average_utterances(build_data(rows), 3)
+    made = average_utterances(deduplicate_and_index(rows), 3)
     assert len(made.original.speakers) == 10
     assert sorted(made.protected.ids.tolist()) == sorted(made.original.ids.tolist() * 2)
     first, second = (made.protected.take(made.protected.sessions == session) for session in (0, 1))

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from vpmetrics._engine.measures import eer_of_steps, evidence, expected_disclosure, min_cllr_of_steps
 from vpmetrics._engine.score_counts import Steps, count_by_score, weighted_mean
-from vpmetrics._engine.smoothing import Grid, lay_grid, read_off, soft_counts_on_grid
+from vpmetrics._engine.smoothing import Grid, interpolate_smoothed, lay_grid, soft_counts_on_grid
 from vpmetrics.functional import equal_error_rate, min_cllr, pav_llr, zebra_disclosure
 
 
@@ -98,7 +98,7 @@ def test_reading_off_is_the_adjoint_of_counting():
     grid = lay_grid(preds, 0.05)
     steps = Steps(grid.points[1:], *soft_counts_on_grid(grid, preds, target))
     llr = steps.laplace_llr()
-    per_score = read_off(grid, llr, preds)
+    per_score = interpolate_smoothed(grid, llr, preds)
     assert_close(per_score[target == 1].mean(), weighted_mean(steps.targets, llr), atol=1e-6, rtol=0)
     assert_close(per_score[target == 0].mean(), weighted_mean(steps.nontargets, llr), atol=1e-6, rtol=0)
     exact = count_by_score(preds, target).ascending

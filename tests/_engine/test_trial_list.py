@@ -83,7 +83,7 @@ def test_a_calibration_of_another_run_is_the_same_in_every_replicate():
 
 def test_scores_are_calibrated_by_other_speakers():
     trials = some(listed(voices()), 0.5)
-    halves = trials.calibrate_across_speakers()
+    halves = trials.calibrate_across_speaker_halves()
     within = [(trials.speakers % 2 == number).all(0) for number in (0, 1)]
     for own, learnt, found in zip(within, within[::-1], halves, strict=True):
         scores, labels = trials.scores[learnt].numpy(), trials.is_target[learnt].numpy()
@@ -92,7 +92,7 @@ def test_scores_are_calibrated_by_other_speakers():
         assert_close(found.scores, expected, rtol=0, atol=1e-3)
         assert bool((found.is_target == trials.is_target[own]).all())
     lone = without(listed(voices(speakers=3)), 2)  # of two speakers, one in each half
-    assert lone.calibrate_across_speakers() == []
+    assert lone.calibrate_across_speaker_halves() == []
 
 
 def test_neither_order_nor_sides_of_pairs_within_a_side_matter():

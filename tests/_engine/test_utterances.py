@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import vpmetrics as vp
 from vpmetrics import encode_labels
 from vpmetrics import functional as F
-from vpmetrics._engine.utterances import build_data, count_duplicates, pack_utterances, split_sessions
+from vpmetrics._engine.utterances import count_duplicates, deduplicate_and_index, pack_utterances, split_sessions
 
 ROWS = join(embeddings())
 COLUMNS = ("speakers", "utterances", "sessions", "groups")
@@ -165,8 +165,8 @@ def test_functions_take_no_width_0(function, arguments):
 def test_recordings_count_once_and_another_session_is_another_recording():
     rows = {**ROWS, "utterances": torch.arange(150)}
     twice = {key: torch.cat([column, column]) for key, column in rows.items()}
-    assert len(build_data(pack_utterances(**twice)).protected) == 150
-    data = build_data(pack_utterances(**twice, sessions=torch.arange(300) // 150))
+    assert len(deduplicate_and_index(pack_utterances(**twice)).protected) == 150
+    data = deduplicate_and_index(pack_utterances(**twice, sessions=torch.arange(300) // 150))
     assert (len(data.original), len(data.protected)) == (150, 300)
     assert int(count_duplicates(data.protected)) == 150
 
@@ -175,7 +175,7 @@ def test_sessions_are_halved_for_every_speaker_whatever_their_names():
     original, protected, speakers = people(number=6, each=8)
     halves = []
     for sessions in (torch.arange(48) % 4, 9 - (torch.arange(48) % 4) * 3):
-        data = build_data(pack_utterances(original, protected, speakers, sessions=sessions))
+        data = deduplicate_and_index(pack_utterances(original, protected, speakers, sessions=sessions))
         halves.append(split_sessions(data))
         for first, second in (halves[-1], halves[-1][::-1]):
             assert len(first.protected) == 24

@@ -7,7 +7,7 @@ import torch
 
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.cross_fitting import CrossFittedAttacks
-from vpmetrics._engine.utterances import build_data, pack_utterances
+from vpmetrics._engine.utterances import deduplicate_and_index, pack_utterances
 from vpmetrics.attacks import STANDARD
 from vpmetrics.data import demo_voices
 
@@ -88,7 +88,7 @@ def test_every_attack_of_the_battery_is_needed():
     print("\n" + " " * 45 + " ".join(f"{name[:9]:>9s}" for name in names))
     for data_set, original, protected, speakers in data_sets():
         conditions = [CONDITIONS["OP"], CONDITIONS["PP"]]
-        data = build_data(pack_utterances(original, protected, speakers))
+        data = deduplicate_and_index(pack_utterances(original, protected, speakers))
         attacks = CrossFittedAttacks(data, STANDARD, conditions)
         for condition in conditions:
             values = attacks.strongest(condition).d_ece_by_attack[: len(names)].nan_to_num()

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vpmetrics._engine.report import EvaluatedSystem, _headline_scalars
-from vpmetrics._engine.speaker_disclosure import WorstSpeakerDisclosure
+from vpmetrics._engine.report import EvaluatedSystem, _largest_disclosures
+from vpmetrics._engine.speaker_disclosure import SelfCalibratedDisclosure
 from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 from vpmetrics._engine.verdict import Check, make_headline
 from vpmetrics.cli.comparison import (
@@ -32,7 +32,7 @@ def rebuild(report, **changes):
     parts = {key: changes.pop(key) for key in ("checks", "attacks", "conditions") if key in changes}
     report = replace(report, **parts, headline=None)
     scalars = report.scalars | {key: torch.tensor(float(value)) for key, value in changes.items()}
-    scalars |= {key: v for key, v in _headline_scalars(report.conditions, scalars).items() if key not in changes}
+    scalars |= {key: v for key, v in _largest_disclosures(report.conditions, scalars).items() if key not in changes}
     report = replace(report, scalars=scalars)
     return replace(report, headline=make_headline(report))
 
@@ -96,7 +96,7 @@ def test_voices_within_a_session_are_no_disclosure():
     one = attacked(op_d_ece_strongest=0.01, within_d_ece_strongest=0.7, across_d_ece_strongest=0.02)
     conditions = dict.fromkeys(("OP", "PP", "within", "across"), one.report.conditions["OP"])
     one = replace(one, report=rebuild(one.report, conditions=conditions))
-    assert one.scalar("disclosure") == pytest.approx(0.02)
+    assert one.get_or_nan("disclosure") == pytest.approx(0.02)
     assert verdict_of(one).level == "low"
 
 
@@ -124,7 +124,7 @@ def test_leakage_is_not_low_where_a_check_failed():
 def test_one_person_released_unchanged_is_named_in_the_verdict(bits, level):
     known = scores(0.0)
     values = torch.tensor([0.0] * 5 + [bits] + [0.0] * 2)
-    worst = WorstSpeakerDisclosure(values, torch.tensor(0.2), torch.tensor(0.22))
+    worst = SelfCalibratedDisclosure(values, torch.tensor(0.2), torch.tensor(0.22))
     conditions = {"OP": replace(known.conditions["OP"], worst_speaker=worst)}
     one = EvaluatedSystem("x", rebuild(known, conditions=conditions), tuple("abcdefgh"))
     assert verdict_of(one).level == level

@@ -15,7 +15,7 @@ from vpmetrics import functional as F
 from vpmetrics._engine.condition_scores import collect_trial_scores
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.references import form_condition_trials
-from vpmetrics._engine.utterances import build_data, pack_utterances
+from vpmetrics._engine.utterances import deduplicate_and_index, pack_utterances
 from vpmetrics.functional.bootstrap import (
     MEASURES,
     SpeakerTrials,
@@ -207,7 +207,7 @@ def voices(speakers=6, seed=0):
 def test_matrices_are_those_of_voices_repeated(condition):
     rows = voices()
     drawn, weights = drawing(8, 6, seed=3)
-    trials = _count_condition_trials(build_data(pack_utterances(*rows)), condition, "cosine")
+    trials = _count_condition_trials(deduplicate_and_index(pack_utterances(*rows)), condition, "cosine")
     value = trials.diagonal_dominance(weights, "geometric")
     names = rows[2].unique()
     for dominance, places in zip(value, drawn, strict=True):
@@ -219,7 +219,7 @@ def test_matrices_are_those_of_voices_repeated(condition):
 def test_ranks_are_those_of_inputs_repeated():
     original, protected, speakers = voices()
     drawn, weights = drawing(8, 6, seed=3)
-    data = build_data(pack_utterances(original, protected, speakers))
+    data = deduplicate_and_index(pack_utterances(original, protected, speakers))
     inputs = form_condition_trials(data, CONDITIONS["OP"])
     histograms, (bits, number) = _rank_histogram_per_speaker(inputs, "cosine"), _sum_bits_per_speaker(inputs, "cosine")
     scores, true = reference.rank.reference_scores(original.numpy(), protected.numpy(), speakers.numpy())

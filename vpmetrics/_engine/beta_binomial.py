@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.validation import check_histogram
+from vpmetrics._engine.validation import check_histogram_shape
 
 # Natural logarithms of the smallest and largest alpha and beta tried. Beyond, the distribution has reached its limits:
 # a mixture of the first and the last rank below, a binomial above.
@@ -60,7 +60,7 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
         >>> fit.probabilities
         tensor([0.5000, 0.2259, 0.1573, 0.1167])
     """
-    check_histogram(histogram)
+    check_histogram_shape(histogram)
     counts = widen(histogram)
     counts = torch.where((counts < 0).any(dim=-1, keepdim=True), torch.nan, counts)
     shares = counts / counts.sum(dim=-1, keepdim=True)

@@ -16,8 +16,8 @@ from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import at_least_float32, wide_dtype, widen
 from vpmetrics._engine.score_counts import (
     CountedScores,
-    MeasureInput,
     OrderedScores,
+    ScoresAndSteps,
     StepsOfBothSigns,
     count_by_bin,
     count_ordered,
@@ -26,7 +26,7 @@ from vpmetrics._engine.score_counts import (
     sort_by_class,
     sort_scores,
 )
-from vpmetrics._engine.smoothing import lay_grid, read_off
+from vpmetrics._engine.smoothing import interpolate_smoothed, lay_grid
 from vpmetrics._engine.utterances import add_counts
 
 _BINS = 1 << 16  # equal bins, over the range in which most scores lie
@@ -51,9 +51,9 @@ class ConditionScores(NamedTuple):
     worst_counts: Callable[[], StepsOfBothSigns] | None = None
 
     @property
-    def measure_input(self) -> MeasureInput:
+    def measure_input(self) -> ScoresAndSteps:
         """Trials and counts, as score measures take them."""
-        return MeasureInput(self.trials, self.counts)
+        return ScoresAndSteps(self.trials, self.counts)
 
     @property
     def is_defined(self) -> bool:
@@ -98,7 +98,7 @@ def _smooth_scores(pairs: PairBlocks, bandwidth: float) -> ConditionScores:
     counts = count_smoothly(grid, scores, is_target)
 
     def make_finder(tables: Sequence[Tensor]) -> Finder:
-        return lambda values: [read_off(grid, table, values.flatten()).view(values.shape) for table in tables]
+        return lambda values: [interpolate_smoothed(grid, table, values.flatten()).view_as(values) for table in tables]
 
     trials = CountedScores(scores, torch.stack([~is_target, is_target]))
     return ConditionScores(trials, counts, make_finder, pairs.is_same_rows)
@@ -165,7 +165,7 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
     middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])
     histogram = edges, by_class[1], by_class[0], has_nan
     counts = count_by_bin(*histogram)
-    ascending, step_of_bin = merge_targetless_steps(counts.ascending)
+    step_of_bin = (counts.ascending.targets > 0).cumsum(0)  # among the merged steps
 
     def make_finder(tables: Sequence[Tensor]) -> Finder:
         per_bin = [pad(table[step_of_bin].roll(-_TAIL), (0, 1), value=torch.nan) for table in tables]
@@ -178,7 +178,7 @@ def _bin_scores(pairs: PairBlocks) -> ConditionScores:
 
     return ConditionScores(
         CountedScores(torch.where(has_nan, torch.nan, middles), by_class),
-        StepsOfBothSigns(ascending, merge_targetless_steps(counts.descending)[0]),
+        StepsOfBothSigns(*map(merge_targetless_steps, counts)),
         make_finder,
         pairs.is_same_rows,
         lambda: count_by_bin(*histogram, is_separated=True),

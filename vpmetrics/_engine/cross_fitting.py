@@ -54,7 +54,7 @@ from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.distributed import SINGLE_PROCESS
 from vpmetrics._engine.measures import eer_of_steps, expected_disclosure
 from vpmetrics._engine.moments import Moments
-from vpmetrics._engine.precision import all_finite, at_least_float32, wide_dtype, widen
+from vpmetrics._engine.precision import at_least_float32, is_finite_everywhere, wide_dtype, widen
 from vpmetrics._engine.score_counts import Steps, StepsOfBothSigns
 from vpmetrics._engine.scorers import SCORERS
 from vpmetrics._engine.utterances import EvaluationData, add_counts, index_speakers
@@ -213,7 +213,7 @@ class CrossFittedAttacks:
         if self.folds.num_folds == 0:
             return f"Attacks are fitted on other speakers, and that needs {FEWEST_SPEAKERS} of them."
         given = [self.data.original.embeddings, self.data.protected.embeddings, *(self._observed or ())]
-        is_finite = torch.stack([all_finite(values) for values in given]).all()
+        is_finite = torch.stack([is_finite_everywhere(values) for values in given]).all()
         return None if bool(is_finite) else "Some embeddings, measured or observed, are not finite."
 
     def _choose_settings(self) -> None:

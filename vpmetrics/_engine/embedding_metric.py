@@ -16,8 +16,8 @@ from vpmetrics._engine.population import average_utterances
 from vpmetrics._engine.utterances import (
     EvaluationData,
     UtteranceColumns,
-    build_data,
-    check_column_recordings,
+    check_speaker_per_recording,
+    deduplicate_and_index,
     encode_labels,
     pack_utterances,
 )
@@ -139,7 +139,7 @@ class EmbeddingMetric(PrivacyMetric):
             return _build_data(pack_utterances(empty, empty, empty[:, 0].long()))
         columns = UtteranceColumns(*map(self._concatenate_rows, UtteranceColumns._fields))
         if self.validate_args:
-            check_column_recordings(columns)
+            check_speaker_per_recording(columns)
         return _build_data(columns, self._find_processes())
 
     def _embedding_width(self) -> int | None:
@@ -148,7 +148,7 @@ class EmbeddingMetric(PrivacyMetric):
 
 def _build_data(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS) -> EvaluationData:
     """Return the data of columns; a warning of undefined results will name what they lack."""
-    data = build_data(columns, processes)
+    data = deduplicate_and_index(columns, processes)
     explain_undefined(partial(find_cause, data))
     return data
 

@@ -30,17 +30,17 @@ from vpmetrics._engine.precision import result_dtype
 from vpmetrics._engine.report import ConditionReport, PrivacyReport, join_conditions
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_disclosure import (
+    SelfCalibratedDisclosure,
     SpeakerDisclosure,
-    WorstSpeakerDisclosure,
     average_bits_by_speaker,
+    compute_self_calibrated_disclosure,
     compute_speaker_disclosure,
-    compute_worst_speaker_disclosure,
-    count_permuted_targets,
+    count_targets_per_permutation,
     linkability_chance_level,
     speaker_scalars,
 )
 from vpmetrics._engine.speaker_similarity import SimilaritySummary, mean_score_matrix, summarise_similarity
-from vpmetrics._engine.trial_list import ScoredTrials, calibrate_across_sessions, mean_c_ece
+from vpmetrics._engine.trial_list import ScoredTrials, calibrate_across_session_halves, mean_c_ece
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import suppress_warnings, warn_if
 
@@ -133,7 +133,7 @@ class _ConditionEvaluation:
 
     @cached_property
     def permuted_target_counts(self) -> Tensor:
-        return count_permuted_targets(self.pairs, self.cells)
+        return count_targets_per_permutation(self.pairs, self.cells)
 
     @cached_property
     def speakers(self) -> SpeakerDisclosure:
@@ -164,10 +164,10 @@ class _ConditionEvaluation:
         )
 
     @cached_property
-    def worst_speaker(self) -> WorstSpeakerDisclosure | None:
+    def worst_speaker(self) -> SelfCalibratedDisclosure | None:
         if self.condition.name != "OP" or self.settings.bandwidth is not None:
             return None
-        worst = compute_worst_speaker_disclosure(self.pairs, self.cells, self.permuted_target_counts)
+        worst = compute_self_calibrated_disclosure(self.pairs, self.cells, self.permuted_target_counts)
         return worst._replace(d_ece=worst.d_ece[self.data.speakers.argsort(stable=True)])
 
     def compute_score_measures(self) -> _ScalarsAndJackknife:
@@ -219,11 +219,11 @@ class _ConditionEvaluation:
             pairs = _form_pairs(run, self.condition, self.settings)
             return ScoredTrials(*pairs.scores_and_labels(), run.speakers[pairs.trial_speakers()])
 
-        runs, replicates = calibrate_across_sessions(self.data, trials_of), None
+        runs, replicates = calibrate_across_session_halves(self.data, trials_of), None
         if self.groups is not None:
             labels, costs = self.groups.labels, []
             for run in runs:
-                placed = run._replace(speakers=torch.searchsorted(labels, run.places().contiguous()))
+                placed = run._replace(speakers=torch.searchsorted(labels, run.speakers_or_raise().contiguous()))
                 costs.append(placed.replicate_costs("c_ece", run.scores, self.groups))
             replicates = {"c_ece": torch.stack(costs).mean(0)}
         return {"c_ece": mean_c_ece(runs)}, self.make_jackknife(replicates)

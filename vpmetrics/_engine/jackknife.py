@@ -25,7 +25,7 @@ from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import widen
 from vpmetrics._engine.registry import scalar
 from vpmetrics._engine.scalar import CI_SUFFIXES
-from vpmetrics._engine.score_counts import CountedScores, MeasureInput, steps_of_both_signs
+from vpmetrics._engine.score_counts import CountedScores, ScoresAndSteps, steps_of_both_signs
 from vpmetrics._engine.speaker_similarity import SimilaritySummary
 from vpmetrics._engine.utterances import EvaluationData, add_counts, count_values, order_speakers_by_value
 from vpmetrics._engine.validation import suppress_warnings, warn_undefined
@@ -103,7 +103,7 @@ class QuantileCells:
         # A step begins at a target, so a fine bin that contains an edge belongs to the cell above that edge.
         fine_bins = torch.arange(_FINE_BINS, device=low.device)
         self.cell_of_bin = torch.searchsorted(self.edges, low + fine_bins / self.scale)
-        reached = torch.cat([widen(torch.stack(scores.trials.span())), self.edges])
+        reached = torch.cat([widen(torch.stack(scores.trials.span_or_nan())), self.edges])
         bounds = torch.cat([reached.amin()[None], self.edges, reached.amax()[None]])
         self.values = (bounds[1:] + bounds[:-1]) / 2
 
@@ -138,11 +138,11 @@ class ReplicateCounts(NamedTuple):
         return min(int((counts[1:] != counts[:1]).any(1).sum()) for counts in (self.targets, self.nontargets))
 
     @property
-    def measure_input(self) -> MeasureInput:
+    def measure_input(self) -> ScoresAndSteps:
         """The trials, as score measures take them."""
         cells, counts = self.cells, torch.stack([self.nontargets, self.targets])
         trials = CountedScores(cells.values, counts, partial(cells.trials.mean_costs_between, cells.edges))
-        return MeasureInput(trials, steps_of_both_signs(self.targets, self.nontargets), cells.linkability_edges)
+        return ScoresAndSteps(trials, steps_of_both_signs(self.targets, self.nontargets), cells.linkability_edges)
 
     def make_jackknife(self, keys: Iterable[str] = tuple(SCORE_MEASURES)) -> Jackknife:
         """Return the jackknife of the score measures that have an interval."""

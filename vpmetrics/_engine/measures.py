@@ -16,7 +16,7 @@ from torch.nn.functional import pad, softplus
 
 from vpmetrics._engine.precision import widen
 from vpmetrics._engine.scalar import BITS, FULL_DISCLOSURE, LOG10, PERCENT, PLAIN, TAG, TAG_BOUNDS, TAG_LETTERS, Scalar
-from vpmetrics._engine.score_counts import CountedScores, MeasureInput, OrderedScores, Steps, weighted_mean
+from vpmetrics._engine.score_counts import CountedScores, OrderedScores, ScoresAndSteps, Steps, weighted_mean
 from vpmetrics._engine.validation import warn_first
 
 _PROFILE_CELLS = 1 << 14  # cells of the score axis that curves over the prior use
@@ -127,10 +127,10 @@ def cllr_from_sums(costs: Tensor, trials: Tensor) -> Tensor:
     return value
 
 
-def cllr_sums(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+def cllr_costs_and_sizes(preds: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return costs in nats and numbers of trials, ``(2,)`` each: non-targets, targets. They add up over batches."""
     scores, is_target = widen(preds.flatten()), target.flatten().bool()
-    return CountedScores(scores, is_target == torch.arange(2, device=scores.device).unsqueeze(1)).cllr_sums()
+    return CountedScores(scores, is_target == torch.arange(2, device=scores.device).unsqueeze(1)).cllr_costs_and_sizes()
 
 
 def min_cllr_of_steps(steps: Steps) -> Tensor:
@@ -204,7 +204,7 @@ def linkability_edges(trials: OrderedScores | CountedScores) -> Tensor:
 
     NaN and one warning where it is undefined. Replicates use the bins of all trials, which come first.
     """
-    sizes, (low, high) = widen(trials.class_sizes), trials.span()
+    sizes, (low, high) = widen(trials.class_sizes), trials.span_or_nan()
     sizes = sizes.view(2, -1)[:, 0]
     bins = (sizes[1] / _TARGETS_PER_BIN).floor().clamp(max=_MOST_BINS)
     has_few, is_flat = (bins == 0) | (sizes[0] == 0), ~((high > low) & (high - low).isfinite())
@@ -237,9 +237,9 @@ def linkability_of_trials(trials: OrderedScores | CountedScores, edges: Tensor |
 class ScoreMeasure(Scalar):
     """A number of the scores of one condition: :class:`Scalar` with the function that computes it."""
 
-    function: Callable[[MeasureInput], Tensor] = lambda scored: scored.counts.ascending.targets.sum(-1)
+    function: Callable[[ScoresAndSteps], Tensor] = lambda scored: scored.counts.ascending.targets.sum(-1)
 
-    def __call__(self, scored: MeasureInput) -> Tensor:
+    def __call__(self, scored: ScoresAndSteps) -> Tensor:
         """Return the measure of trials; ``(R,)`` for counts of R replicates."""
         return self.function(scored)
 
@@ -266,7 +266,7 @@ SCORE_MEASURES = {
                      _SHARE, is_bias_corrected=True,
                      function=lambda scored: min_cllr_of_steps(scored.counts.ascending)),
         ScoreMeasure("cllr", "Cllr", BITS, "high", "cost of taking the scores as log-likelihood ratios",
-                     (0.0, math.inf), function=lambda scored: cllr_from_sums(*scored.trials.cllr_sums())),
+                     (0.0, math.inf), function=lambda scored: cllr_from_sums(*scored.trials.cllr_costs_and_sizes())),
         ScoreMeasure("eer", "EER", PERCENT, "high", "equal error rate on the convex hull of the ROC: misses as "
                      "frequent as false alarms; 50 is perfect privacy", (0.0, 0.5),
                      function=lambda scored: eer_of_steps(scored.counts.ascending)),

@@ -90,7 +90,7 @@ class PairBlocks:
         self.enrolment = _sort_and_prepare(enrolment, scorer, centre, dtype)
         is_same_rows = enrolment is test
         self.test = self.enrolment if is_same_rows else _sort_and_prepare(test, scorer, centre, dtype)
-        self._matmul_epsilon: Tensor | None = None
+        self._dot_product_epsilon: Tensor | None = None
         self._index_rows(is_same_rows)
 
     def _index_rows(self, is_same_rows: bool) -> None:
@@ -127,12 +127,12 @@ class PairBlocks:
             largest = torch.stack([self.enrolment.embeddings.new_zeros(()), *sizes]).amax()
             unit = torch.finfo(largest.dtype).eps * 2 ** _ROUNDED_BITS[largest.dtype]
             exponent = torch.frexp(torch.where(largest > 0, largest, 1)).exponent
-            self._matmul_epsilon = torch.ldexp(torch.full_like(largest, unit), exponent)
+            self._dot_product_epsilon = torch.ldexp(torch.full_like(largest, unit), exponent)
             self._kept_blocks = [block._replace(scores=self._round_scores(block.scores)) for block in blocks]
         return self._kept_blocks
 
     def _round_scores(self, scores: Tensor) -> Tensor:
-        unit = self._matmul_epsilon
+        unit = self._dot_product_epsilon
         return scores if unit is None else (scores / unit).round_().mul_(unit)
 
     def row_groups(self) -> Sequence[RowGroup]:

@@ -58,19 +58,19 @@ def blocks_of_counts(targets: Tensor, nontargets: Tensor) -> Tensor:
     return (begins.view(mass.shape).cumsum(-1) - 1).clamp(min=0)
 
 
-def _find_starts_sequentially(rows: Tensor, targets: Tensor, masses: Tensor) -> list[int]:
+def _find_starts_sequentially(row_of_element: Tensor, targets: Tensor, masses: Tensor) -> list[int]:
     """Return the first element of every block.
 
     One after the other, each element pools the blocks before it in its row while their share is not below its own.
     """
     begins, blocks = list[int](), list[tuple[int, float, float]]()
-    for place, (of, target, mass) in enumerate(zip(rows.tolist(), targets.tolist(), masses.tolist(), strict=True)):
-        begin = place
-        while blocks and blocks[-1][0] == of and blocks[-1][1] / blocks[-1][2] >= target / mass:
+    elements = zip(row_of_element.tolist(), targets.tolist(), masses.tolist(), strict=True)
+    for begin, (row, target, mass) in enumerate(elements):
+        while blocks and blocks[-1][0] == row and blocks[-1][1] / blocks[-1][2] >= target / mass:
             begin, (_, more, weight) = begins.pop(), blocks.pop()
             target, mass = target + more, mass + weight
         begins.append(begin)
-        blocks.append((of, target, mass))
+        blocks.append((row, target, mass))
     return begins
 
 
@@ -88,45 +88,45 @@ def number_pav_blocks(values: Tensor, weights: Tensor) -> Tensor:
     weights = room.scatter(-1, slot, weights)[..., :-1]
     for level in range(levels):
         halves = (-1, 2, 1 << level)
-        fitted = _merge_halves(fitted.unflatten(-1, halves), weights.unflatten(-1, halves)).flatten(-2)
+        fitted = _merge_isotonic_fits(fitted.unflatten(-1, halves), weights.unflatten(-1, halves)).flatten(-2)
     steps = fitted[..., 1:count] > fitted[..., : count - 1]
     return pad(steps.cumsum(-1), (1, 0)).gather(-1, place)
 
 
-def _merge_halves(values: Tensor, weights: Tensor) -> Tensor:
-    r"""Merge pairs of increasing sequences ``(..., 2, half)`` to increasing ones, ``(..., 2 * half)``.
+def _merge_isotonic_fits(fits: Tensor, weights: Tensor) -> Tensor:
+    r"""Return the isotonic fit ``(..., 2 * half)`` of two halves, from the fits of each one ``(..., 2, half)``.
 
     Where the left half ends above the start of the right half, a block across the border is pooled. Its level :math:`m`
     solves :math:`\sum_{l > m} w_l (l - m) = \sum_{r < m} w_r (m - r)` over values :math:`l` on the left and :math:`r`
     on the right. Both sums have positive terms and are monotonic in the level, rounded or not, so bisection is safe for
     all weights.
     """
-    left, right = values[..., 0, :].contiguous(), values[..., 1, :].contiguous()
+    left, right = fits[..., 0, :].contiguous(), fits[..., 1, :].contiguous()
     half = left.shape[-1]
     # Weights from each place to the border, and the two sums of the equation for the element at each place as level.
     left_weight, right_weight = _suffix_sums(weights[..., 0, :]), pad(weights[..., 1, :].cumsum(-1), (1, 0))
     left_excess = pad(_suffix_sums(left.diff() * left_weight[..., 1:]), (0, 1))
     right_deficit = pad((right.diff() * right_weight[..., 1:-1]).cumsum(-1), (2, 0))
 
-    start = _find_block_start(left, left_excess, right, right_deficit, right_weight)
+    start = _find_border_block_start(left, left_excess, right, right_deficit, right_weight)
     high, left_excess, left_weight = (side.gather(-1, start) for side in (left, left_excess, left_weight))
-    end = _find_block_end(right, right_deficit, high, left_excess, left_weight)
+    end = _find_border_block_end(right, right_deficit, high, left_excess, left_weight)
     low = right.gather(-1, (end - 1).clamp(min=0))
     excess = left_excess + (high - low) * left_weight - right_deficit.gather(-1, end)
     mean = low + excess / (left_weight + right_weight.gather(-1, end))
     mean = torch.minimum(torch.maximum(mean, low), high)
 
-    place, crosses = torch.arange(half, device=values.device), left[..., -1:] > right[..., :1]
+    place, crosses = torch.arange(half, device=fits.device), left[..., -1:] > right[..., :1]
     left = torch.where(crosses & (place >= start), mean, left)
     right = torch.where(crosses & (place < end), mean, right)
     # Rounding may put equal values out of order by a last digit; the next level relies on the order.
     return torch.stack([left, right], dim=-2).flatten(-2).cummax(-1).values
 
 
-def _find_block_start(
+def _find_border_block_start(
     left: Tensor, left_excess: Tensor, right: Tensor, right_deficit: Tensor, right_weight: Tensor
 ) -> Tensor:
-    """Return the start of the block in the left half, ``(..., 1)``: its first element not below the block's level.
+    """Return where the block across the border starts, ``(..., 1)``: the first place on the left not below its level.
 
     Args:
         left: Values of the left half, increasing, ``(..., half)``.
@@ -135,8 +135,8 @@ def _find_block_start(
         right_deficit: For each number of first values on the right, the weighted sum of what they lack to the last.
         right_weight: For each number of first values on the right, their weight.
     """
-    start = torch.zeros_like(left[..., :1], dtype=torch.long)
-    for step in _halvings(left.shape[-1] // 2):
+    start, half = torch.zeros_like(left[..., :1], dtype=torch.long), left.shape[-1]
+    for step in [half >> k for k in range(1, half.bit_length())]:
         probe = start + (step - 1)
         level = left.gather(-1, probe)
         reach = torch.searchsorted(right, level)
@@ -146,31 +146,27 @@ def _find_block_start(
     return start
 
 
-def _find_block_end(
-    right: Tensor, right_deficit: Tensor, high: Tensor, left_excess: Tensor, left_weight: Tensor
+def _find_border_block_end(
+    right: Tensor, right_deficit: Tensor, max_level: Tensor, left_excess: Tensor, left_weight: Tensor
 ) -> Tensor:
-    """Return one past the end of the block in the right half, ``(..., 1)``: its last element not above the level.
+    """Return how many elements of the right half the block across the border holds, ``(..., 1)``: none above its level.
 
     Args:
-        right: As in :func:`_find_block_start`.
-        right_deficit: As in :func:`_find_block_start`.
-        high: Value of the block's first element on the left, ``(..., 1)``; the block's level is not above it.
-        left_excess: Weighted sum of what the block's elements on the left exceed ``high`` by, ``(..., 1)``.
+        right: As in :func:`_find_border_block_start`.
+        right_deficit: As in :func:`_find_border_block_start`.
+        max_level: Value of the block's first element on the left, ``(..., 1)``; the block's level is not above it.
+        left_excess: Weighted sum of what the block's elements on the left exceed ``max_level`` by, ``(..., 1)``.
         left_weight: Weight of the block's elements on the left, ``(..., 1)``.
     """
-    end, half = torch.zeros_like(high, dtype=torch.long), right.shape[-1]
-    for step in _halvings(half):
+    end, half = torch.zeros_like(max_level, dtype=torch.long), right.shape[-1]
+    for step in [half >> k for k in range(half.bit_length())]:
         probe = end + (step - 1)
         inside = probe.clamp(max=half - 1)
         level = right.gather(-1, inside)
-        within = (level <= high) & (right_deficit.gather(-1, inside + 1) <= left_excess + (high - level) * left_weight)
+        excess = left_excess + (max_level - level) * left_weight
+        within = (level <= max_level) & (right_deficit.gather(-1, inside + 1) <= excess)
         end = torch.where((probe < half) & within, end + step, end)
     return end
-
-
-def _halvings(step: int) -> list[int]:
-    """Return the step and its halves down to 1."""
-    return [step >> k for k in range(step.bit_length())]
 
 
 def _suffix_sums(x: Tensor) -> Tensor:

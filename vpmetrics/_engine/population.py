@@ -23,13 +23,13 @@ from vpmetrics._engine.scorers import Scorer, Scoring, prepare_rows, resolve_sco
 from vpmetrics._engine.utterances import (
     EvaluationData,
     Utterances,
+    combination_index_and_first_rows,
     count_values,
     find_indices,
     hash_values,
     index_speakers,
     lexsort_columns,
     number_sessions_by_value,
-    number_speaker_combinations,
     row_sort_keys,
 )
 from vpmetrics._engine.validation import warn_undefined
@@ -102,11 +102,16 @@ def form_enrolment_and_conversations(
     """Return the utterances whose speakers the attacker knows, and conversations of unknown speakers."""
     condition, length = protocol.condition, protocol.utterances
     data = number_sessions_by_value(data)
-    enrolment, test = _halve_recordings(*data.sides(condition, references_per="utterance"))
+    enrolment, test = data.sides(condition, references_per="utterance")
+    if enrolment.is_reference is None:
+        enrolment, test = _halve_recordings(enrolment, test)
     if protocol.accumulated != "probes":
         by_session = ("sessions",) if condition.target_sessions != "any" else ()
-        enrolment = _take_utterances_per_speaker(enrolment, length, *by_session)
-    group, _ = number_speaker_combinations(test, "sessions")
+        group, _ = combination_index_and_first_rows(enrolment, *by_session)
+        places = draw_places(group, enrolment.keys)
+        members = form_conversations(group, places, length)  # none of a group with fewer utterances
+        enrolment = enrolment.take(members[places[members[:, 0]] == 0].flatten())
+    group, _ = combination_index_and_first_rows(test, "sessions")
     size = 1 if protocol.accumulated == "references" else length
     members = form_conversations(group, draw_places(group, test.keys), size)
     enrolment = _map_side(enrolment, condition.enrolment, protocol.attack)
@@ -123,39 +128,36 @@ def form_population_trials(data: EvaluationData, protocol: ConversationProtocol)
 
 def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
     """Return means of ``length`` recordings of each speaker as utterances, of the same recordings on both sides."""
-    recording, group, places = _draw_recording_places(data.original, data.protected)
-    together = torch.stack([group, places // length]).unique(dim=1, return_inverse=True)[1]
+    group, place = _recording_groups_and_places(data.original, data.protected)
+    together = torch.stack([group, place // length]).unique(dim=1, return_inverse=True)[1]
     sides = []
-    counts = [len(data.original), len(data.protected)]
-    for side, of, sessions in zip(data[:2], recording.split(counts), (None, data.protected.sessions), strict=True):
-        columns = together[of][None] if sessions is None else torch.stack([together[of], sessions])
-        members = form_conversations(columns.unique(dim=1, return_inverse=True)[1], places[of] % length, length)
+    parts = (part.split([len(data.original), len(data.protected)]) for part in (together, place))
+    for side, ids, places, sessions in zip(data[:2], *parts, (None, data.protected.sessions), strict=True):
+        columns = ids[None] if sessions is None else torch.stack([ids, sessions])
+        members = form_conversations(columns.unique(dim=1, return_inverse=True)[1], places % length, length)
         first = members[:, 0]
         means = average_members(side.embeddings, members)
-        sides.append(replace(side.take(first), embeddings=means, ids=together[of][first]))
+        sides.append(replace(side.take(first), embeddings=means, ids=ids[first]))
     return index_speakers(sides[0], sides[1], data.processes)
 
 
 def median_num_utterances(data: EvaluationData, condition: Condition) -> int:
     """Return the median number of test utterances per speaker, or per speaker and session, rounded down."""
     _, test = form_enrolment_and_conversations(data, ConversationProtocol(condition))
-    counts = torch.bincount(number_speaker_combinations(test, "sessions")[0])
+    counts = torch.bincount(combination_index_and_first_rows(test, "sessions")[0])
     return int(counts.median()) if len(counts) else 0
 
 
 def _halve_recordings(enrolment: Utterances, test: Utterances) -> tuple[Utterances, Utterances]:
-    """Return the attacker's utterances and the others: as marked, or half of every speaker's recordings to each."""
-    if enrolment.is_reference is not None:
-        return enrolment, test
-    recording, _, places = _draw_recording_places(enrolment, test)
-    is_known = (places % 2 == 0)[recording]
+    """Return the enrolment rows of half of every speaker's recordings, and the test rows of the other half."""
+    is_known = _recording_groups_and_places(enrolment, test)[1] % 2 == 0
     return enrolment.take(is_known[: len(enrolment)]), test.take(~is_known[len(enrolment) :])
 
 
-def _draw_recording_places(first: Utterances, second: Utterances) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the recording of every row of both sides, the group of each recording, and its random place in that group.
+def _recording_groups_and_places(first: Utterances, second: Utterances) -> tuple[Tensor, Tensor]:
+    """Return the group of each row's recording, and the recording's random place in it, for all rows of both sides.
 
-    A group shares speaker, session, group and ``is_reference``. All versions of a recording have one place.
+    Recordings of a group share speaker, session, group and ``is_reference``. All rows of a recording have one place.
     """
     recordings, recording = torch.cat([first.ids, second.ids]).unique(return_inverse=True)
     versions = torch.cat([first.keys, second.keys])
@@ -168,19 +170,11 @@ def _draw_recording_places(first: Utterances, second: Utterances) -> tuple[Tenso
     columns = [torch.cat([getattr(first, name), getattr(second, name)]).long() for name in names]
     codes = torch.stack([_reduce_by_place(column, recording, len(recordings), "amin") for column in columns])
     group = codes.unique(dim=1, return_inverse=True)[1]
-    return recording, group, draw_places(group, keys)
+    return group[recording], draw_places(group, keys)[recording]
 
 
 def _reduce_by_place(values: Tensor, place: Tensor, count: int, reduce: str) -> Tensor:
     return values.new_empty(count).scatter_reduce(0, place, values, reduce, include_self=False)
-
-
-def _take_utterances_per_speaker(side: Utterances, count: int, *columns: str) -> Utterances:
-    """Return ``count`` utterances of each combination of speaker and columns; none where there are fewer."""
-    group, _ = number_speaker_combinations(side, *columns)
-    places = draw_places(group, side.keys)
-    members = form_conversations(group, places, count)
-    return side.take(members[places[members[:, 0]] == 0].flatten())
 
 
 def _map_side(side: Utterances, name: str, attack: Any) -> Utterances:
@@ -192,7 +186,7 @@ def _map_side(side: Utterances, name: str, attack: Any) -> Utterances:
     return replace(side, embeddings=original if name == "original" else protected)
 
 
-class GroupRates(NamedTuple):
+class WeightedRates(NamedTuple):
     """Rates of one group, and how many probes or predicates they rest on."""
 
     values: dict[str, Tensor]
@@ -217,18 +211,18 @@ def compute_group_rates(
     scoring: Scoring,
     bandwidth: float | None = None,
     is_extrapolated: bool = True,
-) -> GroupRates:
+) -> WeightedRates:
     """Return the rates of one group; without extrapolation NaN for more people than there are references."""
     histogram = compute_rank_histogram(form_population_trials(data, protocol), scoring, bandwidth)
     values = rates_of_histogram(histogram, sizes)
     if not is_extrapolated:
         beyond = [f"rate_{size}" for size in sizes if size > len(histogram)]
         values |= {key: torch.full_like(values[key], torch.nan) for key in beyond}
-    return GroupRates(values, histogram.detach().sum())
+    return WeightedRates(values, histogram.detach().sum())
 
 
-def average_rates(parts: Sequence[GroupRates]) -> dict[str, Tensor]:
-    """Return means over the groups that have a value, by weight; of ``gallery`` the smallest."""
+def average_rates(parts: Sequence[WeightedRates]) -> dict[str, Tensor]:
+    """Return means over the groups that have a value, by weight, and their errors; of ``gallery`` the smallest."""
     if len(parts) == 1:
         return parts[0].values
     means, weights = {}, torch.stack([part.weight for part in parts])
@@ -341,8 +335,8 @@ def singling_out_rates(
         places = draw_places(test.speakers, test.keys)
         means = references.first_unit_means().to(enrolment.embeddings.dtype)
         population = form_population(means, references.speakers, test.embeddings, test.speakers, places, calibration)
-        values = isolation_rates_and_errors(population, sizes, scoring, draws)
-        parts.append(GroupRates(values, population.counts.new_tensor(len(population.predicates))))
+        values = isolation_rates_and_standard_errors(population, sizes, scoring, draws)
+        parts.append(WeightedRates(values, population.counts.new_tensor(len(population.predicates))))
     return average_rates(parts)
 
 
@@ -363,13 +357,14 @@ def form_population(
     conversations: Tensor,
     speakers: Tensor,
     places: Tensor,
-    calibration: int,
-    folds: int | None = None,
+    num_calibration: int,
+    num_folds: int | None = None,
 ) -> Population:
     """Return the population of all speakers with at least two conversations, in the order of their ``places`` ``(K,)``.
 
-    In fold f a speaker's conversation f is tested, and f + 1, f + 2 and so on calibrate, cyclically, ``calibration``
-    of them. There are as many folds as conversations, unless ``folds`` is given.
+    Every reference is a predicate. In fold f a speaker's conversation f is tested, and f + 1, f + 2 and so on
+    calibrate, cyclically, ``num_calibration`` of them. There are as many folds as conversations, unless ``num_folds``
+    is given.
     """
     order = lexsort_columns(places, speakers)
     names, counts = torch.unique_consecutive(speakers[order], return_counts=True)
@@ -384,19 +379,19 @@ def form_population(
     by_value = by_value[counts[by_value] > 1]
     names, counts, first = names[by_value], counts[by_value], first[by_value]
     largest = int(counts.amax()) if len(counts) else 1
-    turns = torch.arange(min(largest, calibration + 1) if folds is None else folds, device=order.device)
-    steps = turns.view(-1, 1, 1) + torch.arange(min(largest, calibration + 1), device=order.device)
+    turns = torch.arange(min(largest, num_calibration + 1) if num_folds is None else num_folds, device=order.device)
+    steps = turns.view(-1, 1, 1) + torch.arange(min(largest, num_calibration + 1), device=order.device)
     table = order[first.unsqueeze(1) + steps % counts.unsqueeze(1)]
     speaker_index = find_indices(names, reference_speakers)
     is_known = speaker_index >= 0
     # Predicates in the order of their values, so that sums over them do not depend on labels.
     kept = is_known.nonzero().flatten()
     kept = kept[row_sort_keys(references[kept]).argsort(stable=True)]
-    usable = (counts - 1).clamp(max=calibration)
+    usable = (counts - 1).clamp(max=num_calibration)
     return Population(references[kept], speaker_index[kept], conversations, table[..., 0], table[..., 1:], usable)
 
 
-def isolation_rates_and_errors(
+def isolation_rates_and_standard_errors(
     population: Population, sizes: Sequence[int], scoring: Scoring, draws: int
 ) -> dict[str, Tensor]:
     """Return ``singling_out_<N>``: how often a predicate fires exactly once in a set of N speakers.
@@ -419,7 +414,7 @@ def isolation_rates_and_errors(
         num_sets = min(people // size, draws)
         # The set of all speakers is always the same: then only the folds can vary.
         shuffles = min(len(population.tested), draws) if size == people else -(-draws // num_sets)
-        shares = torch.cat([_isolated_shares(population, seed, size, num_sets, scorer) for seed in range(shuffles)])
+        shares = torch.cat([_set_isolation_rates(population, seed, size, num_sets, scorer) for seed in range(shuffles)])
         error = shares.std() / math.sqrt(len(shares)) if size < people else shares.new_zeros(())
         isolated[size] = shares.mean(), error
     unknown = population.predicates.new_full((2,), torch.nan)
@@ -430,16 +425,16 @@ def isolation_rates_and_errors(
     }
 
 
-def _isolated_shares(population: Population, seed: int, size: int, num_sets: int, scorer: Scorer) -> Tensor:
+def _set_isolation_rates(population: Population, shuffle_seed: int, size: int, num_sets: int, scorer: Scorer) -> Tensor:
     """Return the share of predicates that fire exactly once in each set of a shuffle of the speakers, ``(num_sets,)``.
 
     If the predicate's own speaker is not among the N of a set, that speaker takes the place of the last member; so
     every set is a random one that contains the speaker.
     """
     folds, speakers = population.tested.shape
-    device, fold = population.speaker_index.device, seed % folds
+    device, fold = population.speaker_index.device, shuffle_seed % folds
     # Drawn on the host, since every kind of device has random numbers of its own.
-    order = torch.randperm(speakers, generator=torch.Generator().manual_seed(seed), device="cpu").to(device)
+    order = torch.randperm(speakers, generator=torch.Generator().manual_seed(shuffle_seed), device="cpu").to(device)
     place, counts = order.argsort()[population.speaker_index], population.counts[population.speaker_index]
     is_repeated = torch.arange(population.calibration.shape[2], device=device) >= population.counts[order].unsqueeze(1)
     centre = widen(population.conversations[:1]).sum(dim=0)
@@ -456,30 +451,31 @@ def _isolated_shares(population: Population, seed: int, size: int, num_sets: int
             scores, calibration_scores = scorer.compare(predicates, tested), scorer.compare(predicates, calibration)
             rounding = scorer.rounding(predicates, tested, scores, scores[:, :1])
         calibration_scores = calibration_scores.unflatten(1, is_repeated.shape).masked_fill_(is_repeated, -torch.inf)
-        members, last = _split_off_last_members(scores.unsqueeze(2), place[rows], size, num_sets)
-        calibrating = _split_off_last_members(calibration_scores, place[rows], size, num_sets)
-        threshold = _find_threshold(*calibrating, counts[rows], is_repeated.shape[1]) + rounding.unsqueeze(2)
+        members, last = _split_off_last_or_own(scores.unsqueeze(2), place[rows], size, num_sets)
+        calibrating = _split_off_last_or_own(calibration_scores, place[rows], size, num_sets)
+        threshold = _midpoint_threshold(*calibrating, counts[rows], is_repeated.shape[1]) + rounding.unsqueeze(2)
         # A mask of the scores' own type: comparing and summing it is many times as fast as with booleans.
         fires = torch.gt(members, threshold, out=torch.empty_like(members)).sum(dim=2)
         hits += (fires + (last > threshold).sum(dim=2) == 1).sum(dim=0)
     return widen(hits) / len(place)
 
 
-def _split_off_last_members(scores: Tensor, place: Tensor, size: int, num_sets: int) -> tuple[Tensor, Tensor]:
-    """Return scores ``(b, S, C)`` of all members of each set but the last, ``(b, sets, (N - 1) C)``, and of the last.
+def _split_off_last_or_own(scores: Tensor, own_place: Tensor, size: int, num_sets: int) -> tuple[Tensor, Tensor]:
+    """Return scores of each set's first N - 1 members, ``(b, sets, (N - 1) C)``, and of its last, ``(b, sets, C)``.
 
-    ``place`` ``(b,)``: that of the own speaker, who is the last member where the set has no other place for them.
+    ``scores`` ``(b, S, C)`` hold one set of N speakers after the other. The predicate's own speaker, at ``own_place``
+    ``(b,)``, replaces the last member of all other sets.
     """
     columns = scores.shape[2]
     sets = scores[:, : size * num_sets].flatten(1).unflatten(1, (num_sets, size * columns))
-    is_own = (place // size).unsqueeze(1) == torch.arange(num_sets, device=place.device)
-    of_own = scores.take_along_dim(place.view(-1, 1, 1), dim=1)
+    is_own = (own_place // size).unsqueeze(1) == torch.arange(num_sets, device=own_place.device)
+    of_own = scores.take_along_dim(own_place.view(-1, 1, 1), dim=1)
     return sets[..., :-columns], torch.where(is_own.unsqueeze(2), sets[..., -columns:], of_own)
 
 
-def _find_threshold(scores: Tensor, last_scores: Tensor, num_above: Tensor, max_above: int) -> Tensor:
+def _midpoint_threshold(scores: Tensor, last_scores: Tensor, num_above: Tensor, max_num_above: int) -> Tensor:
     """Return the midpoint of the M-th highest score and the next, ``(b, sets, 1)``; M is ``num_above`` ``(b,)``."""
-    count = max_above + 1
+    count = max_num_above + 1
     highest = scores.topk(min(count, scores.shape[2]), dim=2).values
     highest = torch.cat([highest, last_scores], dim=2).topk(count, dim=2).values
     index = num_above.view(-1, 1, 1).expand(-1, scores.shape[1], 1)

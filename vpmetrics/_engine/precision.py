@@ -32,8 +32,8 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def all_finite(tensor: Tensor) -> Tensor:
-    """Return whether every number is finite, as a tensor; minimum and maximum show it, and are fast."""
+def is_finite_everywhere(tensor: Tensor) -> Tensor:
+    """Return whether every number is finite, as one tensor ``()``; minimum and maximum show it, and are fast."""
     if tensor.numel() == 0:
         return tensor.new_ones((), dtype=torch.bool)
     low, high = tensor.detach().aminmax()

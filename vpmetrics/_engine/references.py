@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.distributed import SINGLE_PROCESS, Processes
-from vpmetrics._engine.precision import all_finite, widen
+from vpmetrics._engine.precision import is_finite_everywhere, widen
 from vpmetrics._engine.scorers import Scoring, prepare_rows, resolve_scoring, widest_affordable_dtype
 from vpmetrics._engine.utterances import (
     EvaluationData,
@@ -46,23 +46,23 @@ class References(NamedTuple):
     rows: Tensor  # (M,), sorted by unit, and within a unit by value
     first_row: Tensor  # (U,)
 
-    def unit_means(self, unit_number: Tensor, left_out_row: Tensor) -> Tensor:
+    def nth_unit_means(self, unit_number: Tensor, excluded_row: Tensor) -> Tensor:
         """Return a gallery, ``(N, D)``: for every speaker the mean of one unit without one of its rows.
 
-        Unit and row are scalars, counted cyclically within the speaker and the unit. A negative ``left_out_row`` leaves
-        nothing out; a single row is never left out.
+        Unit and row are scalars, counted cyclically within the speaker and the unit. A negative ``excluded_row``
+        excludes nothing; a single row is never excluded.
         """
         unit = self.first_unit + unit_number % self.units
         counts = self.counts[unit]
-        lacks_row = (counts > 1) & (left_out_row >= 0)
-        row = self.rows[self.first_row[unit] + left_out_row.clamp(min=0) % counts]
+        lacks_row = (counts > 1) & (excluded_row >= 0)
+        row = self.rows[self.first_row[unit] + excluded_row.clamp(min=0) % counts]
         left_out = (widen(self.vectors[row]) - self.anchor).masked_fill(~lacks_row[:, None], 0)
         return (self.sums[unit] - left_out) / (counts - lacks_row.long())[:, None] + self.anchor
 
     def first_unit_means(self) -> Tensor:
         """Return the mean of the first unit of every speaker, ``(N, D)``."""
         first = self.units.new_zeros(())
-        return self.unit_means(first, first - 1)
+        return self.nth_unit_means(first, first - 1)
 
 
 class IdentificationTrials(NamedTuple):
@@ -73,7 +73,7 @@ class IdentificationTrials(NamedTuple):
     column: Tensor  # (B,), of the input's speaker among the references
     usable: Tensor  # (B,), whether a reference of that speaker is left
     finite: Tensor  # (), whether all embeddings are finite
-    galleries: Tensor  # (2, P), arguments of ``References.unit_means``: unit number and left-out row of each
+    galleries: Tensor  # (2, P), arguments of ``References.nth_unit_means``: unit number and excluded row of each
     parts: tuple[Tensor, ...]  # inputs of each gallery
     processes: Processes = SINGLE_PROCESS
 
@@ -138,13 +138,13 @@ def form_trials(
     ``enrolment_row`` ``(B,)``: the row of each input among the enrolment rows, or -1; None where no input is enrolled.
     """
     references, unit_of_row, session_of_unit = _build_references(enrolment, by_session=target_sessions != "any")
-    finite = all_finite(test.embeddings) & all_finite(enrolment.embeddings)
+    finite = is_finite_everywhere(test.embeddings) & is_finite_everywhere(enrolment.embeddings)
     column = find_indices(references.speakers, test.speakers)
     usable, column = column >= 0, column.clamp(min=0)
     if len(references.speakers) == 0:
         none = column.new_zeros(2, 0)
         return IdentificationTrials(test.embeddings, references, column, usable, finite, none, (), processes)
-    unit_number, left_out_row = torch.zeros_like(column), torch.full_like(column, -1)
+    unit_number, excluded_row = torch.zeros_like(column), torch.full_like(column, -1)
     unit = references.first_unit[column]
     if session_of_unit is not None and test.sessions is not None:
         unit_number = _find_units_of_sessions(test.sessions, column, references, session_of_unit)
@@ -154,11 +154,11 @@ def form_trials(
         unit = unit + unit_number.clamp(min=0) % references.units[column]
     if enrolment_row is not None and target_sessions != "other":
         place = _row_places_in_units(references, unit_of_row, enrolment.keys)[enrolment_row.clamp(min=0)]
-        left_out_row = torch.where(enrolment_row >= 0, place, -1)
-    usable = usable & (references.counts[unit] > (left_out_row >= 0).long())
+        excluded_row = torch.where(enrolment_row >= 0, place, -1)
+    usable = usable & (references.counts[unit] > (excluded_row >= 0).long())
     # One number for unit and row: to sort pairs takes many times as long.
     base = len(enrolment) + 1
-    codes = unit_number.clamp(min=0) * base + left_out_row + 1
+    codes = unit_number.clamp(min=0) * base + excluded_row + 1
     codes, gallery, counts = torch.unique(codes, return_inverse=True, return_counts=True)
     parts = gallery.argsort(stable=True).split(counts.tolist())
     galleries = torch.stack([codes // base, codes % base - 1])
@@ -224,7 +224,7 @@ def score_inputs(trials: IdentificationTrials, scoring: Scoring, is_distributed:
             yield _join_score_rows(pending)
             pending, num_pending = [], 0
         if number != last:
-            last, gallery = number, references.unit_means(*trials.galleries[:, number])
+            last, gallery = number, references.nth_unit_means(*trials.galleries[:, number])
             gallery = prepare_rows(gallery, scorer, references.anchor, dtype)
         probes = prepare_rows(trials.inputs[rows], scorer, references.anchor, dtype)
         with torch.autocast(probes.device.type, enabled=False):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -181,7 +181,7 @@ def scalar(key: str) -> Scalar:
         >>> scalar("op_eer").title, scalar("op_eer").direction, scalar("op_eer").show(0.125)
         ('EER [%]', 'high', '12.50')
     """
-    if (entry := _find_entry(key)) is not None:
+    if (entry := _find_entry_of_bare_key(key)) is not None:
         return entry
     for suffix, name in zip(CI_SUFFIXES, ("from", "to"), strict=True):
         if key.endswith(suffix):
@@ -189,23 +189,23 @@ def scalar(key: str) -> Scalar:
             return replace(inner, key=key, heading=f"{inner.heading} {name}")
     prefix, _, rest = key.partition("_")
     for condition in CONDITION_TITLES:
-        entry = _find_entry(rest) if prefix == condition.lower() else None
+        entry = _find_entry_of_bare_key(rest) if prefix == condition.lower() else None
         if entry is not None and entry.family not in OF_SYSTEM:
             return replace(entry, key=key, condition=condition)
     raise KeyError(key)
 
 
-def _find_entry(key: str) -> Scalar | None:
-    """Return the entry of a key without a condition; a number of people in the key is written into the heading."""
-    match = _OF_SIZE.fullmatch(key)
+def _find_entry_of_bare_key(bare_key: str) -> Scalar | None:
+    """Return the entry of a key without condition and ``_low`` or ``_high``; its number of people is in the heading."""
+    match = _OF_SIZE.fullmatch(bare_key)
     if match is None:
-        entry = _BY_KEY.get(key)
+        entry = _BY_KEY.get(bare_key)
         return None if entry is None or "{}" in entry.heading else entry
     kind, size, strongest, error = match.groups(default="")
     entry = _BY_KEY.get(kind + strongest)
     if entry is None or (error and kind != "singling_out"):
         return None
-    entry = replace(entry, key=key, heading=entry.heading.format(f"{int(size):,}"))
+    entry = replace(entry, key=bare_key, heading=entry.heading.format(f"{int(size):,}"))
     if not error:
         return entry
     return replace(entry, heading=f"{entry.heading}, error", direction=None, description="standard error of drawing")
@@ -286,16 +286,17 @@ def population_scalars(keys: Iterable[str]) -> tuple[Scalar, ...]:
     return tuple(scalar(key) for key in _population_keys("OP", tuple(sizes), has_attacks=True) if key in named)
 
 
-def gallery_key_and_size(key: str) -> tuple[str, int] | None:
-    """Return the key of the number of references behind a rate, and its number of people; None for other keys.
+def is_extrapolated(key: str, values: Mapping[str, float]) -> bool:
+    """Return whether a key is that of a rate for more people than the references, whose number is in the values.
 
     Example:
-        >>> gallery_key_and_size("op_rate_20_strongest"), gallery_key_and_size("op_eer")
-        (('op_gallery_strongest', 20), None)
+        >>> is_extrapolated("op_rate_20", {"op_gallery": 12.0}), is_extrapolated("op_eer", {})
+        (True, False)
     """
     entry = scalar(key)
     match = re.search(r"rate_(\d+)(_strongest)?$", key) if entry.family in OF_POPULATION else None
-    return None if match is None else (scalar_key(entry.condition, f"gallery{match[2] or ''}"), int(match[1]))
+    gallery = scalar_key(entry.condition, f"gallery{match[2] or ''}") if match else ""
+    return match is not None and int(match[1]) > values.get(gallery, math.nan)
 
 
 def scalar_keys(

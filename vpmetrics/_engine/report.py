@@ -18,7 +18,7 @@ from vpmetrics._engine.jackknife import Jackknife, ReplicateCounts, add_interval
 from vpmetrics._engine.measures import actual_cross_entropy, minimum_cross_entropy
 from vpmetrics._engine.precision import read_numbers, widen
 from vpmetrics._engine.registry import CONDITION_TITLES, SPEAKER, scalar_key, scalar_keys
-from vpmetrics._engine.speaker_disclosure import SpeakerDisclosure, WorstSpeakerDisclosure
+from vpmetrics._engine.speaker_disclosure import SelfCalibratedDisclosure, SpeakerDisclosure
 from vpmetrics._engine.speaker_similarity import SimilarityMatrices, SimilaritySummary, dominance_ratio
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import suppress_warnings
@@ -49,7 +49,7 @@ class ConditionReport:
     strongest: StrongestResult | None = None
     population: PopulationRates | None = None
     speakers: SpeakerDisclosure | None = None
-    worst_speaker: WorstSpeakerDisclosure | None = None
+    worst_speaker: SelfCalibratedDisclosure | None = None
     jackknife: Jackknife | None = None
     counts: ReplicateCounts | None = None
     confidence: float | None = None
@@ -109,8 +109,8 @@ class PrivacyReport:
     bits_over: Callable[[Sequence[int]], dict[int, dict[str, Tensor]]] | None = None
 
     @property
-    def main_condition(self) -> str:
-        """The condition that shows how well speakers are hidden."""
+    def op_or_first_condition(self) -> str:
+        """The name of the condition to show first: OP, or the first one where there is no OP."""
         return "OP" if "OP" in self.conditions else next(iter(self.conditions))
 
     def speaker_name(self, place: float) -> str:
@@ -138,7 +138,7 @@ class PrivacyReport:
         return "\n".join(summary_lines(EvaluatedSystem("", self)))
 
     def _repr_html_(self) -> str:
-        """Return the same for a notebook."""
+        """Return the text of ``str(report)`` as HTML, for a notebook."""
         from html import escape
 
         return f"<pre>{escape(str(self))}</pre>"
@@ -175,8 +175,8 @@ class EvaluatedSystem:
         """All scalars of the report, in one transfer."""
         return read_numbers(self.report.scalars)
 
-    def scalar(self, key: str, condition: str = "") -> float:
-        """Return a scalar of the system or of a condition; NaN where it is unknown."""
+    def get_or_nan(self, key: str, condition: str = "") -> float:
+        """Return a scalar of a condition, or of the whole system if none is named; NaN where it is missing."""
         return self.scalars.get(scalar_key(condition, key), math.nan)
 
     def speaker_name(self, place: float) -> str:
@@ -189,7 +189,7 @@ def choose_original_name(systems: Sequence[EvaluatedSystem]) -> str:
     return "original" if all(system.name != "original" for system in systems) else "original speech"
 
 
-def assess_report(report: PrivacyReport, data: EvaluationData | None = None) -> PrivacyReport:
+def add_checks_and_headline(report: PrivacyReport, data: EvaluationData | None = None) -> PrivacyReport:
     """Return the report with its checks and headline."""
     report = replace(report, checks=tuple(check_report(report, data)))
     return replace(report, headline=make_headline(report))
@@ -206,7 +206,7 @@ def join_conditions(
     """Return one report of all conditions, with the numbers that compare them, in the order of the registry."""
     scalars = {scalar_key(name, key): value for name, each in conditions.items() for key, value in each.scalars.items()}
     scalars |= _compare_conditions(scalars)
-    scalars |= _headline_scalars(conditions, scalars)
+    scalars |= _largest_disclosures(conditions, scalars)
     if dtype is not None:
         scalars = {key: value.to(dtype) for key, value in scalars.items()}
     order = scalar_keys(("", *CONDITION_TITLES), has_attacks=True, has_sessions=True, sizes=sizes)
@@ -237,7 +237,8 @@ def _compare_conditions(values: dict[str, Tensor]) -> dict[str, Tensor]:
     return compared
 
 
-def _headline_scalars(conditions: Mapping[str, ConditionReport], scalars: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _largest_disclosures(conditions: Mapping[str, ConditionReport], scalars: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the largest disclosure to any attacker, and that of the worst speaker with its chance level, by key."""
     values = {}
     keys = disclosure_keys(conditions, scalars)
     if keys:

@@ -113,13 +113,13 @@ def check_scalar_names(argument: str, names: Any, choices: Sequence[str]) -> tup
         raise TypeError(f"Expected `{argument}` to be a sequence of names, but got {names!r}.")
     for name in names:
         if name not in choices:
-            hint = suggest_names(str(name), choices)
+            hint = closest_or_known_names(str(name), choices)
             raise ValueError(f"Expected `{argument}` to name scalars of VoicePrivacy, but got {name!r}. {hint}")
     return tuple(names)
 
 
-def suggest_names(name: str, names: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: similar names, or else some known ones.
+def closest_or_known_names(name: str, names: Iterable[str]) -> str:
+    """Return a sentence that ends a message about an unknown name: with similar names, or else some known ones.
 
     Names with a similar last component come first, since a forgotten prefix is a small mistake.
     """

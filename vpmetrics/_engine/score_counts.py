@@ -74,25 +74,25 @@ class Steps:
         sums = (torch.zeros_like(part).scatter_add(-1, block, part) for part in (self.targets, self.nontargets))
         counts = [part[..., :number] for part in sums]
         is_empty = (counts[0] + counts[1]) == 0  # a ratio of 0, so that no NaN enters the gradient
-        ratio = _log_ratio(*(part.masked_fill(is_empty, 1) for part in counts))
-        return Blocks(ratio - _log_ratio(*self._totals), *counts)
+        targets, nontargets = (part.masked_fill(is_empty, 1).log() for part in counts)
+        return Blocks(targets - nontargets - self._sample_log_odds(), *counts)
 
     @_cached_property
     def llr(self) -> Tensor:
         """Natural-log likelihood ratio of every step, ``(S,)``, that of its PAV block; it may be infinite."""
         return self.blocks.llr.gather(-1, self.block_of_step)
 
-    def laplace_llr(self, repeats: int = 1) -> Tensor:
-        """Return the ratio of every step under Laplace's rule, with every trial counted ``repeats`` times."""
+    def laplace_llr(self, trial_weight: int = 1) -> Tensor:
+        """Return the finite ratio of every step under Laplace's rule; every trial counts ``trial_weight`` times."""
         # One label of each class below the lowest score and again above the highest; they merge blocks and split none.
-        counts = [pad(repeats * counts, (1, 1), value=1.0) for counts in (self.blocks.targets, self.blocks.nontargets)]
+        counts = [pad(trial_weight * part, (1, 1), value=1.0) for part in (self.blocks.targets, self.blocks.nontargets)]
         block = blocks_of_counts(*counts)
-        ratio = _log_ratio(*(replace_by_block_sums(part, block) for part in counts))[..., 1:-1]
-        return (ratio - _log_ratio(*(repeats * total for total in self._totals))).gather(-1, self.block_of_step)
+        targets, nontargets = (replace_by_block_sums(part, block).log()[..., 1:-1] for part in counts)
+        return (targets - nontargets - self._sample_log_odds(trial_weight)).gather(-1, self.block_of_step)
 
-    @property
-    def _totals(self) -> tuple[Tensor, Tensor]:
-        return self.targets.sum(-1, keepdim=True), self.nontargets.sum(-1, keepdim=True)
+    def _sample_log_odds(self, trial_weight: int = 1) -> Tensor:
+        targets, nontargets = (trial_weight * part.sum(-1, keepdim=True) for part in (self.targets, self.nontargets))
+        return targets.log() - nontargets.log()
 
 
 class Blocks(NamedTuple):
@@ -104,10 +104,6 @@ class Blocks(NamedTuple):
     llr: Tensor
     targets: Tensor
     nontargets: Tensor
-
-
-def _log_ratio(targets: Tensor, nontargets: Tensor) -> Tensor:
-    return targets.log() - nontargets.log()
 
 
 class StepsOfBothSigns(NamedTuple):
@@ -123,11 +119,10 @@ def steps_of_both_signs(targets: Tensor, nontargets: Tensor) -> StepsOfBothSigns
     return StepsOfBothSigns(Steps(edges, targets, nontargets), Steps(edges, targets.flip(-1), nontargets.flip(-1)))
 
 
-def merge_targetless_steps(steps: Steps) -> tuple[Steps, Tensor]:
-    """Merge every step without targets into the one before.
+def merge_targetless_steps(steps: Steps) -> Steps:
+    """Return the steps, with each one that has no targets merged into the one before.
 
-    Return the merged steps, and for each old step the index of the merged one, ``(S,)``. Only the first PAV block can
-    begin at a step without targets, so the calibration stays the same.
+    Only the first PAV block can begin at a step without targets, so the calibration stays the same.
     """
     begins = steps.targets > 0
     place = begins.cumsum(0)
@@ -135,7 +130,7 @@ def merge_targetless_steps(steps: Steps) -> tuple[Steps, Tensor]:
     zeros = steps.targets.new_zeros(len(lowest) + 1)
     tied = torch.where(begins, steps.nontargets if steps.tied is None else steps.tied, 0)
     sums = (zeros.index_add(0, place, counts) for counts in (steps.targets, steps.nontargets, tied))
-    return Steps(lowest, *sums), place
+    return Steps(lowest, *sums)
 
 
 def mark_undefined(steps: StepsOfBothSigns, has_nan: Tensor | None = None) -> StepsOfBothSigns:
@@ -180,8 +175,8 @@ class OrderedScores(NamedTuple):
         """Numbers of non-targets and targets, ``(2,)``."""
         return torch.stack([self.targets.new_full((), len(part), dtype=torch.int64) for part in self])
 
-    def cllr_sums(self) -> tuple[Tensor, Tensor]:
-        """Return costs in nats of the scores as log-likelihood ratios, and numbers of trials: non-targets, targets."""
+    def cllr_costs_and_sizes(self) -> tuple[Tensor, Tensor]:
+        """Return sums of costs in nats of log-likelihood ratios, and numbers of trials: non-targets, targets."""
         costs = softplus(widen(self.nontargets)).sum(), softplus(-widen(self.targets)).sum()
         return torch.stack(costs), self.class_sizes
 
@@ -198,7 +193,7 @@ class OrderedScores(NamedTuple):
         number = self.count_between(edges)
         return torch.where(number > 0, sums / number, 0)
 
-    def span(self) -> tuple[Tensor, Tensor]:
+    def span_or_nan(self) -> tuple[Tensor, Tensor]:
         """Return the lowest and the highest score; NaN where one is NaN, infinite where there is none."""
         none = self.targets.new_full((1,), torch.inf)
         low = torch.cat([none, self.targets[:1], self.nontargets[:1]]).amin()
@@ -225,8 +220,8 @@ class CountedScores(NamedTuple):
         """Numbers of non-targets and targets, ``(2, ...)``."""
         return self.counts.sum(-1)
 
-    def cllr_sums(self) -> tuple[Tensor, Tensor]:
-        """Return what :meth:`OrderedScores.cllr_sums` returns."""
+    def cllr_costs_and_sizes(self) -> tuple[Tensor, Tensor]:
+        """Return what :meth:`OrderedScores.cllr_costs_and_sizes` returns."""
         cost = softplus(torch.stack([self.values, -self.values])) if self.costs is None else self.costs()
         cost = cost.view(2, *[1] * (self.counts.dim() - 2), -1)
         # Only where a trial is: the cost of an absent one may be infinite.
@@ -246,8 +241,8 @@ class CountedScores(NamedTuple):
         counts = widen(self.counts)
         return counts.new_zeros(*counts.shape[:-1], len(edges) + 1).index_add(-1, slots, counts)
 
-    def span(self) -> tuple[Tensor, Tensor]:
-        """Return what :meth:`OrderedScores.span` returns."""
+    def span_or_nan(self) -> tuple[Tensor, Tensor]:
+        """Return what :meth:`OrderedScores.span_or_nan` returns."""
         seen, ends = (self.counts > 0).flatten(0, -2).any(0), (self.values, -self.values)
         low, high = (pad(torch.where(seen, end, torch.inf), (0, 1), value=torch.inf).amin() for end in ends)
         return low, -high
@@ -344,7 +339,7 @@ def _count_nontargets_below(targets: Tensor, nontargets: Tensor) -> tuple[Tensor
     return torch.from_numpy(below), torch.from_numpy(up_to)
 
 
-class MeasureInput(NamedTuple):
+class ScoresAndSteps(NamedTuple):
     """What score measures are functions of: the scores, ordered or counted, and their steps.
 
     ``linkability_edges``: bins of the linkability measure where these are given.

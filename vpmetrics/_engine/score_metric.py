@@ -35,10 +35,10 @@ class TrialMetric(IntervalMetric):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.intervals is not None:
-            self._add_score_states()
+            self._add_score_and_target_states()
             self.add_state("trial_speakers", default=[], dist_reduce_fx="cat")
 
-    def _add_score_states(self) -> None:
+    def _add_score_and_target_states(self) -> None:
         # A collection shares states of one name and value, so names differ where contents do.
         self.add_state("scores", default=[], dist_reduce_fx="cat")
         self.add_state("is_target", default=[], dist_reduce_fx="cat")
@@ -80,7 +80,7 @@ class TrialMetric(IntervalMetric):
         has_trials = len(self.trial_speakers) > 0
         speakers = self._concatenate_rows("trial_speakers") if has_trials else is_target.new_empty(0, 2).long()
         with collect_warnings():
-            return self._add_intervals(self._compute_value(), scores, is_target, speakers)
+            return self._add_interval_ends(self._compute_value(), scores, is_target, speakers)
 
     def _compute_value_of_trials(self, preds: Tensor, target: Tensor) -> Any:
         """Return the value of some trials alone, without intervals."""
@@ -92,9 +92,9 @@ class TrialMetric(IntervalMetric):
             if self.intervals is None or speakers is None:
                 return value
             both = torch.stack([encode_labels(side).flatten().long() for side in speakers], dim=1).to(preds.device)
-            return self._add_intervals(value, preds.detach().flatten(), target.flatten().bool(), both)
+            return self._add_interval_ends(value, preds.detach().flatten(), target.flatten().bool(), both)
 
-    def _add_intervals(self, value: Any, scores: Tensor, is_target: Tensor, speakers: Tensor) -> dict[str, Tensor]:
+    def _add_interval_ends(self, value: Any, scores: Tensor, is_target: Tensor, speakers: Tensor) -> dict[str, Tensor]:
         """Return the value as a dictionary, with the ends of the interval of each number that has one."""
         named = value if isinstance(value, dict) else {self.measure: value}
         labels, places = speakers.T.unique(return_inverse=True)
@@ -135,7 +135,7 @@ class ScoreMetric(TrialMetric):
         self.thresholds, self.score_range = thresholds, score_range  # which all processes must agree on
         if thresholds is None:
             self._storage = "scores"
-            self._add_score_states()
+            self._add_score_and_target_states()
         elif isinstance(thresholds, int) and score_range is None:
             self._storage = "learnt bins"
             columns = 2 * ((thresholds + 1) // 2) + 3

@@ -49,17 +49,17 @@ def resolve_scoring(scoring: Scoring) -> Scorer:
         got = f"the class {scoring.__name__}" if isinstance(scoring, type) else type(scoring).__name__
         raise TypeError(f"Expected `scoring` to be a name or a callable, but got {got}.")
 
-    def score_and_validate(a: Tensor, b: Tensor) -> Tensor:
+    def score_and_check_shape(a: Tensor, b: Tensor) -> Tensor:
         scores = scoring(a, b)
         check_floating("scoring(a, b)", scores)
         check_shape("scoring(a, b)", scores, (len(a), len(b)), "one score per pair")
         return scores
 
-    return Scorer(_identity, score_and_validate, _relative_rounding, is_builtin=False)
+    return Scorer(_identity, score_and_check_shape, _rounding_relative_to_largest, is_builtin=False)
 
 
 def _normalize(x: Tensor) -> Tensor:
-    """Return rows of unit length. Dividing by the largest entry first keeps squares from overflow and underflow."""
+    """Return rows of unit length; zero rows stay zero. The division by the largest entry keeps squares in range."""
     largest = x.detach().abs().amax(dim=1, keepdim=True) if x.shape[1] else x.new_ones(len(x), 1)
     return normalize(x / torch.where(largest > 0, largest, 1))
 
@@ -68,8 +68,8 @@ def _identity(x: Tensor) -> Tensor:
     return x
 
 
-def _mask_overflow(x: Tensor) -> Tensor:
-    """Return the rows, NaN where a product may overflow. On overflow some processors give NaN, others infinity."""
+def _nan_overflowing_rows(x: Tensor) -> Tensor:
+    """Return the rows, with NaN where their squares overflow: some processors give NaN, others infinity."""
     squares = x.detach().square().sum(dim=1, keepdim=True)
     return torch.where(squares.isfinite(), x, torch.nan)
 
@@ -82,28 +82,28 @@ def _negative_distance(a: Tensor, b: Tensor) -> Tensor:
     return -torch.cdist(a, b)
 
 
-def _matmul_epsilon(a: Tensor) -> float:
-    """Return the relative rounding error of a product: its columns may be summed in different orders (1-2 ulp)."""
+def _dot_product_epsilon(a: Tensor) -> float:
+    """Return the relative rounding error of a dot product: its terms may be summed in different orders (1-2 ulp)."""
     return torch.finfo(a.dtype).eps * max(8.0, math.sqrt(a.shape[1]))
 
 
 def _rounding_of_cosines(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
-    return torch.full_like(match, _matmul_epsilon(a))
+    return torch.full_like(match, _dot_product_epsilon(a))
 
 
-def _relative_rounding(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
-    return _matmul_epsilon(a) * scores.abs().amax(dim=1, keepdim=True)
+def _rounding_relative_to_largest(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
+    return _dot_product_epsilon(a) * scores.abs().amax(dim=1, keepdim=True)
 
 
 def _rounding_of_distances(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) -> Tensor:  # noqa: ARG001
     # The error of d^2 is relative to the squared norms. Error propagation: error of d = error of d^2 / (2 d).
-    squared = _matmul_epsilon(a) * (a.square().sum(dim=1, keepdim=True) + b.square().sum(dim=1).amax())
+    squared = _dot_product_epsilon(a) * (a.square().sum(dim=1, keepdim=True) + b.square().sum(dim=1).amax())
     return squared / torch.maximum(2 * match.abs(), squared.sqrt()).clamp(min=torch.finfo(a.dtype).tiny)
 
 
 SCORERS = {
     "cosine": Scorer(_normalize, _dot, _rounding_of_cosines),
-    "dot": Scorer(_mask_overflow, _dot, _relative_rounding),
+    "dot": Scorer(_nan_overflowing_rows, _dot, _rounding_relative_to_largest),
     "euclidean": Scorer(_identity, _negative_distance, _rounding_of_distances, is_shift_invariant=True),
 }
 

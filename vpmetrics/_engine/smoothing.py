@@ -2,7 +2,8 @@ r"""Differentiable PAV: trials are counted on a fine grid, smoothed by a Gaussia
 
 PAV is piecewise constant in the scores, so its gradient is zero. Here each score is split between its two neighbours on
 a grid, and both histograms are smoothed by a Gaussian. Counts are then differentiable functions of the scores.
-:func:`read_off` is the exact adjoint of counting: its sum over scores is the sum over cells of counts times values.
+:func:`interpolate_smoothed` is the exact adjoint of counting: its sum over scores is the sum over cells of counts times
+values.
 
 The partition into blocks needs no derivative: PAV minimises all proper scores at once, so moving the border of two
 blocks changes them only to second order. The grid does need one, since it follows the range and spread of the scores.
@@ -121,8 +122,8 @@ def soft_counts_on_grid(
     return targets, nontargets
 
 
-def read_off(grid: Grid, values: Tensor, preds: Tensor) -> Tensor:
-    r"""Return the value of scores ``(..., P)`` from finite values ``(..., cells)``, smoothed as counts are.
+def interpolate_smoothed(grid: Grid, values: Tensor, preds: Tensor) -> Tensor:
+    r"""Return values at scores ``(..., P)``: finite ``values`` ``(..., cells)`` smoothed as counts are, interpolated.
 
     .. math:: v(s) = \sum_j \max\left(0, 1 - \frac{|s - u_j|}{\Delta} \right) \sum_g K_{gj} v_g
 
@@ -131,7 +132,7 @@ def read_off(grid: Grid, values: Tensor, preds: Tensor) -> Tensor:
     Example:
         >>> preds = torch.tensor([1.0, 2.0, 4.0])
         >>> grid = lay_grid(preds, bandwidth=0.1)
-        >>> read_off(grid, 3 * grid.points, preds)
+        >>> interpolate_smoothed(grid, 3 * grid.points, preds)
         tensor([ 3.0000,  6.0000, 12.0000])
     """
     cell, share = _locate(grid, preds)

@@ -143,12 +143,12 @@ def average_bits_by_speaker(identification: Identification) -> SpeakerIdentifica
     return SpeakerIdentification(names, inputs, *means)
 
 
-class WorstSpeakerDisclosure(NamedTuple):
-    """The largest two-sided D_ECE of one speaker's own trials, calibrated on these alone, and its chance level.
+class SelfCalibratedDisclosure(NamedTuple):
+    """D_ECE of each tested speaker's trials, calibrated on these alone, and the chance level of the largest of them.
 
-    ``d_ece`` ``(S,)``: that of every speaker as the one tested, by speaker index. ``chance``: what the largest of as
-    many speakers reaches with speakers permuted, the mean over permutations. ``most_by_chance``: the highest of these.
-    Both are NaN where no group has three speakers.
+    ``d_ece`` ``(S,)``: by speaker index, for the sign of scores that discloses more. ``chance``: the largest of all
+    speakers with speakers permuted, the mean over permutations. ``most_by_chance``: the largest over permutations. Both
+    are NaN where no group has three speakers.
     """
 
     d_ece: Tensor
@@ -185,10 +185,11 @@ def speaker_scalars(disclosed: SpeakerDisclosure, identified: SpeakerIdentificat
     return scalars
 
 
-def count_permuted_targets(pairs: PairBlocks, cells: QuantileCells) -> Tensor:
-    """Return trials of the test rows of each speaker against another one's, per cell of the score axis, ``(K, S, C)``.
+def count_targets_per_permutation(pairs: PairBlocks, cells: QuantileCells) -> Tensor:
+    """Return the number of target trials per permutation of speakers, tested speaker and cell, ``(K, S, C)``.
 
-    The first dimension counts permutations of the speakers: all that shift them, at most 19.
+    They compare the speaker's test rows with another speaker's enrolment rows. Permutations shift all speakers; at
+    most 19 are counted.
     """
     shape = max(0, min(_PERMUTATIONS, pairs.num_speakers - 1)), pairs.num_speakers, cells.num_cells
     counts = torch.zeros(math.prod(shape), dtype=torch.int64, device=cells.edges.device)
@@ -202,10 +203,10 @@ def count_permuted_targets(pairs: PairBlocks, cells: QuantileCells) -> Tensor:
     return pairs.processes.all_reduce(counts)[0].view(shape)
 
 
-def compute_worst_speaker_disclosure(
+def compute_self_calibrated_disclosure(
     pairs: PairBlocks, cells: QuantileCells, permuted_targets: Tensor
-) -> WorstSpeakerDisclosure:
-    """Return what each tested speaker's own trials between two sides disclose, calibrated on these alone."""
+) -> SelfCalibratedDisclosure:
+    """Return the disclosure of each tested speaker's trials, calibrated on these alone, and its chance level."""
     shape, thinned = permuted_targets.shape[1:], pairs.thin(_MOST_PAIRS, side="enrolment")
     target_cells, target_speakers = find_target_cells(pairs, cells)
     targets = count_values(target_cells + cells.num_cells * target_speakers, shape.numel())
@@ -218,23 +219,23 @@ def compute_worst_speaker_disclosure(
     (nontargets,) = thinned.processes.all_reduce(nontargets)
     targets, nontargets = (widen(counts).view(shape) for counts in (targets, nontargets))
     # The cells have a place for scores that are NaN, too.
-    is_undefined = torch.stack(cells.trials.span()).isnan().any()
-    values = _two_sided_disclosure(targets, nontargets).masked_fill(is_undefined, torch.nan)
+    is_undefined = torch.stack(cells.trials.span_or_nan()).isnan().any()
+    values = _better_sign_disclosure(targets, nontargets).masked_fill(is_undefined, torch.nan)
     if len(permuted_targets) == 0:
-        return WorstSpeakerDisclosure(values, *values.new_full((2,), torch.nan))
+        return SelfCalibratedDisclosure(values, *values.new_full((2,), torch.nan))
     # Permuted targets are also among the non-targets of this speaker: count them once.
     share, largest = len(thinned.enrolment) / max(1, len(pairs.enrolment)), []
     for taken in widen(permuted_targets).split(max(1, _MOST_COUNTS // max(1, shape.numel()))):
         largest += [
-            find_largest(each)[0] for each in _two_sided_disclosure(taken, (nontargets - share * taken).clamp(min=0))
+            find_largest(each)[0] for each in _better_sign_disclosure(taken, (nontargets - share * taken).clamp(min=0))
         ]
     by_chance = torch.stack(largest).masked_fill(is_undefined, torch.nan)
-    return WorstSpeakerDisclosure(values, by_chance.nanmean(), find_largest(by_chance)[0])
+    return SelfCalibratedDisclosure(values, by_chance.nanmean(), find_largest(by_chance)[0])
 
 
-def _two_sided_disclosure(targets: Tensor, nontargets: Tensor) -> Tensor:
-    steps_of_signs = steps_of_both_signs(targets, nontargets)
-    return torch.stack([expected_disclosure(steps) for steps in steps_of_signs]).amax(0)
+def _better_sign_disclosure(targets: Tensor, nontargets: Tensor) -> Tensor:
+    """Return D_ECE of counts ``(..., C)`` by cell, for scores or for negated scores: the larger one."""
+    return torch.stack([expected_disclosure(steps) for steps in steps_of_both_signs(targets, nontargets)]).amax(0)
 
 
 def linkability_chance_level(scores: ConditionScores, cells: QuantileCells, permuted_targets: Tensor) -> Tensor:

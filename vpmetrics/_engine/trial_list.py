@@ -26,13 +26,13 @@ from vpmetrics._engine.jackknife import (
     make_jackknife,
     replicate_diagonal_dominance,
 )
-from vpmetrics._engine.measures import SCORE_MEASURES, cllr_from_sums, cllr_sums, evidence, llr_disclosure
+from vpmetrics._engine.measures import SCORE_MEASURES, cllr_costs_and_sizes, cllr_from_sums, evidence, llr_disclosure
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.report import (
     ConditionReport,
     PrivacyReport,
     TransferredCalibration,
-    assess_report,
+    add_checks_and_headline,
     join_conditions,
 )
 from vpmetrics._engine.speaker_disclosure import compute_disclosure_of_trials, speaker_scalars
@@ -61,15 +61,16 @@ class ScoredTrials(NamedTuple):
         sums, trials = self._pair_sums(torch.stack([values, torch.ones_like(values)]), num_speakers)
         return torch.where(trials > 0, sums / trials, torch.nan)
 
-    def _pair_sums(self, values: Tensor, num_speakers: int) -> Tensor:
-        rows, columns = self.places()
-        sums = values.new_zeros(len(values), num_speakers**2, dtype=wide_dtype(values.device))
-        sums = sums.index_add(1, rows * num_speakers + columns, values.to(sums.dtype))
+    def _pair_sums(self, value_rows: Tensor, num_speakers: int) -> Tensor:
+        """Return sums ``(K, S, S)`` of K values of each trial, ``(K, P)``; unordered pairs count in both orders."""
+        rows, columns = self.speakers_or_raise()
+        sums = value_rows.new_zeros(len(value_rows), num_speakers**2, dtype=wide_dtype(value_rows.device))
+        sums = sums.index_add(1, rows * num_speakers + columns, value_rows.to(sums.dtype))
         sums = sums.view(-1, num_speakers, num_speakers)
         return sums + sums.mT if self.has_unordered_pairs else sums
 
-    def places(self) -> Tensor:
-        """Return the places of both speakers, ``(2, P)``."""
+    def speakers_or_raise(self) -> Tensor:
+        """Return ``speakers``, ``(2, P)``; raise if they are None."""
         if self.speakers is None:
             raise ValueError("Expected `speakers` of the trials, but got None.")
         return self.speakers
@@ -79,7 +80,7 @@ class ScoredTrials(NamedTuple):
 
         ``pair_derivatives`` ``(2, S, S)``: those of similarities and their logarithms by the mean of such values.
         """
-        rows, columns = self.places()
+        rows, columns = self.speakers_or_raise()
         ones = pair_derivatives.new_ones(()).expand(1, len(rows))
         trials = self._pair_sums(ones, pair_derivatives.shape[1])[0]
         is_own = torch.eye(len(trials), dtype=torch.bool, device=trials.device)
@@ -88,12 +89,12 @@ class ScoredTrials(NamedTuple):
         # Within one side a pair stands in both orders, and so do its trials.
         return (pair_derivatives / (trials * pairs))[:, rows, columns] * (2 if self.has_unordered_pairs else 1)
 
-    def calibrate_across_speakers(self) -> list[ScoredTrials]:
+    def calibrate_across_speaker_halves(self) -> list[ScoredTrials]:
         """Return the trials within each half of the speakers, calibrated linearly on those within the other half.
 
         Empty where either half has no such calibration.
         """
-        halves = [(self.places() % 2 == number).all(0) for number in (0, 1)]
+        halves = [(self.speakers_or_raise() % 2 == number).all(0) for number in (0, 1)]
         trials = [(self.scores[half], self.is_target[half]) for half in halves]
         with suppress_warnings():
             runs = [ScoredTrials(fit_linear_map(*fit)(own[0]), own[1]) for own, fit in (trials, trials[::-1])]
@@ -104,7 +105,7 @@ class ScoredTrials(NamedTuple):
         values = widen(_COSTS[key](torch.where(self.is_target, llr, -llr)))
         means = []
         for kind in (self.is_target, ~self.is_target):
-            first, second = groups.group_of_label[self.places()[:, kind]]
+            first, second = groups.group_of_label[self.speakers_or_raise()[:, kind]]
             second = torch.where(first == second, groups.num_groups, second)
             each = torch.stack([values[kind], torch.ones_like(values[kind])])
             gone = each.new_zeros(2, groups.num_groups + 1).index_add(1, first, each).index_add(1, second, each)
@@ -113,7 +114,7 @@ class ScoredTrials(NamedTuple):
         return (means[0] + means[1]) / (2 * math.log(2))
 
 
-def calibrate_across_sessions(
+def calibrate_across_session_halves(
     data: EvaluationData, trials_of: Callable[[EvaluationData], ScoredTrials], calibration: str = "linear"
 ) -> list[ScoredTrials]:
     """Return the trials of each half of every speaker's sessions, calibrated on those of the other half."""
@@ -148,11 +149,11 @@ def report_trials(
         }
         report = join_conditions(conditions, labels, intervals=intervals)
         if fit is not None:
-            attacked = trials[report.main_condition]
+            attacked = trials[report.op_or_first_condition]
             transfer, jackknife = _transfer_calibration(attacked, fit, labels if intervals else None)
             scalars = transfer.scalars if intervals is None else add_intervals(transfer.scalars, jackknife, intervals)
             report = replace(report, scalars={**report.scalars, **scalars}, transfer=transfer)
-    return assess_report(report)
+    return add_checks_and_headline(report)
 
 
 def _report_condition(
@@ -163,7 +164,7 @@ def _report_condition(
     report = ConditionReport(scalars, scores, is_llr=True)
     if given.speakers is None:
         return report
-    report = replace(report, calibrated=given.calibrate_across_speakers)
+    report = replace(report, calibrated=given.calibrate_across_speaker_halves)
     labels = labels.to(given.scores.device)
     groups, weights = group_labels(labels), None
     if similarity:
@@ -199,7 +200,7 @@ def _transfer_calibration(
     scalars = {}
     for kind, values in llr.items():
         scalars[f"c_ece_{kind}"] = llr_disclosure(values, attacked.is_target)
-        scalars[f"cllr_{kind}"] = cllr_from_sums(*cllr_sums(values, attacked.is_target))
+        scalars[f"cllr_{kind}"] = cllr_from_sums(*cllr_costs_and_sizes(values, attacked.is_target))
     other = ConditionReport(measured, scores, is_llr=True)
     counts = torch.stack([~attacked.is_target, attacked.is_target])
     transfer = TransferredCalibration(other, llr, counts, scalars)

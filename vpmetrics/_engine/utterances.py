@@ -16,8 +16,8 @@ from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.distributed import SINGLE_PROCESS, Processes
 from vpmetrics._engine.precision import at_least_float32, wide_dtype, widen
 from vpmetrics._engine.validation import (
-    check_embedding_values,
     check_embeddings,
+    check_finite_embeddings,
     check_recordings,
     warn_if,
     warn_undefined,
@@ -168,8 +168,8 @@ def encode_column(name: str, labels: Any) -> Tensor:
     return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests], dtype=torch.int64)
 
 
-def as_embeddings(value: Any, name: str) -> Any:
-    """Return a tensor for a NumPy array, and ``(B, D)`` for ``(B, 1, D)``; anything else as it is."""
+def as_squeezed_tensor(value: Any, name: str) -> Any:
+    """Return a NumPy array as a tensor, and ``(B, 1, D)`` as ``(B, D)``; anything else as it is."""
     if isinstance(value, np.ndarray):
         if value.dtype.kind != "f":
             raise TypeError(f"Expected `{name}` to have a floating dtype, but got {value.dtype}.")
@@ -194,7 +194,7 @@ def pack_utterances(
     A missing side is stored as zeros, without its flag. ``width`` is that of earlier batches.
     ``validate_values`` forces a GPU sync.
     """
-    original, protected = as_embeddings(original, "original"), as_embeddings(protected, "protected")
+    original, protected = as_squeezed_tensor(original, "original"), as_squeezed_tensor(protected, "protected")
     rows = next((side for side in (original, protected) if isinstance(side, Tensor)), None)
     columns = {"speakers": speakers, "utterances": utterances, "sessions": sessions, "groups": groups}
     columns |= {"is_reference": is_reference}
@@ -207,7 +207,7 @@ def pack_utterances(
     assert rows is not None
     assert speakers is not None
     if validate_values:
-        check_embedding_values(original, protected)
+        check_finite_embeddings(original, protected)
         if utterances is not None:
             check_recordings(utterances, speakers=speakers, groups=groups)
     zeros = at_least_float32(rows).detach().new_zeros(rows.shape)
@@ -225,14 +225,14 @@ def pack_utterances(
     return UtteranceColumns(*sides, labels, recordings, session_labels, group_labels, row_flags)
 
 
-def check_column_recordings(columns: UtteranceColumns) -> None:
+def check_speaker_per_recording(columns: UtteranceColumns) -> None:
     """Raise if one recording has two speakers or groups; ``update`` checks this only within a batch."""
     has_id = (columns.row_flags & _HAS_UTTERANCE) != 0
     check_recordings(columns.utterances[has_id], speakers=columns.speakers[has_id], groups=columns.groups[has_id])
 
 
-def build_data(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS) -> EvaluationData:
-    """Return both sides of stored utterances, with every recording once on each."""
+def deduplicate_and_index(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS) -> EvaluationData:
+    """Return both sides of stored utterances, with the first row of every recording, and their speakers numbered."""
     count = len(columns.speakers)
     has_id = (columns.row_flags & _HAS_UTTERANCE) != 0
     # An utterance without an id counts as a separate recording.
@@ -287,7 +287,7 @@ def count_duplicates(side: Utterances) -> Tensor:
 
 def average_by_speaker(side: Utterances, by_session: bool) -> Utterances:
     """Return the mean of every speaker's rows, within a group and, on request, within a session."""
-    place, first = number_speaker_combinations(side, "groups", *(["sessions"] if by_session else []))
+    place, first = combination_index_and_first_rows(side, "groups", *(["sessions"] if by_session else []))
     sums = widen(side.embeddings).new_zeros(len(first), side.embeddings.shape[1])
     sums = sums.index_add(0, place, widen(side.embeddings))
     means = sums / count_values(place, len(first)).unsqueeze(1)
@@ -296,7 +296,7 @@ def average_by_speaker(side: Utterances, by_session: bool) -> Utterances:
     return replace(side.take(first), embeddings=means.to(side.embeddings.dtype), ids=ids)
 
 
-def number_speaker_combinations(side: Utterances, *columns: str) -> tuple[Tensor, Tensor]:
+def combination_index_and_first_rows(side: Utterances, *columns: str) -> tuple[Tensor, Tensor]:
     """Return the index of each row's combination of speaker and ``columns``, and the first row of each combination.
 
     Columns that are None are ignored.
@@ -307,12 +307,12 @@ def number_speaker_combinations(side: Utterances, *columns: str) -> tuple[Tensor
     return place, first.scatter_reduce(0, place, torch.arange(len(place), device=place.device), "amin")
 
 
-def find_indices(values: Tensor, wanted: Tensor) -> Tensor:
-    """Return the index of each wanted value among distinct values; -1 where it is missing."""
-    if len(values) == 0:
+def find_indices(distinct_values: Tensor, wanted: Tensor) -> Tensor:
+    """Return the index of each wanted value among distinct values in any order; -1 where it is missing."""
+    if len(distinct_values) == 0:
         return torch.full_like(wanted, -1)
-    ordered, order = values.sort()
-    place = torch.searchsorted(ordered, wanted.contiguous()).clamp(max=len(values) - 1)
+    ordered, order = distinct_values.sort()
+    place = torch.searchsorted(ordered, wanted.contiguous()).clamp(max=len(ordered) - 1)
     return torch.where(ordered[place] == wanted, order[place], -1)
 
 

@@ -89,7 +89,7 @@ def check_confidence(name: str, value: Any) -> None:
     _raise_unless(0 < value < 1, name, "lie between 0 and 1", value)
 
 
-def check_weight(name: str, value: Any) -> None:
+def check_nonnegative(name: str, value: Any) -> None:
     """Raise unless the value is a finite number of at least 0."""
     if not _is_number(value):
         raise TypeError(f"Expected `{name}` to be a number, but got {type(value).__name__}.")
@@ -98,7 +98,7 @@ def check_weight(name: str, value: Any) -> None:
 
 def check_positive(name: str, value: Any) -> None:
     """Raise unless the value is a finite number above 0."""
-    check_weight(name, value)
+    check_nonnegative(name, value)
     _raise_unless(value > 0, name, "be above 0", value)
 
 
@@ -221,7 +221,7 @@ def _check_rows(name: str, rows: Any, shape: str) -> None:
         raise ValueError(f"Expected `{name}` to have at least one dimension, but got shape {tuple(rows.shape)}.")
 
 
-def _check_column(name: str, column: Any, rows_name: str, rows: Tensor) -> None:
+def _check_integer_column(name: str, column: Any, rows_name: str, rows: Tensor) -> None:
     """Raise unless the value is an integer tensor with one entry per row."""
     check_integers(name, column)
     check_shape(name, column, (len(rows),), f"one per row of `{rows_name}`")
@@ -251,15 +251,15 @@ def check_embeddings(
         check_same_device(first, rows, name, side)
     for name, column in ({"speakers": speakers} | dict(integer_columns or {})).items():
         if column is not None or name == "speakers":
-            _check_column(name, column, first, rows)
+            _check_integer_column(name, column, first, rows)
     if is_reference is not None:
         check_tensor("is_reference", is_reference)
         if is_reference.dtype != torch.bool:
             raise TypeError(f"Expected `is_reference` to be boolean, but got {is_reference.dtype}.")
-        _check_column("is_reference", is_reference.byte(), first, rows)
+        _check_integer_column("is_reference", is_reference.byte(), first, rows)
 
 
-def check_embedding_values(original: Tensor | None, protected: Tensor | None) -> None:
+def check_finite_embeddings(original: Tensor | None, protected: Tensor | None) -> None:
     """Raise for NaN and infinite embeddings; one GPU sync for both sides."""
     sides = {name: side for name, side in (("original", original), ("protected", protected)) if side is not None}
     bad = torch.stack([side.isfinite().logical_not().any() for side in sides.values()]).tolist()
@@ -291,11 +291,11 @@ def check_recordings(utterances: Tensor, **columns: Tensor | None) -> None:
 def check_utterances(name: str, rows: Any, speakers_name: str, speakers: Any) -> None:
     """Check kinds and shapes of utterances and their speakers."""
     _check_rows(name, rows, "(rows, dimensions)")
-    _check_column(speakers_name, speakers, name, rows)
+    _check_integer_column(speakers_name, speakers, name, rows)
 
 
-def check_histogram(histogram: Any) -> None:
-    """Check kind and shape of a rank histogram."""
+def check_histogram_shape(histogram: Any) -> None:
+    """Check kind and shape of a rank histogram, not its values."""
     check_tensor("histogram", histogram)
     if histogram.is_complex() or histogram.dtype == torch.bool:
         raise TypeError(f"Expected `histogram` to hold real counts or shares, but got {histogram.dtype}.")
@@ -303,14 +303,14 @@ def check_histogram(histogram: Any) -> None:
         raise ValueError("Expected `histogram` to have shape (..., N), one entry per rank, but got ().")
 
 
-def check_identification(scores: Any, target_index: Any) -> None:
-    """Check kinds and shapes of identification trials."""
+def check_identification_shapes(scores: Any, target_index: Any) -> None:
+    """Check kinds and shapes of identification trials, not their values."""
     check_floating("scores", scores)
     if scores.ndim != 2:
         raise ValueError(f"Expected `scores` to have shape (trials, references), but got {tuple(scores.shape)}.")
     if scores.shape[1] == 0:
         raise ValueError(f"Expected `scores` to have at least one reference, but got shape {tuple(scores.shape)}.")
-    _check_column("target_index", target_index, "scores", scores)
+    _check_integer_column("target_index", target_index, "scores", scores)
 
 
 class _DeferredWarning(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,14 +42,16 @@ class Check(NamedTuple):
 def check_report(report: PrivacyReport, data: EvaluationData | None) -> list[Check]:
     """Return the checks of a report, and with ``data`` those of its embeddings."""
     values = read_numbers(report.scalars)
-    checks: list[Check | None] = [_check_encoder(values), *_check_attacks(values, report)]
+    checks = [_check_encoder(values), attacks := _check_attack_speakers(values, report)]
+    if attacks is not None and attacks.status != FAILED:
+        checks += _check_strongest_attacks(values, report.conditions)
     if data is not None:
+        sides = ("original", data.original), ("protected", data.protected)
         checks += [
             _check_duplicates(data),
-            _check_spread("original", data.original),
-            _check_spread("protected", data.protected),
+            *(_check_spread(name, side) for name, side in sides if len(side) > 1),
             _check_target_shares(data, report.speaker_names),
-            _check_anonymised_enrolment(data),
+            _check_enrolment_is_anonymised(data),
         ]
     return [check for check in checks if check is not None]
 
@@ -66,18 +68,24 @@ def _check_encoder(values: Mapping[str, float]) -> Check | None:
     return Check("encoder", OK, f"{text}.")
 
 
-def _check_attacks(values: Mapping[str, float], report: PrivacyReport) -> list[Check]:
+def _check_attack_speakers(values: Mapping[str, float], report: PrivacyReport) -> Check | None:
+    """Check that attacks were fitted on enough speakers; None where only original speech is compared."""
     if not report.attacks:
         message = "No attack was tried: the numbers are those of plain comparison."
-        return [Check("attacks", WARNING, message)] if set(report.conditions) - {"OO"} else []
+        return Check("attacks", WARNING, message) if set(report.conditions) - {"OO"} else None
     numbers = [value for key, value in values.items() if key.endswith("_attack_speakers") and not math.isnan(value)]
     if not numbers:
         message = "Attacks need six speakers; with fewer the numbers are those of plain comparison."
-        return [Check("attack speakers", FAILED, message)]
+        return Check("attack speakers", FAILED, message)
     text, has_few = f"Attacks were fitted on {min(numbers):.0f} speakers", min(numbers) < _FEW_SPEAKERS
     message = f"{text}: they find more with more of them." if has_few else f"{text}."
-    checks = [Check("attack speakers", WARNING if has_few else OK, message)]
-    for name in report.conditions:
+    return Check("attack speakers", WARNING if has_few else OK, message)
+
+
+def _check_strongest_attacks(values: Mapping[str, float], conditions: Iterable[str]) -> list[Check]:
+    """Return a check for every condition on which the strongest attack finds no more than chance."""
+    checks = []
+    for name in conditions:
         key = scalar_key(name, "d_ece_strongest")
         chance = values.get(scalar_key(name, "d_ece_chance"), 0.0)
         if not values.get(key, math.nan) <= chance:
@@ -99,9 +107,7 @@ def _check_duplicates(data: EvaluationData) -> Check:
     return Check("duplicates", WARNING, message)
 
 
-def _check_spread(name: str, side: Utterances) -> Check | None:
-    if len(side) < 2:
-        return None
+def _check_spread(name: str, side: Utterances) -> Check:
     variance = _variance_of_directions(side)
     if variance < _LEAST_VARIANCE:
         return Check(f"{name} embeddings", FAILED, _describe_equal(name, side))
@@ -159,7 +165,7 @@ def _check_target_shares(data: EvaluationData, speaker_names: Mapping[int, str])
     return Check("target trials", OK, f"No speaker holds more than {share:.0%} of the target trials.")
 
 
-def _check_anonymised_enrolment(data: EvaluationData) -> Check | None:
+def _check_enrolment_is_anonymised(data: EvaluationData) -> Check | None:
     """Check that references are not much nearer to their own originals than tests are, as if never anonymised."""
     if data.protected.is_reference is None:
         return None

@@ -21,7 +21,7 @@ from vpmetrics._engine.moments import (
 )
 from vpmetrics._engine.precision import at_least_float32
 from vpmetrics._engine.utterances import row_sort_keys
-from vpmetrics._engine.validation import check_embedding_values, check_embeddings, check_floating, check_tensor
+from vpmetrics._engine.validation import check_embeddings, check_finite_embeddings, check_floating, check_tensor
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -155,7 +155,7 @@ class TunedAttack(Attack):
         if self.needs == PAIRS:
             check_tensor("original", original)
         check_embeddings(original, protected, speakers)
-        check_embedding_values(original, protected)
+        check_finite_embeddings(original, protected)
         assert protected is not None
         assert speakers is not None
         if len(protected) == 0:

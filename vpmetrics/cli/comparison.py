@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vpmetrics._engine.jackknife import Difference, compare_jackknives
 from vpmetrics._engine.registry import CI_SUFFIXES, FAMILIES, Scalar, Unit, scalar, scalar_key, utility_direction
 from vpmetrics._engine.report import EvaluatedSystem, choose_original_name
-from vpmetrics._engine.scalar import suggest_names
+from vpmetrics._engine.scalar import closest_or_known_names
 from vpmetrics._engine.verdict import Check, check_identical_systems
 from vpmetrics.cli.inputs import InputError, quote
 from vpmetrics.cli.summary import (
@@ -101,7 +101,7 @@ def check_columns(names: Iterable[str], utilities: Iterable[str] | None = None) 
         may_be_utility = utilities is None and not name.islower()
         if name not in choices and not _is_scalar(name) and not may_be_utility:
             keys = [entry.key for entries in FAMILIES.values() for entry in entries if "{}" not in entry.heading]
-            hint = suggest_names(name, [*choices, *keys, *(scalar_key("OP", key) for key in keys)])
+            hint = closest_or_known_names(name, [*choices, *keys, *(scalar_key("OP", key) for key in keys)])
             expected = f"a key such as op_eer, a utility, or one of {', '.join(PRESETS)}"
             raise InputError(f"Expected `columns` to name {expected}, but got {quote(name)}. {hint}")
 
@@ -193,7 +193,7 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
     if len(ranked) > 1 and least == most:
         title, sentences = f"All disclose {least} bit.", []
     sentences += [f"Leakage of {best.name} is {verdict.level}.", *verdict.reasons]
-    distinct = {system.name: scalar_cell("gvd", system) for system in systems if math.isfinite(system.scalar("gvd"))}
+    distinct = {each.name: scalar_cell("gvd", each) for each in systems if math.isfinite(each.get_or_nan("gvd"))}
     if len({cell.text for cell in distinct.values()}) > 1:
         name = max(distinct, key=lambda name: distinct[name].value)
         sentences.append(f"Voices stay most distinct with {name} (G_VD {distinct[name].text} dB).")
@@ -240,7 +240,7 @@ def _compare_systems(
     if confidence is None or one is None or other is None or key not in one.changes or key not in other.changes:
         return None
     has_same_speakers = first.speakers == second.speakers and one.groups.matches(other.groups)
-    if not has_same_speakers or math.isnan(first.scalar(key) + second.scalar(key)):
+    if not has_same_speakers or math.isnan(first.get_or_nan(key) + second.get_or_nan(key)):
         return None
     values = first.report.scalars[key], second.report.scalars[key]
     return Pair(first.name, second.name, key, compare_jackknives(key, values, (one, other), confidence))
@@ -280,7 +280,7 @@ def _make_change_row(
     entry = scalar(name)
     old, new = (scalar_cell(name, system, with_interval=False) for system in (before, after))
     pair = _compare_systems(before, after, name, confidence)
-    lows, highs = ([system.scalar(name + end) for system in (before, after)] for end in CI_SUFFIXES)
+    lows, highs = ([system.get_or_nan(name + end) for system in (before, after)] for end in CI_SUFFIXES)
     # Systems on other speakers are compared by their intervals; no comparison with NaN holds.
     is_significant = pair.difference.is_significant if pair else not max(lows) <= min(highs)
     tone = ""

@@ -238,8 +238,8 @@ def _cluster_by_target_trials(num_names: int, sides: Sequence[tuple[Array, Array
 def check_anything_defined(systems: Sequence[EvaluatedSystem]) -> None:
     """Raise if no measure of privacy is defined in any system: dashes must not pass for a result."""
     for system in systems:
-        values = [system.scalar("d_ece", condition) for condition in system.report.conditions]
-        if not all(math.isnan(value) for value in (*values, system.scalar("deid"), system.scalar("gvd"))):
+        values = [system.get_or_nan("d_ece", condition) for condition in system.report.conditions]
+        if not all(math.isnan(value) for value in (*values, system.get_or_nan("deid"), system.get_or_nan("gvd"))):
             return
     first = systems[0]
     missing = explain_missing_trials(len(first.speakers), first.utterances) if first.utterances else None

@@ -83,9 +83,9 @@ def conditions_hiding_speakers(system: EvaluatedSystem) -> list[str]:
 def disclosure_in_condition(system: EvaluatedSystem, condition: str) -> Cell:
     """Return the disclosure of a condition to the strongest attack, else to plain comparison in either direction."""
     key = "d_ece_strongest"
-    if math.isnan(system.scalar(key, condition)):
-        key = max("d_ece", "d_ece_reversed", key=lambda name: system.scalar(name, condition))
-    values = (system.scalar(f"{key}{end}", condition) for end in ("", *CI_SUFFIXES))
+    if math.isnan(system.get_or_nan(key, condition)):
+        key = max("d_ece", "d_ece_reversed", key=lambda name: system.get_or_nan(name, condition))
+    values = (system.get_or_nan(f"{key}{end}", condition) for end in ("", *CI_SUFFIXES))
     return value_cell(scalar("disclosure"), *values)
 
 
@@ -96,7 +96,7 @@ def disclosure_of(system: EvaluatedSystem) -> Cell:
 
 def strongest_attack_and_needs(system: EvaluatedSystem, condition: str) -> tuple[str, str] | None:
     """Return the name of the strongest attack in a condition and what it needs; None where none was tried."""
-    number = system.scalar("strongest", condition)
+    number = system.get_or_nan("strongest", condition)
     if math.isnan(number) or not 0 <= int(number) < len(system.report.attacks):
         return None
     name, needs = map(clean, system.report.attacks[int(number)])
@@ -144,12 +144,13 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
     comparisons = {}
     if attack is None:
         sentences.append(explain_no_attack(system))
-        if system.scalar("d_ece_reversed", condition) > system.scalar("d_ece", condition):
+        if system.get_or_nan("d_ece_reversed", condition) > system.get_or_nan("d_ece", condition):
             sentences.append("It is enough to turn the sign of the scores.")
     else:
         sentences.append(f"The strongest attack tried, “{attack[0]}”, needs {attack[1]}.")
-        comparisons["comparing embeddings alone"] = system.scalar("d_ece", condition)
-    comparisons |= {"chance": system.scalar("d_ece_chance", condition), "original speech": system.scalar("d_ece", "OO")}
+        comparisons["comparing embeddings alone"] = system.get_or_nan("d_ece", condition)
+    comparisons["chance"] = system.get_or_nan("d_ece_chance", condition)
+    comparisons["original speech"] = system.get_or_nan("d_ece", "OO")
     text = ", ".join(f"{name} {show(value)}" for name, value in comparisons.items() if not math.isnan(value))
     return [*sentences, f"For comparison, in bits: {text}."] if text else sentences
 
@@ -175,7 +176,7 @@ def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
     note = ", ".join(filter(None, (headline.condition, attack[0] if attack else "no attack tried")))
     rows = [SummaryRow("disclosure", disclosure_of(system), "bit", note, has_bar=True)]
     rows += [_make_strongest_row(system, condition, key) for key in ("d_ece", "eer") for condition in conditions]
-    chance = scalar("disclosure").show(system.scalar("worst_speaker_chance"))
+    chance = scalar("disclosure").show(system.get_or_nan("worst_speaker_chance"))
     note = f"{shorten(worst_speaker_name(system), 24)}; chance {chance}"
     rows.append(_make_row(system, "worst_speaker_disclosure", "worst speaker", note))
     rows += [_make_row(system, key, scalar(key).heading, "without an attack") for key in ("deid", "gvd")]
@@ -196,7 +197,7 @@ def _make_strongest_row(system: EvaluatedSystem, condition: str, plain_key: str)
     """Return the strongest attack's number, with that of comparing embeddings as note; the latter if none was tried."""
     name, strongest = scalar_key(condition, plain_key), scalar_key(condition, f"{plain_key}_strongest")
     heading = f"{condition} {scalar(plain_key).heading}".strip()
-    if math.isnan(system.scalar(strongest)):
+    if math.isnan(system.get_or_nan(strongest)):
         return _make_row(system, name, heading, "no attack tried")
     note = f"{scalar_cell(name, system, with_interval=False).text} without an attack"
     return _make_row(system, strongest, f"{heading}, strongest", note)

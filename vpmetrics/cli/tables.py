@@ -14,7 +14,7 @@ from vpmetrics._engine.registry import (
     OF_POPULATION,
     SPEAKER,
     Scalar,
-    gallery_key_and_size,
+    is_extrapolated,
     population_scalars,
     scalar,
     scalar_key,
@@ -84,7 +84,7 @@ def conditions_in_table_order(system: EvaluatedSystem) -> list[str]:
 
 def scalar_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) -> Cell:
     """Return a scalar as a cell, with its interval if there is one; a dash where it is unknown or undefined."""
-    entry, value, attacks = scalar(name), system.scalar(name), system.report.attacks
+    entry, value, attacks = scalar(name), system.get_or_nan(name), system.report.attacks
     is_of_attack = entry.family == "attack" and "chance" not in name and entry.condition != "OO"
     if math.isnan(value):
         return Cell("none tried" if is_of_attack and not attacks else DASH)
@@ -92,10 +92,8 @@ def scalar_cell(name: str, system: EvaluatedSystem, with_interval: bool = True) 
         return Cell(clean(attacks[int(value)][0]) if 0 <= value < len(attacks) else DASH)
     if entry.unit is SPEAKER:
         return Cell(clean(system.speaker_name(value)))
-    cell = value_cell(entry, value, *(system.scalar(f"{name}{end}") for end in CI_SUFFIXES if with_interval))
-    gallery = gallery_key_and_size(name)
-    is_extrapolated = gallery is not None and gallery[1] > system.scalar(gallery[0])
-    return cell._replace(text=f"≈ {cell.text}") if is_extrapolated else cell
+    cell = value_cell(entry, value, *(system.get_or_nan(f"{name}{end}") for end in CI_SUFFIXES if with_interval))
+    return cell._replace(text=f"≈ {cell.text}") if is_extrapolated(name, system.scalars) else cell
 
 
 def value_cell(entry: Scalar, value: float, low: float = math.nan, high: float = math.nan) -> Cell:
@@ -140,7 +138,7 @@ def average_of_groups(system: EvaluatedSystem) -> dict[str, float]:
     """Return scalars averaged over groups by weight; tags, attacks and interval ends have no average."""
     total = sum(system.weights.values())
     return {
-        key: sum(weight * system.groups[group].scalar(key) for group, weight in system.weights.items()) / total
+        key: sum(weight * system.groups[group].get_or_nan(key) for group, weight in system.weights.items()) / total
         for key in (system.scalars if system.weights else ())
         if not key.endswith(CI_SUFFIXES) and scalar(key).unit.spec and scalar(key).unit is not COUNT
     }

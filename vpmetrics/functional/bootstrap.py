@@ -19,13 +19,13 @@ from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.references import IdentificationTrials, form_condition_trials, score_inputs
 from vpmetrics._engine.registry import scalar
-from vpmetrics._engine.score_counts import CountedScores, MeasureInput, Steps, steps_of_both_signs
+from vpmetrics._engine.score_counts import CountedScores, ScoresAndSteps, Steps, steps_of_both_signs
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import SIMILARITIES
 from vpmetrics._engine.utterances import (
     EvaluationData,
-    build_data,
     count_values,
+    deduplicate_and_index,
     order_speakers_by_value,
     pack_utterances,
 )
@@ -172,7 +172,7 @@ def bootstrap_embeddings(
     """
     _check_arguments(measures, EMBEDDING_MEASURES, replicates, confidence, seed)
     check_choice("similarity", similarity, SIMILARITIES)
-    data = build_data(pack_utterances(original, protected, speakers, validate_values=validate_args))
+    data = deduplicate_and_index(pack_utterances(original, protected, speakers, validate_values=validate_args))
     num_speakers = len(data.speakers)
     with collect_warnings():
         if num_speakers > 1:
@@ -265,7 +265,7 @@ class SpeakerTrials:
             counts = self._weigh_counts(chunk)
             nontargets, targets = counts
             steps = steps_of_both_signs(targets, nontargets)
-            trials = MeasureInput(CountedScores(self.values, counts), steps, edges)
+            trials = ScoresAndSteps(CountedScores(self.values, counts), steps, edges)
             is_defined = (targets.sum(1) > 0) & (nontargets.sum(1) > 0)
             table = torch.stack([widen(SCORE_MEASURES[name](trials)) for name in measures], dim=1)
             return torch.where(is_defined[:, None], table, torch.nan)

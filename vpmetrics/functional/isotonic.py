@@ -9,7 +9,7 @@ from vpmetrics._engine.calibration import look_up
 from vpmetrics._engine.pav import number_pav_blocks, replace_by_block_sums
 from vpmetrics._engine.precision import at_least_float32, power_of_two_near, result_dtype, widen
 from vpmetrics._engine.score_counts import count_by_score, count_smoothly
-from vpmetrics._engine.smoothing import lay_grid, read_off
+from vpmetrics._engine.smoothing import interpolate_smoothed, lay_grid
 from vpmetrics._engine.validation import check_bandwidth, check_shape, check_tensor, check_trials
 
 _LARGEST = 1e30  # in place of infinite values; all other values are near 1
@@ -107,6 +107,6 @@ def pav_llr(
         grid = lay_grid(scores, bandwidth)
         steps = count_smoothly(grid, scores, target.flatten()).ascending
         llr = steps.laplace_llr() if laplace else steps.llr
-        return read_off(grid, llr, scores).view(preds.shape).to(result_dtype(preds))
+        return interpolate_smoothed(grid, llr, scores).view(preds.shape).to(result_dtype(preds))
     steps = count_by_score(preds, target, validate_args=validate_args).ascending
     return look_up(steps, steps.laplace_llr() if laplace else steps.llr, preds).to(result_dtype(preds))

@@ -11,7 +11,7 @@ from vpmetrics._engine.identification import Identification, local_bits, standar
 from vpmetrics._engine.precision import at_least_float32, result_dtype, widen
 from vpmetrics._engine.references import validate_and_form_trials
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics._engine.validation import check_identification, check_slopes, warn_undefined
+from vpmetrics._engine.validation import check_identification_shapes, check_slopes, warn_undefined
 
 
 def local_information(scores: Tensor, target_index: Tensor, slope: float | Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def local_information(scores: Tensor, target_index: Tensor, slope: float | Tenso
         >>> local_information(scores, torch.tensor([3]), slope=1.5)
         tensor([0.9000])
     """
-    check_identification(scores, target_index)
+    check_identification_shapes(scores, target_index)
     if slope is None:
         raise TypeError("Expected `slope` to be a number or a tensor, but got None: see `fit_local_slope`.")
     check_slopes(slope, len(scores))
@@ -87,7 +87,7 @@ def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
         >>> fit_local_slope(scores, torch.tensor([0, 2, 1]))
         tensor(2.3679)
     """
-    check_identification(scores, target_index)
+    check_identification_shapes(scores, target_index)
     if scores.numel() == 0 or scores.shape[1] < 2:
         warn_undefined("The slope of local information needs trials with two references at least.")
         return scores.new_full((), torch.nan, dtype=result_dtype(scores))

@@ -16,7 +16,7 @@ from vpmetrics._engine.identification import compute_rank_histogram
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.references import validate_and_form_trials
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics._engine.validation import check_bandwidth, check_choice, check_histogram, warn_undefined
+from vpmetrics._engine.validation import check_bandwidth, check_choice, check_histogram_shape, warn_undefined
 
 MODELS = ("empirical", "beta_binomial")
 
@@ -92,7 +92,7 @@ def rank_disclosure(histogram: Tensor, model: str = "empirical", validate_args: 
         >>> rank_disclosure(torch.tensor([4.0, 2.0, 1.0, 1.0]))
         {'max_d': tensor(1.), 'mean_d': tensor(0.2500), 'id_rate': tensor(0.5000), 'rank_spread': tensor(0.2500)}
     """
-    check_histogram(histogram)
+    check_histogram_shape(histogram)
     check_choice("model", model, MODELS)
     if validate_args and bool((histogram < 0).any()):
         raise ValueError(f"Expected `histogram` to hold no negative count, but got {histogram.min().item()}.")

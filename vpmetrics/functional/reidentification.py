@@ -16,14 +16,14 @@ from vpmetrics._engine.population import (
     draw_places,
     form_conversations,
     form_population,
-    isolation_rates_and_errors,
+    isolation_rates_and_standard_errors,
     rates_of_histogram,
 )
 from vpmetrics._engine.scorers import Scoring
 from vpmetrics._engine.utterances import count_values, row_sort_keys
 from vpmetrics._engine.validation import (
     check_embeddings,
-    check_histogram,
+    check_histogram_shape,
     check_integers,
     check_same_device,
     check_shape,
@@ -70,7 +70,7 @@ def reidentification_rate(histogram: Tensor, sizes: Sequence[int]) -> dict[str, 
         >>> {name: round(value.item(), 4) for name, value in values.items() if name.startswith("rate")}
         {'rate_2': 0.9167, 'rate_4': 0.75, 'rate_100': 0.0833}
     """
-    check_histogram(histogram)
+    check_histogram_shape(histogram)
     if histogram.ndim != 1:
         raise ValueError(
             f"Expected `histogram` to have shape (M,), one entry per rank, but got {tuple(histogram.shape)}."
@@ -151,7 +151,7 @@ def singling_out(
         places = torch.where(is_tested, -1, places)
         calibration, folds = len(speakers), 1
     population = form_population(references, reference_speakers, conversations, speakers, places, calibration, folds)
-    return isolation_rates_and_errors(population, sizes, scoring, draws)
+    return isolation_rates_and_standard_errors(population, sizes, scoring, draws)
 
 
 class AveragedUtterances(NamedTuple):

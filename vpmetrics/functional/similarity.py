@@ -12,7 +12,7 @@ from torch import Tensor
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import SIMILARITIES, SimilarityMatrices, compute_matrices, dominance_ratio
-from vpmetrics._engine.utterances import build_data, pack_utterances
+from vpmetrics._engine.utterances import deduplicate_and_index, pack_utterances
 from vpmetrics._engine.validation import check_bandwidth, check_choice, check_tensor, collect_warnings, warn_if
 
 
@@ -64,7 +64,7 @@ def voice_similarity_matrix(
     check_bandwidth(bandwidth)
     rows = pack_utterances(original, protected, speakers, utterances=utterances, validate_values=validate_args)
     with collect_warnings():
-        return compute_matrices(build_data(rows), similarity, resolve_scoring(scoring), bandwidth)
+        return compute_matrices(deduplicate_and_index(rows), similarity, resolve_scoring(scoring), bandwidth)
 
 
 def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:

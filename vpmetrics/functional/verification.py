@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from vpmetrics._engine.measures import (
+    cllr_costs_and_sizes,
     cllr_from_sums,
-    cllr_sums,
     eer_of_steps,
     linkability_of_trials,
     min_cllr_of_steps,
@@ -43,7 +43,7 @@ def cllr(preds: Tensor, target: Tensor, validate_args: bool = True) -> Tensor:
         tensor(1.1476)
     """
     check_trials(preds, target, validate_args)
-    return cllr_from_sums(*cllr_sums(preds, target)).to(result_dtype(preds))
+    return cllr_from_sums(*cllr_costs_and_sizes(preds, target)).to(result_dtype(preds))
 
 
 def min_cllr(preds: Tensor, target: Tensor, bandwidth: float | None = None, validate_args: bool = True) -> Tensor:

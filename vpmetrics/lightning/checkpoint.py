@@ -14,7 +14,7 @@ from torch import Tensor
 from torchmetrics.utilities import rank_zero_warn
 
 from vpmetrics._engine.registry import CI_SUFFIXES, Scalar, scalar
-from vpmetrics._engine.scalar import last_component, strip_loader_suffix, suggest_names
+from vpmetrics._engine.scalar import closest_or_known_names, last_component, strip_loader_suffix
 from vpmetrics._engine.validation import check_confidence
 from vpmetrics.lightning.loggers import figure_writers, log_scalars, suffix_first_component
 from vpmetrics.lightning.monitor import PrivacyMonitor, find_monitors
@@ -190,7 +190,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
                 hint = f"It needs `intervals={self.confidence}`, and some scalars have no interval."
                 raise ValueError(
                     f"PrivacyCheckpoint monitors {name!r}, but PrivacyMonitor does not log it. "
-                    f"{hint if has_estimate else suggest_names(name, monitor.logged_names)}"
+                    f"{hint if has_estimate else closest_or_known_names(name, monitor.logged_names)}"
                 )
             if has_estimate and monitor.intervals not in (None, self.confidence):
                 raise ValueError(
@@ -218,7 +218,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         if _find_scalar(name) is not None and not find_monitors(trainer):
             hint = "No PrivacyMonitor is among the callbacks."
         else:
-            hint = suggest_names(name, logged - {"epoch", "step"})
+            hint = closest_or_known_names(name, logged - {"epoch", "step"})
         return f"PrivacyCheckpoint monitors {name!r}, but it was not logged. {hint}"
 
     # Saving

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torchmetrics.utilities import rank_zero_warn
 
-from vpmetrics._engine.scalar import suggest_names
+from vpmetrics._engine.scalar import closest_or_known_names
 
 ARGUMENTS = ("original", "protected", "speakers", "utterances", "sessions", "groups")
 SIDES = ARGUMENTS[:2]
@@ -79,7 +79,7 @@ def read_unskipped_outputs(outputs: Any, keys: ResolvedKeys, step_name: str) -> 
         raise TypeError(f"{expected} got {type(outputs).__name__}.")
     for key in keys.values():
         if key not in outputs:
-            raise ValueError(f"{expected} {key!r} is missing. {suggest_names(key, map(str, outputs))}")
+            raise ValueError(f"{expected} {key!r} is missing. {closest_or_known_names(key, map(str, outputs))}")
     return {argument: outputs[key] for argument, key in keys.items()}
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.scalar import FULL_DISCLOSURE
-from vpmetrics._engine.validation import check_choice, check_positive, check_weight
+from vpmetrics._engine.validation import check_choice, check_nonnegative, check_positive
 from vpmetrics.losses.attackers import (
     RunningMoments,
     SidesAndTrialMask,
@@ -87,8 +87,8 @@ class DisclosureLoss(EmbeddingLoss):
     ) -> None:
         super().__init__()
         check_positive("bandwidth", bandwidth)
-        check_weight("flatness", flatness)
-        check_weight("session_invariance", session_invariance)
+        check_nonnegative("flatness", flatness)
+        check_nonnegative("session_invariance", session_invariance)
         if isinstance(attacks, str):
             raise TypeError(f"Expected `attacks` to be a sequence of names, but got {attacks!r}.")
         for attack in attacks:
@@ -238,8 +238,8 @@ class PseudonymisationLoss(EmbeddingLoss):
         session_invariance: float = 1.0,
     ) -> None:
         super().__init__()
-        check_weight("disclosure", disclosure)
-        check_weight("distinctiveness", distinctiveness)
+        check_nonnegative("disclosure", disclosure)
+        check_nonnegative("distinctiveness", distinctiveness)
         self.weights = disclosure, distinctiveness
         self.disclosure = DisclosureLoss(bandwidth, centred, flatness, straight_through, attacks, session_invariance)
         self.distinctiveness = DistinctivenessLoss(bandwidth, straight_through)

@@ -13,7 +13,7 @@ from vpmetrics._engine.measures import expected_disclosure
 from vpmetrics._engine.precision import at_least_float32, widen
 from vpmetrics._engine.score_counts import Steps, count_by_score
 from vpmetrics._engine.smoothing import lay_grid, soft_counts_on_grid
-from vpmetrics._engine.utterances import as_embeddings, encode_labels
+from vpmetrics._engine.utterances import as_squeezed_tensor, encode_labels
 from vpmetrics._engine.validation import check_embeddings, check_floating
 
 _LARGEST_GRADIENT = 10.0  # of all unit rows together; usual gradients are below a tenth of it
@@ -48,7 +48,7 @@ class EmbeddingLoss(nn.Module):
             speakers: Speaker of each row, ``(B,)``: integers, or a list of strings.
             sessions: Session of each row, ``(B,)``: a speaker's utterances of one session share a key.
         """
-        original, protected = as_embeddings(original, "original"), as_embeddings(protected, "protected")
+        original, protected = as_squeezed_tensor(original, "original"), as_squeezed_tensor(protected, "protected")
         for name, side in (("original", original), ("protected", protected)):
             check_floating(name, side)
         if not isinstance(speakers, Tensor) and speakers is not None:

@@ -111,7 +111,7 @@ def _choose_conditions(systems: Sequence[EvaluatedSystem], has_data: HasData) ->
         chosen = [ShownCondition(name or "scores", first, name, report, True) for name, report in conditions.items()]
     else:
         labels = [(choose_original_name(systems), first, "OO")] if "OO" in conditions else []
-        labels += [(system.name, system, system.report.main_condition) for system in systems]
+        labels += [(system.name, system, system.report.op_or_first_condition) for system in systems]
         chosen = [ShownCondition(*label, label[1].report.conditions[label[2]]) for label in labels]
     return [shown for shown in chosen if has_data(shown.report)]
 
@@ -192,7 +192,7 @@ def _draw_deid_gvd_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout
 
 
 def _draw_utility_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> Figure | None:
-    measured = [system for system in systems if math.isfinite(system.scalar("disclosure"))]
+    measured = [system for system in systems if math.isfinite(system.get_or_nan("disclosure"))]
     names = list(dict.fromkeys(name for system in measured for name in system.utility))
     axes = layout.stacked_axes(len(names))
     for name, ax in zip(names, axes, strict=True):
@@ -203,7 +203,7 @@ def _draw_utility_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout)
 
 def _draw_attacks(shown: ShownCondition, ax: Axes) -> None:
     names, strongest = [name for name, _ in shown.system.report.attacks], shown.report.strongest
-    interval = [shown.system.scalar(f"d_ece_strongest{suffix}", shown.condition) for suffix in ("", *CI_SUFFIXES)]
+    interval = [shown.system.get_or_nan(f"d_ece_strongest{suffix}", shown.condition) for suffix in ("", *CI_SUFFIXES)]
     values = dict(zip(names, strongest.d_ece_by_attack.tolist(), strict=True))
     score_plots.draw_attacks(values, float(strongest.chance), ax, shown.title, interval)
 
@@ -219,7 +219,7 @@ def _draw_transferred_profiles(system: EvaluatedSystem, ax: Axes) -> None:
     transfer = system.report.transfer
     if transfer is None:
         return
-    runs = {"learnt on": transfer.other, "attacked": system.report.conditions[system.report.main_condition]}
+    runs = {"learnt on": transfer.other, "attacked": system.report.conditions[system.report.op_or_first_condition]}
     for label, run in runs.items():
         _draw_ece_profile(ShownCondition(label, system, "", run), ax, has_actual=False)
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=transfer.counts.device)
@@ -246,7 +246,7 @@ def _draw_reliability(shown: ShownCondition, ax: Axes) -> None:
         llr, is_target = (torch.cat(column) for column in list(zip(*halves, strict=True))[:2])
         score_plots.draw_share_by_posterior(llr, torch.stack([~is_target, is_target]), ax, f"{shown.label}, calibrated")
     transfer = shown.system.report.transfer
-    if transfer is not None and shown.condition == shown.system.report.main_condition:
+    if transfer is not None and shown.condition == shown.system.report.op_or_first_condition:
         for kind, llr in transfer.llr.items():
             score_plots.draw_share_by_posterior(llr, transfer.counts, ax, f"{shown.label}, {kind}")
 

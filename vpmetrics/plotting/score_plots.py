@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.special import ndtr, ndtri
 
 from vpmetrics._engine.measures import prior_entropy, roc_of_steps
-from vpmetrics._engine.score_counts import MeasureInput, Steps
+from vpmetrics._engine.score_counts import ScoresAndSteps, Steps
 from vpmetrics.plotting.axes import (
     CHANCE,
     COLOURS,
@@ -36,11 +36,11 @@ _HISTOGRAM_BINS, _RELIABILITY_BINS = 60, 15
 
 
 def draw_score_histogram(
-    scores: MeasureInput, scalars: Mapping[str, Any], ax: Axes | None, title: str = ""
+    scores: ScoresAndSteps, scalars: Mapping[str, Any], ax: Axes | None, title: str = ""
 ) -> PlotResult:
     """Draw the densities of target and non-target scores, and the threshold of the raw EER."""
     ax = axes_or_new(ax)
-    low, high = (float(end) for end in scores.trials.span())
+    low, high = (float(end) for end in scores.trials.span_or_nan())
     if bool((scores.trials.class_sizes > 0).all()) and 0 < high - low < math.inf:
         steps = scores.counts.ascending
         edges = torch.linspace(low, high, _HISTOGRAM_BINS + 1).to(steps.edges)
