@@ -208,19 +208,20 @@ RUN_CASES = [
 ]
 
 
-def embeddings(seed: int = 0, dtype: torch.dtype = torch.float64, least: int = 1) -> list[Batch]:
+def embeddings(
+    seed: int = 0, dtype: torch.dtype = torch.float64, least: int = 1, sizes: tuple[int, ...] = (40, 30, 45, 35)
+) -> list[Batch]:
     """Utterances of eight speakers with labels of any kind, unevenly spread; protection keeps part of each voice."""
     draw = torch.Generator().manual_seed(seed)
     names = torch.tensor([-5, 0, 3, 4, 11, 1000, 2049, 2**40])
     voices, pseudo = (torch.randn(len(names), 6, generator=draw) for _ in range(2))
     batches = []
-    for rows in (40, 30, 45, 35):
-        others = max(0, rows - least * len(names))
+    for size in sizes:
+        others = max(0, size - least * len(names))
         index = torch.cat(
             [torch.arange(len(names)).repeat(least), torch.randint(len(names), (others,), generator=draw)]
         )
-        size = len(index)
-        noise = torch.randn(2, size, 6, generator=draw)
+        noise = torch.randn(2, len(index), 6, generator=draw)
         original = voices[index] + noise[0]
         protected = 0.4 * original + pseudo[index] + noise[1]
         rows = [(side * 8).round().div(8).clamp(-7.5, 7.5).to(dtype) for side in (original, protected)]
@@ -395,18 +396,6 @@ def _suite(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tens
     return metric.compute()
 
 
-def few_of_each(seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Batch]:
-    """Five utterances of each of eight speakers, in four batches."""
-    draw = torch.Generator().manual_seed(seed)
-    names = torch.tensor([-5, 0, 3, 4, 11, 1000, 2049, 2**40]).repeat(5)
-    voices = torch.randn(8, 6, generator=draw).repeat(5, 1)
-    original = voices + torch.randn(40, 6, generator=draw)
-    protected = 0.6 * original + torch.randn(40, 6, generator=draw)
-    sides = {"original": original, "protected": protected}
-    rows = {key: (side * 8).round().div(8).to(dtype) for key, side in sides.items()}
-    return [{key: value[10 * k : 10 * k + 10] for key, value in (rows | {"speakers": names}).items()} for k in range(4)]
-
-
 def _attacked(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> dict[str, torch.Tensor]:
     metric = vp.StrongestAttack(attacks=[Plain()])
     metric.update(original, protected, speakers)
@@ -427,7 +416,7 @@ EMBEDDING_CASES = [
     ),
     _embedding_case(
         "StrongestAttack", partial(vp.StrongestAttack, attacks=[Plain()]), _attacked, reference.strongest.strongest,
-        batches=few_of_each,
+        batches=partial(embeddings, sizes=(10, 10, 10, 10)),
     ),
     _embedding_case(
         "VoiceSimilarityMatrix", vp.VoiceSimilarityMatrix, F.voice_similarity_matrix, _reference_matrices, (_LONE,)

@@ -6,6 +6,7 @@ import inspect
 import pytest
 import torch
 from cases import embeddings, scores
+from reports import compute
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAUROC
 
@@ -115,12 +116,8 @@ def test_a_run_is_the_number_0_or_1(run):
 
 def test_a_slope_may_be_what_was_fitted():
     slope = torch.tensor(1.5, dtype=torch.float64)
-    values = []
-    for given in (slope, 1.5):
-        metric = vp.LocalInformationDisclosure(slope=given)
-        metric.update(**embeddings()[0])
-        values.append(metric.compute()["alid"])
-    assert values[0] == values[1]
+    first, second = (compute(vp.LocalInformationDisclosure(slope=given), **embeddings()[0]) for given in (slope, 1.5))
+    assert first["alid"] == second["alid"]
 
 
 def test_edges_count_the_same_whatever_type_they_are_given_in():

@@ -3,25 +3,17 @@
 import pytest
 import torch
 from cases import ATTRIBUTE_CASE, CASES, RUN_CASES
+from samples import gaussians, people
 from second_device import Looking, sent
 
 import vpmetrics as vp
 from vpmetrics._engine import pair_blocks
 
 
-def trials(count):
-    draw = torch.Generator().manual_seed(count)
-    target = torch.rand(count, generator=draw) < 0.3
-    return {"preds": torch.randn(count, generator=draw) + target, "target": target}
-
-
 def utterances(count, each):
-    """Utterances of speakers with so many each, more alike than different."""
-    draw = torch.Generator().manual_seed(count)
-    names = torch.arange(count) // each
-    original = torch.randn(len(names), 5, generator=draw)[names] + torch.randn(count, 5, generator=draw)
-    protected = 0.5 * original + torch.randn(count, 5, generator=draw)
-    return {"original": original, "protected": protected, "speakers": names}
+    """Utterances of speakers with so many each."""
+    original, protected, speakers = people(number=count // each, each=each, width=5, dtype=torch.float32)
+    return {"original": original, "protected": protected, "speakers": speakers}
 
 
 def count_syncs(metric, batches, device):
@@ -47,7 +39,8 @@ def test_update_never_syncs_and_compute_as_often_whatever_the_size(case, device,
     for name, (count, each) in SIZES.items():
         monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 1 << 22 if name in ("few", "some") else 0)
         monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", 64 if name == "blocks" else 512)
-        rows = trials(count) if "preds" in case.batches()[0] else utterances(count, each)
+        trials = dict(zip(("preds", "target"), gaussians(count // 3, count - count // 3), strict=True))
+        rows = trials if "preds" in case.batches()[0] else utterances(count, each)
         batches = [rows | {"run": run} for run in (0, 1)] if case in RUN_CASES else [rows]
         batches = [sent(batch, device) for batch in batches]
         updating, computing = count_syncs(case.metric(validate_args=False), batches, device)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from reports import compute
 from samples import UNDEFINED, made_systems, people, rates
 from torch.testing import assert_close
 
@@ -192,17 +193,13 @@ def test_the_suite_returns_what_the_classes_return(sessions):
     original, protected, speakers = people(number=20, each=8, noise=1.5)
     rows = {"original": original, "protected": protected, "speakers": speakers}
     rows |= {"sessions": torch.arange(160) // 4 % 2} if sessions else {}
-    metric = VoicePrivacy(sizes=SIZES, attacks=None, metrics="all")
-    metric.update(**rows)
-    values = metric.compute()
+    values = compute(VoicePrivacy(sizes=SIZES, attacks=None, metrics="all"), **rows)
     conditions = ("OO", "OP", "PP", "within", "across") if sessions else ("OO", "OP", "PP")
     assert tuple(values) == scalar_keys(conditions, has_sessions=sessions, sizes=SIZES)
     for condition in conditions:
         classes = [ReidentificationRate] if condition in ("within", "across") else [ReidentificationRate, SinglingOut]
         for each in classes:
-            one = each(sizes=SIZES, condition=condition)
-            one.update(**rows)
-            for name, value in one.compute().items():
+            for name, value in compute(each(sizes=SIZES, condition=condition), **rows).items():
                 if not name.startswith("chance"):
                     assert_close(values[f"{condition.lower()}_{name}"], value, rtol=0, atol=0)
 
@@ -231,9 +228,7 @@ def test_the_strongest_attack_stands_beside_every_rate_among_the_people_of_a_fol
 
 def test_an_attack_whose_scores_fall_with_likeness_is_turned():
     original, _, speakers = people(number=24, each=8, width=16, noise=0.5)
-    metric = VoicePrivacy(sizes=(4,), attacks=[Plain()])
-    metric.update(original, -original, speakers)
-    values = metric.compute()
+    values = compute(VoicePrivacy(sizes=(4,), attacks=[Plain()]), original, -original, speakers)
     assert values["op_rate_4"] < 0.1
     assert values["op_rate_4_strongest"] > 0.9
 

@@ -9,6 +9,7 @@ import pytest
 import test_contract as contract
 import torch
 from cases import EMBEDDING_CASES, RUN_CASES, SCORE_CASES, assert_same, join
+from samples import voices
 from second_device import sent
 from torch.testing import assert_close
 from training import PACKAGES, anonymiser, by_hand, loader, watch
@@ -96,30 +97,21 @@ def test_tensors_of_both_devices_do_not_mix(device):
         vp.VoicePrivacy(attacks=None).to(device).update(there[None], there[None], torch.tensor([0]))
 
 
-def voices(device="cpu", count=60, speakers=12, width=5):
-    """Utterances with sessions, groups and recordings, some of them twice."""
-    draw = torch.Generator().manual_seed(0)
-    names = torch.arange(count) % speakers
-    centre = torch.randn(speakers, width, generator=draw, dtype=torch.float64)
-    original = centre[names] + torch.randn(count, width, generator=draw, dtype=torch.float64)
-    protected = 0.5 * original + torch.randn(count, width, generator=draw, dtype=torch.float64)
-    rows = {"original": original, "protected": protected, "speakers": names}
-    return sent(rows, device)
-
-
-def more(device="cpu", *columns):
-    count = torch.arange(60)
+def utterances(device="cpu", *columns):
+    """Five utterances of each of twelve speakers; among the recordings one of each speaker is there twice."""
+    rows = voices(utterances=5)
+    number = torch.arange(60) % 5  # of the utterance
     known = {
-        "utterances": torch.where(count < 48, count, count - 12),
-        "sessions": count // 12 % 3,
-        "groups": count % 12 // 6,
-        "is_reference": count // 12 % 2 == 0,
+        "utterances": torch.arange(60) - (number == 4).long(),
+        "sessions": number % 3,
+        "groups": rows["speakers"] // 6,
+        "is_reference": number % 2 == 0,
     }
-    return voices(device) | sent({name: known[name] for name in columns}, device)
+    return sent(rows | {name: known[name] for name in columns}, device)
 
 
 def plda():
-    rows = voices()
+    rows = utterances()
     return PLDA().fit(rows["original"], rows["speakers"])
 
 
@@ -148,7 +140,7 @@ def test_every_route_of_the_suite_leads_to_the_numbers_of_the_cpu(name, device, 
         scoring = settings.get("scoring", "cosine")
         scoring = scoring().to(place) if callable(scoring) else scoring
         metric = vp.VoicePrivacy(**{**settings, "scoring": scoring}).to(place)
-        metric.update(**more(place, *columns))
+        metric.update(**utterances(place, *columns))
         assert_same(metric.report().scalars, metric.compute())
         reports.append(metric.report())
     here, there = reports
@@ -187,11 +179,11 @@ def scored(device):
 
 
 def matrices(device):
-    return F.voice_similarity_matrix(**voices(device))
+    return F.voice_similarity_matrix(**utterances(device))
 
 
 FUNCTIONS = {
-    "isotonic_regression": lambda d: F.isotonic_regression(voices(d)["original"]),
+    "isotonic_regression": lambda d: F.isotonic_regression(utterances(d)["original"]),
     "pav_llr": lambda d: F.pav_llr(*scored(d), laplace=True),
     "pav_llr, smooth": lambda d: F.pav_llr(*scored(d), bandwidth=0.1),
     "ece_profile": lambda d: F.ece_profile(*scored(d), torch.linspace(-4, 4, 9).to(d)),
@@ -207,7 +199,7 @@ FUNCTIONS = {
     "voice_distinctiveness": lambda d: F.voice_distinctiveness(matrices(d).oo, matrices(d).pp),
     "fit_beta_binomial": lambda d: F.fit_beta_binomial(torch.tensor([40.0, 20.0, 10.0, 10.0]).to(d)),
     "local_information_disclosure": lambda d: F.local_information_disclosure(
-        voices(d)["original"], voices(d)["speakers"] % 5, 1.5
+        utterances(d)["original"], utterances(d)["speakers"], 1.5
     ),
 }
 
@@ -231,7 +223,7 @@ LOSSES = [
 def test_losses_have_the_same_values_and_gradients_there_and_remember_the_same(loss, device):
     found = []
     for place in ("cpu", device):
-        module, rows = copy.deepcopy(loss).to(place), more(place, "sessions")
+        module, rows = copy.deepcopy(loss).to(place), utterances(place, "sessions")
         protected = rows["protected"].requires_grad_()
         # The attack on past batches begins with the eleventh.
         batches = 12 if "past" in getattr(loss, "attacks", ()) else 2
@@ -248,7 +240,7 @@ def test_losses_have_the_same_values_and_gradients_there_and_remember_the_same(l
 def test_attackers_learn_the_same_there(attack, device):
     found = []
     for place in ("cpu", device):
-        rows = voices(place)
+        rows = utterances(place)
         own = rows["speakers"] < 8
         fitted = copy.deepcopy(attack).fit(*(rows[key][own] for key in ("original", "protected", "speakers")))
         sides = fitted.attack(rows["original"][~own], rows["protected"][~own])
@@ -258,7 +250,7 @@ def test_attackers_learn_the_same_there(attack, device):
 
 
 def test_attackers_watch_there_and_move(device):
-    rows = voices(device)
+    rows = utterances(device)
     values = []
     for place in (device, "cpu"):
         metric = vp.StrongestAttack(attacks=[Plain(), RidgeToOriginal(), KernelRidge()]).to(device)

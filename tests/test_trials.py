@@ -4,6 +4,7 @@ import pytest
 import reference
 import torch
 from cases import embeddings, join
+from reports import compute
 from torch.testing import assert_close
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAccuracy, BinaryAUROC, BinaryConfusionMatrix, BinaryEER, BinaryROC
@@ -28,9 +29,7 @@ def test_torchmetrics_own_metrics_get_scores_as_they_are(monkeypatch):
     area = (positives[:, None] > negatives).double().mean() + 0.5 * (positives[:, None] == negatives).double().mean()
     for size in (16, 2048):
         monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", size)
-        metric = EmbeddingTrials(BinaryAUROC())
-        metric.update(**rows)
-        assert metric.compute().item() == pytest.approx(area.item(), abs=1e-6)
+        assert compute(EmbeddingTrials(BinaryAUROC()), **rows).item() == pytest.approx(area.item(), abs=1e-6)
 
 
 def test_a_collection_scores_its_trials_once():
@@ -97,9 +96,7 @@ def test_decisions_of_torchmetrics_do_not_depend_on_blocks(condition, monkeypatc
     values = []
     for size in (3, 149, 1024):
         monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", size)
-        metric = EmbeddingTrials(BinaryConfusionMatrix(), condition)
-        metric.update(**rows)
-        values.append(metric.compute())
+        values.append(compute(EmbeddingTrials(BinaryConfusionMatrix(), condition), **rows))
     assert torch.equal(values[0], values[1])
     assert torch.equal(values[0], values[2])
     assert values[0].sum() == len(trials_by_pairs(rows, condition)[0])

@@ -7,6 +7,7 @@ import pytest
 import reference
 import scipy.stats
 import torch
+from reports import compute
 from samples import UNDEFINED, trials
 from torch.testing import assert_close
 
@@ -234,9 +235,7 @@ def test_ranks_are_those_of_inputs_repeated():
 
 def test_values_are_those_of_the_suite():
     rows = voices(speakers=8, seed=1)
-    suite = vp.VoicePrivacy(attacks=None, metrics="all")
-    suite.update(*rows)
-    value = suite.compute()
+    value = compute(vp.VoicePrivacy(attacks=None, metrics="all"), *rows)
     for key, found in F.bootstrap_embeddings(*rows, EVERYTHING, replicates=2).items():
         assert_close(found.value, value[key], atol=1e-11, rtol=0, equal_nan=True, msg=key)
 

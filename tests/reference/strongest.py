@@ -3,7 +3,7 @@
 import numpy as np
 
 from .isotonic import pav_llr
-from .similarity import cosine
+from .similarity import cosine, trials
 from .verification import equal_error_rate
 from .zebra import zebra_disclosure
 
@@ -18,13 +18,6 @@ def deal(vectors, speakers, most=5):
     order = sorted(names, key=lambda name: np.mean(unit[speakers == name], axis=0) @ weights)
     folds = min(most, len(names) // 3)
     return {name: (place % folds, place // folds) for place, name in enumerate(order)}, folds
-
-
-def trials(original, protected, speakers):
-    """Scores of all pairs of different recordings, and whether they are of one speaker."""
-    pairs = [(i, j) for i in range(len(speakers)) for j in range(len(speakers)) if i != j]
-    scores = np.array([cosine(original[i], protected[j]) for i, j in pairs])
-    return scores, np.array([int(speakers[i] == speakers[j]) for i, j in pairs])
 
 
 def chance_by_fold(original, protected, speakers):
@@ -61,7 +54,7 @@ def choose(scores, targets):
 
 def strongest(original, protected, speakers):
     """What StrongestAttack returns where the only attack is plain comparison."""
-    scores, targets = trials(original, protected, speakers)
+    scores, targets, _ = trials(original, protected, speakers, "OP")
     found = two_sided(scores, targets)
     sign = max(found, key=found.get)
     lucky = chance_by_fold(original, protected, speakers)
