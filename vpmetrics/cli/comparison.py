@@ -220,8 +220,7 @@ def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
 def find_identical_systems(systems: Sequence[EvaluatedSystem]) -> list[Check]:
     """Return a check for every two competing systems with identical scores."""
     groups = rank_competing_by_dataset(systems).values()
-    reports = ({system.name: system.report for system in group} for group in groups)
-    return [check for each in reports for check in check_identical_systems(each)]
+    return [check for some in groups for check in check_identical_systems({one.name: one.report for one in some})]
 
 
 def compare_pairs_by_disclosure(systems: Sequence[EvaluatedSystem], confidence: float | None) -> list[Pair]:

@@ -37,7 +37,7 @@ from vpmetrics.cli.trial_protocol import (
     TrialEmbeddings,
     add_attacks_and_matrices,
     drop_missing_trials,
-    look_up_speakers,
+    look_up_speakers_or_null,
     read_protocol_options,
     read_weights_or_empty,
     score_protocol,
@@ -319,7 +319,7 @@ def _evaluate_trials(
             if "trial" not in one.frame.columns:
                 raise InputError("Expected the names of both sides of a trial for --utt2spk, but the scores name none.")
             for names in (one.frame["enrol"], one.frame["trial"]):
-                missing = names.filter(look_up_speakers(names, speaker_of).is_null()).unique().sort()
+                missing = names.filter(look_up_speakers_or_null(names, speaker_of).is_null()).unique().sort()
                 if len(missing):
                     message = f"expected the speaker of every utterance, but {len(missing):,} are missing"
                     raise InputError(f"{message}: {quote(missing[0])}", options.speakers)

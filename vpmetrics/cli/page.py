@@ -25,7 +25,7 @@ from vpmetrics.cli.summary import (
     MARKS,
     MOST_BITS,
     THRESHOLDS,
-    conditions_hiding_speakers,
+    conditions_meant_to_hide,
     disclosure_in_condition,
     shares_of,
     sort_by_dataset_and_disclosure,
@@ -92,7 +92,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
     systems = content.systems
     several = len(systems) > 1
     conditions = dict.fromkeys(name for system in systems for name in conditions_in_table_order(system) if name)
-    attacked = dict.fromkeys(name for system in systems for name in conditions_hiding_speakers(system))
+    attacked = dict.fromkeys(name for system in systems for name in conditions_meant_to_hide(system))
     keys = dict.fromkeys(["disclosure", *(key for table in content.tables for key in table.keys)])
     loader = FileSystemLoader(Path(__file__).parent)
     template = Environment(loader=loader, autoescape=True, undefined=StrictUndefined).get_template("page.html.jinja")

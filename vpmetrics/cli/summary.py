@@ -73,7 +73,7 @@ def sort_checks(checks: Iterable[Check]) -> list[Check]:
     return sorted(checks, key=lambda check: list(MARKS).index(check.status))
 
 
-def conditions_hiding_speakers(system: EvaluatedSystem) -> list[str]:
+def conditions_meant_to_hide(system: EvaluatedSystem) -> list[str]:
     """Return the conditions in which speakers should be hidden: OP, and PP or across; not within one session."""
     conditions = conditions_in_table_order(system)
     protected = "across" if "across" in conditions else "PP"
@@ -158,7 +158,7 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
 def _describe_other_conditions(system: EvaluatedSystem) -> list[str]:
     """Return a sentence on the disclosure in each other condition in which speakers should be hidden."""
     sentences = []
-    for condition in conditions_hiding_speakers(system):
+    for condition in conditions_meant_to_hide(system):
         other, attack = disclosure_in_condition(system, condition), strongest_attack_and_needs(system, condition)
         if condition != headline_of(system).condition and not math.isnan(other.value):
             by = f" by the attack “{attack[0]}”, which needs {attack[1]}" if attack else ""
@@ -171,7 +171,7 @@ def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
 
     Where an attack was tried, the note has the number without it.
     """
-    conditions, headline = conditions_hiding_speakers(system), headline_of(system)
+    conditions, headline = conditions_meant_to_hide(system), headline_of(system)
     attack = strongest_attack_and_needs(system, headline.condition)
     note = ", ".join(filter(None, (headline.condition, attack[0] if attack else "no attack tried")))
     rows = [SummaryRow("disclosure", disclosure_of(system), "bit", note, has_bar=True)]

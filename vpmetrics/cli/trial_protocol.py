@@ -78,7 +78,7 @@ def read_protocol(
     if copies := len(pairs) - pairs.n_unique():
         raise InputError(f"expected every trial once, but {copies:,} of {len(pairs):,} occur again", where)
     if speaker_of:
-        sides = [look_up_speakers(frame[side], speaker_of) for side in ("enrol", "trial")]
+        sides = [look_up_speakers_or_null(frame[side], speaker_of) for side in ("enrol", "trial")]
         differs = ((sides[0] == sides[1]) != frame["is_target"]).fill_null(False)
         if differs.any():
             first = quote(" ".join(pairs.filter(differs).row(0)))
@@ -215,7 +215,7 @@ def _find_trial_groups(protocol: Protocol) -> pl.Series:
     return pl.select(pl.when((enrol == trial).fill_null(True)).then(trial)).to_series()
 
 
-def look_up_speakers(names: pl.Series, speaker_of: Mapping[str, str]) -> pl.Series:
+def look_up_speakers_or_null(names: pl.Series, speaker_of: Mapping[str, str]) -> pl.Series:
     """Return the speaker of every name, an utterance or a speaker; null where ``speaker_of`` has neither."""
     by_name = {speaker: speaker for speaker in speaker_of.values()} | dict(speaker_of)
     old, new = (pl.Series(texts, dtype=pl.String) for texts in (list(by_name), list(by_name.values())))
