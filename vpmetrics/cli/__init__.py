@@ -55,6 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_printing_errors(options: Namespace) -> Literal[0, 2]:
+    """Run a command; return 0, or print an error that the user can correct and return 2."""
     try:
         # What a command needs is imported when it runs, so that --help is quick.
         with exit_on_interrupted_import():

@@ -99,12 +99,14 @@ def compare(options: Namespace, console: Console) -> None:
 
 
 def _check_format_and_outputs(options: Namespace) -> None:
+    """Raise for options that cannot be used, before anything is computed."""
     check_output_options(options)
     if options.format is not None and options.format not in READERS:
         raise InputError(f"Expected --format to be one of {', '.join(READERS)}, but got {quote(options.format)}.")
 
 
 def _publish_with_utility(options: Namespace, lead: str, systems: Sequence[EvaluatedSystem], console: Console) -> None:
+    """Add the values of ``--utility`` and publish the systems; raise if no measure of any is defined."""
     utility = read_utility(options.utility or [], [system.name for system in systems])
     systems = [replace(system, utility={**system.utility, **utility[system.name]}) for system in systems]
     check_anything_defined(systems)
@@ -297,7 +299,7 @@ def _read_trials(options: Namespace, paths: Mapping[str, str], key: TrialFile | 
 
 
 def _read_calibration_trials(options: Namespace, key: TrialFile | None) -> Trials | None:
-    """Read the scores that a calibration is fitted on; without labels of their own they take the key of the scores."""
+    """Read the trials of ``--fit``, None without it; without labels they take ``key``, that of the evaluated scores."""
     if not options.fit:
         return None
     if len(options.fit) > 2:

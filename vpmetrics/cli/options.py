@@ -266,6 +266,7 @@ def _parse_pattern(text: str) -> str:
 
 
 def _parse_confidence_or_zero(text: str) -> float | None:
+    """Return a confidence level; None for 0, which leaves intervals out."""
     try:
         value = float(text)
     except ValueError:

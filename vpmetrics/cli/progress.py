@@ -24,7 +24,7 @@ class RaisingConsole(Console):
     """A console that raises BrokenPipeError when its reader stops; Rich would end the process with status 1."""
 
     def on_broken_pipe(self) -> NoReturn:
-        """Raise BrokenPipeError, for which `main` returns its status."""
+        """Raise BrokenPipeError, for which `main` returns 141."""
         raise BrokenPipeError
 
 
