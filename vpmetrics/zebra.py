@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -164,7 +164,7 @@ class CalibrationDistortion(PrivacyMetric):
         name = label or ("scores" if is_raw else self.calibration)
         return draw_share_by_posterior(llr, torch.stack([~target, target]), ax, name)
 
-    def _trials_of_run(self, run: int) -> tuple[Tensor, Tensor]:
+    def _trials_of_run(self, run: Literal[0, 1]) -> tuple[Tensor, Tensor]:
         names = f"scores_run{run}", f"is_target_run{run}"
         if len(getattr(self, names[0])) == 0:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)

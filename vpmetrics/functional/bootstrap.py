@@ -119,7 +119,7 @@ def bootstrap(
     # The sums of ranks identify a speaker whatever the labels are.
     rank = scores.argsort(stable=True).argsort() * 2 + is_target
     order = rank.new_zeros(len(labels)).index_add(0, places.flatten(), rank.repeat(2)).argsort(stable=True)
-    weights = _draw_weights(len(labels), replicates, seed).to(preds.device)[:, order.argsort()]
+    weights = _weights_of_all_and_replicates(len(labels), replicates, seed).to(preds.device)[:, order.argsort()]
     with collect_warnings():
         trials = SpeakerTrials(collect_trial_scores(scores, is_target), scores, is_target, places, len(labels))
         values = trials.compute_measures(weights, measures)
@@ -203,7 +203,7 @@ def _replicate_embedding_measures(
     needed = with_matrix | {key[:2].upper() for key in measures if key[2] == "_"}
     side = data.original if len(data.original) else data.protected
     order = order_speakers_by_value(len(data.speakers), side, data.protected)
-    weights = widen(_draw_weights(len(order), replicates, seed).to(order.device))[:, order.argsort()]
+    weights = widen(_weights_of_all_and_replicates(len(order), replicates, seed).to(order.device))[:, order.argsort()]
     counted = {name: _count_condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed}
     dominance = {name: counted[name].diagonal_dominance(weights, similarity) for name in with_matrix}
     values = {}
@@ -332,7 +332,7 @@ def _sum_bits_per_speaker(trials: IdentificationTrials, scoring: Scoring) -> tup
     return sums, count_values(speaker, trials.num_references).to(bits)
 
 
-def _draw_weights(num_speakers: int, replicates: int, seed: int) -> Tensor:
+def _weights_of_all_and_replicates(num_speakers: int, replicates: int, seed: int) -> Tensor:
     """Return 1 for all speakers, then how often each is drawn, ``(1 + R, S)``; on the host, so that devices agree."""
     chosen = torch.randint(
         max(1, num_speakers), (replicates, num_speakers), generator=torch.Generator().manual_seed(seed)

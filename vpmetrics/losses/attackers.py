@@ -76,7 +76,7 @@ def attack_with_past_batches(past: Covariances, original: Tensor, protected: Ten
 
 
 def attack_with_halves(original: Tensor, protected: Tensor, speakers: Tensor) -> SidesAndTrialMask:
-    """Return original rows whitened, and predicted as fitted on the other half, with trials within halves."""
+    """Return original rows whitened, and predicted as fitted on the other half of speakers; a trial is of one half."""
     is_first = _choose_half(original, speakers)
     halves = []
     for is_fitted_on in (~is_first, is_first):
