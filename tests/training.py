@@ -114,6 +114,10 @@ def assert_same(actual, expected):
         )
 
 
+def assert_logged(trainer, expected, suffix=""):
+    assert_same({key: trainer.callback_metrics[f"val/privacy/{key}{suffix}"] for key in expected}, expected)
+
+
 def names_in(folder):
     return sorted(path.name for path in folder.glob("*.ckpt"))
 

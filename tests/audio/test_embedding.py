@@ -290,12 +290,6 @@ def test_f0_histograms_need_voiced_speech(tmp_path):
     assert found.utterances == ["p2_1#1", "p2_1#2"]
 
 
-def test_f0_without_librosa_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "librosa", None)
-    with pytest.raises(AudioError, match=r"Expected librosa to be installed: `pip install 'vpmetrics\[f0\]'`"):
-        load_encoder("f0")
-
-
 def test_one_content_is_embedded_once(tmp_path, counting):
     for name in "xy":
         write(tmp_path / f"{name}.wav", noise(0.5))

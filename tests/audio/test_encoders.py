@@ -3,6 +3,7 @@
 import csv
 import ctypes
 import importlib.machinery
+import re
 import sys
 import types
 import zipfile
@@ -272,11 +273,14 @@ def test_nemo_by_its_documented_signature(monkeypatch, pooled, source, loader):
 
 
 def test_libraries_that_are_absent_or_offline(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "nemo", None)
-    with pytest.raises(
-        AudioError, match=r"Expected nemo_toolkit\[asr\] to be installed: `pip install 'nemo_toolkit\[asr\]'`"
+    for module, encoder, package, extra in (
+        ("nemo", "nemo:titanet_large", "nemo_toolkit[asr]", "nemo_toolkit[asr]"),
+        ("librosa", "f0", "librosa", "vpmetrics[f0]"),
     ):
-        load_encoder("nemo:titanet_large")
+        monkeypatch.setitem(sys.modules, module, None)
+        message = f"Expected {package} to be installed: `pip install '{extra}'`"
+        with pytest.raises(AudioError, match=re.escape(message)):
+            load_encoder(encoder)
     with monkeypatch.context() as patch:
         patch.setattr(encoders, "import_module", lambda _: ctypes.CDLL("/nowhere/_torchaudio.so"))
         with pytest.raises(AudioError, match=r"Expected speechbrain and what it imports to fit torch .*_torchaudio"):

@@ -13,6 +13,7 @@ from training import (
     NAMES,
     QUIET,
     anonymiser,
+    assert_logged,
     assert_same,
     both_packages,
     by_hand,
@@ -39,7 +40,7 @@ def test_every_epoch_logs_what_the_suite_computes(pl):
     expected = [by_hand(share) for share in (0.9, 0.6, 0.3, 0.1)]
     for row, values in zip(monitor.history, expected, strict=True):
         assert_same(row, values)
-    assert_same({name: trainer.callback_metrics[PREFIX + name] for name in expected[3]}, expected[3])
+    assert_logged(trainer, expected[3])
     assert [row["epoch"] for row in monitor.history] == [0, 1, 2, 3]
 
 
@@ -55,7 +56,7 @@ def test_validate_and_test_without_a_fit(pl):
     # States made in inference mode serve a training, too.
     trainer.fit_loop.max_epochs = 1
     trainer.fit(anonymiser(pl), loader(), loader())
-    assert_same({name: trainer.callback_metrics[PREFIX + name] for name in expected}, expected)
+    assert_logged(trainer, expected)
 
 
 @pytest.mark.parametrize(
@@ -78,9 +79,7 @@ def test_dataloaders_are_measured_one_by_one_and_those_without_rows_not_at_all(p
     monitor = watch(keys=read)
     trainer = fit(pl, [monitor], val=[loader(), loader(seed=1, speakers=5), silent], epochs=1)
     for number, data in enumerate(({}, {"seed": 1, "speakers": 5})):
-        expected = by_hand(0.9, **data)
-        logged = {key: trainer.callback_metrics[f"{PREFIX}{key}/dataloader_idx_{number}"] for key in expected}
-        assert_same(logged, expected)
+        assert_logged(trainer, by_hand(0.9, **data), f"/dataloader_idx_{number}")
     assert not any("dataloader_idx_2" in name for name in trainer.callback_metrics if "privacy" in name)
     assert {row["dataloader_idx"] for row in monitor.history} == {0, 1}
 
@@ -89,7 +88,7 @@ def test_combined_dataloaders_have_no_suffix(pl):
     combined = importlib.import_module(f"{pl.__name__}.utilities").CombinedLoader([loader(), loader()], "max_size")
     module = anonymiser(pl, validation_step=lambda self, batch, _: dict(zip(NAMES, batch[0], strict=True)))
     trainer = fit(pl, [watch()], module, val=combined, epochs=1)
-    assert_same({"deid": trainer.callback_metrics["val/privacy/deid"]}, {"deid": by_hand(0.0)["deid"]})
+    assert_logged(trainer, {"deid": by_hand(0.0)["deid"]})
 
 
 def test_the_sanity_check_is_neither_logged_nor_kept(pl):
@@ -161,7 +160,7 @@ def test_a_suite_of_ones_own(pl):
     assert [name for name in trainer.callback_metrics if "privacy" in name] == ["val/privacy/gvd"]
     original, noise, speakers = voices()
     suite.update(original, protect(original, noise, 0.9), speakers)
-    assert_same({"gvd": trainer.callback_metrics["val/privacy/gvd"]}, suite.compute())
+    assert_logged(trainer, suite.compute())
 
 
 @pytest.mark.parametrize("precision", ["16-mixed", "bf16-true"])
@@ -172,8 +171,7 @@ def test_half_precision(pl, precision):
         original, noise = original.bfloat16(), noise.bfloat16()
     metric = VoicePrivacy(attacks=None)
     metric.update(original, protect(original, noise, 0.9), speakers)
-    expected = metric.compute()
-    assert_same({name: trainer.callback_metrics[PREFIX + name] for name in expected}, expected)
+    assert_logged(trainer, metric.compute())
 
 
 def test_rows_that_are_not_finite_are_counted(pl):
@@ -224,8 +222,7 @@ def test_speakers_may_be_strings_and_embeddings_arrays(pl, form):
         return dict(zip(NAMES, (batch[0].numpy(), protected, speakers), strict=True))
 
     trainer = fit(pl, [watch()], anonymiser(pl, validation_step=step), epochs=2)
-    expected = by_hand(0.9)
-    assert_same({name: trainer.callback_metrics[PREFIX + name] for name in expected}, expected)
+    assert_logged(trainer, by_hand(0.9))
 
 
 @pytest.mark.parametrize(
