@@ -1,14 +1,25 @@
-"""Systems with everything that figures show, each made once."""
+"""Systems with everything that figures show, each made once, and what is read from a figure."""
 
 from dataclasses import replace
 
 import pytest
+import torch
 from reports import make_report, make_trials, score_report
 from samples import voices
 
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.validation import suppress_warnings
 from vpmetrics.attacks import Plain, RidgeToOriginal
+
+ODDS = torch.linspace(-7, 7, 141, dtype=torch.float64)
+
+
+def lines_of(ax, gid):
+    return [line for line in ax.lines if line.get_gid() == gid]
+
+
+def legend_of(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
 @pytest.fixture(scope="session")

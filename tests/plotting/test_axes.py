@@ -3,12 +3,7 @@
 import pytest
 from matplotlib.figure import Figure
 
-from vpmetrics.plotting.axes import (  # fmt: skip
-    as_label,
-    axes_in_grid,
-    figure_of,
-    style_of,
-)
+from vpmetrics.plotting.axes import as_label, axes_in_grid, figure_of, style_of
 
 
 def test_curves_that_coincide_have_markers_in_different_places():

@@ -7,31 +7,23 @@ import pytest
 import torch
 from matplotlib import pyplot
 from matplotlib.figure import Figure
+from plotting.conftest import ODDS, legend_of, lines_of
 from reports import make_report, make_trials, score_report
-from samples import UNDEFINED, people
+from samples import UNDEFINED, people, voices
 
 from vpmetrics import ReidentificationRate
 from vpmetrics import functional as F
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics.plotting.figures import CARD, FIGURES, PAGE, draw_all_figures
 
-ODDS = torch.linspace(-7, 7, 141, dtype=torch.float64)
 OVERLAYS = ("deid_gvd", "utility", "det", "roc", "ece_profile", "reliability", "cmc", "local_information", "people",
             "utterances")  # fmt: skip
 LAYOUTS = {"card": CARD, "page": PAGE}
 
 
-def lines_of(ax, gid):
-    return [line for line in ax.lines if line.get_gid() == gid]
-
-
 def draw(key, systems, layout=PAGE):
     (kind,) = (kind for kind in FIGURES if kind.key == key)
     return kind.draw(systems, layout)
-
-
-def legend_of(ax):
-    return [text.get_text() for text in ax.get_legend().get_texts()]
 
 
 @pytest.mark.parametrize(("layout", "number"), [("card", 1), ("page", 1), ("page", 3)])  # a training has one system
@@ -105,12 +97,7 @@ def test_any_name_can_be_drawn():
 
 
 def test_no_figure_shows_two_of_sixteen_systems_alike():
-    generator = torch.Generator().manual_seed(0)
-    original = torch.randn(24, 8, generator=generator)
-    protected = original + torch.randn(24, 8, generator=generator)
-    embeddings = make_report(
-        {"original": original, "protected": protected, "speakers": torch.arange(24) % 6}, sizes=(3,)
-    )
+    embeddings = make_report(voices(speakers=6, utterances=4), sizes=(3,))
     for report in (embeddings, score_report(0, 1)):
         systems = [EvaluatedSystem(f"system {number}", report, utility={"WER": 1.0}) for number in range(16)]
         for key in OVERLAYS:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from plotting.conftest import legend_of, lines_of
 from samples import UNDEFINED, people
 
 from vpmetrics import ReidentificationRate, SinglingOut
@@ -15,10 +16,6 @@ from vpmetrics.plotting.identification_plots import (
     draw_population_rate,
     draw_rank_histogram,
 )
-
-
-def lines_of(ax, gid):
-    return [line for line in ax.lines if line.get_gid() == gid]
 
 
 def test_the_cmc_is_the_share_of_ranks_up_to_k():
@@ -64,8 +61,7 @@ def test_the_rate_is_drawn_as_counted_and_as_extrapolated_from_there():
     assert extrapolated[0].get_xdata()[-1] == 500
     assert extrapolated[0].get_ydata()[-1] == pytest.approx(metric.compute()["rate_500"].item())
     assert np.allclose(np.multiply(*chance[0].get_data()), 1)
-    names = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert names == ["one (gallery of 30)", "extrapolated", "chance", "another (gallery of 30)"]
+    assert legend_of(ax) == ["one (gallery of 30)", "extrapolated", "chance", "another (gallery of 30)"]
     assert ax.get_figure() is figure
 
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from plotting.conftest import ODDS, legend_of, lines_of
 from samples import gaussians
 from scipy.stats import norm
 
@@ -22,8 +23,6 @@ from vpmetrics.plotting.score_plots import (
     draw_share_by_posterior,
 )
 
-ODDS = torch.linspace(-7, 7, 141, dtype=torch.float64)
-
 
 def error_rates(preds, target):
     """Return false-alarm and miss rate at every threshold, from the definition."""
@@ -34,7 +33,7 @@ def error_rates(preds, target):
 
 @pytest.fixture(params=[0, 1], ids=["continuous", "tied"])
 def trials(request):
-    preds, target = gaussians(300, 2000, 1.5, dtype=torch.float64)
+    preds, target = gaussians(300, 2000)
     return (preds.round(decimals=1) if request.param else preds), target
 
 
@@ -46,12 +45,12 @@ def test_the_histogram_shows_densities_and_the_threshold_of_equal_errors(trials)
     expected, _ = np.histogram(preds[target], bins=edges, density=True)
     assert heights @ np.diff(edges) == pytest.approx(1)
     np.testing.assert_allclose(heights, expected, atol=2 / 300 / np.diff(edges).min())
-    (line,) = (line for line in ax.lines if line.get_gid() == "threshold")
+    (line,) = lines_of(ax, "threshold")
     threshold = line.get_xdata()[0]
     miss, false_alarm = (preds[target] < threshold).double().mean(), (preds[~target] >= threshold).double().mean()
     step = max(float((preds == threshold)[target].double().mean()), 0.01)
     assert abs(float(miss - false_alarm)) <= 2 * step
-    assert [text.get_text() for text in ax.get_legend().get_texts()][-1] == "EER 25.0 %"
+    assert legend_of(ax)[-1] == "EER 25.0 %"
 
 
 def test_scores_that_are_all_the_same_have_no_histogram():
@@ -79,9 +78,8 @@ def test_the_roc_is_logarithmic_and_marks_low_false_positive_rates(trials):
     preds, target = trials
     values = F.tpr_at_fpr(preds, target, fpr=(0.01, 0.001))
     rates = [float(value) for value in values.values()]
-    _, ax = draw_log_roc(
-        collect_trial_scores(preds, target).counts.ascending, dict(zip(KEYS, rates, strict=True)), None, "OP"
-    )
+    marked = dict(zip(("tpr_at_1e-2", "tpr_at_1e-3"), rates, strict=True))
+    _, ax = draw_log_roc(collect_trial_scores(preds, target).counts.ascending, marked, None, "OP")
     curve, marker = [line for line in ax.lines if line.get_gid() != "chance"][2:]
     false_alarm, miss = error_rates(preds.numpy(), target.numpy())
     expected = np.interp(curve.get_xdata(), false_alarm[::-1], 1 - miss[::-1])
@@ -89,9 +87,6 @@ def test_the_roc_is_logarithmic_and_marks_low_false_positive_rates(trials):
     assert ax.get_xscale() == ax.get_yscale() == "log"
     np.testing.assert_allclose(marker.get_xdata(), [1e-2, np.nan, 1e-3])
     np.testing.assert_allclose(marker.get_ydata(), [rates[0], np.nan, rates[1]])
-
-
-KEYS = ("tpr_at_1e-2", "tpr_at_1e-3")
 
 
 def test_profiles_share_the_curve_of_the_prior_and_show_bands():
@@ -135,8 +130,7 @@ def test_attributes_stand_beside_chance_and_original_speech():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["age", "sex"]
     assert [bar.get_width() for bar in ax.patches] == [0.1, 0.6]
     assert len(ax.containers) == 2  # one interval is known
-    (original,) = (line for line in ax.lines if line.get_gid() == "original" and line.get_xdata()[0] > 0)
+    (original,) = (line for line in lines_of(ax, "original") if line.get_xdata()[0] > 0)
     assert (original.get_xdata()[0], original.get_ydata()[0]) == (0.98, 1)
-    names = {text.get_text() for text in ax.get_legend().get_texts()}
-    assert {"chance", "original speech"} <= names
+    assert {"chance", "original speech"} <= set(legend_of(ax))
     draw_attribute_bits({}, None)[0].draw_without_rendering()

@@ -6,6 +6,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from plotting.conftest import lines_of
 from torch.testing import assert_close
 
 from vpmetrics._engine.speaker_similarity import SimilarityMatrices, diagonal_and_row_means
@@ -53,20 +54,20 @@ def test_speakers_are_sorted_and_the_worst_are_named(systems):
         axes = draw([system], layout).axes
         assert len(axes) == number
         ax = axes[-2]
-        (tested,) = (line for line in ax.lines if line.get_gid() == "probed")
-        (enrolled,) = (line for line in ax.lines if line.get_gid() == "enrolled")
+        (tested,) = lines_of(ax, "probed")
+        (enrolled,) = lines_of(ax, "enrolled")
         values = np.asarray(tested.get_ydata())
         assert (np.diff(values) <= 0).all()
         assert values[0] == pytest.approx(system.get_or_nan("worst_speaker_d_ece", "OP"))
         assert sorted(enrolled.get_ydata()) != sorted(values)
         assert ax.texts[0].get_text() == system.speaker_name(system.get_or_nan("worst_speaker", "OP"))
-        assert not [line for line in axes[-1].lines if line.get_gid() == "enrolled"]  # PP has one side
+        assert not lines_of(axes[-1], "enrolled")  # PP has one side
 
 
 def test_speakers_without_trials_are_not_drawn():
     found = speaker_disclosure(torch.arange(3.0), torch.tensor([0, 1, 1]), torch.tensor([[5, 4, 4], [4, 4, 4]]))
     _, ax = draw_tested_and_enrolled(found, 0.1, str, None)
-    (tested,) = (line for line in ax.lines if line.get_gid() == "probed")
+    (tested,) = lines_of(ax, "probed")
     assert len(tested.get_xdata()) == 1
 
 

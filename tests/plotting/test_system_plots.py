@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from plotting.conftest import legend_of
 
 from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_pareto_front, draw_path, draw_scalars, draw_utility
 
@@ -15,7 +16,7 @@ def test_values_are_points_lines_and_one_line_for_each_key():
     assert ax.get_ylim() == pytest.approx((-0.015, 0.515))
     _, ax = draw_scalars([{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 4.0}], None, "metric", (None, None))
     assert [list(line.get_ydata()) for line in ax.lines] == [[1.0, 3.0], [2.0, 4.0]]
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["a", "b"]
+    assert legend_of(ax) == ["a", "b"]
     _, ax = draw_scalars(torch.tensor([0.1, 0.2, 0.3]), None, "eer", (None, None))
     assert len(ax.lines[0].get_xdata()) == 3
 
@@ -63,7 +64,6 @@ def test_utility_shows_the_interval_of_the_disclosure():
 
 def test_the_pareto_front_shows_budget_and_choice():
     _, ax = draw_pareto_front([(0.3, 1.0), (0.1, 3.0)], [(0.3, 4.0)], [(0.1, 3.0)], 0.2, ("privacy", "loss"), None)
-    names = {text.get_text() for text in ax.get_legend().get_texts()}
-    assert names == {"measured", "Pareto front", "chosen", "budget 0.2"}
+    assert set(legend_of(ax)) == {"measured", "Pareto front", "chosen", "budget 0.2"}
     assert list(ax.lines[1].get_xdata()) == [0.1, 0.3]
     draw_pareto_front([], [], [], 0.2, ("privacy", "loss"), ax, [((0.1, 0.2), 1.0)])
