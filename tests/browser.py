@@ -63,14 +63,12 @@ class Tab:
         if event.get("method") == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning"):
             self.complaints.append(str(parameters["args"]))
 
-    async def open(self, address: str, view: View | None = None) -> None:
+    async def open(self, address: str, view: View) -> None:
         """Go to an address and wait until it has loaded."""
-        if view is not None:
-            phone = view.width < 600
-            screen = {"width": view.width, "height": view.height, "deviceScaleFactor": 1, "mobile": phone}
-            await self.ask("Emulation.setDeviceMetricsOverride", **screen)
-            feature = [{"name": "prefers-color-scheme", "value": view.scheme}]
-            await self.ask("Emulation.setEmulatedMedia", features=feature)
+        screen = {"width": view.width, "height": view.height, "deviceScaleFactor": 1, "mobile": view.width < 600}
+        await self.ask("Emulation.setDeviceMetricsOverride", **screen)
+        feature = [{"name": "prefers-color-scheme", "value": view.scheme}]
+        await self.ask("Emulation.setEmulatedMedia", features=feature)
         for domain in ("Runtime", "Log", "Page"):
             await self.ask(f"{domain}.enable")
         await self.ask("Page.navigate", url=address)
@@ -96,13 +94,13 @@ class Tab:
 
 
 @asynccontextmanager
-async def browser(seconds: float = 60) -> AsyncIterator[Tab]:
+async def browser() -> AsyncIterator[Tab]:
     """A tab of a browser of its own."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         command = [str(CHROMIUM), *_FLAGS.split(), f"--user-data-dir={profile}", "about:blank"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            port = await _port(Path(profile) / "DevToolsActivePort", seconds)
+            port = await _port(Path(profile) / "DevToolsActivePort")
             async with aiohttp.ClientSession() as session:
                 async with session.get(f"http://localhost:{port}/json") as answer:
                     tabs = [tab for tab in await answer.json() if tab["type"] == "page"]
@@ -113,14 +111,9 @@ async def browser(seconds: float = 60) -> AsyncIterator[Tab]:
             process.wait()
 
 
-async def _port(file: Path, seconds: float) -> int:
-    for _ in range(int(seconds / 0.1)):
+async def _port(file: Path) -> int:
+    for _ in range(600):
         if file.exists() and (lines := file.read_text().split()):
             return int(lines[0])
         await asyncio.sleep(0.1)
-    raise RuntimeError(f"The browser did not start within {seconds:.0f} s.")
-
-
-async def scrolls_sideways(tab: Tab) -> int:
-    """By how many pixels the page itself is wider than its window."""
-    return int(await tab.run("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+    raise RuntimeError("The browser did not start within 60 s.")

@@ -15,24 +15,24 @@ def people(seed=0, number=12, each=6, width=8, noise=1.0, dtype=torch.float64):
     return original, protected, speakers
 
 
-def planted(seed, leak=0.8, number=40, each=6, width=32):
+def planted(seed, leak=0.8, number=40):
     """Forty people whose voices are hidden alike, but for one, of whose voice more is left."""
     draw = torch.Generator().manual_seed(seed)
     weak = int(torch.randint(number, (), generator=draw))
-    speakers = torch.arange(number).repeat_interleave(each)
-    voices = torch.randn(number, width, generator=draw)[speakers]
+    speakers = torch.arange(number).repeat_interleave(6)
+    voices = torch.randn(number, 32, generator=draw)[speakers]
     original = voices + torch.randn(voices.shape, generator=draw)
     kept = torch.where(speakers == weak, leak, 0.15)[:, None]
     return original, kept * voices + torch.randn(voices.shape, generator=draw), speakers, weak
 
 
-def utterances(seed=0, rows=90, speakers=12, width=8, dtype=torch.float64, noise=1.0):
+def utterances(seed=0, rows=90, speakers=12, dtype=torch.float64, noise=1.0):
     """Originals, a noisier version of them, and speakers, some of whom have a single utterance."""
     draw = torch.Generator().manual_seed(seed)
     names = torch.randint(0, speakers, (rows,), generator=draw) * 3 - 5
-    voices = torch.randn(3 * speakers, width, generator=draw)
-    original = voices[names + 5] + noise * torch.randn(rows, width, generator=draw)
-    protected = original + torch.randn(rows, width, generator=draw)
+    voices = torch.randn(3 * speakers, 8, generator=draw)
+    original = voices[names + 5] + noise * torch.randn(rows, 8, generator=draw)
+    protected = original + torch.randn(rows, 8, generator=draw)
     return original.to(dtype), protected.to(dtype), names
 
 
@@ -65,19 +65,19 @@ def trials(spread=0.6, speakers=6, utterances=4, seed=0, tied=False):
     return scores.round() if tied else scores, rows == columns, (rows, columns)
 
 
-def gaussians(targets, nontargets, distance=1.5, seed=0, dtype=torch.float64):
-    """Scores N(distance, 1) and N(0, 1), targets first, and their labels."""
+def gaussians(targets, nontargets, distance=1.5, seed=0):
+    """Scores N(distance, 1) and N(0, 1), targets first, and their labels; float64."""
     draw = torch.Generator().manual_seed(seed)
     preds = torch.randn(targets + nontargets, generator=draw, dtype=torch.float64)
     target = torch.arange(targets + nontargets) < targets
-    return (preds + distance * target).to(dtype), target
+    return preds + distance * target, target
 
 
-def demo_corpus(number=60, each=12, anonymised=True):
+def demo_corpus(number):
     """The corpus that the peer's package makes: half of everybody's utterances to enrol, half to test."""
-    spk2utt, embeddings = demo.synthetic_corpus(number, each)
-    enrolled, tested = demo.split_corpus(spk2utt, each // 2)
-    return enrolled, tested, demo.simulate_anonymization(embeddings, 0.4) if anonymised else embeddings
+    spk2utt, embeddings = demo.synthetic_corpus(number, 12)
+    enrolled, tested = demo.split_corpus(spk2utt, 6)
+    return enrolled, tested, demo.simulate_anonymization(embeddings, 0.4)
 
 
 def rates(values, prefix="rate_"):
@@ -85,8 +85,8 @@ def rates(values, prefix="rate_"):
     return {int(n): v.item() for k, v in values.items() if k.startswith(prefix) and (n := k[len(prefix) :]).isdigit()}
 
 
-def made_systems(number=200, each=16, width=64):
-    """Three anonymisers that confuse single utterances equally often: references and probes ``(2, S, U, D)``.
+def made_systems(number=200):
+    """Three anonymisers that confuse single utterances equally often: references and probes ``(2, S, 16, 64)``.
 
     A pseudo-voice that half of all people share; a key per session, that of the probes being another one; and noise
     of every utterance, which an attacker who has more of them averages away.
@@ -94,12 +94,12 @@ def made_systems(number=200, each=16, width=64):
     draw = torch.Generator().manual_seed(0)
 
     def randn(*shape):
-        return torch.randn(*shape, width, generator=draw)
+        return torch.randn(*shape, 64, generator=draw)
 
-    shared = randn(2)[torch.arange(number) % 2].view(1, number, 1, width)
+    shared = randn(2)[torch.arange(number) % 2].view(1, number, 1, 64)
     own = randn(1, number, 1)
     return {
-        "shared pseudo-voice": shared + 0.3 * randn(2, number, each),
-        "key per session": own + 2.7 * randn(2, number, 1) + 0.3 * randn(2, number, each),
-        "noise per utterance": own + 2.85 * randn(2, number, each),
+        "shared pseudo-voice": shared + 0.3 * randn(2, number, 16),
+        "key per session": own + 2.7 * randn(2, number, 1) + 0.3 * randn(2, number, 16),
+        "noise per utterance": own + 2.85 * randn(2, number, 16),
     }

@@ -5,9 +5,8 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from browser import CHROMIUM, VIEWS, browser, scrolls_sideways
-from cli.cases import run
-from cli.test_misuse import write_embeddings
+from browser import CHROMIUM, VIEWS, browser
+from cli.cases import run, write_embeddings
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 
@@ -46,7 +45,9 @@ def look(pages, found):
 
 def test_a_page_neither_complains_nor_scrolls_sideways(pages):
     async def found(tab):
-        return [pixels] if (pixels := await scrolls_sideways(tab)) > 0 else []
+        document = "document.documentElement"
+        pixels = await tab.run(f"{document}.scrollWidth - {document}.clientWidth")
+        return [pixels] if pixels > 0 else []
 
     assert look(pages, found) == ([], [])
 
