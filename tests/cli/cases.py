@@ -7,13 +7,14 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-import reference
 import torch
-from cli.conftest import NAMES
 from torch.nn.functional import normalize
 
 from vpmetrics import VoicePrivacy
+from vpmetrics._engine.trial_list import ScoredTrials
 from vpmetrics.cli import main
+
+NAMES = ("anna", "ben", "cleo", "dora", "emil", "finn")
 
 
 def expected_scalars(voices, system="B2", attacks="standard"):
@@ -39,9 +40,12 @@ def run(*arguments, expect=0):
     assert main([str(argument) for argument in arguments]) == expect
 
 
+def systems_of(path):
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)["systems"]  # strict JSON has no NaN
+
+
 def scalars_of(path, number=0):
-    content = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)  # strict JSON has no NaN
-    return content["systems"][number]["scalars"]
+    return systems_of(path)[number]["scalars"]
 
 
 def write_npz(folder, voices):
@@ -86,13 +90,13 @@ def write_utt2spk(folder, voices):
     return folder / "utt2spk"
 
 
-def trials_of(voices, condition, system="B2", draw=0):
+def trials_of(voices, condition, system="B2"):
     """All trials of a condition as the suite forms them, in random order."""
     sides = {"O": voices.original, "P": voices.protected[system]}
     scores = normalize(sides[condition[0]].double()) @ normalize(sides[condition[1]].double()).T
     count = len(scores)
     pairs = [(i, j) for i in range(count) for j in range(count) if (i < j or (condition == "OP" and i != j))]
-    order = np.random.default_rng(draw).permutation(len(pairs))
+    order = np.random.default_rng(0).permutation(len(pairs))
     return [(pairs[k][0], pairs[k][1], 8 * float(scores[pairs[k]])) for k in order]
 
 
@@ -119,19 +123,33 @@ def write_key(path, voices):
     return path
 
 
+def write_conditions(folder, voices):
+    """Options for a key, and for score files of all conditions."""
+    options = ["--key", write_key(folder / "key", voices)]
+    for condition in ("OO", "OP", "PP"):
+        path = write_scores(folder / condition, voices, trials_of(voices, condition))
+        options += [f"--{condition.lower()}", path]
+    return options
+
+
+def write_embeddings(path, speakers=10, each=4):
+    draw = np.random.default_rng(0)
+    original = draw.normal(size=(speakers * each, 8)) + draw.normal(size=(speakers, 8)).repeat(each, 0)
+    protected = original + draw.normal(size=original.shape)
+    np.savez(path, original=original, protected=protected, speakers=np.arange(speakers).repeat(each))
+    return path
+
+
+def scored(distance=1.0):
+    is_target = torch.arange(300) % 5 == 0
+    scores = torch.randn(300, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return ScoredTrials(scores + distance * is_target, is_target)
+
+
 def tensors_of(voices, trials):
     rows, columns, scores = zip(*trials, strict=True)
     rows, columns = torch.tensor(rows), torch.tensor(columns)
     return torch.tensor(scores, dtype=torch.float64), voices.speakers[rows] == voices.speakers[columns]
-
-
-def expected_of_scores(preds, target):
-    measures = reference.verification.score_measures(preds.numpy(), target.numpy())
-    return {**measures, "disclosure": max(measures["d_ece"], measures["d_ece_reversed"])}
-
-
-def notes_of(path, number=0):
-    return json.loads(path.read_text(encoding="utf-8"))["systems"][number]["notes"]
 
 
 class Page(HTMLParser):

@@ -1,14 +1,16 @@
-"""Some of the bundled voices, for all tests of the command."""
+"""What all tests of the command share: some of the bundled voices, the layout of a challenge, and its results."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
+from cli.cases import NAMES, assert_scalars, expected_scalars, run, systems_of
+from cli.libri import CONDITIONS, expected_scores, write_libri_test
+from reference.verification import cllr, equal_error_rate, min_cllr
 
 from vpmetrics.cli.page import FIGURES  # by way of the page, which would else be imported with some figures only
 from vpmetrics.data import demo_voices
 
-NAMES = ("anna", "ben", "cleo", "dora", "emil", "finn")
 SOME_FIGURES = {"deid_gvd", "ece_profile", "zoo", "utility", "people"}
 
 
@@ -25,6 +27,46 @@ def voices():
         names=[NAMES[s] for s in speakers],
         utterances=[f"{NAMES[s]}-{k:02d}" for k, s in enumerate(speakers)],
     )
+
+
+@pytest.fixture(scope="session")
+def libri(tmp_path_factory):
+    return write_libri_test(tmp_path_factory.mktemp("libri"))
+
+
+@pytest.fixture(scope="session")
+def libri_measures(libri):
+    """Measures of libri_test by sex and condition, in plain NumPy."""
+    values = {}
+    for sex in "fm":
+        for condition in CONDITIONS:
+            trials = expected_scores(libri, sex, condition)
+            values[sex, condition] = {
+                "eer": equal_error_rate(*trials), "min_cllr": min_cllr(*trials), "cllr": cllr(*trials)
+            }  # fmt: skip
+    return values
+
+
+@pytest.fixture
+def evaluate(tmp_path):
+    """Run ``vpmetrics evaluate``, and return the systems of its results."""
+
+    def run_evaluate(*arguments):
+        run("evaluate", *arguments, "--json", tmp_path / "result.json")
+        return systems_of(tmp_path / "result.json")
+
+    return run_evaluate
+
+
+@pytest.fixture
+def assert_same_as_suite(evaluate, voices):
+    """Run ``vpmetrics evaluate`` without attacks, and compare every scalar with that of the suite."""
+
+    def run_and_compare(*arguments):
+        (system,) = evaluate(*arguments, "--no-attacks")
+        assert_scalars(system["scalars"], expected_scalars(voices, attacks=None))
+
+    return run_and_compare
 
 
 @pytest.fixture(autouse=True)

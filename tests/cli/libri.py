@@ -1,5 +1,6 @@
 """The layout of libri_test in the challenge of 2020, with voices that are drawn."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import kaldiio
@@ -10,14 +11,15 @@ CONDITIONS = {"oo": ("", ""), "op": ("", "_anon"), "pp": ("_anon", "_anon")}
 
 
 class Libri(NamedTuple):
-    """Vectors of utterances by side, and trials by sex."""
+    """The folder of all files, vectors of utterances by side, and trials by sex."""
 
+    folder: Path
     enrolled: list[str]
     vectors: dict[str, dict[str, np.ndarray]]
     trials: dict[str, list[tuple[str, str, bool]]]
 
 
-def write_libri_test(folder, width=32):
+def write_libri_test(folder):
     """438 enrolment utterances of 29 speakers, 734 and 762 trial utterances of 20 women and 20 men; binary archives."""
     draw = np.random.default_rng(0)
     speakers = {"f": [f"{1000 + k}" for k in range(20)], "m": [f"{2000 + k}" for k in range(20)]}
@@ -27,10 +29,10 @@ def write_libri_test(folder, width=32):
         "trials_f": _utterances(speakers["f"], 734, "134691"),
         "trials_m": _utterances(speakers["m"], 762, "134691"),
     }
-    voices = {speaker: draw.normal(size=width) for each in speakers.values() for speaker in each}
+    voices = {speaker: draw.normal(size=32) for each in speakers.values() for speaker in each}
     everyone = [name for names in utterances.values() for name in names]
-    original = {u: (voices[u.split("-")[0]] + 1.5 * draw.normal(size=width)).astype("f") for u in everyone}
-    protected = {u: (0.6 * original[u] + 1.2 * draw.normal(size=width)).astype("f") for u in everyone}
+    original = {u: (voices[u.split("-")[0]] + 1.5 * draw.normal(size=32)).astype("f") for u in everyone}
+    protected = {u: (0.6 * original[u] + 1.2 * draw.normal(size=32)).astype("f") for u in everyone}
     for side, vectors in (("", original), ("_anon", protected)):
         for name in SETS:
             data = folder / f"libri_test_{name}{side}"
@@ -42,7 +44,7 @@ def write_libri_test(folder, width=32):
         for sex in "fm"
     }
     _write_lists(folder, utterances["enrolls"], everyone, speakers, trials)
-    return Libri(utterances["enrolls"], {"": original, "_anon": protected}, trials)
+    return Libri(folder, utterances["enrolls"], {"": original, "_anon": protected}, trials)
 
 
 def _utterances(speakers, count, chapter):

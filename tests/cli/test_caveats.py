@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from cli.cases import label_of, notes_of, run, scalars_of, trials_of, write_key, write_scores
+from cli.cases import label_of, run, scalars_of, trials_of, write_key, write_scores
 
 
 def test_data_too_thin_for_a_value_gives_a_dash_and_a_note(tmp_path, voices, capsys):
@@ -27,32 +27,30 @@ def test_scores_that_define_nothing_are_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_scores_of_the_wrong_sign_are_noted(tmp_path, voices, capsys, sign):
+def test_scores_of_the_wrong_sign_are_noted(tmp_path, evaluate, voices, capsys, sign):
     trials = [(i, j, sign * score) for i, j, score in trials_of(voices, "OP")]
     files = write_scores(tmp_path / "scores", voices, trials), write_key(tmp_path / "key", voices)
-    run("evaluate", *files, "--json", tmp_path / "result.json", "--out", tmp_path / "out")
+    (system,) = evaluate(*files, "--out", tmp_path / "out")
     for text in (
         capsys.readouterr().out,
-        " ".join(notes_of(tmp_path / "result.json")),
+        " ".join(system["notes"]),
         (tmp_path / "out" / "report.html").read_text(encoding="utf-8"),
     ):
         assert ("scores seem to fall with likeness: negate them?" in text) == (sign < 0)
 
 
-def test_chance_is_no_wrong_sign(tmp_path, voices):
+def test_chance_is_no_wrong_sign(tmp_path, evaluate, voices):
     draw = np.random.default_rng(0)
-    for number in range(10):
+    for _ in range(10):
         trials = [(i, j, float(draw.normal())) for i, j, _ in trials_of(voices, "OO")[:400]]
         scores = write_scores(tmp_path / "s", voices, trials, fourth=True)
-        run("evaluate", scores, "--intervals", "0", "--json", tmp_path / f"{number}.json")
-        assert notes_of(tmp_path / f"{number}.json") == []
+        assert evaluate(scores, "--intervals", "0")[0]["notes"] == []
 
 
-def test_embeddings_whose_sign_an_attacker_would_turn_are_noted(tmp_path, voices):
+def test_embeddings_whose_sign_an_attacker_would_turn_are_noted(tmp_path, evaluate, voices):
     content = {"original": voices.original, "protected": -voices.original, "speakers": voices.speakers}
     torch.save(content, tmp_path / "all.pt")
-    run("evaluate", tmp_path / "all.pt", "--json", tmp_path / "result.json")
-    (note,) = notes_of(tmp_path / "result.json")
+    (note,) = evaluate(tmp_path / "all.pt")[0]["notes"]
     assert note.startswith("all.pt, OP: D_ECE is 0.000 bit")
     assert note.endswith("an attacker who turns the sign undoes the protection")
 
@@ -68,9 +66,8 @@ def test_embeddings_whose_sign_an_attacker_would_turn_are_noted(tmp_path, voices
          "check the anonymiser and the encoder. The result is NaN."),
     ],
 )  # fmt: skip
-def test_embeddings_of_nothing_are_noted(tmp_path, voices, capsys, change, expected):
+def test_embeddings_of_nothing_are_noted(tmp_path, evaluate, voices, capsys, change, expected):
     content = {"original": voices.original, "protected": change(voices.protected["B2"]), "speakers": voices.speakers}
     torch.save(content, tmp_path / "all.pt")
-    run("evaluate", tmp_path / "all.pt", "--json", tmp_path / "result.json")
-    assert expected in notes_of(tmp_path / "result.json")
+    assert expected in evaluate(tmp_path / "all.pt")[0]["notes"]
     assert f"note: {expected}" in capsys.readouterr().out

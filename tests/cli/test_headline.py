@@ -18,7 +18,6 @@ from vpmetrics.cli.comparison import (
     verdict_of_systems,
 )
 from vpmetrics.cli.summary import (
-    THRESHOLDS,
     comparison_lines,
     sort_by_dataset_and_disclosure,
     summary_lines,
@@ -191,10 +190,6 @@ def test_what_a_check_says_of_several_systems_is_said_once():
     assert [(check.name, check.message) for check in collect_checks(systems[:2])[1:]] == [("encoder", "Good.")]
     named = [check for check in collect_checks(systems) if check.name != "identical systems"]
     assert named == [other._replace(name="encoder, c"), same._replace(name="encoder, a, b")]
-
-
-def test_thresholds_are_said_as_they_are():
-    assert "high above 0.25 bit, moderate above 0.05 bit" in THRESHOLDS
 
 
 def changes(before, after):

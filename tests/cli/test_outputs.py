@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.test_results import scored
+from cli.cases import scored
 
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.trial_list import report_trials
@@ -77,7 +77,7 @@ def test_names_that_no_disk_takes_are_told_in_a_line(tmp_path, check):
 
 
 def test_a_second_run_removes_what_it_does_not_write_again(tmp_path):
-    both = [EvaluatedSystem(name, report_trials({"OP": scored(distance=d)})) for name, d in (("a", 0.1), ("b", 2.0))]
+    both = [EvaluatedSystem(name, report_trials({"OP": scored(d)})) for name, d in (("a", 0.1), ("b", 2.0))]
     save_systems([EvaluatedSystem("a", both[0].report, utility={"WER": 1.0})], tmp_path / "out")
     assert (tmp_path / "out" / "utility.png").exists()
     (tmp_path / "out" / "notes.txt").write_text("mine")

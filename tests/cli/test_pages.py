@@ -19,6 +19,7 @@ from cli.cases import (
     write_utt2spk,
 )
 
+from vpmetrics import ReidentificationRate
 from vpmetrics.functional import zebra_tag
 
 
@@ -39,6 +40,21 @@ def test_the_page_is_self_contained_and_holds_numbers_and_figures(tmp_path, voic
     links = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href")]
     assert all(link.startswith("data:") for link in links)
     assert all("scope" in attributes for tag, attributes in page.tags if tag == "th")
+
+
+def test_populations_are_searched_where_asked_for(tmp_path, voices, capsys):
+    options = ["--population", "3,5", "--no-attacks", "--json", tmp_path / "result.json", "--out", tmp_path / "report"]
+    run("evaluate", *write_npz(tmp_path, voices), *options)
+    metric = ReidentificationRate((3, 5), condition="OP")
+    metric.update(voices.original, voices.protected["B2"], voices.speakers)
+    expected = metric.compute()["rate_3"].item()
+    assert scalars_of(tmp_path / "result.json")["op_rate_3"] == pytest.approx(expected, abs=1e-6)
+    assert json.loads((tmp_path / "result.json").read_text())["settings"]["population"] == [3, 5]
+    assert "found among 3" not in capsys.readouterr().out  # but in
+    (page,) = (tmp_path / "report").glob("*.html")
+    assert "Re-identification in a population" in page.read_text()
+    assert "found among 3 ↓ [%]" in page.read_text()
+    assert "singled out of 5" in page.read_text()
 
 
 def test_compare_puts_systems_side_by_side(tmp_path, voices, capsys, monkeypatch):
@@ -98,14 +114,6 @@ def test_compare_tells_a_key_from_a_system(tmp_path, voices, capsys):
     run("compare", f"B1={scores}", key, expect=2)
     assert "expected a fourth column target|nontarget, or a key (--key KEY), but got neither" in capsys.readouterr().err
     run("compare", f"B1={scores}", "--key", key)
-
-
-def test_the_report_names_every_file_once(tmp_path, voices):
-    scores = write_scores(tmp_path / "scores", voices, trials_of(voices, "OP"))
-    key = write_key(tmp_path / "key", voices)
-    run("evaluate", scores, key, "--out", tmp_path / "out")
-    page = Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
-    assert f"Voice privacy of {scores}, {key}" in page.texts
 
 
 def test_compare_says_when_originals_differ(tmp_path, voices, capsys):

@@ -11,24 +11,18 @@ import jsonschema
 import pytest
 import torch
 import yaml
-from cli.cases import Page, expected_scalars, run, scalars_of, trials_of, write_key, write_npz, write_scores
+from cli.cases import Page, expected_scalars, run, scored, trials_of, write_key, write_npz, write_scores
 
 import vpmetrics.cli
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics._engine.trial_list import ScoredTrials, report_trials
+from vpmetrics._engine.trial_list import report_trials
 from vpmetrics.cli.outputs import Sample, render_model_card, save_systems
 from vpmetrics.cli.results import Run, make_results
 from vpmetrics.cli.table_formats import print_tables
 from vpmetrics.cli.tables import Cell, Table
 
 SCHEMA = json.loads((Path(vpmetrics.cli.__file__).parent / "results.schema.json").read_text())
-
-
-def scored(seed=0, distance=1.0):
-    draw = torch.Generator().manual_seed(seed)
-    is_target = torch.arange(300) % 5 == 0
-    return ScoredTrials(torch.randn(300, generator=draw, dtype=torch.float64) + distance * is_target, is_target)
 
 
 def test_results_follow_the_schema_and_say_what_led_to_them(tmp_path, voices):
@@ -75,13 +69,16 @@ def test_json_to_standard_output_is_nothing_else(tmp_path, voices, capsys):
     assert json.loads(capsys.readouterr().out)["systems"] == json.loads((tmp_path / "file.json").read_text())["systems"]
 
 
-def test_names_of_scores_are_counted_once(tmp_path, voices):
+def test_names_of_scores_are_counted_and_their_files_named_once(tmp_path, voices):
     scores = write_scores(tmp_path / "scores", voices, trials_of(voices, "OP"))
-    run("evaluate", scores, write_key(tmp_path / "key", voices), "--json", tmp_path / "r.json")
-    content = json.loads((tmp_path / "r.json").read_text())
+    key = write_key(tmp_path / "key", voices)
+    run("evaluate", scores, key, "--out", tmp_path / "out")
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
     assert content["systems"][0]["utterances"] == 60
     assert {Path(source["path"]).name for source in content["inputs"]} == {"scores", "key"}
-    assert scalars_of(tmp_path / "r.json")["tag"] in "0ABCDEF"
+    assert content["systems"][0]["scalars"]["tag"] in "0ABCDEF"
+    page = Page((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    assert f"Voice privacy of {scores}, {key}" in page.texts
 
 
 def test_figures_are_written_in_the_formats_asked_for(tmp_path, voices):
@@ -128,7 +125,7 @@ def test_a_report_is_saved_from_python_as_by_the_command(tmp_path, voices):
 
 
 def test_utility_attributes_and_recordings_are_shown_where_there_are_any(tmp_path):
-    ones = [EvaluatedSystem(name, report_trials({"OP": scored(distance=d)})) for name, d in (("a", 0.1), ("b", 2.0))]
+    ones = [EvaluatedSystem(name, report_trials({"OP": scored(d)})) for name, d in (("a", 0.1), ("b", 2.0))]
     save_systems(ones, tmp_path / "without")
     assert "<audio" not in (tmp_path / "without" / "report.html").read_text(encoding="utf-8")
     ones = [replace(one, utility={"WER": 5.0 + d}) for d, one in enumerate(ones)]
@@ -165,4 +162,4 @@ def test_a_model_card_has_front_matter_that_the_hub_reads(title):
     assert values["op_d_ece"] == pytest.approx(float(known.scalars["op_d_ece"]), rel=1e-5)
     assert values["disclosure"] >= values["op_d_ece"]
     assert "leakage" in body
-    assert "high above 0.25 bit" in body
+    assert "high above 0.25 bit, moderate above 0.05 bit" in body

@@ -45,14 +45,6 @@ def test_numbers_have_intervals_unless_none_are_asked_for(files, tmp_path, capsy
     assert not [key for key in results(tmp_path / "none.json")["systems"][0]["scalars"] if key.endswith("_low")]
 
 
-@pytest.mark.parametrize("share", ["1", "-0.1", "most", "95"])
-def test_other_than_shares_are_refused(files, capsys, share):
-    with pytest.raises(SystemExit) as ended:
-        run("evaluate", files / "a.npz", "--intervals", share)
-    assert ended.value.code == 2
-    assert "expected a number from 0 to below 1" in capsys.readouterr().err
-
-
 def test_target_trials_say_who_speaks_where_no_list_does(tmp_path, voices, capsys):
     scores = write_scores(tmp_path / "s", voices, trials_of(voices, "OP"), fourth=True)
     run("evaluate", scores, "--out", tmp_path / "joined")

@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cli.cases import scored
 from cli.test_headline import rebuild, system
 
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine.registry import FAMILIES, scalar, utility_direction
 from vpmetrics._engine.report import EvaluatedSystem
-from vpmetrics._engine.trial_list import ScoredTrials, report_trials
+from vpmetrics._engine.trial_list import report_trials
 from vpmetrics.cli.comparison import PRESETS, check_columns, table_of_systems
 from vpmetrics.cli.inputs import InputError
 from vpmetrics.cli.table_formats import as_csv, as_latex, as_markdown
@@ -33,9 +34,7 @@ def systems(voices):
     strongest = {f"{condition}_{key}": value for condition in ("op", "pp") for key, value in numbers.items()}
     attacks = (("plain", "nothing"), ("ridge to original", "pairs"))
     groups = {name: EvaluatedSystem(name, plain.groups[number]) for number, name in enumerate("fm")}
-    is_target = torch.arange(300) % 5 == 0
-    scores = torch.randn(300, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1.0 * is_target
-    trials = ScoredTrials(scores, is_target)
+    trials = scored()
     attacked = rebuild(report_of(voices, intervals=0.95), attacks=attacks, **strongest)
     return {
         "attacked": EvaluatedSystem("attacked", attacked, speakers),
@@ -130,14 +129,10 @@ def test_the_best_of_each_column_is_marked_by_where_it_is_good():
 
 
 @pytest.mark.parametrize(
-    ("name", "direction"),
-    [
-        *((name, "low") for name in ("WER", "cer", "WER [%]", "word error")),
-        *((name, "high") for name in ("UAR", "MOS", "answer")),
-    ],
+    ("direction", "names"), [("low", ("WER", "cer", "WER [%]", "word error")), ("high", ("UAR", "MOS", "answer"))]
 )
-def test_error_rates_are_better_where_they_are_lower(name, direction):
-    assert utility_direction(name) == direction
+def test_error_rates_are_better_where_they_are_lower(direction, names):
+    assert {name: utility_direction(name) for name in names} == dict.fromkeys(names, direction)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -1,125 +1,90 @@
 """A challenge's protocol: listed trials, enrolment by means, results by group; against plain NumPy."""
 
-import json
-
 import kaldiio
 import numpy as np
 import pytest
 import torch
 from cli.cases import run
-from cli.libri import CONDITIONS, SETS, expected_scores, write_libri_test
-from reference.verification import cllr, equal_error_rate, min_cllr
+from cli.libri import CONDITIONS, SETS, expected_scores
+from reference.verification import equal_error_rate
 
 from vpmetrics.cli.trial_protocol import score_pairs
 from vpmetrics.scoring import PLDA
 
-MEASURES = {"eer": equal_error_rate, "min_cllr": min_cllr, "cllr": cllr}
 
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("libri")
-
-
-@pytest.fixture(scope="module")
-def libri(folder):
-    return write_libri_test(folder)
-
-
-@pytest.fixture(scope="module")
-def expected(libri):
-    """Every measure of every sex and condition."""
-    values = {}
-    for sex in "fm":
-        for condition in CONDITIONS:
-            scores, labels = expected_scores(libri, sex, condition)
-            values[sex, condition] = {name: measure(scores, labels) for name, measure in MEASURES.items()}
-    return values
-
-
-def options_of(folder, sides=("", "_anon"), sets=SETS, kind="ark"):
-    files = {side: [folder / f"libri_test_{name}{side}" / f"xvector.{kind}" for name in sets] for side in sides}
-    lists = ["--utt2spk", folder / "utt2spk", "--enrolls", folder / "enrolls", "--groups", folder / "spk2gender"]
-    lists += ["--trials", folder / "trials_f", folder / "trials_m"]
-    return ["--original", *files[sides[0]], "--protected", *files[sides[1]], *lists, "--no-attacks"]
-
-
-def results(path):
-    return json.loads(path.read_text())["systems"][0]
+def options_of(libri, kind="ark", **changes):
+    """Options for all files of libri_test; a change replaces the files of an option, or leaves it out if it is None."""
+    sides = {
+        name: [libri.folder / f"libri_test_{part}{end}" / f"xvector.{kind}" for part in SETS]
+        for name, end in (("original", ""), ("protected", "_anon"))
+    }
+    lists = {
+        "utt2spk": ["utt2spk"],
+        "enrolls": ["enrolls"],
+        "groups": ["spk2gender"],
+        "trials": ["trials_f", "trials_m"],
+    }
+    options = sides | {name: [libri.folder / file for file in files] for name, files in lists.items()}
+    options |= {"no-attacks": (), **changes}
+    return [part for name, files in options.items() if files is not None for part in (f"--{name}", *files)]
 
 
 @pytest.mark.parametrize("kind", ["ark", "scp"])
-def test_one_command_gives_what_numpy_gives_per_sex_and_condition(tmp_path, libri, folder, expected, kind):
-    run("evaluate", *options_of(folder, kind=kind), "--json", tmp_path / "r.json")
-    groups = results(tmp_path / "r.json")["groups"]
+def test_one_command_gives_what_numpy_gives_per_sex_and_condition(evaluate, libri, libri_measures, kind):
+    (system,) = evaluate(*options_of(libri, kind=kind))
+    groups = system["groups"]
     assert set(groups) == {"f", "m"}
-    for (sex, condition), values in expected.items():
+    for (sex, condition), values in libri_measures.items():
         for name, value in values.items():
-            assert groups[sex]["scalars"][f"{condition}_{name}"] == pytest.approx(value, abs=1e-9), (
-                sex,
-                condition,
-                name,
-            )
+            key = f"{condition}_{name}"
+            assert groups[sex]["scalars"][key] == pytest.approx(value, abs=1e-9), (sex, key)
         targets = sum(same for *_, same in libri.trials[sex])
         counts = {"target": targets, "nontarget": len(libri.trials[sex]) - targets}
         assert groups[sex]["trials"][condition.upper()] == counts
 
 
-@pytest.mark.usefixtures("libri")
-def test_the_strongest_attack_stands_beside_and_is_noted_where_it_counts_more_than_the_list(tmp_path, folder):
-    lines = (folder / "trials_f").read_text().splitlines()
+def test_the_strongest_attack_stands_beside_and_is_noted_where_it_counts_more_than_the_list(tmp_path, evaluate, libri):
+    lines = (libri.folder / "trials_f").read_text().splitlines()
     (tmp_path / "some").write_text("".join(f"{line}\n" for line in lines[::7]))
-    options = options_of(folder)
-    at = options.index("--trials")
-    run("evaluate", *options[: at + 1], tmp_path / "some", "--json", tmp_path / "r.json")
-    assert results(tmp_path / "r.json")["groups"]["f"]["scalars"]["op_d_ece_strongest"] > 0
-    (note,) = results(tmp_path / "r.json")["notes"]
+    (system,) = evaluate(*options_of(libri, trials=[tmp_path / "some"], **{"no-attacks": None}))
+    assert system["groups"]["f"]["scalars"]["op_d_ece_strongest"] > 0
+    (note,) = system["notes"]
     assert note.endswith(f"the list has {len(lines[::7]):,}")
 
 
-def test_all_trials_together_and_averages_by_weight_stand_beside_the_groups(tmp_path, libri, folder, expected):
-    run("evaluate", *options_of(folder), "--weights", folder / "weights", "--json", tmp_path / "r.json")
-    got = results(tmp_path / "r.json")
+def test_all_trials_together_and_averages_by_weight_stand_beside_the_groups(evaluate, libri, libri_measures):
+    (got,) = evaluate(*options_of(libri, weights=[libri.folder / "weights"]))
     for condition in CONDITIONS:
         parts = [expected_scores(libri, sex, condition) for sex in "fm"]
         scores, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
         assert got["scalars"][f"{condition}_eer"] == pytest.approx(equal_error_rate(scores, labels), abs=1e-9)
-        average = 0.6 * expected["f", condition]["eer"] + 0.4 * expected["m", condition]["eer"]
+        average = 0.6 * libri_measures["f", condition]["eer"] + 0.4 * libri_measures["m", condition]["eer"]
         assert got["average"]["scalars"][f"{condition}_eer"] == pytest.approx(average, abs=1e-12)
     assert got["average"]["weights"] == {"f": 0.6, "m": 0.4}
     assert "op_tag" not in got["average"]["scalars"]
 
 
-def test_without_a_list_all_pairs_of_a_group_are_trials(tmp_path, libri, folder, expected):
+def test_without_a_list_all_pairs_of_a_group_are_trials(evaluate, libri, libri_measures):
     """Which is what the challenge lists, so that the engine's averaged enrolment and groups have to agree with it."""
-    options = options_of(folder)
-    options = options[: options.index("--trials")]
-    options += ["--no-attacks", "--weights", folder / "weights"]
-    run("evaluate", *options, "--json", tmp_path / "r.json")
-    got = results(tmp_path / "r.json")
-    for (sex, condition), values in expected.items():
+    (got,) = evaluate(*options_of(libri, trials=None, weights=[libri.folder / "weights"]))
+    for (sex, condition), values in libri_measures.items():
         assert got["groups"][sex]["trials"][condition.upper()]["target"] == sum(same for *_, same in libri.trials[sex])
         for name, value in values.items():
             assert got["groups"][sex]["scalars"][f"{condition}_{name}"] == pytest.approx(value, abs=1e-5), name
-    average = 0.6 * expected["f", "op"]["eer"] + 0.4 * expected["m", "op"]["eer"]
+    average = 0.6 * libri_measures["f", "op"]["eer"] + 0.4 * libri_measures["m", "op"]["eer"]
     assert got["average"]["scalars"]["op_eer"] == pytest.approx(average, abs=1e-5)
     assert got["utterances"] == 438 + 734 + 762
 
 
-@pytest.mark.usefixtures("libri")
-def test_groups_are_shown_and_conditions_without_embeddings_are_named(tmp_path, folder, capsys):
-    protected = [folder / f"libri_test_{name}_anon/xvector.ark" for name in SETS[1:]]
-    options = options_of(folder)
-    at = options.index("--protected")
-    options[at + 1 : at + 4] = protected
-    run("evaluate", *options, "--all", "--json", tmp_path / "r.json")
+def test_groups_are_shown_and_conditions_without_embeddings_are_named(evaluate, libri, capsys):
+    protected = [libri.folder / f"libri_test_{name}_anon/xvector.ark" for name in SETS[1:]]
+    (system,) = evaluate(*options_of(libri, protected=protected), "--all")
     shown = capsys.readouterr().out
     assert "By group, OP" in shown
     assert "PP left out: none of the enrolment utterances is in" in " ".join(shown.split())
-    assert not any(key.startswith("pp_") for key in results(tmp_path / "r.json")["scalars"])
+    assert not any(key.startswith("pp_") for key in system["scalars"])
 
 
-@pytest.mark.usefixtures("libri")
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -136,53 +101,46 @@ def test_groups_are_shown_and_conditions_without_embeddings_are_named(tmp_path, 
          "spk2gender:2: expected 1 columns as in the lines before, but got 2"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_protocol_is_said(tmp_path, folder, capsys, name, change, message):
-    lines = (folder / name).read_text().splitlines()
+def test_what_is_wrong_with_a_protocol_is_said(tmp_path, libri, capsys, name, change, message):
+    lines = (libri.folder / name).read_text().splitlines()
     (tmp_path / name).write_text("".join(f"{line}\n" for line in change(lines)))
-    options = [tmp_path / name if str(option) == str(folder / name) else option for option in options_of(folder)]
+    options = [tmp_path / name if str(option) == str(libri.folder / name) else option for option in options_of(libri)]
     run("evaluate", *options, "--json", tmp_path / "r.json", expect=2)
     assert message in capsys.readouterr().err
     assert not (tmp_path / "r.json").exists()
 
 
-@pytest.mark.usefixtures("libri")
-def test_a_speaker_is_no_utterance_unless_a_list_says_how_they_enrol(folder, capsys):
-    options = options_of(folder)
-    at = options.index("--enrolls")
-    run("evaluate", *options[:at], *options[at + 2 :], expect=2)
+def test_a_speaker_is_no_utterance_unless_a_list_says_how_they_enrol(libri, capsys):
+    run("evaluate", *options_of(libri, enrolls=None), expect=2)
     assert "Nothing to score: OO left out: none of the enrolment utterances is in" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("libri")
-def test_several_files_of_a_side_are_one_and_contradictions_between_them_are_refused(tmp_path, folder, capsys):
-    vectors = dict(kaldiio.load_ark(str(folder / "libri_test_enrolls" / "xvector.ark")))
+def test_several_files_of_a_side_are_one_and_contradictions_between_them_are_refused(tmp_path, libri, capsys):
+    vectors = dict(kaldiio.load_ark(str(libri.folder / "libri_test_enrolls" / "xvector.ark")))
     name = next(iter(vectors))
     for change in (0, 1):
         kaldiio.save_ark(str(tmp_path / f"{change}.ark"), {name: vectors[name] + change})
-    options = options_of(folder)
+    options = options_of(libri)
     run("evaluate", *options[:4], tmp_path / "0.ark", *options[4:])
     run("evaluate", *options[:4], tmp_path / "1.ark", *options[4:], expect=2)
     assert f"expected the same vector for {name!r} as in the files before" in capsys.readouterr().err
 
 
-def test_listed_trials_without_embeddings_are_counted_and_left_out_on_demand(tmp_path, libri, folder, capsys):
-    whole = str(folder / "libri_test_trials_f_anon" / "xvector.ark")
+def test_listed_trials_without_embeddings_are_counted_and_left_out_on_demand(tmp_path, evaluate, libri, capsys):
+    whole = str(libri.folder / "libri_test_trials_f_anon" / "xvector.ark")
     vectors = dict(kaldiio.load_ark(whole))
     absent = next(iter(vectors))
     del vectors[absent]
     kaldiio.save_ark(str(tmp_path / "some.ark"), vectors)
-    options = [tmp_path / "some.ark" if str(option) == whole else option for option in options_of(folder)]
+    options = [tmp_path / "some.ark" if str(option) == whole else option for option in options_of(libri)]
     run("evaluate", *options, expect=2)
     assert "--partial leaves such trials out" in capsys.readouterr().err
-    run("evaluate", *options, "--partial", "--json", tmp_path / "r.json")
     lost = sum(name == absent for _, name, _ in libri.trials["f"])
     total = sum(map(len, libri.trials.values()))
-    (check,) = [each for each in results(tmp_path / "r.json")["checks"] if each["name"] == "trials"]
-    assert check["status"] == "warning"
-    assert f"{lost} of {total:,} trials" in check["message"]
-    run("evaluate", *options_of(folder), "--json", tmp_path / "r.json")
-    (check,) = [each for each in results(tmp_path / "r.json")["checks"] if each["name"] == "trials"]
-    assert check["status"] == "ok"
+    for arguments, status in (([*options, "--partial"], "warning"), (options_of(libri), "ok")):
+        (check,) = [check for check in evaluate(*arguments)[0]["checks"] if check["name"] == "trials"]
+        assert check["status"] == status
+        assert (f"{lost} of {total:,} trials" in check["message"]) == (status == "warning")
 
 
 @pytest.mark.parametrize("scoring", ["cosine", "dot", "euclidean", "plda", "callable"])
@@ -203,14 +161,10 @@ def test_pairs_are_scored_as_whole_matrices_are(scoring, monkeypatch):
     torch.testing.assert_close(got, whole[rows, columns], atol=1e-12, rtol=0)
 
 
-@pytest.mark.usefixtures("libri")
-def test_plda_is_fitted_on_other_speakers(tmp_path, folder, capsys):
+def test_plda_is_fitted_on_other_speakers(tmp_path, evaluate, libri):
     draw = np.random.default_rng(1)
     voices = draw.normal(size=(60, 32)).repeat(5, axis=0)
     vectors, speakers = voices + 1.5 * draw.normal(size=(300, 32)), np.arange(60).repeat(5)
     np.savez(tmp_path / "train.npz", vectors=vectors, speakers=speakers)
-    options = options_of(folder)
-    run("evaluate", *options, "--scoring", "plda", "--plda-fit", tmp_path / "train.npz", "--json", tmp_path / "r.json")
-    assert results(tmp_path / "r.json")["scalars"]["oo_eer"] < 0.2
-    run("evaluate", *options, "--scoring", "plda", expect=2)
-    assert "Expected --scoring plda and --plda-fit FILE together" in capsys.readouterr().err
+    (system,) = evaluate(*options_of(libri), "--scoring", "plda", "--plda-fit", tmp_path / "train.npz")
+    assert system["scalars"]["oo_eer"] < 0.2
