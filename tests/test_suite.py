@@ -17,11 +17,6 @@ from vpmetrics._engine.registry import headline_keys
 Everything = partial(VoicePrivacy, attacks=None, metrics="all")
 
 
-def alone(metric, rows):
-    metric.update(**rows)
-    return metric.compute()
-
-
 def test_one_copy_in_a_collection():
     rows = embeddings()
     collection = MetricCollection(
@@ -31,31 +26,31 @@ def test_one_copy_in_a_collection():
         collection.update(**batch, is_reference=torch.arange(len(batch["speakers"])) % 2 == 0)
     assert len(collection.compute_groups) == 1
     assert collection.DeIdentification.original is collection.VoicePrivacy.original
-    assert_close(collection.compute()["deid"], alone(vp.DeIdentification(), join(rows)))
+    assert_close(collection.compute()["deid"], compute(vp.DeIdentification(), **join(rows)))
 
 
 def test_keys_are_flat_scalars_and_always_the_same():
-    value = alone(Everything(), join(embeddings()))
+    value = compute(Everything(), **join(embeddings()))
     assert all(entry.dim() == 0 for entry in value.values())
     with pytest.warns(UserWarning, match="There are no"):
-        nothing = alone(Everything(), {"original": torch.randn(2, 3), "speakers": torch.tensor([1, 2])})
+        nothing = compute(Everything(), original=torch.randn(2, 3), speakers=torch.tensor([1, 2]))
     assert set(nothing) == set(value)
 
 
 def test_settings_changed_between_epochs_are_heeded():
     rows = join(embeddings())
     metric = Everything("geometric")
-    alone(metric, rows)
+    compute(metric, **rows)
     metric.similarity = "sigmoid"
     metric.reset()
-    assert_close(alone(metric, rows)["deid"], alone(Everything("sigmoid"), rows)["deid"])
+    assert_close(compute(metric, **rows)["deid"], compute(Everything("sigmoid"), **rows)["deid"])
 
 
 def test_gradient_after_a_validation_in_inference_mode():
     rows = join(embeddings())
     metric = VoicePrivacy(bandwidth=0.1)
     with torch.inference_mode():
-        alone(metric, rows)
+        compute(metric, **rows)
         metric.reset()
     protected = rows["protected"].clone().requires_grad_()
     metric(rows["original"], protected, rows["speakers"])["op_d_ece"].backward()
@@ -63,7 +58,7 @@ def test_gradient_after_a_validation_in_inference_mode():
 
 
 def test_path_of_a_training_is_drawn():
-    value = alone(Everything(), join(embeddings()))
+    value = compute(Everything(), **join(embeddings()))
     _, ax = VoicePrivacy().plot([value, {**value, "deid": value["deid"] / 2}])
     assert "DeID" in ax.get_xlabel()
 
@@ -104,8 +99,8 @@ def with_sessions():
 
 def test_the_headline_has_at_most_25_keys_which_all_say_the_same():
     for rows in (join(embeddings()), with_sessions()):
-        everything = alone(Everything(), rows)
-        value = alone(VoicePrivacy(attacks=None), rows)
+        everything = compute(Everything(), **rows)
+        value = compute(VoicePrivacy(attacks=None), **rows)
         assert tuple(value) == headline_keys(has_attacks=False, has_sessions="sessions" in rows)
         assert_same(value, {key: everything[key] for key in value}, atol=0, rtol=0)
     for has_sessions in (False, True):
@@ -130,11 +125,11 @@ def test_the_headline_has_at_most_25_keys_which_all_say_the_same():
 )
 def test_a_choice_of_scalars_costs_what_it_needs_and_changes_none(names, parts, monkeypatch):
     walked, rows = [], with_sessions()
-    everything = alone(Everything(sizes=(3,)), rows)
+    everything = compute(Everything(sizes=(3,)), **rows)
     make = embedding_report.report_condition
     monkeypatch.setattr(embedding_report, "report_condition", lambda *args: walked.append(args[1].name) or make(*args))
     metric = VoicePrivacy(sizes=(3,), attacks=None, metrics=list(names))
-    chosen = alone(metric, rows)
+    chosen = compute(metric, **rows)
     assert tuple(chosen) == names
     assert_same(chosen, {key: everything[key] for key in names}, atol=0, rtol=0)
     kinds = ("matrix", "identification", "strongest", "population", "worst_speaker")
@@ -148,21 +143,7 @@ def test_a_choice_of_scalars_costs_what_it_needs_and_changes_none(names, parts, 
 
 def test_no_attack_is_fitted_for_a_choice_without_attacks(monkeypatch):
     monkeypatch.setattr(VoicePrivacy, "_fit_attacks", lambda *_: pytest.fail("attacks were fitted"))
-    alone(VoicePrivacy(metrics=["op_d_ece", "gvd"]), join(embeddings()))
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        ({"metrics": ["op_dece"]}, ValueError, r"`metrics` to name .*, but got 'op_dece'\. Closest: 'op_d_ece'"),
-        ({"metrics": ["op_d_ece_strongest"], "attacks": None}, ValueError, r"got 'op_d_ece_strongest'\. Closest"),
-        ({"metrics": "deid"}, ValueError, "`metrics` to be one of 'headline', 'all', but got 'deid'"),
-        ({"metrics": 3}, TypeError, "`metrics` to be a sequence of names, but got 3"),
-    ],
-)
-def test_a_choice_of_what_there_is_not_raises(settings, error, message):
-    with pytest.raises(error, match=message):
-        VoicePrivacy(**settings)
+    compute(VoicePrivacy(metrics=["op_d_ece", "gvd"]), **join(embeddings()))
 
 
 def test_compute_and_report_share_their_work_until_anything_changes(monkeypatch):
@@ -170,7 +151,7 @@ def test_compute_and_report_share_their_work_until_anything_changes(monkeypatch)
     make = embedding_report.report_condition
     monkeypatch.setattr(embedding_report, "report_condition", lambda *args: walked.append(args[1].name) or make(*args))
     metric, rows = Everything(), join(embeddings())
-    values = alone(metric, rows)
+    values = compute(metric, **rows)
     assert_same(metric.report().scalars, values, atol=0, rtol=0)
     assert walked == ["OO", "OP", "PP"]
     metric.slope = 1.0

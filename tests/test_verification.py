@@ -12,7 +12,15 @@ from torch.testing import assert_close
 from vpmetrics import Cllr, EqualErrorRate, Linkability, MinCllr
 from vpmetrics._engine.measures import min_dcf_of_steps, raw_eer_of_steps
 from vpmetrics._engine.score_counts import count_by_bin, count_by_score, merge_targetless_steps
-from vpmetrics.functional import cllr, equal_error_rate, linkability, min_cllr, min_dcf, raw_equal_error_rate
+from vpmetrics.functional import (
+    cllr,
+    equal_error_rate,
+    linkability,
+    min_cllr,
+    min_dcf,
+    raw_equal_error_rate,
+    zebra_disclosure,
+)
 
 GOLDEN = [
     (min_cllr, MinCllr, "min_cllr"),
@@ -66,12 +74,12 @@ def test_scores_the_wrong_way_round_are_worth_nothing():
     assert min_cllr(preds, target).item() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("function", [min_cllr, equal_error_rate])
+@pytest.mark.parametrize("function", [min_cllr, equal_error_rate, zebra_disclosure])
 def test_only_the_order_counts(function):
     draw = torch.Generator().manual_seed(0)
     preds = torch.randn(500, generator=draw, dtype=torch.float64)
     target = torch.rand(500, generator=draw) < torch.sigmoid(preds)
-    for change in (torch.exp, torch.atan, lambda s: 1e5 * s - 3):
+    for change in (torch.exp, torch.atan, lambda s: 1e5 * s - 3, lambda s: s.pow(3) * 1e6, lambda s: s / 8 - 100):
         assert_close(function(change(preds), target), function(preds, target))
 
 

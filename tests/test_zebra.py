@@ -108,12 +108,6 @@ def test_evidence_gradient_across_both_forms():
     assert torch.autograd.gradcheck(evidence, llr)
 
 
-@pytest.mark.parametrize("change", [torch.exp, lambda s: s.pow(3) * 1e6, lambda s: s / 8 - 100, torch.atan])
-def test_only_the_order_counts(change):
-    preds, target = gaussians(80, 700)
-    assert_close(zebra_disclosure(change(preds), target), zebra_disclosure(preds, target))
-
-
 def test_negated_scores_swap_the_two_directions():
     preds, target = gaussians(80, 700, distance=0.3)
     one, other = zebra_disclosure(preds, target), zebra_disclosure(-preds, target)

@@ -1,21 +1,23 @@
 """Several encoders of one system: the combined report leads with the one that discloses most."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
+from reports import make_report
 from samples import voices
 
-from vpmetrics import VoicePrivacy, combine_reports
+from vpmetrics import combine_reports
+
+headline_report = partial(make_report, metrics="headline")
 
 
 def reports(speakers=20, leaks=(0.3, 0.9), **settings):
-    found = {}
-    for name, leak in zip(("weak", "strong"), leaks, strict=False):
-        metric = VoicePrivacy(attacks=None, **settings)
-        metric.update(**voices(speakers=speakers, leak=leak))
-        found[name] = metric.report()
-    return found
+    return {
+        name: headline_report(voices(speakers=speakers, leak=leak), **settings)
+        for name, leak in zip(("weak", "strong"), leaks, strict=True)
+    }
 
 
 def test_the_encoder_that_discloses_most_leads():
@@ -46,12 +48,11 @@ def test_the_interval_allows_for_the_choice_of_the_encoder():
 
 
 def test_the_interval_stays_within_the_range():
-    rows = voices(speakers=6)
-    found = {}
-    for name, noise in (("a", 0.9), ("b", 1.0)):
-        metric = VoicePrivacy(attacks=None, intervals=0.95)
-        metric.update(rows["original"], rows["original"] + 0.01 * noise * rows["protected"], rows["speakers"])
-        found[name] = metric.report()
+    original, protected, speakers = voices(speakers=6).values()
+    found = {
+        name: headline_report((original, original + 0.01 * noise * protected, speakers), intervals=0.95)
+        for name, noise in (("a", 0.9), ("b", 1.0))
+    }
     headline = combine_reports(found).headline
     assert headline.disclosure <= headline.high <= 1 / math.log(4)
 
@@ -65,8 +66,6 @@ def test_reports_of_other_speakers_are_not_combined():
 
 @pytest.mark.filterwarnings("ignore:There are no", "ignore:.*The result is NaN")
 def test_unknown_disclosure_leads_only_alone():
-    metric = VoicePrivacy(attacks=None)
-    metric.update(torch.randn(4, 3), speakers=torch.arange(4) // 2)
-    unknown = metric.report()
+    unknown = headline_report({"original": torch.randn(4, 3), "speakers": torch.arange(4) // 2})
     assert combine_reports({"none": unknown}).headline is None
     assert combine_reports({"none": unknown, **reports()}).encoder == "strong"

@@ -443,6 +443,9 @@ class TestSources:
             values.append(metric.compute())
         assert values[1]["d_ece_strongest"] > values[0]["d_ece_strongest"] + 0.05
         assert observing.attack_names[int(values[1]["strongest"])].endswith(", observed")
+        merged = StrongestAttack(attacks=FEW)
+        merged.merge_state(observing)
+        assert_close(merged.compute(), values[1])
         # What was observed outlives an epoch, until it is reset, too.
         again = copy.deepcopy(observing)
         again.reset()

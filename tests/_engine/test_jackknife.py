@@ -11,15 +11,12 @@ from torch.testing import assert_close
 
 from vpmetrics import (
     DeIdentification,
-    EmbeddingTrials,
     LocalInformationDisclosure,
     MinCllr,
     ReidentificationRate,
     SimilarityRankDisclosure,
-    SinglingOut,
     VoiceDistinctiveness,
     VoicePrivacy,
-    VoiceSimilarityMatrix,
 )
 from vpmetrics._engine import jackknife
 from vpmetrics._engine.jackknife import _probability_below, compare_jackknives, jackknife_interval, students_t_quantile
@@ -323,12 +320,6 @@ def test_each_metric_has_the_ends_that_the_suite_has(metric, prefix, grouped):
         if key.startswith("chance"):  # 1/N, which the suite does not say
             continue
         assert_close(value, expected[prefix + key], atol=1e-9, rtol=1e-9, equal_nan=True, msg=key)
-
-
-@pytest.mark.parametrize("make", [VoiceSimilarityMatrix, SinglingOut, lambda **kw: EmbeddingTrials(MinCllr(), **kw)])
-def test_a_metric_without_intervals_says_so(make):
-    with pytest.raises((TypeError, ValueError), match="intervals"):
-        make(intervals=0.95)
 
 
 def test_a_profile_without_a_speaker_is_the_profile_of_all_others():

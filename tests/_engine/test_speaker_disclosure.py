@@ -164,10 +164,9 @@ def test_bits_of_a_rank_are_those_of_its_place_in_the_histogram():
 
 def test_groups_and_sessions_recombine_too():
     original, protected, speakers = people(number=9, each=8, noise=1.5)
-    sessions, groups = torch.arange(len(speakers)) % 2, (speakers > 0).long()
-    metric = VoicePrivacy(attacks=None, metrics="all")
-    metric.update(original, protected, speakers, sessions=sessions, groups=groups)
-    for known in metric.report().conditions.values():
+    rows = {"original": original, "protected": protected, "speakers": speakers}
+    rows |= {"sessions": torch.arange(len(speakers)) % 2, "groups": (speakers > 0).long()}
+    for known in make_report(rows).conditions.values():
         for side in known.speakers[1:]:
             assert_close(side.contributions.sum(), known.scalars["d_ece"], rtol=0, atol=1e-12)
         each = average_bits_by_speaker(known.identification)
