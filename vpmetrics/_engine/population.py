@@ -187,7 +187,7 @@ def _map_side(side: Utterances, name: str, attack: Any) -> Utterances:
 
 
 class WeightedRates(NamedTuple):
-    """Rates of one group, and how many probes or predicates they rest on."""
+    """Rates of one group by key, and how many probes or predicates they rest on, their weight in a mean."""
 
     values: dict[str, Tensor]
     weight: Tensor
@@ -362,9 +362,9 @@ def form_population(
 ) -> Population:
     """Return the population of all speakers with at least two conversations, in the order of their ``places`` ``(K,)``.
 
-    Every reference is a predicate. In fold f a speaker's conversation f is tested, and f + 1, f + 2 and so on
-    calibrate, cyclically, ``num_calibration`` of them. There are as many folds as conversations, unless ``num_folds``
-    is given.
+    Every reference is a predicate. In fold f a speaker's conversation f is tested, and the next ``num_calibration``
+    calibrate, cyclically. Without ``num_folds`` there are as many folds as a speaker has conversations, at most
+    ``num_calibration + 1``.
     """
     order = lexsort_columns(places, speakers)
     names, counts = torch.unique_consecutive(speakers[order], return_counts=True)

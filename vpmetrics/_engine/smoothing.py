@@ -2,8 +2,7 @@ r"""Differentiable PAV: trials are counted on a fine grid, smoothed by a Gaussia
 
 PAV is piecewise constant in the scores, so its gradient is zero. Here each score is split between its two neighbours on
 a grid, and both histograms are smoothed by a Gaussian. Counts are then differentiable functions of the scores.
-:func:`interpolate_smoothed` is the exact adjoint of counting: its sum over scores is the sum over cells of counts times
-values.
+:func:`interpolate_smoothed` is the adjoint of counting: its sum over scores is that over cells of counts times values.
 
 The partition into blocks needs no derivative: PAV minimises all proper scores at once, so moving the border of two
 blocks changes them only to second order. The grid does need one, since it follows the range and spread of the scores.

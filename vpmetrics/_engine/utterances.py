@@ -297,10 +297,7 @@ def average_by_speaker(side: Utterances, by_session: bool) -> Utterances:
 
 
 def combination_index_and_first_rows(side: Utterances, *columns: str) -> tuple[Tensor, Tensor]:
-    """Return the index of each row's combination of speaker and ``columns``, and the first row of each combination.
-
-    Columns that are None are ignored.
-    """
+    """Return the index of each row's combination of speaker and columns that are not None, and each one's first row."""
     given = [side.speakers, *(column for name in columns if (column := getattr(side, name)) is not None)]
     combinations, place = torch.unique(torch.stack(given), dim=1, return_inverse=True)
     first = torch.full((combinations.shape[1],), len(place), device=place.device)

@@ -166,7 +166,7 @@ def _check_target_shares(data: EvaluationData, speaker_names: Mapping[int, str])
 
 
 def _check_enrolment_is_anonymised(data: EvaluationData) -> Check | None:
-    """Check that references are not much nearer to their own originals than tests are, as if never anonymised."""
+    """Check that references are not much nearer to their originals than tests; None with fewer than two of either."""
     if data.protected.is_reference is None:
         return None
     place = find_indices(data.original.ids, data.protected.ids)
