@@ -55,7 +55,6 @@ CHECKS_OF_STATES = (
     contract.test_reset_clone_pickle_and_copy,
     contract.test_keeps_no_graph_and_no_alias,
     contract.test_casting_a_model_to_half_precision_leaves_measurements_alone,
-    contract.test_update_never_waits_for_the_device,
     contract.test_merging_forgets_the_value_of_before,
 )
 CHECKS_OF_VALUES = (
