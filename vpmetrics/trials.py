@@ -158,7 +158,7 @@ class EmbeddingTrials(EmbeddingMetric):
             self._feed_batch(pairs, [])
 
     def _feed_batch(self, pairs: PairBlocks, blocks: Sequence[Block]) -> None:
-        """Update the metric with the trials of some blocks; a metric with intervals also gets the speakers."""
+        """Update the metric once, with the trials of all these blocks; with intervals it also gets their speakers."""
         scores, is_target = pairs.scores_and_labels(blocks)
         has_intervals = any(getattr(member, "intervals", None) is not None for member in self._members())
         speakers = {"speakers": list(pairs.trial_speakers(blocks))} if has_intervals else {}

@@ -149,7 +149,7 @@ def attribute_disclosure(
 
 
 def _index_labels_by_mean_embedding(embeddings: Tensor, labels: Tensor, tie_breakers: Tensor) -> tuple[int, Tensor]:
-    """Return the number of labels, and the label of each row as an index ``(N,)`` in the order of mean embeddings.
+    """Return the number of labels, and the label of each row as an index ``(N,)``: labels sorted by mean embedding.
 
     Where mean embeddings are equal, single embeddings and their ``tie_breakers`` ``(N,)`` decide.
     """
@@ -236,14 +236,14 @@ class _CrossFittedClassifier:
 
 
 def _assign_stratified_row_folds(target: Tensor, speaker_index: Tensor, num_speakers: int) -> Tensor:
-    """Return the fold of each row, ``(N,)``: speakers of each class are assigned to folds in turn."""
+    """Return the fold of each row, ``(N,)``: speakers, sorted by class, are assigned to the folds in turn."""
     order = _highest_label_per_speaker(target, speaker_index, num_speakers).argsort(stable=True)
     folds = torch.arange(num_speakers, device=order.device) % _MOST_FOLDS
     return torch.empty_like(order).scatter(0, order, folds)[speaker_index]
 
 
 def _highest_label_per_speaker(target: Tensor, speaker_index: Tensor, num_speakers: int) -> Tensor:
-    """Return the highest label of each speaker, ``(S,)``: the only one where the attribute is one of the speaker."""
+    """Return the highest label of each speaker, ``(S,)``: the only label, if all rows of the speaker share one."""
     return target.new_zeros(num_speakers).scatter_reduce(0, speaker_index, target, "amax")
 
 

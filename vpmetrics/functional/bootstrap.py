@@ -333,7 +333,7 @@ def _sum_bits_per_speaker(trials: IdentificationTrials, scoring: Scoring) -> tup
 
 
 def _weights_of_all_and_replicates(num_speakers: int, replicates: int, seed: int) -> Tensor:
-    """Return 1 for all speakers, then how often each is drawn, ``(1 + R, S)``; on the host, so that devices agree."""
+    """Return a row of ones, then how often each speaker is drawn, ``(1 + R, S)``; on the host, so devices agree."""
     chosen = torch.randint(
         max(1, num_speakers), (replicates, num_speakers), generator=torch.Generator().manual_seed(seed)
     )

@@ -99,7 +99,7 @@ class DisclosureLoss(EmbeddingLoss):
         self.past_pairs, self.past_sessions = RunningMoments(), RunningMoments()
 
     def compute_loss(self, batch: UnitRowBatch) -> Tensor:
-        """Return the disclosures to all attackers plus weighted penalties; past-batch attackers learn in training."""
+        """Return the sum of disclosures to all attackers and weighted penalties; in training, learn from the batch."""
         original, protected, speakers, sessions = batch
         is_same, attacked = match_labels(speakers), self._attack_batch(batch)
         if "past" in self.attacks:

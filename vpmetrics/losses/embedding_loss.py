@@ -116,7 +116,7 @@ class _UnitRows(torch.autograd.Function):
 
 
 def match_labels(labels: Tensor) -> Tensor:
-    """Return which pairs of rows have the same label, ``(B, B)``."""
+    """Return a mask ``(B, B)`` of the pairs of rows with the same label."""
     return labels[:, None] == labels
 
 
@@ -143,7 +143,7 @@ def flatten_above_diagonal(matrices: Tensor) -> Tensor:
 
 
 def has_both_classes(is_target: Tensor, is_counted: Tensor) -> Tensor:
-    """Return whether the counted trials ``(A, P)`` of each attacker are of both classes, ``(A,)``."""
+    """Return a mask ``(A,)`` of the attackers whose counted trials ``(A, P)`` include both classes."""
     return (is_counted & is_target).any(-1) & (is_counted & ~is_target).any(-1)
 
 
