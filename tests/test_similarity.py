@@ -195,7 +195,7 @@ def test_quadrants_figure():
     metric = VoiceSimilarityMatrix()
     metric.update(**rows)
     matrices = metric.compute()
-    figure, ax = metric.plot(speaker_names=list("abcdefgh"))
+    figure, ax = metric.plot(names=list("abcdefgh"))
     image = ax.images[0]
     assert image.get_clim() == (0, 1)
     whole = image.get_array()
@@ -211,7 +211,7 @@ def test_quadrants_figure():
 def test_zoo_figure_names_speakers():
     metric = VoiceSimilarityMatrix()
     metric.update(**join(embeddings()))
-    _, ax = metric.plot(zoo_condition="PP", speaker_names=list("abcdefgh"))
+    _, ax = metric.plot(zoo="PP", names=list("abcdefgh"))
     assert {text.get_text() for text in ax.texts} >= set("abcdefgh")
-    with pytest.raises(ValueError, match="`zoo_condition` to be one of"):
-        metric.plot(zoo_condition="PO")
+    with pytest.raises(ValueError, match="`zoo` to be one of"):
+        metric.plot(zoo="PO")

@@ -86,8 +86,8 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         self,
         val: SimilarityMatrices | Sequence[SimilarityMatrices] | None = None,
         ax: Any = None,
-        speaker_names: Sequence[str] | None = None,
-        zoo_condition: str | None = None,
+        names: Sequence[str] | None = None,
+        zoo: str | None = None,
     ) -> tuple[Any, Any]:
         """Draw the quadrants OO, OP, PO, PP as one heat map on a fixed scale, or the zoo plot of a condition.
 
@@ -95,9 +95,9 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
             val: What ``compute`` or ``forward`` returned, or a sequence of such, the last of which is drawn;
                 ``compute()`` when left out.
             ax: Matplotlib axes to draw on; new ones when left out.
-            speaker_names: Names of the speakers, in ascending order of their labels.
-            zoo_condition: ``"OO"``, ``"OP"`` or ``"PP"``: draw each speaker of that condition by the similarity of own
-                trials and of those with others.
+            names: Names of the speakers, in ascending order of their labels.
+            zoo: ``"OO"``, ``"OP"`` or ``"PP"``: draw each speaker of that condition by the similarity of own trials
+                and of those with others.
 
         Returns:
             Figure and axes; neither shown nor saved.
@@ -107,11 +107,10 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
         val = self.compute() if val is None else val
         if not isinstance(val, SimilarityMatrices):
             val = val[-1]
-        if zoo_condition is None:
-            return draw_similarity_matrices(val, ax, speaker_names)
-        check_choice("zoo_condition", zoo_condition, WITHOUT_SESSIONS)
-        matrix = val[WITHOUT_SESSIONS.index(zoo_condition)]
-        return draw_zoo(*diagonal_and_row_means(matrix), ax, zoo_condition, speaker_names)
+        if zoo is None:
+            return draw_similarity_matrices(val, ax, names)
+        check_choice("zoo", zoo, WITHOUT_SESSIONS)
+        return draw_zoo(*diagonal_and_row_means(val[WITHOUT_SESSIONS.index(zoo)]), ax, zoo, names)
 
 
 class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):
