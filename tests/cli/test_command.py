@@ -48,10 +48,7 @@ from vpmetrics.cli import main
         ("evaluate missing.npz --out e.npz", "e.npz: expected a folder"),
         ("evaluate missing.npz --out e.npz/below", "e.npz/below: cannot be written"),
         ("evaluate missing.npz --json .", "expected a file, but got a folder"),
-        (
-            "evaluate missing.npz --out new --json new/report.html",
-            "new/report.html: is written by --out as well",
-        ),
+        ("evaluate missing.npz --out new --json new/report.html", "new/report.html: is written by --out as well"),
         ("evaluate e.npz --json e.npz", "e.npz: holds no results of vpmetrics and would be lost"),
         ("demo --out e.npz", "expected a folder"),
         ("demo --out e.npz/below", "cannot be written"),

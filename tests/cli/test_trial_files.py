@@ -80,28 +80,6 @@ def test_trials_without_partner_are_reported_and_can_be_refused(tmp_path, evalua
     assert "1 of 4 scores left out" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("scores", "key", "message"),
-    [
-        ("a b\n", "a b target\n", r"scores:1: expected a number as score, but got 'a'"),
-        ("a b 1\na c 1\na b 2\n", "a b target\n", r"once, but 1 of 3 lines repeat an earlier trial, first a b"),
-        ("a b 1\n", "a b target\na c maybe\n", r"key:2: expected target or nontarget, but got 'maybe'"),
-        ("a b 1\n", "a b target\nc d target\na b nontarget\n", r"key: expected one label per trial, but a b is"),
-        ("b a 1\n", "a b target\n", r"scores: none of its 1 trials is in the key"),
-        ("b a 1\n", "a b target\n", r"; 1 would be in it if its first two columns were swapped"),
-        ("a b 1\n", None, r"expected a fourth column target|nontarget, or a key (--key KEY)"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_with_score_files_is_said_with_its_line(tmp_path, capsys, scores, key, message):
-    (tmp_path / "scores").write_text(scores)
-    if key is not None:
-        (tmp_path / "key").write_text(key)
-    run("evaluate", tmp_path / "scores", *([tmp_path / "key"] if key is not None else []), expect=2)
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.out == ""
-
-
 TRIALS = [("a", "b", 1.5, True), ("a", "c", -2.0, False), ("b", "c", 0.25, False)]
 LABELS = {True: "target", False: "nontarget"}
 NUMBERS = {True: "1", False: "0"}
@@ -194,35 +172,43 @@ def test_what_is_wrong_in_parquet_is_told_with_its_row(tmp_path, columns, messag
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("name", "text", "key", "message"),
     [
-        ("x", "a b 1_0\n", "x:1: expected a number as score, but got '1_0'"),
-        ("x", "a b 1\na c 0x1\n", "x:2: expected a number as score, but got '0x1'"),
-        ("x", "enrol trial score\na b 1\n\na c nan\n", "x:4: expected a number as score, but got 'nan'"),
-        ("x", "a b 1\na c 2 3\n", "x:2: expected 3 columns as in the lines before, but got 4"),
-        ("x", "a,b,1\na,c,2\n", "x:1: expected `enrol trial score [target|nontarget]`, but got 1 columns; a table"),
-        ("x.csv", "a,b,1\na,c\n", "x.csv:2: expected 3 columns as in the lines before, but got 2"),
-        ("x.csv", "a,b,1\na,,2\n", "x.csv:2: expected a name, but got nothing"),
-        ("x", "enrol trial score\n", "x: expected lines `enrol trial score [target|nontarget]`, but got none"),
-        ("x", "", "x: expected lines"),
-        ("x", "\n\n", "x: expected lines"),
-        ("x", "a b 1\na c " + 10**6 * "x", "x:2: expected a number as score, but got 'xxx"),
-        (
-            "x",
-            2 * (10**6 * "x" + " b 1\n"),
-            "x: expected every trial once, but 1 of 2 lines repeat an earlier trial, first xx",
-        ),
-        ("x", 10**6 * "a b ", "x:1: expected lines `enrol trial score [target|nontarget]`, but got 2,000,000 columns"),
-        ("x", 10**7 * "a", "x:1: expected `enrol trial score [target|nontarget]`, but got 1 columns"),
+        ("x", "a b\n", "a b target\n", "x:1: expected a number as score, but got 'a'"),
+        ("x", "a b 1\na c 1\na b 2\n", "a b target\n", "once, but 1 of 3 lines repeat an earlier trial, first a b"),
+        ("x", "a b 1\n", "a b target\na c maybe\n", "key:2: expected target or nontarget, but got 'maybe'"),
+        ("x", "a b 1\n", "a b target\nc d target\na b nontarget\n", "key: expected one label per trial, but a b is"),
+        ("x", "b a 1\n", "a b target\n", "x: none of its 1 trials is in the key"),
+        ("x", "b a 1\n", "a b target\n", "; 1 would be in it if its first two columns were swapped"),
+        ("x", "a b 1\n", None, "expected a fourth column target|nontarget, or a key (--key KEY)"),
+        ("x", "a b 1_0\n", None, "x:1: expected a number as score, but got '1_0'"),
+        ("x", "a b 1\na c 0x1\n", None, "x:2: expected a number as score, but got '0x1'"),
+        ("x", "enrol trial score\na b 1\n\na c nan\n", None, "x:4: expected a number as score, but got 'nan'"),
+        ("x", "a b 1\na c 2 3\n", None, "x:2: expected 3 columns as in the lines before, but got 4"),
+        ("x", "a,b,1\na,c,2\n", None,
+         "x:1: expected `enrol trial score [target|nontarget]`, but got 1 columns; a table"),
+        ("x.csv", "a,b,1\na,c\n", None, "x.csv:2: expected 3 columns as in the lines before, but got 2"),
+        ("x.csv", "a,b,1\na,,2\n", None, "x.csv:2: expected a name, but got nothing"),
+        ("x", "enrol trial score\n", None, "x: expected lines `enrol trial score [target|nontarget]`, but got none"),
+        ("x", "", None, "x: expected lines"),
+        ("x", "\n\n", None, "x: expected lines"),
+        ("x", "a b 1\na c " + 10**6 * "x", None, "x:2: expected a number as score, but got 'xxx"),
+        ("x", 2 * (10**6 * "x" + " b 1\n"), None,
+         "x: expected every trial once, but 1 of 2 lines repeat an earlier trial, first xx"),
+        ("x", 10**6 * "a b ", None,
+         "x:1: expected lines `enrol trial score [target|nontarget]`, but got 2,000,000 columns"),
+        ("x", 10**7 * "a", None, "x:1: expected `enrol trial score [target|nontarget]`, but got 1 columns"),
     ],
-)
-def test_scores_that_are_no_numbers_are_told_with_their_line(tmp_path, capsys, name, text, message):
+)  # fmt: skip
+def test_what_is_wrong_with_score_files_is_said_with_its_line(tmp_path, capsys, name, text, key, message):
     (tmp_path / name).write_text(text)
-    run("evaluate", "--op", tmp_path / name, expect=2)
-    said = capsys.readouterr().err
-    assert message in said
-    assert len(said) < 500
-    assert said.count("\n") == 1
+    (tmp_path / "key").write_text(key or "")
+    run("evaluate", "--op", tmp_path / name, *([] if key is None else ["--key", tmp_path / "key"]), expect=2)
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert len(captured.err) < 500
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
 
 
 @pytest.mark.parametrize(("content", "line"), [(b"a b 1\n\xe9 c 2\n", 2), ("a b 1\n".encode("utf-16"), None)])
