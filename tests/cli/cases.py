@@ -4,17 +4,21 @@ import gzip
 import json
 import math
 from html.parser import HTMLParser
+from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
 
+import vpmetrics.cli
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine.trial_list import ScoredTrials
 from vpmetrics.cli import main
 
 NAMES = ("anna", "ben", "cleo", "dora", "emil", "finn")
+SCHEMA = json.loads((Path(vpmetrics.cli.__file__).parent / "results.schema.json").read_text())
 
 
 def expected_scalars(voices, system="B2", attacks="standard"):
@@ -40,8 +44,14 @@ def run(*arguments, expect=0):
     assert main([str(argument) for argument in arguments]) == expect
 
 
+def results_of(path):
+    content = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)  # strict JSON has no NaN
+    jsonschema.validate(content, SCHEMA)
+    return content
+
+
 def systems_of(path):
-    return json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)["systems"]  # strict JSON has no NaN
+    return results_of(path)["systems"]
 
 
 def scalars_of(path, number=0):

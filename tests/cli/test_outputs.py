@@ -1,14 +1,13 @@
 """The writer: nothing of anybody else's is lost, and a run that was killed leaves what the next one knows."""
 
 import contextlib
-import json
 import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from cli.cases import scored
+from cli.cases import results_of, scored
 
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.trial_list import report_trials
@@ -85,7 +84,7 @@ def test_a_second_run_removes_what_it_does_not_write_again(tmp_path):
     assert not (tmp_path / "out" / "utility.png").exists()
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
     save_systems(both, tmp_path / "out")
-    names = set(json.loads((tmp_path / "out" / "results.json").read_text())["files"])
+    names = set(results_of(tmp_path / "out" / "results.json")["files"])
     assert names == {path.name for path in (tmp_path / "out").iterdir()} - {"results.json", "notes.txt"}
 
 

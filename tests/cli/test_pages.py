@@ -1,7 +1,6 @@
 """What a command leaves behind."""
 
 import base64
-import json
 
 import numpy as np
 import pytest
@@ -10,8 +9,10 @@ from cli.cases import (
     Page,
     assert_scalars,
     expected_scalars,
+    results_of,
     run,
     scalars_of,
+    systems_of,
     trials_of,
     write_key,
     write_npz,
@@ -49,7 +50,7 @@ def test_populations_are_searched_where_asked_for(tmp_path, voices, capsys):
     metric.update(voices.original, voices.protected["B2"], voices.speakers)
     expected = metric.compute()["rate_3"].item()
     assert scalars_of(tmp_path / "result.json")["op_rate_3"] == pytest.approx(expected, abs=1e-6)
-    assert json.loads((tmp_path / "result.json").read_text())["settings"]["population"] == [3, 5]
+    assert results_of(tmp_path / "result.json")["settings"]["population"] == [3, 5]
     assert "found among 3" not in capsys.readouterr().out  # but in
     (page,) = (tmp_path / "report").glob("*.html")
     assert "Re-identification in a population" in page.read_text()
@@ -83,8 +84,7 @@ def test_compare_puts_systems_side_by_side(tmp_path, voices, capsys, monkeypatch
     systems = [f"B2={tmp_path / 'B2.npz'}:protected", f"random={tmp_path / 'B2u.npz'}:protected"]
     bare = ["--original", tmp_path / "o.npy", "--speakers", tmp_path / "spk.npy"]
     run("compare", *systems, *bare, "--json", tmp_path / "bare.json")
-    got, expected = (json.loads((tmp_path / name).read_text()) for name in ("bare.json", "result.json"))
-    for system, same in zip(got["systems"], expected["systems"], strict=True):
+    for system, same in zip(*(systems_of(tmp_path / name) for name in ("bare.json", "result.json")), strict=True):
         assert system["scalars"] == same["scalars"]
         assert "paired by position" in " ".join(system["notes"])
 
@@ -130,7 +130,7 @@ def test_demo_trains_measures_and_logs(tmp_path, capsys):
 
     run("demo", "--epochs", "2", "--seed", "3", "--out", tmp_path)
     shown = capsys.readouterr().out
-    content = json.loads((tmp_path / "results.json").read_text())
+    content = results_of(tmp_path / "results.json")
     assert [system["name"] for system in content["systems"]] == ["B2", "B2r", "B2u", "averaging", "trained"]
     assert all(system["name"] in shown for system in content["systems"])
     assert "In brackets: 95 % confidence intervals" in shown

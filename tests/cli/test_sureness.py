@@ -1,13 +1,10 @@
 """How sure numbers are: intervals in tables, page and files, a verdict by their upper end, and pairs of systems."""
 
-import json
 import re
 
-import jsonschema
 import numpy as np
 import pytest
-from cli.cases import run, trials_of, write_scores, write_utt2spk
-from cli.test_results import SCHEMA
+from cli.cases import results_of, run, systems_of, trials_of, write_scores, write_utt2spk
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +18,9 @@ def files(tmp_path_factory):
     return folder
 
 
-def results(path):
-    content = json.loads(path.read_text(encoding="utf-8"))
-    jsonschema.validate(content, SCHEMA)
-    return content
-
-
 def test_numbers_have_intervals_unless_none_are_asked_for(files, tmp_path, capsys):
     run("evaluate", files / "a.npz", "--no-attacks", "--out", tmp_path / "out")
-    content = results(tmp_path / "out" / "results.json")
+    content = results_of(tmp_path / "out" / "results.json")
     scalars = content["systems"][0]["scalars"]
     assert content["settings"]["intervals"] == 0.95
     for key in ("deid", "op_d_ece", "oo_eer", "op_alid"):
@@ -42,7 +33,7 @@ def test_numbers_have_intervals_unless_none_are_asked_for(files, tmp_path, capsy
         assert "In brackets: 95 % confidence intervals" in text
     assert shown in (tmp_path / "out" / "tables.md").read_text(encoding="utf-8").replace("\\", "")
     run("evaluate", files / "a.npz", "--no-attacks", "--intervals", "0", "--json", tmp_path / "none.json")
-    assert not [key for key in results(tmp_path / "none.json")["systems"][0]["scalars"] if key.endswith("_low")]
+    assert not [key for key in systems_of(tmp_path / "none.json")[0]["scalars"] if key.endswith("_low")]
 
 
 def test_target_trials_say_who_speaks_where_no_list_does(tmp_path, voices, capsys):
@@ -53,7 +44,7 @@ def test_target_trials_say_who_speaks_where_no_list_does(tmp_path, voices, capsy
     assert "intervals take names that target trials join for one speaker: 6 speakers" in said
     run("evaluate", scores, "--utt2spk", write_utt2spk(tmp_path, voices), "--json", tmp_path / "told.json")
     assert "target trials join" not in capsys.readouterr().out
-    joined, told = (results(path)["systems"][0] for path in (tmp_path / "joined/results.json", tmp_path / "told.json"))
+    joined, told = (systems_of(path)[0] for path in (tmp_path / "joined/results.json", tmp_path / "told.json"))
     assert joined["scalars"] == pytest.approx(told["scalars"])
     assert joined["speakers"] == told["speakers"] == 6
     assert joined["scalars"]["d_ece_low"] < joined["scalars"]["d_ece"] < joined["scalars"]["d_ece_high"]
@@ -67,10 +58,9 @@ def test_target_trials_say_who_speaks_where_no_list_does(tmp_path, voices, capsy
         (["1.0 target", "0.5 nontarget", "2.0 target"], "the scores do not name what they compare"),
     ],
 )
-def test_where_nobody_can_know_who_speaks_the_output_says_why_nothing_is_sure(tmp_path, capsys, lines, why):
+def test_where_nobody_can_know_who_speaks_the_output_says_why_nothing_is_sure(tmp_path, evaluate, capsys, lines, why):
     (tmp_path / "scores").write_text("\n".join(lines))
-    run("evaluate", tmp_path / "scores", "--json", tmp_path / "r.json")
-    (system,) = results(tmp_path / "r.json")["systems"]
+    (system,) = evaluate(tmp_path / "scores")
     assert [note for note in system["notes"] if note.startswith("No intervals: ") and why in note]
     assert not [key for key in system["scalars"] if key.endswith("_low")]
     said = capsys.readouterr().out
@@ -86,7 +76,7 @@ def test_two_sets_of_scores_are_told_apart_where_their_speakers_do(tmp_path, voi
         for name in ("B2", "B2r0", "B2r1")
     ]
     run("compare", *files, "--out", tmp_path / "out")
-    found = {(d["first"], d["second"]): d for d in results(tmp_path / "out/results.json")["differences"]}
+    found = {(d["first"], d["second"]): d for d in results_of(tmp_path / "out/results.json")["differences"]}
     assert len(found) == 3
     worst = found["B2", "B2r1"]
     assert worst["scalar"] == "disclosure"
@@ -99,7 +89,7 @@ def test_two_sets_of_scores_are_told_apart_where_their_speakers_do(tmp_path, voi
 def test_pairs_are_told_apart_where_their_speakers_do(files, tmp_path, capsys):
     systems = [f"{name}={files / name}.npz" for name in "abc"]
     run("compare", *systems, "--no-attacks", "--out", tmp_path / "out")
-    pairs = {(d["first"], d["second"]): d for d in results(tmp_path / "out" / "results.json")["differences"]}
+    pairs = {(d["first"], d["second"]): d for d in results_of(tmp_path / "out" / "results.json")["differences"]}
     assert set(pairs) == {("a", "b"), ("a", "c"), ("b", "c")}
     for pair in pairs.values():
         assert pair["scalar"] == "disclosure"
