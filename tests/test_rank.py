@@ -68,8 +68,7 @@ def test_any_scoring_is_ranked():
     model = PLDA().fit(original, speakers)
     assert rank_histogram(original, speakers, scoring=model)[0] > plain[0] / 2
     metric = SimilarityRankDisclosure(condition="OO", scoring=_cosine_cubed)
-    metric.update(original=original, speakers=speakers)
-    assert metric.compute() == rank_disclosure(plain)
+    assert compute(metric, original=original, speakers=speakers) == rank_disclosure(plain)
 
 
 def _cosine_cubed(a, b):

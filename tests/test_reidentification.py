@@ -214,7 +214,6 @@ def test_names_change_nothing_where_speakers_share_rows_and_sessions_begin_below
     for protected in (original.roll(1, 1) + 1, torch.ones_like(original), original[torch.arange(60) % 7]):
         values = []
         for names, draws in (([0, 1, 2, 3, 4, 5, 6, 7], [0, 1, 2]), ([5, -3, 9, 0, 2, 7, -8, 1], [9, -4, 1])):
-            one = metric(sizes=(3,), condition="OP")
-            one.update(original, protected, torch.tensor(names)[speakers], sessions=torch.tensor(draws)[sessions])
-            values.append(one.compute())
+            renamed = {"speakers": torch.tensor(names)[speakers], "sessions": torch.tensor(draws)[sessions]}
+            values.append(compute(metric(sizes=(3,), condition="OP"), original, protected, **renamed))
         assert_close(values[0], values[1], atol=1e-6, rtol=0, equal_nan=True)

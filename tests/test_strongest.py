@@ -16,11 +16,11 @@ FEW = (Plain(), Centred(), RidgeToOriginal(), Procrustes())
 Everything = partial(VoicePrivacy, attacks=None, metrics="all")
 
 
-def voices(speakers, utterances=20, width=24, seed=0, dtype=torch.float64):
+def voices(speakers, utterances=20, width=24, seed=0):
     draw = torch.Generator().manual_seed(seed)
     names = torch.arange(speakers * utterances) % speakers
-    own = torch.randn(speakers, width, generator=draw, dtype=dtype)
-    return own[names] + torch.randn(len(names), width, generator=draw, dtype=dtype), names, draw
+    own = torch.randn(speakers, width, generator=draw, dtype=torch.float64)
+    return own[names] + torch.randn(len(names), width, generator=draw, dtype=torch.float64), names, draw
 
 
 def test_a_system_that_does_nothing_discloses_what_the_original_does():
@@ -114,11 +114,11 @@ def test_conditions_of_sessions_without_sessions_are_nan():
     assert any("sessions" in str(warning.message) for warning in caught)
 
 
-def watching(dtype=torch.float64):
+def watching():
     """A metric whose attackers learn most from what they observe, with its batch and what to observe."""
-    original, names, draw = voices(8, utterances=4, width=16, dtype=dtype)
-    other, others, _ = voices(30, utterances=6, width=16, seed=1, dtype=dtype)
-    matrix = torch.linalg.qr(torch.randn(16, 16, generator=draw, dtype=dtype))[0]
+    original, names, draw = voices(8, utterances=4, width=16)
+    other, others, _ = voices(30, utterances=6, width=16, seed=1)
+    matrix = torch.linalg.qr(torch.randn(16, 16, generator=draw, dtype=torch.float64))[0]
     return StrongestAttack(attacks=FEW), (original, original @ matrix, names), (other, other @ matrix, others)
 
 

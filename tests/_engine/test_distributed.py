@@ -9,6 +9,7 @@ import pytest
 import torch
 from cases import ATTRIBUTE_CASE, CASES, RUN_CASES, SCORE_CASES, assert_same, embeddings, entries, join, updated
 from processes import run
+from reports import compute
 from samples import voices
 from torch import distributed
 
@@ -101,8 +102,8 @@ def _large_sets(rank, world, path, expected):
         rows = large("distances")
         half = torch.arange(len(rows["speakers"])) % 2 == (rank > 0)
         metric = vp.VoicePrivacy(**SETTINGS["distances"], process_group=group)
-        metric.update(**{key: column[half] for key, column in rows.items()})
-        assert_same(metric.compute(), expected["distances"], atol=1e-8)
+        value = compute(metric, **{key: column[half] for key, column in rows.items()})
+        assert_same(value, expected["distances"], atol=1e-8)
     distributed.destroy_process_group()
 
 
@@ -111,9 +112,7 @@ def test_three_ranks_share_the_blocks_of_large_sets(tmp_path, monkeypatch):
     share_blocks(monkeypatch.setattr)
     expected = {}
     for name, settings in SETTINGS.items():
-        metric = vp.VoicePrivacy(**settings)
-        metric.update(**large(name))
-        expected[name] = metric.compute()
+        expected[name] = compute(vp.VoicePrivacy(**settings), **large(name))
     run(_large_sets, 3, tmp_path / "meeting", expected)
 
 
@@ -148,11 +147,7 @@ UNLIKE = [  # the metric of each rank, what it is fed, and the argument that the
     (lambda rank: vp.MinCllr(thresholds=(None, 16)[rank]), TRIALS, "`thresholds`|`class`"),
     (lambda rank: vp.MinCllr(thresholds=(16, 32)[rank]), TRIALS, "`thresholds`"),
     (lambda rank: vp.MinCllr(thresholds=16, score_range=(-1, 1 + rank)), TRIALS, "`score_range`"),
-    (
-        lambda rank: vp.MinCllr(thresholds=torch.tensor([-0.5, 0.5 + rank])),
-        TRIALS,
-        "`thresholds`",
-    ),
+    (lambda rank: vp.MinCllr(thresholds=torch.tensor([-0.5, 0.5 + rank])), TRIALS, "`thresholds`"),
     (lambda rank: vp.MinCllr(thresholds=16 + rank, score_range=(-1, 1)), TRIALS, "`thresholds`"),
 ]
 
@@ -176,8 +171,7 @@ def _unlike_ranks(rank, world, path):
     widths.reset()
     widths.update(torch.eye(6)[rank::2], torch.ones(3, 6), torch.arange(3))
     alike = vp.DeIdentification(sync_on_compute=False)
-    alike.update(torch.eye(6), torch.ones(6, 6), torch.arange(6) // 2)
-    assert_same(widths.compute(), alike.compute())
+    assert_same(widths.compute(), compute(alike, torch.eye(6), torch.ones(6, 6), torch.arange(6) // 2))
     _a_rank_that_raises(rank)
     distributed.destroy_process_group()
 

@@ -170,9 +170,9 @@ def test_singling_out_is_the_mean_over_all_sets_within_its_error(seed):
         assert (error == 0) == (size == len(scores))
 
 
-def conversations_of_the_peer(scale=1, length=1):
+def conversations_of_the_peer(length=1):
     """Its demo's corpus, with as many calibration conversations as there are, and models of its own making."""
-    enrolled, tested, embeddings = demo_corpus(number=40 * scale)
+    enrolled, tested, embeddings = demo_corpus(number=40)
     models = legal_eval.build_speaker_embeddings(enrolled, embeddings)
     return models, legal_eval.build_conversations(tested, embeddings, length)
 
