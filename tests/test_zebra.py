@@ -11,8 +11,8 @@ from samples import gaussians
 from torch.testing import assert_close
 
 from vpmetrics import CalibrationDistortion, ZebraDisclosure
-from vpmetrics._engine.calibration import fit_logistic
-from vpmetrics._engine.measures import evidence
+from vpmetrics._engine.calibration import fit_slope_and_offset
+from vpmetrics._engine.measures import d_ece_term
 from vpmetrics.functional import calibration_distortion, ece_profile, zebra_disclosure, zebra_tag
 
 
@@ -93,17 +93,17 @@ def test_hand_value():
     assert value["l_w"].item() == pytest.approx(math.log10(2), abs=1e-7)
 
 
-def test_evidence_is_the_integral_over_the_prior():
+def test_d_ece_term_is_the_integral_over_the_prior():
     for llr in (-3.0, -0.5, -0.021, -0.019, 1e-9, 0.019, 0.021, 0.5, 3.0, 39.0, 41.0):
         prior = (np.arange(200_000) + 0.5) / 200_000
         odds = np.log(prior / (1 - prior))
         gain = prior * (np.logaddexp(0, -odds) - np.logaddexp(0, -odds - llr))
-        assert evidence(torch.tensor(llr).double()).item() == pytest.approx(2 * gain.mean(), abs=2e-9)
+        assert d_ece_term(torch.tensor(llr).double()).item() == pytest.approx(2 * gain.mean(), abs=2e-9)
 
 
-def test_evidence_gradient_across_both_forms():
+def test_d_ece_term_gradient_across_both_forms():
     llr = torch.tensor([-5.0, -0.5, -0.021, -0.019, 0.0, 0.019, 0.021, 0.5, 30.0]).double().requires_grad_()
-    assert torch.autograd.gradcheck(evidence, llr)
+    assert torch.autograd.gradcheck(d_ece_term, llr)
 
 
 def test_negated_scores_swap_the_two_directions():
@@ -265,7 +265,7 @@ def test_a_linear_calibration_converges_however_small_the_overlap(overlap):
         preds, target = torch.randn(60, generator=draw, dtype=torch.float64), torch.arange(60) < 15
         preds = preds.abs() * torch.where(target, 3, -3)
         preds[0], preds[20] = -overlap / 2, overlap / 2
-        fitted = fit_logistic(7 + preds / 100, target)
+        fitted = fit_slope_and_offset(7 + preds / 100, target)
         expected = reference.zebra.linear_calibration((7 + preds / 100).numpy(), target.numpy())
         # An overlap of 1e-8 around 7 is itself known to seven digits.
         assert [value.item() for value in fitted] == pytest.approx(expected, rel=1e-6)

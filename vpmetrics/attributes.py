@@ -127,8 +127,8 @@ class AttributeDisclosure(PrivacyMetric):
             empty = torch.empty(0, 1, device=self.device)
             none = torch.empty(0, dtype=torch.int64, device=self.device)
             return self._compute_batch_value(empty, empty, none, dict.fromkeys(self.attributes, none))
-        labels = {name: self._concatenate_rows(_state_name(name)) for name in self.attributes}
-        original, protected, speakers = (self._concatenate_rows(name) for name in ("original", "protected", "speakers"))
+        labels = {name: self._join_in_place(_state_name(name)) for name in self.attributes}
+        original, protected, speakers = (self._join_in_place(name) for name in ("original", "protected", "speakers"))
         return self._compute_batch_value(original, protected, speakers, labels)
 
     def _compute_batch_value(

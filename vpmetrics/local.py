@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._engine.conditions import resolve_condition
+from vpmetrics._engine.conditions import look_up_condition
 from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
 from vpmetrics._engine.identification import Identification, identify_condition
-from vpmetrics._engine.identification_scalars import jackknife_all_groups, pool_identifications
+from vpmetrics._engine.identification_scalars import jackknife_scalars, pool_identifications
 from vpmetrics._engine.jackknife import add_intervals, group_speakers
 from vpmetrics._engine.references import IdentificationTrials
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
@@ -71,13 +71,13 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
         **kwargs: Any,
     ) -> None:
         super().__init__(bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
-        resolve_condition(condition)
+        look_up_condition(condition)
         resolve_scoring(scoring)
         check_finite_slope(slope)
         self.condition, self.scoring, self.slope = condition, scoring, slope
 
     def _identify_by_group(self, data: EvaluationData) -> list[tuple[IdentificationTrials, Identification]]:
-        return identify_condition(data, resolve_condition(self.condition), self.scoring, self.slope)
+        return identify_condition(data, look_up_condition(self.condition), self.scoring, self.slope)
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         parts = self._identify_by_group(data)
@@ -86,7 +86,7 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
         values = summarise_information(pooled.bits, pooled.linked)
         if self.intervals is None:
             return values
-        jackknife = jackknife_all_groups(parts, self.scoring, group_speakers(data), "empirical")
+        jackknife = jackknife_scalars(parts, self.scoring, group_speakers(data), "empirical")
         return add_intervals(values, jackknife, self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.conditions import resolve_condition
+from vpmetrics._engine.conditions import look_up_condition
 from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
 from vpmetrics._engine.identification import (
+    add_padded_histograms,
     compute_histograms_by_group,
     identify_condition,
     mean_over_groups,
-    pool_histograms,
 )
-from vpmetrics._engine.identification_scalars import jackknife_all_groups
+from vpmetrics._engine.identification_scalars import jackknife_scalars
 from vpmetrics._engine.jackknife import add_intervals, group_speakers
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.utterances import EvaluationData
@@ -83,21 +83,20 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
     ) -> None:
         super().__init__(bandwidth=bandwidth, validate_args=validate_args, intervals=intervals, **kwargs)
         check_choice("model", model, MODELS)
-        resolve_condition(condition)
+        look_up_condition(condition)
         resolve_scoring(scoring)
         self.model, self.condition, self.scoring = model, condition, scoring
 
     def _compute_histograms_by_group(self, data: EvaluationData) -> list[Tensor]:
-        return compute_histograms_by_group(data, resolve_condition(self.condition), self.scoring, self.bandwidth)
+        return compute_histograms_by_group(data, look_up_condition(self.condition), self.scoring, self.bandwidth)
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         if self.intervals is None:
             return self._average_disclosure_over_groups(self._compute_histograms_by_group(data))
-        parts = identify_condition(data, resolve_condition(self.condition), self.scoring, has_bits=False)
+        parts = identify_condition(data, look_up_condition(self.condition), self.scoring, has_bits=False)
         values = self._average_disclosure_over_groups([part.histogram for _, part in parts])
-        return add_intervals(
-            values, jackknife_all_groups(parts, self.scoring, group_speakers(data), self.model), self.intervals
-        )
+        jackknife = jackknife_scalars(parts, self.scoring, group_speakers(data), self.model)
+        return add_intervals(values, jackknife, self.intervals)
 
     def _average_disclosure_over_groups(self, histograms: list[Tensor]) -> dict[str, Tensor]:
         inputs = torch.stack([each.detach().sum() for each in histograms])
@@ -119,5 +118,5 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         from vpmetrics.plotting.identification_plots import draw_rank_histogram
 
         with self._gather_states():
-            histogram = pool_histograms(self._compute_histograms_by_group(self._collect_data()))
+            histogram = add_padded_histograms(self._compute_histograms_by_group(self._collect_data()))
         return draw_rank_histogram(histogram, rank_disclosure(histogram, self.model), ax, label)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vpmetrics._engine.conditions import WITHOUT_SESSIONS, resolve_condition
+from vpmetrics._engine.conditions import WITHOUT_SESSIONS, look_up_condition
 from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
 from vpmetrics._engine.jackknife import add_intervals, group_speakers, make_jackknife
 from vpmetrics._engine.population import (
@@ -53,7 +53,7 @@ class _PopulationMetric(EmbeddingMetric):
         if attack is not None and not callable(getattr(attack, "attack", None)):
             raise TypeError(f"Expected `attack` to have a method `attack`, but got {type(attack).__name__}.")
         resolve_scoring(scoring)
-        self.condition, self.length, self.accumulated = resolve_condition(condition).name, utterances, accumulated
+        self.condition, self.length, self.accumulated = look_up_condition(condition).name, utterances, accumulated
         self.sizes, self.attack, self.scoring = tuple(sizes), attack, scoring
 
     def _compute_value(self, data: EvaluationData) -> Any:
@@ -65,7 +65,7 @@ class _PopulationMetric(EmbeddingMetric):
         return {"utterances" if name == "length" else name: text for name, text in super()._describe_settings().items()}
 
     def _protocol(self, length: int) -> ConversationProtocol:
-        return ConversationProtocol(resolve_condition(self.condition), length, self.accumulated, self.attack)
+        return ConversationProtocol(look_up_condition(self.condition), length, self.accumulated, self.attack)
 
 
 class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from vpmetrics._engine.conditions import Condition, resolve_condition
+from vpmetrics._engine.conditions import Condition, look_up_condition
 from vpmetrics._engine.distributed import gather_objects
 from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
 from vpmetrics._engine.embedding_report import ReportSettings, report_embeddings
-from vpmetrics._engine.moments import Moments, measure_moments, merge_moments
+from vpmetrics._engine.moments import MomentSums, add_moment_sums, measure_moments
 from vpmetrics._engine.registry import FAMILIES, add_interval_keys, scalar_key
 from vpmetrics._engine.utterances import EvaluationData, encode_labels
 from vpmetrics._engine.validation import (
@@ -42,7 +42,7 @@ class AttackedMetric(IntervalEmbeddingMetric):
         super().__init__(**kwargs)
         self.attacks = None if attacks is None else _resolve_attacks(attacks)
         # Not a state: moments of attackers do not belong in a state_dict.
-        self._observed: Moments | None = None
+        self._observed: MomentSums | None = None
         self._observed_count = 0
 
     def observe(
@@ -74,9 +74,9 @@ class AttackedMetric(IntervalEmbeddingMetric):
         self._add_observed(measure_moments(original, protected, labels))
         self._computed = None
 
-    def _add_observed(self, moments: Moments) -> None:
+    def _add_observed(self, moments: MomentSums) -> None:
         """Merge moments into those observed so far."""
-        self._observed = merge_moments([moments] if self._observed is None else [self._observed, moments])
+        self._observed = add_moment_sums([moments] if self._observed is None else [self._observed, moments])
         self._observed_count += 1
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
@@ -95,9 +95,9 @@ class AttackedMetric(IntervalEmbeddingMetric):
     @property
     def attack_names(self) -> tuple[str, ...]:
         """Names of the attacks; ``strongest`` is an index into them."""
-        from vpmetrics._engine.cross_fitting import list_names_and_needs
+        from vpmetrics._engine.cross_fitting import variant_names_and_needs
 
-        return tuple(name for name, _ in list_names_and_needs(self.attacks or ()))
+        return tuple(name for name, _ in variant_names_and_needs(self.attacks or ()))
 
     def _fit_attacks(self, data: EvaluationData, conditions: Sequence[Condition]) -> CrossFittedAttacks:
         from vpmetrics._engine.cross_fitting import CrossFittedAttacks
@@ -109,14 +109,14 @@ class AttackedMetric(IntervalEmbeddingMetric):
         observed_width = None if self._observed is None else self._observed.sums.shape[1] // 2
         return super()._embedding_width() or observed_width
 
-    def _gather_observed(self, device: torch.device) -> Moments | None:
+    def _gather_observed(self, device: torch.device) -> MomentSums | None:
         """Return the observed moments of all processes, merged."""
         observed: list[Any] = [self._observed]
         if self._find_processes().world_size > 1:
             on_host = None if self._observed is None else [part.cpu() for part in self._observed]
             observed = gather_objects(on_host, self.process_group)
-        moments = [Moments(*(part.to(device) for part in parts)) for parts in observed if parts is not None]
-        return merge_moments(moments) if moments else None
+        moments = [MomentSums(*(part.to(device) for part in parts)) for parts in observed if parts is not None]
+        return add_moment_sums(moments) if moments else None
 
 
 class StrongestAttack(AttackedMetric):
@@ -171,7 +171,7 @@ class StrongestAttack(AttackedMetric):
     ) -> None:
         reject_options(self, kwargs, {"bandwidth": "attacks are chosen, and a choice has no gradient"})
         super().__init__(attacks=attacks, validate_args=validate_args, intervals=intervals, **kwargs)
-        is_same_side = resolve_condition(condition).is_same_side
+        is_same_side = look_up_condition(condition).is_same_side
         if condition == "OO":
             raise ValueError("Expected `condition` to have a protected side to attack, but got 'OO'.")
         if not self.attacks:
@@ -189,7 +189,7 @@ class StrongestAttack(AttackedMetric):
         keys = [entry.key for entry in FAMILIES["attack"]]
         keys = list(add_interval_keys(keys)) if self.intervals is not None else keys
         if name not in report.conditions:
-            data.sides(resolve_condition(name))  # warns of what is missing
+            data.sides(look_up_condition(name))  # warns of what is missing
         nan = torch.tensor(torch.nan, device=data.speakers.device)
         return {key: report.scalars.get(scalar_key(name, key), nan) for key in keys}
 

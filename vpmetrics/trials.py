@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torchmetrics import Metric, MetricCollection
 
-from vpmetrics._engine.conditions import resolve_condition
+from vpmetrics._engine.conditions import look_up_condition
 from vpmetrics._engine.embedding_metric import EmbeddingMetric
 from vpmetrics._engine.metric_base import ClassOrInstanceValue, PrivacyMetric
 from vpmetrics._engine.pair_blocks import Block, PairBlocks
@@ -58,7 +58,7 @@ class EmbeddingTrials(EmbeddingMetric):
         validate_args: bool = True,
         **kwargs: Any,
     ) -> None:
-        resolve_condition(condition)
+        look_up_condition(condition)
         _check_metric(metric)
         reject_options(self, kwargs, dict.fromkeys(("bandwidth", "intervals"), "give it to the metric that is fed"))
         super().__init__(getattr(metric, "bandwidth", None), validate_args, **kwargs)
@@ -139,7 +139,7 @@ class EmbeddingTrials(EmbeddingMetric):
         return [module for module in self.metric.modules() if isinstance(module, Metric)]
 
     def _pairs(self, data: EvaluationData) -> PairBlocks:
-        condition = resolve_condition(self.condition)
+        condition = look_up_condition(self.condition)
         scorer = resolve_scoring(self.scoring)
         return PairBlocks(*data.sides(condition), len(data.speakers), scorer, condition)
 
@@ -147,7 +147,7 @@ class EmbeddingTrials(EmbeddingMetric):
         """Reset the metric and update it with all trials."""
         self.metric.reset()
         if pairs.is_exact:
-            pairs.keep_blocks()
+            pairs.round_and_keep_blocks()
         members = self._members()
         if all(isinstance(member, PrivacyMetric) or hasattr(member, "normalization") for member in members):
             for block in pairs:

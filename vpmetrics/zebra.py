@@ -168,7 +168,7 @@ class CalibrationDistortion(PrivacyMetric):
         names = f"scores_run{run}", f"is_target_run{run}"
         if len(getattr(self, names[0])) == 0:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
-        scores, is_target = map(self._concatenate_rows, names)
+        scores, is_target = map(self._join_in_place, names)
         return scores, is_target
 
     def _compute_synced_step_value(self, *args: Any, **kwargs: Any) -> Any:

@@ -21,12 +21,12 @@ from vpmetrics._engine.attack_folds import (
     TARGET,
     AttackFolds,
     assign_folds,
-    limit_rows_per_speaker,
+    subsample_and_renumber,
 )
 from vpmetrics._engine.conditions import CONDITIONS
-from vpmetrics._engine.cross_fitting import CrossFittedAttacks, list_names_and_needs
+from vpmetrics._engine.cross_fitting import CrossFittedAttacks, variant_names_and_needs
 from vpmetrics._engine.jackknife import group_speakers
-from vpmetrics._engine.moments import measure_moments, merge_moments
+from vpmetrics._engine.moments import add_moment_sums, measure_moments
 from vpmetrics._engine.utterances import deduplicate_and_index, pack_utterances
 from vpmetrics.attacks import (
     PLDA,
@@ -191,7 +191,7 @@ class TestFloor:
         assert result["eer_strongest"] < 0.2
 
     def test_plain_comparison_is_there_without_being_asked_for(self):
-        assert list_names_and_needs([Centred()])[1] == ("plain", "nothing")
+        assert variant_names_and_needs([Centred()])[1] == ("plain", "nothing")
         original, names, _ = voices(12, 4, 8)
         assert name(found(original, original, names, attacks=[Blind()])) == "plain"
 
@@ -460,7 +460,7 @@ class TestSources:
             measure_moments(original[rows], protected[rows], names[rows])
             for rows in torch.randperm(42, generator=draw).split([1, 20, 21])
         ]
-        for merged in (merge_moments(parts), merge_moments([parts[2], merge_moments(parts[:2])])):
+        for merged in (add_moment_sums(parts), add_moment_sums([parts[2], add_moment_sums(parts[:2])])):
             assert_close(merged, whole)
         found, (o, p) = whole.statistics(), (normalize(side) for side in (original, protected))
         assert_close(found.oo, torch.cov(o.T, correction=0))
@@ -531,7 +531,7 @@ class TestFolds:
     def test_a_sample_keeps_some_rows_of_each_of_some_speakers(self):
         original, names, _ = voices(30, 20, 4)
         data = data_of(original, original, names)
-        kept = limit_rows_per_speaker(data.original, torch.tensor([0, 7, 29]), 5)
+        kept = subsample_and_renumber(data.original, torch.tensor([0, 7, 29]), 5)
         assert kept.speaker_index.tolist() == [0] * 5 + [1] * 5 + [2] * 5
         assert kept.speakers.unique().tolist() == [0, 7, 29]
         assert (kept.ids.view(3, 5).diff() == 4).all()  # evenly spaced

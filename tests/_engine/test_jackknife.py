@@ -19,7 +19,7 @@ from vpmetrics import (
     VoicePrivacy,
 )
 from vpmetrics._engine import jackknife
-from vpmetrics._engine.jackknife import _probability_below, compare_jackknives, jackknife_interval, students_t_quantile
+from vpmetrics._engine.jackknife import _probability_below_0, jackknife_interval, paired_difference, students_t_quantile
 from vpmetrics._engine.measures import minimum_cross_entropy, prior_entropy
 from vpmetrics._engine.registry import CI_SUFFIXES, add_interval_keys, scalar
 from vpmetrics.attacks import Plain, RidgeToOriginal
@@ -243,7 +243,7 @@ def test_two_systems_are_compared_on_the_speakers_they_share():
 
     def compared(first, second, key="op_d_ece"):
         pair = (reports[first], reports[second])
-        return compare_jackknives(key, tuple(r.scalars[key] for r in pair), tuple(r.jackknife for r in pair), 0.95)
+        return paired_difference(key, tuple(r.scalars[key] for r in pair), tuple(r.jackknife for r in pair), 0.95)
 
     better, worse = compared(0, 1), compared(1, 0)
     assert better.is_significant
@@ -263,7 +263,7 @@ def test_the_probability_below_a_limit_is_that_of_students_t():
     replicates = (values.sum() - values) / 14
     for limit in (-1.0, 0.0, 0.3):
         expected = stats.t.cdf(limit, 14, loc=values.mean().item(), scale=stats.sem(values.numpy()))
-        found = _probability_below(values.mean() - limit, replicates - limit, 14.0, torch.zeros(()))
+        found = _probability_below_0(values.mean() - limit, replicates - limit, 14.0, torch.zeros(()))
         assert found.item() == pytest.approx(expected, rel=1e-9)
 
 
@@ -282,7 +282,7 @@ def test_a_number_that_needs_one_of_the_speakers_has_no_interval_and_says_so():
 def test_systems_of_other_speakers_are_not_compared():
     found = [make_report(voices(speakers=count), intervals=0.95).jackknife for count in (8, 9)]
     with pytest.raises(ValueError, match="the same speakers"):
-        compare_jackknives("deid", (torch.tensor(0.5), torch.tensor(0.4)), tuple(found), 0.95)
+        paired_difference("deid", (torch.tensor(0.5), torch.tensor(0.4)), tuple(found), 0.95)
 
 
 @pytest.mark.parametrize(

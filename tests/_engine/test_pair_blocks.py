@@ -75,7 +75,7 @@ def test_every_trial_is_there_once_whatever_the_block_size(condition, size):
     assert torch.equal(both[0] == both[1], pairs.scores_and_labels()[1])
     # Only blocks of the same speakers have masks, and those that are left to targets are these.
     for group in pairs.row_groups():
-        near = [block.columns for block in pairs.blocks(group, targets_only=True)]
+        near = [block.columns for block in pairs.blocks(group, has_targets=True)]
         assert near == [block.columns for block in pairs.blocks(group) if block.is_target is not None]
 
 
@@ -157,7 +157,7 @@ def test_speakers_are_permuted_within_their_group_whatever_their_labels():
         assert (speaker != permuted.test.speaker_index).all()
         assert torch.equal(speaker.bincount(), 2 * pairs.test.speaker_index.bincount())
         scores = [[], []]
-        for block in (block for group in permuted.row_groups() for block in permuted.blocks(group, targets_only=True)):
+        for block in (block for group in permuted.row_groups() for block in permuted.blocks(group, has_targets=True)):
             for turn in (1, 2):
                 is_turn = block.is_target & (shift[block.columns] == turn)
                 scores[turn - 1].append(block.scores[is_turn])

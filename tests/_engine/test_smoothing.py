@@ -9,7 +9,7 @@ from scipy import integrate
 from torch.autograd import gradcheck
 from torch.testing import assert_close
 
-from vpmetrics._engine.measures import evidence, expected_disclosure
+from vpmetrics._engine.measures import d_ece_term, expected_disclosure
 from vpmetrics._engine.score_counts import Steps, count_by_score, weighted_mean
 from vpmetrics._engine.smoothing import Grid, interpolate_smoothed, lay_grid, soft_counts_on_grid
 from vpmetrics.functional import equal_error_rate, min_cllr, pav_llr, zebra_disclosure
@@ -27,7 +27,7 @@ def population_d_ece(distance):
 
     def bits(x):
         llr = torch.tensor(distance * (x - distance / 2), dtype=torch.float64)
-        return density(x, distance) * evidence(llr).item() + density(x, 0) * evidence(-llr).item()
+        return density(x, distance) * d_ece_term(llr).item() + density(x, 0) * d_ece_term(-llr).item()
 
     return integrate.quad(bits, -9, 9 + distance)[0] / (2 * math.log(2))
 

@@ -15,7 +15,7 @@ from vpmetrics._engine.moments import (
     STANDARDISED,
     TrainingPairs,
     apply_chain,
-    choose_views,
+    choose_views_by_spread,
     fit_normalisation,
     measure_moments,
     unit_rows,
@@ -182,9 +182,9 @@ class TestNormalisation:
 
     def test_dimensions_are_scaled_only_where_few_hold_most_of_the_variance(self):
         o, p, _ = voices(size=30)
-        assert choose_views(unit_rows(o), unit_rows(p - 2)) == (CENTRED,)
+        assert choose_views_by_spread(unit_rows(o), unit_rows(p - 2)) == (CENTRED,)
         scaled = unit_rows(o * torch.logspace(-3, 3, 30, dtype=torch.float64))
-        assert choose_views(scaled, unit_rows(p - 2)) == (CENTRED, STANDARDISED)
+        assert choose_views_by_spread(scaled, unit_rows(p - 2)) == (CENTRED, STANDARDISED)
         found = TrainingPairs(None, scaled, torch.arange(120), (STANDARDISED,)).rows("protected", STANDARDISED)
         expected = reference.normalise(scaled.numpy(), scaled.numpy(), is_scaled=True)
         assert_close(found.numpy(), expected, atol=1e-9, rtol=0)

@@ -11,19 +11,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.conditions import Condition
+from vpmetrics._engine.conditions import Condition, SideName
 from vpmetrics._engine.moments import (
     UNIT,
-    Moments,
+    MomentSums,
     RowNormalisation,
     Solution,
     TrainingPairs,
     ValueCache,
-    choose_views,
+    choose_views_by_spread,
     divide_by_norm,
     unit_rows,
 )
-from vpmetrics._engine.pair_blocks import mark_trials
+from vpmetrics._engine.pair_blocks import mark_group_trials
 from vpmetrics._engine.utterances import (
     EvaluationData,
     Utterances,
@@ -59,7 +59,7 @@ class Folds(NamedTuple):
     num_codes: int
 
     @property
-    def sort_keys(self) -> Tensor:
+    def sort_key_by_speaker(self) -> Tensor:
         """A number per speaker, ascending by fold and code; negative for those in no fold."""
         return torch.where(self.of_speaker < 0, -1, self.of_speaker * self.num_codes + self.code)
 
@@ -106,8 +106,8 @@ class FittedAttack(NamedTuple):
     solutions: dict[int | None, Solution]
     is_negated: bool = False
 
-    def map_side(self, side: Utterances, name: str) -> Tensor:
-        """Return the rows of the ``"original"`` or ``"protected"`` side as the attack compares them."""
+    def map_side(self, side: Utterances, name: SideName) -> Tensor:
+        """Return the rows of a side as the attack compares them; ``name`` tells which of its two maps applies."""
         parts = {group: solution.map_side(side.embeddings, name) for group, solution in self.solutions.items()}
         first = next(iter(parts.values()))
         if len(parts) == 1 or side.groups is None:
@@ -141,13 +141,13 @@ class Comparison:
     def pair_kinds(self) -> Tensor:
         """The kind of every pair, ``(A, B)``."""
         a, b = self.enrolment, self.test
-        is_target, is_trial = mark_trials(a, b, self.condition, self.is_same_rows)
+        is_target, is_trial = mark_group_trials(a, b, self.condition, self.is_same_rows)
         if a.groups is not None and b.groups is not None:
             is_trial = is_trial & (a.groups[:, None] == b.groups)
-        return label_pairs(a.speaker_index, b.speaker_index, is_target, is_trial)
+        return label_chance_and_targets(a.speaker_index, b.speaker_index, is_target, is_trial)
 
-    def map_sides(self, attack: Any, map_side: Callable[[Utterances, str], Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the rows of both sides as an attack compares them."""
+    def map_and_enrol(self, attack: Any, map_side: Callable[[Utterances, SideName], Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the mapped rows of enrolment and test; an attack with ``enrol`` then changes the enrolment rows."""
         test = map_side(self.test, self.condition.test)
         enrolment = test if self.is_same_rows else map_side(self.enrolment, self.condition.enrolment)
         if hasattr(attack, "enrol"):
@@ -155,23 +155,25 @@ class Comparison:
         return enrolment, test
 
 
-def label_pairs(a: Tensor, b: Tensor, is_target: Tensor | None, is_trial: Tensor | None) -> Tensor:
-    """Return the kind of every pair of utterances of speakers with codes ``a`` and ``b``, ``(A, B)`` int32."""
-    kinds = ((a[:, None] + 1) == b).to(torch.int32)  # 1 is CHANCE_TARGET, 0 is NONTARGET
+def label_chance_and_targets(
+    enrolment_codes: Tensor, test_codes: Tensor, is_target: Tensor | None, is_trial: Tensor | None
+) -> Tensor:
+    """Return the kind of every pair, ``(A, B)`` int32; without masks no pair is a target and all are trials."""
+    kinds = ((enrolment_codes[:, None] + 1) == test_codes).to(torch.int32)  # 1 is CHANCE_TARGET, 0 is NONTARGET
     if is_target is None or is_trial is None:
         return kinds
     return kinds.masked_fill_(is_target, TARGET).masked_fill_(~is_trial, NO_TRIAL)
 
 
-def limit_rows_per_speaker(side: Utterances, kept_codes: Tensor, max_rows: int) -> Utterances:
-    """Return at most ``max_rows`` evenly spaced rows of each speaker in ``kept_codes``, numbered from 0."""
+def subsample_and_renumber(side: Utterances, kept_codes: Tensor, max_rows_per_speaker: int) -> Utterances:
+    """Return evenly spaced rows of each speaker in ``kept_codes``; their codes are then counted from 0."""
     number = torch.searchsorted(kept_codes, side.speaker_index).clamp(max=len(kept_codes) - 1)
     is_kept = kept_codes[number] == side.speaker_index
     side, number = side.take(is_kept), number[is_kept]
     size = count_values(number, len(kept_codes))
     place = torch.arange(len(number), device=number.device) - (size.cumsum(0) - size)[number]
     size = size[number]
-    shares = size.clamp(max=max_rows)
+    shares = size.clamp(max=max_rows_per_speaker)
     # Row j of n is taken where floor(j m / n) grows.
     is_taken = (place * shares).div(size, rounding_mode="floor") > ((place - 1) * shares).div(
         size, rounding_mode="floor"
@@ -197,7 +199,7 @@ class AttackFolds(ValueCache):
         data: EvaluationData,
         folds: Folds,
         attacks: Sequence[Any],
-        observed: Moments | None = None,
+        observed: MomentSums | None = None,
         enrolment: str | None = None,
     ) -> None:
         super().__init__()
@@ -209,7 +211,7 @@ class AttackFolds(ValueCache):
     def paired_rows(self) -> tuple[Tensor, Tensor]:
         """Original and protected rows of the same recordings; without such pairs no original and all protected rows."""
         side = self.data.protected
-        rows = side.argsort_by(self.folds.sort_keys[side.speaker_index])
+        rows = side.argsort_by(self.folds.sort_key_by_speaker[side.speaker_index])
         place = find_indices(self.data.original.ids, side.ids[rows])
         is_paired = place >= 0
         return place[is_paired], (rows[is_paired] if bool(is_paired.any()) else rows)
@@ -218,7 +220,7 @@ class AttackFolds(ValueCache):
     def views(self) -> tuple[RowNormalisation, ...]:
         """Ways of normalising rows that are tried."""
         sides = (self.data.original, self.data.protected)
-        return choose_views(
+        return choose_views_by_spread(
             *(unit_rows(side.embeddings[take_evenly(side.value_order, _VIEWED_ROWS)]) for side in sides)
         )
 
@@ -254,24 +256,25 @@ class AttackFolds(ValueCache):
         pairs = {group: self._training_pairs(fold, group) for group in unfitted.groups}
         if has_builtin_fit(attack):
             return FittedAttack(attack, {group: attack.solve(each, *choice) for group, each in pairs.items()})
-        attack = _fit_user_attack(attack, pairs[None], self.data.protected.embeddings.dtype)
-        sides = ((partial(_map_by_user_attack, attack, name),) for name in ("original", "protected"))
+        attack = _fit_user_attack_copy(attack, pairs[None], self.data.protected.embeddings.dtype)
+        names: tuple[SideName, SideName] = ("original", "protected")
+        sides = ((partial(_map_by_user_attack, attack, name),) if hasattr(attack, "attack") else () for name in names)
         return FittedAttack(attack, {None: Solution(*sides)})
 
-    def _training_pairs(self, fold: int, group: int | None) -> TrainingPairs:
+    def _training_pairs(self, fold: int, only_group: int | None) -> TrainingPairs:
         """Return the pairs of all other folds, of one group or of all; the pairs for one fold at a time are cached."""
-        if (fold, group) not in self._pairs:
+        if (fold, only_group) not in self._pairs:
             self._pairs = {key: pairs for key, pairs in self._pairs.items() if key[0] == fold}
             data, (original, protected) = self.data, self.paired_rows
             speakers = data.protected.speaker_index[protected]
             is_known = self.folds.of_speaker[speakers] != fold
-            if group is not None and data.protected.groups is not None:
-                is_known = is_known & (data.protected.groups[protected] == group)
+            if only_group is not None and data.protected.groups is not None:
+                is_known = is_known & (data.protected.groups[protected] == only_group)
             some = take_evenly(is_known.nonzero().flatten(), _MOST_ROWS)
             rows_o = data.original.embeddings[original[some]] if len(original) else None
             rows_p = data.protected.embeddings[protected[some]]
-            self._pairs[fold, group] = TrainingPairs(rows_o, rows_p, speakers[some], self.views)
-        return self._pairs[fold, group]
+            self._pairs[fold, only_group] = TrainingPairs(rows_o, rows_p, speakers[some], self.views)
+        return self._pairs[fold, only_group]
 
     def form_comparisons(self, fold: int, condition: Condition, attack: Any, is_subsample: bool) -> list[Comparison]:
         """Return the enrolment and test rows of a fold, not scored yet: all rows, or a subsample of them.
@@ -281,17 +284,17 @@ class AttackFolds(ValueCache):
         is_halved = hasattr(attack, "enrol") and self.enrolment is None
 
         def form() -> list[Comparison]:
-            a, b = (self._rows_of_fold(side, fold, is_subsample) for side in self._enrolment_and_test(condition))
+            a, b = (self._rows_of_fold(side, fold, is_subsample) for side in self._cached_sides(condition))
             if not is_halved:
                 return [Comparison(a, b, condition)]
-            is_second_a, is_second_b = mark_second_halves(a, b)
+            is_second_a, is_second_b = mark_disjoint_halves(a, b)
             halves = ((a.take(is_second_a == half), b.take(is_second_b != half)) for half in (False, True))
             return [Comparison(*each, condition) for each in halves]
 
         return self.get_or_make((fold, condition.name, is_halved, is_subsample), form)
 
-    def _enrolment_and_test(self, condition: Condition) -> tuple[Utterances, Utterances]:
-        """Return the enrolment and the test side of a condition; they are cached, so that folds share them."""
+    def _cached_sides(self, condition: Condition) -> tuple[Utterances, Utterances]:
+        """Return the enrolment and the test side of a condition, not sorted; folds share the two objects."""
 
         def form() -> tuple[Utterances, Utterances]:
             enrolment, test = self.data.sides(condition, self.enrolment)
@@ -302,8 +305,8 @@ class AttackFolds(ValueCache):
         return self.get_or_make(("sides", condition.name), form)
 
     def _sort_side(self, side: Utterances) -> tuple[Utterances, list[int]]:
-        """Return the rows of a side by fold and code, and where each fold begins and ends."""
-        number, codes = self.folds.sort_keys[side.speaker_index], self.folds.num_codes
+        """Return a side in order of folds, its speakers numbered by their code, and where each fold begins and ends."""
+        number, codes = self.folds.sort_key_by_speaker[side.speaker_index], self.folds.num_codes
         rows = side.argsort_by(number)
         starts = torch.arange(self.folds.num_folds + 1, device=rows.device) * codes
         ends: list[int] = torch.searchsorted(number[rows].contiguous(), starts).tolist()
@@ -323,13 +326,13 @@ class AttackFolds(ValueCache):
             codes = self.folds.code[self.folds.of_speaker == fold].unique()
             per_speaker = max(_SAMPLED_PER_SPEAKER, _SAMPLED_ROWS // len(codes))
             codes = take_evenly(codes, max(2, _SAMPLED_ROWS // per_speaker))
-            return limit_rows_per_speaker(rows, codes, per_speaker)
+            return subsample_and_renumber(rows, codes, per_speaker)
 
         return self.get_or_make((side, fold, is_subsample), take)
 
 
-def mark_second_halves(enrolment: Utterances, test: Utterances) -> tuple[Tensor, Tensor]:
-    """Return which rows of each side belong to the second half of their speaker's recordings, chosen by value."""
+def mark_disjoint_halves(enrolment: Utterances, test: Utterances) -> tuple[Tensor, Tensor]:
+    """Return a mask of each side's rows: those in the second half of their speaker's recordings, sorted by value."""
     ids, place = torch.cat([enrolment.ids, test.ids]).unique(return_inverse=True)
     keys = torch.cat([row_sort_keys(enrolment.embeddings), row_sort_keys(test.embeddings)])
     key = keys.new_full((len(ids),), torch.inf).scatter_reduce(0, place, keys, "amin")
@@ -341,11 +344,11 @@ def mark_second_halves(enrolment: Utterances, test: Utterances) -> tuple[Tensor,
     return is_second[: len(enrolment)], is_second[len(enrolment) :]
 
 
-def _fit_user_attack(attack: Any, pairs: TrainingPairs, dtype: torch.dtype) -> Any:
+def _fit_user_attack_copy(attack: Any, pairs: TrainingPairs, dtype: torch.dtype) -> Any:
     """Return a copy of an attack fitted on the pairs, or on as many of them as it asks for."""
     columns = [pairs.original.to(dtype), pairs.protected.to(dtype), pairs.speaker_index]
-    if (most := getattr(attack, "most_rows", None)) is not None:
-        some = take_evenly(row_sort_keys(pairs.protected).argsort(stable=True), most)
+    if (max_rows := getattr(attack, "most_rows", None)) is not None:
+        some = take_evenly(row_sort_keys(pairs.protected).argsort(stable=True), max_rows)
         columns = [column[some] for column in columns]
     fitted = copy.deepcopy(attack)
     with torch.enable_grad():  # an attacker may learn by descent
@@ -353,9 +356,7 @@ def _fit_user_attack(attack: Any, pairs: TrainingPairs, dtype: torch.dtype) -> A
     return fitted
 
 
-def _map_by_user_attack(attack: Any, name: str, rows: Tensor) -> Tensor:
-    """Return the rows of one side after a user's attack; without a method ``attack`` the rows as they are."""
-    if not hasattr(attack, "attack"):
-        return rows
+def _map_by_user_attack(attack: Any, name: SideName, rows: Tensor) -> Tensor:
+    """Return the rows of one side after a user's attack."""
     mapped: Tensor = attack.attack(rows, None)[0] if name == "original" else attack.attack(None, rows)[1]
     return mapped.detach()

@@ -16,7 +16,7 @@ from vpmetrics._engine.attack_folds import (
     TARGET,
     Comparison,
     FittedAttack,
-    label_pairs,
+    label_chance_and_targets,
 )
 from vpmetrics._engine.measures import expected_disclosure
 from vpmetrics._engine.moments import divide_by_norm
@@ -49,9 +49,9 @@ class ScoredPairs(NamedTuple):
     columns: Tensor  # (B,)
 
 
-def score_blocks(comparison: Comparison, fitted: FittedAttack, num_speaker_codes: int) -> Iterator[ScoredPairs]:
-    """Yield all pairs of a comparison after an attack, in blocks."""
-    a, b = comparison.map_sides(fitted.attack, fitted.map_side)
+def score_blocks(comparison: Comparison, fitted: FittedAttack, num_speakers: int) -> Iterator[ScoredPairs]:
+    """Yield all pairs of a comparison after an attack, in blocks; speaker codes are below ``num_speakers``."""
+    a, b = comparison.map_and_enrol(fitted.attack, fitted.map_side)
     has_score = hasattr(fitted.attack, "score")
     if not has_score:
         a, b = divide_by_norm(a), (b if b is a else divide_by_norm(b))
@@ -64,16 +64,18 @@ def score_blocks(comparison: Comparison, fitted: FittedAttack, num_speaker_codes
     scorer = Scorer(lambda rows: rows, score, lambda *rows: rows[-1], is_builtin=not has_score)
     enrolment = replace(comparison.enrolment, embeddings=a)
     test = enrolment if comparison.is_same_rows else replace(comparison.test, embeddings=b)
-    pairs = PairBlocks(enrolment, test, num_speaker_codes, scorer, comparison.condition)
+    pairs = PairBlocks(enrolment, test, num_speakers, scorer, comparison.condition)
     for block in pairs:
         rows = pairs.enrolment.speaker_index[block.rows]
         columns = pairs.test.speaker_index[block.columns]
-        yield ScoredPairs(block.scores, label_pairs(rows, columns, block.is_target, block.is_trial), rows, columns)
+        kinds = label_chance_and_targets(rows, columns, block.is_target, block.is_trial)
+        yield ScoredPairs(block.scores, kinds, rows, columns)
 
 
-def squash_scores(scores: Tensor, scale: Tensor) -> Tensor:
-    """Map scores of any range to [-1, 1], by their mean and standard deviation ``scale (..., 2)``."""
-    z = (scores - scale[..., :1]) / (4 * scale[..., 1:]).clamp(min=torch.finfo(scores.dtype).tiny)
+def squash_scores(scores: Tensor, mean_and_deviation: Tensor) -> Tensor:
+    """Map scores of any range to [-1, 1], by their mean and standard deviation ``(..., 2)``."""
+    mean, deviation = mean_and_deviation[..., :1], mean_and_deviation[..., 1:]
+    z = (scores - mean) / (4 * deviation).clamp(min=torch.finfo(scores.dtype).tiny)
     return z / (1 + z.abs())
 
 
@@ -82,7 +84,7 @@ def assign_bins(scores: Tensor, bins: int) -> Tensor:
     return scores.nan_to_num().add_(1).mul_(bins / 2).clamp_(0, bins - 1).to(torch.int32)
 
 
-def measure_scale(scores: Tensor, kinds: Tensor) -> Tensor:
+def measure_mean_and_deviation(scores: Tensor, kinds: Tensor) -> Tensor:
     """Return mean and standard deviation ``(C, 2)`` of the scores ``(C, P)`` of trials; infinite if it is rounding."""
     weight = (kinds != NO_TRIAL).to(scores)
     mean = (scores * weight).sum(1) / weight.sum()
@@ -90,7 +92,7 @@ def measure_scale(scores: Tensor, kinds: Tensor) -> Tensor:
     return torch.stack([mean, torch.where(deviation > _CONSTANT * mean.abs(), deviation, torch.inf)], dim=1)
 
 
-def score_histograms_by_kind(scores: Tensor, kinds: Tensor) -> Tensor:
+def count_by_setting_and_kind(scores: Tensor, kinds: Tensor) -> Tensor:
     """Return counts ``(C, 3, B)`` by setting, kind and bin from scores ``(C, P)`` in [-1, 1] and kinds ``(P,)``."""
     slots = assign_bins(scores, COARSE) + kinds * COARSE
     slots = slots + 4 * COARSE * torch.arange(len(scores), device=slots.device, dtype=torch.int32)[:, None]
@@ -118,8 +120,8 @@ def choose_settings(separations: Tensor, sizes: Sequence[int]) -> list[list[int]
     return [[choose_most_regularised(column) for column in table.T] for table in by_others.split(list(sizes))]
 
 
-def disclosure_without_each_fold(targets: Tensor, nontargets: Tensor) -> Tensor:
-    """Return D_ECE of every attack without each fold, and last with all folds, ``(2 V, K + 1)``.
+def leave_one_fold_out_disclosure(targets: Tensor, nontargets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return D_ECE of every attack on all folds but one, ``(2 V, K)``, and on all folds, ``(2 V,)``.
 
     Each attack is followed by the same attack with negated scores.
 
@@ -137,11 +139,12 @@ def disclosure_without_each_fold(targets: Tensor, nontargets: Tensor) -> Tensor:
         both = torch.stack([condensed, condensed.flip(-1)], dim=1).flatten(0, 1)  # (2 V, K, B)
         every = both.sum(1, keepdim=True)
         parts.append(torch.cat([every - both, every], dim=1))
-    return expected_disclosure(Steps(parts[0].new_empty(0), *parts)).nan_to_num(-torch.inf)
+    disclosure = expected_disclosure(Steps(parts[0].new_empty(0), *parts)).nan_to_num(-torch.inf)
+    return disclosure[:, :-1], disclosure[:, -1]
 
 
 def choose_attacks(disclosure: Tensor) -> tuple[AttackAndSign, ...]:
-    """Choose an attack and its sign for every fold by their ``disclosure`` ``(2 V, K)`` without that fold."""
+    """Choose an attack and its sign for every fold by their ``disclosure`` ``(2 V, K)`` on the other folds."""
     # An attack above its average in the other folds is below it in this one, so the maximum is biased. Take the
     # first attack that is nearly as strong as the strongest.
     is_strong = disclosure >= _STRONG * disclosure.amax(0) - _NOISE
@@ -149,10 +152,10 @@ def choose_attacks(disclosure: Tensor) -> tuple[AttackAndSign, ...]:
     return tuple(AttackAndSign(number // 2, number % 2 == 1) for number in numbers)
 
 
-def split_by_class(counts: Tensor, is_chance: bool = False) -> tuple[Tensor, Tensor]:
-    """Return targets and non-targets ``(..., B)``; with ``is_chance``, pairs of a speaker and the next are targets."""
+def split_by_class(counts: Tensor, has_chance_targets: bool = False) -> tuple[Tensor, Tensor]:
+    """Return targets and non-targets ``(..., B)``; chance targets are pairs of a speaker and the next."""
     other_speakers, next_, same_speaker = widen(counts).unbind(-2)
-    return (next_, other_speakers) if is_chance else (same_speaker, other_speakers + next_)
+    return (next_, other_speakers) if has_chance_targets else (same_speaker, other_speakers + next_)
 
 
 def pool_folds(targets: Tensor, nontargets: Tensor, is_negated: bool = False) -> Steps:
@@ -164,7 +167,7 @@ def pool_folds(targets: Tensor, nontargets: Tensor, is_negated: bool = False) ->
 def pool_folds_by_llr(
     counts: Mapping[int, tuple[Tensor, Tensor]], choices: Sequence[AttackAndSign]
 ) -> tuple[Steps, list[Tensor]]:
-    """Pool the trials of all folds, each scored by the calibrated log-likelihood ratio of its chosen attack.
+    """Pool the trials of all folds, each scored by the log-likelihood ratio of its attack, calibrated on all folds.
 
     Args:
         counts: Targets and non-targets ``(K, B)``, by fold and bin, of every chosen attack.

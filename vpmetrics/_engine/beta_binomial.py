@@ -75,23 +75,24 @@ def fit_beta_binomial(histogram: Tensor) -> BetaBinomialFit:
     fitted = torch.where(is_usable.unsqueeze(-1), shares, 1 / (n + 1))
     with torch.no_grad():
         near = _newton_step(fitted, *_newton_step(fitted, *_search_grid(fitted)))
-    a, b = _newton_step(fitted, *near)
-    probabilities = torch.softmax(_log_probabilities(a, b, n), dim=-1)
+    log_a, log_b = _newton_step(fitted, *near)
+    probabilities = torch.softmax(_log_probabilities(log_a, log_b, n), dim=-1)
     point = pad(torch.ones_like(shares[..., :1]), (0, n))
     otherwise = torch.where(is_certain.unsqueeze(-1), point, torch.nan)
     probabilities = torch.where(is_usable.unsqueeze(-1), probabilities, otherwise)
     undefined = torch.where(is_certain, 0.0, torch.nan).to(shares.dtype)
-    alpha, beta = torch.where(is_usable, a.exp(), undefined), torch.where(is_usable, b.exp(), undefined + torch.inf)
+    alpha = torch.where(is_usable, log_a.exp(), undefined)
+    beta = torch.where(is_usable, log_b.exp(), undefined + torch.inf)
     return BetaBinomialFit(probabilities.to(dtype), alpha.to(dtype), beta.to(dtype))
 
 
-def _log_probabilities(a: Tensor, b: Tensor, n: int) -> Tensor:
+def _log_probabilities(log_a: Tensor, log_b: Tensor, n: int) -> Tensor:
     """Return the log probabilities of 0 ... n up to a constant, ``(..., n + 1)``, for ln alpha and ln beta ``(...)``.
 
     Sums of the logarithms of consecutive ratios, because differences of log-gammas cancel for large parameters.
     """
-    i = torch.arange(n, dtype=a.dtype, device=a.device)
-    alpha, beta = a.exp().unsqueeze(-1), b.exp().unsqueeze(-1)
+    i = torch.arange(n, dtype=log_a.dtype, device=log_a.device)
+    alpha, beta = log_a.exp().unsqueeze(-1), log_b.exp().unsqueeze(-1)
     ratios = (alpha + i).log() - (beta + (n - 1 - i)).log() + ((n - i) / (i + 1)).log()
     return pad(ratios.cumsum(dim=-1), (1, 0))
 
@@ -102,7 +103,7 @@ def _tails_of_shares(shares: Tensor) -> _Tails:
     return _Tails(offset, torch.ones_like(offset), above, below)
 
 
-def _coarsen_tails(tails: _Tails) -> _Tails:
+def _merge_far_offsets(tails: _Tails) -> _Tails:
     """Join neighbouring offsets where they hardly differ from one another: a thousand do for ten thousand ranks."""
     group = (_RESOLUTION * (tails.offset / _RESOLUTION).log1p()).ceil().long()
     length = int(_RESOLUTION * math.log1p((len(group) - 1) / _RESOLUTION)) + 2
@@ -112,16 +113,16 @@ def _coarsen_tails(tails: _Tails) -> _Tails:
     return _Tails(offset / weight.clamp(min=1), weight, above, below)
 
 
-def _log_likelihood(tails: _Tails, a: Tensor, b: Tensor) -> Tensor:
+def _log_likelihood(tails: _Tails, log_a: Tensor, log_b: Tensor) -> Tensor:
     """Return the mean of ln gamma without the binomial coefficients: rising factorials, factor by factor."""
-    alpha, beta, i = a.exp().unsqueeze(-1), b.exp().unsqueeze(-1), tails.offset
+    alpha, beta, i = log_a.exp().unsqueeze(-1), log_b.exp().unsqueeze(-1), tails.offset
     total = tails.weight * (alpha + beta + i).log()
     return (tails.above * (alpha + i).log() + tails.below * (beta + i).log() - total).sum(dim=-1)
 
 
-def _derivatives(tails: _Tails, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _derivatives(tails: _Tails, log_a: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the derivatives of a log-likelihood in ln alpha (a) and ln beta (b): by a, b, aa, ab, bb."""
-    alpha, beta, i = a.exp().unsqueeze(-1), b.exp().unsqueeze(-1), tails.offset
+    alpha, beta, i = log_a.exp().unsqueeze(-1), log_b.exp().unsqueeze(-1), tails.offset
     # d ln(alpha + i) / d ln alpha and its like; the derivative of such a share s is s (1 - s).
     of_a, of_b = alpha / (alpha + i), beta / (beta + i)
     sum_a, sum_b = alpha / (alpha + beta + i), beta / (alpha + beta + i)
@@ -136,21 +137,21 @@ def _derivatives(tails: _Tails, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, T
 
 def _search_grid(shares: Tensor) -> tuple[Tensor, Tensor]:
     """Return the best (ln alpha, ln beta) of a grid over alpha that is narrowed around the best, for each histogram."""
-    first_share, tails = shares[..., :1], _coarsen_tails(_tails_of_shares(shares.unsqueeze(-2)))
+    first_share, tails = shares[..., :1], _merge_far_offsets(_tails_of_shares(shares.unsqueeze(-2)))
     centre, width = torch.full_like(first_share, (_LOWEST + _HIGHEST) / 2), (_HIGHEST - _LOWEST) / 2
     steps = torch.linspace(-1, 1, _GRID, dtype=shares.dtype, device=shares.device)
     for _ in range(_ZOOMS):
-        a = (centre + width * steps).clamp(_LOWEST, _HIGHEST)
-        b = _beta_for_first_share(a, first_share, tails)
-        best = _log_likelihood(tails, a, b).argmax(dim=-1, keepdim=True)
-        centre, width = a.gather(-1, best), width * 2 / (_GRID - 1)
-    return centre.squeeze(-1), b.gather(-1, best).squeeze(-1)
+        log_a = (centre + width * steps).clamp(_LOWEST, _HIGHEST)
+        log_b = _beta_for_first_share(log_a, first_share, tails)
+        best = _log_likelihood(tails, log_a, log_b).argmax(dim=-1, keepdim=True)
+        centre, width = log_a.gather(-1, best), width * 2 / (_GRID - 1)
+    return centre.squeeze(-1), log_b.gather(-1, best).squeeze(-1)
 
 
-def _beta_for_first_share(a: Tensor, first_share: Tensor, tails: _Tails) -> Tensor:
+def _beta_for_first_share(log_a: Tensor, first_share: Tensor, tails: _Tails) -> Tensor:
     """Return the ln beta that gives rank 1 its share, or, where that share is 0, the likeliest one."""
-    alpha, i, keep = a.exp().unsqueeze(-1), tails.offset, first_share > 0
-    low, high = torch.full_like(a, 2 * _LOWEST), torch.full_like(a, 2 * _HIGHEST)
+    alpha, i, keep = log_a.exp().unsqueeze(-1), tails.offset, first_share > 0
+    low, high = torch.full_like(log_a, 2 * _LOWEST), torch.full_like(log_a, 2 * _HIGHEST)
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         beta = middle.exp().unsqueeze(-1)
@@ -161,7 +162,7 @@ def _beta_for_first_share(a: Tensor, first_share: Tensor, tails: _Tails) -> Tens
     return (low + high) / 2
 
 
-def _newton_step(shares: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _newton_step(shares: Tensor, log_a: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor]:
     r"""Return ln alpha and ln beta after one Newton step on the conditions of the optimum, from a point close to it.
 
     The conditions are the constraint :math:`c = \ln \gamma_1 - \ln h_1 = 0` and, along the curve on which it holds, no
@@ -170,9 +171,9 @@ def _newton_step(shares: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """
     keep = shares[..., 0] > 0
     at_first = _tails_of_shares(pad(torch.ones_like(shares[..., :1]), (0, shares.shape[-1] - 1)))
-    by_a, by_b, *curvature = _derivatives(_tails_of_shares(shares), a, b)
-    first_a, first_b, *first_curvature = _derivatives(at_first, a, b)
-    gap = _log_likelihood(at_first, a, b) - torch.where(keep, shares[..., 0], 1.0).log()
+    by_a, by_b, *curvature = _derivatives(_tails_of_shares(shares), log_a, log_b)
+    first_a, first_b, *first_curvature = _derivatives(at_first, log_a, log_b)
+    gap = _log_likelihood(at_first, log_a, log_b) - torch.where(keep, shares[..., 0], 1.0).log()
     with torch.no_grad():
         multiplier = torch.where(keep, by_b / first_b, 0.0)
         aa, ab, bb = (x - multiplier * y for x, y in zip(curvature, first_curvature, strict=True))
@@ -184,6 +185,6 @@ def _newton_step(shares: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     onto_curve = torch.where(keep, -gap / first_b, -by_b / bb)
     along = -(by_a + follow * by_b + (ab + follow * bb) * onto_curve) / bend
     # Alpha stays where it is if it ran into the end of the grid, or if the step is not the small one it should be.
-    inside = (a > _LOWEST + 1e-6) & (a < _HIGHEST - 1e-6) & (along.abs() < 0.05)
+    inside = (log_a > _LOWEST + 1e-6) & (log_a < _HIGHEST - 1e-6) & (along.abs() < 0.05)
     along = torch.where(inside, along, 0.0)
-    return a + along, b + follow * along + onto_curve
+    return log_a + along, log_b + follow * along + onto_curve

@@ -24,11 +24,6 @@ _LEAST_GAP = 1e-2  # standard deviations between two pseudo-trials
 Finder = Callable[[Tensor], list[Tensor]]
 
 
-def look_up(steps: Steps, per_step: Tensor, scores: Tensor) -> Tensor:
-    """Return the value of every score, in their shape, from a table of one entry per step."""
-    return make_finder(steps, [per_step])(scores)[0]
-
-
 def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
     """Return a function from scores to their values in each of some tables of one entry per step."""
     edges, values = steps.edges, torch.stack(list(tables))
@@ -45,7 +40,7 @@ def make_finder(steps: Steps, tables: Sequence[Tensor]) -> Finder:
 
 
 def _find_places(edges: Tensor, scores: Tensor) -> Tensor:
-    """Return the number of edges up to each score. Many scores are looked up in a table: most cells have no edge."""
+    """Return how many of the sorted edges are at most each score; for many scores by a table of equal cells."""
     span = float(edges[-1] - edges[0]) if is_numpy_ready(scores) and scores.numel() > _CELLS and len(edges) else 0.0
     if not 1e-30 < span < 1e30:
         return torch.searchsorted(edges, scores, right=True)
@@ -153,12 +148,12 @@ ScoreMap = Callable[[Tensor], Tensor]
 def fit_linear_map(preds: Tensor, target: Tensor) -> ScoreMap:
     """Return the map ``a * s + b`` of least Cllr at prior 1/2, without regularisation."""
     scores, is_target = widen(preds.detach().flatten()), target.flatten().bool()
-    slope, offset = fit_logistic(scores, is_target)
+    slope, offset = fit_slope_and_offset(scores, is_target)
     return lambda values: slope * values + offset
 
 
-def fit_logistic(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit a logistic regression that weighs both classes equally: slope and offset; NaN where there is no optimum."""
+def fit_slope_and_offset(scores: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return slope and offset of a logistic regression with equal class weights; NaN where there is no optimum."""
     targets, nontargets = scores[is_target], scores[~is_target]
     # No optimum where a class is missing, where scores are constant, or where a threshold separates the classes.
     is_defined = len(targets) > 0 and len(nontargets) > 0
@@ -185,9 +180,9 @@ def fit_isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
     steps = count_by_score(preds, target, validate_args=False).ascending
     knots = torch.unique(widen(preds.detach().flatten()))
     prior = steps.targets.sum().log() - steps.nontargets.sum().log()
-    posteriors = (look_up(steps, steps.laplace_llr(), knots) + prior).sigmoid()
+    posteriors = (make_finder(steps, [steps.laplace_llr()])(knots)[0] + prior).sigmoid()
 
-    def apply(values: Tensor) -> Tensor:
+    def interpolate_llr(values: Tensor) -> Tensor:
         if len(knots) == 0:
             return torch.full_like(values, torch.nan)
         above = torch.searchsorted(knots, values).clamp(1, max(len(knots) - 1, 1))
@@ -198,7 +193,7 @@ def fit_isotonic_map(preds: Tensor, target: Tensor) -> ScoreMap:
         share = torch.where(values >= right, 1, torch.where(values <= left, 0, inner))
         return torch.lerp(low, high, share).logit() - prior
 
-    return apply
+    return interpolate_llr
 
 
 def transferred_llr(

@@ -44,7 +44,7 @@ class CombinedReport:
         return self.report.checks
 
     def table(self, keys: tuple[str, ...] = FEATURE_COLUMNS) -> dict[str, dict[str, float]]:
-        """Return the known numbers by encoder and key: a column of a features x systems table."""
+        """Return each encoder's numbers by key; keys that its report lacks are left out."""
         return {
             name: {key: float(report.scalars[key]) for key in keys if key in report.scalars}
             for name, report in self.reports.items()
@@ -52,12 +52,11 @@ class CombinedReport:
 
     def __str__(self) -> str:
         """Return a summary: the combined report, then each encoder's disclosure."""
-        lines = [f"  {name:20} disclosure {_disclosure(report):.3f} bit" for name, report in self.reports.items()]
+        lines = [
+            f"  {name:20} disclosure {report.scalars.get('disclosure', math.nan):.3f} bit"
+            for name, report in self.reports.items()
+        ]
         return "\n".join([str(self.report), *lines])
-
-
-def _disclosure(report: PrivacyReport) -> float:
-    return float(report.scalars.get("disclosure", math.nan))
 
 
 def combine_reports(reports: Mapping[str, PrivacyReport]) -> CombinedReport:
@@ -87,7 +86,8 @@ def combine_reports(reports: Mapping[str, PrivacyReport]) -> CombinedReport:
     """
     if not reports:
         raise ValueError("Expected `reports` to hold at least one report, but got none.")
-    disclosures = {name: value for name, report in reports.items() if not math.isnan(value := _disclosure(report))}
+    disclosures = {name: float(each.scalars.get("disclosure", math.nan)) for name, each in reports.items()}
+    disclosures = {name: value for name, value in disclosures.items() if not math.isnan(value)}
     encoder = max(disclosures, key=lambda name: disclosures[name]) if disclosures else next(iter(reports))
     report = reports[encoder]
     checks = [check._replace(name=f"{name}: {check.name}") for name, each in reports.items() for check in each.checks]

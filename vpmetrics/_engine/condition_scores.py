@@ -74,7 +74,7 @@ def collect_pair_scores(pairs: PairBlocks, bandwidth: float | None = None) -> Co
     if bandwidth is not None:
         return _smooth_scores(pairs, bandwidth)
     if pairs.is_exact:
-        pairs.keep_blocks()
+        pairs.round_and_keep_blocks()
         return _score_ordered(OrderedScores(*map(sort_scores, pairs.nontarget_and_target_scores())), pairs.is_same_rows)
     return _bin_scores(pairs)
 
@@ -104,7 +104,7 @@ def _smooth_scores(pairs: PairBlocks, bandwidth: float) -> ConditionScores:
     return ConditionScores(trials, counts, make_finder, pairs.is_same_rows)
 
 
-class _ScoreAxis(NamedTuple):
+class _TailedScoreAxis(NamedTuple):
     """Bins of the score axis: equal ones where most scores lie, and ever wider ones beyond on either side.
 
     One outlier then costs the others no resolution, and no score lies outside. Equal bins are numbered first, so that
@@ -138,7 +138,7 @@ class _ScoreAxis(NamedTuple):
         return widen(self.low) + torch.cat([-tail.flip(0), middle, _BINS + tail]) / widen(self.scale)
 
 
-def _lay_axis(pairs: PairBlocks) -> _ScoreAxis:
+def _lay_axis_by_sample(pairs: PairBlocks) -> _TailedScoreAxis:
     sample = pairs.sample_scores().flatten()
     ordered = sort_scores(sample[sample.isfinite()])
     if len(ordered) == 0:
@@ -147,11 +147,11 @@ def _lay_axis(pairs: PairBlocks) -> _ScoreAxis:
     low = torch.maximum(low, middle - _OUTLIER * (middle - first))
     high = torch.minimum(high, middle + _OUTLIER * (last - middle))
     margin = _MARGIN * (high - low) + torch.finfo(low.dtype).tiny ** 0.5
-    return _ScoreAxis(low - margin, _BINS / (high - low + 2 * margin))
+    return _TailedScoreAxis(low - margin, _BINS / (high - low + 2 * margin))
 
 
 def _bin_scores(pairs: PairBlocks) -> ConditionScores:
-    axis, columns = _lay_axis(pairs), _ALL_BINS + 1
+    axis, columns = _lay_axis_by_sample(pairs), _ALL_BINS + 1
     table = torch.zeros(2 * columns + 1, dtype=torch.int64, device=axis.low.device)
     for block in pairs:
         slots = axis.bin_in_place(block.scores)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+SideName = Literal["original", "protected"]
 
 
 class Condition(NamedTuple):
     """A way of forming trials.
 
-    ``enrolment`` and ``test`` name a side, ``"original"`` or ``"protected"``. Pairs of two speakers are always trials.
-    Pairs of one speaker are target trials if they come from ``"any"`` two sessions, from the ``"same"`` session, or
-    from ``"other"`` sessions. A session is one draw of the anonymiser's secret.
+    Pairs of two speakers are always trials. Pairs of one speaker are target trials if they come from ``"any"`` two
+    sessions, from the ``"same"`` session, or from ``"other"`` ones. A session is one draw of the anonymiser's secret.
     """
 
     name: str
-    enrolment: str
-    test: str
+    enrolment: SideName
+    test: SideName
     target_sessions: str = "any"
 
     @property
@@ -37,8 +38,8 @@ CONDITIONS = {
 WITHOUT_SESSIONS = ("OO", "OP", "PP")  # the conditions that need no sessions
 
 
-def resolve_condition(name: Any) -> Condition:
-    """Return the condition of a name."""
+def look_up_condition(name: Any) -> Condition:
+    """Return the condition of a name; raise where there is none, also for a :class:`Condition`."""
     if isinstance(name, str) and name in CONDITIONS:
         return CONDITIONS[name]
     plain, others = (

@@ -40,12 +40,12 @@ from vpmetrics._engine.attack_scores import (
     assign_bins,
     choose_attacks,
     choose_settings,
-    disclosure_without_each_fold,
-    measure_scale,
+    count_by_setting_and_kind,
+    leave_one_fold_out_disclosure,
+    measure_mean_and_deviation,
     pool_folds,
     pool_folds_by_llr,
     score_blocks,
-    score_histograms_by_kind,
     separation_of_counts,
     split_by_class,
     squash_scores,
@@ -53,7 +53,7 @@ from vpmetrics._engine.attack_scores import (
 from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.distributed import SINGLE_PROCESS
 from vpmetrics._engine.measures import eer_of_steps, expected_disclosure
-from vpmetrics._engine.moments import Moments
+from vpmetrics._engine.moments import MomentSums
 from vpmetrics._engine.precision import at_least_float32, is_finite_everywhere, wide_dtype, widen
 from vpmetrics._engine.score_counts import Steps, StepsOfBothSigns
 from vpmetrics._engine.scorers import SCORERS
@@ -70,15 +70,16 @@ _SOURCES = ("", ", per group", ", observed")  # what attacks are fitted on, as t
 _MEASURES = {"d_ece_strongest": expected_disclosure, "eer_strongest": eer_of_steps}
 
 
-def list_names_and_needs(attacks: Sequence[Any]) -> tuple[tuple[str, str], ...]:
-    """Return name and needs by number of an attack: all attacks on all pairs, per group, and on observed speech."""
+def variant_names_and_needs(attacks: Sequence[Any]) -> tuple[tuple[str, str], ...]:
+    """Return name and needs of each variant of an attack: all attacks on all pairs, then per group, then observed."""
     pairs = [
-        (getattr(each, "name", type(each).__name__), getattr(each, "needs", "")) for each in add_plain_attack(attacks)
+        (getattr(each, "name", type(each).__name__), getattr(each, "needs", ""))
+        for each in append_plain_attack(attacks)
     ]
     return tuple((name + source, needs) for source in _SOURCES for name, needs in pairs)
 
 
-def add_plain_attack(attacks: Sequence[Any]) -> tuple[Any, ...]:
+def append_plain_attack(attacks: Sequence[Any]) -> tuple[Any, ...]:
     """Return the attacks, with plain comparison appended where it is missing: no result may be weaker than it."""
     return tuple(attacks) if any(type(attack) is Plain for attack in attacks) else (*attacks, Plain())
 
@@ -121,7 +122,7 @@ class _AttackWithSettings(NamedTuple):
     scales: Tensor
 
 
-class _PooledTrials(NamedTuple):
+class _StepsAndReplicates(NamedTuple):
     """All trials after an attack, ``steps``; ``replicates`` of all speakers and without each group, ``(1 + G, S)``."""
 
     number: int
@@ -147,7 +148,7 @@ class CrossFittedAttacks:
         data: EvaluationData,
         attacks: Sequence[Any],
         conditions: Sequence[Condition],
-        observed: Moments | None = None,
+        observed: MomentSums | None = None,
         enrolment: str | None = None,
     ) -> None:
         # Attacks see directions, never the length of embeddings.
@@ -156,14 +157,13 @@ class CrossFittedAttacks:
             for side in (data.original, data.protected)
         )
         self.data, self.conditions = data._replace(original=original, protected=protected), tuple(conditions)
-        self.descriptions, self.processes = list_names_and_needs(attacks), data.processes
+        self.descriptions, self.processes = variant_names_and_needs(attacks), data.processes
         self._observed, self.folds = observed, assign_folds(self.data)
-        self.attack_folds = AttackFolds(self.data, self.folds, add_plain_attack(attacks), observed, enrolment)
+        self.attack_folds = AttackFolds(self.data, self.folds, append_plain_attack(attacks), observed, enrolment)
         # Choices are made with every other fold where there are many.
         self._sampled_folds = range(0, self.folds.num_folds, 1 if self.folds.num_folds <= _MOST_SAMPLED_FOLDS else 2)
         self._attacks: dict[str, list[_AttackWithSettings]] = {}
         self._counts: dict[tuple[str, int], Tensor] = {}
-        self._fitted: dict[tuple[int, int, int], FittedAttack] = {}
 
     def strongest(
         self,
@@ -182,8 +182,12 @@ class CrossFittedAttacks:
         """
         device = self.data.speakers.device
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            reason = self._explain_undefined()
-            if reason is None:
+            given = [self.data.original.embeddings, self.data.protected.embeddings, *(self._observed or ())]
+            if self.folds.num_folds == 0:
+                reason = f"Attacks are fitted on other speakers, and that needs {FEWEST_SPEAKERS} of them."
+            elif not bool(torch.stack([is_finite_everywhere(values) for values in given]).all()):
+                reason = "Some embeddings, measured or observed, are not finite."
+            else:
                 if not self._attacks:
                     self._choose_settings()
                 result = self._evaluate_strongest(condition, groups, plain, plain_replicates)
@@ -196,7 +200,7 @@ class CrossFittedAttacks:
             return StrongestResult(nan, nan, nan, nan, nan, nan.expand(len(self.descriptions)), (), replicates)
 
     def chosen_folds(self, condition: Condition, result: StrongestResult) -> list[tuple[EvaluationData, FittedAttack]]:
-        """Return the utterances of every fold and the fitted attack that it took; empty where none was possible."""
+        """Return the utterances of every fold, and the attack chosen for it, fitted; an empty list where undefined."""
         chosen = []
         for fold, choice in enumerate(result.choices):
             is_inside = self.folds.of_speaker == fold
@@ -208,13 +212,6 @@ class CrossFittedAttacks:
                 fitted = self._fit_chosen_setting(fold, self._attacks[condition.name][choice.attack])
             chosen.append((data, fitted._replace(is_negated=choice.is_negated)))
         return chosen
-
-    def _explain_undefined(self) -> str | None:
-        if self.folds.num_folds == 0:
-            return f"Attacks are fitted on other speakers, and that needs {FEWEST_SPEAKERS} of them."
-        given = [self.data.original.embeddings, self.data.protected.embeddings, *(self._observed or ())]
-        is_finite = torch.stack([is_finite_everywhere(values) for values in given]).all()
-        return None if bool(is_finite) else "Some embeddings, measured or observed, are not finite."
 
     def _choose_settings(self) -> None:
         """Compare some rows of some folds after every attack with every setting, and choose the settings."""
@@ -253,15 +250,15 @@ class CrossFittedAttacks:
             for condition in conditions:
                 scored = []
                 for rows in self.attack_folds.form_comparisons(fold, condition, attack, is_subsample=True):
-                    sides = (rows.map_sides(attack, each) for each in maps)
+                    sides = (rows.map_and_enrol(attack, each) for each in maps)
                     scores = torch.stack([compare(attack, *each).detach() for each in sides])
                     scored.append((widen(scores).flatten(1), rows.pair_kinds.expand(1, -1, -1).flatten(1)))
                 scores, (kinds,) = (torch.cat(parts, dim=1) for parts in zip(*scored, strict=True))
                 has_score = hasattr(attack, "score")
-                scales.append(measure_scale(scores, kinds) if has_score else scores.new_zeros(len(scores), 2))
-                counts.append(
-                    score_histograms_by_kind(squash_scores(scores, scales[-1]) if has_score else scores, kinds)
-                )
+                scale = measure_mean_and_deviation(scores, kinds) if has_score else scores.new_zeros(len(scores), 2)
+                scales.append(scale)
+                squashed = squash_scores(scores, scale) if has_score else scores
+                counts.append(count_by_setting_and_kind(squashed, kinds))
         return torch.cat(counts), torch.cat(scales)
 
     def _evaluate_strongest(
@@ -274,12 +271,12 @@ class CrossFittedAttacks:
         """Choose an attack for each fold, count all pairs after it, and compare the result with plain comparison."""
         attacks = self._attacks[condition.name]
         sampled = torch.stack([each.counts for each in attacks])  # (V, K, 3, B)
-        disclosure, chance_disclosure = (
-            disclosure_without_each_fold(*split_by_class(sampled, is_chance)) for is_chance in (False, True)
+        (by_others, disclosure), (chance_by_others, _) = (
+            leave_one_fold_out_disclosure(*split_by_class(sampled, is_chance)) for is_chance in (False, True)
         )
-        choices, chance_choices = (choose_attacks(each[:, :-1]) for each in (disclosure, chance_disclosure))
+        choices, chance_choices = choose_attacks(by_others), choose_attacks(chance_by_others)
         counts = self._count_pairs(condition, sorted({0, *(each.attack for each in (*choices, *chance_choices))}))
-        chance_targets = {key: split_by_class(each, is_chance=True) for key, each in counts.items()}
+        chance_targets = {key: split_by_class(each, has_chance_targets=True) for key, each in counts.items()}
         chance = [
             pool_folds_by_llr(chance_targets, chance_choices)[0],
             *(pool_folds(*chance_targets[0], each) for each in (False, True)),
@@ -287,12 +284,12 @@ class CrossFittedAttacks:
         trials = []
         if plain is not None:
             both_signs = zip(plain, (None, None) if plain_replicates is None else plain_replicates, strict=True)
-            trials = [_PooledTrials(attacks[0].unfitted.number, *each) for each in both_signs]
+            trials = [_StepsAndReplicates(attacks[0].unfitted.number, *each) for each in both_signs]
         if not trials or len(set(choices)) > 1 or choices[0].attack > 0:
             by_class = {key: split_by_class(each) for key, each in counts.items()}
             steps, step_of_bin = pool_folds_by_llr(by_class, choices)
             numbers = [attacks[choice.attack].unfitted.number for choice in choices]
-            trials.insert(0, _PooledTrials(max(numbers, key=numbers.count), steps))
+            trials.insert(0, _StepsAndReplicates(max(numbers, key=numbers.count), steps))
             if groups is not None:
                 replicates = self._count_replicates(condition, choices, steps, step_of_bin, groups)
                 trials[0] = trials[0]._replace(replicates=replicates)
@@ -300,7 +297,7 @@ class CrossFittedAttacks:
         d_ece, eer = values.values()
         best = d_ece.argmax()
         by_number = d_ece.new_full((len(self.descriptions),), torch.nan)
-        by_number[[each.unfitted.number for each in attacks]] = disclosure[:, -1].view(-1, 2).amax(1)
+        by_number[[each.unfitted.number for each in attacks]] = disclosure.view(-1, 2).amax(1)
         return StrongestResult(
             d_ece[best],
             eer[best],
@@ -309,7 +306,7 @@ class CrossFittedAttacks:
             torch.full_like(d_ece[0], self.folds.fewest_training_speakers()),
             by_number,
             choices,
-            None if groups is None else _take_strongest_replicates(trials, values),
+            None if groups is None else _strongest_in_each_replicate(trials, values),
         )
 
     def _count_pairs(self, condition: Condition, attacks: Sequence[int]) -> dict[int, Tensor]:
@@ -330,10 +327,8 @@ class CrossFittedAttacks:
 
     def _fit_chosen_setting(self, fold: int, attack: _AttackWithSettings) -> FittedAttack:
         """Return an attack with the setting that a fold takes; it is kept for other conditions."""
-        key = fold, attack.unfitted.number, attack.settings[fold]
-        if key not in self._fitted:
-            self._fitted[key] = self.attack_folds.fit(fold, attack.unfitted, attack.settings[fold])
-        return self._fitted[key]
+        folds, unfitted, setting = self.attack_folds, attack.unfitted, attack.settings[fold]
+        return folds.get_or_make(("fit", fold, unfitted.number, setting), lambda: folds.fit(fold, unfitted, setting))
 
     def _score_pairs(self, condition: Condition, attack: _AttackWithSettings, fold: int) -> Iterator[ScoredPairs]:
         """Yield blocks of scores in [-1, 1] of all pairs of a fold, after an attack."""
@@ -354,10 +349,10 @@ class CrossFittedAttacks:
         """Return the trial counts after the chosen attacks, of all speakers and without each group, ``(1 + G, S)``."""
         folds, size, attacks = self.folds, len(steps.targets), self._attacks[condition.name]
         group_of_code = torch.full(
-            (folds.num_folds * folds.num_codes,), groups.num_groups, device=folds.sort_keys.device
+            (folds.num_folds * folds.num_codes,), groups.num_groups, device=folds.sort_key_by_speaker.device
         )
-        has_fold = folds.sort_keys >= 0
-        group_of_code[folds.sort_keys[has_fold]] = groups.find_groups(self.data.speakers)[has_fold]
+        has_fold = folds.sort_key_by_speaker >= 0
+        group_of_code[folds.sort_key_by_speaker[has_fold]] = groups.find_groups(self.data.speakers)[has_fold]
         counts = torch.zeros(2 * (groups.num_groups + 1) * size + 1, dtype=torch.int64, device=groups.labels.device)
         unused = len(counts) - 1
         for fold in self.processes.share(range(folds.num_folds)):
@@ -376,12 +371,12 @@ class CrossFittedAttacks:
         return Steps(left_out.new_empty(0), steps.targets - left_out[1], steps.nontargets - left_out[0])
 
 
-def _take_strongest_replicates(
-    trials: Sequence[_PooledTrials], values: Mapping[str, Tensor]
+def _strongest_in_each_replicate(
+    trials: Sequence[_StepsAndReplicates], values: Mapping[str, Tensor]
 ) -> dict[str, Tensor] | None:
-    """Return the value and its jackknife replicates, ``(1 + G,)`` by key; None without counts.
+    """Return the largest D_ECE in each replicate, and the EER of the same trials; None without counts.
 
-    Each replicate is that of the trials with the largest D_ECE in it.
+    Values are ``(1 + G,)`` by key: of all speakers, then without each group.
     """
     counted = [(index, each.replicates) for index, each in enumerate(trials) if each.replicates is not None]
     if not counted:

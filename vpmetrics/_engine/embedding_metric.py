@@ -131,23 +131,23 @@ class EmbeddingMetric(PrivacyMetric):
 
     def _compute_batch_value(self, *args: Any, **kwargs: Any) -> Any:
         with collect_warnings(), torch.set_grad_enabled(torch.is_grad_enabled() and self.bandwidth is not None):
-            return self._compute_value(_build_data(pack_utterances(*args, **kwargs)))
+            return self._compute_value(_build_data_and_explain(pack_utterances(*args, **kwargs)))
 
     def _collect_data(self) -> EvaluationData:
         if len(self.speakers) == 0:
             empty = torch.empty(0, 1, device=self.device)
-            return _build_data(pack_utterances(empty, empty, empty[:, 0].long()))
-        columns = UtteranceColumns(*map(self._concatenate_rows, UtteranceColumns._fields))
+            return _build_data_and_explain(pack_utterances(empty, empty, empty[:, 0].long()))
+        columns = UtteranceColumns(*map(self._join_in_place, UtteranceColumns._fields))
         if self.validate_args:
             check_speaker_per_recording(columns)
-        return _build_data(columns, self._find_processes())
+        return _build_data_and_explain(columns, self._find_processes())
 
     def _embedding_width(self) -> int | None:
         return self.original[0].shape[-1] if len(self.original) else None
 
 
-def _build_data(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS) -> EvaluationData:
-    """Return the data of columns; a warning of undefined results will name what they lack."""
+def _build_data_and_explain(columns: UtteranceColumns, processes: Processes = SINGLE_PROCESS) -> EvaluationData:
+    """Return the data of columns; a later warning of an undefined result names what they lack."""
     data = deduplicate_and_index(columns, processes)
     explain_undefined(partial(find_cause, data))
     return data

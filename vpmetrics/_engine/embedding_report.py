@@ -14,9 +14,9 @@ from vpmetrics._engine.condition_scores import ConditionScores, collect_pair_sco
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS, Condition
 from vpmetrics._engine.identification_scalars import IdentificationNumbers, PopulationRates, identify_all_groups
 from vpmetrics._engine.jackknife import (
+    CountingCells,
     Jackknife,
-    QuantileCells,
-    ReplicateCounts,
+    ReplicateCellCounts,
     count_replicates,
     group_speakers,
     join_jackknives,
@@ -99,7 +99,7 @@ class _ConditionEvaluation:
 
     @cached_property
     def pairs(self) -> PairBlocks:
-        return _form_pairs(self.data, self.condition, self.settings)
+        return _form_all_pairs(self.data, self.condition, self.settings)
 
     @cached_property
     def scores(self) -> ConditionScores:
@@ -119,7 +119,7 @@ class _ConditionEvaluation:
         return summarise_similarity(self.pairs, self.scores, self.settings.similarity)
 
     @cached_property
-    def replicate_counts(self) -> ReplicateCounts | None:
+    def replicate_counts(self) -> ReplicateCellCounts | None:
         if self.groups is None or not self.scores.is_defined:
             return None
         summary, matrix = self.similarity if self.needs("matrix") else (None, None)
@@ -128,12 +128,12 @@ class _ConditionEvaluation:
         )
 
     @cached_property
-    def cells(self) -> QuantileCells:
-        return QuantileCells(self.scores, max_cells=_SPEAKER_CELLS)
+    def permutation_cells(self) -> CountingCells:
+        return CountingCells(self.scores, max_cells=_SPEAKER_CELLS)
 
     @cached_property
-    def permuted_target_counts(self) -> Tensor:
-        return count_targets_per_permutation(self.pairs, self.cells)
+    def permuted_counts_by_speaker(self) -> Tensor:
+        return count_targets_per_permutation(self.pairs, self.permutation_cells)
 
     @cached_property
     def speakers(self) -> SpeakerDisclosure:
@@ -164,10 +164,10 @@ class _ConditionEvaluation:
         )
 
     @cached_property
-    def worst_speaker(self) -> SelfCalibratedDisclosure | None:
+    def worst_op_speaker(self) -> SelfCalibratedDisclosure | None:
         if self.condition.name != "OP" or self.settings.bandwidth is not None:
             return None
-        worst = compute_self_calibrated_disclosure(self.pairs, self.cells, self.permuted_target_counts)
+        worst = compute_self_calibrated_disclosure(self.pairs, self.permutation_cells, self.permuted_counts_by_speaker)
         return worst._replace(d_ece=worst.d_ece[self.data.speakers.argsort(stable=True)])
 
     def compute_score_measures(self) -> _ScalarsAndJackknife:
@@ -185,16 +185,13 @@ class _ConditionEvaluation:
         replicates = replicate_diagonal_dominance(counts, summary, group, has_unordered_pairs, self.settings.similarity)
         return scalars, self.make_jackknife(replicates, counts.min_speakers_per_class)
 
-    def compute_linkability_chance(self) -> _ScalarsAndJackknife:
+    def compute_linkability_chance(self) -> tuple[dict[str, Tensor], None]:
         if self.settings.bandwidth is not None:
             return {}, None
-        level = linkability_chance_level(self.scores, self.cells, self.permuted_target_counts)
+        level = linkability_chance_level(self.scores, self.permutation_cells, self.permuted_counts_by_speaker)
         return {"linkability_chance": level}, None
 
-    def compute_identification(self) -> _ScalarsAndJackknife:
-        return self.identification.scalars, self.identification.jackknife
-
-    def compute_speakers(self) -> _ScalarsAndJackknife:
+    def compute_speakers(self) -> tuple[dict[str, Tensor], None]:
         return speaker_scalars(self.speakers, average_bits_by_speaker(self.identification.pooled)), None
 
     def compute_attacks(self) -> _ScalarsAndJackknife:
@@ -205,21 +202,22 @@ class _ConditionEvaluation:
         population, sizes = self.population, self.settings.sizes
         if population is None:
             return {}, None
-        scalars = population.scalars(sizes) if self.needs("population") else {}
+        scalars = population.plain_rates_and_singling_out(sizes) if self.needs("population") else {}
         if self.needs("attacked_population"):
-            scalars |= population.attacked_scalars(sizes)
+            attacked = population.after_strongest_attack(sizes)
+            scalars |= {f"{key}_strongest": value for key, value in attacked.items()}
         return scalars, None if self.groups is None else self.make_jackknife(population.replicates(sizes, self.groups))
 
-    def compute_calibration_across_sessions(self) -> _ScalarsAndJackknife:
+    def compute_c_ece_across_sessions(self) -> _ScalarsAndJackknife:
         """Return C_ECE with a calibration from other sessions, fitted once and used for every replicate."""
         if self.condition.name != "OP" or self.data.protected.sessions is None:
             return {}, None
 
-        def trials_of(run: EvaluationData) -> ScoredTrials:
-            pairs = _form_pairs(run, self.condition, self.settings)
+        def score_run(run: EvaluationData) -> ScoredTrials:
+            pairs = _form_all_pairs(run, self.condition, self.settings)
             return ScoredTrials(*pairs.scores_and_labels(), run.speakers[pairs.trial_speakers()])
 
-        runs, replicates = calibrate_across_session_halves(self.data, trials_of), None
+        runs, replicates = calibrate_across_session_halves(self.data, score_run), None
         if self.groups is not None:
             labels, costs = self.groups.labels, []
             for run in runs:
@@ -233,11 +231,11 @@ class _ConditionEvaluation:
 _METHODS: dict[tuple[str, ...], Callable[[_ConditionEvaluation], _ScalarsAndJackknife]] = {
     ("matrix",): _ConditionEvaluation.compute_diagonal_dominance,
     ("chance",): _ConditionEvaluation.compute_linkability_chance,
-    ("rank", "local", "speaker"): _ConditionEvaluation.compute_identification,
+    ("rank", "local", "speaker"): lambda each: (each.identification.scalars, each.identification.jackknife),
     ("speaker",): _ConditionEvaluation.compute_speakers,
     ("attack", "attacked_population"): _ConditionEvaluation.compute_attacks,
     ("population", "attacked_population"): _ConditionEvaluation.compute_population,
-    ("calibration",): _ConditionEvaluation.compute_calibration_across_sessions,
+    ("calibration",): _ConditionEvaluation.compute_c_ece_across_sessions,
 }
 
 
@@ -266,18 +264,18 @@ def report_condition(
         None if matrix is None else matrix[order][:, order],
         summary,
         evaluation.identification.pooled if "identification" in computed else None,
-        mean_scores=lambda: mean_score_matrix(_form_pairs(data, condition, settings))[order][:, order],
+        mean_scores=lambda: mean_score_matrix(_form_all_pairs(data, condition, settings))[order][:, order],
         strongest=computed.get("strongest"),
         population=computed.get("population"),
         speakers=computed.get("speakers"),
-        worst_speaker=evaluation.worst_speaker if evaluation.needs("worst") else None,
+        worst_speaker=evaluation.worst_op_speaker if evaluation.needs("worst") else None,
         jackknife=join_jackknives(known_jackknives) if known_jackknives else None,
         counts=evaluation.replicate_counts,
         confidence=settings.intervals,
     )
 
 
-def _form_pairs(data: EvaluationData, condition: Condition, settings: ReportSettings) -> PairBlocks:
+def _form_all_pairs(data: EvaluationData, condition: Condition, settings: ReportSettings) -> PairBlocks:
     sides, scorer = data.sides(condition, settings.enrolment), resolve_scoring(settings.scoring)
     keep_digits = settings.bandwidth is None
     return PairBlocks(*sides, len(data.speakers), scorer, condition, data.processes, keep_digits=keep_digits)

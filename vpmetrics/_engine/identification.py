@@ -22,6 +22,12 @@ _MOST_FOLDS, _FOLDS = 256, 10  # up to this number of speakers, each is a fold; 
 _PERMUTATIONS = 4  # of speakers, for chance levels
 
 
+class CentredRows(NamedTuple):
+    centred: Tensor  # (b, N), scores minus the mean of their row
+    mean: Tensor  # (b, 1)
+    deviation: Tensor  # (b, 1), infinite where it is rounding
+
+
 class Identification(NamedTuple):
     """Ranks and local information of inputs, and their chance levels with speakers permuted.
 
@@ -72,7 +78,10 @@ def identify(
     # Row 0: the true speakers. Further rows: permuted speakers, for the chance level.
     columns = trials.column[None]
     if has_chance and num_references > 1:
-        columns = torch.cat([columns, _permute_columns(trials)])
+        order, count_permuted = order_references_by_value(trials), min(_PERMUTATIONS, num_references - 1)
+        place = order.argsort()[trials.column]
+        permuted_columns = [order[(place + shift) % num_references] for shift in range(1, 1 + count_permuted)]
+        columns = torch.stack([trials.column, *permuted_columns])
     ranks = wide.new_zeros(len(columns), 3, count)
     bits, slopes = wide.new_full((min(len(columns), 2), count), 0 if num_references > 1 else torch.nan), None
     if has_bits and slope is not None:
@@ -83,9 +92,9 @@ def identify(
     for block in score_inputs(trials, scoring):
         matches = block.scores.gather(1, columns[:, block.rows].T).T.unsqueeze(2)
         for number, match in enumerate(matches.detach()):
-            ranks[number][:, block.rows] = rank_inputs(block._replace(match=match))
+            ranks[number][:, block.rows] = count_above_tied_nan(block._replace(match=match))
         if slopes is not None and num_references > 1:
-            centred, mean, deviation = centred_mean_and_deviation(block)
+            centred, mean, deviation = centre_in_place(block)
             for number, match in enumerate(matches[: len(bits)]):
                 # Divide the slope by the deviation, not every score: fewer operations.
                 weight = slopes[number, block.rows].to(centred.dtype).unsqueeze(1) / deviation
@@ -107,14 +116,6 @@ def identify(
         torch.stack(histograms[1:]) if len(columns) > 1 else None,
         bits[1, used].detach().mean() if permuted and has_bits else None,
     )
-
-
-def _permute_columns(trials: IdentificationTrials) -> Tensor:
-    """Return columns of other speakers for every input, ``(K, B)``, the same for all inputs of one speaker."""
-    order = order_references_by_value(trials)
-    place = order.argsort()[trials.column]
-    shifts = range(1, 1 + min(_PERMUTATIONS, len(order) - 1))
-    return torch.stack([order[(place + shift) % len(order)] for shift in shifts])
 
 
 def order_references_by_value(trials: IdentificationTrials) -> Tensor:
@@ -145,27 +146,27 @@ def standardize_scores(scores: Tensor) -> Tensor:
     wide, unit = widen(scores), torch.finfo(at_least_float32(scores).dtype).eps
     centred = wide - wide.mean(dim=1, keepdim=True)
     rounding = wide.detach().abs().sum(dim=1, keepdim=True) / max(1, scores.shape[1]) * unit
-    return centred / _deviation(centred, rounding)
+    return centred / _deviation_or_inf(centred, rounding)
 
 
-def centred_mean_and_deviation(block: ScoreRows) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores minus their row's mean (in place unless a gradient needs them), these means and the deviations."""
+def centre_in_place(block: ScoreRows) -> CentredRows:
+    """Subtract from scores their row's mean, in a copy if a gradient needs them; return also means and deviations."""
     mean = block.scores.mean(dim=1, keepdim=True)
     centred = block.scores - mean if block.scores.requires_grad else block.scores.sub_(mean)
-    return centred, mean, _deviation(centred, block.rounding)
+    return CentredRows(centred, mean, _deviation_or_inf(centred, block.rounding))
 
 
-def _deviation(centred: Tensor, rounding: Tensor) -> Tensor:
+def _deviation_or_inf(centred: Tensor, rounding: Tensor) -> Tensor:
     """Return the population standard deviation of each row; infinite where it is rounding."""
     deviation = torch.linalg.vector_norm(centred, dim=1, keepdim=True) / math.sqrt(max(1, centred.shape[1]))
     return torch.where(deviation > rounding, deviation, torch.inf)
 
 
-def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, columns: Tensor) -> Tensor:
-    """Return the slope of each input, fitted on other speakers, for each choice of true columns: ``(K, B)``."""
+def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, true_columns: Tensor) -> Tensor:
+    """Return the slope of each input, fitted on other speakers, for true columns ``(K, B)``, in their shape."""
     count, num_references = len(trials.inputs), trials.num_references
     if num_references < 2 or count == 0:
-        return trials.references.anchor.new_full(columns.shape, torch.nan)
+        return trials.references.anchor.new_full(true_columns.shape, torch.nan)
     order = order_references_by_value(trials)
     place = order.argsort()[trials.column]
     stride = min(-(-count * num_references // _MOST_SCORES), num_references)
@@ -175,17 +176,17 @@ def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, columns: T
     # Speakers with trials come first in this order, so that every fold has as many of them.
     folds = num_references if num_references <= _MOST_FOLDS else _FOLDS
     dtype = at_least_float32(trials.inputs[:0]).dtype
-    z, matches = (torch.zeros(count, n, dtype=dtype, device=order.device) for n in (chosen.shape[1], len(columns)))
+    z, matches = (torch.zeros(count, n, dtype=dtype, device=order.device) for n in (chosen.shape[1], len(true_columns)))
     for block in score_inputs(trials, scoring):
-        centred, _, deviation = centred_mean_and_deviation(block)
+        centred, _, deviation = centre_in_place(block)
         z[block.rows] = (centred.gather(1, chosen[block.rows]) / deviation).to(dtype)
-        matches[block.rows] = (centred.gather(1, columns[:, block.rows].T) / deviation).to(dtype)
+        matches[block.rows] = (centred.gather(1, true_columns[:, block.rows].T) / deviation).to(dtype)
     z, matches = trials.processes.all_reduce(z, matches)
     fold = place % folds
     usable_fold = torch.where(trials.usable, fold, folds)
     slopes = [
         fit_logistic_slopes(z, chosen == column[:, None], match[:, None], usable_fold, folds)[fold]
-        for column, match in zip(columns, matches.T, strict=True)
+        for column, match in zip(true_columns, matches.T, strict=True)
     ]
     return torch.stack(slopes)
 
@@ -200,15 +201,15 @@ def compute_histograms_by_group(
 def compute_rank_histogram(trials: IdentificationTrials, scoring: Scoring, bandwidth: float | None = None) -> Tensor:
     """Return inputs per rank, ``(N,)``; with ``bandwidth`` smoothly, with a gradient."""
     if bandwidth is not None:
-        return _smooth_histogram(trials, scoring, bandwidth)
-    ranks = trials.references.sums.new_zeros(3, len(trials.inputs))
+        return _histogram_of_soft_ranks(trials, scoring, bandwidth)
+    counts = trials.references.sums.new_zeros(3, len(trials.inputs))
     for block in score_inputs(trials, scoring):
-        ranks[:, block.rows] = rank_inputs(block)
-    (ranks,) = trials.processes.all_reduce(ranks)
-    return count_ranks(trials, ranks)
+        counts[:, block.rows] = count_above_tied_nan(block)
+    (counts,) = trials.processes.all_reduce(counts)
+    return count_ranks(trials, counts)
 
 
-def _smooth_histogram(trials: IdentificationTrials, scoring: Scoring, bandwidth: float) -> Tensor:
+def _histogram_of_soft_ranks(trials: IdentificationTrials, scoring: Scoring, bandwidth: float) -> Tensor:
     """Return the histogram of differentiable ranks: sums of sigmoids of how far each reference is above the own one.
 
     An input between two ranks is shared by them, so the histogram moves with the scores.
@@ -232,7 +233,7 @@ def _smooth_histogram(trials: IdentificationTrials, scoring: Scoring, bandwidth:
     return torch.where(trials.finite & ~histogram.isnan().any(), histogram, torch.nan).to(result_dtype(trials.inputs))
 
 
-def rank_inputs(block: ScoreRows) -> Tensor:
+def count_above_tied_nan(block: ScoreRows) -> Tensor:
     """Return numbers of references above each input's own and tied with it, and whether a score is NaN, ``(3, b)``."""
     # Masks of the scores' own type: comparing and summing them is many times as fast as with booleans.
     mask = torch.empty_like(block.scores)
@@ -242,21 +243,21 @@ def rank_inputs(block: ScoreRows) -> Tensor:
     return widen(torch.stack([above, at_least - above, block.scores.detach().amax(dim=1).isnan().to(above.dtype)]))
 
 
-def count_ranks(trials: IdentificationTrials, ranks: Tensor) -> Tensor:
-    """Return inputs per rank, ``(N,)``, from :func:`rank_inputs` of all inputs.
+def count_ranks(trials: IdentificationTrials, above_tied_nan: Tensor) -> Tensor:
+    """Return inputs per rank, ``(N,)``, from :func:`count_above_tied_nan` of all inputs, ``(3, B)``.
 
     The mass of an input is spread over the ranks it is tied for: a step up before them and a step down after, in
     integers, so that the order of additions changes nothing.
     """
     inputs, references = len(trials.inputs), trials.num_references
-    above, tied = ranks[:2].long()
+    above, tied = above_tied_nan[:2].long()
     tied = tied.clamp(min=1)
     unit = 1 << (62 - inputs.bit_length())  # the mass of all inputs stays within 63 bits
     mass = torch.where(trials.usable, unit // tied, 0)
     steps = mass.new_zeros(max(references, 1) + 1)
     steps = steps.index_add(0, above, mass).index_add(0, above + tied, -mass)[: references + 1]
     # A comparison with NaN is False and would be a rank.
-    is_undefined = ~trials.finite | ranks[2].any()
+    is_undefined = ~trials.finite | above_tied_nan[2].any()
     histogram = torch.where(is_undefined, torch.nan, widen(steps[:-1].cumsum(dim=0)) / unit)
     return histogram.to(result_dtype(trials.inputs))
 
@@ -272,7 +273,7 @@ def bits_of_ranks(histogram: Tensor, above: Tensor, tied: Tensor) -> Tensor:
     return torch.where(tied == 1, bits[above], (total[above + tied] - total[above]) / tied)
 
 
-def chance_mean_d(histogram: Tensor, model: str, num_inputs: int) -> Tensor:
+def chance_mean_d(histogram: Tensor, rank_model: str, num_inputs: int) -> Tensor:
     r"""Return the expected MeanD in bits of independent inputs whose ranks are uniform among ``N``.
 
     .. math:: N \, \mathrm{E}\left[\tfrac{X}{n} \log_2 \tfrac{N X}{n}\right], \quad X \sim \mathrm{Bin}(n, 1/N)
@@ -283,7 +284,7 @@ def chance_mean_d(histogram: Tensor, model: str, num_inputs: int) -> Tensor:
     wide, ranks = widen(histogram.detach()), len(histogram)
     if ranks < 2 or num_inputs == 0:
         return wide.new_full((), torch.nan)
-    if model != "empirical":  # half a nat per free parameter of the fit and input
+    if rank_model != "empirical":  # half a nat per free parameter of the fit and input
         return torch.where(wide.isnan().any(), torch.nan, min(ranks - 1, 2) / (2 * math.log(2) * num_inputs))
     mean = num_inputs / ranks
     # Beyond twelve standard deviations the probability is 0 but for rounding.
@@ -338,7 +339,7 @@ def jackknife_identification(
         add_ranks(own_steps, true_column, above, tied, is_usable)
         sums[4] += (keeps * ((above_left == 0) & (tied_left == 1))).sum(0)
         if references > 1 and slopes is not None:
-            centred, mean, deviation = centred_mean_and_deviation(block)
+            centred, mean, deviation = centre_in_place(block)
             slope = slopes[block.rows].to(centred.dtype).unsqueeze(1) / deviation
             logits = slope * centred
             top = logits.amax(dim=1, keepdim=True)
@@ -356,7 +357,7 @@ def jackknife_identification(
     return IdentificationReplicates(histograms.clamp(min=0), references - sizes[:-1], fewer.clamp(min=0), sums[:, :-1])
 
 
-def pool_histograms(histograms: Sequence[Tensor]) -> Tensor:
+def add_padded_histograms(histograms: Sequence[Tensor]) -> Tensor:
     """Return inputs per rank, added over groups; short histograms are padded with zeros."""
     most = max(map(len, histograms))
     return torch.stack([pad(each, (0, most - len(each))) for each in histograms]).sum(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,12 +12,12 @@ from torch import Tensor
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS, Condition
 from vpmetrics._engine.identification import (
     Identification,
+    add_padded_histograms,
     chance_mean_d,
     compute_histograms_by_group,
     identify_condition,
     jackknife_identification,
     mean_over_groups,
-    pool_histograms,
 )
 from vpmetrics._engine.jackknife import Jackknife, JackknifeGroups, make_jackknife
 from vpmetrics._engine.population import (
@@ -53,7 +53,7 @@ def identify_all_groups(
     condition: Condition,
     scoring: Scoring,
     slope: float | None,
-    model: str,
+    rank_model: str,
     bandwidth: float | None,
     groups: JackknifeGroups | None,
     has_bits: bool,
@@ -61,12 +61,12 @@ def identify_all_groups(
     """Return what ranks disclose and, with ``has_bits``, local information."""
     is_exact = bandwidth is None
     parts = identify_condition(data, condition, scoring, slope, has_bits, has_chance=is_exact)
-    jackknife = None if groups is None else jackknife_all_groups(parts, scoring, groups, model)
+    jackknife = None if groups is None else jackknife_scalars(parts, scoring, groups, rank_model)
     results = [each for _, each in parts]
     if not is_exact:
         smooth = compute_histograms_by_group(data, condition, scoring, bandwidth)
         results = [each._replace(histogram=histogram) for each, histogram in zip(results, smooth, strict=True)]
-    scalars, pooled = rank_scalars(results, model), pool_identifications(results)
+    scalars, pooled = rank_scalars(results, rank_model), pool_identifications(results)
     if has_bits and pooled.bits is not None:
         scalars |= summarise_information(pooled.bits, pooled.linked)
         if is_exact:
@@ -75,16 +75,18 @@ def identify_all_groups(
     return IdentificationNumbers(scalars, pooled, jackknife)
 
 
-def rank_scalars(parts: Sequence[Identification], model: str) -> dict[str, Tensor]:
+def rank_scalars(parts: Sequence[Identification], rank_model: str) -> dict[str, Tensor]:
     """Return what the ranks of all groups disclose, and their chance level."""
     inputs = torch.stack([part.histogram.detach().sum() for part in parts])
-    values = mean_over_groups([rank_disclosure(part.histogram, model, validate_args=False) for part in parts], inputs)
+    values = mean_over_groups(
+        [rank_disclosure(part.histogram, rank_model, validate_args=False) for part in parts], inputs
+    )
     chances = []
     for part in parts:
-        expected = chance_mean_d(part.histogram, model, len(part.trials))
+        expected = chance_mean_d(part.histogram, rank_model, len(part.trials))
         if part.chance_histograms is not None:
             # Inputs of one speaker err together, so the closed form is a lower bound.
-            permuted = rank_disclosure(part.chance_histograms, model, validate_args=False)["mean_d"].mean()
+            permuted = rank_disclosure(part.chance_histograms, rank_model, validate_args=False)["mean_d"].mean()
             expected = torch.maximum(expected, widen(permuted))
         chances.append({"mean_d": expected})
     return values | {"mean_d_chance": mean_over_groups(chances, inputs)["mean_d"]}
@@ -98,7 +100,7 @@ def pool_identifications(parts: Sequence[Identification]) -> Identification:
     bits = None if first.bits is None else torch.cat([part.bits for part in parts if part.bits is not None])
     chance_bits = [part.chance_bits for part in parts if part.chance_bits is not None]
     return first._replace(
-        histogram=pool_histograms([part.histogram for part in parts]),
+        histogram=add_padded_histograms([part.histogram for part in parts]),
         bits=bits,
         linked=torch.cat([part.linked for part in parts]),
         trials=torch.cat([part.trials for part in parts]),
@@ -109,10 +111,13 @@ def pool_identifications(parts: Sequence[Identification]) -> Identification:
     )
 
 
-def jackknife_all_groups(
-    parts: Sequence[tuple[IdentificationTrials, Identification]], scoring: Scoring, groups: JackknifeGroups, model: str
+def jackknife_scalars(
+    parts: Sequence[tuple[IdentificationTrials, Identification]],
+    scoring: Scoring,
+    groups: JackknifeGroups,
+    rank_model: str,
 ) -> Jackknife:
-    """Return the jackknife of the numbers of identification, over all groups."""
+    """Return the jackknife of ranks and local information, pooled over groups of the data; it leaves out ``groups``."""
     replicates = [
         jackknife_identification(
             trials, scoring, groups.find_groups(trials.references.speakers), groups.num_groups, result.slopes
@@ -124,7 +129,7 @@ def jackknife_all_groups(
     inputs = torch.stack([each.histograms.sum(1) for each in replicates]) * has_others
     sums = torch.stack([each.sums for each in replicates]) * has_others[:, None]
     values = mean_over_groups(
-        [_rank_replicates(each.histograms, each.references, model) for each in replicates], inputs
+        [_rank_replicates(each.histograms, each.references, rank_model) for each in replicates], inputs
     )
     count, positive_sum, negative_sum, positive, linked = sums.sum(0)
     values |= {
@@ -135,19 +140,19 @@ def jackknife_all_groups(
     }
     jackknife = make_jackknife(values, groups, sum(len(result.speakers.unique()) for _, result in parts))
     # With fewer references there is less to disclose, so the bias shows where inputs alone are left out.
-    fewer = [rank_disclosure(each.fewer_inputs, model)["mean_d"] for each in replicates]
+    fewer = [rank_disclosure(each.fewer_inputs, rank_model)["mean_d"] for each in replicates]
     weights = torch.stack([each.fewer_inputs.sum(1) for each in replicates])
     mean_d = mean_over_groups([{"mean_d": each} for each in fewer], weights)["mean_d"]
     return jackknife._replace(bias={"mean_d": groups.kept_over_left_out * (mean_d[1:] - mean_d[0]).mean()})
 
 
-def _rank_replicates(histograms: Tensor, references: Tensor, model: str) -> dict[str, Tensor]:
+def _rank_replicates(histograms: Tensor, references: Tensor, rank_model: str) -> dict[str, Tensor]:
     """Return rank disclosure of each histogram among as many references as it has."""
     values = {key: histograms.new_full((len(histograms),), torch.nan) for key in ("max_d", "mean_d", "id_rate")}
     for number in references.unique().long().tolist():
         rows = (references == number).nonzero().flatten()
         if number > 1:
-            disclosure = rank_disclosure(histograms[rows, :number], model)
+            disclosure = rank_disclosure(histograms[rows, :number], rank_model)
             values = {key: each.index_copy(0, rows, disclosure[key].to(each.dtype)) for key, each in values.items()}
     return values
 
@@ -182,7 +187,7 @@ class PopulationRates:
         unknown = torch.tensor(torch.nan)
         return dict.fromkeys([*(f"rate_{size}" for size in sizes), "gallery"], unknown) if self.attacks else {}
 
-    def _attacked_folds(self, utterances: int = 1) -> list[tuple[EvaluationData, ConversationProtocol, Any]]:
+    def _attacked_folds(self, utterances: int = 1) -> list[tuple[EvaluationData, ConversationProtocol, Scoring]]:
         if self.attacks is None or self.strongest is None:
             return []
         return [
@@ -194,23 +199,16 @@ class PopulationRates:
         """Return the rates of all speakers and then without each group, ``(1 + G,)``."""
         protocol = ConversationProtocol(self.condition)
         plain = replicate_rates([(part, protocol, self.scoring) for part in self.data.by_group()], sizes, groups)
-        return plain | _name_attacked(replicate_rates(self._attacked_folds(), sizes, groups))
+        attacked = replicate_rates(self._attacked_folds(), sizes, groups)
+        return plain | {f"{key}_strongest": value for key, value in attacked.items()}
 
-    def scalars(self, sizes: Sequence[int]) -> dict[str, Tensor]:
+    def plain_rates_and_singling_out(self, sizes: Sequence[int]) -> dict[str, Tensor]:
         """Return the rates of plain comparison and, within one session, how often a speaker is singled out."""
         values = self(sizes)
         if self.condition.name in WITHOUT_SESSIONS:  # conversations of several sessions cannot calibrate each other
             values |= singling_out_rates(self.data, ConversationProtocol(self.condition), sizes, self.scoring)
         return values
 
-    def attacked_scalars(self, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Return the rates after the strongest attack."""
-        return _name_attacked(self.after_strongest_attack(sizes))
-
     def median_num_utterances(self) -> int:
         """Return the median number of test utterances per speaker, or per speaker and session, rounded down."""
         return median_num_utterances(self.data, self.condition)
-
-
-def _name_attacked(rates: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{key}_strongest": value for key, value in rates.items()}

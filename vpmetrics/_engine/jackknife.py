@@ -83,8 +83,8 @@ def group_labels(labels: Tensor, order: Tensor | None = None) -> JackknifeGroups
     return JackknifeGroups(labels, torch.where(order < number * size, order % max(number, 1), number), number, size)
 
 
-class QuantileCells:
-    """Cells of the score axis with about equally many trials; edges are those of PAV steps and of linkability bins."""
+class CountingCells:
+    """Cells to count replicates in, of about equally many trials; edges are those of PAV steps and linkability bins."""
 
     def __init__(self, scores: ConditionScores, max_cells: int = _CELLS) -> None:
         steps, self.trials = scores.counts.ascending, scores.trials
@@ -119,14 +119,14 @@ class QuantileCells:
         return self.cell_of_bin.index_select(0, bins.flatten()).view(x.shape)
 
 
-class ReplicateCounts(NamedTuple):
+class ReplicateCellCounts(NamedTuple):
     """Trials per cell of the score axis, ``(1 + G, C)``: of all speakers, then without each group.
 
     ``similarity_weights`` ``(2, 2, C)``: derivatives of the mean similarity and of the mean of its logarithm, within
     and between speakers, with respect to the calibrated value of each cell.
     """
 
-    cells: QuantileCells
+    cells: CountingCells
     targets: Tensor
     nontargets: Tensor
     groups: JackknifeGroups
@@ -161,12 +161,12 @@ def count_replicates(
     summary: SimilaritySummary | None = None,
     matrix: Tensor | None = None,
     similarity: str = "geometric",
-) -> ReplicateCounts:
+) -> ReplicateCellCounts:
     """Return the counts of all speakers and without each group, for defined scores.
 
     ``speakers`` ``(S,)``: the labels that ``speaker_index`` refers to. With ``summary`` also similarity weights.
     """
-    cells, group = QuantileCells(scores), groups.find_groups(speakers)
+    cells, group = CountingCells(scores), groups.find_groups(speakers)
     slopes = None if summary is None else differentiate_similarity_by_llr(summary, matrix, similarity)
     size = cells.num_cells
     # Row 0: all speakers; then the trials of each group; the last row is unused, of speakers that are never left out.
@@ -202,20 +202,20 @@ def count_replicates(
     nontargets = nontargets * (scores.counts.ascending.nontargets.sum() / nontargets[0].sum())
     targets, nontargets = (torch.cat([part[:1], part[:1] - part[1:]]) for part in (targets, nontargets))
     if slopes is None:
-        return ReplicateCounts(cells, targets, nontargets, groups)
+        return ReplicateCellCounts(cells, targets, nontargets, groups)
     number = count_values(target_speakers, len(speakers))
     target_weights = (slopes[0] / ((number > 0).sum() * number))[:, target_speakers]
     within = torch.zeros_like(weights).index_add(1, target_cells, target_weights)
-    return ReplicateCounts(cells, targets, nontargets, groups, torch.stack([within, weights / num_pairs]))
+    return ReplicateCellCounts(cells, targets, nontargets, groups, torch.stack([within, weights / num_pairs]))
 
 
-def find_target_cells(pairs: PairBlocks, cells: QuantileCells) -> tuple[Tensor, Tensor]:
+def find_target_cells(pairs: PairBlocks, cells: CountingCells) -> tuple[Tensor, Tensor]:
     """Return the cell and the speaker of every target trial of all processes."""
     speaker_index = pairs.enrolment.speaker_index
     target_cells, target_speakers = [speaker_index[:0]], [speaker_index[:0]]
     whole = pairs.on_all_processes()
     for group in whole.row_groups():
-        for block in whole.blocks(group, targets_only=True):
+        for block in whole.blocks(group, has_targets=True):
             if block.is_target is not None and block.is_trial is not None:
                 is_target = block.is_target & block.is_trial
                 target_cells.append(cells.find_cells(block.scores[is_target]))
@@ -227,17 +227,17 @@ def count_trial_replicates(
     scores: ConditionScores,
     preds: Tensor,
     is_target: Tensor,
-    speakers: Tensor,
+    speaker_places: Tensor,
     groups: JackknifeGroups,
-    trial_weights: Tensor | None = None,
-) -> ReplicateCounts:
+    similarity_slopes: Tensor | None = None,
+) -> ReplicateCellCounts:
     """Return what :func:`count_replicates` returns, for given trials ``(P,)``.
 
-    ``speakers`` ``(2, P)``: where the speakers of both sides stand in ``groups.labels``. ``trial_weights`` ``(2, P)``:
+    ``speaker_places`` ``(2, P)``: indices into ``groups.labels``, of both sides. ``similarity_slopes`` ``(2, P)``:
     derivatives of the mean similarities by the calibrated value of each trial.
     """
-    cells = QuantileCells(scores)
-    cell, group = torch.searchsorted(cells.edges, widen(preds), right=True), groups.group_of_label[speakers]
+    cells = CountingCells(scores)
+    cell, group = torch.searchsorted(cells.edges, widen(preds), right=True), groups.group_of_label[speaker_places]
     size, classes, counts = cells.num_cells, (is_target, ~is_target), []
     for mask in classes:
         (first, second), slot = group[:, mask], cell[mask]
@@ -247,10 +247,10 @@ def count_trial_replicates(
         total = slot.bincount(minlength=size)[None]
         counts.append(widen(torch.cat([total, total - left_out])))
     weights = None
-    if trial_weights is not None:
+    if similarity_slopes is not None:
         empty = widen(cells.edges).new_zeros(2, size)
-        weights = torch.stack([empty.index_add(1, cell[mask], trial_weights[:, mask]) for mask in classes])
-    return ReplicateCounts(cells, counts[0], counts[1], groups, weights)
+        weights = torch.stack([empty.index_add(1, cell[mask], similarity_slopes[:, mask]) for mask in classes])
+    return ReplicateCellCounts(cells, counts[0], counts[1], groups, weights)
 
 
 def differentiate_similarity_by_llr(
@@ -271,7 +271,7 @@ def differentiate_similarity_by_llr(
 
 
 def replicate_diagonal_dominance(
-    counts: ReplicateCounts,
+    counts: ReplicateCellCounts,
     summary: SimilaritySummary,
     group_of_speaker: Tensor,
     has_unordered_pairs: bool,
@@ -289,9 +289,9 @@ def replicate_diagonal_dominance(
     number, diagonal = counts.groups.num_groups, summary.within_speaker
     is_nan = diagonal.isnan()
     columns = (diagonal.masked_fill(is_nan, 0), diagonal.log2().masked_fill(is_nan, 0), (~is_nan).to(diagonal.dtype))
-    within, log_within, speakers = _sums_without_each_group(torch.stack(columns), group_of_speaker, number)
+    within, log_within, speakers = _replicate_sums(torch.stack(columns), group_of_speaker, number)
     # A pair counts for both of its speakers.
-    sums = _sums_without_each_group(summary.pair_sums, group_of_speaker, number)
+    sums = _replicate_sums(summary.pair_sums, group_of_speaker, number)
     pairs, between, log_between = sums - summary.pair_sums.sum(1, keepdim=True) / 2
     gaps = within / speakers - between / pairs, log_within / speakers - log_between / pairs
     shares = []
@@ -304,8 +304,8 @@ def replicate_diagonal_dominance(
     return {"d_diag": (gaps[0] + moved).abs(), "d_diag_log": gaps[1] + log_moved / math.log(2)}
 
 
-def _sums_without_each_group(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
-    """Return the sums of rows of values, then without those of each group, ``(R, 1 + G)``."""
+def _replicate_sums(values: Tensor, group: Tensor, num_groups: int) -> Tensor:
+    """Return the sums of values ``(R, S)`` over speakers: column 0 of all, then without each group, ``(R, 1 + G)``."""
     of_group = values.new_zeros(len(values), num_groups + 1).index_add(1, group, values)[:, :-1]
     return values.sum(1, keepdim=True) - pad(of_group, (1, 0))
 
@@ -353,7 +353,7 @@ def join_jackknives(parts: Sequence[Jackknife]) -> Jackknife:
 
 
 def add_intervals(values: Mapping[str, Tensor], jackknife: Jackknife | None, confidence: float) -> dict[str, Tensor]:
-    """Return values, each that has a confidence interval followed by its ends; NaN where these are undefined."""
+    """Return values, and both ends of each that has an interval: NaN without a jackknife, or where undefined."""
     result, is_lost = {}, []
     for key, value in values.items():
         result[key], entry = value, scalar(key)
@@ -376,7 +376,7 @@ def add_intervals(values: Mapping[str, Tensor], jackknife: Jackknife | None, con
 
 
 def profile_interval(
-    counts: ReplicateCounts, profile: Tensor, prior_log_odds: Tensor, confidence: float
+    counts: ReplicateCellCounts, profile: Tensor, prior_log_odds: Tensor, confidence: float
 ) -> tuple[Tensor, Tensor]:
     """Return both ends of the interval of the minimum cross-entropy ``(P,)`` at each prior."""
     steps, ends = counts.measure_input.counts.ascending, []
@@ -427,7 +427,7 @@ def jackknife_interval(
     estimate, error = _jackknife_estimate(value, replicates, kept_over_left_out, bias)
     wide = widen(value.detach())
     reach = students_t_quantile(confidence, max(len(replicates) - 1, 1)) * error
-    bound = clopper_pearson_reach(wide, reach, len(replicates), confidence, lowest, highest)
+    bound = clopper_pearson_or_0(wide, reach, len(replicates), confidence, lowest, highest)
     low, high = torch.minimum(estimate - reach, wide - bound), torch.maximum(estimate + reach, wide + bound)
     return low.clamp(lowest, highest).to(value.dtype), high.clamp(lowest, highest).to(value.dtype)
 
@@ -445,15 +445,15 @@ def _jackknife_estimate(
     return value - bias, (ratio * (replicates - mean).square().mean()).sqrt()
 
 
-def clopper_pearson_reach(
-    value: Tensor, reach: Tensor, speakers: int, confidence: float, lowest: float, highest: float
+def clopper_pearson_or_0(
+    value: Tensor, jackknife_reach: Tensor, speakers: int, confidence: float, lowest: float, highest: float
 ) -> Tensor:
     """Return the reach of a Clopper-Pearson bound for a value at one end of its range that no replicate moves; else 0.
 
     A share p of all speakers is absent among n speakers with the probability (1 - p) to the n-th power.
 
     Example:
-        >>> round(float(clopper_pearson_reach(torch.ones(()), torch.zeros(()), 20, 0.95, 0.0, 1.0)), 2)
+        >>> round(float(clopper_pearson_or_0(torch.ones(()), torch.zeros(()), 20, 0.95, 0.0, 1.0)), 2)
         0.14
     """
     width = highest - max(lowest, 0.0)
@@ -461,7 +461,7 @@ def clopper_pearson_reach(
         return torch.zeros_like(value)
     tolerance = width * 1e-6
     is_at_end = (value <= lowest + tolerance) | (value >= highest - tolerance)
-    is_still = (is_at_end & (reach <= tolerance)).to(value.dtype)
+    is_still = (is_at_end & (jackknife_reach <= tolerance)).to(value.dtype)
     return is_still * (width * (1.0 - math.pow(1 - confidence, 1 / speakers)))
 
 
@@ -475,13 +475,13 @@ def students_t_quantile(confidence: float, freedom: int) -> float:
     """
     steps = 1 << 40  # of the angle whose tangent is t over the root of the degrees of freedom
 
-    def t_of(step: int) -> float:
-        return math.sqrt(freedom) * math.tan(math.pi / 2 * step / steps)
+    def t_at(angle_step: int) -> float:
+        return math.sqrt(freedom) * math.tan(math.pi / 2 * angle_step / steps)
 
-    return t_of(bisect_left(range(steps), confidence, key=lambda step: students_t_probability(t_of(step), freedom)))
+    return t_at(bisect_left(range(steps), confidence, key=lambda step: two_sided_t_probability(t_at(step), freedom)))
 
 
-def students_t_probability(t: float, freedom: int) -> float:
+def two_sided_t_probability(t: float, freedom: int) -> float:
     """Return the probability of a Student's t variable of at most ``t`` in size (Abramowitz and Stegun, 26.7.3-4)."""
     angle = math.atan(t / math.sqrt(freedom))
     cosine, total, is_odd = math.cos(angle), 0.0, freedom % 2
@@ -507,7 +507,7 @@ class Difference(NamedTuple):
         return bool((self.low > 0) | (self.high < 0))
 
 
-def compare_jackknives(
+def paired_difference(
     key: str, values: tuple[Tensor, Tensor], jackknives: tuple[Jackknife, Jackknife], confidence: float
 ) -> Difference:
     """Return the difference of two systems on the same speakers, with the same ones left out of both.
@@ -521,13 +521,13 @@ def compare_jackknives(
     replicates = value + first.changes[key] - second.changes[key]
     bias = torch.as_tensor(first.bias.get(key, 0.0)) - second.bias.get(key, 0.0)
     ends = jackknife_interval(value, replicates, confidence, kept_over_left_out=ratio, bias=bias)
-    return Difference(value, *ends, _probability_below(value, replicates, ratio, bias))
+    return Difference(value, *ends, _probability_below_0(value, replicates, ratio, bias))
 
 
-def _probability_below(value: Tensor, replicates: Tensor, kept_over_left_out: float, bias: Tensor) -> Tensor:
+def _probability_below_0(value: Tensor, replicates: Tensor, kept_over_left_out: float, bias: Tensor) -> Tensor:
     """Return the probability that a number is below 0; 1/2 where no replicate differs from 0."""
     estimate, error = _jackknife_estimate(value, replicates, kept_over_left_out, bias)
     if not bool(error > 0):
         return torch.where(estimate.isnan() | error.isnan(), torch.nan, 0.5 - estimate.sign() / 2)
     t = float(-estimate / error)
-    return torch.full_like(estimate, 0.5 + math.copysign(students_t_probability(abs(t), len(replicates) - 1), t) / 2)
+    return torch.full_like(estimate, 0.5 + math.copysign(two_sided_t_probability(abs(t), len(replicates) - 1), t) / 2)

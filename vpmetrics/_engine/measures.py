@@ -24,28 +24,28 @@ _TARGETS_PER_BIN, _MOST_BINS = 10, 100  # of the linkability measure, as in its 
 _FEWEST_FALSE_ALARMS = 10  # non-targets above a threshold that make its false-alarm rate known
 
 
-def evidence(llr: Tensor) -> Tensor:
-    r"""Return what one target trial of log-likelihood ratio ``llr`` adds to D_ECE, before averaging (eq. 13).
+def d_ece_term(true_llr: Tensor) -> Tensor:
+    r"""Return what each trial adds to D_ECE, before averaging and division by ``2 ln 2`` (eq. 13).
 
     .. math::
         Z(l) = \tfrac12 + \frac{l - (e^l - 1)}{(e^l - 1)^2}, \quad Z(-\infty) = -\infty,\ Z(0) = 0,\
         Z(\infty) = \tfrac12
 
     Args:
-        llr: Natural-log likelihood ratios of any shape; for a non-target trial with the sign turned.
+        true_llr: Natural-log likelihood ratios for the true class, of any shape: those of non-targets negated.
 
     Returns:
         Values of the same shape, at most 1/2.
 
     Example:
-        >>> evidence(torch.tensor([-1.0, 0.0, 1.0, torch.inf]))
+        >>> d_ece_term(torch.tensor([-1.0, 0.0, 1.0, torch.inf]))
         tensor([-0.4207,  0.0000,  0.2567,  0.5000])
     """
     # The closed form cancels near 0; the branch not taken must stay finite, for the gradient of the one that is.
-    is_small = llr.abs() < 0.02
-    x = torch.where(is_small, llr, 0)
+    is_small = true_llr.abs() < 0.02
+    x = torch.where(is_small, true_llr, 0)
     series = x * (1 / 3 - x * (1 / 12 - x * (1 / 180 + x * (1 / 720 - x * (1 / 5040 + x / 30240)))))
-    capped = torch.where(is_small, 1, llr.clamp(max=40.0))
+    capped = torch.where(is_small, 1, true_llr.clamp(max=40.0))
     growth = capped.expm1()
     return torch.where(is_small, series, 0.5 + capped / growth.square() - 1 / growth)
 
@@ -53,16 +53,16 @@ def evidence(llr: Tensor) -> Tensor:
 def expected_disclosure(steps: Steps) -> Tensor:
     """Return D_ECE in bits, ``(...)`` for steps ``(..., S)``."""
     llr, targets, nontargets = steps.blocks
-    return (weighted_mean(targets, evidence(llr)) + weighted_mean(nontargets, evidence(-llr))) / (2 * math.log(2))
+    return (weighted_mean(targets, d_ece_term(llr)) + weighted_mean(nontargets, d_ece_term(-llr))) / (2 * math.log(2))
 
 
 def llr_disclosure(llr: Tensor, is_target: Tensor) -> Tensor:
     """Return D_ECE in bits of trials with given log-likelihood ratios; NaN where a class is missing."""
-    return (evidence(llr[is_target]).mean() + evidence(-llr[~is_target]).mean()) / (2 * math.log(2))
+    return (d_ece_term(llr[is_target]).mean() + d_ece_term(-llr[~is_target]).mean()) / (2 * math.log(2))
 
 
-def worst_evidence(steps: Steps) -> Tensor:
-    """Return l_w, the strongest evidence of a trial as a base-10 logarithm."""
+def worst_laplace_evidence(steps: Steps) -> Tensor:
+    """Return l_w: the largest absolute log-likelihood ratio of a trial by Laplace's rule, to base 10; finite."""
     # Smooth counts are never 0, so a step with less than a thousandth of a trial counts as empty.
     is_seen = (steps.targets > 1e-3) | (steps.nontargets > 1e-3) | steps.targets.isnan()
     # Blocks that hold only the labels added by Laplace's rule are no evidence of a trial.
@@ -155,7 +155,7 @@ def _value_at_crossing(excess: Tensor, value: Tensor) -> Tensor:
     return torch.lerp(value.gather(-1, after - 1), value.gather(-1, after), start / (start - end)).squeeze(-1)
 
 
-def roc_of_steps(steps: Steps) -> tuple[Tensor, Tensor]:
+def missed_and_rejected_counts(steps: Steps) -> tuple[Tensor, Tensor]:
     """Return numbers of missed targets and rejected non-targets at ascending thresholds, ``(..., 2 S + 1)``."""
     tied = steps.nontargets if steps.tied is None else steps.tied
     # Two parts of every step, and a threshold after each: what ties with the targets, and what lies above them.
@@ -167,7 +167,7 @@ def roc_of_steps(steps: Steps) -> tuple[Tensor, Tensor]:
 
 def raw_eer_of_steps(steps: Steps) -> Tensor:
     """Return the equal error rate of the ROC itself, not of its convex hull."""
-    missed, rejected = roc_of_steps(steps)
+    missed, rejected = missed_and_rejected_counts(steps)
     # Miss rate less false-alarm rate, times both numbers of trials: integers, so that equal rates are equal.
     excess = missed * rejected[..., -1:] - (rejected[..., -1:] - rejected) * missed[..., -1:]
     return _value_at_crossing(excess, missed) / missed[..., -1]
@@ -187,7 +187,7 @@ def tpr_at_fpr_of_steps(steps: Steps, fpr: float) -> Tensor:
 
     Linear between the points of the ROC at a tie; NaN where fewer than ten non-targets exceed the threshold.
     """
-    missed, rejected = roc_of_steps(steps)
+    missed, rejected = missed_and_rejected_counts(steps)
     number = rejected[..., -1:]
     wanted = (1 - fpr) * number
     # The lowest threshold that rejects enough. A threshold right above a step of non-targets misses no target there.
@@ -258,10 +258,10 @@ SCORE_MEASURES = {
                      is_bias_corrected=True, function=lambda scored: expected_disclosure(scored.counts.descending)),
         ScoreMeasure("l_w", "l_w", LOG10, "low", "worst case: the strongest evidence of a single trial, as a power of "
                      "ten of the odds; grows with the number of trials", has_interval=False,
-                     function=lambda scored: worst_evidence(scored.counts.ascending)),
+                     function=lambda scored: worst_laplace_evidence(scored.counts.ascending)),
         ScoreMeasure("tag", "tag", TAG, "low", f"category of the worst case of a cosine: 0 is perfect privacy, A below "
                      f"1, {_LETTERS}", has_interval=False,
-                     function=lambda scored: tag_number(worst_evidence(scored.counts.ascending))),
+                     function=lambda scored: tag_number(worst_laplace_evidence(scored.counts.ascending))),
         ScoreMeasure("min_cllr", "min Cllr", BITS, "high", "cost of the best-calibrated scores; 1 is perfect privacy",
                      _SHARE, is_bias_corrected=True,
                      function=lambda scored: min_cllr_of_steps(scored.counts.ascending)),

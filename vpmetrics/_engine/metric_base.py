@@ -223,7 +223,7 @@ class PrivacyMetric(Metric):
         super()._reduce_states(self._prepare_merge(incoming_state))
 
     def _prepare_merge(self, incoming_state: dict[str, Any]) -> dict[str, Any]:
-        """Return the states of another metric, ready to be added to those of this one."""
+        """Return the states of another metric, ready to add: here unchanged; a subclass may change those of both."""
         return incoming_state
 
     def _copy_state_dict(self) -> dict[str, Any]:
@@ -235,8 +235,8 @@ class PrivacyMetric(Metric):
         """Return names and rows of the list states."""
         return [(name, getattr(self, name)) for name, default in self._defaults.items() if isinstance(default, list)]
 
-    def _concatenate_rows(self, name: str) -> Tensor:
-        """Return all rows of a list state, which then holds them as one batch, without a second copy."""
+    def _join_in_place(self, name: str) -> Tensor:
+        """Return all rows of a list state that is not empty; the list then holds them as one batch, without a copy."""
         rows: Tensor | list[Tensor] = getattr(self, name)
         if isinstance(rows, Tensor):  # gathered from all processes
             return rows
@@ -249,8 +249,8 @@ class PrivacyMetric(Metric):
         super()._apply(fn, exclude_state)
         # Half precision is meant for the weights of a model; accumulated values keep theirs.
         for name, (state, default) in before.items():
-            setattr(self, name, _keep_precision(state, getattr(self, name)))
-            self._defaults[name] = _keep_precision(default, self._defaults[name])
+            setattr(self, name, _keep_wider_precision(state, getattr(self, name)))
+            self._defaults[name] = _keep_wider_precision(default, self._defaults[name])
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -365,8 +365,8 @@ def _describe_setting(value: Any) -> str:
     return f"{getattr(value, '__qualname__', type(value).__qualname__)}({', '.join(simple)})"
 
 
-def _keep_precision(old: Any, new: Any) -> Any:
+def _keep_wider_precision(old: Any, new: Any) -> Any:
     if isinstance(old, list):
-        return [_keep_precision(*pair) for pair in zip(old, new, strict=True)]
+        return [_keep_wider_precision(*pair) for pair in zip(old, new, strict=True)]
     is_wider = old.is_floating_point() and torch.promote_types(old.dtype, new.dtype) == new.dtype
     return new if is_wider else old.to(new.device)

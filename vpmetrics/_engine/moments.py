@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from vpmetrics._engine.conditions import SideName
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.scorers import SCORERS
 from vpmetrics._engine.utterances import row_sort_keys, take_evenly
@@ -67,8 +68,8 @@ def fit_normalisation(rows: Tensor, view: RowNormalisation) -> Normalisation:
     return Normalisation(centre, torch.where(has_scale, 1 / deviation.clamp(min=torch.finfo(rows.dtype).tiny), 0))
 
 
-def choose_views(original: Tensor, protected: Tensor) -> tuple[RowNormalisation, ...]:
-    """Return the ways of normalising to try: dimensions are scaled only where few of them hold most of the variance.
+def choose_views_by_spread(original: Tensor, protected: Tensor) -> tuple[RowNormalisation, ...]:
+    """Return ``"centred"``, and ``"standardised"`` too where few dimensions hold most of the variance.
 
     The variance of rows of unit length is spread over an effective share of the dimensions, in (0, 1]. The choice does
     not depend on labels. Waits for the device once.
@@ -123,8 +124,8 @@ class Solution(NamedTuple):
     original: Chain
     protected: Chain
 
-    def map_side(self, rows: Tensor, name: str) -> Tensor:
-        """Map rows of the ``"original"`` or ``"protected"`` side."""
+    def map_side(self, rows: Tensor, name: SideName) -> Tensor:
+        """Return rows ``(N, D)`` of that side after its maps."""
         with torch.autocast(rows.device.type, enabled=False):
             return apply_chain(rows, getattr(self, name))
 
@@ -192,28 +193,28 @@ class PairStatistics(ValueCache):
         """Covariance of protected rows about the means of their speakers."""
         return self.pp - self.weighted_speaker_means.T @ self.weighted_speaker_means
 
-    def span(self, side: str) -> Chain:
+    def span(self, side: Literal["o", "p"]) -> Chain:
         """Return a map of rows to coordinates in the span of the training rows, without constant directions."""
         if self.num_rows > len(self.mean_p):
             variance = getattr(self, 2 * side).diagonal()
             return ((variance > _RANK * variance.mean()).to(variance),)
         return (self.get_or_make(f"span {side}", lambda: _span(self._rows[side])),)
 
-    def whiten(self, name: str, ridge: float) -> Chain:
+    def whiten(self, name: Literal["oo", "pp", "within_pp"], ridge: float) -> Chain:
         """Return a map to coordinates in which a covariance with a ridge is the identity, by a Cholesky factor.
 
         Directions in which the rows do not vary are left out.
 
         Args:
-            name: Of the covariance: ``"oo"``, ``"pp"`` or ``"within_pp"``.
+            name: Which covariance.
             ridge: Added to the diagonal, relative to its mean.
         """
 
         def make_whitening() -> Chain:
-            covariance, span = getattr(self, name), self.span(name[-1])
+            covariance, span = getattr(self, name), self.span("o" if name == "oo" else "p")
             added = ridge * covariance.diagonal().mean() + torch.finfo(covariance.dtype).tiny
             inside = apply_chain(apply_chain(covariance, span).T, span)
-            return (*span, Inverse(cholesky_with_ridge(inside, added)))
+            return (*span, Inverse(cholesky_plus_diagonal(inside, added)))
 
         return self.get_or_make((name, ridge), make_whitening)
 
@@ -223,10 +224,10 @@ class PairStatistics(ValueCache):
         return self.get_or_make(("K", ridge), lambda: apply_chain(apply_chain(self.po, whiten_o).T, whiten_p).T)
 
 
-def cholesky_with_ridge(matrix: Tensor, ridge: Tensor | float) -> Tensor:
-    """Return the lower Cholesky factor of a symmetric matrix with a ridge added to its diagonal."""
+def cholesky_plus_diagonal(matrix: Tensor, added: Tensor | float) -> Tensor:
+    """Return the lower Cholesky factor of a symmetric matrix plus ``added`` times the identity."""
     eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    factor: Tensor = torch.linalg.cholesky_ex(matrix + ridge * eye).L
+    factor: Tensor = torch.linalg.cholesky_ex(matrix + added * eye).L
     return factor
 
 
@@ -245,7 +246,7 @@ class TrainingPairs(ValueCache):
         original: Rows ``(N, D)``; None where there is protected speech alone.
         protected: Rows of the same recordings.
         speakers: Integer speaker of each row.
-        views: Ways of normalising rows that are tried, see :func:`choose_views`.
+        views: Ways of normalising rows that are tried, see :func:`choose_views_by_spread`.
     """
 
     def __init__(
@@ -260,13 +261,13 @@ class TrainingPairs(ValueCache):
         self.original = self.protected if original is None else unit_rows(original.detach())
         names, self.speaker_index = speakers.unique(return_inverse=True)
         self.num_speakers = len(names)
-        self.views = tuple(choose_views(self.original, self.protected) if views is None else views)
+        self.views = tuple(choose_views_by_spread(self.original, self.protected) if views is None else views)
 
-    def normalisation(self, side: str, view: RowNormalisation) -> Normalisation:
+    def normalisation(self, side: SideName, view: RowNormalisation) -> Normalisation:
         """Return the normalisation of ``"original"`` or ``"protected"`` rows."""
         return self.get_or_make((side, view), lambda: fit_normalisation(getattr(self, side), view))
 
-    def rows(self, side: str, view: RowNormalisation, max_rows: int | None = None) -> Tensor:
+    def rows(self, side: SideName, view: RowNormalisation, max_rows: int | None = None) -> Tensor:
         """Return the normalised rows of a side, or ``max_rows`` of them, the same ones in any order."""
         rows = self.get_or_make((side, view, "rows"), lambda: self.normalisation(side, view)(getattr(self, side)))
         if max_rows is None:
@@ -280,7 +281,7 @@ class TrainingPairs(ValueCache):
         return self.get_or_make((view, "statistics"), lambda: PairStatistics(*columns, self.num_speakers))
 
 
-class Moments(NamedTuple):
+class MomentSums(NamedTuple):
     """Sums over observed pairs of unit length: any number of utterances in the same memory.
 
     Moments of two sets add up to moments, so that batches and processes are merged by addition.
@@ -306,7 +307,7 @@ class Moments(NamedTuple):
         return statistics
 
 
-def measure_moments(original: Tensor, protected: Tensor, speakers: Tensor) -> Moments:
+def measure_moments(original: Tensor, protected: Tensor, speakers: Tensor) -> MomentSums:
     """Return the moments of pairs ``(B, D)``."""
     names, index, counts = speakers.to(torch.int64).unique(return_inverse=True, return_counts=True)
     wide, width = wide_dtype(original.device), original.shape[1]
@@ -316,15 +317,15 @@ def measure_moments(original: Tensor, protected: Tensor, speakers: Tensor) -> Mo
         rows = torch.cat([unit_rows(original[some].detach()), unit_rows(protected[some].detach())], dim=1)
         sums.index_add_(0, index[some], rows)
         products += rows.T @ rows
-    return Moments(names, counts.to(wide), sums, products)
+    return MomentSums(names, counts.to(wide), sums, products)
 
 
-def merge_moments(parts: Sequence[Moments]) -> Moments:
-    """Return the moments of several sets together."""
+def add_moment_sums(parts: Sequence[MomentSums]) -> MomentSums:
+    """Return the moments of several sets together: speakers in two sets count as one."""
     names, index = torch.cat([part.names for part in parts]).unique(return_inverse=True)
     counts = torch.cat([part.counts for part in parts])
     sums = torch.cat([part.sums for part in parts])
-    return Moments(
+    return MomentSums(
         names,
         counts.new_zeros(len(names)).index_add(0, index, counts),
         sums.new_zeros(len(names), sums.shape[1]).index_add(0, index, sums),

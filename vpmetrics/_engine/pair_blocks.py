@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,10 +91,10 @@ class PairBlocks:
         is_same_rows = enrolment is test
         self.test = self.enrolment if is_same_rows else _sort_and_prepare(test, scorer, centre, dtype)
         self._dot_product_epsilon: Tensor | None = None
-        self._index_rows(is_same_rows)
+        self._read_ends_and_groups(is_same_rows)
 
-    def _index_rows(self, is_same_rows: bool) -> None:
-        """Read from the device, once, where the rows of each speaker end and which group each speaker is in."""
+    def _read_ends_and_groups(self, is_same_rows: bool) -> None:
+        """Copy from the device where each speaker's rows end and what group they are in; drop the kept blocks."""
         self.is_same_rows, self._kept_blocks = is_same_rows, list[Block]()
         sides = (self.enrolment, self.test)
         ends = [count_values(side.speaker_index, self.num_speakers).cumsum(0) for side in sides]
@@ -118,7 +118,7 @@ class PairBlocks:
         for group in self.row_groups():
             yield from self.blocks(group)
 
-    def keep_blocks(self) -> list[Block]:
+    def round_and_keep_blocks(self) -> list[Block]:
         """Return all blocks and keep them, rounded so that mathematically equal scores are equal."""
         if not self._kept_blocks:
             blocks = list(self)
@@ -150,18 +150,18 @@ class PairBlocks:
             speaker = last
         return self.processes.share(groups)
 
-    def blocks(self, group: RowGroup, targets_only: bool = False) -> Iterator[Block]:
-        """Yield the blocks of one group of rows; with ``targets_only`` those that hold targets."""
+    def blocks(self, group: RowGroup, has_targets: bool = False) -> Iterator[Block]:
+        """Yield the blocks of one group of rows; with ``has_targets`` those near the diagonal."""
         if self._kept_blocks:
             inside = (block for block in self._kept_blocks if block.rows.start in group.rows)
-            yield from (block for block in inside if block.is_target is not None or not targets_only)
+            yield from (block for block in inside if block.is_target is not None or not has_targets)
             return
         sides = self.enrolment, self.test, self.condition, self.is_same_rows
         for rows in self._cut_range(group.rows):
             for columns in self._cut_range(group.same_columns):
                 if not self.is_same_rows or columns.stop > rows.start:
-                    yield Block(rows, columns, self.compare(rows, columns), *mark_trials(*sides, rows, columns))
-            for others in () if targets_only else group.other_columns:
+                    yield Block(rows, columns, self.compare(rows, columns), *mark_group_trials(*sides, rows, columns))
+            for others in () if has_targets else group.other_columns:
                 for columns in self._cut_range(others):
                     yield Block(rows, columns, self.compare(rows, columns))
 
@@ -209,13 +209,14 @@ class PairBlocks:
             parts.append(both.flatten(1) if block.is_trial is None else both[:, block.is_trial])
         return torch.cat(parts, dim=1)
 
-    def sample_scores(self, size: int = 1024) -> Tensor:
-        """Return scores of pairs of neighbours spread over both sides: some targets, most non-targets."""
+    def sample_scores(self, rows_per_side: int = 1024) -> Tensor:
+        """Return the score matrix of pairs of neighbours from each side: some targets, most non-targets."""
         places = []
         for side in (self.enrolment, self.test):
-            starts = torch.arange(size // 2, device=side.speaker_index.device) * max(0, len(side) - 1) // (size // 2)
+            number = rows_per_side // 2
+            starts = torch.arange(number, device=side.speaker_index.device) * max(0, len(side) - 1) // number
             pairs = torch.stack([starts, starts + 1], dim=1).flatten()
-            places.append(pairs if len(side) > size else torch.arange(len(side), device=starts.device))
+            places.append(pairs if len(side) > rows_per_side else torch.arange(len(side), device=starts.device))
         return self.compare(*places)
 
     def on_all_processes(self) -> PairBlocks:
@@ -224,8 +225,8 @@ class PairBlocks:
         pairs.processes = SINGLE_PROCESS
         return pairs
 
-    def thin(self, max_pairs: int, side: str = "test") -> PairBlocks:
-        """Return the pairs with fewer rows on the ``"test"`` or ``"enrolment"`` side, evenly spaced by value."""
+    def thin(self, max_pairs: int, side: Literal["test", "enrolment"] = "test") -> PairBlocks:
+        """Return the pairs with fewer rows on one side, evenly spaced by value; these pairs where they are few."""
         stride = -(-len(self.enrolment) * len(self.test) // max_pairs)
         if stride < 2:
             return self
@@ -233,7 +234,7 @@ class PairBlocks:
         rows = rows.take(rows.value_order[::stride].sort().values)
         return self._replace_sides(*((self.enrolment, rows) if side == "test" else (rows, self.test)))
 
-    def permute_speakers(self, shifts: Sequence[int]) -> PermutedPairs:
+    def permute_speakers(self, shifts: Sequence[int]) -> PermutedPairBlocks:
         """Return the pairs with the test rows of every speaker assigned to another one of the group, once per shift.
 
         Speakers are shifted in an order of their embeddings, so labels have no influence. Target blocks of the result
@@ -262,16 +263,16 @@ class PairBlocks:
         side = replace(self.test.take(row[by_speaker]), speaker_index=new_speaker[by_speaker], sessions=None)
         pairs = self._replace_sides(replace(self.enrolment, sessions=None), side)
         pairs._group_rows = _TARGET_ROWS
-        return PermutedPairs(pairs, speaker[by_speaker], shift[by_speaker])
+        return PermutedPairBlocks(pairs, speaker[by_speaker], shift[by_speaker])
 
     def _replace_sides(self, enrolment: Utterances, test: Utterances) -> PairBlocks:
         pairs = copy(self)
         pairs.enrolment, pairs.test = enrolment, test
-        pairs._index_rows(is_same_rows=False)
+        pairs._read_ends_and_groups(is_same_rows=False)
         return pairs
 
 
-class PermutedPairs(NamedTuple):
+class PermutedPairBlocks(NamedTuple):
     """Pairs whose test rows are assigned to other speakers; true speaker and shift of each test row, ``(R,)``."""
 
     pairs: PairBlocks
@@ -279,7 +280,7 @@ class PermutedPairs(NamedTuple):
     shift: Tensor
 
 
-def mark_trials(
+def mark_group_trials(
     a: Utterances,
     b: Utterances,
     condition: Condition,

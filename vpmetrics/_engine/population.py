@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.beta_binomial import fit_beta_binomial
-from vpmetrics._engine.conditions import Condition
+from vpmetrics._engine.conditions import Condition, SideName
 from vpmetrics._engine.identification import compute_rank_histogram, jackknife_identification
 from vpmetrics._engine.jackknife import JackknifeGroups
 from vpmetrics._engine.precision import result_dtype, widen
@@ -177,7 +177,7 @@ def _reduce_by_place(values: Tensor, place: Tensor, count: int, reduce: str) -> 
     return values.new_empty(count).scatter_reduce(0, place, values, reduce, include_self=False)
 
 
-def _map_side(side: Utterances, name: str, attack: Any) -> Utterances:
+def _map_side(side: Utterances, name: SideName, attack: Any) -> Utterances:
     if attack is None:
         return side
     if hasattr(attack, "map_side"):

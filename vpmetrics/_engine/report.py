@@ -14,7 +14,7 @@ from torch import Tensor
 from vpmetrics._engine.condition_scores import ConditionScores
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.identification import Identification
-from vpmetrics._engine.jackknife import Jackknife, ReplicateCounts, add_intervals, profile_interval
+from vpmetrics._engine.jackknife import Jackknife, ReplicateCellCounts, add_intervals, profile_interval
 from vpmetrics._engine.measures import actual_cross_entropy, minimum_cross_entropy
 from vpmetrics._engine.precision import read_numbers, widen
 from vpmetrics._engine.registry import CONDITION_TITLES, SPEAKER, scalar_key, scalar_keys
@@ -51,7 +51,7 @@ class ConditionReport:
     speakers: SpeakerDisclosure | None = None
     worst_speaker: SelfCalibratedDisclosure | None = None
     jackknife: Jackknife | None = None
-    counts: ReplicateCounts | None = None
+    counts: ReplicateCellCounts | None = None
     confidence: float | None = None
     calibrated: Callable[[], list[ScoredTrials]] | None = None
 

@@ -66,7 +66,7 @@ class TrialMetric(IntervalMetric):
     def _concatenate_trials(self) -> tuple[Tensor, Tensor]:
         if len(self.scores) == 0:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
-        return self._concatenate_rows("scores"), self._concatenate_rows("is_target")
+        return self._join_in_place("scores"), self._join_in_place("is_target")
 
     def _compute_value(self) -> Any:
         """Return the value over all trials so far, without intervals."""
@@ -78,7 +78,7 @@ class TrialMetric(IntervalMetric):
             return self._compute_value()
         scores, is_target = self._concatenate_trials()
         has_trials = len(self.trial_speakers) > 0
-        speakers = self._concatenate_rows("trial_speakers") if has_trials else is_target.new_empty(0, 2).long()
+        speakers = self._join_in_place("trial_speakers") if has_trials else is_target.new_empty(0, 2).long()
         with collect_warnings():
             return self._add_interval_ends(self._compute_value(), scores, is_target, speakers)
 

@@ -11,8 +11,8 @@ from torch.nn.functional import pad
 
 from vpmetrics._engine.condition_scores import ConditionScores
 from vpmetrics._engine.identification import Identification
-from vpmetrics._engine.jackknife import QuantileCells, find_target_cells
-from vpmetrics._engine.measures import evidence, expected_disclosure, linkability_of_bins
+from vpmetrics._engine.jackknife import CountingCells, find_target_cells
+from vpmetrics._engine.measures import d_ece_term, expected_disclosure, linkability_of_bins
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.score_counts import steps_of_both_signs
@@ -96,7 +96,7 @@ def compute_speaker_disclosure(pairs: PairBlocks, scores: ConditionScores, speak
 def _evidence_tables(scores: ConditionScores) -> list[Tensor]:
     """Return the evidence of non-targets and of targets, and its strength under Laplace's rule, of each PAV step."""
     steps = scores.counts.ascending
-    return [evidence(-steps.llr), evidence(steps.llr), steps.laplace_llr().abs().detach()]
+    return [d_ece_term(-steps.llr), d_ece_term(steps.llr), steps.laplace_llr().abs().detach()]
 
 
 def compute_disclosure_of_trials(
@@ -185,7 +185,7 @@ def speaker_scalars(disclosed: SpeakerDisclosure, identified: SpeakerIdentificat
     return scalars
 
 
-def count_targets_per_permutation(pairs: PairBlocks, cells: QuantileCells) -> Tensor:
+def count_targets_per_permutation(pairs: PairBlocks, cells: CountingCells) -> Tensor:
     """Return the number of target trials per permutation of speakers, tested speaker and cell, ``(K, S, C)``.
 
     They compare the speaker's test rows with another speaker's enrolment rows. Permutations shift all speakers; at
@@ -198,13 +198,13 @@ def count_targets_per_permutation(pairs: PairBlocks, cells: QuantileCells) -> Te
         permuted, speaker, shift = pairs.permute_speakers(range(first + 1, min(first + at_once, shape[0]) + 1))
         first_slot = ((shift - 1) * pairs.num_speakers + speaker) * cells.num_cells
         for group in permuted.row_groups():
-            for block in permuted.blocks(group, targets_only=True):
+            for block in permuted.blocks(group, has_targets=True):
                 add_counts(counts, (cells.find_cells(block.scores) + first_slot[block.columns])[block.is_target])
     return pairs.processes.all_reduce(counts)[0].view(shape)
 
 
 def compute_self_calibrated_disclosure(
-    pairs: PairBlocks, cells: QuantileCells, permuted_targets: Tensor
+    pairs: PairBlocks, cells: CountingCells, permuted_targets: Tensor
 ) -> SelfCalibratedDisclosure:
     """Return the disclosure of each tested speaker's trials, calibrated on these alone, and its chance level."""
     shape, thinned = permuted_targets.shape[1:], pairs.thin(_MOST_PAIRS, side="enrolment")
@@ -238,7 +238,7 @@ def _better_sign_disclosure(targets: Tensor, nontargets: Tensor) -> Tensor:
     return torch.stack([expected_disclosure(steps) for steps in steps_of_both_signs(targets, nontargets)]).amax(0)
 
 
-def linkability_chance_level(scores: ConditionScores, cells: QuantileCells, permuted_targets: Tensor) -> Tensor:
+def linkability_chance_level(scores: ConditionScores, cells: CountingCells, permuted_targets: Tensor) -> Tensor:
     """Return the linkability with speakers permuted, the mean over all permutations."""
     edges = cells.linkability_edges
     nontargets = widen(scores.trials.count_between(edges))[0]

@@ -26,7 +26,7 @@ from vpmetrics._engine.jackknife import (
     make_jackknife,
     replicate_diagonal_dominance,
 )
-from vpmetrics._engine.measures import SCORE_MEASURES, cllr_costs_and_sizes, cllr_from_sums, evidence, llr_disclosure
+from vpmetrics._engine.measures import SCORE_MEASURES, cllr_costs_and_sizes, cllr_from_sums, d_ece_term, llr_disclosure
 from vpmetrics._engine.precision import wide_dtype, widen
 from vpmetrics._engine.report import (
     ConditionReport,
@@ -42,7 +42,7 @@ from vpmetrics._engine.validation import collect_warnings, suppress_warnings
 
 _CALIBRATIONS = {"linear": fit_linear_map, "isotonic": fit_isotonic_map}
 # What a trial adds to a number, of its log-likelihood ratio with the sign turned for non-targets.
-_COSTS: dict[str, Callable[[Tensor], Tensor]] = {"c_ece": evidence, "cllr": lambda llr: softplus(-llr)}
+_COSTS: dict[str, Callable[[Tensor], Tensor]] = {"c_ece": d_ece_term, "cllr": lambda llr: softplus(-llr)}
 
 
 class ScoredTrials(NamedTuple):

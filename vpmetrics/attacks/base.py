@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vpmetrics._engine.conditions import SideName
 from vpmetrics._engine.moments import (
     Chain,
     MeanSubtraction,
@@ -170,7 +171,7 @@ class TunedAttack(Attack):
         """Return both sides as they are compared; None for a side that was left out."""
         if self.solution is None:
             raise RuntimeError(f"Expected {type(self).__name__} to be fitted before it attacks: see `fit`.")
-        sides = {"original": original, "protected": protected}
+        sides: dict[SideName, Tensor | None] = {"original": original, "protected": protected}
         for name, rows in sides.items():
             if rows is None:
                 continue

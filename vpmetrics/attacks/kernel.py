@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vpmetrics._engine.conditions import SideName
 from vpmetrics._engine.moments import (
     CENTRED,
     Inverse,
@@ -14,7 +15,7 @@ from vpmetrics._engine.moments import (
     RowNormalisation,
     Solution,
     TrainingPairs,
-    cholesky_with_ridge,
+    cholesky_plus_diagonal,
 )
 from vpmetrics.attacks.base import PAIRS, TunedAttack
 
@@ -141,13 +142,13 @@ class ProductKernel:
         return values - values.mean(1, keepdim=True)
 
 
-def _fit_product_kernel(pairs: TrainingPairs, side: str, view: RowNormalisation) -> ProductKernel:
+def _fit_product_kernel(pairs: TrainingPairs, side: SideName, view: RowNormalisation) -> ProductKernel:
     return pairs.get_or_make((side, view, "products"), lambda: ProductKernel(pairs.rows(side, view, _MOST_PRODUCTS)))
 
 
 def _cholesky_with_relative_ridge(kernel: Tensor, ridge: float) -> Tensor:
     """Return the Cholesky factor of a kernel with a ridge relative to the mean of its diagonal."""
-    return cholesky_with_ridge(kernel, ridge * kernel.diagonal().mean() + torch.finfo(kernel.dtype).tiny)
+    return cholesky_plus_diagonal(kernel, ridge * kernel.diagonal().mean() + torch.finfo(kernel.dtype).tiny)
 
 
 def _fit_kernel_ridge(kernel: Tensor, ridge: float, values: Tensor, has_variance: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from vpmetrics._engine.moments import (
     Solution,
     TrainingPairs,
     apply_chain,
-    cholesky_with_ridge,
+    cholesky_plus_diagonal,
     unit_rows,
 )
 from vpmetrics.attacks.base import LABELLED, NOTHING, PAIRS, PROTECTED, LinearAttack, Maps
@@ -130,7 +130,7 @@ class PLDA(LinearAttack):
         """Return a root of the weights, of no more directions than speakers."""
         white = statistics.whiten("within_pp", setting)
         means = apply_chain(statistics.weighted_speaker_means, white)  # B is means.T @ means
-        chain = (*white, means.T, Inverse(cholesky_with_ridge(2 * means @ means.T, 1.0)))
+        chain = (*white, means.T, Inverse(cholesky_plus_diagonal(2 * means @ means.T, 1.0)))
         return Maps(statistics.mean_o, chain, statistics.mean_p, chain)
 
 
@@ -242,7 +242,7 @@ class CanonicalCorrelation(LinearAttack):
         ridge, damping = setting
         product = statistics.correlate(ridge)
         root = statistics.get_or_make(
-            ("root", setting), lambda: Inverse(cholesky_with_ridge(-product.T @ product, 1.0 + damping))
+            ("root", setting), lambda: Inverse(cholesky_plus_diagonal(-product.T @ product, 1.0 + damping))
         )
         chain_o, chain_p = (*statistics.whiten("oo", ridge), root), (*statistics.whiten("pp", ridge), product, root)
         return Maps(statistics.mean_o, chain_o, statistics.mean_p, chain_p)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from vpmetrics._engine.jackknife import Difference, compare_jackknives
+from vpmetrics._engine.jackknife import Difference, paired_difference
 from vpmetrics._engine.registry import CI_SUFFIXES, FAMILIES, Scalar, Unit, scalar, scalar_key, utility_direction
 from vpmetrics._engine.report import EvaluatedSystem, choose_original_name
 from vpmetrics._engine.scalar import closest_or_known_names
@@ -242,7 +242,7 @@ def _compare_systems(
     if not has_same_speakers or math.isnan(first.get_or_nan(key) + second.get_or_nan(key)):
         return None
     values = first.report.scalars[key], second.report.scalars[key]
-    return Pair(first.name, second.name, key, compare_jackknives(key, values, (one, other), confidence))
+    return Pair(first.name, second.name, key, paired_difference(key, values, (one, other), confidence))
 
 
 def table_of_pairs(pairs: Sequence[Pair]) -> Table:

@@ -12,8 +12,8 @@ from torch.nn.functional import logsigmoid, pad
 
 from vpmetrics._engine.condition_scores import ConditionScores, collect_pair_scores, collect_trial_scores
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
-from vpmetrics._engine.identification import identify, rank_inputs
-from vpmetrics._engine.jackknife import QuantileCells, check_enough_speakers, clopper_pearson_reach, students_t_quantile
+from vpmetrics._engine.identification import count_above_tied_nan, identify
+from vpmetrics._engine.jackknife import CountingCells, check_enough_speakers, clopper_pearson_or_0, students_t_quantile
 from vpmetrics._engine.measures import SCORE_MEASURES, linkability_edges
 from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.precision import result_dtype, widen
@@ -238,7 +238,7 @@ class SpeakerTrials:
         self.scored, scores = scored, widen(scores)
         values, cell = scores.unique(return_inverse=True)
         if len(values) > _MOST_CELLS:
-            cells = QuantileCells(scored, max_cells=_MOST_CELLS)
+            cells = CountingCells(scored, max_cells=_MOST_CELLS)
             values, cell = cells.values, torch.searchsorted(cells.edges, scores, right=True)
         codes, pair = (places[0] * num_speakers + places[1]).unique(return_inverse=True)
         self.values, self.pairs = values, torch.stack([codes // max(1, num_speakers), codes % max(1, num_speakers)])
@@ -315,7 +315,7 @@ def _rank_histogram_per_speaker(trials: IdentificationTrials, scoring: Scoring) 
     # after the last. The cumulative sum of the steps is the histogram.
     steps = widen(trials.references.sums.new_zeros(num_references * (num_references + 1)))
     for block in score_inputs(trials, scoring):
-        above, tied, _ = rank_inputs(block).long()
+        above, tied, _ = count_above_tied_nan(block).long()
         tied = tied.clamp(min=1)
         start = trials.column[block.rows] * (num_references + 1) + above
         mass = widen(trials.usable[block.rows]) / tied
@@ -354,7 +354,7 @@ def _bias_corrected_t_intervals(
             error = defined.std() * math.sqrt(num_speakers / (num_speakers - 1))
             reach = students_t_quantile(confidence, num_speakers - 1) * error
             centre, bounds = 2 * value - defined.mean(), scalar(key).range_among(num_speakers)
-            reach = reach + clopper_pearson_reach(value, reach, num_speakers, confidence, *bounds)
+            reach = reach + clopper_pearson_or_0(value, reach, num_speakers, confidence, *bounds)
             low, high = ((centre + sign * reach).clamp(*bounds) for sign in (-1, 1))
         bootstrapped[key] = IntervalWithReplicates(value.to(dtype), low.to(dtype), high.to(dtype), replicates.to(dtype))
     return bootstrapped

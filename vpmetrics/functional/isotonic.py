@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.calibration import look_up
+from vpmetrics._engine.calibration import make_finder
 from vpmetrics._engine.pav import number_pav_blocks, replace_by_block_sums
 from vpmetrics._engine.precision import at_least_float32, power_of_two_near, result_dtype, widen
 from vpmetrics._engine.score_counts import count_by_score, count_smoothly
@@ -109,4 +109,4 @@ def pav_llr(
         llr = steps.laplace_llr() if laplace else steps.llr
         return interpolate_smoothed(grid, llr, scores).view(preds.shape).to(result_dtype(preds))
     steps = count_by_score(preds, target, validate_args=validate_args).ascending
-    return look_up(steps, steps.laplace_llr() if laplace else steps.llr, preds).to(result_dtype(preds))
+    return make_finder(steps, [steps.laplace_llr() if laplace else steps.llr])(preds)[0].to(result_dtype(preds))

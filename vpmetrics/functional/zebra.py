@@ -22,7 +22,7 @@ from vpmetrics._engine.measures import (
     minimum_cross_entropy,
     prior_entropy,
     tag_number,
-    worst_evidence,
+    worst_laplace_evidence,
 )
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.scalar import TAG_LETTERS
@@ -75,7 +75,7 @@ def zebra_disclosure(
 
 def zebra_of_both_signs(steps: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return what :func:`zebra_disclosure` returns: ``d_ece_reversed`` of negated scores, all else of the scores."""
-    l_w = worst_evidence(steps.ascending)
+    l_w = worst_laplace_evidence(steps.ascending)
     return {
         "d_ece": expected_disclosure(steps.ascending).to(dtype),
         "l_w": l_w.to(dtype),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from vpmetrics._engine.moments import Inverse, cholesky_with_ridge
+from vpmetrics._engine.moments import Inverse, cholesky_plus_diagonal
 from vpmetrics._engine.precision import widen
 from vpmetrics.losses.embedding_loss import match_labels
 
@@ -144,7 +144,7 @@ def _fit_whitening(covariance: Tensor, ridge: float) -> Inverse:
     eps = torch.finfo(covariance.dtype).eps
     # The second term is rounding, for constant rows.
     added = max(ridge, math.sqrt(eps)) * covariance.diagonal().mean().clamp(min=0) + 4 * eps
-    return Inverse(cholesky_with_ridge(covariance, added))
+    return Inverse(cholesky_plus_diagonal(covariance, added))
 
 
 def _choose_half(original: Tensor, speakers: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 from torch.special import ndtr, ndtri
 
-from vpmetrics._engine.measures import prior_entropy, roc_of_steps
+from vpmetrics._engine.measures import missed_and_rejected_counts, prior_entropy
 from vpmetrics._engine.score_counts import ScoresAndSteps, Steps
 from vpmetrics.plotting.axes import (
     CHANCE,
@@ -99,7 +99,7 @@ def draw_log_roc(steps: Steps, scalars: Mapping[str, Any], ax: Axes | None, labe
 
 def _miss_rates(steps: Steps, false_alarm_rates: Tensor) -> Tensor:
     """Return the miss rate at each of ascending false-alarm rates, linear between the points of the ROC."""
-    missed, rejected = ((part / part[-1]).double().cpu().numpy() for part in roc_of_steps(steps))
+    missed, rejected = ((part / part[-1]).double().cpu().numpy() for part in missed_and_rejected_counts(steps))
     return torch.from_numpy(np.interp(1 - false_alarm_rates.numpy(), rejected, missed))
 
 
