@@ -58,7 +58,7 @@ def resolve_scoring(scoring: Scoring) -> Scorer:
     return Scorer(_identity, score_and_check_shape, _rounding_relative_to_largest, is_builtin=False)
 
 
-def _normalize(x: Tensor) -> Tensor:
+def _unit_rows_or_zero(x: Tensor) -> Tensor:
     """Return rows of unit length; zero rows stay zero. The division by the largest entry keeps squares in range."""
     largest = x.detach().abs().amax(dim=1, keepdim=True) if x.shape[1] else x.new_ones(len(x), 1)
     return normalize(x / torch.where(largest > 0, largest, 1))
@@ -102,7 +102,7 @@ def _rounding_of_distances(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) 
 
 
 SCORERS = {
-    "cosine": Scorer(_normalize, _dot, _rounding_of_cosines),
+    "cosine": Scorer(_unit_rows_or_zero, _dot, _rounding_of_cosines),
     "dot": Scorer(_nan_overflowing_rows, _dot, _rounding_relative_to_largest),
     "euclidean": Scorer(_identity, _negative_distance, _rounding_of_distances, is_shift_invariant=True),
 }
