@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -100,7 +100,7 @@ class VoicePrivacy(AttackedMetric):
         bandwidth: float | None = None,
         validate_args: bool = True,
         attacks: Attacks = "standard",
-        enrolment: str | None = None,
+        enrolment: Literal["utterance", "speaker"] | None = None,
         sizes: Sequence[int] | None = None,
         metrics: str | Sequence[str] = "headline",
         intervals: float | None = None,

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -200,7 +200,7 @@ class AttackFolds(ValueCache):
         folds: Folds,
         attacks: Sequence[Any],
         observed: MomentSums | None = None,
-        enrolment: str | None = None,
+        enrolment: Literal["utterance", "speaker"] | None = None,
     ) -> None:
         super().__init__()
         self.data, self.folds, self.attacks, self.enrolment = data, folds, attacks, enrolment

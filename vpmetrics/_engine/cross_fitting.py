@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -149,7 +149,7 @@ class CrossFittedAttacks:
         attacks: Sequence[Any],
         conditions: Sequence[Condition],
         observed: MomentSums | None = None,
-        enrolment: str | None = None,
+        enrolment: Literal["utterance", "speaker"] | None = None,
     ) -> None:
         # Attacks see directions, never the length of embeddings.
         original, protected = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,7 +63,7 @@ class ReportSettings(NamedTuple):
     slope: float | None = None
     rank_model: str = "empirical"
     bandwidth: float | None = None
-    enrolment: str | None = None
+    enrolment: Literal["utterance", "speaker"] | None = None
     sizes: tuple[int, ...] = ()
     families: frozenset[tuple[str, str]] | None = None
     intervals: float | None = None

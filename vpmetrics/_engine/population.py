@@ -178,6 +178,7 @@ def _reduce_by_place(values: Tensor, place: Tensor, count: int, reduce: str) -> 
 
 
 def _map_side(side: Utterances, name: SideName, attack: Any) -> Utterances:
+    """Return the side called ``name`` with embeddings mapped by the attack; as it is without one."""
     if attack is None:
         return side
     if hasattr(attack, "map_side"):

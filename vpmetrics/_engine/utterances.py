@@ -6,7 +6,7 @@ import hashlib
 import math
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -94,11 +94,13 @@ class EvaluationData(NamedTuple):
     speakers: Tensor
     processes: Processes = SINGLE_PROCESS
 
-    def sides(self, condition: Condition, references_per: str | None = None) -> tuple[Utterances, Utterances]:
+    def sides(
+        self, condition: Condition, references_per: Literal["utterance", "speaker"] | None = None
+    ) -> tuple[Utterances, Utterances]:
         """Return the enrolment and the test side of a condition; the same object where every utterance is on both.
 
-        With ``references_per``, references are on the enrolment side and all others on the test side: each reference
-        by itself (``"utterance"``), or their mean per speaker (``"speaker"``).
+        With ``references_per``, utterances marked by ``is_reference`` are enrolled, each one or their mean per speaker,
+        and all others are tested.
         """
         first, second = getattr(self, condition.enrolment), getattr(self, condition.test)
         if condition.target_sessions != "any" and second.sessions is None:
