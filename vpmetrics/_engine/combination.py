@@ -121,7 +121,7 @@ def _choose_across_speakers(
         return None
     # A pseudo-value of an encoder is S times its value less S - 1 times its value without the group.
     chosen = (values + changes).argmax(0, keepdim=True)
-    pseudo = (values - groups.kept_over_left_out * changes).gather(0, chosen).squeeze(0)
+    pseudo = (values - groups.kept_over_dropped * changes).gather(0, chosen).squeeze(0)
     reach = students_t_quantile(0.95, len(pseudo) - 1) * float(pseudo.std()) / math.sqrt(len(pseudo))
     lowest, highest = scalar("disclosure").range
     value = min(max(lowest, float(pseudo.mean())), highest)

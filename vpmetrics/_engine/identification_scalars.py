@@ -143,7 +143,7 @@ def jackknife_scalars(
     fewer = [rank_disclosure(each.fewer_inputs, rank_model)["mean_d"] for each in replicates]
     weights = torch.stack([each.fewer_inputs.sum(1) for each in replicates])
     mean_d = mean_over_groups([{"mean_d": each} for each in fewer], weights)["mean_d"]
-    return jackknife._replace(bias={"mean_d": groups.kept_over_left_out * (mean_d[1:] - mean_d[0]).mean()})
+    return jackknife._replace(bias={"mean_d": groups.kept_over_dropped * (mean_d[1:] - mean_d[0]).mean()})
 
 
 def _rank_replicates(histograms: Tensor, references: Tensor, rank_model: str) -> dict[str, Tensor]:

@@ -50,7 +50,7 @@ class JackknifeGroups(NamedTuple):
     size: int
 
     @property
-    def kept_over_left_out(self) -> float:
+    def kept_over_dropped(self) -> float:
         """Number of speakers kept, divided by number of speakers left out."""
         return (len(self.labels) - self.size) / max(self.size, 1)
 
@@ -342,7 +342,7 @@ def make_jackknife(
     if changes and not check_enough_speakers(len(groups.labels) if num_speakers is None else num_speakers):
         changes = {key: torch.full_like(each, torch.nan) for key, each in changes.items()}
     corrected = [key for key in changes if key in SCORE_MEASURES and SCORE_MEASURES[key].is_bias_corrected]
-    return Jackknife(changes, {key: groups.kept_over_left_out * changes[key].mean() for key in corrected}, groups)
+    return Jackknife(changes, {key: groups.kept_over_dropped * changes[key].mean() for key in corrected}, groups)
 
 
 def join_jackknives(parts: Sequence[Jackknife]) -> Jackknife:
@@ -364,7 +364,7 @@ def add_intervals(values: Mapping[str, Tensor], jackknife: Jackknife | None, con
             (changes, bias, groups), bounds = jackknife, entry.range_among(len(jackknife.groups.labels))
             replicates = widen(value) + changes[key]
             ends = jackknife_interval(
-                value, replicates, confidence, *bounds, groups.kept_over_left_out, bias.get(key, 0.0)
+                value, replicates, confidence, *bounds, groups.kept_over_dropped, bias.get(key, 0.0)
             )
             if "tpr_at" not in key:  # of few trials undefined at low FPR, as documented
                 is_lost.append(ends[0].isnan() & ~value.isnan())
@@ -384,7 +384,7 @@ def profile_interval(
     for value, odds, most in zip(profile, prior_log_odds, highest, strict=True):  # some hundred points of a figure
         replicates = minimum_cross_entropy(steps, odds[None])[:, 0]
         replicates = value + replicates[1:] - replicates[0]
-        interval = jackknife_interval(value, replicates, confidence, 0.0, most, counts.groups.kept_over_left_out)
+        interval = jackknife_interval(value, replicates, confidence, 0.0, most, counts.groups.kept_over_dropped)
         ends.append(torch.stack(interval))
     low, high = torch.stack(ends, dim=1)
     return low, high
@@ -396,7 +396,7 @@ def jackknife_interval(
     confidence: float,
     lowest: float = -math.inf,
     highest: float = math.inf,
-    kept_over_left_out: float | None = None,
+    kept_over_dropped: float | None = None,
     bias: Tensor | float | None = None,
 ) -> tuple[Tensor, Tensor]:
     r"""Return both ends of a jackknife confidence interval.
@@ -418,13 +418,13 @@ def jackknife_interval(
         confidence: Confidence level.
         lowest: Lower end of the range.
         highest: Upper end of the range.
-        kept_over_left_out: Speakers kept over speakers left out, :math:`r`; ``G - 1`` when left out.
+        kept_over_dropped: Speakers kept over speakers left out, :math:`r`; ``G - 1`` when left out.
         bias: What to subtract from the value; :math:`b` when left out.
 
     Returns:
         Both ends, ``()``; NaN where a replicate is undefined, or for fewer than three.
     """
-    estimate, error = _jackknife_estimate(value, replicates, kept_over_left_out, bias)
+    estimate, error = _jackknife_estimate(value, replicates, kept_over_dropped, bias)
     wide = widen(value.detach())
     reach = students_t_quantile(confidence, max(len(replicates) - 1, 1)) * error
     bound = clopper_pearson_or_0(wide, reach, len(replicates), confidence, lowest, highest)
@@ -433,13 +433,13 @@ def jackknife_interval(
 
 
 def _jackknife_estimate(
-    value: Tensor, replicates: Tensor, kept_over_left_out: float | None, bias: Tensor | float | None
+    value: Tensor, replicates: Tensor, kept_over_dropped: float | None, bias: Tensor | float | None
 ) -> tuple[Tensor, Tensor]:
     """Return the value without its bias, and its standard error; NaN for fewer than three replicates."""
     value, replicates = widen(value.detach()), widen(replicates.detach())
     if len(replicates) < FEWEST_SPEAKERS:
         return torch.full_like(value, torch.nan), torch.full_like(value, torch.nan)
-    ratio = len(replicates) - 1 if kept_over_left_out is None else kept_over_left_out
+    ratio = len(replicates) - 1 if kept_over_dropped is None else kept_over_dropped
     mean = replicates.mean()
     bias = ratio * (mean - value) if bias is None else bias
     return value - bias, (ratio * (replicates - mean).square().mean()).sqrt()
@@ -517,16 +517,16 @@ def paired_difference(
     first, second = jackknives
     if not first.groups.matches(second.groups):
         raise ValueError("Expected two systems on the same speakers, but got different ones.")
-    value, ratio = widen(values[0]) - widen(values[1]), first.groups.kept_over_left_out
+    value, ratio = widen(values[0]) - widen(values[1]), first.groups.kept_over_dropped
     replicates = value + first.changes[key] - second.changes[key]
     bias = torch.as_tensor(first.bias.get(key, 0.0)) - second.bias.get(key, 0.0)
-    ends = jackknife_interval(value, replicates, confidence, kept_over_left_out=ratio, bias=bias)
+    ends = jackknife_interval(value, replicates, confidence, kept_over_dropped=ratio, bias=bias)
     return Difference(value, *ends, _probability_below_0(value, replicates, ratio, bias))
 
 
-def _probability_below_0(value: Tensor, replicates: Tensor, kept_over_left_out: float, bias: Tensor) -> Tensor:
+def _probability_below_0(value: Tensor, replicates: Tensor, kept_over_dropped: float, bias: Tensor) -> Tensor:
     """Return the probability that a number is below 0; 1/2 where no replicate differs from 0."""
-    estimate, error = _jackknife_estimate(value, replicates, kept_over_left_out, bias)
+    estimate, error = _jackknife_estimate(value, replicates, kept_over_dropped, bias)
     if not bool(error > 0):
         return torch.where(estimate.isnan() | error.isnan(), torch.nan, 0.5 - estimate.sign() / 2)
     t = float(-estimate / error)
