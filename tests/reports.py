@@ -1,10 +1,14 @@
 """Reports of synthetic voices and trials, with what figures show."""
 
+from functools import partial
+
 import torch
 from samples import voices
 
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine.trial_list import ScoredTrials, report_trials
+
+Everything = partial(VoicePrivacy, metrics="all", attacks=None)
 
 
 def make_trials(seed, count=600, speakers=6, distance=2.0):
@@ -23,7 +27,7 @@ def compute(metric, *rows, **columns):
 
 def make_report(rows=None, **settings):
     """Return the report of rows, a dictionary or a tuple, with all scalars and without attacks unless told."""
-    metric = VoicePrivacy(**{"metrics": "all", "attacks": None} | settings)
+    metric = Everything(**settings)
     rows = voices() if rows is None else rows
     metric.update(**rows) if isinstance(rows, dict) else metric.update(*rows)
     return metric.report()

@@ -128,10 +128,9 @@ def test_keeps_no_graph_and_no_alias(case):
     metric = case.metric()
     for batch in inputs:
         metric(**batch)
-    for state in metric.metric_state.values():
-        for tensor in state if isinstance(state, list) else [state]:
-            assert not tensor.requires_grad
-            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    for tensor in tree_leaves(metric.metric_state):
+        assert not tensor.requires_grad
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     with torch.no_grad():
         for batch in inputs:
             mapped(batch, torch.Tensor.zero_)
@@ -249,8 +248,7 @@ def test_forward_has_a_gradient_where_the_surrogate_is_on_and_only_there(case):
             gradients = [inputs[key].grad for key in moving if inputs[key].grad is not None]
             assert all(bool(gradient.isfinite().all()) for gradient in gradients)
             assert any(bool((gradient != 0).any()) for gradient in gradients)
-        for state in metric.metric_state.values():
-            assert not any(tensor.requires_grad for tensor in (state if isinstance(state, list) else [state]))
+        assert not any(tensor.requires_grad for tensor in tree_leaves(metric.metric_state))
         metric.compute()
         copy.deepcopy(metric)
 

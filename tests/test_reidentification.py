@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reports import compute
+from reports import Everything, compute
 from samples import UNDEFINED, made_systems, people, rates
 from torch.testing import assert_close
 
@@ -157,7 +157,7 @@ def test_the_suite_returns_what_the_classes_return(sessions):
     original, protected, speakers = people(number=20, each=8, noise=1.5)
     rows = {"original": original, "protected": protected, "speakers": speakers}
     rows |= {"sessions": torch.arange(160) // 4 % 2} if sessions else {}
-    values = compute(VoicePrivacy(sizes=SIZES, attacks=None, metrics="all"), **rows)
+    values = compute(Everything(sizes=SIZES), **rows)
     conditions = ("OO", "OP", "PP", "within", "across") if sessions else ("OO", "OP", "PP")
     assert tuple(values) == scalar_keys(conditions, has_sessions=sessions, sizes=SIZES)
     for condition in conditions:
@@ -171,9 +171,8 @@ def test_the_suite_returns_what_the_classes_return(sessions):
 def rotated(number=24, each=8, width=16):
     """Everybody's voice rotated by one secret: cosines show nothing of it, and a fitted map undoes it."""
     original, _, speakers = people(number=number, each=each, width=width, noise=0.5)
-    turn = torch.linalg.qr(torch.randn(width, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[
-        0
-    ]
+    draw = torch.Generator().manual_seed(1)
+    turn = torch.linalg.qr(torch.randn(width, width, generator=draw, dtype=torch.float64))[0]
     return original, original @ turn, speakers
 
 

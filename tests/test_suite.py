@@ -1,11 +1,9 @@
 """Everything at once: the same numbers as one by one, and original speech scored once."""
 
-from functools import partial
-
 import pytest
 import torch
 from cases import assert_same, embeddings, join
-from reports import compute
+from reports import Everything, compute
 from torch.testing import assert_close
 from torchmetrics import MetricCollection
 
@@ -13,8 +11,6 @@ import vpmetrics as vp
 from vpmetrics import VoicePrivacy
 from vpmetrics._engine import embedding_report
 from vpmetrics._engine.registry import headline_keys
-
-Everything = partial(VoicePrivacy, attacks=None, metrics="all")
 
 
 def test_one_copy_in_a_collection():

@@ -1,11 +1,13 @@
 """ZEBRA: golden sets, published tags, hand values, invariances, edges, and histograms with their certificate."""
 
+import copy
 import math
 
 import numpy as np
 import pytest
 import reference
 import torch
+from cases import assert_same
 from golden import PRIOR_ENTROPY, PRIOR_LOG_ODDS, SCORE_SETS, TRANSFER_SETS, ZEBRA_TAGS, score_set, transfer_set
 from samples import gaussians
 from torch.testing import assert_close
@@ -143,13 +145,10 @@ def test_all_tied_and_fully_separated():
 def test_bad_input_is_refused_and_changes_nothing(arguments, error, match):
     for metric in (ZebraDisclosure(), ZebraDisclosure(thresholds=8)):
         metric.update(torch.tensor([0.2, 0.8]), torch.tensor([0, 1]))
-        before = {
-            key: value.clone() if torch.is_tensor(value) else list(value) for key, value in metric.metric_state.items()
-        }
+        before = copy.deepcopy(metric.metric_state)
         with pytest.raises(error, match=match):
             metric.update(*arguments)
-        for key, value in metric.metric_state.items():
-            assert torch.equal(value, before[key]) if torch.is_tensor(value) else value == before[key]
+        assert_same(metric.metric_state, before, atol=0, rtol=0)
     with pytest.raises(error, match=match):
         zebra_disclosure(*arguments)
 

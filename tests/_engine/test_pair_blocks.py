@@ -7,10 +7,10 @@ import pytest
 import reference
 import torch
 from cases import embeddings, join
+from reports import make_report
 from torch.nn.functional import normalize
 from torch.testing import assert_close
 
-from vpmetrics import VoicePrivacy
 from vpmetrics._engine import pair_blocks
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.distributed import Processes
@@ -109,9 +109,8 @@ def test_bins_agree_with_scores(monkeypatch, similarity):
     voices, values, worst = demo_voices(), [], []
     for few in (pair_blocks.FEW_PAIRS, 0):
         monkeypatch.setattr(pair_blocks, "FEW_PAIRS", few)
-        metric = VoicePrivacy(similarity, attacks=None, metrics="all")
-        metric.update(voices.original[::2], voices.protected["B2r0"][::2], voices.speakers[::2])
-        report = metric.report()
+        rows = voices.original[::2], voices.protected["B2r0"][::2], voices.speakers[::2]
+        report = make_report(rows, similarity=similarity)
         values.append(report.scalars)
         worst.append(report.conditions["OP"].scores.worst_counts)
     exact, binned = values

@@ -102,8 +102,8 @@ def averages(original, protected, speakers, length, sessions=None):
             means = [of[list(some)].mean(0) for some in combinations(rows, length)]
             assert min((mean - vector).abs().max() for mean in means) < 1e-12
     assert torch.equal(made.original.ids, made.protected.ids)
-    count = [min(12 // (2 if sessions is not None else 1) // length, 12)] * 8 * (2 if sessions is not None else 1)
-    assert len(made.original.speakers) == sum(count)
+    num_sessions = 1 if sessions is None else 2
+    assert len(made.original.speakers) == 12 // num_sessions // length * 8 * num_sessions
     return made.original.embeddings, made.protected.embeddings, made.original.speakers, made.protected.sessions
 
 

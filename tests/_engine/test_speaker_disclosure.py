@@ -9,11 +9,10 @@ from reference import rank as rank_reference
 from reference import similarity
 from reference import speakers as reference
 from reference.zebra import zebra_disclosure as reference_disclosure
-from reports import make_report
+from reports import Everything, make_report
 from samples import people, planted
 from torch.testing import assert_close
 
-from vpmetrics import VoicePrivacy
 from vpmetrics._engine import pair_blocks
 from vpmetrics._engine.identification import bits_of_ranks
 from vpmetrics._engine.speaker_disclosure import average_bits_by_speaker
@@ -96,7 +95,7 @@ def test_who_speaks_on_one_side_alone_changes_nothing_of_others(absent, monkeypa
     found = []
     for size in (48, 8):  # with smaller blocks, speakers begin where a block ends
         monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", size)
-        metric = VoicePrivacy(attacks=None, metrics="all")
+        metric = Everything()
         given = protected.isfinite().all(1)
         metric.update(original[given], protected[given], speakers[given])
         metric.update(original=original[~given], speakers=speakers[~given])
@@ -175,7 +174,7 @@ def test_groups_and_sessions_recombine_too():
 
 @pytest.mark.parametrize("rows", [slice(None), slice(1)], ids=["all rows", "one row"])
 def test_nobody_is_worst_where_nothing_is_defined(rows):
-    metric = VoicePrivacy(attacks=None, metrics="all", validate_args=False)
+    metric = Everything(validate_args=False)
     sides = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0))
     sides[:, rows] = torch.nan
     metric.update(*sides, torch.arange(8) // 2)

@@ -204,9 +204,8 @@ def test_its_error_is_the_spread_over_other_shuffles():
     values, errors = [], []
     for seed in range(30):
         # Other values of the same geometry are other draws: turn everything by the same rotation.
-        turn = torch.linalg.qr(torch.randn(32, 32, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))[
-            0
-        ]
+        draw = torch.Generator().manual_seed(seed)
+        turn = torch.linalg.qr(torch.randn(32, 32, generator=draw, dtype=torch.float64))[0]
         turned = {name: value @ turn if value.is_floating_point() else value for name, value in given.items()}
         found = singling_out(**turned, sizes=(10,), draws=50)
         values.append(found["singling_out_10"])
