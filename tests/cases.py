@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import reference
 import torch
+from reports import Everything, compute
 from torch.testing import assert_close
 from torch.utils._pytree import tree_map_only
 
@@ -390,18 +391,6 @@ def _reference_suite(original: Any, protected: Any, speakers: Any) -> dict[str, 
     return value
 
 
-def _suite(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> dict[str, torch.Tensor]:
-    metric = vp.VoicePrivacy(attacks=None, metrics="all")
-    metric.update(original, protected, speakers)
-    return metric.compute()
-
-
-def _attacked(original: torch.Tensor, protected: torch.Tensor, speakers: torch.Tensor) -> dict[str, torch.Tensor]:
-    metric = vp.StrongestAttack(attacks=[Plain()])
-    metric.update(original, protected, speakers)
-    return metric.compute()
-
-
 def _embedding_case(
     name: str, metric: Any, function: Any, second: Any, undefined: tuple[Batch, ...] = (_LONE, _STRANGERS), **more: Any
 ) -> Case:
@@ -411,11 +400,12 @@ def _embedding_case(
 _REFERENCE = reference.similarity
 EMBEDDING_CASES = [
     _embedding_case(
-        "VoicePrivacy", partial(vp.VoicePrivacy, attacks=None, metrics="all"), _suite, _reference_suite, (_LONE,),
+        "VoicePrivacy", Everything, lambda **rows: compute(Everything(), **rows), _reference_suite, (_LONE,),
         unreferenced=("chance",),
     ),
     _embedding_case(
-        "StrongestAttack", partial(vp.StrongestAttack, attacks=[Plain()]), _attacked, reference.strongest.strongest,
+        "StrongestAttack", partial(vp.StrongestAttack, attacks=[Plain()]),
+        lambda **rows: compute(vp.StrongestAttack(attacks=[Plain()]), **rows), reference.strongest.strongest,
         batches=partial(embeddings, sizes=(10, 10, 10, 10)),
     ),
     _embedding_case(
