@@ -21,12 +21,14 @@ def write_data(recipe, libri, base="libri_test"):
         shutil.copy(libri.folder / "utt2spk", folder / "utt2spk")
 
 
-def write_vectors(folder, libri, side, level="utt-level", base="libri_test"):
-    draw = np.random.default_rng(len(side))
+def write_vectors(folder, libri, *sides, level="utt-level", base="libri_test"):
+    """Vectors of original speech for the side "", and of protected speech for all others."""
     sets = {"enrolls": libri.enrolled, **{f"trials_{s}": sorted({u for _, u, _ in libri.trials[s]}) for s in "fm"}}
-    for name in SETS:
-        order = draw.permutation(sets[name]).tolist()
-        write_set(folder / f"{base}_{name}{side}" / level, libri.vectors[side], order)
+    for side in sides:
+        draw, vectors = np.random.default_rng(len(side)), libri.vectors["_anon" if side else ""]
+        for name in SETS:
+            order = draw.permutation(sets[name]).tolist()
+            write_set(folder / f"{base}_{name}{side}" / level, vectors, order)
 
 
 def write_set(folder, vectors, order):
@@ -62,17 +64,16 @@ def assert_expected(system, measures):
 @pytest.mark.parametrize("given", ["exp/asv/cosine_out", "exp", "."])
 def test_the_vectors_of_2024_are_found_scored_and_grouped(tmp_path, evaluate, libri, libri_measures, given):
     write_data(tmp_path, libri)
-    for side in ("", "_anon"):
-        write_vectors(tmp_path / "exp/asv/cosine_out/emb_xvect", libri, side)
-    write_vectors(tmp_path / "exp/asv/cosine_out/emb_xvect", libri, "", "spk-level")  # means, which are not wanted
+    write_vectors(tmp_path / "exp/asv/cosine_out/emb_xvect", libri, "", "_anon")
+    # Means, which are not wanted.
+    write_vectors(tmp_path / "exp/asv/cosine_out/emb_xvect", libri, "", level="spk-level")
     (system,) = evaluate(tmp_path / given, "--no-attacks")
     assert_expected(system, libri_measures)
 
 
 def test_attacks_are_tried_on_the_vectors_of_2024_set_by_set_and_together(tmp_path, evaluate, libri):
     write_data(tmp_path, libri)
-    for side in ("", "_anon"):
-        write_vectors(tmp_path / "exp", libri, side)
+    write_vectors(tmp_path / "exp", libri, "", "_anon")
     (system,) = evaluate(tmp_path)
     used = [*libri.enrolled, *sorted({u for rows in libri.trials.values() for _, u, _ in rows})][::-1]
     sides = [torch.tensor(np.stack([libri.vectors[side][u] for u in used])).double() for side in ("", "_anon")]
@@ -105,8 +106,7 @@ def test_protected_speech_alone_is_scored_and_attacked_by_who_protects_the_same_
 def test_extractors_are_never_mixed(tmp_path, evaluate, libri, libri_measures):
     write_data(tmp_path, libri)
     for place, sides in (("orig", ("", "_anon")), ("anon", ("_anon",))):
-        for side in sides:
-            write_vectors(tmp_path / "exp" / place, libri, side)
+        write_vectors(tmp_path / "exp" / place, libri, *sides)
     alone, both = evaluate(tmp_path / "exp", "--no-attacks")
     assert (alone["name"], set(alone["trials"])) == ("anon, anon", {"PP"})
     assert (both["name"], set(both["trials"])) == ("anon, orig", {"OO", "OP", "PP"})
@@ -114,8 +114,7 @@ def test_extractors_are_never_mixed(tmp_path, evaluate, libri, libri_measures):
 
 
 def test_lists_beside_the_vectors_will_do(tmp_path, evaluate, libri, libri_measures):
-    for side in ("", "_anon"):
-        write_vectors(tmp_path, libri, side)
+    write_vectors(tmp_path, libri, "", "_anon")
     for name in ("trials_f", "trials_m", "enrolls"):
         shutil.copy(libri.folder / name, tmp_path / name)
     assert_expected(evaluate(tmp_path, "--no-attacks")[0], libri_measures)
@@ -182,8 +181,7 @@ def write_recipe_of_2024(recipe, libri, systems):
                 place = recipe / "exp" / encoder / "cosine_out/emb_xvect"
                 for side in ("", suffix):
                     if not (place / f"{base}_enrolls{side}").exists():
-                        vectors = libri._replace(vectors={"": libri.vectors[""], suffix: libri.vectors["_anon"]})
-                        write_vectors(place, vectors, side, base=base)
+                        write_vectors(place, libri, side, base=base)
     for suffix in systems:
         path = recipe / "exp/results_summary" / f"result_for_rank{suffix}"
         path.parent.mkdir(exist_ok=True)
@@ -246,10 +244,9 @@ def test_sets_of_mixed_sex_in_several_languages_make_the_average_of_2026(tmp_pat
         mixed.mkdir()
         (mixed / "trials").write_text(trials)
         place = tmp_path / f"exp/asv_anon_track2_10_{language}_ssl/cosine_out/emb_xvect"
-        vectors = libri._replace(vectors={"": libri.vectors[""], "_ssl": libri.vectors["_anon"]})
-        for side in ("", "_ssl"):
-            write_vectors(place, vectors, side, base=base)
-            write_set(place / f"{base}_trials_mixed{side}" / "utt-level", vectors.vectors[side], names)
+        write_vectors(place, libri, "", "_ssl", base=base)
+        for side, vectors in zip(("", "_ssl"), libri.vectors.values(), strict=True):
+            write_set(place / f"{base}_trials_mixed{side}" / "utt-level", vectors, names)
     (system,) = evaluated_of(monkeypatch, "evaluate", tmp_path / "exp", "--no-attacks", "--intervals", "0")
     assert system.weights == {"de_test_mixed": 0.5, "fr_test_mixed": 0.5}
     assert set(system.groups) == {
