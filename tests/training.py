@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.testing import assert_close
 from torch.utils.data import DataLoader, TensorDataset
 
 from vpmetrics.lightning.checkpoint import PrivacyCheckpoint
@@ -107,11 +106,9 @@ def events(logger):
 
 
 def assert_same(actual, expected):
-    for key, value in expected.items():
-        # Processes add float32 in another order.
-        assert_close(
-            float(actual[key]), float(value), atol=1e-6, rtol=1e-5, equal_nan=True, msg=lambda m, k=key: f"{k}: {m}"
-        )
+    # Processes add float32 in another order.
+    values = {key: float(value) for key, value in expected.items()}
+    assert {key: float(actual[key]) for key in values} == pytest.approx(values, abs=1e-6, rel=1e-5, nan_ok=True)
 
 
 def assert_logged(trainer, expected, suffix=""):

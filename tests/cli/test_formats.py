@@ -45,10 +45,6 @@ def frame(vectors):
     return pl.DataFrame({"utterance": UTTERANCES, **{f"x{k}": vectors[:, k] for k in range(4)}})
 
 
-def fixed_lists(vectors):
-    return pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), 4)
-
-
 def rows_of(vectors):
     return {name: row[None] for name, row in by_name(vectors).items()}
 
@@ -76,7 +72,7 @@ NAMED = {
         pa.table({"utterance": UTTERANCES, "vectors": v.tolist(), "speaker": SPEAKERS}), path
     ),
     "fixed_lists.parquet": lambda path, v: pq.write_table(
-        pa.table({"utterance": UTTERANCES, "vectors": fixed_lists(v)}), path
+        pa.table({"utterance": UTTERANCES, "vectors": pa.FixedSizeListArray.from_arrays(pa.array(v.ravel()), 4)}), path
     ),
     "columns.parquet": lambda path, v: frame(v).write_parquet(path),
     "columns.csv": lambda path, v: frame(v).write_csv(path),

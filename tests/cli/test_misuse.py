@@ -52,9 +52,8 @@ def test_files_are_written_although_nobody_reads_what_is_printed(tmp_path):
     write_embeddings(tmp_path / "e.npz")
     script = f"{sys.executable} -m vpmetrics evaluate e.npz --no-attacks --json r.json | true; echo ${{PIPESTATUS[0]}}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path, env=environment
-    )
+    command = ["bash", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
     assert done.stdout.strip() == "141"
     assert done.stderr == ""
     assert systems_of(tmp_path / "r.json")

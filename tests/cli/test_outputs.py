@@ -179,9 +179,8 @@ def test_whichever_step_is_the_last_leaves_whole_files_that_the_next_run_knows(f
             os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
         found = {name: data for name, data in found_in(folder).items() if not name.endswith(".vpmetrics")}
-        assert all(
-            data in (contents_of(FORMER).get(name), contents_of(LATER).get(name)) for name, data in found.items()
-        )
+        for name, data in found.items():
+            assert data in (contents_of(FORMER).get(name), contents_of(LATER).get(name)), name
         assert FOREIGN.items() <= found.items()
         own = set(found) - set(FOREIGN)
         assert own <= list_written_files(folder / "results.json")

@@ -90,19 +90,16 @@ def test_compare_puts_systems_side_by_side(tmp_path, voices, capsys, monkeypatch
 
 
 def test_compare_takes_score_files_of_two_conditions(tmp_path, voices):
-    files = {
-        (condition, system): write_scores(
-            tmp_path / f"{system}_{condition}", voices, trials_of(voices, condition, system)
-        )
-        for condition in ("OP", "PP")
-        for system in ("B2", "B2u")
-    }
+    systems = {"B2": [], "B2u": []}
+    for system, files in systems.items():
+        for condition in ("OP", "PP"):
+            trials = trials_of(voices, condition, system)
+            files.append(str(write_scores(tmp_path / f"{system}_{condition}", voices, trials)))
     oo = write_scores(tmp_path / "oo", voices, trials_of(voices, "OO"))
     key, speakers = write_key(tmp_path / "key", voices), write_utt2spk(tmp_path, voices)
-    systems = [f"{system}={files['OP', system]},{files['PP', system]}" for system in ("B2", "B2u")]
     options = ["--key", key, "--oo", oo, "--utt2spk", speakers, "--json", tmp_path / "result.json"]
-    run("compare", *systems, *options)
-    for number, system in enumerate(("B2", "B2u")):
+    run("compare", *(f"{system}={','.join(files)}" for system, files in systems.items()), *options)
+    for number, system in enumerate(systems):
         got, expected = scalars_of(tmp_path / "result.json", number), expected_scalars(voices, system)
         for name in ("deid", "gvd", "op_d_ece", "oo_eer"):
             assert got[name] == pytest.approx(float(expected[name]), abs=2e-5)

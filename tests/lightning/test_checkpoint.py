@@ -60,9 +60,8 @@ def test_best_utility_within_the_budget(package, tmp_path, mode):
     assert leaks[1] < leaks[3] < 0.4 < leaks[2] < leaks[0]
     assert names_in(tmp_path) == [f"epoch={epoch}.ckpt" for epoch in range(4)]
     assert [point.epoch for point in checkpoint.pareto_front] == [1, 3, 2, 0]
-    assert [point.disclosure[NAME] for point in checkpoint.pareto_front] == pytest.approx(
-        [leaks[epoch] for epoch in (1, 3, 2, 0)]
-    )
+    kept = [point.disclosure[NAME] for point in checkpoint.pareto_front]
+    assert kept == pytest.approx([leaks[epoch] for epoch in (1, 3, 2, 0)])
     chosen = checkpoint.chosen
     assert (chosen.epoch, chosen.utility, checkpoint.within_budget) == (3, losses[3], True)
     assert chosen.path == checkpoint.best_model_path == str(tmp_path / "epoch=3.ckpt")
@@ -168,12 +167,10 @@ def test_by_default_the_strongest_attack_counts(pl, tmp_path):
         return dict(zip(NAMES, (batch[0], batch[0] @ rotation, batch[2]), strict=True))
 
     checkpoint = PrivacyCheckpoint(dirpath=tmp_path)
-    data = loader(speakers=16, utterances=6, batch_size=96)
+    module, data = anonymiser(pl, validation_step=step), loader(speakers=16, utterances=6, batch_size=96)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="PrivacyCheckpoint monitors")
-        trainer = fit(
-            pl, [PrivacyMonitor(), checkpoint], anonymiser(pl, validation_step=step), data, 1, num_sanity_val_steps=0
-        )
+        trainer = fit(pl, [PrivacyMonitor(), checkpoint], module, data, 1, num_sanity_val_steps=0)
     assert trainer.callback_metrics["val/privacy/op_d_ece"] < 0.05 < 0.3 < max(checkpoint.chosen.disclosure.values())
     assert not checkpoint.within_budget
 
@@ -209,12 +206,8 @@ def test_with_confidence_the_upper_end_is_compared(pl, tmp_path):
 def test_the_upper_end_counts_in_the_direction_of_larger_disclosure(pl, tmp_path):
     ends = {"": 0.1, "_high": 0.2, "_low": 0.05, "_reversed": 0.0, "_reversed_high": 0.3, "_reversed_low": 0.0}
     checkpoint = keeper("val/leak", 0.5, dirpath=tmp_path, confidence=0.95)
-    fit(
-        pl,
-        [checkpoint],
-        log_rows(pl, [{"val/loss": 1.0, **{f"val/leak{end}": v for end, v in ends.items()}}]),
-        epochs=1,
-    )
+    row = {"val/loss": 1.0, **{f"val/leak{end}": value for end, value in ends.items()}}
+    fit(pl, [checkpoint], log_rows(pl, [row]), epochs=1)
     assert checkpoint.chosen.disclosure == {"val/leak": pytest.approx(0.3)}
     assert checkpoint.chosen.intervals == {"val/leak": pytest.approx([0.05, 0.3])}
 

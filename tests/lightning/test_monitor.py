@@ -144,9 +144,8 @@ def test_model_checkpoint_and_progress_bar_see_the_scalars(pl, tmp_path):
 
 def test_only_the_metrics_asked_for_are_logged_with_both_ends_of_their_intervals(pl):
     monitor = PrivacyMonitor(metrics=["op_d_ece", "op_l_w"], intervals=0.9)
-    assert monitor.logged_names == tuple(
-        PREFIX + name for name in ("op_d_ece", "op_d_ece_low", "op_d_ece_high", "op_l_w")
-    )
+    names = ("op_d_ece", "op_d_ece_low", "op_d_ece_high", "op_l_w")
+    assert monitor.logged_names == tuple(PREFIX + name for name in names)
     trainer = fit(pl, [monitor], epochs=1)
     assert {name for name in trainer.callback_metrics if name.startswith(PREFIX)} == set(monitor.logged_names)
     low, value, high = (float(trainer.callback_metrics[f"{PREFIX}op_d_ece{end}"]) for end in ("_low", "", "_high"))
@@ -271,9 +270,8 @@ def returning_step(self, batch, batch_idx):
 
 def test_attackers_observe_the_batches_of_an_epoch_and_forget_them_with_it(pl):
     monitor = PrivacyMonitor(suite=Observer(), watch_training=True)
-    trainer = fit(
-        pl, [monitor], anonymiser(pl, training_step=returning_step), val=[loader(24), loader(24, seed=1)], epochs=2
-    )
+    module = anonymiser(pl, training_step=returning_step)
+    trainer = fit(pl, [monitor], module, val=[loader(24), loader(24, seed=1)], epochs=2)
     epoch = ["forget", *[("observe", size) for size in (5, 5, 5, 5, 4)], "update"]
     for number in (0, 1):
         calls = monitor._suites["val", number].calls
@@ -338,9 +336,7 @@ def test_a_wrong_value_names_the_step_and_the_keys_before_training(pl):
 
     steps = []
     module = anonymiser(pl, validation_step=step, on_train_start=lambda self: steps.append("too late"))
-    message = (
-        r"`validation_step` returned. Expected `protected` to have shape \(5, 8\).*from \('original', 'protected', "
-    )
+    message = r"`validation_step` returned. Expected `protected` to have shape \(5, 8\).*from \('original', 'protected'"
     with pytest.raises(ValueError, match=message):
         fit(pl, [watch()], module)
     assert steps == []

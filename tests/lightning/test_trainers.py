@@ -76,9 +76,8 @@ def test_one_package_is_enough_and_none_is_not(tmp_path):
 def test_strategies_that_spawn_are_warned_of(pl, recwarn, strategy, is_spawned):
     launchers = importlib.import_module(f"{pl.__name__}.strategies.launchers")
     kind = launchers._MultiProcessingLauncher if is_spawned else launchers._SubprocessScriptLauncher
-    warn_of_spawned_processes(
-        SimpleNamespace(strategy=SimpleNamespace(launcher=kind.__new__(kind))), "PrivacyMonitor", "`history`"
-    )
+    trainer = SimpleNamespace(strategy=SimpleNamespace(launcher=kind.__new__(kind)))
+    warn_of_spawned_processes(trainer, "PrivacyMonitor", "`history`")
     text = "PrivacyMonitor does not support strategies that spawn or fork, such as 'ddp_spawn': `history` stay in"
     assert any(text in str(warning.message) for warning in recwarn) == is_spawned
 

@@ -31,9 +31,8 @@ def draw(key, systems, layout=PAGE):
 def test_every_figure_is_drawn_inside_its_frame_with_named_axes(kind, number, layout, systems, trained, scored):
     groups = [group[:number] for group in (systems, trained, scored)]
     drawn = [figure for group in groups if (figure := kind.draw(group, LAYOUTS[layout])) is not None]
-    assert bool(drawn) != (
-        layout == "card" and kind.key == "bits_over_utterances"
-    )  # which takes too long in a training
+    takes_too_long_in_a_training = layout == "card" and kind.key == "bits_over_utterances"
+    assert bool(drawn) != takes_too_long_in_a_training
     assert not pyplot.get_fignums()  # nobody has to close them
     for figure in drawn:
         assert isinstance(figure, Figure)
