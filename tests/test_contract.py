@@ -21,7 +21,8 @@ from cases import (
     mapped,
     updated,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
+from dispatched import Dispatched
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torchmetrics import MetricCollection
 from torchmetrics.classification import BinaryAUROC, BinaryROC
@@ -96,17 +97,6 @@ def test_forward_is_update_and_the_value_of_the_batch(case):
     assert_same(metric.compute(), plain.compute())
 
 
-class ElementCount(TorchDispatchMode):
-    """Counts the elements that operations read and write."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        self.elements += sum(leaf.numel() for leaf in tree_leaves((args, out)) if isinstance(leaf, torch.Tensor))
-        return out
-
-
 @each_case
 def test_forward_costs_the_same_however_long_the_history(case):
     batch = case.batches()[0]
@@ -114,7 +104,7 @@ def test_forward_costs_the_same_however_long_the_history(case):
     for updates in (1, 60):
         for _ in range(updates):
             metric.update(**batch)
-        with ElementCount() as seen:
+        with Dispatched() as seen:
             metric(**batch)
         touched.append(seen.elements)
     assert touched[0] == touched[1]
@@ -185,6 +175,31 @@ def test_autocast_and_inference_mode_change_nothing(case):
     for batch in case.batches()[1:]:
         metric(**batch)
     assert_same(metric.compute(), expected)
+
+
+@each_case
+def test_update_never_waits_for_the_device(case):
+    metric = case.metric(validate_args=False)
+    metric.update(**case.batches()[0])
+    with Dispatched() as seen:
+        metric.update(**case.batches()[1])
+    assert seen.synchronisations == 0, seen.operations
+    with Dispatched() as seen:
+        case.metric(validate_args=True).update(**case.batches()[1])
+    assert seen.synchronisations <= 2, seen.operations  # a list of at most two flags, in one look
+
+
+@each_case
+def test_update_stays_on_the_device_of_its_input(case):
+    # Fake tensors refuse to mix devices and cannot be read, so this needs no accelerator.
+    with FakeTensorMode():
+        with torch.device("cuda"):
+            metric = case.metric(validate_args=False)
+        for batch in case.batches():
+            metric.update(**mapped(batch, lambda v: torch.empty(v.shape, dtype=v.dtype, device="cuda")))
+        for state in metric.metric_state.values():
+            for tensor in state if isinstance(state, list) else [state]:
+                assert tensor.device.type == "cuda"
 
 
 @each_case
