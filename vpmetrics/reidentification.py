@@ -172,16 +172,16 @@ class SinglingOut(_PopulationMetric):
     .. math::
         \pi_N = \Pr \{\exists!\, i : s(x_i, e) > t\}
 
-    for a reference e of one of N speakers, one conversation :math:`x_i` of each of them, and a threshold t that about
-    one in N of other conversations of these speakers passes; see :func:`vpmetrics.functional.singling_out`. The
+    The attacker has a reference e of one of N speakers, and one conversation :math:`x_i` of every speaker. About one in
+    N of their other conversations scores above the threshold t; see :func:`vpmetrics.functional.singling_out`. The
     predicate may isolate any person. Without information it still isolates someone with probability exp(-1) = 0.368;
     with few calibrating conversations less: 0.27 with one per speaker, 0.30 with two, 0.35 with nine.
 
     As input to ``forward`` and ``update`` the metric accepts what :class:`ReidentificationRate` accepts, and an
-    attacker has the same utterances. The others are averaged in disjoint groups of ``utterances``, of which every
-    speaker needs two: each is tested in turn, while others calibrate. As output of ``compute`` it returns a dictionary:
-    ``singling_out_<N>``, and ``singling_out_<N>_error``, the standard error of drawing sets of N speakers: 0 where that
-    is all speakers. NaN with one warning for sizes above the number of speakers.
+    attacker has the same utterances. A conversation is the mean of ``utterances`` other ones; every speaker needs two
+    conversations. Every conversation is tested in turn, while others calibrate. As output of ``compute`` it returns a
+    dictionary: ``singling_out_<N>``, and ``singling_out_<N>_error``, the standard error of drawing sets of N speakers,
+    0 where N is the number of speakers. NaN with one warning for sizes above the number of speakers.
 
     Args:
         sizes: Numbers of people N, the reference's speaker included.

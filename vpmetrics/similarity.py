@@ -120,6 +120,7 @@ class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):
     formula: Callable[[Tensor, Tensor], Tensor]
 
     def _compute_value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
+        """Return the value; with ``intervals`` a dict of the value and the low and high end of its interval."""
         matrices = super()._compute_value(data)
         value: Tensor = self.formula(*(getattr(matrices, name.lower()) for name in self.conditions))
         if self.intervals is None:

@@ -103,7 +103,8 @@ def _merge_isotonic_fits(fits: Tensor, weights: Tensor) -> Tensor:
     """
     left, right = fits[..., 0, :].contiguous(), fits[..., 1, :].contiguous()
     half = left.shape[-1]
-    # Weights from each place to the border, and the two sums of the equation for the element at each place as level.
+    # At place i, left_weight is the weight of left[i:], and left_excess the left sum of the equation for m = left[i].
+    # At place j, right_weight is that of right[:j], and right_deficit the right sum for m = right[j - 1].
     left_weight, right_weight = _suffix_sums(weights[..., 0, :]), pad(weights[..., 1, :].cumsum(-1), (1, 0))
     left_excess = pad(_suffix_sums(left.diff() * left_weight[..., 1:]), (0, 1))
     right_deficit = pad((right.diff() * right_weight[..., 1:-1]).cumsum(-1), (2, 0))

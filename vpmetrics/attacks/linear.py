@@ -172,7 +172,7 @@ class RidgeToProtected(LinearAttack):
 
 
 class SquaresToProtected(RidgeToProtected):
-    """Protected speech predicted from the squares of original speech, dimension by dimension.
+    """Protected rows predicted from the element-wise squares of original rows, by ridge regression.
 
     It detects absolute values, squares and other even functions, which no linear map does. The attacker must have
     pairs.
@@ -188,7 +188,7 @@ class SquaresToProtected(RidgeToProtected):
     name, settings = "squares to protected", (1e-2, 1.0)
 
     def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: float) -> Solution:
-        """Return a map of original rows to protected ones predicted from their squares, and one that only centres."""
+        """Return the steps of both sides: original rows are squared and regressed, protected rows are only centred."""
         norm_o, norm_p = (pairs.normalisation(side, view) for side in ("original", "protected"))
         columns = pairs.rows("original", view).square(), pairs.rows("protected", view), pairs.speaker_index
         statistics = pairs.get_or_make((view, "squares"), lambda: PairStatistics(*columns, pairs.num_speakers))

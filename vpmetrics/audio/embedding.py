@@ -79,7 +79,7 @@ class AudioEmbeddings(_EmbeddedRecordings):
     embeddings: Tensor
 
     def save(self, path: str | Path) -> None:
-        """Write ``.npz`` with ``embeddings``, ``utterances``, ``encoder``, and ``speakers`` and so on where known."""
+        """Write ``.npz``: embeddings, utterances, encoder and, where known, speakers, sessions and groups."""
         columns = {name: getattr(self, name) for name in ("utterances", "speakers", "sessions", "groups", "encoder")}
         known = {name: values for name, values in columns.items() if values is not None}
         _write_npz(Path(path), {"embeddings": self.embeddings.numpy(), **known})

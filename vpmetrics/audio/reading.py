@@ -24,7 +24,7 @@ class AudioError(ValueError):
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, or raise what is wrong with it."""
+    """Return the content of a file; raise an `AudioError` if it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -41,7 +41,7 @@ def decode_and_check_audio(data: bytes) -> tuple[Tensor, int]:
         Waveform of shape ``(T,)``, float32, and its sample rate.
 
     Raises:
-        AudioError: With what is wrong: no bytes, no audio, cut off, silent, clipped, NaN.
+        AudioError: If it is empty, no audio, cut off, silent or clipped, or has NaN or infinite samples.
     """
     import soundfile
 
@@ -72,7 +72,7 @@ def decode_and_check_audio(data: bytes) -> tuple[Tensor, int]:
         raise AudioError("has NaN or infinite samples")
     if peak < SILENCE:
         raise AudioError("is silent")
-    # Flat peaks in any channel: an average of channels hides them. 16 bits end at 1 - 1/32768 and at -1.
+    # Per channel, since averaging hides flat peaks. Clipped 16-bit samples are -1 or 1 - 3.1e-5, hence 5e-5.
     at_peak = level >= peak * (1 - 5e-5)
     clipped_share = (at_peak[1:] & at_peak[:-1]).sum(0).max() / len(samples)
     if clipped_share > CLIPPED_SHARE:

@@ -53,7 +53,7 @@ _MOST_COUNTS = 1 << 22  # of the replicates worked on at a time
 
 
 SpeakerCounts = dict[str, int]
-"""For each measure, the number of speakers with target trials or with non-target trials, whichever is smaller."""
+"""For each measure, the smaller of the two numbers of speakers: with target trials, and with non-target trials."""
 
 
 class IntervalWithReplicates(NamedTuple):

@@ -29,20 +29,20 @@ def rank_histogram(
     scoring: Scoring = "cosine",
     bandwidth: float | None = None,
 ) -> Tensor:
-    """Count the inputs whose own speaker has each of the N ranks (Chandra et al., 2026, section 3.1).
+    """Count, for each rank 1 ... N, the inputs whose own speaker has that rank (Chandra et al., 2026, section 3.1).
 
     There is one reference per speaker: the mean of that speaker's reference utterances. Two protocols keep an input
     and its reference apart:
 
     * disjoint: ``references`` and ``reference_speakers`` are other utterances than the inputs;
     * leave-one-out: without ``reference_speakers``, row i of ``references`` is the utterance of input i (by default
-      the input itself) and is left out of the mean that input i is compared with, *in step*: the j-th utterance of a
-      speaker is compared with means that all lack their j-th one, counted cyclically. If it were left out of its own
-      mean only, this mean would average fewer utterances than all others, and would be less similar.
+      the input itself). The j-th input of a speaker is compared with means that each lack the j-th utterance of their
+      speaker, counted cyclically. If only the mean of its own speaker lacked an utterance, this mean would average
+      fewer utterances than the other means, and would be less similar to the input.
 
     Tied references share the mass of the ranks they cover, which is the expectation of breaking ties at random. Scores
     are tied when they differ by no more than rounding: a matrix product may sum two equal references in different
-    orders. Inputs whose speaker has no reference left are no trials. Masses are added as integers: the result depends
+    orders. Inputs whose speaker has no reference left are not counted. Masses are added as integers: the result depends
     neither on the size of the blocks nor on the order of the rows.
 
     Args:
