@@ -144,10 +144,10 @@ def has_results(folder: Path) -> bool:
     return bool(_find_encoders(folder))
 
 
-def find_result_files(folder: Path) -> list[ChallengeResult]:
-    """List the result files in a folder without reading them: one entry per anonymiser, dataset and attacker.
+def find_score_and_vector_files(folder: Path) -> list[ChallengeResult]:
+    """List score and vector files in a folder without reading them: one entry per anonymiser, dataset and attacker.
 
-    Entries that share all three get their folder in the name.
+    Entries that share all three get their folder in the field ``system``.
     """
     lists = RecipeLists(folder)
     results = [result for root, files in _find_encoders(folder).items() for result in _list_results(root, files, lists)]
@@ -246,7 +246,7 @@ def read_listed_trials(
     trials_by_set: dict[str, Mapping[str, Trials]] = {}
     for trial_set in result.trial_sets:
         if result.is_read_from_scores:
-            trials_by_set[trial_set.name] = _read_scores(trial_set)
+            trials_by_set[trial_set.name] = _read_scores_by_condition(trial_set)
             speaker_of |= listed_speakers or _read_listed_speakers(trial_set)
         else:
             of_set = _read_trial_embeddings(trial_set, result.suffix, listed_speakers)
@@ -269,7 +269,7 @@ def read_listed_trials(
     return ListedTrials(trials, speaker_of, tuple(trials_by_set), tuple(notes), result.pooled_sets), embeddings
 
 
-def _read_scores(trial_set: TrialSet) -> dict[str, Trials]:
+def _read_scores_by_condition(trial_set: TrialSet) -> dict[str, Trials]:
     files = {condition: read_scores(path) for condition, path in trial_set.scores.items()}
     is_labelled = all("is_target" in file.frame.columns for file in files.values())
     key = None if is_labelled else read_key(trial_set.find_trial_list())

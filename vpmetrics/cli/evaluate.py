@@ -16,7 +16,13 @@ from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scalar import printable
 from vpmetrics._engine.scorers import Scoring
 from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, open_cache_folder, pick_worst_and_best_speakers
-from vpmetrics.cli.challenge import find_result_files, find_utility, has_results, read_listed_trials, read_utility
+from vpmetrics.cli.challenge import (
+    find_score_and_vector_files,
+    find_utility,
+    has_results,
+    read_listed_trials,
+    read_utility,
+)
 from vpmetrics.cli.embeddings import EmbeddingFiles, Embeddings, fit_plda, locate_source, read_embeddings
 from vpmetrics.cli.evaluation import (
     add_attributes,
@@ -88,7 +94,7 @@ def compare(options: Namespace, console: Console) -> None:
         ]
     elif options.original is not None and holds_recordings(options.original[0]):
         systems = _evaluate_recordings(options, options.original[0], sources)
-    elif options.original is not None or _holds_embeddings(first.split(",")[0], options):
+    elif options.original is not None or not _holds_scores(first.split(",")[0], options):
         # Without --original, every file holds its own originals.
         shared = options.original
         inputs = {name: (None, shared, [file]) if shared else (file, (), ()) for name, file in sources.items()}
@@ -138,7 +144,7 @@ def _evaluate_inputs(options: Namespace, side_options: Sequence[str]) -> list[Ev
     if len(inputs) == 1 and Path(inputs[0]).is_dir() and not side_options:
         return _evaluate_folder(Path(inputs[0]), options, "")
     has_recordings = any(map(holds_recordings, (*inputs, *side_options)))
-    has_embeddings = side_options or has_recordings or any(_holds_embeddings(each, options) for each in inputs)
+    has_embeddings = side_options or has_recordings or not all(_holds_scores(each, options) for each in inputs)
     if has_embeddings and (options.oo or options.op or options.pp or options.key or options.fit):
         raise InputError("Expected embeddings or score files, but got both.")
     if not has_embeddings:
@@ -159,14 +165,14 @@ def _evaluate_inputs(options: Namespace, side_options: Sequence[str]) -> list[Ev
     return _evaluate_embeddings(options, {options.title: source})
 
 
-def _holds_embeddings(source: str, options: Namespace) -> bool:
-    """Return whether an input is a file or folder of embeddings, by its suffix; tables may hold scores as well."""
+def _holds_scores(source: str, options: Namespace) -> bool:
+    """Return whether an input that holds no recordings has scores, not embeddings; a table may have either."""
     located, name = locate_source(source)
     path = located or source
     if options.format is not None or name is not None or Path(path).is_dir():
-        return True
+        return False
     is_table = format_suffix(path) in ("csv", "tsv", "parquet") and Path(path).is_file()
-    return format_suffix(path) in READERS and not (is_table and (options.key or has_score_column(path)))
+    return format_suffix(path) not in READERS or (is_table and bool(options.key or has_score_column(path)))
 
 
 def _evaluate_recordings(options: Namespace, original: str, sources: Mapping[str, str]) -> list[EvaluatedSystem]:
@@ -233,7 +239,7 @@ def _evaluate_protocol(options: Namespace) -> EvaluatedSystem:
 
 def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[EvaluatedSystem]:
     """Evaluate all systems, datasets and attackers of a results folder of a challenge."""
-    results = find_result_files(folder)
+    results = find_score_and_vector_files(folder)
     is_read_from_scores = all(result.is_read_from_scores for result in results)
     _reject_unused_option(options, "a folder of scores" if is_read_from_scores else "a folder of embeddings")
     scoring = "cosine" if is_read_from_scores else _read_scoring(options)

@@ -49,7 +49,7 @@ def as_csv(tables: Sequence[Table]) -> str:
         for head, *cells in zip(heads, *table.rows, strict=True):
             columns.append([_guard_formula(head), *map(_as_plain, cells)])
             for at, end in enumerate(("from", "to") if any(cell.interval for cell in cells) else ()):
-                columns.append([_guard_formula(f"{head}, {end}"), *(_six_digits(cell.ends[at]) for cell in cells)])
+                columns.append([_guard_formula(f"{head}, {end}"), *(_number_or_empty(cell.ends[at]) for cell in cells)])
         writer.writerows([[]] * (number > 0))
         writer.writerows(zip(*columns, strict=True))
     return text.getvalue()
@@ -57,10 +57,10 @@ def as_csv(tables: Sequence[Table]) -> str:
 
 def _as_plain(cell: Cell) -> str:
     """Return a number with a decimal point, text that no spreadsheet takes for a formula, and nothing for a dash."""
-    return _six_digits(cell.value) or ("" if cell.text == DASH else _guard_formula(cell.text))
+    return _number_or_empty(cell.value) or ("" if cell.text == DASH else _guard_formula(cell.text))
 
 
-def _six_digits(value: float) -> str:
+def _number_or_empty(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.6g}"
 
 

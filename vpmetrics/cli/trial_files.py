@@ -72,14 +72,14 @@ def read_key(path: str | Path, columns: Sequence[str] | None = None) -> TrialFil
 
 def read_map(path: str | Path, expected: str = "utterance speaker") -> dict[str, str]:
     """Read a list of two columns, such as utt2spk, as a dictionary; ``expected`` names the columns in messages."""
-    names, values = read_labels(path, expected, has_names=True)
+    names, values = read_labels(path, expected, requires_names=True)
     return dict(zip(names or (), values, strict=True))
 
 
-def read_labels(path: str | Path, expected: str, has_names: bool = False) -> tuple[list[str] | None, list[str]]:
-    """Read names and labels from lines ``utterance label``, or only labels, in the order of rows."""
+def read_labels(path: str | Path, expected: str, requires_names: bool = False) -> tuple[list[str] | None, list[str]]:
+    """Read lines ``utterance label``, or, unless ``requires_names``, lines ``label``, whose names are None."""
     table = _read_table(path, expected)
-    if table.frame.width != 2 and (has_names or table.frame.width > 2):
+    if table.frame.width != 2 and (requires_names or table.frame.width > 2):
         raise InputError(f"expected lines `{expected}`, but got {table.frame.width} columns", path, 1)
     columns = [table.read_names(column).to_list() for column in table.frame.columns]
     return columns[0] if len(columns) == 2 else None, columns[-1]
