@@ -19,7 +19,7 @@ import vpmetrics as vp
 from vpmetrics import functional as F
 from vpmetrics._engine import pair_blocks
 from vpmetrics.attacks import STANDARD, KernelRidge, Plain, RidgeToOriginal
-from vpmetrics.attacks.base import compare
+from vpmetrics.attacks.base import score_mapped_rows
 from vpmetrics.losses import DisclosureLoss
 from vpmetrics.scoring import PLDA
 
@@ -237,7 +237,7 @@ def test_attackers_learn_the_same_there(attack, device):
         own = rows["speakers"] < 8
         fitted = copy.deepcopy(attack).fit(*(rows[key][own] for key in ("original", "protected", "speakers")))
         sides = fitted.attack(rows["original"][~own], rows["protected"][~own])
-        found.append(compare(fitted, *sides))  # eigenvectors have no sign of their own; scores have
+        found.append(score_mapped_rows(fitted, *sides))  # eigenvectors have no sign of their own; scores have
     assert found[1].device.type == "second"
     assert_close(found[1].cpu(), found[0], rtol=1e-6, atol=1e-8)
 

@@ -40,7 +40,7 @@ from vpmetrics.attacks import (
     SquaresToProtected,
     WithinClassWhitening,
 )
-from vpmetrics.attacks.base import NOTHING, PAIRS, compare, separation_of_scores
+from vpmetrics.attacks.base import NOTHING, PAIRS, score_mapped_rows, separation_of_scores
 
 EVERY = (*STANDARD, Centred(), RidgeToOriginal(), RidgeToProtected())
 
@@ -62,7 +62,7 @@ def only(attack, setting):
 
 
 def scores(attack, original, protected):
-    return compare(attack, *attack.attack(original, protected))
+    return score_mapped_rows(attack, *attack.attack(original, protected))
 
 
 def fitted_and_normalised(attack, setting):

@@ -33,7 +33,7 @@ from vpmetrics._engine.utterances import (
     row_sort_keys,
     take_evenly,
 )
-from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, compare, has_builtin_fit, learns_from_moments
+from vpmetrics.attacks.base import NOTHING, PAIRS, LinearAttack, has_builtin_fit, learns_from_moments, score_mapped_rows
 from vpmetrics.attacks.linear import Plain
 
 FEWEST_SPEAKERS = 6  # two folds of three speakers: fewer in a fold give no chance level
@@ -120,7 +120,7 @@ class FittedAttack(NamedTuple):
 
     def compare(self, tests: Tensor, references: Tensor) -> Tensor:
         """Return the scores ``(A, B)`` of mapped tests against mapped references."""
-        scores = compare(self.attack, references, tests).detach().mT
+        scores = score_mapped_rows(self.attack, references, tests).detach().mT
         return -scores if self.is_negated else scores
 
 
@@ -304,13 +304,13 @@ class AttackFolds(ValueCache):
 
         return self.get_or_make(("sides", condition.name), form)
 
-    def _sort_side(self, side: Utterances) -> tuple[Utterances, list[int]]:
-        """Return a side in order of folds, its speakers numbered by their code, and where each fold begins and ends."""
+    def _sort_by_fold_and_renumber(self, side: Utterances) -> tuple[Utterances, list[int]]:
+        """Return the rows sorted by fold, speakers numbered by code; fold f is ``bounds[f]:bounds[f + 1]``."""
         number, codes = self.folds.sort_key_by_speaker[side.speaker_index], self.folds.num_codes
         rows = side.argsort_by(number)
-        starts = torch.arange(self.folds.num_folds + 1, device=rows.device) * codes
-        ends: list[int] = torch.searchsorted(number[rows].contiguous(), starts).tolist()
-        return replace(side, speaker_index=number % codes).take(rows), ends
+        first_keys = torch.arange(self.folds.num_folds + 1, device=rows.device) * codes
+        bounds: list[int] = torch.searchsorted(number[rows].contiguous(), first_keys).tolist()
+        return replace(side, speaker_index=number % codes).take(rows), bounds
 
     def _rows_of_fold(self, side: Utterances, fold: int, is_subsample: bool) -> Utterances:
         """Return the rows of one fold, or with ``is_subsample`` at most a few rows of a few speakers.
@@ -319,8 +319,8 @@ class AttackFolds(ValueCache):
         """
 
         def take() -> Utterances:
-            ordered, ends = self.get_or_make(side, lambda: self._sort_side(side))
-            rows = ordered.take(slice(*ends[fold : fold + 2]))
+            ordered, bounds = self.get_or_make(side, lambda: self._sort_by_fold_and_renumber(side))
+            rows = ordered.take(slice(*bounds[fold : fold + 2]))
             if not is_subsample or len(rows) <= _SAMPLED_ROWS:
                 return rows
             codes = self.folds.code[self.folds.of_speaker == fold].unique()

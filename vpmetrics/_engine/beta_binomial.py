@@ -16,7 +16,7 @@ from vpmetrics._engine.validation import check_histogram_shape
 # a mixture of the first and the last rank below, a binomial above.
 _LOWEST, _HIGHEST = -24.0, 16.0
 _GRID, _ZOOMS, _BISECTIONS = 41, 4, 50
-_RESOLUTION = 256.0  # offsets up to which each stands by itself
+_RESOLUTION = 256.0  # scale from which the spacing of groups of offsets grows, as log1p(offset / 256)
 
 
 class BetaBinomialFit(NamedTuple):
@@ -103,8 +103,8 @@ def _tails_of_shares(shares: Tensor) -> _Tails:
     return _Tails(offset, torch.ones_like(offset), above, below)
 
 
-def _merge_far_offsets(tails: _Tails) -> _Tails:
-    """Join neighbouring offsets where they hardly differ from one another: a thousand do for ten thousand ranks."""
+def _coarsen_tails(tails: _Tails) -> _Tails:
+    """Approximate tails by groups of neighbouring offsets, the larger the farther: 1,000 groups for 10,000 ranks."""
     group = (_RESOLUTION * (tails.offset / _RESOLUTION).log1p()).ceil().long()
     length = int(_RESOLUTION * math.log1p((len(group) - 1) / _RESOLUTION)) + 2
     offset, weight, above, below = (
@@ -137,7 +137,7 @@ def _derivatives(tails: _Tails, log_a: Tensor, log_b: Tensor) -> tuple[Tensor, T
 
 def _search_grid(shares: Tensor) -> tuple[Tensor, Tensor]:
     """Return the best (ln alpha, ln beta) of a grid over alpha that is narrowed around the best, for each histogram."""
-    first_share, tails = shares[..., :1], _merge_far_offsets(_tails_of_shares(shares.unsqueeze(-2)))
+    first_share, tails = shares[..., :1], _coarsen_tails(_tails_of_shares(shares.unsqueeze(-2)))
     centre, width = torch.full_like(first_share, (_LOWEST + _HIGHEST) / 2), (_HIGHEST - _LOWEST) / 2
     steps = torch.linspace(-1, 1, _GRID, dtype=shares.dtype, device=shares.device)
     for _ in range(_ZOOMS):

@@ -51,15 +51,14 @@ from vpmetrics._engine.attack_scores import (
     squash_scores,
 )
 from vpmetrics._engine.conditions import Condition
-from vpmetrics._engine.distributed import SINGLE_PROCESS
 from vpmetrics._engine.measures import eer_of_steps, expected_disclosure
 from vpmetrics._engine.moments import MomentSums
 from vpmetrics._engine.precision import at_least_float32, is_finite_everywhere, wide_dtype, widen
 from vpmetrics._engine.score_counts import Steps, StepsOfBothSigns
 from vpmetrics._engine.scorers import SCORERS
-from vpmetrics._engine.utterances import EvaluationData, add_counts, index_speakers
+from vpmetrics._engine.utterances import EvaluationData, add_counts, index_speakers_by_group
 from vpmetrics._engine.validation import warn_undefined
-from vpmetrics.attacks.base import compare, is_made_for
+from vpmetrics.attacks.base import is_made_for, score_mapped_rows
 from vpmetrics.attacks.linear import Plain
 
 if TYPE_CHECKING:
@@ -204,10 +203,8 @@ class CrossFittedAttacks:
         chosen = []
         for fold, choice in enumerate(result.choices):
             is_inside = self.folds.of_speaker == fold
-            original, protected = (
-                side.take(is_inside[side.speaker_index]) for side in (self.data.original, self.data.protected)
-            )
-            data = index_speakers(original, protected, SINGLE_PROCESS)
+            sides = (side.take(is_inside[side.speaker_index]) for side in self.data[:2])
+            data = index_speakers_by_group(*sides)
             with torch.no_grad():
                 fitted = self._fit_chosen_setting(fold, self._attacks[condition.name][choice.attack])
             chosen.append((data, fitted._replace(is_negated=choice.is_negated)))
@@ -251,7 +248,7 @@ class CrossFittedAttacks:
                 scored = []
                 for rows in self.attack_folds.form_comparisons(fold, condition, attack, is_subsample=True):
                     sides = (rows.map_and_enrol(attack, each) for each in maps)
-                    scores = torch.stack([compare(attack, *each).detach() for each in sides])
+                    scores = torch.stack([score_mapped_rows(attack, *each).detach() for each in sides])
                     scored.append((widen(scores).flatten(1), rows.pair_kinds.expand(1, -1, -1).flatten(1)))
                 scores, (kinds,) = (torch.cat(parts, dim=1) for parts in zip(*scored, strict=True))
                 has_score = hasattr(attack, "score")

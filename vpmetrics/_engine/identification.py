@@ -94,7 +94,7 @@ def identify(
         for number, match in enumerate(matches.detach()):
             ranks[number][:, block.rows] = count_above_tied_nan(block._replace(match=match))
         if slopes is not None and num_references > 1:
-            centred, mean, deviation = centre_in_place(block)
+            centred, mean, deviation = centre_rows(block)
             for number, match in enumerate(matches[: len(bits)]):
                 # Divide the slope by the deviation, not every score: fewer operations.
                 weight = slopes[number, block.rows].to(centred.dtype).unsqueeze(1) / deviation
@@ -149,8 +149,8 @@ def standardize_scores(scores: Tensor) -> Tensor:
     return centred / _deviation_or_inf(centred, rounding)
 
 
-def centre_in_place(block: ScoreRows) -> CentredRows:
-    """Subtract from scores their row's mean, in a copy if a gradient needs them; return also means and deviations."""
+def centre_rows(block: ScoreRows) -> CentredRows:
+    """Centre each row of scores, in place unless they need a gradient; return its mean and deviation as well."""
     mean = block.scores.mean(dim=1, keepdim=True)
     centred = block.scores - mean if block.scores.requires_grad else block.scores.sub_(mean)
     return CentredRows(centred, mean, _deviation_or_inf(centred, block.rounding))
@@ -178,7 +178,7 @@ def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, true_colum
     dtype = at_least_float32(trials.inputs[:0]).dtype
     z, matches = (torch.zeros(count, n, dtype=dtype, device=order.device) for n in (chosen.shape[1], len(true_columns)))
     for block in score_inputs(trials, scoring):
-        centred, _, deviation = centre_in_place(block)
+        centred, _, deviation = centre_rows(block)
         z[block.rows] = (centred.gather(1, chosen[block.rows]) / deviation).to(dtype)
         matches[block.rows] = (centred.gather(1, true_columns[:, block.rows].T) / deviation).to(dtype)
     z, matches = trials.processes.all_reduce(z, matches)
@@ -339,7 +339,7 @@ def jackknife_identification(
         add_ranks(own_steps, true_column, above, tied, is_usable)
         sums[4] += (keeps * ((above_left == 0) & (tied_left == 1))).sum(0)
         if references > 1 and slopes is not None:
-            centred, mean, deviation = centre_in_place(block)
+            centred, mean, deviation = centre_rows(block)
             slope = slopes[block.rows].to(centred.dtype).unsqueeze(1) / deviation
             logits = slope * centred
             top = logits.amax(dim=1, keepdim=True)

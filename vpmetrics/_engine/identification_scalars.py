@@ -24,7 +24,7 @@ from vpmetrics._engine.population import (
     ConversationProtocol,
     average_rates,
     compute_group_rates,
-    median_num_utterances,
+    form_enrolment_and_conversations,
     reidentification_rates,
     replicate_rates,
     singling_out_rates,
@@ -32,7 +32,7 @@ from vpmetrics._engine.population import (
 from vpmetrics._engine.precision import widen
 from vpmetrics._engine.references import IdentificationTrials
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics._engine.utterances import EvaluationData
+from vpmetrics._engine.utterances import EvaluationData, combination_index_and_first_rows
 from vpmetrics.functional.local import summarise_information
 from vpmetrics.functional.rank import rank_disclosure
 
@@ -159,7 +159,7 @@ def _rank_replicates(histograms: Tensor, references: Tensor, rank_model: str) ->
 
 @dataclass(frozen=True, eq=False)
 class PopulationRates:
-    """How often speakers of a condition are found, for any sizes and any number of utterances."""
+    """How often speakers of a condition are identified, by size of the gallery and utterances per conversation."""
 
     data: EvaluationData
     condition: Condition
@@ -209,6 +209,8 @@ class PopulationRates:
             values |= singling_out_rates(self.data, ConversationProtocol(self.condition), sizes, self.scoring)
         return values
 
-    def median_num_utterances(self) -> int:
-        """Return the median number of test utterances per speaker, or per speaker and session, rounded down."""
-        return median_num_utterances(self.data, self.condition)
+    def median_num_test_utterances(self) -> int:
+        """Return the median number of test utterances per speaker (per speaker and session, if known), rounded down."""
+        _, test = form_enrolment_and_conversations(self.data, ConversationProtocol(self.condition))
+        counts = torch.bincount(combination_index_and_first_rows(test, "sessions")[0])
+        return int(counts.median()) if len(counts) else 0

@@ -27,7 +27,7 @@ from vpmetrics._engine.utterances import (
     count_values,
     find_indices,
     hash_values,
-    index_speakers,
+    index_speakers_by_group,
     lexsort_columns,
     number_sessions_by_value,
     row_sort_keys,
@@ -138,14 +138,7 @@ def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
         first = members[:, 0]
         means = average_members(side.embeddings, members)
         sides.append(replace(side.take(first), embeddings=means, ids=ids[first]))
-    return index_speakers(sides[0], sides[1], data.processes)
-
-
-def median_num_utterances(data: EvaluationData, condition: Condition) -> int:
-    """Return the median number of test utterances per speaker, or per speaker and session, rounded down."""
-    _, test = form_enrolment_and_conversations(data, ConversationProtocol(condition))
-    counts = torch.bincount(combination_index_and_first_rows(test, "sessions")[0])
-    return int(counts.median()) if len(counts) else 0
+    return index_speakers_by_group(sides[0], sides[1])._replace(processes=data.processes)
 
 
 def _halve_recordings(enrolment: Utterances, test: Utterances) -> tuple[Utterances, Utterances]:

@@ -273,17 +273,17 @@ def headline_keys(has_attacks: bool = True, has_sessions: bool = False) -> tuple
     return (*first, *named, "op_l_w", "op_tag")
 
 
-def population_scalars(keys: Iterable[str]) -> tuple[Scalar, ...]:
-    """Return the numbers of a population among keys, without their conditions, each once.
+def bare_population_keys(keys: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys of measures in a population, each once and without its condition, in the order of the registry.
 
     Example:
-        >>> [entry.key for entry in population_scalars(["op_rate_20", "op_eer", "pp_rate_20", "op_gallery"])]
-        ['rate_20', 'gallery']
+        >>> bare_population_keys(["op_rate_20", "op_eer", "pp_rate_20", "op_gallery"])
+        ('rate_20', 'gallery')
     """
     entries = [entry for entry in map(scalar, keys) if entry.family in OF_POPULATION]
     named = {entry.key.removeprefix(scalar_key(entry.condition, "")) for entry in entries}
     sizes = dict.fromkeys(int(match[2]) for key in sorted(named) if (match := _OF_SIZE.fullmatch(key)))
-    return tuple(scalar(key) for key in _population_keys("OP", tuple(sizes), has_attacks=True) if key in named)
+    return tuple(key for key in _population_keys("OP", tuple(sizes), has_attacks=True) if key in named)
 
 
 def is_extrapolated(key: str, values: Mapping[str, float]) -> bool:

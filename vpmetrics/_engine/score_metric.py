@@ -197,12 +197,12 @@ class ScoreMetric(TrialMetric):
     def _count_trials(self, is_separated: bool = False) -> StepsOfBothSigns:
         if self.keeps_scores:
             return count_by_score(*self._concatenate_trials(), validate_args=False, bandwidth=self.bandwidth)
-        edges, counts = self._stored_bins()
+        edges, counts = self._edges_and_counts()
         nontargets, targets = counts[:, :-1]
         return count_by_bin(edges, targets, nontargets, counts[:, -1].sum() > 0, is_separated)
 
-    def _stored_bins(self) -> tuple[Tensor, Tensor]:
-        """Return edges of the histograms, and their counts with NaN in the last column."""
+    def _edges_and_counts(self) -> tuple[Tensor, Tensor]:
+        """Return the edges of the bins, given or learnt, and their counts; the last column counts NaN scores."""
         if self._storage == "given bins":
             return self.bin_edges, self.bin_counts
         return _learnt_edges(self.learnt_bin_exponent, self.learnt_bin_counts.shape[1]), self.learnt_bin_counts

@@ -125,9 +125,9 @@ class EvaluationData(NamedTuple):
 
     def of_group(self, group: int) -> EvaluationData:
         """Return the utterances of one group."""
-        sides = (self.original, self.protected)
-        first, second = (side if side.groups is None else side.take(side.groups == group) for side in sides)
-        return index_speakers(replace(first, groups=None), replace(second, groups=None), self.processes)
+        sides = (side if side.groups is None else side.take(side.groups == group) for side in self[:2])
+        ungrouped = (replace(side, groups=None) for side in sides)
+        return index_speakers_by_group(*ungrouped)._replace(processes=self.processes)
 
 
 def encode_labels(labels: Any) -> Tensor:
@@ -254,7 +254,7 @@ def deduplicate_and_index(columns: UtteranceColumns, processes: Processes = SING
         kept = _find_first_rows(recordings, (columns.row_flags & bit) != 0)
         side = Utterances(embeddings, columns.speakers, ids, columns.speakers, *optional)
         sides.append(side if len(kept) == count else side.take(kept))
-    data = index_speakers(sides[0], sides[1], processes)
+    data = index_speakers_by_group(sides[0], sides[1])._replace(processes=processes)
     name, side = ("original", data.original) if len(data.original) else ("protected", data.protected)
     text = (
         f"{{:.0f}} of {len(side)} {name} embeddings equal another one of their speaker. If a sampler repeats "
@@ -264,8 +264,8 @@ def deduplicate_and_index(columns: UtteranceColumns, processes: Processes = SING
     return data
 
 
-def index_speakers(original: Utterances, protected: Utterances, processes: Processes) -> EvaluationData:
-    """Return both sides with a new ``speaker_index``, adjacent for the speakers of one group."""
+def index_speakers_by_group(original: Utterances, protected: Utterances) -> EvaluationData:
+    """Return both sides with numbered speakers, consecutive within a group; a speaker of two groups has two numbers."""
     speakers = torch.cat([original.speakers, protected.speakers])
     names, place = torch.unique(speakers, return_inverse=True)
     if original.groups is not None and protected.groups is not None:
@@ -273,8 +273,7 @@ def index_speakers(original: Utterances, protected: Utterances, processes: Proce
         codes, place = torch.unique(groups * len(names) + place, return_inverse=True)
         names = names[codes % max(1, len(names))]
     first, second = place.split([len(original), len(protected)])
-    sides = replace(original, speaker_index=first), replace(protected, speaker_index=second)
-    return EvaluationData(*sides, names, processes)
+    return EvaluationData(replace(original, speaker_index=first), replace(protected, speaker_index=second), names)
 
 
 def count_duplicates(side: Utterances) -> Tensor:
@@ -424,7 +423,7 @@ def split_sessions(data: EvaluationData, max_rows: int = 2048) -> tuple[Evaluati
     is_later, has_several = (2 * turn >= count[pairs[0]])[place], (count[pairs[0]] > 1)[place]
     original = thin_rows(data.original, max_rows)
     halves = (thin_rows(side.take(has_several & half), max_rows) for half in (~is_later, is_later))
-    first, second = (index_speakers(original, half, SINGLE_PROCESS) for half in halves)
+    first, second = (index_speakers_by_group(original, half) for half in halves)
     return first, second
 
 

@@ -205,7 +205,7 @@ class TunedAttack(Attack):
             for index, choice in enumerate(choices):
                 solution = self.solve(training, *choice)
                 test = solution.map_side(p, "protected")
-                scores = compare(self, test if is_same_side else solution.map_side(o, "original"), test)
+                scores = score_mapped_rows(self, test if is_same_side else solution.map_side(o, "original"), test)
                 separations[index] += separation_of_scores(scores, is_same & is_other_row, ~is_same)
         return choose_most_regularised(separations)
 
@@ -247,8 +247,8 @@ class LinearAttack(TunedAttack):
         return self.maps(statistics, setting).prepend_steps((Normalisation(),), (Normalisation(),))
 
 
-def compare(attack: Any, original: Tensor, protected: Tensor) -> Tensor:
-    """Return the scores ``(..., A, B)`` of rows as an attack compares them: its own, or cosines."""
+def score_mapped_rows(attack: Any, original: Tensor, protected: Tensor) -> Tensor:
+    """Return the scores ``(..., A, B)`` of rows already mapped by `attack`: its own `score`, else cosines."""
     if hasattr(attack, "score"):
         scores: Tensor = attack.score(original, protected)
         return scores

@@ -14,8 +14,8 @@ from vpmetrics._engine.registry import (
     OF_POPULATION,
     SPEAKER,
     Scalar,
+    bare_population_keys,
     is_extrapolated,
-    population_scalars,
     scalar,
     scalar_key,
 )
@@ -122,7 +122,7 @@ def condition_with_challenge_name(condition: str, systems: Iterable[EvaluatedSys
 def tables_of_system(system: EvaluatedSystem) -> list[Table]:
     """Return all that is known of one system: the headline first, then details by family of measures."""
     details = {family: [e.key for e in FAMILIES[family] if e.key not in _HEADLINE_KEYS] for family in OF_CONDITION}
-    details[OF_POPULATION[0]] = [entry.key for entry in population_scalars(system.scalars)]
+    details[OF_POPULATION[0]] = list(bare_population_keys(system.scalars))
     detail_tables = [_table_of_measures(system, _FAMILY_TITLES.get(key, key), keys) for key, keys in details.items()]
     tables = [
         _table_of_measures(system, "Headline", _HEADLINE_KEYS, has_trials=True),

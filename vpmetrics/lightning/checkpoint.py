@@ -305,7 +305,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             entry, label = _find_scalar(name), insert_before_loader_suffix(name, self._compared_suffix)
             labels = f"{label}, {entry.unit.name}" if entry and entry.unit.name else label, self.utility
             ends = [(point.intervals[name], point.utility) for point in self._front.measured if name in point.intervals]
-            figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.single_axes(), ends)
+            figure, _ = draw_pareto_front(kept, measured, choice, budget, labels, CARD.make_single_axes(), ends)
             for write in writers:
                 write(f"{suffix_first_component(name, '_figures')}/pareto_front", figure, step)
 
@@ -422,7 +422,7 @@ def _max_with_reversed(name: str, suffix: str, candidates: Mapping[str, Tensor])
 
 
 def _find_scalar(name: str) -> Scalar | None:
-    """Return the entry of the registry for a logged name; None for scalars of others."""
+    """Return the entry of the registry for a logged name; None where this package has no scalar of that name."""
     try:
         return scalar(last_component(name))
     except KeyError:

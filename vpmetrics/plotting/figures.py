@@ -29,11 +29,11 @@ from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_path, draw_utili
 _MOST_NAMES, _LONGEST_NAME = 20, 5  # that are legible along a heat map
 
 
-class AxesLayout(NamedTuple):
-    """Axes for figures of one size: inches of single axes with their legend, scale and number of panels side by side.
+class FigureLayout(NamedTuple):
+    """How large figures are: for a card of a logger, or for a page.
 
-    ``is_page``: whether there is room for original speech, which never changes in a training, and time for attacks on
-    means of utterances, which cost more than the report.
+    ``size``: width and height in inches of axes of full width; ``scale``: factor on the size of panels; ``columns``:
+    most panels side by side; ``is_page``: whether every condition is drawn, and attacks on means of utterances too.
     """
 
     size: tuple[float, float]
@@ -41,25 +41,25 @@ class AxesLayout(NamedTuple):
     columns: int
     is_page: bool
 
-    def single_axes(self) -> Axes:
+    def make_single_axes(self) -> Axes:
         """Return axes that fill a new figure."""
-        return self.stacked_axes(1)[0]
+        return self.make_stacked_axes(1)[0]
 
-    def stacked_axes(self, count: int) -> list[Axes]:
+    def make_stacked_axes(self, count: int) -> list[Axes]:
         """Return axes of full width on one new figure, one below the other."""
         return axes_in_grid(count, self.size, 1)
 
-    def panel_axes(self, count: int, size: tuple[float, float]) -> list[Axes]:
-        """Return axes on one new figure, side by side; single axes fill a card."""
+    def make_panel_axes(self, count: int, size: tuple[float, float]) -> list[Axes]:
+        """Return axes on one new figure, side by side; on a card, one panel has the full width."""
         if count == 1 and not self.is_page:
-            return [self.single_axes()]
+            return [self.make_single_axes()]
         return axes_in_grid(count, (self.scale * size[0], self.scale * size[1]), self.columns)
 
 
 # TensorBoard scales a picture to 410 by 220 pixels: a figure of few inches has large letters.
-CARD = AxesLayout(size=(4.4, 2.4), scale=0.62, columns=2, is_page=False)
-PAGE = AxesLayout(size=(7.2, 3.8), scale=1.0, columns=3, is_page=True)
-Draw = Callable[[Sequence[EvaluatedSystem], AxesLayout], Figure | None]
+CARD = FigureLayout(size=(4.4, 2.4), scale=0.62, columns=2, is_page=False)
+PAGE = FigureLayout(size=(7.2, 3.8), scale=1.0, columns=3, is_page=True)
+Draw = Callable[[Sequence[EvaluatedSystem], FigureLayout], Figure | None]
 
 
 class FigureKind(NamedTuple):
@@ -71,7 +71,7 @@ class FigureKind(NamedTuple):
     draw: Draw
 
 
-def draw_all_figures(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> dict[str, Figure]:
+def draw_all_figures(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> dict[str, Figure]:
     """Draw all figures that the systems have data for; return them by key."""
     drawn = {kind.key: kind.draw(systems, layout) for kind in FIGURES}
     return {key: figure for key, figure in drawn.items() if figure is not None}
@@ -119,9 +119,9 @@ def _choose_conditions(systems: Sequence[EvaluatedSystem], has_data: HasData) ->
 def _overlay_conditions(draw: DrawCondition, has_data: HasData = lambda _: True) -> Draw:
     """Return a function that draws all conditions on the same axes."""
 
-    def draw_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> Figure | None:
+    def draw_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
         chosen = _choose_conditions(systems, has_data)
-        axes = layout.stacked_axes(min(1, len(chosen)))
+        axes = layout.make_stacked_axes(min(1, len(chosen)))
         for shown in chosen:
             draw(shown, axes[0])
         return _finish_figure(axes)
@@ -137,13 +137,13 @@ def _panel_per_condition(
 ) -> Draw:
     """Return a function that draws each condition in a panel; ``shared_axes``: those with equal limits in all."""
 
-    def draw_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> Figure | None:
+    def draw_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
         chosen = _choose_conditions(systems, has_data)
         if not layout.is_page:  # two panels can be read on a card, one with names of attacks
             linked = "across" if any(shown.condition == "across" for shown in chosen) else "PP"
             chosen = [shown for shown in chosen if shown.condition in ("OP", linked)] or chosen
             chosen = chosen[: 2 if size[0] < 5 else 1]
-        axes = layout.panel_axes(len(chosen), size)
+        axes = layout.make_panel_axes(len(chosen), size)
         for shown, ax in zip(chosen, axes, strict=True):
             draw(shown, ax)
         for name in shared_axes if axes else ():
@@ -162,9 +162,9 @@ def _axes_per_system(
 ) -> Draw:
     """Return a function that draws each system on its own axes: panels of a size, or one below the other."""
 
-    def draw_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> Figure | None:
+    def draw_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
         chosen = [system for system in systems if has_data(system)]
-        axes = layout.panel_axes(len(chosen), size) if size else layout.stacked_axes(len(chosen))
+        axes = layout.make_panel_axes(len(chosen), size) if size else layout.make_stacked_axes(len(chosen))
         for system, ax in zip(chosen, axes, strict=True):
             draw(system, ax)
             ax.set_title(as_label(system.name) if len(chosen) > 1 else "", fontsize="medium")
@@ -180,21 +180,21 @@ def _finish_figure(axes: Sequence[Axes]) -> Figure | None:
     return figure_of(axes[0]) if axes else None
 
 
-def _draw_deid_gvd_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> Figure | None:
+def _draw_deid_gvd_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
     points = [(system.name, system.scalars) for system in systems]
     points = [row for row in points if all(math.isfinite(row[1].get(key, math.nan)) for key in ("deid", "gvd"))]
     if not points or (len(systems) == 1 and systems[0].history):
         return None  # a path ends in the same point
-    ax = layout.single_axes()
+    ax = layout.make_single_axes()
     # Original speech gives a single point its scale.
     draw_deid_gvd([(choose_original_name(systems), {"deid": 0, "gvd": 0}), *points], ax)
     return _finish_figure([ax])
 
 
-def _draw_utility_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> Figure | None:
+def _draw_utility_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
     measured = [system for system in systems if math.isfinite(system.get_or_nan("disclosure"))]
     names = list(dict.fromkeys(name for system in measured for name in system.utility))
-    axes = layout.stacked_axes(len(names))
+    axes = layout.make_stacked_axes(len(names))
     for name, ax in zip(names, axes, strict=True):
         points = [(each.name, each.scalars, each.utility[name]) for each in measured if name in each.utility]
         draw_utility(points, name, utility_direction(name) == "low", ax)
@@ -267,7 +267,7 @@ def _has_gallery(report: ConditionReport, min_utterances: int = 1) -> bool:
     population = report.population
     if population is None or not bool(report.scalars["gallery"].isfinite()):
         return False
-    return population.median_num_utterances() >= min_utterances
+    return population.median_num_test_utterances() >= min_utterances
 
 
 _has_conversations = partial(_has_gallery, min_utterances=2)
@@ -295,12 +295,12 @@ def _draw_conversation_lengths(shown: ShownCondition, ax: Axes) -> None:
             identification_plots.draw_over_utterances(curve, 1 / size, ax, label, name)
 
 
-def _draw_bits_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) -> Figure | None:
+def _draw_bits_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayout) -> Figure | None:
     chosen = _choose_conditions(systems, _has_conversations)
     chosen = [shown for shown in chosen if shown.condition not in ("OO", "within")]
     if not chosen or not layout.is_page:
         return None
-    axes = layout.panel_axes(2, (4.8, 3.6))
+    axes = layout.make_panel_axes(2, (4.8, 3.6))
     for shown in chosen:
         bits_over = shown.system.report.bits_over
         values = bits_over(_doubling_conversation_lengths(shown)) if bits_over is not None else {}
@@ -316,8 +316,8 @@ def _draw_bits_figure(systems: Sequence[EvaluatedSystem], layout: AxesLayout) ->
 
 
 def _doubling_conversation_lengths(shown: ShownCondition) -> list[int]:
-    """Return 1, 2, 4, … up to the median number of utterances of a speaker, at most 32."""
-    return [2**power for power in range(6) if 2**power <= shown.report.population.median_num_utterances()]
+    """Return 1, 2, 4, … up to the median number of test utterances of a speaker, at most 32."""
+    return [2**power for power in range(6) if 2**power <= shown.report.population.median_num_test_utterances()]
 
 
 def _curve_of_key(values: Mapping[int, Mapping[str, Tensor]], key: str) -> dict[int, float]:
