@@ -178,10 +178,10 @@ class SinglingOut(_PopulationMetric):
     with few calibrating conversations less: 0.27 with one per speaker, 0.30 with two, 0.35 with nine.
 
     As input to ``forward`` and ``update`` the metric accepts what :class:`ReidentificationRate` accepts, and an
-    attacker has the same utterances. A conversation is the mean of ``utterances`` other ones; every speaker needs two
-    conversations. Every conversation is tested in turn, while others calibrate. As output of ``compute`` it returns a
-    dictionary: ``singling_out_<N>``, and ``singling_out_<N>_error``, the standard error of drawing sets of N speakers,
-    0 where N is the number of speakers. NaN with one warning for sizes above the number of speakers.
+    attacker has the same utterances. A conversation is the mean of ``utterances`` of a speaker's other utterances;
+    every speaker needs two. All are tested, one after another, while others calibrate. As output of ``compute`` it
+    returns a dictionary: ``singling_out_<N>``, and ``singling_out_<N>_error``, the standard error of drawing sets of N
+    speakers, 0 where N is the number of speakers. NaN with one warning for sizes above the number of speakers.
 
     Args:
         sizes: Numbers of people N, the reference's speaker included.

@@ -195,7 +195,7 @@ class VoicePrivacy(AttackedMetric):
         return {key: report.scalars[key] for key in keys if key in report.scalars}
 
     def _requested_keys(self, has_sessions: bool) -> tuple[str, ...]:
-        """Return the keys that ``metrics`` stands for, without intervals; the report may lack some of the rates."""
+        """Return the keys of ``metrics`` without intervals; rates of missing conditions are dropped later."""
         if not isinstance(self.metrics, str):
             return self.metrics
         if self.metrics == "all":
