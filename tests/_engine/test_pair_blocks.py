@@ -101,7 +101,7 @@ def test_ranks_share_the_blocks_and_leave_none_out(condition, world, monkeypatch
     assert_close(torch.cat(shared).sort().values, whole.scores_and_labels()[0].sort().values)
     assert max(map(len, shared)) < 2 * len(torch.cat(shared)) / world
     # What every rank needs whole it has whole.
-    assert torch.equal(parts[0].on_all_processes().scores_and_labels()[0], whole.scores_and_labels()[0])
+    assert torch.equal(parts[0].repeat_on_every_process().scores_and_labels()[0], whole.scores_and_labels()[0])
 
 
 @pytest.mark.parametrize("similarity", ["geometric", "sigmoid"])

@@ -30,7 +30,7 @@ from vpmetrics.attacks.base import choose_most_regularised, separation_of_sums
 COARSE, FINE = 1 << 11, 1 << 14  # bins of scores, for choices and for the result
 _CELLS = 1 << 7  # of the score axis that attacks are chosen with
 _CONSTANT = 1e-6  # standard deviation relative to the mean below which scores are equal but for rounding
-_STRONG, _NOISE = 0.99, 0.001  # attacks tie within this share of the strongest one's disclosure, and these bits
+_STRONG, _NOISE = 0.99, 0.001  # an attack ties with the strongest from this share of its disclosure, less these bits
 
 
 class AttackAndSign(NamedTuple):
@@ -144,9 +144,9 @@ def leave_one_fold_out_disclosure(targets: Tensor, nontargets: Tensor) -> tuple[
 
 
 def choose_attacks(disclosure: Tensor) -> tuple[AttackAndSign, ...]:
-    """Choose an attack and its sign for every fold by their ``disclosure`` ``(2 V, K)`` on the other folds."""
-    # An attack above its average in the other folds is below it in this one, so the maximum is biased. Take the
-    # first attack that is nearly as strong as the strongest.
+    """Choose for every fold the first attack and sign whose ``disclosure`` ``(2 V, K)`` on the others is near the top."""
+    # An attack that happens to disclose more than on average in the other folds discloses less in this one, so the
+    # largest is a biased choice.
     is_strong = disclosure >= _STRONG * disclosure.amax(0) - _NOISE
     numbers = is_strong.to(torch.uint8).argmax(0).tolist()
     return tuple(AttackAndSign(number // 2, number % 2 == 1) for number in numbers)

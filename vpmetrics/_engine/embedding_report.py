@@ -202,7 +202,7 @@ class _ConditionEvaluation:
         population, sizes = self.population, self.settings.sizes
         if population is None:
             return {}, None
-        scalars = population.plain_rates_and_singling_out(sizes) if self.needs("population") else {}
+        scalars = population.unattacked_rates_and_singling_out(sizes) if self.needs("population") else {}
         if self.needs("attacked_population"):
             attacked = population.after_strongest_attack(sizes)
             scalars |= {f"{key}_strongest": value for key, value in attacked.items()}

@@ -202,8 +202,8 @@ class PopulationRates:
         attacked = replicate_rates(self._attacked_folds(), sizes, groups)
         return plain | {f"{key}_strongest": value for key, value in attacked.items()}
 
-    def plain_rates_and_singling_out(self, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Return the rates of plain comparison and, within one session, how often a speaker is singled out."""
+    def unattacked_rates_and_singling_out(self, sizes: Sequence[int]) -> dict[str, Tensor]:
+        """Return the rates without an attack and, for OO, OP and PP, how often a speaker is singled out."""
         values = self(sizes)
         if self.condition.name in WITHOUT_SESSIONS:  # conversations of several sessions cannot calibrate each other
             values |= singling_out_rates(self.data, ConversationProtocol(self.condition), sizes, self.scoring)

@@ -213,7 +213,7 @@ def find_target_cells(pairs: PairBlocks, cells: CountingCells) -> tuple[Tensor, 
     """Return the cell and the speaker of every target trial of all processes."""
     speaker_index = pairs.enrolment.speaker_index
     target_cells, target_speakers = [speaker_index[:0]], [speaker_index[:0]]
-    whole = pairs.on_all_processes()
+    whole = pairs.repeat_on_every_process()
     for group in whole.row_groups():
         for block in whole.blocks(group, has_targets=True):
             if block.is_target is not None and block.is_trial is not None:

@@ -89,9 +89,10 @@ def minimum_cross_entropy(steps: Steps, prior_log_odds: Tensor) -> Tensor:
 
 
 def actual_cross_entropy(values: Tensor, counts: Tensor, prior_log_odds: Tensor) -> Tensor:
-    """Return the empirical cross-entropy in bits of log-likelihood ratios that occur ``counts`` ``(2, V)`` times.
+    """Return the empirical cross-entropy in bits at each prior ``(P,)``.
 
-    Many values share cells of the score axis to limit memory.
+    ``values`` ``(V,)``: log-likelihood ratios, which occur ``counts`` ``(2, V)`` times. To limit memory, neighbours
+    among many values are merged.
     """
     (nontargets, targets), counts = _merge_values_by_cell(widen(values), widen(counts))
     odds = prior_log_odds[:, None]

@@ -219,8 +219,8 @@ class PairBlocks:
             places.append(pairs if len(side) > rows_per_side else torch.arange(len(side), device=starts.device))
         return self.compare(*places)
 
-    def on_all_processes(self) -> PairBlocks:
-        """Return the same pairs with every block on every process; for few blocks."""
+    def repeat_on_every_process(self) -> PairBlocks:
+        """Return the same pairs, of which every process works through all blocks, not its share; for few blocks."""
         pairs = copy(self)
         pairs.processes = SINGLE_PROCESS
         return pairs

@@ -20,7 +20,7 @@ _FEW = 1 << 13  # elements: to pool them one by one takes less time than many mo
 
 
 def replace_by_block_sums(values: Tensor, blocks: Tensor) -> Tensor:
-    """Return the sum of every element's block, of the shape of ``values``; differentiable in them."""
+    """Return for every element the sum of ``values`` over its block; differentiable in ``values``."""
     return torch.zeros_like(values).scatter_add(-1, blocks, values).gather(-1, blocks)
 
 

@@ -104,7 +104,7 @@ def form_enrolment_and_conversations(
     data = number_sessions_by_value(data)
     enrolment, test = data.sides(condition, references_per="utterance")
     if enrolment.is_reference is None:
-        enrolment, test = _halve_recordings(enrolment, test)
+        enrolment, test = _split_recordings_between_sides(enrolment, test)
     if protocol.accumulated != "probes":
         by_session = ("sessions",) if condition.target_sessions != "any" else ()
         group, _ = combination_index_and_first_rows(enrolment, *by_session)
@@ -141,8 +141,8 @@ def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
     return index_speakers_by_group(sides[0], sides[1])._replace(processes=data.processes)
 
 
-def _halve_recordings(enrolment: Utterances, test: Utterances) -> tuple[Utterances, Utterances]:
-    """Return the enrolment rows of half of every speaker's recordings, and the test rows of the other half."""
+def _split_recordings_between_sides(enrolment: Utterances, test: Utterances) -> tuple[Utterances, Utterances]:
+    """Return sides without a common recording: half of every speaker's recordings enrolled, the others tested."""
     is_known = _recording_groups_and_places(enrolment, test)[1] % 2 == 0
     return enrolment.take(is_known[: len(enrolment)]), test.take(~is_known[len(enrolment) :])
 
@@ -267,7 +267,7 @@ def rank_one_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _extrapolate_rates(rank_shares: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return the rate for sizes above the number of references, from a beta-binomial fit to the ranks."""
+    """Return the rank-1 rates among more people than there are references, from a beta-binomial fit to the ranks."""
     people, is_certain = len(rank_shares), rank_shares[0] >= 1
     fit = fit_beta_binomial(rank_shares)
     first = torch.where(is_certain, 0.5, fit.probabilities[0])

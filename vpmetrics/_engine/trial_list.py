@@ -57,7 +57,7 @@ class ScoredTrials(NamedTuple):
     has_unordered_pairs: bool = False
 
     def pair_means(self, values: Tensor, num_speakers: int) -> Tensor:
-        """Return means of a value of every trial by its two speakers, ``(S, S)``; NaN where there is no trial."""
+        """Return the mean value ``(S, S)`` of the trials of each pair of speakers; NaN for a pair without trials."""
         sums, trials = self._pair_sums(torch.stack([values, torch.ones_like(values)]), num_speakers)
         return torch.where(trials > 0, sums / trials, torch.nan)
 

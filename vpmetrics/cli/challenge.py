@@ -81,7 +81,7 @@ class ChallengeResult(NamedTuple):
 
     @property
     def pooled_sets(self) -> tuple[str, ...]:
-        """Names of sets whose trials are pooled: those of mixed sex if there are any, as they contain the rest."""
+        """Names of the sets that are pooled: those of mixed sex, which contain the others, or all if there are none."""
         names = tuple(one.name for one in self.trial_sets)
         return tuple(name for name in names if name.endswith("_mixed")) or names
 

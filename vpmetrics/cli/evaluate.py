@@ -166,7 +166,7 @@ def _evaluate_inputs(options: Namespace, side_options: Sequence[str]) -> list[Ev
 
 
 def _holds_scores(source: str, options: Namespace) -> bool:
-    """Return whether an input that holds no recordings has scores, not embeddings; a table may have either."""
+    """Return whether an input holds scores, not embeddings; recordings are ruled out by the caller."""
     located, name = locate_source(source)
     path = located or source
     if options.format is not None or name is not None or Path(path).is_dir():

@@ -155,7 +155,7 @@ def evaluate_trials(
 def evaluate_listed_trials(
     name: str, listed: ListedTrials, weights: Mapping[str, float], confidence: float | None
 ) -> EvaluatedSystem:
-    """Evaluate a system by listed trials: all together, each group, and averaged over the groups."""
+    """Evaluate a system by listed trials: all or the pooled groups, and each group by itself, to average by weights."""
     evaluate = partial(evaluate_trials, speaker_of=listed.speaker_of, confidence=confidence)
     system = evaluate(name, listed.select_groups(listed.pooled_groups) if listed.pooled_groups else listed.trials)
     groups = {group: evaluate(f"{name}, {group}", listed.select_groups([group])) for group in listed.groups}

@@ -80,7 +80,7 @@ def _draw_small_png(figure: Figure, dpi: int) -> bytes:
 
 def _draw_vector(figure: Figure, file_format: str) -> bytes:
     buffer = io.BytesIO()
-    # The same figure is the same file: no dates, no random names.
+    # Equal figures give equal files: no dates, no random names.
     with rc_context({"svg.hashsalt": "vpmetrics", "svg.fonttype": "none", "pdf.fonttype": 42}):
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}[file_format]
         figure.savefig(buffer, format=file_format, metadata=metadata)

@@ -211,7 +211,7 @@ class _CrossFittedClassifier:
         return torch.stack(log_posteriors)[best[self.row_folds], rows], chosen
 
     def _calibrate_across_folds(self, scores: Tensor, labels: Tensor) -> Tensor:
-        """Return log-posteriors: softmax of ``scale * score + bias``, fitted on the held-out scores of other folds."""
+        """Return log-softmax of ``scale * score + bias``, both fitted on the held-out scores of the other folds."""
         weights = (self.is_training.to(scores.dtype) / self.is_training.sum(1, keepdim=True))[:, None]  # (K, 1, N)
         scores, labels, classes = scores.T / scores.std().clamp(min=1e-12), labels.T, labels.shape[1]  # (C, N)
         theta = scores.new_zeros(self.num_folds, 1 + classes)
@@ -229,7 +229,7 @@ class _CrossFittedClassifier:
             hessian[:, 1:, 1:] += torch.diag_embed(weighted.sum(2)) - weighted @ posterior.mT
             step = torch.linalg.solve(hessian, gradient).clamp(-4, 4)
             theta = theta - step
-            if bool(step.abs().amax() < 1e-6):  # the error is about its square
+            if bool(step.abs().amax() < 1e-6):  # the error left is about the square of this
                 break
         row_theta = theta[self.row_folds].T
         return (row_theta[:1] * scores + row_theta[1:]).log_softmax(0).T

@@ -182,7 +182,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             )
 
     def _check_monitor(self, monitor: PrivacyMonitor) -> None:
-        """Raise where a name belongs to a monitor that does not log it."""
+        """Raise where the monitor does not log a name with its prefix, or logs intervals of another confidence."""
         for name in map(strip_loader_suffix, self._required_names):
             estimate = name.removesuffix(self._compared_suffix)
             has_estimate = self.confidence is not None and estimate in monitor.logged_names

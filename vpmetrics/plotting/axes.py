@@ -145,7 +145,7 @@ def finish_axes(
 
 
 def move_legend_beside(ax: Axes) -> None:
-    """Move the legend out of the axes, where it hides no curve."""
+    """Move the legend to the right of the axes, so that it hides no curve."""
     legend = ax.get_legend()
     if legend is not None:
         legend.set_loc("center left")

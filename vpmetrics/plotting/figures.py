@@ -215,7 +215,8 @@ def _draw_ece_profile(shown: ShownCondition, ax: Axes, has_actual: bool = True) 
     score_plots.draw_ece_profile(minimum, actual, shown.scalars, ax, shown.label, interval)
 
 
-def _draw_transferred_profiles(system: EvaluatedSystem, ax: Axes) -> None:
+def _draw_calibrated_profiles(system: EvaluatedSystem, ax: Axes) -> None:
+    """Draw ECE profiles of the run that calibrations are learnt on, and of the attacked run under each of them."""
     transfer = system.report.transfer
     if transfer is None:
         return
@@ -234,7 +235,7 @@ def draw_calibration_transfer(
 ) -> tuple[Figure, Axes]:
     """Draw figure 8 of the 2022 paper: both runs with the oracle calibration, and one calibrated on the other."""
     report, ax = report_trials({"": ScoredTrials(preds, target)}, ScoredTrials(fit_preds, fit_target)), axes_or_new(ax)
-    _draw_transferred_profiles(EvaluatedSystem("", report), ax)
+    _draw_calibrated_profiles(EvaluatedSystem("", report), ax)
     return figure_of(ax), ax
 
 
@@ -382,7 +383,7 @@ FIGURES = (
         "calibration", "Calibration learnt on another run",
         "ECE profiles of the run that the attacker learns on and of the attacked run, both with the oracle "
         "calibration, and of the attacked run with the calibration learnt on the other. Above the black curve guessing "
-        "is better.", _axes_per_system(_draw_transferred_profiles, lambda system: system.report.transfer is not None)),
+        "is better.", _axes_per_system(_draw_calibrated_profiles, lambda system: system.report.transfer is not None)),
     FigureKind(
         "reliability", "Calibration plot",
         "Share of target trials over the posterior that the scores give as log-likelihood ratios. Larger markers: more "
