@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from importlib.resources import as_file, files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Sampler
 
-from vpmetrics.data.batches import SpeakerBatchSampler
+from vpmetrics._engine.distributed import current_processes
+from vpmetrics._engine.utterances import encode_column
+from vpmetrics._engine.validation import check_integers, check_whole_number
 
 __all__ = ["DemoVoices", "SpeakerBatchSampler", "demo_voices"]
 
@@ -51,3 +55,122 @@ def demo_voices() -> DemoVoices:
             tuple(str(name) for name in arrays["speaker_name"]),
             {name: torch.from_numpy(arrays[f"alpha_{name}"]) for name in ("B2r0", "B2r1", "B2u")},
         )
+
+
+class SpeakerBatchSampler(Sampler[list[int]]):
+    r"""Draw batches with several utterances of several speakers, for ``DataLoader(batch_sampler=...)``.
+
+    The losses learn from pairs of one speaker. Shuffled batches hold hardly any: 32 rows of 1,000 speakers have none in
+    more than half of the batches.
+
+    An epoch uses no utterance twice, in any process: the utterances of every speaker are shuffled and cut into chunks,
+    and a batch takes one chunk each of the speakers with the most chunks left. What does not fill a chunk or a batch
+    may be drawn in another epoch. A speaker with fewer than ``utterances`` contributes one chunk of all of them, a
+    speaker with a single utterance none.
+
+    Processes of ``torch.distributed`` draw the same epoch and share its batches equally. The order follows from
+    ``seed`` and the epoch alone. Call :meth:`set_epoch` before every epoch, or all are alike; Lightning does so by
+    itself, but needs ``Trainer(use_distributed_sampler=False)`` with more than one process.
+
+    16 speakers of 8 utterances are enough for every loss of :mod:`vpmetrics.losses`. Prefer more speakers to more
+    utterances; with two sessions per speaker, 4 utterances are the minimum. Twice the rows cost four times the scores.
+
+    Args:
+        speakers: Speaker of each row of the data set, ``(N,)``: integers or strings.
+        speakers_per_batch: Number of speakers in a batch, at least 2.
+        utterances: Number of utterances of each, at least 2.
+        seed: Seed of the random order.
+
+    Example:
+        >>> sampler = SpeakerBatchSampler(["p225", "p226", "p227"] * 20, speakers_per_batch=2, utterances=4)
+        >>> len(sampler)
+        7
+        >>> rows = next(iter(sampler))
+        >>> (torch.tensor(rows) % 3).unique(return_counts=True)[1]
+        tensor([4, 4])
+    """
+
+    def __init__(
+        self,
+        speakers: Tensor | Sequence[int] | Sequence[str] | np.ndarray[Any, Any],
+        speakers_per_batch: int = 16,
+        utterances: int = 8,
+        seed: int = 0,
+    ) -> None:
+        labels = encode_column("speakers", speakers)
+        check_integers("speakers", labels)
+        if labels.ndim != 1:
+            raise ValueError(f"Expected `speakers` to have shape (N,), but got {tuple(labels.shape)}.")
+        check_whole_number("speakers_per_batch", speakers_per_batch, least=2)
+        check_whole_number("utterances", utterances, least=2)
+        check_whole_number("seed", seed, least=0)
+        self.speakers_per_batch, self.utterances, self.seed, self.epoch = speakers_per_batch, utterances, seed, 0
+        _, self._speaker_index, counts = labels.cpu().unique(return_inverse=True, return_counts=True)
+        self._speaker_chunks = torch.where(counts >= utterances, counts // utterances, (counts >= 2).long())
+        if self._count_total_batches() == 0:
+            raise ValueError(
+                f"Expected `speakers` to hold at least {speakers_per_batch} speakers with 2 utterances or more, "
+                f"but got {int((counts >= 2).sum())}."
+            )
+
+    @property
+    def sampler(self) -> SpeakerBatchSampler:
+        """Return itself: Lightning looks for ``set_epoch`` here."""
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw another epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Return the number of batches of this process in an epoch, the same in every process."""
+        # Not in `__init__`: data sets are often made before the process group.
+        return self._count_total_batches() // current_processes(None).world_size
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the rows of one batch after another."""
+        processes = current_processes(None)
+        if len(self) == 0:
+            raise ValueError(
+                f"Expected a batch for each of {processes.world_size} processes, but `speakers` fill only "
+                f"{self._count_total_batches()}."
+            )
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        chunks = self._draw_row_chunks(generator)
+        batches = self._assign_chunks_to_batches(generator)
+        order = torch.randperm(len(batches), generator=generator)
+        for batch in processes.share(batches[order].tolist())[: len(self)]:
+            yield torch.cat([chunks[chunk] for chunk in batch]).tolist()
+
+    def _count_total_batches(self) -> int:
+        """Return how many batches all processes can fill in an epoch, with at most one chunk of a speaker in each."""
+        low, high = 0, int(self._speaker_chunks.sum()) // self.speakers_per_batch
+        while low < high:
+            middle = (low + high + 1) // 2
+            is_filled = int(self._speaker_chunks.clamp(max=middle).sum()) >= middle * self.speakers_per_batch
+            low, high = (middle, high) if is_filled else (low, middle - 1)
+        return low
+
+    def _draw_row_chunks(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Return the row numbers of each chunk, shuffled within speakers; chunks of a speaker follow one another."""
+        shuffled = torch.randperm(len(self._speaker_index), generator=generator)
+        order = shuffled[self._speaker_index[shuffled].argsort(stable=True)]
+        speaker = self._speaker_index[order]
+        counts = torch.bincount(speaker)
+        place = torch.arange(len(order)) - (counts.cumsum(0) - counts)[speaker]
+        is_kept = place // self.utterances < self._speaker_chunks[speaker]
+        sizes = counts.clamp(max=self.utterances).repeat_interleave(self._speaker_chunks)
+        return torch.split(order[is_kept], sizes.tolist())
+
+    def _assign_chunks_to_batches(self, generator: torch.Generator) -> Tensor:
+        """Return the index of each chunk of each batch, ``(batches, speakers_per_batch)``."""
+        remaining = self._speaker_chunks.clone()
+        first = remaining.cumsum(0) - remaining
+        batches = []
+        for _ in range(self._count_total_batches()):
+            # The fraction breaks ties among speakers with equally many remaining chunks at random.
+            order = remaining + torch.rand(len(remaining), generator=generator, dtype=torch.float64)
+            chosen = order.topk(self.speakers_per_batch).indices
+            remaining[chosen] -= 1
+            batches.append(first[chosen] + remaining[chosen])
+        return torch.stack(batches)

@@ -8,8 +8,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 from training import QUIET
 
+from vpmetrics import data
 from vpmetrics._engine.distributed import Processes
-from vpmetrics.data import SpeakerBatchSampler, batches
+from vpmetrics.data import SpeakerBatchSampler
 
 UNEVEN = torch.tensor([9] * 100 + [4] * 9 + [7] * 8 + [1] * 5 + [2] * 1 + [3] * 16)
 
@@ -23,7 +24,7 @@ def draw_batches(speakers, speakers_per_batch=2, utterances=4, epoch=0, **settin
 
 
 def as_process(monkeypatch, process, processes):
-    monkeypatch.setattr(batches, "current_processes", lambda _: Processes(process, processes))
+    monkeypatch.setattr(data, "current_processes", lambda _: Processes(process, processes))
 
 
 @pytest.mark.parametrize("epoch", range(5))
