@@ -144,7 +144,10 @@ def leave_one_fold_out_disclosure(targets: Tensor, nontargets: Tensor) -> tuple[
 
 
 def choose_attacks(disclosure: Tensor) -> tuple[AttackAndSign, ...]:
-    """Choose for every fold the first attack and sign whose ``disclosure`` ``(2 V, K)`` on the others is near the top."""
+    """Choose for every fold the first attack and sign that nearly reach the largest ``disclosure`` ``(2 V, K)``.
+
+    Disclosure is that on the other folds.
+    """
     # An attack that happens to disclose more than on average in the other folds discloses less in this one, so the
     # largest is a biased choice.
     is_strong = disclosure >= _STRONG * disclosure.amax(0) - _NOISE
