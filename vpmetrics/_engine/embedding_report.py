@@ -245,6 +245,8 @@ def report_condition(
     """Return the report of one condition: its score measures, and the families that are needed."""
     evaluation = _ConditionEvaluation(data, condition, settings, attacks)
     scalars, jackknife = evaluation.compute_score_measures()
+    # Before the other families, of which the results are kept: it needs the most memory.
+    worst_speaker = evaluation.worst_op_speaker if evaluation.needs("worst") else None
     jackknives = [jackknife]
     for families, compute in _METHODS.items():
         if evaluation.needs(*families):
@@ -268,7 +270,7 @@ def report_condition(
         strongest=computed.get("strongest"),
         population=computed.get("population"),
         speakers=computed.get("speakers"),
-        worst_speaker=evaluation.worst_op_speaker if evaluation.needs("worst") else None,
+        worst_speaker=worst_speaker,
         jackknife=join_jackknives(known_jackknives) if known_jackknives else None,
         counts=evaluation.replicate_counts,
         confidence=settings.intervals,
