@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from vpmetrics import functional as F
 from vpmetrics._engine import jackknife
-from vpmetrics._engine.jackknife import group_labels
+from vpmetrics._engine.jackknife import split_labels_into_groups
 from vpmetrics._engine.measures import llr_disclosure
 from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 
@@ -69,7 +69,7 @@ def test_a_list_of_all_pairs_has_the_intervals_of_the_embeddings():
 def test_a_calibration_of_another_run_is_the_same_in_every_replicate():
     attacked, learnt = (some(listed(voices(seed=seed)), 0.5) for seed in (0, 1))
     report = report_trials({"": attacked}, learnt, 12, None, intervals=0.95)
-    llr, blocks = report.transfer.llr["linear"], group_labels(torch.arange(12))
+    llr, blocks = report.transfer.llr["linear"], split_labels_into_groups(torch.arange(12))
     for speaker in (0, 5):
         kept = (attacked.speakers != speaker).all(0)
         expected = llr_disclosure(llr[kept], attacked.is_target[kept])
@@ -110,9 +110,9 @@ def test_many_speakers_are_left_out_in_groups_by_their_labels(monkeypatch):
     trials = some(listed(voices(speakers=30)), 0.5)
     alone = report_trials({"": trials}, None, 30, None, intervals=0.95).scalars
     monkeypatch.setattr(jackknife, "MOST_GROUPS", 15)
-    blocks = group_labels(torch.arange(30))
+    blocks = split_labels_into_groups(torch.arange(30))
     assert blocks.group_of_label.bincount().tolist() == [2] * 15
-    assert_close(blocks.group_of_label, group_labels(torch.arange(30)).group_of_label)
+    assert_close(blocks.group_of_label, split_labels_into_groups(torch.arange(30)).group_of_label)
     found = report_trials({"": trials}, None, 30, None, intervals=0.95).scalars
     widths = [float(each["d_ece_high"] - each["d_ece_low"]) for each in (alone, found)]
     assert widths[1] == pytest.approx(widths[0], rel=0.5)

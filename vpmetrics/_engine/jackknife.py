@@ -67,12 +67,12 @@ def group_speakers(data: EvaluationData) -> JackknifeGroups:
     """Assign speakers to jackknife groups by embeddings only; a speaker in two groups of the data is left out once."""
     labels, place = data.speakers.unique(return_inverse=True)
     if len(labels) <= MOST_GROUPS:
-        return group_labels(labels)
+        return split_labels_into_groups(labels)
     sides = [replace(side, speaker_index=place[side.speaker_index]) for side in data[:2] if len(side)]
-    return group_labels(labels, order_speakers_by_value(len(labels), *sides).argsort())
+    return split_labels_into_groups(labels, order_speakers_by_value(len(labels), *sides).argsort())
 
 
-def group_labels(labels: Tensor, order: Tensor | None = None) -> JackknifeGroups:
+def split_labels_into_groups(labels: Tensor, order: Tensor | None = None) -> JackknifeGroups:
     """Assign ascending labels to groups in a given order; else by labels alone, the same groups for every system."""
     number = min(len(labels), MOST_GROUPS)
     size = len(labels) // max(number, 1)

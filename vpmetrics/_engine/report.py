@@ -109,8 +109,8 @@ class PrivacyReport:
     bits_over: Callable[[Sequence[int]], dict[int, dict[str, Tensor]]] | None = None
 
     @property
-    def op_or_first_condition(self) -> str:
-        """The name of the condition to show first: OP, or the first one where there is no OP."""
+    def main_condition(self) -> str:
+        """The condition to show first: OP, or the first one where there is no OP."""
         return "OP" if "OP" in self.conditions else next(iter(self.conditions))
 
     def speaker_name(self, place: float) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.condition_scores import collect_trial_scores
-from vpmetrics._engine.jackknife import add_intervals, count_trial_replicates, group_labels
+from vpmetrics._engine.jackknife import add_intervals, count_trial_replicates, split_labels_into_groups
 from vpmetrics._engine.metric_base import IntervalMetric
 from vpmetrics._engine.precision import at_least_float32, result_dtype, wide_dtype, widen
 from vpmetrics._engine.score_counts import Steps, StepsOfBothSigns, count_by_bin, count_by_score
@@ -98,7 +98,7 @@ class TrialMetric(IntervalMetric):
         """Return the value as a dictionary, with the ends of the interval of each number that has one."""
         named = value if isinstance(value, dict) else {self.measure: value}
         labels, places = speakers.T.unique(return_inverse=True)
-        groups, scored = group_labels(labels), collect_trial_scores(scores, is_target)
+        groups, scored = split_labels_into_groups(labels), collect_trial_scores(scores, is_target)
         jackknife = None
         if scored.is_defined:
             counts = count_trial_replicates(scored, at_least_float32(scores), is_target, places, groups)

@@ -21,10 +21,10 @@ from vpmetrics._engine.jackknife import (
     add_intervals,
     count_trial_replicates,
     differentiate_similarity_by_llr,
-    group_labels,
     join_jackknives,
     make_jackknife,
     replicate_diagonal_dominance,
+    split_labels_into_groups,
 )
 from vpmetrics._engine.measures import SCORE_MEASURES, cllr_costs_and_sizes, cllr_from_sums, d_ece_term, llr_disclosure
 from vpmetrics._engine.precision import wide_dtype, widen
@@ -149,7 +149,7 @@ def report_trials(
         }
         report = join_conditions(conditions, labels, intervals=intervals)
         if fit is not None:
-            attacked = trials[report.op_or_first_condition]
+            attacked = trials[report.main_condition]
             transfer, jackknife = _transfer_calibration(attacked, fit, labels if intervals else None)
             scalars = transfer.scalars if intervals is None else add_intervals(transfer.scalars, jackknife, intervals)
             report = replace(report, scalars={**report.scalars, **scalars}, transfer=transfer)
@@ -166,7 +166,7 @@ def _report_condition(
         return report
     report = replace(report, calibrated=given.calibrate_across_speaker_halves)
     labels = labels.to(given.scores.device)
-    groups, weights = group_labels(labels), None
+    groups, weights = split_labels_into_groups(labels), None
     if similarity:
         (llr,) = scores.make_finder([scores.laplace_llr_of_steps()])(given.scores)
         means = given.pair_means(llr if similarity == "sigmoid" else logsigmoid(llr), len(labels))
@@ -206,7 +206,7 @@ def _transfer_calibration(
     transfer = TransferredCalibration(other, llr, counts, scalars)
     if labels is None or attacked.speakers is None:
         return transfer, None
-    groups = group_labels(labels.to(attacked.scores.device))
+    groups = split_labels_into_groups(labels.to(attacked.scores.device))
     kinds = [(key, kind) for kind in llr for key in _COSTS]
     replicates = {f"{key}_{kind}": attacked.replicate_costs(key, llr[kind], groups) for key, kind in kinds}
     return transfer, make_jackknife(replicates, groups)

@@ -225,7 +225,7 @@ def _add_key_options(group: _ArgumentGroup) -> None:
     group.add_argument("--score-columns", type=_parse_column_roles, metavar="NAME,...", help=text)
     text = "of keys, as label,enrol,trial"
     group.add_argument("--key-columns", type=_parse_column_roles, metavar="NAME,...", help=text)
-    group.add_argument("--strict", action="store_true", help="refuse scores without label and labels without score")
+    group.add_argument("--strict", action="store_true", help="reject scores without label and labels without score")
 
 
 def _add_output_options(command: ArgumentParser, default_title: str | None = None) -> None:

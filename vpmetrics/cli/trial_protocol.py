@@ -282,7 +282,7 @@ def add_attacks_and_matrices(
         no_attacks = NOT_REQUESTED
     elif math.isnan(float(report.scalars[scalar_key(condition, "d_ece_strongest")])):
         no_attacks = "there are too few speakers"
-    elif condition != system.report.op_or_first_condition:
+    elif condition != system.report.main_condition:
         no_attacks = unpaired
     pairs, listed = (sum(each.conditions[condition].num_trials) for each in (report, system.report))
     if pairs != listed:

@@ -111,7 +111,7 @@ def _choose_conditions(systems: Sequence[EvaluatedSystem], has_data: HasData) ->
         chosen = [ShownCondition(name or "scores", first, name, report, True) for name, report in conditions.items()]
     else:
         labels = [(choose_original_name(systems), first, "OO")] if "OO" in conditions else []
-        labels += [(system.name, system, system.report.op_or_first_condition) for system in systems]
+        labels += [(system.name, system, system.report.main_condition) for system in systems]
         chosen = [ShownCondition(*label, label[1].report.conditions[label[2]]) for label in labels]
     return [shown for shown in chosen if has_data(shown.report)]
 
@@ -220,7 +220,7 @@ def _draw_calibrated_profiles(system: EvaluatedSystem, ax: Axes) -> None:
     transfer = system.report.transfer
     if transfer is None:
         return
-    runs = {"learnt on": transfer.other, "attacked": system.report.conditions[system.report.op_or_first_condition]}
+    runs = {"learnt on": transfer.other, "attacked": system.report.conditions[system.report.main_condition]}
     for label, run in runs.items():
         _draw_ece_profile(ShownCondition(label, system, "", run), ax, has_actual=False)
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=transfer.counts.device)
@@ -247,7 +247,7 @@ def _draw_reliability(shown: ShownCondition, ax: Axes) -> None:
         llr, is_target = (torch.cat(column) for column in list(zip(*halves, strict=True))[:2])
         score_plots.draw_share_by_posterior(llr, torch.stack([~is_target, is_target]), ax, f"{shown.label}, calibrated")
     transfer = shown.system.report.transfer
-    if transfer is not None and shown.condition == shown.system.report.op_or_first_condition:
+    if transfer is not None and shown.condition == shown.system.report.main_condition:
         for kind, llr in transfer.llr.items():
             score_plots.draw_share_by_posterior(llr, transfer.counts, ax, f"{shown.label}, {kind}")
 
