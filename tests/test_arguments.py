@@ -1,4 +1,4 @@
-"""Arguments that mean nothing are refused at once, in words, and what a metric holds stays as it was."""
+"""Invalid arguments raise an error that names them, and leave the state of a metric unchanged."""
 
 import copy
 import inspect
@@ -25,7 +25,7 @@ def of_each(metrics, *rows):
     return [(metric, *row) for metric in metrics for row in rows]
 
 
-REFUSED = [
+INVALID = [
     (vp.Cllr, {"thresholds": 64}, TypeError, "Cllr takes no `thresholds`: four sums"),
     (vp.Cllr, {"score_range": (0, 1)}, TypeError, "Cllr takes no `score_range`: four sums"),
     (vp.Cllr, {"bandwidth": 0.1}, TypeError, "Cllr takes no `bandwidth`: the value is smooth"),
@@ -99,14 +99,14 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("metric", "arguments", "error", "message"), REFUSED)
-def test_an_argument_without_a_meaning_is_refused_where_it_is_given(metric, arguments, error, message):
+@pytest.mark.parametrize(("metric", "arguments", "error", "message"), INVALID)
+def test_invalid_constructor_arguments_raise(metric, arguments, error, message):
     with pytest.raises(error, match=message):
         metric(**arguments)
 
 
 @pytest.mark.parametrize("name", [name for name in vp.__all__ if isinstance(getattr(vp, name), type)])
-def test_every_constructor_checks_its_switches_and_choices(name):
+def test_every_constructor_validates_flags_and_choices(name):
     metric = getattr(vp, name)
     given = {vp.EmbeddingTrials: {"metric": vp.MinCllr()}, vp.AttributeDisclosure: {"attributes": ["sex"]}}.get(
         metric, {}
@@ -122,7 +122,7 @@ def test_every_constructor_checks_its_switches_and_choices(name):
 
 
 @pytest.mark.parametrize("run", [True, 1.0, "1", 2, None, torch.tensor(1)], ids=repr)
-def test_a_run_is_the_number_0_or_1(run):
+def test_run_must_be_0_or_1(run):
     metric = vp.CalibrationDistortion()
     batch = scores()[0]
     metric.update(**batch, run=0)
@@ -133,13 +133,13 @@ def test_a_run_is_the_number_0_or_1(run):
     assert metric.update_count == 1
 
 
-def test_a_slope_may_be_what_was_fitted():
+def test_slope_accepts_a_tensor():
     slope = torch.tensor(1.5, dtype=torch.float64)
     first, second = (compute(vp.LocalInformationDisclosure(slope=given), **embeddings()[0]) for given in (slope, 1.5))
     assert first["alid"] == second["alid"]
 
 
-def test_edges_count_the_same_whatever_type_they_are_given_in():
+def test_thresholds_of_any_dtype_give_the_same_value():
     edges = torch.linspace(-4, 4, 9)
     first, *others = (
         vp.MinCllr(thresholds=edges.to(dtype)) for dtype in (torch.float32, torch.float64, torch.bfloat16)
@@ -196,14 +196,14 @@ def test_a_recording_has_one_speaker_in_all_batches_and_on_all_processes():
         (lambda a, b: 1.0, TypeError, r"`scoring\(a, b\)` to be a tensor, but got float"),  # noqa: ARG005
     ],
 )
-def test_what_a_callable_returns_is_looked_at(scoring, error, message):
+def test_output_of_custom_scoring_is_validated(scoring, error, message):
     metric = vp.DeIdentification(scoring=scoring)
     metric.update(**embeddings()[0])
     with pytest.raises(error, match=message):
         metric.compute()
 
 
-def test_a_class_is_no_scoring():
+def test_scoring_rejects_a_class():
     with pytest.raises(TypeError, match="Expected `scoring` to be a name or a callable, but got the class PLDA"):
         vp.DeIdentification(scoring=PLDA)
 
@@ -222,7 +222,7 @@ def test_a_class_is_no_scoring():
     ],
     ids=repr,
 )
-def test_functions_take_a_slope_or_one_per_trial(slope, error):
+def test_functions_accept_one_slope_or_one_per_trial(slope, error):
     scores, true = torch.eye(3), torch.arange(3)
     with pytest.raises(error, match="Expected `slope` to"):
         F.local_information(scores, true, slope)
@@ -234,7 +234,7 @@ def test_functions_take_a_slope_or_one_per_trial(slope, error):
 
 
 @pytest.mark.parametrize("name", [name for name in vp.__all__ if isinstance(getattr(vp, name), type)])
-def test_what_a_class_says_of_itself_is_a_value_and_no_property(name):
+def test_class_constants_are_values_not_properties(name):
     metric = getattr(vp, name)
     for constant in ("is_differentiable", "higher_is_better", "full_state_update", "plot_lower_bound"):
         assert isinstance(getattr(metric, constant), (bool, float, type(None)))

@@ -28,7 +28,7 @@ def loss(values):
 
 
 @pytest.mark.parametrize("function", [scores, loss], ids=["surrogate", "losses"])
-def test_the_surrogate_and_losses_are_one_graph(function):
+def test_surrogate_and_losses_compile_to_one_graph(function):
     torch._dynamo.reset()
     values = torch.randn(24, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
     found = []

@@ -40,7 +40,7 @@ def again(case, metric):
     assert_same(metric.compute(), expected_value(case, 2))
 
 
-def test_every_metric_has_a_row():
+def test_every_metric_has_a_test_case():
     assert {type(case.metric()).__name__ for case in CASES} == {
         name for name in vp.__all__ if isinstance(getattr(vp, name), type)
     }
@@ -111,7 +111,7 @@ def test_forward_costs_the_same_however_long_the_history(case):
 
 
 @each_case
-def test_keeps_no_graph_and_no_alias(case):
+def test_update_keeps_no_graph_and_no_alias(case):
     batches = case.batches()[:2]
     expected = case.function(**join(batches))
     inputs = [mapped(b, lambda v: v.clone().requires_grad_() if v.is_floating_point() else v.clone()) for b in batches]
@@ -130,7 +130,7 @@ def test_keeps_no_graph_and_no_alias(case):
 
 @each_case
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_every_floating_type(case, dtype):
+def test_every_floating_dtype_is_accepted(case, dtype):
     batches = case.batches(dtype=dtype)
     expected = case.function(**mapped(join(batches), lambda v: v.double() if v.is_floating_point() else v))
     value = updated(case, batches).compute()
@@ -142,7 +142,7 @@ def test_every_floating_type(case, dtype):
 
 @each_case
 @pytest.mark.parametrize("change", ["half", "bfloat16", "to", "set_dtype"])
-def test_casting_a_model_to_half_precision_leaves_measurements_alone(case, change):
+def test_half_precision_casts_keep_the_state_dtype(case, change):
     metric = updated(case, case.batches()[:2])
     module = torch.nn.Module()
     module.metric = metric
@@ -178,7 +178,7 @@ def test_autocast_and_inference_mode_change_nothing(case):
 
 
 @each_case
-def test_update_never_waits_for_the_device(case):
+def test_update_does_not_sync(case):
     metric = case.metric(validate_args=False)
     metric.update(**case.batches()[0])
     with Dispatched() as seen:
@@ -191,7 +191,7 @@ def test_update_never_waits_for_the_device(case):
 
 @each_case
 def test_update_stays_on_the_device_of_its_input(case):
-    # Fake tensors refuse to mix devices and cannot be read, so this needs no accelerator.
+    # Fake tensors raise where devices mix and cannot be read, so this needs no accelerator.
     with FakeTensorMode():
         with torch.device("cuda"):
             metric = case.metric(validate_args=False)
@@ -233,7 +233,7 @@ _DEFECTIVE = {
 
 @pytest.mark.parametrize("defect", _DEFECTIVE)
 @pytest.mark.parametrize("case", EMBEDDING_CASES, ids=str)
-def test_the_warning_of_an_undefined_result_names_what_the_data_lack(case, defect):
+def test_warning_of_an_undefined_result_names_its_cause(case, defect):
     metric = case.metric()
     metric.update(*_DEFECTIVE[defect])
     with warnings.catch_warnings(record=True) as caught:
@@ -249,7 +249,7 @@ SMOOTH = [case for case in CASES if not case.name.startswith(STEPS)]
 
 
 @pytest.mark.parametrize("case", SMOOTH, ids=str)
-def test_forward_has_a_gradient_where_the_surrogate_is_on_and_only_there(case):
+def test_forward_has_a_gradient_only_with_the_surrogate(case):
     batch = case.batches()[0]
     moving = [key for key, value in batch.items() if value.is_floating_point()]
     for bandwidth in (0.1, None):
@@ -268,7 +268,7 @@ def test_forward_has_a_gradient_where_the_surrogate_is_on_and_only_there(case):
         copy.deepcopy(metric)
 
 
-def test_siblings_share_one_copy_and_keep_their_values():
+def test_collection_shares_states_and_keeps_values():
     metrics = {case.name: case.metric() for case in SCORE_CASES}
     peers = {"auroc": BinaryAUROC(), "roc": BinaryROC()}
     collection = MetricCollection({**metrics, **peers})
@@ -292,7 +292,7 @@ def test_siblings_share_one_copy_and_keep_their_values():
 
 
 @each_case
-def test_what_was_accumulated_is_kept_once_and_added_to(case):
+def test_collection_concatenates_shared_states_once(case):
     """Rows are put together where they are kept, for all of a collection, and no second time."""
     collection = MetricCollection({"one": case.metric(), "other": case.metric()})
     batches = case.batches()
@@ -319,7 +319,7 @@ def test_a_collection_updated_and_then_called_counts_every_batch_once(case):
         assert_same(collection[name].compute(), expected_value(case))
 
 
-def test_metrics_of_scores_and_of_runs_live_in_one_collection():
+def test_score_metrics_and_run_metrics_share_a_collection():
     cases = [*SCORE_CASES, *RUN_CASES]
     collection = MetricCollection({case.name: case.metric() for case in cases})
     batches = RUN_CASES[0].batches()
@@ -352,7 +352,7 @@ def interrupted():
 
 @each_case
 @pytest.mark.parametrize("when", ["while gathering", "while computing"])
-def test_an_interrupted_compute_leaves_the_metric_as_it_was(case, when):
+def test_interrupted_compute_keeps_the_state(case, when):
     batches, group = case.batches(), OneOfOne()
     metric = updated(case, batches[:3], **group.options())
     group.interrupted_at = 3 if when == "while gathering" else None  # the forms and the first state are through
@@ -369,7 +369,7 @@ def test_an_interrupted_compute_leaves_the_metric_as_it_was(case, when):
 
 
 @each_case
-def test_a_synchronised_metric_refuses_batches_and_can_be_reset(case):
+def test_synced_metric_rejects_batches_and_can_be_reset(case):
     batches, group = case.batches(), OneOfOne()
     metric = updated(case, batches[:2], **group.options())
     metric.sync(group)
@@ -384,7 +384,7 @@ def test_a_synchronised_metric_refuses_batches_and_can_be_reset(case):
 
 
 @each_case
-def test_forward_can_be_of_all_processes(case):
+def test_forward_syncs_with_dist_sync_on_step(case):
     group = OneOfOne()
     metric = case.metric(dist_sync_on_step=True, **group.options())
     for batch in case.batches():
@@ -395,7 +395,7 @@ def test_forward_can_be_of_all_processes(case):
 
 
 @each_case
-def test_a_batch_that_is_refused_has_never_been_there(case):
+def test_rejected_batch_keeps_the_state(case):
     batches = case.batches()
     metric = case.metric()
     broken = {**batches[0], "preds": None, "original": None, "protected": None}
@@ -412,7 +412,7 @@ def test_a_batch_that_is_refused_has_never_been_there(case):
 
 
 @each_case
-def test_merging_forgets_the_value_of_before(case):
+def test_merge_state_clears_the_cached_value(case):
     batches = case.batches()
     metric, other = updated(case, batches[:2]), updated(case, batches[2:])
     metric.compute()
@@ -436,7 +436,7 @@ def _tensors_of(root):
 
 
 @each_case
-def test_nothing_of_the_data_outlives_reset(case):
+def test_reset_releases_all_data(case):
     fresh = sum(tensor.numel() for tensor in _tensors_of(case.metric().__dict__))
     metric = updated(case, case.batches())
     with warnings.catch_warnings():
@@ -477,5 +477,5 @@ def test_only_metrics_with_the_same_settings_merge(one):
 
 @each_case
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_a_module_that_holds_it_can_be_scripted(case):
+def test_module_with_the_metric_can_be_scripted(case):
     torch.jit.script(case.metric())

@@ -78,7 +78,7 @@ def test_constants_in_the_readme_are_those_of_the_library():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_inside_the_repository_lead_somewhere(page):
+def test_internal_links_resolve(page):
     links = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", text_of(page))
     for link in filter(lambda link: not re.match(r"[a-z]+:", link), map("".join, links)):
         target = ((ROOT / page).parent / link).resolve()
@@ -111,7 +111,7 @@ def test_paths_named_in_pages_exist(page):
 # Names
 
 
-def test_every_metric_stands_in_the_readme_table_and_the_changelog():
+def test_readme_table_and_changelog_list_every_metric():
     rows = [line for line in text_of("README.md").splitlines() if line.startswith("|")]
     listed = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert sorted(listed & set(dir(vpmetrics))) == sorted(METRICS)
@@ -175,7 +175,7 @@ def test_readme_links_every_notebook():
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_notebook_is_stored_as_it_ran(name):
+def test_stored_notebook_cells_ran_in_order(name):
     notebook, cells = read_notebook(name), code_cells(read_notebook(name))
     assert notebook.metadata.kernelspec.name == "python3"
     assert (ROOT / "notebooks" / f"{name}.ipynb").stat().st_size < 1_000_000
@@ -185,7 +185,7 @@ def test_notebook_is_stored_as_it_ran(name):
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
-def test_numbers_in_the_prose_of_a_notebook_are_those_it_shows(name):
+def test_notebook_text_quotes_the_numbers_of_its_outputs(name):
     notebook = read_notebook(name)
     cells = code_cells(notebook)
     shown = "\n".join([cell.source for cell in cells] + [text_of_output(one) for cell in cells for one in cell.outputs])

@@ -18,7 +18,7 @@ def utterances(count, each):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_update_stays_on_the_device_and_syncs_at_most_to_validate(case, device):
+def test_update_syncs_only_for_validation(case, device):
     first, second = (sent(batch, device) for batch in case.batches()[:2])
     for validate_args, most in ((False, 0), (True, 2)):  # a list of at most two flags, in one look
         metric = case.metric(validate_args=validate_args).to(device)
@@ -46,7 +46,7 @@ SIZES = {"few": (60, 6), "some": (120, 5), "binned": (60, 6), "blocks": (180, 9)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case is not ATTRIBUTE_CASE], ids=str)
-def test_compute_syncs_as_often_whatever_the_size(case, device, monkeypatch):
+def test_compute_syncs_are_independent_of_data_size(case, device, monkeypatch):
     found = {}
     for name, (count, each) in SIZES.items():
         monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 1 << 22 if name in ("few", "some") else 0)
@@ -62,7 +62,7 @@ def test_compute_syncs_as_often_whatever_the_size(case, device, monkeypatch):
         assert found["blocks"] == found["binned"], found
 
 
-def test_the_headline_with_the_standard_attacks_syncs_a_bounded_number_of_times(device):
+def test_headline_with_standard_attacks_has_bounded_syncs(device):
     for count, each in ((80, 5), (160, 10)):
         metric = vp.VoicePrivacy(validate_args=False)
         assert count_syncs(metric, [sent(utterances(count, each), device)], device) <= 110

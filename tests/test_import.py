@@ -27,7 +27,7 @@ def run(code: str) -> str:
         "from vpmetrics.cli import main\ntry: main(['evaluate', '--help'])\nexcept SystemExit: pass",
     ],
 )
-def test_neither_the_package_nor_the_help_of_its_command_waits_for_torch(code):
+def test_import_and_help_do_not_load_torch(code):
     heavy = "{'torch', 'torchmetrics', 'numpy', 'matplotlib', 'rich', 'pytorch_lightning'}"
     assert run(f"{code}\nimport sys\nprint('loaded', *{heavy} & set(sys.modules))").endswith("loaded")
 
@@ -41,7 +41,7 @@ assert not heavy & set(sys.modules), heavy & set(sys.modules)
 
 
 @pytest.mark.parametrize("before", [METRICS_WITHOUT_LIGHTNING_AND_RICH, "import vpmetrics.lightning"])
-def test_the_package_offers_the_same_whatever_was_imported_before(before):
+def test_public_names_are_independent_of_import_order(before):
     offered = (
         f"import vpmetrics\nprint(*(getattr(vpmetrics, name) for name in {(*vpmetrics.__all__, *PUBLIC_MODULES)}))"
     )
@@ -50,7 +50,7 @@ def test_the_package_offers_the_same_whatever_was_imported_before(before):
     assert value.count("<module") == len(PUBLIC_MODULES)
 
 
-def test_every_public_name_is_found_and_no_other():
+def test_only_public_names_are_importable():
     assert set(vpmetrics.__all__) <= set(dir(vpmetrics))
     for name in vpmetrics.__all__:
         assert getattr(vpmetrics, name).__name__ == name

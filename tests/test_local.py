@@ -27,7 +27,7 @@ def test_plot():
         LocalInformationDisclosure().plot()[0].canvas.draw()
 
 
-def test_voices_told_apart_by_the_wrong_sign_are_measured():
+def test_mirrored_embeddings_disclose_with_a_negative_slope():
     voices = demo_voices()
     mirrored = 2 * voices.original.mean(0) - voices.original
     value = compute(LocalInformationDisclosure("OP"), voices.original, mirrored, voices.speakers)
@@ -40,7 +40,7 @@ def test_voices_told_apart_by_the_wrong_sign_are_measured():
 @pytest.mark.parametrize("metric", [SimilarityRankDisclosure, LocalInformationDisclosure])
 @pytest.mark.parametrize("intervals", [None, 0.95])
 @pytest.mark.parametrize("given", [{"condition": "OP"}, {"condition": "PP", "is_reference": torch.zeros(12).bool()}])
-def test_where_there_is_no_reference_nothing_is_known(metric, intervals, given):
+def test_missing_references_give_nan(metric, intervals, given):
     found = metric(condition=given["condition"], intervals=intervals)
     rows = torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
     found.update(protected=rows, speakers=torch.arange(12) % 4, is_reference=given.get("is_reference"))

@@ -43,7 +43,7 @@ def imported(path: Path) -> set[str]:
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "vpmetrics").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT))
 )
-def test_what_is_imported_is_declared(path):
+def test_imported_packages_are_declared_dependencies(path):
     project = pytest.importorskip("tomllib").loads(text_of("pyproject.toml"))["project"]
     room = path.relative_to(ROOT / "vpmetrics").parts[0]
     declared = [
@@ -54,13 +54,13 @@ def test_what_is_imported_is_declared(path):
     assert {DISTRIBUTIONS.get(name, name) for name in imported(path)} <= names
 
 
-def test_the_gate_and_the_oldest_versions_run_in_ci():
+def test_ci_runs_all_checks_and_the_oldest_versions():
     for script in (".ci/run", ".ci/oldest"):
         assert os.access(ROOT / script, os.X_OK)
         assert re.search(rf"run: .*{re.escape(script)}$", text_of(".github/workflows/ci.yml"), re.MULTILINE)
 
 
-def test_every_floor_has_a_version_to_run_on():
+def test_every_minimum_version_is_installed_in_ci():
     floors = re.findall(r'"([\w.-]+)>=([\d.]+)"', text_of("pyproject.toml"))
     others = re.findall(r'"([\w.-]+)(?:==|~=|<|>(?!=))', text_of("pyproject.toml"))
     assert {"torch", "torchmetrics", "numpy", "matplotlib", "pytorch-lightning", "lightning"} <= {
@@ -75,7 +75,7 @@ def test_hooks_run_the_linters_of_the_gate():
     assert "http" not in text_of(".pre-commit-config.yaml")
 
 
-def test_the_map_has_one_line_per_module():
+def test_contributing_guide_lists_every_module():
     guide = text_of(".github/CONTRIBUTING.md")
     tables = re.findall(r"^### `(vpmetrics/(?:\w+/)?)`.*\n\n((?:\|.*\n)+)", guide, re.MULTILINE)
     listed = [folder + name for folder, table in tables for name in re.findall(r"^\| `(\w+\.py)`", table, re.MULTILINE)]

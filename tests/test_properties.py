@@ -88,7 +88,7 @@ def by_speaker_order(value, renamed=False):
 @pytest.mark.parametrize("case", CASES, ids=str)
 @properties
 @given(**DATA)
-def test_a_value_depends_on_the_data_alone(case, **data):
+def test_values_depend_only_on_the_data(case, **data):
     rows = make_rows(case, **data)
     count, tolerance = len(next(iter(rows.values()))), 1e-7 if data["dtype"] == torch.float64 else 1e-6
     metric = feed(case.metric(), rows)
@@ -115,7 +115,7 @@ def test_a_value_depends_on_the_data_alone(case, **data):
 @pytest.mark.parametrize("case", CASES, ids=str)
 @properties
 @given(**DATA)
-def test_values_lie_in_their_range_and_in_their_intervals(case, **data):
+def test_values_lie_in_range_and_interval(case, **data):
     if case.name.startswith("EmbeddingTrials"):  # of a metric that has its own case
         return
     takes_intervals = (
@@ -136,7 +136,7 @@ def test_values_lie_in_their_range_and_in_their_intervals(case, **data):
 
 @pytest.mark.parametrize("rows", ["lengths from 1e-4 to 1e4", "differences of an ulp"])
 @pytest.mark.parametrize("scoring", ["cosine", "dot", "euclidean"])
-def test_the_order_of_degenerate_rows_changes_no_rank(rows, scoring):
+def test_ranks_are_independent_of_the_order_of_degenerate_rows(rows, scoring):
     draw = torch.Generator().manual_seed(0)
     original, protected = torch.randn(2, 40, 8, generator=draw)
     if rows == "differences of an ulp":

@@ -28,14 +28,14 @@ def test_conditions_and_protocols(condition, model, chosen):
         assert_close(metric.compute()[name].item(), value, atol=1e-5, rtol=0)
 
 
-def test_one_side_is_enough_for_its_condition():
+def test_pp_needs_only_protected_embeddings():
     original, protected, speakers = utterances()
     metric = SimilarityRankDisclosure(condition="PP")
     metric.update(protected=protected, speakers=speakers)
     assert metric.compute() == compute(SimilarityRankDisclosure(condition="PP"), original, protected, speakers)
 
 
-def test_only_the_same_recording_is_left_out():
+def test_op_excludes_only_the_same_recording():
     original, protected, speakers = utterances()
     metric = SimilarityRankDisclosure(condition="OP")
     # Originals of the first sixty, protected versions of the last sixty: thirty recordings are on both sides.
@@ -61,7 +61,7 @@ def test_only_the_same_recording_is_left_out():
         assert_close(value, expected[name])
 
 
-def test_any_scoring_is_ranked():
+def test_ranks_follow_any_scoring():
     original, _, speakers = utterances(dtype=torch.float32)
     plain = rank_histogram(original, speakers)
     assert torch.equal(rank_histogram(original, speakers, scoring=_cosine_cubed), plain)

@@ -15,7 +15,7 @@ from vpmetrics.functional import conversations, equal_error_rate, rank_histogram
 
 
 @pytest.mark.parametrize("accumulated", ["probes", "references", "both"])
-def test_the_metric_averages_what_it_says(accumulated):
+def test_metric_averages_the_accumulated_side(accumulated):
     _, protected, speakers = people(number=8, each=9, noise=1.5)
     is_reference = torch.arange(72) % 9 < 5
     sizes = (2, 5, 8)
@@ -37,7 +37,7 @@ def test_the_metric_averages_what_it_says(accumulated):
 
 @pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
 @pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
-def test_what_the_attacker_has_is_in_no_probe_whatever_the_order_the_names_and_the_batches(metric, condition):
+def test_probes_exclude_reference_utterances_for_any_order(metric, condition):
     original, protected, speakers = people(number=20, each=9)
     rows = torch.randperm(180, generator=torch.Generator().manual_seed(2))
     names = torch.randperm(200, generator=torch.Generator().manual_seed(3)) * 11 - 700
@@ -55,7 +55,7 @@ def test_what_the_attacker_has_is_in_no_probe_whatever_the_order_the_names_and_t
     assert value < (0.12 if metric is ReidentificationRate else 0.45)
 
 
-def test_originals_of_the_attacker_are_not_probed_protected():
+def test_probes_exclude_protected_versions_of_references():
     original, _, speakers = people(number=20, each=8)
     metric = ReidentificationRate(sizes=(20,), condition="OP", scoring="euclidean")
     # Every protected utterance is its original, and far from all others: only those would be found whose original the
@@ -65,7 +65,7 @@ def test_originals_of_the_attacker_are_not_probed_protected():
     assert metric.compute()["rate_20"] < 0.15
 
 
-def test_sessions_are_averaged_by_themselves_and_told_apart():
+def test_utterances_are_averaged_within_each_session():
     # Within a session everybody has a voice of their own, across sessions nobody has.
     draw = torch.Generator().manual_seed(0)
     keyed = torch.randn(20, 2, 1, 16, generator=draw) + 0.1 * torch.randn(20, 2, 6, 16, generator=draw)
@@ -81,7 +81,7 @@ def test_sessions_are_averaged_by_themselves_and_told_apart():
 
 
 @pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
-def test_people_are_looked_for_within_their_group(metric):
+def test_galleries_stay_within_a_group(metric):
     _, protected, speakers = people(number=30, each=8, noise=2.0)
     groups = (torch.arange(240) >= 80).long() * 4
     together = compute(metric(sizes=(5, 10)), None, protected, speakers, groups=groups)
@@ -95,7 +95,7 @@ def test_people_are_looked_for_within_their_group(metric):
             assert_close(value, (apart[0][name] + 2 * apart[1][name]) / 3)
 
 
-def test_an_attack_changes_both_sides_before_they_are_averaged():
+def test_attack_is_applied_before_averaging():
     original, _, speakers = people(number=12, each=6, noise=0.3)
     turn = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
 
@@ -112,7 +112,7 @@ def test_an_attack_changes_both_sides_before_they_are_averaged():
     assert attacked.compute()["rate_12"] >= clear.compute()["rate_12"] - 0.05 > 0.9
 
 
-def test_three_systems_that_the_equal_error_rate_does_not_tell_apart():
+def test_rates_separate_three_systems_of_equal_eer():
     found = {}
     for name, spoken in made_systems().items():
         _, number, each, _ = spoken.shape
@@ -139,7 +139,7 @@ def test_three_systems_that_the_equal_error_rate_does_not_tell_apart():
 
 
 @pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
-def test_a_curve_over_utterances_is_that_of_metrics_made_for_each(metric):
+def test_over_utterances_equals_separate_metrics(metric):
     _, protected, speakers = people(number=12, each=12, noise=2.0)
     one = metric(sizes=(12,))
     one.update(protected=protected, speakers=speakers)
@@ -153,7 +153,7 @@ SIZES = (5, 20)
 
 
 @pytest.mark.parametrize("sessions", [False, True])
-def test_the_suite_returns_what_the_classes_return(sessions):
+def test_suite_matches_the_metric_classes(sessions):
     original, protected, speakers = people(number=20, each=8, noise=1.5)
     rows = {"original": original, "protected": protected, "speakers": speakers}
     rows |= {"sessions": torch.arange(160) // 4 % 2} if sessions else {}
@@ -177,7 +177,7 @@ def rotated(number=24, each=8, width=16):
 
 
 @pytest.mark.filterwarnings("ignore:Singling one out")
-def test_the_strongest_attack_stands_beside_every_rate_among_the_people_of_a_fold():
+def test_strongest_attack_rate_uses_the_gallery_of_a_fold():
     metric = VoicePrivacy(sizes=(4, 100), attacks=[Plain(), RidgeToOriginal()])
     metric.update(*rotated())
     values = metric.compute()
@@ -189,14 +189,14 @@ def test_the_strongest_attack_stands_beside_every_rate_among_the_people_of_a_fol
     assert rates.after_strongest_attack((4,))["rate_4"] == values["op_rate_4_strongest"]
 
 
-def test_an_attack_whose_scores_fall_with_likeness_is_turned():
+def test_reversed_attack_scores_are_negated():
     original, _, speakers = people(number=24, each=8, width=16, noise=0.5)
     values = compute(VoicePrivacy(sizes=(4,), attacks=[Plain()]), original, -original, speakers)
     assert values["op_rate_4"] < 0.1
     assert values["op_rate_4_strongest"] > 0.9
 
 
-def test_no_rate_after_an_attack_where_there_are_too_few_speakers_for_one():
+def test_too_few_speakers_give_no_rate_after_attack():
     metric = VoicePrivacy(sizes=(4,), attacks=[Plain()])
     metric.update(*people(number=5, each=8))
     with pytest.warns(UserWarning, match=UNDEFINED):
@@ -206,7 +206,7 @@ def test_no_rate_after_an_attack_where_there_are_too_few_speakers_for_one():
 
 
 @pytest.mark.parametrize("metric", [ReidentificationRate, SinglingOut])
-def test_names_change_nothing_where_speakers_share_rows_and_sessions_begin_below_zero(metric):
+def test_labels_do_not_change_rates_with_shared_rows(metric):
     draw = torch.Generator().manual_seed(3)
     speakers, sessions = torch.arange(60) % 8, torch.randint(3, (60,), generator=draw)
     original = torch.randn(8, 4, generator=draw)[speakers] + torch.randn(60, 4, generator=draw)

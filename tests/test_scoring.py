@@ -30,7 +30,7 @@ def test_named_scores():
 
 
 @pytest.mark.parametrize("most_pairs", [1 << 22, 0], ids=["exact", "binned"])
-def test_a_scorer_in_training_gives_the_numbers_of_a_trained_one(most_pairs, monkeypatch):
+def test_scoring_is_independent_of_requires_grad(most_pairs, monkeypatch):
     monkeypatch.setattr(pair_blocks, "FEW_PAIRS", most_pairs)
     layer = torch.nn.Linear(6, 6, dtype=torch.float64)
 
@@ -83,7 +83,7 @@ def test_plda_is_the_ratio_of_gaussian_densities():
     assert_close(plda(a, b), expected, atol=1e-8, rtol=1e-8)
 
 
-def test_plda_finds_the_model_it_was_drawn_from():
+def test_plda_recovers_the_generating_model():
     mean, between, within, x, speakers = draw_model()
     plda = PLDA().fit(x, speakers)
     inverse = torch.linalg.inv(plda.basis)
@@ -93,7 +93,7 @@ def test_plda_finds_the_model_it_was_drawn_from():
     assert_close(inverse.T @ plda.between.diag() @ inverse, between, atol=0.15 * between.abs().max().item(), rtol=0)
 
 
-def test_plda_scores_a_metric_and_is_pickled_with_it():
+def test_metric_with_plda_scoring_can_be_pickled():
     rows = join(embeddings())
     plda = PLDA().fit(rows["original"], rows["speakers"])
     metric = DeIdentification(scoring=plda)
@@ -104,7 +104,7 @@ def test_plda_scores_a_metric_and_is_pickled_with_it():
     assert_close(voice_similarity_matrix(**rows, scoring=plda), other)
 
 
-def test_increasing_maps_of_the_score_change_nothing():
+def test_metrics_are_invariant_to_increasing_score_maps():
     rows = join(embeddings())
     unit = torch.nn.functional.normalize(rows["original"]), torch.nn.functional.normalize(rows["protected"])
     cosine = voice_similarity_matrix(*unit, rows["speakers"])
@@ -114,7 +114,7 @@ def test_increasing_maps_of_the_score_change_nothing():
     assert_close(distance.oo, cosine.oo, atol=1e-6, rtol=0)
 
 
-def test_bad_use():
+def test_invalid_use_raises():
     with pytest.raises(RuntimeError, match="fitted before it is called"):
         PLDA()(torch.ones(1, 2), torch.ones(1, 2))
     with pytest.raises(ValueError, match="at least two speakers"):
@@ -131,7 +131,7 @@ def test_cosine_does_not_depend_on_length(scale):
     assert_close(scaled.op, plain.op, atol=1e-3, rtol=0)
 
 
-def test_sides_of_two_precisions_are_compared_in_the_wider():
+def test_mixed_dtypes_promote_to_the_wider():
     rows = join(embeddings())
     mixed = voice_similarity_matrix(rows["original"].float(), rows["protected"], rows["speakers"])
     assert mixed.op.dtype == torch.float64

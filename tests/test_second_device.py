@@ -53,15 +53,15 @@ def cases_of(check):
 
 CHECKS_OF_STATES = (
     contract.test_reset_clone_pickle_and_copy,
-    contract.test_keeps_no_graph_and_no_alias,
-    contract.test_casting_a_model_to_half_precision_leaves_measurements_alone,
-    contract.test_merging_forgets_the_value_of_before,
+    contract.test_update_keeps_no_graph_and_no_alias,
+    contract.test_half_precision_casts_keep_the_state_dtype,
+    contract.test_merge_state_clears_the_cached_value,
 )
 CHECKS_OF_VALUES = (
     contract.test_forward_is_update_and_the_value_of_the_batch,
-    contract.test_every_floating_type,
+    contract.test_every_floating_dtype_is_accepted,
     contract.test_undefined_data_is_nan_with_one_warning,
-    contract.test_forward_has_a_gradient_where_the_surrogate_is_on_and_only_there,
+    contract.test_forward_has_a_gradient_only_with_the_surrogate,
 )
 # Metrics of embeddings share their states; these two have more of them.
 SHARE_STATES = {str(case) for case in EMBEDDING_CASES} - {"VoiceSimilarityMatrix", "StrongestAttack"}
@@ -82,11 +82,11 @@ CHECKS = [
 
 
 @pytest.mark.parametrize(("check", "case"), CHECKS)
-def test_the_contract_holds_there(check, case, device):
+def test_metric_contract_holds_on_the_device(check, case, device):
     check(case=moved(case, device), **last_variant(check))
 
 
-def test_tensors_of_both_devices_do_not_mix(device):
+def test_tensors_on_two_devices_raise(device):
     there, here = torch.ones(3, device=device), torch.ones(3)
     for mix in (torch.add, torch.dot, lambda a, b: torch.cat([a, b]), lambda a, b: torch.where(a > 0, b, a)):
         with pytest.raises(RuntimeError, match=r"on (one|the same) device"):
@@ -130,7 +130,7 @@ SUITES = {
 
 @pytest.mark.filterwarnings("ignore:Scores of .* share bins", "ignore:.* embeddings equal another one")
 @pytest.mark.parametrize("name", SUITES)
-def test_every_route_of_the_suite_leads_to_the_numbers_of_the_cpu(name, device, monkeypatch):
+def test_suite_matches_the_cpu_for_every_setting(name, device, monkeypatch):
     monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0 if name == "binned" else pair_blocks.FEW_PAIRS)
     monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", 16)
     settings, columns = SUITES[name]
@@ -158,7 +158,7 @@ THRESHOLDS = [
 
 @pytest.mark.parametrize("settings", THRESHOLDS, ids=["learnt", "ranged", "given"])
 @pytest.mark.parametrize("kind", [vp.ZebraDisclosure, vp.MinCllr, vp.EqualErrorRate])
-def test_histograms_bound_the_same_errors_there(kind, settings, device):
+def test_histogram_error_bounds_match_the_cpu(kind, settings, device):
     metrics = [kind(**settings).to(place) for place in ("cpu", device)]
     for batch in SCORE_CASES[0].batches():
         for metric, place in zip(metrics, ("cpu", device), strict=True):
@@ -205,7 +205,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_give_the_same_there(name, device):
+def test_functions_match_the_cpu(name, device):
     here, there = (FUNCTIONS[name](place) for place in (torch.device("cpu"), device))
     assert_same(there, here)
 
@@ -213,7 +213,7 @@ def test_functions_give_the_same_there(name, device):
 @pytest.mark.parametrize(
     "loss", [*LOSSES, DisclosureLoss(straight_through=True)], ids=["OP", "OP+", "PP", "both", "exact"]
 )
-def test_losses_have_the_same_values_and_gradients_there_and_remember_the_same(loss, device):
+def test_losses_match_the_cpu(loss, device):
     found = []
     for place in ("cpu", device):
         module, rows = copy.deepcopy(loss).to(place), utterances(place, "sessions")
@@ -230,7 +230,7 @@ def test_losses_have_the_same_values_and_gradients_there_and_remember_the_same(l
 
 
 @pytest.mark.parametrize("attack", STANDARD, ids=lambda attack: attack.name)
-def test_attackers_learn_the_same_there(attack, device):
+def test_fitted_attacks_match_the_cpu(attack, device):
     found = []
     for place in ("cpu", device):
         rows = utterances(place)
@@ -242,7 +242,7 @@ def test_attackers_learn_the_same_there(attack, device):
     assert_close(found[1].cpu(), found[0], rtol=1e-6, atol=1e-8)
 
 
-def test_attackers_watch_there_and_move(device):
+def test_observed_moments_move_between_devices(device):
     rows = utterances(device)
     values = []
     for place in (device, "cpu"):
@@ -255,7 +255,7 @@ def test_attackers_watch_there_and_move(device):
 
 @pytest.mark.filterwarnings("ignore::UserWarning:.*lightning.*", "ignore::FutureWarning")
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_monitored_training_there_logs_what_one_on_the_cpu_does(package, device):
+def test_monitored_training_logs_match_the_cpu(package, device):
     pl = importlib.import_module(package)
     accelerators, strategies = (importlib.import_module(f"{package}.{part}") for part in ("accelerators", "strategies"))
 

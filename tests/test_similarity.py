@@ -37,7 +37,7 @@ def test_golden_sets(name, similarity):
     assert values[VoiceDistinctiveness].compute().item() == pytest.approx(expected["gvd"], abs=1e-6)
 
 
-def test_published_order_of_the_bundled_voices():
+def test_bundled_systems_rank_as_published():
     voices = demo_voices()
     value = {}
     for name, protected in voices.protected.items():
@@ -72,7 +72,7 @@ def test_undefined_ratios():
     assert de_identification(torch.eye(3), flat) == 1
 
 
-def test_copies_of_an_utterance_count_once():
+def test_duplicate_utterances_count_once():
     rows = join(embeddings())
     count = len(rows["speakers"])
     plain = voice_similarity_matrix(**rows)
@@ -87,7 +87,7 @@ def test_copies_of_an_utterance_count_once():
     assert not torch.equal(copies.oo, plain.oo)
 
 
-def test_a_speaker_absent_from_one_side():
+def test_speaker_missing_on_one_side_is_nan():
     rows = join(embeddings())
     here = rows["speakers"] != 3
     metric = VoiceSimilarityMatrix()
@@ -136,7 +136,7 @@ def test_unusual_vectors_never_raise(vectors, monkeypatch):
         assert not value["op_d_ece"].isnan()
 
 
-def test_nan_embeddings_never_leave_as_a_number(monkeypatch):
+def test_nan_embeddings_give_nan(monkeypatch):
     rows = join(embeddings())
     rows["protected"][3, 2] = math.nan
     for limit in (1 << 22, 0):
@@ -175,7 +175,7 @@ GOOD = {"original": torch.randn(3, 4), "protected": torch.randn(3, 4), "speakers
         ({"original": torch.ones(3, 5), "protected": torch.ones(3, 5)}, ValueError, "4 wide.*but got 5"),
     ],
 )
-def test_bad_input_is_refused_and_changes_nothing(change, error, match):
+def test_invalid_input_raises_and_keeps_the_state(change, error, match):
     metric = DeIdentification()
     metric.update(**GOOD)
     before = copy.deepcopy(metric.metric_state)
@@ -185,7 +185,7 @@ def test_bad_input_is_refused_and_changes_nothing(change, error, match):
     assert not metric.speaker_names
 
 
-def test_quadrants_figure():
+def test_plot_draws_quadrants():
     rows = join(embeddings())
     metric = VoiceSimilarityMatrix()
     metric.update(**rows)
@@ -199,7 +199,7 @@ def test_quadrants_figure():
     assert [text.get_text() for text in ax.get_xticklabels()] == list("abcdefgh") * 2
 
 
-def test_zoo_figure_names_speakers():
+def test_zoo_plot_labels_speakers():
     metric = VoiceSimilarityMatrix()
     metric.update(**join(embeddings()))
     _, ax = metric.plot(zoo="PP", names=list("abcdefgh"))

@@ -19,7 +19,7 @@ def voices(speakers, utterances=20, width=24, seed=0):
     return own[names] + torch.randn(len(names), width, generator=draw, dtype=torch.float64), names, draw
 
 
-def test_a_system_that_does_nothing_discloses_what_the_original_does():
+def test_identity_system_discloses_as_much_as_the_original():
     original, names, _ = voices(20)
     metric = Everything(attacks=FEW)
     metric.update(original, original, names)
@@ -35,7 +35,7 @@ def keyed(original, names, sessions, draw):
     return 2 * pseudo[sessions, names] + noise
 
 
-def test_a_key_per_session_links_within_and_not_across():
+def test_key_per_session_links_only_within_sessions():
     original, names, draw = voices(20, utterances=12)
     sessions = torch.arange(len(names)) // 20 % 2
     protected = keyed(original, names, sessions, draw)
@@ -48,7 +48,7 @@ def test_a_key_per_session_links_within_and_not_across():
     assert values["op_c_ece"].abs() < 0.05
 
 
-def test_a_calibration_is_tried_on_sessions_it_was_not_learnt_on():
+def test_calibration_is_evaluated_on_held_out_sessions():
     original, names, draw = voices(20, utterances=12)
     sessions = torch.arange(len(names)) // 20 % 3
     protected = 0.6 * original + torch.randn(original.shape, generator=draw, dtype=torch.float64)
@@ -68,7 +68,7 @@ def test_a_calibration_is_tried_on_sessions_it_was_not_learnt_on():
         assert lone.compute().isnan()
 
 
-def test_one_secret_for_all_sessions_links_across_them():
+def test_shared_key_links_across_sessions():
     original, names, draw = voices(20, utterances=12)
     sessions = torch.arange(len(names)) // 20 % 2
     protected = keyed(original, names, torch.zeros_like(sessions), draw)
@@ -76,7 +76,7 @@ def test_one_secret_for_all_sessions_links_across_them():
     assert_close(values["within_d_ece"], values["across_d_ece"], atol=0.02, rtol=0)
 
 
-def test_only_pairs_of_one_group_are_trials_and_every_group_has_its_report():
+def test_trials_stay_within_groups_and_each_group_is_reported():
     original, names, draw = voices(16, utterances=6)
     protected = 0.5 * original + torch.randn(original.shape, generator=draw, dtype=torch.float64)
     groups = names % 2
@@ -114,7 +114,7 @@ def watching():
     return StrongestAttack(attacks=FEW), (original, original @ matrix, names), (other, other @ matrix, others)
 
 
-def test_what_was_observed_may_be_written_over():
+def test_observe_copies_its_input():
     metric, batch, observed = watching()
     metric.update(*batch)
     rows = [column.clone() for column in observed]
@@ -126,7 +126,7 @@ def test_what_was_observed_may_be_written_over():
     assert_close(metric.compute(), compute(again, *batch))
 
 
-def test_a_mistake_is_refused_before_anything_is_observed():
+def test_invalid_observed_batch_raises_and_keeps_the_state():
     metric, batch, observed = watching()
     metric.observe(*observed)
     metric.update(*batch)
@@ -149,7 +149,7 @@ def test_a_mistake_is_refused_before_anything_is_observed():
         metric.update(*(column[:, :4] for column in batch[:2]), batch[2])
 
 
-def test_nan_that_is_observed_never_weakens_attackers_without_a_word():
+def test_observed_nan_gives_nan_with_a_warning():
     metric, batch, observed = watching()
     metric.validate_args = False
     metric.update(*batch)
@@ -162,7 +162,7 @@ def test_nan_that_is_observed_never_weakens_attackers_without_a_word():
 
 @pytest.mark.filterwarnings("ignore:Linkability needs")
 @pytest.mark.parametrize("is_constant", [False, True])
-def test_names_of_sessions_and_groups_do_not_matter(is_constant):
+def test_result_is_independent_of_session_and_group_labels(is_constant):
     original, names, draw = voices(10, utterances=6, width=8)
     protected = 0.5 * original + torch.randn(original.shape, generator=draw, dtype=original.dtype)
     if is_constant:  # so that only the original speech of their recordings tells sessions apart
@@ -185,7 +185,7 @@ def test_names_of_sessions_and_groups_do_not_matter(is_constant):
     assert_close(renamed, expected, atol=1e-9, rtol=0, equal_nan=True)
 
 
-def test_a_lone_speaker_in_a_group_takes_nothing_from_the_others():
+def test_single_speaker_group_does_not_change_other_groups():
     original, names, _ = voices(9, utterances=4, width=8)
     rows = original, original + 1, names
     both = compute(Everything(), *rows, groups=(names == 8).long())

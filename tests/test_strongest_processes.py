@@ -61,11 +61,11 @@ def _process(rank, world, path):
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_processes_find_what_one_finds_whoever_saw_and_observed_what(world, tmp_path):
+def test_result_is_independent_of_the_split_over_processes(world, tmp_path):
     run(_process, world, tmp_path / "meeting")
 
 
-def test_what_these_attackers_observe_changes_what_they_find():
+def test_observed_speech_changes_the_strongest_attack():
     measured, watched = batches(0, speakers=8), batches(1, speakers=30, first=100)
     found = [give(StrongestAttack("OP", attacks=LINEAR), measured, seen).compute() for seen in (watched[:3], [])]
     assert found[0]["d_ece_strongest"] != found[1]["d_ece_strongest"]

@@ -13,7 +13,7 @@ from vpmetrics._engine import embedding_report
 from vpmetrics._engine.registry import headline_keys
 
 
-def test_one_copy_in_a_collection():
+def test_collection_shares_one_copy_of_the_embeddings():
     rows = embeddings()
     collection = MetricCollection(
         [vp.DeIdentification(), vp.VoiceDistinctiveness(), vp.VoiceSimilarityMatrix(), Everything()]
@@ -33,7 +33,7 @@ def test_keys_are_flat_scalars_and_always_the_same():
     assert set(nothing) == set(value)
 
 
-def test_settings_changed_between_epochs_are_heeded():
+def test_settings_changed_between_epochs_take_effect():
     rows = join(embeddings())
     metric = Everything("geometric")
     compute(metric, **rows)
@@ -53,7 +53,7 @@ def test_gradient_after_a_validation_in_inference_mode():
     assert protected.grad.isfinite().all()
 
 
-def test_path_of_a_training_is_drawn():
+def test_plot_draws_the_training_path():
     value = compute(Everything(), **join(embeddings()))
     _, ax = VoicePrivacy().plot([value, {**value, "deid": value["deid"] / 2}])
     assert "DeID" in ax.get_xlabel()
@@ -74,7 +74,7 @@ def test_trade_off_figure_takes_several_systems():
 
 @pytest.mark.parametrize("rows", [60, 2500])
 @pytest.mark.parametrize("scoring", ["cosine", "dot", "euclidean"])
-def test_a_system_that_does_nothing_changes_nothing_however_many_utterances(rows, scoring):
+def test_identity_system_has_zero_deid_and_gvd(rows, scoring):
     draw = torch.Generator().manual_seed(0)
     speakers = torch.arange(rows) % 12
     original = torch.randn(12, 8, generator=draw)[speakers] + torch.randn(rows, 8, generator=draw)
@@ -93,7 +93,7 @@ def with_sessions():
     return rows | {"sessions": torch.arange(len(rows["speakers"])) % 2}
 
 
-def test_the_headline_has_at_most_25_keys_which_all_say_the_same():
+def test_default_metrics_are_at_most_25_and_match_the_full_report():
     for rows in (join(embeddings()), with_sessions()):
         everything = compute(Everything(), **rows)
         value = compute(VoicePrivacy(attacks=None), **rows)
@@ -119,7 +119,7 @@ def test_the_headline_has_at_most_25_keys_which_all_say_the_same():
         (("oo_rate_3", "pp_singling_out_3_error"), {"OO population", "PP population"}),
     ],
 )
-def test_a_choice_of_scalars_costs_what_it_needs_and_changes_none(names, parts, monkeypatch):
+def test_selected_metrics_compute_only_what_they_need(names, parts, monkeypatch):
     walked, rows = [], with_sessions()
     everything = compute(Everything(sizes=(3,)), **rows)
     make = embedding_report.report_condition
@@ -137,7 +137,7 @@ def test_a_choice_of_scalars_costs_what_it_needs_and_changes_none(names, parts, 
     assert len(walked) == len(parts)  # the report has them from compute
 
 
-def test_no_attack_is_fitted_for_a_choice_without_attacks(monkeypatch):
+def test_no_attack_is_fitted_for_metrics_without_attacks(monkeypatch):
     monkeypatch.setattr(VoicePrivacy, "_fit_attacks", lambda *_: pytest.fail("attacks were fitted"))
     compute(VoicePrivacy(metrics=["op_d_ece", "gvd"]), **join(embeddings()))
 

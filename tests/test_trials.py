@@ -20,7 +20,7 @@ def trials_by_pairs(rows, condition):
     return torch.tensor(scores), torch.tensor(target).long()
 
 
-def test_torchmetrics_own_metrics_get_scores_as_they_are(monkeypatch):
+def test_torchmetrics_metrics_receive_raw_scores(monkeypatch):
     # Half of these cosines are negative: squashed block by block, the area would depend on the blocks.
     rows = join(embeddings())
     scores, target = trials_by_pairs(rows, "OP")
@@ -40,7 +40,7 @@ def test_a_collection_scores_its_trials_once():
     assert_close(metric.compute(), value)
 
 
-def test_the_metric_given_is_left_alone():
+def test_wrapped_metric_is_not_modified():
     given = EqualErrorRate()
     metric = EmbeddingTrials(given)
     metric(**join(embeddings()))
@@ -49,7 +49,7 @@ def test_the_metric_given_is_left_alone():
     assert metric.higher_is_better is given.higher_is_better
 
 
-def test_constant_memory_metrics_are_fed_too():
+def test_binned_metrics_receive_scores():
     rows = join(embeddings())
     exact, binned = EmbeddingTrials(EqualErrorRate()), EmbeddingTrials(EqualErrorRate(thresholds=4096))
     assert binned(**rows).item() == pytest.approx(exact(**rows).item(), abs=0.01)
@@ -65,7 +65,7 @@ def test_no_trials_are_nan_and_one_warning(inner):
     assert len(caught) == 1
 
 
-def test_plot_is_that_of_the_metric_fed():
+def test_plot_delegates_to_the_wrapped_metric():
     rows = join(embeddings())
     metric = EmbeddingTrials(ZebraDisclosure())
     metric.update(**rows)
@@ -78,7 +78,7 @@ def test_plot_is_that_of_the_metric_fed():
 
 
 @pytest.mark.parametrize("inner", [ZebraDisclosure, EqualErrorRate, BinaryAUROC, BinaryEER, BinaryAccuracy])
-def test_nan_embeddings_never_leave_as_a_number(inner):
+def test_nan_embeddings_give_nan(inner):
     rows = join(embeddings())
     rows["original"][3, 2] = float("nan")
     metric = EmbeddingTrials(inner(), validate_args=False)
@@ -91,7 +91,7 @@ def test_nan_embeddings_never_leave_as_a_number(inner):
 
 
 @pytest.mark.parametrize("condition", ["OP", "PP"])
-def test_decisions_of_torchmetrics_do_not_depend_on_blocks(condition, monkeypatch):
+def test_confusion_matrix_is_independent_of_block_size(condition, monkeypatch):
     rows = join(embeddings())
     values = []
     for size in (3, 149, 1024):

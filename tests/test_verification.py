@@ -68,14 +68,14 @@ def test_hand_values():
     assert equal_error_rate(preds, target).item() == pytest.approx(0.25)
 
 
-def test_scores_the_wrong_way_round_are_worth_nothing():
+def test_reversed_scores_disclose_nothing():
     preds, target = torch.arange(10.0), torch.arange(10) < 4
     assert equal_error_rate(preds, target).item() == pytest.approx(0.5)
     assert min_cllr(preds, target).item() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("function", [min_cllr, equal_error_rate, zebra_disclosure])
-def test_only_the_order_counts(function):
+def test_measures_are_invariant_to_increasing_maps(function):
     draw = torch.Generator().manual_seed(0)
     preds = torch.randn(500, generator=draw, dtype=torch.float64)
     target = torch.rand(500, generator=draw) < torch.sigmoid(preds)
@@ -96,7 +96,7 @@ def trials(size, levels, seed):
 
 @pytest.mark.parametrize("levels", [None, 0.5, 2, 10])
 @pytest.mark.parametrize("size", [2, 3, 7, 40, 300])
-def test_rates_and_costs_without_the_hull_agree_with_a_sweep_of_thresholds(levels, size):
+def test_raw_rates_and_costs_match_a_threshold_sweep(levels, size):
     for seed in range(20):
         preds, target = trials(size, levels, seed)
         pair = preds.numpy(), target.numpy()
@@ -137,7 +137,7 @@ def test_raw_rates_by_hand():
     assert min_dcf(-torch.arange(5.0), target) == 0
 
 
-def test_raw_rates_of_bins_are_those_of_scores_rounded_to_bins():
+def test_binned_raw_rates_equal_those_of_rounded_scores():
     for seed in range(20):
         preds, target = trials(200, 4, seed)
         exact, edges = count_by_score(preds, target), preds.unique()
@@ -159,12 +159,12 @@ def test_raw_rates_are_nan_where_a_class_is_missing():
     ("options", "match"),
     [({"p_target": 1.0}, "`p_target` to lie between 0 and 1"), ({"c_miss": 0.0}, "`c_miss` to be above 0")],
 )
-def test_costs_that_decide_nothing_are_refused(options, match):
+def test_invalid_dcf_costs_raise(options, match):
     with pytest.raises(ValueError, match=match):
         min_dcf(torch.rand(4), torch.tensor([0, 1, 0, 1]), **options)
 
 
-def test_linkability_does_not_see_a_shift_or_a_scale():
+def test_linkability_is_invariant_to_shift_and_scale():
     draw = torch.Generator().manual_seed(0)
     preds = torch.randint(-40, 40, (600,), generator=draw).double() / 8
     target = torch.arange(600) % 3 == 0
@@ -173,7 +173,7 @@ def test_linkability_does_not_see_a_shift_or_a_scale():
     assert linkability(separated, separated > 300) == pytest.approx(1, abs=0.04)
 
 
-def test_the_trapezoid_of_the_challenges_prints_less_linkability():
+def test_trapezoid_rule_of_the_challenges_underestimates_linkability():
     preds, target = torch.cat([torch.arange(300.0), torch.arange(100.0, 400.0)]), torch.arange(600) >= 300
     edges = np.linspace(0, 399, 300 // 10 + 1)
     p, q = (np.histogram(preds[target == k], edges)[0] / 300 for k in (1, 0))
@@ -205,7 +205,7 @@ def test_histograms_bound_the_exact_value(metric):
     assert exact.error_bound() == 0
 
 
-def test_linkability_of_bins_is_near_that_of_scores():
+def test_binned_linkability_approximates_the_exact_value():
     draw = torch.Generator().manual_seed(0)
     preds = torch.randn(20_000, generator=draw)
     target = torch.rand(20_000, generator=draw) < torch.sigmoid(2 * preds - 2)

@@ -64,7 +64,7 @@ def test_golden_transfer(name, calibration):
     assert metric.compute().item() == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_calibration_that_misleads_costs_the_attacker():
+def test_misleading_calibration_gives_negative_disclosure():
     preds, target = gaussians(300, 3000)
     fitted = calibration_distortion(preds, target, preds, target)
     turned = calibration_distortion(-preds, target, preds, target)
@@ -80,11 +80,11 @@ def test_calibration_without_an_optimum_is_nan():
 
 
 @pytest.mark.parametrize(("l_w", "letter"), ZEBRA_TAGS)
-def test_published_tags(l_w, letter):
+def test_tags_match_published_values(l_w, letter):
     assert zebra_tag(l_w) == letter
 
 
-def test_tags_at_their_bounds():
+def test_tags_at_their_boundaries():
     assert [zebra_tag(x) for x in (0, 1e-9, 1, 2, 4, 5, 6, math.inf, math.nan)] == list("0ABCDEFF?")
 
 
@@ -142,7 +142,7 @@ def test_all_tied_and_fully_separated():
         ((torch.rand(2), torch.tensor([1, -1])), ValueError, r"`target` to hold only 0 and 1, but got \[-1\]"),
     ],
 )
-def test_bad_input_is_refused_and_changes_nothing(arguments, error, match):
+def test_invalid_input_raises_and_keeps_the_state(arguments, error, match):
     for metric in (ZebraDisclosure(), ZebraDisclosure(thresholds=8)):
         metric.update(torch.tensor([0.2, 0.8]), torch.tensor([0, 1]))
         before = copy.deepcopy(metric.metric_state)
@@ -154,7 +154,7 @@ def test_bad_input_is_refused_and_changes_nothing(arguments, error, match):
 
 
 @pytest.mark.parametrize("thresholds", [None, 8])
-def test_unchecked_nan_never_leaves_as_a_number(thresholds):
+def test_unvalidated_nan_scores_give_nan(thresholds):
     metric = ZebraDisclosure(thresholds=thresholds, validate_args=False)
     metric.update(torch.tensor([0.1, math.nan, 0.3]), torch.tensor([0, 0, 1]))
     with pytest.warns(UserWarning, match="NaN"):
@@ -184,7 +184,7 @@ def test_histograms_bound_the_exact_value(options):
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-300, 1e-30, 1e30, 1e300])
-def test_a_range_is_learnt_at_any_scale(scale):
+def test_histogram_range_adapts_to_any_scale(scale):
     preds, target = gaussians(500, 5_000)
     metric = ZebraDisclosure(thresholds=4096)
     for part in torch.arange(5_500).split(1_000):
@@ -219,7 +219,7 @@ def test_profile_figure_takes_several_systems():
     assert "bit" in ax.get_ylabel()
 
 
-def test_scores_as_they_stand_are_drawn_beside_their_calibration():
+def test_plot_draws_raw_and_calibrated_scores():
     preds, target = gaussians(2_000, 2_000)
     metric = CalibrationDistortion()
     for run in (0, 1):
@@ -233,7 +233,7 @@ def test_scores_as_they_stand_are_drawn_beside_their_calibration():
         metric.plot(kind="oracle")
 
 
-def test_profiles_of_both_runs_are_drawn_with_both_calibrations():
+def test_plot_draws_both_runs_with_both_calibrations():
     metric = CalibrationDistortion()
     for run, distance in ((0, 1.0), (1, 2.0)):
         metric.update(*gaussians(200, 2_000, distance=distance), run=run)
@@ -270,7 +270,7 @@ def test_a_linear_calibration_converges_however_small_the_overlap(overlap):
         assert [value.item() for value in fitted] == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_worst_case_grows_with_the_number_of_trials_and_is_not_0_for_constant_scores():
+def test_worst_case_disclosure_grows_with_the_number_of_trials():
     small, large = (zebra_disclosure(*gaussians(n, 10 * n, distance=2.0))["l_w"] for n in (100, 10_000))
     assert large > small + 0.5
     assert zebra_tag(zebra_disclosure(torch.zeros(1000), torch.arange(1000) < 20)["l_w"]) == "A"

@@ -20,7 +20,7 @@ def reports(speakers=20, leaks=(0.3, 0.9), **settings):
     }
 
 
-def test_the_encoder_that_discloses_most_leads():
+def test_combined_headline_comes_from_the_worst_encoder():
     found = reports()
     combined = combine_reports(found)
     assert combined.encoder == "strong"
@@ -34,7 +34,7 @@ def test_the_encoder_that_discloses_most_leads():
     assert f"disclosure {single.disclosure:.3f} bit" in str(combined)
 
 
-def test_the_interval_allows_for_the_choice_of_the_encoder():
+def test_interval_accounts_for_encoder_selection():
     found = reports(intervals=0.95)
     headline = combine_reports(found).headline
     single = found["strong"].headline
@@ -65,7 +65,7 @@ def test_reports_of_other_speakers_are_not_combined():
 
 
 @pytest.mark.filterwarnings("ignore:There are no", "ignore:.*The result is NaN")
-def test_unknown_disclosure_leads_only_alone():
+def test_encoder_without_headline_is_never_preferred():
     unknown = headline_report({"original": torch.randn(4, 3), "speakers": torch.arange(4) // 2})
     assert combine_reports({"none": unknown}).headline is None
     assert combine_reports({"none": unknown, **reports()}).encoder == "strong"

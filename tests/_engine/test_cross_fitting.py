@@ -85,7 +85,7 @@ def data_of(original, protected, speakers, **columns):
 class TestLength:
     """Embeddings are compared by direction, so their length hides nothing."""
 
-    def test_a_gain_per_utterance_hides_nothing(self):
+    def test_utterance_gain_does_not_lower_disclosure(self):
         original, names, draw = voices()
         protected = original @ rotation(48, draw)
         gain = (3 * torch.randn(len(names), 1, generator=draw, dtype=torch.float64)).exp()
@@ -93,7 +93,7 @@ class TestLength:
         assert alone["d_ece_strongest"] > 0.5
         assert {key: loud[key] for key in KEYS} == pytest.approx({key: alone[key] for key in KEYS}, abs=1e-6)
 
-    def test_neither_a_loud_row_nor_scales_by_dimension_hide_anything(self):
+    def test_outlier_row_and_dimension_scales_do_not_hide_speakers(self):
         original, names, draw = voices()
         loud = original @ rotation(48, draw)
         loud[3] = 1e6 * torch.randn(48, generator=draw, dtype=torch.float64)
@@ -103,7 +103,7 @@ class TestLength:
 
 
 class TestBattery:
-    def test_what_each_attack_is_for(self):
+    def test_each_attack_undoes_its_own_transform(self):
         """Disclosure of data that only one attack of the battery undoes."""
         original, names, draw = voices()
         turn = rotation(48, draw)
@@ -120,7 +120,7 @@ class TestBattery:
             assert name(result) == expected
             assert result["d_ece_strongest"] > least
 
-    def test_noise_unlike_in_every_dimension_hides_nothing(self):
+    def test_uneven_noise_per_dimension_does_not_hide_speakers(self):
         draw = torch.Generator().manual_seed(0)
         names = torch.arange(12).repeat_interleave(4)
         own = torch.randn(12, 96, generator=draw)[names]
@@ -130,7 +130,7 @@ class TestBattery:
         for condition in ("OP", "PP"):
             assert found(original, protected, names, condition=condition)["d_ece_strongest"] > 0.69
 
-    def test_a_trace_in_directions_of_low_variance_is_found(self):
+    def test_cca_finds_leakage_in_low_variance_directions(self):
         original, names, draw = voices()
         kept = torch.arange(48) < 24
         noise = torch.randn(400, 48, generator=draw, dtype=torch.float64)
@@ -160,7 +160,7 @@ class TestFloor:
     """No result is below what plain comparison finds on all trials."""
 
     @pytest.mark.parametrize("condition", ["op", "pp"])
-    def test_strongest_is_at_least_plain_comparison_in_either_direction(self, condition):
+    def test_strongest_attack_is_at_least_plain_cosine_or_its_negation(self, condition):
         for seed in range(6):
             original, names, draw = voices(6 + seed, 3, 12, seed)
             leak = torch.randn((), generator=draw)
@@ -170,7 +170,7 @@ class TestFloor:
             plain, turned, strongest = (values[key] for key in keys)
             assert strongest >= max(plain, turned) - 1e-12
 
-    def test_a_speaker_with_most_trials_is_not_lost_by_choosing(self):
+    def test_attack_selection_keeps_a_dominant_speaker(self):
         # One speaker of 200 utterances is unchanged; choices are made with 29 others, who are hidden.
         numbers = torch.full((30,), 6)
         numbers[0] = 200
@@ -184,13 +184,13 @@ class TestFloor:
         assert result["d_ece_strongest"] > 0.4
         assert name(result) == "plain"
 
-    def test_a_negated_copy_is_plain_comparison_turned_round(self):
+    def test_negated_embeddings_are_found_by_negated_cosine(self):
         original, names, _ = voices(20, 6)
         result = found(original, -original, names, attacks=[Plain()])
         assert result["d_ece_strongest"] > 0.3
         assert result["eer_strongest"] < 0.2
 
-    def test_plain_comparison_is_there_without_being_asked_for(self):
+    def test_plain_comparison_is_always_included(self):
         assert variant_names_and_needs([Centred()])[1] == ("plain", "nothing")
         original, names, _ = voices(12, 4, 8)
         assert name(found(original, original, names, attacks=[Blind()])) == "plain"
@@ -206,7 +206,7 @@ class TestChance:
             assert result["d_ece_strongest"] == pytest.approx(result["d_ece_chance"], abs=0.01)
             assert result["d_ece_strongest"] <= 0.02
 
-    def test_chance_is_low_where_everything_is_disclosed(self):
+    def test_chance_level_is_low_at_full_disclosure(self):
         original, names, draw = voices(40, 10, within=0.1)
         result = found(original, original @ rotation(48, draw), names)
         assert result["d_ece_strongest"] > 0.7
@@ -215,7 +215,7 @@ class TestChance:
 
 class TestDeterminism:
     @pytest.mark.parametrize("kind", ["bundled", "wide", "thin"])
-    def test_neither_threads_nor_names_nor_the_order_of_rows_change_anything(self, kind):
+    def test_result_is_independent_of_threads_labels_and_row_order(self, kind):
         draw, threads, results = torch.Generator().manual_seed(1), torch.get_num_threads(), []
         if kind == "bundled":
             bundled = demo_voices()
@@ -239,7 +239,7 @@ class TestDeterminism:
                 assert {key: two[key] for key in KEYS} == pytest.approx({key: one[key] for key in KEYS}, abs=1e-6)
 
     @pytest.mark.parametrize("columns", [(), ("sessions",), ("groups",)])
-    def test_the_size_of_blocks_changes_nothing(self, columns, monkeypatch):
+    def test_result_is_independent_of_block_size(self, columns, monkeypatch):
         original, speakers, draw = voices(24, 6)
         protected = 0.5 * original + torch.randn(original.shape, generator=draw, dtype=original.dtype)
         numbers = {"sessions": torch.arange(len(speakers)) % 2, "groups": speakers % 2}
@@ -305,7 +305,7 @@ class Unrotate:
 
 
 class TestOwnAttacks:
-    def test_fit_and_attack_are_enough(self):
+    def test_custom_attack_needs_only_fit_and_attack(self):
         original, names, draw = voices(12, 20, 24)
         turn = rotation(24, draw)
         metric = StrongestAttack(attacks=[Plain(), Unrotate(turn)])
@@ -315,13 +315,13 @@ class TestOwnAttacks:
         assert value["d_ece_strongest"] > 0.3
         assert metric.attacks[1].rows == 0, "the attack given is a template, and stays as it is"
 
-    def test_what_is_no_attack_raises(self):
+    def test_invalid_attacks_raise(self):
         for wrong in (3, [torch.nn.Linear(2, 2)], "all", []):
             with pytest.raises((TypeError, ValueError), match="`attacks`"):
                 StrongestAttack(attacks=wrong)
 
     @pytest.mark.parametrize(("most", "given"), [(10, 10), (None, 48), (1000, 48)])
-    def test_as_many_rows_are_given_as_an_attack_asks_for(self, most, given):
+    def test_fit_receives_at_most_most_rows(self, most, given):
         class Counting(Unrotate):
             most_rows, seen = most, []
 
@@ -339,7 +339,7 @@ class TestOwnAttacks:
             assert_close(one.norm(), torch.tensor(given, dtype=torch.float64).sqrt())  # of unit length
 
     @pytest.mark.parametrize(("kind", "method"), OVERRIDES, ids=lambda part: getattr(part, "__name__", part))
-    def test_a_built_in_attack_that_is_overridden_runs_as_written(self, kind, method):
+    def test_overridden_built_in_method_is_called(self, kind, method):
         def fail(self, *_):
             raise RuntimeError("as written")
 
@@ -352,13 +352,13 @@ class TestOwnAttacks:
             metric.compute()
 
     @pytest.mark.parametrize(("condition", "kind"), [("OP", PLDA), ("PP", Procrustes), ("within", LikelihoodRatio)])
-    def test_an_attack_of_ones_own_for_other_pairs_is_refused(self, condition, kind):
+    def test_custom_attack_for_another_condition_raises(self, condition, kind):
         message = f"`attacks` to be made for {condition}, but Mine is made for {kind.conditions[0]}"
         with pytest.raises(ValueError, match=message):
             StrongestAttack(condition=condition, attacks=[Plain(), type("Mine", (kind,), {})()])
         StrongestAttack(condition=condition, attacks=[Plain(), kind()])  # of the battery, which serves all conditions
 
-    def test_an_overridden_attack_is_not_mistaken_for_the_one_it_is_named_after(self):
+    def test_subclass_of_plain_is_not_treated_as_plain(self):
         class Turned(Plain):
             def attack(self, original, protected):
                 return original, None if protected is None else protected.flip(1)
@@ -369,7 +369,7 @@ class TestOwnAttacks:
         assert result["strongest"] == 0
         assert result["names"][:2] == ("plain", "plain")
 
-    def test_maps_settings_and_scores_of_ones_own_run_as_written(self):
+    def test_custom_maps_settings_and_scores_are_used(self):
         class Turned(LinearAttack):
             name, needs, settings = "turned", "nothing", (1, 2, 3)
 
@@ -386,7 +386,7 @@ class TestOwnAttacks:
         assert name(found(original, original.roll(-2, 1), names, attacks=[Turned()])) == "turned"
         assert name(found(original, original @ rotation(24, draw), names, attacks=[Near()])) == "near"
 
-    def test_scores_of_any_range_are_told_apart(self):
+    def test_scores_with_a_large_offset_are_resolved(self):
         class Scaled(Own):
             def score(self, original, protected):
                 return 1e9 + 1e6 * (original @ protected.mT)
@@ -399,7 +399,7 @@ class TestOwnAttacks:
         assert_close(own.d_ece, plain.strongest(CONDITIONS["OP"]).d_ece, atol=2e-3, rtol=0)
 
     @pytest.mark.parametrize("condition", ["OP", "PP"])
-    def test_enrolled_speakers_never_meet_their_own_recordings(self, condition, monkeypatch):
+    def test_enrolment_excludes_the_same_recording(self, condition, monkeypatch):
         monkeypatch.setattr(Enrolled, "seen", seen := [])
         # Every recording is known by heart, and no recording says anything of another one.
         draw = torch.Generator().manual_seed(0)
@@ -409,7 +409,7 @@ class TestOwnAttacks:
         assert result.d_ece < 0.1  # luck of twelve speakers; a mean that holds the recording itself tells 0.6
         assert {int(count) for counts in seen for count in counts} == {5}
 
-    def test_enrolled_means_find_more_than_single_utterances(self):
+    def test_enrolment_means_disclose_more_than_single_utterances(self):
         original, names, _ = voices(20, 12, 24)
         result = found(original, original, names, attacks=[Plain(), Enrolled()])
         assert name(result) == "enrolled"
@@ -417,7 +417,7 @@ class TestOwnAttacks:
 
 
 class TestSources:
-    def test_what_only_a_group_tells_is_found_with_groups(self):
+    def test_attack_per_group_finds_group_specific_leakage(self):
         original, names, draw = voices(40, 20, 24)
         sex = names % 2
         protected = torch.where((sex == 0)[:, None], original @ rotation(24, draw), original @ rotation(24, draw))
@@ -425,7 +425,7 @@ class TestSources:
         assert result["d_ece_strongest"] > 0.9 * found(original, original, names, [Plain()])["d_ece_strongest"]
         assert name(result).endswith(", per group")
 
-    def test_observed_speech_teaches_where_few_speakers_are_measured(self):
+    def test_observed_speech_improves_attacks_with_few_speakers(self):
         # Twelve measured speakers of three utterances in 60 dimensions: too few to learn a rotation from.
         original, names, draw = voices(12, 3, 60, within=2.0, falls=1.0)
         others, their_names, _ = voices(60, 20, 60, seed=1, within=2.0, falls=1.0)
@@ -452,7 +452,7 @@ class TestSources:
         again.update(original, original @ turn, names)
         assert_close(again.compute(), values[0])
 
-    def test_moments_of_parts_add_up_to_those_of_all(self):
+    def test_moments_are_additive_over_batches(self):
         original, names, draw = voices(7, 6, 5)
         protected = original @ rotation(5, draw)
         whole = measure_moments(original, protected, names)
@@ -468,14 +468,14 @@ class TestSources:
         within = p - torch.stack([p[names == name].mean(0) for name in range(7)])[names]
         assert_close(found.within_pp, within.T @ within / 42)
 
-    def test_how_many_speakers_attacks_were_fitted_on_is_told(self):
+    def test_report_contains_the_number_of_training_speakers(self):
         for speakers, fitted in ((6, 3), (12, 9), (40, 32), (100, 90)):
             original, names, _ = voices(speakers, 2, 4)
             assert found(original, original, names, [Plain()])["attack_speakers"] == fitted
 
 
 class TestFolds:
-    def test_speakers_are_dealt_by_value_within_groups(self):
+    def test_folds_are_assigned_by_embedding_values_within_groups(self):
         original, names, draw = voices(17, 3, 6)
         groups = torch.tensor([0] * 8 + [1] * 9)[names]
         folds = assign_folds(data_of(original, original, names, groups=groups))
@@ -500,14 +500,14 @@ class TestFolds:
         assert len(caught) == 1
         assert all(entry.isnan() for entry in value.values())
 
-    def test_a_group_of_few_speakers_is_fitted_on_and_not_attacked(self):
+    def test_small_group_is_used_for_training_only(self):
         original, names, _ = voices(9, 4, 6)
         folds = assign_folds(data_of(original, original, names, groups=(names > 5).long()))
         assert folds.of_speaker.tolist()[6:] == [-1, -1, -1]
         assert folds.fewest_training_speakers() == 6
 
     @pytest.mark.parametrize("condition", ["OP", "PP", "across"])
-    def test_kinds_of_pairs_are_those_of_the_definition(self, condition):
+    def test_pair_kinds_match_the_definition(self, condition):
         original, names, draw = voices(12, 4, 6)
         sessions = torch.randint(2, (48,), generator=draw)
         data = data_of(original, original + 1, names, sessions=sessions, groups=names % 2)
@@ -528,7 +528,7 @@ class TestFolds:
                     expected = CHANCE_TARGET if b.speaker_index[j] == a.speaker_index[i] + 1 else NONTARGET
                 assert kinds[i, j] == expected
 
-    def test_a_sample_keeps_some_rows_of_each_of_some_speakers(self):
+    def test_subsample_keeps_several_rows_per_selected_speaker(self):
         original, names, _ = voices(30, 20, 4)
         data = data_of(original, original, names)
         kept = subsample_and_renumber(data.original, torch.tensor([0, 7, 29]), 5)
@@ -539,7 +539,7 @@ class TestFolds:
 
 class TestReplicates:
     @pytest.mark.parametrize("condition", ["OP", "PP"])
-    def test_replicates_leave_out_the_trials_of_a_speaker(self, condition):
+    def test_replicates_exclude_the_trials_of_a_speaker(self, condition):
         # An attack that learns nothing: replicates are its trials within folds, without those of a speaker.
         original, names, draw = voices(12, 8, 24)
         noise = 4 * torch.randn(96, 12, generator=draw, dtype=torch.float64)
@@ -566,7 +566,7 @@ class TestReplicates:
             assert result.replicates["d_ece_strongest"][place].item() == pytest.approx(expected, abs=tolerance)
         assert_close(result.replicates["eer_strongest"][0], result.eer)
 
-    def test_folds_that_take_different_attacks_share_a_calibration_of_each(self, monkeypatch):
+    def test_folds_with_the_same_attack_share_its_calibration(self, monkeypatch):
         original, names, draw = voices(12, 8, 24)
         noise = torch.randn(96, 12, generator=draw, dtype=torch.float64)
         protected = torch.cat([noise, original[:, :12]], dim=1)
@@ -591,7 +591,7 @@ class TestReplicates:
         joined = torch.tensor([ratios[mixed[k]][i] for i, k in enumerate(of)]).clamp(-1e6, 1e6).numpy()
         assert result.d_ece.item() == pytest.approx(zebra_disclosure(joined, target)["d_ece"], abs=2e-4)
 
-    def test_chosen_folds_map_their_own_speakers(self):
+    def test_chosen_folds_cover_every_speaker_once(self):
         original, names, draw = voices(12, 8, 24)
         turn = rotation(24, draw)
         attacks = CrossFittedAttacks(data_of(original, original @ turn, names), FEW, [CONDITIONS["OP"]])

@@ -52,7 +52,7 @@ def _every_metric(rank, world, path, expected):
     distributed.destroy_process_group()
 
 
-def test_two_ranks_with_uneven_and_with_no_batches_return_what_one_process_does(tmp_path):
+def test_two_processes_with_uneven_batches_match_one_process(tmp_path):
     expected = {case.name: updated(case).compute() for case in CASES}
     run(_every_metric, 2, tmp_path / "meeting", expected)
 
@@ -108,7 +108,7 @@ def _large_sets(rank, world, path, expected):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_three_ranks_share_the_blocks_of_large_sets(tmp_path, monkeypatch):
+def test_three_processes_share_the_blocks_of_large_sets(tmp_path, monkeypatch):
     share_blocks(monkeypatch.setattr)
     expected = {}
     for name, settings in SETTINGS.items():
@@ -181,11 +181,11 @@ def _a_rank_that_raises(rank):
     metric.update(**TRIALS)
     compute = metric.compute
 
-    def refuse():
+    def raise_error():
         raise RuntimeError("no more memory")
 
     if rank == 1:
-        metric.compute = metric._wrap_compute(refuse)
+        metric.compute = metric._wrap_compute(raise_error)
         with pytest.raises(RuntimeError, match="no more memory"):
             metric.compute()
     else:
@@ -196,5 +196,5 @@ def _a_rank_that_raises(rank):
     assert torch.isfinite(metric.compute())
 
 
-def test_unlike_settings_raise_on_all_ranks_and_leave_their_metrics_usable(tmp_path):
+def test_different_settings_raise_on_all_processes(tmp_path):
     run(_unlike_ranks, 2, tmp_path / "meeting")

@@ -31,12 +31,12 @@ def without(rows, speaker):
 
 @pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
 @pytest.mark.parametrize("freedom", [1, 2, 3, 7, 20, 249])
-def test_students_t_is_that_of_scipy(freedom, confidence):
+def test_student_t_matches_scipy(freedom, confidence):
     expected = stats.t.ppf((1 + confidence) / 2, freedom)
     assert students_t_quantile(confidence, freedom) == pytest.approx(expected, rel=1e-8)
 
 
-def test_the_interval_of_a_mean_is_the_one_of_the_textbook():
+def test_interval_of_a_mean_matches_the_textbook():
     values = torch.randn(15, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     replicates = (values.sum() - values) / 14
     low, high = jackknife_interval(values.mean(), replicates, 0.9)
@@ -44,14 +44,14 @@ def test_the_interval_of_a_mean_is_the_one_of_the_textbook():
     assert (low.item(), high.item()) == pytest.approx(expected, rel=1e-8)
 
 
-def test_an_interval_keeps_to_its_range_and_holds_what_was_make_report():
+def test_interval_is_clipped_to_its_range_and_contains_the_value():
     value, replicates = torch.tensor(0.01), torch.tensor([0.0, 0.03, 0.03, 0.04])
     low, high = jackknife_interval(value, replicates, 0.95, lowest=0.0, highest=0.02, bias=-1.0)
     assert (low.item(), high.item()) == pytest.approx((0.01, 0.02))
 
 
 @pytest.mark.parametrize(("value", "highest"), [(0.0, 1.0), (1.0, 1.0), (0.5, 0.5)])
-def test_a_value_at_its_end_that_no_replicate_moves_has_a_clopper_pearson_bound(value, highest):
+def test_constant_value_at_its_limit_has_a_clopper_pearson_bound(value, highest):
     """The ends are those of Clopper and Pearson for as many people who are all alike."""
     one, share = torch.tensor(value, dtype=torch.float64), value / highest
     low, high = jackknife_interval(one, one.expand(20), 0.95, lowest=0.0, highest=highest)
@@ -59,7 +59,7 @@ def test_a_value_at_its_end_that_no_replicate_moves_has_a_clopper_pearson_bound(
     assert (low.item() / highest, high.item() / highest) == pytest.approx((exact.low, exact.high), rel=1e-12)
 
 
-def test_a_value_within_its_range_has_no_such_bound():
+def test_constant_value_within_its_range_has_no_clopper_pearson_bound():
     inside = torch.tensor(0.3)
     assert jackknife_interval(inside, inside.expand(20), 0.95, 0.0, 1.0) == (inside, inside)
     assert jackknife_interval(torch.zeros(()), torch.zeros(20), 0.95, lowest=0.0) == (0, 0)
@@ -82,7 +82,7 @@ def test_three_separated_speakers_leave_a_wide_interval():
 
 
 @pytest.mark.parametrize("case", ["plain", "sigmoid", "groups", "sessions", "speaker"])
-def test_a_replicate_is_the_report_without_a_speaker(case):
+def test_replicate_equals_the_report_without_that_speaker(case):
     rows, settings = voices(sessions=2 if case == "sessions" else None), {}
     if case == "sigmoid":
         settings["similarity"] = "sigmoid"
@@ -97,7 +97,7 @@ def test_a_replicate_is_the_report_without_a_speaker(case):
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-def test_ranks_without_a_speaker_are_exact(grouped):
+def test_jackknife_of_ranks_is_exact(grouped):
     rows = voices(speakers=9)
     rows |= {"groups": (rows["speakers"] > 4).long()} if grouped else {}
     report = make_report(rows, intervals=0.95)
@@ -116,7 +116,7 @@ def test_ranks_without_a_speaker_are_exact(grouped):
 
 @pytest.mark.filterwarnings("ignore:Singling one out")
 @pytest.mark.parametrize("grouped", [False, True])
-def test_rates_without_a_speaker_are_exact(grouped):
+def test_jackknife_of_rates_is_exact(grouped):
     rows = voices(speakers=9)
     rows["is_reference"] = torch.arange(len(rows["speakers"])) % 2 == 0  # or utterances would be dealt again
     rows |= {"groups": (rows["speakers"] > 4).long()} if grouped else {}
@@ -132,7 +132,7 @@ def test_rates_without_a_speaker_are_exact(grouped):
     assert "op_singling_out_3_low" not in full.scalars
 
 
-def test_rates_after_the_strongest_attack_lose_a_speaker_in_one_fold():
+def test_jackknife_of_attacked_rates_removes_a_speaker_from_one_fold():
     rows = voices(speakers=20, utterances=6)
     full = make_report(rows, intervals=0.95, sizes=(2,), attacks=[Plain()])
     found, change = full.scalars, full.jackknife.changes["op_rate_2_strongest"]
@@ -141,7 +141,7 @@ def test_rates_after_the_strongest_attack_lose_a_speaker_in_one_fold():
     assert found["op_rate_2_strongest_low"] < found["op_rate_2_strongest"] < found["op_rate_2_strongest_high"]
 
 
-def test_every_scalar_but_extremes_is_followed_by_its_ends():
+def test_every_scalar_except_extremes_has_interval_bounds():
     values = make_report(attacks=[Plain(), RidgeToOriginal()], intervals=0.95).scalars
     names = [name for name in values if not name.endswith(("_low", "_high"))]
     assert list(values) == list(add_interval_keys(names))
@@ -153,12 +153,12 @@ def test_every_scalar_but_extremes_is_followed_by_its_ends():
     assert values["op_d_ece_strongest_high"] > values["op_d_ece_strongest"]
 
 
-def test_a_choice_of_scalars_brings_their_ends_and_no_others():
+def test_selected_metrics_include_only_their_own_bounds():
     metric = VoicePrivacy(attacks=None, intervals=0.95, metrics=["deid", "op_l_w"])
     assert list(compute(metric, **voices())) == ["deid", "deid_low", "deid_high", "op_l_w"]
 
 
-def test_neither_order_nor_names_of_speakers_matter():
+def test_intervals_are_independent_of_speaker_order_and_labels():
     rows = voices()
     shuffled = torch.randperm(len(rows["speakers"]), generator=torch.Generator().manual_seed(3))
     names = torch.randperm(12, generator=torch.Generator().manual_seed(4)) * 7 + 1
@@ -171,7 +171,7 @@ def test_neither_order_nor_names_of_speakers_matter():
             assert_close(found[key], value, atol=1e-9, rtol=1e-9, equal_nan=True, msg=key)
 
 
-def test_a_system_that_does_nothing_has_an_interval_without_length():
+def test_identity_system_has_an_interval_of_zero_width():
     rows = voices()
     rows["protected"] = rows["original"]
     scalars = make_report(rows, intervals=0.95).scalars
@@ -181,7 +181,7 @@ def test_a_system_that_does_nothing_has_an_interval_without_length():
 
 @pytest.mark.filterwarnings("ignore:Linkability")
 @pytest.mark.parametrize("nothing", [0.0, 1.0])
-def test_equal_scores_leave_room_for_unseen_speakers(nothing):
+def test_equal_scores_have_a_positive_upper_bound(nothing):
     rows = voices()
     rows["protected"] = torch.full_like(rows["original"], nothing)
     scalars = make_report(rows, intervals=0.95).scalars
@@ -198,7 +198,7 @@ def test_equal_scores_leave_room_for_unseen_speakers(nothing):
     ],
     ids=["groups of speakers", "thinned pairs"],
 )
-def test_large_sets_have_about_the_same_intervals(size, constant, limit, keys, most, monkeypatch):
+def test_grouped_jackknife_of_large_sets_gives_similar_intervals(size, constant, limit, keys, most, monkeypatch):
     exact = make_report(voices(*size), intervals=0.95).scalars
     monkeypatch.setattr(jackknife, constant, limit)
     coarse = make_report(voices(*size), intervals=0.95).scalars
@@ -227,7 +227,7 @@ def test_speakers_without_non_target_trials_do_not_count_for_intervals():
         assert metric.compute()["min_cllr_low"].isnan()
 
 
-def test_speakers_of_all_groups_count_for_intervals():
+def test_intervals_count_speakers_of_all_groups():
     rows = voices(speakers=6)
     rows["groups"] = rows["speakers"] // 2
     metric = VoicePrivacy(attacks=None, intervals=0.95, metrics=["op_id_rate", "op_d_ece"])
@@ -267,7 +267,7 @@ def test_the_probability_below_a_limit_is_that_of_students_t():
         assert found.item() == pytest.approx(expected, rel=1e-9)
 
 
-def test_a_number_that_needs_one_of_the_speakers_has_no_interval_and_says_so():
+def test_undefined_replicate_gives_no_interval_and_a_warning():
     rows = voices(speakers=4)
     metric = ReidentificationRate(sizes=(2,), condition="across", intervals=0.9)
     is_in_both = rows["speakers"] == 0  # only these can be looked for across sessions
@@ -298,7 +298,7 @@ def test_systems_of_other_speakers_are_not_compared():
     ids=lambda metric: type(metric).__name__,
 )
 @pytest.mark.parametrize("grouped", [False, True])
-def test_each_metric_has_the_ends_that_the_suite_has(metric, prefix, grouped):
+def test_metric_interval_bounds_match_the_suite(metric, prefix, grouped):
     rows = voices(speakers=14)
     if grouped:
         rows["groups"] = rows["speakers"] % 2
@@ -319,7 +319,7 @@ def test_each_metric_has_the_ends_that_the_suite_has(metric, prefix, grouped):
         assert_close(value, expected[prefix + key], atol=1e-9, rtol=1e-9, equal_nan=True, msg=key)
 
 
-def test_a_profile_without_a_speaker_is_the_profile_of_all_others():
+def test_jackknife_profile_equals_the_profile_without_that_speaker():
     rows = voices()
     odds = torch.linspace(-3, 3, 7, dtype=torch.float64)
     report = make_report(rows, intervals=0.95).conditions["OP"]

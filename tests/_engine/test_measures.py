@@ -15,7 +15,7 @@ from vpmetrics.functional import tpr_at_fpr
 
 @pytest.mark.parametrize("levels", [None, 0.5, 2, 20], ids=lambda levels: f"{levels} levels per deviation")
 @pytest.mark.parametrize("fpr", [0.02, 0.1, 1 / 3, 0.9])
-def test_tpr_is_that_of_a_sweep_of_thresholds(levels, fpr):
+def test_tpr_matches_a_threshold_sweep(levels, fpr):
     for seed in range(10):
         preds, target = gaussians(60, 700, distance=1.0, seed=seed)
         preds = preds if levels is None else (preds * levels).round()
@@ -42,7 +42,7 @@ def test_tpr_needs_ten_false_alarms():
     assert values["tpr_at_1.1e-2"] == 1
 
 
-def test_tpr_of_bins_bounds_that_of_scores():
+def test_binned_tpr_bounds_the_exact_value():
     preds, target = gaussians(500, 20_000, distance=2.0)
     exact, binned = (TPRAtFPR(thresholds=thresholds) for thresholds in (None, 4096))
     for metric in (exact, binned):
@@ -52,7 +52,7 @@ def test_tpr_of_bins_bounds_that_of_scores():
 
 
 @pytest.mark.parametrize("fpr", [0.01, (), (0.0,), (1.0,), ("a",), "0.1", (1,)])
-def test_odd_rates_raise(fpr):
+def test_invalid_rates_raise(fpr):
     for make in (lambda: TPRAtFPR(fpr=fpr), lambda: tpr_at_fpr(torch.rand(4), torch.arange(4) % 2, fpr=fpr)):
         with pytest.raises(ValueError, match="Expected `fpr` to be a sequence of rates between 0 and 1"):
             make()

@@ -29,7 +29,7 @@ def fed(metric, batches=BATCHES):
     return metric
 
 
-def test_a_view_is_a_metric_of_one_entry():
+def test_view_behaves_as_a_metric_of_one_key():
     view = vp.ZebraDisclosure()["d_ece"]
     for batch in BATCHES:
         assert_close(view(**batch), F.zebra_disclosure(**batch)["d_ece"])
@@ -41,7 +41,7 @@ def test_a_view_is_a_metric_of_one_entry():
         assert not other.update_called
 
 
-def test_a_view_knows_where_privacy_lies_and_whether_it_has_a_gradient():
+def test_view_inherits_direction_and_differentiability():
     assert vp.VoicePrivacy()["op_d_ece"].higher_is_better is False
     assert vp.VoicePrivacy()["deid"].higher_is_better is True
     assert vp.VoicePrivacy()["gvd"].higher_is_better is None
@@ -52,21 +52,21 @@ def test_a_view_knows_where_privacy_lies_and_whether_it_has_a_gradient():
     assert not vp.ZebraDisclosure()["d_ece"](**batch).requires_grad
 
 
-def test_a_view_of_nothing_says_what_there_is():
+def test_view_of_an_unknown_key_raises():
     with pytest.raises(ValueError, match="'d_eec' to be one of d_ece, l_w, tag, d_ece_reversed, which ZebraDisclosure"):
         fed(vp.ZebraDisclosure())["d_eec"].compute()
     with pytest.raises(TypeError, match="MinCllr to return a dictionary with 'd_ece', but got Tensor"):
         fed(vp.MinCllr())["d_ece"].compute()
 
 
-def test_views_live_in_collections():
+def test_views_work_in_collections():
     collection = MetricCollection({"d_ece": vp.ZebraDisclosure()["d_ece"], "c_ece": vp.CalibrationDistortion()})
     for index, batch in enumerate(BATCHES):
         collection.update(**batch, run=index % 2)
     assert_close(collection.compute()["d_ece"], WHOLE["d_ece"])
 
 
-def test_wrappers_of_torchmetrics_take_a_view():
+def test_torchmetrics_wrappers_accept_a_view():
     tracker, extremes = MetricTracker(vp.ZebraDisclosure()["d_ece"]), MinMaxMetric(vp.ZebraDisclosure()["d_ece"])
     seen = []
     for count, batch in enumerate(BATCHES, start=1):
@@ -124,8 +124,8 @@ def test_lightning_logs_views_epoch_by_epoch(tmp_path):
     assert not module.zebra.update_called
 
 
-def test_every_dictionary_is_logged_as_it_is_returned(tmp_path):
-    """Lightning warns of what is not floating, and refuses what is no scalar."""
+def test_lightning_logs_every_metric_dictionary(tmp_path):
+    """Lightning warns of what is not floating, and rejects what is no scalar."""
     dictionaries = {}
     for case in CASES:
         value = fed(case.metric(), case.batches()).compute()

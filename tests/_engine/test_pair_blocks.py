@@ -62,7 +62,7 @@ def expected_trials(rows, name):
 
 @pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
-def test_every_trial_is_there_once_whatever_the_block_size(condition, size):
+def test_every_trial_occurs_once_for_any_block_size(condition, size):
     rows = join(embeddings())
     pairs = form_pairs(rows, condition, block_size=size)
     scores, labels = pairs.scores_and_labels()
@@ -81,7 +81,7 @@ def test_every_trial_is_there_once_whatever_the_block_size(condition, size):
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("columns", [("sessions",), ("sessions", "groups")], ids=lambda names: "+".join(names))
-def test_sessions_and_groups_choose_trials(condition, columns):
+def test_sessions_and_groups_select_trials(condition, columns):
     rows = labelled(**dict.fromkeys(columns))
     scores, labels = form_pairs(rows, condition, block_size=40).scores_and_labels()
     expected = expected_trials(rows, condition)
@@ -92,7 +92,7 @@ def test_sessions_and_groups_choose_trials(condition, columns):
 
 @pytest.mark.parametrize("condition", ["OO", "OP"])
 @pytest.mark.parametrize("world", [2, 3])
-def test_ranks_share_the_blocks_and_leave_none_out(condition, world, monkeypatch):
+def test_processes_share_all_blocks(condition, world, monkeypatch):
     monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
     rows = join(embeddings())
     whole = form_pairs(rows, condition, block_size=16)
@@ -126,7 +126,7 @@ def test_bins_agree_with_scores(monkeypatch, similarity):
 
 @pytest.mark.parametrize("scoring", SCORERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_are_prepared_alike_whatever_their_order(scoring, dtype):
+def test_prepared_rows_are_independent_of_order(scoring, dtype):
     rows = join(embeddings(dtype=dtype))
     mixed = torch.randperm(len(rows["speakers"]), generator=torch.Generator().manual_seed(0))
     sides = []
@@ -144,7 +144,7 @@ def test_rows_are_prepared_alike_whatever_their_order(scoring, dtype):
     assert torch.equal(sides[0], expected)
 
 
-def test_speakers_are_permuted_within_their_group_whatever_their_labels():
+def test_permutation_stays_within_groups_for_any_labels():
     found = []
     for relabel in (lambda labels: labels, lambda labels: 7 - 13 * labels):
         rows = labelled(groups=True)
@@ -166,7 +166,7 @@ def test_speakers_are_permuted_within_their_group_whatever_their_labels():
     assert_close(found[1], found[0], atol=1e-12, rtol=0)
 
 
-def test_thinned_pairs_keep_every_speaker():
+def test_subsampled_pairs_keep_every_speaker():
     pairs = form_pairs(join(embeddings()), "OP")
     thinned = pairs.thin(5000)
     assert thinned.num_pairs <= 5000 < pairs.num_pairs

@@ -39,7 +39,7 @@ def test_conversations_average_disjoint_utterances_of_one_speaker_and_session():
     assert len(set(used)) == len(used)
 
 
-def test_conversations_do_not_depend_on_the_order_or_the_names():
+def test_conversations_are_independent_of_order_and_labels():
     original, protected, speakers = people(number=5, each=11)
     expected = conversations(original, protected, speakers, 3)
     rows = torch.randperm(55, generator=torch.Generator().manual_seed(0))
@@ -50,7 +50,7 @@ def test_conversations_do_not_depend_on_the_order_or_the_names():
     assert (found.speakers[others] == -expected.speakers[order]).all()
 
 
-def test_utterances_go_together_by_chance_not_by_likeness():
+def test_utterances_are_grouped_at_random():
     # Means of L utterances that have nothing to do with each other spread as 1 / L, along every direction.
     draw = torch.Generator().manual_seed(0)
     noise = torch.randn(4000, 2, generator=draw, dtype=torch.float64)
@@ -58,7 +58,7 @@ def test_utterances_go_together_by_chance_not_by_likeness():
     assert_close(made.var(0), torch.full((2,), 0.25, dtype=torch.float64), rtol=0.12, atol=0)
 
 
-def test_a_conversation_of_one_utterance_is_that_one_and_of_equal_ones_too():
+def test_conversation_of_one_or_equal_utterances_is_unchanged():
     original, _, speakers = people(number=4, each=5)
     made = conversations(original, None, speakers, 1)
     assert set(map(tuple, made.original.tolist())) == set(map(tuple, original.tolist()))
@@ -68,14 +68,14 @@ def test_a_conversation_of_one_utterance_is_that_one_and_of_equal_ones_too():
 
 
 @pytest.mark.parametrize(("utterances", "error"), [(0, ValueError), (1.5, TypeError), (True, TypeError)])
-def test_an_odd_number_of_utterances_is_refused(utterances, error):
+def test_invalid_utterances_raise(utterances, error):
     original, protected, speakers = people()
     with pytest.raises(error, match="Expected `utterances`"):
         conversations(original, protected, speakers, utterances)
 
 
 @pytest.mark.parametrize("sessions", [False, True])
-def test_a_metric_over_utterances_is_that_of_their_averages(sessions):
+def test_over_utterances_equals_the_metric_of_averages(sessions):
     original, protected, speakers = people(number=8, each=12, noise=2.0)
     given = {"sessions": torch.arange(96) % 2} if sessions else {}
     for make in (partial(SimilarityRankDisclosure, condition="OP"), partial(VoicePrivacy, attacks=None)):
@@ -107,7 +107,7 @@ def averages(original, protected, speakers, length, sessions=None):
     return made.original.embeddings, made.protected.embeddings, made.original.speakers, made.protected.sessions
 
 
-def test_recordings_protected_twice_are_averaged_alike_in_both_sessions():
+def test_both_sessions_average_the_same_recordings():
     original, protected, speakers = people(number=5, each=6)
     twice = {"sessions": torch.arange(60) // 30, "utterances": torch.arange(30).repeat(2)}
     rows = pack_utterances(original.repeat(2, 1), torch.cat([protected, protected + 100]), speakers.repeat(2), **twice)
@@ -119,7 +119,7 @@ def test_recordings_protected_twice_are_averaged_alike_in_both_sessions():
     assert_close(first.embeddings[order[0]] + 100, second.embeddings[order[1]])
 
 
-def test_listening_longer_takes_away_noise_and_neither_a_key_nor_a_shared_voice():
+def test_averaging_utterances_defeats_noise_but_not_keys():
     curves = {}
     for name, spoken in made_systems(number=40).items():
         _, number, each, _ = spoken.shape
@@ -134,6 +134,6 @@ def test_listening_longer_takes_away_noise_and_neither_a_key_nor_a_shared_voice(
         assert noisy[key] > 2 * max(shared[key], keyed[key])
 
 
-def test_odd_lengths_are_refused():
+def test_invalid_lengths_raise():
     with pytest.raises(ValueError, match="Expected `lengths`"):
         VoicePrivacy().over_utterances((0,))

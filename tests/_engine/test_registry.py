@@ -22,7 +22,7 @@ def test_the_suite_returns_exactly_the_scalars_of_the_table_in_its_order():
     assert keys == scalar_keys(("OO", "OP", "PP", "within", "across"), has_sessions=True)
 
 
-def test_every_name_is_there_once_and_resolves():
+def test_every_scalar_name_is_unique_and_resolves():
     names = scalar_keys(tuple(CONDITION_TITLES), has_attacks=True, has_sessions=True)
     assert len(set(names)) == len(names)
     for name in names:
@@ -35,7 +35,7 @@ def test_every_name_is_there_once_and_resolves():
     assert "within_c_ece" not in names
 
 
-def test_a_name_says_its_condition_and_its_end_of_an_interval():
+def test_scalar_name_encodes_condition_and_interval_bound():
     assert scalar("deid").condition == ""
     assert scalar("d_ece_op_oo").condition == ""
     assert scalar("across_d_ece_reversed").condition == "across"
@@ -46,7 +46,7 @@ def test_a_name_says_its_condition_and_its_end_of_an_interval():
             scalar(unknown)
 
 
-def test_numbers_of_people_are_part_of_a_name():
+def test_gallery_sizes_are_part_of_a_name():
     names = scalar_keys(("OP", "across"), sizes=(20, 1000))
     assert {"op_rate_20", "op_singling_out_1000_error", "op_gallery", "across_rate_1000"} <= set(names)
     assert "across_singling_out_20" not in names
@@ -69,7 +69,7 @@ def test_numbers_of_people_are_part_of_a_name():
             scalar(unknown)
 
 
-def test_privacy_lies_where_the_classes_say():
+def test_direction_matches_higher_is_better_of_classes():
     """``higher_is_better`` of the classes was written before the table was."""
     import vpmetrics as vp
 
@@ -90,13 +90,13 @@ def test_privacy_lies_where_the_classes_say():
 
 @pytest.mark.parametrize("suffix", ["", "/dataloader_idx_1", "_high"])
 @pytest.mark.parametrize("name", ["op_ndr", "pp_eer", "d_ece_op_oo", "deid", "gvd", "op_strongest", "pp_lid_neg"])
-def test_a_budget_limits_nothing_but_disclosures(name, suffix):
+def test_budget_on_a_non_disclosure_raises(name, suffix):
     for prefix in ("", "val/privacy/"):
         with pytest.raises(ValueError, match="to name a disclosure, of which less is better"):
             PrivacyCheckpoint(f"{prefix}{name}{suffix}")
 
 
-def test_a_budget_may_limit_whatever_discloses_and_names_of_others():
+def test_budget_accepts_disclosures_and_unknown_names():
     for name in ("op_d_ece", "pp_alid", "across_d_ece_strongest", "op_d_ece_high", "my_leak"):
         assert PrivacyCheckpoint(f"val/privacy/{name}").budgets == {f"val/privacy/{name}": 0.05}
 
@@ -119,7 +119,7 @@ def test_a_budget_may_limit_whatever_discloses_and_names_of_others():
         ("strongest", 4.0, "4"),
     ],
 )
-def test_numbers_as_people_read_them(key, value, text):
+def test_scalars_are_formatted_for_display(key, value, text):
     assert scalar(key).show(value) == text
 
 

@@ -18,7 +18,7 @@ from vpmetrics._engine.trial_list import ScoredTrials, report_trials
 ODDS = torch.linspace(-7, 7, 141, dtype=torch.float64)
 
 
-def test_scores_give_what_the_references_give():
+def test_score_report_matches_the_references():
     trials = {name: make_trials(seed) for seed, name in enumerate(("OO", "OP", "PP"))}
     report = report_trials(trials, num_speakers=6)
     for name, (scores, is_target, *_) in trials.items():
@@ -30,7 +30,7 @@ def test_scores_give_what_the_references_give():
     assert {"deid", "gvd", "d_ece_op_oo", "g_cllr"} <= set(report.scalars)
 
 
-def test_calibration_of_another_run_is_that_of_the_function():
+def test_calibration_of_another_run_matches_the_function():
     attacked, other = make_trials(1), make_trials(2, distance=1.0)
     report = report_trials({"OO": make_trials(0), "OP": attacked}, other, num_speakers=6)
     for kind in ("linear", "isotonic"):
@@ -54,7 +54,7 @@ def test_scores_may_have_any_memory_layout():
     assert_close(found[0], found[1], rtol=0, atol=1e-12)
 
 
-def test_average_scores_of_embeddings_are_those_of_a_loop():
+def test_average_scores_of_embeddings_match_a_loop():
     rows = join(embeddings())
     report = make_report(rows)
     unit = {side: torch.nn.functional.normalize(rows[side].double()) for side in ("original", "protected")}
@@ -72,7 +72,7 @@ def test_average_scores_of_embeddings_are_those_of_a_loop():
 
 
 @pytest.mark.parametrize("condition", ["OP", "PP"])
-def test_average_scores_of_trials_are_those_of_a_loop(condition):
+def test_average_scores_of_trials_match_a_loop(condition):
     scores, is_target, pairs, _ = make_trials(3, count=200)
     given = ScoredTrials(scores, is_target, pairs, has_unordered_pairs=condition == "PP")
     known = report_trials({condition: given}, num_speakers=6).conditions[condition]
@@ -85,7 +85,7 @@ def test_average_scores_of_trials_are_those_of_a_loop(condition):
 
 
 @pytest.mark.parametrize("spread", [1.0, 30.0])
-def test_the_profile_of_many_scores_as_they_stand_is_that_of_all_of_them(spread):
+def test_raw_profile_of_many_scores_matches_the_exact_profile(spread):
     draw = torch.Generator().manual_seed(0)
     is_target = torch.rand(50_000, generator=draw) < 0.1
     scores = spread * (torch.randn(50_000, generator=draw, dtype=torch.float64) + is_target)
@@ -93,7 +93,7 @@ def test_the_profile_of_many_scores_as_they_stand_is_that_of_all_of_them(spread)
     assert_close(got, F.ece_profile(scores, is_target, ODDS).actual, rtol=0, atol=1e-5)
 
 
-def test_the_profile_of_infinite_scores_is_infinite_only_where_they_mislead():
+def test_misleading_infinite_scores_give_an_infinite_profile():
     is_target = torch.arange(40_000) % 2 == 0
     scores = torch.where(is_target, torch.inf, torch.linspace(-1, 1, 40_000, dtype=torch.float64))
     counts = torch.stack([~is_target, is_target])
@@ -101,7 +101,7 @@ def test_the_profile_of_infinite_scores_is_infinite_only_where_they_mislead():
     assert actual_cross_entropy(scores, counts.flip(0), ODDS).isinf().all()
 
 
-def test_mean_d_by_chance_is_that_of_uniform_ranks():
+def test_chance_mean_d_matches_uniform_ranks():
     draw = torch.Generator().manual_seed(0)
     for model in ("empirical", "beta_binomial"):
         shown = []
@@ -112,7 +112,7 @@ def test_mean_d_by_chance_is_that_of_uniform_ranks():
         assert np.mean(shown) == pytest.approx(chance, rel=0.08 if model == "empirical" else 0.6)
 
 
-def test_mean_d_by_chance_of_few_inputs_per_rank_is_that_of_drawing():
+def test_chance_mean_d_of_few_inputs_matches_simulation():
     # Forty speakers of two utterances: the rule for many inputs says 0.35, drawing says more.
     draw = torch.Generator().manual_seed(0)
     drawn = [torch.bincount(torch.randint(40, (80,), generator=draw), minlength=40).double() for _ in range(300)]
@@ -135,7 +135,7 @@ def hidden(seed, steady, speakers=30, utterances=8, width=16):
 
 
 @pytest.mark.parametrize("steady", [True, False])
-def test_a_perfect_system_reads_what_chance_reads(steady):
+def test_perfect_system_is_at_chance_level(steady):
     keys = [f"op_{key}{suffix}" for key in ("linkability", "mean_d", "alid") for suffix in ("", "_chance")]
     keys += ["worst_speaker_disclosure", "worst_speaker_chance"]
     reports = [make_report(hidden(seed, steady), metrics=keys) for seed in range(12)]
@@ -149,7 +149,7 @@ def test_a_perfect_system_reads_what_chance_reads(steady):
     assert sum(each.headline.is_speaker_exposed for each in reports) <= 2
 
 
-def test_a_system_that_leaks_reads_more_than_chance():
+def test_leaking_system_is_above_chance_level():
     values = make_report(voices(leak=1.0)).scalars
     for key in ("linkability", "mean_d", "alid"):
         assert values[f"op_{key}"] > 1.5 * values[f"op_{key}_chance"], key

@@ -8,7 +8,7 @@ from vpmetrics._engine.measures import expected_disclosure
 from vpmetrics._engine.score_counts import count_by_bin, merge_targetless_steps, sort_scores
 
 
-def test_bins_without_targets_change_no_ratio_when_put_together():
+def test_merging_targetless_bins_keeps_likelihood_ratios():
     draw = torch.Generator().manual_seed(0)
     targets = torch.randint(0, 3, (500,), generator=draw) * (torch.rand(500, generator=draw) < 0.2)
     nontargets = torch.randint(0, 9, (500,), generator=draw)
@@ -20,7 +20,7 @@ def test_bins_without_targets_change_no_ratio_when_put_together():
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_separated_bins_disclose_at_least_as_much_as_pooled_ones(seed):
+def test_separating_classes_within_bins_never_lowers_disclosure(seed):
     draw = torch.Generator().manual_seed(seed)
     targets, nontargets = (torch.poisson(torch.rand(500, generator=draw) * of, generator=draw) for of in (0.5, 3))
     edges = torch.arange(499.0)
@@ -37,7 +37,7 @@ def test_separated_bins_disclose_at_least_as_much_as_pooled_ones(seed):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("number", [0, 1, 1000, 1 << 15, 40_000])
 @pytest.mark.parametrize("nan", [None, torch.nan, -torch.nan])
-def test_sorting_by_the_bits_of_floats_is_sorting(number, dtype, nan):
+def test_integer_sort_keys_match_float_sort(number, dtype, nan):
     draw = torch.Generator().manual_seed(number)
     scores = torch.randn(number, dtype=dtype, generator=draw) * 10.0 ** torch.randint(
         -40, 30, (number,), generator=draw

@@ -39,7 +39,7 @@ def updated(metric, given=None):
 
 @each_metric
 @pytest.mark.parametrize("spread", [0.3, 0.8])
-def test_ends_are_those_of_the_definition(metric, spread):
+def test_interval_bounds_match_the_definition(metric, spread):
     preds, target, speakers = trials(spread)
     value = updated(metric(intervals=0.9), batches(spread=spread)).compute()
     names = [side.tolist() for side in speakers]
@@ -59,7 +59,7 @@ def test_ends_are_those_of_the_definition(metric, spread):
 
 
 @each_metric
-def test_neither_batches_nor_order_nor_labels_show(metric):
+def test_interval_is_independent_of_batches_order_and_labels(metric):
     preds, target, speakers = trials()
     value = updated(metric(intervals=0.95)).compute()
     order = torch.randperm(len(preds), generator=torch.Generator().manual_seed(1))
@@ -69,7 +69,7 @@ def test_neither_batches_nor_order_nor_labels_show(metric):
 
 
 @each_metric
-def test_states_come_through_copies_merging_and_saving(metric):
+def test_states_survive_copying_merging_and_saving(metric):
     whole, (first, *rest) = updated(metric(intervals=0.95)).compute(), batches()
     begun = updated(metric(intervals=0.95), [first])
     begun.persistent(True)
@@ -108,7 +108,7 @@ def test_too_few_speakers_have_no_interval(speakers):
 
 
 @each_metric
-def test_refuses_batches_that_do_not_say_who_speaks(metric):
+def test_missing_or_invalid_speakers_raise(metric):
     made, (batch, *_) = metric(intervals=0.95), batches()
     for speakers, error, match in [
         (None, ValueError, "`speakers` with `intervals`"),
@@ -121,7 +121,7 @@ def test_refuses_batches_that_do_not_say_who_speaks(metric):
         assert not any(made.metric_state["scores"])
 
 
-def test_trials_of_embeddings_say_who_speaks():
+def test_embedding_trials_pass_speakers():
     draw = torch.Generator().manual_seed(0)
     names, rows = torch.arange(40) % 8 * 5 - 9, torch.randn(2, 40, 6, generator=draw, dtype=torch.float64)
     original, protected = rows + torch.randn(8, 6, generator=draw, dtype=torch.float64)[torch.arange(40) % 8]
@@ -137,7 +137,7 @@ def test_trials_of_embeddings_say_who_speaks():
             assert_close(value[key], entry, atol=1e-9, rtol=0)
 
 
-def test_intervals_cover_the_true_value_and_those_of_independent_trials_do_not():
+def test_jackknife_covers_but_independent_trial_intervals_do_not():
     # The bench has the full figures: here 95 % of 40 sets are 38, give or take 3.
     found = Coverage({"d_ece": 0.1174, "eer": 0.3004, "min_cllr": 0.8273, "cllr": 0.8694})  # of 2,400 speakers
     generator = torch.Generator().manual_seed(27)

@@ -34,7 +34,7 @@ def population_d_ece(distance):
 
 @pytest.mark.parametrize("distance", [0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_it_comes_near_the_exact_value_and_nearer_as_the_bandwidth_falls(distance, seed):
+def test_smoothed_value_converges_as_bandwidth_falls(distance, seed):
     preds, target = gaussians(1000, 20000, distance, seed)
     exact = d_ece(preds, target).item()
     errors = [abs(d_ece(preds, target, b).item() - exact) for b in (0.5, 0.1, 0.02, 0.004, 0.001)]
@@ -44,7 +44,7 @@ def test_it_comes_near_the_exact_value_and_nearer_as_the_bandwidth_falls(distanc
     assert errors[4] <= 0.001
 
 
-def test_other_measures_come_near_too():
+def test_other_smoothed_measures_approximate_exact_values():
     preds, target = gaussians(1000, 20000, 1.0)
     allowed = {"min_cllr": {"abs": 0.01}, "eer": {"abs": 0.005}, "d_ece_reversed": {"abs": 0.001}, "l_w": {"rel": 0.2}}
     for name, tolerance in allowed.items():
@@ -52,7 +52,7 @@ def test_other_measures_come_near_too():
         assert soft == pytest.approx(exact, **tolerance), name
 
 
-def test_with_few_trials_it_is_nearer_to_the_population_than_exact_pav():
+def test_smoothing_reduces_the_bias_of_few_trials():
     truth = population_d_ece(1.0)
     assert truth == pytest.approx(0.109, abs=0.001)
     draws = [gaussians(200, 2000, 1.0, seed) for seed in range(40)]
@@ -75,13 +75,13 @@ MEASURES = {
 @pytest.mark.parametrize("bandwidth", [0.1, 0.3])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
-def test_gradient_of_the_whole_function_the_grid_included(measure, bandwidth, seed):
+def test_gradcheck_includes_the_grid(measure, bandwidth, seed):
     preds, target = gaussians(8, 25, 0.2, seed)
     assert gradcheck(lambda x: measure(x, target, bandwidth), preds.requires_grad_(), atol=1e-5, rtol=1e-3)
 
 
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
-def test_no_gradient_pushes_along_a_shift_or_a_stretch(measure):
+def test_gradient_is_orthogonal_to_shift_and_scale(measure):
     preds, target = gaussians(100, 1000, 1.0)
     (gradient,) = torch.autograd.grad(measure(preds.requires_grad_(), target, 0.1).sum(), preds)
     size = gradient.norm().item()
@@ -89,7 +89,7 @@ def test_no_gradient_pushes_along_a_shift_or_a_stretch(measure):
     assert (gradient * preds).sum().item() == pytest.approx(0, abs=1e-9 * max(1, size))
 
 
-def test_reading_off_is_the_adjoint_of_counting():
+def test_interpolation_is_the_adjoint_of_soft_counting():
     preds, target = gaussians(200, 2000, 1.0)
     grid = lay_grid(preds, 0.05)
     steps = Steps(grid.points[1:], *soft_counts_on_grid(grid, preds, target))
@@ -102,7 +102,7 @@ def test_reading_off_is_the_adjoint_of_counting():
     assert (per_score - exact_llr).abs().mean() < 0.1
 
 
-def test_shift_scale_and_order_do_not_show():
+def test_value_is_invariant_to_shift_scale_and_order():
     preds, target = gaussians(100, 1000, 1.0)
     value, order = d_ece(preds, target, 0.1), torch.randperm(1100, generator=torch.Generator().manual_seed(0))
     assert_close(d_ece(1e3 * preds - 40, target, 0.1), value, atol=1e-9, rtol=0)
@@ -110,7 +110,7 @@ def test_shift_scale_and_order_do_not_show():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_narrow_types_and_autocast(dtype):
+def test_low_precision_dtypes_and_autocast(dtype):
     preds, target = gaussians(200, 2000, 1.0)
     narrow = preds.to(dtype).requires_grad_()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -161,7 +161,7 @@ def test_nan_stays_nan():
     assert all(counts.isnan().all() for counts in soft_counts_on_grid(lay_grid(preds, 0.1), preds, target))
 
 
-def test_a_score_without_weight_is_not_counted():
+def test_zero_weight_scores_are_not_counted():
     draw = torch.Generator().manual_seed(0)
     preds, target = torch.randn(2, 60, generator=draw, dtype=torch.float64), torch.arange(60) % 3 == 0
     kept = torch.rand(2, 60, generator=draw) < 0.5

@@ -56,7 +56,7 @@ def assert_weighted_means(each, scalars):
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_disclosure_of_a_speaker_is_that_of_a_loop_over_trials(side):
+def test_speaker_disclosure_matches_a_loop_over_trials(side):
     preds, target, both = trials()
     found = speaker_disclosure(preds, target, both)
     assert found.speakers.tolist() == sorted(both.unique().tolist())
@@ -66,7 +66,7 @@ def test_disclosure_of_a_speaker_is_that_of_a_loop_over_trials(side):
 
 @pytest.mark.parametrize("few", [True, False], ids=["exact", "binned"])
 @pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
-def test_embeddings_give_what_a_loop_over_their_pairs_gives(condition, few, monkeypatch):
+def test_embeddings_match_a_loop_over_pairs(condition, few, monkeypatch):
     if not few:
         monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
     monkeypatch.setattr(pair_blocks, "BLOCK_SIZE", 7)
@@ -88,7 +88,7 @@ def test_embeddings_give_what_a_loop_over_their_pairs_gives(condition, few, monk
 
 
 @pytest.mark.parametrize("absent", [[2], [2, 3], [0, 5], [4]])
-def test_who_speaks_on_one_side_alone_changes_nothing_of_others(absent, monkeypatch):
+def test_one_sided_speakers_do_not_change_other_speakers(absent, monkeypatch):
     original, protected, speakers = people(0, number=6, each=8, noise=1.5)
     protected[torch.isin(speakers, speakers.unique()[absent])] = torch.nan  # none of theirs is given
     monkeypatch.setattr(pair_blocks, "FEW_PAIRS", 0)
@@ -105,7 +105,7 @@ def test_who_speaks_on_one_side_alone_changes_nothing_of_others(absent, monkeypa
     assert torch.equal(found[0][0].isnan().all(0).nonzero().flatten(), torch.tensor(absent))
 
 
-def test_halves_by_hand():
+def test_target_and_nontarget_terms_match_hand_values():
     # The voice of 7 is found at once, that of 4 is not; PAV pools the two scores in between.
     preds, target = torch.tensor([0.0, 1.0, 2.0, 3.0]).double(), torch.tensor([0, 1, 0, 1])
     found = speaker_disclosure(preds, target, (torch.tensor([4, 4, 7, 7]), torch.tensor([7, 4, 4, 7])))
@@ -116,7 +116,7 @@ def test_halves_by_hand():
     assert_close(found.both.d_ece, torch.tensor([FULL / 4, 3 * FULL / 4]).double())
 
 
-def test_it_does_not_depend_on_order_names_or_increasing_maps():
+def test_result_is_independent_of_order_labels_and_increasing_maps():
     preds, target, both = trials(1)
     order = torch.randperm(len(preds), generator=torch.Generator().manual_seed(0))
     one = speaker_disclosure(preds, target, both)
@@ -126,7 +126,7 @@ def test_it_does_not_depend_on_order_names_or_increasing_maps():
             assert_close(column, turned.flip(0), rtol=0, atol=1e-12)
 
 
-def test_scores_say_of_every_speaker_what_embeddings_say():
+def test_trial_report_matches_speaker_disclosure():
     preds, target, both = trials(2)
     places = both.unique(return_inverse=True)[1]
     report = report_trials({"OP": ScoredTrials(preds, target.bool(), places)}, num_speakers=5)
@@ -137,7 +137,7 @@ def test_scores_say_of_every_speaker_what_embeddings_say():
     assert_close(report.scalars["op_speaker_d_ece_spread"], expected.probed.d_ece.std())
 
 
-def test_ranks_and_local_bits_of_speakers_recombine():
+def test_speaker_averages_recombine_to_mean_d_and_alid():
     known = reported("PP")
     each = average_bits_by_speaker(known.identification)
     assert_weighted_means(each, known.scalars)
@@ -149,7 +149,7 @@ def test_ranks_and_local_bits_of_speakers_recombine():
     assert each.inputs.tolist() == counts[several].tolist()
 
 
-def test_bits_of_a_rank_are_those_of_its_place_in_the_histogram():
+def test_rank_bits_match_the_histogram_and_reference():
     # Four references; two inputs of one speaker come first, one of the other is tied for the first two places.
     histogram = torch.tensor([2.5, 0.5, 0.0, 1.0], dtype=torch.float64)
     found = bits_of_ranks(histogram, torch.tensor([0, 0, 0, 3]), torch.tensor([1, 1, 2, 1]))
@@ -161,7 +161,7 @@ def test_bits_of_a_rank_are_those_of_its_place_in_the_histogram():
     assert found.mean().item() == pytest.approx(rank_reference.rank_disclosure(histogram.numpy())["mean_d"])
 
 
-def test_groups_and_sessions_recombine_too():
+def test_speaker_averages_recombine_with_groups_and_sessions():
     original, protected, speakers = people(number=9, each=8, noise=1.5)
     rows = {"original": original, "protected": protected, "speakers": speakers}
     rows |= {"sessions": torch.arange(len(speakers)) % 2, "groups": (speakers > 0).long()}
@@ -173,7 +173,7 @@ def test_groups_and_sessions_recombine_too():
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(1)], ids=["all rows", "one row"])
-def test_nobody_is_worst_where_nothing_is_defined(rows):
+def test_nan_scores_give_no_worst_speaker(rows):
     metric = Everything(validate_args=False)
     sides = torch.randn(2, 8, 3, generator=torch.Generator().manual_seed(0))
     sides[:, rows] = torch.nan
@@ -199,12 +199,12 @@ def test_nobody_is_worst_where_nothing_is_defined(rows):
         ((torch.zeros(3).long(), torch.zeros(3).long()), ValueError, "1 where both `speakers` are the same"),
     ],
 )
-def test_odd_speakers_are_refused(speakers, error, says):
+def test_invalid_speakers_raise(speakers, error, says):
     with pytest.raises(error, match=says):
         speaker_disclosure(torch.arange(3.0), torch.tensor([0, 1, 1]), speakers)
 
 
-def test_the_worst_speaker_alone_is_that_of_a_loop_and_named():
+def test_worst_speaker_matches_a_loop_over_speakers():
     for seed in range(3):
         original, protected, speakers, weak = planted(seed, number=12, leak=1.5)
         known = reported(rows=(original, protected, speakers))

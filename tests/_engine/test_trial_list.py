@@ -45,7 +45,7 @@ def without(trials, speaker):
 
 @pytest.mark.parametrize("similarity", ["geometric", "sigmoid"])
 @pytest.mark.parametrize("share", [1.0, 0.4])
-def test_a_replicate_of_a_list_is_the_report_of_the_list_without_a_speaker(similarity, share):
+def test_replicate_equals_the_report_without_that_speaker(similarity, share):
     trials = {name: some(listed(voices(), name), share) for name in ("OO", "OP", "PP")}
     report = report_trials(trials, None, 12, similarity, intervals=0.95)
     again = []
@@ -56,7 +56,7 @@ def test_a_replicate_of_a_list_is_the_report_of_the_list_without_a_speaker(simil
     assert_replicates(report, again, coarse=("linkability", "raw_eer", "tpr"))
 
 
-def test_a_list_of_all_pairs_has_the_intervals_of_the_embeddings():
+def test_list_of_all_pairs_matches_embedding_intervals():
     rows = voices()
     expected = make_report(rows, intervals=0.95).scalars
     found = report_trials({name: listed(rows, name) for name in ("OO", "OP", "PP")}, None, 12, intervals=0.95)
@@ -66,7 +66,7 @@ def test_a_list_of_all_pairs_has_the_intervals_of_the_embeddings():
             assert abs(found.scalars[f"{key}_{end}"] - expected[f"{key}_{end}"]) < 0.05 * width + 1e-6, key
 
 
-def test_a_calibration_of_another_run_is_the_same_in_every_replicate():
+def test_calibration_of_another_run_is_fixed_in_replicates():
     attacked, learnt = (some(listed(voices(seed=seed)), 0.5) for seed in (0, 1))
     report = report_trials({"": attacked}, learnt, 12, None, intervals=0.95)
     llr, blocks = report.transfer.llr["linear"], split_labels_into_groups(torch.arange(12))
@@ -81,7 +81,7 @@ def test_a_calibration_of_another_run_is_the_same_in_every_replicate():
         assert low < value < high
 
 
-def test_scores_are_calibrated_by_other_speakers():
+def test_calibration_is_cross_fitted_over_speaker_halves():
     trials = some(listed(voices()), 0.5)
     halves = trials.calibrate_across_speaker_halves()
     within = [(trials.speakers % 2 == number).all(0) for number in (0, 1)]
@@ -95,7 +95,7 @@ def test_scores_are_calibrated_by_other_speakers():
     assert lone.calibrate_across_speaker_halves() == []
 
 
-def test_neither_order_nor_sides_of_pairs_within_a_side_matter():
+def test_result_is_independent_of_trial_order_and_pair_order():
     trials = some(listed(voices(), "PP"), 0.6)
     order = torch.randperm(len(trials.scores), generator=torch.Generator().manual_seed(3))
     turned = torch.rand(len(order), generator=torch.Generator().manual_seed(4)) < 0.5
@@ -106,7 +106,7 @@ def test_neither_order_nor_sides_of_pairs_within_a_side_matter():
         assert_close(two[key], value, rtol=0, atol=1e-9, msg=key, equal_nan=True)
 
 
-def test_many_speakers_are_left_out_in_groups_by_their_labels(monkeypatch):
+def test_jackknife_groups_many_speakers_by_label(monkeypatch):
     trials = some(listed(voices(speakers=30)), 0.5)
     alone = report_trials({"": trials}, None, 30, None, intervals=0.95).scalars
     monkeypatch.setattr(jackknife, "MOST_GROUPS", 15)

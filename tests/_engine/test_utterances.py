@@ -77,7 +77,7 @@ def test_every_embedding_metric_takes_strings_and_rows_of_one_frame(case):
     assert_same(found, expected, atol=1e-9)
 
 
-def test_labels_are_encoded_alike_everywhere():
+def test_labels_are_encoded_the_same_everywhere():
     codes = encode_labels(["p225", "p226", "p225", "ü", ""])
     assert codes.dtype == torch.int64
     assert (codes >= 0).all()
@@ -105,7 +105,7 @@ def test_labels_are_encoded_alike_everywhere():
     ],
     ids=str,
 )
-def test_labels_of_another_kind_and_missing_ones_raise(labels, message):
+def test_invalid_or_missing_labels_raise(labels, message):
     with pytest.raises(TypeError, match=f"Expected `labels` to be integers or strings, {message}"):
         encode_labels(labels)
 
@@ -120,7 +120,7 @@ def test_a_default_collate_can_be_passed_on():
     assert_close(metric.compute(), expected)
 
 
-def test_names_survive_copies_and_merging_and_reach_the_report():
+def test_speaker_names_survive_copying_and_merging():
     first, second = vp.VoicePrivacy(attacks=None), vp.VoicePrivacy(attacks=None)
     labels = [f"speaker {label}" for label in ROWS["speakers"].tolist()]
     first.update(ROWS["original"][:75], ROWS["protected"][:75], labels[:75])
@@ -171,7 +171,7 @@ def test_recordings_count_once_and_another_session_is_another_recording():
     assert int(count_duplicates(data.protected)) == 150
 
 
-def test_sessions_are_halved_for_every_speaker_whatever_their_names():
+def test_session_halves_are_independent_of_labels():
     original, protected, speakers = people(number=6, each=8)
     halves = []
     for sessions in (torch.arange(48) % 4, 9 - (torch.arange(48) % 4) * 3):

@@ -152,7 +152,7 @@ def test_the_headline_names_condition_and_attack():
 
 
 @pytest.mark.filterwarnings("ignore:.*The result is NaN", "ignore:There are no", "ignore:Linkability")
-def test_nothing_known_is_no_verdict():
+def test_undefined_disclosure_gives_no_verdict():
     report = report_of({"original": noise(4, 3), "speakers": torch.arange(4) // 2})
     assert report.headline is None
     lone = report_of({"original": noise(4, 3), "protected": noise(4, 3), "speakers": torch.zeros(4).long()})

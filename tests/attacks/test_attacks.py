@@ -85,7 +85,7 @@ class TestFormulas:
         found, _, (o, p), _ = fitted_and_normalised(Centred(), None)
         assert_close(found, reference.cosines(o, p))
 
-    def test_centring_by_observed_means_is_centring_by_the_means_of_the_same_rows(self):
+    def test_centring_by_moments_equals_centring_by_rows(self):
         o, p, speakers = voices()
         solution = Centred().solve_moments(measure_moments(o, p, speakers).statistics(), None)
         expected = fit_normalisation(unit_rows(p), CENTRED)(unit_rows(p))
@@ -155,7 +155,7 @@ class TestFormulas:
         expected = reference.cosines(tests @ products.T @ dual, p - known_p.mean(0))
         assert_close(found, expected, atol=1e-9, rtol=0)
 
-    def test_outer_products_are_predicted_and_compared_in_their_own_space(self):
+    def test_outer_product_regression_matches_the_reference(self):
         found, (known_o, known_p), (o, p), _ = fitted_and_normalised(OuterProducts(), 1e-2)
         source, tests = (reference.outer_products(x, known_p) for x in (known_p, p))
         target, expected = (reference.outer_products(x, known_o) for x in (known_o, o))
@@ -163,7 +163,7 @@ class TestFormulas:
         # The 36 products of eight dimensions are spanned by ninety rows, so that nothing is projected away.
         assert_close(found, reference.cosines(expected, tests @ source.T @ dual), atol=1e-4, rtol=0)
 
-    def test_separation_is_counted_pair_by_pair(self):
+    def test_separation_matches_a_loop_over_pairs(self):
         o, p, speakers = (x[:30] for x in voices(size=3))
         same, other = speakers[:, None] == speakers, ~torch.eye(30, dtype=torch.bool)
         gap = reference.separation(o.numpy(), p.numpy(), speakers.numpy())
@@ -173,7 +173,7 @@ class TestFormulas:
 
 
 class TestNormalisation:
-    def test_nothing_sees_the_length_of_embeddings(self):
+    def test_attacks_are_invariant_to_embedding_norm(self):
         o, p, speakers = voices()
         gain = torch.logspace(-3, 3, len(p), dtype=torch.float64)[:, None]
         for attack in EVERY:
@@ -190,7 +190,7 @@ class TestNormalisation:
         assert_close(found.numpy(), expected, atol=1e-9, rtol=0)
 
     @pytest.mark.parametrize("size", [1, 3, 16])
-    def test_rounding_of_constant_speech_is_never_scaled_up(self, size):
+    def test_rounding_errors_of_constant_embeddings_are_not_amplified(self, size):
         o, p, speakers = voices(speakers=9, each=4, size=size)
         p = p[:1].expand(36, size)
         for attack in EVERY:
@@ -198,7 +198,7 @@ class TestNormalisation:
             expected = torch.nn.functional.normalize(p) if attack.needs == NOTHING else torch.zeros(36, 1)
             assert_close(fitted.attack(None, p)[1], expected.expand_as(fitted.attack(None, p)[1]).double())
 
-    def test_a_dimension_that_never_varies_is_left_out(self):
+    def test_constant_dimensions_are_ignored(self):
         rows = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         rows = torch.cat([rows, torch.zeros(50, 1, dtype=torch.float64)], dim=1)
         pairs = TrainingPairs(None, rows, torch.arange(50) // 5, (STANDARDISED,))
@@ -222,7 +222,7 @@ class TestNormalisation:
 
 @pytest.mark.parametrize("attack", EVERY, ids=lambda attack: attack.name)
 class TestEveryAttack:
-    def test_order_and_numbers_of_speakers_change_nothing(self, attack):
+    def test_attacks_are_independent_of_order_and_labels(self, attack):
         o, p, speakers = voices()
         expected = scores(copy.deepcopy(attack).fit(o, p, speakers), o, p)
         order = torch.randperm(len(o), generator=torch.Generator().manual_seed(1))
@@ -230,7 +230,7 @@ class TestEveryAttack:
         found = scores(copy.deepcopy(attack).fit(o[order], p[order], renamed[order]), o, p)
         assert_close(found, expected, atol=1e-9, rtol=0)
 
-    def test_float32_is_as_good(self, attack):
+    def test_float32_matches_float64(self, attack):
         o, p, speakers = voices()
         expected = scores(copy.deepcopy(attack).fit(o, p, speakers), o, p)
         o, p = o.float(), p.float()
@@ -239,14 +239,14 @@ class TestEveryAttack:
         assert_close(found.double(), expected, atol=1e-3, rtol=1e-3)
 
     @pytest.mark.parametrize(("speakers", "each", "size"), [(3, 2, 16), (2, 1, 4), (1, 3, 4), (6, 3, 40), (1, 1, 2)])
-    def test_tiny_and_thin_sets_give_finite_scores(self, attack, speakers, each, size):
+    def test_tiny_data_sets_give_finite_scores(self, attack, speakers, each, size):
         o, p, names = voices(speakers, each, size)
         o[0] = 0
         for left, right in ((o, p), (torch.ones_like(o), torch.ones_like(p)), (o, torch.zeros_like(p))):
             fitted = copy.deepcopy(attack).fit(left, right, names)
             assert scores(fitted, o, p).isfinite().all()
 
-    def test_missing_sides_stay_missing_and_pickling_keeps_the_rest(self, attack):
+    def test_missing_sides_stay_none_and_pickling_keeps_scores(self, attack):
         o, p, speakers = voices()
         fitted = copy.deepcopy(attack).fit(o, p, speakers)
         assert fitted.attack(None, p)[0] is None
@@ -256,14 +256,14 @@ class TestEveryAttack:
         with pytest.raises(RuntimeError, match="fitted before it attacks"):
             copy.deepcopy(attack).attack(o, p)
 
-    def test_gradients_reach_the_embeddings_that_are_attacked(self, attack):
+    def test_gradients_reach_the_attacked_embeddings(self, attack):
         o, p, speakers = voices(speakers=6, each=3, size=3)
         fitted = copy.deepcopy(attack).fit(o, p, speakers)
         assert torch.autograd.gradcheck(
             lambda left, right: fitted.attack(left, right), (o[:3].requires_grad_(), p[:3].requires_grad_())
         )
 
-    def test_what_is_missing_is_named(self, attack):
+    def test_invalid_fit_input_raises(self, attack):
         o, p, speakers = voices(speakers=4, each=2, size=3)
         with pytest.raises(TypeError, match="`protected` to be a tensor, but got NoneType"):
             copy.deepcopy(attack).fit(o, None, speakers)
@@ -286,7 +286,7 @@ class TestEveryAttack:
             assert scores(copy.deepcopy(attack).fit(None, p, speakers), o, p).isfinite().all()
 
 
-def test_a_setting_is_the_one_that_separates_speakers_left_out():
+def test_setting_is_chosen_on_held_out_speakers():
     o, p, speakers = voices(speakers=30, each=4, size=40)
     attack = RidgeToOriginal().fit(o, p, speakers)
     values = []
@@ -300,14 +300,14 @@ def test_a_setting_is_the_one_that_separates_speakers_left_out():
     assert_close(attack.attack(None, p), expected.attack(None, p))
 
 
-def test_an_attack_of_ones_own_says_what_it_lacks():
+def test_incomplete_custom_attack_raises():
     with pytest.raises(NotImplementedError, match="Expected Attack to define `fit`"):
         Attack().fit(torch.eye(2), torch.eye(2), torch.arange(2))
     with pytest.raises(NotImplementedError, match="Expected Empty to define `maps`"):
         type("Empty", (LinearAttack,), {"needs": NOTHING})().fit(torch.eye(2), torch.eye(2), torch.arange(2))
 
 
-def test_maps_may_be_matrices_of_ones_own():
+def test_custom_attack_can_return_map_matrices():
     class Doubled(LinearAttack):
         name, needs, settings = "doubled", NOTHING, (2.0,)
 

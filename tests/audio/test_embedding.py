@@ -71,7 +71,7 @@ def test_batches_and_threads_change_nothing(folder, counting, batch_seconds, wor
     assert all(own == 1 or own * size <= batch_seconds * 16000 for own, size in zip(rows, samples, strict=True))
 
 
-def test_encoders_that_cannot_ignore_padding_get_none(folder, encoder):
+def test_encoders_without_length_support_get_no_padding(folder, encoder):
     write(folder / "p0" / "p0_12.wav", noise(0.2))
     embedded = embed_folder(folder, encoder)
     assert_embeddings(embedded.embeddings, alone(folder))
@@ -83,7 +83,7 @@ def test_encoders_that_cannot_ignore_padding_get_none(folder, encoder):
 # Cache
 
 
-def test_only_what_is_new_is_embedded(folder, counting, tmp_path):
+def test_cache_skips_known_recordings(folder, counting, tmp_path):
     first = embed_folder(folder, counting, cache=tmp_path / "cache")
     counting.function.shapes.clear()
     again = embed_folder(folder, counting, cache=tmp_path / "cache")
@@ -152,7 +152,7 @@ def test_a_callable_without_a_name_is_not_cached(folder, tmp_path):
 # Problems
 
 
-def test_all_problems_are_named_at_once_and_nothing_is_embedded_after_the_first(folder, counting):
+def test_one_error_lists_all_broken_recordings(folder, counting):
     for number in range(7):
         (folder / "p0" / f"broken_{number}.wav").write_bytes(b"")
     with pytest.raises(AudioError, match=r"7 of 19 recordings .*broken_0.*broken_4[^_]*; and 2 more\. `partial=True`"):
@@ -160,7 +160,7 @@ def test_all_problems_are_named_at_once_and_nothing_is_embedded_after_the_first(
     assert counting.function.shapes == []
 
 
-def test_nothing_is_left(tmp_path, encoder):
+def test_no_usable_recording_raises(tmp_path, encoder):
     with pytest.raises(AudioError, match="at least one recording, but got none"):
         embed_recordings([], encoder)
     write(tmp_path / "p1_1.wav", noise(0.01))
@@ -210,7 +210,7 @@ def test_pairs_are_the_arguments_of_a_metric(pairs, encoder):
     assert [text.split()[0] for text in voices.assumptions] == ["Speakers", "Pairs"]
 
 
-def test_a_pair_without_one_side_is_left_out(pairs, encoder):
+def test_partial_skips_pairs_with_a_broken_side(pairs, encoder):
     write(pairs / "o" / "p0_0.wav", noise(0.5) * 0)
     (pairs / "p" / "p1_5_anon.flac").write_bytes(b"")
     found = pair_recordings(pairs / "o", pairs / "p")
@@ -290,7 +290,7 @@ def test_f0_histograms_need_voiced_speech(tmp_path):
     assert found.utterances == ["p2_1#1", "p2_1#2"]
 
 
-def test_one_content_is_embedded_once(tmp_path, counting):
+def test_files_of_equal_content_are_embedded_once(tmp_path, counting):
     for name in "xy":
         write(tmp_path / f"{name}.wav", noise(0.5))
     rows = [Recording(name, tmp_path / f"{file}.wav") for name, file in zip("abc", "xxy", strict=True)]

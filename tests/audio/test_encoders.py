@@ -406,7 +406,7 @@ def test_callables_that_are_no_encoders(function, message):
         load_encoder(function, sample_rate=16000)
 
 
-def test_sample_rates_are_stated(pooled):
+def test_missing_or_conflicting_sample_rate_raises(pooled):
     with pytest.raises(AudioError, match="Expected `sample_rate`: the callable does not state"):
         load_encoder(describe)
     pooled.sample_rate = 8000
@@ -420,7 +420,7 @@ def test_sample_rates_are_stated(pooled):
         load_encoder(3)
 
 
-def test_lengths_reach_a_callable_that_takes_them_and_others_get_no_padding(pooled):
+def test_only_callables_with_lengths_get_padding(pooled):
     encoder = load_encoder(pooled, sample_rate=16000)
     assert encoder.can_pad
     padded, sizes = waves(8000, 6000)
@@ -479,7 +479,7 @@ def test_audio_of_another_rate_is_resampled():
     assert torch.autograd.grad(encoder(audio).sum(), audio)[0].abs().max() > 0
 
 
-def test_a_module_for_other_input_than_waveforms_is_left_alone():
+def test_as_encoder_accepts_modules_for_other_input():
     class Mean(nn.Module):
         def forward(self, spectrograms):
             return torch.stack(list(spectrograms)).mean(-1), "more"

@@ -75,7 +75,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("message", BROKEN)
-def test_recordings_that_cannot_be_used_are_named(tmp_path, encoder, message):
+def test_unusable_recordings_raise_or_are_skipped(tmp_path, encoder, message):
     write(tmp_path / "p1_1.wav")
     BROKEN[message](tmp_path / "p1_2.wav")
     with pytest.raises(AudioError, match=rf"1 of 2 recordings cannot be used: .*p1_2\.wav {message}.*`partial=True`"):
@@ -101,7 +101,7 @@ def test_tones_and_loud_floats_are_not_clipped(tmp_path, rate):
     assert read_audio(tmp_path / "loud.wav", 16000).abs().max() > 3
 
 
-def test_a_wav_of_a_pipe_has_no_size(tmp_path):
+def test_wav_without_size_in_header_is_read(tmp_path):
     """Programs that write to a pipe cannot go back to put the size."""
     write(tmp_path / "a.wav", noise(0.5))
     data = bytearray((tmp_path / "a.wav").read_bytes())
@@ -110,7 +110,7 @@ def test_a_wav_of_a_pipe_has_no_size(tmp_path):
     assert len(read_audio(tmp_path / "a.wav", 16000)) == 8000
 
 
-def test_names_that_are_no_text_are_printable(tmp_path):
+def test_error_for_undecodable_file_name_is_printable(tmp_path):
     path = tmp_path / os.fsdecode(b"\xff\x1b.wav")
     path.touch()
     with pytest.raises(AudioError) as error:

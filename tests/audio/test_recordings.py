@@ -44,7 +44,7 @@ def test_speakers_by_folder_or_name(tmp_path, names, speakers, assumption):
     assert repr(found.items[0].utterance) in text
 
 
-def test_speakers_that_cannot_be_told_are_none(tmp_path):
+def test_unknown_speakers_are_none(tmp_path):
     found = list_recordings(touch(tmp_path, "1.wav", "2.wav"))
     assert speakers_of(found) == {"1": None, "2": None}
     assert found.assumptions == ()
@@ -64,7 +64,7 @@ def test_speakers_by_pattern(tmp_path, pattern, speakers):
     ("pattern", "message"),
     [("(", "Expected `speaker_pattern` to be a regular expression"), ("^1", "1 of 2 have none, first '2'")],
 )
-def test_patterns_that_find_nothing(tmp_path, pattern, message):
+def test_speaker_patterns_without_match_raise(tmp_path, pattern, message):
     with pytest.raises(AudioError, match=message):
         list_recordings(touch(tmp_path, "1.wav", "2.wav"), speaker_pattern=pattern)
 
@@ -121,7 +121,7 @@ def test_lists_that_cannot_be_read(tmp_path, name, text, message):
         list_recordings(tmp_path / name)
 
 
-def test_folders_without_recordings_or_with_one_in_two_formats(tmp_path):
+def test_empty_folders_and_duplicate_names_raise(tmp_path):
     touch(tmp_path, "a.m4a", "._b.wav", ".hidden.wav")
     with pytest.raises(AudioError, match=r"Expected recordings \(\.wav, .*\) in .*, but there are none"):
         list_recordings(tmp_path)
@@ -155,14 +155,14 @@ def test_pairs_by_path_or_name_and_suffix(tmp_path, original, protected, way):
     assert [one.utterance for one in pairs.protected] == [one.utterance for one in pairs.original]
 
 
-def test_a_suffix_by_hand(tmp_path):
+def test_strip_suffix_pairs_recordings(tmp_path):
     touch(tmp_path, "o/p1_1.wav", "o/p1_2.wav", "o/p2_1.wav", "p/p1_1.v2.wav", "p/p1_2.wav", "p/p2_1.wav")
     with pytest.raises(AudioError, match=r"1 of 3 original recordings have no protected one, first .*p1_1.wav"):
         pair_recordings(tmp_path / "o", tmp_path / "p")
     assert len(pair_recordings(tmp_path / "o", tmp_path / "p", strip_suffix=".v2").original) == 3
 
 
-def test_unpaired_recordings_are_left_out_if_asked_for(tmp_path):
+def test_unpaired_recordings_raise_unless_partial_is_set(tmp_path):
     touch(tmp_path, "o/p1/1.wav", "o/p1/2.wav", "o/p2/1.wav", "p/p1/1.wav", "p/p2/1.wav", "p/p3/1.wav")
     with pytest.raises(AudioError, match=r"1 of 3 original recordings have no protected one.*`partial=True`"):
         pair_recordings(tmp_path / "o", tmp_path / "p")

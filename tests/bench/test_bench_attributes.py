@@ -26,7 +26,7 @@ def draw_speakers(draw, number, distance, classes=2, width=16, utterances=10):
 
 
 @pytest.mark.parametrize(("number", "distance", "classes"), [(20, 1, 2), (40, 1, 2), (40, 2, 2), (40, 2, 4)])
-def test_intervals_hold_the_disclosure_to_an_attacker_with_as_many_speakers(number, distance, classes):
+def test_intervals_cover_disclosure_for_the_same_training_size(number, distance, classes):
     draw = torch.Generator().manual_seed(1)
     found = [attribute_disclosure(*draw_speakers(draw, number, distance, classes), permutations=0) for _ in range(SETS)]
     values, low, high = (torch.stack([getattr(each, key) for each in found]) for key in ("disclosure", "low", "high"))

@@ -26,7 +26,7 @@ def trials():
     return (original @ protected.T)[kept], rows == columns, (rows, columns)
 
 
-def test_thousand_replicates(trials):
+def test_cost_of_a_thousand_replicates(trials):
     preds, target, speakers = trials
 
     def resample_trials():

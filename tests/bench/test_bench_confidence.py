@@ -36,7 +36,7 @@ def chosen(found, end):
     return front.chosen.epoch
 
 
-def test_how_often_a_chosen_model_is_over_budget():
+def test_selected_models_exceed_the_budget_rarely():
     truth = [values[""] for values in estimates(torch.Generator().manual_seed(1), speakers=1500)]
     generator = torch.Generator().manual_seed(2)
     trainings = [estimates(generator, SPEAKERS, intervals=0.95) for _ in range(TRAININGS)]

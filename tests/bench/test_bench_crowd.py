@@ -113,7 +113,7 @@ warm.compute()
     assert used[5000] < 2.3 * used[2500] + 20
 
 
-def test_one_is_singled_out_of_twenty_thousand():
+def test_singling_out_cost_for_twenty_thousand_people():
     number = 20_000
     rows, speakers = people(number, 4)
     metric = SinglingOut(sizes=(1000, number), draws=2)

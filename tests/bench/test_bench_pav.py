@@ -25,7 +25,7 @@ def trials():
     return preds[order], order < targets
 
 
-def test_ten_million_trials(trials):
+def test_cost_of_pav_on_ten_million_trials(trials):
     preds, target = trials
     array, labels = preds.numpy(), target.numpy().astype(np.float64)
     seconds = in_turns(
@@ -45,7 +45,7 @@ def test_ten_million_trials(trials):
         assert against_sort <= most, name
 
 
-def test_crafted_input_costs_no_more_than_random():
+def test_adversarial_input_costs_no_more_than_random():
     size = 1_000_000
     random = torch.rand(size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     ramp = torch.arange(size, dtype=torch.float64)

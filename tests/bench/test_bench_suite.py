@@ -47,7 +47,7 @@ def bare_products(rows, block_size=2000):
 
 
 @pytest.mark.parametrize(("each", "most"), [(10, 120), (50, 20), (52, 20)])
-def test_the_sets_people_validate_on(each, most):
+def test_cost_of_common_validation_sets(each, most):
     metric, rows = prepared(40, each, None)
     seconds = in_turns({"ours": lambda: afresh(metric), "products": lambda: bare_products(rows)}, repeat=5)
     ratio = report(f"{40 * each} utterances", seconds["ours"], "three bare products", seconds["products"])
@@ -58,7 +58,7 @@ def test_the_sets_people_validate_on(each, most):
     assert ratio <= most
 
 
-def test_no_step_where_scores_begin_to_share_bins():
+def test_cost_is_continuous_where_binning_begins():
     metrics = {each: prepared(40, each, None)[0] for each in (51, 52)}  # up to 2048 utterances none do
     seconds = in_turns({each: lambda metric=metric: afresh(metric) for each, metric in metrics.items()}, repeat=5)
     assert 0.6 <= report("2040 utterances", seconds[51], "2080 utterances", seconds[52]) <= 1.6
@@ -68,7 +68,7 @@ ATTACK_COSTS = [(40, 10, 7), (40, 25, 5), (40, 50, 3), (80, 50, 2.5), (400, 50, 
 
 
 @pytest.mark.parametrize(("speakers", "each", "most"), ATTACK_COSTS)
-def test_attacks_cost_a_few_times_the_rest_and_intervals_half_of_that(speakers, each, most):
+def test_cost_of_attacks_and_intervals_is_bounded(speakers, each, most):
     choices = {"attacks": ("standard", None), "no attacks": (None, None), "intervals": ("standard", 0.95)}
     metrics = {name: prepared(speakers, each, *choice)[0] for name, choice in choices.items()}
     functions = {name: lambda metric=metric: afresh(metric) for name, metric in metrics.items()}
@@ -79,7 +79,7 @@ def test_attacks_cost_a_few_times_the_rest_and_intervals_half_of_that(speakers, 
 
 
 @pytest.mark.parametrize(("speakers", "each", "most"), [(40, 10, 3.5), (40, 50, 2.5), (400, 50, 1.3)])
-def test_intervals_without_attacks(speakers, each, most):
+def test_cost_of_intervals_without_attacks(speakers, each, most):
     """They cost next to nothing where sets are large; in small ones PAV without every speaker dominates."""
     metrics = {intervals: prepared(speakers, each, None, intervals)[0] for intervals in (None, 0.95)}
     functions = {intervals: lambda metric=metric: afresh(metric) for intervals, metric in metrics.items()}
@@ -88,13 +88,13 @@ def test_intervals_without_attacks(speakers, each, most):
     assert report(what, seconds[0.95], "without", seconds[None]) <= most
 
 
-def test_twenty_thousand_utterances():
+def test_cost_of_twenty_thousand_utterances():
     metric, rows = prepared(400, 50, None)
     seconds = in_turns({"ours": lambda: afresh(metric), "products": lambda: bare_products(rows)}, repeat=1)
     assert report("20000 utterances", seconds["ours"], "three bare products", seconds["products"]) <= 3
 
 
-def test_a_thousand_speakers():
+def test_cost_of_a_thousand_speakers():
     metric, rows = prepared(1000)
     seconds = in_turns({"ours": lambda: afresh(metric), "products": lambda: bare_products(rows)}, repeat=2)
     assert report("VoicePrivacy, 6e8 trials", seconds["ours"], "three bare products", seconds["products"]) <= 6

@@ -45,7 +45,7 @@ def train_and_judge(voices, rows, held_out, seed, steps=anonymisers.STEPS):
     return {**found, "strongest": float(suite.compute()["op_d_ece_strongest"])}
 
 
-def test_unseen_bundled_speakers_are_hidden_from_attackers_who_learn():
+def test_training_hides_unseen_bundled_speakers_from_fitted_attacks():
     voices, found = demo_voices(), {"random": [], "engine": []}
     rows = torch.arange(len(voices.speakers)).view(37, -1)
     for seed, (kind, held_out) in enumerate(splits(voices)):
@@ -60,7 +60,7 @@ def test_unseen_bundled_speakers_are_hidden_from_attackers_who_learn():
 
 
 @pytest.mark.parametrize("steps", [300, 1000, 3000])
-def test_unseen_gaussian_speakers_are_hidden_from_attackers_who_learn(steps):
+def test_training_hides_unseen_gaussian_speakers_from_fitted_attacks(steps):
     """60 speakers to train on and 30 unseen ones, 48 dimensions: ``strongest`` is that of the suite."""
     voices = anonymisers.gaussian_voices(speakers=90, width=48)
     rows = torch.arange(len(voices.speakers)).view(90, -1)

@@ -63,7 +63,7 @@ def assert_results_of(voices, got, is_reference=None, **settings):
         assert got[key] == pytest.approx(float(expected[key]), abs=1e-6), key
 
 
-def test_two_folders_are_enough(tmp_path, folders, capsys):
+def test_evaluate_accepts_two_folders_of_recordings(tmp_path, folders, capsys):
     options = ["--no-attacks", "--out", tmp_path / "report"]
     run("evaluate", folders / "o", folders / "a", *options)
     said = capsys.readouterr()
@@ -80,7 +80,7 @@ def test_two_folders_are_enough(tmp_path, folders, capsys):
     assert scalars_of(tmp_path / "again/results.json") == got
 
 
-def test_the_best_of_several_encoders_leads(evaluate, folders, encoder):
+def test_encoder_with_largest_disclosure_comes_first(evaluate, folders, encoder):
     options = ["--encoder", encoder, "--encoder", "resemblyzer", "--no-attacks", "--intervals", "0"]
     systems = evaluate(folders / "o", folders / "a", *options)
     assert [system["name"] for system in systems] == ["a", "a, bands", "a, resemblyzer"]
@@ -112,7 +112,9 @@ def test_a_file_of_embeddings_gives_the_same(tmp_path, evaluate, folders, encode
 @pytest.mark.filterwarnings("ignore:4 of 16 original embeddings equal", "ignore:Linkability needs 10 target trials")
 @pytest.mark.parametrize("option", ["references", "enrolls"])
 @pytest.mark.parametrize("encoder_options", [["--encoder", "bands"], ["--feature", "f0"]])
-def test_references_of_recordings_are_those_of_a_list(tmp_path, evaluate, folders, encoder, option, encoder_options):
+def test_reference_and_enrolment_lists_apply_to_recordings(
+    tmp_path, evaluate, folders, encoder, option, encoder_options
+):
     encoder_options = [encoder if name == "bands" else name for name in encoder_options]
     enrolled = [f"p{speaker}/p{speaker}_{number}" for speaker in range(4) for number in (0, 1)]
     (tmp_path / "list").write_text("\n".join(enrolled))
@@ -141,7 +143,7 @@ def test_references_of_recordings_are_those_of_a_list(tmp_path, evaluate, folder
         (["e.npz", "--encoder", "resemblyzer"], "Expected no --encoder with embeddings"),
     ],
 )
-def test_what_is_wrong_with_recordings_is_said(tmp_path, folders, monkeypatch, capsys, options, message):
+def test_invalid_recordings_raise(tmp_path, folders, monkeypatch, capsys, options, message):
     for name in "oa":
         (tmp_path / name).symlink_to(folders / name)
     write_voices(tmp_path / "less", "_anon", 1.3)
@@ -156,7 +158,7 @@ def test_what_is_wrong_with_recordings_is_said(tmp_path, folders, monkeypatch, c
     assert said.count("\n") == 1
 
 
-def test_partial_leaves_out_what_is_missing_and_counts_it(tmp_path, evaluate, folders, encoder):
+def test_partial_skips_and_counts_missing_recordings(tmp_path, evaluate, folders, encoder):
     protected = write_voices(tmp_path / "p", "_anon", 1.3)
     (protected / "p0/p0_0_anon.wav").unlink()
     (protected / "p1/p1_0_anon.wav").write_bytes(b"RIFF")

@@ -43,7 +43,7 @@ def look(pages, found):
     return asyncio.run(all_views())
 
 
-def test_a_page_neither_complains_nor_scrolls_sideways(pages):
+def test_page_has_no_browser_errors_and_no_horizontal_scroll(pages):
     async def found(tab):
         document = "document.documentElement"
         pixels = await tab.run(f"{document}.scrollWidth - {document}.clientWidth")
@@ -76,7 +76,7 @@ RIGHT_OF_OP = """[...document.querySelectorAll("thead th")].filter(th => th.text
     .map(th => th.getBoundingClientRect().right).filter(right => right > 0)"""
 
 
-def test_words_are_whole_and_op_is_in_view(pages):
+def test_words_are_not_broken_and_op_column_is_visible(pages):
     async def found(tab):
         await tab.run("document.querySelectorAll('details').forEach(one => one.open = true)")
         width, edges = await tab.run("window.innerWidth"), await tab.run(RIGHT_OF_OP)

@@ -71,7 +71,7 @@ def test_the_vectors_of_2024_are_found_scored_and_grouped(tmp_path, evaluate, li
     assert_expected(system, libri_measures)
 
 
-def test_attacks_are_tried_on_the_vectors_of_2024_set_by_set_and_together(tmp_path, evaluate, libri):
+def test_attacks_on_vectors_of_2024_match_the_suite(tmp_path, evaluate, libri):
     write_data(tmp_path, libri)
     write_vectors(tmp_path / "exp", libri, "", "_anon")
     (system,) = evaluate(tmp_path)
@@ -89,9 +89,7 @@ def test_attacks_are_tried_on_the_vectors_of_2024_set_by_set_and_together(tmp_pa
         assert group["scalars"]["op_d_ece_strongest"] >= group["scalars"]["op_d_ece"]
 
 
-def test_protected_speech_alone_is_scored_and_attacked_by_who_protects_the_same_way(
-    tmp_path, evaluate, libri, libri_measures
-):
+def test_protected_vectors_alone_give_only_pp_with_attacks(tmp_path, evaluate, libri, libri_measures):
     """As 2024's attacker has it, whose extractor was trained on protected speech."""
     write_data(tmp_path, libri)
     write_vectors(tmp_path / "exp/asv_anon", libri, "_anon")
@@ -113,7 +111,7 @@ def test_extractors_are_never_mixed(tmp_path, evaluate, libri, libri_measures):
     assert_expected(both, libri_measures)
 
 
-def test_lists_beside_the_vectors_will_do(tmp_path, evaluate, libri, libri_measures):
+def test_trial_lists_next_to_vectors_are_read(tmp_path, evaluate, libri, libri_measures):
     write_vectors(tmp_path, libri, "", "_anon")
     for name in ("trials_f", "trials_m", "enrolls"):
         shutil.copy(libri.folder / name, tmp_path / name)
@@ -141,7 +139,7 @@ def test_several_anonymisers_stand_side_by_side(tmp_path, evaluate, libri, capsy
     assert "mcadams" in capsys.readouterr().out
 
 
-def test_a_folder_without_results_or_lists_is_refused(tmp_path, libri, capsys):
+def test_folder_without_results_or_trial_lists_raises(tmp_path, libri, capsys):
     run("evaluate", tmp_path, expect=2)
     assert f"{tmp_path}: expected results of a VoicePrivacy challenge" in capsys.readouterr().err
     write_scores(tmp_path, libri, "_anon")
@@ -234,7 +232,7 @@ def test_results_folders_are_compared(tmp_path, libri, monkeypatch):
     assert [system.utility.get("MOS") for system in systems] == [None, None, None, 3.5]
 
 
-def test_sets_of_mixed_sex_in_several_languages_make_the_average_of_2026(tmp_path, libri, monkeypatch):
+def test_average_of_2026_covers_languages_of_mixed_sex(tmp_path, libri, monkeypatch):
     trials = "".join((libri.folder / f"trials_{sex}").read_text() for sex in "fm")
     names = sorted({line.split()[1] for line in trials.splitlines()})
     for language in ("de", "fr"):

@@ -57,7 +57,7 @@ from vpmetrics.cli import main
         ("embed missing --out e.npz/new.npz", "cannot be written"),
     ],
 )
-def test_wrong_use_ends_with_one_line_and_status_2(tmp_path, monkeypatch, capsys, arguments, message):
+def test_invalid_usage_prints_one_line_and_exits_with_2(tmp_path, monkeypatch, capsys, arguments, message):
     monkeypatch.chdir(tmp_path)
     before = write_embeddings(tmp_path / "e.npz").read_bytes()
     (tmp_path / "scores").write_text("a b 2 target\na c 1 nontarget\n")
@@ -90,7 +90,7 @@ def test_a_value_that_an_option_does_not_take_ends_with_status_2(capsys, option,
 
 
 @pytest.mark.parametrize("arguments", [["evaluate", ""], ["demo", "--out", ""]])
-def test_empty_names_are_refused(tmp_path, monkeypatch, capsys, arguments):
+def test_empty_names_raise(tmp_path, monkeypatch, capsys, arguments):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         run(*arguments)

@@ -30,7 +30,7 @@ def test_embeddings_give_every_scalar_of_the_suite(tmp_path, evaluate, voices, w
     assert_scalars(system["scalars"], expected_scalars(voices, attacks=attacks))
 
 
-def test_utterances_only_one_file_names_are_refused_or_left_out_where_asked_for(tmp_path, voices, capsys):
+def test_unpaired_utterances_raise_unless_partial_is_set(tmp_path, voices, capsys):
     options = write_ark(tmp_path, voices)
     lines = (tmp_path / "p.ark").read_text().splitlines(keepends=True)
     (tmp_path / "p.ark").write_text("".join(lines[:-5]))
@@ -47,7 +47,7 @@ def test_utterances_given_twice_count_once(tmp_path, assert_same_as_suite, voice
     assert_same_as_suite(tmp_path / "x.pt", "--utterances", "recording")
 
 
-def test_arrays_found_by_another_name_are_told(tmp_path, voices, capsys):
+def test_guessed_array_names_are_noted(tmp_path, voices, capsys):
     run("evaluate", *write_npz(tmp_path, voices), "--no-attacks")
     said = f"{tmp_path / 'all.npz'}: taken emb_O as original, anonymised as protected, spk as speakers"
     assert f"note: {said}\n" in capsys.readouterr().out
@@ -83,7 +83,7 @@ ROWS = {"original": ONES, "protected": ONES, "speakers": [1, 1, 2, 2]}
         (ROWS | {"speakers": [1, 2, 3, 4]}, [], "Every speaker has one utterance (4 speakers): add"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_embeddings_is_said(tmp_path, capsys, arrays, options, message):
+def test_invalid_embeddings_raise(tmp_path, capsys, arrays, options, message):
     np.savez(tmp_path / "all.npz", **arrays)
     run("evaluate", tmp_path / "all.npz", *options, expect=2)
     assert message in capsys.readouterr().err
@@ -96,7 +96,7 @@ def test_what_is_wrong_with_embeddings_is_said(tmp_path, capsys, arrays, options
         (b"u1 [ 1 2 ]\nu1 [ 1 2 ]\n", "o.ark: expected every utterance once, but 1 occur again"),
     ],
 )
-def test_what_is_wrong_with_archives_is_said(tmp_path, capsys, voices, content, message):
+def test_invalid_archives_raise(tmp_path, capsys, voices, content, message):
     options = write_ark(tmp_path, voices)
     (tmp_path / "o.ark").write_bytes(content)
     run("evaluate", *options, expect=2)
@@ -112,11 +112,11 @@ def write_sides(folder, voices, suffix=""):
     return [folder / "o.pt", folder / "p.pt"]
 
 
-def test_two_dictionaries_and_utt2spk_are_enough(tmp_path, assert_same_as_suite, voices):
+def test_dictionaries_and_utt2spk_match_the_suite(tmp_path, assert_same_as_suite, voices):
     assert_same_as_suite(*write_sides(tmp_path, voices), "--utt2spk", write_utt2spk(tmp_path, voices))
 
 
-def test_two_folders_and_a_pattern_are_enough(tmp_path, assert_same_as_suite, voices):
+def test_folders_and_speaker_pattern_match_the_suite(tmp_path, assert_same_as_suite, voices):
     for side, vectors in (("o", voices.original), ("p", voices.protected["B2"])):
         (tmp_path / side).mkdir()
         for name, row in zip(voices.utterances, vectors, strict=True):
@@ -148,7 +148,7 @@ def test_rows_of_a_container_are_paired_with_utt2spk_by_name(tmp_path, assert_sa
     assert_same_as_suite(tmp_path / "x.npz", "--utt2spk", write_utt2spk(tmp_path, voices))
 
 
-def test_speakers_have_to_be_told(tmp_path, voices, capsys):
+def test_missing_speaker_labels_raise(tmp_path, voices, capsys):
     options = write_sides(tmp_path, voices)
     run("evaluate", *options, expect=2)
     assert "expected the speaker of every utterance, but got none; give --utt2spk FILE" in capsys.readouterr().err

@@ -104,11 +104,11 @@ def test_a_format_is_read_back(tmp_path, vectors, kind, packed):
             assert array.tolist() == SPEAKERS
 
 
-def test_every_format_is_tried_here():
+def test_writers_cover_every_reader():
     assert {kind.split(".")[1] for kind in WRITERS} | {"pth", "hdf5"} == set(READERS)
 
 
-def test_another_suffix_is_told_by_an_option(tmp_path, assert_same_as_suite, voices, capsys):
+def test_format_option_overrides_the_suffix(tmp_path, assert_same_as_suite, voices, capsys):
     with (tmp_path / "x.unheard").open("wb") as file:
         np.savez(file, original=voices.original, protected=voices.protected["B2"], speakers=voices.speakers)
     assert_same_as_suite(tmp_path / "x.unheard", "--format", "npz")
@@ -130,12 +130,12 @@ def test_a_folder_has_a_file_per_utterance(tmp_path, vectors, suffix, nested):
     assert arrays.utterances == ([f"{s}/{k % 2}" for k, s in enumerate(SPEAKERS)] if nested else UTTERANCES)
 
 
-def test_a_vector_of_integers_in_a_text_archive_is_read_as_it_is(tmp_path):
+def test_text_archive_reads_numbers_without_decimal_point(tmp_path):
     (tmp_path / "x.ark").write_text("u1  [ 1 0.5 1e-05 ]\nu2  [ 0 2 -3.5 ]\n")
     assert read_arrays(str(tmp_path / "x.ark")).by_name[""].tolist() == [[1, 0.5, np.float32(1e-5)], [0, 2, -3.5]]
 
 
-def test_a_table_of_archives_is_read_beside_them_when_a_folder_has_moved(tmp_path, vectors):
+def test_scp_finds_its_archive_after_the_folder_moved(tmp_path, vectors):
     WRITERS["table.scp"](tmp_path / "x.scp", vectors)
     moved = tmp_path / "moved"
     moved.mkdir()
@@ -184,7 +184,7 @@ class Bomb:
         ("x.npz.gz", b"\x1f\x8bnonsense", "x.npz.gz: cannot be read"),
     ],
 )
-def test_damage_is_told_with_its_place(tmp_path, name, content, message):
+def test_error_for_damaged_file_names_the_place(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError) as error:
         read_arrays(str(tmp_path / name))
@@ -192,7 +192,7 @@ def test_damage_is_told_with_its_place(tmp_path, name, content, message):
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_file_cut_short_is_refused(tmp_path, vectors, kind):
+def test_truncated_file_raises(tmp_path, vectors, kind):
     path = tmp_path / kind
     WRITERS[kind](path, vectors)
     whole = path.read_bytes()
@@ -214,7 +214,7 @@ def test_a_file_cut_short_is_refused(tmp_path, vectors, kind):
     ],
 )
 @pytest.mark.filterwarnings("ignore:torch.quantize", "ignore:TypedStorage")
-def test_unusual_tensors_are_called_what_they_are(tmp_path, content, message):
+def test_error_names_the_kind_of_unsupported_tensor(tmp_path, content, message):
     torch.save(content() if callable(content) else content, tmp_path / "x.pt")
     with pytest.raises(InputError, match=r"x\.pt") as error:
         read_arrays(str(tmp_path / "x.pt"))
@@ -250,7 +250,7 @@ def test_the_challenges_vectors_are_paired_by_their_index(tmp_path, assert_same_
 
 
 @pytest.mark.parametrize("lines", ["a 0\nb 0\n", "a 0\n", "a 0\nb 2\n", "a 0\nb x\n", "a 0 1\nb 1 1\n"])
-def test_an_index_that_does_not_name_every_row_is_refused(tmp_path, lines):
+def test_incomplete_id2idx_raises(tmp_path, lines):
     torch.save(torch.zeros(2, 3), tmp_path / "speaker_vectors.pt")
     (tmp_path / "id2idx").write_text(lines)
     with pytest.raises(InputError, match="id2idx"):

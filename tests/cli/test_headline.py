@@ -61,19 +61,19 @@ def text_of(one):
 
 
 @pytest.mark.parametrize(("distance", "level"), [(4.0, "high"), (1.0, "moderate"), (0.0, "low"), (-4.0, "high")])
-def test_the_verdict_follows_the_most_that_is_disclosed_in_either_direction(distance, level):
+def test_verdict_uses_the_larger_disclosure_of_both_score_signs(distance, level):
     one = system("x", distance)
     assert verdict_of(one).level == level
     assert ("turn the sign" in text_of(one)) == (distance < 0)
 
 
-def test_a_weak_attackers_number_never_stands_alone():
+def test_output_states_that_no_attack_was_tried():
     assert "No attack was tried" in text_of(system("x", 0.0))
     assert "No attack was tried" in " ".join(verdict_of_systems([system("x", 0.0), system("y", 1.0)]).sentences)
     assert "no attack tried" in "\n".join(summary_lines(system("x", 0.0)))
 
 
-def test_the_strongest_attack_decides_and_is_named_with_what_it_needs():
+def test_verdict_names_the_strongest_attack_and_its_data():
     one = attacked()
     assert verdict_of(one).level == "high"
     text = text_of(one)
@@ -83,7 +83,7 @@ def test_the_strongest_attack_decides_and_is_named_with_what_it_needs():
     assert "No attack" not in text
 
 
-def test_a_fixed_voice_per_speaker_is_no_low_leakage():
+def test_linkable_protected_speech_gives_high_leakage():
     linked = attacked(op_d_ece_strongest=0.01, pp_d_ece_strongest=0.667, pp_d_ece=0.6, pp_strongest=1)
     assert verdict_of(linked).level == "high"
     assert "learns 0.667 of at most 0.721 bit in PP" in text_of(linked)
@@ -91,7 +91,7 @@ def test_a_fixed_voice_per_speaker_is_no_low_leakage():
     assert summary_rows(linked)[0].cell.text == "0.667"
 
 
-def test_voices_within_a_session_are_no_disclosure():
+def test_condition_within_does_not_count_as_disclosure():
     one = attacked(op_d_ece_strongest=0.01, within_d_ece_strongest=0.7, across_d_ece_strongest=0.02)
     conditions = dict.fromkeys(("OP", "PP", "within", "across"), one.report.conditions["OP"])
     one = replace(one, report=rebuild(one.report, conditions=conditions))
@@ -120,7 +120,7 @@ def test_leakage_is_not_low_where_a_check_failed():
 
 
 @pytest.mark.parametrize(("bits", "level"), [(0.24, "low"), (0.4, "moderate")])
-def test_one_person_released_unchanged_is_named_in_the_verdict(bits, level):
+def test_verdict_names_the_worst_protected_speaker(bits, level):
     known = scores(0.0)
     values = torch.tensor([0.0] * 5 + [bits] + [0.0] * 2)
     worst = SelfCalibratedDisclosure(values, torch.tensor(0.2), torch.tensor(0.22))
@@ -146,7 +146,7 @@ def test_systems_are_ranked_by_what_they_disclose():
     assert "Voices stay most distinct with weak (G_VD −0.10 dB)." in headline.sentences
 
 
-def test_data_sets_and_parts_of_a_combined_system_do_not_compete():
+def test_systems_are_ranked_only_within_a_dataset():
     one, other = (
         [
             replace(system(f"{name} {dataset}", distance), dataset=dataset)
@@ -184,7 +184,7 @@ def test_summaries_fit_a_terminal_of_80_columns(name):
     assert len(comparison_lines([one] * 3)) == 4
 
 
-def test_what_a_check_says_of_several_systems_is_said_once():
+def test_equal_check_messages_of_systems_are_merged():
     same, other = Check("encoder", "ok", "Good."), Check("encoder", "failed", "Bad.")
     systems = [attacked(name, checks=(check,)) for name, check in (("a", same), ("b", same), ("c", other))]
     assert [(check.name, check.message) for check in collect_checks(systems[:2])[1:]] == [("encoder", "Good.")]
@@ -196,7 +196,7 @@ def changes(before, after):
     return {row[0].text: row[3] for row in table_of_changes(before, after).rows}
 
 
-def test_changes_say_better_or_worse_by_where_privacy_lies():
+def test_changes_follow_the_privacy_direction_of_each_measure():
     before = system("a", 2.0, deid=0.3, gvd=-1.0, disclosure=0.5)
     after = system("b", 1.0, deid=0.3, gvd=-5.0, disclosure=0.6)
     rows = changes(before, after)
@@ -214,7 +214,7 @@ def test_a_change_within_the_error_of_both_is_neither_better_nor_worse(value, sa
     assert changes(before, after)["disclosure ↓ [bit]"].text == says
 
 
-def test_systems_of_other_speakers_are_not_subtracted():
+def test_systems_without_paired_speakers_give_no_differences():
     first, second = system("a", 1.0), system("b", 1.0)
     assert compare_pairs_by_disclosure([first, second], 0.95) == []
     assert compare_pairs_by_disclosure([first, second], None) == []

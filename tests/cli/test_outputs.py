@@ -59,7 +59,7 @@ def test_only_files_that_a_former_run_lists_are_replaced_or_removed(tmp_path):
         check_and_find_outdated_files(tmp_path, ["results.json", "ranks.svg"])
 
 
-def test_results_replace_results_and_nothing_else(tmp_path):
+def test_only_results_files_are_replaced(tmp_path):
     np.savez(tmp_path / "in.npz", x=1)
     with pytest.raises(InputError, match="holds no results of vpmetrics and would be lost"):
         check_replaceable_file(tmp_path / "in.npz")
@@ -69,7 +69,7 @@ def test_results_replace_results_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize("check", [check_replaceable_file, check_output_folder])
-def test_names_that_no_disk_takes_are_told_in_a_line(tmp_path, check):
+def test_too_long_file_name_raises_a_short_error(tmp_path, check):
     with pytest.raises(InputError, match=r"cannot be written \(File name too long\)") as caught:
         check(tmp_path / ("x" * 300))
     assert len(str(caught.value)) < 400
@@ -88,7 +88,7 @@ def test_a_second_run_removes_what_it_does_not_write_again(tmp_path):
     assert names == {path.name for path in (tmp_path / "out").iterdir()} - {"results.json", "notes.txt"}
 
 
-def test_a_full_disk_costs_nothing_that_was_there(tmp_path, monkeypatch):
+def test_full_disk_keeps_existing_files(tmp_path, monkeypatch):
     (tmp_path / "good.json").write_bytes(b"good")
     (tmp_path / "old.png").write_bytes(b"old")
     whole = Path.write_bytes
@@ -153,7 +153,7 @@ FOREIGN = {name: data for name, data in contents_of(FORMER).items() if name.ends
 
 
 @pytest.mark.parametrize("error", [OSError(13, "Permission denied"), KeyboardInterrupt()], ids=str)
-def test_whichever_step_fails_leaves_the_former_results_or_the_later_ones(former, error):
+def test_failure_at_any_step_leaves_old_or_new_results(former, error):
     def fail():
         raise error
 
@@ -170,7 +170,7 @@ def test_whichever_step_fails_leaves_the_former_results_or_the_later_ones(former
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # Python 3.12
-def test_whichever_step_is_the_last_leaves_whole_files_that_the_next_run_knows(former):
+def test_kill_at_any_step_leaves_complete_files(former):
     states = []
     for step in range(rewrite(former("whole"))):
         folder = former(str(step))
@@ -194,7 +194,7 @@ def test_whichever_step_is_the_last_leaves_whole_files_that_the_next_run_knows(f
     assert states.count("former") >= 6
 
 
-def test_a_killed_first_run_leaves_a_folder_that_results_can_go_into(tmp_path):
+def test_folder_of_a_killed_first_run_is_usable(tmp_path):
     (tmp_path / ".results.json.123.new.vpmetrics").write_bytes(b"{")
     check_output_folder(tmp_path)
     write_files({tmp_path / name: data for name, data in contents_of(LATER).items()})

@@ -43,7 +43,7 @@ def test_the_page_is_self_contained_and_holds_numbers_and_figures(tmp_path, voic
     assert all("scope" in attributes for tag, attributes in page.tags if tag == "th")
 
 
-def test_populations_are_searched_where_asked_for(tmp_path, voices, capsys):
+def test_population_option_adds_reidentification_rates(tmp_path, voices, capsys):
     options = ["--population", "3,5", "--no-attacks", "--json", tmp_path / "result.json", "--out", tmp_path / "report"]
     run("evaluate", *write_npz(tmp_path, voices), *options)
     metric = ReidentificationRate((3, 5), condition="OP")
@@ -105,7 +105,7 @@ def test_compare_takes_score_files_of_two_conditions(tmp_path, voices):
             assert got[name] == pytest.approx(float(expected[name]), abs=2e-5)
 
 
-def test_compare_tells_a_key_from_a_system(tmp_path, voices, capsys):
+def test_compare_requires_key_option_for_a_key(tmp_path, voices, capsys):
     scores = write_scores(tmp_path / "scores", voices, trials_of(voices, "OP"))
     key = write_key(tmp_path / "key", voices)
     run("compare", f"B1={scores}", key, expect=2)

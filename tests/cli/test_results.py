@@ -21,7 +21,7 @@ from vpmetrics.cli.table_formats import print_tables
 from vpmetrics.cli.tables import Cell, Table
 
 
-def test_results_follow_the_schema_and_say_what_led_to_them(tmp_path, voices):
+def test_results_follow_the_schema_and_record_command_and_settings(tmp_path, voices):
     files = write_npz(tmp_path, voices)
     run("evaluate", *files, "--out", tmp_path / "out", "--similarity", "sigmoid")
     content = results_of(tmp_path / "out" / "results.json")
@@ -42,7 +42,7 @@ def test_results_follow_the_schema_and_say_what_led_to_them(tmp_path, voices):
     assert content["scalars"]["op_eer"]["direction"] == "high"
 
 
-def test_whatever_is_not_finite_is_null_and_named(tmp_path):
+def test_non_finite_scalars_are_null_and_listed(tmp_path):
     targets = scored()._replace(is_target=torch.ones(300, dtype=torch.bool))
     with pytest.warns(UserWarning, match="There are no non-target trials"):
         report = report_trials({"": targets})
@@ -55,7 +55,7 @@ def test_whatever_is_not_finite_is_null_and_named(tmp_path):
     assert (system["not_finite"]["cllr"], system["not_finite"]["d_ece"]) == ("inf", "nan")
 
 
-def test_json_to_standard_output_is_nothing_else(tmp_path, voices, capsys):
+def test_stdout_holds_only_json_for_a_dash(tmp_path, voices, capsys):
     files = write_npz(tmp_path, voices)
     run("evaluate", *files, "--json", tmp_path / "file.json")
     capsys.readouterr()
@@ -63,7 +63,7 @@ def test_json_to_standard_output_is_nothing_else(tmp_path, voices, capsys):
     assert json.loads(capsys.readouterr().out)["systems"] == results_of(tmp_path / "file.json")["systems"]
 
 
-def test_names_of_scores_are_counted_and_their_files_named_once(tmp_path, voices):
+def test_score_files_give_utterance_count_and_unique_inputs(tmp_path, voices):
     scores = write_scores(tmp_path / "scores", voices, trials_of(voices, "OP"))
     key = write_key(tmp_path / "key", voices)
     run("evaluate", scores, key, "--out", tmp_path / "out")
@@ -89,7 +89,7 @@ def test_figures_are_written_in_the_formats_asked_for(tmp_path, voices):
 
 
 @pytest.mark.parametrize("width", [200, 80, 60, 40, 20])
-def test_no_terminal_is_too_narrow_for_every_digit(capsys, width):
+def test_tables_keep_every_digit_in_a_narrow_terminal(capsys, width):
     from rich.console import Console
 
     names = ("a rather long name of a system with words", "averyveryverylongnamewithoutanyspaces", "B2")

@@ -18,7 +18,7 @@ TABLE = Table("Title with D_ECE & 50 %", ("system", "G_VD [dB]", "tag ↓"), ROW
 HOSTILE = ("=cmd|' /C calc'!A0", "+1", "@SUM(A1)", "-2+3", "＝1", "<script>x</script>", "a|b`*_[x](y)", "\\input{x}")
 
 
-def test_spreadsheets_hold_numbers_and_ends_in_columns_of_their_own():
+def test_csv_has_numbers_and_separate_interval_columns():
     rows = list(csv.reader(as_csv([TABLE, TABLE]).splitlines()))
     assert rows[:3] == [
         ["system", "G_VD [dB]", "G_VD [dB], from", "G_VD [dB], to", "tag ↓"],
@@ -49,7 +49,7 @@ def test_tables_for_markdown_have_intervals_and_the_best_in_bold():
     ]
 
 
-def test_tables_for_latex_escape_names_and_set_indices_low():
+def test_latex_escapes_names_and_writes_subscripts():
     text = as_latex([TABLE])
     assert r"\caption{Title with D\_ECE \& 50 \%.}" in text  # a title is left as its author wrote it
     assert r"\shortstack[r]{$G_\mathrm{VD}$ \\ {[}dB]}" in text

@@ -59,7 +59,7 @@ def names(table):
     return [*table.columns, *(row[0].text for row in table.rows)]
 
 
-def test_no_weak_attackers_number_stands_alone_in_any_table(systems):
+def test_every_table_with_a_weak_attack_shows_the_strongest(systems):
     seen = 0
     for table in tables(systems):
         if any(weak in name for name in names(table) for weak in WEAK) and table.title != "By group, OO":
@@ -71,14 +71,14 @@ def test_no_weak_attackers_number_stands_alone_in_any_table(systems):
 
 
 @pytest.mark.parametrize("weak", ["OP D_ECE", "OP EER", "PP D_ECE", "DeID"])
-def test_the_strongest_stands_before_what_it_is_to_be_read_with(systems, weak):
+def test_strongest_column_precedes_the_weak_one(systems, weak):
     columns = table_of_systems([systems["attacked"]] * 2, "x").columns
     strongest = weak.replace(" ", " strongest ") if " " in weak else "OP strongest D_ECE"
     places = [next(at for at, head in enumerate(columns) if head.startswith(name)) for name in (strongest, weak)]
     assert places[0] < places[1]
 
 
-def test_original_speech_has_no_attack_and_others_say_that_none_was_tried(systems):
+def test_missing_attacks_show_dash_or_none_tried(systems):
     table = table_of_systems([systems["not attacked"]] * 2, "x")
     at = next(at for at, head in enumerate(table.columns) if head.startswith("OP strongest D_ECE"))
     assert [row[at].text for row in table.rows] == ["–", "none tried", "none tried"]
@@ -90,7 +90,7 @@ def test_attacks_have_no_average(systems):
     assert [row[at].text for row in table.rows] == ["none tried"] * 3 + ["–"]
 
 
-def test_every_measure_of_a_condition_stands_in_one_table_and_details_are_folded(systems):
+def test_every_measure_is_in_exactly_one_table(systems):
     shown = tables_of_system(systems["attacked"])
     assert shown[0].title == "Headline"
     assert not shown[0].fold
@@ -101,7 +101,7 @@ def test_every_measure_of_a_condition_stands_in_one_table_and_details_are_folded
     assert {table.fold for table in shown[2:]} == {table.title for table in shown[2:]}
 
 
-def test_op_values_never_stand_under_a_heading_of_pp(systems):
+def test_op_and_pp_values_have_separate_columns(systems):
     one, other = systems["PP alone"], systems["attacked"]
     for order in ([one, other], [other, one]):
         table = table_of_systems(order, "x")
@@ -112,7 +112,7 @@ def test_op_values_never_stand_under_a_heading_of_pp(systems):
         assert cells["OP D_ECE ↓ [bit]"].text == "–"
 
 
-def test_the_best_of_each_column_is_marked_by_where_it_is_good():
+def test_best_value_follows_the_direction_of_each_column():
     ones = [
         system(name, 1.0, deid=deid, gvd=deid, op_d_ece=bits) for name, deid, bits in (("a", 0.2, 0.1), ("b", 0.9, 0.3))
     ]
@@ -149,7 +149,7 @@ def test_a_measure_without_condition_stands_for_all(systems):
     assert table_of_systems([systems["scores"]] * 2, "x", ["l_w"]).columns == ("system", "l_w ↓ [log10]")
 
 
-def test_a_column_that_is_not_there_is_refused_with_the_nearest():
+def test_unknown_column_raises_with_the_closest_name():
     check_columns(["eer", "op_eer", "WER"])
     with pytest.raises(InputError, match="got 'WER'"):
         check_columns(["WER"], ["UAR"])
@@ -160,7 +160,7 @@ def test_a_column_that_is_not_there_is_refused_with_the_nearest():
 
 
 @pytest.mark.parametrize("key", ["d_ece", "eer", "deid", "gvd", "l_w", "linkability"])
-def test_no_interval_as_printed_leaves_its_value_outside(key):
+def test_printed_intervals_contain_their_value(key):
     draw, entry = torch.Generator().manual_seed(0), scalar(key)
     numbers = 10 ** torch.empty(2000, dtype=torch.float64).uniform_(-7, 0, generator=draw)
     offsets = 10 ** torch.empty(2, 2000, dtype=torch.float64).uniform_(-9, 0, generator=draw)
@@ -181,7 +181,7 @@ def test_attributes_have_a_table(systems):
     assert [cell.text for cell in table.rows[1]] == ["accent", "0.000", "–", "–"]
 
 
-def test_names_lose_what_would_act_on_a_reader():
+def test_control_characters_are_removed_from_names():
     assert clean("a\x1b[31m\tb\r\nc\u202ed\u200b") == "a [31m b c d"
     one = replace(system("\x1b[2J=cmd", 1.0), name="\x1b[2J=cmd")
     text = as_markdown([table_of_systems([one, one], "title\nof two")])
@@ -189,7 +189,7 @@ def test_names_lose_what_would_act_on_a_reader():
     assert text.startswith("**title of two**")
 
 
-def test_each_data_set_has_its_original_speech_and_challenges_name_conditions(systems):
+def test_each_dataset_has_an_original_row_and_challenge_condition_names(systems):
     ones = [replace(systems["attacked"], name=f"B2 {part}", dataset=part) for part in ("dev", "test")]
     assert [row[0].text for row in table_of_systems([*ones, ones[0]], "x").rows[:2]] == [
         "original, dev",

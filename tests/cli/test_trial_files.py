@@ -26,7 +26,7 @@ from vpmetrics.functional import calibration_distortion
 
 @pytest.mark.parametrize("name", ["scores", "scores.gz"])
 @pytest.mark.parametrize("fourth", [False, True])
-def test_scores_give_what_the_functions_give(tmp_path, evaluate, voices, name, fourth):
+def test_score_files_match_the_reference_measures(tmp_path, evaluate, voices, name, fourth):
     trials = trials_of(voices, "OP")
     files = [write_scores(tmp_path / name, voices, trials, fourth)]
     files += [] if fourth else [write_key(tmp_path / "key", voices)]
@@ -36,7 +36,7 @@ def test_scores_give_what_the_functions_give(tmp_path, evaluate, voices, name, f
     assert_scalars(system["scalars"], expected, atol=1e-12)
 
 
-def test_scores_of_all_conditions_and_speakers_say_what_the_embeddings_say(tmp_path, evaluate, voices):
+def test_score_files_of_all_conditions_match_the_embeddings(tmp_path, evaluate, voices):
     """The matrices of score files are those of the suite, formed another way."""
     (system,) = evaluate(*write_conditions(tmp_path, voices), "--utt2spk", write_utt2spk(tmp_path, voices))
     got, expected = system["scalars"], expected_scalars(voices)
@@ -67,7 +67,7 @@ def test_fit_reports_calibration_distortion(tmp_path, evaluate, voices):
     assert (tmp_path / "out" / "calibration.png").exists()
 
 
-def test_trials_without_partner_are_reported_and_can_be_refused(tmp_path, evaluate, capsys):
+def test_unmatched_scores_and_key_trials_are_noted_or_raise(tmp_path, evaluate, capsys):
     (tmp_path / "scores").write_text("a b 1\n\na c 2\nx y 3\na d 4\n")
     (tmp_path / "key").write_text("a b target\na c nontarget\na d nontarget\na e target\n")
     (system,) = evaluate(tmp_path / "scores", tmp_path / "key")
@@ -128,7 +128,7 @@ def test_lists_of_scores_are_read(tmp_path, name, text, packed):
         ("_,score,label", "tsl", LABELS),
     ],
 )
-def test_another_order_of_columns_is_told(tmp_path, evaluate, columns, order, labels):
+def test_score_columns_option_sets_the_column_order(tmp_path, evaluate, columns, order, labels):
     (tmp_path / "x").write_text(lines_of(order, labels=labels))
     assert evaluate(tmp_path / "x", "--score-columns", columns)[0]["scalars"]["eer"] == 0
 
@@ -164,7 +164,7 @@ def test_lists_in_parquet_are_read_by_the_names_of_columns(tmp_path, evaluate, l
         ({"enrol": [], "trial": [], "score": []}, "expected lines `enrol trial score [target|nontarget]`, but got no"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_parquet_is_told_with_its_row(tmp_path, columns, message):
+def test_invalid_parquet_error_names_the_row(tmp_path, columns, message):
     pl.DataFrame(columns).write_parquet(tmp_path / "x.parquet")
     with pytest.raises(InputError, match=r"x\.parquet") as error:
         read_scores(tmp_path / "x.parquet")
@@ -200,7 +200,7 @@ def test_what_is_wrong_in_parquet_is_told_with_its_row(tmp_path, columns, messag
         ("x", 10**7 * "a", None, "x:1: expected `enrol trial score [target|nontarget]`, but got 1 columns"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_score_files_is_said_with_its_line(tmp_path, capsys, name, text, key, message):
+def test_invalid_score_file_error_names_the_line(tmp_path, capsys, name, text, key, message):
     (tmp_path / name).write_text(text)
     (tmp_path / "key").write_text(key or "")
     run("evaluate", "--op", tmp_path / name, *([] if key is None else ["--key", tmp_path / "key"]), expect=2)
@@ -212,7 +212,7 @@ def test_what_is_wrong_with_score_files_is_said_with_its_line(tmp_path, capsys, 
 
 
 @pytest.mark.parametrize(("content", "line"), [(b"a b 1\n\xe9 c 2\n", 2), ("a b 1\n".encode("utf-16"), None)])
-def test_text_of_another_encoding_is_refused(tmp_path, content, line):
+def test_text_of_another_encoding_raises(tmp_path, content, line):
     (tmp_path / "x").write_bytes(content)
     with pytest.raises(InputError, match=f"x:{line}: expected text in UTF-8" if line else "x: expected text"):
         read_scores(tmp_path / "x")

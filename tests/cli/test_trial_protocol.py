@@ -30,7 +30,7 @@ def options_of(libri, kind="ark", **changes):
 
 
 @pytest.mark.parametrize("kind", ["ark", "scp"])
-def test_one_command_gives_what_numpy_gives_per_sex_and_condition(evaluate, libri, libri_measures, kind):
+def test_measures_match_numpy_per_sex_and_condition(evaluate, libri, libri_measures, kind):
     (system,) = evaluate(*options_of(libri, kind=kind))
     groups = system["groups"]
     assert set(groups) == {"f", "m"}
@@ -43,7 +43,7 @@ def test_one_command_gives_what_numpy_gives_per_sex_and_condition(evaluate, libr
         assert groups[sex]["trials"][condition.upper()] == counts
 
 
-def test_the_strongest_attack_stands_beside_and_is_noted_where_it_counts_more_than_the_list(tmp_path, evaluate, libri):
+def test_strongest_attack_on_more_trials_than_listed_gives_a_note(tmp_path, evaluate, libri):
     lines = (libri.folder / "trials_f").read_text().splitlines()
     (tmp_path / "some").write_text("".join(f"{line}\n" for line in lines[::7]))
     (system,) = evaluate(*options_of(libri, trials=[tmp_path / "some"], **{"no-attacks": None}))
@@ -101,7 +101,7 @@ def test_groups_are_shown_and_conditions_without_embeddings_are_named(evaluate, 
          "spk2gender:2: expected 1 columns as in the lines before, but got 2"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_protocol_is_said(tmp_path, libri, capsys, name, change, message):
+def test_invalid_protocol_files_raise(tmp_path, libri, capsys, name, change, message):
     lines = (libri.folder / name).read_text().splitlines()
     (tmp_path / name).write_text("".join(f"{line}\n" for line in change(lines)))
     options = [tmp_path / name if str(option) == str(libri.folder / name) else option for option in options_of(libri)]
@@ -110,12 +110,12 @@ def test_what_is_wrong_with_a_protocol_is_said(tmp_path, libri, capsys, name, ch
     assert not (tmp_path / "r.json").exists()
 
 
-def test_a_speaker_is_no_utterance_unless_a_list_says_how_they_enrol(libri, capsys):
+def test_enrolment_by_speaker_requires_enrolment_list(libri, capsys):
     run("evaluate", *options_of(libri, enrolls=None), expect=2)
     assert "Nothing to score: OO left out: none of the enrolment utterances is in" in capsys.readouterr().err
 
 
-def test_several_files_of_a_side_are_one_and_contradictions_between_them_are_refused(tmp_path, libri, capsys):
+def test_files_of_a_side_are_merged_and_conflicts_raise(tmp_path, libri, capsys):
     vectors = dict(kaldiio.load_ark(str(libri.folder / "libri_test_enrolls" / "xvector.ark")))
     name = next(iter(vectors))
     for change in (0, 1):
@@ -126,7 +126,7 @@ def test_several_files_of_a_side_are_one_and_contradictions_between_them_are_ref
     assert f"expected the same vector for {name!r} as in the files before" in capsys.readouterr().err
 
 
-def test_listed_trials_without_embeddings_are_counted_and_left_out_on_demand(tmp_path, evaluate, libri, capsys):
+def test_trials_without_embeddings_raise_unless_partial_is_set(tmp_path, evaluate, libri, capsys):
     whole = str(libri.folder / "libri_test_trials_f_anon" / "xvector.ark")
     vectors = dict(kaldiio.load_ark(whole))
     absent = next(iter(vectors))

@@ -28,7 +28,7 @@ def as_process(monkeypatch, process, processes):
 
 
 @pytest.mark.parametrize("epoch", range(5))
-def test_speakers_with_unequal_numbers_fill_the_largest_number_of_batches(epoch):
+def test_unbalanced_speakers_fill_the_most_batches(epoch):
     # Chunks: 25 of speaker 9, 2 of 4 and of 7, 1 of 1, 4 of 3, none of 2. Speaker 9 needs a partner in every batch.
     drawn = draw_batches(UNEVEN, epoch=epoch)
     assert len(drawn) == 9
@@ -37,12 +37,12 @@ def test_speakers_with_unequal_numbers_fill_the_largest_number_of_batches(epoch)
         assert counts.tolist() == [4, 4]
 
 
-def test_a_speaker_with_few_utterances_takes_part_with_all_and_one_with_a_single_one_does_not():
+def test_sampler_skips_speakers_with_one_utterance():
     speakers = torch.tensor([1] * 4 + [2] * 3 + [3] * 1)
     assert sorted(draw_batches(speakers)[0]) == list(range(7))
 
 
-def test_all_utterances_have_their_chance():
+def test_every_utterance_can_be_sampled():
     speakers = torch.arange(37) % 3
     used = {row for epoch in range(20) for rows in draw_batches(speakers, epoch=epoch) for row in rows}
     assert used == set(range(37))
@@ -127,6 +127,6 @@ def test_a_trainer_sets_the_epoch(package):
         ({"seed": -1}, ValueError, "Expected `seed` to be at least 0, but got -1"),
     ],
 )
-def test_wrong_settings_raise(settings, error, message):
+def test_invalid_settings_raise(settings, error, message):
     with pytest.raises(error, match=message):
         SpeakerBatchSampler(**{"speakers": torch.arange(8) % 2, "speakers_per_batch": 2} | settings)

@@ -20,7 +20,7 @@ def speakers_of_two_classes(seed=0, number=40, utterances=6, width=12):
     return voices[speakers], 4 * (2 * labels[speakers, None] - 1) * one_hot(torch.tensor(0), width), noise, speakers
 
 
-def test_a_class_of_its_own_direction_is_the_entropy_and_noise_is_chance():
+def test_separable_classes_disclose_the_entropy_and_noise_chance_level():
     voices, sex, noise, speakers = speakers_of_two_classes()
     labels = speakers % 2
     known = attribute_disclosure(voices + sex + noise, labels, speakers)
@@ -36,7 +36,7 @@ def test_a_class_of_its_own_direction_is_the_entropy_and_noise_is_chance():
     assert known.chance < 0.1
 
 
-def test_erasing_sex_and_erasing_identity_are_told_apart():
+def test_erasing_sex_differs_from_erasing_identity():
     voices, sex, noise, speakers = speakers_of_two_classes()
     original = voices + sex + noise
     found = {}
@@ -53,7 +53,7 @@ def test_erasing_sex_and_erasing_identity_are_told_apart():
     assert found["without identity"][1] < 0.3 < 0.4 < found["without sex"][1]
 
 
-def test_the_interval_holds_the_noise_of_training():
+def test_interval_includes_the_training_variance():
     # Few speakers make a poor classifier, and the losses of one classifier do not show how poor another one were.
     voices, sex, noise, speakers = speakers_of_two_classes(number=24)
     rows, labels = 0.5 * voices + 0.5 * sex + noise, speakers % 2
@@ -91,7 +91,7 @@ def test_too_few_classes_or_speakers_are_nan_with_one_warning(labels, reason):
         ({"permutations": -1}, ValueError, "`permutations` to be at least 0"),
     ],
 )
-def test_errors_say_what_was_expected(arguments, error, message):
+def test_invalid_arguments_raise(arguments, error, message):
     given = {"labels": torch.arange(8) % 2, "speakers": torch.arange(8) // 2} | arguments
     with pytest.raises(error, match=message):
         attribute_disclosure(torch.randn(8, 3), **given)

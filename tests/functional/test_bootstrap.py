@@ -41,7 +41,7 @@ def drawing(rows, speakers, seed=1):
 
 
 @pytest.mark.parametrize("kind", SPREADS)
-def test_a_weight_is_what_repeating_the_trials_of_a_speaker_comes_to(kind):
+def test_weights_equal_repeated_trials_of_a_speaker(kind):
     preds, target, speakers = trials(SPREADS[kind], tied=kind == "tied")
     table, labels = counted(preds, target, speakers)
     drawn, weights = drawing(12, 6)
@@ -55,7 +55,7 @@ def test_a_weight_is_what_repeating_the_trials_of_a_speaker_comes_to(kind):
             assert value[row].item() == pytest.approx(by_hand[name], abs=1e-12, nan_ok=True), name
 
 
-def test_values_are_those_of_the_functions():
+def test_values_equal_the_functional_measures():
     preds, target, speakers = trials()
     found = F.bootstrap(preds, target, speakers, replicates=2)
     zebra = F.zebra_disclosure(preds, target)
@@ -81,7 +81,7 @@ def test_intervals_follow_from_the_replicates():
         np.testing.assert_allclose([low, high], ends.clip(*limits), atol=1e-6, err_msg=name)
 
 
-def test_neither_order_nor_labels_nor_sides_matter():
+def test_result_is_independent_of_order_labels_and_sides():
     preds, target, speakers = trials(tied=True)
     ours = F.bootstrap(preds, target, speakers, replicates=50)
     order = torch.randperm(len(preds), generator=torch.Generator().manual_seed(2))
@@ -98,14 +98,14 @@ def test_neither_order_nor_labels_nor_sides_matter():
             assert_close(other[name].replicates, found.replicates, atol=1e-12, rtol=0, equal_nan=True, msg=name)
 
 
-def test_a_seed_draws_the_same_and_another_seed_differently():
+def test_same_seed_gives_the_same_replicates():
     preds, target, speakers = trials()
     one, again, other = (F.bootstrap(preds, target, speakers, ["eer"], 20, seed=seed)["eer"] for seed in (4, 4, 5))
     assert_close(one.replicates, again.replicates, atol=0, rtol=0)
     assert not torch.equal(one.replicates, other.replicates)
 
 
-def test_parts_of_the_replicates_give_what_all_at_once_do(monkeypatch):
+def test_chunked_replicates_equal_replicates_at_once(monkeypatch):
     preds, target, speakers = trials()
     whole = F.bootstrap(preds, target, speakers, replicates=9)
     monkeypatch.setattr(implementation, "_MOST_COUNTS", 1)
@@ -113,7 +113,7 @@ def test_parts_of_the_replicates_give_what_all_at_once_do(monkeypatch):
         assert_close(found.replicates, whole[measure].replicates, atol=1e-13, rtol=0, equal_nan=True)
 
 
-def test_cells_of_the_score_axis_give_nearly_what_all_scores_do(monkeypatch):
+def test_binned_scores_approximate_exact_scores(monkeypatch):
     preds, target, speakers = trials(speakers=20)
     whole = F.bootstrap(preds, target, speakers, ["d_ece", "eer"], replicates=9)
     monkeypatch.setattr(implementation, "_MOST_CELLS", 1 << 10)
@@ -121,7 +121,7 @@ def test_cells_of_the_score_axis_give_nearly_what_all_scores_do(monkeypatch):
         assert_close(found.replicates, whole[measure].replicates, atol=2e-3, rtol=0)
 
 
-def test_replicates_of_one_speaker_alone_are_left_out():
+def test_replicates_with_one_speaker_are_ignored():
     preds, target, speakers = trials(speakers=3)
     found = F.bootstrap(preds, target, speakers, ["d_ece"], replicates=400)["d_ece"]
     assert 20 < int(found.replicates.isnan().sum()) < 75  # 1 in 9
@@ -129,7 +129,7 @@ def test_replicates_of_one_speaker_alone_are_left_out():
     assert bool(found.high.isfinite())
 
 
-def test_two_speakers_have_replicates_but_no_interval_as_in_the_jackknife():
+def test_two_speakers_have_replicates_but_no_interval():
     preds, target, speakers = trials(speakers=2)
     with pytest.warns(UserWarning, match="Intervals need 3 speakers") as warned:
         found = F.bootstrap(preds, target, speakers, ["d_ece", "eer"], replicates=20)
@@ -144,7 +144,7 @@ def test_two_speakers_have_replicates_but_no_interval_as_in_the_jackknife():
 
 
 @pytest.mark.parametrize("kind", ["one speaker", "no trials", "NaN"])
-def test_what_is_not_defined_is_nan_with_one_warning(kind):
+def test_undefined_measures_are_nan_with_one_warning(kind):
     preds, target, speakers = trials(speakers=1 if kind == "one speaker" else 3)
     rows = slice(0) if kind == "no trials" else slice(None)
     if kind == "NaN":
@@ -156,7 +156,7 @@ def test_what_is_not_defined_is_nan_with_one_warning(kind):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_results_are_of_the_type_of_the_scores(dtype):
+def test_results_keep_the_dtype_of_the_scores(dtype):
     preds, target, speakers = trials()
     found = F.bootstrap(preds.to(dtype), target, speakers, replicates=3)
     kind = torch.float64 if dtype == torch.float64 else torch.float32
@@ -179,7 +179,7 @@ def test_results_are_of_the_type_of_the_scores(dtype):
         ({"seed": 1.5}, TypeError, "`seed` to be a whole number"),
     ],
 )
-def test_refuses(change, error, match):
+def test_invalid_arguments_raise(change, error, match):
     given = {
         "preds": torch.tensor([0.0, 1.0, 2.0, 3.0]),
         "target": torch.tensor([0, 1, 0, 1]),
@@ -204,7 +204,7 @@ def voices(speakers=6, seed=0):
 
 
 @pytest.mark.parametrize("condition", ["OO", "OP", "PP"])
-def test_matrices_are_those_of_voices_repeated(condition):
+def test_similarity_matrices_equal_those_of_repeated_speakers(condition):
     rows = voices()
     drawn, weights = drawing(8, 6, seed=3)
     trials = _count_condition_trials(deduplicate_and_index(pack_utterances(*rows)), condition, "cosine")
@@ -216,7 +216,7 @@ def test_matrices_are_those_of_voices_repeated(condition):
         assert dominance.item() == pytest.approx(reference.similarity.diagonal_dominance(matrix), abs=1e-12)
 
 
-def test_ranks_are_those_of_inputs_repeated():
+def test_rank_histograms_equal_those_of_repeated_inputs():
     original, protected, speakers = voices()
     drawn, weights = drawing(8, 6, seed=3)
     data = deduplicate_and_index(pack_utterances(original, protected, speakers))
@@ -232,14 +232,14 @@ def test_ranks_are_those_of_inputs_repeated():
         assert_close(mean, found.bits[again].mean(), atol=1e-12, rtol=0)
 
 
-def test_values_are_those_of_the_suite():
+def test_embedding_values_equal_those_of_the_suite():
     rows = voices(speakers=8, seed=1)
     value = make_report(rows).scalars
     for key, found in F.bootstrap_embeddings(*rows, EVERYTHING, replicates=2).items():
         assert_close(found.value, value[key], atol=1e-11, rtol=0, equal_nan=True, msg=key)
 
 
-def test_neither_order_nor_labels_of_embeddings_matter():
+def test_embeddings_result_is_independent_of_order_and_labels():
     original, protected, speakers = voices()
     ours = F.bootstrap_embeddings(original, protected, speakers, replicates=30)
     order = torch.randperm(len(speakers), generator=torch.Generator().manual_seed(2))
@@ -248,7 +248,7 @@ def test_neither_order_nor_labels_of_embeddings_matter():
         assert_close(other[key].replicates, found.replicates, atol=1e-12, rtol=0, equal_nan=True)
 
 
-def test_a_lone_speaker_is_nan_with_one_warning():
+def test_single_speaker_gives_nan_with_one_warning():
     rows = voices(speakers=1)
     with pytest.warns(UserWarning, match="needs two speakers") as warned:
         found = F.bootstrap_embeddings(*rows, EVERYTHING, replicates=2)
@@ -256,7 +256,7 @@ def test_a_lone_speaker_is_nan_with_one_warning():
     assert all(bool(part.isnan().all()) for each in found.values() for part in each)
 
 
-def test_refuses_embeddings():
+def test_invalid_embedding_arguments_raise():
     for change, match in (
         ({"measures": ["d_ece"]}, "`measures` to be some of deid, gvd, oo_d_ece"),
         ({"similarity": "linear"}, "`similarity` to be one of"),

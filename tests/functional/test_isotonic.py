@@ -27,7 +27,7 @@ def draws(count, size, seed=0):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 17, 100, 333])
-def test_two_other_routes(size):
+def test_isotonic_regression_matches_scipy_and_the_reference(size):
     for y, weights, _ in draws(40, size):
         value = isotonic_regression(y, weights).numpy()
         for row, (values, w) in enumerate(zip(y.numpy(), weights.numpy(), strict=True)):
@@ -60,14 +60,14 @@ def test_values_that_differ_in_their_last_digits_stay_in_order(level):
         assert_exact(y, 10.0 ** draw.uniform(-2, 2, size=size))
 
 
-def test_infinite_values_take_their_blocks_along():
+def test_infinite_values_make_their_pooled_values_infinite():
     inf = math.inf
     for y, expected in (([inf, 1, 2], [inf] * 3), ([1, inf, 2], [1, inf, inf]), ([1, -inf, 2], [-inf, -inf, 2])):
         assert isotonic_regression(torch.tensor(y)).tolist() == expected
 
 
 @pytest.mark.parametrize("size", [2, 5, 33])
-def test_elements_without_weight_follow_the_one_before(size):
+def test_elements_with_zero_weight_take_the_previous_value(size):
     for y, weights, without in draws(60, size):
         value = isotonic_regression(y, torch.where(without, 0, weights))
         for row in range(2):
@@ -118,7 +118,7 @@ def test_gradient_is_that_of_the_block_means():
         ((torch.ones(2), torch.tensor([1.0, -1.0])), ValueError, "non-negative, but got -1"),
     ],
 )
-def test_bad_input(arguments, error, match):
+def test_invalid_input_raises(arguments, error, match):
     with pytest.raises(error, match=match):
         isotonic_regression(*arguments)
 
@@ -151,7 +151,7 @@ def test_infinite_scores_are_ordered():
     )
 
 
-def test_many_scores_are_looked_up_as_few_are():
+def test_many_scores_match_scipy():
     draw = torch.Generator().manual_seed(0)
     preds = torch.randn(300_000, generator=draw, dtype=torch.float64)
     preds[::1000] = preds[1::1000]
@@ -169,7 +169,7 @@ def test_many_scores_are_looked_up_as_few_are():
 
 
 @pytest.mark.parametrize("case", ["nan", "wide", "narrow"])
-def test_many_scores_at_the_ends_of_their_type(case):
+def test_many_scores_at_dtype_limits_keep_their_order(case):
     draw = torch.Generator().manual_seed(0)
     preds = torch.randn(70_000, generator=draw)
     target = torch.rand(70_000, generator=draw) < torch.sigmoid(preds)
@@ -188,7 +188,7 @@ def test_many_scores_at_the_ends_of_their_type(case):
 @pytest.mark.parametrize(
     "steps", ["random", "smooth", "a drop behind an ascent", "none with a trial", "empty steps at the ends"]
 )
-def test_pooling_runs_finds_the_blocks_that_merging_halves_finds(steps, in_turn, monkeypatch):
+def test_both_pooling_algorithms_find_the_same_solution(steps, in_turn, monkeypatch):
     if not in_turn:
         monkeypatch.setattr(pav, "_FEW", 0)
     draw = torch.Generator().manual_seed(4)

@@ -41,7 +41,7 @@ def test_the_worked_example():
     assert round(2 ** bits.item() / 6, 2) == 0.31
 
 
-def test_every_row_is_linked_where_the_equal_error_rate_says_half():
+def test_link_rate_is_1_where_a_global_threshold_fails():
     # Scores of different speakers lie on different levels: pooled, one threshold gets half of either kind wrong.
     is_target, accepted = torch.nn.functional.one_hot(OF_BLIND_SPOT, 4).bool(), BLIND_SPOT >= 0.6
     assert accepted[is_target].double().mean() == accepted[~is_target].double().mean() == 0.5
@@ -67,7 +67,7 @@ def test_agrees_with_the_reference(shift, dtype):
         assert_close(values[name].item(), value, atol=atol, rtol=atol, equal_nan=True)
 
 
-def test_link_rate_asks_for_a_strict_winner():
+def test_link_rate_counts_ties_as_failures():
     scores = torch.tensor([[3.0, 1, 2], [3, 3, 1], [1, 2, 3]])
     assert_close(local_information_disclosure(scores, torch.tensor([0, 0, 1]), 1.0)["link_rate"], torch.tensor(1 / 3))
 
@@ -86,7 +86,7 @@ def test_scale_and_level_of_a_row_do_not_matter():
     assert_close(fit_local_slope(moved, target), fit_local_slope(scores, target))
 
 
-def test_bits_lie_below_those_that_name_the_speaker():
+def test_bits_are_at_most_log2_of_the_gallery():
     scores, target = trials(shift=30.0)
     slope = fit_local_slope(scores, target)  # a threshold separates the classes, and yet it is finite
     bits = local_information(scores, target, slope)
@@ -96,7 +96,7 @@ def test_bits_lie_below_those_that_name_the_speaker():
     assert_close(fit_local_slope(-scores, target), -slope)
 
 
-def test_a_slope_may_differ_between_trials_and_carries_a_gradient():
+def test_slope_per_trial_is_differentiable():
     scores, target = trials(count=4)
     slopes = torch.tensor([0.5, 1.0, 1.5, 2.0], dtype=torch.float64, requires_grad=True)
     bits = local_information(scores, target, slopes)
@@ -141,7 +141,7 @@ def test_slopes_converge_however_small_the_overlap(kind, dtype):
         assert slope.item() == pytest.approx(expected, rel=2e-2)
 
 
-def test_a_slope_that_did_not_converge_is_said_once(monkeypatch):
+def test_slope_without_convergence_warns_once(monkeypatch):
     monkeypatch.setattr(calibration, "_ITERATIONS", 1)
     with pytest.warns(UserWarning, match="did not converge") as caught:
         identify(*utterances()[1:])
@@ -173,7 +173,7 @@ def test_cross_fitting_agrees_with_the_reference(scoring, dtype):
     assert values.linked.tolist() == first.tolist()
 
 
-def test_many_speakers_share_slopes_in_folds(monkeypatch):
+def test_many_speakers_share_one_slope_per_fold(monkeypatch):
     original, protected, speakers = utterances(rows=300, speakers=30)
     alone = identify(protected, speakers, original)
     monkeypatch.setattr(identification, "_MOST_FOLDS", 0)
@@ -201,7 +201,7 @@ def test_speaker_labels_do_not_matter(monkeypatch, few, folds, chosen):
         assert_close(identify(protected, renamed[0], known, renamed[1]).bits, bits, atol=1e-9, rtol=0)
 
 
-def test_a_speaker_has_no_part_in_the_own_slope():
+def test_slope_of_a_speaker_is_fitted_on_other_speakers():
     # All but one speaker, who sounds like others, are told apart: the slope of that one is steep, that of others not.
     inputs, speakers = torch.eye(6, dtype=torch.float64).repeat_interleave(4, 0), torch.arange(24) // 4
     inputs[speakers == 2] = torch.eye(6, dtype=torch.float64)[[0, 1, 3, 4]]
@@ -216,7 +216,7 @@ def test_a_speaker_has_no_part_in_the_own_slope():
     assert_close(slopes[2, 0], expected, atol=BINS, rtol=BINS)
 
 
-def test_slopes_fitted_on_some_of_the_scores(monkeypatch):
+def test_slopes_of_subsampled_scores_match_the_exact_ones(monkeypatch):
     _, inputs, speakers = utterances(rows=2000, speakers=100, noise=1.5)
     exact = identify(inputs, speakers)
     monkeypatch.setattr(identification, "_MOST_SCORES", 2**16)  # a third
@@ -238,7 +238,7 @@ def test_constant_features_disclose_nothing(dtype):
 
 @pytest.mark.parametrize("count", [2, 30, 5000])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_slope_of_two_references_told_apart_is_what_one_trial_more_would_leave(count, sign):
+def test_slope_of_two_separated_references_is_log_of_the_trial_count(count, sign):
     """Standardised, scores are 1 and -1 but for rounding; of n trials and one the other way round, it is log n."""
     draw = torch.Generator().manual_seed(0)
     scores = sign * torch.tensor([1.0, -1.0], dtype=torch.float64) * torch.rand(count, 1, generator=draw).double()
@@ -264,7 +264,7 @@ def test_separated_speakers_disclose_everything():
         (torch.eye(4).fill_diagonal_(torch.nan), torch.tensor([0, 0, 1, 1])),
     ],
 )
-def test_thin_data_are_nan_with_one_warning(inputs, speakers):
+def test_too_few_data_give_nan_with_one_warning(inputs, speakers):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         values = identify(inputs, speakers)
@@ -274,7 +274,7 @@ def test_thin_data_are_nan_with_one_warning(inputs, speakers):
     assert "The result is NaN" in str(caught[0].message)
 
 
-def test_no_slope_without_trials():
+def test_no_trials_give_a_nan_slope():
     with pytest.warns(UserWarning, match="The result is NaN"):
         assert fit_local_slope(torch.ones(3, 1), torch.zeros(3, dtype=torch.int64)).isnan()
     with pytest.warns(UserWarning, match="The result is NaN"):
@@ -290,6 +290,6 @@ def test_no_slope_without_trials():
         (lambda: fit_local_slope(torch.ones(3, 2).long(), torch.arange(3)), TypeError, "`scores` to have a floating"),
     ],
 )
-def test_errors_say_what_was_expected(call, error, message):
+def test_invalid_arguments_raise(call, error, message):
     with pytest.raises(error, match=message):
         call()

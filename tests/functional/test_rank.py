@@ -40,14 +40,14 @@ def counts_at(first: int, elsewhere: int | None = None, total: int = 800, ranks:
     ("first", "max_d", "id_rate"),
     [(453, 4.50, 56.62), (555, 4.79, 69.37), (102, 2.35, 12.75), (99, 2.30, 12.37), (61, 1.60, 7.62), (37, 0.88, 4.62)],
 )
-def test_tables_1_and_2(first, max_d, id_rate):
+def test_disclosure_matches_tables_1_and_2(first, max_d, id_rate):
     for model in ("empirical", "beta_binomial"):
         values = rank_disclosure(counts_at(first), model=model)
         assert math.floor(100 * values["max_d"]) / 100 == max_d  # the paper truncates
         assert math.floor(1e4 * values["id_rate"] + 1e-9) / 100 == id_rate
 
 
-def test_a_fit_discloses_less_where_chance_filled_another_rank():
+def test_beta_binomial_fit_lowers_max_d_of_an_outlier_rank():
     histogram = counts_at(43, elsewhere=50)  # T12-5
     assert round(rank_disclosure(histogram)["max_d"].item(), 2) == 1.32
     assert round(rank_disclosure(histogram, model="beta_binomial")["max_d"].item(), 2) == 1.10
@@ -118,7 +118,7 @@ def test_ties_share_the_ranks_they_cover():
     assert rank_histogram(inputs, torch.tensor([3]), references, names).tolist() == [0, 0, 0.5, 0.5]
 
 
-def test_leaving_out_takes_as_many_utterances_from_every_mean():
+def test_every_centroid_excludes_the_same_number_of_utterances():
     # Speaker 0 says two things that have nothing in common: left out of the mean, each is nearer to speaker 1.
     inputs, speakers = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.6, 0.6], [0.6, 0.6]]), torch.tensor([0, 0, 1, 1])
     # To the utterances of speaker 1 the one thing speaker 0 has left is no match either.
@@ -127,14 +127,14 @@ def test_leaving_out_takes_as_many_utterances_from_every_mean():
     assert rank_histogram(inputs, speakers, inputs, speakers).tolist() == [2, 2]
 
 
-def test_inputs_without_a_reference_are_no_trials():
+def test_inputs_without_a_reference_are_not_ranked():
     inputs, speakers = torch.eye(3), torch.tensor([0, 1, 5])
     assert rank_histogram(inputs, speakers, torch.eye(3)[:2], torch.tensor([0, 1])).sum() == 2
     assert rank_histogram(torch.eye(3)[[0, 0, 1]], torch.tensor([4, 4, 9])).tolist() == [2, 0]  # 9 is but a reference
 
 
 @pytest.mark.parametrize("scoring", ["cosine", "euclidean"])
-def test_neither_blocks_nor_the_order_of_rows_show(monkeypatch, scoring):
+def test_histogram_is_independent_of_block_size_and_row_order(monkeypatch, scoring):
     original, protected, speakers = utterances(rows=200, dtype=torch.float32)
     original[::7] = original[0]  # ties among inputs and references
     whole = rank_histogram(protected, speakers, original, scoring=scoring)
@@ -146,7 +146,7 @@ def test_neither_blocks_nor_the_order_of_rows_show(monkeypatch, scoring):
         assert torch.equal(whole, rank_histogram(protected, speakers, original, scoring=scoring))
 
 
-def test_names_and_scale_do_not_matter():
+def test_histogram_is_independent_of_labels_and_scale():
     _, inputs, speakers = utterances()
     assert torch.equal(rank_histogram(inputs * 0.37, speakers * -17 + 2), rank_histogram(inputs, speakers))
     expected = rank_histogram(inputs, speakers, scoring="euclidean")
@@ -154,7 +154,7 @@ def test_names_and_scale_do_not_matter():
 
 
 @pytest.mark.parametrize("bandwidth", [None, 0.1])
-def test_scores_that_are_not_numbers_never_become_a_rank(bandwidth):
+def test_nan_scores_give_a_nan_histogram(bandwidth):
     draw = torch.Generator().manual_seed(0)
     speakers = torch.arange(24) % 6
     rows = torch.randn(24, 8, generator=draw)
@@ -204,7 +204,7 @@ def test_fit_agrees_with_the_reference(ranks, alpha, beta):
         assert_close(fit.probabilities, torch.from_numpy(again), atol=1e-9, rtol=0)
 
 
-def test_fit_of_every_histogram_in_a_batch_is_its_own():
+def test_batched_fit_equals_separate_fits():
     histograms = torch.tensor([[5.0, 0, 0], [0, 0, 0], [0, 0, 4], [3, 2, 1], [1, 1, 1], [0, 3, 4]], dtype=torch.float64)
     fit = fit_beta_binomial(histograms)
     for k, histogram in enumerate(histograms):
@@ -241,7 +241,7 @@ def test_gradients_of_every_histogram_are_finite(ranks):
         assert gradient.isfinite().all()
 
 
-def test_fit_of_many_ranks_is_fast_enough_to_be_exact():
+def test_fit_of_5000_ranks_recovers_the_parameters():
     draws = betabinom.rvs(4999, 0.6, 1.7, size=20_000, random_state=0)
     histogram = torch.bincount(torch.from_numpy(draws), minlength=5000).double()
     fit = fit_beta_binomial(histogram)
@@ -275,7 +275,7 @@ def test_f0_histogram_drops_unvoiced_frames():
     assert histogram[1].isnan().all()
 
 
-def test_codebook_histogram_cuts_what_is_speech_into_equal_parts():
+def test_codebook_histogram_splits_speech_into_equal_parts():
     codes = torch.arange(40) // 2
     histogram = codebook_histogram(codes, size=20)
     assert torch.equal(histogram, torch.eye(20))
@@ -321,7 +321,7 @@ def test_disclosures_of_independent_features_add_up():
         (lambda: combine_disclosures([]), ValueError, "at least one feature"),
     ],
 )
-def test_errors_say_what_was_expected(call, error, message):
+def test_invalid_arguments_raise(call, error, message):
     with pytest.raises(error, match=message):
         call()
 

@@ -30,7 +30,7 @@ def test_the_rate_is_the_mean_over_all_galleries(ties):
         assert value == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_rank_by_hand():
+def test_rate_of_one_rank_matches_hand_values():
     # Rank 3 of 5: of 2 people, the other is one of the two better ones of four in half of all galleries.
     values = reidentification_rate(torch.tensor([0.0, 0.0, 10.0, 0.0, 0.0]), sizes=(1, 2, 3, 4))
     assert rates(values) == pytest.approx({1: 1, 2: 1 / 2, 3: 1 / 6, 4: 0})
@@ -39,7 +39,7 @@ def test_a_rank_by_hand():
 
 
 @pytest.mark.parametrize("references", [40, 20_000])
-def test_ranks_that_say_nothing_are_found_by_chance_at_every_size(references):
+def test_uniform_ranks_give_the_chance_level_at_every_size(references):
     sizes = sorted({1, 2, 7, 40, references // 2, references - 1, references, 3 * references, 10**9})
     histogram = torch.full((references,), 3.0, dtype=torch.float64)
     values = reidentification_rate(histogram, sizes)
@@ -49,14 +49,14 @@ def test_ranks_that_say_nothing_are_found_by_chance_at_every_size(references):
 
 
 @pytest.mark.parametrize(("alpha", "beta"), [(0.3, 2.0), (0.8, 1.2), (0.05, 0.7)])
-def test_beyond_the_references_ranks_that_follow_the_model_are_found_as_it_says(alpha, beta):
+def test_extrapolated_rate_matches_the_beta_binomial_model(alpha, beta):
     histogram = torch.tensor(betabinom(199, alpha, beta).pmf(np.arange(200)))
     sizes = (2, 50, 200, 201, 1000, 100_000)
     for size, value in rates(reidentification_rate(histogram, sizes)).items():
         assert value == pytest.approx(reference.rate_beyond(alpha, beta, size), rel=2e-5), size
 
 
-def test_the_curve_has_no_step_where_it_is_extrapolated_and_falls_no_faster_than_chance():
+def test_extrapolated_curve_is_continuous_and_falls_no_faster_than_chance():
     original, protected, speakers = people(number=60, noise=1.5)
     histogram = rank_histogram(protected, speakers, original, speakers)
     sizes = range(40, 80)
@@ -70,7 +70,7 @@ def test_the_curve_has_no_step_where_it_is_extrapolated_and_falls_no_faster_than
     assert few["rate_4000"] >= few["rate_4"] / 1000
 
 
-def test_everybody_known_stays_known():
+def test_rate_stays_1_when_every_rank_is_first():
     values = reidentification_rate(torch.tensor([8.0, 0.0, 0.0]), sizes=(2, 3, 1000))
     assert rates(values) == {2: 1.0, 3: 1.0, 1000: 1.0}
 
@@ -83,7 +83,7 @@ def test_no_ranks_give_nan_and_one_warning(histogram):
     assert len(warned) == 1
 
 
-def test_two_references_are_too_few_to_go_beyond():
+def test_two_references_are_too_few_for_extrapolation():
     with pytest.warns(UserWarning, match="there are two"):
         values = reidentification_rate(torch.tensor([3.0, 1.0]), sizes=(2, 3))
     assert values["rate_2"] == 0.75
@@ -94,19 +94,19 @@ def test_two_references_are_too_few_to_go_beyond():
     ("sizes", "error"),
     [*(((sizes, ValueError)) for sizes in [(), (0,), (2, 2)]), *(((sizes, TypeError)) for sizes in [5, (2.0,), "20"])],
 )
-def test_wrong_sizes_raise(sizes, error):
+def test_invalid_sizes_raise(sizes, error):
     with pytest.raises(error, match="Expected `sizes`"):
         reidentification_rate(torch.ones(4), sizes)
 
 
-def test_the_rate_has_the_gradient_of_its_differences():
+def test_rate_passes_gradcheck():
     histogram = torch.tensor([9.0, 5.0, 3.0, 2.0, 2.0, 1.0], dtype=torch.float64, requires_grad=True)
     function = lambda h: torch.stack([reidentification_rate(h, (3, 6, 20))[f"rate_{n}"] for n in (3, 6, 20)])  # noqa: E731
     assert torch.autograd.gradcheck(function, histogram, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("length", [1, 3])
-def test_the_rate_is_the_exact_linkability_of_the_peer(length):
+def test_rate_equals_exact_linkability_of_the_peer_package(length):
     enrolled, tested, embeddings = demo_corpus(number=300)
     models = legal_eval.build_speaker_embeddings(enrolled, embeddings)
     probes, _ = legal_eval.build_test_embeddings(tested, embeddings, length, rng=np.random.default_rng(0))
@@ -151,7 +151,7 @@ def arguments(references, voices):
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_singling_out_is_the_mean_over_all_sets_within_its_error(seed):
+def test_singling_out_matches_the_mean_over_all_galleries(seed):
     references, voices, scores = isolated(seed)
     sizes = (2, 3, 5, 7)
     found = singling_out(**arguments(references, voices), sizes=sizes, scoring="dot", draws=1000)
@@ -183,7 +183,7 @@ def as_arguments(models, made):
 
 
 @pytest.mark.parametrize("length", [1, 3])
-def test_singling_out_is_that_of_the_peer(length):
+def test_singling_out_equals_the_peer_package(length):
     models, made = conversations_of_the_peer(length=length)
     scores = metrics.score_conversations(models, made)
     sizes = (2, 5, 10, 20, 40)
@@ -198,7 +198,7 @@ def test_singling_out_is_that_of_the_peer(length):
             assert value == pytest.approx(outcomes.mean(), abs=4 * spread)
 
 
-def test_its_error_is_the_spread_over_other_shuffles():
+def test_singling_out_error_is_the_spread_over_random_draws():
     models, made = conversations_of_the_peer()
     given = as_arguments(models, made)
     values, errors = [], []
@@ -215,7 +215,7 @@ def test_its_error_is_the_spread_over_other_shuffles():
 
 
 @pytest.mark.parametrize(("calibration", "expected"), [(1, 0.265), (2, 0.302), (9, 0.349)])
-def test_knowing_nothing_singles_out_as_chance_does(calibration, expected):
+def test_random_embeddings_give_chance_level_singling_out(calibration, expected):
     # lambda exp(-lambda) with lambda ~ Gamma(M + 1/2) / M: e^-1 less what an imprecise threshold costs.
     m = calibration
     assert expected == pytest.approx((1 + 0.5 / m) * (m / (m + 1)) ** (m + 1.5), abs=5e-4)
@@ -226,7 +226,7 @@ def test_knowing_nothing_singles_out_as_chance_does(calibration, expected):
     assert found["singling_out_50"].item() == pytest.approx(expected, abs=0.015)
 
 
-def test_knowing_all_singles_out_always_and_one_voice_for_all_never():
+def test_singling_out_is_1_for_separated_and_0_for_constant_embeddings():
     names, voices = torch.arange(400), torch.randn(400, 64, generator=torch.Generator().manual_seed(0))
     for voice, expected in ((voices, 1.0), (torch.ones(400, 64), 0.0)):
         tested = voice.repeat_interleave(3, 0)
@@ -234,7 +234,7 @@ def test_knowing_all_singles_out_always_and_one_voice_for_all_never():
         assert rates(found, "singling_out_") == {50: expected, 400: expected}
 
 
-def test_every_conversation_takes_its_turn():
+def test_singling_out_averages_over_every_tested_conversation():
     references, voices, _ = isolated(4, counts=(1,) * 7)
     given = arguments(references, voices)
     del given["is_tested"]
@@ -244,7 +244,7 @@ def test_every_conversation_takes_its_turn():
     assert singling_out(**given, sizes=(7,))["singling_out_7"] == sum(turns) / 2
 
 
-def test_singling_out_depends_neither_on_rows_nor_on_names(monkeypatch):
+def test_singling_out_is_independent_of_row_order_and_labels(monkeypatch):
     models, made = conversations_of_the_peer()
     given = as_arguments(models, made)
     expected = singling_out(**given, sizes=(10, 40), draws=50)
@@ -263,7 +263,7 @@ def test_singling_out_depends_neither_on_rows_nor_on_names(monkeypatch):
     assert singling_out(**given, sizes=(10, 40), draws=50) == expected
 
 
-def test_sizes_beyond_the_people_there_are_give_nan_with_one_warning():
+def test_sizes_above_the_gallery_give_nan_with_one_warning():
     references, voices, _ = isolated(0)
     with pytest.warns(UserWarning, match=UNDEFINED) as warned:
         found = singling_out(**arguments(references, voices), sizes=(7, 8, 100))
@@ -280,7 +280,7 @@ def test_nan_stays_nan_in_singling_out():
         assert singling_out(**arguments(references, voices), sizes=(7,))["singling_out_7"].isnan()
 
 
-def test_conversations_without_one_that_is_tested_are_refused():
+def test_invalid_is_tested_raises():
     references, voices, _ = isolated(0)
     given = arguments(references, voices)
     with pytest.raises(ValueError, match="mark one conversation of every speaker"):

@@ -87,7 +87,7 @@ def test_least_disclosure_where_none_is_within_the_budget(pl, tmp_path):
 
 
 @pytest.mark.parametrize(("size", "files"), [({"save_top_k": 1}, 1), ({}, 5), ({"save_top_k": -1}, 8)])
-def test_a_trade_off_leaves_as_many_files_as_are_asked_for_and_all_measurements(pl, tmp_path, size, files):
+def test_front_keeps_requested_files_and_all_measurements(pl, tmp_path, size, files):
     checkpoint = keeper(budget=0.3, dirpath=tmp_path, filename="{epoch}", save_last=True, **size)
     fit(pl, [watch(**SMALL), checkpoint], trade_off(pl, 8), epochs=8)
     kept = {f"epoch={point.epoch}.ckpt" for point in checkpoint.pareto_front}
@@ -134,7 +134,7 @@ class FileWatcher:
                 self.faults.append(f"{missing} named before {event} {arguments}")
 
 
-def test_the_front_on_disk_never_names_a_file_that_is_not_there(pl, tmp_path):
+def test_front_file_names_only_existing_checkpoints(pl, tmp_path):
     checkpoint = keeper(budget=0.5, dirpath=tmp_path, filename="{epoch}", save_top_k=2)
     watcher = FileWatcher(tmp_path)
     fit(pl, [watch(**SMALL), checkpoint], trade_off(pl, 6), epochs=6)
@@ -203,7 +203,7 @@ def test_with_confidence_the_upper_end_is_compared(pl, tmp_path):
     ]  # fmt: skip
 
 
-def test_the_upper_end_counts_in_the_direction_of_larger_disclosure(pl, tmp_path):
+def test_upper_bound_is_the_larger_of_both_score_signs(pl, tmp_path):
     ends = {"": 0.1, "_high": 0.2, "_low": 0.05, "_reversed": 0.0, "_reversed_high": 0.3, "_reversed_low": 0.0}
     checkpoint = keeper("val/leak", 0.5, dirpath=tmp_path, confidence=0.95)
     row = {"val/loss": 1.0, **{f"val/leak{end}": value for end, value in ends.items()}}
@@ -237,7 +237,7 @@ def test_an_epoch_without_a_measurement_is_not_saved(pl, tmp_path):
     assert names_in(tmp_path / "never") == []
 
 
-def test_saving_in_mid_epoch_takes_no_values_of_earlier_weights(pl, tmp_path):
+def test_save_on_train_epoch_end_ignores_values_of_earlier_weights(pl, tmp_path):
     rows = [{"val/leak": leak, "val/loss": 1.0} for leak in (0.1, 0.04, 0.03)]
     checkpoint = keeper("val/leak", 1.0, dirpath=tmp_path, filename="{epoch}", save_on_train_epoch_end=True)
     fit(pl, [checkpoint], log_rows(pl, rows), epochs=3, check_val_every_n_epoch=2)
@@ -285,7 +285,7 @@ def test_resumed_in_mid_run(pl, tmp_path):
     assert all(Path(point.path).exists() for point in checkpoint.pareto_front)
 
 
-def test_resumed_in_another_folder_with_another_budget_and_without_a_removed_file(pl, tmp_path):
+def test_resume_accepts_new_folder_new_budget_and_missing_file(pl, tmp_path):
     first = keeper(budget=0.4, dirpath=tmp_path / "a", filename="{epoch}", save_last=True)
     fit(pl, [watch(**SMALL), first], anonymiser(pl, SHARES, LOSSES))
     (tmp_path / "a" / "epoch=2.ckpt").unlink()
@@ -313,7 +313,7 @@ def test_a_moved_folder_is_resumed_with_its_whole_front(pl, tmp_path):
     assert sum("/after/" in point.path for point in third.pareto_front) >= 3
 
 
-def test_checkpoints_of_different_budgets_and_folders_live_in_one_trainer(pl, tmp_path):
+def test_one_trainer_supports_several_budgets_and_folders(pl, tmp_path):
     shares, losses = (1.0, 0.3, 0.6), (1.0, 3.0, 2.0)
     strict, loose = keeper(budget=0.35, dirpath=tmp_path), keeper(budget=0.5, dirpath=tmp_path, save_last=True)
     apart = keeper(budget=0.5, dirpath=tmp_path / "apart")
@@ -378,7 +378,7 @@ def test_right_names_of_several_dataloaders_are_not_warned_of(pl, tmp_path):
     ("callbacks", "name", "hint"),
     [([watch()], "val/lost", "Closest: 'val/loss'"), ([], NAME, "No PrivacyMonitor is among the callbacks")],
 )
-def test_a_name_nobody_logs_is_a_warning_in_the_sanity_check_and_an_error_after_it(pl, tmp_path, callbacks, name, hint):
+def test_unlogged_name_warns_in_the_sanity_check_and_raises_later(pl, tmp_path, callbacks, name, hint):
     message = f"PrivacyCheckpoint monitors '{name}', but it was not logged. {hint}"
     checkpoint = keeper(NAME, utility=name, dirpath=tmp_path) if callbacks else keeper(name, dirpath=tmp_path)
     with pytest.warns(UserWarning, match=message), pytest.raises(ValueError, match=message):
@@ -386,7 +386,7 @@ def test_a_name_nobody_logs_is_a_warning_in_the_sanity_check_and_an_error_after_
     assert names_in(tmp_path) == []
 
 
-def test_a_utility_that_a_later_validation_logs_is_waited_for(pl, tmp_path):
+def test_utility_may_be_logged_after_the_sanity_check(pl, tmp_path):
     class Wer(pl.Callback):
         def on_validation_epoch_end(self, trainer, pl_module):
             if not trainer.sanity_checking:
@@ -417,6 +417,6 @@ def test_a_utility_that_a_later_validation_logs_is_waited_for(pl, tmp_path):
         ({"mode": "up"}, Exception, "mode"),
     ],
 )
-def test_arguments(arguments, error, message):
+def test_invalid_arguments_raise(arguments, error, message):
     with pytest.raises(error, match=message):
         PrivacyCheckpoint(**arguments)

@@ -80,7 +80,7 @@ def expected_values(original, protected, names):
 
 
 @pytest.mark.parametrize("form", ["lists", "lengths", "a function"])
-def test_utterances_of_different_lengths_count_as_each_by_itself(pl, form):
+def test_padded_and_listed_audio_match_single_utterances(pl, form):
     original, protected, names, lengths = recordings()
     encoder = Encoder()
     if form == "lengths":
@@ -104,7 +104,7 @@ def test_the_encoder_has_a_precision_of_its_own(pl):
     assert monitor.history[-1]["op_d_ece"] == pytest.approx(expected, abs=0.05)
 
 
-def test_padding_without_lengths_is_an_error_in_original_speech_and_a_warning_in_protected(pl):
+def test_padding_raises_for_original_and_warns_for_protected(pl):
     original, protected, names, _ = recordings()
     with pytest.raises(
         ValueError, match="Expected `original` to hold whole utterances, but a row ends in 32 zeros of 40"
@@ -135,7 +135,7 @@ def test_original_speech_is_embedded_once_and_protected_in_every_epoch(pl):
     assert len(encoder.calls) == batches + 4 * batches
 
 
-def test_other_original_speech_is_embedded_again_and_what_is_kept_does_not_grow(pl):
+def test_changed_original_speech_is_embedded_again_without_cache_growth(pl):
     original, protected, names, _ = recordings()
     original, protected = short(original), short(protected)
     encoder = Encoder()
@@ -156,14 +156,14 @@ def test_time_is_the_last_dimension(pl):
     assert monitor.history[-1]["op_eer"] == pytest.approx(float(metric.compute()["op_eer"]), abs=1e-6)
 
 
-def test_an_encoder_that_is_trained_is_no_attacker(pl):
+def test_encoder_of_the_trained_module_raises(pl):
     module = anonymiser(pl)
     module.encoder = Encoder()
     with pytest.raises(ValueError, match="Expected `encoder` to be an attacker of its own"):
         fit(pl, [watch(encoder=module.encoder)], module)
 
 
-def test_audio_of_another_sample_rate_is_resampled_or_refused(pl):
+def test_sample_rate_is_required_and_audio_is_resampled(pl):
     encoder = Encoder()
     encoder.sample_rate = 16_000
     with pytest.raises(ValueError, match=r"the `sample_rate` of the audio: .* takes 16000 Hz"):

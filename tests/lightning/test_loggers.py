@@ -64,7 +64,7 @@ def test_the_main_group_has_at_most_25_scalars(metrics, keys):
     assert not any(key.endswith(("_low", "_high")) for key in monitor.main_metrics)
 
 
-def test_chosen_metrics_are_all_in_the_main_group_and_ends_of_intervals_are_not(pl, tmp_path):
+def test_main_group_has_selected_metrics_without_interval_bounds(pl, tmp_path):
     logger = tensorboard(pl, tmp_path)
     fit(pl, [watch(metrics=["op_l_w", "oo_eer"], intervals=0.9)], epochs=1, logger=logger)
     tags = {tag for tag in events(logger).Tags()["scalars"] if "privacy" in tag}
@@ -154,7 +154,7 @@ class LikeComet(Recorder):
 
 @pytest.mark.usefixtures("one_small_figure")
 @pytest.mark.parametrize("kind", [LikeWandb, LikeMlflow, LikeComet])
-def test_every_way_of_taking_figures_is_used(pl, tmp_path, kind):
+def test_figures_reach_every_kind_of_logger(pl, tmp_path, kind):
     pair = [kind(tmp_path / "log"), loggers.CSVLogger(tmp_path / "csv")]
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="PrivacyMonitor draws")
@@ -165,7 +165,7 @@ def test_every_way_of_taking_figures_is_used(pl, tmp_path, kind):
 
 
 @pytest.mark.usefixtures("some_figures")
-def test_a_test_and_a_lone_speaker_have_figures(pl, tmp_path):
+def test_figures_are_drawn_in_test_and_for_one_speaker(pl, tmp_path):
     logger = tensorboard(pl, tmp_path)
     trainer = pl.Trainer(logger=logger, callbacks=[watch()], enable_checkpointing=False, **QUIET)
     trainer.test(anonymiser(pl), loader(), verbose=False)
@@ -202,7 +202,7 @@ def test_the_front_is_drawn_at_the_step_of_its_scalars(pl, tmp_path, interval):
 
 
 @pytest.mark.usefixtures("one_small_figure")
-def test_thirty_epochs_with_figures_keep_a_row_each_and_nothing_more(pl, tmp_path):
+def test_figures_do_not_leak_memory_over_thirty_epochs(pl, tmp_path):
     counts = []
 
     class Count(pl.Callback):

@@ -70,7 +70,7 @@ def test_prefix_in_a_test(pl, prefix, expected):
     assert f"{expected}/deid" in values
 
 
-def test_dataloaders_are_measured_one_by_one_and_those_without_rows_not_at_all(pl):
+def test_each_dataloader_with_rows_is_measured_separately(pl):
     silent = DataLoader(TensorDataset(*voices()[:2], torch.full((24,), 99)), 5)
 
     def read(outputs):
@@ -119,7 +119,7 @@ def test_an_epoch_that_is_not_measured_logs_nothing_and_accumulates_nothing(pl):
 
 @both_packages
 @pytest.mark.parametrize("strict", [True, False])
-def test_early_stopping_waits_for_measurements_and_counts_none_twice(pl, strict):
+def test_early_stopping_counts_each_measurement_once(pl, strict):
     counted = []
 
     class Stopping(importlib.import_module(f"{pl.__name__}.callbacks").EarlyStopping):
@@ -142,7 +142,7 @@ def test_model_checkpoint_and_progress_bar_see_the_scalars(pl, tmp_path):
     assert list(trainer.progress_bar_metrics) == ["val/privacy/gvd"]
 
 
-def test_only_the_metrics_asked_for_are_logged_with_both_ends_of_their_intervals(pl):
+def test_selected_metrics_are_logged_with_interval_bounds(pl):
     monitor = PrivacyMonitor(metrics=["op_d_ece", "op_l_w"], intervals=0.9)
     names = ("op_d_ece", "op_d_ece_low", "op_d_ece_high", "op_l_w")
     assert monitor.logged_names == tuple(PREFIX + name for name in names)
@@ -153,7 +153,7 @@ def test_only_the_metrics_asked_for_are_logged_with_both_ends_of_their_intervals
     assert low < value < high
 
 
-def test_a_suite_of_ones_own(pl):
+def test_monitor_accepts_a_custom_suite(pl):
     suite = VoicePrivacy(scoring="dot", similarity="sigmoid", attacks=None, metrics=["gvd"])
     trainer = fit(pl, [PrivacyMonitor(suite=suite, prog_bar=[])], epochs=1)
     assert [name for name in trainer.callback_metrics if "privacy" in name] == ["val/privacy/gvd"]
@@ -268,7 +268,7 @@ def returning_step(self, batch, batch_idx):
     return {"loss": loss, "original": batch[0], "protected": batch[1].requires_grad_(), "speakers": batch[2]}
 
 
-def test_attackers_observe_the_batches_of_an_epoch_and_forget_them_with_it(pl):
+def test_attackers_observe_only_batches_of_the_current_epoch(pl):
     monitor = PrivacyMonitor(suite=Observer(), watch_training=True)
     module = anonymiser(pl, training_step=returning_step)
     trainer = fit(pl, [monitor], module, val=[loader(24), loader(24, seed=1)], epochs=2)
@@ -280,7 +280,7 @@ def test_attackers_observe_the_batches_of_an_epoch_and_forget_them_with_it(pl):
     assert ("observe", 5) in monitor._suites["test", 0].calls
 
 
-def test_a_training_step_that_returns_nothing_is_warned_of(pl):
+def test_training_step_without_embeddings_warns(pl):
     monitor = PrivacyMonitor(suite=Observer(), watch_training=True)
     with pytest.warns(UserWarning, match="observed nothing: `training_step` returned a value without 'original'"):
         fit(pl, [monitor], epochs=1)
@@ -325,7 +325,7 @@ def test_an_attacker_who_observed_the_training_undoes_a_rotation(pl):
         ({"encoder": 3}, TypeError, "Expected `encoder` to be a name, a path or a callable"),
     ],
 )
-def test_arguments(arguments, error, message):
+def test_invalid_arguments_raise(arguments, error, message):
     with pytest.raises(error, match=message):
         PrivacyMonitor(**arguments)
 

@@ -23,7 +23,7 @@ def test_the_chosen_point_is_never_dropped(seed, mode):
         assert (front.chosen.disclosure, front.chosen.utility) == (best.disclosure, best.utility)
 
 
-def test_the_front_holds_exactly_the_points_that_nothing_beats():
+def test_front_is_the_set_of_non_dominated_points():
     draw = random.Random(0)
     points = [ParetoPoint(n, n, {"leak": draw.random()}, draw.random(), "") for n in range(60)]
     front = ParetoFront({"leak": 1.0}, "max", size=-1)

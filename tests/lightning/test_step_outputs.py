@@ -27,7 +27,7 @@ OUTPUTS = dict(zip("abcdef", range(6), strict=True))
     ],
     ids=["three", "six", "dictionary", "function to a tuple", "function to a dictionary", "function to None"],
 )
-def test_keys(keys, expected):
+def test_keys_select_the_step_outputs(keys, expected):
     keys = tuple(keys) if isinstance(keys, str) else keys
     assert read_unskipped_outputs(OUTPUTS, resolve_keys(keys, allows_lengths=False), "validation_step") == expected
 
@@ -56,13 +56,13 @@ def test_lengths_need_an_encoder():
         ({"original": 0, "protectd": 0, "speakers": 0}, ValueError, "'protected' is missing. Closest: 'protectd'"),
     ],
 )
-def test_what_a_step_must_return(outputs, error, message):
+def test_invalid_step_outputs_raise(outputs, error, message):
     with pytest.raises(error, match=message):
         read_unskipped_outputs(outputs, resolve_keys(ARGUMENTS[:3], allows_lengths=False), "test_step")
 
 
 @pytest.mark.parametrize("value", [(1, 2), {"original": 1}, 3])
-def test_what_a_function_must_return(value):
+def test_invalid_result_of_a_keys_function_raises(value):
     with pytest.raises(TypeError, match=r"Expected the function `keys` to return \(original, .* but got"):
         read_unskipped_outputs({}, lambda _: value, "validation_step")
 

@@ -28,7 +28,7 @@ from vpmetrics.lightning.trainers import warn_of_spawned_processes
 
 
 @both_packages
-def test_every_trainer_sorts_them_as_its_own(pl, tmp_path):
+def test_trainers_recognise_the_callbacks(pl, tmp_path):
     callbacks = importlib.import_module(f"{pl.__name__}.callbacks")
     monitor, checkpoint = watch(), keeper(dirpath=tmp_path)
     assert isinstance(monitor, callbacks.Callback)
@@ -39,7 +39,7 @@ def test_every_trainer_sorts_them_as_its_own(pl, tmp_path):
     assert pickle.loads(pickle.dumps(checkpoint)).state_key == checkpoint.state_key
 
 
-def test_one_package_is_enough_and_none_is_not(tmp_path):
+def test_one_lightning_package_is_required(tmp_path):
     script = """
         import importlib, os, sys
         import torch, vpmetrics.suite
@@ -82,7 +82,7 @@ def test_strategies_that_spawn_are_warned_of(pl, recwarn, strategy, is_spawned):
     assert any(text in str(warning.message) for warning in recwarn) == is_spawned
 
 
-def test_hugging_face_arrays_need_three_lines():
+def test_hugging_face_example_matches_the_suite():
     """What the package's docstring shows, on what ``Trainer.evaluate`` passes on: arrays of all batches."""
     code = vpmetrics.lightning.__doc__.partition("    def compute_metrics")[2].partition("Example:")[0]
     namespace = {"VoicePrivacy": lambda: VoicePrivacy(attacks=None)}

@@ -39,7 +39,7 @@ def past_rows(past, side):
     )
 
 
-def test_the_attack_fitted_on_past_batches_is_that_of_the_definition():
+def test_past_batch_attack_matches_the_definition():
     loss, past = train_on(DisclosureLoss(straight_through=True, attacks=("past",)))
     original, protected, speakers, _ = keyed_batch()
     (o, weights), (p, _) = past_rows(past, 0), past_rows(past, 1)
@@ -51,7 +51,7 @@ def test_the_attack_fitted_on_past_batches_is_that_of_the_definition():
     assert loss(original, protected, speakers).item() == pytest.approx(plain + attacked, abs=1e-9)
 
 
-def test_the_attack_fitted_on_half_of_the_speakers_is_that_of_the_definition():
+def test_half_speakers_attack_matches_the_definition():
     original, protected, speakers, _ = keyed_batch(speakers=7)
     o, p, names = unit(original), unit(protected), speakers.numpy()
     keys = [np.mean(o[names == name] @ np.cos(np.arange(1, 6))) for name in range(7)]
@@ -68,7 +68,7 @@ def test_the_attack_fitted_on_half_of_the_speakers_is_that_of_the_definition():
     assert loss(original, protected, speakers).item() == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_share_within_sessions_is_that_of_the_definition():
+def test_within_session_variance_share_matches_the_definition():
     (loss, past), plain = train_on(DisclosureLoss(session_invariance=2.0)), DisclosureLoss()
     rows = keyed_batch()
     inverse = np.linalg.inv(add_ridge(covariance(*past_rows(past, 1)), 1e-6))
@@ -89,7 +89,7 @@ def share_of_itself(protected, speakers, sessions):
     return share, torch.autograd.grad(share, rows)[0]
 
 
-def test_the_share_has_the_gradient_of_numerator_and_denominator():
+def test_variance_share_gradient_matches_finite_differences():
     _, protected, speakers, sessions = keyed_batch()
     share, gradient = share_of_itself(protected, speakers, sessions)
     steps = 1e-5 * torch.eye(protected.numel(), dtype=torch.float64).view(-1, *protected.shape)
@@ -101,14 +101,14 @@ def test_the_share_has_the_gradient_of_numerator_and_denominator():
     assert_close(gradient, expected, atol=1e-6, rtol=1e-4)
 
 
-def test_stretching_a_direction_does_not_lower_the_share():
+def test_scaling_a_direction_does_not_lower_the_variance_share():
     _, protected, speakers, sessions = keyed_batch()
     _, gradient = share_of_itself(protected, speakers, sessions)
     stretch = (protected - protected.mean(0)).T @ gradient  # the derivative along every linear map
     assert stretch.abs().max() < 1e-5 * gradient.norm() * protected.norm()
 
 
-def test_the_past_is_used_when_it_holds_much_more_than_a_batch():
+def test_past_batches_are_used_only_when_large_enough():
     rows = keyed_batch()
     loss, plain = DisclosureLoss(attacks=("past",), session_invariance=1.0), DisclosureLoss()(*rows)
     train_on(loss, 9)
@@ -117,7 +117,7 @@ def test_the_past_is_used_when_it_holds_much_more_than_a_batch():
     assert loss(*rows) > plain + 0.1
 
 
-def test_only_batches_that_are_trained_on_are_remembered():
+def test_only_training_batches_are_accumulated():
     original, protected, *labels = keyed_batch()
     loss, _ = train_on(PseudonymisationLoss())
     kept = loss.disclosure.past_sessions.moments.clone()
@@ -130,7 +130,7 @@ def test_only_batches_that_are_trained_on_are_remembered():
     assert not torch.equal(loss.disclosure.past_sessions.moments, kept)
 
 
-def test_a_batch_with_nan_shows_once_and_is_forgotten():
+def test_nan_batch_gives_nan_and_is_not_accumulated():
     original, protected, *labels = keyed_batch()
     loss, _ = train_on(PseudonymisationLoss())
     before = loss(original, protected, *labels)
@@ -140,7 +140,7 @@ def test_a_batch_with_nan_shows_once_and_is_forgotten():
     assert_close(loss(original, protected, *labels), before)
 
 
-def test_moments_restart_with_another_width_and_are_not_saved():
+def test_moments_reset_on_a_new_width_and_are_not_saved():
     loss, _ = train_on(PseudonymisationLoss())
     assert loss.state_dict() == {}
     train_on(loss, width=7)

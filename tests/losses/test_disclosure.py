@@ -26,7 +26,7 @@ def test_straight_through_returns_exact_values_with_the_gradient_of_smooth_ones(
     assert_close(*(torch.autograd.grad(value, protected)[0] for value in values), atol=0, rtol=0)
 
 
-def test_sessions_add_the_pairs_across_sessions():
+def test_loss_with_sessions_adds_cross_session_trials():
     original, protected, speakers, sessions = keyed_batch()
     scores, target = trials(original, protected, speakers, "PP")
     row, column = np.triu_indices(len(speakers), 1)
@@ -60,7 +60,7 @@ def test_the_value_hardly_depends_on_the_size_of_the_batch():
     assert values[128] < 0.005
 
 
-def test_distinctiveness_is_what_pp_lacks_within_sessions():
+def test_distinctiveness_loss_is_full_minus_pp_disclosure():
     original, protected, speakers, sessions = keyed_batch()
     protected.requires_grad_()
     scores, target = trials(original, protected, speakers, "PP")
@@ -131,7 +131,7 @@ def voices():
     torch.set_num_threads(threads)
 
 
-def test_the_one_sided_value_ends_in_its_blind_spot_and_the_loss_does_not(voices):
+def test_loss_avoids_the_blind_spot_of_one_sided_training(voices):
     def train_rows(loss, steps):
         protected = voices.original.clone().requires_grad_()
         train(loss, voices, lambda chosen: protected[chosen], [protected], steps, lr=1e-2)
@@ -148,7 +148,7 @@ def test_the_one_sided_value_ends_in_its_blind_spot_and_the_loss_does_not(voices
     assert backwards < 0.005
 
 
-def test_pseudonymisation_hides_the_voice_and_keeps_voices_distinct(voices):
+def test_pseudonymisation_training_hides_and_separates_speakers(voices):
     torch.manual_seed(0)
     anonymiser = Anonymiser()
     train(

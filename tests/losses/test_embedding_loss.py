@@ -19,7 +19,7 @@ each_class = pytest.mark.parametrize("make", [DisclosureLoss, DistinctivenessLos
 
 
 @each_loss
-def test_order_and_labels_of_speakers_change_nothing(loss):
+def test_loss_is_independent_of_order_and_labels(loss):
     original, protected, speakers = batch(dtype=torch.float64)
     order = torch.randperm(len(speakers), generator=torch.Generator().manual_seed(0))
     expected = loss(original, protected, speakers)
@@ -29,7 +29,7 @@ def test_order_and_labels_of_speakers_change_nothing(loss):
 
 
 @each_loss
-def test_a_gain_per_row_changes_nothing_but_the_length_of_the_gradient(loss):
+def test_row_gain_changes_only_the_gradient_norm(loss):
     original, protected, speakers, sessions = keyed_batch()
     generator = torch.Generator().manual_seed(0)
     gains = torch.randn(2, len(original), 1, generator=generator, dtype=torch.float64).exp()
@@ -87,7 +87,7 @@ def test_nearly_constant_output_has_a_bounded_gradient(loss, spread, length):
     "speakers", [[], [3], [3, 3, 3], [1, 2, 3, 4]], ids=["nobody", "one row", "one speaker", "no target"]
 )
 @pytest.mark.parametrize("exact", [False, True])
-def test_without_both_classes_it_is_zero_with_a_graph(make, speakers, exact):
+def test_loss_without_both_classes_is_zero_with_a_graph(make, speakers, exact):
     original, protected = torch.randn(2, len(speakers), 5, generator=torch.Generator().manual_seed(0)).unbind()
     protected.requires_grad_()
     value = make(straight_through=exact)(original, protected, torch.tensor(speakers, dtype=torch.long))
@@ -97,7 +97,7 @@ def test_without_both_classes_it_is_zero_with_a_graph(make, speakers, exact):
 
 
 @each_loss
-def test_nan_is_not_hidden(loss):
+def test_nan_input_gives_a_nan_loss(loss):
     original, protected, speakers = batch()
     protected[3, 2] = torch.nan
     assert loss(original, protected, speakers).isnan()
@@ -119,7 +119,7 @@ def test_autocast_scores_in_float32(loss, dtype):
 
 
 @each_loss
-def test_nothing_is_read_from_the_device(loss, device):
+def test_loss_does_not_sync(loss, device):
     original, protected, speakers = (each.to(device) for each in batch())
     protected.requires_grad_()
     sessions = torch.arange(len(speakers), device=device) % 2
@@ -133,7 +133,7 @@ def test_nothing_is_read_from_the_device(loss, device):
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-def test_the_gradient_is_that_of_finite_differences(keyed):
+def test_gradient_matches_finite_differences(keyed):
     # The share within sessions has the gradient of another value, which tests of attackers check.
     loss, _ = train_on(PseudonymisationLoss(bandwidth=0.1, attacks=("past",), session_invariance=0.0))
     loss.eval()
@@ -164,7 +164,7 @@ def test_the_gradient_is_that_of_finite_differences(keyed):
         ({"sessions": torch.ones(48)}, TypeError, "Expected `sessions` to have an integer dtype"),
     ],
 )
-def test_wrong_batches_raise(change, error, message):
+def test_invalid_batches_raise(change, error, message):
     original, protected, speakers = batch()
     rows = {"original": original, "protected": protected, "speakers": speakers} | change
     for loss in LOSSES:
@@ -184,13 +184,13 @@ def test_wrong_batches_raise(change, error, message):
         ({"attacks": ("future",)}, ValueError, "Expected `attacks` to be one of 'batch', 'past', but got 'future'"),
     ],
 )
-def test_wrong_settings_raise(settings, error, message):
+def test_invalid_settings_raise(settings, error, message):
     with pytest.raises(error, match=message):
         PseudonymisationLoss(**settings)
 
 
 @each_class
-def test_batches_that_train_nothing_are_reported_once_where_the_loss_is_called(make):
+def test_batches_without_gradient_warn_once_at_the_caller(make):
     original, protected, _ = batch()
     loss = make()
     with pytest.warns(UserWarning, match="1 of 1 batches so far had no two utterances of one speaker") as caught:
@@ -202,7 +202,7 @@ def test_batches_that_train_nothing_are_reported_once_where_the_loss_is_called(m
         make()(*batch())
 
 
-def test_later_batches_that_train_nothing_are_reported_too():
+def test_later_batches_without_gradient_warn_too():
     original, protected, speakers = batch()
     loss = DisclosureLoss()
     for names in (speakers, speakers, torch.zeros_like(speakers)):
@@ -211,7 +211,7 @@ def test_later_batches_that_train_nothing_are_reported_too():
         loss(original, protected, speakers)
 
 
-def test_a_loss_without_its_method_says_which():
+def test_missing_compute_loss_raises():
     class Unfinished(EmbeddingLoss):
         pass
 

@@ -49,7 +49,7 @@ def test_every_figure_is_drawn_inside_its_frame_with_named_axes(kind, number, la
                     assert box.y1 < figure.bbox.y1 + 3, (artist, box)
 
 
-def test_keys_are_unique_and_all_is_described():
+def test_figure_keys_are_unique_and_figures_have_descriptions():
     assert len({kind.key for kind in FIGURES}) == len(FIGURES)
     assert all(kind.title and kind.description.endswith(".") for kind in FIGURES)
 
@@ -95,7 +95,7 @@ def test_any_name_can_be_drawn():
         figure.draw_without_rendering()
 
 
-def test_no_figure_shows_two_of_sixteen_systems_alike():
+def test_sixteen_systems_have_distinct_styles():
     embeddings = make_report(voices(speakers=6, utterances=4), sizes=(3,))
     for report in (embeddings, score_report(0, 1)):
         systems = [EvaluatedSystem(f"system {number}", report, utility={"WER": 1.0}) for number in range(16)]
@@ -117,7 +117,7 @@ def test_the_calibration_figure_shows_the_oracle_of_both_runs():
         np.testing.assert_allclose(drawn[label], F.ece_profile(*trials[:2], ODDS).minimum, atol=1e-12)
 
 
-def test_one_list_of_trials_is_also_calibrated_by_other_speakers(scored):
+def test_reliability_of_one_system_includes_cross_fitted_calibration(scored):
     one, several = (draw("reliability", group).axes[0] for group in (scored[:1], scored))
     names = ["calibrated", "OP", "OP, calibrated", "OP, linear", "OP, isotonic"]
     assert [line.get_label() for line in one.lines] == names
@@ -156,7 +156,7 @@ def test_intervals_are_drawn():
 
 
 @pytest.mark.filterwarnings("ignore:Singling one out")
-def test_a_report_shows_a_population_where_sizes_are_named():
+def test_population_figures_require_sizes():
     original, protected, speakers = people(number=20, each=8, noise=1.5)
     rows = {"original": original, "protected": protected, "speakers": speakers}
     plain, known = (EvaluatedSystem("system", make_report(rows, sizes=sizes)) for sizes in (None, (10, 20, 300)))

@@ -49,7 +49,7 @@ def test_local_information_is_the_share_of_trials_above():
     assert [text.get_position()[0] for text in ax.texts] == [2.0]  # log2 of the references, once
 
 
-def test_the_rate_is_drawn_as_counted_and_as_extrapolated_from_there():
+def test_population_rate_has_counted_and_extrapolated_lines():
     metric = ReidentificationRate(sizes=(10, 30, 500))
     _, protected, speakers = people(number=30, each=4)
     metric.update(protected=protected, speakers=speakers)

@@ -112,7 +112,7 @@ def test_reliability_of_calibrated_ratios_is_the_diagonal():
     assert len(x) == 15
 
 
-def test_attacks_are_sorted_beside_chance_and_the_interval_of_the_choice():
+def test_attacks_are_sorted_and_show_chance_level_and_interval():
     values = {"one": 0.2, "unknown": math.nan, "two": 0.4}
     _, ax = draw_attacks(values, 0.05, None, "OP", (0.35, 0.25, 0.45))
     assert [label.get_text() for label in ax.get_yticklabels()] == ["one", "two"]

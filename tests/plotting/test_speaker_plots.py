@@ -16,7 +16,7 @@ from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_test
 
 
 @pytest.mark.parametrize("count", [3, 120])
-def test_matrices_have_fixed_limits_and_their_places(count):
+def test_similarity_matrices_have_fixed_limits_and_quadrants(count):
     draw = torch.Generator().manual_seed(0)
     oo, op, pp = torch.rand(3, count, count, generator=draw)
     figure, ax = draw_similarity_matrices(SimilarityMatrices(oo, op, pp, torch.arange(count)), None)
@@ -72,7 +72,7 @@ def test_speakers_without_trials_are_not_drawn():
 
 
 @pytest.mark.parametrize("size", [8, 14])
-def test_names_of_speakers_who_disclose_as_much_do_not_overlap(size, monkeypatch):
+def test_labels_of_speakers_with_equal_disclosure_do_not_overlap(size, monkeypatch):
     monkeypatch.setitem(matplotlib.rcParams, "font.size", size)
     names = torch.arange(12)  # each is compared with the next and with itself
     speakers = torch.stack([names.repeat(2), torch.cat([names.roll(1), names])])

@@ -42,7 +42,7 @@ def test_a_path_leaves_out_what_is_not_finite():
 
 
 @pytest.mark.parametrize("is_lower_better", [True, False])
-def test_the_front_holds_the_systems_that_no_other_beats_in_both(is_lower_better):
+def test_utility_plot_front_is_the_set_of_non_dominated_systems(is_lower_better):
     draw = random.Random(0)
     systems = [(f"system {n}", {"disclosure": draw.randint(0, 7) / 10}, draw.randint(0, 9)) for n in range(20)]
     _, ax = draw_utility(systems, "WER", is_lower_better)

@@ -32,7 +32,7 @@ def test_published_example():
 
 
 @pytest.mark.parametrize("name", TRANSFER_SETS)
-def test_calibration_learnt_on_another_run(name):
+def test_calibration_is_fitted_on_another_run(name):
     preds, target, fit_preds, fit_target, expected = transfer_set(name)
     scale, offset = zebra.linear_calibration(fit_preds, fit_target)
     assert_allclose([scale, offset], [expected["linear"]["a"], expected["linear"]["b"]], **EXACT)
@@ -92,7 +92,7 @@ def test_ranks_by_hand():
     assert_allclose(rank.rank_histogram(scores, [0, 2, 1, 0]), [1 + 1 / 3, 1 + 1 / 3 + 1 / 2, 1 / 3 + 1 / 2])
 
 
-def test_references_and_inputs_are_different_utterances():
+def test_references_exclude_the_input_utterance():
     x = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 0.0], [0.0, 3.0]])
     speakers = np.array([7, 7, 3, 3, 5])
     scores, true_index = rank.reference_scores(x, x, speakers, is_reference=[True, False, True, False, False])

@@ -18,7 +18,7 @@ def files(tmp_path_factory):
     return folder
 
 
-def test_numbers_have_intervals_unless_none_are_asked_for(files, tmp_path, capsys):
+def test_numbers_have_intervals_unless_disabled(files, tmp_path, capsys):
     run("evaluate", files / "a.npz", "--no-attacks", "--out", tmp_path / "out")
     content = results_of(tmp_path / "out" / "results.json")
     scalars = content["systems"][0]["scalars"]
@@ -36,7 +36,7 @@ def test_numbers_have_intervals_unless_none_are_asked_for(files, tmp_path, capsy
     assert not [key for key in systems_of(tmp_path / "none.json")[0]["scalars"] if key.endswith("_low")]
 
 
-def test_target_trials_say_who_speaks_where_no_list_does(tmp_path, voices, capsys):
+def test_speakers_are_inferred_from_target_trials_without_utt2spk(tmp_path, voices, capsys):
     scores = write_scores(tmp_path / "s", voices, trials_of(voices, "OP"), fourth=True)
     run("evaluate", scores, "--out", tmp_path / "joined")
     said = " ".join(capsys.readouterr().out.split())
@@ -58,7 +58,7 @@ def test_target_trials_say_who_speaks_where_no_list_does(tmp_path, voices, capsy
         (["1.0 target", "0.5 nontarget", "2.0 target"], "the scores do not name what they compare"),
     ],
 )
-def test_where_nobody_can_know_who_speaks_the_output_says_why_nothing_is_sure(tmp_path, evaluate, capsys, lines, why):
+def test_unknown_speakers_give_no_intervals_and_a_reason(tmp_path, evaluate, capsys, lines, why):
     (tmp_path / "scores").write_text("\n".join(lines))
     (system,) = evaluate(tmp_path / "scores")
     assert [note for note in system["notes"] if note.startswith("No intervals: ") and why in note]
@@ -70,7 +70,7 @@ def test_where_nobody_can_know_who_speaks_the_output_says_why_nothing_is_sure(tm
     assert "No intervals" not in capsys.readouterr().out
 
 
-def test_two_sets_of_scores_are_told_apart_where_their_speakers_do(tmp_path, voices, capsys):
+def test_compare_gives_differences_of_score_systems(tmp_path, voices, capsys):
     files = [
         f"{name}={write_scores(tmp_path / name, voices, trials_of(voices, 'OP', name), fourth=True)}"
         for name in ("B2", "B2r0", "B2r1")
@@ -86,7 +86,7 @@ def test_two_sets_of_scores_are_told_apart_where_their_speakers_do(tmp_path, voi
     assert "these data do not tell it apart from" in " ".join(capsys.readouterr().out.split())
 
 
-def test_pairs_are_told_apart_where_their_speakers_do(files, tmp_path, capsys):
+def test_compare_gives_differences_of_embedding_systems(files, tmp_path, capsys):
     systems = [f"{name}={files / name}.npz" for name in "abc"]
     run("compare", *systems, "--no-attacks", "--out", tmp_path / "out")
     pairs = {(d["first"], d["second"]): d for d in results_of(tmp_path / "out" / "results.json")["differences"]}

@@ -1,4 +1,4 @@
-"""What once misled or broke: options that did nothing, names that vanished, files that stayed or were lost."""
+"""Misuse of the command line: options without effect, lost names, files that stay or are overwritten."""
 
 import io
 import os
@@ -15,7 +15,7 @@ from vpmetrics._engine.scalar import printable
 ROOT = Path(__file__).parents[2]
 
 
-def test_similarity_of_score_files_is_that_asked_for(tmp_path, evaluate, voices):
+def test_similarity_option_applies_to_score_files(tmp_path, evaluate, voices):
     options = [*write_conditions(tmp_path, voices), "--utt2spk", write_utt2spk(tmp_path, voices)]
     geometric, sigmoid = (evaluate(*options, "--similarity", kind)[0] for kind in ("geometric", "sigmoid"))
     assert abs(geometric["scalars"]["deid"] - sigmoid["scalars"]["deid"]) > 1e-3
@@ -48,7 +48,7 @@ def test_the_command_runs_as_a_process(tmp_path):
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
-def test_files_are_written_although_nobody_reads_what_is_printed(tmp_path):
+def test_files_are_written_when_stdout_is_closed(tmp_path):
     write_embeddings(tmp_path / "e.npz")
     script = f"{sys.executable} -m vpmetrics evaluate e.npz --no-attacks --json r.json | true; echo ${{PIPESTATUS[0]}}"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -59,7 +59,7 @@ def test_files_are_written_although_nobody_reads_what_is_printed(tmp_path):
     assert systems_of(tmp_path / "r.json")
 
 
-def test_mathematics_and_escape_sequences_in_names_are_but_letters(tmp_path, capsys):
+def test_mathematics_and_escape_sequences_in_names_are_escaped(tmp_path, capsys):
     data = dict(np.load(write_embeddings(tmp_path / "e.npz")))
     names = np.array([f"$\\foo{number}$ \x1b[31m" for number in data["speakers"]])
     np.savez(tmp_path / "e.npz", **{**data, "speakers": names})
@@ -74,7 +74,7 @@ def test_mathematics_and_escape_sequences_in_names_are_but_letters(tmp_path, cap
     assert printable("a\x1b[2Jb\n") == "a\\x1b[2Jb\\n"
 
 
-def test_one_speaker_beside_many_gives_dashes(tmp_path):
+def test_compare_accepts_a_system_with_one_speaker(tmp_path):
     write_embeddings(tmp_path / "one.npz", speakers=1, each=40)
     write_embeddings(tmp_path / "many.npz")
     systems = f"A={tmp_path / 'many.npz'}", f"B={tmp_path / 'one.npz'}"
@@ -84,7 +84,7 @@ def test_one_speaker_beside_many_gives_dashes(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
-def test_a_name_that_is_no_text_is_written_as_escapes(tmp_path):
+def test_undecodable_file_name_is_escaped(tmp_path):
     name = os.fsdecode(os.fsencode(tmp_path) + b"/b\xff.npz")
     os.link(write_embeddings(tmp_path / "e.npz"), name)
     run("evaluate", name, "--no-attacks", "--intervals", "0", "--out", tmp_path / "out")

@@ -1,4 +1,4 @@
-"""What must not pass for privacy."""
+"""Notes and warnings of the command line: what an evaluation lacks is named."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from cli.cases import label_of, run, scalars_of, trials_of, write_key, write_scores
 
 
-def test_data_too_thin_for_a_value_gives_a_dash_and_a_note(tmp_path, voices, capsys):
+def test_undefined_value_gives_a_dash_and_a_note(tmp_path, voices, capsys):
     trials = trials_of(voices, "OP")
     targets = [trial for trial in trials if label_of(voices, *trial[:2]) == "target"]
     files = [write_scores(tmp_path / name, voices, t, fourth=True) for name, t in (("oo", trials), ("op", targets))]
@@ -20,7 +20,7 @@ def test_data_too_thin_for_a_value_gives_a_dash_and_a_note(tmp_path, voices, cap
     assert "note: There are no non-target trials" in shown
 
 
-def test_scores_that_define_nothing_are_refused(tmp_path, capsys):
+def test_scores_without_target_trials_raise(tmp_path, capsys):
     (tmp_path / "scores").write_text("a b 1 nontarget\na c 2 nontarget\n")
     run("evaluate", tmp_path / "scores", expect=2)
     assert "No measure of privacy is defined. There are no target trials" in capsys.readouterr().err
@@ -39,7 +39,7 @@ def test_scores_of_the_wrong_sign_are_noted(tmp_path, evaluate, voices, capsys, 
         assert ("scores seem to fall with likeness: negate them?" in text) == (sign < 0)
 
 
-def test_chance_is_no_wrong_sign(tmp_path, evaluate, voices):
+def test_random_scores_give_no_sign_note(tmp_path, evaluate, voices):
     draw = np.random.default_rng(0)
     for _ in range(10):
         trials = [(i, j, float(draw.normal())) for i, j, _ in trials_of(voices, "OO")[:400]]
@@ -47,7 +47,7 @@ def test_chance_is_no_wrong_sign(tmp_path, evaluate, voices):
         assert evaluate(scores, "--intervals", "0")[0]["notes"] == []
 
 
-def test_embeddings_whose_sign_an_attacker_would_turn_are_noted(tmp_path, evaluate, voices):
+def test_negated_embeddings_give_a_note(tmp_path, evaluate, voices):
     content = {"original": voices.original, "protected": -voices.original, "speakers": voices.speakers}
     torch.save(content, tmp_path / "all.pt")
     (note,) = evaluate(tmp_path / "all.pt")[0]["notes"]
@@ -66,7 +66,7 @@ def test_embeddings_whose_sign_an_attacker_would_turn_are_noted(tmp_path, evalua
          "check the anonymiser and the encoder. The result is NaN."),
     ],
 )  # fmt: skip
-def test_embeddings_of_nothing_are_noted(tmp_path, evaluate, voices, capsys, change, expected):
+def test_degenerate_embeddings_give_a_note(tmp_path, evaluate, voices, capsys, change, expected):
     content = {"original": voices.original, "protected": change(voices.protected["B2"]), "speakers": voices.speakers}
     torch.save(content, tmp_path / "all.pt")
     assert expected in evaluate(tmp_path / "all.pt")[0]["notes"]
