@@ -96,9 +96,7 @@ def load_encoder(
 
 
 def as_encoder(
-    encoder: str | Path | Callable[..., Any],
-    sample_rate: int | None = None,
-    device: str | torch.device | None = None,
+    encoder: str | Path | Callable[..., Any], sample_rate: int | None = None, device: str | torch.device | None = None
 ) -> SpeakerEncoder:
     """Return an encoder that takes audio at ``sample_rate`` and resamples it to the rate the encoder expects.
 

@@ -19,15 +19,10 @@ from vpmetrics._engine.validation import check_confidence
 from vpmetrics.lightning.loggers import figure_writers, log_scalars, suffix_first_component
 from vpmetrics.lightning.monitor import PrivacyMonitor, find_monitors
 from vpmetrics.lightning.pareto import ParetoFront, ParetoPoint, relative_path
-from vpmetrics.lightning.trainers import (
-    ModelCheckpointBase,
-    loader_suffixes,
-    logging_step,
-    warn_of_spawned_processes,
-)
+from vpmetrics.lightning.trainers import ModelCheckpointBase, loader_suffixes, logging_step, warn_of_spawned_processes
 
 FRONT_FILE = "pareto_front"
-_REJECTED = ("monitor", "every_n_train_steps", "train_time_interval", "enable_version_counter")
+_REJECTED = {"monitor", "every_n_train_steps", "train_time_interval", "enable_version_counter"}
 
 
 class PrivacyCheckpoint(ModelCheckpointBase):
@@ -95,17 +90,16 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         confidence: float | None = None,
         **kwargs: Any,
     ) -> None:
-        for name in _REJECTED:
-            if kwargs.get(name) is not None:
-                raise TypeError(
-                    f"Expected no `{name}`: PrivacyCheckpoint saves what a validation measured, `privacy` and "
-                    "`utility`, into new files. `Trainer(val_check_interval=...)` sets how often."
-                )
+        for name in _REJECTED & {name for name, value in kwargs.items() if value is not None}:
+            raise TypeError(
+                f"Expected no `{name}`: PrivacyCheckpoint saves what a validation measured, `privacy` and `utility`, "
+                "into new files. `Trainer(val_check_interval=...)` sets how often."
+            )
         if not isinstance(utility, str):
             raise TypeError(f"Expected `utility` to be a name, but got {type(utility).__name__}.")
         if isinstance(save_top_k, bool) or not isinstance(save_top_k, int):
             raise TypeError(f"Expected `save_top_k` to be an integer, but got {save_top_k!r}.")
-        if save_top_k != -1 and save_top_k < 1:
+        if save_top_k < 1 and save_top_k != -1:
             raise ValueError(
                 f"Expected `save_top_k` to be at least 1, or -1 for the whole front, but got {save_top_k}."
             )
@@ -113,17 +107,16 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             check_confidence("confidence", confidence)
         self.budgets = _resolve_budgets(privacy, budget)
         self.utility, self.confidence = utility, confidence
-        super().__init__(
-            dirpath=dirpath, filename=filename, monitor=utility, mode=mode, save_top_k=save_top_k, **kwargs
-        )
+        super().__init__(dirpath, filename, monitor=utility, mode=mode, save_top_k=save_top_k, **kwargs)
+        # What a run must share with another to continue its front; folder and budgets may differ.
+        self._settings_to_match = [sorted(self.budgets), utility, mode, confidence]
         self._front = ParetoFront(self.budgets, mode, save_top_k)
         # What is compared with a budget: the estimate, or the upper end of its interval.
         self._compared_suffix = "" if confidence is None else CI_SUFFIXES[1]
         compared = (insert_before_loader_suffix(name, self._compared_suffix) for name in self.budgets)
         self._required_names = tuple(dict.fromkeys([*self.budgets, *compared, utility]))
         self._given_dirpath = None if dirpath is None else str(dirpath)
-        self._front_file = FRONT_FILE
-        self._validated_at = self._logged_at = -1
+        self._front_file, self._validated_at, self._logged_at = FRONT_FILE, -1, -1
         self._is_resuming, self._resumed_folder = True, ""
 
     @property
@@ -139,8 +132,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     @property
     def within_budget(self) -> bool:
         """Whether the chosen checkpoint meets all budgets."""
-        chosen = self.chosen
-        return chosen is not None and self._front.meets_budgets(chosen)
+        return self._front.meets_budgets(self.chosen)
 
     @property
     def chosen_value_tags(self) -> list[str]:
@@ -172,7 +164,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         self._front_file = f"{FRONT_FILE}-v{same_folder}" if same_folder else FRONT_FILE
         for monitor in find_monitors(trainer):
             self._check_monitor(monitor)
-        entries = [entry for entry in map(_find_scalar, self.budgets) if entry is not None]
+        entries = list(filter(None, map(_find_scalar, self.budgets)))
         if entries and not any(entry.family == "attack" or entry.key == "disclosure" for entry in entries):
             rank_zero_warn(
                 f"PrivacyCheckpoint monitors {', '.join(map(repr, self.budgets))}: disclosure to an attacker who "
@@ -238,16 +230,20 @@ class PrivacyCheckpoint(ModelCheckpointBase):
         old_front = self.pareto_front
         self._front.record(point)
         is_new = point in self.pareto_front
-        path = self._get_metric_interpolated_filepath_name(monitor_candidates, trainer) if is_new else ""
         # Before saving, because the file also holds this state.
-        self._set_kept_points([other._replace(path=path) if other == point else other for other in self.pareto_front])
+        self._set_kept_points(self.pareto_front)
         if is_new:
             self.current_score = torch.tensor(point.utility)
-            self._save_checkpoint(trainer, path)
+            self._save_checkpoint(trainer, point.path)
         # The order matters: if the process dies here, the front must not name a file that was removed.
-        self._write_front(trainer)
+        if trainer.is_global_zero:
+            self._fs.makedirs(self.dirpath, exist_ok=True)  # the folder may not exist before the first save
+            path = f"{self.dirpath}/{self._front_file}.json"
+            with self._fs.open(f"{path}.tmp", "w") as file:
+                file.write(self._front.to_json(str(self.dirpath), self.utility))
+            self._fs.mv(f"{path}.tmp", path)
         for other in old_front:
-            if other not in self.pareto_front and self._should_remove_checkpoint(trainer, other.path, path):
+            if other not in self.pareto_front and self._should_remove_checkpoint(trainer, other.path, point.path):
                 self._remove_checkpoint(trainer, other.path)
         self._log_front(trainer, is_new)
 
@@ -261,7 +257,7 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             if any(name.startswith(f"{monitor.prefix}/") for name in self._required_names)
         )
 
-    def _make_point(self, trainer: Any, candidates: Mapping[str, Tensor]) -> ParetoPoint:
+    def _make_point(self, trainer: Any, candidates: dict[str, Tensor]) -> ParetoPoint:
         disclosure = {name: _max_with_reversed(name, self._compared_suffix, candidates) for name in self.budgets}
         intervals = {
             name: [_max_with_reversed(name, end, candidates) for end in CI_SUFFIXES]
@@ -269,20 +265,10 @@ class PrivacyCheckpoint(ModelCheckpointBase):
             if all(insert_before_loader_suffix(name, end) in candidates for end in CI_SUFFIXES)
         }
         epoch, step, utility = int(candidates["epoch"]), int(candidates["step"]), float(candidates[self.utility])
+        path = self._get_metric_interpolated_filepath_name(candidates, trainer)
         # All processes must save the same point, also where one of them has logged a value of its own.
-        point: ParetoPoint = trainer.strategy.broadcast(
-            ParetoPoint(epoch, step, disclosure, utility, path="", intervals=intervals)
-        )
+        point: ParetoPoint = trainer.strategy.broadcast(ParetoPoint(epoch, step, disclosure, utility, path, intervals))
         return point
-
-    def _write_front(self, trainer: Any) -> None:
-        if not trainer.is_global_zero:
-            return
-        self._fs.makedirs(self.dirpath, exist_ok=True)  # the folder may not exist before the first save
-        path = f"{self.dirpath}/{self._front_file}.json"
-        with self._fs.open(f"{path}.tmp", "w") as file:
-            file.write(self._front.to_json(str(self.dirpath), self.utility))
-        self._fs.mv(f"{path}.tmp", path)
 
     def _log_front(self, trainer: Any, has_changed: bool) -> None:
         # The step of the scalars of the last validation; at the end of an epoch the Trainer has counted further.
@@ -333,20 +319,16 @@ class PrivacyCheckpoint(ModelCheckpointBase):
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run continues from; paths are relative to the folder, which may be moved."""
         folder = str(self.dirpath)
-        kept = [point._replace(path=relative_path(folder, point.path)) for point in self._front.kept]
         return {
             **super().state_dict(),
             "monitored": self._settings_to_match,
-            "pareto_front": [point._asdict() for point in kept],
-            "measured": [point._asdict() for point in self._front.measured],
+            "pareto_front": [
+                {**point._asdict(), "path": relative_path(folder, point.path)} for point in self._front.kept
+            ],
+            "measured": [point._replace(path="")._asdict() for point in self._front.measured],
             "dirpath": folder,
             "last_model_path": relative_path(folder, self.last_model_path),
         }
-
-    @property
-    def _settings_to_match(self) -> list[Any]:
-        """Settings that a run must share to continue the front; folder and budgets may change."""
-        return [sorted(self.budgets), self.utility, self.mode, self.confidence]
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Load the state of a checkpoint whose folder or budgets differ; Lightning loads only that of the same key."""

@@ -15,6 +15,8 @@ Writer = Callable[[str, "Figure", int], None]
 Chart = list[Any]  # its kind, "Multiline" or "Margin", and its tags
 
 _CONDITIONS = ("op", "pp", "across", "within")
+_COMPARED_ATTACKS = ("d_ece_strongest", "d_ece", "d_ece_chance")
+_COMPARED_KEYS = ("d_ece_strongest", "d_ece", "eer_strongest", "eer")
 
 
 def suffix_first_component(name: str, suffix: str) -> str:
@@ -70,27 +72,22 @@ def chart_layout(
         {'eer of each condition': ['Multiline', ['^val/op_eer$', '^val/pp_eer$']]}
     """
     groups = {
-        f"{condition}: strongest attack, cosine and chance": [
-            f"{condition}_{key}" for key in ("d_ece_strongest", "d_ece", "d_ece_chance")
-        ]
+        f"{condition}: strongest attack, cosine and chance": [f"{condition}_{key}" for key in _COMPARED_ATTACKS]
         for condition in _CONDITIONS
-    } | {
-        f"{key} of each condition": [f"{condition}_{key}" for condition in _CONDITIONS]
-        for key in ("d_ece_strongest", "d_ece", "eer_strongest", "eer")
     }
-    shown = {
-        name: [f"^{re.escape(tag_by_key[key])}$" for key in keys if key in tag_by_key] for name, keys in groups.items()
+    groups |= {
+        f"{key} of each condition": [f"{condition}_{key}" for condition in _CONDITIONS] for key in _COMPARED_KEYS
     }
-    # TensorBoard shows charts with margins last first.
-    ends = {key: [key, *(f"{key}{suffix}" for suffix in CI_SUFFIXES)] for key in reversed(interval_keys)}
-    return {
-        title: {name: ["Multiline", lines] for name, lines in shown.items() if len(lines) > 1},
-        f"{title}, confidence intervals": {
-            key: ["Margin", [tag_by_key[name] for name in names]]
-            for key, names in ends.items()
-            if tag_by_key.keys() >= set(names)
-        },
-    }
+    lines, margins = {}, {}
+    for name, keys in groups.items():
+        tags = [f"^{re.escape(tag_by_key[key])}$" for key in keys if key in tag_by_key]
+        if len(tags) > 1:
+            lines[name] = ["Multiline", tags]
+    for key in reversed(interval_keys):  # TensorBoard shows charts with margins last first
+        tags = [tag_by_key[name] for suffix in ("", *CI_SUFFIXES) if (name := f"{key}{suffix}") in tag_by_key]
+        if len(tags) == 3:
+            margins[key] = ["Margin", tags]
+    return {title: lines, f"{title}, confidence intervals": margins}
 
 
 def write_charts(trainer: Any, layout: Mapping[str, Mapping[str, Chart]]) -> None:
@@ -107,9 +104,7 @@ def write_hyperparameters(trainer: Any, hparams: Mapping[str, Any], tags: Sequen
         if hasattr(getattr(logger, "experiment", None), "add_hparams"):
             from torch.utils.tensorboard.summary import hparams as summaries
 
-            plain = {
-                key: value if isinstance(value, (bool, int, float)) else str(value) for key, value in hparams.items()
-            }
+            plain = {key: each if isinstance(each, (bool, int, float)) else str(each) for key, each in hparams.items()}
             # `add_hparams` and Lightning's `log_hyperparams` would add a curve of one point for every value.
             for summary in summaries(plain, dict.fromkeys(tags, 0.0)):
                 logger.experiment._get_file_writer().add_summary(summary)

@@ -36,12 +36,7 @@ from vpmetrics.lightning.loggers import (
     write_hyperparameters,
 )
 from vpmetrics.lightning.step_outputs import SIDES, FrozenEncoder, Keys, has_keys, read_unskipped_outputs, resolve_keys
-from vpmetrics.lightning.trainers import (
-    CallbackBase,
-    loader_suffixes,
-    logging_step,
-    warn_of_spawned_processes,
-)
+from vpmetrics.lightning.trainers import CallbackBase, loader_suffixes, logging_step, warn_of_spawned_processes
 from vpmetrics.suite import VoicePrivacy
 
 _VALIDATION = re.compile(r"^(val|valid|validation)(?=[/_]|$)")
@@ -58,11 +53,10 @@ class PrivacyMonitor(CallbackBase):
     a prefix that begins with ``val`` begins with ``test`` instead; any other gets ``test/`` before it. Several
     dataloaders are measured one by one; each name then ends in ``/dataloader_idx_<k>``, as Lightning's own do.
 
-    Loggers show at most 25 scalars under these names. All others, such as the ends of intervals, are in a separate
-    group: ``val_details/privacy/<key>`` for ``val/privacy/<key>``. TensorBoard's custom scalars join the strongest
-    attack with cosine, the conditions, and values with their intervals. TensorBoard, Weights & Biases, MLflow and Comet
-    get figures, as ``val_figures/privacy/<figure>``. If the module has saved hyperparameters, TensorBoard's table of
-    them shows the logged scalars; give the logger ``default_hp_metric=False`` for that.
+    Loggers show at most 25 scalars under these names, and all others as ``val_details/privacy/<key>``. TensorBoard's
+    custom scalars join attacks, conditions, and values with their intervals. TensorBoard, Weights & Biases, MLflow and
+    Comet get figures, as ``val_figures/privacy/<figure>``. TensorBoard's table of saved hyperparameters shows the
+    logged scalars; give the logger ``default_hp_metric=False`` for that.
 
     Works with the Trainer of ``pytorch_lightning`` and with that of ``lightning.pytorch``. Under a distributed
     strategy every process logs the value of all processes together; strategies that spawn are not supported. A
@@ -71,9 +65,8 @@ class PrivacyMonitor(CallbackBase):
 
     In epochs that ``every_n_epochs`` leaves out nothing is logged, and former values are removed from
     ``trainer.callback_metrics``; ``EarlyStopping`` passes over these epochs. A scheduler that monitors one of these
-    names needs the same ``frequency``.
-
-    The profiler of the Trainer shows the time as ``[Callback]PrivacyMonitor.embed``, ``.compute`` and ``.figures``.
+    names needs the same ``frequency``. The Trainer's profiler shows the time as ``[Callback]PrivacyMonitor.embed``,
+    ``.compute`` and ``.figures``.
 
     Args:
         prefix: First part of the names of the logged scalars.
@@ -205,7 +198,10 @@ class PrivacyMonitor(CallbackBase):
         if self._encoder is not None:
             self._encoder.check_is_untrained(pl_module.parameters())
         if stage != "predict" and self.figures_every_n_epochs is not None:
-            self._can_draw = self._prepare_figures(trainer)
+            missing = _find_what_figures_lack(trainer)
+            self._can_draw = not missing
+            if missing:
+                rank_zero_warn(f"PrivacyMonitor draws no figures: {missing}.", UserWarning)
         # Where it is strict, early stopping raises in the epochs that are not measured.
         for stopping in trainer.early_stopping_callbacks:
             if self.every_n_epochs > 1 and strip_loader_suffix(stopping.monitor) in self.logged_names:
@@ -213,19 +209,6 @@ class PrivacyMonitor(CallbackBase):
         # Every process logs the value of all processes, which Lightning cannot know.
         prefixes = "|".join(map(re.escape, (self.prefix, self._test_prefix)))
         warnings.filterwarnings("ignore", message=rf"It is recommended to use `self.log\('(?:{prefixes})/")
-
-    def _prepare_figures(self, trainer: Any) -> bool:
-        """Return whether figures can be drawn; warn where they cannot."""
-        if importlib.util.find_spec("matplotlib") is None:
-            missing = "matplotlib is not installed"
-        elif rank_zero_loggers(trainer) and not figure_writers(trainer):
-            missing = f"{', '.join(type(logger).__name__ for logger in trainer.loggers)} cannot take figures"
-        else:
-            if figure_writers(trainer):  # imported now, so that the first epoch takes no longer than others
-                importlib.import_module("vpmetrics.plotting.figures")
-            return True
-        rank_zero_warn(f"PrivacyMonitor draws no figures: {missing}.", UserWarning)
-        return False
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Let attackers forget what they observed of earlier weights."""
@@ -274,14 +257,14 @@ class PrivacyMonitor(CallbackBase):
         """Accumulate what a step returned."""
         if not self._is_measuring:
             return
-        stage = "test" if trainer.testing else "val"
-        step_name = "test_step" if trainer.testing else "validation_step"
+        stage, step_name = ("test", "test_step") if trainer.testing else ("val", "validation_step")
         arguments = self._read_arguments(trainer, pl_module, outputs, step_name)
         if arguments is None:
             return
         with self._explain_errors(step_name):
             self._suite_of_loader(stage, dataloader_idx, pl_module).update(**arguments)
-            self._update_attributes(dataloader_idx, pl_module, arguments, outputs)
+            if self.attributes:
+                self._update_attributes(dataloader_idx, pl_module, arguments, outputs)
         # Kept on the device: only the total is read after the last batch, because each reading forces a GPU sync.
         rows = torch.tensor(len(arguments["speakers"]), device=pl_module.device)
         sides = [arguments.get(side) for side in SIDES]
@@ -291,17 +274,15 @@ class PrivacyMonitor(CallbackBase):
     on_test_batch_end = on_validation_batch_end
 
     def _update_attributes(self, loader: int, pl_module: Any, arguments: dict[str, Any], outputs: Any) -> None:
-        if not self.attributes:
-            return
         missing = [key for key in self.attributes.values() if not isinstance(outputs, Mapping) or key not in outputs]
         if missing:
             raise ValueError(f"Expected the step to return {missing[0]!r}, a label of each row, for `attributes`.")
         if loader not in self._attribute_metrics:
             metric = AttributeDisclosure(tuple(self.attributes), validate_args=False)
             self._attribute_metrics[loader] = metric.to(pl_module.device)
-        original, protected, speakers = (arguments[name] for name in ("original", "protected", "speakers"))
         labels = {name: outputs[key] for name, key in self.attributes.items()}
-        self._attribute_metrics[loader].update(original, protected, speakers, labels)
+        sides = arguments["original"], arguments["protected"]
+        self._attribute_metrics[loader].update(*sides, arguments["speakers"], labels)
 
     @contextmanager
     def _explain_errors(self, step_name: str) -> Iterator[None]:
@@ -309,8 +290,8 @@ class PrivacyMonitor(CallbackBase):
         try:
             yield
         except (TypeError, ValueError) as error:
-            keys = self._keys
-            source = "" if callable(keys) else f" `keys` reads them from {tuple(keys.values())} of the dictionary."
+            keys = "" if callable(self._keys) else tuple(self._keys.values())
+            source = f" `keys` reads them from {keys} of the dictionary." if keys else ""
             raise type(error)(f"PrivacyMonitor cannot use what `{step_name}` returned. {error}{source}") from error
 
     def _read_arguments(self, trainer: Any, pl_module: Any, outputs: Any, step_name: str) -> dict[str, Any] | None:
@@ -318,13 +299,12 @@ class PrivacyMonitor(CallbackBase):
         arguments = read_unskipped_outputs(outputs, self._keys, step_name)
         if arguments is None:
             return None
-        device = pl_module.device
         if self._encoder is not None:
             with trainer.profiler.profile("[Callback]PrivacyMonitor.embed"):
-                arguments = self._encoder.embed(arguments, device, is_training=step_name == "training_step")
+                arguments = self._encoder.embed(arguments, pl_module.device, is_training=step_name == "training_step")
         for name, value in arguments.items():
             if isinstance(value, Tensor) or (name in SIDES and value is not None):
-                arguments[name] = torch.as_tensor(value).to(device)
+                arguments[name] = torch.as_tensor(value).to(pl_module.device)
         return arguments
 
     def _suite_of_loader(self, stage: str, loader: int, pl_module: Any) -> VoicePrivacy:
@@ -390,8 +370,8 @@ class PrivacyMonitor(CallbackBase):
         if is_fit := trainer.state.fn == "fit":
             place = {"epoch": trainer.current_epoch, "step": trainer.global_step, "dataloader_idx": loader}
             self.history.append({**place, "seconds": time.perf_counter() - start, **floats})
-        names = {key: f"{prefix}/{key}{suffix}" for key in scalars}
-        self._tags[suffix] = self._log_main_and_details(trainer, pl_module, names, scalars, floats)
+        tags = {key: f"{prefix}/{key}{suffix}" for key in scalars}
+        self._tags[suffix] = self._log(trainer, pl_module, tags, scalars, floats)
         if self._can_draw and figure_writers(trainer):
             history = [row for row in self.history if row["dataloader_idx"] == loader] if is_fit else []
             system = EvaluatedSystem(prefix, report, history=history)
@@ -403,18 +383,18 @@ class PrivacyMonitor(CallbackBase):
             else:
                 self._pending_figures[loader] = draw  # drawn if this is the last measurement
 
-    def _log_main_and_details(
-        self, trainer: Any, pl_module: Any, names: dict[str, str], scalars: dict[str, Tensor], floats: dict[str, float]
+    def _log(
+        self, trainer: Any, pl_module: Any, tags: dict[str, str], scalars: dict[str, Tensor], floats: dict[str, float]
     ) -> dict[str, str]:
         """Log scalars, details in a separate group; return the tag of each. ``floats``: the scalars on the host."""
         # A test has one value of each, and returns those that are logged.
         in_details = set(self.metrics) - set(self.main_metrics) if trainer.state.fn == "fit" else set()
-        for key, name in names.items():
+        for key, tag in tags.items():
             options = {"prog_bar": key in self.prog_bar, "logger": False if key in in_details else None}
-            pl_module.log(name, scalars[key], **options, add_dataloader_idx=False, sync_dist=False)
-        details = {key: suffix_first_component(names[key], "_details") for key in names if key in in_details}
+            pl_module.log(tag, scalars[key], **options, add_dataloader_idx=False, sync_dist=False)
+        details = {key: suffix_first_component(tags[key], "_details") for key in tags if key in in_details}
         log_scalars(trainer, {tag: floats[key] for key, tag in details.items()}, logging_step(trainer))
-        return names | details
+        return tags | details
 
     # After training, and resumed runs
 
@@ -453,6 +433,19 @@ class PrivacyMonitor(CallbackBase):
 def find_monitors(trainer: Any) -> list[PrivacyMonitor]:
     """Return every monitor among the callbacks."""
     return [callback for callback in trainer.callbacks if isinstance(callback, PrivacyMonitor)]
+
+
+def _find_what_figures_lack(trainer: Any) -> str:
+    """Return why no figures can be drawn, or nothing if they can."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "matplotlib is not installed"
+    if figure_writers(trainer):
+        importlib.import_module(
+            "vpmetrics.plotting.figures"
+        )  # now, so that the first epoch takes no longer than others
+    elif rank_zero_loggers(trainer):
+        return f"{', '.join(type(logger).__name__ for logger in trainer.loggers)} cannot take figures"
+    return ""
 
 
 def _write_figures(trainer: Any, system: EvaluatedSystem, suffix: str, step: int) -> None:

@@ -51,9 +51,9 @@ class ParetoFront:
         """The best of the kept points."""
         return self.choose(self.kept)
 
-    def meets_budgets(self, point: ParetoPoint) -> bool:
-        """Return whether no disclosure of the point is above its budget."""
-        return all(point.disclosure[name] <= budget for name, budget in self.budgets.items())
+    def meets_budgets(self, point: ParetoPoint | None) -> bool:
+        """Return whether there is a point, and none of its disclosures is above its budget."""
+        return point is not None and all(point.disclosure[name] <= budget for name, budget in self.budgets.items())
 
     def choose(self, points: Sequence[ParetoPoint]) -> ParetoPoint | None:
         """Return the point of best utility within all budgets, or that of least disclosure if there is none.
@@ -61,15 +61,14 @@ class ParetoFront:
         Several disclosures are compared as shares of their budgets, by the largest share. Ties are broken by what a
         dominating point would win, so that the chosen point lies on the front.
         """
-
-        def max_and_total_share(point: ParetoPoint) -> tuple[float, float]:
-            shares = [point.disclosure[name] / max(budget, 1e-12) for name, budget in self.budgets.items()]
-            return max(shares), sum(shares)
-
         within_budget = list(filter(self.meets_budgets, points))
-        if within_budget:
-            return min(within_budget, key=lambda point: (self._costs(point)[-1], *max_and_total_share(point)))
-        return min(points, key=lambda point: (*max_and_total_share(point), self._costs(point)[-1]), default=None)
+
+        def sort_key(point: ParetoPoint) -> tuple[float, ...]:
+            shares = [point.disclosure[name] / max(budget, 1e-12) for name, budget in self.budgets.items()]
+            disclosure, utility = (max(shares), sum(shares)), self._costs(point)[-1]
+            return (utility, *disclosure) if within_budget else (*disclosure, utility)
+
+        return min(within_budget or points, key=sort_key, default=None)
 
     def record(self, point: ParetoPoint) -> None:
         """Add a measurement, and update the kept points, least disclosure first."""
@@ -120,7 +119,7 @@ class ParetoFront:
             "utility": utility,
             "mode": self.mode,
             "chosen": relative_path(folder, chosen.path) if chosen else "",
-            "within_budget": chosen is not None and self.meets_budgets(chosen),
+            "within_budget": self.meets_budgets(chosen),
             "points": list(map(point_row, self.kept)),
             "measured": list(map(point_row, self.measured)),
         }

@@ -84,15 +84,7 @@ def read_unskipped_outputs(outputs: Any, keys: ResolvedKeys, step_name: str) -> 
 
 
 class FrozenEncoder:
-    """An encoder without gradients, with a cache of its embeddings of original speech.
-
-    The cache holds the original speech of the last validation, by a hash of its samples.
-
-    Args:
-        encoder: Whatever :func:`vpmetrics.audio.as_encoder` takes.
-        sample_rate: Samples per second of the audio.
-        dtype: Type the encoder runs in under autocast; None runs it in the type of its weights.
-    """
+    """An encoder without gradients, with its embeddings of the original speech of the last validation by content."""
 
     def __init__(self, encoder: Any, sample_rate: int | None = None, dtype: torch.dtype | None = None) -> None:
         from vpmetrics.audio import as_encoder
@@ -117,15 +109,7 @@ class FrozenEncoder:
         self._last_cache, self._cache = self._cache, {}
 
     def embed(self, arguments: dict[str, Any], device: torch.device, is_training: bool = False) -> dict[str, Any]:
-        """Return the arguments with audio replaced by embeddings, and without ``lengths``.
-
-        Args:
-            arguments: ``original`` and ``protected`` hold audio: a tensor with a row per utterance and time last, or a
-                sequence of tensors, one per utterance; ``lengths`` of the rows where a tensor is padded.
-            device: Device of the embeddings.
-            is_training: Whether this is speech of a training step, which is not cached.
-        """
-        arguments = dict(arguments)
+        """Return the arguments with audio replaced by embeddings, and without ``lengths``; cache no training speech."""
         lengths = arguments.pop("lengths", None)
         for side in SIDES:
             if arguments.get(side) is not None:

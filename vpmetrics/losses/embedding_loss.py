@@ -148,12 +148,7 @@ def has_both_classes(is_target: Tensor, is_counted: Tensor) -> Tensor:
 
 
 def sum_surrogate_disclosures(
-    scores: Tensor,
-    is_target: Tensor,
-    is_counted: Tensor,
-    bandwidth: float,
-    straight_through: bool,
-    is_two_sided: bool,
+    scores: Tensor, is_target: Tensor, is_counted: Tensor, bandwidth: float, straight_through: bool, is_two_sided: bool
 ) -> Tensor:
     """Return D_ECE of the scores ``(A, P)``, summed over attackers; two-sided, plus that of the negated scores.
 
