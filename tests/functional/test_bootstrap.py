@@ -12,16 +12,16 @@ from samples import UNDEFINED, trials
 from torch.testing import assert_close
 
 from vpmetrics import functional as F
-from vpmetrics._engine.condition_scores import collect_trial_scores
+from vpmetrics._engine.condition_scores import collect_pair_scores, collect_trial_scores
 from vpmetrics._engine.conditions import CONDITIONS
+from vpmetrics._engine.pair_blocks import PairBlocks
 from vpmetrics._engine.references import form_condition_trials
+from vpmetrics._engine.scorers import resolve_scoring
 from vpmetrics._engine.utterances import deduplicate_and_index, pack_utterances
 from vpmetrics.functional.bootstrap import (
     MEASURES,
     SpeakerTrials,
-    _count_condition_trials,
-    _rank_histogram_per_speaker,
-    _sum_bits_per_speaker,
+    _sum_inputs_by_speaker,
 )
 
 implementation = sys.modules["vpmetrics.functional.bootstrap"]  # its function has the same name
@@ -45,13 +45,13 @@ def test_weights_equal_repeated_trials_of_a_speaker(kind):
     preds, target, speakers = trials(SPREADS[kind], tied=kind == "tied")
     table, labels = counted(preds, target, speakers)
     drawn, weights = drawing(12, 6)
-    values = table.compute_measures(weights, MEASURES)
+    values = table.compute_measures(weights.double(), MEASURES)
     edges = np.linspace(preds.min(), preds.max(), int(target.sum()) // 10 + 1)
     for row, places in enumerate(drawn):
         names = labels[places].tolist()
         again = reference.bootstrap.repeated(preds.tolist(), target.tolist(), [s.tolist() for s in speakers], names)
         by_hand = reference.bootstrap.measures(again[0], again[1].astype(int), edges)
-        for name, value in values.items():
+        for name, (value, _) in values.items():
             assert value[row].item() == pytest.approx(by_hand[name], abs=1e-12, nan_ok=True), name
 
 
@@ -207,8 +207,10 @@ def voices(speakers=6, seed=0):
 def test_similarity_matrices_equal_those_of_repeated_speakers(condition):
     rows = voices()
     drawn, weights = drawing(8, 6, seed=3)
-    trials = _count_condition_trials(deduplicate_and_index(pack_utterances(*rows)), condition, "cosine")
-    value = trials.diagonal_dominance(weights, "geometric")
+    data = deduplicate_and_index(pack_utterances(*rows))
+    pairs = PairBlocks(*data.sides(CONDITIONS[condition]), 6, resolve_scoring("cosine"), CONDITIONS[condition])
+    table = SpeakerTrials(collect_pair_scores(pairs), *pairs.scores_and_labels(), pairs.trial_speakers(), 6)
+    value = table.diagonal_dominance(weights.double(), "geometric")
     names = rows[2].unique()
     for dominance, places in zip(value, drawn, strict=True):
         arrays = [row.numpy() for row in rows]
@@ -221,7 +223,7 @@ def test_rank_histograms_equal_those_of_repeated_inputs():
     drawn, weights = drawing(8, 6, seed=3)
     data = deduplicate_and_index(pack_utterances(original, protected, speakers))
     inputs = form_condition_trials(data, CONDITIONS["OP"])
-    histograms, (bits, number) = _rank_histogram_per_speaker(inputs, "cosine"), _sum_bits_per_speaker(inputs, "cosine")
+    histograms, bits, number = _sum_inputs_by_speaker(inputs, "cosine")
     scores, true = reference.rank.reference_scores(original.numpy(), protected.numpy(), speakers.numpy())
     found = F.identify(protected, speakers, original)
     for places, row in zip(drawn, weights, strict=True):

@@ -114,37 +114,26 @@ def attribute_disclosure(
         return AttributeResult(*[torch.full((), torch.nan, dtype=dtype, device=embeddings.device)] * 7)
     low = high = chance = widen(embeddings.new_full((), torch.nan))
     with torch.no_grad():
-        row_folds = _assign_stratified_row_folds(target, speaker_index, num_speakers)
-        unit_rows = normalize(widen(embeddings.detach()), dim=1)
-        with_kernel = torch.cat([unit_rows, _landmark_kernel_values(unit_rows)], dim=1)
-        features = [_make_design_matrix(unit_rows), _make_design_matrix(with_kernel)]
-        products = [_sum_products(each, each, row_folds, min(_MOST_FOLDS, num_speakers)) for each in features]
-        model = _CrossFittedClassifier(features, row_folds, products, itertools.product(range(2), _SHRINKAGES))
-        log_posterior, settings = model.predict_log_posteriors(target, num_classes)
-        bits = _mutual_information_bits(log_posterior, target, num_classes)
+        # The only label of each speaker, where all rows of a speaker share one.
+        highest_label = target.new_zeros(num_speakers).scatter_reduce(0, speaker_index, target, "amax")
+        model = _fit_classifiers(embeddings, highest_label, speaker_index, num_classes)
+        bits, log_posterior, settings = model.measure_disclosure(target)
         if permutations:
-            generator, chances = torch.Generator().manual_seed(seed), []
-            for _ in range(permutations):
-                permuted = _permute_among_or_within_speakers(target, speaker_index, num_speakers, generator)
-                permuted_log_posterior, _ = model.predict_log_posteriors(permuted, num_classes)
-                chances.append(_mutual_information_bits(permuted_log_posterior, permuted, num_classes))
-            chance = torch.stack(chances).clamp(min=0).mean()
+            generator = torch.Generator().manual_seed(seed)
+            draws = (_permute_labels(target, speaker_index, highest_label, generator) for _ in range(permutations))
+            chance = torch.stack([model.measure_disclosure(draw)[0] for draw in draws]).clamp(min=0).mean()
         if confidence is not None and num_speakers < FEWEST_SPEAKERS:
             warn_undefined(f"Intervals need {FEWEST_SPEAKERS} speakers.")
         elif confidence is not None:
             group = speaker_index % min(num_speakers, _MOST_GROUPS)
-            replicates = []
-            for left_out in range(int(group.amax()) + 1):
-                kept_target = target[group != left_out]
-                refitted = model.refit_on_rows(group != left_out, settings)
-                kept_log_posterior, _ = refitted.predict_log_posteriors(kept_target, num_classes)
-                replicates.append(_mutual_information_bits(kept_log_posterior, kept_target, num_classes))
+            kept_rows = [group != left_out for left_out in range(int(group.amax()) + 1)]
+            replicates = [model.refit_on_rows(kept, settings).measure_disclosure(target[kept])[0] for kept in kept_rows]
             # More speakers make a better classifier: the mean of the replicates is no estimate of a bias.
             bounds = 0.0, math.log2(num_classes)
             low, high = jackknife_interval(bits, torch.stack(replicates), confidence, *bounds, bias=0.0)
-        share = widen(count_values(target, num_classes)) / len(target)
-        accuracy = widen(log_posterior.argmax(1) == target).mean()
-    values = (bits.clamp(min=0), low, high, chance, accuracy, share.amax(), _label_entropy(target, num_classes))
+    accuracy = widen(log_posterior.argmax(1) == target).mean()
+    majority = widen(count_values(target, num_classes)).amax() / len(target)
+    values = bits.clamp(min=0), low, high, chance, accuracy, majority, _label_entropy(target, num_classes)
     return AttributeResult(*(each.to(dtype) for each in values))
 
 
@@ -162,6 +151,42 @@ def _index_labels_by_mean_embedding(embeddings: Tensor, labels: Tensor, tie_brea
     return len(names), order.argsort()[index]
 
 
+def _permute_labels(target: Tensor, speaker_index: Tensor, highest_label: Tensor, generator: torch.Generator) -> Tensor:
+    """Return labels permuted among speakers where each speaker has one label, otherwise within each speaker."""
+    if bool((highest_label[speaker_index] == target).all()):
+        return highest_label[torch.randperm(len(highest_label), generator=generator).to(target.device)][speaker_index]
+    shuffled = torch.rand(len(target), generator=generator).to(target.device).argsort()
+    shuffled = shuffled[speaker_index[shuffled].argsort(stable=True)]
+    return torch.empty_like(target).scatter(0, speaker_index.argsort(stable=True), target[shuffled])
+
+
+def _label_entropy(target: Tensor, num_classes: int) -> Tensor:
+    share = widen(count_values(target, num_classes)) / len(target)
+    return -torch.where(share > 0, share * share.log2(), 0).sum()
+
+
+def _fit_classifiers(
+    embeddings: Tensor, highest_label: Tensor, speaker_index: Tensor, num_classes: int
+) -> _CrossFittedClassifier:
+    """Return linear and kernel classifiers; speakers, sorted by their label, are assigned to the folds in turn."""
+    order = highest_label.argsort(stable=True)
+    folds = torch.arange(len(order), device=order.device) % _MOST_FOLDS
+    row_folds = torch.empty_like(order).scatter(0, order, folds)[speaker_index]
+    rows = normalize(widen(embeddings.detach()), dim=1)
+    landmarks = rows[take_evenly(row_sort_keys(rows).argsort(stable=True), _LANDMARKS)]
+    squared = torch.cdist(rows, landmarks).square()
+    kernel = torch.exp(-squared / (_KERNEL_WIDTH * squared.mean()).clamp(min=1e-12))
+    features = []
+    for columns in (rows, torch.cat([rows, kernel], dim=1)):
+        centred = columns - columns.mean(0)
+        scale = centred.square().mean().sqrt().clamp(min=1e-12)
+        # The column of ones is a penalised bias.
+        features.append(torch.cat([centred / scale, torch.ones_like(rows[:, :1])], dim=1))
+    products = [_sum_products(each, each, row_folds, min(_MOST_FOLDS, len(order))) for each in features]
+    candidates = itertools.product(range(len(features)), _SHRINKAGES)
+    return _CrossFittedClassifier(features, row_folds, products, candidates, num_classes)
+
+
 class _CrossFittedClassifier:
     """Ridge classifiers fitted on all folds of speakers but one, for any labels of the same rows.
 
@@ -170,10 +195,15 @@ class _CrossFittedClassifier:
     """
 
     def __init__(
-        self, features: list[Tensor], row_folds: Tensor, products: list[Tensor], candidates: Iterable[Setting]
+        self,
+        features: list[Tensor],
+        row_folds: Tensor,
+        products: list[Tensor],
+        candidates: Iterable[Setting],
+        num_classes: int,
     ) -> None:
         self.features, self.row_folds, self.products, self.candidates = features, row_folds, products, tuple(candidates)
-        self.num_folds = len(products[0])
+        self.num_folds, self.num_classes = len(products[0]), num_classes
         # (K, N), the rows that are not in a fold, on which its classifier is fitted
         self.is_training = row_folds != torch.arange(self.num_folds, device=row_folds.device)[:, None]
         self.factors = []
@@ -190,11 +220,11 @@ class _CrossFittedClassifier:
             removed = features[~is_kept]
             products.append(total - _sum_products(removed, removed, self.row_folds[~is_kept], self.num_folds))
         kept = [features[is_kept] for features in self.features]
-        return _CrossFittedClassifier(kept, self.row_folds[is_kept], products, sorted(candidates))
+        return _CrossFittedClassifier(kept, self.row_folds[is_kept], products, sorted(candidates), self.num_classes)
 
-    def predict_log_posteriors(self, target: Tensor, num_classes: int) -> tuple[Tensor, set[Setting]]:
-        """Return out-of-fold log-posteriors of the classes, ``(N, C)``, and the settings that the folds chose."""
-        labels = one_hot(target, num_classes).to(self.features[0].dtype)
+    def measure_disclosure(self, target: Tensor) -> tuple[Tensor, Tensor, set[Setting]]:
+        """Return the mutual information in bits, out-of-fold log-posteriors ``(N, C)``, and the settings chosen."""
+        labels = one_hot(target, self.num_classes).to(self.features[0].dtype)
         products = [_sum_products(features, labels, self.row_folds, self.num_folds) for features in self.features]
         log_posteriors, costs = [], []
         for (index, _), factor in zip(self.candidates, self.factors, strict=True):
@@ -207,8 +237,10 @@ class _CrossFittedClassifier:
             costs.append((self.is_training * loss).sum(1) / self.is_training.sum(1))
         best = torch.stack(costs).argmin(0)
         rows = torch.arange(len(target), device=target.device)
+        log_posterior = torch.stack(log_posteriors)[best[self.row_folds], rows]
+        cross_entropy = -log_posterior.gather(1, target[:, None]).mean() / math.log(2)
         chosen = {self.candidates[index] for index in best.tolist()}
-        return torch.stack(log_posteriors)[best[self.row_folds], rows], chosen
+        return _label_entropy(target, self.num_classes) - cross_entropy, log_posterior, chosen
 
     def _calibrate_across_folds(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Return log-softmax of ``scale * score + bias``, both fitted on the held-out scores of the other folds."""
@@ -235,54 +267,6 @@ class _CrossFittedClassifier:
         return (row_theta[:1] * scores + row_theta[1:]).log_softmax(0).T
 
 
-def _assign_stratified_row_folds(target: Tensor, speaker_index: Tensor, num_speakers: int) -> Tensor:
-    """Return the fold of each row, ``(N,)``: speakers, sorted by class, are assigned to the folds in turn."""
-    order = _highest_label_per_speaker(target, speaker_index, num_speakers).argsort(stable=True)
-    folds = torch.arange(num_speakers, device=order.device) % _MOST_FOLDS
-    return torch.empty_like(order).scatter(0, order, folds)[speaker_index]
-
-
-def _highest_label_per_speaker(target: Tensor, speaker_index: Tensor, num_speakers: int) -> Tensor:
-    """Return the highest label of each speaker, ``(S,)``: the only label, if all rows of the speaker share one."""
-    return target.new_zeros(num_speakers).scatter_reduce(0, speaker_index, target, "amax")
-
-
 def _sum_products(features: Tensor, columns: Tensor, row_folds: Tensor, num_folds: int) -> Tensor:
     """Return ``features.T @ columns`` of each fold, ``(K, D, C)``."""
     return torch.stack([features[row_folds == k].T @ columns[row_folds == k] for k in range(num_folds)])
-
-
-def _make_design_matrix(features: Tensor) -> Tensor:
-    """Return features with mean 0, divided by one common scale, and a last column of ones for a penalised bias."""
-    centred = features - features.mean(0)
-    scale = centred.square().mean().sqrt().clamp(min=1e-12)
-    return torch.cat([centred / scale, torch.ones_like(features[:, :1])], dim=1)
-
-
-def _landmark_kernel_values(rows: Tensor) -> Tensor:
-    """Return Gaussian kernel values between rows ``(N, D)`` and some of these, the landmarks, ``(N, L)``."""
-    landmarks = rows[take_evenly(row_sort_keys(rows).argsort(stable=True), _LANDMARKS)]
-    squared = torch.cdist(rows, landmarks).square()
-    return torch.exp(-squared / (_KERNEL_WIDTH * squared.mean()).clamp(min=1e-12))
-
-
-def _permute_among_or_within_speakers(
-    target: Tensor, speaker_index: Tensor, num_speakers: int, generator: torch.Generator
-) -> Tensor:
-    """Return labels permuted among speakers where each speaker has one label, otherwise within each speaker."""
-    highest = _highest_label_per_speaker(target, speaker_index, num_speakers)
-    if bool((highest[speaker_index] == target).all()):
-        return highest[torch.randperm(num_speakers, generator=generator).to(target.device)][speaker_index]
-    shuffled = torch.rand(len(target), generator=generator).to(target.device).argsort()
-    shuffled = shuffled[speaker_index[shuffled].argsort(stable=True)]
-    return torch.empty_like(target).scatter(0, speaker_index.argsort(stable=True), target[shuffled])
-
-
-def _label_entropy(target: Tensor, num_classes: int) -> Tensor:
-    share = widen(count_values(target, num_classes)) / len(target)
-    return -torch.where(share > 0, share * share.log2(), 0).sum()
-
-
-def _mutual_information_bits(log_posterior: Tensor, target: Tensor, num_classes: int) -> Tensor:
-    """Return the entropy of the labels less the cross-entropy of log-posteriors ``(N, C)``, a scalar."""
-    return _label_entropy(target, num_classes) + log_posterior.gather(1, target[:, None]).mean() / math.log(2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid, pad
 
 from vpmetrics._engine.condition_scores import ConditionScores, collect_pair_scores, collect_trial_scores
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS
-from vpmetrics._engine.identification import count_above_tied_nan, identify
+from vpmetrics._engine.identification import count_above_tied_nan, count_ranks, identify
 from vpmetrics._engine.jackknife import CountingCells, check_enough_speakers, clopper_pearson_or_0, students_t_quantile
 from vpmetrics._engine.measures import SCORE_MEASURES, linkability_edges
 from vpmetrics._engine.pair_blocks import PairBlocks
@@ -42,18 +42,13 @@ from vpmetrics._engine.validation import (
 from vpmetrics.functional.rank import rank_disclosure
 
 MEASURES = tuple(key for key, measure in SCORE_MEASURES.items() if measure.has_interval)
-_OF_MATRICES = {"deid": ("OO", "OP"), "gvd": ("OO", "PP")}
-_OF_INPUTS = ("mean_d", "alid")
+_COMPARED_WITH_OO = {"deid": "op", "gvd": "pp"}
 EMBEDDING_MEASURES = (
-    *_OF_MATRICES,
-    *(f"{name.lower()}_{measure}" for name in WITHOUT_SESSIONS for measure in (*MEASURES, *_OF_INPUTS)),
+    *_COMPARED_WITH_OO,
+    *(f"{name.lower()}_{measure}" for name in WITHOUT_SESSIONS for measure in (*MEASURES, "mean_d", "alid")),
 )
 _MOST_CELLS = 1 << 12  # up to this number of different scores each has a cell of its own
 _MOST_COUNTS = 1 << 22  # of the replicates worked on at a time
-
-
-SpeakerCounts = dict[str, int]
-"""For each measure, the smaller of the two numbers of speakers: with target trials, and with non-target trials."""
 
 
 class IntervalWithReplicates(NamedTuple):
@@ -63,6 +58,10 @@ class IntervalWithReplicates(NamedTuple):
     low: Tensor
     high: Tensor
     replicates: Tensor
+
+
+Replicates = dict[str, tuple[Tensor, int]]
+"""For each measure ``(1 + R,)`` values, of all speakers and of replicates, and the ``num_speakers`` of its trials."""
 
 
 def bootstrap(
@@ -113,18 +112,18 @@ def bootstrap(
     """
     check_trials(preds, target, validate_args)
     check_speakers_of_trials(speakers, target, validate_args)
-    _check_arguments(measures, MEASURES, replicates, confidence, seed)
+    check_choices("measures", measures, MEASURES)
+    _check_settings(replicates, confidence, seed)
     scores, is_target = preds.detach().flatten(), target.flatten().bool()
     labels, places = torch.stack([side.flatten() for side in speakers]).unique(return_inverse=True)
     # The sums of ranks identify a speaker whatever the labels are.
     rank = scores.argsort(stable=True).argsort() * 2 + is_target
     order = rank.new_zeros(len(labels)).index_add(0, places.flatten(), rank.repeat(2)).argsort(stable=True)
-    weights = _weights_of_all_and_replicates(len(labels), replicates, seed).to(preds.device)[:, order.argsort()]
+    weights = _draw_weights(order, replicates, seed)
     with collect_warnings():
         trials = SpeakerTrials(collect_trial_scores(scores, is_target), scores, is_target, places, len(labels))
         values = trials.compute_measures(weights, measures)
-        counts = dict.fromkeys(measures, trials.fewest_speakers_per_class())
-        return _bias_corrected_t_intervals(values, counts, len(labels), confidence, result_dtype(preds))
+        return _bias_corrected_t_intervals(values, len(labels), confidence, result_dtype(preds))
 
 
 def bootstrap_embeddings(
@@ -170,66 +169,74 @@ def bootstrap_embeddings(
         >>> value, low, high
         (tensor(0.3973), tensor(0.3154), tensor(0.5277))
     """
-    _check_arguments(measures, EMBEDDING_MEASURES, replicates, confidence, seed)
+    check_choices("measures", measures, EMBEDDING_MEASURES)
+    _check_settings(replicates, confidence, seed)
     check_choice("similarity", similarity, SIMILARITIES)
     data = deduplicate_and_index(pack_utterances(original, protected, speakers, validate_values=validate_args))
     num_speakers = len(data.speakers)
     with collect_warnings():
         if num_speakers > 1:
-            values, counts = _replicate_embedding_measures(data, measures, seed, replicates, scoring, similarity)
+            side = data.original if len(data.original) else data.protected
+            order = order_speakers_by_value(num_speakers, side, data.protected)
+            weights = _draw_weights(order, replicates, seed)
+            values = _replicate_embedding_measures(data, measures, weights, scoring, similarity)
         else:
             warn_undefined("The bootstrap needs two speakers.")
-            values = dict.fromkeys(measures, widen(original.new_full((1 + replicates,), torch.nan)))
-            counts = dict.fromkeys(measures, num_speakers)
-        values = {key: values[key] for key in measures}
-        return _bias_corrected_t_intervals(values, counts, num_speakers, confidence, result_dtype(original, protected))
+            unknown = widen(original.new_full((1 + replicates,), torch.nan))
+            values = dict.fromkeys(measures, (unknown, num_speakers))
+        requested = {key: values[key] for key in measures}
+        return _bias_corrected_t_intervals(requested, num_speakers, confidence, result_dtype(original, protected))
 
 
-def _check_arguments(
-    measures: Sequence[str], choices: Sequence[str], replicates: int, confidence: float, seed: int
-) -> None:
-    check_choices("measures", measures, choices)
+def _check_settings(replicates: int, confidence: float, seed: int) -> None:
     check_whole_number("replicates", replicates, least=2)
     check_whole_number("seed", seed, least=0)
     check_confidence("confidence", confidence)
 
 
+def _draw_weights(order: Tensor, replicates: int, seed: int) -> Tensor:
+    """Return a row of ones, then how often each speaker is drawn, ``(1 + R, S)``; speakers are drawn in this order."""
+    size = replicates, len(order)
+    # On the host, so that devices agree.
+    chosen = torch.randint(max(1, len(order)), size, generator=torch.Generator().manual_seed(seed))
+    drawn = torch.zeros(size).scatter_add(1, chosen, torch.ones(size))
+    return widen(pad(drawn, (0, 0, 1, 0), value=1.0).to(order.device))[:, order.argsort()]
+
+
 def _replicate_embedding_measures(
-    data: EvaluationData, measures: Sequence[str], seed: int, replicates: int, scoring: Scoring, similarity: str
-) -> tuple[dict[str, Tensor], SpeakerCounts]:
-    """Return every measure of all speakers, followed by its value in each replicate, ``(1 + R,)``."""
-    matrices = {key: pair for key, pair in _OF_MATRICES.items() if key in measures}
-    with_matrix = {name for pair in matrices.values() for name in pair}
-    needed = with_matrix | {key[:2].upper() for key in measures if key[2] == "_"}
-    side = data.original if len(data.original) else data.protected
-    order = order_speakers_by_value(len(data.speakers), side, data.protected)
-    weights = widen(_weights_of_all_and_replicates(len(order), replicates, seed).to(order.device))[:, order.argsort()]
-    counted = {name: _count_condition_trials(data, name, scoring) for name in WITHOUT_SESSIONS if name in needed}
-    dominance = {name: counted[name].diagonal_dominance(weights, similarity) for name in with_matrix}
-    values = {}
-    by_condition = {name: trials.fewest_speakers_per_class() for name, trials in counted.items()}
-    counts = {key: min(by_condition[name] for name in pair) for key, pair in matrices.items()}
-    if "deid" in measures:
-        values["deid"] = 1 - dominance["OP"] / dominance["OO"]
-    if "gvd" in measures:
-        values["gvd"] = 10 * (dominance["PP"] / dominance["OO"]).log10()
-    for name, condition_trials in counted.items():
-        keys = [key[3:] for key in measures if key[:3] == f"{name.lower()}_"]
-        computed = condition_trials.compute_measures(weights, [key for key in keys if key in MEASURES])
+    data: EvaluationData, measures: Sequence[str], weights: Tensor, scoring: Scoring, similarity: str
+) -> Replicates:
+    """Return the replicates of every measure, and more."""
+    values: Replicates = {}
+    with_matrix = {name for key in _COMPARED_WITH_OO.keys() & set(measures) for name in (_COMPARED_WITH_OO[key], "oo")}
+    for name in map(str.lower, WITHOUT_SESSIONS):
+        keys = [key[3:] for key in measures if key.startswith(f"{name}_")]
+        if not keys and name not in with_matrix:
+            continue
+        condition = CONDITIONS[name.upper()]
+        pairs = PairBlocks(*data.sides(condition), len(data.speakers), resolve_scoring(scoring), condition)
+        scored = collect_pair_scores(pairs)
+        trials = SpeakerTrials(scored, *pairs.scores_and_labels(), pairs.trial_speakers(), len(data.speakers))
+        computed = trials.compute_measures(weights, [key for key in keys if key in MEASURES])
+        if name in with_matrix:
+            computed["d_diag"] = trials.diagonal_dominance(weights, similarity), trials.num_speakers
         if not set(keys) <= set(computed):
-            trials = form_condition_trials(data, CONDITIONS[name])
-            computed["mean_d"] = rank_disclosure(weights @ _rank_histogram_per_speaker(trials, scoring))["mean_d"]
-            bits, inputs = _sum_bits_per_speaker(trials, scoring)
-            computed["alid"] = (weights @ bits) / (weights @ inputs)
-        values |= {f"{name.lower()}_{key}": value for key, value in computed.items()}
-        counts |= {f"{name.lower()}_{key}": by_condition[name] for key in computed}
-    return values, counts
+            histograms, bits, inputs = _sum_inputs_by_speaker(form_condition_trials(data, condition), scoring)
+            computed["mean_d"] = rank_disclosure(weights @ histograms)["mean_d"], trials.num_speakers
+            computed["alid"] = (weights @ bits) / (weights @ inputs), trials.num_speakers
+        values |= {f"{name}_{key}": each for key, each in computed.items()}
+    for key in _COMPARED_WITH_OO.keys() & set(measures):
+        (dominance, number), (original, most) = values[f"{_COMPARED_WITH_OO[key]}_d_diag"], values["oo_d_diag"]
+        ratio = dominance / original
+        values[key] = (1 - ratio if key == "deid" else 10 * ratio.log10()), min(number, most)
+    return values
 
 
 class SpeakerTrials:
     """Trials counted by pair of speakers and cell of the score axis, under many weightings of the speakers.
 
     ``places`` ``(2, P)``: the index of the enrolment speaker and of the test speaker of each trial.
+    ``num_speakers`` with target trials, or with non-target trials if these are fewer.
     """
 
     def __init__(
@@ -247,114 +254,76 @@ class SpeakerTrials:
         table = torch.zeros(2 * len(codes) * len(values), dtype=values.dtype, device=values.device)
         table.index_add_(0, index, torch.ones_like(index, dtype=table.dtype))
         self.table: Tensor = table.view(2, len(codes), len(values))
+        self.num_speakers = min(len(self.pairs[:, has_trials].unique()) for has_trials in self.table.sum(2) > 0)
 
-    def fewest_speakers_per_class(self) -> int:
-        """Return how many speakers have target trials, or how many have non-target trials if these are fewer."""
-        return min(len(self.pairs[:, has_trials].unique()) for has_trials in self.table.sum(2) > 0)
-
-    def compute_measures(self, weights: Tensor, measures: Sequence[str]) -> dict[str, Tensor]:
-        """Return score measures under weightings ``(R, S)`` of whole numbers, ``(R,)`` each; NaN if undefined."""
-        if not measures:
-            return {}
-        if not self.scored.is_defined:
-            unknown = weights.new_full((len(weights),), torch.nan, dtype=self.values.dtype)
-            return dict.fromkeys(measures, unknown)
+    def compute_measures(self, weights: Tensor, measures: Sequence[str]) -> Replicates:
+        """Return score measures under weightings ``(R, S)`` of whole numbers; NaN if undefined."""
+        if not (measures and self.scored.is_defined):
+            unknown = weights.new_full((len(weights),), torch.nan)
+            return dict.fromkeys(measures, (unknown, self.num_speakers))
         edges = linkability_edges(self.scored.trials) if "linkability" in measures else self.values[:0]
-
-        def measure_replicates(chunk: Tensor) -> Tensor:
-            counts = self._weigh_counts(chunk)
+        columns: dict[str, list[Tensor]] = {name: [] for name in measures}
+        for _, counts in self._weigh_counts(weights):
             nontargets, targets = counts
             steps = steps_of_both_signs(targets, nontargets)
             trials = ScoresAndSteps(CountedScores(self.values, counts), steps, edges)
             is_defined = (targets.sum(1) > 0) & (nontargets.sum(1) > 0)
-            table = torch.stack([widen(SCORE_MEASURES[name](trials)) for name in measures], dim=1)
-            return torch.where(is_defined[:, None], table, torch.nan)
-
-        return dict(zip(measures, self._map_replicates(measure_replicates, weights).T, strict=True))
+            for name, column in columns.items():
+                column.append(torch.where(is_defined, widen(SCORE_MEASURES[name](trials)), torch.nan))
+        return {name: (torch.cat(column), self.num_speakers) for name, column in columns.items()}
 
     def diagonal_dominance(self, weights: Tensor, similarity: str) -> Tensor:
         """Return diagonal dominance under each weighting, recalibrated, ``(R,)``."""
-        trials = self.table.sum(0)
-        is_own = self.pairs[0] == self.pairs[1]
-
-        def dominance_of_replicates(chunk: Tensor) -> Tensor:
-            nontargets, targets = self._weigh_counts(chunk)
+        trials, is_own, values = self.table.sum(0), self.pairs[0] == self.pairs[1], []
+        for (first, second), (nontargets, targets) in self._weigh_counts(weights):
             llr = Steps(self.values[:0], targets, nontargets).laplace_llr(2 if self.scored.has_unordered_pairs else 1)
             mean = (logsigmoid(llr) if similarity == "geometric" else llr) @ trials.T / trials.sum(1)
             similarities = mean.exp() if similarity == "geometric" else mean.sigmoid()
-            first, second = widen(chunk)[:, self.pairs].unbind(1)
             pair_weights = first * is_own, first * second * ~is_own
             on, off = ((similarities * each).sum(1) / each.sum(1) for each in pair_weights)
-            return (on - off).abs()
+            values.append((on - off).abs())
+        return torch.cat(values)
 
-        return self._map_replicates(dominance_of_replicates, weights)
+    def _weigh_counts(self, weights: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield, for some weightings at a time, weights of both speakers of each pair, and counts per cell.
 
-    def _weigh_counts(self, weights: Tensor) -> Tensor:
-        """Return non-targets and targets per cell under each weighting, ``(2, R, C)``."""
-        first, second = widen(weights)[:, self.pairs].unbind(1)
-        # Whole numbers in double precision, so that equal counts are equal.
-        return torch.stack([(first * second) @ self.table[0], first @ self.table[1]]).round()
-
-    def _map_replicates(self, function: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
-        size = max(self.table.shape[1:])
-        return torch.cat([function(chunk) for chunk in weights.split(max(1, _MOST_COUNTS // max(1, size)))])
-
-
-def _count_condition_trials(data: EvaluationData, condition_name: str, scoring: Scoring) -> SpeakerTrials:
-    condition = CONDITIONS[condition_name]
-    pairs = PairBlocks(*data.sides(condition), len(data.speakers), resolve_scoring(scoring), condition)
-    scored = collect_pair_scores(pairs)
-    scores, is_target = pairs.scores_and_labels()
-    return SpeakerTrials(scored, scores, is_target, pairs.trial_speakers(), len(data.speakers))
+        Shapes are ``(2, R, K)``, and ``(2, R, C)`` for non-targets and targets.
+        """
+        for some in weights.split(max(1, _MOST_COUNTS // max(1, *self.table.shape[1:]))):
+            first, second = both = some[:, self.pairs].transpose(0, 1)
+            # Whole numbers in double precision, so that equal counts are equal.
+            yield both, torch.stack([(first * second) @ self.table[0], first @ self.table[1]]).round()
 
 
-def _rank_histogram_per_speaker(trials: IdentificationTrials, scoring: Scoring) -> Tensor:
-    """Return the rank histogram of the inputs of each speaker, ``(S, S)``; every speaker has a reference."""
-    num_references = trials.num_references
-    # Each input counts 1, in equal shares over the ranks it is tied for: a step up at the first of them, and one down
-    # after the last. The cumulative sum of the steps is the histogram.
-    steps = widen(trials.references.sums.new_zeros(num_references * (num_references + 1)))
+def _sum_inputs_by_speaker(trials: IdentificationTrials, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rank histogram ``(S, S)``, the sum of local information and the number of inputs of each speaker."""
+    ranks = trials.references.sums.new_zeros(3, len(trials.inputs))
     for block in score_inputs(trials, scoring):
-        above, tied, _ = count_above_tied_nan(block).long()
-        tied = tied.clamp(min=1)
-        start = trials.column[block.rows] * (num_references + 1) + above
-        mass = widen(trials.usable[block.rows]) / tied
-        steps = steps.index_add(0, start, mass).index_add(0, start + tied, -mass)
-    return steps.view(num_references, num_references + 1).cumsum(1)[:, :-1]
-
-
-def _sum_bits_per_speaker(trials: IdentificationTrials, scoring: Scoring) -> tuple[Tensor, Tensor]:
-    """Return the sum of the local information of each speaker's inputs, and how many these are, ``(S,)`` each."""
+        ranks[:, block.rows] = count_above_tied_nan(block)
+    columns = range(trials.num_references)  # every speaker has a reference
+    of_speakers = [trials._replace(usable=trials.usable & (trials.column == column)) for column in columns]
+    histograms = torch.stack([widen(count_ranks(each, ranks)) for each in of_speakers])
     identification = identify(trials, scoring)
     assert identification.bits is not None
     speaker, bits = trials.column[identification.trials], widen(identification.bits)
-    sums = bits.new_zeros(trials.num_references).index_add(0, speaker, bits)
-    return sums, count_values(speaker, trials.num_references).to(bits)
-
-
-def _weights_of_all_and_replicates(num_speakers: int, replicates: int, seed: int) -> Tensor:
-    """Return a row of ones, then how often each speaker is drawn, ``(1 + R, S)``; on the host, so devices agree."""
-    chosen = torch.randint(
-        max(1, num_speakers), (replicates, num_speakers), generator=torch.Generator().manual_seed(seed)
-    )
-    drawn = torch.zeros(replicates, num_speakers).scatter_add(1, chosen, torch.ones(replicates, num_speakers))
-    return pad(drawn, (0, 0, 1, 0), value=1.0)
+    sums = bits.new_zeros(len(columns)).index_add(0, speaker, bits)
+    return histograms, sums, count_values(speaker, len(columns)).to(bits)
 
 
 def _bias_corrected_t_intervals(
-    values: dict[str, Tensor], counts: SpeakerCounts, num_speakers: int, confidence: float, dtype: torch.dtype
+    values: Replicates, num_speakers: int, confidence: float, dtype: torch.dtype
 ) -> dict[str, IntervalWithReplicates]:
-    """Return t intervals of values ``(1 + R,)``, of all speakers and of replicates; NaN if ``counts`` is below 3."""
+    """Return t intervals; NaN where fewer than 3 speakers have trials of either class."""
     bootstrapped = {}
-    for key, column in values.items():
+    for key, (column, number) in values.items():
         value, replicates = column[0], column[1:]
         defined = replicates[~replicates.isnan()]
         low = high = torch.full_like(value, torch.nan)
-        if check_enough_speakers(counts[key]) and len(defined) > 1:
+        if check_enough_speakers(number) and len(defined) > 1:
             error = defined.std() * math.sqrt(num_speakers / (num_speakers - 1))
             reach = students_t_quantile(confidence, num_speakers - 1) * error
             centre, bounds = 2 * value - defined.mean(), scalar(key).range_among(num_speakers)
             reach = reach + clopper_pearson_or_0(value, reach, num_speakers, confidence, *bounds)
             low, high = ((centre + sign * reach).clamp(*bounds) for sign in (-1, 1))
-        bootstrapped[key] = IntervalWithReplicates(value.to(dtype), low.to(dtype), high.to(dtype), replicates.to(dtype))
+        bootstrapped[key] = IntervalWithReplicates(*(each.to(dtype) for each in (value, low, high, replicates)))
     return bootstrapped
