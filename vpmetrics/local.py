@@ -17,13 +17,13 @@ from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import check_finite_slope
 from vpmetrics.functional.local import summarise_information
 
+Parts = list[tuple[IdentificationTrials, Identification]]
+
 
 class LocalInformationDisclosure(IntervalEmbeddingMetric):
     r"""Compute the bits that every single trial discloses, and their summary (arXiv 2607.06259, 2026).
 
-    .. math:: \mathrm{LID}_i = \log_2 \bigl(N\, \mathrm{softmax}(w z_i)_{t_i}\bigr)
-
-    with :math:`z_i` the standardised scores of an input against N references and :math:`t_i` its true speaker.
+    See :func:`vpmetrics.functional.local_information`.
 
     As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
     ``speakers (B,)``. With ``is_reference (B,)`` the utterances marked are the references and the others the inputs;
@@ -76,14 +76,14 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
         check_finite_slope(slope)
         self.condition, self.scoring, self.slope = condition, scoring, slope
 
-    def _identify_by_group(self, data: EvaluationData) -> list[tuple[IdentificationTrials, Identification]]:
-        return identify_condition(data, look_up_condition(self.condition), self.scoring, self.slope)
-
-    def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
-        parts = self._identify_by_group(data)
+    def _identify_and_summarise(self, data: EvaluationData) -> tuple[Parts, Identification, dict[str, Tensor]]:
+        parts = identify_condition(data, look_up_condition(self.condition), self.scoring, self.slope)
         pooled = pool_identifications([part for _, part in parts])
         assert pooled.bits is not None
-        values = summarise_information(pooled.bits, pooled.linked)
+        return parts, pooled, summarise_information(pooled.bits, pooled.linked)
+
+    def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
+        parts, _, values = self._identify_and_summarise(data)
         if self.intervals is None:
             return values
         jackknife = jackknife_scalars(parts, self.scoring, group_speakers(data), "empirical")
@@ -96,17 +96,12 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead of the distribution.
             ax: Matplotlib axes to draw on; new ones when left out. Several systems may share them.
             label: Name of the system.
-
-        Returns:
-            Figure and axes; neither shown nor saved.
         """
         if val is not None:
             return super().plot(val, ax)
         from vpmetrics.plotting.identification_plots import draw_local_information
 
         with self._gather_states():
-            parts = self._identify_by_group(self._collect_data())
-        pooled = pool_identifications([part for _, part in parts])
+            _, pooled, values = self._identify_and_summarise(self._collect_data())
         assert pooled.bits is not None
-        values = summarise_information(pooled.bits, pooled.linked)
         return draw_local_information(pooled.bits, len(pooled.histogram), values, ax, label)

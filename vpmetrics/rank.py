@@ -42,8 +42,7 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
     has a reference of its speaker.
 
     The empirical values of few inputs are too high: with N = 40 and 800 inputs that disclose nothing, MaxD is 0.60 bit
-    and MeanD 0.04; the beta-binomial model gives 0.18 and 0.00. Where the inputs of a speaker err alike, as under one
-    pseudo-voice, MeanD is 0.07. Intervals account for it, since they leave out speakers and not inputs.
+    and MeanD 0.04, or 0.07 where the inputs of a speaker err alike. The beta-binomial model gives 0.18 and 0.00.
 
     Args:
         model: ``"empirical"``, the observed shares, or ``"beta_binomial"``, a distribution fitted to them that keeps
@@ -92,15 +91,16 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         if self.intervals is None:
-            return self._average_disclosure_over_groups(self._compute_histograms_by_group(data))
-        parts = identify_condition(data, look_up_condition(self.condition), self.scoring, has_bits=False)
-        values = self._average_disclosure_over_groups([part.histogram for _, part in parts])
+            histograms = self._compute_histograms_by_group(data)
+        else:
+            parts = identify_condition(data, look_up_condition(self.condition), self.scoring, has_bits=False)
+            histograms = [part.histogram for _, part in parts]
+        values = [rank_disclosure(each, self.model, validate_args=False) for each in histograms]
+        mean = mean_over_groups(values, torch.stack([each.detach().sum() for each in histograms]))
+        if self.intervals is None:
+            return mean
         jackknife = jackknife_scalars(parts, self.scoring, group_speakers(data), self.model)
-        return add_intervals(values, jackknife, self.intervals)
-
-    def _average_disclosure_over_groups(self, histograms: list[Tensor]) -> dict[str, Tensor]:
-        inputs = torch.stack([each.detach().sum() for each in histograms])
-        return mean_over_groups([rank_disclosure(each, self.model, validate_args=False) for each in histograms], inputs)
+        return add_intervals(mean, jackknife, self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the rank histogram on logarithmic axes, with the uniform line and the beta-binomial fit.
@@ -109,9 +109,6 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead of the histogram.
             ax: Matplotlib axes to draw on; new ones when left out. Several systems may share them.
             label: Name of the system.
-
-        Returns:
-            Figure and axes; neither shown nor saved.
         """
         if val is not None:
             return super().plot(val, ax)

@@ -57,7 +57,6 @@ class _PopulationMetric(EmbeddingMetric):
         self.sizes, self.attack, self.scoring = tuple(sizes), attack, scoring
 
     def _compute_value(self, data: EvaluationData) -> Any:
-        """Return the value for averages of as many utterances as the settings say."""
         return self._compute_value_of_averages(data, self.length)
 
     def _describe_settings(self) -> dict[str, str]:
@@ -69,14 +68,10 @@ class _PopulationMetric(EmbeddingMetric):
 
 
 class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
-    r"""Compute how often the true speaker of a conversation comes first among N people (Vauquier et al., 2025).
+    """Compute how often the true speaker of a conversation comes first among N people (Vauquier et al., 2025).
 
-    .. math::
-        \pi_N = \sum_r h_r \binom{M - r}{N - 1} \Big/ \binom{M - 1}{N - 1}
-
-    with :math:`h_r` the share of conversations whose own speaker has rank r among the M references: the expectation
-    over all galleries of N people. Where N exceeds M it is extrapolated by a model of the ranks, see
-    :func:`vpmetrics.functional.reidentification_rate`. Its authors call this *linkability*;
+    The expectation over all galleries of N people; where N exceeds the number M of references it is extrapolated by a
+    model of the ranks, see :func:`vpmetrics.functional.reidentification_rate`. Its authors call this *linkability*;
     :class:`vpmetrics.Linkability` is another measure, that of Gomez-Barrero et al.
 
     As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)``,
@@ -133,15 +128,13 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
         kwargs |= {"bandwidth": bandwidth, "validate_args": validate_args, "intervals": intervals}
         super().__init__(sizes, 1, utterances, accumulated, condition, attack, scoring, **kwargs)
 
-    def _rates(self, data: EvaluationData, sizes: Sequence[int], length: int) -> dict[str, Tensor]:
-        return reidentification_rates(data, self._protocol(length), sizes, self.scoring, self.bandwidth)
-
     def _compute_value_of_averages(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
-        values = self._rates(data, self.sizes, length)
+        protocol = self._protocol(length)
+        values = reidentification_rates(data, protocol, self.sizes, self.scoring, self.bandwidth)
         if self.intervals is None:
             return values
         groups = group_speakers(data)
-        parts = [(part, self._protocol(length), self.scoring) for part in data.by_group()]
+        parts = [(part, protocol, self.scoring) for part in data.by_group()]
         return add_intervals(values, make_jackknife(replicate_rates(parts, self.sizes, groups), groups), self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
@@ -151,9 +144,6 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead.
             ax: Matplotlib axes to draw on; new ones when left out. Several systems may share them.
             label: Name of the system, for the legend.
-
-        Returns:
-            Figure and axes; neither shown nor saved.
         """
         if val is not None:
             return super().plot(val, ax)
@@ -161,21 +151,18 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
 
         sizes = sorted({*spread_population_sizes(max(100, *self.sizes)), *self.sizes} - {1})
         with collect_warnings(), self._gather_states():
-            values = self._rates(self._collect_data(), sizes, self.length)
+            data, protocol = self._collect_data(), self._protocol(self.length)
+            values = reidentification_rates(data, protocol, sizes, self.scoring, self.bandwidth)
         curve = {n: float(values[f"rate_{n}"]) for n in sizes}
         return draw_population_rate(curve, float(values["gallery"]), ax, label)
 
 
 class SinglingOut(_PopulationMetric):
-    r"""Compute how often an attacker's predicate fires on exactly one of N people (Vauquier et al., 2025).
+    """Compute how often an attacker's predicate fires on exactly one of N people (Vauquier et al., 2025).
 
-    .. math::
-        \pi_N = \Pr \{\exists!\, i : s(x_i, e) > t\}
-
-    The attacker has a reference e of one of N speakers, and one conversation :math:`x_i` of every speaker. About one in
-    N of their other conversations scores above the threshold t; see :func:`vpmetrics.functional.singling_out`. The
-    predicate may isolate any person. Without information it still isolates someone with probability exp(-1) = 0.368;
-    with few calibrating conversations less: 0.27 with one per speaker, 0.30 with two, 0.35 with nine.
+    The attacker has a reference of one of N speakers, one conversation of every speaker, and a threshold that about one
+    in N of their other conversations exceeds; see :func:`vpmetrics.functional.singling_out`. Without information the
+    predicate still isolates someone with probability exp(-1) = 0.368, with few calibrating conversations less.
 
     As input to ``forward`` and ``update`` the metric accepts what :class:`ReidentificationRate` accepts, and an
     attacker has the same utterances. A conversation is the mean of ``utterances`` of a speaker's other utterances;
@@ -239,9 +226,6 @@ class SinglingOut(_PopulationMetric):
             val: A value of ``compute`` to draw, or a sequence of them over epochs; ``compute()`` when left out.
             ax: Matplotlib axes to draw on; new ones when left out.
             label: Name of the system, for the legend.
-
-        Returns:
-            Figure and axes; neither shown nor saved.
         """
         value = self.compute() if val is None else val
         if not isinstance(value, dict):

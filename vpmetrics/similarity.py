@@ -10,7 +10,7 @@ from torch import Tensor
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.embedding_metric import EmbeddingMetric, IntervalEmbeddingMetric
 from vpmetrics._engine.embedding_report import ReportSettings, report_embeddings
-from vpmetrics._engine.scalar import CI_SUFFIXES
+from vpmetrics._engine.registry import add_interval_keys
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.speaker_similarity import (
     SIMILARITIES,
@@ -38,22 +38,18 @@ class _SimilarityMetric(EmbeddingMetric):
     ) -> None:
         super().__init__(bandwidth=bandwidth, validate_args=validate_args, **kwargs)
         check_choice("similarity", similarity, SIMILARITIES)
-        self.similarity, self.scoring = similarity, scoring
         resolve_scoring(scoring)
+        self.similarity, self.scoring = similarity, scoring
 
     def _compute_value(self, data: EvaluationData) -> Any:
-        """Return the similarity matrices of ``conditions``."""
         scorer = resolve_scoring(self.scoring)
         return compute_matrices(data, self.similarity, scorer, self.bandwidth, self.conditions)
 
 
 class VoiceSimilarityMatrix(_SimilarityMetric):
-    r"""Compute how similar the voices of all pairs of speakers are, within and between original and protected speech.
+    """Compute how similar the voices of all pairs of speakers are, within and between original and protected speech.
 
-    .. math:: \mathrm{Sim}(i, j) = \prod_{l \in \mathcal{L}_{ij}} \sigma(l)^{1 / |\mathcal{L}_{ij}|}
-
-    over the log-likelihood ratios of the utterances of speaker i against those of speaker j, PAV under Laplace's rule
-    (Noé et al., 2022).
+    See :func:`vpmetrics.functional.voice_similarity_matrix`.
 
     As input to ``forward`` and ``update`` the metric accepts embeddings ``original (B, D)``, ``protected (B, D)`` and
     ``speakers (B,)``. As output of ``compute`` it returns the named tuple ``(oo, op, pp, speakers)``: matrices
@@ -98,9 +94,6 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
             names: Names of the speakers, in ascending order of their labels.
             zoo: ``"OO"``, ``"OP"`` or ``"PP"``: draw each speaker of that condition by the similarity of own trials
                 and of those with others.
-
-        Returns:
-            Figure and axes; neither shown nor saved.
         """
         from vpmetrics.plotting.speaker_plots import draw_similarity_matrices, draw_zoo
 
@@ -120,15 +113,13 @@ class _SimilarityRatio(_SimilarityMetric, IntervalEmbeddingMetric):
     formula: Callable[[Tensor, Tensor], Tensor]
 
     def _compute_value(self, data: EvaluationData) -> Tensor | dict[str, Tensor]:
-        """Return the value; with ``intervals`` a dict of the value and the low and high end of its interval."""
-        matrices = super()._compute_value(data)
-        value: Tensor = self.formula(*(getattr(matrices, name.lower()) for name in self.conditions))
         if self.intervals is None:
-            return value
+            matrices = super()._compute_value(data)
+            return self.formula(*(getattr(matrices, name.lower()) for name in self.conditions))
         families = frozenset((name, "matrix") for name in self.conditions)
         settings = ReportSettings(self.similarity, self.scoring, families=families, intervals=self.intervals)
         scalars = report_embeddings(data, settings).scalars
-        return {self.key: value} | {f"{self.key}{end}": scalars[f"{self.key}{end}"] for end in CI_SUFFIXES}
+        return {key: scalars[key] for key in add_interval_keys([self.key])}
 
 
 class DeIdentification(_SimilarityRatio):

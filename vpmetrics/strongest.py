@@ -40,7 +40,17 @@ class AttackedMetric(IntervalEmbeddingMetric):
 
     def __init__(self, attacks: Attacks = "standard", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.attacks = None if attacks is None else _resolve_attacks(attacks)
+        if isinstance(attacks, str):
+            check_choice("attacks", attacks, ("standard",))
+            attacks = STANDARD
+        elif not isinstance(attacks, Sequence | None):
+            got = type(attacks).__name__
+            raise TypeError(f"Expected `attacks` to be 'standard', None or a sequence, but got {got}.")
+        for attack in attacks or ():
+            if not (hasattr(attack, "fit") and (hasattr(attack, "attack") or hasattr(attack, "score"))):
+                name = type(attack).__name__
+                raise TypeError(f"Expected `attacks` to have `fit` and `attack` or `score`, but got {name}.")
+        self.attacks = None if attacks is None else tuple(attacks)
         # Not a state: moments of attackers do not belong in a state_dict.
         self._observed: MomentSums | None = None
         self._observed_count = 0
@@ -54,9 +64,8 @@ class AttackedMetric(IntervalEmbeddingMetric):
     ) -> None:
         """Let the attackers also learn from pairs of speakers that are not measured.
 
-        An attacker who has the anonymiser can run it without limit: on training batches, or several times on the same
-        speech. Only moments are stored, so memory does not grow. ``compute`` adds the moments of all processes. They
-        are kept until ``reset(observed=True)``.
+        An attacker who has the anonymiser can run it without limit. Only moments are stored, so memory does not grow.
+        ``compute`` adds the moments of all processes. They are kept until ``reset(observed=True)``.
 
         Args:
             original: Embeddings ``(B, D)`` of original speech.
@@ -102,31 +111,27 @@ class AttackedMetric(IntervalEmbeddingMetric):
     def _fit_attacks(self, data: EvaluationData, conditions: Sequence[Condition]) -> CrossFittedAttacks:
         from vpmetrics._engine.cross_fitting import CrossFittedAttacks
 
-        observed = self._gather_observed(data.speakers.device)
+        gathered: list[Any] = [self._observed]
+        if self._find_processes().world_size > 1:
+            on_host = None if self._observed is None else [part.cpu() for part in self._observed]
+            gathered = gather_objects(on_host, self.process_group)
+        device = data.speakers.device
+        moments = [MomentSums(*(part.to(device) for part in parts)) for parts in gathered if parts is not None]
+        observed = add_moment_sums(moments) if moments else None
         return CrossFittedAttacks(data, self.attacks or (), conditions, observed, getattr(self, "enrolment", None))
 
     def _embedding_width(self) -> int | None:
         observed_width = None if self._observed is None else self._observed.sums.shape[1] // 2
         return super()._embedding_width() or observed_width
 
-    def _gather_observed(self, device: torch.device) -> MomentSums | None:
-        """Return the observed moments of all processes, merged."""
-        observed: list[Any] = [self._observed]
-        if self._find_processes().world_size > 1:
-            on_host = None if self._observed is None else [part.cpu() for part in self._observed]
-            observed = gather_objects(on_host, self.process_group)
-        moments = [MomentSums(*(part.to(device) for part in parts)) for parts in observed if parts is not None]
-        return add_moment_sums(moments) if moments else None
-
 
 class StrongestAttack(AttackedMetric):
     """Disclosure to the strongest of several attacks, each fitted on other speakers than it attacks.
 
-    Cosine is a weak attack. An attacker who can run the anonymiser learns a map that undoes much of it, from pairs of
-    original and protected speech of other speakers. Speakers are divided into folds; attacks are fitted on all folds
-    but one and compare the utterances within it. For each fold the attack is chosen by its disclosure in the other
-    folds, so that the largest of several noisy numbers is not mistaken for disclosure. The result is never below the
-    disclosure to plain comparison on all trials, in either direction.
+    An attacker who can run the anonymiser learns a map that undoes much of it, from pairs of other speakers. Speakers
+    are divided into folds; attacks are fitted on all folds but one and compare the utterances within it. For each fold
+    the attack is chosen by its disclosure in the other folds, so that the largest of several noisy numbers is not
+    mistaken for disclosure. The result is never below the disclosure to plain comparison, in either direction.
 
     As input to ``forward`` and ``update`` the metric accepts ``original`` ``(B, D)``, ``protected`` ``(B, D)`` and
     ``speakers`` ``(B,)``, see :class:`vpmetrics.VoicePrivacy`.
@@ -192,17 +197,3 @@ class StrongestAttack(AttackedMetric):
             data.sides(look_up_condition(name))  # warns of what is missing
         nan = torch.tensor(torch.nan, device=data.speakers.device)
         return {key: report.scalars.get(scalar_key(name, key), nan) for key in keys}
-
-
-def _resolve_attacks(attacks: Literal["standard"] | Sequence[Any]) -> tuple[Any, ...]:
-    """Return the standard battery, or the attacks of a sequence; raise unless each has the methods of an attack."""
-    if isinstance(attacks, str):
-        check_choice("attacks", attacks, ("standard",))
-        return STANDARD
-    if not isinstance(attacks, Sequence):
-        raise TypeError(f"Expected `attacks` to be 'standard', None or a sequence, but got {type(attacks).__name__}.")
-    for attack in attacks:
-        if not (hasattr(attack, "fit") and (hasattr(attack, "attack") or hasattr(attack, "score"))):
-            name = type(attack).__name__
-            raise TypeError(f"Expected `attacks` to have `fit` and `attack` or `score`, but got {name}.")
-    return tuple(attacks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -119,7 +119,8 @@ class VoicePrivacy(AttackedMetric):
             check_choice("metrics", metrics, METRICS)
             self.metrics: str | tuple[str, ...] = metrics
         else:
-            self.metrics = check_scalar_names("metrics", metrics, self._all_keys())
+            known_keys = scalar_keys(tuple(CONDITIONS), attacks is not None, has_sessions=True, sizes=self.sizes)
+            self.metrics = check_scalar_names("metrics", metrics, known_keys)
         check_choice("similarity", similarity, SIMILARITIES)
         check_choice("rank_model", rank_model, MODELS)
         check_finite_slope(slope)
@@ -130,10 +131,6 @@ class VoicePrivacy(AttackedMetric):
     def __getstate__(self) -> dict[str, Any]:
         """Return everything but the latest report."""
         return {**super().__getstate__(), "_latest_report": None}
-
-    def _all_keys(self, has_sessions: bool = True) -> tuple[str, ...]:
-        conditions = tuple(CONDITIONS) if has_sessions else WITHOUT_SESSIONS
-        return scalar_keys(conditions, self.attacks is not None, has_sessions, self.sizes)
 
     def _check_reference_given(self, is_reference: Any | None) -> None:
         if self.enrolment is not None and is_reference is None:
@@ -147,8 +144,10 @@ class VoicePrivacy(AttackedMetric):
         with collect_warnings(), self._gather_states():
             data = self._collect_data()
             report = add_checks_and_headline(self._reuse_or_compute_report(data), data)
-            parts = {group: data.of_group(group) for group in data.groups()}
-            groups = {group: add_checks_and_headline(self._compute_report(part), part) for group, part in parts.items()}
+            groups = {}
+            for group in data.groups():
+                part = data.of_group(group)
+                groups[group] = add_checks_and_headline(self._compute_report(part), part)
         return replace(report, groups=groups)
 
     def compute(self) -> dict[str, Tensor]:
@@ -171,17 +170,13 @@ class VoicePrivacy(AttackedMetric):
                 A sequence of values is drawn as the path of a training over its epochs.
             ax: Matplotlib axes to draw on; new ones when left out.
             label: Name of the system, where ``val`` is one value.
-
-        Returns:
-            Figure and axes; neither shown nor saved.
         """
         from vpmetrics.plotting.system_plots import draw_deid_gvd, draw_path
 
         val = self.compute() if val is None else val
         if not isinstance(val, Mapping):
             return draw_path(val, ax)
-        systems = {label: val} if "deid" in val else val
-        return draw_deid_gvd(list(systems.items()), ax)
+        return draw_deid_gvd([(label, val)] if "deid" in val else list(val.items()), ax)
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
         return self._select_scalars(self._compute_report(data))
@@ -189,20 +184,21 @@ class VoicePrivacy(AttackedMetric):
     def _select_scalars(self, report: PrivacyReport) -> dict[str, Tensor]:
         if self.metrics == "all":
             return dict(report.scalars)
-        # Conditions of sessions are missing where there are none.
-        keys = self._requested_keys("across" in report.conditions)
-        keys = tuple(add_interval_keys(keys)) if self.intervals is not None else keys
+        keys: Iterable[str] = self._requested_keys("across" in report.conditions)
+        keys = keys if self.intervals is None else add_interval_keys(keys)
+        # Some may be of conditions that are missing.
         return {key: report.scalars[key] for key in keys if key in report.scalars}
 
     def _requested_keys(self, has_sessions: bool) -> tuple[str, ...]:
-        """Return the keys of ``metrics`` without intervals; rates of missing conditions are dropped later."""
+        """Return the keys of ``metrics`` without intervals."""
         if not isinstance(self.metrics, str):
             return self.metrics
+        conditions, has_attacks = tuple(CONDITIONS) if has_sessions else WITHOUT_SESSIONS, self.attacks is not None
+        every_key = scalar_keys(conditions, has_attacks, has_sessions, self.sizes)
         if self.metrics == "all":
-            return self._all_keys(has_sessions)
-        keys = headline_keys(self.attacks is not None, has_sessions)
-        sized = [key for key in self._all_keys() if scalar(key).family in OF_POPULATION] if self.sizes else []
-        return (*keys, *(key for key in sized if not key.startswith("oo_")))
+            return every_key
+        sized = [key for key in every_key if key[:3] != "oo_" and scalar(key).family in OF_POPULATION]
+        return (*headline_keys(has_attacks, has_sessions), *sized)
 
     def _reuse_or_compute_report(self, data: EvaluationData) -> PrivacyReport:
         """Return the report of the accumulated utterances, which ``compute`` and ``report`` share.

@@ -60,9 +60,6 @@ class ZebraDisclosure(ScoreMetric):
             ax: Matplotlib axes to draw on; new ones when left out.
             label: Name of the system, which the legend follows with (D_ECE, l_w, tag).
             actual: Whether to draw, dotted, the profile of the scores taken as log-likelihood ratios.
-
-        Returns:
-            Figure and axes; neither shown nor saved.
         """
         if val is not None:
             return super().plot(val, ax)
@@ -127,9 +124,8 @@ class CalibrationDistortion(PrivacyMetric):
 
     def compute(self) -> Tensor:
         """Return C_ECE of run 1 under the calibration fitted on run 0."""
-        return calibration_distortion(
-            *self._trials_of_run(1), *self._trials_of_run(0), self.calibration, validate_args=False
-        )
+        trials = *self._trials_of_run(1), *self._trials_of_run(0)
+        return calibration_distortion(*trials, self.calibration, validate_args=False)
 
     def plot(
         self, val: Any = None, ax: Any = None, label: str | None = None, kind: str = "calibrated"
@@ -145,9 +141,6 @@ class CalibrationDistortion(PrivacyMetric):
             kind: ``"calibrated"``; ``"raw"``, the scores of run 1 taken as log-likelihood ratios (figure 4); or
                 ``"profile"``, the ECE profiles of both runs under PAV, and of run 1 under both calibrations fitted on
                 run 0 (figure 8).
-
-        Returns:
-            Figure and axes; neither shown nor saved.
         """
         if val is not None:
             return super().plot(val, ax)
@@ -165,14 +158,12 @@ class CalibrationDistortion(PrivacyMetric):
         return draw_share_by_posterior(llr, torch.stack([~target, target]), ax, name)
 
     def _trials_of_run(self, run: Literal[0, 1]) -> tuple[Tensor, Tensor]:
-        names = f"scores_run{run}", f"is_target_run{run}"
-        if len(getattr(self, names[0])) == 0:
+        if len(getattr(self, f"scores_run{run}")) == 0:
             return torch.empty(0, device=self.device), torch.empty(0, device=self.device, dtype=torch.bool)
-        scores, is_target = map(self._join_in_place, names)
-        return scores, is_target
+        return self._join_in_place(f"scores_run{run}"), self._join_in_place(f"is_target_run{run}")
 
     def _compute_synced_step_value(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the value of all processes' batches without a warning of NaN: they are often of one run."""
+        # Without a warning of NaN: the batches of all processes are often of one run.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             return super()._compute_synced_step_value(*args, **kwargs)
