@@ -18,8 +18,7 @@ def test_plot():
         each.update(original, protected, speakers)
     figure, axes = metric.plot(label="B5")
     (line,) = [line for line in axes.lines if line.get_gid() == "system"]
-    bits = identify(protected, speakers).bits
-    assert_close(torch.tensor(line.get_xdata()[1:-1]), bits.sort().values)
+    assert_close(torch.tensor(line.get_xdata()[1:-1]), identify(protected, speakers).bits.sort().values)
     assert other.plot(ax=axes, label="original")[1] is axes
     metric.plot([metric.compute(), other.compute()])
     figure.canvas.draw()

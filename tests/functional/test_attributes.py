@@ -5,7 +5,7 @@ import torch
 from samples import UNDEFINED
 from torch.nn.functional import one_hot
 
-from vpmetrics import AttributeDisclosure, VoicePrivacy
+from vpmetrics import VoicePrivacy
 from vpmetrics.functional import attribute_disclosure
 
 
@@ -22,54 +22,43 @@ def speakers_of_two_classes(seed=0, number=40, utterances=6, width=12):
 
 def test_separable_classes_disclose_the_entropy_and_noise_chance_level():
     voices, sex, noise, speakers = speakers_of_two_classes()
-    labels = speakers % 2
-    known = attribute_disclosure(voices + sex + noise, labels, speakers)
+    known = attribute_disclosure(voices + sex + noise, speakers % 2, speakers)
+    hidden = attribute_disclosure(voices + noise, speakers % 2, speakers)
     assert known.disclosure > 0.95
-    assert known.accuracy == 1
-    assert known.entropy == 1
+    assert known.accuracy == known.entropy == 1
     assert known.majority == 0.5
-    hidden = attribute_disclosure(voices + noise, labels, speakers)
-    assert hidden.disclosure < 0.1
-    assert hidden.chance < 0.1
-    assert hidden.low == 0
     # Chance is not the disclosure of the labels that are there.
-    assert known.chance < 0.1
+    assert max(known.chance, hidden.chance, hidden.disclosure) < 0.1
+    assert hidden.low == 0
 
 
 def test_erasing_sex_differs_from_erasing_identity():
     voices, sex, noise, speakers = speakers_of_two_classes()
-    original = voices + sex + noise
-    found = {}
-    for name, protected in {"without sex": voices + noise, "without identity": sex + noise}.items():
-        attributes, suite = (
-            AttributeDisclosure(["sex"], permutations=1),
-            VoicePrivacy(metrics=["op_d_ece"], attacks=None),
-        )
-        attributes.update(original, protected, speakers, attributes={"sex": speakers % 2})
-        suite.update(original, protected, speakers)
-        found[name] = attributes.compute()["sex_disclosure"], suite.compute()["op_d_ece"]
-    assert found["without sex"][0] < 0.1 < 0.9 < found["without identity"][0]
+    found = []
+    for protected in (voices + noise, sex + noise):
+        disclosure = attribute_disclosure(protected, speakers % 2, speakers, permutations=0).disclosure
+        suite = VoicePrivacy(metrics=["op_d_ece"], attacks=None)
+        found.append((disclosure, suite(voices + sex + noise, protected, speakers)["op_d_ece"]))
+    without_sex, without_identity = found
+    assert without_sex[0] < 0.1 < 0.9 < without_identity[0]
     # Speakers of one sex still sound alike.
-    assert found["without identity"][1] < 0.3 < 0.4 < found["without sex"][1]
+    assert without_identity[1] < 0.3 < 0.4 < without_sex[1]
 
 
 def test_interval_includes_the_training_variance():
     # Few speakers make a poor classifier, and the losses of one classifier do not show how poor another one were.
     voices, sex, noise, speakers = speakers_of_two_classes(number=24)
     rows, labels = 0.5 * voices + 0.5 * sex + noise, speakers % 2
-    known = attribute_disclosure(rows, labels, speakers, permutations=0)
+    known, values = attribute_disclosure(rows, labels, speakers, permutations=0), []
     assert known.chance.isnan()
-    values = []
     for speaker in range(24):
         kept = speakers != speaker
         alone = attribute_disclosure(rows[kept], labels[kept], speakers[kept], confidence=None, permutations=0)
         assert alone.low.isnan()
         values.append(alone.disclosure)
-    values = torch.stack(values)
-    error = (23 / 24 * (values - values.mean()).square().sum()).sqrt()
-    reach = 2.069 * error.item()
+    reach = 2.069 * 23 / 24**0.5 * torch.stack(values).std()
     # Folds, landmarks and scales differ in a set with a speaker less, so both agree roughly.
-    assert 0.5 * reach < (known.high - known.low).item() / 2 < 2 * reach
+    assert 0.5 * reach < (known.high - known.low) / 2 < 2 * reach
 
 
 @pytest.mark.parametrize(

@@ -21,21 +21,25 @@ def test_the_rate_is_the_mean_over_all_galleries(ties):
     draw = np.random.default_rng(1)
     scores = draw.integers(0, 4, (5, 9)).astype(float) if ties else draw.normal(size=(5, 9))
     # Rows of scores as dot products of probes with unit references.
-    histogram = rank_histogram(
-        torch.tensor(scores), torch.arange(5), torch.eye(9, dtype=torch.float64), torch.arange(9), scoring="dot"
-    )
-    found = rates(reidentification_rate(histogram, sizes=range(1, 10)))
-    for size, value in found.items():
+    references = torch.eye(9, dtype=torch.float64), torch.arange(9)
+    histogram = rank_histogram(torch.tensor(scores), torch.arange(5), *references, scoring="dot")
+    for size, value in rates(reidentification_rate(histogram, sizes=range(1, 10))).items():
         expected = np.mean([reference.rate(row, own, size) for own, row in enumerate(scores)])
         assert value == pytest.approx(expected, abs=1e-12)
 
 
-def test_rate_of_one_rank_matches_hand_values():
+def test_rates_match_hand_values():
     # Rank 3 of 5: of 2 people, the other is one of the two better ones of four in half of all galleries.
     values = reidentification_rate(torch.tensor([0.0, 0.0, 10.0, 0.0, 0.0]), sizes=(1, 2, 3, 4))
     assert rates(values) == pytest.approx({1: 1, 2: 1 / 2, 3: 1 / 6, 4: 0})
     assert rates(values, "chance_") == pytest.approx({1: 1, 2: 1 / 2, 3: 1 / 3, 4: 1 / 4})
     assert values["gallery"] == 5
+    # Every rank is the first.
+    assert rates(reidentification_rate(torch.tensor([8.0, 0.0, 0.0]), (2, 3, 1000))) == {2: 1.0, 3: 1.0, 1000: 1.0}
+    # The likeliest alpha of so few is beyond all bounds; at most 1, the rate is beta / (beta + N - 1), beta 9 here.
+    few = rates(reidentification_rate(torch.tensor([6.0, 2.0, 0.0, 0.0]), sizes=(4, 100, 4000)))
+    assert few[100] == pytest.approx(9 / 108, rel=1e-5)
+    assert few[4000] >= few[4] / 1000
 
 
 @pytest.mark.parametrize("references", [40, 20_000])
@@ -56,52 +60,34 @@ def test_extrapolated_rate_matches_the_beta_binomial_model(alpha, beta):
         assert value == pytest.approx(reference.rate_beyond(alpha, beta, size), rel=2e-5), size
 
 
-def test_extrapolated_curve_is_continuous_and_falls_no_faster_than_chance():
+def test_extrapolated_curve_is_continuous():
     original, protected, speakers = people(number=60, noise=1.5)
-    histogram = rank_histogram(protected, speakers, original, speakers)
-    sizes = range(40, 80)
-    values = torch.stack([reidentification_rate(histogram, sizes)[f"rate_{size}"] for size in sizes])
-    assert (values.diff() < 0).all()
-    counted, extrapolated = values.diff()[19:21]
-    assert 0.5 < extrapolated / counted < 2
-    # The likeliest alpha of so few is beyond all bounds; at most 1, the rate is beta / (beta + N - 1), beta 9 here.
-    few = reidentification_rate(torch.tensor([6.0, 2.0, 0.0, 0.0]), sizes=(4, 100, 4000))
-    assert few["rate_100"].item() == pytest.approx(9 / 108, rel=1e-5)
-    assert few["rate_4000"] >= few["rate_4"] / 1000
-
-
-def test_rate_stays_1_when_every_rank_is_first():
-    values = reidentification_rate(torch.tensor([8.0, 0.0, 0.0]), sizes=(2, 3, 1000))
-    assert rates(values) == {2: 1.0, 3: 1.0, 1000: 1.0}
-
-
-@pytest.mark.parametrize("histogram", [[], [4.0], [0.0, 0.0, 0.0], [1.0, math.nan]])
-def test_no_ranks_give_nan_and_one_warning(histogram):
-    with pytest.warns(UserWarning, match=UNDEFINED) as warned:
-        values = reidentification_rate(torch.tensor(histogram), sizes=(2, 100))
-    assert all(value.isnan() for value in values.values())
-    assert len(warned) == 1
-
-
-def test_two_references_are_too_few_for_extrapolation():
-    with pytest.warns(UserWarning, match="there are two"):
-        values = reidentification_rate(torch.tensor([3.0, 1.0]), sizes=(2, 3))
-    assert values["rate_2"] == 0.75
-    assert values["rate_3"].isnan()
+    values = rates(reidentification_rate(rank_histogram(protected, speakers, original, speakers), range(40, 80)))
+    steps = np.diff(list(values.values()))
+    assert (steps < 0).all()
+    assert 0.5 < steps[20] / steps[19] < 2  # the first extrapolated one, and the last counted one
 
 
 @pytest.mark.parametrize(
-    ("sizes", "error"),
-    [*(((sizes, ValueError)) for sizes in [(), (0,), (2, 2)]), *(((sizes, TypeError)) for sizes in [5, (2.0,), "20"])],
+    ("histogram", "sizes", "match"),
+    [*((each, (2, 100), UNDEFINED) for each in ([], [4.0], [0.0] * 3, [1.0, math.nan])), ([3.0, 1.0], (3,), "are two")],
 )
-def test_invalid_sizes_raise(sizes, error):
-    with pytest.raises(error, match="Expected `sizes`"):
+def test_too_few_ranks_give_nan_and_one_warning(histogram, sizes, match):
+    with pytest.warns(UserWarning, match=match) as warned:
+        values = reidentification_rate(torch.tensor(histogram), sizes)
+    assert all(values[f"rate_{size}"].isnan() for size in sizes)
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize("sizes", [(), (0,), (2, 2), 5, (2.0,), "20"])
+def test_invalid_sizes_raise(sizes):
+    with pytest.raises(ValueError if sizes in ((), (0,), (2, 2)) else TypeError, match="Expected `sizes`"):
         reidentification_rate(torch.ones(4), sizes)
 
 
 def test_rate_passes_gradcheck():
     histogram = torch.tensor([9.0, 5.0, 3.0, 2.0, 2.0, 1.0], dtype=torch.float64, requires_grad=True)
-    function = lambda h: torch.stack([reidentification_rate(h, (3, 6, 20))[f"rate_{n}"] for n in (3, 6, 20)])  # noqa: E731
+    function = lambda h: tuple(reidentification_rate(h, (3, 6, 20))[f"rate_{n}"] for n in (3, 6, 20))  # noqa: E731
     assert torch.autograd.gradcheck(function, histogram, rtol=1e-3, atol=1e-6)
 
 
@@ -112,21 +98,13 @@ def test_rate_equals_exact_linkability_of_the_peer_package(length):
     probes, _ = legal_eval.build_test_embeddings(tested, embeddings, length, rng=np.random.default_rng(0))
     matrix = legal_eval.cosine_score_matrix(models, probes)
     names = {speaker: number for number, speaker in enumerate(models)}
-    sizes = (1, 2, 20, 100, 299, 300)
-    histogram = rank_histogram(
-        torch.tensor(np.array(list(probes.values()))),
-        torch.tensor([names[speaker] for speaker in probes]),
-        torch.tensor(np.array(list(models.values()))),
-        torch.arange(300),
-    )
-    ours = rates(reidentification_rate(histogram, sizes))
-    for size in sizes:
-        assert ours[size] == pytest.approx(legal_eval.linkability(matrix, size, estimator="exact")[0], abs=1e-9)
+    inputs, references = (torch.tensor(np.stack(list(side.values()))) for side in (probes, models))
+    own = torch.tensor([names[speaker] for speaker in probes])
+    histogram = rank_histogram(inputs, own, references, torch.arange(300))
+    for size, rate in rates(reidentification_rate(histogram, (1, 2, 20, 100, 299, 300))).items():
+        assert rate == pytest.approx(legal_eval.linkability(matrix, size, estimator="exact")[0], abs=1e-9)
         drawn = legal_eval.linkability(matrix, size, n_runs=200)
-        assert ours[size] == pytest.approx(np.mean(drawn), abs=4 * np.std(drawn) / math.sqrt(200) + 1e-9)
-
-
-# --- Singling out
+        assert rate == pytest.approx(np.mean(drawn), abs=4 * np.std(drawn) / math.sqrt(200) + 1e-9)
 
 
 def isolated(seed, number=7, counts=(1, 3, 2, 2, 1, 3, 2), width=3):
@@ -139,55 +117,46 @@ def isolated(seed, number=7, counts=(1, 3, 2, 2, 1, 3, 2), width=3):
 
 
 def arguments(references, voices):
-    speakers = torch.arange(len(voices)).repeat_interleave(torch.tensor([len(voice) for voice in voices]))
-    is_tested = torch.cat([torch.arange(len(voice)) == 0 for voice in voices])
+    """Of every speaker, the first conversation is tested."""
+    counts = [len(voice) for voice in voices]
     return {
-        "references": torch.tensor(references),
+        "references": torch.tensor(np.stack(references)),
         "reference_speakers": torch.arange(len(references)),
         "conversations": torch.tensor(np.concatenate(voices)),
-        "speakers": speakers,
-        "is_tested": is_tested,
+        "speakers": torch.arange(len(voices)).repeat_interleave(torch.tensor(counts)),
+        "is_tested": torch.cat([torch.arange(count) == 0 for count in counts]),
     }
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_singling_out_matches_the_mean_over_all_galleries(seed):
     references, voices, scores = isolated(seed)
-    sizes = (2, 3, 5, 7)
-    found = singling_out(**arguments(references, voices), sizes=sizes, scoring="dot", draws=1000)
-    for size in sizes:
-        expected = np.mean(
-            [
-                reference.singling_out(
-                    np.array([row[0] for row in scores[own]]), [row[1:] for row in scores[own]], own, size
-                )
-                for own in range(len(scores))
-            ]
-        )
+    found = singling_out(**arguments(references, voices), sizes=(2, 3, 5, 7), scoring="dot", draws=1000)
+    for size in (2, 3, 5, 7):
+        isolations = [
+            reference.singling_out(np.array([row[0] for row in rows]), [row[1:] for row in rows], own, size)
+            for own, rows in enumerate(scores)
+        ]
         error = found[f"singling_out_{size}_error"].item()
         assert error <= 2 * 0.5 / math.sqrt(7 * 1000)
-        assert found[f"singling_out_{size}"].item() == pytest.approx(expected, abs=4 * error + 1e-12)
+        assert found[f"singling_out_{size}"].item() == pytest.approx(np.mean(isolations), abs=4 * error + 1e-12)
         assert (error == 0) == (size == len(scores))
 
 
 def conversations_of_the_peer(length=1):
-    """Its demo's corpus, with as many calibration conversations as there are, and models of its own making."""
+    """Models and conversations of the peer's demo, and both as arguments of our function."""
     enrolled, tested, embeddings = demo_corpus(number=40)
     models = legal_eval.build_speaker_embeddings(enrolled, embeddings)
-    return models, legal_eval.build_conversations(tested, embeddings, length)
-
-
-def as_arguments(models, made):
+    made = legal_eval.build_conversations(tested, embeddings, length)
     voices = [np.stack([one.test, *one.calibration]) for one in made.values()]
-    return arguments(np.stack(list(models.values())), voices)
+    return models, made, arguments(list(models.values()), voices)
 
 
 @pytest.mark.parametrize("length", [1, 3])
 def test_singling_out_equals_the_peer_package(length):
-    models, made = conversations_of_the_peer(length=length)
-    scores = metrics.score_conversations(models, made)
-    sizes = (2, 5, 10, 20, 40)
-    ours = singling_out(**as_arguments(models, made), sizes=sizes, draws=500)
+    models, made, given = conversations_of_the_peer(length=length)
+    scores, sizes = metrics.score_conversations(models, made), (2, 5, 10, 20, 40)
+    ours = singling_out(**given, sizes=sizes, draws=500)
     for size in sizes:
         outcomes = np.array(list(metrics.singling_out(scores, size, n_runs=1 if size == 40 else 200).values()))
         value, error = ours[f"singling_out_{size}"].item(), ours[f"singling_out_{size}_error"].item()
@@ -199,19 +168,17 @@ def test_singling_out_equals_the_peer_package(length):
 
 
 def test_singling_out_error_is_the_spread_over_random_draws():
-    models, made = conversations_of_the_peer()
-    given = as_arguments(models, made)
-    values, errors = [], []
+    *_, given = conversations_of_the_peer()
+    found = []
     for seed in range(30):
         # Other values of the same geometry are other draws: turn everything by the same rotation.
         draw = torch.Generator().manual_seed(seed)
         turn = torch.linalg.qr(torch.randn(32, 32, generator=draw, dtype=torch.float64))[0]
-        turned = {name: value @ turn if value.is_floating_point() else value for name, value in given.items()}
-        found = singling_out(**turned, sizes=(10,), draws=50)
-        values.append(found["singling_out_10"])
-        errors.append(found["singling_out_10_error"])
-    spread = torch.stack(values).std()
-    assert 0.6 < torch.stack(errors).mean() / spread < 1.7
+        turned = {name: given[name] @ turn for name in ("references", "conversations")}
+        values = singling_out(**given | turned, sizes=(10,), draws=50)
+        found.append([values["singling_out_10"], values["singling_out_10_error"]])
+    values, errors = torch.tensor(found).T
+    assert 0.6 < errors.mean() / values.std() < 1.7
 
 
 @pytest.mark.parametrize(("calibration", "expected"), [(1, 0.265), (2, 0.302), (9, 0.349)])
@@ -229,8 +196,8 @@ def test_random_embeddings_give_chance_level_singling_out(calibration, expected)
 def test_singling_out_is_1_for_separated_and_0_for_constant_embeddings():
     names, voices = torch.arange(400), torch.randn(400, 64, generator=torch.Generator().manual_seed(0))
     for voice, expected in ((voices, 1.0), (torch.ones(400, 64), 0.0)):
-        tested = voice.repeat_interleave(3, 0)
-        found = singling_out(voices, names, tested, names.repeat_interleave(3), sizes=(50, 400))
+        tested = voice.repeat_interleave(3, 0), names.repeat_interleave(3)
+        found = singling_out(voices, names, *tested, sizes=(50, 400))
         assert rates(found, "singling_out_") == {50: expected, 400: expected}
 
 
@@ -244,45 +211,27 @@ def test_singling_out_averages_over_every_tested_conversation():
     assert singling_out(**given, sizes=(7,))["singling_out_7"] == sum(turns) / 2
 
 
-def test_singling_out_is_independent_of_row_order_and_labels(monkeypatch):
-    models, made = conversations_of_the_peer()
-    given = as_arguments(models, made)
+def test_singling_out_is_independent_of_block_size(monkeypatch):
+    *_, given = conversations_of_the_peer()
     expected = singling_out(**given, sizes=(10, 40), draws=50)
-    draw = torch.Generator().manual_seed(1)
-    rows, columns = torch.randperm(40, generator=draw), torch.randperm(len(given["speakers"]), generator=draw)
-    names = torch.randperm(40, generator=draw) * 5 - 70
-    shuffled = {
-        "references": given["references"][rows],
-        "reference_speakers": names[given["reference_speakers"][rows]],
-        "conversations": given["conversations"][columns],
-        "speakers": names[given["speakers"][columns]],
-        "is_tested": given["is_tested"][columns],
-    }
-    assert singling_out(**shuffled, sizes=(10, 40), draws=50) == expected
     monkeypatch.setattr("vpmetrics._engine.population.num_rows_at_once", lambda *_: 3)
     assert singling_out(**given, sizes=(10, 40), draws=50) == expected
 
 
-def test_sizes_above_the_gallery_give_nan_with_one_warning():
+@pytest.mark.parametrize("sizes", [(7,), (7, 8, 100)])
+def test_nan_and_sizes_above_the_gallery_give_nan_with_one_warning(sizes):
     references, voices, _ = isolated(0)
+    references[2, 1] = np.nan if sizes == (7,) else references[2, 1]
     with pytest.warns(UserWarning, match=UNDEFINED) as warned:
-        found = singling_out(**arguments(references, voices), sizes=(7, 8, 100))
+        found = singling_out(**arguments(references, voices), sizes=sizes)
     assert len(warned) == 1
-    assert found["singling_out_7"].isfinite()
-    assert found["singling_out_8"].isnan()
-    assert found["singling_out_100_error"].isnan()
-
-
-def test_nan_stays_nan_in_singling_out():
-    references, voices, _ = isolated(0)
-    references[2, 1] = np.nan
-    with pytest.warns(UserWarning, match=UNDEFINED):
-        assert singling_out(**arguments(references, voices), sizes=(7,))["singling_out_7"].isnan()
+    assert found.pop("singling_out_7").isnan() == (sizes == (7,))
+    assert found.pop("singling_out_7_error").isnan() == (sizes == (7,))
+    assert all(value.isnan() for value in found.values())
 
 
 def test_invalid_is_tested_raises():
-    references, voices, _ = isolated(0)
-    given = arguments(references, voices)
+    given = arguments(*isolated(0)[:2])
     with pytest.raises(ValueError, match="mark one conversation of every speaker"):
         singling_out(**(given | {"is_tested": torch.zeros_like(given["is_tested"])}), sizes=(3,))
     with pytest.raises(TypeError, match="to be boolean"):
