@@ -15,6 +15,16 @@ def people(seed=0, number=12, each=6, width=8, noise=1.0, dtype=torch.float64):
     return original, protected, speakers
 
 
+def fading_voices(speakers=40, utterances=10, width=48, seed=0, within=1.1, falls=0.97, dtype=torch.float64):
+    """Gaussian voices whose dimensions matter less and less, their speakers and the generator for what comes next."""
+    draw = torch.Generator().manual_seed(seed)
+    names = torch.arange(speakers).repeat_interleave(utterances)
+    fall = falls ** torch.arange(width)
+    own = torch.randn(speakers, width, generator=draw)[names] * fall.sqrt()
+    noise = within * torch.randn(len(names), width, generator=draw) * fall.pow(0.25)
+    return (own + noise).to(dtype), names, draw
+
+
 def planted(seed, leak=0.8, number=40):
     """Forty people whose voices are hidden alike, but for one, of whose voice more is left."""
     draw = torch.Generator().manual_seed(seed)

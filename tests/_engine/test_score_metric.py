@@ -144,7 +144,7 @@ def test_jackknife_covers_but_independent_trial_intervals_do_not():
     for _ in range(40):
         drawn = TrialPopulation(0.6, utterances=6).draw(20, generator)
         for method in (score_jackknife, score_independent):
-            found.add(method.__name__, method(*drawn))
+            found.add(method.__name__, method(drawn))
     for key in found.true_values:
         assert found.share("score_jackknife", key) >= 0.85, found.table()
         assert found.share("score_independent", key) <= 0.85, found.table()

@@ -5,8 +5,6 @@ as it is or whitened, and canonical correlation, each at ridges from 1e-6 to 1e-
 D_ECE of all, in either direction, is what counts: a pessimistic choice, for it is made on the speakers reported on.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -25,41 +23,42 @@ class Speech(NamedTuple):
     utterances: np.ndarray
     sessions: np.ndarray
 
-    def rows(self, chosen: np.ndarray) -> Speech:
-        """Some of the rows."""
+    def rows(self, chosen):
         return Speech(*(part[chosen] for part in self))
 
+    def trials_of_other_recordings(self):
+        """Return which pairs are of two recordings, and whether each of these is of one speaker."""
+        pairs = self.utterances[:, None] != self.utterances
+        return pairs, (self.speakers[:, None] == self.speakers)[pairs]
 
-def judge(evaluated: Speech, watched: Speech, folds: int = 4) -> dict[str, float]:
+
+def judge(evaluated, watched, folds=4):
     """D_ECE in bits, the larger of both directions: OP by cosine, by the strongest attack, PP by session.
 
     Attacks are fitted on other folds of the evaluated speakers, or on all the attacker watched.
     """
-    number = {name: place % folds for place, name in enumerate(np.unique(evaluated.speakers))}
-    fold = np.array([number[name] for name in evaluated.speakers])
-    found: dict[str, list[np.ndarray]] = {}
-    labels = []
+    fold = np.unique(evaluated.speakers, return_inverse=True)[1] % folds
+    found, labels = {}, []
     for k in range(folds):
-        own, others = evaluated.rows(fold == k), evaluated.rows(fold != k)
-        pairs = own.utterances[:, None] != own.utterances
-        labels.append((own.speakers[:, None] == own.speakers)[pairs])
-        for name, scores in attacks(others, own):
+        own = evaluated.rows(fold == k)
+        pairs, same = own.trials_of_other_recordings()
+        labels.append(same)
+        for name, scores in attacks(evaluated.rows(fold != k), own):
             found.setdefault(name, []).append(scores[pairs])
-    in_folds = {name: two_sided(np.concatenate(scores), np.concatenate(labels)) for name, scores in found.items()}
-    pairs = evaluated.utterances[:, None] != evaluated.utterances
-    same = evaluated.speakers[:, None] == evaluated.speakers
-    observed = {name: two_sided(scores[pairs], same[pairs]) for name, scores in attacks(watched, evaluated)}
+    in_folds = [two_sided(np.concatenate(scores), np.concatenate(labels)) for scores in found.values()]
+    pairs, same = evaluated.trials_of_other_recordings()
+    observed = {name: two_sided(scores[pairs], same) for name, scores in attacks(watched, evaluated)}
     within, across = pseudonyms(evaluated)
     return {
         "cosine": observed["cosine"],
-        "in folds": max(in_folds.values()),
+        "in folds": max(in_folds),
         "watched": max(observed.values()),
         "within": within,
         "across": across,
     }
 
 
-def pseudonyms(speech: Speech) -> tuple[float, float]:
+def pseudonyms(speech):
     """PP within sessions and across them; 0 across where there is one session per speaker."""
     scores = unit(speech.protected) @ unit(speech.protected).T
     same, session = (labels[:, None] == labels for labels in (speech.speakers, speech.sessions))
@@ -69,7 +68,7 @@ def pseudonyms(speech: Speech) -> tuple[float, float]:
     return two_sided(scores[within], same[within]), linked
 
 
-def attacks(known: Speech, new: Speech):
+def attacks(known, new):
     """Name and scores ``(N, N)`` of every attack, fitted on what is known and used on what is new."""
     yield "cosine", unit(new.protected) @ unit(new.original).T
     mean_o, mean_p = known.original.mean(0), known.protected.mean(0)
@@ -89,24 +88,23 @@ def attacks(known: Speech, new: Speech):
         yield f"canonical {ridge:g}", unit(new_p @ white_p @ (u * weight)) @ unit(new_o @ white_o @ (vt.T * weight)).T
 
 
-def power(covariance: np.ndarray, ridge: float, exponent: float) -> np.ndarray:
+def power(covariance, ridge, exponent):
     """A covariance with a ridge, relative to the mean variance, to a power."""
     values, vectors = np.linalg.eigh(covariance)
     values = np.maximum(values, 0)
     return (vectors * (values + ridge * values.mean()) ** exponent) @ vectors.T
 
 
-def unit(rows: np.ndarray) -> np.ndarray:
-    """Rows of length 1."""
+def unit(rows):
     return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
 
 
-def two_sided(scores: np.ndarray, same: np.ndarray) -> float:
+def two_sided(scores, same):
     """D_ECE of scores or of their negatives, whichever says more."""
     return max(d_ece(scores, same), d_ece(-scores, same))
 
 
-def d_ece(scores: np.ndarray, same: np.ndarray) -> float:
+def d_ece(scores, same):
     """D_ECE in bits of scores calibrated by PAV, equal scores pooled first."""
     _, place = np.unique(scores, return_inverse=True)
     trials, targets = np.bincount(place), np.bincount(place, same)
@@ -120,7 +118,7 @@ def d_ece(scores: np.ndarray, same: np.ndarray) -> float:
     return float(bits) / (2 * math.log(2))
 
 
-def z(llr: np.ndarray) -> np.ndarray:
+def z(llr):
     """Evidence of a log-likelihood ratio (eq. 13 of Noé et al., 2022)."""
     near = np.abs(llr) < 1e-3
     x, small = np.where(near, 1, np.minimum(llr, 300)), np.where(near, llr, 0)

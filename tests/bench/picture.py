@@ -3,8 +3,6 @@
 python tests/bench/picture.py vpmetrics-demo/tensorboard notebooks/pictures/training.png
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 from pathlib import Path

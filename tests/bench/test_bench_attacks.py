@@ -1,9 +1,8 @@
 """Which data sets need which attack of the battery: a table of what each finds, and what would be lost without it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
+from samples import fading_voices
 
 from vpmetrics._engine.conditions import CONDITIONS
 from vpmetrics._engine.cross_fitting import CrossFittedAttacks
@@ -23,14 +22,6 @@ SIZES = {
     "many ": {"speakers": 200},
     "thin ": {"utterances": 3},
 }
-
-
-def gaussian_voices(speakers=40, utterances=10, width=48):
-    """Return Gaussian voices whose dimensions matter less and less, their speakers and a generator."""
-    draw = torch.Generator().manual_seed(0)
-    names, fall = torch.arange(speakers).repeat_interleave(utterances), 0.97 ** torch.arange(width)
-    rows = torch.randn(speakers, width, generator=draw)[names] * fall.sqrt()
-    return rows + 1.1 * torch.randn(len(names), width, generator=draw) * fall.pow(0.25), names, draw
 
 
 def gaussian_systems(x, speakers, draw):
@@ -68,7 +59,7 @@ def data_sets():
     for name in ("B2", "B2r0", "B2r1", "B2u"):
         yield f"bundled {name}", bundled.original, bundled.protected[name], bundled.speakers
     for size, arguments in SIZES.items():
-        x, speakers, draw = gaussian_voices(**arguments)
+        x, speakers, draw = fading_voices(**arguments, dtype=torch.float32)
         for name, protected in gaussian_systems(x, speakers, draw).items():
             yield size + name, x, protected, speakers
     for speakers, utterances, width in ((12, 4, 96), (40, 10, 48)):

@@ -1,14 +1,10 @@
-"""Attribute disclosure: how often 95 % intervals hold the truth, and what they cost beside the suite.
-
-Run with ``pytest -m bench -s tests/bench/test_bench_attributes.py``.
-"""
-
-from __future__ import annotations
+"""Attribute disclosure: how often 95 % intervals hold the truth, and what they cost beside the suite."""
 
 import pytest
 import torch
+from reports import compute
 
-from bench.timing import in_turns, report
+from bench.timing import ratio
 from vpmetrics import AttributeDisclosure, VoicePrivacy
 from vpmetrics.functional import attribute_disclosure
 
@@ -39,13 +35,11 @@ def test_intervals_cover_disclosure_for_the_same_training_size(number, distance,
 def test_an_attribute_with_its_interval_costs_at_most_a_few_suites():
     rows, labels, speakers = draw_speakers(torch.Generator().manual_seed(0), 60, 1, width=192)
 
-    def compute(metric, **given):
-        metric.update(rows, rows.roll(1, 1), speakers, **given)
-        return metric.compute()
+    def suite():
+        compute(VoicePrivacy(intervals=0.95), rows, rows.roll(1, 1), speakers)
 
-    ways = {
-        "suite": lambda: compute(VoicePrivacy(intervals=0.95)),
-        "attribute": lambda: compute(AttributeDisclosure(["sex"], intervals=0.95), attributes={"sex": labels}),
-    }
-    seconds = in_turns(ways, repeat=2)
-    assert report("one attribute", seconds["attribute"], "the suite", seconds["suite"]) <= 4
+    def attribute():
+        metric = AttributeDisclosure(["sex"], intervals=0.95)
+        compute(metric, rows, rows.roll(1, 1), speakers, attributes={"sex": labels})
+
+    assert ratio("one attribute", attribute, "the suite", suite, repeat=2) <= 4

@@ -1,7 +1,5 @@
 """Embedding of recordings by the offline encoder, against the bare network on the same speech."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np
@@ -37,45 +35,34 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def processor_seconds(work) -> float:
+def processor_seconds(work, *args, **options):
     """Seconds of all threads together, which a busy machine hardly changes."""
     start = time.process_time()
-    work()
+    work(*args, **options)
     return time.process_time() - start
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_two_thousand_utterances_cost_little_more_than_the_network(folder, tmp_path, monkeypatch):
-    encoder = load_encoder("resemblyzer")
-    run, spectrograms = encoder.embed_partials, []
-
-    def remember(partials: torch.Tensor) -> torch.Tensor:
-        spectrograms.append(partials)
-        return run(partials)
-
-    _ = encoder.can_pad, encoder.min_samples
-    monkeypatch.setattr(encoder, "embed_partials", remember)
+    encoder, spectrograms = load_encoder("resemblyzer"), []
+    run = encoder.embed_partials
+    _ = encoder.can_pad, encoder.min_samples  # which call the network, too
+    monkeypatch.setattr(encoder, "embed_partials", lambda partials: (spectrograms.append(partials), run(partials))[1])
     embed_folder(folder, encoder)
     monkeypatch.undo()
 
-    def run_network() -> None:
-        with torch.no_grad():
-            for partials in spectrograms:
-                encoder.embed_partials(partials)
+    @torch.no_grad()
+    def run_network():
+        for partials in spectrograms:
+            encoder.embed_partials(partials)
 
-    def embed(**options) -> None:
-        embed_folder(folder, encoder, **options)
-
-    theirs, ours = map(
-        min, zip(*((processor_seconds(run_network), processor_seconds(embed)) for _ in range(3)), strict=True)
-    )
-    ratio = report(
-        f"{UTTERANCES} utterances, {UTTERANCES / ours:.0f} a second of one core", ours, "the network", theirs
-    )
-    embed(cache=tmp_path)
-    cached = processor_seconds(lambda: embed(cache=tmp_path))
+    turns = [(processor_seconds(run_network), processor_seconds(embed_folder, folder, encoder)) for _ in range(3)]
+    theirs, ours = map(min, zip(*turns, strict=True))
+    what = f"{UTTERANCES} utterances, {UTTERANCES / ours:.0f} a second of one core"
+    assert report(what, ours, "the network", theirs) <= 1.3
+    embed_folder(folder, encoder, cache=tmp_path)
+    cached = processor_seconds(embed_folder, folder, encoder, cache=tmp_path)
     report("from the cache", cached, "the first run", ours)
-    assert ratio <= 1.3
     assert cached < 5
 
 

@@ -1,9 +1,8 @@
 """How often a budget is kept for those nobody measured, by estimates and by the upper ends of their intervals."""
 
-from __future__ import annotations
-
 import pytest
 import torch
+from reports import compute
 
 from vpmetrics.lightning.pareto import ParetoFront, ParetoPoint
 from vpmetrics.suite import VoicePrivacy
@@ -23,26 +22,22 @@ def estimates(generator, speakers, intervals=None):
     for share in SHARES:
         protected = share * voices + torch.randn(len(names), WIDTH, generator=generator)
         metric.reset()
-        metric.update(original, protected, names)
-        found.append(metric.compute())
-    return [{key.removeprefix("op_d_ece"): float(value) for key, value in each.items()} for each in found]
-
-
-def chosen(found, end):
-    """The epoch that a checkpoint callback would choose."""
-    front = ParetoFront({"leak": BUDGET}, mode="max", size=-1)
-    for epoch, values in enumerate(found):
-        front.record(ParetoPoint(epoch, epoch, {"leak": values[end]}, SHARES[epoch], path=""))
-    return front.chosen.epoch
+        values = compute(metric, original, protected, names)
+        found.append({key.removeprefix("op_d_ece"): float(value) for key, value in values.items()})
+    return found
 
 
 def test_selected_models_exceed_the_budget_rarely():
     truth = [values[""] for values in estimates(torch.Generator().manual_seed(1), speakers=1500)]
-    generator = torch.Generator().manual_seed(2)
+    generator, over = torch.Generator().manual_seed(2), {}
     trainings = [estimates(generator, SPEAKERS, intervals=0.95) for _ in range(TRAININGS)]
-    over = {}
     for rule, end in {"the estimate": "", "its upper end": "_high"}.items():
-        epochs = [chosen(found, end) for found in trainings]
+        epochs = []
+        for found in trainings:
+            front = ParetoFront({"leak": BUDGET}, mode="max", size=-1)
+            for epoch, values in enumerate(found):
+                front.record(ParetoPoint(epoch, epoch, {"leak": values[end]}, SHARES[epoch], path=""))
+            epochs.append(front.chosen.epoch)
         over[rule] = sum(truth[epoch] > BUDGET for epoch in epochs) / TRAININGS
         mean, share = (sum(values[epoch] for epoch in epochs) / TRAININGS for values in (truth, SHARES))
         print(f"\nby {rule}: {over[rule]:.1%} over the budget of {BUDGET}; truly {mean:.3f} bit, {share:.2f} useful")

@@ -1,32 +1,31 @@
-"""Exact PAV against its peers and against the physical limit, a sort."""
+"""Exact PAV and its smooth surrogate against packages people use today and against the physical limit, a sort.
 
-from __future__ import annotations
+``pip install lir scikit-learn`` first.
+"""
 
 import numpy as np
 import pytest
 import torch
+from samples import gaussians
 from scipy.optimize import isotonic_regression as scipy_isotonic_regression
 from torchmetrics.classification import BinaryROC
+from torchmetrics.functional.classification import binary_eer
 
-from bench.timing import in_turns, report
+from bench.timing import in_turns, ratio, report
 from vpmetrics import MinCllr, ZebraDisclosure
-from vpmetrics.functional import isotonic_regression, min_cllr, pav_llr, zebra_disclosure
+from vpmetrics.functional import equal_error_rate, isotonic_regression, min_cllr, pav_llr, zebra_disclosure
 
 pytestmark = pytest.mark.bench
 
 
-@pytest.fixture(scope="module")
-def trials():
-    draw = torch.Generator().manual_seed(0)
-    targets, nontargets = 100_000, 10_000_000
-    preds = torch.randn(targets + nontargets, generator=draw, dtype=torch.float64)
-    preds[:targets] += 1.5
-    order = torch.randperm(len(preds), generator=draw)
-    return preds[order], order < targets
+def shuffled(targets, nontargets):
+    preds, target = gaussians(targets, nontargets)
+    order = torch.randperm(len(preds), generator=torch.Generator().manual_seed(0))
+    return preds[order], target[order]
 
 
-def test_cost_of_pav_on_ten_million_trials(trials):
-    preds, target = trials
+def test_cost_of_pav_on_ten_million_trials():
+    preds, target = shuffled(100_000, 10_000_000)
     array, labels = preds.numpy(), target.numpy().astype(np.float64)
     seconds = in_turns(
         {
@@ -39,25 +38,22 @@ def test_cost_of_pav_on_ten_million_trials(trials):
         repeat=3,
     )
     for name, most in (("min_cllr", 2.2), ("zebra_disclosure", 2.2), ("pav_llr", 4)):
-        against_peer = report(name, seconds[name], "NumPy stable argsort + SciPy", seconds["peer"])
-        against_sort = report(name, seconds[name], "numpy.sort", seconds["sort"])
-        assert against_peer <= 1 / 8, name
-        assert against_sort <= most, name
+        assert report(name, seconds[name], "NumPy stable argsort + SciPy", seconds["peer"]) <= 1 / 8, name
+        assert report(name, seconds[name], "numpy.sort", seconds["sort"]) <= most, name
 
 
 def test_adversarial_input_costs_no_more_than_random():
-    size = 1_000_000
-    random = torch.rand(size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ramp = torch.arange(size, dtype=torch.float64)
-    crafted = {
+    ramp = torch.arange(1_000_000, dtype=torch.float64)
+    inputs = {
+        "random": torch.rand(len(ramp), dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
         "one late drop, which pooling of runs takes a round per element for": torch.cat([ramp[1:], ramp[:1]]),
         "a staircase of such drops": (ramp % 1000).where(ramp % 1000 != 999, -ramp),
         "reversed": ramp.flip(0),
         "sorted": ramp,
     }
-    seconds = in_turns({name: lambda y=y: isotonic_regression(y) for name, y in {"": random, **crafted}.items()}, 3)
-    for name in crafted:
-        assert report(name, seconds[name], "random", seconds[""]) <= 3
+    seconds = in_turns({name: lambda y=y: isotonic_regression(y) for name, y in inputs.items()}, 3)
+    for name in list(inputs)[1:]:
+        assert report(name, seconds[name], "random", seconds["random"]) <= 3
 
 
 def test_update_against_torchmetrics():
@@ -73,3 +69,50 @@ def test_update_against_torchmetrics():
     seconds = in_turns({"ours": lambda: run(ours), "binned": lambda: run(binned), "theirs": lambda: run(theirs)})
     report("update into 4096 bins", seconds["binned"], "BinaryROC.update", seconds["theirs"])
     assert report("update", seconds["ours"], "BinaryROC.update", seconds["theirs"]) <= 1.5
+
+
+@pytest.fixture(scope="module")
+def million():
+    """A million trials in [0, 1], where torchmetrics leaves scores as they are."""
+    preds, target = shuffled(20_000, 980_000)
+    return preds.sigmoid(), target
+
+
+def test_minimum_cllr_against_lir(million):
+    lir, metrics = pytest.importorskip("lir"), pytest.importorskip("lir.metrics")
+    data = lir.data.models.LLRData(features=million[0].numpy(), labels=million[1].numpy().astype(int))
+    assert ratio("min_cllr", lambda: min_cllr(*million), "lir.metrics.cllr_min", lambda: metrics.cllr_min(data), 3) < 1
+    assert min_cllr(*million).item() == pytest.approx(float(metrics.cllr_min(data)), abs=1e-6)
+
+
+def test_calibration_against_scikit_learn(million):
+    peer = pytest.importorskip("sklearn.isotonic").IsotonicRegression(out_of_bounds="clip")
+    scores, labels = million[0].numpy(), million[1].numpy().astype(np.float64)
+
+    def theirs():
+        peer.fit(scores, labels).predict(scores)
+
+    assert ratio("pav_llr", lambda: pav_llr(*million), "sklearn IsotonicRegression", theirs, 3) < 1
+
+
+def test_equal_error_rate_against_torchmetrics(million):
+    preds, target = million
+
+    def peer():
+        return binary_eer(preds, target.long())
+
+    assert ratio("equal_error_rate", lambda: equal_error_rate(*million), "torchmetrics binary_eer", peer, 3) < 1
+    # The convex hull never lies above a sampled operating point, and a million trials sample it finely.
+    assert equal_error_rate(*million).item() == pytest.approx(peer().item(), abs=1e-3)
+
+
+@pytest.mark.parametrize("bandwidth", [0.1, 0.02])
+def test_surrogate_with_gradient_takes_no_longer_than_a_sort(bandwidth):
+    preds, target = gaussians(100_000, 1_000_000, distance=1.0)
+    preds = preds.float().requires_grad_()
+
+    def surrogate():
+        preds.grad = None
+        min_cllr(preds, target, bandwidth, validate_args=False).backward()
+
+    assert ratio(f"bandwidth {bandwidth}", surrogate, "a sort", lambda: torch.sort(preds.detach()), repeat=9) <= 1
