@@ -3,11 +3,11 @@
 import pytest
 from matplotlib.figure import Figure
 
-from vpmetrics.plotting.axes import as_label, axes_in_grid, figure_of, style_of
+from vpmetrics.plotting.axes import Style, as_label, axes_in_grid, figure_of
 
 
 def test_curves_that_coincide_have_markers_in_different_places():
-    assert len({style_of(number).curve(141)["markevery"] for number in range(8)}) == 8
+    assert len({Style(number).curve(141)["markevery"] for number in range(8)}) == 8
 
 
 @pytest.mark.parametrize("name", ["_hidden", r"$\foo$", "a" * 200, "x\x1b[31my", "naïve ö", "two\nlines"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from importlib.resources import as_file, files
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ def demo_voices() -> DemoVoices:
             torch.from_numpy(arrays["speaker"]).long(),
             torch.from_numpy(arrays["utterance"]).long(),
             torch.from_numpy(arrays["sentence"]).long(),
-            tuple(str(name) for name in arrays["speaker_name"]),
+            tuple(map(str, arrays["speaker_name"])),
             {name: torch.from_numpy(arrays[f"alpha_{name}"]) for name in ("B2r0", "B2r1", "B2u")},
         )
 
@@ -144,12 +145,12 @@ class SpeakerBatchSampler(Sampler[list[int]]):
 
     def _count_total_batches(self) -> int:
         """Return how many batches all processes can fill in an epoch, with at most one chunk of a speaker in each."""
-        low, high = 0, int(self._speaker_chunks.sum()) // self.speakers_per_batch
-        while low < high:
-            middle = (low + high + 1) // 2
-            is_filled = int(self._speaker_chunks.clamp(max=middle).sum()) >= middle * self.speakers_per_batch
-            low, high = (middle, high) if is_filled else (low, middle - 1)
-        return low
+
+        def lacks_chunks(batches: int) -> bool:
+            return int(self._speaker_chunks.clamp(max=batches).sum()) < batches * self.speakers_per_batch
+
+        most = int(self._speaker_chunks.sum()) // self.speakers_per_batch
+        return bisect_left(range(1, most + 1), True, key=lacks_chunks)
 
     def _draw_row_chunks(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Return the row numbers of each chunk, shuffled within speakers; chunks of a speaker follow one another."""

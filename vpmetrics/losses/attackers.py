@@ -39,10 +39,6 @@ class Covariances(NamedTuple):
     second: Tensor
     cross: Tensor  # of the second side (rows) with the first (columns)
 
-    def has_many_batches(self, batch_size: int) -> Tensor:
-        """Return whether the pairs are many more than a batch has, as a tensor on their device."""
-        return self.num_pairs >= _MIN_BATCHES * batch_size
-
 
 class RunningMoments(nn.Module):
     """Moments of pairs of rows, as a decaying sum over batches. They are not saved: some ten batches restore them."""
@@ -71,13 +67,19 @@ class RunningMoments(nn.Module):
 
 def attack_with_past_batches(past: Covariances, original: Tensor, protected: Tensor) -> SidesAndTrialMask:
     """Return original rows whitened, and predicted from protected rows; no trials before many batches have passed."""
-    is_counted = past.has_many_batches(len(protected)).expand(len(protected), len(protected))
+    is_counted = (past.num_pairs >= _MIN_BATCHES * len(protected)).expand(len(protected), len(protected))
     return *_whiten_and_predict_original(past, original, protected, _RIDGE), is_counted
 
 
 def attack_with_halves(original: Tensor, protected: Tensor, speakers: Tensor) -> SidesAndTrialMask:
     """Return original rows whitened, and predicted as fitted on the other half of speakers; a trial is of one half."""
-    is_first = _choose_half(original, speakers)
+    # The half of a speaker follows from embeddings, not from labels or row order.
+    rows = widen(original.detach())
+    is_same = match_labels(speakers).to(rows)
+    size = is_same.sum(1)
+    place = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype)
+    key = is_same @ (rows @ place.cos()) / size
+    is_first = ((key < key[:, None]) / size).sum(1).round().long() % 2 == 0
     halves = []
     for is_fitted_on in (~is_first, is_first):
         covariances = _covariances_from_moments(_measure_moments(original, protected, is_fitted_on))
@@ -99,19 +101,15 @@ def within_session_variance_share(session_deviations: Tensor, protected: Tensor,
     .. math:: t = \frac{1}{D} \operatorname{tr}(C^{-1} W)
 
     with :math:`W` the covariance of the deviations from the mean of the session and :math:`C` that of protected rows,
-    by past batches (the first and second side of ``past``). A session keeps speaker and key, so what varies within it
-    comes from the utterance. The share is 0 until there are many past batches.
-
-    A batch is too small to estimate :math:`C`. Without a gradient of :math:`C`, a smaller variance in every direction
-    would lower the loss, although it does not weaken a linear attacker. So the batch enters as the derivative
-    :math:`-\operatorname{tr}(C^{-1} W C^{-1} dC) / D`, with :math:`W` of past batches: then stretching any direction
-    changes nothing to first order, also while :math:`C` lags behind.
+    by past batches (the first and second side of ``past``); 0 until these are many. A batch is too small to estimate
+    :math:`C`, but without a gradient of :math:`C` a smaller variance everywhere would lower the loss. So a batch enters
+    as the derivative :math:`-\operatorname{tr}(C^{-1} W C^{-1} dC) / D`: stretching a direction changes nothing.
     """
     whiten = _fit_whitening(past.second, _SESSION_RIDGE)
     within, rows = (whiten(side) for side in (session_deviations, widen(protected) - past.second_mean))
     total = (rows @ whiten(whiten(past.first).T) * rows).mean()
     share = within.square().mean() - (total - total.detach())
-    return torch.where(past.has_many_batches(len(protected)), share, 0)
+    return torch.where(past.num_pairs >= _MIN_BATCHES * len(protected), share, 0)
 
 
 def _measure_moments(first: Tensor, second: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -145,14 +143,3 @@ def _fit_whitening(covariance: Tensor, ridge: float) -> Inverse:
     # The second term is rounding, for constant rows.
     added = max(ridge, math.sqrt(eps)) * covariance.diagonal().mean().clamp(min=0) + 4 * eps
     return Inverse(cholesky_plus_diagonal(covariance, added))
-
-
-def _choose_half(original: Tensor, speakers: Tensor) -> Tensor:
-    """Return a mask ``(B,)`` of half of the speakers, which follows from embeddings, not from labels or row order."""
-    rows = widen(original.detach())
-    is_same = match_labels(speakers).to(rows)
-    size = is_same.sum(1)
-    place = torch.arange(1, rows.shape[1] + 1, device=rows.device, dtype=rows.dtype)
-    key = is_same @ (rows @ place.cos()) / size
-    rank = ((key < key[:, None]) / size).sum(1).round().long()
-    return rank % 2 == 0

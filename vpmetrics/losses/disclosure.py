@@ -106,7 +106,9 @@ class DisclosureLoss(EmbeddingLoss):
             self.past_pairs.observe_if_training(original, protected)
         scores = torch.stack([cosines(*sides) for *sides, _ in attacked])
         is_counted = torch.stack([is_trial for *_, is_trial in attacked])
-        loss = self._sum_two_sided_disclosures(*map(flatten_off_diagonal, (scores, is_same, is_counted)))
+        settings = self.bandwidth, self.straight_through
+        trials = map(flatten_off_diagonal, (scores, is_same, is_counted))
+        loss = sum_surrogate_disclosures(trials, *settings, is_two_sided=True)
         if self.flatness > 0:
             is_defined = (is_same.sum() > len(is_same)) & ~is_same.all()
             # The variance of the means of all pairs of speakers, divided by the variance of the scores.
@@ -117,7 +119,8 @@ class DisclosureLoss(EmbeddingLoss):
         if sessions is not None:
             is_across = ~is_same | ~match_labels(sessions)
             links = cosines(protected, protected)[None]
-            loss = loss + self._sum_two_sided_disclosures(*map(flatten_above_diagonal, (links, is_same, is_across)))
+            trials = map(flatten_above_diagonal, (links, is_same, is_across))
+            loss = loss + sum_surrogate_disclosures(trials, *settings, is_two_sided=True)
             if self.session_invariance > 0:
                 deviations = subtract_speaker_session_means(protected, speakers, sessions)
                 past = self.past_sessions.compute_covariances(protected.shape[1], protected.device)
@@ -141,11 +144,6 @@ class DisclosureLoss(EmbeddingLoss):
             if past is not None:
                 attacked.append(attack_with_past_batches(past, original, protected))
         return attacked
-
-    def _sum_two_sided_disclosures(self, scores: Tensor, is_target: Tensor, is_counted: Tensor) -> Tensor:
-        """Return D_ECE of the scores and of their negatives, summed over attackers."""
-        trials = scores, is_target, is_counted
-        return sum_surrogate_disclosures(*trials, self.bandwidth, self.straight_through, is_two_sided=True)
 
 
 class DistinctivenessLoss(EmbeddingLoss):
@@ -172,11 +170,10 @@ class DistinctivenessLoss(EmbeddingLoss):
 
     def compute_loss(self, batch: UnitRowBatch) -> Tensor:
         """Return the maximal D_ECE minus that of protected rows, 0 without both classes; the original is not used."""
-        scores, is_same = cosines(batch.protected, batch.protected), match_labels(batch.speakers)
+        scores, is_same = cosines(batch.protected, batch.protected)[None], match_labels(batch.speakers)
         is_within = torch.ones_like(is_same) if batch.sessions is None else ~is_same | match_labels(batch.sessions)
-        scores, is_same, is_within = map(flatten_above_diagonal, (scores, is_same, is_within))
-        trials = scores[None], is_same, is_within
-        disclosed = sum_surrogate_disclosures(*trials, self.bandwidth, self.straight_through, is_two_sided=False)
+        trials = scores, is_same, is_within = [flatten_above_diagonal(each) for each in (scores, is_same, is_within)]
+        disclosed = sum_surrogate_disclosures(trials, self.bandwidth, self.straight_through, is_two_sided=False)
         is_defined = has_both_classes(is_same, is_within)
         return torch.where(is_defined, FULL_DISCLOSURE - disclosed, 0).to(scores.dtype)
 
@@ -192,17 +189,14 @@ class PseudonymisationLoss(EmbeddingLoss):
     from pairs to undo it. Keys need about as many dimensions as embeddings: directions that no key fills keep the
     utterance.
 
-    The defaults carry over to speakers and attackers not trained on (``tests/bench/test_bench_training.py``; the losses
-    compared: ``tests/bench/anonymisers.py``):
+    The defaults carry over to speakers and attackers not trained on (``tests/bench/test_bench_training.py``):
 
     - *Session invariance* matters most for a keyed anonymiser. Trained against cosines and centring alone, unseen
       voices give 0.01 bit to these and 0.5 bit to a ridge regression fitted on other speakers. Training against such
       attackers instead leaves 0.4, and in addition changes nothing measurable, so ``attacks`` are off.
-    - *Narrow smoothing.* With 0.1 in place of 0.02, unseen speakers disclose several times as much: the gradient
-      vanishes while the output still depends on the original voice.
-    - *Flatness.* Few speakers make few target trials to learn from. Pairs of speakers are many, and scores that do not
-      depend on the pair do not depend on the true speaker.
-    - *Centring.* A shift common to all voices hides scores too, and an attacker who subtracts means undoes it.
+    - *Narrow smoothing.* With 0.1 in place of 0.02, unseen speakers disclose several times as much.
+    - *Flatness.* Target trials are few, and pairs of speakers many: scores should depend on neither.
+    - *Centring.* A shift common to all voices hides scores too, until an attacker subtracts means.
 
     Args:
         disclosure: Weight of :class:`DisclosureLoss`.

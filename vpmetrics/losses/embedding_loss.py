@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -69,9 +70,8 @@ class EmbeddingLoss(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the settings, for ``print``."""
-        return ", ".join(
-            f"{name}={value}" for name, value in vars(self).items() if name[0] != "_" and name != "training"
-        )
+        settings = {name: value for name, value in vars(self).items() if name[0] != "_" and name != "training"}
+        return ", ".join(f"{name}={value}" for name, value in settings.items())
 
     def _warn_of_useless_batches(self, speakers: Tensor) -> None:
         """Warn once; a GPU sync is forced in the first, second, fourth, ... batch only."""
@@ -148,13 +148,14 @@ def has_both_classes(is_target: Tensor, is_counted: Tensor) -> Tensor:
 
 
 def sum_surrogate_disclosures(
-    scores: Tensor, is_target: Tensor, is_counted: Tensor, bandwidth: float, straight_through: bool, is_two_sided: bool
+    trials: Iterable[Tensor], bandwidth: float, straight_through: bool, is_two_sided: bool
 ) -> Tensor:
-    """Return D_ECE of the scores ``(A, P)``, summed over attackers; two-sided, plus that of the negated scores.
+    """Return D_ECE of the scores, summed over attackers; two-sided, plus that of the negated scores.
 
-    0 with a graph where a class is missing. ``is_target`` ``(P,)``; ``is_counted``, the pairs that are trials of an
-    attacker, broadcasts to ``(A, P)``. ``straight_through``: exact values with the gradient of the smooth ones.
+    ``trials``: scores ``(A, P)``; which are of one speaker, ``(P,)``; and which an attacker compares, broadcast to
+    ``(A, P)``. Where a class is missing, 0 with a graph. ``straight_through``: exact values, the gradient smooth.
     """
+    scores, is_target, is_counted = trials
     is_counted = is_counted.expand(scores.shape)
     is_defined = has_both_classes(is_target, is_counted)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,39 +22,24 @@ CHANCE: dict[str, Any] = {"color": "black", "linewidth": 1.2, "linestyle": "--",
 _MARKERS = "os^DvPX*>"  # filled, then hollow
 _LINES = ("-", "--", "-.", (0, (6, 1, 1, 1, 1, 1)))  # dotted lines are taken: uncalibrated or extrapolated
 _LONGEST_LABEL = 30
-_LEGEND = {
-    "framealpha": 0.9,
-    "edgecolor": "none",
-    "fontsize": "x-small",
-    "title_fontsize": "x-small",
-    "alignment": "left",
-    "handlelength": 2.4,
-    "borderaxespad": 0.3,
-}
+_LEGEND: dict[str, Any] = {"fontsize": "x-small", "title_fontsize": "x-small", "alignment": "left"}
+_LEGEND |= {"framealpha": 0.9, "edgecolor": "none", "handlelength": 2.4, "borderaxespad": 0.3}
 
 
-class Style(NamedTuple):
-    """Colour, marker and line of one system; 18 systems differ in marker and fill, so also without colour."""
+class Style:
+    """Colour, marker and line of a system by its number, from 0; 18 systems also differ without colour."""
 
-    colour: str
-    marker: str
-    is_filled: bool
-    line: Any
-    number: int
-
-    @property
-    def marker_options(self) -> dict[str, Any]:
-        """Keyword arguments of ``Axes.plot`` for markers, not for lines; ``gid`` tells that a system is drawn."""
+    def __init__(self, number: int) -> None:
+        self.colour, self.line = COLOURS[number % len(COLOURS)], _LINES[number % len(_LINES)]
+        self.number, self.marker = number, _MARKERS[number % len(_MARKERS)]
+        self.is_filled = number // len(_MARKERS) % 2 == 0
+        self.face = self.colour if self.is_filled else "white"
+        # Arguments of `Axes.plot` for markers, not for lines; `gid` tells that a system is drawn.
         fill = {"fillstyle": "full" if self.is_filled else "none", "markerfacecolor": self.face}
-        return {"color": self.colour, "marker": self.marker, **fill, "gid": "system"}
-
-    @property
-    def face(self) -> str:
-        """Colour inside the markers."""
-        return self.colour if self.is_filled else "white"
+        self.marker_options: dict[str, Any] = {"color": self.colour, "marker": self.marker, **fill, "gid": "system"}
 
     def curve(self, points: int) -> dict[str, Any]:
-        """Keyword arguments of ``Axes.plot`` for a curve."""
+        """Return arguments of ``Axes.plot`` for a curve."""
         # Each system has its markers at other points, so that equal curves are seen.
         step = max(points // 6, 1)
         start = step * (self.number % len(_MARKERS)) // len(_MARKERS)
@@ -62,16 +47,9 @@ class Style(NamedTuple):
         return {**self.marker_options, **line, "markersize": 4.5, "markevery": (start, step)}
 
 
-def style_of(number: int) -> Style:
-    """Return the style of a system by its number, from 0."""
-    is_filled = number // len(_MARKERS) % 2 == 0
-    colour, marker = COLOURS[number % len(COLOURS)], _MARKERS[number % len(_MARKERS)]
-    return Style(colour, marker, is_filled, _LINES[number % len(_LINES)], number)
-
-
 def next_style(ax: Axes) -> Style:
     """Return the style after those of the systems on the axes."""
-    return style_of(len([line for line in ax.lines if line.get_gid() == "system"]))
+    return Style(sum(line.get_gid() == "system" for line in ax.lines))
 
 
 def as_label(name: str) -> str:
@@ -87,8 +65,8 @@ def as_label(name: str) -> str:
 def axis_label(key: str, separator: str = " ") -> str:
     """Return description, symbol and unit of a scalar for an axis: ``expected disclosure D_ECE, bit``."""
     entry = scalar(key)
-    name, _, rest = entry.description.partition(": ")
-    label = f"{name}{separator}{set_subscripts(entry.heading)}" if rest else set_subscripts(entry.heading)
+    name, colon, _ = entry.description.partition(": ")
+    label = (f"{name}{separator}" if colon else "") + set_subscripts(entry.heading)
     return f"{label}, {entry.unit.name}" if entry.unit.name else label
 
 

@@ -41,18 +41,14 @@ class FigureLayout(NamedTuple):
     columns: int
     is_page: bool
 
-    def make_single_axes(self) -> Axes:
-        """Return axes that fill a new figure."""
-        return self.make_stacked_axes(1)[0]
-
-    def make_stacked_axes(self, count: int) -> list[Axes]:
+    def make_stacked_axes(self, count: int = 1) -> list[Axes]:
         """Return axes of full width on one new figure, one below the other."""
         return axes_in_grid(count, self.size, 1)
 
     def make_panel_axes(self, count: int, size: tuple[float, float]) -> list[Axes]:
         """Return axes on one new figure, side by side; on a card, one panel has the full width."""
         if count == 1 and not self.is_page:
-            return [self.make_single_axes()]
+            return self.make_stacked_axes()
         return axes_in_grid(count, (self.scale * size[0], self.scale * size[1]), self.columns)
 
 
@@ -156,7 +152,7 @@ def _panel_per_condition(
 
 
 def _axes_per_system(
-    draw: Callable[[EvaluatedSystem, Axes], object],
+    draw: Callable[[Any, Axes], object],
     has_data: Callable[[EvaluatedSystem], object],
     size: tuple[float, float] | None = None,
 ) -> Draw:
@@ -185,7 +181,7 @@ def _draw_deid_gvd_figure(systems: Sequence[EvaluatedSystem], layout: FigureLayo
     points = [row for row in points if all(math.isfinite(row[1].get(key, math.nan)) for key in ("deid", "gvd"))]
     if not points or (len(systems) == 1 and systems[0].history):
         return None  # a path ends in the same point
-    ax = layout.make_single_axes()
+    (ax,) = layout.make_stacked_axes()
     # Original speech gives a single point its scale.
     draw_deid_gvd([(choose_original_name(systems), {"deid": 0, "gvd": 0}), *points], ax)
     return _finish_figure([ax])
@@ -217,9 +213,7 @@ def _draw_ece_profile(shown: ShownCondition, ax: Axes, has_actual: bool = True) 
 
 def _draw_calibrated_profiles(system: EvaluatedSystem, ax: Axes) -> None:
     """Draw ECE profiles of the run that calibrations are learnt on, and of the attacked run under each of them."""
-    transfer = system.report.transfer
-    if transfer is None:
-        return
+    transfer: Any = system.report.transfer
     runs = {"learnt on": transfer.other, "attacked": system.report.conditions[system.report.main_condition]}
     for label, run in runs.items():
         _draw_ece_profile(ShownCondition(label, system, "", run), ax, has_actual=False)
@@ -250,11 +244,6 @@ def _draw_reliability(shown: ShownCondition, ax: Axes) -> None:
     if transfer is not None and shown.condition == shown.system.report.main_condition:
         for kind, llr in transfer.llr.items():
             score_plots.draw_share_by_posterior(llr, transfer.counts, ax, f"{shown.label}, {kind}")
-
-
-def _draw_matrices(system: EvaluatedSystem, ax: Axes) -> None:
-    if system.report.matrices is not None:
-        draw_similarity_matrices(system.report.matrices, ax, _legible_speaker_names(system))
 
 
 def _legible_speaker_names(system: EvaluatedSystem) -> tuple[str, ...] | None:
@@ -393,7 +382,9 @@ FIGURES = (
         "quadrants", "Voice similarity matrices",
         "Similarity of all pairs of speakers. A bright diagonal between original and protected speech (OP): speakers "
         "are recognised. A bright diagonal within protected speech (PP): each speaker keeps a distinct voice.",
-        _axes_per_system(_draw_matrices, lambda system: system.report.matrices is not None, (4.8, 4.2))),
+        _axes_per_system(
+            lambda system, ax: draw_similarity_matrices(system.report.matrices, ax, _legible_speaker_names(system)),
+            lambda system: system.report.matrices is not None, (4.8, 4.2))),
     FigureKind(
         "zoo", "Zoo plot",
         "One point per speaker: mean similarity of own trials and of trials with others. Further right: easier to "

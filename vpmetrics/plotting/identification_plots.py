@@ -84,9 +84,9 @@ def draw_local_information(
     return finish_axes(ax, keys=_LOCAL_KEYS, loc="lower left")
 
 
-def spread_population_sizes(largest: int, steps: int = 40) -> list[int]:
+def spread_population_sizes(largest: int) -> list[int]:
     """Return numbers of people from 2 to the largest, evenly spread over a logarithmic axis."""
-    return sorted({round(2 * (largest / 2) ** (step / steps)) for step in range(steps + 1)} | {2, largest})
+    return sorted({round(2 * (largest / 2) ** (step / 40)) for step in range(41)} | {2, largest})
 
 
 def find_population_sizes(keys: Iterable[str]) -> list[int]:
@@ -107,8 +107,8 @@ def draw_population_rate(curve: Mapping[int, float], gallery: float, ax: Axes | 
     ax.plot(sizes[:inside], rates[:inside], **style.curve(inside), label=name)
     if inside < len(sizes):
         last, is_named = max(0, inside - 1), any(line.get_gid() == "extrapolated" for line in ax.lines)
-        dots: dict[str, Any] = {"linestyle": ":", "label": "_" if is_named else "extrapolated", "gid": "extrapolated"}
-        ax.plot(sizes[last:], rates[last:], color=style.colour, **dots)
+        label = "_" if is_named else "extrapolated"
+        ax.plot(sizes[last:], rates[last:], ":", color=style.colour, label=label, gid="extrapolated")
     draw_chance(ax, sizes, [1 / size for size in sizes])
     return finish_axes(ax)
 

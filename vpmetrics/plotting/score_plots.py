@@ -160,8 +160,8 @@ def draw_share_by_posterior(llr: Tensor, counts: Tensor, ax: Axes | None, label:
     sums = (np.bincount(place, each, bins)[has_trials] for each in (posterior * total, numbers[1].numpy()))
     mean, share = (each / count[has_trials] for each in sums)
     style = next_style(ax)
-    line = {"linestyle": style.line, "linewidth": 1, "markersize": 4.5}
-    ax.plot(mean, share, **style.marker_options, **line, label=as_label(label))
+    options = {**style.marker_options, "linestyle": style.line, "linewidth": 1, "markersize": 4.5}
+    ax.plot(mean, share, **options, label=as_label(label))
     # Larger marks where more trials are, on a logarithmic scale that still shows bins of few trials.
     sizes = 6 + 12 * np.log10(count[has_trials])
     ax.scatter(mean, share, s=sizes, facecolor=style.face, edgecolor=style.colour, marker=style.marker, zorder=3)
@@ -180,13 +180,12 @@ def draw_attacks(
     ``strongest``: that of the attack chosen on other speakers, and both ends of its confidence interval.
     """
     ax = axes_or_new(ax, size=(4.8, 3.6))
-    bars = [row for row in disclosures.items() if math.isfinite(row[1])]
-    bars.sort(key=lambda row: row[1])
-    _draw_bars(ax, bars, COLOURS[1])
+    defined = (row for row in disclosures.items() if math.isfinite(row[1]))
+    bars = dict(sorted(defined, key=lambda row: row[1]))
     _draw_interval(ax, len(bars) - 1, strongest, "chosen on other speakers", "d")
     if math.isfinite(chance):
         ax.axvline(chance, **CHANCE)
-    return _finish_bars(ax, [*(value for _, value in bars), *strongest], axis_label("d_ece"), title)
+    return _draw_bars(ax, bars, [*bars.values(), *strongest], axis_label("d_ece"), title, COLOURS[1])
 
 
 def draw_attribute_bits(attributes: Mapping[str, Mapping[str, float]], ax: Axes | None, title: str = "") -> PlotResult:
@@ -196,26 +195,35 @@ def draw_attribute_bits(attributes: Mapping[str, Mapping[str, float]], ax: Axes 
     """
     ax = axes_or_new(ax, size=(4.8, 3.6))
     keys = ("disclosure", "disclosure_low", "disclosure_high", "chance", "original")
-    rows = [(name, [values.get(key, math.nan) for key in keys]) for name, values in attributes.items()]
-    rows.reverse()  # the first on top
-    _draw_bars(ax, [(name, values[0]) for name, values in rows])
-    for place, (_, (*interval, chance, original)) in enumerate(rows):
+    # The first is on top.
+    rows = {name: [attributes[name].get(key, math.nan) for key in keys] for name in reversed(list(attributes))}
+    for place, (*interval, chance, original) in enumerate(rows.values()):
         names = ("confidence interval", "chance", "original speech") if place == 0 else ["_"] * 3
         _draw_interval(ax, place, interval, names[0])
         ax.plot([chance, chance], [place - 0.4, place + 0.4], **{**CHANCE, "label": names[1]})
         ax.plot(original, place, "D", color=COLOURS[1], markerfacecolor="white", label=names[2], gid="original")
-    return _finish_bars(ax, [value for _, row in rows for value in row], "disclosure of an attribute, bit", title)
+    bars, values = {name: row[0] for name, row in rows.items()}, [value for row in rows.values() for value in row]
+    return _draw_bars(ax, bars, values, "disclosure of an attribute, bit", title, COLOURS[0])
 
 
-def _draw_bars(ax: Axes, rows: Sequence[tuple[str, float]], last_colour: str = COLOURS[0]) -> None:
-    values, places = [value for _, value in rows], range(len(rows))
-    ax.barh(places, values, color=[*[COLOURS[0]] * (len(rows) - 1), last_colour][: len(rows)], height=0.7)
-    for place, value in zip(places, values, strict=True):
+def _draw_bars(
+    ax: Axes, bars: Mapping[str, float], values: Sequence[float], xlabel: str, title: str, last_colour: str
+) -> PlotResult:
+    """Draw bars with their names and numbers, the last one on top; the axis reaches beyond all values."""
+    places = range(len(bars))
+    colours = [*[COLOURS[0]] * (len(bars) - 1), last_colour]
+    ax.barh(places, list(bars.values()), color=colours[: len(bars)], height=0.7)
+    for place, value in zip(places, bars.values(), strict=True):
         # A column at the right, where no interval ends.
         text = ax.text(0.99, place, f"{value:.3f}", transform=ax.get_yaxis_transform(), fontsize="x-small")
         text.set(ha="right", va="center")
-    ax.set_yticks(places, [as_label(name) for name, _ in rows], fontsize="small")
-    ax.set_ylim(-0.5 - 0.13 * len(rows), len(rows) - 0.4)  # room for the legend below all bars
+    ax.set_yticks(places, list(map(as_label, bars)), fontsize="small")
+    ax.set_ylim(-0.5 - 0.13 * len(bars), len(bars) - 0.4)  # room for the legend below all bars
+    longest = max(filter(math.isfinite, values), default=0.0)
+    ax.set(xlim=(0, max(0.1, 1.2 * longest)), xlabel=xlabel)
+    result = finish_axes(ax, title, loc="lower right", ncols=3, columnspacing=1.0, handlelength=1.5)
+    ax.grid(visible=False, axis="y")
+    return result
 
 
 def _draw_interval(ax: Axes, place: int, interval: Sequence[float], label: str, marker: str = "none") -> None:
@@ -224,11 +232,3 @@ def _draw_interval(ax: Axes, place: int, interval: Sequence[float], label: str, 
     if math.isfinite(value + low + high):
         xerr = [[max(0.0, value - low)], [max(0.0, high - value)]]
         ax.errorbar(value, place - 0.22, xerr=xerr, fmt=marker, color="black", markersize=4, capsize=2.5, label=label)
-
-
-def _finish_bars(ax: Axes, values: Sequence[float], xlabel: str, title: str) -> PlotResult:
-    longest = max(filter(math.isfinite, values), default=0.0)
-    ax.set(xlim=(0, max(0.1, 1.2 * longest)), xlabel=xlabel)
-    result = finish_axes(ax, title, loc="lower right", ncols=3, columnspacing=1.0, handlelength=1.5)
-    ax.grid(visible=False, axis="y")
-    return result
