@@ -123,7 +123,7 @@ class Linkability(ScoreMetric):
     def _compute_value(self) -> Tensor:
         if self.keeps_scores:
             return linkability(*self._concatenate_trials(), validate_args=False)
-        edges, counts = self._edges_and_counts()
+        edges, counts = self._edges(), self.bin_counts
         edges = widen(edges)
         # A bin stands for one score, its middle; an outer bin for its edge.
         middles = torch.cat([edges[:1], (edges[1:] + edges[:-1]) / 2, edges[-1:]])

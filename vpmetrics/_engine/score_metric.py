@@ -17,7 +17,7 @@ from vpmetrics._engine.jackknife import add_intervals, count_trial_replicates, s
 from vpmetrics._engine.metric_base import IntervalMetric
 from vpmetrics._engine.precision import at_least_float32, result_dtype, wide_dtype, widen
 from vpmetrics._engine.score_counts import Steps, StepsOfBothSigns, count_by_bin, count_by_score
-from vpmetrics._engine.utterances import encode_column, encode_labels
+from vpmetrics._engine.utterances import count_values, encode_column, encode_labels
 from vpmetrics._engine.validation import check_speakers_of_trials, check_thresholds, check_trials, collect_warnings
 
 _LOWEST_EXPONENT = -1000  # of a range that has held no score yet
@@ -57,9 +57,8 @@ class TrialMetric(IntervalMetric):
 
     def _store_trials(self, preds: Tensor, target: Tensor, speakers: Tensor | None) -> None:
         # Copies: a view would keep the activation it was cut from alive, and change with it.
-        scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
-        self.scores.append(scores.clone() if scores.dtype == preds.dtype else scores)
-        self.is_target.append(is_target.clone() if target.dtype == torch.bool else is_target)
+        self.scores.append(at_least_float32(preds.detach().flatten()).clone())
+        self.is_target.append(target.detach().flatten().bool().clone())
         if self.intervals is not None and speakers is not None:
             self.trial_speakers.append(speakers)
 
@@ -113,10 +112,9 @@ class ScoreMetric(TrialMetric):
     __jit_unused_properties__: ClassVar[list[str]] = [*TrialMetric.__jit_unused_properties__, "keeps_scores"]
 
     formula: Callable[[Steps], Tensor]  # of a metric of the steps of ascending scores alone
-    bin_edges: Tensor
-    bin_counts: Tensor
-    learnt_bin_exponent: Tensor
-    learnt_bin_counts: Tensor
+    bin_edges: Tensor  # given
+    bin_exponent: Tensor  # k of a learnt range
+    bin_counts: Tensor  # (2, E + 2) of non-targets and targets between E edges; of NaN scores in the last column
 
     def __init__(
         self,
@@ -133,19 +131,18 @@ class ScoreMetric(TrialMetric):
             if thresholds is not None and value is not None:
                 raise ValueError(f"Expected `{name}` only without `thresholds`: histograms do not keep single trials.")
         self.thresholds, self.score_range = thresholds, score_range  # which all processes must agree on
+        self._learns_range = isinstance(thresholds, int) and score_range is None
         if thresholds is None:
-            self._storage = "scores"
             self._add_score_and_target_states()
-        elif isinstance(thresholds, int) and score_range is None:
-            self._storage = "learnt bins"
-            columns = 2 * ((thresholds + 1) // 2) + 3
-            self.add_state("learnt_bin_exponent", default=torch.tensor(_LOWEST_EXPONENT), dist_reduce_fx="max")
-            self.add_state("learnt_bin_counts", default=torch.zeros(2, columns).long(), dist_reduce_fx="sum")
+            return
+        if isinstance(thresholds, int) and self._learns_range:
+            num_edges = 2 * ((thresholds + 1) // 2) + 1
+            self.add_state("bin_exponent", default=torch.tensor(_LOWEST_EXPONENT), dist_reduce_fx="max")
         else:
-            self._storage = "given bins"
             edges = _resolve_edges(thresholds, score_range)
+            num_edges = len(edges)
             self.add_state("bin_edges", default=edges, dist_reduce_fx="max")
-            self.add_state("bin_counts", default=torch.zeros(2, len(edges) + 2).long(), dist_reduce_fx="sum")
+        self.add_state("bin_counts", default=torch.zeros(2, num_edges + 2).long(), dist_reduce_fx="sum")
 
     def update(self, preds: Tensor, target: Tensor, speakers: Sequence[Any] | None = None) -> None:
         """Accumulate a batch of trials.
@@ -160,18 +157,20 @@ class ScoreMetric(TrialMetric):
         if self.keeps_scores:
             self._store_trials(preds, target, both)
             return
-        scores, is_target = at_least_float32(preds.detach().flatten()), target.detach().flatten().bool()
-        if self._storage == "given bins":
-            self.bin_counts = self.bin_counts + _count_given_bins(scores, is_target, self.bin_edges)
-        elif len(scores):
-            self._widen_range(torch.maximum(self.learnt_bin_exponent, _range_exponent(scores)))
-            counts = _count_learnt_bins(scores, is_target, self.learnt_bin_exponent, self.learnt_bin_counts.shape[1])
-            self.learnt_bin_counts = self.learnt_bin_counts + counts
+        scores, columns = at_least_float32(preds.detach().flatten()), self.bin_counts.shape[1]
+        if self._learns_range and len(scores):
+            scores = widen(scores)
+            largest = torch.where(scores.isfinite(), scores.abs(), 0).amax()
+            exponent = torch.where(largest > 0, torch.frexp(largest).exponent, _LOWEST_EXPONENT).long()
+            self._widen_range(torch.maximum(self.bin_exponent, exponent))
+        bins = torch.bucketize(scores, self._edges().to(scores.dtype), right=True)
+        slots = torch.where(scores.isnan(), columns - 1, bins) + target.detach().flatten().bool() * columns
+        self.bin_counts = self.bin_counts + count_values(slots, 2 * columns).view(2, columns)
 
     @property
     def keeps_scores(self) -> bool:
         """Whether the scores themselves are stored, not histograms of them."""
-        return self._storage == "scores"
+        return self.thresholds is None
 
     def _compute_value(self) -> Any:
         dtype = result_dtype(self._concatenate_trials()[0]) if self.keeps_scores else torch.float32
@@ -180,9 +179,10 @@ class ScoreMetric(TrialMetric):
     def error_bound(self) -> Any:
         """Return by how much binning may have lowered each value at most; 0 where the scores themselves are stored."""
         with self._gather_states():
-            lower = self._compute_value_of_steps(self._count_trials(), torch.float64)
-            steps = None if self.keeps_scores else self._count_trials(is_separated=True)
-            upper = lower if steps is None else self._compute_value_of_steps(steps, torch.float64)
+            lower, upper = (
+                self._compute_value_of_steps(self._count_trials(is_separated), torch.float64)
+                for is_separated in (False, True)
+            )
         if isinstance(upper, dict):
             return {key: (upper[key] - lower[key]).abs() for key in upper if key != "tag"}
         return (upper - lower).abs()
@@ -197,36 +197,40 @@ class ScoreMetric(TrialMetric):
     def _count_trials(self, is_separated: bool = False) -> StepsOfBothSigns:
         if self.keeps_scores:
             return count_by_score(*self._concatenate_trials(), validate_args=False, bandwidth=self.bandwidth)
-        edges, counts = self._edges_and_counts()
-        nontargets, targets = counts[:, :-1]
-        return count_by_bin(edges, targets, nontargets, counts[:, -1].sum() > 0, is_separated)
+        nontargets, targets = self.bin_counts[:, :-1]
+        return count_by_bin(self._edges(), targets, nontargets, self.bin_counts[:, -1].sum() > 0, is_separated)
 
-    def _edges_and_counts(self) -> tuple[Tensor, Tensor]:
-        """Return the edges of the bins, given or learnt, and their counts; the last column counts NaN scores."""
-        if self._storage == "given bins":
-            return self.bin_edges, self.bin_counts
-        return _learnt_edges(self.learnt_bin_exponent, self.learnt_bin_counts.shape[1]), self.learnt_bin_counts
+    def _edges(self) -> Tensor:
+        """Return the edges of the bins, given or learnt, ``(E,)``."""
+        if not self._learns_range:
+            return self.bin_edges
+        half = (self.bin_counts.shape[1] - 3) // 2
+        unit = torch.arange(-half, half + 1, device=self.device, dtype=wide_dtype(self.device)) / half
+        # The power of two of the widest range would overflow, and that of the narrowest underflow in float32.
+        power = torch.exp2(self.bin_exponent.to(unit.dtype) - 1).clamp(min=torch.finfo(unit.dtype).tiny)
+        return unit * power * 2
 
     def _widen_range(self, exponent: Tensor) -> None:
-        self.learnt_bin_counts = _coarsen_bins(self.learnt_bin_counts, exponent - self.learnt_bin_exponent)
-        self.learnt_bin_exponent = exponent
+        self.bin_counts = _coarsen_bins(self.bin_counts, exponent - self.bin_exponent)
+        self.bin_exponent = exponent
 
     def _align_states(self, gather: Callable[[Tensor], Sequence[Tensor]]) -> None:
         super()._align_states(gather)
-        if self._storage == "given bins":
+        if self._learns_range:
+            self._widen_range(torch.stack(list(gather(self.bin_exponent))).amax())
+        elif not self.keeps_scores:
             _check_same_bins(gather(self.bin_edges), "on all processes")
-        elif self._storage == "learnt bins":
-            self._widen_range(torch.stack(list(gather(self.learnt_bin_exponent))).amax())
 
     def _prepare_merge(self, incoming_state: dict[str, Any]) -> dict[str, Any]:
-        if self._storage == "given bins":
-            _check_same_bins([self.bin_edges, incoming_state["bin_edges"]], "in both metrics")
-        if self._storage != "learnt bins":
+        if self.keeps_scores:
             return incoming_state
-        theirs = incoming_state["learnt_bin_exponent"]
-        self._widen_range(torch.maximum(self.learnt_bin_exponent, theirs))
-        counts = _coarsen_bins(incoming_state["learnt_bin_counts"], self.learnt_bin_exponent - theirs)
-        return {"learnt_bin_exponent": self.learnt_bin_exponent, "learnt_bin_counts": counts}
+        if not self._learns_range:
+            _check_same_bins([self.bin_edges, incoming_state["bin_edges"]], "in both metrics")
+            return incoming_state
+        theirs = incoming_state["bin_exponent"]
+        self._widen_range(torch.maximum(self.bin_exponent, theirs))
+        counts = _coarsen_bins(incoming_state["bin_counts"], self.bin_exponent - theirs)
+        return {"bin_exponent": self.bin_exponent, "bin_counts": counts}
 
 
 def _check_same_bins(edges: Sequence[Tensor], where: str) -> None:
@@ -248,26 +252,6 @@ def _resolve_edges(thresholds: int | Tensor, score_range: tuple[float, float] | 
     return edges
 
 
-def _count_given_bins(scores: Tensor, is_target: Tensor, edges: Tensor) -> Tensor:
-    """Return counts ``(2, E + 2)`` of non-targets and targets between edges; NaN scores in the last column."""
-    bins = torch.bucketize(scores, edges.to(scores.dtype), right=True)
-    return _count_slots(bins, scores, is_target, len(edges) + 2)
-
-
-def _range_exponent(scores: Tensor) -> Tensor:
-    """Return the least ``k`` with the magnitude of every finite score below 2^k; the lowest where all are 0."""
-    magnitude = torch.where(scores.isfinite(), scores.abs(), 0).amax()
-    return torch.where(magnitude > 0, torch.frexp(magnitude).exponent, _LOWEST_EXPONENT).long()
-
-
-def _count_learnt_bins(scores: Tensor, is_target: Tensor, exponent: Tensor, columns: int) -> Tensor:
-    """Return the counts of :func:`_count_given_bins` with the edges :func:`_learnt_edges`."""
-    half = (columns - 3) // 2
-    inside = (_scale_by_power(widen(scores), -exponent) * half).floor().clamp(-half, half - 1).nan_to_num() + (half + 1)
-    bins = torch.where(scores.isinf(), torch.where(scores > 0, columns - 2, 0), inside.long())
-    return _count_slots(bins, scores, is_target, columns)
-
-
 def _coarsen_bins(counts: Tensor, shift: Tensor) -> Tensor:
     """Return learnt counts for a range ``2**shift`` times as wide."""
     half = (counts.shape[-1] - 3) // 2
@@ -275,21 +259,3 @@ def _coarsen_bins(counts: Tensor, shift: Tensor) -> Tensor:
     moved = ((columns - half - 1) >> shift.clamp(max=62)) + half + 1
     within = (columns > 0) & (columns < counts.shape[-1] - 2)
     return torch.zeros_like(counts).index_add(-1, torch.where(within, moved, columns), counts)
-
-
-def _learnt_edges(exponent: Tensor, columns: int) -> Tensor:
-    """Return the edges ``(columns - 2,)`` of a learnt range."""
-    half = (columns - 3) // 2
-    unit = torch.arange(-half, half + 1, device=exponent.device, dtype=wide_dtype(exponent.device)) / half
-    return _scale_by_power(unit, exponent)
-
-
-def _scale_by_power(x: Tensor, exponent: Tensor) -> Tensor:
-    """Return ``x * 2**exponent`` in the type of ``x``; torch.ldexp takes the power in float32."""
-    return x * torch.exp2(exponent.to(x.dtype))
-
-
-def _count_slots(bins: Tensor, scores: Tensor, is_target: Tensor, columns: int) -> Tensor:
-    slots = torch.where(scores.isnan(), columns - 1, bins) + is_target * columns
-    flat = torch.zeros(2 * columns, dtype=torch.long, device=scores.device)
-    return flat.index_add(0, slots, torch.ones_like(slots)).view(2, columns)
