@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from vpmetrics._engine.condition_scores import ConditionScores
 from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.identification import Identification
 from vpmetrics._engine.jackknife import Jackknife, ReplicateCellCounts, add_intervals, profile_interval
-from vpmetrics._engine.measures import actual_cross_entropy, minimum_cross_entropy
+from vpmetrics._engine.measures import minimum_cross_entropy
 from vpmetrics._engine.precision import read_numbers, widen
 from vpmetrics._engine.registry import CONDITION_TITLES, SPEAKER, scalar_key, scalar_keys
 from vpmetrics._engine.speaker_disclosure import SelfCalibratedDisclosure, SpeakerDisclosure
@@ -71,10 +72,6 @@ class ConditionReport:
             return None
         profile = self.minimum_cross_entropy(prior_log_odds)
         return profile_interval(self.counts, profile, prior_log_odds, self.confidence)
-
-    def actual_cross_entropy(self, prior_log_odds: Tensor) -> Tensor:
-        """Return the empirical cross-entropy of the scores, taken as log-likelihood ratios, at each prior."""
-        return actual_cross_entropy(*self.scores.trials.values_and_counts(), prior_log_odds)
 
 
 class TransferredCalibration(NamedTuple):
@@ -139,8 +136,6 @@ class PrivacyReport:
 
     def _repr_html_(self) -> str:
         """Return the text of ``str(report)`` as HTML, for a notebook."""
-        from html import escape
-
         return f"<pre>{escape(str(self))}</pre>"
 
 
@@ -214,10 +209,14 @@ def join_conditions(
     jackknife = _join_jackknives(conditions, scalars)
     if intervals is not None:
         scalars = add_intervals(scalars, jackknife, intervals)
+    matrices, known = None, {name: each.matrix for name, each in conditions.items() if each.matrix is not None}
+    if known:
+        unknown = torch.full_like(next(iter(known.values())), torch.nan)
+        matrices = SimilarityMatrices(*(known.get(name, unknown) for name in WITHOUT_SESSIONS), labels)
     return PrivacyReport(
         scalars,
         conditions,
-        _collect_matrices(conditions, labels),
+        matrices,
         attacks=() if attacks is None else attacks.descriptions,
         jackknife=jackknife,
         speakers=labels.unique(),
@@ -269,13 +268,3 @@ def _join_jackknives(conditions: Mapping[str, ConditionReport], scalars: Mapping
         changes["disclosure"] = changes[largest]
         bias |= {"disclosure": bias[largest]} if largest in bias else {}
     return Jackknife(changes, bias, groups)
-
-
-def _collect_matrices(conditions: Mapping[str, ConditionReport], labels: Tensor) -> SimilarityMatrices | None:
-    """Return the matrices of OO, OP and PP, filled with NaN if missing; None if no condition has a matrix."""
-    matrices = {name: each.matrix for name, each in conditions.items() if each.matrix is not None}
-    if not matrices:
-        return None
-    unknown = torch.full_like(next(iter(matrices.values())), torch.nan)
-    oo, op, pp = (matrices.get(name, unknown) for name in WITHOUT_SESSIONS)
-    return SimilarityMatrices(oo, op, pp, labels)

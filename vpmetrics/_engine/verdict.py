@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,14 +42,12 @@ class Check(NamedTuple):
 def check_report(report: PrivacyReport, data: EvaluationData | None) -> list[Check]:
     """Return the checks of a report, and with ``data`` those of its embeddings."""
     values = read_numbers(report.scalars)
-    checks = [_check_encoder(values), attacks := _check_attack_speakers(values, report)]
-    if attacks is not None and attacks.status != FAILED:
-        checks += _check_strongest_attacks(values, report.conditions)
+    checks: list[Check | None] = [_check_encoder(values), *_check_attacks(values, report)]
     if data is not None:
-        sides = ("original", data.original), ("protected", data.protected)
         checks += [
             _check_duplicates(data),
-            *(_check_spread(name, side) for name, side in sides if len(side) > 1),
+            _check_spread("original", data.original),
+            _check_spread("protected", data.protected),
             _check_target_shares(data, report.speaker_names),
             _check_enrolment_is_anonymised(data),
         ]
@@ -68,33 +66,26 @@ def _check_encoder(values: Mapping[str, float]) -> Check | None:
     return Check("encoder", OK, f"{text}.")
 
 
-def _check_attack_speakers(values: Mapping[str, float], report: PrivacyReport) -> Check | None:
-    """Check that attacks were fitted on enough speakers; None where only original speech is compared."""
+def _check_attacks(values: Mapping[str, float], report: PrivacyReport) -> list[Check]:
+    """Check on how many speakers attacks were fitted, and that the strongest finds more than chance."""
     if not report.attacks:
         message = "No attack was tried: the numbers are those of plain comparison."
-        return Check("attacks", WARNING, message) if set(report.conditions) - {"OO"} else None
+        return [Check("attacks", WARNING, message)] if set(report.conditions) - {"OO"} else []
     numbers = [value for key, value in values.items() if key.endswith("_attack_speakers") and not math.isnan(value)]
     if not numbers:
         message = "Attacks need six speakers; with fewer the numbers are those of plain comparison."
-        return Check("attack speakers", FAILED, message)
+        return [Check("attack speakers", FAILED, message)]
     text, has_few = f"Attacks were fitted on {min(numbers):.0f} speakers", min(numbers) < _FEW_SPEAKERS
     message = f"{text}: they find more with more of them." if has_few else f"{text}."
-    return Check("attack speakers", WARNING if has_few else OK, message)
-
-
-def _check_strongest_attacks(values: Mapping[str, float], conditions: Iterable[str]) -> list[Check]:
-    """Return a check for every condition on which the strongest attack finds no more than chance."""
-    checks = []
-    for name in conditions:
-        key = scalar_key(name, "d_ece_strongest")
-        chance = values.get(scalar_key(name, "d_ece_chance"), 0.0)
-        if not values.get(key, math.nan) <= chance:
-            continue
-        message = f"The strongest attack on {name} finds no more than chance ({chance:.3f} bit)."
-        high = values.get(f"{key}_high", math.nan)
-        if not math.isnan(high):
-            message += f" The interval excludes more than {high:.3f} bit."
-        checks.append(Check(f"attack on {name}", WARNING if math.isnan(high) else OK, message))
+    checks = [Check("attack speakers", WARNING if has_few else OK, message)]
+    for name in report.conditions:
+        key, chance = scalar_key(name, "d_ece_strongest"), values.get(scalar_key(name, "d_ece_chance"), 0.0)
+        if values.get(key, math.nan) <= chance:
+            message = f"The strongest attack on {name} finds no more than chance ({chance:.3f} bit)."
+            high = values.get(f"{key}_high", math.nan)
+            if not math.isnan(high):
+                message += f" The interval excludes more than {high:.3f} bit."
+            checks.append(Check(f"attack on {name}", WARNING if math.isnan(high) else OK, message))
     return checks
 
 
@@ -107,21 +98,16 @@ def _check_duplicates(data: EvaluationData) -> Check:
     return Check("duplicates", WARNING, message)
 
 
-def _check_spread(name: str, side: Utterances) -> Check:
-    variance = _variance_of_directions(side)
-    if variance < _LEAST_VARIANCE:
-        return Check(f"{name} embeddings", FAILED, _describe_equal(name, side))
-    return Check(f"{name} embeddings", OK, f"The {name} embeddings differ (spread {variance:.2g}).")
-
-
-def _variance_of_directions(side: Utterances) -> float:
+def _check_spread(name: str, side: Utterances) -> Check | None:
+    """Check that embeddings differ; None for fewer than two."""
+    if len(side) < 2:
+        return None
     unit = normalize(widen(side.embeddings.detach()), dim=1)
-    return float((unit - unit.mean(0)).square().sum(1).mean())
-
-
-def _describe_equal(name: str, side: Utterances) -> str:
-    made_by = "the encoder" if name == "original" else "the anonymiser and the encoder"
-    return f"All {len(side):,} {name} embeddings are equal: check {made_by}."
+    variance = float((unit - unit.mean(0)).square().sum(1).mean())
+    if variance < _LEAST_VARIANCE:
+        made_by = "the encoder" if name == "original" else "the anonymiser and the encoder"
+        return Check(f"{name} embeddings", FAILED, f"All {len(side):,} {name} embeddings are equal: check {made_by}.")
+    return Check(f"{name} embeddings", OK, f"The {name} embeddings differ (spread {variance:.2g}).")
 
 
 def explain_missing_trials(num_speakers: int, num_utterances: int) -> str | None:
@@ -143,18 +129,15 @@ def find_cause(data: EvaluationData) -> str | None:
         return None
     if missing := explain_missing_trials(len(data.speakers), len(recordings)):
         return missing
-    for name, side in (("original", data.original), ("protected", data.protected)):
-        if len(side) > 1 and _variance_of_directions(side) < _LEAST_VARIANCE:
-            return _describe_equal(name, side)
-    return None
+    checks = (_check_spread(name, side) for name, side in zip(("original", "protected"), data[:2], strict=True))
+    return next((check.message for check in checks if check is not None and not check.is_ok), None)
 
 
 def _check_target_shares(data: EvaluationData, speaker_names: Mapping[int, str]) -> Check:
     """Check that no speaker holds most of the target trials."""
     side = data.protected if len(data.protected) else data.original
     counts = widen(count_values(side.speaker_index, len(data.speakers)))
-    missing = explain_missing_trials(int((counts > 0).sum()), len(side))
-    if missing is not None:
+    if missing := explain_missing_trials(int((counts > 0).sum()), len(side)):
         return Check("trials", FAILED, missing)
     targets = counts * (counts - 1)
     share = float(targets.amax() / targets.sum())
@@ -263,7 +246,11 @@ def make_headline(report: PrivacyReport) -> Headline | None:
     values = read_numbers(report.scalars)
     key = max(keys, key=lambda each: values[each])
     condition = scalar(key).condition
-    attack, needs = _attack_and_needs(report, values, key, condition)
+    plain = _PLAIN.get(key.removeprefix(scalar_key(condition, "")))
+    number = values.get(scalar_key(condition, "strongest"), math.nan)
+    attack, needs = plain or "an attack", "nothing"
+    if plain is None and number < len(report.attacks):
+        attack, needs = report.attacks[int(number)]
     disclosure, low, high = (values.get(f"disclosure{end}", math.nan) for end in ("", *CI_SUFFIXES))
     worst, chance, most, place = math.nan, values.get("worst_speaker_chance", math.nan), math.nan, -1
     if "OP" in report.conditions and (worst_speaker := report.conditions["OP"].worst_speaker) is not None:
@@ -272,15 +259,6 @@ def make_headline(report: PrivacyReport) -> Headline | None:
     headline = Headline("", disclosure, low, high, condition, attack, needs, place, worst, chance, most, ())
     level, reasons = _choose_level(report, headline)
     return headline._replace(level=level, reasons=tuple(reasons))
-
-
-def _attack_and_needs(report: PrivacyReport, values: Mapping[str, float], key: str, condition: str) -> tuple[str, str]:
-    """Return the name of the attack that the disclosure ``key`` is of, and what the attacker must have."""
-    plain = _PLAIN.get(key.removeprefix(scalar_key(condition, "")))
-    number = values.get(scalar_key(condition, "strongest"), math.nan)
-    if plain is not None or not number < len(report.attacks):
-        return plain or "an attack", "nothing"
-    return report.attacks[int(number)]
 
 
 def _choose_level(report: PrivacyReport, headline: Headline) -> tuple[str, list[str]]:

@@ -206,7 +206,8 @@ def _draw_attacks(shown: ShownCondition, ax: Axes) -> None:
 
 def _draw_ece_profile(shown: ShownCondition, ax: Axes, has_actual: bool = True) -> None:
     odds = torch.as_tensor(score_plots.PROFILE_LOG_ODDS, device=shown.steps.targets.device)
-    actual = shown.report.actual_cross_entropy(odds) if has_actual and shown.report.is_llr else None
+    values, counts = shown.report.scores.trials.values_and_counts()
+    actual = actual_cross_entropy(values, counts, odds) if has_actual and shown.report.is_llr else None
     minimum, interval = shown.report.minimum_cross_entropy(odds), shown.report.cross_entropy_interval(odds)
     score_plots.draw_ece_profile(minimum, actual, shown.scalars, ax, shown.label, interval)
 
