@@ -77,7 +77,7 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
         self.condition, self.scoring, self.slope = condition, scoring, slope
 
     def _identify_and_summarise(self, data: EvaluationData) -> tuple[Parts, Identification, dict[str, Tensor]]:
-        parts = identify_condition(data, look_up_condition(self.condition), self.scoring, self.slope)
+        parts = identify_condition(data, look_up_condition(self.condition), self.scoring, slope=self.slope)
         pooled = pool_identifications([part for _, part in parts])
         assert pooled.bits is not None
         return parts, pooled, summarise_information(pooled.bits, pooled.linked)

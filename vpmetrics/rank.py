@@ -10,13 +10,14 @@ from torch import Tensor
 from vpmetrics._engine.conditions import look_up_condition
 from vpmetrics._engine.embedding_metric import IntervalEmbeddingMetric
 from vpmetrics._engine.identification import (
+    Identification,
     add_padded_histograms,
-    compute_histograms_by_group,
     identify_condition,
     mean_over_groups,
 )
 from vpmetrics._engine.identification_scalars import jackknife_scalars
 from vpmetrics._engine.jackknife import add_intervals, group_speakers
+from vpmetrics._engine.references import IdentificationTrials
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import check_choice
@@ -86,21 +87,20 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         resolve_scoring(scoring)
         self.model, self.condition, self.scoring = model, condition, scoring
 
-    def _compute_histograms_by_group(self, data: EvaluationData) -> list[Tensor]:
-        return compute_histograms_by_group(data, look_up_condition(self.condition), self.scoring, self.bandwidth)
+    def _identify_by_group(self, data: EvaluationData) -> list[tuple[IdentificationTrials, Identification]]:
+        condition = look_up_condition(self.condition)
+        return identify_condition(data, condition, self.scoring, has_bits=False, bandwidth=self.bandwidth)
 
     def _compute_value(self, data: EvaluationData) -> dict[str, Tensor]:
+        parts = self._identify_by_group(data)
+        histograms = [part.histogram for _, part in parts]
+        inputs = torch.stack([each.detach().sum() for each in histograms])
+        disclosures = [rank_disclosure(each, self.model, validate_args=False) for each in histograms]
+        values = mean_over_groups(disclosures, inputs)
         if self.intervals is None:
-            histograms = self._compute_histograms_by_group(data)
-        else:
-            parts = identify_condition(data, look_up_condition(self.condition), self.scoring, has_bits=False)
-            histograms = [part.histogram for _, part in parts]
-        values = [rank_disclosure(each, self.model, validate_args=False) for each in histograms]
-        mean = mean_over_groups(values, torch.stack([each.detach().sum() for each in histograms]))
-        if self.intervals is None:
-            return mean
+            return values
         jackknife = jackknife_scalars(parts, self.scoring, group_speakers(data), self.model)
-        return add_intervals(mean, jackknife, self.intervals)
+        return add_intervals(values, jackknife, self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the rank histogram on logarithmic axes, with the uniform line and the beta-binomial fit.
@@ -115,5 +115,6 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         from vpmetrics.plotting.identification_plots import draw_rank_histogram
 
         with self._gather_states():
-            histogram = add_padded_histograms(self._compute_histograms_by_group(self._collect_data()))
+            parts = self._identify_by_group(self._collect_data())
+        histogram = add_padded_histograms([part.histogram for _, part in parts])
         return draw_rank_histogram(histogram, rank_disclosure(histogram, self.model), ax, label)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,17 +22,10 @@ _MOST_FOLDS, _FOLDS = 256, 10  # up to this number of speakers, each is a fold; 
 _PERMUTATIONS = 4  # of speakers, for chance levels
 
 
-class CentredRows(NamedTuple):
-    centred: Tensor  # (b, N), scores minus the mean of their row
-    mean: Tensor  # (b, 1)
-    deviation: Tensor  # (b, 1), infinite where it is rounding
-
-
 class Identification(NamedTuple):
     """Ranks and local information of inputs, and their chance levels with speakers permuted.
 
-    ``slopes`` ``(B,)`` are those of all inputs, trials or not. ``rank_bits`` is what the rank of each trial discloses
-    by the histogram of all. Bits and slopes are None where they were not asked for.
+    Bits and slopes are None where they were not asked for.
     """
 
     histogram: Tensor  # (N,), inputs per rank
@@ -40,81 +33,77 @@ class Identification(NamedTuple):
     linked: Tensor  # (P,), whether its true speaker strictly beats all others
     trials: Tensor  # (P,), row of the input
     speakers: Tensor  # (P,), true speaker
-    rank_bits: Tensor  # (P,)
-    slopes: Tensor | None  # (B,)
+    rank_bits: Tensor  # (P,), what the rank of each trial discloses by the histogram of all
+    slopes: Tensor | None  # (B,), of all inputs, trials or not
     chance_histograms: Tensor | None = None  # (K, N)
     chance_bits: Tensor | None = None  # (), mean local information
 
 
-def form_trials_by_group(data: EvaluationData, condition: Condition) -> list[IdentificationTrials]:
-    """Return the trials of each group with two references; of the first group where no group has two."""
+def identify_condition(
+    data: EvaluationData, condition: Condition, scoring: Scoring, *, has_bits: bool = True, **options: Any
+) -> list[tuple[IdentificationTrials, Identification]]:
+    """Return trials and :func:`identify` of each group with two references; of the first where no group has two."""
     trials = [form_condition_trials(part, condition) for part in data.by_group()]
     # A group of one speaker has no ranks; its NaN must not reach the values of all groups.
-    return [each for each in trials if each.num_references > 1] or trials[:1]
-
-
-def identify_condition(
-    data: EvaluationData,
-    condition: Condition,
-    scoring: Scoring,
-    slope: float | None = None,
-    has_bits: bool = True,
-    has_chance: bool = False,
-) -> list[tuple[IdentificationTrials, Identification]]:
-    """Return trials and result of each group, see :func:`form_trials_by_group`."""
-    trials = form_trials_by_group(data, condition)
-    return [(each, identify(each, scoring, slope, has_bits, has_chance)) for each in trials]
+    trials = [each for each in trials if each.num_references > 1] or trials[:1]
+    return [(each, identify(each, scoring, has_bits=has_bits, **options)) for each in trials]
 
 
 def identify(
     trials: IdentificationTrials,
     scoring: Scoring,
     slope: float | Tensor | None = None,
+    *,
     has_bits: bool = True,
     has_chance: bool = False,
+    bandwidth: float | None = None,
 ) -> Identification:
-    """Return ranks and local information. Bits carry a gradient, fitted slopes do not."""
-    count, num_references, wide = len(trials.inputs), trials.num_references, trials.references.sums
+    """Return ranks and local information; with ``bandwidth`` a smooth histogram.
+
+    Bits and the smooth histogram carry a gradient, fitted slopes do not.
+    """
+    num_references, wide = trials.num_references, trials.references.sums
     # Row 0: the true speakers. Further rows: permuted speakers, for the chance level.
     columns = trials.column[None]
     if has_chance and num_references > 1:
-        order, count_permuted = order_references_by_value(trials), min(_PERMUTATIONS, num_references - 1)
+        order = order_references_by_value(trials)
         place = order.argsort()[trials.column]
-        permuted_columns = [order[(place + shift) % num_references] for shift in range(1, 1 + count_permuted)]
-        columns = torch.stack([trials.column, *permuted_columns])
-    ranks = wide.new_zeros(len(columns), 3, count)
-    bits, slopes = wide.new_full((min(len(columns), 2), count), 0 if num_references > 1 else torch.nan), None
+        shifts = torch.arange(1 + min(_PERMUTATIONS, num_references - 1), device=order.device)
+        columns = order[(place + shifts[:, None]) % num_references]
+    bits_columns = columns[:2]
+    ranks = wide.new_zeros(len(columns), 3, len(trials.inputs))
+    bits, slopes = wide.new_full(bits_columns.shape, 0 if num_references > 1 else torch.nan), None
     if has_bits and slope is not None:
-        slopes = torch.as_tensor(slope, device=wide.device).expand(len(bits), count)
+        slopes = torch.as_tensor(slope, device=wide.device).expand(bits.shape)
     elif has_bits:
         with torch.no_grad():
-            slopes = _cross_fit_slopes(trials, scoring, columns[:2])
+            slopes = _cross_fit_slopes(trials, scoring, bits_columns)
     for block in score_inputs(trials, scoring):
         matches = block.scores.gather(1, columns[:, block.rows].T).T.unsqueeze(2)
         for number, match in enumerate(matches.detach()):
             ranks[number][:, block.rows] = count_above_tied_nan(block._replace(match=match))
         if slopes is not None and num_references > 1:
-            centred, mean, deviation = centre_rows(block)
+            centred, mean, deviation = centre_rows(block.scores, block.rounding)
             for number, match in enumerate(matches[: len(bits)]):
                 # Divide the slope by the deviation, not every score: fewer operations.
                 weight = slopes[number, block.rows].to(centred.dtype).unsqueeze(1) / deviation
                 bits[number, block.rows] = widen(local_bits(centred, match - mean, weight))
     ranks, bits = trials.processes.all_reduce(ranks, bits)
-    histograms = [count_ranks(trials, each) for each in ranks]
+    histograms = _count_ranks(trials, ranks)
     used = trials.usable.nonzero().squeeze(1)
     above, tied = ranks[0, :2, used].long()
     tied = tied.clamp(min=1)  # a score ties with itself, also if it is NaN
     true_bits, *permuted = bits[:, used].to(result_dtype(trials.inputs))
     return Identification(
-        histograms[0],
+        histograms[0] if bandwidth is None else _histogram_of_soft_ranks(trials, scoring, bandwidth),
         true_bits if has_bits else None,
         (above == 0) & (tied == 1),
         used,
         trials.references.speakers[trials.column[used]],
         bits_of_ranks(histograms[0], above, tied),
         None if slopes is None else slopes[0],
-        torch.stack(histograms[1:]) if len(columns) > 1 else None,
-        bits[1, used].detach().mean() if permuted and has_bits else None,
+        histograms[1:] if len(columns) > 1 else None,
+        permuted[0].detach().mean() if permuted and has_bits else None,
     )
 
 
@@ -144,22 +133,20 @@ def local_bits(z: Tensor, match: Tensor, slope: Tensor) -> Tensor:
 def standardize_scores(scores: Tensor) -> Tensor:
     """Return scores ``(P, N)`` with mean 0 and population standard deviation 1 in each row; equal ones stay at 0."""
     wide, unit = widen(scores), torch.finfo(at_least_float32(scores).dtype).eps
-    centred = wide - wide.mean(dim=1, keepdim=True)
     rounding = wide.detach().abs().sum(dim=1, keepdim=True) / max(1, scores.shape[1]) * unit
-    return centred / _deviation_or_inf(centred, rounding)
+    centred, _, deviation = centre_rows(wide.clone(), rounding)
+    return centred / deviation
 
 
-def centre_rows(block: ScoreRows) -> CentredRows:
-    """Centre each row of scores, in place unless they need a gradient; return its mean and deviation as well."""
-    mean = block.scores.mean(dim=1, keepdim=True)
-    centred = block.scores - mean if block.scores.requires_grad else block.scores.sub_(mean)
-    return CentredRows(centred, mean, _deviation_or_inf(centred, block.rounding))
+def centre_rows(scores: Tensor, rounding: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Centre each row, in place unless a gradient is needed; return also its mean and population standard deviation.
 
-
-def _deviation_or_inf(centred: Tensor, rounding: Tensor) -> Tensor:
-    """Return the population standard deviation of each row; infinite where it is rounding."""
+    A standard deviation no larger than ``rounding`` ``(b, 1)`` is infinite.
+    """
+    mean = scores.mean(dim=1, keepdim=True)
+    centred = scores - mean if scores.requires_grad else scores.sub_(mean)
     deviation = torch.linalg.vector_norm(centred, dim=1, keepdim=True) / math.sqrt(max(1, centred.shape[1]))
-    return torch.where(deviation > rounding, deviation, torch.inf)
+    return centred, mean, torch.where(deviation > rounding, deviation, torch.inf)
 
 
 def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, true_columns: Tensor) -> Tensor:
@@ -178,7 +165,7 @@ def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, true_colum
     dtype = at_least_float32(trials.inputs[:0]).dtype
     z, matches = (torch.zeros(count, n, dtype=dtype, device=order.device) for n in (chosen.shape[1], len(true_columns)))
     for block in score_inputs(trials, scoring):
-        centred, _, deviation = centre_rows(block)
+        centred, _, deviation = centre_rows(block.scores, block.rounding)
         z[block.rows] = (centred.gather(1, chosen[block.rows]) / deviation).to(dtype)
         matches[block.rows] = (centred.gather(1, true_columns[:, block.rows].T) / deviation).to(dtype)
     z, matches = trials.processes.all_reduce(z, matches)
@@ -189,24 +176,6 @@ def _cross_fit_slopes(trials: IdentificationTrials, scoring: Scoring, true_colum
         for column, match in zip(true_columns, matches.T, strict=True)
     ]
     return torch.stack(slopes)
-
-
-def compute_histograms_by_group(
-    data: EvaluationData, condition: Condition, scoring: Scoring, bandwidth: float | None = None
-) -> list[Tensor]:
-    """Return the rank histogram of each group, see :func:`form_trials_by_group`."""
-    return [compute_rank_histogram(each, scoring, bandwidth) for each in form_trials_by_group(data, condition)]
-
-
-def compute_rank_histogram(trials: IdentificationTrials, scoring: Scoring, bandwidth: float | None = None) -> Tensor:
-    """Return inputs per rank, ``(N,)``; with ``bandwidth`` smoothly, with a gradient."""
-    if bandwidth is not None:
-        return _histogram_of_soft_ranks(trials, scoring, bandwidth)
-    counts = trials.references.sums.new_zeros(3, len(trials.inputs))
-    for block in score_inputs(trials, scoring):
-        counts[:, block.rows] = count_above_tied_nan(block)
-    (counts,) = trials.processes.all_reduce(counts)
-    return count_ranks(trials, counts)
 
 
 def _histogram_of_soft_ranks(trials: IdentificationTrials, scoring: Scoring, bandwidth: float) -> Tensor:
@@ -243,23 +212,22 @@ def count_above_tied_nan(block: ScoreRows) -> Tensor:
     return widen(torch.stack([above, at_least - above, block.scores.detach().amax(dim=1).isnan().to(above.dtype)]))
 
 
-def count_ranks(trials: IdentificationTrials, above_tied_nan: Tensor) -> Tensor:
-    """Return inputs per rank, ``(N,)``, from :func:`count_above_tied_nan` of all inputs, ``(3, B)``.
+def _count_ranks(trials: IdentificationTrials, ranks: Tensor) -> Tensor:
+    """Return inputs per rank, ``(K, N)``, from :func:`count_above_tied_nan` of all inputs, ``(K, 3, B)``.
 
     The mass of an input is spread over the ranks it is tied for: a step up before them and a step down after, in
     integers, so that the order of additions changes nothing.
     """
-    inputs, references = len(trials.inputs), trials.num_references
-    above, tied = above_tied_nan[:2].long()
+    above, tied = ranks[:, :2].long().unbind(1)
     tied = tied.clamp(min=1)
-    unit = 1 << (62 - inputs.bit_length())  # the mass of all inputs stays within 63 bits
+    unit = 1 << (62 - len(trials.inputs).bit_length())  # the mass of all inputs stays within 63 bits
     mass = torch.where(trials.usable, unit // tied, 0)
-    steps = mass.new_zeros(max(references, 1) + 1)
-    steps = steps.index_add(0, above, mass).index_add(0, above + tied, -mass)[: references + 1]
+    steps = mass.new_zeros(len(ranks), max(trials.num_references, 1) + 1)
+    steps = steps.scatter_add(1, above, mass).scatter_add(1, above + tied, -mass)[:, : trials.num_references]
     # A comparison with NaN is False and would be a rank.
-    is_undefined = ~trials.finite | above_tied_nan[2].any()
-    histogram = torch.where(is_undefined, torch.nan, widen(steps[:-1].cumsum(dim=0)) / unit)
-    return histogram.to(result_dtype(trials.inputs))
+    is_undefined = ~trials.finite | (ranks[:, 2] > 0).any(dim=1, keepdim=True)
+    histograms = torch.where(is_undefined, torch.nan, widen(steps.cumsum(dim=1)) / unit)
+    return histograms.to(result_dtype(trials.inputs))
 
 
 def bits_of_ranks(histogram: Tensor, above: Tensor, tied: Tensor) -> Tensor:
@@ -339,7 +307,7 @@ def jackknife_identification(
         add_ranks(own_steps, true_column, above, tied, is_usable)
         sums[4] += (keeps * ((above_left == 0) & (tied_left == 1))).sum(0)
         if references > 1 and slopes is not None:
-            centred, mean, deviation = centre_rows(block)
+            centred, mean, deviation = centre_rows(block.scores, block.rounding)
             slope = slopes[block.rows].to(centred.dtype).unsqueeze(1) / deviation
             logits = slope * centred
             top = logits.amax(dim=1, keepdim=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from vpmetrics._engine.identification import (
     Identification,
     add_padded_histograms,
     chance_mean_d,
-    compute_histograms_by_group,
     identify_condition,
     jackknife_identification,
     mean_over_groups,
@@ -60,12 +59,11 @@ def identify_all_groups(
 ) -> IdentificationNumbers:
     """Return what ranks disclose and, with ``has_bits``, local information."""
     is_exact = bandwidth is None
-    parts = identify_condition(data, condition, scoring, slope, has_bits, has_chance=is_exact)
+    parts = identify_condition(
+        data, condition, scoring, slope=slope, has_bits=has_bits, has_chance=is_exact, bandwidth=bandwidth
+    )
     jackknife = None if groups is None else jackknife_scalars(parts, scoring, groups, rank_model)
     results = [each for _, each in parts]
-    if not is_exact:
-        smooth = compute_histograms_by_group(data, condition, scoring, bandwidth)
-        results = [each._replace(histogram=histogram) for each, histogram in zip(results, smooth, strict=True)]
     scalars, pooled = rank_scalars(results, rank_model), pool_identifications(results)
     if has_bits and pooled.bits is not None:
         scalars |= summarise_information(pooled.bits, pooled.linked)
@@ -77,37 +75,33 @@ def identify_all_groups(
 
 def rank_scalars(parts: Sequence[Identification], rank_model: str) -> dict[str, Tensor]:
     """Return what the ranks of all groups disclose, and their chance level."""
-    inputs = torch.stack([part.histogram.detach().sum() for part in parts])
-    values = mean_over_groups(
-        [rank_disclosure(part.histogram, rank_model, validate_args=False) for part in parts], inputs
-    )
-    chances = []
+    values = []
     for part in parts:
-        expected = chance_mean_d(part.histogram, rank_model, len(part.trials))
+        chance = chance_mean_d(part.histogram, rank_model, len(part.trials))
         if part.chance_histograms is not None:
             # Inputs of one speaker err together, so the closed form is a lower bound.
             permuted = rank_disclosure(part.chance_histograms, rank_model, validate_args=False)["mean_d"].mean()
-            expected = torch.maximum(expected, widen(permuted))
-        chances.append({"mean_d": expected})
-    return values | {"mean_d_chance": mean_over_groups(chances, inputs)["mean_d"]}
+            chance = torch.maximum(chance, widen(permuted))
+        disclosure = rank_disclosure(part.histogram, rank_model, validate_args=False)
+        values.append(disclosure | {"mean_d_chance": chance})
+    return mean_over_groups(values, torch.stack([part.histogram.detach().sum() for part in parts]))
 
 
 def pool_identifications(parts: Sequence[Identification]) -> Identification:
     """Return the inputs of all groups as one result."""
     if len(parts) == 1:
         return parts[0]
-    first = parts[0]
-    bits = None if first.bits is None else torch.cat([part.bits for part in parts if part.bits is not None])
+    names = ("bits", "linked", "trials", "speakers", "rank_bits")
+    columns: dict[str, Any] = {}
+    for name in names:
+        known = [column for part in parts if (column := getattr(part, name)) is not None]
+        columns[name] = torch.cat(known) if known else None
     chance_bits = [part.chance_bits for part in parts if part.chance_bits is not None]
-    return first._replace(
+    return parts[0]._replace(
         histogram=add_padded_histograms([part.histogram for part in parts]),
-        bits=bits,
-        linked=torch.cat([part.linked for part in parts]),
-        trials=torch.cat([part.trials for part in parts]),
-        speakers=torch.cat([part.speakers for part in parts]),
-        rank_bits=torch.cat([part.rank_bits for part in parts]),
         chance_histograms=None,
         chance_bits=torch.stack(chance_bits).mean() if chance_bits else None,
+        **columns,
     )
 
 

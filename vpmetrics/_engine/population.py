@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vpmetrics._engine.beta_binomial import fit_beta_binomial
 from vpmetrics._engine.conditions import Condition, SideName
-from vpmetrics._engine.identification import compute_rank_histogram, jackknife_identification
+from vpmetrics._engine.identification import identify, jackknife_identification
 from vpmetrics._engine.jackknife import JackknifeGroups
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.references import IdentificationTrials, form_trials, num_rows_at_once
@@ -207,7 +207,8 @@ def compute_group_rates(
     is_extrapolated: bool = True,
 ) -> WeightedRates:
     """Return the rates of one group; without extrapolation NaN for more people than there are references."""
-    histogram = compute_rank_histogram(form_population_trials(data, protocol), scoring, bandwidth)
+    trials = form_population_trials(data, protocol)
+    histogram = identify(trials, scoring, has_bits=False, bandwidth=bandwidth).histogram
     values = rates_of_histogram(histogram, sizes)
     if not is_extrapolated:
         beyond = [f"rate_{size}" for size in sizes if size > len(histogram)]

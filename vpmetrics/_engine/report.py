@@ -212,7 +212,8 @@ def join_conditions(
     matrices, known = None, {name: each.matrix for name, each in conditions.items() if each.matrix is not None}
     if known:
         unknown = torch.full_like(next(iter(known.values())), torch.nan)
-        matrices = SimilarityMatrices(*(known.get(name, unknown) for name in WITHOUT_SESSIONS), labels)
+        oo, op, pp = (known.get(name, unknown) for name in WITHOUT_SESSIONS)
+        matrices = SimilarityMatrices(oo, op, pp, labels)
     return PrivacyReport(
         scalars,
         conditions,

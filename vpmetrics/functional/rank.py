@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vpmetrics._engine.beta_binomial import fit_beta_binomial
-from vpmetrics._engine.identification import compute_rank_histogram
+from vpmetrics._engine.identification import identify
 from vpmetrics._engine.precision import result_dtype, widen
 from vpmetrics._engine.references import validate_and_form_trials
 from vpmetrics._engine.scorers import Scoring
@@ -65,7 +65,7 @@ def rank_histogram(
     """
     check_bandwidth(bandwidth)
     trials = validate_and_form_trials(inputs, speakers, references, reference_speakers)
-    return compute_rank_histogram(trials, scoring, bandwidth)
+    return identify(trials, scoring, has_bits=False, bandwidth=bandwidth).histogram
 
 
 def rank_disclosure(histogram: Tensor, model: str = "empirical", validate_args: bool = True) -> dict[str, Tensor]:
