@@ -15,9 +15,9 @@ from vpmetrics._engine.population import (
     ConversationProtocol,
     reidentification_rates,
     replicate_rates,
-    singling_out_rates,
 )
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
+from vpmetrics._engine.singling_out import singling_out_rates
 from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics._engine.validation import (
     check_choice,
@@ -64,7 +64,8 @@ class _PopulationMetric(EmbeddingMetric):
         return {"utterances" if name == "length" else name: text for name, text in super()._describe_settings().items()}
 
     def _protocol(self, length: int) -> ConversationProtocol:
-        return ConversationProtocol(look_up_condition(self.condition), length, self.accumulated, self.attack)
+        condition = look_up_condition(self.condition)
+        return ConversationProtocol(condition, self.scoring, length, self.accumulated, self.attack)
 
 
 class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
@@ -128,13 +129,15 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
         kwargs |= {"bandwidth": bandwidth, "validate_args": validate_args, "intervals": intervals}
         super().__init__(sizes, 1, utterances, accumulated, condition, attack, scoring, **kwargs)
 
+    def _search(self, data: EvaluationData, length: int) -> list[tuple[EvaluationData, ConversationProtocol]]:
+        return [(part, self._protocol(length)) for part in data.by_group()]
+
     def _compute_value_of_averages(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
-        protocol = self._protocol(length)
-        values = reidentification_rates(data, protocol, self.sizes, self.scoring, self.bandwidth)
+        parts = self._search(data, length)
+        values = reidentification_rates(parts, self.sizes, self.bandwidth)
         if self.intervals is None:
             return values
         groups = group_speakers(data)
-        parts = [(part, protocol, self.scoring) for part in data.by_group()]
         return add_intervals(values, make_jackknife(replicate_rates(parts, self.sizes, groups), groups), self.intervals)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
@@ -151,8 +154,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
 
         sizes = sorted({*spread_population_sizes(max(100, *self.sizes)), *self.sizes} - {1})
         with collect_warnings(), self._gather_states():
-            data, protocol = self._collect_data(), self._protocol(self.length)
-            values = reidentification_rates(data, protocol, sizes, self.scoring, self.bandwidth)
+            values = reidentification_rates(self._search(self._collect_data(), self.length), sizes, self.bandwidth)
         curve = {n: float(values[f"rate_{n}"]) for n in sizes}
         return draw_population_rate(curve, float(values["gallery"]), ax, label)
 
@@ -216,8 +218,7 @@ class SinglingOut(_PopulationMetric):
         self.calibration, self.draws = calibration, draws
 
     def _compute_value_of_averages(self, data: EvaluationData, length: int) -> dict[str, Tensor]:
-        protocol = self._protocol(length)
-        return singling_out_rates(data, protocol, self.sizes, self.scoring, self.calibration, self.draws)
+        return singling_out_rates(data, self._protocol(length), self.sizes, self.calibration, self.draws)
 
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the share singled out, with twice its error, and its chance level over the number of people.

@@ -214,7 +214,7 @@ def test_singling_out_averages_over_every_tested_conversation():
 def test_singling_out_is_independent_of_block_size(monkeypatch):
     *_, given = conversations_of_the_peer()
     expected = singling_out(**given, sizes=(10, 40), draws=50)
-    monkeypatch.setattr("vpmetrics._engine.population.num_rows_at_once", lambda *_: 3)
+    monkeypatch.setattr("vpmetrics._engine.singling_out.num_rows_at_once", lambda *_: 3)
     assert singling_out(**given, sizes=(10, 40), draws=50) == expected
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vpmetrics._engine.condition_scores import ConditionScores, collect_pair_scores
 from vpmetrics._engine.conditions import CONDITIONS, WITHOUT_SESSIONS, Condition
-from vpmetrics._engine.identification_scalars import IdentificationNumbers, PopulationRates, identify_all_groups
+from vpmetrics._engine.identification_scalars import IdentificationNumbers, identify_all_groups
 from vpmetrics._engine.jackknife import (
     CountingCells,
     Jackknife,
@@ -25,10 +25,11 @@ from vpmetrics._engine.jackknife import (
 )
 from vpmetrics._engine.measures import SCORE_MEASURES, expected_disclosure
 from vpmetrics._engine.pair_blocks import PairBlocks
-from vpmetrics._engine.population import average_utterances
+from vpmetrics._engine.population import ConversationProtocol, PopulationRates, average_utterances
 from vpmetrics._engine.precision import result_dtype
 from vpmetrics._engine.report import ConditionReport, PrivacyReport, join_conditions
 from vpmetrics._engine.scorers import Scoring, resolve_scoring
+from vpmetrics._engine.singling_out import singling_out_rates
 from vpmetrics._engine.speaker_disclosure import (
     SelfCalibratedDisclosure,
     SpeakerDisclosure,
@@ -159,9 +160,8 @@ class _ConditionEvaluation:
         settings = self.settings
         if not settings.sizes:
             return None
-        return PopulationRates(
-            self.data, self.condition, settings.scoring, settings.bandwidth, self.attacks, self.strongest
-        )
+        protocol = ConversationProtocol(self.condition, settings.scoring)
+        return PopulationRates(self.data, protocol, settings.bandwidth, self.attacks, self.strongest)
 
     @cached_property
     def worst_op_speaker(self) -> SelfCalibratedDisclosure | None:
@@ -202,7 +202,10 @@ class _ConditionEvaluation:
         population, sizes = self.population, self.settings.sizes
         if population is None:
             return {}, None
-        scalars = population.unattacked_rates_and_singling_out(sizes) if self.needs("population") else {}
+        scalars = population(sizes) if self.needs("population") else {}
+        # Conversations of several sessions cannot calibrate each other.
+        if self.needs("population") and self.condition.name in WITHOUT_SESSIONS:
+            scalars |= singling_out_rates(self.data, population.protocol, sizes)
         if self.needs("attacked_population"):
             attacked = population.after_strongest_attack(sizes)
             scalars |= {f"{key}_strongest": value for key, value in attacked.items()}

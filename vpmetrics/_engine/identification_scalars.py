@@ -1,15 +1,14 @@
-"""Scalars of ranks, local information and re-identification over all groups of a condition, with their jackknife."""
+"""Scalars of ranks and local information over all groups of a condition, with their jackknife."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.conditions import WITHOUT_SESSIONS, Condition
+from vpmetrics._engine.conditions import Condition
 from vpmetrics._engine.identification import (
     Identification,
     add_padded_histograms,
@@ -19,24 +18,12 @@ from vpmetrics._engine.identification import (
     mean_over_groups,
 )
 from vpmetrics._engine.jackknife import Jackknife, JackknifeGroups, make_jackknife
-from vpmetrics._engine.population import (
-    ConversationProtocol,
-    average_rates,
-    compute_group_rates,
-    form_enrolment_and_conversations,
-    reidentification_rates,
-    replicate_rates,
-    singling_out_rates,
-)
 from vpmetrics._engine.precision import widen
 from vpmetrics._engine.references import IdentificationTrials
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics._engine.utterances import EvaluationData, combination_index_and_first_rows
+from vpmetrics._engine.utterances import EvaluationData
 from vpmetrics.functional.local import summarise_information
 from vpmetrics.functional.rank import rank_disclosure
-
-if TYPE_CHECKING:
-    from vpmetrics._engine.cross_fitting import CrossFittedAttacks, StrongestResult
 
 
 class IdentificationNumbers(NamedTuple):
@@ -149,62 +136,3 @@ def _rank_replicates(histograms: Tensor, references: Tensor, rank_model: str) ->
             disclosure = rank_disclosure(histograms[rows, :number], rank_model)
             values = {key: each.index_copy(0, rows, disclosure[key].to(each.dtype)) for key, each in values.items()}
     return values
-
-
-@dataclass(frozen=True, eq=False)
-class PopulationRates:
-    """How often speakers of a condition are identified, by size of the gallery and utterances per conversation."""
-
-    data: EvaluationData
-    condition: Condition
-    scoring: Scoring
-    bandwidth: float | None = None
-    attacks: CrossFittedAttacks | None = None
-    strongest: StrongestResult | None = None
-
-    def __call__(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
-        """Return what :class:`vpmetrics.ReidentificationRate` returns."""
-        protocol = ConversationProtocol(self.condition, utterances)
-        return reidentification_rates(self.data, protocol, sizes, self.scoring, self.bandwidth)
-
-    def after_strongest_attack(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
-        """Return the same after the attack chosen for each fold of speakers; NaN for more people than a fold has.
-
-        People are searched among their fold, since the attack has seen all others.
-        """
-        parts = [
-            compute_group_rates(data, protocol, sizes, scoring, is_extrapolated=False)
-            for data, protocol, scoring in self._attacked_folds(utterances)
-        ]
-        if parts:
-            return average_rates(parts)
-        unknown = torch.tensor(torch.nan)
-        return dict.fromkeys([*(f"rate_{size}" for size in sizes), "gallery"], unknown) if self.attacks else {}
-
-    def _attacked_folds(self, utterances: int = 1) -> list[tuple[EvaluationData, ConversationProtocol, Scoring]]:
-        if self.attacks is None or self.strongest is None:
-            return []
-        return [
-            (data, ConversationProtocol(self.condition, utterances, attack=attack), attack.compare)
-            for data, attack in self.attacks.chosen_folds(self.condition, self.strongest)
-        ]
-
-    def replicates(self, sizes: Sequence[int], groups: JackknifeGroups) -> dict[str, Tensor]:
-        """Return the rates of all speakers and then without each group, ``(1 + G,)``."""
-        protocol = ConversationProtocol(self.condition)
-        plain = replicate_rates([(part, protocol, self.scoring) for part in self.data.by_group()], sizes, groups)
-        attacked = replicate_rates(self._attacked_folds(), sizes, groups)
-        return plain | {f"{key}_strongest": value for key, value in attacked.items()}
-
-    def unattacked_rates_and_singling_out(self, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Return the rates without an attack and, for OO, OP and PP, how often a speaker is singled out."""
-        values = self(sizes)
-        if self.condition.name in WITHOUT_SESSIONS:  # conversations of several sessions cannot calibrate each other
-            values |= singling_out_rates(self.data, ConversationProtocol(self.condition), sizes, self.scoring)
-        return values
-
-    def median_num_test_utterances(self) -> int:
-        """Return the median number of test utterances per speaker (per speaker and session, if known), rounded down."""
-        _, test = form_enrolment_and_conversations(self.data, ConversationProtocol(self.condition))
-        counts = torch.bincount(combination_index_and_first_rows(test, "sessions")[0])
-        return int(counts.median()) if len(counts) else 0

@@ -1,14 +1,13 @@
-"""Re-identification in a population: who is found among N people, and who is singled out.
+"""Re-identification in a population: conversations of several utterances, and who is found among N people.
 
 Vauquier et al., "Legally validated evaluation framework for voice anonymization", Interspeech 2025.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,28 +17,29 @@ from vpmetrics._engine.conditions import Condition, SideName
 from vpmetrics._engine.identification import identify, jackknife_identification
 from vpmetrics._engine.jackknife import JackknifeGroups
 from vpmetrics._engine.precision import result_dtype, widen
-from vpmetrics._engine.references import IdentificationTrials, form_trials, num_rows_at_once
-from vpmetrics._engine.scorers import Scorer, Scoring, prepare_rows, resolve_scoring, widest_affordable_dtype
+from vpmetrics._engine.references import IdentificationTrials, form_trials
+from vpmetrics._engine.scorers import Scoring
 from vpmetrics._engine.utterances import (
     EvaluationData,
     Utterances,
     combination_index_and_first_rows,
     count_values,
-    find_indices,
     hash_values,
     index_speakers_by_group,
     lexsort_columns,
     number_sessions_by_value,
-    row_sort_keys,
 )
 from vpmetrics._engine.validation import warn_undefined
+
+if TYPE_CHECKING:
+    from vpmetrics._engine.cross_fitting import CrossFittedAttacks, StrongestResult
 
 ACCUMULATED = ("probes", "references", "both")
 _SEED = 5489  # of the random order of utterances: the same for every call, so that equal data give equal conversations
 
 
 class ConversationProtocol(NamedTuple):
-    """How conversations are formed: of how many utterances, on which side, after which attack.
+    """How conversations are formed and compared.
 
     ``accumulated`` is ``"probes"``, ``"references"`` or ``"both"``: which of them average ``utterances`` of a speaker
     and session. Otherwise a probe is one utterance, and a reference the mean of all that the attacker has of a speaker.
@@ -47,6 +47,7 @@ class ConversationProtocol(NamedTuple):
     """
 
     condition: Condition
+    scoring: Scoring = "cosine"
     utterances: int = 1
     accumulated: str = "probes"
     attack: Any = None
@@ -104,7 +105,9 @@ def form_enrolment_and_conversations(
     data = number_sessions_by_value(data)
     enrolment, test = data.sides(condition, references_per="utterance")
     if enrolment.is_reference is None:
-        enrolment, test = _split_recordings_between_sides(enrolment, test)
+        # Sides without a common recording: half of every speaker's recordings are enrolled, the others tested.
+        is_known = _recording_groups_and_places(enrolment, test)[1] % 2 == 0
+        enrolment, test = enrolment.take(is_known[: len(enrolment)]), test.take(~is_known[len(enrolment) :])
     if protocol.accumulated != "probes":
         by_session = ("sessions",) if condition.target_sessions != "any" else ()
         group, _ = combination_index_and_first_rows(enrolment, *by_session)
@@ -141,12 +144,6 @@ def average_utterances(data: EvaluationData, length: int) -> EvaluationData:
     return index_speakers_by_group(sides[0], sides[1])._replace(processes=data.processes)
 
 
-def _split_recordings_between_sides(enrolment: Utterances, test: Utterances) -> tuple[Utterances, Utterances]:
-    """Return sides without a common recording: half of every speaker's recordings enrolled, the others tested."""
-    is_known = _recording_groups_and_places(enrolment, test)[1] % 2 == 0
-    return enrolment.take(is_known[: len(enrolment)]), test.take(~is_known[len(enrolment) :])
-
-
 def _recording_groups_and_places(first: Utterances, second: Utterances) -> tuple[Tensor, Tensor]:
     """Return the group of each row's recording, and the recording's random place in it, for all rows of both sides.
 
@@ -180,49 +177,39 @@ def _map_side(side: Utterances, name: SideName, attack: Any) -> Utterances:
     return replace(side, embeddings=original if name == "original" else protected)
 
 
-class WeightedRates(NamedTuple):
-    """Rates of one group by key, and how many probes or predicates they rest on, their weight in a mean."""
-
-    values: dict[str, Tensor]
-    weight: Tensor
-
-
 def reidentification_rates(
-    data: EvaluationData,
-    protocol: ConversationProtocol,
+    parts: Iterable[tuple[EvaluationData, ConversationProtocol]],
     sizes: Sequence[int],
-    scoring: Scoring,
-    bandwidth: float | None = None,
-) -> dict[str, Tensor]:
-    """Return how often the speaker of a conversation comes first among N people of their group."""
-    return average_rates([compute_group_rates(part, protocol, sizes, scoring, bandwidth) for part in data.by_group()])
-
-
-def compute_group_rates(
-    data: EvaluationData,
-    protocol: ConversationProtocol,
-    sizes: Sequence[int],
-    scoring: Scoring,
     bandwidth: float | None = None,
     is_extrapolated: bool = True,
-) -> WeightedRates:
-    """Return the rates of one group; without extrapolation NaN for more people than there are references."""
-    trials = form_population_trials(data, protocol)
-    histogram = identify(trials, scoring, has_bits=False, bandwidth=bandwidth).histogram
-    values = rates_of_histogram(histogram, sizes)
-    if not is_extrapolated:
-        beyond = [f"rate_{size}" for size in sizes if size > len(histogram)]
-        values |= {key: torch.full_like(values[key], torch.nan) for key in beyond}
-    return WeightedRates(values, histogram.detach().sum())
+) -> dict[str, Tensor]:
+    """Return how often the speaker of a conversation comes first among N people of their part, over all parts.
+
+    Without extrapolation NaN for more people than there are references.
+    """
+    rates, weights = [], []
+    for data, protocol in parts:
+        trials = form_population_trials(data, protocol)
+        histogram = identify(trials, protocol.scoring, has_bits=False, bandwidth=bandwidth).histogram
+        values = rates_of_histogram(histogram, sizes)
+        if not is_extrapolated:
+            beyond = [f"rate_{size}" for size in sizes if size > len(histogram)]
+            values |= {key: torch.full_like(values[key], torch.nan) for key in beyond}
+        rates.append(values)
+        weights.append(histogram.detach().sum())
+    return average_rates(rates, torch.stack(weights))
 
 
-def average_rates(parts: Sequence[WeightedRates]) -> dict[str, Tensor]:
-    """Return means over the groups that have a value, by weight, and their errors; of ``gallery`` the smallest."""
+def average_rates(parts: Sequence[dict[str, Tensor]], weights: Tensor) -> dict[str, Tensor]:
+    """Return means over the groups that have a value, by weight, and their errors; of ``gallery`` the smallest.
+
+    ``weights`` ``(g,)``: the number of probes or predicates of each group.
+    """
     if len(parts) == 1:
-        return parts[0].values
-    means, weights = {}, torch.stack([part.weight for part in parts])
-    for key in parts[0].values:
-        values = torch.stack([part.values[key] for part in parts])
+        return parts[0]
+    means = {}
+    for key in parts[0]:
+        values = torch.stack([part[key] for part in parts])
         if key == "gallery":  # beyond it, one of the groups at least is extrapolated
             smallest = values.nan_to_num(torch.inf).amin()
             means[key] = torch.where(smallest.isinf(), torch.nan, smallest)
@@ -237,17 +224,18 @@ def rates_of_histogram(histogram: Tensor, sizes: Sequence[int]) -> dict[str, Ten
     """Return ``rate_<N>``, ``chance_<N>`` and ``gallery`` from the ranks ``(M,)`` among all references."""
     people, counts = len(histogram), widen(histogram)
     shares = counts / counts.sum()
+    rates: dict[int, Tensor] = {}
     is_undefined = people < 2 or bool(shares.isnan().any())
     if is_undefined:
         missing = f"two references at least, but there are {people}" if people < 2 else "inputs, and none that are NaN"
         warn_undefined(f"Re-identification needs {missing}.")
-        rates: dict[int, Tensor] = {}
     else:
         if people == 2 < max(sizes):
             warn_undefined("Rates beyond the references need three of them at least, but there are two.")
         counted, beyond = [n for n in sizes if n <= people], [n for n in sizes if n > people]
         rates = dict(zip(counted, rank_one_rates(shares, counted), strict=True))
-        rates |= dict(zip(beyond, _extrapolate_rates(shares, beyond), strict=True)) if beyond else {}
+        if beyond:
+            rates |= zip(beyond, _extrapolate_rates(shares, beyond), strict=True)
     values: dict[str, Any] = {f"rate_{n}": rates.get(n, torch.nan) for n in sizes}
     values |= {f"chance_{n}": torch.nan if is_undefined else 1 / n for n in sizes}
     values["gallery"] = torch.nan if is_undefined else float(people)
@@ -289,10 +277,10 @@ def _log_gamma_ratio(y: Tensor, a: Tensor) -> Tensor:
 
 
 def replicate_rates(
-    parts: Iterable[tuple[EvaluationData, ConversationProtocol, Scoring]], sizes: Sequence[int], groups: JackknifeGroups
+    parts: Iterable[tuple[EvaluationData, ConversationProtocol]], sizes: Sequence[int], groups: JackknifeGroups
 ) -> dict[str, Tensor]:
     """Return rates of all speakers, then without each group, ``(1 + G,)``, for sizes that need no extrapolation."""
-    formed = [(form_population_trials(data, protocol), scoring) for data, protocol, scoring in parts]
+    formed = [(form_population_trials(data, protocol), protocol.scoring) for data, protocol in parts]
     formed = [(trials, scoring) for trials, scoring in formed if trials.num_references > 1]
     fewest = min((trials.num_references for trials, _ in formed), default=0)
     counted = [size for size in sizes if size <= fewest]
@@ -314,164 +302,48 @@ def replicate_rates(
     return {f"rate_{size}": mean for size, mean in zip(counted, means, strict=True)}
 
 
-def singling_out_rates(
-    data: EvaluationData,
-    protocol: ConversationProtocol,
-    sizes: Sequence[int],
-    scoring: Scoring,
-    calibration: int = 9,
-    draws: int = 20,
-) -> dict[str, Tensor]:
-    """Return how often a predicate fires on exactly one of N people of a group."""
-    parts = []
-    for part in data.by_group():
-        enrolment, test = form_enrolment_and_conversations(part, protocol)
-        references = form_trials(enrolment, enrolment).references
-        places = draw_places(test.speakers, test.keys)
-        means = references.first_unit_means().to(enrolment.embeddings.dtype)
-        population = form_population(means, references.speakers, test.embeddings, test.speakers, places, calibration)
-        values = isolation_rates_and_standard_errors(population, sizes, scoring, draws)
-        parts.append(WeightedRates(values, population.counts.new_tensor(len(population.predicates))))
-    return average_rates(parts)
+@dataclass(frozen=True, eq=False)
+class PopulationRates:
+    """How often speakers of a condition are identified, by size of the gallery and utterances per conversation."""
 
+    data: EvaluationData
+    protocol: ConversationProtocol
+    bandwidth: float | None = None
+    attacks: CrossFittedAttacks | None = None
+    strongest: StrongestResult | None = None
 
-class Population(NamedTuple):
-    """Predicates and, in each of F folds, the conversations that are tested and those that calibrate."""
+    def __call__(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
+        """Return what :class:`vpmetrics.ReidentificationRate` returns."""
+        protocol = self.protocol._replace(utterances=utterances)
+        return reidentification_rates([(part, protocol) for part in self.data.by_group()], sizes, self.bandwidth)
 
-    predicates: Tensor  # (R, D), references
-    speaker_index: Tensor  # (R,), the speaker of each reference
-    conversations: Tensor  # (K, D)
-    tested: Tensor  # (F, S), rows of conversations, one of each speaker
-    calibration: Tensor  # (F, S, C), rows of conversations, repeated where a speaker has fewer
-    counts: Tensor  # (S,), how many of the C to use
+    def after_strongest_attack(self, sizes: Sequence[int], utterances: int = 1) -> dict[str, Tensor]:
+        """Return the same after the attack chosen for each fold of speakers; NaN for more people than a fold has.
 
+        People are searched among their fold, since the attack has seen all others.
+        """
+        if parts := self._attacked_folds(utterances):
+            return reidentification_rates(parts, sizes, is_extrapolated=False)
+        unknown = torch.tensor(torch.nan)
+        return dict.fromkeys([*(f"rate_{size}" for size in sizes), "gallery"], unknown) if self.attacks else {}
 
-def form_population(
-    references: Tensor,
-    reference_speakers: Tensor,
-    conversations: Tensor,
-    speakers: Tensor,
-    places: Tensor,
-    num_calibration: int,
-    num_folds: int | None = None,
-) -> Population:
-    """Return the population of all speakers with at least two conversations, in the order of their ``places`` ``(K,)``.
+    def _attacked_folds(self, utterances: int = 1) -> list[tuple[EvaluationData, ConversationProtocol]]:
+        if self.attacks is None or self.strongest is None:
+            return []
+        protocol = self.protocol._replace(utterances=utterances)
+        return [
+            (data, protocol._replace(attack=attack, scoring=attack.compare))
+            for data, attack in self.attacks.chosen_folds(protocol.condition, self.strongest)
+        ]
 
-    Every reference is a predicate. In fold f a speaker's conversation f is tested, and the next ``num_calibration``
-    calibrate, cyclically. Without ``num_folds`` there are as many folds as a speaker has conversations, at most
-    ``num_calibration + 1``.
-    """
-    order = lexsort_columns(places, speakers)
-    names, counts = torch.unique_consecutive(speakers[order], return_counts=True)
-    first = counts.cumsum(0) - counts
-    # The sets that are drawn must not depend on labels or on the order of rows. Speakers with the same first
-    # conversation are ordered by a hash of all their conversations, then by their references.
-    keys, hashes = row_sort_keys(conversations), []
-    for values, labels in ((row_sort_keys(references), reference_speakers), (keys, speakers)):
-        place = find_indices(names, labels)  # -1, the last one, for references of no one
-        hashes.append(hash_values(values, place % (len(names) + 1), len(names) + 1)[:-1])
-    by_value = lexsort_columns(*hashes, keys[order[first]])
-    by_value = by_value[counts[by_value] > 1]
-    names, counts, first = names[by_value], counts[by_value], first[by_value]
-    largest = int(counts.amax()) if len(counts) else 1
-    turns = torch.arange(min(largest, num_calibration + 1) if num_folds is None else num_folds, device=order.device)
-    steps = turns.view(-1, 1, 1) + torch.arange(min(largest, num_calibration + 1), device=order.device)
-    table = order[first.unsqueeze(1) + steps % counts.unsqueeze(1)]
-    speaker_index = find_indices(names, reference_speakers)
-    is_known = speaker_index >= 0
-    # Predicates in the order of their values, so that sums over them do not depend on labels.
-    kept = is_known.nonzero().flatten()
-    kept = kept[row_sort_keys(references[kept]).argsort(stable=True)]
-    usable = (counts - 1).clamp(max=num_calibration)
-    return Population(references[kept], speaker_index[kept], conversations, table[..., 0], table[..., 1:], usable)
+    def replicates(self, sizes: Sequence[int], groups: JackknifeGroups) -> dict[str, Tensor]:
+        """Return the rates of all speakers and then without each group, ``(1 + G,)``."""
+        plain = replicate_rates([(part, self.protocol) for part in self.data.by_group()], sizes, groups)
+        attacked = replicate_rates(self._attacked_folds(), sizes, groups)
+        return plain | {f"{key}_strongest": value for key, value in attacked.items()}
 
-
-def isolation_rates_and_standard_errors(
-    population: Population, sizes: Sequence[int], scoring: Scoring, draws: int
-) -> dict[str, Tensor]:
-    """Return ``singling_out_<N>``: how often a predicate fires exactly once in a set of N speakers.
-
-    ``singling_out_<N>_error`` is the standard error of drawing sets. Both are NaN where they are undefined.
-    """
-    people, predicates = len(population.counts), len(population.predicates)
-    possible = [size for size in sizes if size <= people and predicates]
-    if len(possible) < len(sizes):
-        warn_undefined(
-            f"Singling one out of {max(sizes)} people needs as many with two conversations; "
-            f"there are {people}, and references of {predicates} of them."
-        )
-    elif not bool(population.predicates.isfinite().all() & population.conversations.isfinite().all()):
-        warn_undefined("Some embeddings are NaN.")
-        possible = []
-    isolated: dict[int, tuple[Tensor, Tensor]] = {}
-    for size in possible:
-        scorer = resolve_scoring(scoring)
-        num_sets = min(people // size, draws)
-        # The set of all speakers is always the same: then only the folds can vary.
-        shuffles = min(len(population.tested), draws) if size == people else -(-draws // num_sets)
-        shares = torch.cat([_set_isolation_rates(population, seed, size, num_sets, scorer) for seed in range(shuffles)])
-        error = shares.std() / math.sqrt(len(shares)) if size < people else shares.new_zeros(())
-        isolated[size] = shares.mean(), error
-    unknown = population.predicates.new_full((2,), torch.nan)
-    return {
-        f"singling_out_{size}{suffix}": isolated.get(size, unknown)[index].to(result_dtype(population.predicates))
-        for index, suffix in enumerate(("", "_error"))
-        for size in sizes
-    }
-
-
-def _set_isolation_rates(population: Population, shuffle_seed: int, size: int, num_sets: int, scorer: Scorer) -> Tensor:
-    """Return the share of predicates that fire exactly once in each set of a shuffle of the speakers, ``(num_sets,)``.
-
-    If the predicate's own speaker is not among the N of a set, that speaker takes the place of the last member; so
-    every set is a random one that contains the speaker.
-    """
-    folds, speakers = population.tested.shape
-    device, fold = population.speaker_index.device, shuffle_seed % folds
-    # Drawn on the host, since every kind of device has random numbers of its own.
-    order = torch.randperm(speakers, generator=torch.Generator().manual_seed(shuffle_seed), device="cpu").to(device)
-    place, counts = order.argsort()[population.speaker_index], population.counts[population.speaker_index]
-    is_repeated = torch.arange(population.calibration.shape[2], device=device) >= population.counts[order].unsqueeze(1)
-    centre = widen(population.conversations[:1]).sum(dim=0)
-    dtype = widest_affordable_dtype(scorer, population.predicates, len(place) * population.calibration[0].numel())
-    tested, calibration = (
-        prepare_rows(population.conversations[rows[fold, order].flatten()], scorer, centre, dtype)
-        for rows in (population.tested, population.calibration)
-    )
-    hits = torch.zeros(num_sets, dtype=torch.int64, device=device)
-    step = num_rows_at_once(tested, len(tested) + len(calibration))
-    for rows in torch.arange(len(place), device=device).split(step):
-        predicates = prepare_rows(population.predicates[rows], scorer, centre, dtype)
-        with torch.autocast(device.type, enabled=False):
-            scores, calibration_scores = scorer.compare(predicates, tested), scorer.compare(predicates, calibration)
-            rounding = scorer.rounding(predicates, tested, scores, scores[:, :1])
-        calibration_scores = calibration_scores.unflatten(1, is_repeated.shape).masked_fill_(is_repeated, -torch.inf)
-        members, last = _split_off_last_or_own(scores.unsqueeze(2), place[rows], size, num_sets)
-        calibrating = _split_off_last_or_own(calibration_scores, place[rows], size, num_sets)
-        threshold = _midpoint_threshold(*calibrating, counts[rows], is_repeated.shape[1]) + rounding.unsqueeze(2)
-        # A mask of the scores' own type: comparing and summing it is many times as fast as with booleans.
-        fires = torch.gt(members, threshold, out=torch.empty_like(members)).sum(dim=2)
-        hits += (fires + (last > threshold).sum(dim=2) == 1).sum(dim=0)
-    return widen(hits) / len(place)
-
-
-def _split_off_last_or_own(scores: Tensor, own_place: Tensor, size: int, num_sets: int) -> tuple[Tensor, Tensor]:
-    """Return scores of each set's first N - 1 members, ``(b, sets, (N - 1) C)``, and of its last, ``(b, sets, C)``.
-
-    ``scores`` ``(b, S, C)`` hold one set of N speakers after the other. The predicate's own speaker, at ``own_place``
-    ``(b,)``, replaces the last member of all other sets.
-    """
-    columns = scores.shape[2]
-    sets = scores[:, : size * num_sets].flatten(1).unflatten(1, (num_sets, size * columns))
-    is_own = (own_place // size).unsqueeze(1) == torch.arange(num_sets, device=own_place.device)
-    of_own = scores.take_along_dim(own_place.view(-1, 1, 1), dim=1)
-    return sets[..., :-columns], torch.where(is_own.unsqueeze(2), sets[..., -columns:], of_own)
-
-
-def _midpoint_threshold(scores: Tensor, last_scores: Tensor, num_above: Tensor, max_num_above: int) -> Tensor:
-    """Return the midpoint of the M-th highest score and the next, ``(b, sets, 1)``; M is ``num_above`` ``(b,)``."""
-    count = max_num_above + 1
-    highest = scores.topk(min(count, scores.shape[2]), dim=2).values
-    highest = torch.cat([highest, last_scores], dim=2).topk(count, dim=2).values
-    index = num_above.view(-1, 1, 1).expand(-1, scores.shape[1], 1)
-    return (highest.gather(2, index - 1) + highest.gather(2, index)) / 2
+    def median_num_test_utterances(self) -> int:
+        """Return the median number of test utterances per speaker (per speaker and session, if known), rounded down."""
+        _, test = form_enrolment_and_conversations(self.data, self.protocol)
+        counts = torch.bincount(combination_index_and_first_rows(test, "sessions")[0])
+        return int(counts.median()) if len(counts) else 0

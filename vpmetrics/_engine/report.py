@@ -17,6 +17,7 @@ from vpmetrics._engine.conditions import WITHOUT_SESSIONS
 from vpmetrics._engine.identification import Identification
 from vpmetrics._engine.jackknife import Jackknife, ReplicateCellCounts, add_intervals, profile_interval
 from vpmetrics._engine.measures import minimum_cross_entropy
+from vpmetrics._engine.population import PopulationRates
 from vpmetrics._engine.precision import read_numbers, widen
 from vpmetrics._engine.registry import CONDITION_TITLES, SPEAKER, scalar_key, scalar_keys
 from vpmetrics._engine.speaker_disclosure import SelfCalibratedDisclosure, SpeakerDisclosure
@@ -28,7 +29,6 @@ from vpmetrics.functional.similarity import normalised_relatives
 
 if TYPE_CHECKING:
     from vpmetrics._engine.cross_fitting import CrossFittedAttacks, StrongestResult
-    from vpmetrics._engine.identification_scalars import PopulationRates
     from vpmetrics._engine.trial_list import ScoredTrials
 
 

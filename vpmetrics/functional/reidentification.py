@@ -11,15 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vpmetrics._engine.population import (
-    average_members,
-    draw_places,
-    form_conversations,
-    form_population,
-    isolation_rates_and_standard_errors,
-    rates_of_histogram,
-)
+from vpmetrics._engine.population import average_members, draw_places, form_conversations, rates_of_histogram
 from vpmetrics._engine.scorers import Scoring
+from vpmetrics._engine.singling_out import form_population, isolation_rates_and_standard_errors
 from vpmetrics._engine.utterances import count_values, row_sort_keys
 from vpmetrics._engine.validation import (
     check_embeddings,
