@@ -89,7 +89,7 @@ def identify(
                 weight = slopes[number, block.rows].to(centred.dtype).unsqueeze(1) / deviation
                 bits[number, block.rows] = widen(local_bits(centred, match - mean, weight))
     ranks, bits = trials.processes.all_reduce(ranks, bits)
-    histograms = _count_ranks(trials, ranks)
+    histograms = count_ranks(trials, ranks)
     used = trials.usable.nonzero().squeeze(1)
     above, tied = ranks[0, :2, used].long()
     tied = tied.clamp(min=1)  # a score ties with itself, also if it is NaN
@@ -212,7 +212,7 @@ def count_above_tied_nan(block: ScoreRows) -> Tensor:
     return widen(torch.stack([above, at_least - above, block.scores.detach().amax(dim=1).isnan().to(above.dtype)]))
 
 
-def _count_ranks(trials: IdentificationTrials, ranks: Tensor) -> Tensor:
+def count_ranks(trials: IdentificationTrials, ranks: Tensor) -> Tensor:
     """Return inputs per rank, ``(K, N)``, from :func:`count_above_tied_nan` of all inputs, ``(K, 3, B)``.
 
     The mass of an input is spread over the ranks it is tied for: a step up before them and a step down after, in

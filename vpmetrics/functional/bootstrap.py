@@ -297,12 +297,12 @@ class SpeakerTrials:
 
 def _sum_inputs_by_speaker(trials: IdentificationTrials, scoring: Scoring) -> tuple[Tensor, Tensor, Tensor]:
     """Return the rank histogram ``(S, S)``, the sum of local information and the number of inputs of each speaker."""
-    ranks = trials.references.sums.new_zeros(3, len(trials.inputs))
+    ranks = trials.references.sums.new_zeros(1, 3, len(trials.inputs))
     for block in score_inputs(trials, scoring):
-        ranks[:, block.rows] = count_above_tied_nan(block)
+        ranks[0][:, block.rows] = count_above_tied_nan(block)
     columns = range(trials.num_references)  # every speaker has a reference
     of_speakers = [trials._replace(usable=trials.usable & (trials.column == column)) for column in columns]
-    histograms = torch.stack([widen(count_ranks(each, ranks)) for each in of_speakers])
+    histograms = torch.cat([widen(count_ranks(each, ranks)) for each in of_speakers])
     identification = identify(trials, scoring)
     assert identification.bits is not None
     speaker, bits = trials.column[identification.trials], widen(identification.bits)
