@@ -504,7 +504,7 @@ class TestFolds:
         original, names, _ = voices(9, 4, 6)
         folds = assign_folds(data_of(original, original, names, groups=(names > 5).long()))
         assert folds.of_speaker.tolist()[6:] == [-1, -1, -1]
-        assert folds.fewest_training_speakers() == 6
+        assert folds.fewest_training_speakers == 6
 
     @pytest.mark.parametrize("condition", ["OP", "PP", "across"])
     def test_pair_kinds_match_the_definition(self, condition):

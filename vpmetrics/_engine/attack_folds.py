@@ -63,8 +63,9 @@ class Folds(NamedTuple):
         """A number per speaker, ascending by fold and code; negative for those in no fold."""
         return torch.where(self.of_speaker < 0, -1, self.of_speaker * self.num_codes + self.code)
 
+    @property
     def fewest_training_speakers(self) -> int:
-        """Return the smallest number of speakers that the attack of a fold is fitted on."""
+        """The smallest number of speakers that the attack of a fold is fitted on."""
         in_fold = count_values(self.of_speaker + 1, self.num_folds + 1)[1:]
         return len(self.of_speaker) - int(in_fold.amax())
 

@@ -101,21 +101,17 @@ def count_by_setting_and_kind(scores: Tensor, kinds: Tensor) -> Tensor:
     return counts.view(len(scores), 4, COARSE)[:, :NO_TRIAL]
 
 
-def separation_of_counts(counts: Tensor) -> Tensor:
-    """Return how well each setting separates speakers in each fold, ``(C, K)``, see :func:`separation_of_sums`."""
-    centre = torch.linspace(-1, 1, COARSE, dtype=wide_dtype(counts.device), device=counts.device)
-    sums = widen(counts) @ torch.stack([torch.ones_like(centre), centre, centre.square()], dim=1)
-    by_class = torch.stack([sums[:, :, NONTARGET] + sums[:, :, CHANCE_TARGET], sums[:, :, TARGET]])  # (2, C, K, 3)
-    return separation_of_sums(by_class.movedim(-1, 1))
-
-
-def choose_settings(separations: Tensor, sizes: Sequence[int]) -> list[list[int]]:
+def choose_settings(counts: Tensor, sizes: Sequence[int]) -> list[list[int]]:
     """Choose a setting for each attack and fold: the one that best separates speakers in the other folds.
 
     Args:
-        separations: How well each setting of all attacks separates speakers in each fold, ``(C, K)``; 0 if not sampled.
+        counts: Counts ``(C, K, 3, B)`` by setting of all attacks, fold, kind of pair and bin; 0 if not sampled.
         sizes: How many settings each attack has.
     """
+    centre = torch.linspace(-1, 1, COARSE, dtype=wide_dtype(counts.device), device=counts.device)
+    sums = widen(counts) @ torch.stack([torch.ones_like(centre), centre, centre.square()], dim=1)
+    by_class = torch.stack([sums[:, :, NONTARGET] + sums[:, :, CHANCE_TARGET], sums[:, :, TARGET]])  # (2, C, K, 3)
+    separations = separation_of_sums(by_class.movedim(-1, 1))  # (C, K)
     by_others = (separations.sum(1, keepdim=True) - separations).cpu()
     return [[choose_most_regularised(column) for column in table.T] for table in by_others.split(list(sizes))]
 

@@ -46,7 +46,6 @@ from vpmetrics._engine.attack_scores import (
     pool_folds,
     pool_folds_by_llr,
     score_blocks,
-    separation_of_counts,
     split_by_class,
     squash_scores,
 )
@@ -225,7 +224,7 @@ class CrossFittedAttacks:
         for fold in self.processes.share(self._sampled_folds):
             counts[:, fold], scales[:, fold] = self._sampled_counts_and_scales(fold, tried)
         counts, scales = self.processes.all_reduce(counts, scales)
-        settings = choose_settings(separation_of_counts(counts), sizes)
+        settings = choose_settings(counts, sizes)
         taken = torch.tensor(settings, device=device)  # one copy to the device
         folds, sampled_scales = torch.arange(shape[1], device=device), scales[:, :: self._sampled_folds.step]
         parts = zip(names, settings, taken, counts.split(sizes), sampled_scales.split(sizes), strict=True)
@@ -300,7 +299,7 @@ class CrossFittedAttacks:
             eer[best],
             torch.stack([expected_disclosure(steps) for steps in chance]).amax(),
             torch.tensor([each.number for each in trials]).to(d_ece)[best],
-            torch.full_like(d_ece[0], self.folds.fewest_training_speakers()),
+            torch.full_like(d_ece[0], self.folds.fewest_training_speakers),
             by_number,
             choices,
             None if groups is None else _strongest_in_each_replicate(trials, values),

@@ -198,7 +198,7 @@ class PairStatistics(ValueCache):
         if self.num_rows > len(self.mean_p):
             variance = getattr(self, 2 * side).diagonal()
             return ((variance > _RANK * variance.mean()).to(variance),)
-        return (self.get_or_make(f"span {side}", lambda: _span(self._rows[side])),)
+        return (self.get_or_make(f"span {side}", lambda: _orthonormal_basis(self._rows[side])),)
 
     def whiten(self, name: Literal["oo", "pp", "within_pp"], ridge: float) -> Chain:
         """Return a map to coordinates in which a covariance with a ridge is the identity, by a Cholesky factor.
@@ -231,7 +231,7 @@ def cholesky_plus_diagonal(matrix: Tensor, added: Tensor | float) -> Tensor:
     return factor
 
 
-def _span(rows: Tensor) -> Tensor:
+def _orthonormal_basis(rows: Tensor) -> Tensor:
     """Return an orthonormal basis ``(D, d)`` of the span of at most ``D`` centred rows."""
     values, vectors = torch.linalg.eigh(rows @ rows.T)
     kept = values > _RANK * values.amax().clamp(min=torch.finfo(rows.dtype).tiny)

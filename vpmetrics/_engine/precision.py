@@ -58,8 +58,3 @@ def read_numbers(values: Mapping[str, Tensor]) -> dict[str, float]:
     """Return scalars as numbers, in one device-to-host copy."""
     row = [widen(value.detach()) for value in values.values()]
     return dict(zip(values, torch.stack(row).tolist() if row else [], strict=True))
-
-
-def select_masked(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the masked values, flat; NumPy copies them several times as fast."""
-    return torch.from_numpy(values.numpy()[mask.numpy()]) if is_numpy_ready(values) else values[mask]

@@ -55,7 +55,7 @@ def resolve_scoring(scoring: Scoring) -> Scorer:
         check_shape("scoring(a, b)", scores, (len(a), len(b)), "one score per pair")
         return scores
 
-    return Scorer(_identity, score_and_check_shape, _rounding_relative_to_largest, is_builtin=False)
+    return Scorer(lambda rows: rows, score_and_check_shape, _rounding_relative_to_largest, is_builtin=False)
 
 
 def _unit_rows_or_zero(x: Tensor) -> Tensor:
@@ -64,22 +64,10 @@ def _unit_rows_or_zero(x: Tensor) -> Tensor:
     return normalize(x / torch.where(largest > 0, largest, 1))
 
 
-def _identity(x: Tensor) -> Tensor:
-    return x
-
-
 def _nan_overflowing_rows(x: Tensor) -> Tensor:
     """Return the rows, with NaN where their squares overflow: some processors give NaN, others infinity."""
     squares = x.detach().square().sum(dim=1, keepdim=True)
     return torch.where(squares.isfinite(), x, torch.nan)
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return a @ b.mT
-
-
-def _negative_distance(a: Tensor, b: Tensor) -> Tensor:
-    return -torch.cdist(a, b)
 
 
 def _dot_product_epsilon(a: Tensor) -> float:
@@ -102,9 +90,11 @@ def _rounding_of_distances(a: Tensor, b: Tensor, scores: Tensor, match: Tensor) 
 
 
 SCORERS = {
-    "cosine": Scorer(_unit_rows_or_zero, _dot, _rounding_of_cosines),
-    "dot": Scorer(_nan_overflowing_rows, _dot, _rounding_relative_to_largest),
-    "euclidean": Scorer(_identity, _negative_distance, _rounding_of_distances, is_shift_invariant=True),
+    "cosine": Scorer(_unit_rows_or_zero, lambda a, b: a @ b.mT, _rounding_of_cosines),
+    "dot": Scorer(_nan_overflowing_rows, lambda a, b: a @ b.mT, _rounding_relative_to_largest),
+    "euclidean": Scorer(
+        lambda rows: rows, lambda a, b: -torch.cdist(a, b), _rounding_of_distances, is_shift_invariant=True
+    ),
 }
 
 

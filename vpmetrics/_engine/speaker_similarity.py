@@ -62,15 +62,10 @@ def compute_matrices(
                 enrolment, test, count, scorer, CONDITIONS[name], data.processes, keep_digits=bandwidth is None
             )
             scores = collect_pair_scores(pairs, bandwidth)
-            matrix = similarity_matrix(pairs, scores, similarity).to(dtype)[order][:, order]
+            matrix = _fill_matrix(pairs, similarity_rows(pairs, scores, similarity)).to(dtype)[order][:, order]
         matrices.append(matrix)
     oo, op, pp = matrices
     return SimilarityMatrices(oo, op, pp, data.speakers[order])
-
-
-def similarity_matrix(pairs: PairBlocks, scores: ConditionScores, similarity: str) -> Tensor:
-    """Return the matrix of one condition ``(S, S)``, by speaker index."""
-    return _fill_matrix(pairs, similarity_rows(pairs, scores, similarity))
 
 
 def mean_score_matrix(pairs: PairBlocks) -> Tensor:
