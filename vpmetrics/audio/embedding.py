@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial as partial_function
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,19 +34,12 @@ _FILES_AT_ONCE, _BYTES_AT_ONCE = 32, 1 << 25  # of a chunk, which is embedded wh
 
 @dataclass(frozen=True)
 class _EmbeddedRecordings:
-    """Names and labels of embedded recordings.
+    """Names and labels of embedded recordings."""
 
-    Attributes:
-        rows: The recording of each row.
-        encoder: The name of the encoder, None for a callable without one.
-        skipped: A sentence on every recording that was left out.
-        assumptions: Sentences on how speakers and pairs were found.
-    """
-
-    rows: tuple[Recording, ...]
-    encoder: str | None
-    skipped: tuple[str, ...]
-    assumptions: tuple[str, ...]
+    rows: tuple[Recording, ...]  # the recording of each row
+    encoder: str | None  # its name, None for a callable without one
+    skipped: tuple[str, ...]  # a sentence on every recording that was left out
+    assumptions: tuple[str, ...]  # sentences on how speakers and pairs were found
 
     @property
     def utterances(self) -> list[str]:
@@ -139,18 +133,19 @@ def embed_recordings(
             raise AudioError("Expected an encoder with a name to cache by: load_encoder(callable, name=...).")
         folder = Path(cache, re.sub(r"[^\w.-]+", "_", network.identity))
     embedded = _load_cached(folder)
-    reader = _FileReader(network, embedded, segment_seconds)
+    _ = network.min_samples  # tried once, before the threads that read it
+    read = partial_function(_read_file, encoder=network, cached=embedded, segment_seconds=segment_seconds)
     paths = list(dict.fromkeys(one.path for one in recordings))
     if not paths:
         raise AudioError("Expected at least one recording, but got none.")
-    chunks = _chunk_files(paths, _FILES_AT_ONCE, _BYTES_AT_ONCE)
+    chunks = _chunk_files(paths)
     keys: dict[Path, str] = {}
     problems: dict[Path, str] = {}
     start, done = time.monotonic(), 0
     with ThreadPoolExecutor(workers) as threads:
-        reading = threads.map(reader.read, chunks[0])
+        reading = threads.map(read, chunks[0])
         for next_chunk in (*chunks[1:], []):
-            files, reading = list(reading), threads.map(reader.read, next_chunk)  # while these are embedded
+            files, reading = list(reading), threads.map(read, next_chunk)  # while these are embedded
             problems.update({file.path: file.problem for file in files if file.problem})
             keys.update({file.path: file.key for file in files if not file.problem})
             if partial or not problems:  # otherwise the run will end, but first all problems are listed
@@ -279,12 +274,12 @@ def f0_histograms(folder: str | Path, *, segment_seconds: float = 30.0, **option
 
 
 def _describe_problems(problems: Sequence[str], total: int) -> str:
-    shown, rest = "; ".join(problems[:5]), f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
+    rest = [f"and {len(problems) - 5} more"] if len(problems) > 5 else []
     hint = " `partial=True` leaves them out." if len(problems) < total else ""
-    return f"{len(problems)} of {total} recordings cannot be used: {shown}{rest}.{hint}"
+    return f"{len(problems)} of {total} recordings cannot be used: {'; '.join([*problems[:5], *rest])}.{hint}"
 
 
-def _chunk_files(paths: Sequence[Path], max_files: int, max_bytes: int) -> list[list[Path]]:
+def _chunk_files(paths: Sequence[Path]) -> list[list[Path]]:
     """Split files into chunks of a bounded number and size; a larger file is a chunk of its own."""
     chunks: list[list[Path]] = [[]]
     total = 0
@@ -292,11 +287,11 @@ def _chunk_files(paths: Sequence[Path], max_files: int, max_bytes: int) -> list[
         size = 0
         with suppress(OSError):  # the reader says why
             size = path.stat().st_size
-        if chunks[-1] and (len(chunks[-1]) == max_files or total + size > max_bytes):
-            chunks.append([])
-            total = 0
-        chunks[-1].append(path)
         total += size
+        if chunks[-1] and (len(chunks[-1]) == _FILES_AT_ONCE or total > _BYTES_AT_ONCE):
+            chunks.append([])
+            total = size
+        chunks[-1].append(path)
     return chunks
 
 
@@ -309,32 +304,28 @@ class _AudioFile(NamedTuple):
     problem: str = ""
 
 
-class _FileReader:
-    """Reads files, checks them, and cuts them into segments; a remainder of less than half is dropped."""
-
-    def __init__(self, encoder: SpeakerEncoder, cached: Mapping[str, Array], segment_seconds: float | None) -> None:
-        self.rate, self.cached, self.segment_seconds = encoder.sample_rate, cached, segment_seconds
-        self.min_samples = max(encoder.min_samples, int(SHORTEST_SECONDS * self.rate))
-
-    def read(self, path: Path) -> _AudioFile:
-        try:
-            data = read_bytes(path)
-            key = hashlib.blake2b(data, digest_size=16).hexdigest()
-            key += "" if self.segment_seconds is None else f"@{self.segment_seconds:g}s"
-            if key in self.cached:
-                return _AudioFile(path, key)
-            waveform = resample(*decode_and_check_audio(data), self.rate)
-        except AudioError as error:
-            return _AudioFile(path, problem=f"{printable(path)} {error}")
-        if len(waveform) < self.min_samples:
-            text = f"is too short: {len(waveform) / self.rate:.2f} s, {self.min_samples / self.rate:.2f} s are needed"
-            return _AudioFile(path, problem=f"{printable(path)} {text}")
-        if self.segment_seconds is None:
-            return _AudioFile(path, key, (waveform,))
-        size = max(self.min_samples, int(self.segment_seconds * self.rate))
-        segments = waveform.split(size)
-        is_rest_short = len(segments) > 1 and len(segments[-1]) < max(self.min_samples, size / 2)
-        return _AudioFile(path, key, segments[:-1] if is_rest_short else segments)
+def _read_file(
+    path: Path, encoder: SpeakerEncoder, cached: Mapping[str, Array], segment_seconds: float | None
+) -> _AudioFile:
+    """Read and check a file, and cut it into segments; a remainder of less than half is dropped."""
+    rate, min_samples = encoder.sample_rate, max(encoder.min_samples, int(SHORTEST_SECONDS * encoder.sample_rate))
+    try:
+        data = read_bytes(path)
+        key = hashlib.blake2b(data, digest_size=16).hexdigest()
+        key += "" if segment_seconds is None else f"@{segment_seconds:g}s"
+        if key in cached:
+            return _AudioFile(path, key)
+        waveform = resample(*decode_and_check_audio(data), rate)
+        if len(waveform) < min_samples:
+            raise AudioError(f"is too short: {len(waveform) / rate:.2f} s, {min_samples / rate:.2f} s are needed")
+    except AudioError as error:
+        return _AudioFile(path, problem=f"{printable(path)} {error}")
+    if segment_seconds is None:
+        return _AudioFile(path, key, (waveform,))
+    size = max(min_samples, int(segment_seconds * rate))
+    segments = waveform.split(size)
+    is_rest_short = len(segments) > 1 and len(segments[-1]) < max(min_samples, size / 2)
+    return _AudioFile(path, key, segments[:-1] if is_rest_short else segments)
 
 
 def _embed_batches(

@@ -88,9 +88,7 @@ def load_encoder(
             f"Expected `sample_rate` to be that of {loaded.title}, {loaded.sample_rate}, but got {sample_rate}. "
             "Use as_encoder(encoder, sample_rate) for audio of another rate."
         )
-    if device is not None:
-        loaded.to(device)
-    loaded.eval()
+    loaded.to(device).eval()
     _ = loaded.dimension  # a wrong encoder fails here, not in the middle of an evaluation
     return loaded
 
@@ -116,8 +114,7 @@ def as_encoder(
         torch.Size([2, 4])
     """
     if not isinstance(encoder, (str, Path)) and callable(encoder) and not hasattr(encoder, "sample_rate"):
-        plain = CallableEncoder(encoder, sample_rate or SpeakerEncoder.sample_rate)
-        return plain if device is None else plain.to(device)
+        return CallableEncoder(encoder, sample_rate or SpeakerEncoder.sample_rate).to(device)
     loaded = load_encoder(encoder, device=device)
     if sample_rate is None:
         raise AudioError(
@@ -240,10 +237,9 @@ class NeMoEncoder(SpeakerEncoder):
         self.model = load(source, map_location=device)
         self.sample_rate = int(self.model.cfg.preprocessor.sample_rate)
 
-    def encode(self, waveforms: Tensor, lengths: Tensor) -> Tensor:
+    def encode(self, waveforms: Tensor, lengths: Tensor) -> Any:
         """Return the second output; the first are logits of training speakers."""
-        embeddings: Tensor = self.model(input_signal=waveforms, input_signal_length=lengths)[1]
-        return embeddings
+        return self.model(input_signal=waveforms, input_signal_length=lengths)[1]
 
 
 class PitchLagEncoder(SpeakerEncoder):
@@ -344,7 +340,7 @@ def _load_by_name_or_path(name: str, device: torch.device, sample_rate: int | No
     except AudioError:
         raise
     except Exception as error:  # every library and hub has exceptions of its own
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise AudioError(
             f"Encoder '{printable(name)}' could not be loaded: {reason} Hubs need a network at the first use, some a "
             "login; without one give the folder of a downloaded model, or use 'resemblyzer'."

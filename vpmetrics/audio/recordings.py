@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import re
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
+from unicodedata import normalize
 
 from vpmetrics._engine.scalar import printable
 from vpmetrics.audio.reading import SUFFIXES, AudioError
@@ -74,11 +74,11 @@ def list_recordings(
         source = source / "wav.scp"
         notes.append(f"{printable(source)} was taken for the list of recordings.")
     items: Sequence[Recording] = _read_recordings(source)
-    groups = _group_by_name(items, str).items()
-    duplicates = [_describe_duplicates(name, same) for name, same in groups if len(same) > 1]
+    duplicates = [row for row in _group_by_name(items, str).items() if len(row[1]) > 1]
     if duplicates:
+        first = _describe_duplicates(*duplicates[0])
         raise AudioError(
-            f"Expected utterances of different names in {printable(source)}, but {duplicates[0]} ({len(duplicates)} "
+            f"Expected utterances of different names in {printable(source)}, but {first} ({len(duplicates)} "
             "names occur twice). Remove one of each, or name them in a manifest (path,speaker,utterance)."
         )
     default_file = source.with_name("utt2spk")
@@ -235,12 +235,8 @@ def _read_recordings(source: Path) -> list[Recording]:
         raise AudioError(f"Expected a folder, wav.scp, .csv or .tsv, but got {printable(source)}.")
     if not items:
         raise AudioError(f"Expected recordings ({', '.join(SUFFIXES)}) in {printable(source)}, but there are none.")
-    return sorted(one._replace(utterance=_normalise_accents(one.utterance)) for one in items)
-
-
-def _normalise_accents(name: str) -> str:
-    """Write accents in one form: macOS takes them apart, other systems do not."""
-    return unicodedata.normalize("NFC", name)
+    # Accents in one form: macOS takes them apart, other systems do not.
+    return sorted(one._replace(utterance=normalize("NFC", one.utterance)) for one in items)
 
 
 def _read_lines(path: Path) -> list[str]:
@@ -289,7 +285,7 @@ def _read_manifest(path: Path) -> list[Recording]:
 
 def _read_utt2spk(path: Path) -> Callable[[str], str | None]:
     """Return a function from an utterance, or its path, to its speaker."""
-    lines = [_normalise_accents(line).split() for line in _read_lines(path)]
+    lines = [normalize("NFC", line).split() for line in _read_lines(path)]
     for number, words in enumerate(lines, start=1):
         if len(words) not in (0, 2):
             raise AudioError(f"{printable(path)}:{number}: expected `utterance speaker`, but got {len(words)} words.")
@@ -321,27 +317,24 @@ def _set_speakers(items: Sequence[Recording], speaker_of: Callable[[str], str | 
 def _guess_speakers(items: Sequence[Recording]) -> RecordingsAndAssumptions:
     """Set speakers by folder or by file name, the first that gives several speakers; none if neither does."""
     parts = [PurePosixPath(one.utterance).parts for one in items]
-    first_words = [re.match(r"([^\W_]+)[-_.]", names[-1]) for names in parts]
-    words = [match[1] if match else None for match in first_words]
-    depth = min(map(len, parts)) - 1
-    levels = [level for level in range(depth) if 1 < len({names[level] for names in parts}) < len(items)]
+    matches = [re.match(r"([^\W_]+)[-_.]", names[-1]) for names in parts]
+    words = [match and match[1] for match in matches]
+    columns = [list(column) for column in zip(*(names[:-1] for names in parts), strict=False)]
+    levels = [level for level, column in enumerate(columns) if 1 < len(set(column)) < len(items)]
     # In train/p225/p225_001.wav two folders differ; the one that file names begin with is the speaker.
-    named = [level for level in levels if all(names[level] == word for names, word in zip(parts, words, strict=True))]
+    levels.sort(key=lambda level: columns[level] != words)
     if levels:
-        level = (named or levels)[0]
-        named_items = tuple(one._replace(speaker=names[level]) for one, names in zip(items, parts, strict=True))
-        text = f"Speakers are folders (level {level + 1} of the path)"
+        speakers, text = columns[levels[0]], f"Speakers are folders (level {levels[0] + 1} of the path)"
     elif None not in words and 1 < len(set(words)) < len(items):
-        named_items = tuple(one._replace(speaker=word) for one, word in zip(items, words, strict=True))
-        text = "Speakers are the first part of file names"
+        speakers, text = words, "Speakers are the first part of file names"
     else:
         return RecordingsAndAssumptions(tuple(items))
+    named_items = tuple(one._replace(speaker=speaker) for one, speaker in zip(items, speakers, strict=True))
     return RecordingsAndAssumptions(named_items, (_describe_speakers(text, named_items),))
 
 
 def _describe_speakers(text: str, items: Sequence[Recording]) -> str:
-    count = len({one.speaker for one in items})
-    first = items[0]
+    first, count = items[0], len({one.speaker for one in items})
     return (
         f"{text}: {printable(first.utterance)!r} is of {printable(first.speaker)!r} "
         f"({count} speakers, {len(items)} recordings)."

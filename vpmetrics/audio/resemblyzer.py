@@ -66,9 +66,7 @@ class Resemblyzer(SpeakerEncoder):
 
     def mel_spectrogram(self, waveforms: Tensor) -> Tensor:
         """Compute the power in mel bands, ``(B, frames, 40)``, as librosa does."""
-        spectrum = torch.stft(
-            waveforms, _FRAME, _HOP, window=self.window, center=True, pad_mode="constant", return_complex=True
-        )
+        spectrum = torch.stft(waveforms, _FRAME, _HOP, window=self.window, pad_mode="constant", return_complex=True)
         return (self.filters @ (spectrum.real.square() + spectrum.imag.square())).mT
 
     def embed_partials(self, spectrograms: Tensor) -> Tensor:
@@ -88,27 +86,23 @@ def load_resemblyzer() -> Resemblyzer:
     if spec is not None and spec.origin is not None:
         weights = Path(spec.origin).with_name("pretrained.pt").read_bytes()
     else:
-        with zipfile.ZipFile(_download_wheel()) as wheel:
+        path = Path(torch.hub.get_dir(), "vpmetrics", _WHEEL.rpartition("/")[2])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if not path.exists():
+                torch.hub.download_url_to_file(_WHEEL, str(path), hash_prefix=_SHA256, progress=False)
+        except (OSError, RuntimeError) as error:
+            raise AudioError(
+                f"The weights of 'resemblyzer' (16 MB) could not be downloaded from PyPI ({error}). Install them by "
+                "`pip install --no-deps resemblyzer`, or choose another encoder."
+            ) from None
+        with zipfile.ZipFile(path) as wheel:
             weights = wheel.read("resemblyzer/pretrained.pt")
     checkpoint: dict[str, Any] = torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True)
     encoder = Resemblyzer()
     # The checkpoint also holds the two parameters of the training loss.
     encoder.load_state_dict({name: checkpoint["model_state"][name] for name in encoder.state_dict()})
     return encoder
-
-
-def _download_wheel() -> Path:
-    path = Path(torch.hub.get_dir(), "vpmetrics", _WHEEL.rpartition("/")[2])
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            torch.hub.download_url_to_file(_WHEEL, str(path), hash_prefix=_SHA256, progress=False)
-        except (OSError, RuntimeError) as error:
-            raise AudioError(
-                f"The weights of 'resemblyzer' (16 MB) could not be downloaded from PyPI ({error}). Install them by "
-                "`pip install --no-deps resemblyzer`, or choose another encoder."
-            ) from None
-    return path
 
 
 def _partial_start_frames(samples: int) -> list[int]:

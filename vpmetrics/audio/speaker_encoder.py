@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +20,6 @@ from vpmetrics.audio.reading import AudioError
 _PROBE_SECONDS = (1.0, 2.0, 4.0, 8.0)
 _SHORT_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75)
 _PADDING_TOLERANCE = 1e-4  # of a cosine, between an utterance alone and padded in a batch
-
-
-class _ProbeResult(NamedTuple):
-    """What an encoder does with noise of ``samples``, the first of the probed lengths that it takes."""
-
-    samples: int
-    dimension: int
-    passes_gradients: bool
 
 
 class SpeakerEncoder(nn.Module):
@@ -103,7 +95,8 @@ class SpeakerEncoder(nn.Module):
         return "the encoder" if self.name is None else f"encoder '{self.name}'"
 
     @cached_property
-    def _probe_result(self) -> _ProbeResult:
+    def _probe_result(self) -> tuple[int, int, bool]:
+        """The first of the probed lengths that it takes, the dimension, and whether gradients pass."""
         failure: Exception | None = None
         for seconds in _PROBE_SECONDS:
             # Lightning validates in inference mode, where no gradient could be seen.
@@ -114,7 +107,10 @@ class SpeakerEncoder(nn.Module):
                 except Exception as error:  # whatever the library raises for what it cannot take
                     failure = failure or error
                     continue
-                return _ProbeResult(noise.shape[1], embedding.shape[1], _passes_gradients(noise, embedding))
+                slope = torch.zeros(())
+                with suppress(RuntimeError):  # there is no graph, or it is broken
+                    (slope,) = torch.autograd.grad(embedding.sum(), noise)
+                return noise.shape[1], embedding.shape[1], bool(slope.isfinite().all() and slope.any())
         raise AudioError(
             f"Expected {self.title} to take waveforms of shape (B, T) and to return embeddings of shape (B, D), but on "
             f"one second of noise, shape (1, {self.sample_rate}), it failed: {type(failure).__name__}: {failure}"
@@ -126,19 +122,19 @@ class SpeakerEncoder(nn.Module):
     @property
     def dimension(self) -> int:
         """The number of values in an embedding, found by a probe with noise."""
-        return self._probe_result.dimension
+        return self._probe_result[1]
 
     @property
     def is_differentiable(self) -> bool:
         """Whether gradients pass from the embedding to the waveform, found by a probe with noise."""
-        return self._probe_result.passes_gradients
+        return self._probe_result[2]
 
     @cached_property
     def can_pad(self) -> bool:
         """Whether an utterance has the same embedding alone and padded in a batch, found by a probe with noise."""
         if not self.takes_lengths:
             return False
-        noise = self._make_noise(self._probe_result.samples)
+        noise = self._make_noise(self._probe_result[0])
         lengths = torch.tensor([noise.shape[1], 3 * noise.shape[1] // 4], device=noise.device)
         rows = torch.where(length_mask(noise.expand(2, -1), lengths), noise, 0.0)
         with torch.no_grad():
@@ -152,7 +148,7 @@ class SpeakerEncoder(nn.Module):
     @cached_property
     def min_samples(self) -> int:
         """The fewest samples, of some lengths of noise tried, that give a finite embedding."""
-        longest = self._probe_result.samples
+        longest = self._probe_result[0]
         for samples in (int(seconds * self.sample_rate) for seconds in _SHORT_SECONDS):
             with torch.no_grad(), suppress(Exception):  # whatever the library raises for what it cannot take
                 if samples < longest and bool(self(self._make_noise(samples)).isfinite().all()):
@@ -197,11 +193,3 @@ def extract_embeddings(output: Any, num_rows: int) -> Tensor:
             f"{tuple(output.shape)}."
         )
     return embeddings.float() if embeddings.dtype in (torch.float16, torch.bfloat16) else embeddings
-
-
-def _passes_gradients(waveforms: Tensor, embeddings: Tensor) -> bool:
-    try:
-        (slope,) = torch.autograd.grad(embeddings.sum(), waveforms)
-    except RuntimeError:  # there is no graph, or it is broken
-        return False
-    return bool(slope.isfinite().all() and slope.any())
