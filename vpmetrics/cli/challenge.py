@@ -22,7 +22,7 @@ from vpmetrics.cli.embeddings import Column, EmbeddingFiles, merge_columns_by_ut
 from vpmetrics.cli.formats import VECTOR_FILE
 from vpmetrics.cli.inputs import InputError, describe_error, quote
 from vpmetrics.cli.trial_files import Trials, label_trials, read_first_column, read_key, read_map, read_scores
-from vpmetrics.cli.trial_protocol import ListedTrials, Protocol, TrialEmbeddings, read_protocol, score_protocol
+from vpmetrics.cli.trial_protocol import ListedTrials, TrialEmbeddings, read_protocol, score_protocol
 
 _VECTOR_FILES = VECTOR_FILE, "xvector.scp", "xvector.ark"
 _SCORE_FOLDER = re.compile(r"(?:ASV-)?(?P<enrol>.+_enrolls.*?)-(?P<trial>.+_trials.*)")
@@ -49,14 +49,6 @@ class TrialSet(NamedTuple):
     vectors: Mapping[str, Path]
     scores: Mapping[str, Path]
     lists: RecipeLists
-
-    def find_trial_list(self) -> Path:
-        """Return the path of the list of its trials."""
-        path = self.lists.find(self.trial, "trials")
-        if path is None:
-            message = f"expected the trials of {self.trial}, but found no {self.trial}/trials"
-            raise InputError(message, self.lists.folder)
-        return path
 
 
 class ChallengeResult(NamedTuple):
@@ -136,7 +128,13 @@ class RecipeLists:
             *(path for path in in_folder if set_name.endswith(f"_{path.name}")),
             *(path for path in in_folder if path.name == kind),
         )
-        return by_preference[0] if by_preference else None
+        return next(iter(by_preference), None)
+
+    def find_trials(self, set_name: str) -> Path:
+        """Return the list of the trials of a set; raise if there is none."""
+        if path := self.find(set_name, "trials"):
+            return path
+        raise InputError(f"expected the trials of {set_name}, but found no {set_name}/trials", self.folder)
 
 
 def has_results(folder: Path) -> bool:
@@ -154,13 +152,24 @@ def find_score_and_vector_files(folder: Path) -> list[ChallengeResult]:
     if not results:
         expected = "ASV-<set>_enrolls-<set>_trials_<sex>_<system>/scores, or speaker_vectors.pt below such names"
         raise InputError(f"expected results of a VoicePrivacy challenge ({expected}), but got none", folder)
-    results = _join_by_system_and_attacker(results)
-    names = Counter((one.system, one.dataset, one.attacker) for one in results)
+    # Results of one system, dataset and attacker on different sets, such as languages with an encoder each, are joined.
+    joined: dict[tuple[str, ...], ChallengeResult] = {}
+    for one in results:
+        of_folder = (*one[:3], str(one.folder))
+        key = of_folder[:3] if one.attacker == _PROTECTED_ATTACKER else of_folder
+        before = joined.get(key)
+        if before is None:
+            joined[key] = one
+        elif {each.name for each in before.trial_sets} & {each.name for each in one.trial_sets}:
+            joined[of_folder] = one
+        else:
+            joined[key] = one._replace(trial_sets=before.trial_sets + one.trial_sets, encoders=before.encoders + 1)
+    counts = Counter(one[:3] for one in joined.values())
     return [
         one
-        if names[one.system, one.dataset, one.attacker] == 1
+        if counts[one[:3]] == 1
         else one._replace(system=f"{one.system}, {one.folder.relative_to(folder).as_posix()}")
-        for one in results
+        for one in joined.values()
     ]
 
 
@@ -219,22 +228,6 @@ def _list_results(root: Path, files: _EncoderFiles, lists: RecipeLists) -> list[
     ]
 
 
-def _join_by_system_and_attacker(results: Sequence[ChallengeResult]) -> list[ChallengeResult]:
-    """Join results of one system, dataset and attacker on different sets, such as languages with an encoder each."""
-    joined: dict[tuple[str, ...], ChallengeResult] = {}
-    for one in results:
-        of_folder = (one.system, one.dataset, one.attacker, str(one.folder))
-        key = of_folder[:3] if one.attacker == _PROTECTED_ATTACKER else of_folder
-        before = joined.get(key)
-        if before is None:
-            joined[key] = one
-        elif {each.name for each in before.trial_sets} & {each.name for each in one.trial_sets}:
-            joined[of_folder] = one
-        else:
-            joined[key] = one._replace(trial_sets=before.trial_sets + one.trial_sets, encoders=before.encoders + 1)
-    return list(joined.values())
-
-
 def read_listed_trials(
     result: ChallengeResult, scoring: Scoring, utt2spk: str | None = None
 ) -> tuple[ListedTrials, list[TrialEmbeddings]]:
@@ -246,7 +239,10 @@ def read_listed_trials(
     trials_by_set: dict[str, Mapping[str, Trials]] = {}
     for trial_set in result.trial_sets:
         if result.is_read_from_scores:
-            trials_by_set[trial_set.name] = _read_scores_by_condition(trial_set)
+            files = {condition: read_scores(path) for condition, path in trial_set.scores.items()}
+            is_labelled = all("is_target" in file.frame.columns for file in files.values())
+            key = None if is_labelled else read_key(trial_set.lists.find_trials(trial_set.trial))
+            trials_by_set[trial_set.name] = {condition: label_trials(file, key) for condition, file in files.items()}
             speaker_of |= listed_speakers or _read_listed_speakers(trial_set)
         else:
             of_set = _read_trial_embeddings(trial_set, result.suffix, listed_speakers)
@@ -269,13 +265,6 @@ def read_listed_trials(
     return ListedTrials(trials, speaker_of, tuple(trials_by_set), tuple(notes), result.pooled_sets), embeddings
 
 
-def _read_scores_by_condition(trial_set: TrialSet) -> dict[str, Trials]:
-    files = {condition: read_scores(path) for condition, path in trial_set.scores.items()}
-    is_labelled = all("is_target" in file.frame.columns for file in files.values())
-    key = None if is_labelled else read_key(trial_set.find_trial_list())
-    return {condition: label_trials(file, key) for condition, file in files.items()}
-
-
 def _read_trial_embeddings(trial_set: TrialSet, suffix: str, listed_speakers: Mapping[str, str]) -> TrialEmbeddings:
     files, sides = EmbeddingFiles(), []
     for end in ("", suffix):
@@ -284,14 +273,7 @@ def _read_trial_embeddings(trial_set: TrialSet, suffix: str, listed_speakers: Ma
         columns = [files.read_column(str(path), "original") for path in paths if path is not None]
         missing = Column(np.zeros((0, 0)), [], f"{trial_set.trial}{end}/{VECTOR_FILE}, which is not there")
         sides.append(merge_columns_by_utterance(columns) if columns else missing)
-    protocol = _read_protocol(trial_set, suffix, listed_speakers, files)
-    return TrialEmbeddings(sides[0], sides[1], protocol, trial_set.name)
-
-
-def _read_protocol(
-    trial_set: TrialSet, suffix: str, listed_speakers: Mapping[str, str], files: EmbeddingFiles
-) -> Protocol:
-    """Read which pairs are trials; a speaker is enrolled with the mean of their utterances in the enrolment set."""
+    # A speaker is enrolled with the mean of their utterances in the enrolment set.
     enrol, vectors, lists = trial_set.enrol, trial_set.vectors, trial_set.lists
     path = vectors.get(enrol) or vectors.get(enrol + suffix)
     if path is None:
@@ -306,7 +288,8 @@ def _read_protocol(
         speaker_of |= _read_listed_speakers(trial_set)
     if not set(enrolled) <= set(speaker_of):
         raise InputError(f"expected the speakers of {enrol}, but found no {enrol}/utt2spk", lists.folder)
-    return read_protocol([trial_set.find_trial_list()], enrolled, speaker_of)
+    protocol = read_protocol([lists.find_trials(trial_set.trial)], enrolled, speaker_of)
+    return TrialEmbeddings(sides[0], sides[1], protocol, trial_set.name)
 
 
 def _read_listed_speakers(trial_set: TrialSet) -> dict[str, str]:
@@ -360,17 +343,17 @@ def find_utility(folder: Path, suffix: str, dataset: str, is_alone: bool) -> dic
     for path in paths:
         is_named = f"{path.parent.name}/{path.stem}".endswith(suffix) or suffix in path.parent.name
         if is_named or (is_alone and path.is_relative_to(folder)):
-            for name, values in _read_summary(path.read_text(errors="replace"), suffix, dataset).items():
-                values_by_name.setdefault(name, values)
+            read = _read_summary(path.read_text(errors="replace"), suffix, dataset)
+            values_by_name = values_by_name | read | values_by_name  # the first summary counts
     return {name: sum(values) / len(values) for name, values in values_by_name.items()}
 
 
 def _read_summary(text: str, suffix: str, dataset: str) -> dict[str, list[float]]:
-    values_by_name: dict[str, list[float]] = {}
+    values_by_name: dict[str, list[float]] = defaultdict(list)
     # 2020 and 2022: a line of Kaldi below or after the name of the set; the last one has the large language model.
     for _, split, system, value in _KALDI.findall(re.sub(r"\n\s+", " ", text)):
         if system == suffix.strip("_") and split == (dataset or split):
-            values_by_name.setdefault("WER", []).append(float(value))
+            values_by_name["WER"].append(float(value))
     # 2024 and 2026: tables as pandas prints them.
     for section, measure in (("ASR", "WER"), ("SER", "UAR")):
         table = re.search(rf"^---- {section} results ----\n(.*\n)((?:\s*mean.*\n)?)((?:.+\n?)*)", text, re.MULTILINE)
@@ -380,5 +363,5 @@ def _read_summary(text: str, suffix: str, dataset: str) -> dict[str, list[float]
         column = heads.index(measure) - len(heads)
         for row in map(str.split, table[3].splitlines()):
             if len(row) >= len(heads) and "anon" in row and (not dataset or dataset in row):
-                values_by_name.setdefault(measure, []).append(float(row[column]))
+                values_by_name[measure].append(float(row[column]))
     return values_by_name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,9 +103,9 @@ class Column(NamedTuple):
         if values.dtype.kind not in "iuUSb":
             raise InputError(f"expected whole numbers or names, but got {values.dtype}", self.source)
         labels, numbers = np.unique(values, return_inverse=True)
-        texts = [
+        texts = (
             label.decode(errors="replace") if isinstance(label, bytes) else str(label) for label in labels.tolist()
-        ]
+        )
         return torch.from_numpy(numbers), tuple(map(printable, texts))
 
 
@@ -133,24 +134,24 @@ class EmbeddingFiles:
         return columns[0] if len(columns) == 1 else merge_columns_by_utterance(columns)
 
     def read_column(self, source: str | None, role: str) -> Column:
-        """Return an array by ``FILE``, ``FILE:ARRAY`` or ``ARRAY``; by one of its usual names if nothing is given."""
-        path, name = locate_source(source)
-        if path is None:
-            if self.container is not None:
-                return self._pick_array(self.container, source, role)
-            if source is not None:
-                raise InputError(f"no such file for --{role}", source)
-            raise InputError(f"Expected --{role} FILE[:ARRAY] or a file that holds all arrays, but got neither.")
-        return self._pick_array(path, name, role, is_side=role in ("original", "protected", "plda-fit"))
+        """Return an array by ``FILE``, ``FILE:ARRAY`` or ``ARRAY``.
 
-    def _pick_array(self, path: str, name: str | None, role: str, is_side: bool = False) -> Column:
-        """Return an array by its name or one of its usual names; of a file of one side, its only matrix."""
+        An array that is not named has one of its usual names, or is the only matrix of a file of one side.
+        """
+        path, name = locate_source(source)
+        is_one_side = path is not None and role in ("original", "protected", "plda-fit")
+        if path is None:
+            path, name = self.container, source
+        if path is None and source is not None:
+            raise InputError(f"no such file for --{role}", source)
+        if path is None:
+            raise InputError(f"Expected --{role} FILE[:ARRAY] or a file that holds all arrays, but got neither.")
         by_name, utterances = self.read_arrays(path)
         by_lower = {key.lower(): key for key in by_name}
         names = (name.lower(),) if name is not None else (*_ALIASES.get(role, (role, role.removesuffix("s"))), "")
         key = next((by_lower[name] for name in names if name in by_lower), None)
         matrices = [name for name, values in by_name.items() if values.ndim > 1]
-        if key is None and name is None and is_side and len(matrices) == 1:
+        if key is None and name is None and is_one_side and len(matrices) == 1:
             key = matrices[0]
         if key is None:
             got = shorten(", ".join(f"{key} {values.shape}" for key, values in by_name.items()), 200) or "none"
@@ -170,16 +171,20 @@ class EmbeddingFiles:
         return Column(np.array(labels), names, path, path)
 
     def read_speakers(self, source: str | None, pattern: str | None, original: Column) -> Column:
-        """Return the speaker of every row: from ``source``, by a pattern of names, or from the original file."""
+        """Return the speaker of every row: from ``source``, by the first group of a pattern, or from the originals."""
         if source is not None:
             return self.read_labels(source, "speakers")
         if pattern is not None and original.utterances is None:
             raise InputError("expected it to name its utterances for --speaker-pattern", original.source)
         if pattern is not None:
-            speakers = np.array([_match_speaker(pattern, name) for name in original.utterances or ()])
-            return Column(speakers, original.utterances, original.source, original.path)
+            speakers = []
+            for name in original.utterances or ():
+                if (match := re.search(pattern, name)) is None:
+                    raise InputError(f"Expected --speaker-pattern to match every utterance, but not {quote(name)}.")
+                speakers.append(match[min(1, match.re.groups)])
+            return original._replace(values=np.array(speakers), alias=None)
         if self.has_speakers(original):
-            return self._pick_array(original.path, None, "speakers")
+            return self.read_column(original.path, "speakers")
         if original.utterances is not None:
             remedy = "give --utt2spk FILE, or --speaker-pattern REGEX, as '^[^-_]+'"
             raise InputError(f"expected the speaker of every utterance, but got none; {remedy}", original.source)
@@ -189,14 +194,6 @@ class EmbeddingFiles:
         """Return whether the file of some embeddings has their speakers, too."""
         arrays = self._arrays.get(column.path)
         return arrays is not None and any(name.lower() in _ALIASES["speakers"] for name in arrays.by_name)
-
-
-def _match_speaker(pattern: str, utterance: str) -> str:
-    """Return the match of a pattern in the name of an utterance: its first group, or all of it."""
-    match = re.search(pattern, utterance)
-    if match is None:
-        raise InputError(f"Expected --speaker-pattern to match every utterance, but not {quote(utterance)}.")
-    return match[1] if match.re.groups else match[0]
 
 
 def read_embeddings(
@@ -213,7 +210,11 @@ def read_embeddings(
     for role in ("utterances", "sessions"):
         if (source := getattr(options, role)) is not None:
             columns[role] = files.read_labels(source, role)
-    notes = _notes_on_aliases(container, columns)
+    notes: tuple[str, ...] = ()
+    guessed = {role: column for role, column in columns.items() if column.alias is not None}
+    if any(column.alias != role for role, column in guessed.items()):
+        taken = (f"{column.alias if container else column.source} as {role}" for role, column in guessed.items())
+        notes = (f"{f'{container}: ' if container else ''}taken {', '.join(taken)}",)
     is_named = original.utterances is not None or protected.utterances is not None
     named_files = {column.path for column in columns.values() if column.utterances is not None}
     if len(named_files) > 1 or (is_named and original.path != protected.path):
@@ -292,8 +293,7 @@ def merge_columns_by_utterance(columns: Sequence[Column]) -> Column:
     values = np.concatenate([column.values for column in columns])
     names = [name for column in columns for name in column.utterances or ()]
     _, first_rows, name_index = np.unique(np.array(names), return_index=True, return_inverse=True)
-    differs = (values != values[first_rows[name_index]]).any(axis=1)
-    if differs.any():
+    if (differs := (values != values[first_rows[name_index]]).any(axis=1)).any():
         name = quote(names[int(differs.argmax())])
         raise InputError(f"expected the same vector for {name} as in the files before, but got another one")
     kept = np.sort(first_rows)
@@ -301,21 +301,17 @@ def merge_columns_by_utterance(columns: Sequence[Column]) -> Column:
     return Column(values[kept], [names[at] for at in kept], source, source)
 
 
-def _notes_on_aliases(container: str | None, columns: Mapping[str, Column]) -> tuple[str, ...]:
-    """Return a note on which array was taken for which side, where its name had to be guessed."""
-    guessed = {role: column for role, column in columns.items() if column.alias is not None}
-    if all(column.alias == role for role, column in guessed.items()):
-        return ()
-    says = ", ".join(f"{column.alias if container else column.source} as {role}" for role, column in guessed.items())
-    return (f"{container}: taken {says}" if container else f"taken {says}",)
-
-
 def _align_rows(columns: Mapping[str, Column], partial: bool) -> tuple[dict[str, Column], tuple[str, ...]]:
     """Return the utterances that all files name, in the order of the originals."""
     rows = {role: column.rows_by_name() for role, column in columns.items()}
     common = set(rows["original"]).intersection(*rows.values())
     if not common:
-        raise InputError(_explain_no_common_utterance(columns, rows))
+        names = {role: next(iter(of_role), "") for role, of_role in rows.items()}
+        shown = ", ".join(f"{quote(name)} in {columns[role].source}" for role, name in names.items())
+        suffixes = (long[len(short) :] for long, short in product(names.values(), repeat=2) if long.startswith(short))
+        suffix = next(filter(None, suffixes), "")
+        hint = f" Try --strip-suffix={suffix}" if suffix else ""
+        raise InputError(f"Expected utterances of the same name in all files, but they share none: {shown}.{hint}")
     notes = []
     for role in ("original", "protected"):
         missing = [name for name in rows[role] if name not in common]
@@ -331,16 +327,6 @@ def _align_rows(columns: Mapping[str, Column], partial: bool) -> tuple[dict[str,
         for role, column in columns.items()
     }
     return aligned, tuple(notes)
-
-
-def _explain_no_common_utterance(columns: Mapping[str, Column], rows: Mapping[str, Mapping[str, int]]) -> str:
-    """Return the message for files without a common utterance: a name of each, and a suffix that would pair them."""
-    names = {role: next(iter(of_role), "") for role, of_role in rows.items()}
-    shown = ", ".join(f"{quote(name)} in {columns[role].source}" for role, name in names.items())
-    suffixes = (name[len(start) :] for name in names.values() for start in names.values() if name.startswith(start))
-    suffix = next(filter(None, suffixes), "")
-    hint = f" Try --strip-suffix={suffix}" if suffix else ""
-    return f"Expected utterances of the same name in all files, but they share none: {shown}.{hint}"
 
 
 def _pack_columns(columns: Mapping[str, Column], notes: tuple[str, ...]) -> Embeddings:

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -63,6 +62,7 @@ _USED = {
     "a folder of scores": {"weights", "speakers"},
     "score files": {"oo", "op", "pp", "key", "strict", "fit", "speakers", "similarity", "score_columns", "key_columns"},
 }
+_NOT_GIVEN: tuple[object, ...] = (None, False, [], ())  # values of options
 _ORIGINAL = "original"  # what tables call unprotected speech
 
 
@@ -81,22 +81,24 @@ def evaluate(options: Namespace, console: Console) -> None:
 def compare(options: Namespace, console: Console) -> None:
     """Compare several systems."""
     _check_format_and_outputs(options)
-    sources = {printable(name): source for name, source in map(_parse_named_source, options.systems)}
+    sources = {}
+    for text in options.systems:
+        name, equals, source = text.partition("=")
+        if equals and not (name and source):
+            raise InputError(f"Expected NAME=FILE, but got {quote(text)}.")
+        sources[printable(name if equals else Path(text.split(",")[0]).stem)] = source if equals else text
     if len(sources) < len(options.systems) or _ORIGINAL in sources:
         got = ", ".join(options.systems)
         if _ORIGINAL in sources:
             got = f"{', '.join(sources)}; {_ORIGINAL} is what tables call unprotected speech"
         raise InputError(f"Expected every system to have a name of its own (NAME=FILE), but got {got}.")
-    first = next(iter(sources.values()))
-    if options.original is None and Path(first).is_dir() and has_results(Path(first)):
-        systems = [
-            system for name, folder in sources.items() for system in _evaluate_folder(Path(folder), options, name)
-        ]
-    elif options.original is not None and holds_recordings(options.original[0]):
-        systems = _evaluate_recordings(options, options.original[0], sources)
-    elif options.original is not None or not _holds_scores(first.split(",")[0], options):
+    first, shared = next(iter(sources.values())), options.original
+    if shared is None and Path(first).is_dir() and has_results(Path(first)):
+        systems = [one for name, folder in sources.items() for one in _evaluate_folder(Path(folder), options, name)]
+    elif shared is not None and holds_recordings(shared[0]):
+        systems = _evaluate_recordings(options, shared[0], sources)
+    elif shared is not None or not _holds_scores(first.split(",")[0], options):
         # Without --original, every file holds its own originals.
-        shared = options.original
         inputs = {name: (None, shared, [file]) if shared else (file, (), ()) for name, file in sources.items()}
         systems = _evaluate_embeddings(options, inputs)
     else:
@@ -119,21 +121,17 @@ def _publish_with_utility(options: Namespace, lead: str, systems: Sequence[Evalu
     has_embeddings = any(report.identification for report in systems[0].report.conditions.values())
     settings = {"scoring": "cosine", "similarity": "geometric"} if has_embeddings else {}
     hidden = {"argv", "out", "json", "figures", "command", "title", "samples", "intervals"}
-    settings |= {name: value for name, value in _nonempty_options(options).items() if name not in hidden}
+    settings |= {name: value for name, value in vars(options).items() if value not in _NOT_GIVEN and name not in hidden}
     settings["intervals"] = options.intervals  # None is a setting, too
     run = Run(("vpmetrics", *options.argv), settings, dict(read_files))
     content = Content(clean(options.title), clean(lead), systems, run, options.columns, options.samples)
     publish(content, console, options)
 
 
-def _nonempty_options(options: Namespace) -> dict[str, Any]:
-    return {name: value for name, value in vars(options).items() if value not in (None, False, [], ())}
-
-
 def _reject_unused_option(options: Namespace, input_kind: str) -> None:
     """Raise for an option that does nothing with a kind of input, which is a misunderstanding."""
-    for name in _nonempty_options(options):
-        if name not in _ALWAYS | _USED[input_kind]:
+    for name, value in vars(options).items():
+        if value not in _NOT_GIVEN and name not in _ALWAYS | _USED[input_kind]:
             option = {"speakers": "utt2spk"}.get(name, name).replace("_", "-")
             raise InputError(f"Expected no --{option} with {input_kind}: it would do nothing.")
 
@@ -243,9 +241,8 @@ def _evaluate_folder(folder: Path, options: Namespace, name: str) -> list[Evalua
     is_read_from_scores = all(result.is_read_from_scores for result in results)
     _reject_unused_option(options, "a folder of scores" if is_read_from_scores else "a folder of embeddings")
     scoring = "cosine" if is_read_from_scores else _read_scoring(options)
-    has_several = {
-        field: len({getattr(result, field) for result in results}) > 1 for field in ("system", "dataset", "attacker")
-    }
+    fields = "system", "dataset", "attacker"
+    has_several = {field: len({getattr(result, field) for result in results}) > 1 for field in fields}
     by_attacker: dict[str, dict[str, EvaluatedSystem]] = defaultdict(dict)
     for result in results:
         listed, embeddings = read_listed_trials(result, scoring, options.speakers)
@@ -281,7 +278,16 @@ def _evaluate_scores(options: Namespace) -> EvaluatedSystem:
     _reject_unused_similarity_options(options, has_named_conditions=set(scored) != {""})
     key = None if key_file is None else read_key(key_file, options.key_columns)
     trials = _read_trials(options, scored, key)
-    return _evaluate_trials(options.title, trials, options, _read_calibration_trials(options, key))
+    if not options.fit:
+        return _evaluate_trials(options.title, trials, options)
+    if len(options.fit) > 2:
+        raise InputError(f"Expected --fit SCORES [KEY], but got {len(options.fit)} files.")
+    fit = read_scores(options.fit[0], options.score_columns)
+    if len(options.fit) > 1:
+        key = read_key(options.fit[1], options.key_columns)
+    elif "is_target" in fit.frame.columns:
+        key = None
+    return _evaluate_trials(options.title, trials, options, label_trials(fit, key, options.strict))
 
 
 def _compare_scores(options: Namespace, sources: Mapping[str, str]) -> list[EvaluatedSystem]:
@@ -302,20 +308,6 @@ def _compare_scores(options: Namespace, sources: Mapping[str, str]) -> list[Eval
 def _read_trials(options: Namespace, paths: Mapping[str, str], key: TrialFile | None) -> dict[str, Trials]:
     files = {condition: read_scores(path, options.score_columns) for condition, path in paths.items()}
     return {condition: label_trials(file, key, options.strict) for condition, file in files.items()}
-
-
-def _read_calibration_trials(options: Namespace, key: TrialFile | None) -> Trials | None:
-    """Read the trials of ``--fit``, None without it; without labels they take ``key``, that of the evaluated scores."""
-    if not options.fit:
-        return None
-    if len(options.fit) > 2:
-        raise InputError(f"Expected --fit SCORES [KEY], but got {len(options.fit)} files.")
-    file = read_scores(options.fit[0], options.score_columns)
-    if len(options.fit) > 1:
-        key = read_key(options.fit[1], options.key_columns)
-    elif "is_target" in file.frame.columns:
-        key = None
-    return label_trials(file, key, options.strict)
 
 
 def _evaluate_trials(
@@ -363,10 +355,3 @@ def _read_scoring(options: Namespace) -> Scoring:
     if options.plda_fit:
         return fit_plda(options.plda_fit, options.speakers, options.format)
     return str(options.scoring or "cosine")
-
-
-def _parse_named_source(text: str) -> tuple[str, str]:
-    name, equals, source = text.partition("=")
-    if equals and not (name and source):
-        raise InputError(f"Expected NAME=FILE, but got {quote(text)}.")
-    return (name, source) if equals else (Path(text.split(",")[0]).stem, text)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vpmetrics._engine.combination import combine_reports
 from vpmetrics._engine.conditions import CONDITIONS
+from vpmetrics._engine.registry import scalar_key
 from vpmetrics._engine.report import ConditionReport, EvaluatedSystem
 from vpmetrics._engine.scalar import printable
 from vpmetrics._engine.trial_list import ScoredTrials, report_trials
@@ -50,7 +51,12 @@ def evaluate_embeddings(
     """Evaluate a system by its embeddings; one metric for several systems scores shared originals once."""
     speakers = embeddings.speakers
     labels = {key: getattr(embeddings, key) for key in ("is_reference", "utterances", "sessions", "groups")}
-    notes = [*embeddings.notes, *_note_zero_rows(name, embeddings)]
+    notes = list(embeddings.notes)
+    for side in ("original", "protected"):
+        values = getattr(embeddings, side)
+        if zeros := int((values == 0).all(dim=1).sum()):  # which look perfectly private
+            rows = f"{zeros:,} of {len(values):,} rows of the {side} embeddings"
+            notes.append(f"{name}: {rows} are all zero; no voice is in them")
     metric.reset()
     try:
         with collect_notes(notes):
@@ -59,7 +65,6 @@ def evaluate_embeddings(
     except (TypeError, ValueError) as error:
         raise InputError(str(error), name or None) from None
     notes += _note_wrong_sign(name, report.conditions, "an attacker who turns the sign undoes the protection")
-
     groups, names = {}, embeddings.speaker_names
     for number, group_report in report.groups.items():
         members = speakers if embeddings.groups is None else speakers[embeddings.groups == number]
@@ -116,15 +121,10 @@ def evaluate_trials(
     similarity: Literal["geometric", "sigmoid"] | None = None,
     confidence: float | None = None,
 ) -> EvaluatedSystem:
-    """Evaluate a system by its scores.
+    """Evaluate a system by its scores in each condition, which is empty where scores have none.
 
-    Args:
-        name: Name of the system.
-        conditions: Trials by condition; the key is empty for scores without a condition.
-        fit: The trials of another run, to calibrate on.
-        speaker_of: The speaker of every name, for matrices and intervals.
-        similarity: Kind of the similarity matrices; None to leave them out.
-        confidence: Confidence level of intervals; None to leave them out.
+    ``fit``: trials of another run to calibrate on. ``speaker_of``: the speaker of every name, for matrices, which are
+    left out without ``similarity``, and for intervals, which are left out without ``confidence``.
     """
     notes = [note for trials in conditions.values() for note in trials.notes]
     speakers = find_speakers(speaker_of or {}, list(conditions.values()))
@@ -136,13 +136,10 @@ def evaluate_trials(
             is_same_side = bool(condition) and CONDITIONS[condition].is_same_side and trial_speakers is not None
             has_unordered_pairs = is_same_side and _has_unordered_pairs(trials)
             scored[condition] = ScoredTrials(*_make_tensors(trials), trial_speakers, has_unordered_pairs)
-        report = report_trials(
-            scored,
-            None if fit is None else ScoredTrials(*_make_tensors(fit)),
-            len(speakers.names),
-            similarity if speakers.is_listed else None,
-            confidence if speakers.of_trials else None,
-        )
+        fit_trials = None if fit is None else ScoredTrials(*_make_tensors(fit))
+        similarity = similarity if speakers.is_listed else None
+        confidence = confidence if speakers.of_trials else None
+        report = report_trials(scored, fit_trials, len(speakers.names), similarity, confidence)
     notes += _note_wrong_sign(name, report.conditions, "scores seem to fall with likeness: negate them?")
     frames = [trials.frame for trials in conditions.values()]
     # Without names, there are as many as trials.
@@ -168,10 +165,7 @@ def _make_tensors(trials: Trials) -> tuple[Tensor, Tensor]:
 
 
 def _has_unordered_pairs(trials: Trials) -> bool:
-    """Return whether both sides share names and each pair is listed in one order only, by a sample of pairs.
-
-    Trials of models against utterances are ordered pairs.
-    """
+    """Return whether both sides share names (models and utterances do not), and each sampled pair has one order."""
     pairs = trials.frame.select("enrol", "trial")
     sample = pairs.gather_every(1 + len(pairs) // _SAMPLE_SIZE).filter(pl.col("enrol") != pl.col("trial"))
     if pairs.join(pairs, left_on="trial", right_on="enrol", how="semi").is_empty():
@@ -237,14 +231,13 @@ def _cluster_by_target_trials(num_names: int, sides: Sequence[tuple[Array, Array
 
 def check_anything_defined(systems: Sequence[EvaluatedSystem]) -> None:
     """Raise if no measure of privacy is defined in any system: dashes must not pass for a result."""
-    for system in systems:
-        values = [system.get_or_nan("d_ece", condition) for condition in system.report.conditions]
-        if not all(math.isnan(value) for value in (*values, system.get_or_nan("deid"), system.get_or_nan("gvd"))):
-            return
     first = systems[0]
+    for system in systems:
+        names = ["deid", "gvd", *(scalar_key(condition, "d_ece") for condition in system.report.conditions)]
+        if not all(math.isnan(system.get_or_nan(name)) for name in names):
+            return
     missing = explain_missing_trials(len(first.speakers), first.utterances) if first.utterances else None
-    conditions = first.report.conditions.values()
-    counts = map(max, zip(*(condition.num_trials for condition in conditions), strict=True))
+    counts = map(max, zip(*(report.num_trials for report in first.report.conditions.values()), strict=True))
     lacking = [kind for kind, count in zip(("target", "non-target"), counts, strict=True) if not count]
     trials = f"There are no {' and no '.join(lacking)} trials." if lacking else ""
     reason = missing or trials or "; ".join(first.notes) or "All are NaN."
@@ -260,14 +253,4 @@ def _note_wrong_sign(name: str, conditions: Mapping[str, ConditionReport], advic
         if turned > 2 * straight + 0.01 + 2 / max(min(report.num_trials), 1):
             where = f"{name}, {condition}" if condition else name
             notes.append(f"{where}: D_ECE is {straight:.3f} bit, but {turned:.3f} with the sign turned; {advice}")
-    return notes
-
-
-def _note_zero_rows(name: str, embeddings: Embeddings) -> list[str]:
-    """Note rows of zeros, which look perfectly private."""
-    notes = []
-    for side, values in (("original", embeddings.original), ("protected", embeddings.protected)):
-        if zeros := int((values == 0).all(dim=1).sum()):
-            rows = f"{zeros:,} of {len(values):,} rows of the {side} embeddings"
-            notes.append(f"{name}: {rows} are all zero; no voice is in them")
     return notes

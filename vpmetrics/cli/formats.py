@@ -33,7 +33,6 @@ from vpmetrics.cli.trial_files import read_map
 
 _UTTERANCE_KEYS = [f"{name}{end}" for name in ("utterance", "utt", "utterance_id", "utt_id", "id") for end in ("s", "")]
 VECTOR_FILE = "speaker_vectors.pt"  # in a folder of the VoicePrivacy challenges from 2024 on
-_ROW_INDEX, _SPEAKER_INDEX = "id2idx", "idx2spk"  # beside it: its rows are in no order
 _NUMBERED_COLUMN = re.compile(r"(.*?)[\s_.\-\[]*\d+\]?")
 _KALDI_VECTORS = b"\0BFV", b"\0BDV", b"\0BFM", b"\0BDM", b"\0BCM"
 
@@ -81,13 +80,10 @@ def _read_folder_of_vectors(folder: Path) -> Arrays:
     """Read the vectors of a challenge's folder, or one ``.npy`` or ``.pt`` file per utterance, named by its stem."""
     if (folder / VECTOR_FILE).is_file():
         return read_arrays(str(folder / VECTOR_FILE))
-    files = sorted(path for path in folder.rglob("*") if path.suffix in (".npy", ".pt", ".pth"))
+    vectors, files = [], sorted(path for path in folder.rglob("*") if path.suffix in (".npy", ".pt", ".pth"))
     if not files:
-        raise InputError(
-            "expected recordings (.wav, .flac, .ogg, .mp3), or one .npy or .pt file per utterance, but got neither",
-            folder,
-        )
-    vectors = []
+        expected = "recordings (.wav, .flac, .ogg, .mp3), or one .npy or .pt file per utterance"
+        raise InputError(f"expected {expected}, but got neither", folder)
     has_unique_stems = len({path.stem for path in files}) == len(files)
     for path in files:
         by_name = _read_file(str(path), path.suffix[1:]).by_name
@@ -167,44 +163,40 @@ def _read_torch(file: BinaryIO, path: str) -> Arrays:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except UnpicklingError:  # PyTorch's own message advises to load the file without protection
-        raise InputError(
-            "holds other objects than tensors, numbers and texts; save tensors, or use .npz", path
-        ) from None
+        got = "other objects than tensors, numbers and texts"
+        raise InputError(f"holds {got}; save tensors, or use .npz", path) from None
     if isinstance(content, tuple) or (isinstance(content, list) and not all(isinstance(v, Tensor) for v in content)):
         got = f"a {type(content).__name__} of {len(content)}"
         expected = "a tensor or a dictionary, as {'original': ..., 'protected': ..., 'speakers': ...}"
         raise InputError(f"expected {expected}, but got {got}", path)
     arrays = _collect_arrays(content if isinstance(content, Mapping) else {"": content}, path)
-    index = Path(path).with_name(_ROW_INDEX)
+    index, speaker_list = (Path(path).with_name(name) for name in ("id2idx", "idx2spk"))
     is_matrix = set(arrays.by_name) == {""} and arrays.by_name[""].ndim == 2 and arrays.utterances is None
-    return _name_rows(arrays.by_name[""], index) if is_matrix and index.is_file() else arrays
-
-
-def _name_rows(vectors: Array, index: Path) -> Arrays:
-    """Name rows by a list of lines ``utterance row``, and their speakers by one of lines ``row speaker``."""
-    row_of, rows = read_map(index, "utterance row"), list(map(str, range(len(vectors))))
+    if not is_matrix or not index.is_file():
+        return arrays
+    # The rows of a challenge's file are in no order: lists beside it name them and their speakers.
+    row_of, rows = read_map(index, "utterance row"), list(map(str, range(len(arrays.by_name[""]))))
     if sorted(row_of.values()) != sorted(rows):
         got = f"{len(row_of)} lines" if len(row_of) != len(rows) else "some rows twice and others not at all"
         raise InputError(f"expected every row of {len(rows)} once, but got {got}", index)
     utterance_of = {row: utterance for utterance, row in row_of.items()}
-    arrays, speaker_list = {"": vectors}, index.with_name(_SPEAKER_INDEX)
     speaker_of = read_map(speaker_list, "row speaker") if speaker_list.is_file() else {}
     if set(speaker_of) >= set(rows):
-        arrays["speakers"] = np.array([speaker_of[row] for row in rows])
-    return Arrays(arrays, [utterance_of[row] for row in rows])
+        arrays.by_name["speakers"] = np.array([speaker_of[row] for row in rows])
+    return Arrays(arrays.by_name, [utterance_of[row] for row in rows])
 
 
 def _read_hdf5(file: BinaryIO, path: str) -> Arrays:
     import h5py
 
-    content: dict[str, Any] = {}
-
-    def add(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            content[name] = item.asstr()[...].astype(str) if h5py.check_string_dtype(item.dtype) else item[...]
-
+    items: dict[str, Any] = {}
     with h5py.File(file, "r") as archive:
-        archive.visititems(add)
+        archive.visititems(items.__setitem__)
+        content = {
+            name: item.asstr()[...].astype(str) if h5py.check_string_dtype(item.dtype) else item[...]
+            for name, item in items.items()
+            if isinstance(item, h5py.Dataset)
+        }
     return _collect_arrays(content, path)
 
 
@@ -228,7 +220,12 @@ def _collect_columns(frame: pl.DataFrame, path: str) -> Arrays:
     for name, column in frame.to_dict().items():
         match = _NUMBERED_COLUMN.fullmatch(name)
         if isinstance(column.dtype, (pl.List, pl.Array)):
-            arrays[name] = _stack_lists(column, path)
+            lists = column if isinstance(column.dtype, pl.List) else column.arr.to_list()
+            lengths = lists.list.len()
+            if lengths.n_unique() > 1 or lengths.has_nulls():
+                got = sorted(set(lengths.to_list()), key=str)[:3]
+                raise InputError(f"expected lists of one length in column {quote(name)}, but got {got}", path)
+            arrays[name] = np.asarray(lists.explode().to_numpy().reshape(len(lists), -1))
         elif match and column.dtype.is_numeric():
             numbered.setdefault(match[1], []).append(name)
         else:
@@ -242,23 +239,10 @@ def _collect_columns(frame: pl.DataFrame, path: str) -> Arrays:
     return _collect_arrays(arrays, path)
 
 
-def _stack_lists(column: pl.Series, path: str) -> Array:
-    lists = column if isinstance(column.dtype, pl.List) else column.arr.to_list()
-    lengths = lists.list.len()
-    if lengths.n_unique() > 1 or lengths.has_nulls():
-        got = sorted(set(lengths.to_list()), key=str)[:3]
-        raise InputError(f"expected lists of one length in column {quote(column.name)}, but got {got}", path)
-    return np.asarray(lists.explode().to_numpy().reshape(len(lists), -1))
-
-
-def _read_ark(file: BinaryIO, path: str) -> Arrays:
+def _read_archived_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
     is_binary = re.match(rb"[^\s\0]+ \0B", file.read(4096)) is not None
     file.seek(0)
-    return _stack_vectors(_read_binary_vectors(file, path) if is_binary else _read_text_vectors(file, path), path)
-
-
-def _read_binary_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
-    for number in itertools.count(1):
+    for number in itertools.count(1) if is_binary else ():
         try:
             name = (read_token(file) or "").strip()
         except UnicodeDecodeError:
@@ -267,10 +251,7 @@ def _read_binary_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
             return
         where = f"{path}: vector {number}, {shorten(name)}"
         yield name, _read_kaldi_vector(file, where), where
-
-
-def _read_text_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
-    # Not by kaldiio, which takes all numbers of a vector for integers where the first has no point.
+    # Text is not read by kaldiio, which takes all numbers of a vector for integers where the first has no point.
     for number, line in enumerate(file, 1):
         name, *fields = line.decode(errors="replace").replace("[", " ").replace("]", " ").split() or [""]
         values = pl.Series(fields, dtype=pl.String).cast(pl.Float64, strict=False)
@@ -294,20 +275,16 @@ def _read_listed_vectors(file: BinaryIO, path: str) -> Iterator[NamedVector]:
                 raise InputError(f"expected `utterance archive:offset`, but got {got}", path, number)
             archive_path, _, offset = place.strip().rpartition(":") if re.search(r":\d+$", place) else (place, "", "0")
             if archive_path != current_path:
+                folder = Path(path).parent
+                candidates = Path(archive_path), folder / archive_path, folder / Path(archive_path).name
+                found = next(filter(Path.is_file, candidates), None)
+                if found is None:
+                    raise InputError(f"no such archive: {shorten(archive_path)}", path, number)
                 stack.close()
-                archive = stack.enter_context(open_unpacked(_find_archive(archive_path, path, number)))
-                current_path = archive_path
+                archive, current_path = stack.enter_context(open_unpacked(found)), archive_path
             archive.seek(int(offset))
             where = f"{path}:{number}: {archive_path}:{offset}"
             yield name, _read_kaldi_vector(archive, where), where
-
-
-def _find_archive(archive_path: str, path: str, line: int) -> Path:
-    folder = Path(path).parent
-    for candidate in (Path(archive_path), folder / archive_path, folder / Path(archive_path).name):
-        if candidate.is_file():
-            return candidate
-    raise InputError(f"no such archive: {shorten(archive_path)}", path, line)
 
 
 def _read_kaldi_vector(file: BinaryIO, where: str) -> Array:
@@ -334,7 +311,7 @@ READERS: dict[str, Callable[[BinaryIO, str], Arrays]] = {
     "parquet": lambda file, path: _collect_columns(pl.read_parquet(file), path),
     "csv": _read_delimited,
     "tsv": partial(_read_delimited, separator="\t"),
-    "ark": _read_ark,
+    "ark": lambda file, path: _stack_vectors(_read_archived_vectors(file, path), path),
     "scp": lambda file, path: _stack_vectors(_read_listed_vectors(file, path), path),
     "h5": _read_hdf5,
     "hdf5": _read_hdf5,

@@ -55,30 +55,20 @@ def format_suffix(path: str | Path) -> str:
     return Path(Path(path).name.lower().removesuffix(".gz")).suffix.removeprefix(".")
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """Return the content of a file, unpacked where its name ends in ``.gz``."""
+def open_unpacked(path: str | Path) -> BinaryIO:
+    """Open a file for reading; one whose name ends in ``.gz`` is unpacked in memory."""
     try:
         file = Path(path)
         if file.suffix.lower() != ".gz":
-            return file.read_bytes()
-        limit = _unpacked_limit(file.stat().st_size)
+            return file.open("rb")
+        limit = _UNPACKED_BYTES + _UNPACKED_RATIO * file.stat().st_size
         with gzip.open(file) as packed:
             content = packed.read(limit + 1)
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise InputError(f"cannot be read ({describe_error(error)})", path) from None
     if len(content) > limit:
         raise InputError(f"expected at most {limit >> 20:,} MiB once unpacked, but it holds more; unpack it", path)
-    return content
-
-
-def open_unpacked(path: str | Path) -> BinaryIO:
-    """Open a file for reading; one that is packed is unpacked in memory."""
-    if Path(path).suffix.lower() == ".gz":
-        return io.BytesIO(read_bytes(path))
-    try:
-        return Path(path).open("rb")
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot be read ({describe_error(error)})", path) from None
+    return io.BytesIO(content)
 
 
 def check_unpacked_size(file: BinaryIO, path: str | Path) -> None:
@@ -86,12 +76,8 @@ def check_unpacked_size(file: BinaryIO, path: str | Path) -> None:
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
-        limit = _unpacked_limit(file.seek(0, io.SEEK_END))
+        limit = _UNPACKED_BYTES + _UNPACKED_RATIO * file.seek(0, io.SEEK_END)
         if unpacked > limit:
             got = f"{unpacked >> 20:,} MiB"
             raise InputError(f"expected at most {limit >> 20:,} MiB once unpacked, but got {got}", path)
     file.seek(0)
-
-
-def _unpacked_limit(size: int) -> int:
-    return _UNPACKED_BYTES + _UNPACKED_RATIO * size

@@ -202,8 +202,7 @@ def render_model_card(systems: Sequence[EvaluatedSystem], title: str) -> str:
 
     models, body = [], [f"# Voice privacy of {escape_markdown(clean(title))}", ""]
     for system in systems:
-        verdict, rows = verdict_of(system), summary_rows(system)
-        metrics = []
+        verdict, rows, metrics = verdict_of(system), summary_rows(system), []
         for row in rows:
             kind = re.sub(r"\W+", "_", row.heading.lower()).strip("_")
             ends = {"args": dict(zip(("low", "high"), row.cell.ends, strict=True))} if row.cell.interval else {}
@@ -236,8 +235,7 @@ def _print_summary(content: Content, options: Namespace, console: Console) -> No
         lines = [*verdict, "", *check_lines(collect_checks(content.systems)), *comparison_lines(content.systems)]
     else:
         lines = summary_lines(content.systems[0])
-    inputs = content.run.inputs.items() if options.all else ()
-    styled_lines = [(printable(f"{path}: {what}"), "dim") for path, what in inputs]
+    styled_lines = [(printable(f"{path}: {what}"), "dim") for path, what in content.run.inputs.items() if options.all]
     styled_lines += [(line, "" if number else "bold") for number, line in enumerate([*lines, ""])]
     for line, style in styled_lines:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
@@ -248,8 +246,6 @@ def _print_summary(content: Content, options: Namespace, console: Console) -> No
         console.print(f"In brackets: {content.intervals}.", style="dim", markup=False, highlight=False)
     for note in content.notes:
         console.print(f"[yellow]note:[/] {escape(note)}", soft_wrap=True)
-    written = [] if options.json is None else [str(options.json)]
-    if options.out is not None:
-        written.append(f"{options.out / PAGE}, with figures, tables, model card and {RESULTS} beside it")
-    for path in written:
-        console.print(f"Wrote {escape(printable(path))}", soft_wrap=True)
+    folder = f"{options.out / PAGE}, with figures, tables, model card and {RESULTS} beside it" if options.out else None
+    for path in filter(None, (options.json, folder)):
+        console.print(f"Wrote {escape(printable(str(path)))}", soft_wrap=True)

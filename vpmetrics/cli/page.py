@@ -62,11 +62,15 @@ def draw_figures(systems: Sequence[EvaluatedSystem], formats: Sequence[str] = ("
         pngs = {key: _draw_small_png(figure, dpi) for key, figure in drawn.items()}
         if sum(map(len, pngs.values())) < _MOST_BYTES:
             break
-    for kind in FIGURES:
-        if kind.key in drawn:
-            figure = drawn[kind.key]
-            files = {"png": pngs[kind.key], **{name: _draw_vector(figure, name) for name in formats if name != "png"}}
-            pictures.append(Picture(kind.key, kind.title, kind.description, files, round(96 * figure.get_figwidth())))
+    for kind in (kind for kind in FIGURES if kind.key in drawn):
+        figure, files = drawn[kind.key], {"png": pngs[kind.key]}
+        # Equal figures give equal files: no dates, no random names.
+        with rc_context({"svg.hashsalt": "vpmetrics", "svg.fonttype": "none", "pdf.fonttype": 42}):
+            for name in sorted({*formats} - {"png"}):
+                buffer, date = io.BytesIO(), {"svg": "Date", "pdf": "CreationDate"}[name]
+                figure.savefig(buffer, format=name, metadata={date: None})
+                files[name] = buffer.getvalue()
+        pictures.append(Picture(kind.key, kind.title, kind.description, files, round(96 * figure.get_figwidth())))
     return pictures
 
 
@@ -76,15 +80,6 @@ def _draw_small_png(figure: Figure, dpi: int) -> bytes:
     figure.savefig(buffer, format="png", dpi=dpi, pil_kwargs={"compress_level": 0})  # it is compressed below
     Image.open(buffer).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(small, "PNG", optimize=True)
     return small.getvalue()
-
-
-def _draw_vector(figure: Figure, file_format: str) -> bytes:
-    buffer = io.BytesIO()
-    # Equal figures give equal files: no dates, no random names.
-    with rc_context({"svg.hashsalt": "vpmetrics", "svg.fonttype": "none", "pdf.fonttype": 42}):
-        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}[file_format]
-        figure.savefig(buffer, format=file_format, metadata=metadata)
-    return buffer.getvalue()
 
 
 def render_page(content: Content, pictures: Sequence[Picture]) -> str:
@@ -109,11 +104,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         attacked=[condition or "scores" for condition in attacked],
         # Of each system its name, its level of leakage and what each condition discloses.
         glances=[
-            (
-                system.name,
-                verdict_of(system).level,
-                [disclosure_in_condition(system, condition) for condition in attacked],
-            )
+            (system.name, verdict_of(system).level, [disclosure_in_condition(system, name) for name in attacked])
             for system in (sort_by_dataset_and_disclosure(systems) if several else ())
         ],
         shares_of=shares_of,
@@ -123,10 +114,7 @@ def render_page(content: Content, pictures: Sequence[Picture]) -> str:
         notes=content.notes,
         pictures=[(p, base64.b64encode(p.files["png"]).decode()) for p in pictures],
         tables=[(fold, list(tables)) for fold, tables in groupby(content.tables, lambda table: table.fold)],
-        samples=[
-            (s.speaker, s.label, *(base64.b64encode(wav).decode() for wav in (s.original, s.protected)))
-            for s in content.samples
-        ],
+        samples=[(*s[:2], *(base64.b64encode(wav).decode() for wav in s[2:])) for s in content.samples],
         terms={scalar(key).heading: _NAME_DESCRIPTIONS.get(key, scalar(key).description) for key in keys},
         command=shlex.join(content.run.command),
         inputs=describe_inputs(content.run),

@@ -11,9 +11,8 @@ import math
 import os
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from vpmetrics import __version__
 from vpmetrics._engine.registry import SPEAKER, TAG, scalar, scalar_key
@@ -26,22 +25,22 @@ from vpmetrics.cli.tables import average_of_groups
 RESULTS = "results.json"
 _UNFINISHED_SUFFIX = ".vpmetrics"  # ends the names of files that are not finished
 SCHEMA = 3  # 2 had neither headline nor checks nor files
+_DIFFERENCE = "difference", "low", "high", "probability_first_smaller"
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """The origin of results: the command, its settings, and the files that were read, with what each holds."""
 
     command: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    inputs: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = {}
+    inputs: Mapping[str, str] = {}
 
 
 def make_results(
     systems: Sequence[EvaluatedSystem], run: Run, pairs: Sequence[Pair] = (), files: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return all results as JSON has them; ``files`` are the names of all files written into the same folder."""
-    entries = {key: scalar(key) for system in systems for key in system.scalars}
+    keys = dict.fromkeys(key for system in systems for key in system.scalars)
     return {
         "schema": SCHEMA,
         "vpmetrics": __version__,
@@ -51,17 +50,26 @@ def make_results(
         "files": sorted(files),
         "checks": [check._asdict() for check in find_identical_systems(systems)],
         "scalars": {
-            key: {
+            entry.key: {
                 "heading": entry.heading,
                 "unit": entry.unit.name,
                 "condition": entry.condition or None,
                 "direction": entry.direction,
                 "description": entry.description,
             }
-            for key, entry in entries.items()
+            for entry in map(scalar, keys)
         },
         "systems": [_describe_system(system) for system in systems],
-        "differences": [_describe_pair(pair) for pair in pairs],
+        "differences": [
+            {
+                "first": pair.first,
+                "second": pair.second,
+                "scalar": pair.key,
+                **dict(zip(_DIFFERENCE, map(_finite_or_none, map(float, pair.difference)), strict=True)),
+                "told_apart": pair.difference.is_significant,
+            }
+            for pair in pairs
+        ],
     }
 
 
@@ -87,33 +95,35 @@ def _finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _describe_pair(pair: Pair) -> dict[str, Any]:
-    names = ("difference", "low", "high", "probability_first_smaller")
-    values = {name: _finite_or_none(float(value)) for name, value in zip(names, pair.difference, strict=True)}
-    systems = {"first": pair.first, "second": pair.second, "scalar": pair.key}
-    return {**systems, **values, "told_apart": pair.difference.is_significant}
-
-
-def _describe_headline(system: EvaluatedSystem) -> dict[str, Any]:
-    headline, verdict = headline_of(system), verdict_of(system)
-    name, needs = strongest_attack_and_needs(system, headline.condition) or (None, None)
-    return {
-        "verdict": verdict.level,
-        **{key: _finite_or_none(getattr(headline, key)) for key in ("disclosure", "low", "high")},
-        "condition": headline.condition or None,
-        "attack": name,
-        "needs": needs,
-        "worst_speaker": worst_speaker_name(system) if "worst_speaker_disclosure" in system.scalars else None,
-        "text": [verdict.title, *verdict.sentences],
-    }
-
-
 def _describe_system(system: EvaluatedSystem) -> dict[str, Any]:
+    headline, verdict = headline_of(system), verdict_of(system)
+    attack, needs = strongest_attack_and_needs(system, headline.condition) or (None, None)
+    # D_ECE by condition, one value per attack.
+    d_ece = {
+        scalar_key(condition, "d_ece"): report.strongest.d_ece_by_attack.tolist()
+        for condition, report in system.report.conditions.items()
+        if report.strongest is not None
+    }
     described = {
         "name": system.name,
-        "headline": _describe_headline(system),
+        "headline": {
+            "verdict": verdict.level,
+            **{key: _finite_or_none(getattr(headline, key)) for key in ("disclosure", "low", "high")},
+            "condition": headline.condition or None,
+            "attack": attack,
+            "needs": needs,
+            "worst_speaker": worst_speaker_name(system) if "worst_speaker_disclosure" in system.scalars else None,
+            "text": [verdict.title, *verdict.sentences],
+        },
         "checks": [check._asdict() for check in sort_checks(system.report.checks)],
-        "attacks": [_describe_attack_results(system, number) for number in range(len(system.report.attacks))],
+        "attacks": [
+            {
+                "name": name,
+                "needs": means,
+                "scalars": {key: values[at] for key, values in d_ece.items() if math.isfinite(values[at])},
+            }
+            for at, (name, means) in enumerate(system.report.attacks)
+        ],
         "unattacked": system.no_attacks,
         "speakers": len(system.speakers),
         **_describe_numbers(system),
@@ -142,16 +152,6 @@ def _describe_numbers(system: EvaluatedSystem) -> dict[str, Any]:
             for condition, report in system.report.conditions.items()
         },
     }
-
-
-def _describe_attack_results(system: EvaluatedSystem, number: int) -> dict[str, Any]:
-    """Return the name and needs of an attack by its number, and its D_ECE in each condition in which it was tried."""
-    name, needs = system.report.attacks[number]
-    d_ece = {}
-    for condition, report in system.report.conditions.items():
-        if report.strongest is not None and bool(report.strongest.d_ece_by_attack[number].isfinite()):
-            d_ece[scalar_key(condition, "d_ece")] = float(report.strongest.d_ece_by_attack[number])
-    return {"name": name, "needs": needs, "scalars": d_ece}
 
 
 def _describe_value(key: str, value: float, system: EvaluatedSystem) -> float | str | None:
@@ -232,12 +232,13 @@ def write_files(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -
             if path.exists() and not path.is_file():  # a device or a pipe, which nothing can be moved over
                 path.write_bytes(content)
                 continue
-            prepared[path] = _make_unfinished_path(path, "new")
+            unfinished = f".{path.name[:100]}.{os.getpid()}"
+            prepared[path] = path.with_name(f"{unfinished}.new{_UNFINISHED_SUFFIX}")
             prepared[path].write_bytes(content)
             with prepared[path].open("rb+") as file:
                 os.fsync(file.fileno())  # or each replacement below waits for the disk, and a kill may come between
             if path.exists():
-                backups[path] = _make_unfinished_path(path, "old")
+                backups[path] = path.with_name(f"{unfinished}.old{_UNFINISHED_SUFFIX}")
                 shutil.copyfile(path, backups[path])
         for path, new in prepared.items():
             replaced.append(path)
@@ -252,9 +253,9 @@ def write_files(contents: Mapping[Path, bytes], outdated: Iterable[Path] = ()) -
         raise
     finally:
         folders = [path.parent for path in contents if path.name == RESULTS]
-        of_killed_runs = (unfinished for folder in folders for unfinished in folder.glob(f".*{_UNFINISHED_SUFFIX}"))
-        for unfinished in {*prepared.values(), *backups.values(), *of_killed_runs}:
-            unfinished.unlink(missing_ok=True)
+        of_killed_runs = (left for folder in folders for left in folder.glob(f".*{_UNFINISHED_SUFFIX}"))
+        for left in {*prepared.values(), *backups.values(), *of_killed_runs}:
+            left.unlink(missing_ok=True)
 
 
 def _restore_backups(paths: Iterable[Path], backups: Mapping[Path, Path]) -> None:
@@ -263,7 +264,3 @@ def _restore_backups(paths: Iterable[Path], backups: Mapping[Path, Path]) -> Non
             path.unlink(missing_ok=True)
         elif backups[path].exists():
             backups[path].replace(path.resolve())
-
-
-def _make_unfinished_path(path: Path, age: str) -> Path:
-    return path.with_name(f".{path.name[:100]}.{os.getpid()}.{age}{_UNFINISHED_SUFFIX}")

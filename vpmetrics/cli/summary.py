@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import product
 from textwrap import wrap
 from typing import Any, NamedTuple
 
@@ -64,7 +65,7 @@ def verdict_of(system: EvaluatedSystem) -> Verdict:
         show, name = scalar("disclosure").show, worst_speaker_name(system)
         bits, chance = show(headline.worst_disclosure), show(headline.worst_chance)
         reasons.append(f"Speaker {name} is protected worst: {bits} bit, where chance gives {chance}.")
-    sentences = (*_describe_attacker(system), *_describe_other_conditions(system), *reasons)
+    sentences = (*_describe_attackers(system), *reasons)
     return Verdict(headline.level, _TITLES[headline.level], sentences, tuple(reasons))
 
 
@@ -96,10 +97,10 @@ def disclosure_of(system: EvaluatedSystem) -> Cell:
 
 def strongest_attack_and_needs(system: EvaluatedSystem, condition: str) -> tuple[str, str] | None:
     """Return the name of the strongest attack in a condition and what it needs; None where none was tried."""
-    number = system.get_or_nan("strongest", condition)
-    if math.isnan(number) or not 0 <= int(number) < len(system.report.attacks):
+    number, attacks = system.get_or_nan("strongest", condition), system.report.attacks
+    if not 0 <= number < len(attacks):  # as of NaN
         return None
-    name, needs = map(clean, system.report.attacks[int(number)])
+    name, needs = map(clean, attacks[int(number)])
     return name, needs
 
 
@@ -135,10 +136,10 @@ def rank_competing_by_dataset(systems: Sequence[EvaluatedSystem]) -> dict[str, l
     return groups
 
 
-def _describe_attacker(system: EvaluatedSystem) -> list[str]:
-    """Return sentences on what the attacker of the headline learns and needs, and on numbers to compare with."""
-    headline, show = headline_of(system), scalar("disclosure").show
-    condition, attack = headline.condition, strongest_attack_and_needs(system, headline.condition)
+def _describe_attackers(system: EvaluatedSystem) -> list[str]:
+    """Return sentences on what attackers learn and need, in the condition of the headline and in the others."""
+    condition, show = headline_of(system).condition, scalar("disclosure").show
+    attack = strongest_attack_and_needs(system, condition)
     what = f" in {condition}, {CONDITION_TITLES[condition].partition(':')[0]}" if condition else ""
     sentences = [f"An attacker learns {disclosure_of(system)} of at most {MOST_BITS:.3f} bit{what}."]
     comparisons = {}
@@ -151,18 +152,13 @@ def _describe_attacker(system: EvaluatedSystem) -> list[str]:
         comparisons["comparing embeddings alone"] = system.get_or_nan("d_ece", condition)
     comparisons["chance"] = system.get_or_nan("d_ece_chance", condition)
     comparisons["original speech"] = system.get_or_nan("d_ece", "OO")
-    text = ", ".join(f"{name} {show(value)}" for name, value in comparisons.items() if not math.isnan(value))
-    return [*sentences, f"For comparison, in bits: {text}."] if text else sentences
-
-
-def _describe_other_conditions(system: EvaluatedSystem) -> list[str]:
-    """Return a sentence on the disclosure in each other condition in which speakers should be hidden."""
-    sentences = []
-    for condition in conditions_meant_to_hide(system):
-        other, attack = disclosure_in_condition(system, condition), strongest_attack_and_needs(system, condition)
-        if condition != headline_of(system).condition and not math.isnan(other.value):
+    if text := ", ".join(f"{name} {show(value)}" for name, value in comparisons.items() if not math.isnan(value)):
+        sentences.append(f"For comparison, in bits: {text}.")
+    for other in conditions_meant_to_hide(system):
+        disclosure, attack = disclosure_in_condition(system, other), strongest_attack_and_needs(system, other)
+        if other != condition and not math.isnan(disclosure.value):
             by = f" by the attack “{attack[0]}”, which needs {attack[1]}" if attack else ""
-            sentences.append(f"In {condition} an attacker learns {other} bit{by}.")
+            sentences.append(f"In {other} an attacker learns {disclosure} bit{by}.")
     return sentences
 
 
@@ -171,40 +167,35 @@ def summary_rows(system: EvaluatedSystem) -> list[SummaryRow]:
 
     Where an attack was tried, the note has the number without it.
     """
-    conditions, headline = conditions_meant_to_hide(system), headline_of(system)
-    attack = strongest_attack_and_needs(system, headline.condition)
-    note = ", ".join(filter(None, (headline.condition, attack[0] if attack else "no attack tried")))
+    conditions, condition = conditions_meant_to_hide(system), headline_of(system).condition
+    attack = strongest_attack_and_needs(system, condition)
+    note = ", ".join(filter(None, (condition, attack[0] if attack else "no attack tried")))
     rows = [SummaryRow("disclosure", disclosure_of(system), "bit", note, has_bar=True)]
-    rows += [_make_strongest_row(system, condition, key) for key in ("d_ece", "eer") for condition in conditions]
+
+    def add_row(key: str, heading: str, note: str = "") -> None:
+        has_bar = "_d_ece" in f"_{key}"
+        rows.append(SummaryRow(heading.strip(), scalar_cell(key, system), scalar(key).unit.name, note, has_bar))
+
+    for key, c in product(("d_ece", "eer"), conditions):
+        plain, strongest, heading = scalar_key(c, key), scalar_key(c, f"{key}_strongest"), f"{c} {scalar(key).heading}"
+        if math.isnan(system.get_or_nan(strongest)):
+            add_row(plain, heading, "no attack tried")
+        else:
+            plain_text = scalar_cell(plain, system, with_interval=False).text
+            add_row(strongest, f"{heading}, strongest", f"{plain_text} without an attack")
     chance = scalar("disclosure").show(system.get_or_nan("worst_speaker_chance"))
     note = f"{shorten(worst_speaker_name(system), 24)}; chance {chance}"
-    rows.append(_make_row(system, "worst_speaker_disclosure", "worst speaker", note))
-    rows += [_make_row(system, key, scalar(key).heading, "without an attack") for key in ("deid", "gvd")]
-    for key in ("linkability", "id_rate"):
-        rows += [_make_row(system, scalar_key(c, key), f"{c} {scalar(key).heading}".strip(), "") for c in conditions]
-    attributes = [_make_attribute_row(name, numbers) for name, numbers in system.attributes.items()]
-    rows, attributes = ([row for row in part if not math.isnan(row.cell.value)] for part in (rows, attributes))
-    return [*rows[:MOST_ROWS], *attributes]
-
-
-def _make_attribute_row(name: str, numbers: Mapping[str, float]) -> SummaryRow:
-    cell, chance, original = (attribute_cell(numbers, key) for key in ("disclosure", "chance", "original"))
-    heading = f"attribute {shorten(clean(name), 13)}"
-    return SummaryRow(heading, cell, "bit", f"chance {chance.text}; original {original.text}")
-
-
-def _make_strongest_row(system: EvaluatedSystem, condition: str, plain_key: str) -> SummaryRow:
-    """Return the strongest attack's number, with that of comparing embeddings as note; the latter if none was tried."""
-    name, strongest = scalar_key(condition, plain_key), scalar_key(condition, f"{plain_key}_strongest")
-    heading = f"{condition} {scalar(plain_key).heading}".strip()
-    if math.isnan(system.get_or_nan(strongest)):
-        return _make_row(system, name, heading, "no attack tried")
-    note = f"{scalar_cell(name, system, with_interval=False).text} without an attack"
-    return _make_row(system, strongest, f"{heading}, strongest", note)
-
-
-def _make_row(system: EvaluatedSystem, name: str, heading: str, note: str) -> SummaryRow:
-    return SummaryRow(heading, scalar_cell(name, system), scalar(name).unit.name, note, has_bar="_d_ece" in f"_{name}")
+    add_row("worst_speaker_disclosure", "worst speaker", note)
+    for key in ("deid", "gvd"):
+        add_row(key, scalar(key).heading, "without an attack")
+    for key, c in product(("linkability", "id_rate"), conditions):
+        add_row(scalar_key(c, key), f"{c} {scalar(key).heading}")
+    rows = [row for row in rows if not math.isnan(row.cell.value)][:MOST_ROWS]
+    for name, numbers in system.attributes.items():
+        cell, at_chance, original = (attribute_cell(numbers, key) for key in ("disclosure", "chance", "original"))
+        note = f"chance {at_chance.text}; original {original.text}"
+        rows += [SummaryRow(f"attribute {shorten(clean(name), 13)}", cell, "bit", note)] * (not math.isnan(cell.value))
+    return rows
 
 
 def shares_of(cell: Cell) -> tuple[float | None, tuple[float, float] | None]:
@@ -226,17 +217,16 @@ def summary_lines(system: EvaluatedSystem) -> list[str]:
 
 def comparison_lines(systems: Sequence[EvaluatedSystem]) -> list[str]:
     """Return one line per system of at most 80 columns, ranked."""
-    names = {
-        system.name: "  " * bool(system.part_of) + shorten(clean(system.name.removeprefix(f"{system.part_of}, ")), 22)
-        for system in systems
-    }
-    width = max(6, *map(len, names.values()))
+    ranked = sort_by_dataset_and_disclosure(systems)
+    names = [shorten(clean(system.name.removeprefix(f"{system.part_of}, ")), 22) for system in ranked]
+    names = ["  " * bool(system.part_of) + name for system, name in zip(ranked, names, strict=True)]
+    width = max(6, *map(len, names))
     lines = [f"{'system':<{width}}  {'disclosure [bit]':<22}{'verdict':<10}{'strongest attack'}"]
-    for system in sort_by_dataset_and_disclosure(systems):
+    for name, system in zip(names, ranked, strict=True):
         headline = headline_of(system)
         attack = strongest_attack_and_needs(system, headline.condition)
         by = ", ".join(filter(None, (headline.condition, attack[0] if attack else "none tried")))
-        line = f"{names[system.name]:<{width}}  {disclosure_of(system)!s:<22}{verdict_of(system).level:<10}"
+        line = f"{name:<{width}}  {disclosure_of(system)!s:<22}{verdict_of(system).level:<10}"
         lines.append((line + shorten(by, WIDTH - len(line))).rstrip())
     return lines
 
@@ -252,5 +242,4 @@ def check_lines(checks: Sequence[Check]) -> list[str]:
     texts = [f"{MARKS[check.status]} {clean(check.name)}: {clean(check.message)}" for check in not_ok]
     if len(checks) > len(not_ok):
         texts.append(f"{MARKS['ok']} {len(checks) - len(not_ok)} of {len(checks)} checks passed")
-    lines = [line for text in texts for line in wrap(text, WIDTH, subsequent_indent="  ")]
-    return [*lines, ""] if lines else []
+    return [line for text in texts for line in wrap(text, WIDTH, subsequent_indent="  ")] + [""] * bool(texts)

@@ -20,8 +20,8 @@ from vpmetrics.cli.inputs import (
     InputError,
     describe_error,
     format_suffix,
+    open_unpacked,
     quote,
-    read_bytes,
     record_file,
     shorten,
 )
@@ -106,10 +106,10 @@ def read_first_column(path: str | Path) -> list[str]:
 def has_score_column(path: str) -> bool:
     """Return whether a table, which may hold embeddings or scores, has a column of scores."""
     if format_suffix(path) == "parquet":
-        names = _read_table(path, "columns").frame.columns
-    else:
-        names = re.split("[,\t]", read_bytes(path)[: 1 << 16].decode(errors="replace").split("\n")[0])
-    return "score" in map(_column_role, names)
+        return "score" in map(_column_role, _read_table(path, "columns").frame.columns)
+    with open_unpacked(path) as file:
+        line = file.readline(1 << 16).decode(errors="replace")
+    return "score" in map(_column_role, re.split("[,\t]", line))
 
 
 def label_trials(scores: TrialFile, key: TrialFile | None, strict: bool = False) -> Trials:
@@ -218,34 +218,32 @@ def _column_role(name: str) -> str:
 
 def _read_table(path: str | Path, expected: str) -> _Table:
     """Read all lines that are not blank as texts; columns are named by a first line of known names."""
-    content, suffix = read_bytes(path), format_suffix(path)
-    if suffix == "parquet":
+    with open_unpacked(path) as file:
+        content = file.read()
+    if format_suffix(path) == "parquet":
         try:
             frame = pl.read_parquet(io.BytesIO(content))
             frame = frame.select(pl.exclude(pl.List, pl.Array, pl.Struct).cast(pl.String))
         except Exception as error:  # whatever polars raises for a damaged file
             raise InputError(f"is not a readable Parquet file ({describe_error(error)})", path) from None
         table = _Table(path, frame, pl.Series(range(1, len(frame) + 1)), is_headed=True)
+    elif b"\0" in content[: 1 << 12]:
+        raise InputError("expected text, but got a binary file", path)
     else:
-        table = _parse_lines(_decode_text(content, path), {"csv": ",", "tsv": "\t"}.get(suffix), path, expected)
+        try:
+            table = _parse_lines(content.decode("utf-8-sig"), path, expected)
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            got = quote(content.split(b"\n")[line - 1][:100])
+            raise InputError(f"expected text in UTF-8, but got {got}", path, line) from None
     if not len(table.frame):
         raise InputError(f"expected lines `{expected}`, but got none", path)
     return table
 
 
-def _decode_text(content: bytes, path: str | Path) -> str:
-    if b"\0" in content[: 1 << 12]:
-        raise InputError("expected text, but got a binary file", path)
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        got = quote(content.split(b"\n")[line - 1][:100])
-        raise InputError(f"expected text in UTF-8, but got {got}", path, line) from None
-
-
-def _parse_lines(text: str, separator: str | None, path: str | Path, expected: str) -> _Table:
-    """Split the lines of a text, at blanks where there is no separator, and check that all have as many fields."""
+def _parse_lines(text: str, path: str | Path, expected: str) -> _Table:
+    """Split the lines of a text, at blanks unless the suffix says more, and check that all have as many fields."""
+    separator = {"csv": ",", "tsv": "\t"}.get(format_suffix(path))
     if separator is None:
         column = pl.Series(text.split("\n"), dtype=pl.String).str.extract_all(r"\S+")
     else:
@@ -265,11 +263,11 @@ def _parse_lines(text: str, separator: str | None, path: str | Path, expected: s
         raise InputError(f"expected lines `{expected}`, but got {width:,} columns", path, 1)
     if (differs := lengths != width).any():
         at = int(differs.arg_max() or 0)
-        got = f"but got {lengths[at]}"
-        raise InputError(f"expected {width} columns as in the lines before, {got}", path, lines["line"][at])
+        message = f"expected {width} columns as in the lines before, but got {lengths[at]}"
+        raise InputError(message, path, lines["line"][at])
     frame = lines.select(pl.col("fields").list.get(at).alias(f"column_{at + 1}") for at in range(width))
     first = list(frame.row(0))
-    roles = [_column_role(field) for field in first]
+    roles = [*map(_column_role, first)]
     if len(first) < 2 or not any(roles) or (separator is None and not all(roles)):
         return _Table(path, frame, lines["line"], is_headed=False)
     names = [name if name not in first[:at] else f"{name} ({at + 1})" for at, name in enumerate(first)]

@@ -64,14 +64,9 @@ def read_protocol(
     group_of: Mapping[str, str] | None = None,
     columns: Sequence[str] | None = None,
 ) -> Protocol:
-    """Read lists of trials.
+    """Read files of lines ``enrol trial target|nontarget``, or of other ``columns``.
 
-    Args:
-        trials: Files of lines ``enrol trial target|nontarget``; enrol is an utterance, or an enrolled speaker.
-        enrolled: The utterances that speakers are enrolled with, as their mean; of known speakers.
-        speaker_of: The speaker of every utterance.
-        group_of: The group of every utterance or speaker.
-        columns: The columns of the lists, where they are others.
+    The enrolment side is an utterance, or a speaker: the mean of those utterances of ``enrolled`` that are theirs.
     """
     frame = pl.concat([read_key(path, columns).frame for path in trials])
     where, pairs = ", ".join(map(str, trials)), frame.select("enrol", "trial")
@@ -95,9 +90,8 @@ def read_protocol_options(options: Namespace) -> Protocol:
     speaker_of = {} if options.speakers is None else read_map(options.speakers)
     group_of = {} if options.groups is None else read_map(options.groups, "utterance group")
     enrolled = [] if options.enrolls is None else read_first_column(options.enrolls)
-    missing = next((utterance for utterance in enrolled if utterance not in speaker_of), None)
-    if missing is not None:
-        got = f"none of {quote(missing)} in --utt2spk" if speaker_of else "no --utt2spk"
+    if unknown := [utterance for utterance in enrolled if utterance not in speaker_of]:
+        got = f"none of {quote(unknown[0])} in --utt2spk" if speaker_of else "no --utt2spk"
         raise InputError(f"expected the speaker of every enrolment utterance, but got {got}", options.enrolls)
     return read_protocol(options.trials, enrolled, speaker_of, group_of, options.key_columns)
 
@@ -107,8 +101,7 @@ def read_weights_or_empty(path: str | None, groups: set[str]) -> dict[str, float
     if path is None:
         return {}
     weights = read_map(path, "group weight")
-    if set(weights) != groups:
-        got = ", ".join(sorted(set(weights) ^ groups))
+    if got := ", ".join(sorted(set(weights) ^ groups)):
         raise InputError(f"expected a weight for each of {', '.join(sorted(groups))}, but {got} is in one only", path)
     try:
         return {group: float(weight) for group, weight in weights.items()}
@@ -270,19 +263,17 @@ def add_attacks_and_matrices(
     missing = next(filter(None, (one.explain_if_unattackable() for one in embeddings)), "")
     unpaired = missing or next(filter(None, (one.describe_absent_utterance(one.original) for one in embeddings)), "")
     notes = [*system.notes, *([f"no DeID and no G_VD: {unpaired}"] if unpaired else [])]
+    no_attacks = missing if is_attacked else NOT_REQUESTED
     if missing or (unpaired and not is_attacked):
-        return replace(system, notes=tuple(notes), no_attacks=missing if is_attacked else NOT_REQUESTED)
+        return replace(system, notes=tuple(notes), no_attacks=no_attacks)
     attacks = "standard" if is_attacked else None
     metric = VoicePrivacy(scoring=scoring, enrolment="speaker", intervals=confidence, attacks=attacks, metrics="all")
     with show_progress(f"attacking {system.name}"), collect_notes(notes):
         report, groups = _report_all_pairs(embeddings, metric, has_original=not unpaired)
     condition = "PP" if unpaired else "OP"
-    no_attacks = ""
-    if not is_attacked:
-        no_attacks = NOT_REQUESTED
-    elif math.isnan(float(report.scalars[scalar_key(condition, "d_ece_strongest")])):
+    if is_attacked and math.isnan(float(report.scalars[scalar_key(condition, "d_ece_strongest")])):
         no_attacks = "there are too few speakers"
-    elif condition != system.report.main_condition:
+    elif is_attacked and condition != system.report.main_condition:
         no_attacks = unpaired
     pairs, listed = (sum(each.conditions[condition].num_trials) for each in (report, system.report))
     if pairs != listed:
