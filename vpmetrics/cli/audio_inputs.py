@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import math
 import re
-import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
-from torch import Tensor
 
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scalar import printable
@@ -55,16 +53,6 @@ def translate_audio_errors() -> Iterator[None]:
         raise InputError(re.sub(r"--[a-z_]+", lambda option: option[0].replace("_", "-"), text)) from None
 
 
-@contextmanager
-def open_cache_folder(report_folder: Path | None) -> Iterator[Path]:
-    """Yield the folder that caches embeddings: next to the report's folder, or temporary without a report."""
-    if report_folder is not None:
-        yield report_folder.with_name(f"{report_folder.name}-embeddings")
-    else:
-        with tempfile.TemporaryDirectory(prefix="vpmetrics-") as folder:
-            yield Path(folder)
-
-
 def embed_sides(
     original: str, protected: str, encoder: str, options: Namespace, cache: Path
 ) -> tuple[Embeddings, Sequence[tuple[Path, Path]]]:
@@ -81,8 +69,7 @@ def embed_sides(
             partial=options.partial,
         )
         network = load_encoder(encoder, device=options.device)
-        total = 2 * len(pairs.original)
-        with show_progress(f"embedding {protected} by {network.name}", total) as set_done:
+        with show_progress(f"embedding {protected} by {network.name}", 2 * len(pairs.original)) as set_done:
             embedded = embed_pairs(
                 pairs,
                 network,
@@ -102,17 +89,9 @@ def embed_sides(
         for labels in (embedded.speakers, embedded.sessions, embedded.groups)
     ]
     (speakers, speaker_names), (sessions, _), (groups, group_names) = columns
-    embeddings = Embeddings(
-        embedded.original,
-        embedded.protected,
-        speakers,
-        speaker_names,
-        notes=tuple(notes),
-        sessions=sessions,
-        groups=groups,
-        group_names=group_names,
-        utterance_names=tuple(embedded.utterances),
-    )
+    embeddings = Embeddings(embedded.original, embedded.protected, speakers, speaker_names, notes=tuple(notes))
+    embeddings = embeddings._replace(sessions=sessions, groups=groups, group_names=group_names)
+    embeddings = embeddings._replace(utterance_names=tuple(embedded.utterances))
     # Segments of a recording are called utterance#1 and so on.
     names = [name.rpartition("#")[0] if encoder == "f0" else name for name in embedded.utterances]
     original_of = {two.path: one.path for one, two in zip(pairs.original, pairs.protected, strict=True)}
@@ -124,29 +103,23 @@ def pick_worst_and_best_speakers(
     system: EvaluatedSystem, embeddings: Embeddings, files: Sequence[tuple[Path, Path]]
 ) -> list[Sample]:
     """Return a recording of the worst, the median and the best protected speaker, by each speaker's D_ECE in OP."""
+    import soundfile
+
     from vpmetrics.audio import read_audio
 
     speakers = system.report.conditions["OP"].speakers
     values = [] if speakers is None else speakers.probed.d_ece.tolist()
     ranked = sorted((place for place, value in enumerate(values) if not math.isnan(value)), key=lambda at: -values[at])
-    if not ranked:
-        return []
-    chosen = {"worst": ranked[0], "median": ranked[len(ranked) // 2], "best": ranked[-1]}
     samples = []
-    for label, place in chosen.items():
-        row = int((embeddings.speakers == place).nonzero()[0])
+    for label, at in (("worst", 0), ("median", len(ranked) // 2), ("best", -1)) if ranked else ():
+        row, sides = int((embeddings.speakers == ranked[at]).nonzero()[0]), [io.BytesIO(), io.BytesIO()]
         with translate_audio_errors():
-            sides = (_as_wav(read_audio(path, _SAMPLE_RATE)[: _SAMPLE_RATE * _SAMPLE_SECONDS]) for path in files[row])
-            samples.append(Sample(embeddings.speaker_names[place], f"{label} protected", *sides))
+            for path, side in zip(files[row], sides, strict=True):
+                start = read_audio(path, _SAMPLE_RATE)[: _SAMPLE_RATE * _SAMPLE_SECONDS]
+                soundfile.write(side, start.numpy(), _SAMPLE_RATE, "PCM_16", format="WAV")
+        name, wavs = embeddings.speaker_names[ranked[at]], (side.getvalue() for side in sides)
+        samples.append(Sample(name, f"{label} protected", *wavs))
     return samples
-
-
-def _as_wav(waveform: Tensor) -> bytes:
-    import soundfile
-
-    content = io.BytesIO()
-    soundfile.write(content, waveform.numpy(), _SAMPLE_RATE, "PCM_16", format="WAV")
-    return content.getvalue()
 
 
 def embed(options: Namespace, console: Console) -> None:

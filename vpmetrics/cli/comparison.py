@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import NamedTuple
@@ -44,17 +45,8 @@ PRESETS = {
     "challenge": ("raw_eer", "utility"),
 }
 _ZERO_FOR_ORIGINAL = ("deid", "gvd")  # measured against original speech, so 0 for it
-_CHANGE_KEYS = (
-    "d_ece_strongest",
-    "d_ece",
-    "d_ece_reversed",
-    "eer_strongest",
-    "eer",
-    "l_w",
-    "linkability",
-    "max_d",
-    "alid",
-)
+_CHANGE_KEYS = ["d_ece_strongest", "d_ece", "d_ece_reversed", "eer_strongest", "eer"]
+_CHANGE_KEYS += ["l_w", "linkability", "max_d", "alid"]
 
 
 class Pair(NamedTuple):
@@ -98,19 +90,15 @@ def check_columns(names: Iterable[str], utilities: Iterable[str] | None = None) 
     """Raise for an unknown column; without ``utilities``, a name with capitals may be a utility."""
     choices = {*PRESETS, *(utilities or ()), "utility"}
     for name in names:
-        may_be_utility = utilities is None and not name.islower()
-        if name not in choices and not _is_scalar(name) and not may_be_utility:
+        if name in choices or (utilities is None and not name.islower()):
+            continue
+        try:
+            scalar(name)
+        except KeyError:
             keys = [entry.key for entries in FAMILIES.values() for entry in entries if "{}" not in entry.heading]
             hint = closest_or_known_names(name, [*choices, *keys, *(scalar_key("OP", key) for key in keys)])
             expected = f"a key such as op_eer, a utility, or one of {', '.join(PRESETS)}"
-            raise InputError(f"Expected `columns` to name {expected}, but got {quote(name)}. {hint}")
-
-
-def _is_scalar(name: str) -> bool:
-    try:
-        return scalar(name) is not None
-    except KeyError:
-        return False
+            raise InputError(f"Expected `columns` to name {expected}, but got {quote(name)}. {hint}") from None
 
 
 def _expand_columns(names: Sequence[str], systems: Sequence[EvaluatedSystem], utilities: Iterable[str]) -> list[Scalar]:
@@ -123,7 +111,9 @@ def _expand_columns(names: Sequence[str], systems: Sequence[EvaluatedSystem], ut
         if name in PRESETS:
             entries += _expand_columns(PRESETS[name], systems, utilities)
         elif name in utilities or name == "utility":
-            entries += map(_describe_utility, utilities if name == "utility" else [name])
+            for key in utilities if name == "utility" else [name]:
+                unit, text = Unit("", ".4g"), "utility of protected speech"
+                entries.append(Scalar(key, key, unit, utility_direction(key), text, family="utility"))
         elif scalar(name).condition or not has_conditions(scalar(name)):
             entries += map(scalar, insert_strongest_before_plain([name], conditions[0] if conditions else ""))
         else:
@@ -136,10 +126,6 @@ def _expand_columns(names: Sequence[str], systems: Sequence[EvaluatedSystem], ut
         if entry.key not in left_out - set(names)
         and (entry.family in ("attack", "utility") or any(entry.key in system.scalars for system in systems))
     ]
-
-
-def _describe_utility(name: str) -> Scalar:
-    return Scalar(name, name, Unit("", ".4g"), utility_direction(name), "utility of protected speech", family="utility")
 
 
 def _make_system_cell(entry: Scalar, system: EvaluatedSystem) -> Cell:
@@ -204,12 +190,11 @@ def _verdict_of_ranked(systems: Sequence[EvaluatedSystem], pairs: Sequence[Pair]
 
 def collect_checks(systems: Sequence[EvaluatedSystem]) -> list[Check]:
     """Return the checks of all competing systems, the worst first; a check that all of them share is listed once."""
-    groups = rank_competing_by_dataset(systems).values()
-    competing = [system for some in groups for system in some]
-    names: dict[Check, list[str]] = {}
+    competing = [system for some in rank_competing_by_dataset(systems).values() for system in some]
+    names: dict[Check, list[str]] = defaultdict(list)
     for system in competing:
         for check in system.report.checks:
-            names.setdefault(check, []).append(system.name)
+            names[check].append(system.name)
     checks = [
         check if len(some) == len(competing) else check._replace(name=f"{check.name}, {', '.join(some)}")
         for check, some in names.items()
@@ -248,13 +233,12 @@ def _compare_systems(
 def table_of_pairs(pairs: Sequence[Pair]) -> Table:
     """Return a table with a row per pair."""
     rows = []
-    for pair in pairs:
-        below = float(pair.difference.probability_below)
-        lower, probability = (pair.first, below) if below > 0.5 else (pair.second, 1 - below)
-        is_significant = pair.difference.is_significant
-        verdict = f"{lower} discloses less" if is_significant else f"not significant; lower for {lower}"
-        difference = value_cell(scalar("disclosure"), *map(float, pair.difference[:3]))
-        names = Cell(clean(f"{pair.first} minus {pair.second}"))
+    for first, second, _, change in pairs:
+        below = float(change.probability_below)
+        lower, probability = (first, below) if below > 0.5 else (second, 1 - below)
+        verdict = f"{lower} discloses less" if change.is_significant else f"not significant; lower for {lower}"
+        difference = value_cell(scalar("disclosure"), *map(float, change[:3]))
+        names = Cell(clean(f"{first} minus {second}"))
         rows.append((names, difference, Cell(clean(verdict)), Cell(f"{probability:.3f}", probability)))
     heads = ("pair", "difference [bit]", "verdict", "probability")
     caption = "Disclosure of the first system minus that of the second, on the same speakers."
@@ -266,31 +250,24 @@ def table_of_changes(before: EvaluatedSystem, after: EvaluatedSystem, confidence
     names = ["disclosure", "deid", "gvd"]
     names += [scalar_key(c, key) for c in conditions_in_table_order(before) if c != "OO" for key in _CHANGE_KEYS]
     common_names = [name for name in names if name in before.scalars and name in after.scalars]
-    rows = [_make_change_row(before, after, name, confidence) for name in common_names]
+    rows = []
+    for name in common_names:
+        entry, pair, tone = scalar(name), _compare_systems(before, after, name, confidence), ""
+        old, new = (scalar_cell(name, system, with_interval=False) for system in (before, after))
+        lows, highs = ([system.get_or_nan(name + end) for system in (before, after)] for end in CI_SUFFIXES)
+        # Systems on other speakers are compared by their intervals; no comparison with NaN holds.
+        is_significant = pair.difference.is_significant if pair else not max(lows) <= min(highs)
+        if math.isnan(old.value + new.value):
+            text = ""
+        elif old.text == new.text:
+            text = "same"
+        elif not is_significant:
+            text = "within error"
+        else:
+            grows = new.value > old.value
+            tone = "" if entry.direction is None else "better" if grows == (entry.direction == "high") else "worse"
+            text = f"{'▲' if grows else '▼'} {tone or ('more distinct' if grows else 'less distinct')}"
+        rows.append((Cell(heading_of(entry)), old, new, Cell(text, tone=tone)))
     keys = tuple(dict.fromkeys(name.split("_", 1)[-1] if scalar(name).condition else name for name in common_names))
     heads = ("measure", clean(before.name), clean(after.name), "change")
-    title = clean(f"From {before.name} to {after.name}")
-    return Table(title, heads, tuple(rows), keys=keys)
-
-
-def _make_change_row(
-    before: EvaluatedSystem, after: EvaluatedSystem, name: str, confidence: float | None
-) -> tuple[Cell, ...]:
-    entry = scalar(name)
-    old, new = (scalar_cell(name, system, with_interval=False) for system in (before, after))
-    pair = _compare_systems(before, after, name, confidence)
-    lows, highs = ([system.get_or_nan(name + end) for system in (before, after)] for end in CI_SUFFIXES)
-    # Systems on other speakers are compared by their intervals; no comparison with NaN holds.
-    is_significant = pair.difference.is_significant if pair else not max(lows) <= min(highs)
-    tone = ""
-    if math.isnan(old.value + new.value):
-        text = ""
-    elif old.text == new.text:
-        text = "same"
-    elif not is_significant:
-        text = "within error"
-    else:
-        grows = new.value > old.value
-        tone = "" if entry.direction is None else "better" if grows == (entry.direction == "high") else "worse"
-        text = f"{'▲' if grows else '▼'} {tone or ('more distinct' if grows else 'less distinct')}"
-    return Cell(heading_of(entry)), old, new, Cell(text, tone=tone)
+    return Table(clean(f"From {before.name} to {after.name}"), heads, tuple(rows), keys=keys)

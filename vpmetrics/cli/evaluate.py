@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.console import Console
 from vpmetrics._engine.report import EvaluatedSystem
 from vpmetrics._engine.scalar import printable
 from vpmetrics._engine.scorers import Scoring
-from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, open_cache_folder, pick_worst_and_best_speakers
+from vpmetrics.cli.audio_inputs import embed_sides, holds_recordings, pick_worst_and_best_speakers
 from vpmetrics.cli.challenge import (
     find_score_and_vector_files,
     find_utility,
@@ -178,7 +179,8 @@ def _evaluate_recordings(options: Namespace, original: str, sources: Mapping[str
     _reject_unused_option(options, "recordings")
     evaluated, features = list[EvaluatedSystem](), [options.feature] if options.feature else []
     encoders = [*(options.encoder or ([] if features else ["resemblyzer"])), *features]
-    with open_cache_folder(options.out) as cache:
+    with TemporaryDirectory(prefix="vpmetrics-") as temporary:
+        cache = Path(temporary) if options.out is None else options.out.with_name(f"{options.out.name}-embeddings")
         for name, protected in sources.items():
             by_encoder: dict[str, EvaluatedSystem] = {}
             for encoder in encoders:

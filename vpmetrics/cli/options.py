@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter, _ArgumentGroup
 from pathlib import Path
-from typing import Any
 
 from vpmetrics import __version__
 
@@ -87,24 +86,22 @@ def make_parser() -> ArgumentParser:
     top = ArgumentParser("vpmetrics", description=question, epilog=_EXIT)
     top.add_argument("--version", action="version", version=f"vpmetrics {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    _add_evaluate(_add_command(commands, "evaluate", "one system, from recordings, embeddings or scores", _EVALUATE))
-    _add_compare(_add_command(commands, "compare", "several systems side by side", _COMPARE))
-    _add_embed(_add_command(commands, "embed", "recordings to a file of embeddings", _EMBED))
-    _add_demo(_add_command(commands, "demo", "train a small anonymiser on the bundled voices", _DEMO))
+    for name, summary, description, add_options in (
+        ("evaluate", "one system, from recordings, embeddings or scores", _EVALUATE, _add_evaluate),
+        ("compare", "several systems side by side", _COMPARE, _add_compare),
+        ("embed", "recordings to a file of embeddings", _EMBED, _add_embed),
+        ("demo", "train a small anonymiser on the bundled voices", _DEMO, _add_demo),
+    ):
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=description,
+            epilog=_EXIT,
+            formatter_class=lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26),
+            allow_abbrev=False,  # abbreviations would make every new option a breaking change
+        )
+        add_options(command)
     return top
-
-
-def _add_command(commands: Any, name: str, summary: str, description: str) -> ArgumentParser:
-    # Abbreviations would make every new option a breaking change.
-    added: ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description=description,
-        epilog=_EXIT,
-        formatter_class=lambda prog: RawDescriptionHelpFormatter(prog, max_help_position=26),
-        allow_abbrev=False,
-    )
-    return added
 
 
 def _add_evaluate(command: ArgumentParser) -> None:
@@ -116,12 +113,11 @@ def _add_evaluate(command: ArgumentParser) -> None:
     text = "of the original speech; several files make one side where they name their utterances"
     group.add_argument("--original", nargs="+", type=_parse_nonempty, metavar="SOURCE", help=text)
     group.add_argument("--protected", nargs="+", type=_parse_nonempty, metavar="SOURCE", help="of the protected speech")
-    _add_speaker_and_pairing_options(group)
+    _add_pairing_options(group)
     group.add_argument("--utterances", metavar="SOURCE", help="numbers or names of recordings; copies count once")
     group.add_argument("--sessions", metavar="SOURCE", help="draws of the anonymiser's secret, for within and across")
     group.add_argument("--references", metavar="FILE", help="utterances to compare the others with, each by itself")
-    _add_metric_options(group)
-    _add_recording_options(command)
+    _add_metric_and_recording_options(command, group)
     group = command.add_argument_group("protocol", "exactly the trials of a list, of embeddings whose rows have names")
     group.add_argument("--trials", nargs="+", metavar="FILE", help="lines `enrol trial target|nontarget`")
     group.add_argument("--enrolls", metavar="FILE", help="utterances that speakers are enrolled with, as their mean")
@@ -141,17 +137,16 @@ def _add_compare(command: ArgumentParser) -> None:
         "protected embeddings, a file of all arrays, a results folder, or scores: OP, or OP,PP; NAME= may be left out"
     )
     command.add_argument("systems", nargs="+", metavar="NAME=FILE", help=text)
-    command.set_defaults(**dict.fromkeys(_OF_ONE_SYSTEM))
     group = command.add_argument_group("embeddings")
     text = "shared original embeddings, FILE or FILE:ARRAY"
     group.add_argument("--original", nargs=1, metavar="SOURCE", help=text)
-    _add_speaker_and_pairing_options(group)
-    _add_metric_options(group)
-    _add_recording_options(command)
+    _add_pairing_options(group)
+    _add_metric_and_recording_options(command, group)
     group = command.add_argument_group("score files")
     group.add_argument("--oo", metavar="SCORES", help="trials of original against original speech")
     _add_key_options(group)
-    _add_output_options(command, default_title="Comparison of systems")
+    _add_output_options(command)
+    command.set_defaults(**dict.fromkeys(_OF_ONE_SYSTEM), title="Comparison of systems")
 
 
 def _add_embed(command: ArgumentParser) -> None:
@@ -165,7 +160,41 @@ def _add_embed(command: ArgumentParser) -> None:
     _add_device_and_workers(command)
 
 
-def _add_recording_options(command: ArgumentParser) -> None:
+def _add_demo(command: ArgumentParser) -> None:
+    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the split, the model and the batches (0)")
+    command.add_argument("--epochs", type=int, default=72, metavar="N", help="four steps each (72)")
+    default = Path("vpmetrics-demo")
+    command.add_argument("--out", type=_parse_nonempty_path, default=default, metavar="DIR", help=f"({default})")
+    command.set_defaults(json=None, all=False, figures=["png"], latex_intervals=False)
+
+
+def _add_pairing_options(group: _ArgumentGroup) -> None:
+    text = (
+        "of every row; text files have a speaker a line, or lines `utterance speaker`. Score files get similarity "
+        "matrices by it, and intervals where target trials do not tell the speakers"
+    )
+    group.add_argument("--speakers", "--utt2spk", metavar="SOURCE", help=text)
+    text = "speakers from names of utterances: the first group of a pattern, or all of it, as '^[^-_]+'"
+    group.add_argument("--speaker-pattern", type=_parse_pattern, metavar="REGEX", help=text)
+    group.add_argument("--strip-suffix", metavar="TEXT", help="end of names of utterances to leave out, as _anon")
+    text = "leave out utterances that are not on both sides, and listed trials without embeddings"
+    group.add_argument("--partial", action="store_true", help=text)
+    text = "of files of embeddings whose suffix does not tell it, as npz"
+    group.add_argument("--format", metavar="SUFFIX", help=text)
+
+
+def _add_metric_and_recording_options(command: ArgumentParser, group: _ArgumentGroup) -> None:
+    text = "lines `utterance-or-speaker value`, or a table of attributes such as sex: what speech discloses of them"
+    group.add_argument("--attributes", metavar="FILE", help=text)
+    # Without defaults, so that an option that would do nothing is seen.
+    group.add_argument("--scoring", choices=("cosine", "dot", "euclidean", "plda"), help="of embeddings (cosine)")
+    text = "labelled embeddings of other speakers to fit the PLDA on: arrays and speakers, or named as in --utt2spk"
+    group.add_argument("--plda-fit", metavar="FILE", help=text)
+    group.add_argument("--similarity", choices=("geometric", "sigmoid"), help="of 2022 (geometric) or of 2020")
+    group.add_argument("--rank-model", choices=("empirical", "beta_binomial"), help="of rank disclosure (empirical)")
+    text = "also re-identification and singling out in populations of these sizes, as 20,1000"
+    group.add_argument("--population", type=_parse_population_sizes, metavar="N,...", help=text)
+    group.add_argument("--no-attacks", action="store_true", help="compare embeddings only, which is quicker")
     group = command.add_argument_group("recordings", "folders, wav.scp or manifests in place of files of embeddings")
     text = (
         "resemblyzer (the offline default), speechbrain:SOURCE, transformers:MODEL, pyannote:MODEL, nemo:MODEL, or a "
@@ -182,43 +211,6 @@ def _add_device_and_workers(group: ArgumentParser | _ArgumentGroup) -> None:
     group.add_argument("--workers", type=int, default=2, metavar="N", help="threads that read recordings (2)")
 
 
-def _add_demo(command: ArgumentParser) -> None:
-    command.add_argument("--seed", type=int, default=0, metavar="N", help="of the split, the model and the batches (0)")
-    command.add_argument("--epochs", type=int, default=72, metavar="N", help="four steps each (72)")
-    default = Path("vpmetrics-demo")
-    command.add_argument("--out", type=_parse_nonempty_path, default=default, metavar="DIR", help=f"({default})")
-    command.set_defaults(json=None, all=False, figures=["png"], latex_intervals=False)
-
-
-def _add_speaker_and_pairing_options(group: _ArgumentGroup) -> None:
-    text = (
-        "of every row; text files have a speaker a line, or lines `utterance speaker`. Score files get similarity "
-        "matrices by it, and intervals where target trials do not tell the speakers"
-    )
-    group.add_argument("--speakers", "--utt2spk", metavar="SOURCE", help=text)
-    text = "speakers from names of utterances: the first group of a pattern, or all of it, as '^[^-_]+'"
-    group.add_argument("--speaker-pattern", type=_parse_pattern, metavar="REGEX", help=text)
-    group.add_argument("--strip-suffix", metavar="TEXT", help="end of names of utterances to leave out, as _anon")
-    text = "leave out utterances that are not on both sides, and listed trials without embeddings"
-    group.add_argument("--partial", action="store_true", help=text)
-    text = "of files of embeddings whose suffix does not tell it, as npz"
-    group.add_argument("--format", metavar="SUFFIX", help=text)
-
-
-def _add_metric_options(group: _ArgumentGroup) -> None:
-    text = "lines `utterance-or-speaker value`, or a table of attributes such as sex: what speech discloses of them"
-    group.add_argument("--attributes", metavar="FILE", help=text)
-    # Without defaults, so that an option that would do nothing is seen.
-    group.add_argument("--scoring", choices=("cosine", "dot", "euclidean", "plda"), help="of embeddings (cosine)")
-    text = "labelled embeddings of other speakers to fit the PLDA on: arrays and speakers, or named as in --utt2spk"
-    group.add_argument("--plda-fit", metavar="FILE", help=text)
-    group.add_argument("--similarity", choices=("geometric", "sigmoid"), help="of 2022 (geometric) or of 2020")
-    group.add_argument("--rank-model", choices=("empirical", "beta_binomial"), help="of rank disclosure (empirical)")
-    text = "also re-identification and singling out in populations of these sizes, as 20,1000"
-    group.add_argument("--population", type=_parse_population_sizes, metavar="N,...", help=text)
-    group.add_argument("--no-attacks", action="store_true", help="compare embeddings only, which is quicker")
-
-
 def _add_key_options(group: _ArgumentGroup) -> None:
     group.add_argument("--key", metavar="KEY", help="labels of the trials, for all score files")
     text = "of score files in another order: enrol, trial, score, label or _ to skip, as enrol,trial,label,score"
@@ -228,10 +220,10 @@ def _add_key_options(group: _ArgumentGroup) -> None:
     group.add_argument("--strict", action="store_true", help="reject scores without label and labels without score")
 
 
-def _add_output_options(command: ArgumentParser, default_title: str | None = None) -> None:
+def _add_output_options(command: ArgumentParser) -> None:
     command.set_defaults(samples=())  # picked where recordings are evaluated
     group = command.add_argument_group("output")
-    group.add_argument("--title", default=default_title, metavar="TEXT", help="heading of the report")
+    group.add_argument("--title", metavar="TEXT", help="heading of the report")
     text = "confidence level of the jackknife intervals (0.95); 0 for no intervals, which is quicker"
     group.add_argument("--intervals", type=_parse_confidence_or_zero, default=CONFIDENCE, metavar="SHARE", help=text)
     text = "other measurements, as WER=4.2; of several systems FILE.csv with a column system"

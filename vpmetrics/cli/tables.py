@@ -124,11 +124,15 @@ def tables_of_system(system: EvaluatedSystem) -> list[Table]:
     details = {family: [e.key for e in FAMILIES[family] if e.key not in _HEADLINE_KEYS] for family in OF_CONDITION}
     details[OF_POPULATION[0]] = list(bare_population_keys(system.scalars))
     detail_tables = [_table_of_measures(system, _FAMILY_TITLES.get(key, key), keys) for key, keys in details.items()]
+    entries = [entry for family in ("system", "relative", "calibration") for entry in FAMILIES[family]]
+    conditions = conditions_in_table_order(system)
+    names = insert_strongest_before_plain((e.key for e in entries if e.key in system.scalars), conditions[0])
+    rows = tuple((Cell(heading_of(scalar(name))), scalar_cell(name, system)) for name in names)
     tables = [
         _table_of_measures(system, "Headline", _HEADLINE_KEYS, has_trials=True),
-        _table_of_whole(system),
+        Table("Compared with original speech", ("measure", "value"), rows, keys=tuple(names)),
         _table_of_attributes(system),
-        *(_table_of_groups(system, condition) for condition in conditions_in_table_order(system)),
+        *(_table_of_groups(system, condition) for condition in conditions),
         *(table._replace(fold=table.title) for table in detail_tables),
     ]
     return [table for table in tables if table.rows]
@@ -160,18 +164,10 @@ def _table_of_measures(system: EvaluatedSystem, title: str, keys: Iterable[str],
     return Table(title, heads, tuple(rows), keys=tuple(row_keys))
 
 
-def _table_of_whole(system: EvaluatedSystem) -> Table:
-    entries = [entry for family in ("system", "relative", "calibration") for entry in FAMILIES[family]]
-    shown = [entry.key for entry in entries if entry.key in system.scalars]
-    names = insert_strongest_before_plain(shown, conditions_in_table_order(system)[0])
-    rows = tuple((Cell(heading_of(scalar(name))), scalar_cell(name, system)) for name in names)
-    return Table("Compared with original speech", ("measure", "value"), rows, keys=tuple(names))
-
-
 def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
     """Return the measures that rank systems in challenges: of each group, of all trials, and averaged over groups."""
-    condition_keys = [key for key in _GROUP_KEYS if scalar_key(condition, key) in system.scalars]
-    keys = condition_keys if condition == "OO" else insert_strongest_before_plain(condition_keys)
+    keys = [key for key in _GROUP_KEYS if scalar_key(condition, key) in system.scalars]
+    keys = keys if condition == "OO" else insert_strongest_before_plain(keys)
     names = [scalar_key(condition, key) for key in keys]
     parts = {**system.groups, "all together": system} if system.groups else {}
     rows = [(Cell(clean(part)), *(scalar_cell(name, group) for name in names)) for part, group in parts.items()]
@@ -186,9 +182,10 @@ def _table_of_groups(system: EvaluatedSystem, condition: str) -> Table:
 def _table_of_attributes(system: EvaluatedSystem) -> Table:
     """Return the disclosure of attributes such as sex, as AttributeDisclosure computes it."""
     shown = [key for key in _ATTRIBUTES if any(key in numbers for numbers in system.attributes.values())]
-    rows = []
-    for name, numbers in system.attributes.items():
-        rows.append((Cell(clean(name)), *(attribute_cell(numbers, key) for key in shown)))
+    rows = [
+        (Cell(clean(name)), *(attribute_cell(numbers, key) for key in shown))
+        for name, numbers in system.attributes.items()
+    ]
     caption = "What a classifier fitted on other speakers learns from protected speech."
     return Table("Attributes", ("attribute", *(_ATTRIBUTES[key] for key in shown)), tuple(rows), caption)
 
