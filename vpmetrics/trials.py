@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
+from inspect import Parameter
 from typing import Any
 
 import torch
@@ -87,22 +89,22 @@ class EmbeddingTrials(EmbeddingMetric):
     def _distortion_across_session_halves(self, data: EvaluationData, calibration: str) -> Tensor:
         """Return C_ECE, calibrated on half of each speaker's sessions and used on the rest: the mean of both ways."""
         if data.protected.sessions is None:
-            warn_undefined(
-                "Calibration distortion requires `sessions`: a calibration learnt on some is used on others."
-            )
+            reason = "Calibration distortion requires `sessions`: a calibration learnt on some is used on others."
+            warn_undefined(reason)
             return torch.full((), torch.nan, device=data.speakers.device)
+
         runs = calibrate_across_session_halves(
             data, lambda run: ScoredTrials(*self._pairs(run).scores_and_labels()), calibration
         )
         return mean_c_ece(runs)
 
     def _value_of_pairs(self, pairs: PairBlocks) -> Any:
-        """Return what the metric computes from all trials, and reset it; NaN without trials or with NaN embeddings."""
+        """Return what the metric computes from all trials; NaN without trials or with NaN embeddings."""
         if pairs.num_pairs == 0 and not all(isinstance(member, PrivacyMetric) for member in self._members()):
             warn_undefined("There are no trials.")
             return torch.full((), torch.nan, device=pairs.enrolment.embeddings.device)
         try:
-            self._reset_and_feed_trials(pairs)
+            self._feed_trials(pairs)
             value = self.metric.compute()
         finally:
             self.metric.reset()
@@ -118,9 +120,6 @@ class EmbeddingTrials(EmbeddingMetric):
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead.
             ax: Matplotlib axes to draw on; new ones when left out.
             kwargs: More of that metric's own ``plot``, such as ``label``.
-
-        Returns:
-            Figure and axes; neither shown nor saved.
         """
         if val is not None:
             drawn: Any = self.metric.plot(val, ax, **kwargs)
@@ -129,7 +128,7 @@ class EmbeddingTrials(EmbeddingMetric):
             return super().plot(None, ax)
         try:
             with self._gather_states():
-                self._reset_and_feed_trials(self._pairs(self._collect_data()))
+                self._feed_trials(self._pairs(self._collect_data()))
             drawn = self.metric.plot(None, ax, **kwargs)
         finally:
             self.metric.reset()
@@ -140,30 +139,23 @@ class EmbeddingTrials(EmbeddingMetric):
 
     def _pairs(self, data: EvaluationData) -> PairBlocks:
         condition = look_up_condition(self.condition)
-        scorer = resolve_scoring(self.scoring)
-        return PairBlocks(*data.sides(condition), len(data.speakers), scorer, condition)
+        return PairBlocks(*data.sides(condition), len(data.speakers), resolve_scoring(self.scoring), condition)
 
-    def _reset_and_feed_trials(self, pairs: PairBlocks) -> None:
-        """Reset the metric and update it with all trials."""
+    def _feed_trials(self, pairs: PairBlocks) -> None:
+        """Reset the metric and update it with all trials, and with intervals also with their speakers."""
         self.metric.reset()
         if pairs.is_exact:
             pairs.round_and_keep_blocks()
         members = self._members()
-        if all(isinstance(member, PrivacyMetric) or hasattr(member, "normalization") for member in members):
-            for block in pairs:
-                self._feed_batch(pairs, [block])
-        else:  # torchmetrics' binary metrics squash a batch with scores outside [0, 1], so all trials are one batch
-            self._feed_batch(pairs, list(pairs))
-        if not any(member.update_called for member in members):
-            self._feed_batch(pairs, [])
-
-    def _feed_batch(self, pairs: PairBlocks, blocks: Sequence[Block]) -> None:
-        """Update the metric once, with the trials of all these blocks; with intervals it also gets their speakers."""
-        scores, is_target = pairs.scores_and_labels(blocks)
-        has_intervals = any(getattr(member, "intervals", None) is not None for member in self._members())
-        speakers = {"speakers": list(pairs.trial_speakers(blocks))} if has_intervals else {}
-        if len(scores) or not blocks:
-            self.metric.update(scores.nan_to_num(), is_target, **speakers)
+        has_intervals = any(getattr(member, "intervals", None) is not None for member in members)
+        batches: Iterable[Sequence[Block]] = ([block] for block in pairs)
+        if not all(isinstance(member, PrivacyMetric) or hasattr(member, "normalization") for member in members):
+            batches = [list(pairs)]  # torchmetrics' binary metrics squash a batch with scores outside [0, 1]
+        for blocks in itertools.chain(batches, [[]]):  # without trials, the metric gets one empty batch
+            scores, is_target = pairs.scores_and_labels(blocks)
+            if len(scores) or not (blocks or any(member.update_called for member in members)):
+                speakers = {"speakers": list(pairs.trial_speakers(blocks))} if has_intervals else {}
+                self.metric.update(scores.nan_to_num(), is_target, **speakers)
 
 
 def _check_metric(metric: Any) -> None:
@@ -173,13 +165,11 @@ def _check_metric(metric: Any) -> None:
     if isinstance(metric, CalibrationDistortion):  # its runs are sessions
         return
     for member in metric.values() if isinstance(metric, MetricCollection) else [metric]:
-        parameters = list(member._update_signature.parameters.values())
-        required = [
-            each for each in parameters if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
-        ]
+        parameters = member._update_signature.parameters
+        names = [each.name for each in parameters.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+        required = [name for name in names if parameters[name].default is Parameter.empty]
         if isinstance(member, EmbeddingMetric) or len(required) > 2:
-            names = ", ".join(parameter.name for parameter in parameters)
             raise TypeError(
                 f"Expected `metric` to take scores and labels by `update(preds, target)`, "
-                f"but got {type(member).__name__} with `update({names})`."
+                f"but got {type(member).__name__} with `update({', '.join(parameters)})`."
             )

@@ -40,10 +40,9 @@ class Attack:
     Subclass it, or write any class with these methods. ``fit`` learns from embeddings of unit length; ``attack``
     changes both sides before they are compared, and may be left out. They are compared by cosine, or by a method
     ``score(original, protected)`` from what ``attack`` returned, ``(A, E)`` and ``(B, E)``, to scores ``(A, B)``,
-    higher = more alike. An attacker who uses all utterances of an enrolled speaker has a method
-    ``enrol(rows, speakers)``: from enrolment rows ``(A, E)`` after ``attack``, and an integer speaker of each, to as
-    many rows. It is given half of the utterances of each speaker, and these are compared with the other half, so that
-    no recording is compared with itself.
+    higher = more alike. With a method ``enrol(rows, speakers)``, from enrolment rows ``(A, E)`` after ``attack`` and an
+    integer speaker of each to as many rows, half of the utterances of each speaker are enrolled, and compared with the
+    other half.
 
     ``name`` is shown with results. ``needs`` is what the attacker must have: ``"nothing"``, ``"protected speech"``,
     ``"protected speech with speakers"`` or ``"pairs of original and protected speech"``, that is, the anonymiser. An
@@ -162,9 +161,8 @@ class TunedAttack(Attack):
         if len(protected) == 0:
             raise ValueError("Expected `protected` to have at least one row, but got none.")
         pairs = TrainingPairs(original, protected, speakers)
-        choices = self.choices(pairs.views)
-        best = 0 if len(choices) == 1 else self._cross_validate(pairs, original is not None, choices)
-        self.solution, self.width = self.solve(pairs, *choices[best]), protected.shape[1]
+        choice = self._choose_by_cross_validation(pairs, is_same_side="OP" not in self.conditions or original is None)
+        self.solution, self.width = self.solve(pairs, *choice), protected.shape[1]
         return self
 
     def attack(self, original: Tensor | None, protected: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -183,17 +181,15 @@ class TunedAttack(Attack):
             sides[name] = self.solution.map_side(unit_rows(rows), name).to(at_least_float32(rows).dtype)
         return sides["original"], sides["protected"]
 
-    def _cross_validate(
-        self, pairs: TrainingPairs, has_original: bool, choices: Sequence[tuple[RowNormalisation, Any]]
-    ) -> int:
-        """Return the index of the choice that best separates the speakers of each fold, fitted on the other folds."""
-        if pairs.num_speakers < 2:
-            return len(choices) - 1  # the most regularised one
+    def _choose_by_cross_validation(self, pairs: TrainingPairs, is_same_side: bool) -> tuple[RowNormalisation, Any]:
+        """Return the choice that best separates the speakers of each fold, fitted on the other folds."""
+        choices = self.choices(pairs.views)
+        if len(choices) == 1 or pairs.num_speakers < 2:
+            return choices[-1]  # the most regularised one
         sums = pairs.protected.new_zeros(pairs.num_speakers, pairs.protected.shape[1])
         sums = sums.index_add(0, pairs.speaker_index, pairs.protected)
         num_folds = min(_FOLDS, max(2, pairs.num_speakers // 2))
         folds = (row_sort_keys(sums).argsort(stable=True).argsort() % num_folds)[pairs.speaker_index]
-        is_same_side = "OP" not in self.conditions or not has_original
         separations = torch.zeros(len(choices), dtype=sums.dtype, device=sums.device)
         columns = pairs.original, pairs.protected, pairs.speaker_index
         for fold in range(num_folds):
@@ -201,13 +197,13 @@ class TunedAttack(Attack):
             training = TrainingPairs(o, p, speakers, pairs.views)
             o, p, speakers = (column[folds == fold] for column in columns)
             is_same = speakers[:, None] == speakers
-            is_other_row = ~torch.eye(len(speakers), dtype=torch.bool, device=speakers.device)
+            is_target = is_same & ~torch.eye(len(speakers), dtype=torch.bool, device=speakers.device)
             for index, choice in enumerate(choices):
                 solution = self.solve(training, *choice)
                 test = solution.map_side(p, "protected")
                 scores = score_mapped_rows(self, test if is_same_side else solution.map_side(o, "original"), test)
-                separations[index] += separation_of_scores(scores, is_same & is_other_row, ~is_same)
-        return choose_most_regularised(separations)
+                separations[index] += separation_of_scores(scores, is_target, ~is_same)
+        return choices[choose_most_regularised(separations)]
 
 
 class LinearAttack(TunedAttack):
@@ -291,10 +287,8 @@ def separation_of_sums(sums: Tensor) -> Tensor:
     r"""Return D_ECE over its maximum as if scores were Gaussian, negative where targets score lower; 0 without a class.
 
     With the gap :math:`d` between the class means in standard deviations it is
-    :math:`\mathrm{sign}(d) (1 - e^{-d^2 / 6.5})`, within 0.012 of D_ECE over its maximum.
-
-    Args:
-        sums: Number, sum and sum of squares of the scores of non-targets and of targets, ``(2, 3, ...)``.
+    :math:`\mathrm{sign}(d) (1 - e^{-d^2 / 6.5})`, within 0.012 of D_ECE over its maximum. ``sums`` ``(2, 3, ...)``:
+    number, sum and sum of squares of the scores of non-targets and of targets.
     """
     number, total, squares = sums.unbind(1)
     mean = total / number
@@ -304,9 +298,6 @@ def separation_of_sums(sums: Tensor) -> Tensor:
 
 
 def choose_most_regularised(separations: Tensor) -> int:
-    """Return the index of the last, most regularised setting that separates nearly as well as the best one.
-
-    Scores may separate in either direction.
-    """
-    size = separations.abs()
+    """Return the index of the last, most regularised setting that separates nearly as well as the best one."""
+    size = separations.abs()  # scores may separate in either direction
     return len(separations) - 1 - int((size >= (1 - _AS_GOOD) * size.amax()).flip(0).to(torch.uint8).argmax())

@@ -48,7 +48,7 @@ class KernelRidge(TunedAttack):
         """Return maps of protected rows to predicted original rows, and of original rows to centred ones."""
         original, protected = (pairs.rows(side, view, _MOST_ROWS) for side in ("original", "protected"))
         mean, kernel = original.mean(0), GaussianKernel(protected, protected.var(0, correction=0).sum())
-        weights = _fit_kernel_ridge(kernel(protected), setting, original - mean, kernel.variance > _ROUNDING)
+        weights = _fit_kernel_ridge(kernel(protected), setting, original - mean, kernel.variance)
         return Solution(
             (pairs.normalisation("original", view), MeanSubtraction(mean)),
             (pairs.normalisation("protected", view), kernel, weights),
@@ -76,7 +76,7 @@ class EvenKernelRidge(TunedAttack):
         """Return maps of original rows to predicted protected rows, and of protected rows to centred ones."""
         kernel, protected = _fit_product_kernel(pairs, "original", view), pairs.rows("protected", view, _MOST_PRODUCTS)
         mean = protected.mean(0)
-        weights = _fit_kernel_ridge(kernel.matrix, setting, protected - mean, kernel.variance > _ROUNDING)
+        weights = _fit_kernel_ridge(kernel.matrix, setting, protected - mean, kernel.variance)
         return Solution(
             (pairs.normalisation("original", view), kernel, weights),
             (pairs.normalisation("protected", view), MeanSubtraction(mean)),
@@ -103,8 +103,8 @@ class OuterProducts(TunedAttack):
     def solve(self, pairs: TrainingPairs, view: RowNormalisation, setting: float) -> Solution:
         """Return maps of both sides to coordinates in the span of the outer products of original training rows."""
         kernel_o, kernel_p = (_fit_product_kernel(pairs, side, view) for side in ("original", "protected"))
-        root = _cholesky_with_relative_ridge(kernel_o.matrix, _JITTER)
-        weights = _fit_kernel_ridge(kernel_p.matrix, setting, root, kernel_p.variance > _ROUNDING)
+        root = _factorise(kernel_o.matrix, _JITTER)
+        weights = _fit_kernel_ridge(kernel_p.matrix, setting, root, kernel_p.variance)
         return Solution(
             (pairs.normalisation("original", view), kernel_o, Inverse(root)),
             (pairs.normalisation("protected", view), kernel_p, weights),
@@ -146,11 +146,11 @@ def _fit_product_kernel(pairs: TrainingPairs, side: SideName, view: RowNormalisa
     return pairs.get_or_make((side, view, "products"), lambda: ProductKernel(pairs.rows(side, view, _MOST_PRODUCTS)))
 
 
-def _cholesky_with_relative_ridge(kernel: Tensor, ridge: float) -> Tensor:
+def _factorise(kernel: Tensor, ridge: float) -> Tensor:
     """Return the Cholesky factor of a kernel with a ridge relative to the mean of its diagonal."""
     return cholesky_plus_diagonal(kernel, ridge * kernel.diagonal().mean() + torch.finfo(kernel.dtype).tiny)
 
 
-def _fit_kernel_ridge(kernel: Tensor, ridge: float, values: Tensor, has_variance: Tensor) -> Tensor:
+def _fit_kernel_ridge(kernel: Tensor, ridge: float, values: Tensor, variance: Tensor) -> Tensor:
     """Return the weights of a kernel ridge regression of values; 0 where the features have no variance."""
-    return torch.where(has_variance, torch.cholesky_solve(values, _cholesky_with_relative_ridge(kernel, ridge)), 0)
+    return torch.where(variance > _ROUNDING, torch.cholesky_solve(values, _factorise(kernel, ridge)), 0)

@@ -70,10 +70,10 @@ def local_information_disclosure(scores: Tensor, target_index: Tensor, slope: fl
 
 
 def fit_local_slope(scores: Tensor, target_index: Tensor) -> Tensor:
-    r"""Fit the slope of a logistic regression of "is the true speaker" on standardised scores, on a development set.
+    """Fit the slope of a logistic regression of "is the true speaker" on standardised scores, on a development set.
 
-    The regression has an offset, no penalty, and weighs both classes equally. Where a threshold separates the classes,
-    one more target at the nearest non-target, and one more non-target at the nearest target, bound the slope.
+    The regression weighs both classes equally. Where a threshold separates them, one more target at the nearest
+    non-target, and one more non-target at the nearest target, bound the slope.
 
     Args:
         scores: Floating tensor of shape ``(P, N)``, trials of other speakers than those the slope is applied to.
@@ -109,9 +109,9 @@ def identify(
     """Compute the rank histogram and local information of embeddings, each input scored against each reference.
 
     References and protocols are those of ``rank_histogram``. Without a ``slope`` it is cross-fitted: the trials of each
-    speaker get the slope fitted on all other speakers, or, with more than 256 speakers, on nine of ten folds, formed by
-    values and not by labels. With more than half a million scores, slopes are fitted on the target scores and an evenly
-    spaced part of the others, which moves the mean by some 0.0001 bits.
+    speaker get the slope fitted on all other speakers, or, with more than 256 speakers, on nine of ten folds. With more
+    than half a million scores, slopes are fitted on the target scores and an evenly spaced part of the others, which
+    moves the mean by some 0.0001 bits.
 
     Args:
         inputs: Floating tensor of shape ``(B, D)``.
@@ -123,9 +123,8 @@ def identify(
 
     Returns:
         ``Identification(histogram (N,), bits (P,), linked (P,), trials (P,), speakers (P,), rank_bits (P,), ...)``:
-        trials are the inputs whose speaker has a reference left, in their order. Bits are NaN for fewer than two
-        references, or where a slope is to be fitted and no other speaker has trials. ``rank_bits`` is the disclosure of
-        each rank by the histogram of all, MeanD on average.
+        trials are the inputs whose speaker has a reference left. Bits are NaN for fewer than two references, or where a
+        slope is to be fitted and no other speaker has trials. The mean of ``rank_bits`` is MeanD.
 
     Example:
         >>> generator = torch.Generator().manual_seed(0)
@@ -157,21 +156,19 @@ def summarise_information(bits: Tensor, linked: Tensor) -> dict[str, Tensor]:
         >>> values["alid"], values["lid_pos"], values["link_rate"]
         (tensor(0.5000), tensor(2.), tensor(0.5000))
     """
-    wide = widen(bits)
+    wide, count = widen(bits), len(bits)
     # Rounding of zero bits is no disclosure.
     is_positive = wide > 16 * torch.finfo(at_least_float32(bits).dtype).eps
-    positive_sum, negative_sum = (torch.where(side, wide, 0).sum() for side in (is_positive, ~is_positive))
-    masks = (torch.ones_like(linked), linked, is_positive, wide.isnan())
-    count, links, positives, unknown = (widen(mask).sum() for mask in masks)
+    positives, negatives = widen(is_positive).sum(), widen(~is_positive).sum()
     values = {
-        "alid": (positive_sum + negative_sum) / count,
+        "alid": wide.mean(),
         "pdr": positives / count,
-        "ndr": (count - positives) / count,
-        "lid_pos": positive_sum / positives,
-        "lid_neg": negative_sum / (count - positives),
+        "ndr": negatives / count,
+        "lid_pos": torch.where(is_positive, wide, 0).sum() / positives,
+        "lid_neg": torch.where(is_positive, 0, wide).sum() / negatives,
         "lid_max": torch.cat([wide, wide.new_full((1,), -torch.inf)]).amax(),
-        "link_rate": links / count,
+        "link_rate": widen(linked).mean(),
     }
-    is_undefined = (unknown > 0) | (count == 0)
+    is_undefined = wide.isnan().any() | (count == 0)
     warn_undefined("Local information needs two references, trials of two speakers, and numbers.", is_undefined)
     return {name: torch.where(is_undefined, torch.nan, value).to(result_dtype(bits)) for name, value in values.items()}

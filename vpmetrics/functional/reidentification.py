@@ -34,21 +34,20 @@ def reidentification_rate(histogram: Tensor, sizes: Sequence[int]) -> dict[str, 
     .. math::
         \pi_N = \sum_{r=1}^{M} h_r \binom{M - r}{N - 1} \Big/ \binom{M - 1}{N - 1}
 
-    where :math:`h_r` is the share of probes whose own speaker has rank r: of the others, N - 1 are drawn at random, and
-    none of the r - 1 better ones may be among them. This is the exact expectation over all draws, ties included.
-    Vauquier et al. call it *linkability*; :func:`linkability` here is another measure, that of Gomez-Barrero et al.
+    where :math:`h_r` is the share of probes whose own speaker has rank r: the exact expectation over all draws of N - 1
+    others, ties included. Vauquier et al. call it *linkability*; :func:`linkability` here is another measure, that of
+    Gomez-Barrero et al.
 
-    For N > M the value is extrapolated by a model: another person scores higher than the true speaker with a
-    probability that differs between probes, and these probabilities are beta distributed.
+    For N > M the rate is extrapolated by a model, in which the probabilities of other people to score higher than the
+    true speaker of a probe are beta distributed:
 
     .. math::
         \pi_N = \frac{B(\alpha, \beta + N - 1)}{B(\alpha, \beta)}, \qquad \alpha \le 1
 
-    The ranks are beta-binomial then, and :func:`fit_beta_binomial` keeps the share at rank 1, so the curve has no step
-    at M. An alpha above 1 contradicts a concave ROC curve and comes from too few probes: it is replaced by 1, with the
-    beta that keeps the share, so that the rate falls no faster than chance. Extrapolated from 400 to 8,000 simulated
-    speakers the rate was within a factor of 1.7, rather too high than too low; from 40 it is rough. If every probe has
-    rank 1 the rate stays at 1, which is a bound and no estimate.
+    :func:`fit_beta_binomial` keeps the share at rank 1, so the curve has no step at M. An alpha above 1 contradicts a
+    concave ROC curve: it is replaced by 1, so that the rate falls no faster than chance. Extrapolated from 400 to 8,000
+    simulated speakers the rate was within a factor of 1.7, rather too high than too low; from 40 it is rough. If every
+    probe has rank 1 the rate stays at 1, which is a bound and no estimate.
 
     Args:
         histogram: Counts or shares of the ranks 1 ... M, shape ``(M,)``, as :func:`rank_histogram` returns them.
@@ -66,9 +65,8 @@ def reidentification_rate(histogram: Tensor, sizes: Sequence[int]) -> dict[str, 
     """
     check_histogram_shape(histogram)
     if histogram.ndim != 1:
-        raise ValueError(
-            f"Expected `histogram` to have shape (M,), one entry per rank, but got {tuple(histogram.shape)}."
-        )
+        got = tuple(histogram.shape)
+        raise ValueError(f"Expected `histogram` to have shape (M,), one entry per rank, but got {got}.")
     check_whole_numbers(sizes, smallest=1)
     return rates_of_histogram(histogram, sizes)
 
@@ -90,26 +88,21 @@ def singling_out(
         \pi_N = \Pr \{\exists!\, i : s(x_i, e) > t\}
 
     The attacker has a reference e of one of N speakers, and one conversation x of each of them. The threshold t is
-    calibrated on other conversations of the same N speakers. If M of them are of the reference's own speaker, the
-    threshold lies midway between the M-th and (M+1)-th highest score, so the predicate fires on about one calibration
-    conversation in N. It may fire on any speaker. A predicate that never errs always isolates a speaker; one whose
-    scores are all equal never does. A predicate without information still isolates someone with probability
-    exp(-1) = 0.368; with few calibrating conversations less: 0.27 with one per speaker, 0.30 with two, 0.35 with nine.
-
-    Sets of N speakers are disjoint blocks of random shuffles, with a fixed seed, that all references share.
+    calibrated on other conversations of the same speakers: if M of them are of the reference's own speaker, it lies
+    midway between the M-th and (M+1)-th highest score, so that the predicate fires on about one of them in N. It may
+    fire on any speaker. Without information it still isolates someone with probability exp(-1) = 0.368; with few
+    calibrating conversations less: 0.27 with one per speaker, 0.30 with two, 0.35 with nine. Sets of N speakers are
+    disjoint blocks of random shuffles, with a fixed seed, that all references share.
 
     Args:
         references: Floating tensor of shape ``(R, D)``, each row a predicate of its own.
-        reference_speakers: Integer tensor of shape ``(R,)``. References of speakers with fewer than two
-            conversations are left out.
-        conversations: Floating tensor of shape ``(K, D)``; each row is the mean embedding of the utterances of
-            one conversation.
+        reference_speakers: Integer tensor of shape ``(R,)``; speakers with fewer than two conversations are left out.
+        conversations: Floating tensor of shape ``(K, D)``, mean embeddings of the utterances of each conversation.
         speakers: Integer tensor of shape ``(K,)``; those with a single conversation are left out.
         sizes: Numbers of people N, the reference's speaker included; 2 at least.
-        is_tested: Boolean tensor of shape ``(K,)`` that marks the one conversation of each speaker the predicate is
-            applied to; without it every conversation is tested in turn, while the next ones calibrate.
-        calibration: Maximum number of conversations per speaker used to calibrate; ignored with ``is_tested``, where
-            all others calibrate.
+        is_tested: Boolean tensor of shape ``(K,)`` that marks the one conversation of each speaker that is tested,
+            while all others calibrate; without it every conversation is tested in turn, while the next ones calibrate.
+        calibration: Maximum number of conversations per speaker used to calibrate, without ``is_tested``.
         scoring: As in :func:`rank_histogram`.
         draws: How many sets to draw for each reference and size, at least; 2 or more.
 
@@ -141,7 +134,6 @@ def singling_out(
             raise ValueError(
                 f"Expected `is_tested` to mark one conversation of every speaker, but got {wrong} of some."
             )
-        # The marked conversation is tested, and only that one: all others calibrate.
         places = torch.where(is_tested, -1, places)
         calibration, folds = len(speakers), 1
     population = form_population(references, reference_speakers, conversations, speakers, places, calibration, folds)
@@ -149,23 +141,18 @@ def singling_out(
 
 
 class AveragedUtterances(NamedTuple):
-    """Averaged utterances, as ``update`` of every embedding metric takes them.
+    """Averaged utterances, as ``update`` of every embedding metric takes them."""
 
-    ``original`` and ``protected`` ``(C, D)``, ``speakers`` and ``sessions`` ``(C,)``; None where there were none.
-    """
-
-    original: Tensor | None
-    protected: Tensor | None
-    speakers: Tensor
-    sessions: Tensor | None
+    original: Tensor | None  # (C, D)
+    protected: Tensor | None  # (C, D)
+    speakers: Tensor  # (C,)
+    sessions: Tensor | None  # (C,)
 
 
 def conversations(
     original: Tensor | None, protected: Tensor | None, speakers: Tensor, utterances: int, sessions: Tensor | None = None
 ) -> AveragedUtterances:
-    """Average utterances of a speaker and session in disjoint groups: what longer speech discloses.
-
-    Every embedding metric accepts them and measures an attacker with that much speech.
+    """Average utterances of a speaker and session, so that metrics measure an attacker with that much speech.
 
     Args:
         original: Floating tensor of shape ``(B, D)``, or None.
@@ -193,10 +180,6 @@ def conversations(
     group = torch.unique(torch.stack(columns), dim=1, return_inverse=True)[1]
     keys = torch.stack([row_sort_keys(side) for side in (original, protected) if side is not None]).sum(dim=0)
     members = form_conversations(group, draw_places(group, keys), utterances)
-    first = members[:, 0]
-    return AveragedUtterances(
-        None if original is None else average_members(original, members),
-        None if protected is None else average_members(protected, members),
-        speakers[first],
-        None if sessions is None else sessions[first],
-    )
+    sides = (None if side is None else average_members(side, members) for side in (original, protected))
+    labels = (None if column is None else column[members[:, 0]] for column in (speakers, sessions))
+    return AveragedUtterances(*sides, *labels)  # type: ignore[arg-type]
