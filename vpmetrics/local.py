@@ -38,8 +38,7 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
     Args:
         condition: ``"PP"``, protected references and inputs; ``"OP"``, original references and protected inputs;
             ``"OO"``, both original.
-        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
-            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        scoring: How embeddings are compared, see :class:`vpmetrics.VoicePrivacy`.
         slope: The slope ``w``, from :func:`vpmetrics.functional.fit_local_slope` on a development set. Left out, it is
             cross-fitted on other speakers, see :func:`vpmetrics.functional.identify`.
         bandwidth: Any width gives ``forward`` a gradient; the value is the same, since bits are smooth in the scores.

@@ -50,8 +50,7 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
             the first.
         condition: ``"PP"``, protected references and inputs; ``"OP"``, original references and protected inputs;
             ``"OO"``, both original.
-        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
-            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        scoring: How embeddings are compared, see :class:`vpmetrics.VoicePrivacy`.
         bandwidth: Width, in standard deviations of an input's scores, over which two scores are compared softly, so
             that ranks have a gradient; None counts ranks.
         validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.

@@ -95,8 +95,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
             ``"OO"``, both original. With sessions also ``"within"`` and ``"across"``.
         attack: A fitted :mod:`vpmetrics.attacks` attack, or any object with ``attack(original, protected)``; it maps
             utterances before they are averaged.
-        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
-            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        scoring: How embeddings are compared, see :class:`vpmetrics.VoicePrivacy`.
         bandwidth: Width, in standard deviations of a probe's scores, over which two scores are compared softly, so that
             ranks have a gradient; None counts ranks.
         validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.

@@ -58,8 +58,7 @@ class VoiceSimilarityMatrix(_SimilarityMetric):
     Args:
         similarity: ``"geometric"``, the geometric mean of the posteriors (2022), or ``"sigmoid"``, the posterior of
             the mean log-likelihood ratio (2020).
-        scoring: ``"cosine"``, ``"dot"``, ``"euclidean"``, a fitted :class:`vpmetrics.scoring.PLDA`, or any callable
-            from embeddings ``(A, D)`` and ``(B, D)`` to scores ``(A, B)``, higher = more alike.
+        scoring: How embeddings are compared, see :class:`vpmetrics.VoicePrivacy`.
         bandwidth: Width of the smooth surrogate's kernel in standard deviations of the scores; None is exact.
         validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         kwargs: Those of :class:`torchmetrics.Metric`.

@@ -12,13 +12,12 @@ from vpmetrics._engine.validation import check_floating, check_integers
 def f0_histogram(f0: Tensor, lowest: float = 65.0, highest: float = 450.0, sample_rate: float = 8000.0) -> Tensor:
     r"""Compute the normalised histogram of the pitch lags of an utterance (section 4.2.3).
 
-    A pitch tracker finds whole lags: a frame of frequency :math:`f` falls into the bin of
-    :math:`\lfloor f_s / f \rfloor` samples. From 65 to 450 Hz there are 107 of them, the number the paper gives, at a
-    sample rate of 8 kHz: lags 17 to 123. (At 16 kHz they would be 35 to 246, which is 212; 107 is every other one.)
+    A frame of frequency :math:`f` falls into the bin of :math:`\lfloor f_s / f \rfloor` samples. From 65 to 450 Hz
+    there are 107 of them, the number the paper gives, at a sample rate of 8 kHz: lags 17 to 123.
 
     Args:
-        f0: Floating tensor of shape ``(..., T)``, frequency of each frame in Hz. Frames outside the range are dropped:
-            unvoiced ones and padding, whether they are written as 0 or as NaN.
+        f0: Floating tensor of shape ``(..., T)``, frequency of each frame in Hz. Frames outside the range are dropped,
+            so unvoiced ones and padding, written as 0 or as NaN.
         lowest: Lowest frequency in Hz.
         highest: Highest frequency in Hz.
         sample_rate: Samples per second that lags are counted in.
@@ -34,9 +33,8 @@ def f0_histogram(f0: Tensor, lowest: float = 65.0, highest: float = 450.0, sampl
     """
     check_floating("f0", f0)
     if not 0 < lowest < highest < sample_rate:
-        raise ValueError(
-            f"Expected 0 < `lowest` < `highest` < `sample_rate`, but got {lowest}, {highest} and {sample_rate}."
-        )
+        got = f"{lowest}, {highest} and {sample_rate}"
+        raise ValueError(f"Expected 0 < `lowest` < `highest` < `sample_rate`, but got {got}.")
     # A tracker's frequencies are quotients of whole lags. Without the nudge, rounding would lower some of them by one.
     nudge = 1e-3
     shortest, longest = int(sample_rate / highest + nudge), int(sample_rate / lowest + nudge)
@@ -53,8 +51,8 @@ def codebook_histogram(codes: Tensor, size: int, segments: int = 20) -> Tensor:
     Each segment is an observation of its own: 40 speakers with one recording each and 20 segments are 800 inputs.
 
     Args:
-        codes: Integer tensor of shape ``(..., T)``, the entry of each frame; negative ones, for padding and frames that
-            are not speech, are dropped before the rest is cut into segments.
+        codes: Integer tensor of shape ``(..., T)``, the entry of each frame; negative ones, such as padding, are
+            dropped before the rest is cut into segments.
         size: Number of entries of the codebook.
         segments: Number of segments.
 

@@ -48,12 +48,6 @@ def isotonic_regression(y: Tensor, weights: Tensor | None = None) -> Tensor:
     unit, peak = _power_of_two_near_peak(y), _power_of_two_near_peak(weights)
     values, masses = widen(y) / unit, widen(weights) / (peak / torch.finfo(peak.dtype).max ** 0.75).clamp(min=1)
     blocks = number_pav_blocks(values.detach().nan_to_num(0, _LARGEST, -_LARGEST), masses.detach())
-    fitted = _replace_by_block_means(values, masses, blocks) * unit
-    return fitted.masked_fill(values.isnan().any(-1, keepdim=True), torch.nan).to(result_dtype(y))
-
-
-def _replace_by_block_means(values: Tensor, masses: Tensor, blocks: Tensor) -> Tensor:
-    """Return values ``(..., n)``, each replaced by the weighted mean of its block; ascending in spite of rounding."""
     weight = replace_by_block_sums(masses, blocks)
 
     def replace_by_rounded_means(x: Tensor) -> Tensor:
@@ -63,9 +57,9 @@ def _replace_by_block_means(values: Tensor, masses: Tensor, blocks: Tensor) -> T
     rough = replace_by_rounded_means(values.detach())
     # The values minus a first mean are small, and so is the rounding of their sum.
     exact = torch.where(rough.isfinite(), rough + replace_by_rounded_means(values - rough), rough)
-    # Only rounding errors change here, so the correction has no gradient.
-    lift = exact.detach().cummax(-1).values - exact.detach()
-    return exact + lift.nan_to_num(0)
+    # Ascending in spite of rounding. Only rounding errors change here, so the correction has no gradient.
+    fitted = exact + (exact.detach().cummax(-1).values - exact.detach()).nan_to_num(0)
+    return (fitted * unit).masked_fill(values.isnan().any(-1, keepdim=True), torch.nan).to(result_dtype(y))
 
 
 def _power_of_two_near_peak(x: Tensor) -> Tensor:

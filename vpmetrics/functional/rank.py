@@ -37,13 +37,10 @@ def rank_histogram(
     * disjoint: ``references`` and ``reference_speakers`` are other utterances than the inputs;
     * leave-one-out: without ``reference_speakers``, row i of ``references`` is the utterance of input i (by default
       the input itself). The j-th input of a speaker is compared with means that each lack the j-th utterance of their
-      speaker, counted cyclically. If only the mean of its own speaker lacked an utterance, this mean would average
-      fewer utterances than the other means, and would be less similar to the input.
+      speaker, counted cyclically, so that no mean averages fewer utterances than the others.
 
-    Tied references share the mass of the ranks they cover, which is the expectation of breaking ties at random. Scores
-    are tied when they differ by no more than rounding: a matrix product may sum two equal references in different
-    orders. Inputs whose speaker has no reference left are not counted. Masses are added as integers: the result depends
-    neither on the size of the blocks nor on the order of the rows.
+    Tied references, whose scores differ by no more than rounding, share the mass of the ranks they cover, which is the
+    expectation of breaking ties at random. Inputs whose speaker has no reference left are not counted.
 
     Args:
         inputs: Floating tensor of shape ``(B, D)``.
@@ -52,8 +49,8 @@ def rank_histogram(
         reference_speakers: Integer tensor of shape ``(M,)``, or None for leave-one-out.
         scoring: ``"cosine"``, for embeddings, ``"euclidean"``, for histograms, ``"dot"``, or a callable from two sets
             of embeddings to scores, such as :class:`vpmetrics.scoring.PLDA`.
-        bandwidth: None counts ranks. A width, in standard deviations of an input's scores, softens the comparison of
-            two scores to a sigmoid, so that ranks have a gradient.
+        bandwidth: None counts ranks. A width, in standard deviations of an input's scores, softens comparisons of
+            scores to a sigmoid, so that ranks have a gradient.
 
     Returns:
         Counts of shape ``(N,)``, one per distinct speaker among the references; float32 or wider.
@@ -122,11 +119,9 @@ def combine_disclosures(disclosures: Sequence[Mapping[str, Tensor]], speakers: i
     r"""Add up the bits of several features: their joint disclosure if they are independent, otherwise a guess.
 
     Where the ranks :math:`j_f` of the true speaker in each feature are independent, and those of all others as well, an
-    attacker with all features gains :math:`\sum_f \varepsilon_{j_f}`: the MeanD and the MaxD add up.
-
-    For dependent features the sum is no bound: two copies of one feature disclose what one does, and two features with
-    uniform ranks may name the speaker together. To measure them, join the features in each row and pass a ``scoring``
-    that adds up their scores to :func:`rank_histogram`.
+    attacker with all features gains :math:`\sum_f \varepsilon_{j_f}`: the MeanD and the MaxD add up. For dependent
+    features the sum is no bound. To measure them, join the features in each row and pass a ``scoring`` that adds up
+    their scores to :func:`rank_histogram`.
 
     Args:
         disclosures: One dict with ``max_d`` and ``mean_d`` per feature, as ``rank_disclosure`` returns it.

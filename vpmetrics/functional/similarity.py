@@ -75,8 +75,7 @@ def diagonal_dominance(matrix: Tensor, log_domain: bool = False) -> Tensor:
 
     Args:
         matrix: Similarities ``(S, S)``; NaN cells, where two speakers have no trial, are left out of the averages.
-        log_domain: Compare :math:`-\log_2 \mathrm{Sim}` instead, off the diagonal minus on it and with its sign: the
-            measure consistent with log-likelihood ratios that the paper leaves to future work.
+        log_domain: Compare :math:`-\log_2 \mathrm{Sim}` instead, off the diagonal minus on it and with its sign.
 
     Returns:
         Scalar, in [0, 1] or, in the log domain, in bits; NaN with fewer than two speakers.
@@ -165,14 +164,9 @@ def normalised_relatives(scalars: dict[str, Tensor]) -> dict[str, Tensor]:
     """
     oo, op, pp = (scalars[f"{name}_d_ece"] for name in ("oo", "op", "pp"))
     oo_gain, op_gain, pp_gain = (1 - scalars[f"{name}_min_cllr"] for name in ("oo", "op", "pp"))
-    return {
-        "d_ece_op_oo": 1 - _ratio_or_nan(op, oo),
-        "cllr_op_oo": 1 - _ratio_or_nan(op_gain, oo_gain),
-        "g_d_ece": 10 * _ratio_or_nan(pp, oo).log10(),
-        "g_cllr": 10 * _ratio_or_nan(pp_gain, oo_gain).log10(),
-    }
-
-
-def _ratio_or_nan(value: Tensor, original: Tensor) -> Tensor:
-    """Return ``value / original``, from 0; NaN where ``original`` is about 0."""
-    return torch.where(original > 1e-12, value.clamp(min=0) / original, torch.nan)
+    op_oo, pp_oo, op_gain_oo, pp_gain_oo = (
+        torch.where(original > 1e-12, value.clamp(min=0) / original, torch.nan)
+        for value, original in ((op, oo), (pp, oo), (op_gain, oo_gain), (pp_gain, oo_gain))
+    )
+    gains = {"g_d_ece": 10 * pp_oo.log10(), "g_cllr": 10 * pp_gain_oo.log10()}
+    return {"d_ece_op_oo": 1 - op_oo, "cllr_op_oo": 1 - op_gain_oo} | gains

@@ -165,8 +165,8 @@ def linkability(preds: Tensor, target: Tensor, validate_args: bool = True) -> Te
     over :math:`\min(\lfloor T / 10 \rfloor, 100)` equal bins of the joint range of the scores.
 
     The code of the Voice Privacy Challenges integrates by the trapezoid rule, which drops half of the first and the
-    last bin, and so prints less: up to 0.04 less on score files of the challenge, 0.5 instead of 1 for separated
-    classes. What Vauquier et al. (2025) call linkability is another measure: :func:`reidentification_rate`.
+    last bin, and so prints up to 0.04 less on score files of the challenge, 0.5 instead of 1 for separated classes.
+    What Vauquier et al. (2025) call linkability is another measure: :func:`reidentification_rate`.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.

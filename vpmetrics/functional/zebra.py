@@ -49,9 +49,8 @@ def zebra_disclosure(
     with :math:`Z(l) = \frac12 + \frac{l - (e^l - 1)}{(e^l - 1)^2}`, the log-likelihood ratios :math:`l` of PAV, and
     :math:`l'` those of PAV under Laplace's rule.
 
-    The worst case grows with the number of trials: one system can get tag D from 296 utterances and E from 1,036, so
-    compare it between sets of one size only. Nor is it 0 where nothing is disclosed: Laplace's rule adds as many labels
-    to each class, so constant scores get tag A where the numbers of targets and non-targets differ.
+    The worst case grows with the number of trials: compare it between sets of one size only. Nor is it 0 where nothing
+    is disclosed: by Laplace's rule constant scores get tag A where the numbers of targets and non-targets differ.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
@@ -74,7 +73,7 @@ def zebra_disclosure(
 
 
 def zebra_of_both_signs(steps: StepsOfBothSigns, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return what :func:`zebra_disclosure` returns: ``d_ece_reversed`` of negated scores, all else of the scores."""
+    """Return what :func:`zebra_disclosure` returns."""
     l_w = worst_laplace_evidence(steps.ascending)
     return {
         "d_ece": expected_disclosure(steps.ascending).to(dtype),
@@ -155,8 +154,7 @@ def calibration_distortion(
 ) -> Tensor:
     r"""Compute C_ECE: the D_ECE of scores calibrated on another run of the same safeguard (eq. 15 and 16).
 
-    An attacker cannot calibrate on unknown labels. Where each run of the safeguard draws another secret, a calibration
-    fitted on one run may mislead on the next.
+    Where each run of the safeguard draws another secret, a calibration fitted on one run may mislead on the next.
 
     Args:
         preds: Scores of the attacked run.
@@ -194,11 +192,9 @@ def speaker_disclosure(
         + \frac{N_s}{N} \langle Z(-l) \rangle_{\mathrm{non}, s} \right)
 
     with averages over the :math:`T_s` target and :math:`N_s` non-target trials of a speaker, and log-likelihood ratios
-    :math:`l` from PAV on all trials, as an attacker has them who does not know the speaker. A negative value is
-    evidence for other speakers. The largest of many noisy values is too large.
-
-    A non-target trial has two speakers. ``enrolled`` counts it for the enrolment speaker, ``probed`` for the test
-    speaker, and ``both`` for either, so that :math:`N` there is twice the number of these trials.
+    :math:`l` from PAV on all trials. A negative value is evidence for other speakers. Of the two speakers of a
+    non-target trial, ``enrolled`` counts it for the enrolment speaker, ``probed`` for the test speaker, and ``both``
+    for either, so that :math:`N` there is twice the number of these trials.
 
     Args:
         preds: Scores in any shape and on any scale, higher = more alike.
@@ -208,11 +204,10 @@ def speaker_disclosure(
         validate_args: Whether values are validated (NaN, labels, speakers); forces a GPU sync.
 
     Returns:
-        ``SpeakerDisclosure(speakers (S,), enrolled, probed, both)``, speakers ascending, and for each side
-        ``of_targets`` and ``of_nontargets``, the two halves of :math:`D_s` in bits, ``targets`` and ``nontargets``, the
-        numbers of trials, and ``l_w``, the strongest evidence, ``(S,)`` each; with the properties ``d_ece``,
-        :math:`D_s`, and ``contributions``, the terms of the sum. NaN where a speaker has no such trials, and everywhere
-        with one warning where a class is missing.
+        ``SpeakerDisclosure(speakers (S,), enrolled, probed, both)``, and for each side ``(S,)`` each: ``of_targets``
+        and ``of_nontargets``, the halves of :math:`D_s` in bits, ``targets`` and ``nontargets``, the numbers of trials,
+        ``l_w``, the strongest evidence, ``d_ece``, :math:`D_s`, and ``contributions``, the terms of the sum. NaN where
+        a speaker has no such trials, and everywhere with one warning where a class is missing.
 
     Example:
         >>> preds, target = torch.tensor([0.0, 1.0, 2.0, 3.0]), torch.tensor([0, 1, 0, 1])
