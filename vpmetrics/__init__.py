@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -44,28 +45,13 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
+
 # Torch and torchmetrics take seconds to import: they wait until a metric is asked for, as `--help` never does.
-_HOMES = (
-    "_engine.combination",
-    "_engine.registry",
-    "_engine.utterances",
-    "attributes",
-    "local",
-    "rank",
-    "reidentification",
-    "similarity",
-    "strongest",
-    "suite",
-    "trials",
-    "verification",
-    "zebra",
-)
-
-
 def __getattr__(name: str) -> Any:
     """Return a metric or a module of the package, imported on first use."""
     if name in __all__:
-        for home in _HOMES:
+        classes = [module.name for module in iter_modules(__path__) if not (module.ispkg or module.name[0] == "_")]
+        for home in ("_engine.combination", "_engine.registry", "_engine.utterances", *classes):
             namespace = vars(import_module(f"vpmetrics.{home}"))
             globals().update({metric: namespace[metric] for metric in __all__ if metric in namespace})
         return globals()[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from vpmetrics._engine.validation import (
     check_embeddings,
     check_finite_embeddings,
     check_floating,
-    check_integers,
-    check_shape,
     collect_warnings,
     reject_options,
 )
@@ -25,13 +24,10 @@ from vpmetrics.functional.attributes import attribute_disclosure
 
 
 class AttributeDisclosure(PrivacyMetric):
-    r"""How many bits protected speech discloses about attributes of a speaker or an utterance.
+    """How many bits protected speech discloses about attributes of a speaker or an utterance.
 
-    .. math:: D = \max\left(0,\; H(A) - \frac1N \sum_i -\log_2 p(a_i \mid x_i)\right)
-
-    with the posteriors of a classifier that is fitted and calibrated on other speakers, see
-    :func:`vpmetrics.functional.attribute_disclosure`. Regulators call it inference, the third criterion after singling
-    out and linkability.
+    It is the mutual information of embeddings and attribute, as a classifier fitted on other speakers realises it, see
+    :func:`vpmetrics.functional.attribute_disclosure`. Regulators call it inference.
 
     As input to ``forward`` and ``update`` the metric accepts ``original (B, D)``, ``protected (B, D)``,
     ``speakers (B,)`` and ``attributes``, a dictionary of labels ``(B,)``, integers or strings.
@@ -82,8 +78,10 @@ class AttributeDisclosure(PrivacyMetric):
         if intervals is not None:
             check_confidence("intervals", intervals)
         self.attributes, self.intervals, self.permutations = tuple(attributes), intervals, permutations
-        for name in ("original", "protected", "speakers", *map(_state_name, self.attributes)):
-            self.add_state(name, default=[], dist_reduce_fx="cat")
+        # Names of states are Python names.
+        names = (re.sub(r"\W|_", lambda letter: f"_{ord(letter[0]):x}_", name) for name in self.attributes)
+        for state in ("original", "protected", "speakers", *(f"attribute_{name}" for name in names)):
+            self.add_state(state, default=[], dist_reduce_fx="cat")
 
     def update(
         self,
@@ -107,19 +105,17 @@ class AttributeDisclosure(PrivacyMetric):
             if name not in attributes:
                 raise ValueError(f"Expected `attributes` to hold {name!r}, but got {', '.join(attributes) or 'none'}.")
         speaker_labels = encode_labels(speakers).to(protected.device)
+        labels = {
+            f"attributes[{name!r}]": encode_labels(attributes[name]).to(protected.device) for name in self.attributes
+        }
         width = self.protected[0].shape[-1] if len(self.protected) else None
-        check_embeddings(original, protected, speaker_labels, width=width)
-        labels = {name: encode_labels(attributes[name]).to(protected.device) for name in self.attributes}
-        for name, values in labels.items():
-            check_integers(f"attributes[{name!r}]", values)
-            check_shape(f"attributes[{name!r}]", values, (len(protected),), "one per row of `protected`")
+        check_embeddings(original, protected, speaker_labels, integer_columns=labels, width=width)
         if self.validate_args:
             check_finite_embeddings(original, protected)
-        self.original.append(at_least_float32(original.detach()).clone())
-        self.protected.append(at_least_float32(protected.detach()).clone())
-        self.speakers.append(speaker_labels.detach().long().clone())
-        for name, values in labels.items():
-            getattr(self, _state_name(name)).append(values.detach().long().clone())
+        integers = (column.long() for column in (speaker_labels, *labels.values()))
+        columns = at_least_float32(original), at_least_float32(protected), *integers
+        for state, column in zip(self._defaults, columns, strict=True):
+            getattr(self, state).append(column.detach().clone())
 
     def compute(self) -> dict[str, Tensor]:
         """Return the disclosure of every attribute over all utterances so far."""
@@ -127,14 +123,12 @@ class AttributeDisclosure(PrivacyMetric):
             empty = torch.empty(0, 1, device=self.device)
             none = torch.empty(0, dtype=torch.int64, device=self.device)
             return self._compute_batch_value(empty, empty, none, dict.fromkeys(self.attributes, none))
-        labels = {name: self._join_in_place(_state_name(name)) for name in self.attributes}
-        original, protected, speakers = (self._join_in_place(name) for name in ("original", "protected", "speakers"))
-        return self._compute_batch_value(original, protected, speakers, labels)
+        original, protected, speakers, *labels = map(self._join_in_place, self._defaults)
+        return self._compute_batch_value(original, protected, speakers, dict(zip(self.attributes, labels, strict=True)))
 
     def _compute_batch_value(
         self, original: Tensor, protected: Tensor, speakers: Any, attributes: Mapping[str, Any]
     ) -> dict[str, Tensor]:
-        """Return the values of these utterances alone, accumulated or of one batch."""
         values: dict[str, Tensor] = {}
         with collect_warnings():
             for name in self.attributes:
@@ -145,8 +139,3 @@ class AttributeDisclosure(PrivacyMetric):
                 values |= {f"{name}_{key}": getattr(result, key) for key in keys}
                 values[f"{name}_original"] = before.disclosure
         return values
-
-
-def _state_name(attribute: str) -> str:
-    """Return the name of the state of an attribute: letters and digits only, since it is a Python name."""
-    return "attribute_" + "".join(letter if letter.isalnum() else f"_{ord(letter):x}_" for letter in attribute)

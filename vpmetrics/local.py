@@ -91,10 +91,8 @@ class LocalInformationDisclosure(IntervalEmbeddingMetric):
     def plot(self, val: Any = None, ax: Any = None, label: str = "system") -> tuple[Any, Any]:
         """Draw which share of the trials discloses more than x bits, over x.
 
-        Args:
-            val: A value of ``compute``, or a sequence of them over epochs, to draw instead of the distribution.
-            ax: Matplotlib axes to draw on; new ones when left out. Several systems may share them.
-            label: Name of the system.
+        ``val``, a value of ``compute`` or a sequence of them over epochs, is drawn instead. Several systems may share
+        the axes ``ax``, each with its ``label``.
         """
         if val is not None:
             return super().plot(val, ax)

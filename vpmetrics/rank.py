@@ -39,8 +39,7 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
 
     As output of ``compute`` the metric returns a dictionary: ``max_d`` and ``mean_d`` in bits, 0 = nothing disclosed,
     :math:`\log_2 N` = everything; ``id_rate``, the share of inputs whose speaker comes first; ``rank_spread``, the
-    share of ranks that are likelier than by chance. NaN with one warning for fewer than two speakers, or where no input
-    has a reference of its speaker.
+    share of ranks that are likelier than by chance. NaN with one warning where no input has two references.
 
     The empirical values of few inputs are too high: with N = 40 and 800 inputs that disclose nothing, MaxD is 0.60 bit
     and MeanD 0.04, or 0.07 where the inputs of a speaker err alike. The beta-binomial model gives 0.18 and 0.00.
@@ -51,8 +50,7 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
         condition: ``"PP"``, protected references and inputs; ``"OP"``, original references and protected inputs;
             ``"OO"``, both original.
         scoring: How embeddings are compared, see :class:`vpmetrics.VoicePrivacy`.
-        bandwidth: Width, in standard deviations of an input's scores, over which two scores are compared softly, so
-            that ranks have a gradient; None counts ranks.
+        bandwidth: See :func:`vpmetrics.functional.rank_histogram`.
         validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         intervals: Confidence level such as 0.95; adds ``<key>_low``, ``<key>_high`` of all but ``rank_spread``, from
             the leave-one-speaker-out jackknife.
@@ -104,10 +102,8 @@ class SimilarityRankDisclosure(IntervalEmbeddingMetric):
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the rank histogram on logarithmic axes, with the uniform line and the beta-binomial fit.
 
-        Args:
-            val: A value of ``compute``, or a sequence of them over epochs, to draw instead of the histogram.
-            ax: Matplotlib axes to draw on; new ones when left out. Several systems may share them.
-            label: Name of the system.
+        ``val``, a value of ``compute`` or a sequence of them over epochs, is drawn instead. Several systems may share
+        the axes ``ax``, each with its ``label``.
         """
         if val is not None:
             return super().plot(val, ax)

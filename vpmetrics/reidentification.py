@@ -79,12 +79,11 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
     ``speakers (B,)`` and optionally ``is_reference``, ``utterances``, ``sessions``, ``groups`` ``(B,)``. Marked
     utterances are the attacker's; without ``is_reference``, half of every speaker's are, chosen by their values. A
     reference is the mean of what the attacker has of a speaker, a probe the mean of ``utterances`` others of one
-    speaker and session; the remainder is not used. (The authors average embeddings of unit length.)
+    speaker and session.
 
     As output of ``compute`` the metric returns a dictionary: ``rate_<N>`` and ``chance_<N>`` = 1/N for every size, and
     ``gallery``, the number M of references. With ``groups`` people are searched within their group; rates are means
-    over all probes, and M is that of the smallest group. NaN with one warning for fewer than two references, or where
-    no probe has one.
+    over all probes, and M is that of the smallest group. NaN with one warning where no probe has two references.
 
     Args:
         sizes: Numbers of people N, the speaker included.
@@ -96,8 +95,7 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
         attack: A fitted :mod:`vpmetrics.attacks` attack, or any object with ``attack(original, protected)``; it maps
             utterances before they are averaged.
         scoring: How embeddings are compared, see :class:`vpmetrics.VoicePrivacy`.
-        bandwidth: Width, in standard deviations of a probe's scores, over which two scores are compared softly, so that
-            ranks have a gradient; None counts ranks.
+        bandwidth: See :func:`vpmetrics.functional.rank_histogram`.
         validate_args: Whether values are validated for NaN and infinity; forces a GPU sync per update.
         intervals: Confidence level such as 0.95; adds ``rate_<N>_low``, ``rate_<N>_high`` of the
             leave-one-speaker-out jackknife; NaN where the rate is extrapolated.
@@ -142,10 +140,8 @@ class ReidentificationRate(_PopulationMetric, IntervalEmbeddingMetric):
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the rate and its chance level over the number of people: a line, and dots where it is extrapolated.
 
-        Args:
-            val: A value of ``compute``, or a sequence of them over epochs, to draw instead.
-            ax: Matplotlib axes to draw on; new ones when left out. Several systems may share them.
-            label: Name of the system, for the legend.
+        ``val``, a value of ``compute`` or a sequence of them over epochs, is drawn instead. Several systems may share
+        the axes ``ax``, each with its ``label``.
         """
         if val is not None:
             return super().plot(val, ax)
@@ -222,10 +218,8 @@ class SinglingOut(_PopulationMetric):
     def plot(self, val: Any = None, ax: Any = None, label: str = "") -> tuple[Any, Any]:
         """Draw the share singled out, with twice its error, and its chance level over the number of people.
 
-        Args:
-            val: A value of ``compute`` to draw, or a sequence of them over epochs; ``compute()`` when left out.
-            ax: Matplotlib axes to draw on; new ones when left out.
-            label: Name of the system, for the legend.
+        ``val``: a value of ``compute``, or a sequence of them over epochs. Several systems may share the axes ``ax``,
+        each with its ``label``.
         """
         value = self.compute() if val is None else val
         if not isinstance(value, dict):

@@ -64,7 +64,8 @@ class EmbeddingTrials(EmbeddingMetric):
         reject_options(self, kwargs, dict.fromkeys(("bandwidth", "intervals"), "give it to the metric that is fed"))
         super().__init__(getattr(metric, "bandwidth", None), validate_args, **kwargs)
         resolve_scoring(scoring)
-        self.condition, self.scoring, self.metric = condition, scoring, metric.clone()
+        self.condition, self.scoring = condition, scoring
+        self.metric: Any = metric.clone()
         for member in self._members():
             # This metric validates embeddings and gathers them from all processes, and with them every trial.
             member.sync_on_compute = member._to_sync = False
@@ -77,11 +78,21 @@ class EmbeddingTrials(EmbeddingMetric):
         dtype = result_dtype(data.original.embeddings, data.protected.embeddings)
         if isinstance(self.metric, CalibrationDistortion):
             return self._distortion_across_session_halves(data, self.metric.calibration).to(dtype)
-        pairs = self._pairs(data)
+        pairs, nan = self._pairs(data), torch.full((), torch.nan, device=data.speakers.device)
         if self.bandwidth is not None and isinstance(self.metric, ScoreMetric):
             value = self.metric._compute_value_of_trials(*pairs.scores_and_labels())
+        elif pairs.num_pairs == 0 and not all(isinstance(member, PrivacyMetric) for member in self._members()):
+            warn_undefined("There are no trials.")
+            value = nan
         else:
-            value = self._value_of_pairs(pairs)
+            try:
+                self._feed_trials(pairs)
+                value = self.metric.compute()
+            finally:
+                self.metric.reset()
+            if bool(pairs.enrolment.embeddings.isnan().any() | pairs.test.embeddings.isnan().any()):
+                warn_undefined("Some embeddings are NaN.")
+                value = tree_map_only(Tensor, lambda x: x * torch.nan if x.is_floating_point() else x, value)
         # A small number of trials is scored in float64, so that equal scores tie.
         return tree_map_only(Tensor, lambda part: part.to(dtype) if part.dtype == torch.float64 else part, value)
 
@@ -97,32 +108,15 @@ class EmbeddingTrials(EmbeddingMetric):
         )
         return mean_c_ece(runs)
 
-    def _value_of_pairs(self, pairs: PairBlocks) -> Any:
-        """Return what the metric computes from all trials; NaN without trials or with NaN embeddings."""
-        if pairs.num_pairs == 0 and not all(isinstance(member, PrivacyMetric) for member in self._members()):
-            warn_undefined("There are no trials.")
-            return torch.full((), torch.nan, device=pairs.enrolment.embeddings.device)
-        try:
-            self._feed_trials(pairs)
-            value = self.metric.compute()
-        finally:
-            self.metric.reset()
-        if bool(pairs.enrolment.embeddings.isnan().any() | pairs.test.embeddings.isnan().any()):
-            warn_undefined("Some embeddings are NaN.")
-            value = tree_map_only(Tensor, lambda x: x * torch.nan if x.is_floating_point() else x, value)
-        return value
-
     def plot(self, val: Any = None, ax: Any = None, **kwargs: Any) -> tuple[Any, Any]:
         """Draw what the metric draws of these trials: the ECE profile for :class:`ZebraDisclosure`.
 
-        Args:
-            val: A value of ``compute``, or a sequence of them over epochs, to draw instead.
-            ax: Matplotlib axes to draw on; new ones when left out.
-            kwargs: More of that metric's own ``plot``, such as ``label``.
+        ``val``, a value of ``compute`` or a sequence of them over epochs, is drawn instead, on the axes ``ax``;
+        ``kwargs`` are those of that metric's own ``plot``, such as ``label``.
         """
         if val is not None:
-            drawn: Any = self.metric.plot(val, ax, **kwargs)
-            return drawn  # type: ignore[no-any-return]
+            drawn: tuple[Any, Any] = self.metric.plot(val, ax, **kwargs)
+            return drawn
         if isinstance(self.metric, CalibrationDistortion):
             return super().plot(None, ax)
         try:
@@ -131,7 +125,7 @@ class EmbeddingTrials(EmbeddingMetric):
             drawn = self.metric.plot(None, ax, **kwargs)
         finally:
             self.metric.reset()
-        return drawn  # type: ignore[no-any-return]
+        return drawn
 
     def _members(self) -> list[Metric]:
         return [module for module in self.metric.modules() if isinstance(module, Metric)]

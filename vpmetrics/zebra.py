@@ -22,10 +22,8 @@ class ZebraDisclosure(ScoreMetric):
     """Expected and worst-case disclosure of identity by scores: see :func:`vpmetrics.functional.zebra_disclosure`.
 
     As input to ``forward`` and ``update`` the metric accepts ``preds``, scores of any shape and scale, higher = more
-    alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a dictionary:
-    ``d_ece`` in bits, from 0 (nothing disclosed) to 0.7213; ``l_w``, a base-10 logarithm; ``tag``, its category from 0
-    to 6 (:func:`vpmetrics.functional.zebra_tag` gives the letter; -1 if undefined); ``d_ece_reversed``, the ``d_ece``
-    of the negated scores, since an attacker may flip the sign. The worst case grows with the number of trials.
+    alike, and ``target`` of the same shape, 1 = same speaker. As output of ``compute`` it returns a dictionary of
+    scalars: ``d_ece`` in bits, from 0 (nothing disclosed) to 0.7213, ``l_w``, ``tag`` and ``d_ece_reversed``.
 
     Args:
         thresholds: None is exact; a number of bins or a tensor of edges keeps two histograms in constant memory.
@@ -53,13 +51,9 @@ class ZebraDisclosure(ScoreMetric):
     def plot(self, val: Any = None, ax: Any = None, label: str = "minimum", actual: bool = True) -> tuple[Any, Any]:
         """Draw the ECE profile: the empirical cross-entropy of the prior and of the scores, over all priors.
 
-        Several systems share one figure when each draws on the axes that the previous one returned.
-
-        Args:
-            val: A value of ``compute``, or a sequence of them over epochs, to draw instead of the profile.
-            ax: Matplotlib axes to draw on; new ones when left out.
-            label: Name of the system, which the legend follows with (D_ECE, l_w, tag).
-            actual: Whether to draw, dotted, the profile of the scores taken as log-likelihood ratios.
+        ``val``, a value of ``compute`` or a sequence of them over epochs, is drawn instead. Several systems may share
+        the axes ``ax``, each with its ``label``. ``actual`` also draws, dotted, the profile of the scores taken as
+        log-likelihood ratios.
         """
         if val is not None:
             return super().plot(val, ax)
@@ -132,11 +126,9 @@ class CalibrationDistortion(PrivacyMetric):
     ) -> tuple[Any, Any]:
         """Draw the reliability of the attacker's calibration: the share of targets against its posterior.
 
-        Several systems share one figure when each draws on the axes that the previous one returned.
-
         Args:
             val: A value of ``compute``, or a sequence of them over epochs, to draw instead.
-            ax: Matplotlib axes to draw on; new ones when left out.
+            ax: Matplotlib axes to draw on; several systems may share them.
             label: Name of the system; that of the calibration when left out.
             kind: ``"calibrated"``; ``"raw"``, the scores of run 1 taken as log-likelihood ratios (figure 4); or
                 ``"profile"``, the ECE profiles of both runs under PAV, and of run 1 under both calibrations fitted on

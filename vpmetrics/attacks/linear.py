@@ -80,9 +80,7 @@ class Centred(Plain):
 
 
 class WithinClassWhitening(LinearAttack):
-    """Protected speech whitened within speakers, with or without correlations; original speech by the same map.
-
-    The attacker must have protected speech and know which of it is of one speaker.
+    """Both sides whitened by protected speech within speakers. The attacker needs protected speech with speakers.
 
     Example:
         >>> draw, speakers = torch.Generator().manual_seed(0), torch.arange(80) // 4
@@ -172,10 +170,7 @@ class RidgeToProtected(LinearAttack):
 
 
 class SquaresToProtected(RidgeToProtected):
-    """Protected rows predicted from the element-wise squares of original rows, by ridge regression.
-
-    It detects absolute values, squares and other even functions, which no linear map does. The attacker must have
-    pairs.
+    """Protected rows predicted from the squares of original rows: detects even functions. The attacker needs pairs.
 
     Example:
         >>> original = torch.randn(300, 4, generator=torch.Generator().manual_seed(0))
@@ -221,10 +216,9 @@ class CanonicalCorrelation(LinearAttack):
     r"""Directions of both sides that vary together, weighted as the likelihood ratio of Gaussian pairs weighs them.
 
     With canonical correlations :math:`\rho`, the evidence that two utterances are a pair is :math:`\rho / (1 - \rho^2)`
-    times the product of their canonical variates. With :math:`K`, the covariance of whitened protected with whitened
-    original rows, that is :math:`K (I - K^\top K)^{-1}`, so a Cholesky factor is enough. Settings are a ridge and a
-    damping, which is added to the denominator, since correlations of few pairs are too high. The attacker must have
-    pairs, that is, the anonymiser.
+    times the product of their canonical variates: :math:`K (I - K^\top K)^{-1}`, with :math:`K` the covariance of
+    whitened protected with whitened original rows. Settings are a ridge and a damping, which is added to the
+    denominator, since correlations of few pairs are too high. The attacker needs pairs, that is, the anonymiser.
 
     Example:
         >>> original, speakers = torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) // 3
